@@ -1,0 +1,11 @@
+//! Compiles `proto/rouse.proto` with a compiler written in Rust, so that no system protoc is needed.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto/rouse.proto");
+    #[cfg(feature = "user")]
+    {
+        let files = protox::compile(["proto/rouse.proto"], ["proto"])?;
+        tonic_prost_build::configure().compile_fds(files)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,1 @@
+//! Pure: what the kernel half and the agent agree on: map names, keys, values, capacities.

@@ -1,0 +1,1 @@
+//! Pure: packet and choice arithmetic that runs in the kernel and in unit tests.

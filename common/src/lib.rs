@@ -1,0 +1,21 @@
+//! What two parts of Rouse must agree on.
+//!
+//! A type enters this crate when two parts exchange it, and for no other reason. Nothing here does I/O.
+//!
+//! | module | between | what |
+//! |---|---|---|
+//! | [`abi`] | kernel half, agent | map keys, values, capacities |
+//! | [`flow`] | kernel half, unit tests | packet and choice arithmetic |
+//! | [`h1`] | kernel half, unit tests | HTTP/1.1 message boundaries |
+//! | [`wire`] | user-space parts | the four messages |
+//! | [`node`] | controller, local node | pods to run and how they fare |
+#![cfg_attr(not(any(feature = "user", test)), no_std)]
+#![warn(missing_docs)]
+
+pub mod abi;
+pub mod flow;
+pub mod h1;
+#[cfg(feature = "user")]
+pub mod node;
+#[cfg(feature = "user")]
+pub mod wire;

@@ -1,0 +1,696 @@
+//! Pure: the four messages between the parts, checked once on arrival.
+//!
+//! Each stream begins with every subject, each with its whole state, then `Synced`; subjects not named before
+//! `Synced` are gone. Afterwards only changes travel. Versions compare within one stream; a new stream
+//! replaces everything. Losing a message costs time, never correctness.
+//!
+//! [`raw`] is the protobuf as it travels; the types beside it have been checked and are what the parts use.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    str::FromStr,
+    string::ToString as _,
+    time::Duration,
+};
+
+/// The protobuf messages and gRPC services, generated from `proto/rouse.proto`.
+#[allow(
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    clippy::all,
+    reason = "generated; the checked types document the fields"
+)]
+pub mod raw {
+    tonic::include_proto!("rouse.v1");
+}
+
+mod check;
+
+pub use check::Refused;
+
+/// `namespace/name` of an object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name within the namespace.
+    pub name: String,
+}
+
+impl Name {
+    /// A name from its two parts.
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl FromStr for Name {
+    type Err = Refused;
+
+    fn from_str(text: &str) -> Result<Self, Refused> {
+        match text.split_once('/') {
+            Some((namespace, name)) if is_label(namespace) && is_subdomain(name) => {
+                Ok(Self::new(namespace, name))
+            }
+            _ => Err(Refused::new("name", text, "must be namespace/name")),
+        }
+    }
+}
+
+/// Whether `text` is a DNS-1123 label: 1 to 63 of `a-z`, `0-9` and inner `-`.
+pub fn is_label(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&text.len())
+        && text.bytes().all(inner)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+/// Whether `text` is a DNS-1123 subdomain: labels joined by `.`, at most 253 bytes.
+pub fn is_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+/// Which part opened a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subscriber {
+    /// What it is.
+    pub role: Role,
+    /// Its name, unique within the role.
+    pub name: String,
+    /// The node it runs on; empty where that does not matter.
+    pub node: String,
+}
+
+/// What a subscriber is. The controller sends each role what it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Writes a node's kernel maps.
+    Agent,
+    /// Holds and forwards requests.
+    Activator,
+    /// Decides scale.
+    Autoscaler,
+}
+
+// --- RouteTable -----------------------------------------------------------------------------------------
+
+/// Everything the data plane follows, by subject. Built from a stream with [`RouteTable::absorb`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RouteTable {
+    /// Addressable names: routes and their tags.
+    pub services: BTreeMap<Name, Service>,
+    /// Revisions that some service names, or that still have pods.
+    pub revisions: BTreeMap<Name, Revision>,
+    /// Pods by uid.
+    pub pods: BTreeMap<String, Pod>,
+    /// Activators by name.
+    pub activators: BTreeMap<String, Activator>,
+}
+
+/// One addressable name: a route, or a tag of one (`<tag>-<route>`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Service {
+    /// Namespace and name.
+    pub name: Name,
+    /// ClusterIPs, at most one a family.
+    pub addresses: Vec<IpAddr>,
+    /// Port clients connect to.
+    pub port: NonZeroU16,
+    /// This service's own port at every activator.
+    pub activator_port: NonZeroU16,
+    /// Revisions and their shares; the percents add up to 100. Empty: nothing to route to yet, answer 503.
+    pub targets: Vec<Target>,
+    /// Whether new connections may go straight to pods.
+    pub path: Path,
+    /// Host names that reach it through the gateway, lower case, without port.
+    pub hosts: Vec<String>,
+}
+
+/// One revision's share of a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The revision.
+    pub revision: Name,
+    /// Its share in percent, 1 to 100.
+    pub percent: u8,
+}
+
+/// Way of a new connection when pods are ready. Without a ready pod it always leads to the activator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// Straight to a pod.
+    Direct,
+    /// Through the activator.
+    Activator,
+}
+
+/// What a pod of a revision promises, and what its requests may do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Revision {
+    /// Namespace and name.
+    pub name: Name,
+    /// Owning Service's name; empty without one (`K_SERVICE`).
+    pub service: String,
+    /// Owning Configuration's name.
+    pub configuration: String,
+    /// Requests a pod may have at once; 0: no limit.
+    pub container_concurrency: u32,
+    /// Bound of a whole request (`timeoutSeconds`).
+    pub timeout: Duration,
+    /// Bound until the first response byte (`responseStartTimeoutSeconds`).
+    pub response_start_timeout: Option<Duration>,
+    /// Bound between response bytes (`idleTimeoutSeconds`).
+    pub idle_timeout: Option<Duration>,
+    /// What its pods speak.
+    pub protocol: Protocol,
+    /// How it scales; only sent to autoscalers.
+    pub policy: Option<ScalePolicy>,
+    /// Whether a route leads to it; else it may shrink in one step and minimum scale does not hold.
+    pub reachable: bool,
+    /// Whether its initial scale was reached once.
+    pub initial_scale_reached: bool,
+}
+
+/// What a revision's pods speak on their serving port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.1 (port name `http1` or none).
+    Http1,
+    /// HTTP/2 without TLS (port name `h2c`).
+    H2c,
+}
+
+/// How a revision scales. Meaning, bounds and defaults: Knative `config-autoscaler` and `autoscaling.knative.dev/*`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScalePolicy {
+    /// What is averaged.
+    pub metric: Metric,
+    /// Load one pod can carry at most: requests at once, or requests a second. At least 0.01.
+    pub total: f64,
+    /// Share of `total` aimed at, 0 < u ≤ 1. Default 0.7.
+    pub utilization: f64,
+    /// Burst capacity to keep free; −1: always through the activator; 0 (shipped): never for lack of it.
+    pub target_burst_capacity: f64,
+    /// Requests at once one activator is trusted with. Default 100.
+    pub activator_capacity: f64,
+    /// Stable window. Default 60 s, 6 s to 1 h.
+    pub stable_window: Duration,
+    /// Panic window in percent of the stable one. Default 10.
+    pub panic_window_percent: f64,
+    /// Load, in percent of what ready pods carry, that starts panic. Default 200.
+    pub panic_threshold_percent: f64,
+    /// Most a decision may multiply ready pods by. Default 1000.
+    pub max_scale_up_rate: f64,
+    /// Most a decision may divide ready pods by. Default 2.
+    pub max_scale_down_rate: f64,
+    /// Fewest pods while reachable. Default 0.
+    pub min_scale: u32,
+    /// Most pods; 0: no limit.
+    pub max_scale: u32,
+    /// Pods a new revision starts with. Default 1.
+    pub initial_scale: u32,
+    /// Fewest pods while there is any load; 0 and 1: off.
+    pub activation_scale: u32,
+    /// How long a lower wish must hold before it counts. Default 0.
+    pub scale_down_delay: Duration,
+    /// Whether zero pods are allowed at all. Default true.
+    pub scale_to_zero: bool,
+    /// Least time on the activator path before the last pod goes. Default 30 s.
+    pub grace: Duration,
+    /// Least time the last pod stays after the load ended. Default 0.
+    pub retention: Duration,
+    /// How long a start may take before it is given up. Default 600 s.
+    pub progress_deadline: Duration,
+    /// How a window is averaged.
+    pub aggregation: Aggregation,
+}
+
+/// What the autoscaler averages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// Requests at once.
+    Concurrency,
+    /// Requests a second.
+    Rps,
+}
+
+/// How a window is averaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aggregation {
+    /// Every second weighs the same.
+    Linear,
+    /// Newer seconds weigh more.
+    WeightedExponential,
+}
+
+/// One pod of a revision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pod {
+    /// Unique for ever.
+    pub uid: String,
+    /// Name within the namespace.
+    pub name: String,
+    /// The revision it serves.
+    pub revision: Name,
+    /// The node it runs on.
+    pub node: String,
+    /// That node's zone; empty when unknown.
+    pub zone: String,
+    /// Where it stands for routing.
+    pub phase: PodPhase,
+    /// Where it serves; unknown until its network exists.
+    pub address: Option<SocketAddr>,
+    /// Its serving port (`PORT`).
+    pub port: NonZeroU16,
+    /// How the agent on its node tells that it is ready.
+    pub probe: Probe,
+}
+
+/// Where a pod stands for routing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodPhase {
+    /// Not ready yet.
+    Starting,
+    /// Takes requests.
+    Ready,
+    /// Takes no new requests and leaves once it has none.
+    Draining,
+}
+
+/// How a pod's readiness is told. Times are Kubernetes' probe fields.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Probe {
+    /// What is asked.
+    pub how: ProbeHow,
+    /// Where; `None`: the serving port.
+    pub port: Option<NonZeroU16>,
+    /// Between two tries; zero: as fast as sensible (Knative's aggressive probe).
+    pub period: Duration,
+    /// Bound of one try; zero: 1 s.
+    pub timeout: Duration,
+    /// Successes in a row that make it ready, at least 1.
+    pub success_threshold: u32,
+    /// Failures in a row that make it unready again, at least 1.
+    pub failure_threshold: u32,
+}
+
+/// What a readiness probe asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProbeHow {
+    /// Nothing: it is ready when its process listens. The default TCP probe is this.
+    Listen,
+    /// A TCP connect.
+    Tcp,
+    /// An HTTP GET answered 200 to 399.
+    Http {
+        /// Path and query.
+        path: String,
+        /// Extra headers.
+        headers: Vec<(String, String)>,
+        /// Host to ask for; empty: the pod's address.
+        host: String,
+        /// Over TLS, without checking the certificate.
+        https: bool,
+    },
+    /// `grpc.health.v1.Health/Check` answered SERVING.
+    Grpc {
+        /// The service asked about; empty: the server as a whole.
+        service: String,
+    },
+}
+
+/// One activator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Activator {
+    /// Unique name.
+    pub name: String,
+    /// The node it runs on.
+    pub node: String,
+    /// That node's zone; empty when unknown.
+    pub zone: String,
+    /// Where it listens on every service's activator port, at most one a family.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// One step of a RouteTable stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RouteItem {
+    /// Grows with each change within a stream; reported back once it is in force.
+    pub version: u64,
+    /// What changed.
+    pub change: RouteChange,
+}
+
+/// What one step of a RouteTable stream says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RouteChange {
+    /// A service's whole state.
+    Service(Service),
+    /// A revision's whole state.
+    Revision(Revision),
+    /// A pod's whole state.
+    Pod(Pod),
+    /// An activator's whole state.
+    Activator(Activator),
+    /// The subject is no more.
+    Gone(RouteKey),
+    /// Every subject has been named.
+    Synced,
+}
+
+/// Names one subject of a RouteTable.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RouteKey {
+    /// A service.
+    Service(Name),
+    /// A revision.
+    Revision(Name),
+    /// A pod, by uid.
+    Pod(String),
+    /// An activator, by name.
+    Activator(String),
+}
+
+impl RouteTable {
+    /// Whole states of all subjects.
+    pub fn states(&self) -> impl Iterator<Item = RouteChange> {
+        let services = self.services.values().cloned().map(RouteChange::Service);
+        let revisions = self.revisions.values().cloned().map(RouteChange::Revision);
+        let pods = self.pods.values().cloned().map(RouteChange::Pod);
+        let activators = self.activators.values().cloned().map(RouteChange::Activator);
+        activators.chain(revisions).chain(pods).chain(services)
+    }
+
+    /// The steps that turn `self` into `next`: states first, then ends.
+    pub fn changes(&self, next: &Self) -> Vec<RouteChange> {
+        let mut out = Vec::new();
+        changed(&self.activators, &next.activators, |v| out.push(RouteChange::Activator(v)));
+        changed(&self.revisions, &next.revisions, |v| out.push(RouteChange::Revision(v)));
+        changed(&self.pods, &next.pods, |v| out.push(RouteChange::Pod(v)));
+        changed(&self.services, &next.services, |v| out.push(RouteChange::Service(v)));
+        let gone = self.keys().into_iter().filter(|key| !next.contains(key));
+        out.extend(gone.map(RouteChange::Gone));
+        out
+    }
+
+    /// Every subject's key.
+    pub fn keys(&self) -> BTreeSet<RouteKey> {
+        let services = self.services.keys().cloned().map(RouteKey::Service);
+        let revisions = self.revisions.keys().cloned().map(RouteKey::Revision);
+        let pods = self.pods.keys().cloned().map(RouteKey::Pod);
+        let activators = self.activators.keys().cloned().map(RouteKey::Activator);
+        services.chain(revisions).chain(pods).chain(activators).collect()
+    }
+
+    fn contains(&self, key: &RouteKey) -> bool {
+        match key {
+            RouteKey::Service(name) => self.services.contains_key(name),
+            RouteKey::Revision(name) => self.revisions.contains_key(name),
+            RouteKey::Pod(uid) => self.pods.contains_key(uid),
+            RouteKey::Activator(name) => self.activators.contains_key(name),
+        }
+    }
+
+    fn set(&mut self, change: RouteChange) -> Option<RouteKey> {
+        match change {
+            RouteChange::Service(it) => {
+                let key = it.name.clone();
+                self.services.insert(key.clone(), it);
+                Some(RouteKey::Service(key))
+            }
+            RouteChange::Revision(it) => {
+                let key = it.name.clone();
+                self.revisions.insert(key.clone(), it);
+                Some(RouteKey::Revision(key))
+            }
+            RouteChange::Pod(it) => {
+                let key = it.uid.clone();
+                self.pods.insert(key.clone(), it);
+                Some(RouteKey::Pod(key))
+            }
+            RouteChange::Activator(it) => {
+                let key = it.name.clone();
+                self.activators.insert(key.clone(), it);
+                Some(RouteKey::Activator(key))
+            }
+            RouteChange::Gone(key) => {
+                self.remove(&key);
+                None
+            }
+            RouteChange::Synced => None,
+        }
+    }
+
+    fn remove(&mut self, key: &RouteKey) {
+        match key {
+            RouteKey::Service(name) => drop(self.services.remove(name)),
+            RouteKey::Revision(name) => drop(self.revisions.remove(name)),
+            RouteKey::Pod(uid) => drop(self.pods.remove(uid)),
+            RouteKey::Activator(name) => drop(self.activators.remove(name)),
+        }
+    }
+}
+
+/// Calls `each` for every value of `next` that `now` lacks or has otherwise.
+fn changed<K: Ord, V: Clone + PartialEq>(
+    now: &BTreeMap<K, V>,
+    next: &BTreeMap<K, V>,
+    each: impl FnMut(V),
+) {
+    let new = next.iter().filter(|(key, value)| now.get(key) != Some(value));
+    new.map(|(_, value)| value.clone()).for_each(each);
+}
+
+/// A receiver's copy of the RouteTable, kept over broken streams.
+///
+/// Call [`restart`](Self::restart) when a stream opens and [`absorb`](Self::absorb) for each item. Until
+/// `Synced` the old table stays in force for subjects the new stream has not named yet.
+#[derive(Clone, Debug, Default)]
+pub struct RouteView {
+    /// The table in force.
+    pub table: RouteTable,
+    /// Version in force; 0 before the first `Synced` of a stream.
+    pub version: u64,
+    unnamed: Option<BTreeSet<RouteKey>>,
+}
+
+impl RouteView {
+    /// A new stream has opened: everything not named before its `Synced` will go.
+    pub fn restart(&mut self) {
+        self.unnamed = Some(self.table.keys());
+        self.version = 0;
+    }
+
+    /// Whether the current stream has named every subject.
+    pub fn is_synced(&self) -> bool {
+        self.unnamed.is_none() && self.version > 0
+    }
+
+    /// Takes in one item. Returns whether the table is whole, so that it may be acted on.
+    pub fn absorb(&mut self, item: RouteItem) -> bool {
+        if matches!(item.change, RouteChange::Synced) {
+            for key in self.unnamed.take().into_iter().flatten() {
+                self.table.remove(&key);
+            }
+        }
+        let named = self.table.set(item.change);
+        if let (Some(unnamed), Some(key)) = (&mut self.unnamed, named) {
+            unnamed.remove(&key);
+        }
+        if self.unnamed.is_none() {
+            self.version = item.version;
+        }
+        self.unnamed.is_none()
+    }
+}
+
+// --- PodReport ------------------------------------------------------------------------------------------
+
+/// One step of a PodReport stream. The first names the sender.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PodItem {
+    /// Who reports.
+    Sender(Subscriber),
+    /// What is seen of a pod.
+    Seen(PodSeen),
+    /// The pod is not on this node any more.
+    Gone(String),
+    /// This version of the RouteTable is in force at the sender.
+    Applied(u64),
+    /// Every pod has been named.
+    Synced,
+}
+
+/// What an agent sees of one pod on its node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodSeen {
+    /// The pod.
+    pub uid: String,
+    /// Where it serves, read from its own network namespace.
+    pub address: Option<SocketAddr>,
+    /// Whether a process listens on the serving port.
+    pub listening: bool,
+    /// Whether it listens and its probe passes.
+    pub ready: bool,
+    /// Whether nothing is in flight and no connection awaits its first request, for 1 s by now.
+    pub drained: bool,
+    /// Requests in flight, by the kernel's count.
+    pub in_flight: u64,
+    /// When it began to listen, CLOCK_MONOTONIC of its node in ns; 0: not listening.
+    pub listening_since_ns: u64,
+    /// Why it is not ready, for people; empty when nothing is wrong.
+    pub trouble: String,
+}
+
+// --- UsageReport ----------------------------------------------------------------------------------------
+
+/// One step of a UsageReport stream. The first names the sender.
+#[derive(Clone, Debug, PartialEq)]
+pub enum UsageItem {
+    /// Who reports.
+    Sender(Subscriber),
+    /// Totals of one subject.
+    Seen(UsageSeen),
+    /// The subject is no more; its last totals count up to now.
+    Gone(UsageKey),
+    /// Every subject has been named.
+    Synced,
+}
+
+/// Whose requests are counted: a pod's, or (without pod) those that wait at the sender for the revision.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UsageKey {
+    /// The revision.
+    pub revision: Name,
+    /// The pod's uid; `None`: the sender's own waiting line.
+    pub pod: Option<String>,
+}
+
+/// Running totals of one subject. Every total only grows; the receiver subtracts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UsageSeen {
+    /// Whose.
+    pub key: UsageKey,
+    /// When it was read, in ns of the sender's clock.
+    pub at_ns: u64,
+    /// The totals.
+    pub totals: Totals,
+    /// Responses by class: 1xx, 2xx, 3xx, 4xx, 5xx; empty for a waiting line.
+    pub status: Vec<u64>,
+    /// Responses by time taken, cumulative bounds as `abi::LATENCY_BOUNDS_US`; empty for a waiting line.
+    pub latency: Vec<u64>,
+}
+
+/// Four running totals from which the requests in flight and their average over any window follow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Requests begun.
+    pub started: u64,
+    /// Requests ended.
+    pub finished: u64,
+    /// Sum of the times they began, in ns, wrapping.
+    pub started_sum_ns: u64,
+    /// Sum of the times they ended, in ns, wrapping.
+    pub finished_sum_ns: u64,
+}
+
+impl Totals {
+    /// One request begins at `now_ns`.
+    pub fn start(&mut self, now_ns: u64) {
+        self.started += 1;
+        self.started_sum_ns = self.started_sum_ns.wrapping_add(now_ns);
+    }
+
+    /// One request ends at `now_ns`.
+    pub fn finish(&mut self, now_ns: u64) {
+        self.finished += 1;
+        self.finished_sum_ns = self.finished_sum_ns.wrapping_add(now_ns);
+    }
+
+    /// Requests in flight.
+    pub fn in_flight(&self) -> u64 {
+        self.started.saturating_sub(self.finished)
+    }
+
+    /// Request-nanoseconds spent up to `now_ns`, wrapping: `(started − finished)·now − Σstart + Σfinish`.
+    ///
+    /// The average in flight over a window is the difference of two such values over the window's length.
+    /// Example: one request from 10 to 30, read at 50: `0·50 − 10 + 30 = 20`.
+    pub fn integral(&self, now_ns: u64) -> u64 {
+        let open = self.started.wrapping_sub(self.finished);
+        open.wrapping_mul(now_ns)
+            .wrapping_sub(self.started_sum_ns)
+            .wrapping_add(self.finished_sum_ns)
+    }
+}
+
+// --- ScaleDecision --------------------------------------------------------------------------------------
+
+/// One step of a ScaleDecision stream. The first names the sender.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ScaleItem {
+    /// Who decides.
+    Sender(Subscriber),
+    /// What is wanted of one revision.
+    Decision(Decision),
+    /// The revision is no more.
+    Gone(Name),
+    /// Every revision has been named.
+    Synced,
+}
+
+/// What is wanted of one revision, and the inputs that led there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// The revision.
+    pub revision: Name,
+    /// Wanted pods; `None`: not known yet, keep what there is.
+    pub wanted: Option<u32>,
+    /// Whether burst capacity allows the direct path.
+    pub path: Path,
+    /// Activators that should stand before it; 0: all.
+    pub activators: u32,
+    /// Knative's `Active` condition.
+    pub activity: Activity,
+    /// Average load over the stable window.
+    pub stable: f64,
+    /// Average load over the panic window.
+    pub panic: f64,
+    /// Load aimed at for one pod.
+    pub target: f64,
+    /// Ready pods at the time.
+    pub ready_pods: u32,
+    /// Whether panic held.
+    pub panicking: bool,
+    /// Excess burst capacity; −1 where always through the activator.
+    pub excess_burst_capacity: f64,
+    /// The rule that decided, for the log.
+    pub reason: String,
+}
+
+/// Knative's `Active` condition of a revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// Pods serve (True).
+    Active,
+    /// Pods are on their way (Unknown, `Queued`).
+    Activating,
+    /// No traffic (False, `NoTraffic`).
+    Inactive,
+    /// The start took too long (False, `TimedOut`).
+    TimedOut,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,728 @@
+//! Pure: from protobuf to checked types and back.
+//!
+//! A refused item names field, value and rule; the receiver drops the item, counts it and goes on, since one
+//! bad subject must not stop the others.
+
+use super::*;
+
+/// A message that breaks a rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("field {field} is {value:?}: {rule}")]
+pub struct Refused {
+    field: &'static str,
+    value: String,
+    rule: &'static str,
+}
+
+impl Refused {
+    /// A refusal of `value` in `field`, which must obey `rule`.
+    pub fn new(field: &'static str, value: impl fmt::Display, rule: &'static str) -> Self {
+        Self { field, value: value.to_string(), rule }
+    }
+}
+
+type Checked<T> = Result<T, Refused>;
+
+fn need<T>(field: &'static str, value: Option<T>) -> Checked<T> {
+    value.ok_or_else(|| Refused::new(field, "", "must be set"))
+}
+
+fn nonempty(field: &'static str, value: String) -> Checked<String> {
+    if value.is_empty() { Err(Refused::new(field, "", "must not be empty")) } else { Ok(value) }
+}
+
+fn port(field: &'static str, value: u32) -> Checked<NonZeroU16> {
+    let checked = u16::try_from(value).ok().and_then(NonZeroU16::new);
+    checked.ok_or_else(|| Refused::new(field, value, "must be a port, 1 to 65535"))
+}
+
+fn address(field: &'static str, bytes: &[u8]) -> Checked<IpAddr> {
+    if let Ok(four) = <[u8; 4]>::try_from(bytes) {
+        return Ok(IpAddr::from(four));
+    }
+    let sixteen = <[u8; 16]>::try_from(bytes).ok();
+    sixteen
+        .map(IpAddr::from)
+        .ok_or_else(|| Refused::new(field, bytes.len(), "must have 4 or 16 bytes"))
+}
+
+fn addresses(field: &'static str, all: &[Vec<u8>]) -> Checked<Vec<IpAddr>> {
+    all.iter().map(|bytes| address(field, bytes)).collect()
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(four) => four.octets().to_vec(),
+        IpAddr::V6(six) => six.octets().to_vec(),
+    }
+}
+
+fn socket(field: &'static str, bytes: &[u8], at: u32) -> Checked<Option<SocketAddr>> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(SocketAddr::new(address(field, bytes)?, port(field, at)?.get())))
+}
+
+fn positive(field: &'static str, value: f64) -> Checked<f64> {
+    if value.is_finite() && value > 0.0 {
+        Ok(value)
+    } else {
+        Err(Refused::new(field, value, "must be finite and above 0"))
+    }
+}
+
+fn finite(field: &'static str, value: f64) -> Checked<f64> {
+    if value.is_finite() { Ok(value) } else { Err(Refused::new(field, value, "must be finite")) }
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn maybe_ms(value: u64) -> Option<Duration> {
+    (value > 0).then(|| Duration::from_millis(value))
+}
+
+impl TryFrom<raw::Subscriber> for Subscriber {
+    type Error = Refused;
+    fn try_from(it: raw::Subscriber) -> Checked<Self> {
+        let role = match it.role() {
+            raw::Role::Agent => Role::Agent,
+            raw::Role::Activator => Role::Activator,
+            raw::Role::Autoscaler => Role::Autoscaler,
+            raw::Role::Unspecified => {
+                return Err(Refused::new("subscriber.role", it.role, "must be a known role"));
+            }
+        };
+        Ok(Self { role, name: nonempty("subscriber.name", it.name)?, node: it.node })
+    }
+}
+
+impl From<Subscriber> for raw::Subscriber {
+    fn from(it: Subscriber) -> Self {
+        let role = match it.role {
+            Role::Agent => raw::Role::Agent,
+            Role::Activator => raw::Role::Activator,
+            Role::Autoscaler => raw::Role::Autoscaler,
+        };
+        Self { role: role.into(), name: it.name, node: it.node }
+    }
+}
+
+impl TryFrom<raw::RouteItem> for RouteItem {
+    type Error = Refused;
+    fn try_from(it: raw::RouteItem) -> Checked<Self> {
+        use raw::route_item::What;
+        let change = match need("route_item.what", it.what)? {
+            What::Service(it) => RouteChange::Service(it.try_into()?),
+            What::Revision(it) => RouteChange::Revision(it.try_into()?),
+            What::Pod(it) => RouteChange::Pod(it.try_into()?),
+            What::Activator(it) => RouteChange::Activator(it.try_into()?),
+            What::Gone(it) => RouteChange::Gone(it.try_into()?),
+            What::Synced(_) => RouteChange::Synced,
+        };
+        Ok(Self { version: it.version, change })
+    }
+}
+
+impl From<RouteItem> for raw::RouteItem {
+    fn from(it: RouteItem) -> Self {
+        use raw::route_item::What;
+        let what = match it.change {
+            RouteChange::Service(it) => What::Service(it.into()),
+            RouteChange::Revision(it) => What::Revision(it.into()),
+            RouteChange::Pod(it) => What::Pod(it.into()),
+            RouteChange::Activator(it) => What::Activator(it.into()),
+            RouteChange::Gone(it) => What::Gone(it.into()),
+            RouteChange::Synced => What::Synced(raw::Empty {}),
+        };
+        Self { version: it.version, what: Some(what) }
+    }
+}
+
+impl TryFrom<raw::RouteGone> for RouteKey {
+    type Error = Refused;
+    fn try_from(it: raw::RouteGone) -> Checked<Self> {
+        use raw::route_gone::Key;
+        Ok(match need("gone.key", it.key)? {
+            Key::Service(name) => Self::Service(name.parse()?),
+            Key::Revision(name) => Self::Revision(name.parse()?),
+            Key::Pod(uid) => Self::Pod(nonempty("gone.pod", uid)?),
+            Key::Activator(name) => Self::Activator(nonempty("gone.activator", name)?),
+        })
+    }
+}
+
+impl From<RouteKey> for raw::RouteGone {
+    fn from(it: RouteKey) -> Self {
+        use raw::route_gone::Key;
+        let key = match it {
+            RouteKey::Service(name) => Key::Service(name.to_string()),
+            RouteKey::Revision(name) => Key::Revision(name.to_string()),
+            RouteKey::Pod(uid) => Key::Pod(uid),
+            RouteKey::Activator(name) => Key::Activator(name),
+        };
+        Self { key: Some(key) }
+    }
+}
+
+fn path(field: &'static str, it: raw::Path) -> Checked<Path> {
+    match it {
+        raw::Path::Direct => Ok(Path::Direct),
+        raw::Path::Activator => Ok(Path::Activator),
+        raw::Path::Unspecified => Err(Refused::new(field, "unspecified", "must be a known path")),
+    }
+}
+
+fn raw_path(it: Path) -> i32 {
+    match it {
+        Path::Direct => raw::Path::Direct.into(),
+        Path::Activator => raw::Path::Activator.into(),
+    }
+}
+
+impl TryFrom<raw::Service> for Service {
+    type Error = Refused;
+    fn try_from(it: raw::Service) -> Checked<Self> {
+        let path = path("service.path", it.path())?;
+        let targets = it.targets.into_iter().map(Target::try_from).collect::<Checked<Vec<_>>>()?;
+        let total: u32 = targets.iter().map(|target| u32::from(target.percent)).sum();
+        if !targets.is_empty() && total != 100 {
+            return Err(Refused::new("service.targets", total, "percents must add up to 100"));
+        }
+        Ok(Self {
+            name: it.name.parse()?,
+            addresses: addresses("service.addresses", &it.addresses)?,
+            port: port("service.port", it.port)?,
+            activator_port: port("service.activator_port", it.activator_port)?,
+            targets,
+            path,
+            hosts: it.hosts,
+        })
+    }
+}
+
+impl From<Service> for raw::Service {
+    fn from(it: Service) -> Self {
+        Self {
+            name: it.name.to_string(),
+            addresses: it.addresses.into_iter().map(octets).collect(),
+            port: it.port.get().into(),
+            activator_port: it.activator_port.get().into(),
+            targets: it.targets.into_iter().map(Into::into).collect(),
+            path: raw_path(it.path),
+            hosts: it.hosts,
+        }
+    }
+}
+
+impl TryFrom<raw::Target> for Target {
+    type Error = Refused;
+    fn try_from(it: raw::Target) -> Checked<Self> {
+        let percent = u8::try_from(it.percent).ok().filter(|percent| (1..=100).contains(percent));
+        let rule = "must be 1 to 100";
+        let percent = percent.ok_or_else(|| Refused::new("target.percent", it.percent, rule))?;
+        Ok(Self { revision: it.revision.parse()?, percent })
+    }
+}
+
+impl From<Target> for raw::Target {
+    fn from(it: Target) -> Self {
+        Self { revision: it.revision.to_string(), percent: it.percent.into() }
+    }
+}
+
+impl TryFrom<raw::Revision> for Revision {
+    type Error = Refused;
+    fn try_from(it: raw::Revision) -> Checked<Self> {
+        let protocol = match it.protocol() {
+            raw::Protocol::Http1 => Protocol::Http1,
+            raw::Protocol::H2c => Protocol::H2c,
+            raw::Protocol::Unspecified => {
+                return Err(Refused::new(
+                    "revision.protocol",
+                    it.protocol,
+                    "must be a known protocol",
+                ));
+            }
+        };
+        let timeout = maybe_ms(it.timeout_ms);
+        Ok(Self {
+            name: it.name.parse()?,
+            service: it.service,
+            configuration: it.configuration,
+            container_concurrency: it.container_concurrency,
+            timeout: timeout
+                .ok_or_else(|| Refused::new("revision.timeout_ms", 0, "must be above 0"))?,
+            response_start_timeout: maybe_ms(it.response_start_timeout_ms),
+            idle_timeout: maybe_ms(it.idle_timeout_ms),
+            protocol,
+            policy: it.policy.map(ScalePolicy::try_from).transpose()?,
+            reachable: it.reachable,
+            initial_scale_reached: it.initial_scale_reached,
+        })
+    }
+}
+
+impl From<Revision> for raw::Revision {
+    fn from(it: Revision) -> Self {
+        let protocol = match it.protocol {
+            Protocol::Http1 => raw::Protocol::Http1,
+            Protocol::H2c => raw::Protocol::H2c,
+        };
+        Self {
+            name: it.name.to_string(),
+            service: it.service,
+            configuration: it.configuration,
+            container_concurrency: it.container_concurrency,
+            timeout_ms: ms(it.timeout),
+            response_start_timeout_ms: it.response_start_timeout.map_or(0, ms),
+            idle_timeout_ms: it.idle_timeout.map_or(0, ms),
+            protocol: protocol.into(),
+            policy: it.policy.map(Into::into),
+            reachable: it.reachable,
+            initial_scale_reached: it.initial_scale_reached,
+        }
+    }
+}
+
+impl TryFrom<raw::ScalePolicy> for ScalePolicy {
+    type Error = Refused;
+    fn try_from(it: raw::ScalePolicy) -> Checked<Self> {
+        let metric = match it.metric() {
+            raw::Metric::Concurrency => Metric::Concurrency,
+            raw::Metric::Rps => Metric::Rps,
+            raw::Metric::Unspecified => {
+                return Err(Refused::new("policy.metric", it.metric, "must be a known metric"));
+            }
+        };
+        let aggregation = match it.aggregation() {
+            raw::Aggregation::WeightedExponential => Aggregation::WeightedExponential,
+            raw::Aggregation::Linear | raw::Aggregation::Unspecified => Aggregation::Linear,
+        };
+        let window = maybe_ms(it.stable_window_ms);
+        let window =
+            window.ok_or_else(|| Refused::new("policy.stable_window_ms", 0, "must be above 0"))?;
+        Ok(Self {
+            metric,
+            total: positive("policy.total", it.total)?,
+            utilization: positive("policy.utilization", it.utilization)?,
+            target_burst_capacity: finite(
+                "policy.target_burst_capacity",
+                it.target_burst_capacity,
+            )?,
+            activator_capacity: positive("policy.activator_capacity", it.activator_capacity)?,
+            stable_window: window,
+            panic_window_percent: positive("policy.panic_window_percent", it.panic_window_percent)?,
+            panic_threshold_percent: positive(
+                "policy.panic_threshold_percent",
+                it.panic_threshold_percent,
+            )?,
+            max_scale_up_rate: positive("policy.max_scale_up_rate", it.max_scale_up_rate)?,
+            max_scale_down_rate: positive("policy.max_scale_down_rate", it.max_scale_down_rate)?,
+            min_scale: it.min_scale,
+            max_scale: it.max_scale,
+            initial_scale: it.initial_scale,
+            activation_scale: it.activation_scale,
+            scale_down_delay: Duration::from_millis(it.scale_down_delay_ms),
+            scale_to_zero: it.scale_to_zero,
+            grace: Duration::from_millis(it.grace_ms),
+            retention: Duration::from_millis(it.retention_ms),
+            progress_deadline: Duration::from_millis(it.progress_deadline_ms),
+            aggregation,
+        })
+    }
+}
+
+impl From<ScalePolicy> for raw::ScalePolicy {
+    fn from(it: ScalePolicy) -> Self {
+        let metric = match it.metric {
+            Metric::Concurrency => raw::Metric::Concurrency,
+            Metric::Rps => raw::Metric::Rps,
+        };
+        let aggregation = match it.aggregation {
+            Aggregation::Linear => raw::Aggregation::Linear,
+            Aggregation::WeightedExponential => raw::Aggregation::WeightedExponential,
+        };
+        Self {
+            metric: metric.into(),
+            total: it.total,
+            utilization: it.utilization,
+            target_burst_capacity: it.target_burst_capacity,
+            activator_capacity: it.activator_capacity,
+            stable_window_ms: ms(it.stable_window),
+            panic_window_percent: it.panic_window_percent,
+            panic_threshold_percent: it.panic_threshold_percent,
+            max_scale_up_rate: it.max_scale_up_rate,
+            max_scale_down_rate: it.max_scale_down_rate,
+            min_scale: it.min_scale,
+            max_scale: it.max_scale,
+            initial_scale: it.initial_scale,
+            activation_scale: it.activation_scale,
+            scale_down_delay_ms: ms(it.scale_down_delay),
+            scale_to_zero: it.scale_to_zero,
+            grace_ms: ms(it.grace),
+            retention_ms: ms(it.retention),
+            progress_deadline_ms: ms(it.progress_deadline),
+            aggregation: aggregation.into(),
+        }
+    }
+}
+
+impl TryFrom<raw::Pod> for Pod {
+    type Error = Refused;
+    fn try_from(it: raw::Pod) -> Checked<Self> {
+        let phase = match it.phase() {
+            raw::PodPhase::Starting => PodPhase::Starting,
+            raw::PodPhase::Ready => PodPhase::Ready,
+            raw::PodPhase::Draining => PodPhase::Draining,
+            raw::PodPhase::Unspecified => {
+                return Err(Refused::new("pod.phase", it.phase, "must be a known phase"));
+            }
+        };
+        let at = socket("pod.address", &it.address, it.port)?;
+        if phase == PodPhase::Ready && at.is_none() {
+            return Err(Refused::new("pod.address", "", "a ready pod has an address"));
+        }
+        Ok(Self {
+            uid: nonempty("pod.uid", it.uid)?,
+            name: it.name,
+            revision: it.revision.parse()?,
+            node: it.node,
+            zone: it.zone,
+            phase,
+            address: at,
+            port: port("pod.port", it.port)?,
+            probe: need("pod.probe", it.probe)?.try_into()?,
+        })
+    }
+}
+
+impl From<Pod> for raw::Pod {
+    fn from(it: Pod) -> Self {
+        let phase = match it.phase {
+            PodPhase::Starting => raw::PodPhase::Starting,
+            PodPhase::Ready => raw::PodPhase::Ready,
+            PodPhase::Draining => raw::PodPhase::Draining,
+        };
+        Self {
+            uid: it.uid,
+            name: it.name,
+            revision: it.revision.to_string(),
+            node: it.node,
+            zone: it.zone,
+            phase: phase.into(),
+            address: it.address.map(|at| octets(at.ip())).unwrap_or_default(),
+            port: it.port.get().into(),
+            probe: Some(it.probe.into()),
+        }
+    }
+}
+
+impl TryFrom<raw::Probe> for Probe {
+    type Error = Refused;
+    fn try_from(it: raw::Probe) -> Checked<Self> {
+        use raw::probe::How;
+        let how = match need("probe.how", it.how)? {
+            How::Listen(_) => ProbeHow::Listen,
+            How::Tcp(_) => ProbeHow::Tcp,
+            How::Http(http) => ProbeHow::Http {
+                path: http.path,
+                headers: http
+                    .headers
+                    .into_iter()
+                    .map(|header| (header.name, header.value))
+                    .collect(),
+                host: http.host,
+                https: http.https,
+            },
+            How::Grpc(grpc) => ProbeHow::Grpc { service: grpc.service },
+        };
+        let at = if it.port == 0 { None } else { Some(port("probe.port", it.port)?) };
+        Ok(Self {
+            how,
+            port: at,
+            period: Duration::from_millis(it.period_ms),
+            timeout: Duration::from_millis(it.timeout_ms),
+            success_threshold: it.success_threshold.max(1),
+            failure_threshold: it.failure_threshold.max(1),
+        })
+    }
+}
+
+impl From<Probe> for raw::Probe {
+    fn from(it: Probe) -> Self {
+        use raw::probe::How;
+        let header = |(name, value)| raw::Header { name, value };
+        let how = match it.how {
+            ProbeHow::Listen => How::Listen(raw::Empty {}),
+            ProbeHow::Tcp => How::Tcp(raw::Empty {}),
+            ProbeHow::Http { path, headers, host, https } => How::Http(raw::HttpProbe {
+                path,
+                headers: headers.into_iter().map(header).collect(),
+                host,
+                https,
+            }),
+            ProbeHow::Grpc { service } => How::Grpc(raw::GrpcProbe { service }),
+        };
+        Self {
+            how: Some(how),
+            port: it.port.map_or(0, |port| port.get().into()),
+            period_ms: ms(it.period),
+            timeout_ms: ms(it.timeout),
+            success_threshold: it.success_threshold,
+            failure_threshold: it.failure_threshold,
+        }
+    }
+}
+
+impl TryFrom<raw::Activator> for Activator {
+    type Error = Refused;
+    fn try_from(it: raw::Activator) -> Checked<Self> {
+        Ok(Self {
+            name: nonempty("activator.name", it.name)?,
+            node: it.node,
+            zone: it.zone,
+            addresses: addresses("activator.addresses", &it.addresses)?,
+        })
+    }
+}
+
+impl From<Activator> for raw::Activator {
+    fn from(it: Activator) -> Self {
+        let addresses = it.addresses.into_iter().map(octets).collect();
+        Self { name: it.name, node: it.node, zone: it.zone, addresses }
+    }
+}
+
+impl TryFrom<raw::PodItem> for PodItem {
+    type Error = Refused;
+    fn try_from(it: raw::PodItem) -> Checked<Self> {
+        use raw::pod_item::What;
+        Ok(match need("pod_item.what", it.what)? {
+            What::Sender(it) => Self::Sender(it.try_into()?),
+            What::Pod(it) => Self::Seen(it.try_into()?),
+            What::Gone(uid) => Self::Gone(nonempty("pod_item.gone", uid)?),
+            What::Applied(it) => Self::Applied(it.version),
+            What::Synced(_) => Self::Synced,
+        })
+    }
+}
+
+impl From<PodItem> for raw::PodItem {
+    fn from(it: PodItem) -> Self {
+        use raw::pod_item::What;
+        let what = match it {
+            PodItem::Sender(it) => What::Sender(it.into()),
+            PodItem::Seen(it) => What::Pod(it.into()),
+            PodItem::Gone(uid) => What::Gone(uid),
+            PodItem::Applied(version) => What::Applied(raw::Applied { version }),
+            PodItem::Synced => What::Synced(raw::Empty {}),
+        };
+        Self { what: Some(what) }
+    }
+}
+
+impl TryFrom<raw::PodSeen> for PodSeen {
+    type Error = Refused;
+    fn try_from(it: raw::PodSeen) -> Checked<Self> {
+        let at = socket("pod_seen.address", &it.address, it.port)?;
+        if it.ready && (at.is_none() || !it.listening) {
+            return Err(Refused::new(
+                "pod_seen.ready",
+                true,
+                "a ready pod listens and has an address",
+            ));
+        }
+        Ok(Self {
+            uid: nonempty("pod_seen.uid", it.uid)?,
+            address: at,
+            listening: it.listening,
+            ready: it.ready,
+            drained: it.drained,
+            in_flight: it.in_flight,
+            listening_since_ns: it.listening_since_ns,
+            trouble: it.trouble,
+        })
+    }
+}
+
+impl From<PodSeen> for raw::PodSeen {
+    fn from(it: PodSeen) -> Self {
+        Self {
+            uid: it.uid,
+            address: it.address.map(|at| octets(at.ip())).unwrap_or_default(),
+            port: it.address.map_or(0, |at| at.port().into()),
+            listening: it.listening,
+            ready: it.ready,
+            drained: it.drained,
+            in_flight: it.in_flight,
+            listening_since_ns: it.listening_since_ns,
+            trouble: it.trouble,
+        }
+    }
+}
+
+impl TryFrom<raw::UsageItem> for UsageItem {
+    type Error = Refused;
+    fn try_from(it: raw::UsageItem) -> Checked<Self> {
+        use raw::usage_item::What;
+        Ok(match need("usage_item.what", it.what)? {
+            What::Sender(it) => Self::Sender(it.try_into()?),
+            What::Usage(it) => Self::Seen(it.try_into()?),
+            What::Gone(key) => Self::Gone(key.try_into()?),
+            What::Synced(_) => Self::Synced,
+        })
+    }
+}
+
+impl From<UsageItem> for raw::UsageItem {
+    fn from(it: UsageItem) -> Self {
+        use raw::usage_item::What;
+        let what = match it {
+            UsageItem::Sender(it) => What::Sender(it.into()),
+            UsageItem::Seen(it) => What::Usage(it.into()),
+            UsageItem::Gone(key) => What::Gone(key.into()),
+            UsageItem::Synced => What::Synced(raw::Empty {}),
+        };
+        Self { what: Some(what) }
+    }
+}
+
+impl TryFrom<raw::UsageKey> for UsageKey {
+    type Error = Refused;
+    fn try_from(it: raw::UsageKey) -> Checked<Self> {
+        let pod = (!it.pod.is_empty()).then_some(it.pod);
+        Ok(Self { revision: it.revision.parse()?, pod })
+    }
+}
+
+impl From<UsageKey> for raw::UsageKey {
+    fn from(it: UsageKey) -> Self {
+        Self { revision: it.revision.to_string(), pod: it.pod.unwrap_or_default() }
+    }
+}
+
+impl TryFrom<raw::UsageSeen> for UsageSeen {
+    type Error = Refused;
+    fn try_from(it: raw::UsageSeen) -> Checked<Self> {
+        if it.finished > it.started {
+            return Err(Refused::new("usage.finished", it.finished, "must not exceed started"));
+        }
+        Ok(Self {
+            key: need("usage.key", it.key)?.try_into()?,
+            at_ns: it.at_ns,
+            totals: Totals {
+                started: it.started,
+                finished: it.finished,
+                started_sum_ns: it.started_sum_ns,
+                finished_sum_ns: it.finished_sum_ns,
+            },
+            status: it.status,
+            latency: it.latency,
+        })
+    }
+}
+
+impl From<UsageSeen> for raw::UsageSeen {
+    fn from(it: UsageSeen) -> Self {
+        Self {
+            key: Some(it.key.into()),
+            at_ns: it.at_ns,
+            started: it.totals.started,
+            finished: it.totals.finished,
+            started_sum_ns: it.totals.started_sum_ns,
+            finished_sum_ns: it.totals.finished_sum_ns,
+            status: it.status,
+            latency: it.latency,
+        }
+    }
+}
+
+impl TryFrom<raw::ScaleItem> for ScaleItem {
+    type Error = Refused;
+    fn try_from(it: raw::ScaleItem) -> Checked<Self> {
+        use raw::scale_item::What;
+        Ok(match need("scale_item.what", it.what)? {
+            What::Sender(it) => Self::Sender(it.try_into()?),
+            What::Decision(it) => Self::Decision(it.try_into()?),
+            What::Gone(name) => Self::Gone(name.parse()?),
+            What::Synced(_) => Self::Synced,
+        })
+    }
+}
+
+impl From<ScaleItem> for raw::ScaleItem {
+    fn from(it: ScaleItem) -> Self {
+        use raw::scale_item::What;
+        let what = match it {
+            ScaleItem::Sender(it) => What::Sender(it.into()),
+            ScaleItem::Decision(it) => What::Decision(it.into()),
+            ScaleItem::Gone(name) => What::Gone(name.to_string()),
+            ScaleItem::Synced => What::Synced(raw::Empty {}),
+        };
+        Self { what: Some(what) }
+    }
+}
+
+impl TryFrom<raw::Decision> for Decision {
+    type Error = Refused;
+    fn try_from(it: raw::Decision) -> Checked<Self> {
+        let activity = match it.activity() {
+            raw::Activity::Active => Activity::Active,
+            raw::Activity::Activating => Activity::Activating,
+            raw::Activity::Inactive => Activity::Inactive,
+            raw::Activity::TimedOut => Activity::TimedOut,
+            raw::Activity::Unspecified => {
+                return Err(Refused::new(
+                    "decision.activity",
+                    it.activity,
+                    "must be a known activity",
+                ));
+            }
+        };
+        Ok(Self {
+            path: path("decision.path", it.path())?,
+            revision: it.revision.parse()?,
+            wanted: it.wanted,
+            activators: it.activators,
+            activity,
+            stable: finite("decision.stable", it.stable)?,
+            panic: finite("decision.panic", it.panic)?,
+            target: finite("decision.target", it.target)?,
+            ready_pods: it.ready_pods,
+            panicking: it.panicking,
+            excess_burst_capacity: finite(
+                "decision.excess_burst_capacity",
+                it.excess_burst_capacity,
+            )?,
+            reason: it.reason,
+        })
+    }
+}
+
+impl From<Decision> for raw::Decision {
+    fn from(it: Decision) -> Self {
+        let activity = match it.activity {
+            Activity::Active => raw::Activity::Active,
+            Activity::Activating => raw::Activity::Activating,
+            Activity::Inactive => raw::Activity::Inactive,
+            Activity::TimedOut => raw::Activity::TimedOut,
+        };
+        Self {
+            revision: it.revision.to_string(),
+            wanted: it.wanted,
+            path: raw_path(it.path),
+            activators: it.activators,
+            activity: activity.into(),
+            stable: it.stable,
+            panic: it.panic,
+            target: it.target,
+            ready_pods: it.ready_pods,
+            panicking: it.panicking,
+            excess_burst_capacity: it.excess_burst_capacity,
+            reason: it.reason,
+        }
+    }
+}

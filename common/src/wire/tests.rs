@@ -1,0 +1,89 @@
+use super::*;
+
+fn name(text: &str) -> Name {
+    text.parse().expect("a valid name")
+}
+
+fn activator(which: &str) -> Activator {
+    Activator { name: which.into(), node: "n1".into(), zone: String::new(), addresses: Vec::new() }
+}
+
+fn item(version: u64, change: RouteChange) -> RouteItem {
+    RouteItem { version, change }
+}
+
+#[test]
+fn names_refuse_what_kubernetes_refuses() {
+    assert_eq!(name("default/hello.v1"), Name::new("default", "hello.v1"));
+    for bad in ["", "hello", "default/", "/hello", "Default/hello", "a/b/c", "default/-x"] {
+        assert!(bad.parse::<Name>().is_err(), "{bad:?} must be refused");
+    }
+}
+
+#[test]
+fn a_new_stream_removes_what_it_does_not_name() {
+    let mut view = RouteView::default();
+    view.restart();
+    assert!(!view.absorb(item(1, RouteChange::Activator(activator("a")))));
+    assert!(!view.absorb(item(2, RouteChange::Activator(activator("b")))));
+    assert!(view.absorb(item(2, RouteChange::Synced)));
+
+    view.restart();
+    assert!(!view.absorb(item(7, RouteChange::Activator(activator("b")))));
+    assert!(
+        view.table.activators.contains_key("a"),
+        "the old table holds until the new one is whole"
+    );
+    assert!(view.absorb(item(7, RouteChange::Synced)));
+    assert_eq!(view.table.activators.keys().collect::<Vec<_>>(), ["b"]);
+    assert_eq!(view.version, 7);
+}
+
+#[test]
+fn changes_lead_from_one_table_to_the_other() {
+    let mut have = RouteTable::default();
+    have.activators.insert("a".into(), activator("a"));
+    have.activators.insert("b".into(), activator("b"));
+    let mut want = have.clone();
+    want.activators.remove("a");
+    want.activators.insert("c".into(), activator("c"));
+
+    let mut view = RouteView { table: have.clone(), ..RouteView::default() };
+    for change in have.changes(&want) {
+        view.absorb(item(1, change));
+    }
+    assert_eq!(view.table, want);
+    assert_eq!(want.changes(&want), []);
+}
+
+#[test]
+fn a_ready_pod_needs_an_address() {
+    let raw = raw::Pod {
+        uid: "u".into(),
+        revision: "default/hello-00001".into(),
+        phase: raw::PodPhase::Ready.into(),
+        port: 8080,
+        probe: Some(raw::Probe {
+            how: Some(raw::probe::How::Listen(raw::Empty {})),
+            ..raw::Probe::default()
+        }),
+        ..raw::Pod::default()
+    };
+    let refused = Pod::try_from(raw.clone()).expect_err("no address");
+    assert_eq!(refused.to_string(), "field pod.address is \"\": a ready pod has an address");
+    let addressed = raw::Pod { address: std::vec![10, 0, 0, 7], ..raw };
+    let pod = Pod::try_from(addressed.clone()).expect("an address");
+    assert_eq!(raw::Pod::from(pod).address, addressed.address);
+}
+
+#[test]
+fn the_integral_counts_open_and_closed_requests() {
+    let mut totals = Totals::default();
+    totals.start(10);
+    assert_eq!(totals.integral(15), 5);
+    totals.start(20);
+    assert_eq!(totals.integral(30), 30);
+    totals.finish(30);
+    totals.finish(40);
+    assert_eq!((totals.in_flight(), totals.integral(50)), (0, 20 + 20));
+}
