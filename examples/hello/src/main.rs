@@ -1,2 +1,45 @@
-//! To come.
-fn main() {}
+//! The sample application: a small HTTP/1.1 server that starts in under a millisecond.
+//!
+//! It answers `Hello from POD`, tells who it saw as its peer, counts its own requests (so that tests can compare
+//! the kernel's count with the application's), and misbehaves on request:
+//!
+//! | where | what |
+//! |---|---|
+//! | query of any path | see [`answer::Wish`] |
+//! | `/counts`, `/headers`, `/env`, `/echo`, `/upgrade`, `/ready` | see [`answer`] |
+//! | environment | see [`config::Config`] |
+#![allow(clippy::print_stdout, reason = "a container's log is its standard output")]
+#![forbid(unsafe_code)]
+
+mod answer;
+mod config;
+mod count;
+mod respond;
+mod serve;
+
+use std::process::ExitCode;
+
+use config::Config;
+
+fn main() -> ExitCode {
+    let config = match Config::from_lookup(|name| std::env::var(name).ok()) {
+        Ok(config) => config,
+        Err(reason) => {
+            println!("hello: {reason}");
+            return ExitCode::from(2);
+        }
+    };
+    if let Some(code) = config.exit_at_start {
+        println!("hello: HELLO_EXIT asks for exit code {code}");
+        return ExitCode::from(code);
+    }
+    // One thread: a sample must start at once, and its own request count needs no care then.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime.and_then(|runtime| runtime.block_on(serve::run(config))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("hello: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Pure: the environment as one checked struct.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+/// How this process should behave, from its environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// Who answers: `HOSTNAME`, else `K_REVISION`, else `hello`.
+    pub(crate) pod: String,
+    /// `PORT`, default 8080.
+    pub(crate) port: u16,
+    /// `HELLO_LISTEN`: `any` (default), `any4`, `loopback`, `loopback6` or `never`.
+    pub(crate) listen: Listen,
+    /// `HELLO_LISTEN_DELAY_MS`: wait so long before listening.
+    pub(crate) listen_delay: Duration,
+    /// `HELLO_EXIT`: leave at once with this code.
+    pub(crate) exit_at_start: Option<u8>,
+    /// `HELLO_EXIT_AFTER_MS`: leave with code 1 so long after the start.
+    pub(crate) exit_after: Option<Duration>,
+    /// `HELLO_READY_AFTER_MS`: `/ready` answers 503 until then; `never` for ever.
+    pub(crate) ready_after: Option<Duration>,
+    /// `HELLO_IGNORE_TERM=1`: go on as if SIGTERM had not come.
+    pub(crate) ignore_term: bool,
+}
+
+/// Where to listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listen {
+    /// On every address of both families.
+    Any,
+    /// On every IPv4 address only.
+    Any4,
+    /// On 127.0.0.1 only, as many development servers do.
+    Loopback,
+    /// On ::1 only.
+    Loopback6,
+    /// Nowhere.
+    Never,
+}
+
+impl Config {
+    /// Reads the variables through `get`, so that tests need no process environment.
+    pub(crate) fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+        let get = |name: &str| get(name).filter(|value| !value.is_empty());
+        let millis = |name: &str| number(name, get(name)).map(|ms| ms.map(Duration::from_millis));
+        let ready_after = match get("HELLO_READY_AFTER_MS").as_deref() {
+            Some("never") => None,
+            _ => Some(millis("HELLO_READY_AFTER_MS")?.unwrap_or_default()),
+        };
+        Ok(Self {
+            pod: get("HOSTNAME").or_else(|| get("K_REVISION")).unwrap_or_else(|| "hello".into()),
+            port: number("PORT", get("PORT"))?.unwrap_or(8080),
+            listen: Listen::parse(get("HELLO_LISTEN").as_deref())?,
+            listen_delay: millis("HELLO_LISTEN_DELAY_MS")?.unwrap_or_default(),
+            exit_at_start: number("HELLO_EXIT", get("HELLO_EXIT"))?,
+            exit_after: millis("HELLO_EXIT_AFTER_MS")?,
+            ready_after,
+            ignore_term: get("HELLO_IGNORE_TERM").is_some_and(|value| value != "0"),
+        })
+    }
+}
+
+impl Listen {
+    fn parse(text: Option<&str>) -> Result<Self, String> {
+        match text {
+            None | Some("any") => Ok(Self::Any),
+            Some("any4") => Ok(Self::Any4),
+            Some("loopback") => Ok(Self::Loopback),
+            Some("loopback6") => Ok(Self::Loopback6),
+            Some("never") => Ok(Self::Never),
+            Some(other) => Err(format!(
+                "HELLO_LISTEN={other}: must be any, any4, loopback, loopback6 or never"
+            )),
+        }
+    }
+
+    /// The address to bind, or `None` to listen nowhere.
+    pub(crate) fn address(self, port: u16) -> Option<SocketAddr> {
+        let ip: IpAddr = match self {
+            Self::Any => Ipv6Addr::UNSPECIFIED.into(),
+            Self::Any4 => Ipv4Addr::UNSPECIFIED.into(),
+            Self::Loopback => Ipv4Addr::LOCALHOST.into(),
+            Self::Loopback6 => Ipv6Addr::LOCALHOST.into(),
+            Self::Never => return None,
+        };
+        Some(SocketAddr::new(ip, port))
+    }
+}
+
+fn number<T: std::str::FromStr>(name: &str, text: Option<String>) -> Result<Option<T>, String> {
+    let Some(text) = text else { return Ok(None) };
+    match text.parse() {
+        Ok(value) => Ok(Some(value)),
+        Err(_) => Err(format!("{name}={text}: must be a number that fits its range")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(pairs: &[(&str, &str)]) -> Result<Config, String> {
+        Config::from_lookup(|name| {
+            pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn an_empty_environment_gives_a_well_behaved_server() {
+        let want = Config {
+            pod: "hello".into(),
+            port: 8080,
+            listen: Listen::Any,
+            listen_delay: Duration::ZERO,
+            exit_at_start: None,
+            exit_after: None,
+            ready_after: Some(Duration::ZERO),
+            ignore_term: false,
+        };
+        assert_eq!(config(&[]), Ok(want));
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_what_is_allowed() {
+        assert_eq!(
+            config(&[("HELLO_LISTEN", "maybe")]),
+            Err("HELLO_LISTEN=maybe: must be any, any4, loopback, loopback6 or never".into())
+        );
+        assert_eq!(
+            config(&[("PORT", "99999")]),
+            Err("PORT=99999: must be a number that fits its range".into())
+        );
+    }
+
+    #[test]
+    fn never_ready_is_not_ready_at_once() {
+        let never = config(&[("HELLO_READY_AFTER_MS", "never")]).unwrap();
+        assert_eq!(never.ready_after, None);
+    }
+}

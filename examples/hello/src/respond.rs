@@ -1,0 +1,228 @@
+//! Shell: one request and its answer.
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::{
+    HeaderMap, Request, Response, StatusCode,
+    body::{Body as HttpBody, Frame, Incoming, SizeHint},
+    header::{CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, UPGRADE},
+};
+use hyper_util::rt::TokioIo;
+
+use crate::{
+    answer::{Page, Wish},
+    count::InFlight,
+    serve::{App, pause},
+};
+
+/// Any body; this server has one thread, so it need not be `Send`.
+type Body = Pin<Box<dyn HttpBody<Data = Bytes, Error = hyper::Error>>>;
+
+/// Size of one piece of a made-up body.
+const PIECE: &[u8] = &[b'.'; 1024];
+
+/// Answers one request from `peer`; an error ends the connection without an answer.
+pub(crate) async fn respond(
+    request: Request<Incoming>,
+    peer: SocketAddr,
+    app: Rc<App>,
+) -> io::Result<Response<Body>> {
+    let guard = app.counts.begin();
+    let wish = match Wish::parse(request.uri().path(), request.uri().query()) {
+        Ok(wish) => wish,
+        Err(reason) => return Ok(text(StatusCode::BAD_REQUEST, format!("{reason}\n"), guard)),
+    };
+    pause(wish.sleep).await;
+    if let Some(code) = wish.exit {
+        println!("hello: a request asked for exit code {code}");
+        std::process::exit(code.into());
+    }
+    if wish.abort {
+        return Err(io::Error::other("the request asked for an abort"));
+    }
+    let mut response = match (wish.chunks, wish.bytes) {
+        (Some(chunks), _) => held(Filler::chunked(chunks), guard),
+        (None, Some(bytes)) => held(Filler::announced(bytes), guard),
+        (None, None) => page(request, &wish, peer, &app, guard),
+    };
+    if response.status() == StatusCode::OK {
+        *response.status_mut() = StatusCode::from_u16(wish.status).unwrap_or(StatusCode::OK);
+    }
+    sign(response.headers_mut(), peer, &app);
+    if wish.close {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response)
+}
+
+/// Says who answered and whom it saw: the load generator tells the direct path by it.
+fn sign(headers: &mut HeaderMap, peer: SocketAddr, app: &App) {
+    let mut put = |name: &'static str, value: String| {
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(name, value);
+        }
+    };
+    put("x-pod", app.config.pod.clone());
+    put("x-peer", peer.ip().to_canonical().to_string());
+    put("x-started-us", app.started_us.to_string());
+    put("x-listening-us", app.listening_us.to_string());
+}
+
+fn page(
+    request: Request<Incoming>,
+    wish: &Wish,
+    peer: SocketAddr,
+    app: &App,
+    guard: InFlight,
+) -> Response<Body> {
+    match wish.page {
+        Page::Hello => {
+            let peer = peer.ip().to_canonical();
+            text(StatusCode::OK, format!("Hello from {} to {peer}\n", app.config.pod), guard)
+        }
+        Page::Counts => text(StatusCode::OK, app.counts.to_json(&app.config.pod) + "\n", guard),
+        Page::Headers => text(StatusCode::OK, headers(request.headers()), guard),
+        Page::Env => text(StatusCode::OK, environment(), guard),
+        Page::Ready => match app.config.ready_after {
+            Some(wait) if app.started.elapsed() >= wait => {
+                text(StatusCode::OK, "ready\n".into(), guard)
+            }
+            _ => text(StatusCode::SERVICE_UNAVAILABLE, "not ready yet\n".into(), guard),
+        },
+        Page::Echo => held(request.into_body(), guard),
+        Page::Upgrade => upgrade(request, guard),
+    }
+}
+
+/// 101 to whatever protocol was asked for; the bytes that follow are echoed until the client ends.
+fn upgrade(request: Request<Incoming>, guard: InFlight) -> Response<Body> {
+    let Some(protocol) = request.headers().get(UPGRADE).cloned() else {
+        return text(StatusCode::UPGRADE_REQUIRED, "ask with an Upgrade header\n".into(), guard);
+    };
+    tokio::task::spawn_local(async move {
+        // The request lasts as long as the upgraded connection.
+        let _guard = guard;
+        let Ok(upgraded) = hyper::upgrade::on(request).await else { return };
+        let (mut reader, mut writer) = tokio::io::split(TokioIo::new(upgraded));
+        let _ = tokio::io::copy(&mut reader, &mut writer).await;
+        let _ = tokio::io::AsyncWriteExt::shutdown(&mut writer).await;
+    });
+    let mut response = Response::new(full(""));
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    response.headers_mut().insert(UPGRADE, protocol);
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    response
+}
+
+fn headers(headers: &HeaderMap) -> String {
+    let line = |(name, value): (&HeaderName, &HeaderValue)| {
+        format!("{name}: {}\n", String::from_utf8_lossy(value.as_bytes()))
+    };
+    headers.iter().map(line).collect()
+}
+
+/// What the platform gave this process, for tests of the runtime contract.
+fn environment() -> String {
+    let mut lines = vec![format!("args={:?}", std::env::args().collect::<Vec<_>>())];
+    lines.push(format!("cwd={}", std::env::current_dir().unwrap_or_default().display()));
+    lines.extend(std::env::vars().map(|(name, value)| format!("{name}={value}")));
+    lines.join("\n") + "\n"
+}
+
+fn text(status: StatusCode, body: String, guard: InFlight) -> Response<Body> {
+    let mut response = held(full(body), guard);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+    response
+}
+
+fn full(body: impl Into<Bytes>) -> Body {
+    Box::pin(Full::new(body.into()).map_err(|never| match never {}))
+}
+
+/// A response whose request counts as in flight until the body's last byte left the application.
+fn held<B>(body: B, guard: InFlight) -> Response<Body>
+where
+    B: HttpBody<Data = Bytes, Error = hyper::Error> + Unpin + 'static,
+{
+    Response::new(Box::pin(Held { body, _guard: guard }))
+}
+
+/// A body that keeps its request's guard.
+#[derive(Debug)]
+struct Held<B> {
+    body: B,
+    _guard: InFlight,
+}
+
+impl<B: HttpBody + Unpin> HttpBody for Held<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A made-up body: `left` bytes, with their number announced or in chunks with a trailer.
+#[derive(Debug)]
+struct Filler {
+    left: u64,
+    announced: bool,
+    trailer: bool,
+}
+
+impl Filler {
+    fn announced(bytes: u64) -> Self {
+        Self { left: bytes, announced: true, trailer: false }
+    }
+
+    fn chunked(chunks: u64) -> Self {
+        Self { left: chunks * PIECE.len() as u64, announced: false, trailer: true }
+    }
+}
+
+impl HttpBody for Filler {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if self.left > 0 {
+            let size = self.left.min(PIECE.len() as u64);
+            self.left -= size;
+            let piece = Bytes::from_static(PIECE).slice(..size as usize);
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
+        if std::mem::take(&mut self.trailer) {
+            let end = (HeaderName::from_static("x-end"), HeaderValue::from_static("yes"));
+            return Poll::Ready(Some(Ok(Frame::trailers(HeaderMap::from_iter([end])))));
+        }
+        Poll::Ready(None)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.announced { SizeHint::with_exact(self.left) } else { SizeHint::default() }
+    }
+}

@@ -1,0 +1,138 @@
+//! Shell: listens, hands each connection to hyper, and leaves on SIGTERM when the last request has its answer.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    rc::Rc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+
+use crate::{config::Config, count::Counts, respond::respond};
+
+/// Accept queue asked for; the kernel caps it at `net.core.somaxconn`.
+const BACKLOG: u32 = 4096;
+/// A connection on which no request comes is not waited for longer than this when leaving.
+const LEAVE_WITHIN: Duration = Duration::from_secs(30);
+
+/// What every connection shares.
+#[derive(Debug)]
+pub(crate) struct App {
+    pub(crate) config: Config,
+    pub(crate) counts: Counts,
+    pub(crate) started: Instant,
+    /// Unix time in microseconds at the start of the process and right after `listen`, for cold-start figures.
+    pub(crate) started_us: u128,
+    pub(crate) listening_us: u128,
+}
+
+/// Serves until SIGTERM, then finishes what is in flight.
+pub(crate) async fn run(config: Config) -> io::Result<()> {
+    let (started, started_us) = (Instant::now(), unix_us());
+    let mut term = signal(SignalKind::terminate())?;
+    pause(config.listen_delay).await;
+    let listener = listen(&config)?;
+    let listening_us = unix_us();
+    let ignore_term = config.ignore_term;
+    let exit_after = config.exit_after;
+    let app = Rc::new(App { config, counts: Counts::default(), started, started_us, listening_us });
+    let (leave, leaving) = watch::channel(false);
+    let tasks = tokio::task::LocalSet::new();
+    tasks
+        .run_until(async {
+            loop {
+                tokio::select! {
+                    peer = accept(listener.as_ref()) => match peer {
+                        Ok((stream, peer)) => {
+                            app.counts.connected();
+                            tokio::task::spawn_local(serve(stream, peer, app.clone(), leaving.clone()));
+                        }
+                        Err(error) => println!("hello: cannot accept: {error}"),
+                    },
+                    _ = term.recv(), if !ignore_term => break,
+                    () = after(exit_after) => return Err(io::Error::other("HELLO_EXIT_AFTER_MS has passed")),
+                }
+            }
+            Ok(())
+        })
+        .await?;
+    // Closed before anything else: new connections must go elsewhere from now on.
+    drop(listener);
+    leave.send_replace(true);
+    drop(leaving);
+    if tokio::time::timeout(LEAVE_WITHIN, tasks).await.is_err() {
+        println!("hello: left with requests in flight");
+    }
+    println!("hello: {}", app.counts.to_json(&app.config.pod));
+    Ok(())
+}
+
+/// Sleeps, but not at all for zero: the timer's first tick alone would cost a millisecond.
+pub(crate) async fn pause(wait: Duration) {
+    if !wait.is_zero() {
+        tokio::time::sleep(wait).await;
+    }
+}
+
+fn unix_us() -> u128 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros())
+}
+
+async fn after(wait: Option<Duration>) {
+    match wait {
+        Some(wait) => tokio::time::sleep(wait).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
+    match listener {
+        Some(listener) => listener.accept().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn listen(config: &Config) -> io::Result<Option<TcpListener>> {
+    let Some(address) = config.listen.address(config.port) else { return Ok(None) };
+    let bound = bind(address).or_else(|error| match address.ip() {
+        // A pod without IPv6 still serves IPv4.
+        IpAddr::V6(ip) if ip.is_unspecified() => bind(SocketAddr::from(([0; 4], address.port()))),
+        _ => Err(error),
+    });
+    bound.map(Some)
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+async fn serve(
+    stream: TcpStream,
+    peer: SocketAddr,
+    app: Rc<App>,
+    mut leaving: watch::Receiver<bool>,
+) {
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(|request| respond(request, peer, app.clone()));
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    tokio::pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        _ = leaving.wait_for(|leaving| *leaving) => connection.as_mut().graceful_shutdown(),
+    }
+    // An error here is the client's reset; there is nobody left to tell.
+    let _ = connection.await;
+}
