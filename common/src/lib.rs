@@ -1,6 +1,7 @@
 //! What two parts of Rouse must agree on.
 //!
-//! A type enters this crate when two parts exchange it, and for no other reason. Nothing here does I/O.
+//! A type enters this crate when two parts exchange it, and for no other reason. Nothing here does I/O
+//! but `link` and `admin` (feature `shell`), which every part would otherwise repeat.
 //!
 //! | module | between | what |
 //! |---|---|---|
@@ -9,13 +10,22 @@
 //! | [`h1`] | kernel half, unit tests | HTTP/1.1 message boundaries |
 //! | [`wire`] | user-space parts | the four messages |
 //! | [`node`] | controller, local node | pods to run and how they fare |
+//! | [`outbox`] | sender and stream | latest state by subject |
+//! | [`link`] | user-space parts | the one way a stream is opened, kept and served |
+//! | [`admin`] | user-space parts, operators | health, readiness, metrics |
 #![cfg_attr(not(any(feature = "user", test)), no_std)]
 #![warn(missing_docs)]
 
 pub mod abi;
+#[cfg(feature = "shell")]
+pub mod admin;
 pub mod flow;
 pub mod h1;
+#[cfg(feature = "shell")]
+pub mod link;
 #[cfg(feature = "user")]
 pub mod node;
+#[cfg(feature = "user")]
+pub mod outbox;
 #[cfg(feature = "user")]
 pub mod wire;

@@ -28,6 +28,8 @@ pub struct PodOrder {
 pub struct Orders {
     /// The pods, by uid.
     pub pods: BTreeMap<String, PodOrder>,
+    /// ClusterIPs of every service and tag service, for `NAME.NAMESPACE.svc.cluster.local`.
+    pub names: BTreeMap<Name, Vec<std::net::IpAddr>>,
 }
 
 /// How one pod fares on the local node.

@@ -1,8 +1,9 @@
 //! Pure: the four messages between the parts, checked once on arrival.
 //!
 //! Each stream begins with every subject, each with its whole state, then `Synced`; subjects not named before
-//! `Synced` are gone. Afterwards only changes travel. Versions compare within one stream; a new stream
-//! replaces everything. Losing a message costs time, never correctness.
+//! `Synced` are gone. Afterwards only changes travel, in batches that end with `Synced` again: a receiver acts
+//! only there, so it never sees half a change. Versions compare within one stream; a new stream replaces
+//! everything. Losing a message costs time, never correctness.
 //!
 //! [`raw`] is the protobuf as it travels; the types beside it have been checked and are what the parts use.
 
@@ -22,6 +23,8 @@ use std::{
     missing_debug_implementations,
     unreachable_pub,
     clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
     reason = "generated; the checked types document the fields"
 )]
 pub mod raw {
@@ -365,12 +368,12 @@ pub enum RouteChange {
     Activator(Activator),
     /// The subject is no more.
     Gone(RouteKey),
-    /// Every subject has been named.
+    /// The end of a batch: everything up to this version has been said.
     Synced,
 }
 
 /// Names one subject of a RouteTable.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RouteKey {
     /// A service.
     Service(Name),
@@ -380,6 +383,20 @@ pub enum RouteKey {
     Pod(String),
     /// An activator, by name.
     Activator(String),
+}
+
+impl RouteChange {
+    /// The subject it concerns; `None` for `Synced`.
+    pub fn key(&self) -> Option<RouteKey> {
+        match self {
+            Self::Service(it) => Some(RouteKey::Service(it.name.clone())),
+            Self::Revision(it) => Some(RouteKey::Revision(it.name.clone())),
+            Self::Pod(it) => Some(RouteKey::Pod(it.uid.clone())),
+            Self::Activator(it) => Some(RouteKey::Activator(it.name.clone())),
+            Self::Gone(key) => Some(key.clone()),
+            Self::Synced => None,
+        }
+    }
 }
 
 impl RouteTable {
@@ -422,34 +439,18 @@ impl RouteTable {
         }
     }
 
+    /// Takes in one change and says whose it was. `Synced` changes nothing.
     fn set(&mut self, change: RouteChange) -> Option<RouteKey> {
+        let key = change.key()?;
         match change {
-            RouteChange::Service(it) => {
-                let key = it.name.clone();
-                self.services.insert(key.clone(), it);
-                Some(RouteKey::Service(key))
-            }
-            RouteChange::Revision(it) => {
-                let key = it.name.clone();
-                self.revisions.insert(key.clone(), it);
-                Some(RouteKey::Revision(key))
-            }
-            RouteChange::Pod(it) => {
-                let key = it.uid.clone();
-                self.pods.insert(key.clone(), it);
-                Some(RouteKey::Pod(key))
-            }
-            RouteChange::Activator(it) => {
-                let key = it.name.clone();
-                self.activators.insert(key.clone(), it);
-                Some(RouteKey::Activator(key))
-            }
-            RouteChange::Gone(key) => {
-                self.remove(&key);
-                None
-            }
-            RouteChange::Synced => None,
+            RouteChange::Service(it) => drop(self.services.insert(it.name.clone(), it)),
+            RouteChange::Revision(it) => drop(self.revisions.insert(it.name.clone(), it)),
+            RouteChange::Pod(it) => drop(self.pods.insert(it.uid.clone(), it)),
+            RouteChange::Activator(it) => drop(self.activators.insert(it.name.clone(), it)),
+            RouteChange::Gone(_) => self.remove(&key),
+            RouteChange::Synced => {}
         }
+        Some(key)
     }
 
     fn remove(&mut self, key: &RouteKey) {
@@ -474,19 +475,20 @@ fn changed<K: Ord, V: Clone + PartialEq>(
 
 /// A receiver's copy of the RouteTable, kept over broken streams.
 ///
-/// Call [`restart`](Self::restart) when a stream opens and [`absorb`](Self::absorb) for each item. Until
-/// `Synced` the old table stays in force for subjects the new stream has not named yet.
+/// Call [`restart`](Self::restart) when a stream opens and [`absorb`](Self::absorb) for each item. The table is
+/// whole, and may be acted on, only when `absorb` has returned something.
 #[derive(Clone, Debug, Default)]
 pub struct RouteView {
-    /// The table in force.
+    /// The table.
     pub table: RouteTable,
     /// Version in force; 0 before the first `Synced` of a stream.
     pub version: u64,
     unnamed: Option<BTreeSet<RouteKey>>,
+    changed: BTreeSet<RouteKey>,
 }
 
 impl RouteView {
-    /// A new stream has opened: everything not named before its `Synced` will go.
+    /// A new stream has opened: everything not named before its first `Synced` will go.
     pub fn restart(&mut self) {
         self.unnamed = Some(self.table.keys());
         self.version = 0;
@@ -494,24 +496,26 @@ impl RouteView {
 
     /// Whether the current stream has named every subject.
     pub fn is_synced(&self) -> bool {
-        self.unnamed.is_none() && self.version > 0
+        self.version > 0
     }
 
-    /// Takes in one item. Returns whether the table is whole, so that it may be acted on.
-    pub fn absorb(&mut self, item: RouteItem) -> bool {
-        if matches!(item.change, RouteChange::Synced) {
+    /// Takes in one item. At `Synced`, which ends each batch, returns the subjects touched since the last one.
+    pub fn absorb(&mut self, item: RouteItem) -> Option<BTreeSet<RouteKey>> {
+        let synced = matches!(item.change, RouteChange::Synced);
+        if synced {
             for key in self.unnamed.take().into_iter().flatten() {
                 self.table.remove(&key);
+                self.changed.insert(key);
             }
-        }
-        let named = self.table.set(item.change);
-        if let (Some(unnamed), Some(key)) = (&mut self.unnamed, named) {
-            unnamed.remove(&key);
-        }
-        if self.unnamed.is_none() {
             self.version = item.version;
+        } else {
+            let key = self.table.set(item.change);
+            if let (Some(unnamed), Some(key)) = (&mut self.unnamed, &key) {
+                unnamed.remove(key);
+            }
+            self.changed.extend(key);
         }
-        self.unnamed.is_none()
+        synced.then(|| std::mem::take(&mut self.changed))
     }
 }
 

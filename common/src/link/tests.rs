@@ -1,0 +1,97 @@
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    pin::Pin,
+    sync::{Arc, Mutex},
+};
+
+use tokio::sync::mpsc;
+use tonic::{Request, Response, transport::Server};
+
+use super::*;
+use crate::wire::{
+    Activator, Role,
+    raw::routes_server::{Routes, RoutesServer},
+};
+
+struct Fake {
+    outbox: Outbox<RouteKey, RouteChange>,
+    stop: CancellationToken,
+}
+
+#[tonic::async_trait]
+impl Routes for Fake {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<raw::RouteItem, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        _: Request<raw::Subscriber>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        Ok(Response::new(Box::pin(route_stream(self.outbox.subscribe(), self.stop.clone(), Some))))
+    }
+}
+
+fn socket(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("rouse-link-{name}-{}.sock", std::process::id()))
+}
+
+fn set(outbox: &Outbox<RouteKey, RouteChange>, name: &str) {
+    let addresses = vec!["10.0.0.1".parse().expect("an address")];
+    let it = Activator { name: name.into(), node: String::new(), zone: String::new(), addresses };
+    outbox.set(RouteKey::Activator(name.into()), RouteChange::Activator(it));
+}
+
+fn serve_fake(endpoint: &str, outbox: &Outbox<RouteKey, RouteChange>) -> CancellationToken {
+    let stop = CancellationToken::new();
+    let fake = Fake { outbox: outbox.clone(), stop: stop.clone() };
+    let router = Server::builder().add_service(RoutesServer::new(fake));
+    let (endpoint, token) = (endpoint.to_owned(), stop.clone());
+    tokio::spawn(async move { serve(&endpoint, router, token).await });
+    stop
+}
+
+/// A table follows its source over a server that dies and comes back with other contents.
+#[tokio::test]
+async fn a_table_follows_over_a_broken_stream() {
+    let path = socket("follow");
+    let endpoint = format!("unix:{}", path.display());
+    let first = Outbox::new();
+    set(&first, "a");
+    set(&first, "b");
+
+    let (send, mut tables) = mpsc::channel(16);
+    let seen = Arc::new(Mutex::new(BTreeMap::new()));
+    let who = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
+    let shutdown = CancellationToken::new();
+    let link = Arc::new(Link::new(endpoint.clone(), who, shutdown.clone()));
+    let watcher = tokio::spawn({
+        let (link, seen) = (Arc::clone(&link), Arc::clone(&seen));
+        async move {
+            link.watch_routes(|view, _| {
+                *seen.lock().expect("no panic") = view.table.activators.clone();
+                let _ = send.try_send(view.table.activators.keys().cloned().collect::<Vec<_>>());
+            })
+            .await;
+        }
+    });
+
+    // The client retries until the server is there.
+    let stop = serve_fake(&endpoint, &first);
+    assert_eq!(tables.recv().await, Some(vec!["a".to_owned(), "b".to_owned()]));
+    set(&first, "c");
+    assert_eq!(tables.recv().await.map(|all| all.len()), Some(3));
+    assert!(link.is_up());
+
+    let second = Outbox::new();
+    set(&second, "d");
+    stop.cancel();
+    drop(first);
+    let stop = serve_fake(&endpoint, &second);
+    while tables.recv().await != Some(vec!["d".to_owned()]) {}
+    assert_eq!(seen.lock().expect("no panic").len(), 1);
+
+    shutdown.cancel();
+    watcher.await.expect("no panic");
+    stop.cancel();
+    let _ = std::fs::remove_file(path);
+}

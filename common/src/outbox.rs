@@ -1,0 +1,310 @@
+//! Pure: the latest state of each subject, and what a stream has yet to say of it.
+//!
+//! All four streams between the parts are fed from an [`Outbox`]. A slow or broken stream never holds its
+//! sender up and never makes it remember more than the current states: whatever changed several times while
+//! the stream was away is said once.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    hash::Hash,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::watch;
+
+/// The latest state of each subject. Cheap to clone; all clones are the same box.
+pub struct Outbox<K, V> {
+    shared: Arc<Shared<K, V>>,
+}
+
+struct Shared<K, V> {
+    inner: Mutex<Inner<K, V>>,
+    version: watch::Sender<u64>,
+}
+
+struct Inner<K, V> {
+    version: u64,
+    /// Latest state; `None` marks a subject that went, kept until every cursor has passed it.
+    states: HashMap<K, (u64, Option<V>)>,
+    /// Subjects by the version of their latest change.
+    order: BTreeMap<u64, K>,
+    /// How far each stream has got.
+    cursors: BTreeMap<u64, u64>,
+    next_cursor: u64,
+}
+
+/// What a stream says next.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Batch<K, V> {
+    /// Everything up to this version has been said once the batch is through.
+    pub version: u64,
+    /// Latest states, oldest change first; `None` where the subject went.
+    pub steps: Vec<(K, Option<V>)>,
+}
+
+/// One stream's place in an [`Outbox`].
+pub struct Cursor<K: Eq + Hash + Clone, V: Clone> {
+    outbox: Outbox<K, V>,
+    id: u64,
+    at: u64,
+    begun: bool,
+    changed: watch::Receiver<u64>,
+}
+
+impl<K: Eq + Hash + Clone, V: Clone + PartialEq> Outbox<K, V> {
+    /// Says the subject's state. A state equal to the last one says nothing.
+    pub fn set(&self, key: K, value: V) {
+        let mut inner = self.lock();
+        if matches!(inner.states.get(&key), Some((_, Some(old))) if *old == value) {
+            return;
+        }
+        inner.put(key, Some(value));
+        self.announce(inner);
+    }
+
+    /// Says that the subject is gone.
+    pub fn remove(&self, key: &K) {
+        let mut inner = self.lock();
+        if matches!(inner.states.get(key), Some((_, Some(_)))) {
+            inner.put(key.clone(), None);
+            inner.forget_passed();
+            self.announce(inner);
+        }
+    }
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
+    /// An empty box.
+    pub fn new() -> Self {
+        let inner = Inner {
+            version: 1,
+            states: HashMap::new(),
+            order: BTreeMap::new(),
+            cursors: BTreeMap::new(),
+            next_cursor: 0,
+        };
+        let (version, _) = watch::channel(1);
+        Self { shared: Arc::new(Shared { inner: Mutex::new(inner), version }) }
+    }
+
+    /// Version of the latest change.
+    pub fn version(&self) -> u64 {
+        self.lock().version
+    }
+
+    /// The subject's latest state.
+    pub fn get(&self, key: &K) -> Option<V> {
+        self.lock().states.get(key).and_then(|(_, value)| value.clone())
+    }
+
+    /// A place for a new stream, which begins with every state.
+    pub fn subscribe(&self) -> Cursor<K, V> {
+        let mut inner = self.lock();
+        let id = inner.next_cursor;
+        inner.next_cursor += 1;
+        inner.cursors.insert(id, 0);
+        let changed = self.shared.version.subscribe();
+        drop(inner);
+        Cursor { outbox: self.clone(), id, at: 0, begun: false, changed }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner<K, V>> {
+        // No code that runs under the lock can leave the box half changed.
+        self.shared.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn announce(&self, inner: MutexGuard<'_, Inner<K, V>>) {
+        let version = inner.version;
+        drop(inner);
+        self.shared.version.send_if_modified(|seen| {
+            let newer = version > *seen;
+            *seen = version.max(*seen);
+            newer
+        });
+    }
+}
+
+impl<K: Eq + Hash + Clone, V> Inner<K, V> {
+    fn put(&mut self, key: K, value: Option<V>) {
+        self.version += 1;
+        if let Some((at, _)) = self.states.insert(key.clone(), (self.version, value)) {
+            self.order.remove(&at);
+        }
+        self.order.insert(self.version, key);
+    }
+
+    /// Drops the marks of gone subjects that every stream has heard of.
+    fn forget_passed(&mut self) {
+        let heard = self.cursors.values().copied().min().unwrap_or(u64::MAX);
+        let passed = self.order.range(..=heard.min(self.version));
+        let gone = |key: &&K| matches!(self.states.get(*key), Some((_, None)));
+        let marks: Vec<K> = passed.map(|(_, key)| key).filter(gone).cloned().collect();
+        for key in marks {
+            if let Some((at, _)) = self.states.remove(&key) {
+                self.order.remove(&at);
+            }
+        }
+    }
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> Cursor<K, V> {
+    /// Waits for something to say. The first batch holds every state, even when there is none.
+    ///
+    /// Nothing is lost when the returned future is dropped before it is ready.
+    pub async fn next(&mut self) -> Batch<K, V> {
+        loop {
+            if let Some(batch) = self.take() {
+                return batch;
+            }
+            // The sender lives in the box that this cursor holds, so it cannot have gone.
+            let _ = self.changed.changed().await;
+        }
+    }
+
+    /// What there is to say now, without waiting.
+    pub fn take(&mut self) -> Option<Batch<K, V>> {
+        self.changed.mark_unchanged();
+        let mut inner = self.outbox.lock();
+        if self.begun && inner.version == self.at {
+            return None;
+        }
+        let news = inner.order.range(self.at + 1..);
+        let step =
+            |key: &K| (key.clone(), inner.states.get(key).and_then(|(_, value)| value.clone()));
+        let mut steps: Vec<_> = news.map(|(_, key)| step(key)).collect();
+        self.at = inner.version;
+        inner.cursors.insert(self.id, self.at);
+        if steps.iter().any(|(_, value)| value.is_none()) {
+            inner.forget_passed();
+        }
+        if !self.begun {
+            steps.retain(|(_, value)| value.is_some());
+        }
+        self.begun = true;
+        Some(Batch { version: self.at, steps })
+    }
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> Drop for Cursor<K, V> {
+    fn drop(&mut self) {
+        let mut inner = self.outbox.lock();
+        inner.cursors.remove(&self.id);
+        inner.forget_passed();
+    }
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> Default for Outbox<K, V> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<K, V> Clone for Outbox<K, V> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<K, V> fmt::Debug for Outbox<K, V> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Outbox").field("version", &*self.shared.version.borrow()).finish()
+    }
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> fmt::Debug for Cursor<K, V> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Cursor").field("at", &self.at).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(cursor: &mut Cursor<&'static str, u8>) -> Vec<(&'static str, Option<u8>)> {
+        cursor.take().map(|batch| batch.steps).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_stream_begins_with_every_state_even_with_none() {
+        let outbox = Outbox::new();
+        let mut early = outbox.subscribe();
+        assert_eq!(early.take(), Some(Batch { version: 1, steps: vec![] }));
+        assert_eq!(early.take(), None);
+        outbox.set("a", 1);
+        outbox.set("b", 2);
+        outbox.remove(&"a");
+        let mut late = outbox.subscribe();
+        assert_eq!(all(&mut late), [("b", Some(2))]);
+        assert_eq!(all(&mut early), [("b", Some(2)), ("a", None)]);
+    }
+
+    #[test]
+    fn what_changed_often_is_said_once() {
+        let outbox = Outbox::new();
+        let mut cursor = outbox.subscribe();
+        all(&mut cursor);
+        (0..9).for_each(|value| outbox.set("a", value));
+        outbox.set("a", 8);
+        assert_eq!(cursor.take(), Some(Batch { version: 10, steps: vec![("a", Some(8))] }));
+        assert_eq!(cursor.take(), None);
+    }
+
+    #[test]
+    fn marks_of_gone_subjects_are_dropped_once_heard() {
+        let outbox = Outbox::new();
+        outbox.set("a", 1);
+        let (mut one, mut two) = (outbox.subscribe(), outbox.subscribe());
+        all(&mut one);
+        all(&mut two);
+        outbox.remove(&"a");
+        assert_eq!(all(&mut one), [("a", None)]);
+        assert_eq!(outbox.lock().states.len(), 1, "the other stream has not heard yet");
+        assert_eq!(all(&mut two), [("a", None)]);
+        assert_eq!(outbox.lock().states.len(), 0);
+        outbox.set("a", 2);
+        outbox.remove(&"a");
+        drop((one, two));
+        assert_eq!(outbox.lock().states.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn next_wakes_on_a_change() {
+        let outbox = Outbox::new();
+        let mut cursor = outbox.subscribe();
+        cursor.next().await;
+        let setter = outbox.clone();
+        let waiting = tokio::spawn(async move { cursor.next().await });
+        setter.set("a", 1);
+        assert_eq!(waiting.await.expect("no panic").steps, [("a", Some(1))]);
+    }
+
+    proptest::proptest! {
+        /// A stream that reads at arbitrary moments ends with the same states as the box.
+        #[test]
+        fn a_reader_always_catches_up(ops in proptest::collection::vec((0u8..6, 0u8..4, 0u8..3), 0..80)) {
+            let outbox = Outbox::new();
+            let (mut cursor, mut seen, mut truth) = (outbox.subscribe(), BTreeMap::new(), BTreeMap::new());
+            for (key, value, kind) in ops {
+                match kind {
+                    0 => { outbox.remove(&key); truth.remove(&key); }
+                    1 => { outbox.set(key, value); truth.insert(key, value); }
+                    _ => absorb(&mut cursor, &mut seen),
+                }
+            }
+            absorb(&mut cursor, &mut seen);
+            proptest::prop_assert_eq!(&seen, &truth);
+            proptest::prop_assert_eq!(outbox.lock().states.len(), truth.len());
+        }
+    }
+
+    fn absorb(cursor: &mut Cursor<u8, u8>, seen: &mut BTreeMap<u8, u8>) {
+        for (key, value) in cursor.take().map(|batch| batch.steps).unwrap_or_default() {
+            match value {
+                Some(value) => drop(seen.insert(key, value)),
+                None => drop(seen.remove(&key)),
+            }
+        }
+    }
+}
