@@ -1,1 +1,3 @@
-//! To come.
+//! The tiny node: images, pods, network, names.
+
+pub mod dns;

@@ -1,0 +1,241 @@
+//! Shell: answers DNS questions inside the node.
+//!
+//! Clients find it as the only `nameserver` of their `/etc/resolv.conf`, with the search domains that
+//! Kubernetes uses, so `hello`, `hello.default` and `hello.default.svc` all lead to the service.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use hickory_server::{
+    Server,
+    net::{NetError, runtime::Time},
+    proto::{
+        op::{Header, HeaderCounts, Metadata, OpCode, ResponseCode},
+        rr::{Name as DnsName, RData, Record, RecordType, rdata::SOA},
+    },
+    server::{Request, RequestHandler, ResponseHandler, ResponseInfo},
+    zone_handler::MessageResponseBuilder,
+};
+use tokio::{
+    net::{TcpListener, UdpSocket},
+    sync::watch,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+pub mod names;
+
+use names::{DOMAIN, Found, Names, find};
+
+/// How long an answer may be kept, in seconds. CoreDNS' default for Kubernetes names.
+const TTL: u32 = 5;
+/// A TCP client that asks nothing for this long is let go.
+const TCP_IDLE: Duration = Duration::from_secs(10);
+/// Answers one TCP client may have waiting to be read.
+const TCP_ANSWERS: usize = 32;
+
+/// The DNS server could not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its address is taken or does not exist.
+    #[error("cannot listen for DNS on {address}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// It ended.
+    #[error("DNS server on {address} failed")]
+    Serve {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: NetError,
+    },
+}
+
+/// Answers for `names` on `address`, UDP and TCP, until `shutdown`.
+pub async fn serve(
+    address: SocketAddr,
+    names: watch::Receiver<Names>,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    let listen = |source| Error::Listen { address, source };
+    let udp = UdpSocket::bind(address).await.map_err(listen)?;
+    let tcp = TcpListener::bind(udp.local_addr().map_err(listen)?).await.map_err(listen)?;
+    let mut server = Server::new(Answers { names });
+    server.register_socket(udp);
+    server.register_listener(tcp, TCP_IDLE, TCP_ANSWERS);
+    shutdown.cancelled().await;
+    server.shutdown_gracefully().await.map_err(|source| Error::Serve { address, source })
+}
+
+/// What `/etc/resolv.conf` says inside the node for processes of `namespace`.
+pub fn resolv_conf(nameserver: IpAddr, namespace: &str) -> String {
+    format!(
+        "nameserver {nameserver}\n\
+         search {namespace}.svc.{DOMAIN} svc.{DOMAIN} {DOMAIN}\n\
+         options ndots:5\n"
+    )
+}
+
+struct Answers {
+    names: watch::Receiver<Names>,
+}
+
+#[async_trait::async_trait]
+impl RequestHandler for Answers {
+    async fn handle_request<R: ResponseHandler, T: Time>(
+        &self,
+        request: &Request,
+        mut respond: R,
+    ) -> ResponseInfo {
+        let mut metadata = Metadata::response_from_request(&request.metadata);
+        metadata.authoritative = true;
+        let (code, answers) = self.answer(request);
+        metadata.response_code = code;
+        let refusal: Vec<Record> = answers.is_empty().then(authority).into_iter().collect();
+        let none: &[Record] = &[];
+        let response = MessageResponseBuilder::from_message_request(request).build(
+            metadata,
+            answers.iter(),
+            none,
+            refusal.iter(),
+            none,
+        );
+        match respond.send_response(response).await {
+            Ok(info) => info,
+            Err(error) => {
+                warn!(%error, from = %request.src(), "dns answer not sent");
+                Header { metadata, counts: HeaderCounts::default() }.into()
+            }
+        }
+    }
+}
+
+impl Answers {
+    fn answer(&self, request: &Request) -> (ResponseCode, Vec<Record>) {
+        if request.metadata.op_code != OpCode::Query {
+            return (ResponseCode::NotImp, Vec::new());
+        }
+        let Ok(info) = request.request_info() else {
+            return (ResponseCode::FormErr, Vec::new());
+        };
+        let names = self.names.borrow();
+        let question = DnsName::from(info.query.name());
+        match find(&names, &question.to_ascii()) {
+            Found::Addresses(all) => {
+                (ResponseCode::NoError, records(&question, info.query.query_type(), all))
+            }
+            Found::Inner => (ResponseCode::NoError, Vec::new()),
+            Found::Nothing => (ResponseCode::NXDomain, Vec::new()),
+        }
+    }
+}
+
+/// The addresses of the family that was asked for.
+fn records(name: &DnsName, kind: RecordType, addresses: &[IpAddr]) -> Vec<Record> {
+    let wanted = |address: &&IpAddr| match kind {
+        RecordType::A => address.is_ipv4(),
+        RecordType::AAAA => address.is_ipv6(),
+        RecordType::ANY => true,
+        _ => false,
+    };
+    let record = |address: &IpAddr| Record::from_rdata(name.clone(), TTL, RData::from(*address));
+    addresses.iter().filter(wanted).map(record).collect()
+}
+
+/// Says how long "there is nothing" may be kept: as long as an answer.
+fn authority() -> Record {
+    let name = |text: String| DnsName::from_ascii(text).expect("a constant, valid name");
+    let (host, mail) = (name(format!("ns.dns.{DOMAIN}.")), name(format!("hostmaster.{DOMAIN}.")));
+    let soa = SOA::new(host, mail, 1, 7200, 1800, 86400, TTL);
+    Record::from_rdata(name(format!("{DOMAIN}.")), TTL, RData::SOA(soa))
+}
+
+#[cfg(test)]
+mod tests {
+    use common::wire::Name;
+    use hickory_server::proto::{
+        op::{Message, Query},
+        serialize::binary::{BinDecodable as _, BinEncodable as _},
+    };
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// A server on a free port of loopback.
+    async fn server() -> (SocketAddr, watch::Sender<Names>, CancellationToken) {
+        let names =
+            Names::from([(Name::new("default", "hello"), vec![IpAddr::from([10, 96, 0, 5])])]);
+        let (send, receive) = watch::channel(names);
+        let free = UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
+        let address = free.local_addr().expect("bound");
+        drop(free);
+        let stop = CancellationToken::new();
+        tokio::spawn(serve(address, receive, stop.clone()));
+        (address, send, stop)
+    }
+
+    fn question(name: &str, kind: RecordType) -> Vec<u8> {
+        let mut message = Message::query();
+        message.add_query(Query::query(DnsName::from_ascii(name).expect("a name"), kind));
+        message.to_bytes().expect("a message")
+    }
+
+    async fn ask_udp(server: SocketAddr, name: &str, kind: RecordType) -> Message {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
+        socket.connect(server).await.expect("an address");
+        let (question, mut buffer) = (question(name, kind), [0; 1500]);
+        loop {
+            let _ = socket.send(&question).await;
+            let wait = Duration::from_millis(200);
+            if let Ok(Ok(length)) = tokio::time::timeout(wait, socket.recv(&mut buffer)).await {
+                return Message::from_bytes(&buffer[..length]).expect("a message");
+            }
+        }
+    }
+
+    fn addresses(message: &Message) -> Vec<IpAddr> {
+        message.answers.iter().filter_map(|record| record.data.ip_addr()).collect()
+    }
+
+    #[tokio::test]
+    async fn answers_follow_the_names() {
+        let (server, names, _stop) = server().await;
+        let hello = "hello.default.svc.cluster.local.";
+        let answer = ask_udp(server, hello, RecordType::A).await;
+        assert_eq!(addresses(&answer), [IpAddr::from([10, 96, 0, 5])]);
+        let other_family = ask_udp(server, hello, RecordType::AAAA).await;
+        assert_eq!(other_family.metadata.response_code, ResponseCode::NoError);
+        assert_eq!(addresses(&other_family), [] as [IpAddr; 0]);
+
+        names.send_modify(Names::clear);
+        let gone = ask_udp(server, hello, RecordType::A).await;
+        assert_eq!(gone.metadata.response_code, ResponseCode::NXDomain);
+    }
+
+    #[tokio::test]
+    async fn tcp_answers_and_garbage_disturbs_nobody() {
+        let (server, _names, _stop) = server().await;
+        ask_udp(server, "hello.default.svc.cluster.local.", RecordType::A).await;
+        let junk = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
+        junk.send_to(&[0xff; 40], server).await.expect("sent");
+
+        let mut stream = tokio::net::TcpStream::connect(server).await.expect("connected");
+        let question = question("hello.default.svc.cluster.local.", RecordType::A);
+        let length = u16::try_from(question.len()).expect("short").to_be_bytes();
+        stream.write_all(&[&length[..], &question].concat()).await.expect("sent");
+        let length = stream.read_u16().await.expect("an answer");
+        let mut answer = vec![0; usize::from(length)];
+        stream.read_exact(&mut answer).await.expect("an answer");
+        let answer = Message::from_bytes(&answer).expect("a message");
+        assert_eq!(addresses(&answer), [IpAddr::from([10, 96, 0, 5])]);
+    }
+}

@@ -1,0 +1,99 @@
+//! Pure: which addresses a DNS name of the node has.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use common::wire::Name;
+
+/// The domain of everything inside the node, as in a Kubernetes cluster.
+pub const DOMAIN: &str = "cluster.local";
+
+/// Every name that has addresses.
+pub type Names = BTreeMap<Name, Vec<IpAddr>>;
+
+/// What there is under a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found<'a> {
+    /// A service.
+    Addresses(&'a [IpAddr]),
+    /// A name that only has names below it, such as a namespace's.
+    Inner,
+    /// Nothing. The node has no way out, so this also holds for every name elsewhere.
+    Nothing,
+}
+
+/// Looks up a fully qualified name, in any case, with or without the final dot.
+pub fn find<'a>(names: &'a Names, question: &str) -> Found<'a> {
+    let question = question.trim_end_matches('.').to_ascii_lowercase();
+    if question == DOMAIN {
+        return Found::Inner;
+    }
+    let Some(inside) = question.strip_suffix(DOMAIN).and_then(|rest| rest.strip_suffix('.')) else {
+        return Found::Nothing;
+    };
+    let labels: Vec<&str> = inside.split('.').collect();
+    match labels[..] {
+        ["svc"] => Found::Inner,
+        [namespace, "svc"] if has_namespace(names, namespace) => Found::Inner,
+        [name, namespace, "svc"] => {
+            let addresses = names.get(&Name::new(namespace, name));
+            addresses.map_or(Found::Nothing, |addresses| Found::Addresses(addresses))
+        }
+        _ => Found::Nothing,
+    }
+}
+
+fn has_namespace(names: &Names, namespace: &str) -> bool {
+    let first = names.range(Name::new(namespace, "")..).next();
+    first.is_some_and(|(name, _)| name.namespace == namespace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names() -> Names {
+        let address = |text: &str| text.parse().expect("an address");
+        Names::from([
+            (Name::new("default", "hello"), vec![address("10.96.0.5"), address("fd00:10:96::5")]),
+            (Name::new("shop", "cart"), vec![address("10.96.0.6")]),
+        ])
+    }
+
+    #[test]
+    fn a_service_is_found_in_any_case_with_or_without_the_final_dot() {
+        let names = names();
+        for question in ["hello.default.svc.cluster.local", "Hello.Default.SVC.cluster.LOCAL."] {
+            let found = find(&names, question);
+            assert_eq!(found, Found::Addresses(&names[&Name::new("default", "hello")]), "{question}");
+        }
+    }
+
+    #[test]
+    fn inner_names_exist_without_addresses() {
+        let names = names();
+        for question in ["cluster.local", "svc.cluster.local.", "shop.svc.cluster.local"] {
+            assert_eq!(find(&names, question), Found::Inner, "{question}");
+        }
+    }
+
+    #[test]
+    fn everything_else_is_nothing() {
+        let names = names();
+        let elsewhere = [
+            "",
+            ".",
+            "hello",
+            "hello.default",
+            "example.com",
+            "cart.default.svc.cluster.local",
+            "none.svc.cluster.local",
+            "x.hello.default.svc.cluster.local",
+            "hello.default.svc.cluster.local.default.svc.cluster.local",
+            "hello.default.svcXcluster.local",
+            "svc.notcluster.local",
+        ];
+        for question in elsewhere {
+            assert_eq!(find(&names, question), Found::Nothing, "{question}");
+        }
+    }
+}
