@@ -1,2 +1,62 @@
-//! To come.
-fn main() {}
+//! `cargo xtask …`: builds, tests, measures and shows Rouse. `cargo xtask help` lists the commands.
+//!
+//! One file per command. Nothing here is shipped, and nothing here imports a part of Rouse: xtask drives the
+//! built programs from outside, as a user would.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "xtask talks to people on a terminal"
+)]
+#![forbid(unsafe_code)]
+
+mod ci;
+mod image;
+mod machine;
+mod setup;
+mod sh;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Build, test, measure and show Rouse.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Check kernel, cgroups and capabilities; install what is missing
+    Setup(setup::Args),
+    /// Run the tests: pure, shell, kernel, local, cluster
+    Test(test::Args),
+    /// Write the container images of the parts and the examples as OCI layouts
+    Image(image::Args),
+    /// Hold the code to the layout rules of ARCHITECTURE.md
+    Tidy,
+    /// What a change must pass: format, lints, docs, tests, tidy, licences
+    Ci(ci::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Task::Setup(args) => setup::run(&args),
+        Task::Test(args) => test::run(&args),
+        Task::Image(args) => image::run(&args),
+        Task::Tidy => tidy::run(),
+        Task::Ci(args) => ci::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Shell: what every change must pass, without root.
+
+use anyhow::{Result, bail};
+
+use crate::{sh, tidy, workspace::Workspace};
+
+/// How to run it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Go on after a failure, to see all of them
+    #[arg(long)]
+    keep_going: bool,
+}
+
+/// A step's name and what it does.
+type Step = (&'static str, fn(&Workspace) -> Result<()>);
+
+const STEPS: [Step; 7] = [
+    ("fmt", |workspace| cargo(workspace, &["fmt", "--all", "--check"])),
+    ("clippy", |workspace| cargo(workspace, &["clippy", "--all-targets", "--", "-D", "warnings"])),
+    ("clippy-root", |workspace| {
+        cargo(workspace, &["clippy", "-p", "tests", "--all-targets", "--", "-D", "warnings"])
+    }),
+    ("doc", doc),
+    ("test", |workspace| cargo(workspace, &["xtask", "test", "--tier", "pure,shell"])),
+    ("tidy", |_| tidy::run()),
+    ("deny", deny),
+];
+
+/// `cargo xtask ci`.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::load()?;
+    let mut failed = Vec::new();
+    for (name, step) in STEPS {
+        println!("\n== {name} ==");
+        if let Err(error) = step(&workspace) {
+            eprintln!("{name}: {error:#}");
+            failed.push(name);
+            if !args.keep_going {
+                break;
+            }
+        }
+    }
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    println!("\nci: all {} steps passed", STEPS.len());
+    Ok(())
+}
+
+fn cargo(workspace: &Workspace, args: &[&str]) -> Result<()> {
+    sh::run(sh::cargo().args(args).current_dir(&workspace.root))
+}
+
+fn doc(workspace: &Workspace) -> Result<()> {
+    sh::run(
+        sh::cargo()
+            .args(["doc", "--quiet", "--no-deps", "--document-private-items"])
+            .env("RUSTDOCFLAGS", "-D warnings")
+            .current_dir(&workspace.root),
+    )
+}
+
+/// Licences, sources and bans always; the advisory list only where it can be fetched.
+fn deny(workspace: &Workspace) -> Result<()> {
+    if sh::which("cargo-deny").is_none() {
+        bail!("cargo-deny is missing; install it with `cargo install --locked cargo-deny`");
+    }
+    cargo(workspace, &["deny", "--all-features", "check", "bans", "licenses", "sources"])?;
+    if let Err(error) = cargo(workspace, &["deny", "--all-features", "check", "advisories"]) {
+        if std::env::var_os("ROUSE_ADVISORIES").is_some() {
+            return Err(error);
+        }
+        println!(
+            "deny: advisories were not checked or not clean (set ROUSE_ADVISORIES=1 to insist): {error:#}"
+        );
+    }
+    Ok(())
+}

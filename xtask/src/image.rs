@@ -1,0 +1,77 @@
+//! Shell: builds static programs and writes them as container images.
+
+mod layout;
+
+use std::{fs, path::Path, path::PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use self::layout::Image;
+use crate::{sh, workspace::Workspace};
+
+/// Our programs that become images: package (and program) and the image's name.
+const IMAGES: [(&str, &str); 2] =
+    [("hello", "dev.local/hello:v1"), ("rouse", "dev.local/rouse:v0.1.0")];
+
+/// Which images, and where to.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Packages to make images of; all when none is named
+    packages: Vec<String>,
+    /// Folder that receives one OCI layout an image [default: images in cargo's target folder]
+    #[arg(long, value_name = "DIR")]
+    to: Option<PathBuf>,
+}
+
+/// `cargo xtask image`.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::load()?;
+    let wanted: Vec<&str> = match args.packages.is_empty() {
+        true => IMAGES.iter().map(|(package, _)| *package).collect(),
+        false => args.packages.iter().map(String::as_str).collect(),
+    };
+    let to = args.to.clone().unwrap_or_else(|| workspace.target.join("images"));
+    make(&workspace, &wanted, &to)
+}
+
+/// Builds `packages` and writes each as the OCI layout `to/PACKAGE`.
+pub(crate) fn make(workspace: &Workspace, packages: &[&str], to: &Path) -> Result<()> {
+    for package in packages {
+        let Some((_, name)) = IMAGES.iter().find(|(known, _)| known == package) else {
+            let known: Vec<&str> = IMAGES.iter().map(|(package, _)| *package).collect();
+            bail!("no image is made of `{package}`; there are {}", known.join(", "));
+        };
+        let program = build(workspace, package)?;
+        let bytes =
+            fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
+        let folder = to.join(package);
+        let image = Image { name, program: package, bytes: &bytes };
+        let digest = layout::write(&image, &folder)
+            .with_context(|| format!("cannot write the image {}", folder.display()))?;
+        println!("image {name}: {} ({digest})", folder.display());
+    }
+    Ok(())
+}
+
+/// Builds one package as a static program and returns its file.
+fn build(workspace: &Workspace, package: &str) -> Result<PathBuf> {
+    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    // Static, so that the image needs nothing but this one file; without machine paths, so that two
+    // checkouts give the same bytes. Named by target so that build scripts stay as they are.
+    let variable = format!("CARGO_TARGET_{}_RUSTFLAGS", triple.to_uppercase().replace('-', "_"));
+    let home = std::env::var("CARGO_HOME")
+        .or_else(|_| std::env::var("HOME").map(|home| home + "/.cargo"))
+        .unwrap_or_default();
+    let flags = format!(
+        "-C target-feature=+crt-static --remap-path-prefix={}=/rouse --remap-path-prefix={home}=/cargo",
+        workspace.root.display()
+    );
+    sh::run(
+        sh::cargo()
+            .args(["build", "--quiet", "--profile", "image", "--package", package])
+            .args(["--target", &triple])
+            .env(variable, flags)
+            .current_dir(&workspace.root),
+    )?;
+    Ok(workspace.target.join(triple).join("image").join(package))
+}

@@ -1,0 +1,95 @@
+//! Shell: checks what this machine can do, and installs what is missing after asking.
+
+mod needs;
+
+use std::io::{IsTerminal as _, Write as _};
+
+use anyhow::{Context as _, Result, bail};
+
+pub(crate) use self::needs::Purpose;
+use self::needs::{Facts, Need};
+use crate::{machine, sh};
+
+/// How to set up.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Install without asking
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+/// `cargo xtask setup`: everything for building, running, testing and measuring.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    prepare(
+        &[Purpose::Build, Purpose::Kernel, Purpose::Node, Purpose::Test, Purpose::Bench],
+        args.yes,
+    )?;
+    println!("setup: this machine is ready");
+    Ok(())
+}
+
+/// Makes the machine ready for `purposes`, or says what stands in the way.
+pub(crate) fn prepare(purposes: &[Purpose], yes: bool) -> Result<()> {
+    if purposes.iter().any(|purpose| purpose.needs_kernel()) {
+        check_kernel()?;
+    }
+    let missing = needs::missing(purposes, |program| sh::which(program).is_some());
+    if !missing.is_empty() {
+        install(&missing, yes)?;
+    }
+    Ok(())
+}
+
+fn check_kernel() -> Result<()> {
+    let facts = Facts {
+        kernel: machine::kernel(),
+        has_cgroup2: machine::cgroup2().is_some(),
+        capabilities: machine::capabilities(),
+        is_root: sh::is_root(),
+        has_sudo: sh::which("sudo").is_some(),
+    };
+    let lacking = needs::lacking(&facts);
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    bail!("this machine cannot run the kernel half:\n  - {}", lacking.join("\n  - "))
+}
+
+/// Installs packages, after showing each with its reason and asking.
+pub(crate) fn install(missing: &[&Need], yes: bool) -> Result<()> {
+    println!("Missing on this machine:");
+    for need in missing {
+        println!("  {:<22} {}", need.package, need.why);
+    }
+    let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    let by_hand = format!("apt-get install --no-install-recommends {}", packages.join(" "));
+    if sh::which("apt-get").is_none() {
+        bail!("this is no Debian or Ubuntu machine; install what `{by_hand}` would");
+    }
+    if !yes && !agreed("Install them with apt-get?")? {
+        bail!("install them with `sudo {by_hand}`, or pass --yes");
+    }
+    sh::run(apt(&["update", "-qq"]).stdin(std::process::Stdio::null()))?;
+    let mut words = vec!["install", "-qq", "-y", "--no-install-recommends"];
+    words.extend(&packages);
+    sh::run(apt(&words).stdin(std::process::Stdio::null()))
+        .with_context(|| format!("cannot install {}", packages.join(", ")))
+}
+
+fn apt(words: &[&str]) -> std::process::Command {
+    let mut command = sh::raised_with("apt-get", &[("DEBIAN_FRONTEND", "noninteractive".as_ref())]);
+    command.args(words);
+    command
+}
+
+/// Asks on the terminal; without one the answer is no.
+pub(crate) fn agreed(question: &str) -> Result<bool> {
+    if !std::io::stdin().is_terminal() {
+        return Ok(false);
+    }
+    print!("{question} [Y/n] ");
+    std::io::stdout().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "" | "y" | "Y" | "yes"))
+}

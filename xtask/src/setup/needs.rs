@@ -1,0 +1,171 @@
+//! Pure: what each purpose needs of a machine, and what a given machine lacks.
+
+/// What the machine should be able to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Build user space.
+    Build,
+    /// Load programs into the kernel.
+    Kernel,
+    /// Run a local node with pods.
+    Node,
+    /// Run the tests that meet other programs.
+    Test,
+    /// Measure.
+    Bench,
+}
+
+impl Purpose {
+    /// Whether it loads programs into the kernel.
+    pub(crate) fn needs_kernel(self) -> bool {
+        match self {
+            Self::Build => false,
+            Self::Kernel | Self::Node | Self::Test | Self::Bench => true,
+        }
+    }
+}
+
+/// A Debian package and what of it is used.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    pub(crate) package: &'static str,
+    /// Any one of these programs will do.
+    programs: &'static [&'static str],
+    pub(crate) why: &'static str,
+    purpose: Purpose,
+}
+
+const fn need(
+    purpose: Purpose,
+    package: &'static str,
+    programs: &'static [&'static str],
+    why: &'static str,
+) -> Need {
+    Need { package, programs, why, purpose }
+}
+
+/// Everything that comes from packages. The kernel half's compiler is `toolchain.rs`'s matter.
+const NEEDS: [Need; 7] = [
+    need(Purpose::Build, "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
+    need(Purpose::Build, "git", &["git"], "names the commit in figures and versions"),
+    need(Purpose::Node, "crun", &["crun", "runc"], "starts containers"),
+    need(Purpose::Node, "curl", &["curl"], "sends requests by hand: rouse run -- curl …"),
+    need(
+        Purpose::Test,
+        "nginx-light",
+        &["nginx"],
+        "a server whose reload and deferred accept the kernel tests meet",
+    ),
+    need(
+        Purpose::Test,
+        "docker-registry",
+        &["docker-registry"],
+        "a registry on loopback to pull images from",
+    ),
+    need(Purpose::Bench, "linux-perf", &["perf"], "counts whole-system cycles"),
+];
+
+/// The packages `purposes` need and the machine lacks. A need of no purpose named here is left alone.
+pub(crate) fn missing(purposes: &[Purpose], has: impl Fn(&str) -> bool) -> Vec<&'static Need> {
+    NEEDS
+        .iter()
+        .filter(|need| purposes.contains(&need.purpose))
+        .filter(|need| !need.programs.iter().any(|program| has(program)))
+        .collect()
+}
+
+/// What a machine says of itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    /// Kernel release, major and minor.
+    pub(crate) kernel: Option<(u32, u32)>,
+    /// Whether cgroup v2 is mounted, alone or beside v1.
+    pub(crate) has_cgroup2: bool,
+    /// Capabilities root may have here (`CapBnd`).
+    pub(crate) capabilities: u64,
+    pub(crate) is_root: bool,
+    pub(crate) has_sudo: bool,
+}
+
+/// Oldest kernel that has every hook used (`cgroup/getpeername` came last, in 5.8) and is still maintained.
+const OLDEST: (u32, u32) = (5, 10);
+
+/// Capabilities by bit number (linux/capability.h) and what they are for.
+const CAPABILITIES: [(u32, &str, &str); 4] = [
+    (12, "CAP_NET_ADMIN", "makes network namespaces' addresses and routes, attaches programs"),
+    (19, "CAP_SYS_PTRACE", "enters the namespaces of pods"),
+    (21, "CAP_SYS_ADMIN", "makes namespaces and mounts"),
+    (18, "CAP_SYS_CHROOT", "changes into images"),
+];
+
+/// One line for each thing that stands in the way of the kernel half.
+pub(crate) fn lacking(facts: &Facts) -> Vec<String> {
+    let mut lines = Vec::new();
+    match facts.kernel {
+        Some(kernel) if kernel < OLDEST => lines.push(format!(
+            "Linux {}.{} is too old: {}.{} is the oldest with the hooks used; boot a newer kernel",
+            kernel.0, kernel.1, OLDEST.0, OLDEST.1
+        )),
+        Some(_) => {}
+        None => lines
+            .push("no Linux kernel release found in /proc; Linux 5.10 or later is needed".into()),
+    }
+    if !facts.has_cgroup2 {
+        lines.push(
+            "cgroup v2 is not mounted; run `mount -t cgroup2 none /sys/fs/cgroup/unified` as root"
+                .into(),
+        );
+    }
+    if !facts.is_root && !facts.has_sudo {
+        lines.push("neither root nor sudo: run it as root, or install sudo".into());
+    }
+    for (bit, name, why) in CAPABILITIES {
+        if facts.capabilities & (1 << bit) == 0 {
+            lines.push(format!("{name} is withheld from root here ({why}); run outside this container or with --privileged"));
+        }
+    }
+    // Since 5.8 CAP_BPF would do, but older kernels and several helpers ask for the admin's.
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: Facts = Facts {
+        kernel: Some((6, 1)),
+        has_cgroup2: true,
+        capabilities: u64::MAX,
+        is_root: false,
+        has_sudo: true,
+    };
+
+    #[test]
+    fn a_good_machine_lacks_nothing() {
+        assert_eq!(lacking(&GOOD), [""; 0]);
+    }
+
+    #[test]
+    fn each_lack_is_named_with_what_to_do() {
+        let facts = Facts {
+            kernel: Some((4, 19)),
+            has_cgroup2: false,
+            capabilities: !(1 << 21),
+            is_root: false,
+            has_sudo: false,
+        };
+        let lines = lacking(&facts);
+        let starts: Vec<&str> = lines.iter().map(|line| &line[..14]).collect();
+        assert_eq!(
+            starts,
+            ["Linux 4.19 is ", "cgroup v2 is n", "neither root n", "CAP_SYS_ADMIN "]
+        );
+    }
+
+    #[test]
+    fn any_one_of_the_programs_will_do() {
+        let missing = missing(&[Purpose::Node], |program| program == "runc");
+        let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+        assert_eq!(packages, ["curl"]);
+    }
+}

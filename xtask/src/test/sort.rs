@@ -1,0 +1,51 @@
+//! Pure: which tier a test of a crate belongs to, by the first word of the file it stands in.
+
+use super::Tier;
+
+/// The files whose first line decides for the test `name`, most specific first.
+///
+/// `queue::tests::holds` stands in `queue/tests.rs` or `queue.rs`; a test without a module in the crate's root.
+pub(super) fn candidates(folder: &str, root: &str, name: &str) -> Vec<String> {
+    let mut modules: Vec<&str> = name.split("::").collect();
+    modules.pop();
+    let mut files = Vec::new();
+    while !modules.is_empty() {
+        let path = modules.join("/");
+        files.push(format!("{folder}/src/{path}.rs"));
+        files.push(format!("{folder}/src/{path}/mod.rs"));
+        modules.pop();
+    }
+    files.push(root.to_owned());
+    files
+}
+
+/// The tier that a file's first line names; test modules and crate roots name none.
+pub(super) fn tier_of(first_line: &str) -> Option<Tier> {
+    match first_line {
+        line if line.starts_with("//! Pure:") => Some(Tier::Pure),
+        line if line.starts_with("//! Shell:") => Some(Tier::Shell),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_belongs_to_the_innermost_file_that_says_what_it_is() {
+        assert_eq!(
+            candidates("/w/agent", "/w/agent/src/lib.rs", "pods::tests::x"),
+            [
+                "/w/agent/src/pods/tests.rs",
+                "/w/agent/src/pods/tests/mod.rs",
+                "/w/agent/src/pods.rs",
+                "/w/agent/src/pods/mod.rs",
+                "/w/agent/src/lib.rs"
+            ]
+        );
+        assert_eq!(tier_of("//! Pure: x"), Some(Tier::Pure));
+        assert_eq!(tier_of("//! Shell: x"), Some(Tier::Shell));
+        assert_eq!(tier_of("use super::*;"), None);
+    }
+}

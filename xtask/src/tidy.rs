@@ -1,0 +1,101 @@
+//! Shell: reads the tree and prints what breaks the layout rules.
+
+mod rules;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use self::rules::{Finding, Severity, Source};
+use crate::workspace::Workspace;
+
+/// `cargo xtask tidy`.
+pub(crate) fn run() -> Result<()> {
+    let workspace = Workspace::load()?;
+    let mut findings = arrows(&workspace);
+    for package in &workspace.packages {
+        for file in rust_files(&package.folder(), &workspace)? {
+            let text = read(&file)?;
+            let path = relative(&file, &workspace.root);
+            findings.extend(rules::source(&Source {
+                krate: &package.name,
+                path: &path,
+                text: &text,
+            }));
+        }
+    }
+    for file in documents(&workspace.root)? {
+        let path = relative(&file, &workspace.root);
+        let exists = |name: &str| workspace.root.join(name).exists();
+        findings.extend(rules::document(&path, &read(&file)?, exists));
+    }
+    let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
+    for finding in &findings {
+        println!("{finding}");
+    }
+    println!("tidy: {errors} errors, {} warnings", findings.len() - errors);
+    if errors > 0 {
+        bail!("the tree breaks {errors} rules listed above");
+    }
+    Ok(())
+}
+
+fn arrows(workspace: &Workspace) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for package in &workspace.packages {
+        let ours = package.dependencies.iter().filter(|dependency| dependency.path.is_some());
+        for dependency in ours {
+            findings.extend(rules::arrow(&package.name, &dependency.name));
+        }
+    }
+    findings
+}
+
+/// All `.rs` files below `folder`, without those of packages nested in it.
+fn rust_files(folder: &Path, workspace: &Workspace) -> Result<Vec<PathBuf>> {
+    let nested: Vec<PathBuf> = workspace.packages.iter().map(|other| other.folder()).collect();
+    let mut files = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let entries =
+            fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+        for entry in entries {
+            let path = entry?.path();
+            let skip = nested.contains(&path) || path == workspace.target;
+            if path.is_dir() && !skip {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The documents at the root and below `docs/`.
+fn documents(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for folder in [root.to_owned(), root.join("docs")] {
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for entry in entries {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read(file: &Path) -> Result<String> {
+    fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+fn relative(file: &Path, root: &Path) -> String {
+    file.strip_prefix(root).unwrap_or(file).display().to_string()
+}

@@ -1,0 +1,309 @@
+//! Pure: the layout rules, each a function from text to findings.
+
+use std::fmt;
+
+/// Which of our crates a crate may import; a part never imports another part.
+const ARROWS: [(&str, &[&str]); 11] = [
+    ("common", &[]),
+    ("ebpf", &["common"]),
+    ("agent", &["common"]),
+    ("activator", &["common"]),
+    ("autoscaler", &["common"]),
+    ("controller", &["common"]),
+    ("local", &["common"]),
+    ("rouse", &["common", "agent", "activator", "autoscaler", "controller", "local"]),
+    ("tests", &["common", "agent", "activator", "autoscaler", "controller", "local", "rouse"]),
+    ("xtask", &[]),
+    ("hello", &[]),
+];
+
+/// What a `Pure:` file may not name: I/O, clocks, the environment, chance.
+const IMPURE: [&str; 13] = [
+    "tokio::",
+    "hyper::",
+    "aya::",
+    "kube::",
+    "axum::",
+    "tonic::transport",
+    "rand::",
+    "std::env",
+    "std::fs",
+    "std::process",
+    "Instant::now",
+    "SystemTime",
+    "TcpStream",
+];
+
+/// The files where `unsafe` may stand, beside the whole of `ebpf/`.
+const UNSAFE: [&str; 3] = ["common/src/abi.rs", "agent/src/sys.rs", "local/src/sys.rs"];
+
+/// Lines before the tests from which a file is too long to read at once.
+const LONG: usize = 400;
+/// … and from which it must be split.
+const TOO_LONG: usize = 800;
+/// Lines of a part's `main.rs`: config, tracing, run until a signal.
+const MAIN: usize = 40;
+
+/// One source file.
+#[derive(Debug)]
+pub(crate) struct Source<'a> {
+    /// The crate it belongs to.
+    pub(crate) krate: &'a str,
+    /// Its path from the workspace root.
+    pub(crate) path: &'a str,
+    /// Its text.
+    pub(crate) text: &'a str,
+}
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Severity {
+    Warning,
+    Error,
+}
+
+/// One broken rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Finding {
+    pub(crate) severity: Severity,
+    /// `path` or `path:line`.
+    pub(crate) place: String,
+    pub(crate) says: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = match self.severity {
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        };
+        write!(out, "{word}: {}: {}", self.place, self.says)
+    }
+}
+
+fn error(place: impl Into<String>, says: impl Into<String>) -> Finding {
+    Finding { severity: Severity::Error, place: place.into(), says: says.into() }
+}
+
+fn warning(place: impl Into<String>, says: impl Into<String>) -> Finding {
+    Finding { severity: Severity::Warning, place: place.into(), says: says.into() }
+}
+
+/// Judges one import of a crate of ours by another.
+pub(crate) fn arrow(from: &str, to: &str) -> Option<Finding> {
+    let place = format!("{from}/Cargo.toml");
+    match ARROWS.iter().find(|(name, _)| *name == from) {
+        None => Some(error(
+            place,
+            format!("crate {from} has no line in ARROWS of xtask/src/tidy/rules.rs"),
+        )),
+        Some((_, allowed)) if allowed.contains(&to) => None,
+        Some(_) => Some(error(
+            place,
+            format!("{from} must not import {to}: move what both need to common"),
+        )),
+    }
+}
+
+/// Judges one source file.
+pub(crate) fn source(file: &Source<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    findings.extend(mark(file));
+    findings.extend(length(file));
+    let code = code_lines(file.text);
+    if file.text.starts_with("//! Pure:") {
+        findings.extend(code.iter().filter_map(|line| impure(file.path, line)));
+    }
+    if file.krate != "ebpf" && !UNSAFE.contains(&file.path) {
+        let is_unsafe = |line: &&Line<'_>| words(line.code).any(|word| word == "unsafe");
+        findings.extend(code.iter().filter(is_unsafe).map(|line| {
+            let place = format!("{}:{}", file.path, line.number);
+            error(place, "unsafe stands only in ebpf/, common/src/abi.rs and the two sys.rs")
+        }));
+    }
+    findings
+}
+
+/// Every file says in its first line what it is for, and whether it does I/O.
+fn mark(file: &Source<'_>) -> Option<Finding> {
+    // Tests in a file of their own belong to the file they test.
+    if file.path.ends_with("/tests.rs") {
+        return None;
+    }
+    let first = file.text.lines().next().unwrap_or_default();
+    if !first.starts_with("//! ") {
+        return Some(error(file.path, "the first line must be a `//!` doc line"));
+    }
+    let name = file.path.rsplit('/').next().unwrap_or_default();
+    // A crate root's doc speaks for the crate; kernel programs are neither; tests are named by what they test.
+    let exempt = matches!(name, "lib.rs" | "main.rs" | "build.rs")
+        || file.krate == "ebpf"
+        || file.krate == "tests"
+        || file.path.contains("/tests/")
+        || file.path.contains("/benches/");
+    if exempt || first.starts_with("//! Pure: ") || first.starts_with("//! Shell: ") {
+        return None;
+    }
+    Some(error(file.path, "the first line must start with `//! Pure: ` or `//! Shell: `"))
+}
+
+fn length(file: &Source<'_>) -> Option<Finding> {
+    if file.path.ends_with("/tests.rs") {
+        return None;
+    }
+    let lines = before_tests(file.text).lines().count();
+    let parts = ["agent", "activator", "autoscaler", "controller"];
+    if parts.contains(&file.krate) && file.path.ends_with("/main.rs") && lines > MAIN {
+        return Some(warning(
+            file.path,
+            format!("{lines} lines; a part's main.rs has at most {MAIN}"),
+        ));
+    }
+    if lines > TOO_LONG {
+        let says = format!("{lines} lines before the tests; above {TOO_LONG} it must be split");
+        return Some(error(file.path, says));
+    }
+    let says = format!("{lines} lines before the tests; above {LONG} look for a second subject");
+    (lines > LONG).then(|| warning(file.path, says))
+}
+
+fn impure(path: &str, line: &Line<'_>) -> Option<Finding> {
+    // The Pod impls need aya's trait; they are data, not I/O.
+    let named = IMPURE.iter().find(|name| {
+        let found = line.code.match_indices(*name).any(|(at, _)| {
+            !line.code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_')
+        });
+        found && !(**name == "aya::" && path == "common/src/abi.rs")
+    })?;
+    let place = format!("{path}:{}", line.number);
+    Some(error(
+        place,
+        format!("a Pure: file names `{named}`; pass the value in, or move this to a Shell: file"),
+    ))
+}
+
+/// Judges the relative links and the file names in backticks of a document.
+pub(crate) fn document(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let links = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let quoted = line.split('`').skip(1).step_by(2).filter(|word| is_file_name(word));
+        for target in
+            links.filter(|link| !link.contains("://") && !link.starts_with('#')).chain(quoted)
+        {
+            let file = target.split('#').next().unwrap_or_default();
+            if !exists(file) {
+                let place = format!("{path}:{}", index + 1);
+                findings.push(error(place, format!("names {file}, which does not exist")));
+            }
+        }
+    }
+    findings
+}
+
+/// Whether a backticked word is a path in this tree, such as `agent/src/plan.rs`.
+fn is_file_name(word: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
+    word.ends_with(".rs") && word.contains('/') && word.bytes().all(plain)
+}
+
+/// A line of code without its comment.
+#[derive(Debug)]
+struct Line<'a> {
+    number: usize,
+    code: &'a str,
+}
+
+/// The lines before the test module, without comments. Good to the line for code formatted by rustfmt.
+fn code_lines(text: &str) -> Vec<Line<'_>> {
+    before_tests(text)
+        .lines()
+        .enumerate()
+        .map(|(index, line)| Line { number: index + 1, code: strip(line) })
+        .filter(|line| !line.code.trim().is_empty())
+        .collect()
+}
+
+fn before_tests(text: &str) -> &str {
+    let end = text.find("\n#[cfg(test)]\nmod ").unwrap_or(text.len());
+    &text[..end]
+}
+
+/// Cuts a comment, and everything from the first string literal: a message may say anything.
+fn strip(line: &str) -> &str {
+    let end = [line.find("//"), line.find('"')].into_iter().flatten().min();
+    &line[..end.unwrap_or(line.len())]
+}
+
+fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|letter: char| !letter.is_alphanumeric() && letter != '_')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn says(findings: &[Finding]) -> Vec<&str> {
+        findings.iter().map(|finding| finding.place.as_str()).collect()
+    }
+
+    fn check(path: &str, text: &str) -> Vec<String> {
+        let krate = path.split('/').next().unwrap();
+        let findings = source(&Source { krate, path, text });
+        says(&findings).into_iter().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_part_may_import_common_and_no_other_part() {
+        assert_eq!(arrow("agent", "common"), None);
+        assert!(arrow("agent", "controller").is_some());
+        assert!(arrow("stranger", "common").is_some());
+    }
+
+    #[test]
+    fn a_pure_file_must_not_name_a_clock_outside_tests_and_comments() {
+        let text = "//! Pure: x\n// Instant::now is the caller's\nlet a = Instant::now();\n\n#[cfg(test)]\nmod tests { Instant::now() }\n";
+        assert_eq!(check("agent/src/plan.rs", text), ["agent/src/plan.rs:3"]);
+    }
+
+    #[test]
+    fn a_longer_name_is_not_the_forbidden_one() {
+        assert_eq!(check("agent/src/plan.rs", "//! Pure: x\nuse my_tokio::X;\n"), [""; 0]);
+    }
+
+    #[test]
+    fn unsafe_is_found_outside_its_places_only() {
+        let text = "//! Shell: x\n#![forbid(unsafe_code)]\nlet a = unsafe { b };\n";
+        assert_eq!(check("agent/src/maps.rs", text), ["agent/src/maps.rs:3"]);
+        assert_eq!(check("agent/src/sys.rs", text), [""; 0]);
+        assert_eq!(check("ebpf/src/count.rs", text), [""; 0]);
+    }
+
+    #[test]
+    fn every_file_says_what_it_is() {
+        assert_eq!(check("agent/src/a.rs", "use x;\n"), ["agent/src/a.rs"]);
+        assert_eq!(check("agent/src/a.rs", "//! Something.\n"), ["agent/src/a.rs"]);
+        assert_eq!(check("agent/src/lib.rs", "//! Something.\n"), [""; 0]);
+    }
+
+    #[test]
+    fn a_file_is_warned_at_400_lines_and_refused_at_800() {
+        let of = |lines: usize| "//! Pure: x\n".to_owned() + &"a\n".repeat(lines);
+        let severity = |lines| {
+            let text = of(lines);
+            source(&Source { krate: "agent", path: "agent/src/a.rs", text: &text })
+                .first()
+                .map(|finding| finding.severity)
+        };
+        assert_eq!(severity(399), None);
+        assert_eq!(severity(400), Some(Severity::Warning));
+        assert_eq!(severity(800), Some(Severity::Error));
+    }
+
+    #[test]
+    fn a_document_must_not_name_files_that_are_gone() {
+        let text = "see `agent/src/plan.rs` and [there](gone.md#part), not [this](http://x/)\n";
+        let findings = document("README.md", text, |name| name == "agent/src/plan.rs");
+        assert_eq!(findings, [error("README.md:1", "names gone.md, which does not exist")]);
+    }
+}
