@@ -3,7 +3,12 @@
 mod sort;
 mod unprivileged;
 
-use std::{fmt, process::Command, time::Instant};
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
@@ -23,6 +28,9 @@ pub(crate) struct Args {
     /// Install what the tests need without asking
     #[arg(long)]
     yes: bool,
+    /// Only build the test program of the tier kernel or local, and copy it to FILE
+    #[arg(long, value_name = "FILE")]
+    build_only: Option<PathBuf>,
     /// Run only tests whose name contains one of these
     #[arg(last = true, value_name = "NAME")]
     names: Vec<String>,
@@ -92,6 +100,9 @@ impl Counts {
 /// `cargo xtask test`.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
+    if let Some(file) = &args.build_only {
+        return build_only(&args.tier, file, &workspace);
+    }
     let asked = if args.tier.is_empty() { Tier::ALL.to_vec() } else { args.tier.clone() };
     // In the order of what they need: a broken formula shows before a cluster is built.
     let tiers = Tier::ALL.into_iter().filter(|tier| asked.contains(tier));
@@ -135,6 +146,18 @@ fn privileged(target: &str, args: &Args, workspace: &Workspace) -> Result<Outcom
     // One at a time: they share the machine's CPUs, and some compare counts under load.
     command.args(&args.names).arg("--test-threads=1").current_dir(workspace.root.join("tests"));
     run_counted(&mut command)
+}
+
+/// Leaves the program of one root tier in `file`, to be run on another machine.
+fn build_only(tiers: &[Tier], file: &Path, workspace: &Workspace) -> Result<()> {
+    let [tier @ (Tier::Kernel | Tier::Local)] = tiers else {
+        bail!("--build-only needs `--tier kernel` or `--tier local`");
+    };
+    let program = build(tier.name(), workspace)?;
+    fs::copy(&program, file)
+        .with_context(|| format!("cannot copy {program} to {}", file.display()))?;
+    println!("test: {} holds the {} tier", file.display(), tier.name());
+    Ok(())
 }
 
 fn build(target: &str, workspace: &Workspace) -> Result<String> {
