@@ -1,1 +1,282 @@
 //! Pure: HTTP/1.1 message boundaries, the same code in the kernel and in unit tests.
+//!
+//! A [`Conn`] follows one accepted connection: [`Side`] `rx` walks the requests, `tx` the responses. The driver
+//! hands in segments in any order it gets them:
+//!
+//! 1. [`Side::seek`] says where in the segment reading goes on, if it does. Bodies are skipped here by
+//!    arithmetic on sequence numbers; nothing of them is read, and gaps inside them do no harm.
+//! 2. The driver copies up to [`WINDOW`] bytes from there into a [`Window`] and calls [`Conn::read_request`] or
+//!    [`Conn::read_response`], which consume at least one byte.
+//! 3. Both steps repeat until `seek` finds nothing more to read.
+//!
+//! The answer of each step is a set of [`Happened`] bits. At most one request of a connection is in flight:
+//! servers work through a connection one request after another, so a pipelined request begins when the one
+//! before it ends. A request begins with the last byte of its head, and ends with the last byte of its response.
+//!
+//! Everything is integers in a `repr(C)` struct and steps of bounded length, so that the verifier accepts it.
+//! Heads are read eight bytes at a time; only unusual lines and lines split between segments go byte by byte.
+//!
+//! Rules: RFC 9112 §2.2 (stray line ends), §5.2 (folded lines), §6 (length of the body), §7.1 (chunks),
+//! §9.3.2 (pipelining); RFC 9110 §15.2 (interim responses), §7.8 (upgrade), §9.3.6 (CONNECT).
+
+mod crawl;
+mod scan;
+mod side;
+#[cfg(test)]
+mod tests;
+
+pub use scan::Window;
+pub use side::{Seek, Side, at};
+
+use core::mem::size_of;
+
+/// Bytes a [`Window`] holds.
+pub const WINDOW: usize = scan::WORDS * 8;
+
+/// What a step brought about, as bits.
+pub type Happened = u32;
+/// A request is in flight from now on.
+pub const STARTED: Happened = 1;
+/// The request in flight has ended. With [`STARTED`], the next one begins at once.
+pub const FINISHED: Happened = 2;
+/// A whole response went by that no request had asked for (400 to garbage, 408 to silence). Not counted.
+pub const STRAY: Happened = 4;
+/// Message boundaries of one direction are lost, for the first time.
+pub const DESYNC: Happened = 8;
+/// The first bytes are not HTTP/1: one request in flight until the connection closes.
+pub const OPAQUE: Happened = 16;
+/// A request began and ended in this one step, unseen until its response. Added to the totals only.
+pub const MISSED: Happened = 32;
+
+/// Requests whose kind is remembered; later ones of a deeper pipeline pass for ordinary ones.
+const KINDS: u32 = 32;
+
+/// What the answer to a request depends on.
+pub mod kind {
+    /// Any method without a rule of its own.
+    pub const PLAIN: u8 = 0;
+    /// The response has no body.
+    pub const HEAD: u8 = 1;
+    /// A 2xx response opens a tunnel.
+    pub const CONNECT: u8 = 2;
+}
+
+/// One accepted connection.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Conn {
+    /// Requests, client to server.
+    pub rx: Side,
+    /// Responses, server to client.
+    pub tx: Side,
+    /// Two bits for each request not yet answered: its [`kind`].
+    kinds: u64,
+    /// Requests whose head has been read, wrapping.
+    asked: u32,
+    /// Requests whose response has been read, wrapping.
+    answered: u32,
+}
+const _: () = assert!(size_of::<Conn>() == 96);
+
+/// Outcome of one read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Read {
+    /// Bytes consumed, at least 1.
+    pub used: u32,
+    /// What they brought about.
+    pub happened: Happened,
+}
+
+impl Conn {
+    /// A fresh connection whose directions begin at these sequence numbers.
+    #[inline(always)]
+    pub fn new(rx_next: u32, tx_next: u32) -> Self {
+        let rx = Side { next: rx_next, ..Side::default() };
+        let tx = Side { next: tx_next, ..Side::default() };
+        Self { rx, tx, ..Self::default() }
+    }
+
+    /// Whether a request is in flight.
+    #[inline(always)]
+    pub fn is_busy(&self) -> bool {
+        self.asked != self.answered
+    }
+
+    /// Reads on in the requests: `window` holds `len` (1 to [`WINDOW`]) bytes that begin at `rx.next`.
+    #[inline(always)]
+    pub fn read_request(&mut self, window: &Window, len: u32) -> Read {
+        let used = self.rx.read(window, len, true);
+        self.rx.next = self.rx.next.wrapping_add(used);
+        let happened = match self.rx.at {
+            at::HEAD_END => self.request_head(),
+            at::DONE => self.after_request_seek(),
+            at::LOST => self.request_lost(),
+            _ => 0,
+        };
+        Read { used, happened }
+    }
+
+    /// Reads on in the responses: `window` holds `len` (1 to [`WINDOW`]) bytes that begin at `tx.next`.
+    #[inline(always)]
+    pub fn read_response(&mut self, window: &Window, len: u32) -> Read {
+        let used = self.tx.read(window, len, false);
+        self.tx.next = self.tx.next.wrapping_add(used);
+        let happened = match self.tx.at {
+            at::HEAD_END => self.response_head(),
+            at::DONE => self.response_end(),
+            at::LOST => self.response_lost(),
+            _ => 0,
+        };
+        Read { used, happened }
+    }
+
+    /// A skipped request body has ended, if it has. To be called after every `rx.seek`.
+    #[inline(always)]
+    pub fn after_request_seek(&mut self) -> Happened {
+        if self.rx.at == at::DONE {
+            self.rx.begin();
+        }
+        0
+    }
+
+    /// A skipped response body has ended, if it has. To be called after every `tx.seek`.
+    #[inline(always)]
+    pub fn after_response_seek(&mut self) -> Happened {
+        if self.tx.at == at::DONE { self.response_end() } else { 0 }
+    }
+
+    /// Request bytes are gone for good: from now on responses alone tell of requests.
+    #[inline(always)]
+    pub fn lose_requests(&mut self) -> Happened {
+        if self.rx.at == at::LOST || self.rx.at == at::TUNNEL {
+            return 0;
+        }
+        if self.rx.lose() { DESYNC } else { 0 }
+    }
+
+    /// Response bytes are gone for good: the request in flight ends with the next request or at close.
+    #[inline(always)]
+    pub fn lose_responses(&mut self) -> Happened {
+        if self.tx.at == at::LOST || self.tx.at == at::TUNNEL {
+            return 0;
+        }
+        if self.tx.lose() { DESYNC } else { 0 }
+    }
+
+    /// A segment with request bytes came while their boundaries are lost.
+    ///
+    /// With nothing in flight it can only begin a request, so reading starts anew at `seq`.
+    #[inline(always)]
+    pub fn resume_requests(&mut self, seq: u32) {
+        if !self.is_busy() && self.tx.at == at::START {
+            self.rx.begin();
+            self.rx.next = seq;
+        }
+    }
+
+    /// The server sends nothing more, or the connection is gone. Ends what is in flight, once.
+    ///
+    /// Pipelined requests behind it never began.
+    #[inline(always)]
+    pub fn close(&mut self) -> Happened {
+        let busy = self.is_busy();
+        self.answered = self.asked;
+        self.rx.tunnel();
+        self.tx.tunnel();
+        if busy { FINISHED } else { 0 }
+    }
+
+    #[inline(always)]
+    fn request_head(&mut self) -> Happened {
+        let kind = self.rx.kind;
+        if self.rx.request_body() == at::LOST {
+            // The server refuses such a head (both lengths wrong, unknown coding) and closes.
+            return self.request_lost();
+        }
+        if self.tx.at == at::LOST && self.is_busy() {
+            // The client speaks again, so the answer we could not follow has ended.
+            self.answered = self.asked;
+            self.ask(kind);
+            self.tx.resume();
+            return FINISHED | STARTED;
+        }
+        self.ask(kind)
+    }
+
+    #[inline(always)]
+    fn ask(&mut self, kind: u8) -> Happened {
+        let waiting = self.asked.wrapping_sub(self.answered);
+        if waiting < KINDS {
+            let shift = (self.asked % KINDS) * 2;
+            self.kinds = (self.kinds & !(3 << shift)) | (u64::from(kind & 3) << shift);
+        }
+        self.asked = self.asked.wrapping_add(1);
+        if waiting == 0 { STARTED } else { 0 }
+    }
+
+    #[inline(always)]
+    fn request_lost(&mut self) -> Happened {
+        if self.asked == 0 && self.rx.is_foreign() {
+            self.rx.tunnel();
+            self.tx.tunnel();
+            self.ask(kind::PLAIN);
+            return OPAQUE | STARTED;
+        }
+        if self.rx.lose() { DESYNC } else { 0 }
+    }
+
+    #[inline(always)]
+    fn response_lost(&mut self) -> Happened {
+        if self.tx.lose() { DESYNC } else { 0 }
+    }
+
+    #[inline(always)]
+    fn response_head(&mut self) -> Happened {
+        let status = self.tx.status;
+        if (100..200).contains(&status) && status != 101 {
+            self.tx.begin();
+            return 0;
+        }
+        let shift = (self.answered % KINDS) * 2;
+        let kind = if self.is_busy() { (self.kinds >> shift) as u8 & 3 } else { kind::PLAIN };
+        match self.tx.response_body(kind) {
+            at::DONE => self.response_end(),
+            at::TUNNEL => self.tunnel(),
+            _ => 0,
+        }
+    }
+
+    /// The last response of this connection has begun; it ends at close.
+    #[inline(always)]
+    fn tunnel(&mut self) -> Happened {
+        let missed = self.rx.at == at::LOST;
+        self.rx.tunnel();
+        if self.is_busy() {
+            self.asked = self.answered.wrapping_add(1);
+            return 0;
+        }
+        if missed { self.ask(kind::PLAIN) } else { STRAY }
+    }
+
+    #[inline(always)]
+    fn response_end(&mut self) -> Happened {
+        let closes = self.tx.closes();
+        let missed = self.rx.at == at::LOST;
+        let busy = self.is_busy();
+        self.tx.begin();
+        if closes {
+            // What the client has sent behind this request is never served.
+            self.rx.tunnel();
+            self.tx.tunnel();
+            self.answered = self.asked;
+        } else if busy {
+            self.answered = self.answered.wrapping_add(1);
+        }
+        match (busy, missed) {
+            (true, _) if self.is_busy() => FINISHED | STARTED,
+            (true, _) => FINISHED,
+            (false, true) => MISSED,
+            (false, false) => STRAY,
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Pure: the slow way through a head and through chunk sizes: byte by byte, so that a split may fall anywhere.
+
+use super::{
+    at, kind,
+    scan::{WORDS, Window},
+    side::{Side, flag},
+};
+
+/// Most bytes one step takes.
+const STEP: usize = 32;
+const _: () = assert!(STEP <= WORDS * 8);
+
+/// [`Side::matched`]: a word of a list that is the one sought, and has ended.
+const SOUGHT: u8 = 100;
+/// [`Side::matched`]: a word of a list that is another.
+const OTHER: u8 = 200;
+
+/// What [`Side::name`] says is being compared.
+mod name {
+    pub(super) const HEAD: u8 = 1;
+    pub(super) const CONNECT: u8 = 2;
+    pub(super) const HTTP2: u8 = 3;
+    pub(super) const VERSION: u8 = 4;
+    pub(super) const LENGTH: u8 = 5;
+    pub(super) const CODING: u8 = 6;
+    pub(super) const CONNECTION: u8 = 7;
+    pub(super) const CHUNKED: u8 = 8;
+    pub(super) const CLOSE: u8 = 9;
+}
+
+/// The bytes of a name, first byte lowest; nothing beyond 24 bytes is needed.
+#[inline(always)]
+const fn letters(name: u8) -> [u64; 3] {
+    const fn pack(text: &[u8; 24]) -> [u64; 3] {
+        let mut out = [0; 3];
+        let mut index = 0;
+        while index < 24 {
+            out[index / 8] |= (text[index] as u64) << (index % 8 * 8);
+            index += 1;
+        }
+        out
+    }
+    match name {
+        name::HEAD => const { pack(b"HEAD \0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0") },
+        name::CONNECT => const { pack(b"CONNECT \0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0") },
+        name::HTTP2 => const { pack(b"PRI * HT\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0") },
+        name::VERSION => const { pack(b"HTTP/1.\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0") },
+        name::LENGTH => const { pack(b"content-length:\0\0\0\0\0\0\0\0\0") },
+        name::CODING => const { pack(b"transfer-encoding:\0\0\0\0\0\0") },
+        name::CONNECTION => const { pack(b"connection:\0\0\0\0\0\0\0\0\0\0\0\0\0") },
+        name::CHUNKED => const { pack(b"chunked\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0") },
+        name::CLOSE => const { pack(b"close\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0") },
+        _ => [0; 3],
+    }
+}
+
+/// Byte `index` of a name; 0 behind its end.
+#[inline(always)]
+fn letter(name: u8, index: u8) -> u8 {
+    let [first, second, third] = letters(name);
+    let word = match index >> 3 {
+        0 => first,
+        1 => second,
+        2 => third,
+        _ => 0,
+    };
+    (word >> ((index & 7) * 8)) as u8
+}
+
+impl Side {
+    /// Reads byte by byte until something is decided. Returns the bytes consumed, at least 1.
+    #[inline(always)]
+    pub(super) fn crawl(&mut self, window: &Window, len: u32, request: bool) -> u32 {
+        let mut index = 0;
+        while index < STEP {
+            if index > 0 && index as u32 >= len {
+                break;
+            }
+            let word = window[index >> 3].to_le();
+            self.byte((word >> ((index & 7) * 8)) as u8, request);
+            index += 1;
+            if self.skip > 0 || self.at == at::SCAN || self.at >= at::BODY {
+                break;
+            }
+        }
+        index as u32
+    }
+
+    #[inline(always)]
+    fn byte(&mut self, byte: u8, request: bool) {
+        match self.at {
+            at::START => self.start(byte, request),
+            at::FIRST if request => self.method(byte),
+            at::FIRST => self.status_line(byte),
+            at::LINE => self.line_start(byte),
+            at::LINE_CR if byte == b'\n' => {
+                self.head_or_trailer_ends(1);
+            }
+            at::LINE_CR => self.at = at::SCAN,
+            at::NAME => self.header_name(byte),
+            at::LENGTH => self.before_digits(byte),
+            at::DIGITS | at::LENGTH_TAIL => self.digits(byte),
+            at::WORDS => self.word(byte),
+            at::SIZE | at::SIZE_DIGITS => self.size(byte),
+            at::SIZE_TAIL if byte == b'\n' => self.size_ends(),
+            at::SIZE_TAIL => self.extension(),
+            at::CHUNK_END => self.chunk_end(byte),
+            // Not reached: the other places are left by `seek` and `scan`.
+            _ => self.at = at::LOST,
+        }
+    }
+
+    #[inline(always)]
+    fn start(&mut self, byte: u8, request: bool) {
+        if byte == b'\r' || byte == b'\n' {
+            return;
+        }
+        self.begin();
+        self.kind = kind::PLAIN;
+        self.matched = 1;
+        self.at = at::FIRST;
+        if !request {
+            self.name = name::VERSION;
+            self.status = 0;
+            if byte != b'H' {
+                self.at = at::LOST;
+            }
+            return;
+        }
+        match byte {
+            b'H' => self.name = name::HEAD,
+            b'C' => self.name = name::CONNECT,
+            b'P' => self.name = name::HTTP2,
+            b'A'..=b'Z' => self.at = at::SCAN,
+            _ => {
+                self.flags |= flag::FOREIGN;
+                self.at = at::LOST;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn method(&mut self, byte: u8) {
+        if byte != letter(self.name, self.matched) {
+            self.rest_of_line(byte);
+            return;
+        }
+        self.matched += 1;
+        match (self.name, self.matched) {
+            (name::HEAD, 5) => {
+                self.kind = kind::HEAD;
+                self.at = at::SCAN;
+            }
+            (name::CONNECT, 8) => {
+                self.kind = kind::CONNECT;
+                self.at = at::SCAN;
+            }
+            (name::HTTP2, 8) => {
+                self.flags |= flag::FOREIGN;
+                self.at = at::LOST;
+            }
+            _ => {}
+        }
+    }
+
+    /// `HTTP/1.1 200 OK`: seven letters, any minor version, a space, three digits.
+    #[inline(always)]
+    fn status_line(&mut self, byte: u8) {
+        let fits = match self.matched {
+            0..=6 => byte == letter(name::VERSION, self.matched),
+            8 => byte == b' ',
+            _ => byte.is_ascii_digit(),
+        };
+        if !fits {
+            self.at = at::LOST;
+            return;
+        }
+        if self.matched > 8 {
+            self.status = self.status.wrapping_mul(10).wrapping_add(u16::from(byte - b'0'));
+        }
+        self.matched += 1;
+        if self.matched > 11 {
+            self.at = at::SCAN;
+        }
+    }
+
+    #[inline(always)]
+    fn rest_of_line(&mut self, byte: u8) {
+        self.at = if byte == b'\n' { at::LINE } else { at::SCAN };
+    }
+
+    #[inline(always)]
+    fn line_start(&mut self, byte: u8) {
+        let fold = self.flags & flag::FOLD != 0;
+        let trailer = self.flags & flag::TRAILER != 0;
+        match byte {
+            b'\n' => {
+                self.head_or_trailer_ends(1);
+                return;
+            }
+            b'\r' => {
+                self.at = at::LINE_CR;
+                return;
+            }
+            b' ' | b'\t' => {
+                self.at = if fold { at::WORDS } else { at::SCAN };
+                return;
+            }
+            _ => {}
+        }
+        self.flags &= !flag::FOLD;
+        self.matched = 1;
+        self.at = at::NAME;
+        match byte | 0x20 {
+            _ if trailer => self.at = at::SCAN,
+            b'c' => self.name = name::LENGTH,
+            b't' => self.name = name::CODING,
+            _ => self.at = at::SCAN,
+        }
+    }
+
+    #[inline(always)]
+    fn header_name(&mut self, byte: u8) {
+        let lower = byte.to_ascii_lowercase();
+        if self.name == name::LENGTH && self.matched == 3 && lower == b'n' {
+            self.name = name::CONNECTION;
+        }
+        if lower != letter(self.name, self.matched) {
+            self.rest_of_line(byte);
+            return;
+        }
+        self.matched += 1;
+        if byte != b':' {
+            return;
+        }
+        self.matched = 0;
+        self.at = at::WORDS;
+        match self.name {
+            name::LENGTH => {
+                self.value = 0;
+                self.at = at::LENGTH;
+            }
+            name::CODING => {
+                self.flags |= flag::CODED;
+                self.name = name::CHUNKED;
+            }
+            _ => self.name = name::CLOSE,
+        }
+    }
+
+    #[inline(always)]
+    fn before_digits(&mut self, byte: u8) {
+        match byte {
+            b' ' | b'\t' | b'\r' => {}
+            b'0'..=b'9' => {
+                self.value = u64::from(byte - b'0');
+                self.at = at::DIGITS;
+            }
+            _ => self.bad_length(byte),
+        }
+    }
+
+    #[inline(always)]
+    fn digits(&mut self, byte: u8) {
+        match byte {
+            b'0'..=b'9' if self.at == at::DIGITS && self.value >> 60 == 0 => {
+                self.value = self.value * 10 + u64::from(byte - b'0');
+            }
+            b' ' | b'\t' | b'\r' => self.at = at::LENGTH_TAIL,
+            b',' => {
+                self.take_length();
+                self.at = at::LENGTH;
+            }
+            b'\n' => {
+                self.take_length();
+                self.at = at::LINE;
+            }
+            _ => self.bad_length(byte),
+        }
+    }
+
+    #[inline(always)]
+    fn bad_length(&mut self, byte: u8) {
+        self.flags |= flag::BAD;
+        self.rest_of_line(byte);
+    }
+
+    /// A length may be said more than once if it is always the same (RFC 9112 §6.3).
+    #[inline(always)]
+    fn take_length(&mut self) {
+        if self.flags & flag::LENGTH != 0 && self.length != self.value {
+            self.flags |= flag::BAD;
+        }
+        self.flags |= flag::LENGTH;
+        self.length = self.value;
+    }
+
+    /// One byte of a comma-separated list in which one word is sought.
+    #[inline(always)]
+    fn word(&mut self, byte: u8) {
+        match byte {
+            b',' | b'\n' => {
+                self.word_ends();
+                if byte == b'\n' {
+                    self.flags |= flag::FOLD;
+                    self.at = at::LINE;
+                } else {
+                    self.matched = 0;
+                }
+            }
+            b' ' | b'\t' | b'\r' => {
+                if self.matched != 0 {
+                    self.matched = if self.is_sought() { SOUGHT } else { OTHER };
+                }
+            }
+            _ if byte.to_ascii_lowercase() == letter(self.name, self.matched) => self.matched += 1,
+            _ => self.matched = OTHER,
+        }
+    }
+
+    #[inline(always)]
+    fn is_sought(&self) -> bool {
+        let length = if self.name == name::CHUNKED { 7 } else { 5 };
+        self.matched == length || self.matched == SOUGHT
+    }
+
+    /// `chunked` must be the last coding; `close` may stand anywhere.
+    #[inline(always)]
+    fn word_ends(&mut self) {
+        if self.matched == 0 {
+            return;
+        }
+        let sought = self.is_sought();
+        self.matched = if sought { SOUGHT } else { OTHER };
+        if self.name == name::CHUNKED {
+            self.flags &= !flag::CHUNKED;
+            if sought {
+                self.flags |= flag::CHUNKED;
+            }
+        } else if sought {
+            self.flags |= flag::CLOSES;
+        }
+    }
+
+    #[inline(always)]
+    fn size(&mut self, byte: u8) {
+        let digit = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'a'..=b'f' => byte - b'a' + 10,
+            b'A'..=b'F' => byte - b'A' + 10,
+            _ if self.at == at::SIZE => {
+                self.at = at::LOST;
+                return;
+            }
+            b'\n' => return self.size_ends(),
+            b'\r' => {
+                self.at = at::SIZE_TAIL;
+                return;
+            }
+            b' ' | b'\t' | b';' => return self.extension(),
+            _ => {
+                self.at = at::LOST;
+                return;
+            }
+        };
+        if self.length >> 59 != 0 {
+            self.at = at::LOST;
+            return;
+        }
+        self.at = at::SIZE_DIGITS;
+        self.length = self.length << 4 | u64::from(digit);
+    }
+
+    #[inline(always)]
+    fn extension(&mut self) {
+        self.flags |= flag::EXTENSION;
+        self.at = at::SCAN;
+    }
+
+    /// The line of a chunk's size is complete.
+    #[inline(always)]
+    pub(super) fn size_ends(&mut self) {
+        self.flags &= !flag::EXTENSION;
+        self.skip = self.length;
+        self.at = at::CHUNK_END;
+        if self.length == 0 {
+            self.flags |= flag::TRAILER;
+            self.at = at::LINE;
+        }
+        self.length = 0;
+    }
+
+    #[inline(always)]
+    fn chunk_end(&mut self, byte: u8) {
+        match byte {
+            b'\r' => {}
+            b'\n' => self.at = at::SIZE,
+            _ => self.at = at::LOST,
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Pure: the fast way through a head: eight bytes at a time, whole lines only.
+//!
+//! Looks for line ends and, behind each, for the few headers that matter in their usual spelling. Whatever it
+//! cannot decide from the bytes at hand it leaves, at a line's begin, to [`super::crawl`].
+
+use super::{
+    at, kind,
+    side::{Side, flag},
+};
+
+/// Words searched for line ends. Four more stand behind them, for the begin of a line near the end.
+pub(super) const WORDS: usize = 32;
+/// Bytes of a line needed to decide about any header.
+const LOOK: u32 = 32;
+
+/// Bytes of a segment, as little-endian words. What lies behind the bytes filled in does not matter.
+pub type Window = [u64; WORDS + 5];
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+const HIGHS: u64 = 0x8080_8080_8080_8080;
+const LOWER: u64 = 0x2020_2020_2020_2020;
+
+const fn word(text: &[u8; 8]) -> u64 {
+    u64::from_le_bytes(*text)
+}
+
+const CONTENT: u64 = word(b"content-");
+const LENGTH: u64 = word(b"length: ");
+const TRANSFER: u64 = word(b"transfer");
+const ENCODING: u64 = word(b"-encodin");
+const G_CHUNKE: u64 = word(b"g: chunk");
+const CONNECTI: u64 = word(b"connecti");
+const ON_CLOSE: u64 = word(b"on: clos");
+const ON_KEEP: u64 = word(b"on: keep");
+
+/// What the begin of a line tells.
+#[derive(PartialEq, Eq)]
+enum Line {
+    /// Nothing that matters.
+    Boring,
+    /// The empty line of this many bytes.
+    End(u32),
+    /// Too little of it is here, or it is unusual.
+    Unsure,
+}
+
+/// Marks (bit 7 of each byte) the bytes of `word` equal to `\n`; the lowest mark is exact.
+#[inline(always)]
+fn line_ends(word: u64) -> u64 {
+    let zero = word ^ (ONES * b'\n' as u64);
+    zero.wrapping_sub(ONES) & !zero & HIGHS
+}
+
+/// Eight bytes that begin `shift` bits into `low` and go on in `high`. `shift` is 8 to 64.
+#[inline(always)]
+fn joined(low: u64, high: u64, shift: u64) -> u64 {
+    // Two shifts by halves: a shift by 64 is undefined.
+    let half = (shift >> 1) & 63;
+    ((low >> half) >> half) | (high << ((64 - shift) & 63))
+}
+
+/// A number of 1 to 7 digits that ends with a carriage return, from its eight bytes.
+#[inline(always)]
+fn short_number(text: u64) -> Option<u64> {
+    let end = text ^ (ONES * b'\r' as u64);
+    let end = end.wrapping_sub(ONES) & !end & HIGHS;
+    if end == 0 {
+        return None;
+    }
+    // Bits in front of the carriage return's byte, whole bytes.
+    let below = ((end & end.wrapping_neg()) >> 7).wrapping_sub(1);
+    let bits = (below & ONES).wrapping_mul(ONES) >> 56 << 3;
+    if bits == 0 {
+        return None;
+    }
+    // Digits move to the top, '0' fills up below: always eight digits, most significant first.
+    let zeros = (ONES * b'0' as u64) & (u64::MAX >> bits);
+    let digits = (text << (64 - bits)) | zeros;
+    let value = digits ^ (ONES * b'0' as u64);
+    if (value | value.wrapping_add(ONES * 0x76)) & HIGHS != 0 {
+        return None;
+    }
+    let tens = value.wrapping_mul(10).wrapping_add(value >> 8) & 0x00ff_00ff_00ff_00ff;
+    let hundreds = tens.wrapping_mul(100).wrapping_add(tens >> 16) & 0x0000_ffff_0000_ffff;
+    Some(hundreds.wrapping_mul(10_000).wrapping_add(hundreds >> 32) & 0xffff_ffff)
+}
+
+impl Side {
+    /// Decides about a first line from its first 16 bytes, where they are all here.
+    #[inline(always)]
+    pub(super) fn first_line(&mut self, window: &Window, len: u32, request: bool) {
+        let first = window[0].to_le();
+        let begin = first as u8;
+        if begin == b'\r' || begin == b'\n' || len < 16 {
+            return;
+        }
+        self.flags = 0;
+        self.length = 0;
+        if !request {
+            let second = window[1].to_le();
+            let code = (second >> 8) ^ 0x30_3030;
+            let digits = code & 0xff_ffff;
+            let plain = (digits + 0x76_7676) & 0x80_8080 == 0 && digits & 0xf0_f0f0 == 0;
+            if first << 8 == word(b"HTTP/1.\0") << 8 && second as u8 == b' ' && plain {
+                let [hundreds, tens, ones, ..] = digits.to_le_bytes();
+                self.status = u16::from(hundreds) * 100 + u16::from(tens) * 10 + u16::from(ones);
+                self.at = at::SCAN;
+            }
+            return;
+        }
+        if begin.is_ascii_uppercase() && first != word(b"PRI * HT") {
+            let head = first << 24 == word(b"HEAD \0\0\0") << 24;
+            let connect = first == word(b"CONNECT ");
+            self.kind = if head { kind::HEAD } else { kind::PLAIN };
+            if connect {
+                self.kind = kind::CONNECT;
+            }
+            self.at = at::SCAN;
+        }
+    }
+
+    /// Reads header or trailer lines, from the begin of one or from inside one.
+    ///
+    /// Returns the bytes consumed; 0 if the line at the begin of the window must be read byte by byte.
+    #[inline(always)]
+    pub(super) fn scan(&mut self, window: &Window, len: u32) -> u32 {
+        if self.at == at::LINE {
+            let words =
+                [window[0].to_le(), window[1].to_le(), window[2].to_le(), window[3].to_le()];
+            match self.line(words, len) {
+                Line::Boring => self.at = at::SCAN,
+                Line::End(bytes) => return self.head_or_trailer_ends(bytes),
+                Line::Unsure => return 0,
+            }
+        }
+        let mut index = 0;
+        while index < WORDS {
+            let base = index as u32 * 8;
+            if base >= len {
+                break;
+            }
+            let low = window[index].to_le();
+            let mut ends = line_ends(low);
+            if len - base < 8 {
+                ends &= (1 << ((len - base) * 8)) - 1;
+            }
+            if ends != 0 {
+                let first = ends & ends.wrapping_neg();
+                // Bits up to and with the line end: 8 to 64.
+                let before = ((first >> 7).wrapping_sub(1) & ONES).wrapping_mul(ONES) >> 56;
+                let shift = before * 8 + 8;
+                let begin = base + before as u32 + 1;
+                if self.flags & flag::EXTENSION != 0 {
+                    self.size_ends();
+                    return begin;
+                }
+                if begin >= len {
+                    self.at = at::LINE;
+                    return len;
+                }
+                let [w1, w2] = [window[index + 1].to_le(), window[index + 2].to_le()];
+                let [w3, w4] = [window[index + 3].to_le(), window[index + 4].to_le()];
+                let words = [
+                    joined(low, w1, shift),
+                    joined(w1, w2, shift),
+                    joined(w2, w3, shift),
+                    joined(w3, w4, shift),
+                ];
+                match self.line(words, len - begin) {
+                    Line::End(bytes) => return begin + self.head_or_trailer_ends(bytes),
+                    // A second line end in this word: rare, so read on from this line's begin.
+                    Line::Boring if ends & ends.wrapping_sub(1) != 0 => {
+                        self.at = at::LINE;
+                        return begin;
+                    }
+                    Line::Boring => {}
+                    Line::Unsure => {
+                        self.at = at::LINE;
+                        return begin;
+                    }
+                }
+            }
+            index += 1;
+        }
+        if len > WORDS as u32 * 8 { WORDS as u32 * 8 } else { len }
+    }
+
+    /// The empty line: end of the head, or of the trailers and with them of the message.
+    #[inline(always)]
+    pub(super) fn head_or_trailer_ends(&mut self, bytes: u32) -> u32 {
+        let trailer = self.flags & flag::TRAILER != 0;
+        self.at = if trailer { at::DONE } else { at::HEAD_END };
+        bytes
+    }
+
+    /// Judges a line by its first bytes, of which `here` (at least 1) are at hand, and notes what it says.
+    #[inline(always)]
+    fn line(&mut self, [a, b, c, d]: [u64; 4], here: u32) -> Line {
+        let begin = a as u8;
+        if begin == b'\n' {
+            return Line::End(1);
+        }
+        if begin == b'\r' {
+            return match (here > 1, (a >> 8) as u8 == b'\n') {
+                (true, true) => Line::End(2),
+                (true, false) => Line::Boring,
+                (false, _) => Line::Unsure,
+            };
+        }
+        let fold = begin == b' ' || begin == b'\t';
+        if fold && self.flags & flag::FOLD != 0 {
+            return Line::Unsure;
+        }
+        let lower = begin | 0x20;
+        if (lower != b'c' && lower != b't') || self.flags & flag::TRAILER != 0 {
+            if !fold {
+                self.flags &= !flag::FOLD;
+            }
+            return Line::Boring;
+        }
+        if here < LOOK {
+            return Line::Unsure;
+        }
+        self.named([a, b, c, d])
+    }
+
+    /// Judges a line of at least [`LOOK`] bytes that begins with a letter of a name that matters.
+    #[inline(always)]
+    fn named(&mut self, [a, b, c, d]: [u64; 4]) -> Line {
+        let (name, next) = (a | LOWER, b | LOWER);
+        let verdict = match name {
+            CONTENT if next == LENGTH => self.content_length(c),
+            // `content-length` without the usual ": ".
+            CONTENT if next << 16 == LENGTH << 16 => Line::Unsure,
+            TRANSFER if next == ENCODING => self.coding(c | LOWER, d),
+            CONNECTI => self.connection(next, c as u32),
+            _ => Line::Boring,
+        };
+        if verdict == Line::Boring {
+            self.flags &= !flag::FOLD;
+        }
+        verdict
+    }
+
+    #[inline(always)]
+    fn content_length(&mut self, digits: u64) -> Line {
+        match short_number(digits) {
+            Some(length) if self.flags & flag::LENGTH == 0 => {
+                self.length = length;
+                self.flags |= flag::LENGTH;
+                Line::Boring
+            }
+            _ => Line::Unsure,
+        }
+    }
+
+    /// The rest of a Transfer-Encoding behind its 16th letter.
+    #[inline(always)]
+    fn coding(&mut self, third: u64, fourth: u64) -> Line {
+        // "ed\r\n", letters in either case; a blank behind it would be a folded line.
+        let usual = fourth as u32 & 0xffff_dfdf == u32::from_le_bytes(*b"ED\r\n");
+        let fold = matches!((fourth >> 32) as u8, b' ' | b'\t');
+        if third != G_CHUNKE || !usual || fold {
+            return Line::Unsure;
+        }
+        self.flags |= flag::CODED | flag::CHUNKED;
+        Line::Boring
+    }
+
+    /// The rest of a Connection header behind its 8th letter.
+    #[inline(always)]
+    fn connection(&mut self, next: u64, third: u32) -> Line {
+        if next == ON_KEEP {
+            return Line::Boring;
+        }
+        if next == ON_CLOSE && third & 0xff_ffdf == u32::from_le_bytes(*b"E\r\n\0") {
+            self.flags |= flag::CLOSES;
+            return Line::Boring;
+        }
+        Line::Unsure
+    }
+}

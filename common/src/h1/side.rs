@@ -1,0 +1,265 @@
+//! Pure: one direction of a connection: where it stands, and how long the body is.
+
+use core::mem::size_of;
+
+use super::{kind, scan::Window};
+
+/// Where a [`Side`] stands. Numbers, because the kernel's memory may hold any.
+pub mod at {
+    /// Between messages, or in stray line ends before one.
+    pub const START: u8 = 0;
+    /// In the part of the first line that matters.
+    pub const FIRST: u8 = 1;
+    /// Inside a line of which nothing more is wanted.
+    pub const SCAN: u8 = 2;
+    /// At the first byte of a header or trailer line.
+    pub const LINE: u8 = 3;
+    /// After a carriage return at the begin of a line.
+    pub const LINE_CR: u8 = 4;
+    /// In the name of a header that may matter.
+    pub const NAME: u8 = 5;
+    /// In front of the digits of Content-Length.
+    pub const LENGTH: u8 = 6;
+    /// In the digits of Content-Length.
+    pub const DIGITS: u8 = 7;
+    /// Behind the digits of Content-Length.
+    pub const LENGTH_TAIL: u8 = 8;
+    /// In a list of words: Transfer-Encoding or Connection.
+    pub const WORDS: u8 = 9;
+    /// In front of the digits of a chunk's size.
+    pub const SIZE: u8 = 10;
+    /// In the digits of a chunk's size.
+    pub const SIZE_DIGITS: u8 = 11;
+    /// Behind a chunk's data.
+    pub const CHUNK_END: u8 = 12;
+    /// Behind the carriage return after a chunk's size.
+    pub const SIZE_TAIL: u8 = 13;
+    /// Inside a body of known length.
+    pub const BODY: u8 = 14;
+    /// Until the connection closes.
+    pub const TUNNEL: u8 = 15;
+    /// Boundaries are lost.
+    pub const LOST: u8 = 16;
+    /// A head has just ended; never stays.
+    pub const HEAD_END: u8 = 17;
+    /// A message has just ended; never stays.
+    pub const DONE: u8 = 18;
+}
+
+/// Bits of [`Side::flags`].
+pub(super) mod flag {
+    /// A Content-Length was read.
+    pub(crate) const LENGTH: u16 = 1;
+    /// A Transfer-Encoding was read.
+    pub(crate) const CODED: u16 = 2;
+    /// The last coding is `chunked`.
+    pub(crate) const CHUNKED: u16 = 4;
+    /// The server closes after this response.
+    pub(crate) const CLOSES: u16 = 8;
+    /// The line before was a list that a folded line would continue.
+    pub(crate) const FOLD: u16 = 16;
+    /// The body's length is contradictory.
+    pub(crate) const BAD: u16 = 32;
+    /// In the trailers after the last chunk.
+    pub(crate) const TRAILER: u16 = 64;
+    /// In a chunk's extension.
+    pub(crate) const EXTENSION: u16 = 128;
+    /// The next segment sets `next`.
+    pub(crate) const ANCHOR: u16 = 256;
+    /// The message's first byte can not begin HTTP/1.
+    pub(crate) const FOREIGN: u16 = 512;
+}
+
+/// One direction of a connection.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Side {
+    /// Sequence number of the next byte to come.
+    pub next: u32,
+    /// Status of the response being read, or of the last one.
+    pub status: u16,
+    pub(super) flags: u16,
+    /// One of [`at`].
+    pub at: u8,
+    /// [`kind`] of the request being read.
+    pub(super) kind: u8,
+    /// Which name is being compared, or which list is being read.
+    pub(super) name: u8,
+    /// How many bytes of it have matched.
+    pub(super) matched: u8,
+    /// 1 once the boundaries were lost.
+    pub(super) lost: u32,
+    /// Bytes from `next` on that need not be read.
+    pub skip: u64,
+    /// Content-Length in a head, size of the chunk in a chunked body.
+    pub(super) length: u64,
+    /// The number being read.
+    pub(super) value: u64,
+}
+const _: () = assert!(size_of::<Side>() == 40);
+
+/// Where in a segment reading goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// Nothing in it is new or worth reading.
+    Done,
+    /// Bytes before it are missing and matter.
+    Gap,
+    /// At this offset.
+    Read(u32),
+}
+
+impl Side {
+    /// Takes note of a segment of `len` bytes at `seq`, and says where in it to read.
+    ///
+    /// Retransmitted bytes are passed over; body bytes are skipped, arrived or not.
+    #[inline(always)]
+    pub fn seek(&mut self, seq: u32, len: u32) -> Seek {
+        if self.flags & flag::ANCHOR != 0 {
+            self.flags &= !flag::ANCHOR;
+            self.next = seq;
+        }
+        let behind = self.next.wrapping_sub(seq) as i32;
+        if behind >= 0 && behind as u32 >= len {
+            return Seek::Done;
+        }
+        if self.at >= at::TUNNEL {
+            self.next = seq.wrapping_add(len);
+            return Seek::Done;
+        }
+        if behind < 0 {
+            let gap = u64::from(behind.unsigned_abs());
+            if gap > self.skip {
+                return Seek::Gap;
+            }
+        }
+        let end = seq.wrapping_add(len);
+        let ahead = u64::from(end.wrapping_sub(self.next));
+        if self.skip >= ahead {
+            self.skip -= ahead;
+            self.next = end;
+            self.end_of_skip();
+            return Seek::Done;
+        }
+        self.next = self.next.wrapping_add(self.skip as u32);
+        self.skip = 0;
+        self.end_of_skip();
+        Seek::Read(self.next.wrapping_sub(seq))
+    }
+
+    /// Whether the bytes read so far cannot begin HTTP/1.
+    #[inline(always)]
+    pub(super) fn is_foreign(&self) -> bool {
+        self.flags & flag::FOREIGN != 0
+    }
+
+    /// Whether the response said that the server closes after it.
+    #[inline(always)]
+    pub(super) fn closes(&self) -> bool {
+        self.flags & flag::CLOSES != 0
+    }
+
+    /// Gives the boundaries up. Returns whether that is the first time.
+    #[inline(always)]
+    pub(super) fn lose(&mut self) -> bool {
+        self.at = at::LOST;
+        self.skip = 0;
+        let first = self.lost == 0;
+        self.lost = 1;
+        first
+    }
+
+    /// Stands in front of the next message.
+    #[inline(always)]
+    pub(super) fn begin(&mut self) {
+        self.at = at::START;
+        self.flags = 0;
+        self.length = 0;
+        self.skip = 0;
+    }
+
+    /// Nothing more is read.
+    #[inline(always)]
+    pub(super) fn tunnel(&mut self) {
+        self.at = at::TUNNEL;
+        self.flags = 0;
+        self.skip = 0;
+    }
+
+    /// Stands in front of the next message, which begins with the next segment.
+    #[inline(always)]
+    pub(super) fn resume(&mut self) {
+        self.begin();
+        self.flags = flag::ANCHOR;
+    }
+
+    #[inline(always)]
+    fn end_of_skip(&mut self) {
+        if self.skip == 0 && self.at == at::BODY {
+            self.at = at::DONE;
+        }
+    }
+
+    /// A request's head is complete: how long is its body? (RFC 9112 §6.3)
+    #[inline(always)]
+    pub(super) fn request_body(&mut self) -> u8 {
+        if self.flags & flag::CODED != 0 {
+            let chunked = self.flags & flag::CHUNKED != 0;
+            if chunked { self.begin_chunks() } else { self.at = at::LOST }
+        } else if self.flags & flag::BAD != 0 {
+            self.at = at::LOST;
+        } else {
+            self.begin_sized();
+        }
+        if self.at == at::DONE {
+            self.begin();
+        }
+        self.at
+    }
+
+    /// A final response's head is complete: how long is its body? (RFC 9112 §6.3)
+    #[inline(always)]
+    pub(super) fn response_body(&mut self, kind: u8) -> u8 {
+        let ok = (200..300).contains(&self.status);
+        let bare = self.status == 204 || self.status == 304;
+        if self.status == 101 || (kind == kind::CONNECT && ok) {
+            self.at = at::TUNNEL;
+        } else if bare || kind == kind::HEAD {
+            self.at = at::DONE;
+        } else if self.flags & flag::CHUNKED != 0 {
+            self.begin_chunks();
+        } else if self.flags & (flag::CODED | flag::BAD) == 0 && self.flags & flag::LENGTH != 0 {
+            self.begin_sized();
+        } else {
+            self.at = at::TUNNEL;
+        }
+        self.at
+    }
+
+    #[inline(always)]
+    fn begin_chunks(&mut self) {
+        self.at = at::SIZE;
+        self.length = 0;
+    }
+
+    #[inline(always)]
+    fn begin_sized(&mut self) {
+        self.skip = self.length;
+        self.at = if self.length == 0 { at::DONE } else { at::BODY };
+    }
+
+    /// Consumes bytes of `window`, at least one, at most `len`, and moves on.
+    #[inline(always)]
+    pub(super) fn read(&mut self, window: &Window, len: u32, request: bool) -> u32 {
+        if self.at == at::START {
+            self.first_line(window, len, request);
+        }
+        if self.at == at::LINE || self.at == at::SCAN {
+            let used = self.scan(window, len);
+            if used > 0 {
+                return used;
+            }
+        }
+        self.crawl(window, len, request)
+    }
+}

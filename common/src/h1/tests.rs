@@ -1,0 +1,138 @@
+//! Worked examples of each rule, random streams against a model, and hostile bytes.
+
+use std::string::String;
+
+mod examples;
+mod random;
+
+use super::*;
+
+/// Events of a run in order: `S`tarted, `F`inished with status, `~` stray, `!` lost, `O`paque, `M`issed.
+fn log(out: &mut String, happened: Happened, status: u16) {
+    if happened & FINISHED != 0 {
+        out.push_str(&std::format!("F{status} "));
+    }
+    for (bit, name) in
+        [(STARTED, "S "), (STRAY, "~ "), (DESYNC, "! "), (OPAQUE, "O "), (MISSED, "M ")]
+    {
+        if happened & bit != 0 {
+            out.push_str(name);
+        }
+    }
+}
+
+/// Copies as the kernel half does: what lies behind stays as it was.
+fn fill(window: &mut Window, bytes: &[u8]) -> u32 {
+    let len = bytes.len().min(WINDOW);
+    for (index, chunk) in bytes[..len].chunks(8).enumerate() {
+        let mut word = window[index].to_ne_bytes();
+        word[..chunk.len()].copy_from_slice(chunk);
+        window[index] = u64::from_ne_bytes(word);
+    }
+    len as u32
+}
+
+/// A connection with its driver, as `ebpf/src/count.rs` has it, without a bound on steps.
+struct Wire {
+    conn: Conn,
+    sent: [u32; 2],
+    window: Window,
+    log: String,
+    steps: u32,
+}
+
+impl Wire {
+    fn new() -> Self {
+        // Sequence numbers wrap early in every test.
+        let sent = [u32::MAX - 40, u32::MAX - 90];
+        let window = [0x5a0a_0d0a_0d0a_0d0a; scan::WORDS + 5];
+        Self { conn: Conn::new(sent[0], sent[1]), sent, window, log: String::new(), steps: 0 }
+    }
+
+    fn request(&mut self, bytes: &[u8]) {
+        let seq = self.sent[0];
+        self.sent[0] = seq.wrapping_add(bytes.len() as u32);
+        self.request_at(seq, bytes);
+    }
+
+    fn response(&mut self, bytes: &[u8]) {
+        let seq = self.sent[1];
+        self.sent[1] = seq.wrapping_add(bytes.len() as u32);
+        self.response_at(seq, bytes);
+    }
+
+    fn request_at(&mut self, seq: u32, bytes: &[u8]) -> bool {
+        if self.conn.rx.at == at::LOST {
+            self.conn.resume_requests(seq);
+        }
+        loop {
+            let seek = self.conn.rx.seek(seq, bytes.len() as u32);
+            self.conn.after_request_seek();
+            let offset = match seek {
+                Seek::Read(offset) => offset as usize,
+                Seek::Done => return true,
+                Seek::Gap => return false,
+            };
+            let len = fill(&mut self.window, &bytes[offset..]);
+            let read = self.conn.read_request(&self.window, len);
+            self.check(read, len, seq.wrapping_add(offset as u32), self.conn.rx.next);
+            log(&mut self.log, read.happened, 0);
+        }
+    }
+
+    fn response_at(&mut self, seq: u32, bytes: &[u8]) -> bool {
+        loop {
+            let seek = self.conn.tx.seek(seq, bytes.len() as u32);
+            let happened = self.conn.after_response_seek();
+            log(&mut self.log, happened, self.conn.tx.status);
+            let offset = match seek {
+                Seek::Read(offset) => offset as usize,
+                Seek::Done => return true,
+                Seek::Gap => return false,
+            };
+            let len = fill(&mut self.window, &bytes[offset..]);
+            let read = self.conn.read_response(&self.window, len);
+            self.check(read, len, seq.wrapping_add(offset as u32), self.conn.tx.next);
+            log(&mut self.log, read.happened, self.conn.tx.status);
+        }
+    }
+
+    fn check(&mut self, read: Read, len: u32, from: u32, next: u32) {
+        self.steps += 1;
+        assert!((1..=len).contains(&read.used), "{read:?} of {len}");
+        assert_eq!(from.wrapping_add(read.used), next);
+    }
+
+    fn close(&mut self) {
+        let happened = self.conn.close();
+        log(&mut self.log, happened, self.conn.tx.status);
+    }
+
+    fn take(&mut self) -> String {
+        std::mem::take(&mut self.log).trim_end().into()
+    }
+}
+
+/// Feeds a conversation (`>` request bytes, `<` response bytes) cut into pieces of at most `piece` bytes.
+fn talk(conversation: &[(char, &str)], piece: usize) -> String {
+    let mut wire = Wire::new();
+    for (from, text) in conversation {
+        for part in text.as_bytes().chunks(piece) {
+            if *from == '>' { wire.request(part) } else { wire.response(part) }
+        }
+    }
+    wire.log.push('|');
+    wire.close();
+    assert!(!wire.conn.is_busy());
+    wire.take()
+}
+
+/// The log of a conversation, which must not depend on how it is cut.
+fn said(conversation: &[(char, &str)]) -> String {
+    let whole = talk(conversation, usize::MAX);
+    for piece in 1..48 {
+        assert_eq!(talk(conversation, piece), whole, "in pieces of {piece}");
+    }
+    whole
+}
+

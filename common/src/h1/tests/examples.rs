@@ -1,0 +1,293 @@
+//! One example for each rule.
+
+use std::string::String;
+
+use super::{Wire, said};
+
+const GET: &str = "GET / HTTP/1.1\r\nHost: hello.default.example.com\r\nUser-Agent: curl/8\r\n\r\n";
+const OK5: &str = "HTTP/1.1 200 OK\r\nServer: x\r\nContent-Length: 5\r\n\r\nhello";
+const OK0: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+
+#[test]
+fn a_request_is_in_flight_from_its_heads_end_to_its_responses_end() {
+    assert_eq!(said(&[('>', GET), ('<', OK5)]), "S F200 |");
+    assert_eq!(said(&[('>', &GET[..60])]), "|");
+    assert_eq!(said(&[('>', GET), ('<', &OK5[..OK5.len() - 1])]), "S |F200");
+}
+
+#[test]
+fn a_kept_connection_carries_one_request_after_another() {
+    assert_eq!(said(&[('>', GET), ('<', OK5), ('>', GET), ('<', OK0)]), "S F200 S F200 |");
+}
+
+#[test]
+fn a_pipelined_request_begins_when_the_one_before_ends() {
+    let three = String::new() + GET + GET + GET;
+    assert_eq!(said(&[('>', &three), ('<', OK5), ('<', OK5)]), "S F200 S F200 S |F200");
+    let both = String::new() + OK5 + OK0 + OK5;
+    assert_eq!(said(&[('>', &three), ('<', &both)]), "S F200 S F200 S F200 |");
+}
+
+#[test]
+fn a_pipeline_deeper_than_the_memory_for_kinds_is_still_exact() {
+    let requests = GET.repeat(100);
+    let responses = OK5.repeat(100);
+    let log = said(&[('>', &requests), ('<', &responses)]);
+    assert_eq!((log.matches('S').count(), log.matches('F').count()), (100, 100));
+}
+
+#[test]
+fn a_response_to_head_has_no_body() {
+    let head = "HEAD / HTTP/1.1\r\nHost: a\r\n\r\n";
+    let mixed = String::new() + head + GET + head;
+    let ok = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n";
+    let answers =
+        String::new() + ok + OK5 + "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    assert_eq!(said(&[('>', &mixed), ('<', &answers)]), "S F200 S F200 S F200 |");
+}
+
+#[test]
+fn neither_204_nor_304_has_a_body() {
+    for status in ["204 No Content", "304 Not Modified"] {
+        let answer = std::format!("HTTP/1.1 {status}\r\nContent-Length: 500\r\n\r\n");
+        let log = said(&[('>', GET), ('<', &answer), ('>', GET), ('<', OK5)]);
+        assert_eq!(log, std::format!("S F{} S F200 |", &status[..3]));
+    }
+}
+
+#[test]
+fn interim_responses_do_not_end_a_request() {
+    let post = "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n";
+    let interim = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n";
+    let log = said(&[('>', post), ('<', interim), ('>', "body"), ('<', OK5)]);
+    assert_eq!(log, "S F200 |");
+}
+
+#[test]
+fn an_upgraded_connection_is_busy_until_it_closes() {
+    let upgrade = "GET /ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+    let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\r\n";
+    let log = said(&[('>', upgrade), ('<', switch), ('>', GET), ('<', OK5), ('<', "\0\r\n\r\n")]);
+    assert_eq!(log, "S |F101");
+}
+
+#[test]
+fn a_refused_upgrade_leaves_an_ordinary_connection() {
+    let upgrade = "GET /ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+    assert_eq!(said(&[('>', upgrade), ('<', OK5), ('>', GET), ('<', OK0)]), "S F200 S F200 |");
+}
+
+#[test]
+fn connect_opens_a_tunnel_only_when_granted() {
+    let connect = "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n";
+    let granted = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+    assert_eq!(said(&[('>', connect), ('<', granted), ('>', GET), ('<', OK5)]), "S |F200");
+    let refused = "HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n";
+    assert_eq!(said(&[('>', connect), ('<', refused), ('>', GET), ('<', OK5)]), "S F403 S F200 |");
+}
+
+#[test]
+fn without_a_length_a_response_ends_at_close() {
+    let open =
+        "HTTP/1.0 200 OK\r\nServer: x\r\n\r\nall of this until the end HTTP/1.1 200 OK\r\n\r\n";
+    assert_eq!(said(&[('>', GET), ('<', open)]), "S |F200");
+    let coded = "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\nContent-Length: 2\r\n\r\nab";
+    assert_eq!(said(&[('>', GET), ('<', coded)]), "S |F200");
+}
+
+#[test]
+fn request_bodies_are_skipped_by_their_length() {
+    let post = std::format!("POST / HTTP/1.1\r\nCONTENT-LENGTH:\t {}  \r\n\r\n{GET}", GET.len());
+    assert_eq!(said(&[('>', &post), ('<', OK5), ('>', GET), ('<', OK5)]), "S F200 S F200 |");
+}
+
+#[test]
+fn chunks_are_walked_with_extensions_and_trailers() {
+    let body = "5;name=\"v\"\r\nhello\r\n00a \r\n0\r\n\r\n0\r\n\r\n\r\n0;last\r\nContent-Length: 9\r\nT: x\r\n\r\n";
+    let request = std::format!("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{body}");
+    let answer =
+        std::format!("HTTP/1.1 200 OK\r\ntransfer-encoding: gzip ,, Chunked\r\n\r\n{body}");
+    let log = said(&[('>', &request), ('>', GET), ('<', &answer), ('<', OK5)]);
+    assert_eq!(log, "S F200 S F200 |");
+}
+
+#[test]
+fn chunked_beats_a_length() {
+    let answer = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n";
+    assert_eq!(said(&[('>', GET), ('<', answer), ('>', GET), ('<', OK5)]), "S F200 S F200 |");
+}
+
+#[test]
+fn codings_may_stand_in_folded_lines_and_several_headers() {
+    for header in [
+        "Transfer-Encoding: gzip,\r\n chunked",
+        "Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding:\r\n\t chunked ",
+        "TRANSFER-ENCODING:chunked",
+        "Transfer-Encoding: chunked\r\nX: y\r\n gzip",
+    ] {
+        let answer = std::format!("HTTP/1.1 200 OK\r\n{header}\r\nX: y\r\n\r\n1\r\na\r\n0\r\n\r\n");
+        let log = said(&[('>', GET), ('<', &answer), ('>', GET), ('<', OK5)]);
+        assert_eq!(log, "S F200 S F200 |", "{header}");
+    }
+    let last =
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n , gzip and more bytes\r\n\r\n0\r\n\r\n";
+    assert_eq!(said(&[('>', GET), ('<', last)]), "S |F200");
+}
+
+#[test]
+fn a_folded_header_of_no_interest_hides_nothing() {
+    let answer = "HTTP/1.1 200 OK\r\nX: a\r\n Content-Length: 99\r\nContent-Length: 1\r\n\r\na";
+    assert_eq!(said(&[('>', GET), ('<', answer), ('>', GET), ('<', OK5)]), "S F200 S F200 |");
+}
+
+#[test]
+fn a_length_may_be_repeated_but_not_changed() {
+    for header in [
+        "Content-Length: 2\r\nContent-Length: 2",
+        "Content-Length: 2, 2",
+        "content-length: 0000000000002",
+    ] {
+        let answer = std::format!("HTTP/1.1 200 OK\r\n{header}\r\n\r\nab");
+        assert_eq!(said(&[('>', GET), ('<', &answer), ('>', GET), ('<', OK5)]), "S F200 S F200 |");
+    }
+    let changed = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nabc";
+    assert_eq!(said(&[('>', GET), ('<', changed)]), "S |F200");
+}
+
+#[test]
+fn names_that_only_begin_alike_are_passed_over() {
+    let answer = "HTTP/1.1 200 OK\r\nContent-Lengthy: 9\r\nContent-Type: text/plain; charset=utf-8\r\nC: 1\r\n\
+        Transfer-Encodings: chunked\r\nContent-Encoding: identity-and-so-on\r\nTe: x\r\nConnection: keep-alive\r\n\
+        Content-Length: 3\r\nT: 2\r\n\r\nabc";
+    assert_eq!(said(&[('>', GET), ('<', answer), ('>', GET), ('<', OK5)]), "S F200 S F200 |");
+}
+
+#[test]
+fn stray_line_ends_and_bare_line_feeds_are_tolerated() {
+    let get = "\r\n\n\r\nGET / HTTP/1.1\nHost: a\n\n";
+    let answer = "HTTP/1.1 200 OK\nContent-Length: 2\nX:\n\nok";
+    assert_eq!(said(&[('>', get), ('<', answer), ('>', get), ('<', OK5)]), "S F200 S F200 |");
+}
+
+#[test]
+fn an_early_response_ends_the_request_while_its_body_still_comes() {
+    let head = "POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n";
+    let log =
+        said(&[('>', head), ('>', "01234"), ('<', OK5), ('>', "56789"), ('>', GET), ('<', OK0)]);
+    assert_eq!(log, "S F200 S F200 |");
+}
+
+#[test]
+fn a_closing_response_is_the_last() {
+    for header in ["Connection: close", "connection:\tfoo, CLOSE ,bar", "Connection: Close"] {
+        let answer =
+            std::format!("HTTP/1.1 200 OK\r\n{header}\r\nContent-Length: 2\r\nX: y\r\n\r\nok");
+        let two = String::new() + GET + GET;
+        assert_eq!(said(&[('>', &two), ('<', &answer), ('>', GET)]), "S F200 |", "{header}");
+    }
+}
+
+#[test]
+fn an_answer_nobody_asked_for_is_not_counted() {
+    let timeout = "HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n";
+    assert_eq!(said(&[('<', timeout)]), "~ |");
+    let bad = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\nno";
+    assert_eq!(said(&[('>', &GET[..30]), ('<', bad)]), "~ |");
+}
+
+#[test]
+fn other_protocols_count_as_one_request_until_close() {
+    for hello in ["\x16\x03\x01", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\0\0\0\x08\x04"] {
+        let log = said(&[('>', hello), ('<', "anything\r\n\r\n"), ('>', GET), ('<', OK5)]);
+        assert_eq!(log, "S O |F0", "{hello:?}");
+    }
+}
+
+#[test]
+fn a_head_with_an_impossible_body_leaves_the_responses_to_count() {
+    let bad = "POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx";
+    let log = said(&[('>', GET), ('<', OK5), ('>', bad), ('<', OK5), ('>', GET), ('<', OK5)]);
+    assert_eq!(log, "S F200 ! M S F200 |");
+}
+
+#[test]
+fn a_retransmission_changes_nothing() {
+    let mut wire = Wire::new();
+    let seq = wire.sent[0];
+    wire.request(GET.as_bytes());
+    wire.request_at(seq, GET.as_bytes());
+    wire.request_at(seq.wrapping_add(3), &GET.as_bytes()[3..20]);
+    let seq = wire.sent[1];
+    wire.response(&OK5.as_bytes()[..30]);
+    wire.response_at(seq, OK5.as_bytes());
+    wire.response_at(seq.wrapping_sub(1), b"0");
+    assert_eq!(wire.take(), "S F200");
+}
+
+#[test]
+fn a_gap_inside_a_body_does_no_harm_but_one_across_its_end_is_told() {
+    let mut wire = Wire::new();
+    wire.request(b"PUT / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n");
+    let body = wire.sent[0];
+    assert!(wire.request_at(body.wrapping_add(500), &[b'x'; 500]));
+    assert!(wire.request_at(body, &[b'x'; 500]));
+    wire.sent[0] = body.wrapping_add(1000);
+    let head = wire.sent[0];
+    wire.response(OK5.as_bytes());
+    assert!(!wire.request_at(head.wrapping_add(10), &GET.as_bytes()[10..]));
+    assert!(wire.request_at(head, &GET.as_bytes()[..10]));
+    assert!(wire.request_at(head.wrapping_add(10), &GET.as_bytes()[10..]));
+    wire.response(OK5.as_bytes());
+    assert_eq!(wire.take(), "S F200 S F200");
+}
+
+#[test]
+fn bodies_longer_than_the_sequence_space_are_skipped() {
+    let mut wire = Wire::new();
+    wire.request(GET.as_bytes());
+    wire.response(b"HTTP/1.1 200 OK\r\nContent-Length: 5000000000\r\n\r\n");
+    let piece = std::vec![0_u8; 50_000_000];
+    for _ in 0..100 {
+        assert_eq!(wire.log, "S ");
+        wire.response(&piece);
+    }
+    wire.request(GET.as_bytes());
+    wire.response(OK5.as_bytes());
+    assert_eq!(wire.take(), "S F200 S F200");
+}
+
+#[test]
+fn after_lost_requests_each_response_still_counts_once() {
+    let mut wire = Wire::new();
+    wire.request(GET.as_bytes());
+    wire.response(OK5.as_bytes());
+    wire.conn.lose_requests();
+    wire.response(OK5.as_bytes());
+    wire.request(GET.as_bytes());
+    wire.response(OK5.as_bytes());
+    assert_eq!(wire.take(), "S F200 M S F200");
+}
+
+#[test]
+fn after_lost_responses_the_next_request_ends_the_last() {
+    let mut wire = Wire::new();
+    wire.request(GET.as_bytes());
+    wire.conn.lose_responses();
+    wire.response(b"whatever");
+    wire.request(GET.as_bytes());
+    wire.response(OK5.as_bytes());
+    assert_eq!(wire.take(), "S F0 S F200");
+}
+
+#[test]
+fn usual_heads_take_one_or_two_steps() {
+    let mut wire = Wire::new();
+    wire.request(GET.as_bytes());
+    wire.response(
+        b"HTTP/1.1 200 OK\r\nServer: nginx/1.22.1\r\nDate: Sat, 21 Nov 2026 10:00:00 GMT\r\n\
+          Content-Type: text/plain; charset=utf-8\r\nContent-Length: 612\r\nConnection: keep-alive\r\n\
+          ETag: \"6409\"\r\nAccept-Ranges: bytes\r\n\r\n0123456789012345678901234567890123456789",
+    );
+    assert_eq!(wire.steps, 2);
+}
