@@ -11,6 +11,7 @@
 
 mod ci;
 mod image;
+mod load;
 mod machine;
 mod setup;
 mod sh;
@@ -40,6 +41,9 @@ enum Task {
     Image(image::Args),
     /// Hold the code to the layout rules of ARCHITECTURE.md
     Tidy,
+    /// Send requests and print one JSON line each; used by demo and bench inside the node
+    #[command(hide = true)]
+    Load(load::Args),
     /// What a change must pass: format, lints, docs, tests, tidy, licences
     Ci(ci::Args),
 }
@@ -50,6 +54,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args),
         Task::Image(args) => image::run(&args),
         Task::Tidy => tidy::run(),
+        Task::Load(args) => load::run(&args),
         Task::Ci(args) => ci::run(&args),
     };
     match outcome {

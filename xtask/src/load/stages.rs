@@ -1,0 +1,91 @@
+//! Pure: how many connections (or requests a second) there are at each moment of a run.
+
+use std::{str::FromStr, time::Duration};
+
+/// Levels one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stages(Vec<(u32, Duration)>);
+
+impl FromStr for Stages {
+    type Err = String;
+
+    /// Reads `4x3s,40x15s`: 4 for 3 s, then 40 for 15 s. Milliseconds are written `500ms`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.split(',').map(stage).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+fn stage(text: &str) -> Result<(u32, Duration), String> {
+    let bad = || format!("{text}: write LEVELxSECONDSs, such as 40x15s or 1x500ms");
+    let (level, time) = text.split_once('x').ok_or_else(bad)?;
+    let level = level.parse().ok().ok_or_else(bad)?;
+    let millis = match time.strip_suffix("ms") {
+        Some(millis) => millis.parse().ok().ok_or_else(bad)?,
+        None => {
+            let seconds = time.strip_suffix('s').ok_or_else(bad)?;
+            seconds.parse::<u64>().ok().ok_or_else(bad)? * 1000
+        }
+    };
+    Ok((level, Duration::from_millis(millis)))
+}
+
+impl Stages {
+    /// The level at `elapsed` since the start; `None` when the run is over.
+    pub(crate) fn level(&self, elapsed: Duration) -> Option<u32> {
+        let mut end = Duration::ZERO;
+        self.0.iter().find_map(|&(level, length)| {
+            end += length;
+            (elapsed < end).then_some(level)
+        })
+    }
+
+    /// The highest level of the run.
+    pub(crate) fn most(&self) -> u32 {
+        self.0.iter().map(|&(level, _)| level).max().unwrap_or(0)
+    }
+
+    /// Until the level next reaches more than `index`, seen from `elapsed`; zero when it does now, `None` when never.
+    pub(crate) fn until_above(&self, index: u32, elapsed: Duration) -> Option<Duration> {
+        let mut start = Duration::ZERO;
+        self.0.iter().find_map(|&(level, length)| {
+            let end = start + length;
+            let wait = start.saturating_sub(elapsed);
+            start = end;
+            (level > index && elapsed < end).then_some(wait)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn levels_follow_one_another() {
+        let stages: Stages = "4x1s,40x500ms".parse().unwrap();
+        assert_eq!(stages.level(at(0)), Some(4));
+        assert_eq!(stages.level(at(1000)), Some(40));
+        assert_eq!(stages.level(at(1500)), None);
+        assert_eq!(stages.most(), 40);
+    }
+
+    #[test]
+    fn a_worker_waits_for_its_stage() {
+        let stages: Stages = "4x1s,40x1s,2x1s".parse().unwrap();
+        assert_eq!(stages.until_above(0, at(500)), Some(at(0)));
+        assert_eq!(stages.until_above(30, at(500)), Some(at(500)));
+        assert_eq!(stages.until_above(30, at(2500)), None);
+    }
+
+    #[test]
+    fn a_stage_without_a_unit_is_refused() {
+        assert_eq!(
+            "40x15".parse::<Stages>(),
+            Err("40x15: write LEVELxSECONDSs, such as 40x15s or 1x500ms".into())
+        );
+    }
+}

@@ -1,0 +1,236 @@
+//! Shell: sends requests over real sockets, on kept and on new connections.
+
+use std::{
+    cell::{Cell, RefCell},
+    net::SocketAddr,
+    rc::Rc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty};
+use hyper::{HeaderMap, Request, client::conn::http1::SendRequest, header::HOST};
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpStream, sync::mpsc};
+
+use super::{Args, Record};
+
+/// A pause after a request that failed, so that a refused connection is no busy loop.
+const AFTER_FAILURE: Duration = Duration::from_millis(100);
+
+/// What all workers of a run share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    args: Args,
+    started: Instant,
+    sent: Cell<u64>,
+    /// Connections that wait for their next request, for the open loop.
+    idle: RefCell<Vec<Connection>>,
+}
+
+/// An open connection and its own end's address.
+#[derive(Debug)]
+struct Connection {
+    sender: SendRequest<Empty<Bytes>>,
+    local: SocketAddr,
+}
+
+impl Shared {
+    pub(super) fn new(args: &Args, started: Instant) -> Self {
+        let (sent, idle) = (Cell::new(0), RefCell::new(Vec::new()));
+        Self { args: args.clone(), started, sent, idle }
+    }
+
+    /// Takes one request off the whole, while there are some left.
+    fn take(&self) -> Option<u64> {
+        let sent = self.sent.get();
+        if self.args.requests.is_some_and(|most| sent >= most) {
+            return None;
+        }
+        self.sent.set(sent + 1);
+        Some(sent)
+    }
+
+    /// Whether the request numbered `number` opens a connection of its own. Spread evenly, without chance.
+    fn is_fresh(&self, number: u64) -> bool {
+        let share = u64::from(self.args.fresh_pct);
+        (number + 1) * share / 100 > number * share / 100
+    }
+}
+
+/// One client that sends its next request when it has the answer to the last.
+pub(super) async fn closed(shared: Rc<Shared>, index: u32, records: mpsc::Sender<Record>) {
+    let mut kept = None;
+    // Each client is of one kind: half of them keep their connection, as pools do.
+    let keeps = !shared.is_fresh(index.into());
+    while let Some(wait) = shared.args.stages.until_above(index, shared.started.elapsed()) {
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        if shared.take().is_none() {
+            return;
+        }
+        let (record, connection) = send(&shared, kept.take()).await;
+        let failed = !record.error.is_empty();
+        kept = connection.filter(|_| keeps);
+        if records.send(record).await.is_err() {
+            return;
+        }
+        if failed {
+            tokio::time::sleep(AFTER_FAILURE).await;
+        }
+    }
+}
+
+/// Sends at the stage's rate; each request is a task, so a slow answer delays none of the others.
+pub(super) async fn open(shared: Rc<Shared>, records: mpsc::Sender<Record>) {
+    let mut due = Duration::ZERO;
+    while let Some(rate) = shared.args.stages.level(due) {
+        tokio::time::sleep_until((shared.started + due).into()).await;
+        due += Duration::from_secs(1) / rate.max(1);
+        if rate == 0 {
+            continue;
+        }
+        let Some(number) = shared.take() else { return };
+        tokio::task::spawn_local(open_one(shared.clone(), number, records.clone()));
+    }
+}
+
+async fn open_one(shared: Rc<Shared>, number: u64, records: mpsc::Sender<Record>) {
+    let kept = match shared.is_fresh(number) {
+        true => None,
+        false => shared.idle.borrow_mut().pop(),
+    };
+    let (record, connection) = send(&shared, kept).await;
+    if !shared.is_fresh(number) {
+        shared.idle.borrow_mut().extend(connection);
+    }
+    // The receiver is gone only when the whole run was given up.
+    let _ = records.send(record).await;
+}
+
+/// Sends one request; gives the connection back if it may carry another.
+async fn send(shared: &Shared, kept: Option<Connection>) -> (Record, Option<Connection>) {
+    let at = Instant::now();
+    let mut record = Record {
+        at_us: unix_us(),
+        took_us: 0,
+        first_byte_us: 0,
+        status: 0,
+        fresh: true,
+        pod: String::new(),
+        direct: false,
+        listening_us: 0,
+        error: String::new(),
+    };
+    let exchange = exchange(&shared.args, kept, at, &mut record);
+    let outcome = tokio::time::timeout(shared.args.timeout(), exchange).await;
+    record.took_us = micros(at.elapsed());
+    match outcome {
+        Ok(Ok(connection)) => (record, connection),
+        Ok(Err(error)) => (Record { error, ..record }, None),
+        Err(_) => {
+            let error = format!("no answer within {} s", shared.args.timeout_s);
+            (Record { error, ..record }, None)
+        }
+    }
+}
+
+async fn exchange(
+    args: &Args,
+    kept: Option<Connection>,
+    at: Instant,
+    record: &mut Record,
+) -> Result<Option<Connection>, String> {
+    if let Some(mut connection) = kept {
+        record.fresh = false;
+        // What every pool does: a connection that ended while it was idle is not used.
+        if connection.sender.ready().await.is_ok() {
+            match answer(args, &mut connection, at, record).await {
+                Err(Failure::NotSent) => {}
+                Err(Failure::Lost(error)) => return Err(error),
+                Ok(keep) => return Ok(keep.then_some(connection)),
+            }
+        }
+        record.fresh = true;
+    }
+    let mut connection = connect(args.addr).await?;
+    match answer(args, &mut connection, at, record).await {
+        Ok(keep) => Ok(keep.then_some(connection)),
+        Err(Failure::NotSent) => Err("the connection ended before the request was sent".into()),
+        Err(Failure::Lost(error)) => Err(error),
+    }
+}
+
+/// Why a request has no answer.
+#[derive(Debug)]
+enum Failure {
+    /// No byte of it was sent: a client may send it again.
+    NotSent,
+    /// It may have been served.
+    Lost(String),
+}
+
+async fn connect(addr: SocketAddr) -> Result<Connection, String> {
+    let stream = TcpStream::connect(addr).await.map_err(|error| format!("connect: {error}"))?;
+    // Small requests on a kept connection must not wait for the last one's acknowledgement.
+    let _ = stream.set_nodelay(true);
+    let local = stream.local_addr().map_err(|error| format!("connect: {error}"))?;
+    let (sender, driver) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| format!("connect: {error}"))?;
+    tokio::task::spawn_local(async move {
+        // The request's own error says what went wrong.
+        let _ = driver.await;
+    });
+    Ok(Connection { sender, local })
+}
+
+/// Sends one request and reads the whole answer; true when the connection may carry another.
+async fn answer(
+    args: &Args,
+    connection: &mut Connection,
+    at: Instant,
+    record: &mut Record,
+) -> Result<bool, Failure> {
+    let request = Request::get(&args.path)
+        .header(HOST, &args.host)
+        .body(Empty::new())
+        .map_err(|error| Failure::Lost(format!("cannot make the request: {error}")))?;
+    let response = connection.sender.send_request(request).await.map_err(|error| {
+        if error.is_canceled() { Failure::NotSent } else { Failure::Lost(chain(&error)) }
+    })?;
+    record.first_byte_us = micros(at.elapsed());
+    record.status = response.status().as_u16();
+    read_signature(response.headers(), connection.local, record);
+    response.into_body().collect().await.map_err(|error| Failure::Lost(chain(&error)))?;
+    Ok(connection.sender.ready().await.is_ok())
+}
+
+/// What `hello` says of itself in its headers.
+fn read_signature(headers: &HeaderMap, local: SocketAddr, record: &mut Record) {
+    let text = |name: &str| {
+        headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
+    };
+    record.pod = text("x-pod");
+    record.direct = text("x-peer").parse() == Ok(local.ip().to_canonical());
+    record.listening_us = text("x-listening-us").parse().unwrap_or(0);
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+fn unix_us() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, micros)
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
