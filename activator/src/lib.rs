@@ -1,1 +1,259 @@
-//! To come.
+//! The activator: holds requests until a pod is ready, then forwards them.
+//!
+//! It stands in the way of a request only while its revision sleeps, has a hard limit, shares its name with
+//! others, or comes from outside. A request waits only while no ready pod has room; a change of the table
+//! lets it go in the same call that takes the change in.
+//!
+//! | file | subject |
+//! |---|---|
+//! | [`queue`] | Pure: the waiting line of one revision |
+//! | [`balance`] | Pure: which pod, which revision |
+//! | [`dial`] | Pure: one connection, brought about by up to 16 sockets |
+//! | [`pool`] | Pure: one pod's connections and who gets them |
+//! | [`headers`], [`failure`] | Pure: heads on their way, and what is said when there is no answer |
+//! | [`config`] | Pure: settings |
+//! | [`gateway`], [`reply`] | Shell: one request from arrival to answer |
+//! | [`revision`], [`pods`] | Shell: a revision's line and the connections to its pods |
+//! | [`server`], [`ports`] | Shell: clients' connections; a listener for each service |
+//! | [`routes`], [`controller`] | Shell: the RouteTable |
+//! | [`autoscaler`] | Shell: usage reports |
+//! | [`admin`], [`clock`] | Shell: metrics; time and chance |
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use common::{
+    admin::{Admin, AdminError},
+    link::Link,
+    wire::{Role, Subscriber},
+};
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{info, warn};
+
+pub mod admin;
+pub mod autoscaler;
+pub mod balance;
+pub mod clock;
+pub mod config;
+pub mod controller;
+pub mod dial;
+pub mod failure;
+pub mod gateway;
+pub mod headers;
+pub mod pods;
+pub mod pool;
+pub mod ports;
+pub mod queue;
+pub mod reply;
+pub mod revision;
+pub mod routes;
+pub mod server;
+
+pub use config::Config;
+
+use crate::{
+    admin::Metrics,
+    autoscaler::Usage,
+    config::BadSetting,
+    controller::Seen,
+    gateway::{Door, Gateway},
+    pods::PodSettings,
+    ports::Ports,
+    revision::RevisionSettings,
+    routes::Routes,
+    server::{ClientBounds, Server},
+};
+
+/// Idle connections and failed ports are looked after this often.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
+
+/// The activator could not start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A setting is out of its range.
+    #[error("bad configuration")]
+    Config(#[from] BadSetting),
+    /// The gateway's listener could not be had.
+    #[error("cannot listen for requests from outside on {address}")]
+    Outside {
+        /// Where.
+        address: String,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The admin port could not be served.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
+}
+
+/// One activator, put together but not yet connected to the other parts.
+#[derive(Debug)]
+pub struct Activator {
+    /// Carries requests.
+    pub gateway: Arc<Gateway>,
+    /// Serves connections.
+    pub server: Arc<Server>,
+    /// Listens for services.
+    pub ports: Arc<Ports>,
+    /// Reports waiting requests.
+    pub usage: Arc<Usage>,
+}
+
+impl Activator {
+    /// Puts the parts together. `shutdown` closes the listeners and asks connections to end.
+    pub fn new(config: &Config, registry: &mut Registry, shutdown: &CancellationToken) -> Self {
+        let metrics = Metrics::register(registry);
+        let usage = Arc::new(Usage::default());
+        let pods = PodSettings {
+            backlog: config.pod_backlog,
+            max_idle: Duration::from_millis(config.pod_idle_ms),
+            metrics: metrics.clone(),
+        };
+        let settings =
+            RevisionSettings { bounds: config.bounds(), pods, usage: Arc::clone(&usage) };
+        let gateway = Arc::new(Gateway {
+            routes: Routes::new(settings),
+            metrics,
+            tasks: TaskTracker::new(),
+            stop: shutdown.clone(),
+        });
+        let bounds = ClientBounds {
+            head_bytes: config.max_head_bytes,
+            head_timeout: Duration::from_millis(config.head_timeout_ms),
+        };
+        let server = Arc::new(Server::new(Arc::clone(&gateway), bounds));
+        let ports = Arc::new(Ports::new(
+            Arc::clone(&server),
+            Arc::clone(&gateway),
+            config.listen.clone(),
+            shutdown.clone(),
+        ));
+        Self { gateway, server, ports, usage }
+    }
+
+    async fn look_after(&self) {
+        let mut tick = tokio::time::interval(HOUSEKEEPING);
+        loop {
+            tick.tick().await;
+            self.ports.retry();
+            for revision in self.gateway.routes.revisions() {
+                revision.prune();
+            }
+        }
+    }
+
+    /// Lets requests in flight end, for at most `bound`.
+    async fn drain(&self, bound: Duration) {
+        let tasks = &self.gateway.tasks;
+        tasks.close();
+        info!(connections = tasks.len(), ?bound, "draining");
+        if tokio::time::timeout(bound, tasks.wait()).await.is_err() {
+            warn!(connections = tasks.len(), "connections cut off");
+        }
+    }
+}
+
+/// Runs the activator until `shutdown`, then lets requests in flight end.
+pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), Error> {
+    config.validate()?;
+    let outside = outside_listener(&mut config)?;
+    let mut registry = Registry::default();
+    let activator = Activator::new(&config, &mut registry, &shutdown);
+    if let Some(listener) = outside {
+        let server = Arc::clone(&activator.server);
+        tokio::spawn(server.accept(listener, Door::Outside, shutdown.clone()));
+    }
+    // Routes and reports outlive the signal: waiting requests still want their pod while we drain.
+    let finished = CancellationToken::new();
+    let links = Arc::new(Links::new(&config, &finished));
+    let admin = Admin { registry, troubles: troubles(&activator, &links, &shutdown) };
+    let pages = common::admin::serve(config.admin, admin, axum::Router::new(), finished.clone());
+    let follow = controller::follow(
+        &links.routes,
+        &links.reports,
+        &activator.gateway,
+        &activator.ports,
+        &links.seen,
+    );
+    let end = async {
+        shutdown.cancelled().await;
+        activator.drain(config.drain()).await;
+    };
+    info!(name = %config.name, controller = %config.controller, "activator started");
+    tokio::select! {
+        served = pages => served.map_err(Error::from),
+        () = follow => Ok(()),
+        () = activator.usage.report(&links.usage) => Ok(()),
+        () = activator.look_after() => Ok(()),
+        () = end => {
+            finished.cancel();
+            info!(name = %config.name, "activator stopped");
+            Ok(())
+        }
+    }
+}
+
+/// The streams to the other parts.
+#[derive(Debug)]
+struct Links {
+    routes: Link,
+    reports: Link,
+    usage: Link,
+    seen: Seen,
+}
+
+impl Links {
+    fn new(config: &Config, finished: &CancellationToken) -> Self {
+        let who = Subscriber {
+            role: Role::Activator,
+            name: config.name.clone(),
+            node: config.node.clone(),
+        };
+        let link = |endpoint: &str| Link::new(endpoint, who.clone(), finished.clone());
+        Self {
+            routes: link(&config.controller),
+            reports: link(&config.controller),
+            usage: link(&config.autoscaler),
+            seen: Seen::default(),
+        }
+    }
+}
+
+fn troubles(
+    activator: &Activator,
+    links: &Arc<Links>,
+    shutdown: &CancellationToken,
+) -> Box<dyn Fn() -> Vec<String> + Send + Sync> {
+    let (ports, links, shutdown) =
+        (Arc::clone(&activator.ports), Arc::clone(links), shutdown.clone());
+    Box::new(move || {
+        let mut all = ports.troubles();
+        let mut add = |wrong: bool, text: &str| {
+            if wrong {
+                all.push(text.to_owned());
+            }
+        };
+        add(!links.seen.load(Ordering::Relaxed), "no routes received from the controller yet");
+        add(!links.usage.is_up(), "no stream to the autoscaler: nobody learns of waiting requests");
+        add(shutdown.is_cancelled(), "shutting down");
+        all
+    })
+}
+
+fn outside_listener(config: &mut Config) -> Result<Option<TcpListener>, Error> {
+    let named = config.outside.map_or_else(|| "a given socket".to_owned(), |it| it.to_string());
+    let failed = |source| Error::Outside { address: named, source };
+    if let Some(listener) = config.outside_listener.take() {
+        let ready = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
+        return ready.map(Some).map_err(failed);
+    }
+    let Some(address) = config.outside else { return Ok(None) };
+    ports::listen(SocketAddr::new(address.ip(), address.port())).map(Some).map_err(failed)
+}

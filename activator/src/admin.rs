@@ -1,0 +1,101 @@
+//! Shell: the activator's metrics.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+
+/// Numbers the activator shows, kept as handles: counting takes no lock.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    /// Requests answered, by the code's first digit (1 to 5).
+    pub classes: [Counter; 5],
+    /// Requests whose client went before the answer.
+    pub cancelled: Counter,
+    /// Requests waiting now.
+    pub waiting: Gauge,
+    /// Time spent waiting by requests that had to.
+    pub wait_seconds: Histogram,
+    /// Dials begun.
+    pub dials: Counter,
+    /// Sockets opened because a dial was not answered soon.
+    pub dial_repeats: Counter,
+    /// Dials that failed.
+    pub dial_failures: Counter,
+    /// Requests sent once more, because no byte of them had reached a pod.
+    pub retries: Counter,
+    /// Kept connections ended because the service is direct.
+    pub direct_closed: Counter,
+    /// Service ports open now.
+    pub ports: Gauge,
+    /// Service ports that could not be opened.
+    pub ports_failed: Gauge,
+    /// Client connections open now.
+    pub connections: Gauge,
+    /// RouteTable version in force.
+    pub routes_version: Gauge,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Class {
+    code: &'static str,
+}
+
+impl Metrics {
+    /// Fresh metrics, all registered under `rouse_activator`.
+    pub fn register(registry: &mut Registry) -> Self {
+        let registry = registry.sub_registry_with_prefix("rouse_activator");
+        let requests = Family::<Class, Counter>::default();
+        let class = |code| requests.get_or_create(&Class { code }).clone();
+        // 0.1 ms … 105 s.
+        let wait_seconds = Histogram::new(exponential_buckets(0.0001, 4.0, 11));
+        let all = Self {
+            classes: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(class),
+            cancelled: requests.get_or_create(&Class { code: "cancelled" }).clone(),
+            waiting: Gauge::default(),
+            wait_seconds,
+            dials: Counter::default(),
+            dial_repeats: Counter::default(),
+            dial_failures: Counter::default(),
+            retries: Counter::default(),
+            direct_closed: Counter::default(),
+            ports: Gauge::default(),
+            ports_failed: Gauge::default(),
+            connections: Gauge::default(),
+            routes_version: Gauge::default(),
+        };
+        registry.register("requests", "Requests by class of their code", requests);
+        all.register_rest(registry);
+        all
+    }
+
+    fn register_rest(&self, registry: &mut Registry) {
+        let mut gauge = |name, help, it: &Gauge| registry.register(name, help, it.clone());
+        gauge("waiting_requests", "Requests waiting for a pod", &self.waiting);
+        gauge("service_ports", "Service ports open", &self.ports);
+        gauge("service_ports_failed", "Service ports that cannot be opened", &self.ports_failed);
+        gauge("client_connections", "Client connections open", &self.connections);
+        gauge("routes_version", "RouteTable version in force", &self.routes_version);
+        let mut counter = |name, help, it: &Counter| registry.register(name, help, it.clone());
+        counter("dials", "Connections to pods begun", &self.dials);
+        counter("dial_repeats", "Further sockets of unanswered dials", &self.dial_repeats);
+        counter("dial_failures", "Dials that brought no connection", &self.dial_failures);
+        counter("retries", "Requests sent again, unseen by any pod", &self.retries);
+        let ended = "Kept connections ended because their service is direct";
+        counter("direct_closed_connections", ended, &self.direct_closed);
+        let wait = "Time requests waited for a pod";
+        registry.register("wait_seconds", wait, self.wait_seconds.clone());
+    }
+
+    /// Counts one answer.
+    pub fn answered(&self, status: http::StatusCode) {
+        let digit = usize::from(status.as_u16() / 100).clamp(1, 5);
+        self.classes[digit - 1].inc();
+    }
+}

@@ -1,0 +1,138 @@
+//! Pure: which ready pod takes a request.
+//!
+//! Knative's three policies by containerConcurrency (knative/serving `pkg/activator/net/throttler.go`
+//! and `lb_policy.go`): 0 the better of two random picks, 1 to 3 the first free pod by address, from 4 on
+//! round robin over pods that are not full.
+
+use std::net::SocketAddr;
+
+/// Names one pod for as long as it keeps its address. Ordered by address, as Knative orders them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodKey {
+    /// Where it serves.
+    pub address: SocketAddr,
+    /// Tells apart pods that had the same address one after the other.
+    pub id: u64,
+}
+
+/// One pod that takes requests, and what it has of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// The pod.
+    pub pod: PodKey,
+    /// Requests this activator has given it and that have not ended.
+    pub in_flight: u32,
+}
+
+/// The highest containerConcurrency for which the first free pod is taken.
+const FIRST_FREE_UP_TO: u32 = 3;
+
+/// Chooses among `slots`, sorted by key. `None`: all are full, or there is none.
+///
+/// `limit` is containerConcurrency (0: none); `cursor` is where round robin stands; `chance` is uniform over u64.
+pub fn pick(slots: &[Slot], limit: u32, cursor: &mut usize, chance: u64) -> Option<usize> {
+    match limit {
+        0 => better_of_two(slots, chance),
+        1..=FIRST_FREE_UP_TO => slots.iter().position(|slot| slot.in_flight < limit),
+        _ => next_free(slots, limit, cursor),
+    }
+}
+
+fn better_of_two(slots: &[Slot], chance: u64) -> Option<usize> {
+    let count = u64::try_from(slots.len()).ok().filter(|&count| count > 0)?;
+    let (high, low) = (chance >> 32, chance & u64::from(u32::MAX));
+    let one = index(low % count);
+    if count == 1 {
+        return Some(one);
+    }
+    // The second pick is another pod, so that two pods are always compared.
+    let other = index((low % count + 1 + high % (count - 1)) % count);
+    // Equal loads: `one` is as random as a coin.
+    Some(if slots[other].in_flight < slots[one].in_flight { other } else { one })
+}
+
+fn index(value: u64) -> usize {
+    usize::try_from(value).expect("below a slice's length: remainder of it")
+}
+
+fn next_free(slots: &[Slot], limit: u32, cursor: &mut usize) -> Option<usize> {
+    let count = slots.len();
+    let turn = (0..count).map(|step| (*cursor + step) % count);
+    let found = turn.into_iter().find(|&at| slots[at].in_flight < limit)?;
+    *cursor = (found + 1) % count;
+    Some(found)
+}
+
+/// Chooses the revision of one request by the targets' percents. `None` without targets.
+///
+/// Example: percents 90 and 10 with a chance of 0.95 of its range take the second.
+pub fn split<T>(targets: &[T], percent: impl Fn(&T) -> u8, chance: u64) -> Option<&T> {
+    let total: u64 = targets.iter().map(|target| u64::from(percent(target))).sum();
+    let mut ticket = chance.checked_rem(total)?;
+    for target in targets {
+        match ticket.checked_sub(u64::from(percent(target))) {
+            Some(rest) => ticket = rest,
+            None => return Some(target),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slots(in_flight: &[u32]) -> Vec<Slot> {
+        let slot = |(at, &in_flight): (usize, &u32)| {
+            let address = SocketAddr::from(([10, 0, 0, u8::try_from(at).unwrap()], 80));
+            Slot { pod: PodKey { address, id: 0 }, in_flight }
+        };
+        in_flight.iter().enumerate().map(slot).collect()
+    }
+
+    #[test]
+    fn without_pods_nobody_is_picked() {
+        for limit in [0, 1, 9] {
+            assert_eq!(pick(&[], limit, &mut 0, 7), None);
+        }
+    }
+
+    #[test]
+    fn without_a_limit_the_less_loaded_of_two_is_picked() {
+        let pods = slots(&[5, 1]);
+        let mut spread = |chance: u64| pick(&pods, 0, &mut 0, chance);
+        assert_eq!((0..100).map(&mut spread).collect::<Vec<_>>(), vec![Some(1); 100]);
+    }
+
+    #[test]
+    fn without_a_limit_equal_pods_are_picked_evenly() {
+        let pods = slots(&[0, 0, 0]);
+        let mut seen = [0; 3];
+        for chance in 0..3_000u64 {
+            seen[pick(&pods, 0, &mut 0, chance.wrapping_mul(0x9E37_79B9_7F4A_7C15)).unwrap()] += 1;
+        }
+        assert!(seen.iter().all(|&count| count > 800), "{seen:?}");
+    }
+
+    #[test]
+    fn a_small_limit_takes_the_first_free_by_address() {
+        assert_eq!(pick(&slots(&[2, 1, 0]), 2, &mut 0, 9), Some(1));
+        assert_eq!(pick(&slots(&[2, 2, 2]), 2, &mut 0, 9), None);
+    }
+
+    #[test]
+    fn a_larger_limit_goes_round_and_skips_full_pods() {
+        let (pods, mut cursor) = (slots(&[0, 4, 0]), 0);
+        let picked: Vec<_> = (0..4).map(|_| pick(&pods, 4, &mut cursor, 0)).collect();
+        assert_eq!(picked, [Some(0), Some(2), Some(0), Some(2)]);
+    }
+
+    #[test]
+    fn a_split_follows_the_percents() {
+        let targets = [("old", 90), ("new", 10)];
+        let new =
+            (0..1_000).filter(|&chance| split(&targets, |it| it.1, chance) == Some(&("new", 10)));
+        assert_eq!(new.count(), 100);
+        assert_eq!(split(&[] as &[u8], |&it| it, 5), None);
+    }
+}

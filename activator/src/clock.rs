@@ -1,0 +1,33 @@
+//! Shell: the machine's clock and chance, as plain numbers.
+
+use std::{
+    cell::Cell,
+    hash::{BuildHasher as _, RandomState},
+    sync::OnceLock,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// Nanoseconds that never go back, also not over a restart: the time of day at start plus what passed since.
+pub fn now_ns() -> u64 {
+    static START: OnceLock<(Instant, u64)> = OnceLock::new();
+    let (instant, unix_ns) = START.get_or_init(|| {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        (Instant::now(), u64::try_from(unix.as_nanos()).unwrap_or(0))
+    });
+    unix_ns + u64::try_from(instant.elapsed().as_nanos()).unwrap_or(u64::MAX - unix_ns)
+}
+
+/// A random number, uniform over u64. For spreading load only (xorshift64*, Vigna 2014).
+pub fn chance() -> u64 {
+    thread_local! {
+        static STATE: Cell<u64> = Cell::new(RandomState::new().hash_one(0u8) | 1);
+    }
+    STATE.with(|state| {
+        let mut x = state.get();
+        x ^= x >> 12;
+        x ^= x << 25;
+        x ^= x >> 27;
+        state.set(x);
+        x.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    })
+}

@@ -1,0 +1,40 @@
+//! Shell: follows the controller's RouteTable and reports the version in force.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use common::{
+    link::{Link, PodKey},
+    outbox::Outbox,
+    wire::PodItem,
+};
+use tracing::info;
+
+use crate::{gateway::Gateway, ports::Ports};
+
+/// Applies each change of the table, then says so.
+pub async fn follow(
+    link: &Link,
+    reports: &Link,
+    gateway: &Gateway,
+    ports: &Ports,
+    seen: &AtomicBool,
+) {
+    let outbox = Outbox::new();
+    let watch = link.watch_routes(|view, changed| {
+        gateway.routes.apply(&view.table, changed);
+        ports.apply();
+        gateway.metrics.routes_version.set(i64::try_from(view.version).unwrap_or(i64::MAX));
+        outbox.set(PodKey::Applied, PodItem::Applied(view.version));
+        if !seen.swap(true, Ordering::Relaxed) {
+            let (services, pods) = (view.table.services.len(), view.table.pods.len());
+            info!(version = view.version, services, pods, "first routes in force");
+        }
+    });
+    tokio::join!(watch, reports.report_pods(&outbox));
+}
+
+/// Whether routes were ever received.
+pub type Seen = Arc<AtomicBool>;

@@ -1,0 +1,236 @@
+//! Pure: the connections to one pod, and which request gets which.
+//!
+//! A request that finds no idle connection waits for the first to come, new or given back. New ones are
+//! dialled with care: a pod's accept queue holds its listen backlog and drops what is beyond. Until the pod
+//! has answered its first request, a dial counts as under way from its start until that answer, or until it
+//! has stood for a moment; afterwards only until it is connected.
+//!
+//! `C` is a connection, `W` whom to hand one to; the pool only keeps and returns them.
+
+use std::collections::VecDeque;
+
+/// Listen backlog of a pod where it is not known: the least common default (libuv, Python, Java: 50 to 511).
+pub const BACKLOG: u32 = 128;
+
+/// One pod's connections.
+#[derive(Debug)]
+pub struct Pool<C, W> {
+    idle: Vec<C>,
+    wanting: VecDeque<W>,
+    /// Dials without a connection yet.
+    connecting: u32,
+    /// Connections dialled before the first answer that have not stood for a moment yet.
+    fresh: u32,
+    at_once: u32,
+    answered: bool,
+    closed: bool,
+}
+
+/// What the shell does next.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Next<C, W> {
+    /// Hand this connection to this request; if it is gone, give the connection back.
+    pub hand: Option<(W, C)>,
+    /// Start this many dials.
+    pub dial: u32,
+}
+
+impl<C, W> Pool<C, W> {
+    /// No connections yet, to a pod with this listen backlog.
+    pub fn new(backlog: u32) -> Self {
+        Self {
+            idle: Vec::new(),
+            wanting: VecDeque::new(),
+            connecting: 0,
+            fresh: 0,
+            at_once: (backlog / 2).max(1),
+            answered: false,
+            closed: false,
+        }
+    }
+
+    /// The idle connection used last that `usable` accepts. Others met on the way are dropped.
+    pub fn take(&mut self, usable: impl Fn(&C) -> bool) -> Option<C> {
+        while let Some(connection) = self.idle.pop() {
+            if usable(&connection) {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    /// A request wants a connection, and none was idle. Returns the dials to start.
+    #[must_use]
+    pub fn want(&mut self, whom: W) -> u32 {
+        self.wanting.push_back(whom);
+        self.more_dials()
+    }
+
+    /// A dial has brought a connection.
+    pub fn on_dialled(&mut self, connection: C) -> Next<C, W> {
+        self.connecting = self.connecting.saturating_sub(1);
+        self.fresh += u32::from(!self.answered);
+        self.on_free(connection)
+    }
+
+    /// A connection dialled before the first answer has stood for a moment. Returns the dials to start.
+    #[must_use]
+    pub fn on_stood(&mut self) -> u32 {
+        self.fresh = self.fresh.saturating_sub(1);
+        self.more_dials()
+    }
+
+    /// The pod has answered a request. Returns the dials to start.
+    #[must_use]
+    pub fn on_answer(&mut self) -> u32 {
+        self.answered = true;
+        self.fresh = 0;
+        self.more_dials()
+    }
+
+    /// Whether the pod has answered a request. Until then [`on_stood`](Self::on_stood) must follow each
+    /// [`on_dialled`](Self::on_dialled).
+    pub fn is_answered(&self) -> bool {
+        self.answered
+    }
+
+    /// A dial has failed. Returns everyone who waits for a connection: they look for another pod.
+    pub fn on_dial_failed(&mut self) -> VecDeque<W> {
+        self.connecting = self.connecting.saturating_sub(1);
+        std::mem::take(&mut self.wanting)
+    }
+
+    /// A connection is free for the next request.
+    pub fn on_free(&mut self, connection: C) -> Next<C, W> {
+        let hand = match self.wanting.pop_front() {
+            Some(whom) => Some((whom, connection)),
+            None if self.closed => None,
+            None => {
+                self.idle.push(connection);
+                None
+            }
+        };
+        Next { hand, dial: self.more_dials() }
+    }
+
+    /// Drops idle connections that `keep` does not accept.
+    pub fn prune(&mut self, keep: impl FnMut(&C) -> bool) {
+        self.idle.retain(keep);
+    }
+
+    /// Whether the pod takes no new requests: then no connection is kept idle.
+    pub fn set_closed(&mut self, closed: bool) {
+        self.closed = closed;
+        if closed {
+            self.idle.clear();
+        }
+    }
+
+    /// Connections that lie idle.
+    pub fn idle(&self) -> usize {
+        self.idle.len()
+    }
+
+    /// Dials under way.
+    fn dials(&self) -> u32 {
+        self.connecting + self.fresh
+    }
+
+    fn more_dials(&mut self) -> u32 {
+        let wanting = u32::try_from(self.wanting.len()).unwrap_or(u32::MAX);
+        let more = wanting.min(self.at_once).saturating_sub(self.dials());
+        self.connecting += more;
+        more
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn half_the_backlog_is_dialled_until_the_first_answer() {
+        let mut pool = Pool::<u32, u32>::new(8);
+        let dials: u32 = (0..10).map(|name| pool.want(name)).sum();
+        assert_eq!(dials, 4);
+        assert_eq!(pool.on_dialled(70), Next { hand: Some((0, 70)), dial: 0 });
+        assert_eq!(pool.on_answer(), 1);
+        assert_eq!(pool.on_dialled(71), Next { hand: Some((1, 71)), dial: 1 });
+    }
+
+    #[test]
+    fn an_app_that_is_slow_to_answer_still_gets_all_its_requests() {
+        let mut pool = Pool::<u32, u32>::new(8);
+        let dials: u32 = (0..10).map(|name| pool.want(name)).sum();
+        assert_eq!(dials, 4);
+        let handed = (0..4).filter(|&at| pool.on_dialled(at).hand.is_some()).count();
+        assert_eq!((handed, pool.is_answered()), (4, false));
+        assert_eq!((0..4).map(|_| pool.on_stood()).sum::<u32>(), 4);
+    }
+
+    #[test]
+    fn a_connection_given_back_goes_to_who_wants_one() {
+        let mut pool = Pool::new(128);
+        assert_eq!(pool.want("a"), 1);
+        assert_eq!(pool.on_free(7), Next { hand: Some(("a", 7)), dial: 0 });
+        assert_eq!(pool.on_dialled(8), Next { hand: None, dial: 0 });
+        assert_eq!(pool.take(|_| true), Some(8));
+        assert_eq!(pool.take(|_| true), None);
+    }
+
+    #[test]
+    fn a_failed_dial_sends_everyone_elsewhere() {
+        let mut pool = Pool::<u8, _>::new(2);
+        assert_eq!(pool.want("a") + pool.want("b"), 1);
+        assert_eq!(pool.on_dial_failed(), ["a", "b"]);
+        assert_eq!(pool.want("c"), 1);
+    }
+
+    #[test]
+    fn a_closed_pool_keeps_nothing_idle() {
+        let mut pool = Pool::<_, u8>::new(2);
+        assert_eq!(pool.on_free(1).hand, None);
+        pool.set_closed(true);
+        assert_eq!(pool.on_free(2).hand, None);
+        assert_eq!(pool.idle(), 0);
+    }
+
+    proptest! {
+        /// Whatever happens, dials under way stay bounded and whoever wants a connection has one coming.
+        #[test]
+        fn nobody_is_forgotten(ops in proptest::collection::vec(0..5u8, 0..200)) {
+            let mut pool = Pool::<u32, u32>::new(8);
+            // Dials without a connection, and connections that have not stood for a moment yet.
+            let (mut connecting, mut fresh, mut busy) = (0u32, 0u32, 0u32);
+            for op in ops {
+                match op {
+                    0 => if pool.take(|_| true).is_some() { busy += 1 } else { connecting += pool.want(0) },
+                    1 if connecting > 0 => {
+                        connecting -= 1;
+                        fresh += u32::from(!pool.is_answered());
+                        let next = pool.on_dialled(0);
+                        busy += u32::from(next.hand.is_some());
+                        connecting += next.dial;
+                    }
+                    2 if fresh > 0 => { fresh -= 1; connecting += pool.on_stood(); }
+                    3 if busy > 0 => {
+                        busy -= 1;
+                        connecting += pool.on_answer(); fresh = 0;
+                        let next = pool.on_free(0);
+                        busy += u32::from(next.hand.is_some());
+                        connecting += next.dial;
+                    }
+                    4 if connecting > 0 => { connecting -= 1; pool.on_dial_failed(); }
+                    _ => {}
+                }
+                prop_assert!(pool.dials() <= 4);
+                prop_assert_eq!((pool.connecting, pool.fresh), (connecting, fresh));
+                prop_assert!(pool.wanting.is_empty() || pool.dials() > 0);
+                prop_assert!(pool.wanting.is_empty() || pool.idle.is_empty());
+            }
+        }
+    }
+}

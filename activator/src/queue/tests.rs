@@ -1,0 +1,253 @@
+use std::net::SocketAddr;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const WIDE: Bounds = Bounds { requests: 100, bytes: 10_000 };
+
+fn pod(last: u8) -> PodKey {
+    PodKey { address: SocketAddr::from(([10, 0, 0, last], 8080)), id: u64::from(last) }
+}
+
+fn wait(line: &mut Line<u32>, name: u32) -> Turn {
+    let turn = line.on_request();
+    assert_eq!(line.admit(0), None);
+    line.wait(turn, 1, name).expect("room in the line");
+    turn
+}
+
+#[test]
+fn holds_requests_until_a_pod_is_ready_and_lets_them_go_in_order() {
+    let mut line = Line::new(WIDE);
+    (1..=3).for_each(|name| _ = wait(&mut line, name));
+    assert_eq!(line.on_routes([pod(1)], 0, || 0), [(1, pod(1)), (2, pod(1)), (3, pod(1))]);
+    assert_eq!((line.waiting(), line.in_flight()), (0, 3));
+}
+
+#[test]
+fn a_hard_limit_lets_go_one_for_each_that_ends() {
+    let mut line = Line::new(WIDE);
+    (1..=4).for_each(|name| _ = wait(&mut line, name));
+    assert_eq!(line.on_routes([pod(1), pod(2)], 1, || 0), [(1, pod(1)), (2, pod(2))]);
+    assert_eq!(line.on_done(pod(2), || 0), [(3, pod(2))]);
+    assert_eq!(line.on_done(pod(1), || 0), [(4, pod(1))]);
+    assert_eq!(line.on_done(pod(1), || 0), []);
+}
+
+#[test]
+fn a_higher_limit_lets_go_at_once() {
+    let mut line = Line::new(WIDE);
+    (1..=3).for_each(|name| _ = wait(&mut line, name));
+    assert_eq!(line.on_routes([pod(1)], 1, || 0), [(1, pod(1))]);
+    assert_eq!(line.on_routes([pod(1)], 3, || 0), [(2, pod(1)), (3, pod(1))]);
+}
+
+#[test]
+fn the_line_is_bounded_by_requests_and_by_bytes() {
+    let mut line = Line::new(Bounds { requests: 2, bytes: 10 });
+    let [one, two, three] = [(); 3].map(|()| line.on_request());
+    assert_eq!(line.wait(one, 6, ()), Ok(()));
+    assert_eq!(line.wait(two, 5, ()), Err(Full));
+    assert_eq!(line.wait(two, 4, ()), Ok(()));
+    assert_eq!(line.wait(three, 0, ()), Err(Full));
+    assert_eq!(line.on_leave(one), Some(()));
+    assert_eq!(line.wait(three, 6, ()), Ok(()));
+}
+
+#[test]
+fn who_left_the_line_is_not_let_go() {
+    let mut line = Line::new(WIDE);
+    let first = wait(&mut line, 1);
+    wait(&mut line, 2);
+    assert_eq!(line.on_leave(first), Some(1));
+    assert_eq!(line.on_leave(first), None);
+    assert_eq!(line.on_routes([pod(1)], 0, || 0), [(2, pod(1))]);
+}
+
+#[test]
+fn a_request_that_was_refused_keeps_its_turn() {
+    let mut line = Line::new(WIDE);
+    assert_eq!(line.on_routes([pod(1)], 1, || 0), []);
+    let first = line.on_request();
+    assert_eq!(line.admit(0), Some(pod(1)));
+    wait(&mut line, 2);
+    assert!(line.on_refused(pod(1)));
+    assert_eq!(line.on_done(pod(1), || 0), []);
+    line.wait(first, 1, 1).expect("room in the line");
+    assert!(line.has_ready_pod(), "the table still says so");
+    assert_eq!(line.on_retry(pod(1), || 0), [(1, pod(1))]);
+}
+
+#[test]
+fn a_refusing_pod_is_open_again_once_the_table_names_it_anew() {
+    let mut line = Line::new(WIDE);
+    line.on_routes([pod(1)], 0, || 0);
+    line.on_refused(pod(1));
+    wait(&mut line, 1);
+    assert_eq!(line.on_routes([pod(1)], 0, || 0), [], "nothing new was said of it");
+    line.on_routes([], 0, || 0);
+    assert_eq!(line.on_routes([pod(1)], 0, || 0), [(1, pod(1))]);
+    assert_eq!(line.on_retry(pod(1), || 0), []);
+}
+
+#[test]
+fn a_draining_pod_keeps_its_count_for_its_return() {
+    let mut line = Line::<()>::new(WIDE);
+    line.on_routes([pod(1)], 1, || 0);
+    assert_eq!(line.admit(0), Some(pod(1)));
+    line.on_routes([], 1, || 0);
+    assert_eq!(line.admit(0), None);
+    line.on_routes([pod(1)], 1, || 0);
+    assert_eq!(line.admit(0), None, "its one place is still taken");
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Request,
+    Leave(usize),
+    Done(usize),
+    Refused(usize),
+    Retry(u8),
+    Routes(Vec<u8>, u32),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let op = prop_oneof![
+        4 => Just(Op::Request),
+        1 => any::<usize>().prop_map(Op::Leave),
+        3 => any::<usize>().prop_map(Op::Done),
+        1 => any::<usize>().prop_map(Op::Refused),
+        1 => (0..4u8).prop_map(Op::Retry),
+        2 => (proptest::collection::vec(0..4u8, 0..4), 0..6u32).prop_map(|(p, l)| Op::Routes(p, l)),
+    ];
+    proptest::collection::vec(op, 0..200)
+}
+
+/// What a shell knows of its requests, to compare with what the line says.
+#[derive(Debug, Default)]
+struct Model {
+    waiting: Vec<(Turn, u32)>,
+    flying: Vec<(Turn, u32, PodKey)>,
+    ended: Vec<u32>,
+    ready: BTreeSet<u8>,
+    refusing: BTreeSet<u8>,
+    limit: u32,
+    asked: u32,
+}
+
+impl Model {
+    fn go(&mut self, all: Vec<Go<u32>>) {
+        for (name, pod) in all {
+            let (turn, first) = self.waiting.remove(0);
+            assert_eq!(name, first, "first come, first served, and nobody twice");
+            self.flying.push((turn, name, pod));
+        }
+    }
+
+    fn enter(&mut self, line: &mut Line<u32>, turn: Turn, name: u32, chance: u64) {
+        if let Some(pod) = line.admit(chance) {
+            assert!(self.waiting.is_empty(), "nobody overtakes the line");
+            self.flying.push((turn, name, pod));
+        } else if line.wait(turn, 7, name).is_ok() {
+            let at = self.waiting.partition_point(|(other, _)| *other < turn);
+            self.waiting.insert(at, (turn, name));
+        } else {
+            assert_eq!(self.waiting.len(), 5, "refused only when full");
+            self.ended.push(name);
+        }
+    }
+
+    fn step(&mut self, line: &mut Line<u32>, op: Op, mut chance: impl FnMut() -> u64) {
+        match op {
+            Op::Request => {
+                self.asked += 1;
+                let turn = line.on_request();
+                self.enter(line, turn, self.asked, chance());
+            }
+            Op::Leave(at) if !self.waiting.is_empty() => {
+                let (turn, name) = self.waiting.remove(at % self.waiting.len());
+                assert_eq!(line.on_leave(turn), Some(name));
+                self.ended.push(name);
+            }
+            Op::Done(at) if !self.flying.is_empty() => {
+                let (_, name, pod) = self.flying.swap_remove(at % self.flying.len());
+                self.ended.push(name);
+                self.go(line.on_done(pod, chance));
+            }
+            Op::Refused(at) if !self.flying.is_empty() => {
+                let (turn, name, pod) = self.flying.swap_remove(at % self.flying.len());
+                if line.on_refused(pod) {
+                    self.refusing.insert(last(pod));
+                }
+                self.go(line.on_done(pod, &mut chance));
+                self.enter(line, turn, name, chance());
+            }
+            Op::Retry(last) => {
+                self.refusing.remove(&last);
+                self.go(line.on_retry(pod(last), chance));
+            }
+            Op::Routes(ready, limit) => {
+                self.ready = ready.iter().copied().collect();
+                self.refusing.retain(|last| self.ready.contains(last));
+                self.limit = limit;
+                self.go(line.on_routes(ready.into_iter().map(pod), limit, chance));
+            }
+            Op::Leave(_) | Op::Done(_) | Op::Refused(_) => {}
+        }
+    }
+
+    /// Room at the pods that take requests; `None`: without bound.
+    fn room(&self) -> Option<usize> {
+        let open: Vec<_> = self.ready.difference(&self.refusing).collect();
+        if open.is_empty() {
+            return Some(0);
+        }
+        let limit = usize::try_from(self.limit).ok().filter(|&limit| limit > 0)?;
+        let free = |&&at: &&u8| {
+            let taken = self.flying.iter().filter(|(_, _, pod)| last(*pod) == at).count();
+            limit.saturating_sub(taken)
+        };
+        Some(open.iter().map(free).sum())
+    }
+}
+
+fn last(pod: PodKey) -> u8 {
+    u8::try_from(pod.id).expect("test pods have small ids")
+}
+
+proptest! {
+    /// Under any order of events every request is waiting, in flight or ended, and nobody waits while
+    /// there is room.
+    #[test]
+    fn no_request_is_lost_or_answered_twice(ops in ops(), seed in any::<u64>()) {
+        let mut line = Line::new(Bounds { requests: 5, bytes: 10_000 });
+        let (mut model, mut state) = (Model::default(), seed);
+        for op in ops {
+            model.step(&mut line, op, || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                state.rotate_left(32)
+            });
+            prop_assert_eq!(line.waiting(), model.waiting.len());
+            prop_assert_eq!(line.in_flight(), u64::try_from(model.flying.len()).expect("small"));
+            let known = model.waiting.len() + model.flying.len() + model.ended.len();
+            prop_assert_eq!(u32::try_from(known).expect("small"), model.asked);
+            prop_assert!(model.waiting.is_empty() || model.room() == Some(0));
+        }
+    }
+
+    /// With a limit no pod ever has more than it, unless it was lowered under requests in flight.
+    #[test]
+    fn a_hard_limit_holds(limit in 1..6u32, requests in 1..60usize, pods in 1..5u8) {
+        let mut line = Line::<()>::new(WIDE);
+        line.on_routes((0..pods).map(pod), limit, || 0);
+        let mut taken = BTreeMap::<PodKey, u32>::new();
+        for _ in 0..requests {
+            let Some(pod) = line.admit(0) else { break };
+            *taken.entry(pod).or_default() += 1;
+        }
+        prop_assert!(taken.values().all(|&count| count <= limit));
+        let room = usize::from(pods) * usize::try_from(limit).expect("small");
+        prop_assert_eq!(line.in_flight(), u64::try_from(requests.min(room)).expect("small"));
+    }
+}

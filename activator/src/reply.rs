@@ -1,0 +1,160 @@
+//! Shell: the body of an answer, carried from the pod to the client as it comes.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep};
+use tracing::warn;
+
+use crate::{
+    pods::Connection,
+    revision::{Place, Timeouts},
+};
+
+/// Body of an answer.
+#[derive(Debug)]
+pub enum Reply {
+    /// Our own words, until they are sent.
+    Own(Option<Bytes>),
+    /// A pod's.
+    Pod(Box<FromPod>),
+}
+
+/// Why an answer that had begun was cut off.
+#[derive(Debug, thiserror::Error)]
+pub enum CutOff {
+    /// The pod broke it off.
+    #[error("answer of pod broke off")]
+    Pod(#[source] hyper::Error),
+    /// A bound of the revision was over.
+    #[error("activator request timeout")]
+    Timeout,
+}
+
+/// One request's clock: a single timer, set to whichever bound is over first.
+#[derive(Debug)]
+pub struct Timer {
+    sleep: Pin<Box<Sleep>>,
+    whole: Instant,
+    idle: Option<Duration>,
+}
+
+impl Timer {
+    /// Starts now.
+    pub fn start(timeouts: Timeouts) -> Self {
+        let now = Instant::now();
+        let whole = now + timeouts.whole;
+        let first = [timeouts.start, timeouts.idle].into_iter().flatten().min();
+        let until = first.map_or(whole, |it| whole.min(now + it));
+        Self { sleep: Box::pin(tokio::time::sleep_until(until)), whole, idle: timeouts.idle }
+    }
+
+    /// Waits until a bound is over.
+    pub async fn expired(&mut self) {
+        self.sleep.as_mut().await;
+    }
+
+    /// When the whole request has to be over.
+    pub fn whole(&self) -> Instant {
+        self.whole
+    }
+
+    /// The answer has begun: from here on only the whole and the idle bound count.
+    fn answered(&mut self) {
+        let until = self.idle.map_or(self.whole, |it| self.whole.min(Instant::now() + it));
+        if until != self.sleep.deadline() {
+            self.sleep.as_mut().reset(until);
+        }
+    }
+}
+
+/// A pod's body, with what has to be given back once it has ended.
+#[derive(Debug)]
+pub struct FromPod {
+    body: Incoming,
+    timer: Timer,
+    lease: Option<(Connection, Place)>,
+}
+
+impl Reply {
+    /// Our own words.
+    pub fn own(text: impl Into<Bytes>) -> Self {
+        Self::Own(Some(text.into()).filter(|text: &Bytes| !text.is_empty()))
+    }
+
+    /// A pod's body; connection and place are given back at its end.
+    pub fn pod(body: Incoming, mut timer: Timer, lease: (Connection, Place)) -> Self {
+        timer.answered();
+        let mut reply = FromPod { body, timer, lease: Some(lease) };
+        if reply.body.is_end_stream() {
+            reply.finish();
+            return Self::Own(None);
+        }
+        Self::Pod(Box::new(reply))
+    }
+}
+
+impl FromPod {
+    /// The exchange has ended in order: the connection may be used again.
+    fn finish(&mut self) {
+        if let Some((connection, place)) = self.lease.take() {
+            Arc::clone(&place.pod).give_back(connection);
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+        let Poll::Ready(next) = Pin::new(&mut self.body).poll_frame(cx) else {
+            ready!(self.timer.sleep.as_mut().poll(cx));
+            if let Some((_, place)) = self.lease.take() {
+                warn!(pod = %place.pod.uid, "answer cut off: request timeout");
+            }
+            return Poll::Ready(Some(Err(CutOff::Timeout)));
+        };
+        match &next {
+            Some(Ok(_)) if self.body.is_end_stream() => self.finish(),
+            Some(Ok(_)) if self.timer.idle.is_some() => self.timer.answered(),
+            Some(Ok(_)) => {}
+            Some(Err(_)) => drop(self.lease.take()),
+            None => self.finish(),
+        }
+        Poll::Ready(next.map(|frame| frame.map_err(CutOff::Pod)))
+    }
+}
+
+impl Body for Reply {
+    type Data = Bytes;
+    type Error = CutOff;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+        match self.get_mut() {
+            Self::Own(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            Self::Pod(reply) => reply.poll(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Own(text) => text.is_none(),
+            Self::Pod(reply) => reply.body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Own(text) => SizeHint::with_exact(
+                text.as_ref().map_or(0, |text| u64::try_from(text.len()).unwrap_or(u64::MAX)),
+            ),
+            Self::Pod(reply) => reply.body.size_hint(),
+        }
+    }
+}

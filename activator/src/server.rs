@@ -1,0 +1,112 @@
+//! Shell: clients and their connections.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use crate::gateway::{Door, Gateway};
+
+/// Bounds of what a client may send.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientBounds {
+    /// Bytes of a head.
+    pub head_bytes: usize,
+    /// Time for a head, and for a kept connection to lie idle.
+    pub head_timeout: Duration,
+}
+
+/// Serves connections as they come in, all of them apart from each other.
+#[derive(Debug)]
+pub struct Server {
+    gateway: Arc<Gateway>,
+    http: http1::Builder,
+}
+
+impl Server {
+    /// A server in front of `gateway`.
+    pub fn new(gateway: Arc<Gateway>, bounds: ClientBounds) -> Self {
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(bounds.head_timeout)
+            .max_buf_size(bounds.head_bytes)
+            .auto_date_header(false);
+        Self { gateway, http }
+    }
+
+    /// Accepts from `listener` until `closed`; connections are served on until `stop`, then end politely.
+    pub async fn accept(
+        self: Arc<Self>,
+        listener: TcpListener,
+        door: Door,
+        closed: CancellationToken,
+    ) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = closed.cancelled() => return self.welcome_rest(listener, door),
+            };
+            match accepted {
+                Ok((stream, client)) => self.welcome(stream, door, client),
+                Err(error) => give_way(&error).await,
+            }
+        }
+    }
+
+    /// Takes in who has connected before the listener closes; the kernel would reset them.
+    fn welcome_rest(self: &Arc<Self>, listener: TcpListener, door: Door) {
+        let Ok(listener) = listener.into_std() else { return };
+        while let Ok((stream, client)) = listener.accept() {
+            let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+            if let Ok(stream) = stream {
+                self.welcome(stream, door, client);
+            }
+        }
+    }
+
+    fn welcome(self: &Arc<Self>, stream: TcpStream, door: Door, client: SocketAddr) {
+        if let Err(error) = stream.set_nodelay(true) {
+            debug!(%client, %error, "client gone at once");
+            return;
+        }
+        let server = Arc::clone(self);
+        self.gateway.tasks.spawn(async move {
+            server.gateway.metrics.connections.inc();
+            if let Err(error) = server.serve(stream, door, client).await {
+                debug!(?door, %client, %error, "connection ended");
+            }
+            server.gateway.metrics.connections.dec();
+        });
+    }
+
+    async fn serve(
+        &self,
+        stream: TcpStream,
+        door: Door,
+        client: SocketAddr,
+    ) -> Result<(), hyper::Error> {
+        let address = client.ip().to_canonical();
+        let service = service_fn(|request| self.gateway.handle(request, door, address));
+        let connection = self.http.serve_connection(TokioIo::new(stream), service).with_upgrades();
+        tokio::pin!(connection);
+        tokio::select! {
+            ended = connection.as_mut() => return ended,
+            () = self.gateway.stop.cancelled() => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        connection.await
+    }
+}
+
+/// A connection that broke before it was accepted costs nothing; a full file table needs a moment.
+async fn give_way(error: &io::Error) {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
+        return;
+    }
+    warn!(%error, "cannot accept connections");
+    tokio::time::sleep(Duration::from_millis(10)).await;
+}

@@ -1,0 +1,334 @@
+//! Requests wait, go to pods, and fail in known ways.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod harness;
+
+use std::time::Duration;
+
+use common::wire::{Name, Path, PodPhase, Target};
+use futures::future::join_all;
+use harness::{GET, LONG, OK, World, hello_1, read_head, rest, revision, server, service, until};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
+
+fn status(answer: &str) -> &str {
+    answer.get(9..12).unwrap_or(answer)
+}
+
+#[tokio::test]
+async fn requests_wait_and_go_once_a_pod_is_ready() {
+    let mut world = World::new().await;
+    let pod = server(OK, Duration::ZERO).await;
+    let streams = join_all((0..20).map(|_| world.connect())).await;
+    let mut asked = Vec::new();
+    for mut stream in streams {
+        stream.write_all(GET.as_bytes()).await.unwrap();
+        asked.push(stream);
+    }
+    world.waiting(20).await;
+    assert_eq!(world.waited(), (20, 0));
+    world.pod("p", pod.address, PodPhase::Starting);
+    world.waiting(20).await;
+    world.ready("p", pod.address);
+    for mut stream in asked {
+        assert_eq!(status(&rest(&mut stream).await), "200");
+    }
+    assert_eq!((pod.requests(), world.waited()), (20, (20, 20)));
+}
+
+#[tokio::test]
+async fn a_warm_request_does_not_count_as_waiting_and_reuses_a_connection() {
+    let mut world = World::new().await;
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    for _ in 0..5 {
+        assert_eq!(status(&world.exchange(GET).await), "200");
+    }
+    assert_eq!((pod.requests(), pod.connections(), world.waited()), (5, 1, (0, 0)));
+}
+
+#[tokio::test]
+async fn a_client_that_goes_while_it_waits_leaves_the_line() {
+    let mut world = World::new().await;
+    let pod = server(OK, Duration::ZERO).await;
+    let mut stream = world.connect().await;
+    stream.write_all(GET.as_bytes()).await.unwrap();
+    world.waiting(1).await;
+    drop(stream);
+    world.waiting(0).await;
+    until(|| world.waited() == (1, 1)).await;
+    world.ready("p", pod.address);
+    assert_eq!(status(&world.exchange(GET).await), "200");
+    assert_eq!(pod.requests(), 1);
+    let cancelled = "rouse_activator_requests_total{code=\"cancelled\"}";
+    assert_eq!(world.metric(cancelled), 1.0);
+}
+
+#[tokio::test]
+async fn a_full_line_answers_503_and_when_to_come_back() {
+    let world = World::with(|config| config.max_waiting = 1).await;
+    let mut first = world.connect().await;
+    first.write_all(GET.as_bytes()).await.unwrap();
+    world.waiting(1).await;
+    let answer = world.exchange(GET).await;
+    assert_eq!(status(&answer), "503");
+    assert!(answer.contains("retry-after: 1\r\n"), "{answer}");
+    assert!(answer.ends_with("pending request queue full"), "{answer}");
+}
+
+#[tokio::test]
+async fn the_deadline_counts_while_waiting() {
+    let mut world = World::new().await;
+    world.change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().timeout = Duration::from_millis(30);
+    });
+    let answer = world.exchange(GET).await;
+    assert_eq!(status(&answer), "504");
+    assert!(answer.ends_with("activator request timeout"), "{answer}");
+    assert_eq!(world.waited(), (1, 1));
+}
+
+#[tokio::test]
+async fn an_answer_must_begin_in_time() {
+    let mut world = World::new().await;
+    world.change(|table| {
+        let it = table.revisions.get_mut(&revision()).unwrap();
+        it.response_start_timeout = Some(Duration::from_millis(30));
+    });
+    let pod = server(OK, LONG).await;
+    world.ready("p", pod.address);
+    assert_eq!(status(&world.exchange(GET).await), "504");
+}
+
+#[tokio::test]
+async fn an_answer_that_stalls_is_cut_off() {
+    let mut world = World::new().await;
+    world.change(|table| {
+        let it = table.revisions.get_mut(&revision()).unwrap();
+        it.idle_timeout = Some(Duration::from_millis(30));
+    });
+    let pod = server("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello", Duration::ZERO).await;
+    world.ready("p", pod.address);
+    let answer = world.exchange(GET).await;
+    assert_eq!(status(&answer), "200");
+    assert!(answer.ends_with("hello"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_refused_connection_is_tried_elsewhere() {
+    let mut world = World::new().await;
+    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let pod = server(OK, Duration::ZERO).await;
+    world.change(|table| table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1);
+    world.ready("gone", gone);
+    let mut stream = world.connect().await;
+    stream.write_all(GET.as_bytes()).await.unwrap();
+    until(|| world.metric("rouse_activator_retries_total") > 0.0).await;
+    world.ready("good", pod.address);
+    assert_eq!(status(&rest(&mut stream).await), "200");
+    assert_eq!(pod.requests(), 1);
+}
+
+#[tokio::test]
+async fn a_pod_that_always_refuses_is_told_to_the_client() {
+    let mut world = World::new().await;
+    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    world.ready("gone", gone);
+    let answer = world.exchange(GET).await;
+    assert_eq!(status(&answer), "502");
+    assert!(answer.contains("cannot connect to pod at"), "{answer}");
+    assert_eq!(world.metric("rouse_activator_dials_total"), 10.0);
+}
+
+#[tokio::test]
+async fn nothing_is_sent_again_once_a_byte_was_sent() {
+    let mut world = World::new().await;
+    let rude = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let pod = server(OK, Duration::ZERO).await;
+    world.change(|table| table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1);
+    let at = rude.local_addr().unwrap();
+    let asked = tokio::spawn(async move {
+        let mut requests = 0;
+        while let Ok((mut stream, _)) = rude.accept().await {
+            if read_head(&mut stream).await.ends_with("\r\n\r\n") {
+                requests += 1;
+                break;
+            }
+        }
+        requests
+    });
+    world.ready("rude", at);
+    let answer = world.exchange(GET).await;
+    assert_eq!(status(&answer), "502");
+    assert_eq!(asked.await.unwrap(), 1);
+    world.ready("good", pod.address);
+    assert_eq!(pod.requests(), 0, "the request ended with the pod it was sent to");
+}
+
+#[tokio::test]
+async fn a_connection_the_pod_has_closed_is_not_used() {
+    let mut world = World::new().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    world.ready("p", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            read_head(&mut stream).await;
+            stream.write_all(OK.as_bytes()).await.unwrap();
+        }
+    });
+    for _ in 0..20 {
+        assert_eq!(status(&world.exchange(GET).await), "200");
+    }
+}
+
+#[tokio::test]
+async fn a_hard_limit_lets_one_request_in_at_a_time() {
+    let mut world = World::new().await;
+    let pod = server(OK, Duration::from_millis(2)).await;
+    world.change(|table| table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1);
+    world.ready("p", pod.address);
+    let answers = join_all((0..20).map(|_| world.exchange(GET))).await;
+    assert!(answers.iter().all(|answer| status(answer) == "200"));
+    assert_eq!((pod.requests(), pod.connections()), (20, 1));
+    let (started, finished) = world.waited();
+    assert_eq!(started, finished);
+}
+
+#[tokio::test]
+async fn a_full_accept_queue_does_not_cost_a_second() {
+    let mut world = World::new().await;
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let at = listener.local_addr().unwrap();
+    // A backlog of 1 holds two connections; SYNs beyond are dropped.
+    let plugs = [harness_connect(at).await, harness_connect(at).await];
+    world.ready("p", at);
+    let mut stream = world.connect().await;
+    stream.write_all(GET.as_bytes()).await.unwrap();
+    // Several sockets are unanswered before there is room.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let mut repeats = 0;
+    loop {
+        let (mut pod, _) = listener.accept().await.unwrap();
+        let head = tokio::time::timeout(Duration::from_millis(100), read_head(&mut pod)).await;
+        if head.is_ok_and(|head| head.ends_with("\r\n\r\n")) {
+            pod.write_all(OK.as_bytes()).await.unwrap();
+            break;
+        }
+        repeats += 1;
+    }
+    assert!(repeats >= 2, "the plugs came first");
+    assert_eq!(status(&rest(&mut stream).await), "200");
+    assert!(world.metric("rouse_activator_dial_repeats_total") >= 2.0);
+    drop(plugs);
+}
+
+async fn harness_connect(at: std::net::SocketAddr) -> tokio::net::TcpStream {
+    tokio::net::TcpStream::connect(at).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_kept_connection_ends_once_the_service_is_direct() {
+    let mut world = World::new().await;
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    let mut kept = world.connect().await;
+    let get = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+    let mut body = [0; 5];
+    kept.write_all(get.as_bytes()).await.unwrap();
+    assert!(!read_head(&mut kept).await.contains("connection: close"));
+    kept.read_exact(&mut body).await.unwrap();
+    world.change(|table| table.services.get_mut(&service()).unwrap().path = Path::Direct);
+    kept.write_all(get.as_bytes()).await.unwrap();
+    let answer = rest(&mut kept).await;
+    assert!(answer.contains("connection: close\r\n") && answer.ends_with("hello"), "{answer}");
+    assert_eq!(world.metric("rouse_activator_direct_closed_connections_total"), 1.0);
+
+    let mut outside = tokio::net::TcpStream::connect(world.outside).await.unwrap();
+    for _ in 0..2 {
+        let get = "GET / HTTP/1.1\r\nhost: Hello.default.example.com:8080\r\n\r\n";
+        outside.write_all(get.as_bytes()).await.unwrap();
+        assert!(!read_head(&mut outside).await.contains("connection: close"));
+        outside.read_exact(&mut body).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_service_port_serves_whatever_host_and_the_gateway_only_known_ones() {
+    let mut world = World::new().await;
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    let foreign = "GET / HTTP/1.1\r\nhost: foreign.example\r\nconnection: close\r\n\r\n";
+    assert_eq!(status(&world.exchange(foreign).await), "200");
+    let old = "GET / HTTP/1.0\r\n\r\n";
+    assert_eq!(status(&world.exchange(old).await), "200");
+    assert!(pod.heads().contains("host: hello.default.svc\r\n"));
+    let mut outside = tokio::net::TcpStream::connect(world.outside).await.unwrap();
+    outside.write_all(foreign.as_bytes()).await.unwrap();
+    assert_eq!(status(&rest(&mut outside).await), "404");
+}
+
+#[tokio::test]
+async fn a_split_follows_the_percents_and_a_missing_target_is_told() {
+    let mut world = World::new().await;
+    let (one, two) = (server(OK, Duration::ZERO).await, server(OK, Duration::ZERO).await);
+    let second = Name::new("default", "hello-2");
+    world.ready("one", one.address);
+    world.change(|table| {
+        let mut it = hello_1();
+        it.name = second.clone();
+        table.revisions.insert(second.clone(), it);
+        let mut pod = harness::pod("two", two.address, PodPhase::Ready);
+        pod.revision = second.clone();
+        table.pods.insert("two".to_owned(), pod);
+        let to = |revision, percent| Target { revision, percent };
+        table.services.get_mut(&service()).unwrap().targets =
+            vec![to(revision(), 50), to(second.clone(), 50)];
+    });
+    for _ in 0..200 {
+        assert_eq!(status(&world.exchange(GET).await), "200");
+    }
+    assert_eq!(one.requests() + two.requests(), 200);
+    assert!((50..=150).contains(&one.requests()), "{}", one.requests());
+    world.change(|table| drop(table.revisions.remove(&second)));
+    world.change(|table| {
+        table.services.get_mut(&service()).unwrap().targets =
+            vec![Target { revision: second.clone(), percent: 100 }];
+    });
+    assert_eq!(status(&world.exchange(GET).await), "404");
+    world.change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
+    assert_eq!(status(&world.exchange(GET).await), "503");
+}
+
+#[tokio::test]
+async fn a_service_that_goes_closes_its_port() {
+    let mut world = World::new().await;
+    let mut kept = world.connect().await;
+    world.change(|table| table.services.clear());
+    kept.write_all(GET.as_bytes()).await.unwrap();
+    assert_eq!(status(&rest(&mut kept).await), "404");
+    let again = tokio::net::TcpStream::connect(("127.0.0.1", world.port));
+    assert!(tokio::time::timeout(LONG, again).await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn knatives_probes_are_answered() {
+    let world = World::new().await;
+    let ask = async |fields: &str| {
+        world
+            .exchange(&format!("GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{fields}\r\n"))
+            .await
+    };
+    assert!(ask("K-Network-Probe: activator\r\n").await.ends_with("\r\n\r\nactivator"));
+    let hash = ask("K-Network-Probe: probe\r\nK-Network-Hash: abc\r\n").await;
+    assert!(hash.contains("k-network-hash: abc"), "{hash}");
+    assert_eq!(status(&ask("K-Network-Probe: probe\r\n").await), "400");
+    assert!(
+        ask("K-Network-Probe: queue\r\n")
+            .await
+            .ends_with("unexpected probe header value: \"queue\"")
+    );
+}

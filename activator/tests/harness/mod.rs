@@ -1,0 +1,292 @@
+//! An activator on loopback, with pods and clients that speak raw bytes.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part of the harness")]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, SocketAddr},
+    num::NonZeroU16,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use activator::{Activator, Config, gateway::Door};
+use common::wire::{
+    Name, Path, Pod, PodPhase, Probe, ProbeHow, Protocol, Revision, RouteKey, RouteTable, Service,
+    Target,
+};
+use prometheus_client::registry::Registry;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+use tokio_util::sync::CancellationToken;
+
+/// Long enough for anything a test waits for; only a failing test uses it up.
+pub const LONG: Duration = Duration::from_secs(20);
+
+/// An activator with one service `default/hello`, served by revision `default/hello-1`.
+pub struct World {
+    pub activator: Activator,
+    pub table: RouteTable,
+    pub port: u16,
+    pub outside: SocketAddr,
+    pub shutdown: CancellationToken,
+    pub registry: Registry,
+}
+
+pub fn revision() -> Name {
+    Name::new("default", "hello-1")
+}
+
+pub fn service() -> Name {
+    Name::new("default", "hello")
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+impl World {
+    pub async fn new() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub async fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config::defaults();
+        config.listen = vec![Ipv4Addr::LOCALHOST.into()];
+        change(&mut config);
+        let shutdown = CancellationToken::new();
+        let mut registry = Registry::default();
+        let activator = Activator::new(&config, &mut registry, &shutdown);
+        let gate = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let outside = gate.local_addr().unwrap();
+        let server = Arc::clone(&activator.server);
+        tokio::spawn(server.accept(gate, Door::Outside, shutdown.clone()));
+        let port = free_port();
+        let table = RouteTable::default();
+        let mut world = Self { activator, table, port, outside, shutdown, registry };
+        world.change(|table| {
+            table.services.insert(service(), hello(port));
+            table.revisions.insert(revision(), hello_1());
+        });
+        world
+    }
+
+    /// Changes the table and puts it in force.
+    pub fn change(&mut self, change: impl FnOnce(&mut RouteTable)) {
+        let mut next = self.table.clone();
+        change(&mut next);
+        let keys: BTreeSet<RouteKey> = self.table.keys().union(&next.keys()).cloned().collect();
+        self.table = next;
+        self.activator.gateway.routes.apply(&self.table, &keys);
+        self.activator.ports.apply();
+    }
+
+    pub fn pod(&mut self, uid: &str, address: SocketAddr, phase: PodPhase) {
+        self.change(|table| drop(table.pods.insert(uid.to_owned(), pod(uid, address, phase))));
+    }
+
+    pub fn ready(&mut self, uid: &str, address: SocketAddr) {
+        self.pod(uid, address, PodPhase::Ready);
+    }
+
+    pub async fn connect(&self) -> TcpStream {
+        TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).await.unwrap()
+    }
+
+    /// Sends raw bytes on a connection of their own and returns everything that comes back.
+    pub async fn exchange(&self, request: &str) -> String {
+        let mut stream = self.connect().await;
+        stream.write_all(request.as_bytes()).await.unwrap();
+        rest(&mut stream).await
+    }
+
+    /// Waits until so many requests wait for the revision.
+    pub async fn waiting(&self, count: usize) {
+        let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
+        until(|| revision.waiting() == count).await;
+    }
+
+    /// Totals of those that waited: begun and ended.
+    pub fn waited(&self) -> (u64, u64) {
+        let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
+        let (totals, _) = revision.totals();
+        (totals.started, totals.finished)
+    }
+
+    pub fn metric(&self, name: &str) -> f64 {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let line =
+            text.lines().find(|line| line.strip_prefix(name).is_some_and(|l| l.starts_with(' ')));
+        line.unwrap_or_else(|| panic!("{name} in {text}"))
+            .rsplit(' ')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}
+
+pub async fn until(mut is_so: impl FnMut() -> bool) {
+    let poll = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(LONG, poll).await.expect("comes about in time");
+}
+
+pub async fn rest(stream: &mut TcpStream) -> String {
+    let mut all = Vec::new();
+    let read = tokio::time::timeout(LONG, stream.read_to_end(&mut all)).await;
+    read.expect("ends in time").ok();
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+/// Reads one head, up to and with its empty line.
+pub async fn read_head(stream: &mut TcpStream) -> String {
+    read_until(stream, "\r\n\r\n").await
+}
+
+pub async fn read_until(stream: &mut TcpStream, end: &str) -> String {
+    let mut all = Vec::new();
+    let read = async {
+        while !all.ends_with(end.as_bytes()) {
+            match stream.read_u8().await {
+                Ok(byte) => all.push(byte),
+                Err(_) => break,
+            }
+        }
+    };
+    tokio::time::timeout(LONG, read).await.expect("comes in time");
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+pub fn hello(port: u16) -> Service {
+    Service {
+        name: service(),
+        addresses: vec![],
+        port: NonZeroU16::new(80).unwrap(),
+        activator_port: NonZeroU16::new(port).unwrap(),
+        targets: vec![Target { revision: revision(), percent: 100 }],
+        path: Path::Activator,
+        hosts: vec!["hello.default.example.com".to_owned()],
+    }
+}
+
+pub fn hello_1() -> Revision {
+    Revision {
+        name: revision(),
+        service: "hello".to_owned(),
+        configuration: "hello".to_owned(),
+        container_concurrency: 0,
+        timeout: LONG,
+        response_start_timeout: None,
+        idle_timeout: None,
+        protocol: Protocol::Http1,
+        policy: None,
+        reachable: true,
+        initial_scale_reached: true,
+    }
+}
+
+pub fn pod(uid: &str, address: SocketAddr, phase: PodPhase) -> Pod {
+    Pod {
+        uid: uid.to_owned(),
+        name: uid.to_owned(),
+        revision: revision(),
+        node: String::new(),
+        zone: String::new(),
+        phase,
+        address: Some(address),
+        port: NonZeroU16::new(address.port()).unwrap(),
+        probe: Probe {
+            how: ProbeHow::Listen,
+            port: None,
+            period: Duration::ZERO,
+            timeout: Duration::ZERO,
+            success_threshold: 1,
+            failure_threshold: 1,
+        },
+    }
+}
+
+/// A pod that answers each request with `answer`, and counts.
+pub struct Server {
+    pub address: SocketAddr,
+    pub connections: Arc<AtomicUsize>,
+    pub requests: Arc<AtomicUsize>,
+    pub heads: Arc<std::sync::Mutex<Vec<String>>>,
+}
+
+impl Server {
+    pub fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+
+    pub fn heads(&self) -> String {
+        self.heads.lock().unwrap().join("")
+    }
+}
+
+pub const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
+
+/// Requests without a body, answered with fixed bytes after `pause`; the connection stays open.
+pub async fn server(answer: &'static str, pause: Duration) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = Server {
+        address: listener.local_addr().unwrap(),
+        connections: Arc::default(),
+        requests: Arc::default(),
+        heads: Arc::default(),
+    };
+    let (connections, requests) = (Arc::clone(&server.connections), Arc::clone(&server.requests));
+    let heads = Arc::clone(&server.heads);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            connections.fetch_add(1, Ordering::SeqCst);
+            let (requests, heads) = (Arc::clone(&requests), Arc::clone(&heads));
+            tokio::spawn(async move {
+                loop {
+                    let head = next_head(&mut stream).await;
+                    if !head.ends_with("\r\n\r\n") {
+                        return;
+                    }
+                    requests.fetch_add(1, Ordering::SeqCst);
+                    heads.lock().unwrap().push(head);
+                    tokio::time::sleep(pause).await;
+                    stream.write_all(answer.as_bytes()).await.ok();
+                }
+            });
+        }
+    });
+    server
+}
+
+async fn next_head(stream: &mut TcpStream) -> String {
+    let mut all = Vec::new();
+    while !all.ends_with(b"\r\n\r\n") {
+        match stream.read_u8().await {
+            Ok(byte) => all.push(byte),
+            Err(_) => break,
+        }
+    }
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+pub const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
