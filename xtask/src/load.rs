@@ -5,7 +5,7 @@ mod worker;
 
 use std::{
     io::Write as _,
-    net::SocketAddr,
+    net::{SocketAddr, ToSocketAddrs as _},
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -19,8 +19,8 @@ use self::stages::Stages;
 /// What to send, where to, and how much.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Address to connect to
-    #[arg(long, value_name = "IP:PORT")]
+    /// Where to connect to, by name or address; an IPv4 address of the name is preferred
+    #[arg(long, value_name = "HOST:PORT", value_parser = resolve)]
     addr: SocketAddr,
     /// Host header
     #[arg(long)]
@@ -104,6 +104,14 @@ async fn send_all(args: &Args) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn resolve(text: &str) -> Result<SocketAddr, String> {
+    let found =
+        text.to_socket_addrs().map_err(|error| format!("cannot resolve {text}: {error}"))?;
+    let found: Vec<SocketAddr> = found.collect();
+    let ipv4 = found.iter().find(|address| address.is_ipv4());
+    ipv4.or(found.first()).copied().ok_or_else(|| format!("{text} has no address"))
 }
 
 impl Args {

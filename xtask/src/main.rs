@@ -9,7 +9,9 @@
 )]
 #![forbid(unsafe_code)]
 
+mod build;
 mod ci;
+mod demo;
 mod image;
 mod load;
 mod machine;
@@ -33,6 +35,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
+    /// Show the whole story on this machine: wake, scale, go direct, sleep
+    Demo(demo::Args),
     /// Check kernel, cgroups and capabilities; install what is missing
     Setup(setup::Args),
     /// Run the tests: pure, shell, kernel, local, cluster
@@ -50,6 +54,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Task::Demo(args) => demo::run(&args),
         Task::Setup(args) => setup::run(&args),
         Task::Test(args) => test::run(&args),
         Task::Image(args) => image::run(&args),

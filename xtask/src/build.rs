@@ -1,0 +1,19 @@
+//! Shell: the programs that demo, benches and root tests start, with the kernel half inside.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::{sh, workspace::Workspace};
+
+/// Builds `rouse` and returns its file.
+pub(crate) fn rouse(workspace: &Workspace, release: bool, _yes: bool) -> Result<PathBuf> {
+    let mut build = sh::cargo();
+    build.args(["build", "--package", "rouse"]).current_dir(&workspace.root);
+    let profile = if release { "release" } else { "debug" };
+    if release {
+        build.arg("--release");
+    }
+    sh::run(&mut build)?;
+    Ok(workspace.target.join(profile).join("rouse"))
+}

@@ -1,0 +1,107 @@
+//! Shell: the whole story on this machine: asleep, woken, scaled out, direct, asleep again.
+
+mod chart;
+mod node;
+mod screen;
+mod story;
+mod tally;
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use self::{
+    node::Node,
+    tally::{Figures, Run},
+};
+use crate::{
+    build, image,
+    setup::{self, Purpose},
+    workspace::Workspace,
+};
+
+/// How to show it.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Install what is missing without asking
+    #[arg(long)]
+    yes: bool,
+    /// Write the figures to FILE as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Leave the node running and print what to type
+    #[arg(long)]
+    keep: bool,
+    /// Where the gateway listens for requests from outside the node
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
+    gateway: SocketAddr,
+    /// Build without optimisation: sooner, but the times shown say little
+    #[arg(long)]
+    dev: bool,
+    /// Show this program instead of building one
+    #[arg(long, value_name = "FILE")]
+    rouse: Option<PathBuf>,
+}
+
+/// `cargo xtask demo`.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::load()?;
+    setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Node], args.yes)?;
+    check_gateway(args.gateway)?;
+    let rouse = match &args.rouse {
+        Some(rouse) => rouse.clone(),
+        None => build::rouse(&workspace, !args.dev, args.yes)?,
+    };
+    let images = workspace.target.join("images");
+    image::make(&workspace, &["hello"], &images)?;
+
+    let folder = workspace.target.join("demo");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let node = Node::start(&rouse, &images, args.gateway, &folder.join("rouse.log"))?;
+    let run = story::tell(&node, &workspace.root.join("examples/hello.yaml"));
+    // The log is read while the node is still there: stopping adds to it.
+    let log = node.log();
+    let run = match run {
+        Ok(run) => run,
+        Err(error) => {
+            node.stop()?;
+            return Err(error.context(format!("the node's log is {}", node.log_file().display())));
+        }
+    };
+    if args.keep {
+        node.leave_running(args.gateway);
+    } else {
+        node.stop()?;
+    }
+    conclude(&run, &log, args.json.as_deref(), &folder)
+}
+
+fn check_gateway(gateway: SocketAddr) -> Result<()> {
+    TcpListener::bind(gateway).map(drop).with_context(|| {
+        format!("the gateway's address {gateway} is taken; choose another with --gateway")
+    })
+}
+
+/// Prints the table, writes the chart and the figures, and judges.
+fn conclude(run: &Run, log: &str, json: Option<&Path>, folder: &Path) -> Result<()> {
+    let figures = Figures::of(run, log);
+    println!("\n{figures}");
+    let svg = folder.join("demo.svg");
+    fs::write(&svg, chart::svg(run)).with_context(|| format!("cannot write {}", svg.display()))?;
+    println!("chart: {}", svg.display());
+    if let Some(file) = json {
+        let text = serde_json::to_string_pretty(&figures)? + "\n";
+        fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        println!("figures: {}", file.display());
+    }
+    let failures = figures.failures();
+    if !failures.is_empty() {
+        bail!("the story went wrong: {}", failures.join("; "));
+    }
+    println!("The story went as promised.");
+    Ok(())
+}

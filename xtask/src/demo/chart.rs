@@ -1,0 +1,173 @@
+//! Pure: the run as a picture: requests in flight, the path they took, and pods, over time.
+
+use std::fmt::Write as _;
+
+use super::tally::Run;
+use crate::load::Record;
+
+/// Size of the picture and of the frame around its two plots, in SVG's units.
+const WIDTH: f64 = 960.0;
+const LEFT: f64 = 60.0;
+const RIGHT: f64 = 940.0;
+/// Top and bottom of the upper plot (requests in flight) and of the lower one (pods).
+const REQUESTS: (f64, f64) = (60.0, 300.0);
+const PODS: (f64, f64) = (350.0, 470.0);
+const HEIGHT: f64 = 520.0;
+/// Width of one bar, in µs of the run.
+const STEP_US: u64 = 100_000;
+
+const DIRECT: &str = "#2a9d8f";
+const ACTIVATOR: &str = "#e9a23b";
+const POD: &str = "#264653";
+const FAINT: &str = "#cccccc";
+
+/// Draws the run.
+pub(super) fn svg(run: &Run) -> String {
+    let records: Vec<&Record> = run.records.iter().map(|(_, record)| record).collect();
+    let first = records.iter().map(|record| record.at_us).min().unwrap_or(0);
+    let last_look = run.samples.last().map_or(first, |sample| sample.at_us);
+    let steps = (last_look.saturating_sub(first) / STEP_US + 1) as usize;
+    let bars = bars(&records, first, steps);
+    let most = bars.iter().map(|bar| bar.direct + bar.activator).fold(1.0, f64::max);
+    let x = |step: f64| LEFT + (RIGHT - LEFT) * step / steps as f64;
+
+    let mut out = head();
+    axis(&mut out, "requests in flight", most, REQUESTS);
+    for (step, bar) in bars.iter().enumerate() {
+        let mut bottom = REQUESTS.1;
+        for (level, color) in [(bar.direct, DIRECT), (bar.activator, ACTIVATOR)] {
+            let height = (REQUESTS.1 - REQUESTS.0) * level / most;
+            bottom -= height;
+            if level > 0.0 {
+                let (left, width) = (x(step as f64), x(1.0) - x(0.0));
+                // Writing to a string cannot fail.
+                let _ = writeln!(
+                    out,
+                    r#"<rect x="{left:.2}" y="{bottom:.2}" width="{width:.2}" height="{height:.2}" fill="{color}"/>"#
+                );
+            }
+        }
+    }
+    let pods_most = run.samples.iter().map(|sample| sample.ready).max().unwrap_or(0).max(1) as f64;
+    axis(&mut out, "ready pods", pods_most, PODS);
+    let _ = writeln!(
+        out,
+        r#"<path d="{}" fill="none" stroke="{POD}" stroke-width="2"/>"#,
+        pods_line(run, first, pods_most, |us| x(us as f64 / STEP_US as f64))
+    );
+    seconds(&mut out, steps, x);
+    out + "</svg>\n"
+}
+
+/// Requests in flight during one step, by the path they took.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Bar {
+    direct: f64,
+    activator: f64,
+}
+
+/// Adds each request to the steps it spans, by the share of the step it lasted.
+fn bars(records: &[&Record], first: u64, steps: usize) -> Vec<Bar> {
+    let mut bars = vec![Bar::default(); steps];
+    for record in records {
+        let start = record.at_us - first;
+        let end = start + record.took_us.max(1);
+        let spanned = (start / STEP_US) as usize..=((end - 1) / STEP_US) as usize;
+        for step in spanned.take_while(|step| *step < steps) {
+            let left = (step as u64 * STEP_US).max(start);
+            let right = ((step as u64 + 1) * STEP_US).min(end);
+            let share = (right - left) as f64 / STEP_US as f64;
+            let bar = &mut bars[step];
+            let level = if record.direct { &mut bar.direct } else { &mut bar.activator };
+            *level += share;
+        }
+    }
+    bars
+}
+
+fn pods_line(run: &Run, first: u64, most: f64, x: impl Fn(u64) -> f64) -> String {
+    let mut line = String::new();
+    let mut last = PODS.1;
+    for sample in &run.samples {
+        let at = x(sample.at_us.saturating_sub(first));
+        let y = PODS.1 - (PODS.1 - PODS.0) * sample.ready as f64 / most;
+        let start = if line.is_empty() { 'M' } else { 'L' };
+        // A step, not a slope: pods come whole.
+        let _ = write!(line, "{start}{at:.2} {last:.2} L{at:.2} {y:.2} ");
+        last = y;
+    }
+    line
+}
+
+fn head() -> String {
+    let (middle, title) = (WIDTH / 2.0, "From zero to many pods and back: examples/hello.yaml");
+    format!(
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">
+<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>
+<text x="{middle}" y="24" text-anchor="middle" font-size="16">{title}</text>
+<rect x="600" y="36" width="12" height="12" fill="{DIRECT}"/><text x="618" y="47">straight to a pod</text>
+<rect x="760" y="36" width="12" height="12" fill="{ACTIVATOR}"/><text x="778" y="47">through the activator</text>
+"##
+    )
+}
+
+fn axis(out: &mut String, title: &str, most: f64, (top, bottom): (f64, f64)) {
+    let above = top - 8.0;
+    let _ = writeln!(
+        out,
+        r#"<text x="{LEFT}" y="{above}">{title}</text>
+<line x1="{LEFT}" y1="{top}" x2="{RIGHT}" y2="{top}" stroke="{FAINT}"/>
+<line x1="{LEFT}" y1="{bottom}" x2="{RIGHT}" y2="{bottom}" stroke="{FAINT}"/>
+<text x="{}" y="{}" text-anchor="end">{most:.0}</text>
+<text x="{}" y="{bottom}" text-anchor="end">0</text>"#,
+        LEFT - 8.0,
+        top + 5.0,
+        LEFT - 8.0
+    );
+}
+
+/// A number below the lower plot every five seconds.
+fn seconds(out: &mut String, steps: usize, x: impl Fn(f64) -> f64) {
+    let steps_a_second = (1_000_000 / STEP_US) as usize;
+    for second in (0..=steps / steps_a_second).step_by(5) {
+        let _ = writeln!(
+            out,
+            r#"<text x="{:.2}" y="{}" text-anchor="middle">{second} s</text>"#,
+            x((second * steps_a_second) as f64),
+            PODS.1 + 22.0
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(at_us: u64, took_us: u64, direct: bool) -> Record {
+        Record {
+            at_us,
+            took_us,
+            first_byte_us: took_us,
+            status: 200,
+            fresh: true,
+            pod: String::new(),
+            direct,
+            listening_us: 0,
+            error: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_request_counts_in_each_step_by_the_time_it_lasted_there() {
+        let (one, two) = (record(1_000_000, 150_000, true), record(1_050_000, 50_000, false));
+        let bars = bars(&[&one, &two], 1_000_000, 3);
+        let bar = |direct, activator| Bar { direct, activator };
+        assert_eq!(bars, [bar(1.0, 0.5), bar(0.5, 0.0), bar(0.0, 0.0)]);
+    }
+
+    #[test]
+    fn an_empty_run_still_gives_a_picture() {
+        let svg = svg(&Run::default());
+        assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    }
+}

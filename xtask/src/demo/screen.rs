@@ -1,0 +1,50 @@
+//! Shell: the terminal: lines that stay for what happened, one line redrawn for how it stands.
+
+use std::{
+    io::{IsTerminal as _, Write as _},
+    time::{Duration, Instant},
+};
+
+/// Where the story is told.
+#[derive(Debug)]
+pub(super) struct Screen {
+    started: Instant,
+    is_terminal: bool,
+    /// Last time the live line was printed where it cannot be redrawn.
+    printed: Option<Instant>,
+}
+
+impl Screen {
+    pub(super) fn new() -> Self {
+        let is_terminal = std::io::stdout().is_terminal();
+        Self { started: Instant::now(), is_terminal, printed: None }
+    }
+
+    /// A line that stays.
+    pub(super) fn say(&self, text: &str) {
+        println!("{}{:6.1} s  {text}", self.clear(), self.started.elapsed().as_secs_f64());
+    }
+
+    /// The live line. In a log file it appears once a second.
+    pub(super) fn show(&mut self, text: &str) {
+        let now = Instant::now();
+        if self.is_terminal {
+            let seconds = self.started.elapsed().as_secs_f64();
+            print!("{}{seconds:6.1} s  {text}", self.clear());
+            let _ = std::io::stdout().flush();
+        } else if self.printed.is_none_or(|last| now - last >= Duration::from_secs(1)) {
+            self.printed = Some(now);
+            self.say(text);
+        }
+    }
+
+    fn clear(&self) -> &'static str {
+        if self.is_terminal { "\r\x1b[2K" } else { "" }
+    }
+}
+
+/// Waits. The demo has no runtime whose thread this could block.
+#[allow(clippy::disallowed_methods, reason = "xtask's main thread waits for other processes")]
+pub(super) fn pause(wait: Duration) {
+    std::thread::sleep(wait);
+}

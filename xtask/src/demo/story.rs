@@ -1,0 +1,195 @@
+//! Shell: the story itself, step by step.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    path::Path,
+    process::{Child, Stdio},
+    sync::mpsc::{self, Receiver, TryRecvError},
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use super::{
+    node::Node,
+    screen::{Screen, pause},
+    tally::{Phase, Run, Sample},
+};
+use crate::{load::Record, sh};
+
+/// Name by which the client inside the node reaches the service: its ClusterIP comes from the node's DNS.
+const SERVICE: &str = "hello.default.svc.cluster.local";
+/// Load that rises to forty requests at once; ten a pod are aimed at (`examples/hello.yaml`).
+const STAGES: &str = "4x2s,16x4s,40x14s";
+/// How often the pods are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Window of 6 s, the last pod's grace and some room.
+const ASLEEP_WITHIN: Duration = Duration::from_secs(40);
+
+/// Looks in a row without a pod that make it asleep: the list may lag behind a pod that just began.
+const EMPTY_LOOKS: u32 = 3;
+
+/// Tells the story and returns everything that was seen.
+pub(super) fn tell(node: &Node, manifest: &Path) -> Result<Run> {
+    let mut teller = Teller { node, screen: Screen::new(), run: Run::default() };
+    teller.screen.say("the node is up");
+    sh::capture(node.rouse(&["apply", "-f"]).arg(manifest))?;
+    teller.wait_for_service()?;
+    teller.look()?;
+    let pods = teller.run.pods_now();
+    teller.screen.say(&format!("hello is applied and asleep: {pods} pods"));
+
+    teller.wake("a request comes")?;
+    teller.screen.say("load rises to 40 requests at once");
+    teller.send(Phase::Load, STAGES, "/?sleep=100", None)?;
+    teller.screen.say("load stops");
+    teller.fall_asleep()?;
+    teller.wake("another request comes")?;
+    teller.fall_asleep()?;
+    Ok(teller.run)
+}
+
+struct Teller<'a> {
+    node: &'a Node,
+    screen: Screen,
+    run: Run,
+}
+
+impl Teller<'_> {
+    fn wait_for_service(&self) -> Result<()> {
+        let mut last = String::new();
+        for _ in 0..100 {
+            let object = self.get(&["ksvc", "hello"]).unwrap_or_default();
+            let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let ready = conditions.iter().find(|condition| condition["type"] == "Ready");
+            match ready.map(|condition| (condition["status"].as_str(), &condition["message"])) {
+                Some((Some("True"), _)) => return Ok(()),
+                Some((_, message)) => last = message.to_string(),
+                None => {}
+            }
+            pause(Duration::from_millis(100));
+        }
+        bail!("service hello did not become ready within 10 s: {last}")
+    }
+
+    fn wake(&mut self, what: &str) -> Result<()> {
+        self.screen.say(&format!("{what} while no pod runs; it waits"));
+        self.send(Phase::Wake, "1x60s", "/", Some("1"))?;
+        let record = self.run.records.last().map(|(_, record)| record);
+        let record = record.context("the load generator reported nothing")?;
+        let text = match record.is_answered() {
+            true => format!(
+                "answered by {} after {:.1} ms",
+                record.pod,
+                record.first_byte_us as f64 / 1e3
+            ),
+            false => format!("not answered: status {} {}", record.status, record.error),
+        };
+        self.screen.say(&text);
+        Ok(())
+    }
+
+    fn fall_asleep(&mut self) -> Result<()> {
+        let looks = ASLEEP_WITHIN.as_millis() / LOOK_EVERY.as_millis();
+        let mut empty_looks = 0;
+        for _ in 0..looks {
+            self.look()?;
+            empty_looks = if self.run.pods_now() == 0 { empty_looks + 1 } else { 0 };
+            if empty_looks == EMPTY_LOOKS {
+                self.run.times_asleep += 1;
+                self.screen.say("asleep again: no pod is left");
+                return Ok(());
+            }
+            self.screen.show(&self.run.live(unix_us()));
+            pause(LOOK_EVERY);
+        }
+        self.screen.say(&format!("still {} pods after {ASLEEP_WITHIN:?}", self.run.pods_now()));
+        Ok(())
+    }
+
+    /// Sends load from the client's namespace, looks at the pods meanwhile, and keeps what came back.
+    fn send(
+        &mut self,
+        phase: Phase,
+        stages: &str,
+        path: &str,
+        requests: Option<&str>,
+    ) -> Result<()> {
+        let me = std::env::current_exe().context("cannot find xtask's own program")?;
+        let mut load = self.node.run(&me);
+        load.args(["load", "--addr", &format!("{SERVICE}:80"), "--host", SERVICE]);
+        load.args(["--stages", stages, "--path", path]);
+        load.args(requests.iter().flat_map(|requests| ["--requests", requests]));
+        load.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut load = load.spawn().context("cannot start the load generator")?;
+        let records = read_records(&mut load)?;
+        let mut is_over = false;
+        while !is_over {
+            is_over = self.take(phase, &records);
+            self.look()?;
+            self.screen.show(&self.run.live(unix_us()));
+            if !is_over {
+                pause(LOOK_EVERY);
+            }
+        }
+        let status = load.wait()?;
+        if !status.success() {
+            bail!("the load generator ended with {status}");
+        }
+        Ok(())
+    }
+
+    /// Takes what the load generator has reported; true when it is done.
+    fn take(&mut self, phase: Phase, records: &Receiver<Record>) -> bool {
+        loop {
+            match records.try_recv() {
+                Ok(record) => self.run.records.push((phase, record)),
+                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Disconnected) => return true,
+            }
+        }
+    }
+
+    /// Notes how many pods there are, and of them how many are ready.
+    fn look(&mut self) -> Result<()> {
+        let list = self.get(&["pods"])?;
+        let pods = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let is_ready = |pod: &&Value| {
+            let conditions = pod["status"]["conditions"].as_array();
+            conditions.is_some_and(|conditions| {
+                conditions
+                    .iter()
+                    .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+            })
+        };
+        let ready = pods.iter().filter(is_ready).count();
+        self.run.samples.push(Sample { at_us: unix_us(), pods: pods.len(), ready });
+        Ok(())
+    }
+
+    fn get(&self, what: &[&str]) -> Result<Value> {
+        let text = sh::capture(self.node.rouse(&["get"]).args(what).args(["-o", "json"]))?;
+        serde_json::from_str(&text).context("cannot read what `rouse get -o json` printed")
+    }
+}
+
+fn read_records(load: &mut Child) -> Result<Receiver<Record>> {
+    let stdout = load.stdout.take().context("the load generator's output was piped")?;
+    // Bounded: the demo looks several times a second, and a full channel only slows the printing.
+    let (sender, records) = mpsc::sync_channel(65_536);
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            let Ok(record) = serde_json::from_str(&line) else { continue };
+            if sender.send(record).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(records)
+}
+
+fn unix_us() -> u64 {
+    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,322 @@
+//! Pure: what was seen, and what it amounts to.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::load::Record;
+
+/// Share of the requests that must go straight to a pod once one is ready.
+const DIRECT_SHARE: f64 = 0.95;
+/// Pods that the load must have brought up.
+const PODS: usize = 3;
+/// Word by which the autoscaler's decisions are found in the node's log.
+const DECIDED: &str = "scaled";
+
+/// What a request was sent for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// To wake the sleeping service.
+    Wake,
+    /// As part of the load, while pods are ready.
+    Load,
+}
+
+/// How many pods there were at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sample {
+    pub(super) at_us: u64,
+    pub(super) pods: usize,
+    pub(super) ready: usize,
+}
+
+/// Everything that was seen.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    pub(super) records: Vec<(Phase, Record)>,
+    pub(super) samples: Vec<Sample>,
+    /// How often the service was seen to have no pod left after it had some.
+    pub(super) times_asleep: u32,
+}
+
+impl Run {
+    /// Pods at the last look.
+    pub(super) fn pods_now(&self) -> usize {
+        self.samples.last().map_or(0, |sample| sample.pods)
+    }
+
+    /// One line on how it stands: pods, requests in flight, path, rate over the last second.
+    pub(super) fn live(&self, now_us: u64) -> String {
+        let since = now_us.saturating_sub(1_000_000);
+        let recent: Vec<&Record> = (self.records.iter().rev())
+            .map(|(_, record)| record)
+            .take_while(|record| record.at_us + record.took_us + 500_000 > since)
+            .filter(|record| record.at_us + record.took_us > since)
+            .collect();
+        let pods = self.pods_now();
+        if recent.is_empty() {
+            return format!("pods {pods} {}", "█".repeat(pods));
+        }
+        // Little's law: rate × time in the system.
+        let busy: u64 = recent.iter().map(|record| record.took_us).sum();
+        let direct = recent.iter().filter(|record| record.direct).count();
+        format!(
+            "pods {pods} {:<8}  in flight {:>3}  {:>4} req/s  direct {:>3.0} %",
+            "█".repeat(pods),
+            busy / 1_000_000,
+            recent.len(),
+            100.0 * direct as f64 / recent.len() as f64
+        )
+    }
+}
+
+/// One quantity over several cold starts, in ms.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Spread {
+    p50: f64,
+    p99: f64,
+    n: usize,
+}
+
+impl Spread {
+    fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            let rank = (share * values.len() as f64).ceil() as usize;
+            values.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+        };
+        Self { p50: at(0.5), p99: at(0.99), n: values.len() }
+    }
+}
+
+/// One cold start, split. Times in ms.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct ColdStart {
+    /// Request sent → scale decided; unknown where the log has no decision.
+    decide: Option<f64>,
+    /// From there → the pod's `listen` returned.
+    start: f64,
+    /// → first byte at the client.
+    listen_to_first_byte: f64,
+    /// Request sent → first byte.
+    total: f64,
+}
+
+/// What the run amounts to.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Figures {
+    sent: usize,
+    answered: usize,
+    lost: usize,
+    cold_start_ms: Spread,
+    listen_to_first_byte_ms: Spread,
+    direct_share: f64,
+    max_pods: usize,
+    returned_to_zero: bool,
+    cold_starts: Vec<ColdStart>,
+    /// Pods over time: ms since the first request, pods.
+    pods: Vec<(u64, usize)>,
+    #[serde(skip)]
+    first_loss: Option<String>,
+}
+
+impl Figures {
+    /// Adds a run up; `log` is the node's log, which knows when scale was decided.
+    pub(super) fn of(run: &Run, log: &str) -> Self {
+        let sent = run.records.len();
+        let answered = run.records.iter().filter(|(_, record)| record.is_answered()).count();
+        let cold_starts: Vec<ColdStart> = (run.records.iter())
+            .filter(|(phase, record)| *phase == Phase::Wake && record.is_answered())
+            .map(|(_, record)| cold_start(record, log))
+            .collect();
+        let load: Vec<&Record> = (run.records.iter())
+            .filter(|(phase, _)| *phase == Phase::Load)
+            .map(|(_, record)| record)
+            .collect();
+        let direct = load.iter().filter(|record| record.direct).count();
+        let lost = run.records.iter().map(|(_, record)| record).find(|one| !one.is_answered());
+        Self {
+            sent,
+            answered,
+            lost: sent - answered,
+            cold_start_ms: Spread::of(cold_starts.iter().map(|cold| cold.total).collect()),
+            listen_to_first_byte_ms: Spread::of(
+                cold_starts.iter().map(|cold| cold.listen_to_first_byte).collect(),
+            ),
+            direct_share: direct as f64 / load.len().max(1) as f64,
+            max_pods: run.samples.iter().map(|sample| sample.ready).max().unwrap_or(0),
+            returned_to_zero: run.times_asleep >= 2,
+            cold_starts,
+            pods: pods_over_time(run),
+            first_loss: lost.map(|record| format!("status {} {}", record.status, record.error)),
+        }
+    }
+
+    /// What was promised and did not happen.
+    pub(super) fn failures(&self) -> Vec<String> {
+        let mut failures = Vec::new();
+        if self.lost > 0 || self.sent == 0 {
+            let first = self.first_loss.as_deref().unwrap_or("none was sent");
+            failures.push(format!("{} of {} requests lost (first: {first})", self.lost, self.sent));
+        }
+        if self.direct_share < DIRECT_SHARE {
+            let share = 100.0 * self.direct_share;
+            failures
+                .push(format!("only {share:.1} % went direct, not {:.0} %", 100.0 * DIRECT_SHARE));
+        }
+        if self.max_pods < PODS {
+            failures.push(format!("only {} pods ran, not {PODS}", self.max_pods));
+        }
+        if !self.returned_to_zero {
+            failures.push("the service did not return to zero each time".into());
+        }
+        failures
+    }
+}
+
+/// Pods whenever their number changed.
+fn pods_over_time(run: &Run) -> Vec<(u64, usize)> {
+    let start = run.records.first().map_or(0, |(_, record)| record.at_us);
+    let mut pods: Vec<(u64, usize)> = (run.samples.iter())
+        .map(|sample| (sample.at_us.saturating_sub(start) / 1000, sample.ready))
+        .collect();
+    pods.dedup_by_key(|(_, pods)| *pods);
+    pods
+}
+
+fn cold_start(record: &Record, log: &str) -> ColdStart {
+    let ms = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e3;
+    let first_byte = record.at_us + record.first_byte_us;
+    let listening = record.listening_us;
+    let decided = decided_at(log, record.at_us, listening);
+    ColdStart {
+        decide: decided.map(|decided| ms(record.at_us, decided)),
+        start: ms(decided.unwrap_or(record.at_us), listening),
+        listen_to_first_byte: ms(listening, first_byte),
+        total: ms(record.at_us, first_byte),
+    }
+}
+
+/// When the log says that scale was decided, between two moments.
+fn decided_at(log: &str, from_us: u64, to_us: u64) -> Option<u64> {
+    log.lines()
+        .filter(|line| line.contains(DECIDED))
+        .filter_map(|line| unix_us_of(line.split_whitespace().next()?))
+        .find(|at| (from_us..=to_us).contains(at))
+}
+
+/// Reads `2026-11-21T10:00:00.123456Z`, as tracing prints it.
+fn unix_us_of(stamp: &str) -> Option<u64> {
+    let (date, time) = stamp.strip_suffix('Z')?.split_once('T')?;
+    let mut date = date.split('-').map(str::parse::<i64>);
+    let (year, month, day) = (date.next()?.ok()?, date.next()?.ok()?, date.next()?.ok()?);
+    let (clock, fraction) = time.split_once('.').unwrap_or((time, "0"));
+    let mut clock = clock.split(':').map(str::parse::<i64>);
+    let (hour, minute, second) = (clock.next()?.ok()?, clock.next()?.ok()?, clock.next()?.ok()?);
+    let micros: i64 = format!("{fraction:0<6}").get(..6)?.parse().ok()?;
+    // Days since 1970 of a Gregorian date, with the year beginning in March so that leap days come last.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days =
+        365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 719_469;
+    let seconds = ((days * 24 + hour) * 60 + minute) * 60 + second;
+    u64::try_from(seconds * 1_000_000 + micros).ok()
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(out, "cold start        decide      start   listen → first byte      total")?;
+        for (index, cold) in self.cold_starts.iter().enumerate() {
+            let decide = cold.decide.map_or_else(|| "      ?".into(), |ms| format!("{ms:7.2}"));
+            writeln!(
+                out,
+                "{:>10} {decide} ms {:7.2} ms          {:9.2} ms {:7.2} ms",
+                index + 1,
+                cold.start,
+                cold.listen_to_first_byte,
+                cold.total
+            )?;
+        }
+        writeln!(out, "\nrequests sent     {:>7}", self.sent)?;
+        writeln!(out, "         answered {:>7}", self.answered)?;
+        writeln!(out, "         lost     {:>7}", self.lost)?;
+        writeln!(out, "went direct       {:>7.2} %", 100.0 * self.direct_share)?;
+        writeln!(out, "most pods         {:>7}", self.max_pods)?;
+        writeln!(out, "back to zero      {:>7}", if self.returned_to_zero { "yes" } else { "no" })?;
+        let pods: Vec<String> = (self.pods.iter())
+            .map(|(ms, pods)| format!("{pods} at {:.1} s", *ms as f64 / 1e3))
+            .collect();
+        write!(out, "pods over time    {}", pods.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(at_us: u64, direct: bool) -> Record {
+        Record {
+            at_us,
+            took_us: 2_000,
+            first_byte_us: 1_900,
+            status: 200,
+            fresh: true,
+            pod: "p".into(),
+            direct,
+            listening_us: at_us + 1_500,
+            error: String::new(),
+        }
+    }
+
+    fn run() -> Run {
+        let start = unix_us_of("2026-11-21T10:00:00.000000Z").unwrap();
+        let mut run = Run { times_asleep: 2, ..Run::default() };
+        run.records.push((Phase::Wake, record(start, false)));
+        for index in 1..=100 {
+            run.records.push((Phase::Load, record(start + index * 10_000, index > 4)));
+        }
+        let sample = |at_us, ready| Sample { at_us, pods: ready, ready };
+        run.samples = vec![sample(start, 0), sample(start + 2_000, 3), sample(start + 9_000, 3)];
+        run
+    }
+
+    const LOG: &str = "2026-11-21T09:59:59.000000Z  INFO autoscaler: scaled revision=a\n\
+                       2026-11-21T10:00:00.000400Z  INFO autoscaler: scaled revision=a from=0 to=1\n";
+
+    #[test]
+    fn a_good_run_has_no_failure_and_its_cold_start_is_split() {
+        let figures = Figures::of(&run(), LOG);
+        assert_eq!(figures.failures(), [""; 0]);
+        let split =
+            ColdStart { decide: Some(0.4), start: 1.1, listen_to_first_byte: 0.4, total: 1.9 };
+        assert_eq!(figures.cold_starts, [split]);
+        assert_eq!(figures.pods, [(0, 0), (2, 3)]);
+    }
+
+    #[test]
+    fn each_broken_promise_is_named() {
+        let mut run = run();
+        run.times_asleep = 1;
+        run.samples.truncate(1);
+        for (_, record) in run.records.iter_mut().take(20) {
+            record.direct = false;
+        }
+        run.records[5].1.status = 503;
+        let failures = Figures::of(&run, "").failures();
+        assert_eq!(
+            failures,
+            [
+                "1 of 101 requests lost (first: status 503 )",
+                "only 81.0 % went direct, not 95 %",
+                "only 0 pods ran, not 3",
+                "the service did not return to zero each time",
+            ]
+        );
+    }
+
+    #[test]
+    fn time_stamps_are_read_to_the_microsecond() {
+        assert_eq!(unix_us_of("1970-01-01T00:00:00Z"), Some(0));
+        assert_eq!(unix_us_of("2000-02-29T12:00:00.5Z"), Some(951_825_600_500_000));
+        assert_eq!(unix_us_of("no date"), None);
+    }
+}
