@@ -1,1 +1,431 @@
-//! Pure: what the kernel half and the agent agree on: map names, keys, values, capacities.
+//! Pure: what the kernel half and the agent agree on, byte by byte.
+//!
+//! Integers and arrays of integers only, padding spelled out, sizes asserted. Every change of layout or meaning
+//! raises [`ABI_VERSION`]: pins live in a folder named after it, and the agent refuses an object of another version.
+//!
+//! How a connect finds its pod: `FRONTENDS[address, port]` → service number → [`SvcState`](crate::flow::SvcState)
+//! in `SVC_STATE` → extent of `SLOTS` → backend number → `BACKENDS`. Writers fill new backends and a new extent
+//! first and then store one word of `SVC_STATE`; what that frees rests for [`REST_NS`] before it is used again,
+//! so a reader that still holds the old word never meets anything else.
+
+use core::mem::size_of;
+
+/// Version of everything in this file, of [`crate::flow`]'s packing and of the maps' meaning.
+pub const ABI_VERSION: u32 = 1;
+
+/// Stands in the kernel object's read-only data, so that the agent knows its version before loading it.
+pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000001";
+
+/// How long a freed backend, extent or service number rests before reuse, in ns.
+///
+/// A connect runs for microseconds; a second covers any preemption on a live machine.
+pub const REST_NS: u64 = 1_000_000_000;
+
+/// Names of the maps: pins in `bpf/v<ABI>/` and symbols of the kernel object.
+pub mod maps {
+    /// Hash: [`FrontendKey`](super::FrontendKey) → service number (`u32`).
+    pub const FRONTENDS: &str = "FRONTENDS";
+    /// Mmapable array by service number: packed [`SvcState`](crate::flow::SvcState) (`u64`).
+    pub const SVC_STATE: &str = "SVC_STATE";
+    /// Mmapable array by service number: packed [`SvcInfo`](crate::flow::SvcInfo) (`u64`).
+    pub const SVC_INFO: &str = "SVC_INFO";
+    /// Mmapable array: backend numbers (`u64`), in extents.
+    pub const SLOTS: &str = "SLOTS";
+    /// Mmapable array by backend number: [`Backend`](super::Backend).
+    pub const BACKENDS: &str = "BACKENDS";
+    /// Hash: [`ListenKey`](super::ListenKey) → [`Listen`](super::Listen).
+    pub const LISTEN: &str = "LISTEN";
+    /// Hash: netns cookie (`u64`) → [`Pod`](super::Pod).
+    pub const PODS: &str = "PODS";
+    /// Mmapable array by pod slot: [`PodState`](super::PodState).
+    pub const POD_STATE: &str = "POD_STATE";
+    /// Mmapable array by `cpu * PODS_MAX + slot`: [`Counters`](super::Counters).
+    pub const COUNTERS: &str = "COUNTERS";
+    /// Mmapable array by `cpu * PODS_MAX + slot`: [`Responses`](super::Responses).
+    pub const RESPONSES: &str = "RESPONSES";
+    /// Mmapable array by the `CONTROL_*` numbers: single words (`u64`).
+    pub const CONTROL: &str = "CONTROL";
+    /// Ring buffer of [`Event`](super::Event)s.
+    pub const EVENTS: &str = "EVENTS";
+    /// LRU hash: [`KeptKey`](super::KeptKey) → [`Kept`](super::Kept).
+    pub const KEPT: &str = "KEPT";
+    /// Socket storage of client sockets: [`Client`](super::Client).
+    pub const CLIENTS: &str = "CLIENTS";
+    /// Socket storage of listeners and what they accept: [`Conn`](super::Conn).
+    pub const CONNS: &str = "CONNS";
+}
+
+/// Most frontends (address, port). Two families of 16 384 services.
+pub const FRONTENDS_MAX: u32 = 32_768;
+/// Most service numbers: one for each frontend, the two activator lists, and some to rest.
+pub const SERVICES_MAX: u32 = 40_960;
+/// Most backend numbers in lists, counting resting extents. Holds 10 000 services of which some have 5 000 pods.
+pub const SLOTS_MAX: u32 = 262_144;
+/// Most different backends.
+pub const BACKENDS_MAX: u32 = 65_536;
+/// Most pods of Rouse on one node, plus one: slot 0 means none. Kubernetes' own bound is 110 to 500.
+pub const PODS_MAX: u32 = 1_024;
+/// Most (namespace, port) pairs with a listener.
+pub const LISTEN_MAX: u32 = 16_384;
+/// Bytes of the event ring: 2 000 events. Events only wake the agent; losing one is harmless.
+pub const EVENTS_BYTES: u32 = 65_536;
+
+/// Service number of the list of activators with an IPv4 address.
+pub const ACTIVATORS_V4: u32 = 0;
+/// Service number of the list of activators with an IPv6 address.
+pub const ACTIVATORS_V6: u32 = 1;
+/// First service number that a frontend may have.
+pub const FIRST_SERVICE: u32 = 2;
+
+/// `CONTROL` word: events that found the ring full.
+pub const CONTROL_DROPPED: u32 = 0;
+/// `CONTROL` word: connects to a frontend of mode `Canary`.
+pub const CONTROL_CANARY: u32 = 1;
+/// `CONTROL` word: connects whose bookkeeping failed; they went through without it.
+pub const CONTROL_UNTRACKED: u32 = 2;
+/// `CONTROL` word: connects that fell back to the activator because no local pick listened.
+pub const CONTROL_FALLBACK: u32 = 3;
+/// `CONTROL` word: listeners that found `LISTEN` full.
+pub const CONTROL_LISTEN_FULL: u32 = 4;
+/// Words in `CONTROL`.
+pub const CONTROL_WORDS: u32 = 8;
+
+/// Address and port clients connect to: key of `FRONTENDS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FrontendKey {
+    /// Sixteen bytes as they stand in a packet; IPv4 as `::ffff:a.b.c.d`.
+    pub address: [u8; 16],
+    /// Port, network byte order.
+    pub port_be: u16,
+    /// IP protocol number; 6 (TCP) in this version.
+    pub protocol: u8,
+    /// Always zero.
+    pub reserved: u8,
+}
+const _: () = assert!(size_of::<FrontendKey>() == 20);
+
+/// One target of connects: value of `BACKENDS`. All but the gauge stand still while any list names it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backend {
+    /// Sixteen bytes as they stand in a packet; IPv4 as `::ffff:a.b.c.d`.
+    pub address: [u8; 16],
+    /// Netns cookie of a pod on this node, whose listener `connect` checks; 0: elsewhere or unknown.
+    pub cookie: u64,
+    /// Slot of a pod on this node; 0: elsewhere or unknown.
+    pub slot: u32,
+    /// Port, network byte order; 0: the service's own port at the activators.
+    pub port_be: u16,
+    /// Always zero.
+    pub reserved: u16,
+    /// Counts uses of this number, so that a socket of an earlier use does not disturb the gauge.
+    pub generation: u64,
+    /// This node's open connections to it. Only the kernel writes it while the number is in use.
+    pub open: u64,
+    /// Fills the cache line: neighbours' gauges do not share one.
+    pub spare: [u64; 2],
+}
+const _: () = assert!(size_of::<Backend>() == 64);
+
+/// Key of `LISTEN`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListenKey {
+    /// Cookie of the network namespace.
+    pub cookie: u64,
+    /// Port, host byte order.
+    pub port: u32,
+    /// Always zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<ListenKey>() == 16);
+
+/// Open listeners of one namespace and port: value of `LISTEN`.
+///
+/// The kernel counts up and down and never deletes; the agent removes entries of namespaces that are gone.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Listen {
+    /// Listeners that others can reach.
+    pub open: u32,
+    /// Those of them whose bind was widened from loopback to any address.
+    pub widened: u32,
+    /// Listeners on loopback only, which nobody outside the namespace reaches.
+    pub loopback: u32,
+    /// `FAMILY_*` bits of binds that were widened since the last listener closed.
+    pub families: u32,
+    /// CLOCK_MONOTONIC of the latest listen, ns.
+    pub since_ns: u64,
+}
+const _: () = assert!(size_of::<Listen>() == 24);
+
+/// Bit of [`Listen::families`]: 127.0.0.1 became 0.0.0.0.
+pub const FAMILY_V4: u32 = 1;
+/// Bit of [`Listen::families`]: ::1 became ::.
+pub const FAMILY_V6: u32 = 2;
+
+/// One pod of Rouse on this node: value of `PODS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pod {
+    /// Its slot in `POD_STATE`, `COUNTERS` and `RESPONSES`, from 1.
+    pub slot: u32,
+    /// Its serving port, host byte order.
+    pub port: u16,
+    /// `POD_*` bits.
+    pub flags: u16,
+}
+const _: () = assert!(size_of::<Pod>() == 8);
+
+/// Flag of [`Pod`]: a bind of the serving port to loopback is widened to any address.
+pub const POD_WIDEN_BIND: u16 = 1;
+/// Flag of [`Pod`]: the agent saw (by sock_diag) a reachable listener on the serving port that the kernel half did not
+/// see begin, and therefore does not count in `LISTEN`.
+pub const POD_LISTENS: u16 = 4;
+/// Flag of [`Pod`]: its connections are not HTTP/1 (h2c, opaque); they are counted as connections only.
+pub const POD_OPAQUE: u16 = 2;
+
+/// One pod's levels, shared by all CPUs: value of `POD_STATE`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PodState {
+    /// Requests in flight. Added to and subtracted from blindly, so read it as `i64` and clamp at 0.
+    pub in_flight: u64,
+    /// Not 0: the next edge of `in_flight` from 0 sends one event and clears this.
+    pub armed: u64,
+    /// Accepted connections that are open.
+    pub connections: u64,
+    /// Those of them that have not brought a first request yet.
+    pub fresh: u64,
+    /// CLOCK_MONOTONIC of the latest request end or new connection, ns.
+    pub changed_ns: u64,
+    /// Connections whose message boundaries were lost.
+    pub desync: u64,
+    /// Connections that do not speak HTTP/1, each counted as one request until it closes.
+    pub opaque: u64,
+    /// Responses without a request, which are not counted.
+    pub stray: u64,
+}
+const _: () = assert!(size_of::<PodState>() == 64);
+
+/// Running totals of one pod on one CPU: value of `COUNTERS`.
+///
+/// A writer adds 1 to `begin`, adds to the totals, adds 1 to `end`. A reader takes a row only when `begin` and
+/// `end` were equal before and are unchanged after. Only atomic adds, so an interrupt on the same CPU may nest.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Writes begun.
+    pub begin: u64,
+    /// Requests begun.
+    pub started: u64,
+    /// Requests ended.
+    pub finished: u64,
+    /// Sum of the times requests began, CLOCK_MONOTONIC ns, wrapping.
+    pub started_sum_ns: u64,
+    /// Sum of the times requests ended, CLOCK_MONOTONIC ns, wrapping.
+    pub finished_sum_ns: u64,
+    /// Always zero.
+    pub reserved: [u64; 2],
+    /// Writes ended.
+    pub end: u64,
+}
+const _: () = assert!(size_of::<Counters>() == 64);
+
+/// Response classes counted: 1xx to 5xx.
+pub const STATUS_CLASSES: usize = 5;
+/// Upper bounds of the latency buckets in µs; one more bucket holds everything above.
+pub const LATENCY_BOUNDS_US: [u64; 18] = [
+    500,
+    1_000,
+    2_000,
+    5_000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    20_000_000,
+    60_000_000,
+    120_000_000,
+    300_000_000,
+];
+/// Latency buckets.
+pub const LATENCY_BUCKETS: usize = LATENCY_BOUNDS_US.len() + 1;
+
+/// Responses of one pod on one CPU: value of `RESPONSES`. Plain totals, each word by itself.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Responses {
+    /// By status class, 1xx first.
+    pub status: [u64; STATUS_CLASSES],
+    /// By time from request to the end of the response, each bucket by itself.
+    pub latency: [u64; LATENCY_BUCKETS],
+}
+const _: () = assert!(size_of::<Responses>() == 192);
+
+/// What a client socket remembers of its rewritten connect.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Client {
+    /// The address the program asked for, as in [`FrontendKey`]; shown by getpeername.
+    pub asked: [u8; 16],
+    /// The address it was given.
+    pub given: [u8; 16],
+    /// Generation of the backend at the time.
+    pub generation: u64,
+    /// Number of the backend.
+    pub backend: u32,
+    /// Port asked for, network byte order.
+    pub asked_port_be: u16,
+    /// Port given, network byte order.
+    pub given_port_be: u16,
+    /// 1 while the socket counts in the backend's gauge.
+    pub counted: u32,
+    /// Always zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<Client>() == 56);
+
+/// What a listener, and each connection it accepts, remembers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Conn {
+    /// Netns cookie of the process that bound it; 0: not known.
+    pub cookie: u64,
+    /// Cgroup of the process that bound it.
+    pub cgroup: u64,
+    /// Slot of its pod; 0: none, or not the serving port. Set when the connection is established.
+    pub slot: u32,
+    /// `CONN_*` bits.
+    pub flags: u32,
+    /// HTTP state; see `ebpf/src/count.rs`.
+    pub http: Http,
+}
+
+/// Flag of [`Conn`]: its bind was widened from loopback.
+pub const CONN_WIDENED: u32 = 1;
+/// Flag of [`Conn`]: it counts in `LISTEN` as reachable.
+pub const CONN_LISTENS: u32 = 2;
+/// Flag of [`Conn`]: it counts in `LISTEN` as bound to loopback only.
+pub const CONN_LOOPBACK: u32 = 4;
+/// Flag of [`Conn`]: it is an accepted connection that was announced as opened and not yet as closed.
+pub const CONN_OPEN: u32 = 8;
+
+/// HTTP state of one accepted connection. Belongs to `ebpf/src/count.rs` and [`crate::h1`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Http {
+    /// Held while `h1` changes: packets of one connection can meet on two CPUs.
+    pub lock: bpf_spin_lock,
+    /// `HTTP_*` bits.
+    pub flags: u32,
+    /// CLOCK_MONOTONIC of the begin of the request in flight, ns.
+    pub began_ns: u64,
+    /// The machine.
+    pub h1: crate::h1::Conn,
+    /// Segments kept in `KEPT` until the gap before them is filled.
+    pub kept: u32,
+    /// Always zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<Http>() == 120);
+
+/// Flag of [`Http`]: its first request has not come yet; it counts in [`PodState::fresh`].
+pub const HTTP_FRESH: u32 = 1;
+
+/// The kernel's lock inside map values, which it finds by this name in BTF (5.1).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(non_camel_case_types, reason = "the kernel knows it by this name")]
+pub struct bpf_spin_lock {
+    /// The kernel's own.
+    pub val: u32,
+}
+
+/// Names a segment that could not be read when it came: key of `KEPT`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeptKey {
+    /// The client's address, as in [`FrontendKey`], in words of memory order.
+    pub remote: [u32; 4],
+    /// The client's port, host byte order.
+    pub remote_port: u32,
+    /// Sequence number of the first byte.
+    pub seq: u32,
+}
+const _: () = assert!(size_of::<KeptKey>() == 24);
+
+/// Most bytes of a segment that are kept: one packet of Ethernet's size.
+pub const KEPT_BYTES: usize = 1_504;
+/// Most segments kept at once. They wait for microseconds (first data on a listener) to a round trip (a gap).
+pub const KEPT_MAX: u32 = 512;
+
+/// A segment that could not be read when it came: value of `KEPT`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Bytes of the segment, of which the first `KEPT_BYTES` are here.
+    pub len: u32,
+    /// Always zero.
+    pub reserved: u32,
+    /// The bytes, and room for one window more.
+    pub bytes: [u8; KEPT_BYTES + crate::h1::WINDOW],
+}
+const _: () = assert!(size_of::<Kept>() == 8 + 1_504 + 256);
+
+/// What `EVENTS` carries. A hint: the maps hold the truth.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Event {
+    /// One of `EVENT_*`.
+    pub kind: u32,
+    /// Port (listen, closed) or pod slot (busy).
+    pub subject: u32,
+    /// Netns cookie (listen, closed); 0 otherwise.
+    pub cookie: u64,
+    /// CLOCK_MONOTONIC, ns.
+    pub at_ns: u64,
+}
+const _: () = assert!(size_of::<Event>() == 24);
+
+/// A socket began to listen.
+pub const EVENT_LISTEN: u32 = 1;
+/// A listener closed.
+pub const EVENT_CLOSED: u32 = 2;
+/// An armed pod got its first request in flight.
+pub const EVENT_BUSY: u32 = 3;
+/// A pod's last request in flight ended, and it was armed for that.
+pub const EVENT_IDLE: u32 = 4;
+
+#[cfg(feature = "user")]
+mod pod {
+    // SAFETY: `repr(C)`, integers only, padding spelled out (sizes asserted above): every bit pattern is valid.
+    unsafe impl aya::Pod for super::FrontendKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Backend {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::ListenKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Listen {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Pod {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::PodState {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Counters {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Responses {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Event {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::KeptKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Kept {}
+}

@@ -1,1 +1,268 @@
-//! Pure: packet and choice arithmetic that runs in the kernel and in unit tests.
+//! Pure: choice and packing, the same code in the kernel half and in unit tests.
+
+/// Bits of [`SvcState`]: where the list begins in `SLOTS`.
+const OFFSET_BITS: u32 = 24;
+/// Bits of [`SvcState`]: how long the list is.
+const COUNT_BITS: u32 = 20;
+/// Bits of [`SvcState`]: how often it was stored.
+const GENERATION_BITS: u32 = 16;
+
+const fn mask(bits: u32) -> u64 {
+    (1 << bits) - 1
+}
+
+/// What a connect to a service meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Mode {
+    /// Leave the connect as it is. Also what an untouched word means.
+    Pass = 0,
+    /// Pick from the service's own list.
+    Serve = 1,
+    /// Pick from the list of activators, at the service's own port there.
+    Activator = 2,
+    /// Refuse with ECONNREFUSED.
+    Refuse = 3,
+    /// Count it and refuse: proof that the programs are in force.
+    Canary = 4,
+}
+
+impl Mode {
+    /// The mode behind four bits; unknown ones pass, since any doubt leaves the connect alone.
+    #[inline(always)]
+    pub const fn from_bits(bits: u8) -> Self {
+        match bits {
+            1 => Self::Serve,
+            2 => Self::Activator,
+            3 => Self::Refuse,
+            4 => Self::Canary,
+            _ => Self::Pass,
+        }
+    }
+}
+
+/// One service's list and mode. One 64-bit store of it switches the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SvcState {
+    /// First slot of the list, below 2²⁴.
+    pub offset: u32,
+    /// Length of the list, below 2²⁰.
+    pub count: u32,
+    /// Grows by one with each store, wrapping.
+    pub generation: u16,
+    /// What a connect meets.
+    pub mode: Mode,
+}
+
+impl SvcState {
+    /// The word as it stands in `SVC_STATE`: offset, count, generation, mode, from the low end.
+    #[inline(always)]
+    pub const fn pack(self) -> u64 {
+        (self.offset as u64 & mask(OFFSET_BITS))
+            | (self.count as u64 & mask(COUNT_BITS)) << OFFSET_BITS
+            | (self.generation as u64) << (OFFSET_BITS + COUNT_BITS)
+            | (self.mode as u64) << (OFFSET_BITS + COUNT_BITS + GENERATION_BITS)
+    }
+
+    /// Reads a word back.
+    #[inline(always)]
+    pub const fn unpack(word: u64) -> Self {
+        Self {
+            offset: (word & mask(OFFSET_BITS)) as u32,
+            count: (word >> OFFSET_BITS & mask(COUNT_BITS)) as u32,
+            generation: (word >> (OFFSET_BITS + COUNT_BITS)) as u16,
+            mode: Mode::from_bits((word >> (OFFSET_BITS + COUNT_BITS + GENERATION_BITS)) as u8),
+        }
+    }
+}
+
+/// Where a service's connects go without a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SvcInfo {
+    /// Service number of the list of activators.
+    pub activators: u32,
+    /// The service's own port there, network byte order.
+    pub port_be: u16,
+}
+
+impl SvcInfo {
+    /// The word as it stands in `SVC_INFO`.
+    #[inline(always)]
+    pub const fn pack(self) -> u64 {
+        self.activators as u64 | (self.port_be as u64) << 32
+    }
+
+    /// Reads a word back.
+    #[inline(always)]
+    pub const fn unpack(word: u64) -> Self {
+        Self { activators: word as u32, port_be: (word >> 32) as u16 }
+    }
+}
+
+/// An index below `count` from 32 random bits: multiply and shift, no division.
+#[inline(always)]
+pub const fn index(random: u32, count: u32) -> u32 {
+    ((random as u64 * count as u64) >> 32) as u32
+}
+
+/// Two indexes below `count`, different when `count` is at least 2. `count` must not be 0.
+///
+/// The second is the first plus 1 … count−1 places, from the same random bits mixed once more (Knuth's
+/// multiplicative constant, halves swapped), so that every pair comes up about equally often.
+#[inline(always)]
+pub const fn two(random: u32, count: u32) -> (u32, u32) {
+    let first = index(random, count);
+    if count < 2 {
+        return (first, first);
+    }
+    let mixed = random.wrapping_mul(0x9E37_79B1).rotate_left(16).wrapping_mul(0x85EB_CA6B);
+    let second = first + 1 + index(mixed, count - 1);
+    (first, if second >= count { second - count } else { second })
+}
+
+/// How busy one pick is, as this node knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// This node's open connections to it.
+    pub open: u64,
+    /// Requests in flight; only known of a pod on this node.
+    pub in_flight: Option<u64>,
+}
+
+/// Whether the first of two picks is at least as free as the second.
+///
+/// The exact gauge decides where both have one; open connections decide otherwise and between equals. Blind
+/// adds on several CPUs may be seen before their counterpart, so a gauge below zero counts as zero.
+#[inline(always)]
+pub const fn prefers_first(first: Load, second: Load) -> bool {
+    if let (Some(one), Some(two)) = (first.in_flight, second.in_flight) {
+        let (one, two) = (clamp(one), clamp(two));
+        if one != two {
+            return one < two;
+        }
+    }
+    clamp(first.open) <= clamp(second.open)
+}
+
+/// A blindly kept gauge, at least 0.
+#[inline(always)]
+pub const fn clamp(gauge: u64) -> u64 {
+    if gauge as i64 > 0 { gauge } else { 0 }
+}
+
+/// Whether sixteen address bytes, as four words in memory order, are `::ffff:a.b.c.d`.
+#[inline(always)]
+pub const fn is_mapped(words: &[u32; 4]) -> bool {
+    words[0] == 0 && words[1] == 0 && words[2] == MAPPED
+}
+
+/// Third word of a mapped address, as it stands in memory.
+pub const MAPPED: u32 = 0xFFFF_u32.to_be();
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MODES: [Mode; 5] = [Mode::Pass, Mode::Serve, Mode::Activator, Mode::Refuse, Mode::Canary];
+
+    proptest! {
+        #[test]
+        fn a_state_survives_packing(
+            offset in 0u32..1 << 24, count in 0u32..1 << 20, generation: u16, mode in 0usize..5,
+        ) {
+            let state = SvcState { offset, count, generation, mode: MODES[mode] };
+            prop_assert_eq!(SvcState::unpack(state.pack()), state);
+        }
+
+        #[test]
+        fn an_info_survives_packing(activators: u32, port_be: u16) {
+            let info = SvcInfo { activators, port_be };
+            prop_assert_eq!(SvcInfo::unpack(info.pack()), info);
+        }
+
+        #[test]
+        fn two_picks_are_in_range_and_different(random: u32, count in 1u32..1 << 20) {
+            let (first, second) = two(random, count);
+            prop_assert!(first < count && second < count);
+            prop_assert!(count == 1 || first != second);
+        }
+
+        #[test]
+        fn preference_is_never_mutual_dislike(a: u64, b: u64, c: u64, d: u64) {
+            let one = Load { open: a, in_flight: Some(b) };
+            let two = Load { open: c, in_flight: Some(d) };
+            prop_assert!(prefers_first(one, two) || prefers_first(two, one));
+        }
+    }
+
+    #[test]
+    fn an_untouched_word_passes() {
+        assert_eq!(SvcState::unpack(0).mode, Mode::Pass);
+    }
+
+    #[test]
+    fn an_unknown_mode_passes() {
+        assert_eq!(SvcState::unpack(15 << 60).mode, Mode::Pass);
+    }
+
+    #[test]
+    fn every_pair_comes_up_about_equally_often() {
+        const COUNT: usize = 7;
+        let mut seen = [[0u32; COUNT]; COUNT];
+        let mut random = 1u32;
+        for _ in 0..420_000 {
+            // xorshift32: any good source of 32 bits stands for the kernel's.
+            random ^= random << 13;
+            random ^= random >> 17;
+            random ^= random << 5;
+            let (first, second) = two(random, COUNT as u32);
+            seen[first as usize][second as usize] += 1;
+        }
+        for (first, row) in seen.iter().enumerate() {
+            for (second, &count) in row.iter().enumerate() {
+                if first == second {
+                    assert_eq!(count, 0);
+                } else {
+                    assert!((9_000..11_000).contains(&count), "{first},{second}: {count}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_exact_gauge_decides_between_local_pods() {
+        let busy = Load { open: 0, in_flight: Some(3) };
+        let free = Load { open: 9, in_flight: Some(0) };
+        assert!(prefers_first(free, busy) && !prefers_first(busy, free));
+    }
+
+    #[test]
+    fn open_connections_decide_when_one_pod_is_elsewhere() {
+        let here = Load { open: 2, in_flight: Some(0) };
+        let there = Load { open: 1, in_flight: None };
+        assert!(prefers_first(there, here) && !prefers_first(here, there));
+    }
+
+    #[test]
+    fn a_gauge_below_zero_counts_as_zero() {
+        let odd = Load { open: u64::MAX, in_flight: None };
+        assert!(prefers_first(odd, Load { open: 0, in_flight: None }));
+    }
+
+    #[test]
+    fn mapped_addresses_are_known_by_their_words() {
+        let mapped = core::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets();
+        let words = [0, 1, 2, 3].map(|at| {
+            u32::from_ne_bytes([
+                mapped[at * 4],
+                mapped[at * 4 + 1],
+                mapped[at * 4 + 2],
+                mapped[at * 4 + 3],
+            ])
+        });
+        assert!(is_mapped(&words));
+        assert!(!is_mapped(&[0, 0, 0, 1]));
+    }
+}

@@ -1,8 +1,88 @@
-//! The kernel half.
+//! The kernel half: maps and program entries. Each entry calls one function of a file named after its hook.
+//!
+//! Helpers used and their kernels: socket storage in connect and bind (5.9), netns cookie in connect and bind (5.7),
+//! ring buffer (5.8), getpeername (5.8), sock_release (5.9). Optional ones stand behind a `HAVE_…` constant.
 #![no_std]
 #![no_main]
+#![allow(
+    internal_features,
+    reason = "BPF has no compare-and-swap, so `AtomicU64` lacks `fetch_add`"
+)]
+#![feature(core_intrinsics)]
 
-#[cfg(not(test))]
+use aya_ebpf::{
+    macros::{cgroup_skb, cgroup_sock, cgroup_sock_addr, sock_ops},
+    programs::{SkBuffContext, SockAddrContext, SockContext, SockOpsContext},
+};
+use common::abi;
+
+mod bind;
+mod connect;
+mod context;
+mod count;
+mod maps;
+mod packet;
+mod sockets;
+
+/// Tells the agent the object's ABI version before it is loaded.
+#[unsafe(no_mangle)]
+#[used]
+static ABI_MARK: [u8; 16] = abi::ABI_MARK;
+
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "license")]
+static LICENSE: [u8; 4] = *b"GPL\0";
+
+#[cgroup_sock_addr(connect4)]
+pub fn connect4(ctx: SockAddrContext) -> i32 {
+    connect::connect4(ctx.sock_addr)
+}
+
+#[cgroup_sock_addr(connect6)]
+pub fn connect6(ctx: SockAddrContext) -> i32 {
+    connect::connect6(ctx.sock_addr)
+}
+
+#[cgroup_sock_addr(getpeername4)]
+pub fn getpeername4(ctx: SockAddrContext) -> i32 {
+    connect::getpeername4(ctx.sock_addr)
+}
+
+#[cgroup_sock_addr(getpeername6)]
+pub fn getpeername6(ctx: SockAddrContext) -> i32 {
+    connect::getpeername6(ctx.sock_addr)
+}
+
+#[cgroup_sock(sock_release)]
+pub fn release(ctx: SockContext) -> i32 {
+    connect::release(ctx.sock)
+}
+
+#[cgroup_sock_addr(bind4)]
+pub fn bind4(ctx: SockAddrContext) -> i32 {
+    bind::bind4(ctx.sock_addr)
+}
+
+#[cgroup_sock_addr(bind6)]
+pub fn bind6(ctx: SockAddrContext) -> i32 {
+    bind::bind6(ctx.sock_addr)
+}
+
+#[sock_ops]
+pub fn sockets(ctx: SockOpsContext) -> u32 {
+    sockets::changed(ctx.ops)
+}
+
+#[cgroup_skb(ingress)]
+pub fn ingress(ctx: SkBuffContext) -> i32 {
+    count::ingress(&ctx)
+}
+
+#[cgroup_skb(egress)]
+pub fn egress(ctx: SkBuffContext) -> i32 {
+    count::egress(&ctx)
+}
+
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

@@ -1,0 +1,440 @@
+//! Shell: the kernel's maps: applies planned writes, reads listeners and counters, hands out events.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    mem::offset_of,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    path::{Path, PathBuf},
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{Acquire, Relaxed, Release},
+        fence,
+    },
+};
+
+use aya::maps::{HashMap, Map, MapData, MapError, RingBuf};
+use common::{
+    abi::{self, maps},
+    flow::{SvcInfo, SvcState},
+    wire::Totals,
+};
+
+use crate::{
+    plan::{Backend, KernelTable, MapOp},
+    sys::{self, Words},
+};
+
+/// Why a map cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A pin is missing or not what it should be.
+    #[error("cannot open map {name} in {}", pins.display())]
+    Open {
+        /// The map.
+        name: &'static str,
+        /// Where its pin should be.
+        pins: PathBuf,
+        /// Why.
+        source: MapError,
+    },
+    /// A map's memory cannot be shared.
+    #[error("cannot map the memory of {name}")]
+    Share {
+        /// The map.
+        name: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// A write was refused.
+    #[error("cannot write {subject} to map {name}")]
+    Write {
+        /// The map.
+        name: &'static str,
+        /// What was written.
+        subject: String,
+        /// Why.
+        source: MapError,
+    },
+    /// A read failed.
+    #[error("cannot read map {name}")]
+    Read {
+        /// The map.
+        name: &'static str,
+        /// Why.
+        source: MapError,
+    },
+}
+
+const BACKEND_WORDS: usize = size_of::<abi::Backend>() / 8;
+const STATE_WORDS: usize = size_of::<abi::PodState>() / 8;
+const COUNTER_WORDS: usize = size_of::<abi::Counters>() / 8;
+const RESPONSE_WORDS: usize = size_of::<abi::Responses>() / 8;
+
+/// Every map the agent reads or writes. Only one process at a time may write.
+#[derive(Debug)]
+pub struct Maps {
+    frontends: HashMap<MapData, abi::FrontendKey, u32>,
+    pods: HashMap<MapData, u64, abi::Pod>,
+    listen: HashMap<MapData, abi::ListenKey, abi::Listen>,
+    svc_state: Words,
+    svc_info: Words,
+    slots: Words,
+    backends: Words,
+    pod_state: Words,
+    counters: Words,
+    responses: Words,
+    control: Words,
+    cpus: usize,
+}
+
+impl Maps {
+    /// Opens the maps pinned in `pins` (`bpf/v<ABI>/`).
+    pub fn open(pins: &Path) -> Result<Self, Error> {
+        let rows = capacity(pins, maps::COUNTERS)?;
+        Ok(Self {
+            frontends: hash(pins, maps::FRONTENDS)?,
+            pods: hash(pins, maps::PODS)?,
+            listen: hash(pins, maps::LISTEN)?,
+            svc_state: words(pins, maps::SVC_STATE, abi::SERVICES_MAX as usize)?,
+            svc_info: words(pins, maps::SVC_INFO, abi::SERVICES_MAX as usize)?,
+            slots: words(pins, maps::SLOTS, abi::SLOTS_MAX as usize)?,
+            backends: words(pins, maps::BACKENDS, abi::BACKENDS_MAX as usize * BACKEND_WORDS)?,
+            pod_state: words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
+            counters: words(pins, maps::COUNTERS, rows * COUNTER_WORDS)?,
+            responses: words(pins, maps::RESPONSES, rows * RESPONSE_WORDS)?,
+            control: words(pins, maps::CONTROL, abi::CONTROL_WORDS as usize)?,
+            cpus: rows / abi::PODS_MAX as usize,
+        })
+    }
+
+    /// Carries out planned writes in their order. After an error, read the table back and plan anew.
+    pub fn apply(&mut self, ops: &[MapOp]) -> Result<(), Error> {
+        ops.iter().try_for_each(|op| self.write(op))
+    }
+
+    fn write(&mut self, op: &MapOp) -> Result<(), Error> {
+        match op {
+            MapOp::Backend { id, backend } => self.write_backend(*id, backend),
+            MapOp::Slots { offset, backends } => {
+                let extent = &self.slots.words()[*offset as usize..][..backends.len()];
+                for (slot, &backend) in extent.iter().zip(backends) {
+                    slot.store(backend.into(), Relaxed);
+                }
+            }
+            MapOp::Info { service, info } => {
+                self.svc_info.words()[*service as usize].store(info.pack(), Release);
+            }
+            MapOp::State { service, state } => {
+                self.svc_state.words()[*service as usize].store(state.pack(), Release);
+            }
+            MapOp::Frontend { key, service } => {
+                let done = self.frontends.insert(key, service, 0);
+                return done.map_err(|source| refused(maps::FRONTENDS, key, source));
+            }
+            MapOp::RemoveFrontend { key } => match self.frontends.remove(key) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(source) => return Err(refused(maps::FRONTENDS, key, source)),
+            },
+        }
+        Ok(())
+    }
+
+    /// Writes a backend that no list names yet: its gauge starts at 0 in a new generation.
+    fn write_backend(&self, id: u32, backend: &Backend) {
+        let row = row(&self.backends, id as usize, BACKEND_WORDS);
+        let (low, high) = backend.address.split_at(8);
+        let tail = u64::from(backend.slot) | u64::from(backend.port_be) << 32;
+        row[0].store(word(low), Relaxed);
+        row[1].store(word(high), Relaxed);
+        row[offset_of!(abi::Backend, cookie) / 8].store(backend.cookie, Relaxed);
+        row[offset_of!(abi::Backend, slot) / 8].store(tail, Relaxed);
+        row[offset_of!(abi::Backend, generation) / 8].fetch_add(1, Relaxed);
+        row[offset_of!(abi::Backend, open) / 8].store(0, Relaxed);
+    }
+
+    /// Reads back what connects follow now, to plan from after a restart.
+    pub fn read(&self) -> Result<KernelTable, Error> {
+        let mut table = KernelTable::default();
+        for entry in self.frontends.iter() {
+            let (key, service) = entry.map_err(|e| read(maps::FRONTENDS, e))?;
+            table.frontends.insert(key, service);
+            self.read_service(service, &mut table);
+        }
+        self.read_service(abi::ACTIVATORS_V4, &mut table);
+        self.read_service(abi::ACTIVATORS_V6, &mut table);
+        Ok(table)
+    }
+
+    fn read_service(&self, service: u32, table: &mut KernelTable) {
+        let Some(word) = self.svc_state.words().get(service as usize) else { return };
+        let state = SvcState::unpack(word.load(Acquire));
+        let info = SvcInfo::unpack(self.svc_info.words()[service as usize].load(Acquire));
+        let extent =
+            self.slots.words().iter().skip(state.offset as usize).take(state.count as usize);
+        let list: Vec<u32> = extent.map(|slot| slot.load(Relaxed) as u32).collect();
+        for &id in &list {
+            table.backends.entry(id).or_insert_with(|| self.read_backend(id));
+        }
+        table.services.insert(service, (state, info, list));
+    }
+
+    fn read_backend(&self, id: u32) -> Backend {
+        let row = row(&self.backends, id as usize % abi::BACKENDS_MAX as usize, BACKEND_WORDS);
+        let mut address = [0; 16];
+        address[..8].copy_from_slice(&row[0].load(Relaxed).to_ne_bytes());
+        address[8..].copy_from_slice(&row[1].load(Relaxed).to_ne_bytes());
+        let tail = row[offset_of!(abi::Backend, slot) / 8].load(Relaxed);
+        Backend {
+            address,
+            cookie: row[offset_of!(abi::Backend, cookie) / 8].load(Relaxed),
+            slot: tail as u32,
+            port_be: (tail >> 32) as u16,
+        }
+    }
+
+    /// This node's open connections to a backend, as `connect` sees them.
+    pub fn open_connections(&self, backend: u32) -> u64 {
+        let row = row(&self.backends, backend as usize, BACKEND_WORDS);
+        common::flow::clamp(row[offset_of!(abi::Backend, open) / 8].load(Relaxed))
+    }
+
+    /// Registered pods by netns cookie.
+    pub fn pods(&self) -> Result<BTreeMap<u64, abi::Pod>, Error> {
+        self.pods.iter().map(|entry| entry.map_err(|e| read(maps::PODS, e))).collect()
+    }
+
+    /// Registers a pod's namespace, or changes its entry: from now on its serving port is counted, and its loopback
+    /// bind widened where [`abi::POD_WIDEN_BIND`] says so. Clear a slot of an earlier pod first.
+    pub fn register(&mut self, cookie: u64, pod: abi::Pod) -> Result<(), Error> {
+        let done = self.pods.insert(cookie, pod, 0);
+        done.map_err(|source| refused(maps::PODS, (cookie, pod.slot), source))
+    }
+
+    /// Forgets a pod and every listener of its namespace. Its slot should rest as long as possible before reuse.
+    pub fn unregister(&mut self, cookie: u64) -> Result<(), Error> {
+        match self.pods.remove(&cookie) {
+            Ok(()) | Err(MapError::KeyNotFound) => {}
+            Err(source) => return Err(refused(maps::PODS, cookie, source)),
+        }
+        let keys: Vec<_> = self.listen.keys().filter_map(Result::ok).collect();
+        for key in keys.iter().filter(|key| key.cookie == cookie) {
+            match self.listen.remove(key) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(source) => return Err(refused(maps::LISTEN, key, source)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets all counters of a slot to zero, before it is given to a new pod.
+    pub fn clear_slot(&self, slot: u32) {
+        let zero = |words: &[AtomicU64]| words.iter().for_each(|word| word.store(0, Relaxed));
+        zero(row(&self.pod_state, slot as usize, STATE_WORDS));
+        for cpu in 0..self.cpus {
+            let index = cpu * abi::PODS_MAX as usize + slot as usize;
+            zero(row(&self.counters, index, COUNTER_WORDS));
+            zero(row(&self.responses, index, RESPONSE_WORDS));
+        }
+    }
+
+    /// Open listeners of a namespace and port that the kernel half saw begin; all zero without any.
+    pub fn listen(&self, cookie: u64, port: u16) -> Result<abi::Listen, Error> {
+        match self.listen.get(&abi::ListenKey { cookie, port: port.into(), reserved: 0 }, 0) {
+            Ok(found) => Ok(found),
+            Err(MapError::KeyNotFound) => Ok(abi::Listen::default()),
+            Err(source) => Err(read(maps::LISTEN, source)),
+        }
+    }
+
+    /// Every namespace and port with a listener, now or before.
+    pub fn listeners(&self) -> Result<BTreeMap<abi::ListenKey, abi::Listen>, Error> {
+        self.listen.iter().map(|entry| entry.map_err(|e| read(maps::LISTEN, e))).collect()
+    }
+
+    /// One pod's running totals over all CPUs.
+    pub fn totals(&self, slot: u32) -> Totals {
+        let mut sum = Totals::default();
+        for cpu in 0..self.cpus {
+            let index = cpu * abi::PODS_MAX as usize + slot as usize;
+            let one = settled(row(&self.counters, index, COUNTER_WORDS));
+            sum.started = sum.started.wrapping_add(one.started);
+            sum.finished = sum.finished.wrapping_add(one.finished);
+            sum.started_sum_ns = sum.started_sum_ns.wrapping_add(one.started_sum_ns);
+            sum.finished_sum_ns = sum.finished_sum_ns.wrapping_add(one.finished_sum_ns);
+        }
+        sum
+    }
+
+    /// One pod's responses over all CPUs.
+    pub fn responses(&self, slot: u32) -> abi::Responses {
+        let mut sum = abi::Responses::default();
+        for cpu in 0..self.cpus {
+            let index = cpu * abi::PODS_MAX as usize + slot as usize;
+            let words = row(&self.responses, index, RESPONSE_WORDS);
+            let totals = sum.status.iter_mut().chain(&mut sum.latency);
+            totals.zip(words).for_each(|(total, word)| {
+                *total = total.wrapping_add(word.load(Relaxed));
+            });
+        }
+        sum
+    }
+
+    /// One pod's levels, gauges clamped at 0.
+    pub fn state(&self, slot: u32) -> abi::PodState {
+        let row = row(&self.pod_state, slot as usize, STATE_WORDS);
+        let load = |at: usize| row[at / 8].load(Acquire);
+        let gauge = |at: usize| common::flow::clamp(load(at));
+        abi::PodState {
+            in_flight: gauge(offset_of!(abi::PodState, in_flight)),
+            armed: load(offset_of!(abi::PodState, armed)),
+            connections: gauge(offset_of!(abi::PodState, connections)),
+            fresh: gauge(offset_of!(abi::PodState, fresh)),
+            changed_ns: load(offset_of!(abi::PodState, changed_ns)),
+            desync: load(offset_of!(abi::PodState, desync)),
+            reserved: [0; 2],
+        }
+    }
+
+    /// Asks for one event at the pod's next edge. Look at [`state`](Self::state) afterwards: an edge may just have passed.
+    pub fn arm(&self, slot: u32) {
+        let row = row(&self.pod_state, slot as usize, STATE_WORDS);
+        row[offset_of!(abi::PodState, armed) / 8].store(1, Release);
+    }
+
+    /// A word of `CONTROL`, by its `abi::CONTROL_*` number.
+    pub fn control(&self, word: u32) -> u64 {
+        self.control.words()[word as usize].load(Acquire)
+    }
+}
+
+/// The event ring. Wrap it in `AsyncFd` and call [`next`](Self::next) until `None` when readable.
+pub struct Events(RingBuf<MapData>);
+
+impl std::fmt::Debug for Events {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Events")
+    }
+}
+
+impl Events {
+    /// Opens the ring pinned in `pins`. Only one reader may exist.
+    pub fn open(pins: &Path) -> Result<Self, Error> {
+        let map = Map::RingBuf(open(pins, maps::EVENTS)?);
+        let ring = RingBuf::try_from(map);
+        ring.map(Self).map_err(|source| not_opened(pins, maps::EVENTS, source))
+    }
+
+    /// The next event, if there is one. Bytes of another size are skipped: hints may be lost.
+    pub fn next(&mut self) -> Option<abi::Event> {
+        while let Some(item) = self.0.next() {
+            if let Some(event) = decode(&item) {
+                return Some(event);
+            }
+        }
+        None
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Events {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// An event from its bytes.
+pub fn decode(bytes: &[u8]) -> Option<abi::Event> {
+    let bytes: &[u8; 24] = bytes.try_into().ok()?;
+    let half =
+        |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    Some(abi::Event {
+        kind: half(0),
+        subject: half(4),
+        cookie: word(&bytes[8..16]),
+        at_ns: word(&bytes[16..24]),
+    })
+}
+
+/// Reads a row only when nothing was being written: `begin` and `end` equal before and unchanged after.
+///
+/// A writer holds a row for nanoseconds on a CPU that is running, so a few tries are plenty; after 1,000 the
+/// words are taken as they are.
+fn settled(row: &[AtomicU64]) -> abi::Counters {
+    let load = |at: usize| row[at / 8].load(Relaxed);
+    let mut tries = 0;
+    loop {
+        let end = row[offset_of!(abi::Counters, end) / 8].load(Acquire);
+        let found = abi::Counters {
+            begin: load(offset_of!(abi::Counters, begin)),
+            started: load(offset_of!(abi::Counters, started)),
+            finished: load(offset_of!(abi::Counters, finished)),
+            started_sum_ns: load(offset_of!(abi::Counters, started_sum_ns)),
+            finished_sum_ns: load(offset_of!(abi::Counters, finished_sum_ns)),
+            reserved: [0; 2],
+            end,
+        };
+        fence(Acquire);
+        let begin = row[offset_of!(abi::Counters, begin) / 8].load(Relaxed);
+        tries += 1;
+        if begin == end || tries == 1_000 {
+            return found;
+        }
+        std::hint::spin_loop();
+    }
+}
+
+fn row(words: &Words, index: usize, width: usize) -> &[AtomicU64] {
+    &words.words()[index * width..][..width]
+}
+
+/// Eight bytes as the word they are in memory.
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(bytes);
+    u64::from_ne_bytes(word)
+}
+
+fn hash<K: aya::Pod, V: aya::Pod>(
+    pins: &Path,
+    name: &'static str,
+) -> Result<HashMap<MapData, K, V>, Error> {
+    let map = Map::HashMap(open(pins, name)?);
+    HashMap::try_from(map).map_err(|source| not_opened(pins, name, source))
+}
+
+fn open(pins: &Path, name: &'static str) -> Result<MapData, Error> {
+    MapData::from_pin(pins.join(name)).map_err(|source| not_opened(pins, name, source))
+}
+
+fn pinned(pins: &Path, name: &'static str) -> Result<OwnedFd, Error> {
+    sys::open_pin(&pins.join(name)).map_err(|source| Error::Share { name, source })
+}
+
+fn capacity(pins: &Path, name: &'static str) -> Result<usize, Error> {
+    let map = pinned(pins, name)?;
+    let shape = sys::map_shape(map.as_fd()).map_err(|source| Error::Share { name, source })?;
+    Ok(shape[3] as usize)
+}
+
+fn words(pins: &Path, name: &'static str, count: usize) -> Result<Words, Error> {
+    let map = pinned(pins, name)?;
+    Words::map(map.as_fd(), count).map_err(|source| Error::Share { name, source })
+}
+
+fn not_opened(pins: &Path, name: &'static str, source: MapError) -> Error {
+    Error::Open { name, pins: pins.to_owned(), source }
+}
+
+fn refused(name: &'static str, subject: impl std::fmt::Debug, source: MapError) -> Error {
+    Error::Write { name, subject: format!("{subject:?}"), source }
+}
+
+fn read(name: &'static str, source: MapError) -> Error {
+    Error::Read { name, source }
+}

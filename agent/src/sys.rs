@@ -1,0 +1,212 @@
+//! Shell: the agent's own system calls: bpf(2) for what the library lacks, memory shared with maps, the canary's fork.
+//!
+//! The only file of this crate with `unsafe`.
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+    ptr::NonNull,
+    sync::atomic::AtomicU64,
+};
+
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// The words of an mmapable array map, shared with the kernel half.
+pub struct Words {
+    start: NonNull<AtomicU64>,
+    count: usize,
+}
+
+// SAFETY: the memory is shared with the kernel anyway; every access is atomic.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl std::fmt::Debug for Words {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Words({})", self.count)
+    }
+}
+
+impl Words {
+    /// Maps the first `count` words of the array behind `map`, which must have been created mmapable.
+    pub fn map(map: BorrowedFd<'_>, count: usize) -> io::Result<Self> {
+        // SAFETY: a fresh shared mapping at an address of the kernel's choice; nothing else refers to it.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                count * 8,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                map.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self { start, count })
+    }
+
+    /// The words. Page-aligned, so each is aligned.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: `map` made exactly this many words readable and writable, and they stay so until `drop`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `map`, whose borrows have ended.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.count * 8) };
+    }
+}
+
+// Commands and layouts of bpf(2), from include/uapi/linux/bpf.h. Only what is used here.
+const BPF_OBJ_PIN: i32 = 6;
+const BPF_OBJ_GET: i32 = 7;
+const BPF_OBJ_GET_INFO_BY_FD: i32 = 15;
+const BPF_LINK_CREATE: i32 = 28;
+const BPF_LINK_UPDATE: i32 = 29;
+
+fn bpf<T>(command: i32, attr: &mut T) -> io::Result<i32> {
+    // SAFETY: `attr` is a live, writable `repr(C)` prefix of `union bpf_attr` of the size given; the kernel takes
+    // missing fields as zero. Pointers inside it come from borrows that outlive this call (see each caller).
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
+}
+
+fn owned(fd: i32) -> OwnedFd {
+    // SAFETY: `fd` was just returned by bpf(2) and belongs to nobody else.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+/// Attaches a program to a cgroup by a link. Since 5.7.
+pub fn link_create(
+    program: BorrowedFd<'_>,
+    cgroup: BorrowedFd<'_>,
+    attach_type: u32,
+) -> io::Result<OwnedFd> {
+    #[repr(C)]
+    struct Attr {
+        program: u32,
+        target: u32,
+        attach_type: u32,
+        flags: u32,
+    }
+    let mut attr = Attr {
+        program: program.as_raw_fd() as u32,
+        target: cgroup.as_raw_fd() as u32,
+        attach_type,
+        flags: 0,
+    };
+    bpf(BPF_LINK_CREATE, &mut attr).map(owned)
+}
+
+/// Puts `program` in the place of the link's present one, without a moment without either. Since 5.7.
+pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    #[repr(C)]
+    struct Attr {
+        link: u32,
+        program: u32,
+        flags: u32,
+        old_program: u32,
+    }
+    let mut attr = Attr {
+        link: link.as_raw_fd() as u32,
+        program: program.as_raw_fd() as u32,
+        flags: 0,
+        old_program: 0,
+    };
+    bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+}
+
+#[repr(C)]
+struct ObjAttr {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// Gives a link, map or program a name in a bpf filesystem.
+pub fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    let mut attr = ObjAttr { path: path.as_ptr() as u64, fd: fd.as_raw_fd() as u32, flags: 0 };
+    bpf(BPF_OBJ_PIN, &mut attr).map(drop)
+}
+
+/// Opens what stands under a name in a bpf filesystem.
+pub fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+    let path = c_path(path)?;
+    let mut attr = ObjAttr { path: path.as_ptr() as u64, fd: 0, flags: 0 };
+    bpf(BPF_OBJ_GET, &mut attr).map(owned)
+}
+
+/// Cgroup that a cgroup link is attached to; 0 once that cgroup is gone.
+pub fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
+    // struct bpf_link_info: type, id, program id, (padding), cgroup id, attach type.
+    let mut info = [0u64; 16];
+    object_info(link, &mut info)?;
+    Ok(info[2])
+}
+
+/// Type, key size, value size and capacity of a map.
+pub fn map_shape(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
+    // struct bpf_map_info: type, id, key size, value size, max entries, flags, …
+    let mut info = [0u64; 16];
+    object_info(map, &mut info)?;
+    let (kind, key, value) = (info[0] as u32, info[1] as u32, (info[1] >> 32) as u32);
+    Ok([kind, key, value, info[2] as u32])
+}
+
+fn object_info(fd: BorrowedFd<'_>, info: &mut [u64; 16]) -> io::Result<()> {
+    #[repr(C)]
+    struct Attr {
+        fd: u32,
+        length: u32,
+        info: u64,
+    }
+    let mut attr = Attr {
+        fd: fd.as_raw_fd() as u32,
+        length: size_of_val(info) as u32,
+        info: info.as_mut_ptr() as u64,
+    };
+    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
+}
+
+/// Cookie of the network namespace behind a socket; never reused while the machine runs. Since 5.14.
+pub fn netns_cookie(socket: impl AsFd) -> io::Result<u64> {
+    const SO_NETNS_COOKIE: i32 = 71;
+    let mut cookie = 0u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: both pointers are to live locals of the sizes given.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            std::ptr::from_mut(&mut cookie).cast(),
+            &mut length,
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
+}
+
+/// Lets the runtime wait until `inner` is readable.
+pub(crate) fn readable<T: AsFd + AsRawFd>(inner: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: `AsFd` proves that `inner` owns or borrows an open descriptor; every type used here gives the same
+    // one for as long as it lives, and `AsyncFd` owns it from now on.
+    let registered = unsafe { AsyncFd::register_with_interest(inner, Interest::READABLE) };
+    Ok(registered?)
+}

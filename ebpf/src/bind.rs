@@ -1,0 +1,102 @@
+//! A bind runs in its process's context: the place to learn whose listener it will be, and to widen loopback.
+
+use aya_ebpf::{bindings::bpf_sock_addr, helpers::generated::bpf_get_current_cgroup_id};
+use common::{
+    abi::{self, Conn, Listen, ListenKey},
+    flow,
+};
+
+use crate::{
+    context::{ALLOW, Address},
+    maps::{CONNS, LISTEN, PODS},
+};
+
+/// First byte of 127.0.0.0/8.
+const LOOPBACK_NET: u8 = 127;
+
+#[inline(always)]
+pub fn bind4(ctx: *mut bpf_sock_addr) -> i32 {
+    let ctx = Address(ctx);
+    if let Some(conn) = identify(ctx)
+        && ctx.four()[3] == u32::from_ne_bytes([LOOPBACK_NET, 0, 0, 1])
+        && may_widen(conn, ctx.port_be(), abi::FAMILY_V4)
+    {
+        ctx.set_four(&[0; 4]);
+        conn.flags = abi::CONN_WIDENED;
+    }
+    ALLOW
+}
+
+#[inline(always)]
+pub fn bind6(ctx: *mut bpf_sock_addr) -> i32 {
+    let ctx = Address(ctx);
+    if let Some(conn) = identify(ctx)
+        && ctx.six() == [0, 0, 0, 1u32.to_be()]
+        && may_widen(conn, ctx.port_be(), abi::FAMILY_V6)
+    {
+        ctx.set_six(&[0; 4]);
+        conn.flags = abi::CONN_WIDENED;
+    }
+    ALLOW
+}
+
+/// Leaves pod and namespace in the socket's storage, which what it accepts will inherit.
+#[inline(always)]
+fn identify(ctx: Address) -> Option<&'static mut Conn> {
+    if !ctx.is_tcp() {
+        return None;
+    }
+    let conn = CONNS.get_or_zero(ctx.socket())?;
+    conn.cookie = ctx.netns_cookie();
+    // SAFETY: takes nothing and always answers.
+    conn.cgroup = unsafe { bpf_get_current_cgroup_id() };
+    conn.flags = 0;
+    Some(conn)
+}
+
+/// Whether a loopback bind may become one to any address: the serving port of a registered pod, which nothing else in the
+/// namespace holds.
+///
+/// Other listeners that were widened in the same family share the port on purpose (SO_REUSEPORT) or meet the same
+/// EADDRINUSE as unwidened ones would. One family only: a program that binds 127.0.0.1 and ::1 one after the other would
+/// collide with itself, since `::` takes IPv4 too.
+#[inline(always)]
+fn may_widen(conn: &Conn, port_be: u16, family: u32) -> bool {
+    let port = u16::from_be(port_be);
+    // SAFETY: the fields are read at once.
+    let Some(pod) = (unsafe { PODS.get(&conn.cookie) }) else { return false };
+    if pod.port != port
+        || pod.flags & (abi::POD_WIDEN_BIND | abi::POD_LISTENS) != abi::POD_WIDEN_BIND
+    {
+        return false;
+    }
+    let key = ListenKey { cookie: conn.cookie, port: u32::from(port), reserved: 0 };
+    let Some(found) = entry(&key) else { return false };
+    // SAFETY: a live map value; single words.
+    unsafe {
+        let free = (*found).families & !family == 0 && (*found).open == (*found).widened;
+        if free {
+            (*found).families = family;
+        }
+        free
+    }
+}
+
+/// The entry of a namespace and port, made when there is none.
+#[inline(always)]
+pub fn entry(key: &ListenKey) -> Option<*mut Listen> {
+    const NOEXIST: u64 = 1;
+    if let Some(found) = LISTEN.get_ptr_mut(key) {
+        return Some(found);
+    }
+    let fresh = Listen { open: 0, widened: 0, loopback: 0, families: 0, since_ns: 0 };
+    let _lost_a_race_or_full = LISTEN.insert(key, &fresh, NOEXIST);
+    LISTEN.get_ptr_mut(key)
+}
+
+/// Whether a listener on this address is reachable from its own namespace only.
+#[inline(always)]
+pub fn is_loopback(words: &[u32; 4]) -> bool {
+    let mapped = flow::is_mapped(words) && words[3].to_ne_bytes()[0] == LOOPBACK_NET;
+    mapped || *words == [0, 0, 0, 1u32.to_be()]
+}

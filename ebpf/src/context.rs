@@ -1,0 +1,135 @@
+//! Access to `bpf_sock_addr`, word by word.
+//!
+//! The verifier refuses wide or merged accesses and pointers moved inside a context, both of which the compiler likes to
+//! make; volatile accesses of single fields keep it from that.
+
+use core::{ffi::c_void, mem::transmute, ptr};
+
+use aya_ebpf::{
+    bindings::bpf_sock_addr,
+    helpers::generated::{bpf_get_netns_cookie, bpf_set_retval},
+};
+use common::flow;
+
+/// Verdict: go on with whatever the address now is.
+pub const ALLOW: i32 = 1;
+/// Verdict: the call fails.
+pub const DENY: i32 = 0;
+
+const TCP: u32 = 6;
+const MPTCP: u32 = 262;
+const ECONNREFUSED: i32 = 111;
+
+/// Whether `bpf_set_retval` exists (5.18); without it a refusal is EPERM. Set by the agent before loading.
+#[unsafe(no_mangle)]
+static HAVE_SET_RETVAL: u8 = 0;
+
+/// The context of a connect, bind or getpeername.
+#[derive(Clone, Copy)]
+pub struct Address(pub *mut bpf_sock_addr);
+
+macro_rules! read {
+    ($ctx:expr, $field:ident $([$word:literal])?) => {
+        // SAFETY: the kernel hands in a live context, and this reads one word of it.
+        unsafe { ptr::read_volatile(ptr::addr_of!((*$ctx).$field$([$word])?)) }
+    };
+}
+
+macro_rules! write {
+    ($ctx:expr, $field:ident $([$word:literal])?, $value:expr) => {
+        // SAFETY: the kernel hands in a live context, and this writes one of the words it lets programs write.
+        unsafe { ptr::write_volatile(ptr::addr_of_mut!((*$ctx).$field$([$word])?), $value) }
+    };
+}
+
+impl Address {
+    /// Whether the socket speaks TCP (or MPTCP, which falls back to it).
+    #[inline(always)]
+    pub fn is_tcp(self) -> bool {
+        let protocol = read!(self.0, protocol);
+        protocol == TCP || protocol == MPTCP
+    }
+
+    /// IPv4 address as a mapped one, in memory order.
+    #[inline(always)]
+    pub fn four(self) -> [u32; 4] {
+        [0, 0, flow::MAPPED, read!(self.0, user_ip4)]
+    }
+
+    /// IPv6 address, in memory order.
+    #[inline(always)]
+    pub fn six(self) -> [u32; 4] {
+        [
+            read!(self.0, user_ip6[0]),
+            read!(self.0, user_ip6[1]),
+            read!(self.0, user_ip6[2]),
+            read!(self.0, user_ip6[3]),
+        ]
+    }
+
+    /// Port, network byte order.
+    #[inline(always)]
+    pub fn port_be(self) -> u16 {
+        read!(self.0, user_port) as u16
+    }
+
+    /// Puts an IPv4 address in place; only the last word counts.
+    #[inline(always)]
+    pub fn set_four(self, words: &[u32; 4]) {
+        write!(self.0, user_ip4, words[3]);
+    }
+
+    /// Puts an IPv6 address in place.
+    #[inline(always)]
+    pub fn set_six(self, words: &[u32; 4]) {
+        write!(self.0, user_ip6[0], words[0]);
+        write!(self.0, user_ip6[1], words[1]);
+        write!(self.0, user_ip6[2], words[2]);
+        write!(self.0, user_ip6[3], words[3]);
+    }
+
+    /// Puts a port in place, network byte order.
+    #[inline(always)]
+    pub fn set_port_be(self, port: u16) {
+        write!(self.0, user_port, u32::from(port));
+    }
+
+    /// The socket.
+    #[inline(always)]
+    pub fn socket(self) -> *mut c_void {
+        // SAFETY: a live context; the field is a pointer in every kernel that runs this program type with storage.
+        unsafe { (*self.0).__bindgen_anon_1.sk.cast() }
+    }
+
+    /// Cookie of the caller's network namespace.
+    #[inline(always)]
+    pub fn netns_cookie(self) -> u64 {
+        // SAFETY: the helper takes the context as it is.
+        unsafe { bpf_get_netns_cookie(self.0.cast()) }
+    }
+}
+
+/// Makes the call fail with ECONNREFUSED, or with EPERM on kernels before 5.18.
+#[inline(always)]
+pub fn refuse() -> i32 {
+    // SAFETY: a live static; volatile because the agent overwrites it before loading.
+    if unsafe { ptr::read_volatile(&HAVE_SET_RETVAL) } != 0 {
+        // SAFETY: takes a number. Where it is missing, the constant above is 0 and the verifier drops this branch.
+        unsafe { bpf_set_retval(-ECONNREFUSED) };
+    }
+    DENY
+}
+
+/// Address words as the bytes of a map key or value.
+#[inline(always)]
+pub fn bytes(words: [u32; 4]) -> [u8; 16] {
+    // SAFETY: same size, and every bit pattern is valid.
+    unsafe { transmute(words) }
+}
+
+/// Address bytes of a map value as words, in memory order.
+#[inline(always)]
+pub fn words(bytes: [u8; 16]) -> [u32; 4] {
+    // SAFETY: same size, and every bit pattern is valid.
+    unsafe { transmute(bytes) }
+}

@@ -1,0 +1,150 @@
+//! The kernel half's maps. Names, keys, values and capacities: `common/src/abi.rs`.
+
+use core::{ffi::c_void, ptr};
+
+use aya_ebpf::{
+    bindings::{
+        BPF_F_CLONE, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_map_type,
+    },
+    helpers::generated::{bpf_ktime_get_ns, bpf_sk_storage_get},
+    macros::{btf_map, map},
+    maps::{Array, HashMap, LruHashMap, RingBuf},
+};
+use common::abi;
+
+#[map]
+pub static FRONTENDS: HashMap<abi::FrontendKey, u32> =
+    HashMap::pinned(abi::FRONTENDS_MAX, BPF_F_NO_PREALLOC);
+#[map]
+pub static SVC_STATE: Array<u64> = Array::pinned(abi::SERVICES_MAX, BPF_F_MMAPABLE);
+#[map]
+pub static SVC_INFO: Array<u64> = Array::pinned(abi::SERVICES_MAX, BPF_F_MMAPABLE);
+#[map]
+pub static SLOTS: Array<u64> = Array::pinned(abi::SLOTS_MAX, BPF_F_MMAPABLE);
+#[map]
+pub static BACKENDS: Array<abi::Backend> = Array::pinned(abi::BACKENDS_MAX, BPF_F_MMAPABLE);
+#[map]
+pub static LISTEN: HashMap<abi::ListenKey, abi::Listen> =
+    HashMap::pinned(abi::LISTEN_MAX, BPF_F_NO_PREALLOC);
+#[map]
+pub static PODS: HashMap<u64, abi::Pod> = HashMap::pinned(abi::PODS_MAX, BPF_F_NO_PREALLOC);
+#[map]
+pub static POD_STATE: Array<abi::PodState> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);
+/// The agent sets the capacity to `PODS_MAX` rows for each possible CPU.
+#[map]
+pub static COUNTERS: Array<abi::Counters> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);
+/// As `COUNTERS`.
+#[map]
+pub static RESPONSES: Array<abi::Responses> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);
+#[map]
+pub static CONTROL: Array<u64> = Array::pinned(abi::CONTROL_WORDS, BPF_F_MMAPABLE);
+#[map]
+pub static EVENTS: RingBuf = RingBuf::pinned(abi::EVENTS_BYTES, 0);
+#[map]
+pub static KEPT: LruHashMap<abi::KeptKey, abi::Kept> = LruHashMap::pinned(abi::KEPT_MAX, 0);
+/// All zero: what a new entry of `KEPT` begins as. Too large for the stack.
+#[map]
+pub static BLANK: Array<abi::Kept> = Array::with_max_entries(1, 0);
+/// Not cloned: what a client asked for concerns its own socket only.
+#[btf_map]
+pub static CLIENTS: SocketStorage<abi::Client, { BPF_F_NO_PREALLOC as usize }> =
+    SocketStorage::new();
+/// Cloned: an accepted socket begins with what its listener knows.
+#[btf_map]
+pub static CONNS: SocketStorage<abi::Conn, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =
+    SocketStorage::new();
+
+/// Storage by socket (5.2; in connect and bind programs since 5.9). The library's own type has neither `BPF_F_CLONE` nor
+/// other contexts than `bpf_sock_addr`. The fields only leave their types in BTF, where the loader reads them.
+#[repr(C)]
+pub struct SocketStorage<T, const FLAGS: usize> {
+    r#type: *const [i32; bpf_map_type::BPF_MAP_TYPE_SK_STORAGE as usize],
+    key: *const i32,
+    value: *const T,
+    max_entries: *const [i32; 0],
+    map_flags: *const [i32; FLAGS],
+}
+
+// SAFETY: the fields are never read; the kernel keeps what stands behind the map.
+unsafe impl<T, const FLAGS: usize> Sync for SocketStorage<T, FLAGS> {}
+
+impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
+    const fn new() -> Self {
+        Self {
+            r#type: ptr::null(),
+            key: ptr::null(),
+            value: ptr::null(),
+            max_entries: ptr::null(),
+            map_flags: ptr::null(),
+        }
+    }
+
+    /// What `socket` remembers, if anything. `socket` must come from the program's context.
+    #[inline(always)]
+    pub fn get(&self, socket: *mut c_void) -> Option<&'static mut T> {
+        self.find(socket, 0)
+    }
+
+    /// What `socket` remembers, all zero at first; `None` when the kernel has no memory for it.
+    #[inline(always)]
+    pub fn get_or_zero(&self, socket: *mut c_void) -> Option<&'static mut T> {
+        self.find(socket, u64::from(BPF_SK_STORAGE_GET_F_CREATE))
+    }
+
+    #[inline(always)]
+    fn find(&self, socket: *mut c_void, flags: u64) -> Option<&'static mut T> {
+        if socket.is_null() {
+            return None;
+        }
+        let map = ptr::from_ref(self).cast_mut().cast();
+        // SAFETY: the verifier admits only a socket of the context here, and the value it answers lives as long as the
+        // program runs.
+        unsafe { bpf_sk_storage_get(map, socket, ptr::null_mut(), flags).cast::<T>().as_mut() }
+    }
+}
+
+/// Adds to a shared word, wrapping. The only atomic of BPF before 5.12.
+#[inline(always)]
+pub fn add(word: *mut u64, by: u64) {
+    // SAFETY: every caller passes a word of a map value, aligned and alive while the program runs.
+    unsafe {
+        core::intrinsics::atomic_xadd::<u64, u64, { core::intrinsics::AtomicOrdering::Relaxed }>(
+            word, by,
+        )
+    };
+}
+
+/// Adds to a shared half word, wrapping.
+#[inline(always)]
+pub fn add32(word: *mut u32, by: u32) {
+    // SAFETY: as in `add`.
+    unsafe {
+        core::intrinsics::atomic_xadd::<u32, u32, { core::intrinsics::AtomicOrdering::Relaxed }>(
+            word, by,
+        )
+    };
+}
+
+/// Counts in a word of `CONTROL`.
+#[inline(always)]
+pub fn note(word: u32) {
+    if let Some(word) = CONTROL.get_ptr_mut(word) {
+        add(word, 1);
+    }
+}
+
+/// CLOCK_MONOTONIC in ns.
+#[inline(always)]
+pub fn now() -> u64 {
+    // SAFETY: takes nothing and always answers.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// Sends an event. A full ring loses it and counts that: the agent re-reads the maps.
+#[inline(always)]
+pub fn announce(kind: u32, subject: u32, cookie: u64) {
+    let event = abi::Event { kind, subject, cookie, at_ns: now() };
+    if EVENTS.output::<abi::Event>(&event, 0).is_err() {
+        note(abi::CONTROL_DROPPED);
+    }
+}

@@ -1,0 +1,179 @@
+//! What happens to sockets of pods: they listen, accept, close.
+
+use core::{ffi::c_void, ptr};
+
+use aya_ebpf::{
+    bindings::{
+        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
+        BPF_SOCK_OPS_TCP_LISTEN_CB, BPF_TCP_CLOSE, BPF_TCP_LISTEN, bpf_sock_ops,
+    },
+    helpers::generated::{bpf_get_netns_cookie, bpf_sock_ops_cb_flags_set},
+};
+use common::{
+    abi::{self, Conn, ListenKey},
+    flow,
+};
+
+use crate::{
+    bind::{entry, is_loopback},
+    count,
+    maps::{CONNS, PODS, add32, announce, note, now},
+};
+
+const AF_INET6: u32 = 10;
+/// sock_ops programs always answer this.
+const OK: u32 = 1;
+
+/// Whether sock_ops may ask for a netns cookie (5.15); without it, only sockets that `bind` identified are known. Set by
+/// the agent before loading.
+#[unsafe(no_mangle)]
+static HAVE_SOCK_OPS_COOKIE: u8 = 0;
+
+#[inline(always)]
+pub fn changed(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: the kernel hands in a live context.
+    match unsafe { (*ops).op } {
+        BPF_SOCK_OPS_TCP_LISTEN_CB => listening(ops),
+        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => established(ops),
+        BPF_SOCK_OPS_STATE_CB => state(ops),
+        _ => {}
+    }
+    OK
+}
+
+#[inline(always)]
+fn listening(ops: *mut bpf_sock_ops) {
+    let Some(conn) = identified(ops) else { return };
+    conn.slot = 0;
+    let Some(found) = entry(&key(ops, conn)) else {
+        return note(abi::CONTROL_LISTEN_FULL);
+    };
+    watch(ops);
+    // SAFETY: a live map value; single words.
+    unsafe {
+        (*found).since_ns = now();
+        if is_loopback(&local(ops)) {
+            conn.flags = abi::CONN_LOOPBACK;
+            add32(&raw mut (*found).loopback, 1);
+        } else {
+            if conn.flags & abi::CONN_WIDENED != 0 {
+                add32(&raw mut (*found).widened, 1);
+            }
+            conn.flags = conn.flags & abi::CONN_WIDENED | abi::CONN_LISTENS;
+            add32(&raw mut (*found).open, 1);
+        }
+    }
+    announce(abi::EVENT_LISTEN, port(ops), conn.cookie);
+}
+
+/// A connection was accepted. It has its listener's storage, or none when its listener has none.
+#[inline(always)]
+fn established(ops: *mut bpf_sock_ops) {
+    let Some(conn) = identified(ops) else { return };
+    conn.slot = 0;
+    conn.flags = 0;
+    // SAFETY: the fields are read at once.
+    let Some(pod) = (unsafe { PODS.get(&conn.cookie) }) else { return };
+    if u32::from(pod.port) == port(ops) {
+        conn.slot = pod.slot;
+        conn.flags = abi::CONN_OPEN;
+        watch(ops);
+        count::opened(ops, conn);
+    }
+}
+
+#[inline(always)]
+fn state(ops: *mut bpf_sock_ops) {
+    // SAFETY: a live context; STATE_CB comes with the old and the new state.
+    let (old, new) = unsafe { ((*ops).__bindgen_anon_1.args[0], (*ops).__bindgen_anon_1.args[1]) };
+    if new != BPF_TCP_CLOSE {
+        return;
+    }
+    let Some(conn) = CONNS.get(socket(ops)) else { return };
+    // Children inherit the listener's flags, and may close before they are established: the state tells them apart.
+    if old == BPF_TCP_LISTEN {
+        stopped(ops, conn);
+    } else if conn.flags & abi::CONN_OPEN != 0 {
+        conn.flags = 0;
+        count::closed(ops, conn);
+    }
+}
+
+#[inline(always)]
+fn stopped(ops: *mut bpf_sock_ops, conn: &mut Conn) {
+    const LESS: u32 = 1u32.wrapping_neg();
+    let counted = conn.flags & (abi::CONN_LISTENS | abi::CONN_LOOPBACK) != 0;
+    let Some(found) = entry(&key(ops, conn)).filter(|_| counted) else { return };
+    // SAFETY: a live map value; single words.
+    unsafe {
+        if conn.flags & abi::CONN_LOOPBACK != 0 {
+            add32(&raw mut (*found).loopback, LESS);
+        } else {
+            add32(&raw mut (*found).open, LESS);
+            if conn.flags & abi::CONN_WIDENED != 0 {
+                add32(&raw mut (*found).widened, LESS);
+            }
+        }
+        if (*found).open == 0 {
+            (*found).families = 0;
+        }
+    }
+    conn.flags &= abi::CONN_WIDENED;
+    announce(abi::EVENT_CLOSED, port(ops), conn.cookie);
+}
+
+/// What the socket remembers, with its namespace known.
+#[inline(always)]
+fn identified(ops: *mut bpf_sock_ops) -> Option<&'static mut Conn> {
+    let conn = CONNS.get_or_zero(socket(ops))?;
+    // SAFETY: a live static; volatile because the agent overwrites it before loading.
+    if conn.cookie == 0 && unsafe { ptr::read_volatile(&HAVE_SOCK_OPS_COOKIE) } != 0 {
+        // SAFETY: the helper takes the context as it is. Where it is missing, the verifier drops this branch.
+        conn.cookie = unsafe { bpf_get_netns_cookie(ops.cast()) };
+    }
+    (conn.cookie != 0).then_some(conn)
+}
+
+/// Asks for a call at each change of the socket's state.
+#[inline(always)]
+fn watch(ops: *mut bpf_sock_ops) {
+    // SAFETY: a live context. Other programs' flags are kept.
+    unsafe {
+        let flags = (*ops).bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG;
+        bpf_sock_ops_cb_flags_set(ops, flags as i32);
+    }
+}
+
+#[inline(always)]
+fn key(ops: *mut bpf_sock_ops, conn: &Conn) -> ListenKey {
+    ListenKey { cookie: conn.cookie, port: port(ops), reserved: 0 }
+}
+
+#[inline(always)]
+fn port(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: a live context.
+    unsafe { ptr::read_volatile(&raw const (*ops).local_port) }
+}
+
+#[inline(always)]
+fn socket(ops: *mut bpf_sock_ops) -> *mut c_void {
+    // SAFETY: a live context; the field is a pointer in every kernel that has socket storage for sock_ops.
+    unsafe { (*ops).__bindgen_anon_2.sk.cast() }
+}
+
+/// Local address in memory order, IPv4 as mapped.
+#[inline(always)]
+fn local(ops: *mut bpf_sock_ops) -> [u32; 4] {
+    // SAFETY: a live context; each word is read by itself, as the verifier wants.
+    unsafe {
+        if ptr::read_volatile(&raw const (*ops).family) != AF_INET6 {
+            return [0, 0, flow::MAPPED, ptr::read_volatile(&raw const (*ops).local_ip4)];
+        }
+        [
+            ptr::read_volatile(&raw const (*ops).local_ip6[0]),
+            ptr::read_volatile(&raw const (*ops).local_ip6[1]),
+            ptr::read_volatile(&raw const (*ops).local_ip6[2]),
+            ptr::read_volatile(&raw const (*ops).local_ip6[3]),
+        ]
+    }
+}
