@@ -33,6 +33,7 @@ impl Server {
         http.timer(TokioTimer::new())
             .header_read_timeout(bounds.head_timeout)
             .max_buf_size(bounds.head_bytes)
+            .max_header_size(bounds.head_bytes)
             .auto_date_header(false);
         Self { gateway, http }
     }

@@ -1,0 +1,304 @@
+//! Messages of every shape pass unharmed; bad ones harm nobody else.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod harness;
+
+use std::{net::SocketAddr, time::Duration};
+
+use harness::{GET, LONG, OK, World, read_head, read_until, rest, server, until};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+
+const MIB: usize = 1 << 20;
+
+/// A pod for one connection, handled by `each` once a head was read.
+async fn pod<F: Future<Output = ()> + Send>(
+    each: impl FnOnce(TcpStream, String) -> F + Send + 'static,
+) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let head = read_head(&mut stream).await;
+        each(stream, head).await;
+    });
+    address
+}
+
+/// What a client sees when a pod gives `answer` to `request`.
+async fn answered(request: &str, answer: &'static str) -> String {
+    let mut world = World::new().await;
+    let pod = server(answer, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    world.exchange(request).await
+}
+
+#[tokio::test]
+async fn a_large_body_is_carried_up_without_being_held() {
+    let mut world = World::new().await;
+    let (go, wait) = tokio::sync::oneshot::channel::<()>();
+    let at = pod(move |mut stream, _| async move {
+        wait.await.unwrap();
+        let (mut got, mut buffer) = (0, vec![0; MIB]);
+        while got < 64 * MIB {
+            got += stream.read(&mut buffer).await.unwrap();
+        }
+        let text = format!("HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{got}");
+        stream.write_all(text.as_bytes()).await.unwrap();
+    })
+    .await;
+    world.ready("p", at);
+    let mut client = world.connect().await;
+    let head = format!(
+        "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        64 * MIB
+    );
+    client.write_all(head.as_bytes()).await.unwrap();
+    let (chunk, mut sent) = (vec![b'x'; MIB], 0);
+    // The pod reads nothing yet: what goes in is only what sockets hold.
+    while let Ok(count) =
+        tokio::time::timeout(Duration::from_millis(300), client.write(&chunk)).await
+    {
+        sent += count.unwrap();
+    }
+    assert!(sent < 32 * MIB, "{sent} bytes were taken in");
+    go.send(()).unwrap();
+    while sent < 64 * MIB {
+        sent += client.write(&chunk[..MIB.min(64 * MIB - sent)]).await.unwrap();
+    }
+    assert!(rest(&mut client).await.ends_with("67108864"));
+}
+
+#[tokio::test]
+async fn a_large_body_is_carried_down_without_being_held() {
+    let mut world = World::new().await;
+    let (blocked, is_blocked) = tokio::sync::oneshot::channel();
+    let at = pod(move |mut stream, _| async move {
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", 64 * MIB);
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let (chunk, mut sent) = (vec![b'x'; MIB], 0);
+        let write = async |stream: &mut TcpStream, sent: usize| {
+            stream.write(&chunk[..MIB.min(64 * MIB - sent)]).await.unwrap()
+        };
+        while let Ok(count) =
+            tokio::time::timeout(Duration::from_millis(300), write(&mut stream, sent)).await
+        {
+            sent += count;
+        }
+        blocked.send(sent).unwrap();
+        while sent < 64 * MIB {
+            sent += write(&mut stream, sent).await;
+        }
+        stream.read_u8().await.ok();
+    })
+    .await;
+    world.ready("p", at);
+    let mut client = world.connect().await;
+    client.write_all(GET.as_bytes()).await.unwrap();
+    let held = is_blocked.await.unwrap();
+    assert!(held < 32 * MIB, "{held} bytes were taken in");
+    read_head(&mut client).await;
+    let mut body = Vec::new();
+    client.read_to_end(&mut body).await.unwrap();
+    assert_eq!(body.len(), 64 * MIB);
+}
+
+#[tokio::test]
+async fn answers_without_a_body_end_at_their_head() {
+    let head = "HEAD / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    let told = answered(head, "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n").await;
+    assert!(told.contains("content-length: 5\r\n") && told.ends_with("\r\n\r\n"), "{told}");
+    for answer in [
+        "HTTP/1.1 204 No Content\r\n\r\n",
+        "HTTP/1.1 304 Not Modified\r\netag: \"a\"\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n",
+    ] {
+        let told = answered(GET, answer).await;
+        assert!(told.starts_with("HTTP/1.1 ") && told.ends_with("\r\n\r\n"), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn after_an_answer_without_a_body_the_connection_serves_the_next() {
+    let mut world = World::new().await;
+    let pod = server("HTTP/1.1 204 No Content\r\n\r\n", Duration::ZERO).await;
+    world.ready("p", pod.address);
+    let mut client = world.connect().await;
+    for _ in 0..10 {
+        client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        assert!(read_head(&mut client).await.starts_with("HTTP/1.1 204"));
+    }
+    assert_eq!((pod.requests(), pod.connections()), (10, 1));
+}
+
+#[tokio::test]
+async fn chunks_and_trailers_pass_in_both_directions() {
+    let mut world = World::new().await;
+    let at = pod(|mut stream, head| async move {
+        assert!(head.contains("transfer-encoding: chunked\r\n"), "{head}");
+        let body = read_until(&mut stream, "x-sum: 1\r\n\r\n").await;
+        assert!(body.contains("hello"), "{body}");
+        let answer = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-end\r\n\r\n\
+                      5\r\nworld\r\n0\r\nx-end: 2\r\n\r\n";
+        stream.write_all(answer.as_bytes()).await.unwrap();
+        stream.read_u8().await.ok();
+    })
+    .await;
+    world.ready("p", at);
+    let request = "POST / HTTP/1.1\r\nhost: a\r\nte: trailers\r\nconnection: close, te\r\n\
+                   transfer-encoding: chunked\r\ntrailer: x-sum\r\n\r\n5\r\nhello\r\n0\r\nx-sum: 1\r\n\r\n";
+    let answer = world.exchange(request).await;
+    assert!(answer.contains("world") && answer.ends_with("x-end: 2\r\n\r\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn an_answer_that_ends_at_close_reaches_the_client_whole() {
+    let mut world = World::new().await;
+    let at = pod(|mut stream, _| async move {
+        stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nall of it").await.unwrap();
+    })
+    .await;
+    world.ready("p", at);
+    let old = "GET / HTTP/1.0\r\nhost: a\r\n\r\n";
+    assert!(world.exchange(old).await.ends_with("\r\n\r\nall of it"));
+}
+
+#[tokio::test]
+async fn an_upgraded_connection_carries_bytes_both_ways() {
+    let mut world = World::new().await;
+    let at = pod(|mut stream, head| async move {
+        assert!(head.contains("upgrade: websocket\r\n"), "{head}");
+        let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhi";
+        stream.write_all(answer.as_bytes()).await.unwrap();
+        let (mut from, mut to) = stream.split();
+        tokio::io::copy(&mut from, &mut to).await.unwrap();
+    })
+    .await;
+    let mut client = world.connect().await;
+    let request = "GET / HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n";
+    client.write_all(request.as_bytes()).await.unwrap();
+    world.waiting(1).await;
+    world.ready("p", at);
+    assert!(read_head(&mut client).await.starts_with("HTTP/1.1 101 "));
+    client.write_all(b"echo").await.unwrap();
+    assert_eq!(read_until(&mut client, "echo").await, "hiecho");
+    client.shutdown().await.unwrap();
+    assert_eq!(rest(&mut client).await, "");
+}
+
+#[tokio::test]
+async fn the_first_of_two_requests_sent_at_once_is_answered_first() {
+    let mut world = World::new().await;
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    let two =
+        "GET /1 HTTP/1.1\r\nhost: a\r\n\r\nGET /2 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    assert_eq!(world.exchange(two).await.matches("hello").count(), 2);
+    assert!(pod.heads().find("/1").unwrap() < pod.heads().find("/2").unwrap());
+}
+
+#[tokio::test]
+async fn malformed_and_oversize_heads_are_refused_and_harm_nobody() {
+    let mut world = World::with(|config| config.head_timeout_ms = 100).await;
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    let mut kept = world.connect().await;
+    kept.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n").await.unwrap();
+    let long = format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "y".repeat(70_000));
+    let none = "GET / HTTP/1.1\r\n\r\n";
+    let both = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n";
+    for (request, code) in
+        [("nonsense\r\n\r\n", "400"), (long.as_str(), "431"), (both, "400"), (none, "400")]
+    {
+        let mut client = world.connect().await;
+        client.write_all(request.as_bytes()).await.ok();
+        let answer = read_head(&mut client).await;
+        assert_eq!(answer.get(9..12), Some(code), "{request:.40} {answer}");
+    }
+    let slow = tokio::time::timeout(LONG, rest(&mut kept)).await.unwrap();
+    assert_eq!(slow, "", "a head that does not come to its end is given up");
+    assert!(world.exchange(GET).await.ends_with("hello"));
+    assert_eq!((pod.requests(), world.waited()), (1, (0, 0)));
+}
+
+#[tokio::test]
+async fn a_body_that_makes_no_sense_is_the_clients_fault() {
+    let mut world = World::new().await;
+    let at = pod(|mut stream, _| async move {
+        stream.read_to_end(&mut Vec::new()).await.ok();
+    })
+    .await;
+    world.ready("p", at);
+    let request = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n";
+    assert_eq!(world.exchange(request).await.get(9..12), Some("400"));
+}
+
+#[tokio::test]
+async fn a_half_closed_client_is_gone_and_frees_its_place() {
+    let mut world = World::new().await;
+    let mut client = world.connect().await;
+    client.write_all(GET.as_bytes()).await.unwrap();
+    world.waiting(1).await;
+    client.shutdown().await.unwrap();
+    world.waiting(0).await;
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    assert!(world.exchange(GET).await.ends_with("hello"));
+    assert_eq!((pod.requests(), world.waited()), (1, (1, 1)));
+}
+
+#[tokio::test]
+async fn a_client_that_goes_during_the_answer_frees_the_pods_place() {
+    let mut world = World::new().await;
+    world.change(|table| {
+        table.revisions.get_mut(&harness::revision()).unwrap().container_concurrency = 1;
+    });
+    let endless = "HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nhello";
+    let pod = server(endless, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    for count in 1..=3 {
+        let mut client = world.connect().await;
+        client.write_all(GET.as_bytes()).await.unwrap();
+        read_head(&mut client).await;
+        assert_eq!(pod.requests(), count);
+    }
+}
+
+#[tokio::test]
+async fn a_stop_lets_requests_in_flight_end() {
+    let mut world = World::new().await;
+    let pod = server(OK, Duration::from_millis(50)).await;
+    world.ready("p", pod.address);
+    let mut client = world.connect().await;
+    client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    until(|| pod.requests() == 1).await;
+    world.shutdown.cancel();
+    let answer = rest(&mut client).await;
+    assert!(answer.ends_with("hello") && answer.contains("connection: close"), "{answer}");
+    let tasks = &world.activator.gateway.tasks;
+    tasks.close();
+    tokio::time::timeout(LONG, tasks.wait()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_burst_dials_at_most_half_the_backlog_before_the_first_answer() {
+    let mut world = World::with(|config| config.pod_backlog = 8).await;
+    let pod = server(OK, Duration::from_millis(1)).await;
+    let mut clients = Vec::new();
+    for _ in 0..100 {
+        let mut client = world.connect().await;
+        client.write_all(GET.as_bytes()).await.unwrap();
+        clients.push(client);
+    }
+    world.waiting(100).await;
+    world.ready("p", pod.address);
+    assert!(world.metric("rouse_activator_dials_total") <= 4.0);
+    for mut client in clients {
+        assert!(rest(&mut client).await.ends_with("hello"));
+    }
+    assert_eq!(pod.requests(), 100);
+    assert_eq!(world.metric("rouse_activator_dial_repeats_total"), 0.0);
+}
