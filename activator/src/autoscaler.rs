@@ -48,6 +48,7 @@ impl Usage {
 
     /// The revision is no more.
     pub fn gone(&self, revision: &Name) {
+        self.changed.lock().unwrap_or_else(PoisonError::into_inner).remove(revision);
         self.outbox.remove(&key(revision));
     }
 

@@ -24,8 +24,9 @@ pub async fn follow(
 ) {
     let outbox = Outbox::new();
     let watch = link.watch_routes(|view, changed| {
-        gateway.routes.apply(&view.table, changed);
-        ports.apply();
+        if gateway.routes.apply(&view.table, changed) {
+            ports.apply();
+        }
         gateway.metrics.routes_version.set(i64::try_from(view.version).unwrap_or(i64::MAX));
         outbox.set(PodKey::Applied, PodItem::Applied(view.version));
         if !seen.swap(true, Ordering::Relaxed) {

@@ -89,7 +89,7 @@ impl Gateway {
         let response = match self.answer(request, door, client).await {
             Ok(response) => response,
             Err(failure) => {
-                info!(?door, %client, code = failure.status().as_u16(), %failure, "request failed");
+                note(door, client, &failure);
                 failure.response(Reply::own)
             }
         };
@@ -253,6 +253,23 @@ async fn tunnel(
             info!(pod = %place.pod.uid, "upgraded connection ended: request timeout");
         }
         () = stop.cancelled() => {}
+    }
+}
+
+/// Refusals that a flood of requests would repeat are only counted.
+fn note(door: Door, client: IpAddr, failure: &Failure) {
+    let code = failure.status().as_u16();
+    match failure {
+        Failure::Timeout | Failure::Dial { .. } | Failure::Broken { .. } => {
+            info!(?door, %client, code, %failure, "request failed");
+        }
+        Failure::UnknownService(_)
+        | Failure::NoTarget(_)
+        | Failure::UnknownRevision(_)
+        | Failure::QueueFull
+        | Failure::BadRequest(_)
+        | Failure::Connect
+        | Failure::ShuttingDown => debug!(?door, %client, code, %failure, "request refused"),
     }
 }
 

@@ -143,6 +143,7 @@ impl Activator {
         loop {
             tick.tick().await;
             self.ports.retry();
+            self.gateway.routes.forget_left();
             for revision in self.gateway.routes.revisions() {
                 revision.prune();
             }

@@ -125,9 +125,16 @@ impl Pod {
         FIRST_RETRY * 2u32.pow(before.min(RETRY_DOUBLINGS))
     }
 
-    /// Whether the pod takes requests; if not, no connection to it is kept idle, so that it may drain.
+    /// Whether the pod takes requests; if not, no connection to it is kept idle, so that it may drain, and
+    /// requests that still wait for one look elsewhere.
     pub fn set_open(&self, open: bool) {
-        self.pool().set_closed(!open);
+        if open {
+            return self.pool().open();
+        }
+        let wanting = self.pool().close();
+        for whom in wanting {
+            let _ = whom.send(Err(DialError(Arc::new(io::Error::other("pod is leaving")))));
+        }
     }
 
     /// Ends connections that lay idle too long.

@@ -119,12 +119,17 @@ impl<C, W> Pool<C, W> {
         self.idle.retain(keep);
     }
 
-    /// Whether the pod takes no new requests: then no connection is kept idle.
-    pub fn set_closed(&mut self, closed: bool) {
-        self.closed = closed;
-        if closed {
-            self.idle.clear();
-        }
+    /// The pod takes requests.
+    pub fn open(&mut self) {
+        self.closed = false;
+    }
+
+    /// The pod takes no new requests: no connection is kept idle. Returns everyone who waits for one: they
+    /// look for another pod.
+    pub fn close(&mut self) -> VecDeque<W> {
+        self.closed = true;
+        self.idle.clear();
+        std::mem::take(&mut self.wanting)
     }
 
     /// Connections that lie idle.
@@ -191,10 +196,11 @@ mod tests {
 
     #[test]
     fn a_closed_pool_keeps_nothing_idle() {
-        let mut pool = Pool::<_, u8>::new(2);
+        let mut pool = Pool::new(2);
         assert_eq!(pool.on_free(1).hand, None);
-        pool.set_closed(true);
-        assert_eq!(pool.on_free(2).hand, None);
+        assert_eq!(pool.want("a"), 1);
+        assert_eq!(pool.close(), ["a"]);
+        assert_eq!(pool.on_dialled(2).hand, None);
         assert_eq!(pool.idle(), 0);
     }
 

@@ -24,6 +24,8 @@ struct Index {
     by_port: HashMap<u16, Arc<Service>>,
     by_host: HashMap<String, Arc<Service>>,
     revisions: HashMap<Name, Arc<Revision>>,
+    /// Revisions the table lacks, for which requests still wait: it may name them again.
+    leaving: HashMap<Name, Arc<Revision>>,
     /// Pods by revision, as the table has them.
     pods_of: BTreeMap<Name, BTreeSet<String>>,
     revision_of: HashMap<String, Name>,
@@ -60,14 +62,31 @@ impl Routes {
         self.read().by_port.keys().copied().collect()
     }
 
+    /// Forgets revisions that the table lacks once nobody waits for them.
+    pub fn forget_left(&self) {
+        if self.read().leaving.is_empty() {
+            return;
+        }
+        self.write().leaving.retain(|name, revision| {
+            let waits = revision.waiting() > 0;
+            if !waits {
+                self.settings.usage.gone(name);
+            }
+            waits
+        });
+    }
+
     /// Takes over what changed in `table`. Requests that wait for a pod that is ready now go at once.
-    pub fn apply(&self, table: &RouteTable, changed: &BTreeSet<RouteKey>) {
-        let mut revisions = BTreeSet::new();
+    /// Returns whether other ports than before should be open.
+    pub fn apply(&self, table: &RouteTable, changed: &BTreeSet<RouteKey>) -> bool {
+        let (mut revisions, mut other_ports) = (BTreeSet::new(), false);
         {
             let mut index = self.write();
             for key in changed {
                 match key {
-                    RouteKey::Service(name) => index.set_service(name, table.services.get(name)),
+                    RouteKey::Service(name) => {
+                        other_ports |= index.set_service(name, table.services.get(name));
+                    }
                     RouteKey::Revision(name) => drop(revisions.insert(name.clone())),
                     RouteKey::Pod(uid) => revisions.extend(index.set_pod(uid, table.pods.get(uid))),
                     RouteKey::Activator(_) => {}
@@ -77,6 +96,7 @@ impl Routes {
         for name in revisions {
             self.update(&name, table);
         }
+        other_ports
     }
 
     fn update(&self, name: &Name, table: &RouteTable) {
@@ -89,6 +109,7 @@ impl Routes {
         let pods: Vec<&Pod> = uids.iter().filter_map(|uid| table.pods.get(uid)).collect();
         match revision {
             Some(revision) => revision.update(told, &pods),
+            None if self.read().leaving.contains_key(name) => {}
             None => self.settings.usage.gone(name),
         }
     }
@@ -103,19 +124,26 @@ impl Routes {
 }
 
 impl Index {
-    fn set_service(&mut self, name: &Name, told: Option<&Service>) {
-        if let Some(old) = self.services.remove(name) {
+    /// Returns whether its port is another one than before.
+    fn set_service(&mut self, name: &Name, told: Option<&Service>) -> bool {
+        let old = self.services.remove(name);
+        if let Some(old) = &old {
             // Another service may have taken over port or host in the same batch.
-            self.by_port.retain(|_, it| !Arc::ptr_eq(it, &old));
-            self.by_host.retain(|_, it| !Arc::ptr_eq(it, &old));
+            let port = old.activator_port.get();
+            remove_own(&mut self.by_port, &port, old);
+            for host in &old.hosts {
+                remove_own(&mut self.by_host, host, old);
+            }
         }
-        let Some(told) = told else { return };
+        let port_before = old.map(|it| it.activator_port);
+        let Some(told) = told else { return port_before.is_some() };
         let service = Arc::new(told.clone());
         self.by_port.insert(service.activator_port.get(), Arc::clone(&service));
         for host in &service.hosts {
             self.by_host.insert(host.clone(), Arc::clone(&service));
         }
         self.services.insert(name.clone(), service);
+        port_before != Some(told.activator_port)
     }
 
     /// Returns the revisions whose pods have changed.
@@ -138,7 +166,7 @@ impl Index {
         touched
     }
 
-    /// The revision as requests see it. One that the table lacks goes; requests that wait there stay until
+    /// The revision as requests see it. One that the table lacks leaves; requests that wait there stay until
     /// their time is up or it comes back.
     fn meet(
         &mut self,
@@ -147,10 +175,27 @@ impl Index {
         settings: &RevisionSettings,
     ) -> Option<Arc<Revision>> {
         if told.is_none() {
-            self.revisions.remove(name).inspect(|gone| gone.update(None, &[]));
+            let gone = self.revisions.remove(name)?;
+            gone.update(None, &[]);
+            if gone.waiting() > 0 {
+                self.leaving.insert(name.clone(), gone);
+            }
             return None;
+        }
+        if let Some(back) = self.leaving.remove(name) {
+            self.revisions.insert(name.clone(), back);
         }
         let fresh = || Arc::new(Revision::new(name.clone(), settings.clone()));
         Some(Arc::clone(self.revisions.entry(name.clone()).or_insert_with(fresh)))
+    }
+}
+
+fn remove_own<K: Eq + std::hash::Hash>(
+    index: &mut HashMap<K, Arc<Service>>,
+    key: &K,
+    own: &Arc<Service>,
+) {
+    if index.get(key).is_some_and(|it| Arc::ptr_eq(it, own)) {
+        index.remove(key);
     }
 }

@@ -332,3 +332,37 @@ async fn knatives_probes_are_answered() {
             .ends_with("unexpected probe header value: \"queue\"")
     );
 }
+
+#[tokio::test]
+async fn who_waits_for_a_revision_that_comes_back_is_served() {
+    let mut world = World::new().await;
+    let pod = server(OK, Duration::ZERO).await;
+    let mut stream = world.connect().await;
+    stream.write_all(GET.as_bytes()).await.unwrap();
+    world.waiting(1).await;
+    world.change(|table| drop(table.revisions.remove(&revision())));
+    assert_eq!(status(&world.exchange(GET).await), "404");
+    world.change(|table| drop(table.revisions.insert(revision(), hello_1())));
+    world.ready("p", pod.address);
+    assert_eq!(status(&rest(&mut stream).await), "200");
+}
+
+#[tokio::test]
+async fn a_pod_that_leaves_while_it_is_dialled_does_not_keep_its_requests() {
+    let mut world = World::new().await;
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let full = socket.listen(1).unwrap();
+    let at = full.local_addr().unwrap();
+    let _plugs = [harness_connect(at).await, harness_connect(at).await];
+    world.ready("full", at);
+    let mut stream = world.connect().await;
+    stream.write_all(GET.as_bytes()).await.unwrap();
+    until(|| world.metric("rouse_activator_dials_total") > 0.0).await;
+    world.change(|table| table.pods.clear());
+    world.waiting(1).await;
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    assert_eq!(status(&rest(&mut stream).await), "200");
+    assert_eq!(world.waited(), (1, 1));
+}
