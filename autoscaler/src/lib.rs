@@ -1,1 +1,84 @@
-//! To come.
+//! The autoscaler: usage → wanted pods and path, by Knative's KPA.
+//!
+//! ```text
+//! agents, activators ──UsageReport──▶ agents ─▶ usage ─▶ window ─▶ decide ─▶ zero ─▶ controller ──ScaleDecision──▶
+//! controller ──RouteTable──▶ controller ─────────────────────────────┘ policies, pods
+//! ```
+//!
+//! | module | | what |
+//! |---|---|---|
+//! | [`window`] | pure | load by the second → stable and panic averages |
+//! | [`usage`] | pure | running totals from many senders → load by the second |
+//! | [`decide`] | pure | averages → wished pods, panic, burst capacity |
+//! | [`zero`] | pure | bounds, `Active` condition, the way to zero |
+//! | [`revision`] | pure | one revision: the four above, and when to evaluate |
+//! | [`fleet`] | pure | all revisions: senders, routes, who is due |
+//! | [`agents`] | shell | the Usage service |
+//! | [`controller`] | shell | routes in, decisions out |
+//!
+//! Nothing runs for a sleeping revision: it has no timer, and news of it is decided in the task that receives
+//! it. It never talks to Kubernetes; losing it leaves the last decisions in force.
+
+use std::sync::Arc;
+
+use common::{
+    admin::AdminError,
+    link::{Link, LinkError},
+    wire::{Role, Subscriber},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+pub mod admin;
+pub mod agents;
+pub mod config;
+pub mod controller;
+pub mod decide;
+pub mod fleet;
+pub mod revision;
+pub mod usage;
+pub mod window;
+pub mod zero;
+
+pub use config::Config;
+
+/// Why the autoscaler could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A setting is out of range.
+    #[error("bad configuration")]
+    Config(#[from] config::BadConfig),
+    /// The Usage service failed.
+    #[error("cannot receive usage")]
+    Usage(#[from] LinkError),
+    /// The admin port failed.
+    #[error("cannot serve admin endpoints")]
+    Admin(#[from] AdminError),
+}
+
+/// Runs the autoscaler until `shutdown`.
+pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
+    config.validate()?;
+    info!(?config, "autoscaler starts");
+    let who = Subscriber { role: Role::Autoscaler, name: config.name.clone(), node: String::new() };
+    let link = |to: &str| Arc::new(Link::new(to, who.clone(), shutdown.clone()));
+    let (routes, decisions) = (link(&config.controller), link(&config.controller));
+    let brain = Arc::new(controller::Brain::new(config.tick()));
+    let admin = admin::admin(Arc::clone(&brain), Arc::clone(&routes));
+    let usage =
+        async { Ok(agents::serve(&config.usage, Arc::clone(&brain), shutdown.clone()).await?) };
+    let pages = common::admin::serve(config.admin, admin, axum::Router::new(), shutdown.clone());
+    let pages = async { Ok::<(), Error>(pages.await?) };
+    let streams = async {
+        let outbox = brain.outbox();
+        tokio::join!(
+            controller::follow(&routes, &brain),
+            decisions.decide(outbox),
+            brain.keep_time(&shutdown),
+        );
+        Ok(())
+    };
+    tokio::try_join!(usage, pages, streams)?;
+    info!("autoscaler stopped");
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! Decisions a second and memory a sleeping service, without sockets.
+//!
+//! `cargo bench -p autoscaler`: 10,000 sleeping revisions, one waiting request for each; each report is a
+//! decision. Prints one JSON row a figure, as `cargo xtask bench` collects them.
+
+use std::{
+    collections::BTreeSet,
+    io::Write as _,
+    num::NonZeroU16,
+    time::{Duration, Instant},
+};
+
+use autoscaler::fleet::{Fleet, Step};
+use common::wire::{
+    Aggregation, Metric, Name, Path, Protocol, Revision, Role, RouteTable, ScalePolicy, Service,
+    Subscriber, Target, Totals, UsageKey, UsageSeen,
+};
+
+const SERVICES: usize = 10_000;
+
+fn main() -> std::io::Result<()> {
+    let table = table();
+    let empty = resident_kib()?;
+    let mut fleet = Fleet::new(Duration::from_secs(2));
+    let second = Duration::from_secs(1);
+    fleet.routes(second, &table, &table.keys());
+    fleet.run(second);
+    let sleeping = resident_kib()?.saturating_sub(empty);
+
+    let who = Subscriber { role: Role::Activator, name: "a".into(), node: "n".into() };
+    let stream = fleet.open(second, who);
+    let stream = fleet.synced(stream);
+    let reports: Vec<UsageSeen> = table.revisions.keys().map(waiting).collect();
+    let mut each = Vec::with_capacity(SERVICES);
+    let begin = Instant::now();
+    for report in &reports {
+        let start = Instant::now();
+        fleet.seen(2 * second, stream, report);
+        let woke =
+            fleet.run(2 * second).iter().filter(|step| matches!(step, Step::Decided(_))).count();
+        assert_eq!(woke, 1, "each waiting request is one decision");
+        each.push(start.elapsed());
+    }
+    let per_second = SERVICES as f64 / begin.elapsed().as_secs_f64();
+    each.sort_unstable();
+    let micros = |at: usize| each[at * (SERVICES - 1) / 100].as_secs_f64() * 1e6;
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        r#"{{"case":"wakes","subject":"rouse","unit":"per_s","p50":{per_second:.0},"n":{SERVICES}}}"#
+    )?;
+    let (p50, p90, p99) = (micros(50), micros(90), micros(99));
+    writeln!(
+        out,
+        r#"{{"case":"report_to_decision","subject":"rouse","unit":"us","p50":{p50:.1},"p90":{p90:.1},"p99":{p99:.1},"n":{SERVICES}}}"#
+    )?;
+    let bytes = sleeping * 1024 / SERVICES as u64;
+    writeln!(
+        out,
+        r#"{{"case":"memory_per_revision","subject":"rouse","unit":"B","p50":{bytes},"n":{SERVICES}}}"#
+    )
+}
+
+fn waiting(revision: &Name) -> UsageSeen {
+    let key = UsageKey { revision: revision.clone(), pod: None };
+    let totals = Totals { started: 1, finished: 0, started_sum_ns: 7, finished_sum_ns: 0 };
+    UsageSeen { key, at_ns: 7, totals, status: vec![], latency: vec![] }
+}
+
+fn table() -> RouteTable {
+    let mut table = RouteTable::default();
+    for at in 0..SERVICES {
+        let name = Name::new("default", format!("service-{at}-00001"));
+        let service = Name::new("default", format!("service-{at}"));
+        table.revisions.insert(name.clone(), revision(name.clone()));
+        let port = NonZeroU16::MIN;
+        let targets = vec![Target { revision: name, percent: 100 }];
+        let (addresses, hosts, path) = (vec![], vec![], Path::Activator);
+        let it = Service {
+            name: service.clone(),
+            addresses,
+            port,
+            activator_port: port,
+            targets,
+            path,
+            hosts,
+        };
+        table.services.insert(service, it);
+    }
+    assert_eq!(table.keys().into_iter().collect::<BTreeSet<_>>().len(), 2 * SERVICES);
+    table
+}
+
+fn revision(name: Name) -> Revision {
+    Revision {
+        name,
+        service: "service".into(),
+        configuration: "service".into(),
+        container_concurrency: 0,
+        timeout: Duration::from_secs(300),
+        response_start_timeout: None,
+        idle_timeout: None,
+        protocol: Protocol::Http1,
+        policy: Some(policy()),
+        reachable: true,
+        initial_scale_reached: true,
+    }
+}
+
+fn policy() -> ScalePolicy {
+    ScalePolicy {
+        metric: Metric::Concurrency,
+        total: 100.0,
+        utilization: 0.7,
+        target_burst_capacity: 0.0,
+        activator_capacity: 100.0,
+        stable_window: Duration::from_secs(60),
+        panic_window_percent: 10.0,
+        panic_threshold_percent: 200.0,
+        max_scale_up_rate: 1000.0,
+        max_scale_down_rate: 2.0,
+        min_scale: 0,
+        max_scale: 0,
+        initial_scale: 1,
+        activation_scale: 0,
+        scale_down_delay: Duration::ZERO,
+        scale_to_zero: true,
+        grace: Duration::from_secs(30),
+        retention: Duration::ZERO,
+        progress_deadline: Duration::from_secs(600),
+        aggregation: Aggregation::Linear,
+    }
+}
+
+/// Memory of this process that is in RAM.
+fn resident_kib() -> std::io::Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib =
+        line.and_then(|rest| rest.split_whitespace().next()).and_then(|text| text.parse().ok());
+    kib.ok_or_else(|| std::io::Error::other("no VmRSS in /proc/self/status"))
+}

@@ -1,0 +1,162 @@
+//! Shell: health and metrics of the autoscaler.
+//!
+//! Knative's metrics of a revision (`kn.revision.*`, knative/serving `pkg/autoscaler/scaling/metrics.go` and
+//! `pkg/reconciler/autoscaling/kpa/metrics.go` at 98e5ef9) under the names an OpenTelemetry exporter gives them
+//! in Prometheus, so that dashboards keep working. They are computed when asked for, and only for revisions
+//! that are awake: a sleeping one has nothing to show and costs nothing.
+
+use std::{fmt, sync::Arc};
+
+use common::{
+    admin::Admin,
+    link::Link,
+    wire::{Metric, Name, Role},
+};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{counter::ConstCounter, gauge::ConstGauge},
+    registry::Registry,
+};
+
+use crate::{
+    controller::Brain,
+    revision::{Figures, Revision},
+};
+
+/// The autoscaler's admin pages. It is ready while it follows the controller's routes.
+pub fn admin(brain: Arc<Brain>, routes: Arc<Link>) -> Admin {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Figured { brain }));
+    let troubles = move || match routes.is_up() {
+        true => Vec::new(),
+        false => vec!["no stream of routes from the controller".to_owned()],
+    };
+    Admin { registry, troubles: Box::new(troubles) }
+}
+
+#[derive(Debug)]
+struct Figured {
+    brain: Arc<Brain>,
+}
+
+/// One figure of a revision: name, help, and how it is read; `None` where it does not apply.
+type Row = (&'static str, &'static str, fn(&Revision, &Figures) -> Option<f64>);
+
+const ROWS: [Row; 14] = [
+    ("kn_revision_pods_desired", "Pods the load asks for", |_, it| it.wish.pods.map(f64::from)),
+    ("kn_revision_pods_requested", "Pods decided", |_, it| it.requested.map(f64::from)),
+    ("kn_revision_pods_count", "Pods that take requests", |rev, _| Some(rev.pods.ready.into())),
+    ("kn_revision_pods_not_ready_count", "Pods starting", |rev, _| Some(rev.pods.starting.into())),
+    ("kn_revision_pods_pending_count", "Pods without a network yet", |rev, _| {
+        Some(rev.pods.pending.into())
+    }),
+    ("kn_revision_pods_terminating_count", "Pods draining", |rev, _| {
+        Some(rev.pods.draining.into())
+    }),
+    ("kn_revision_capacity_excess", "Burst capacity to spare, in requests", |_, it| {
+        Some(it.wish.excess_burst_capacity)
+    }),
+    ("kn_revision_panic_mode", "Whether panic holds", |_, it| Some(it.is_panicking.into())),
+    ("kn_revision_concurrency_stable", "Requests at once, stable window", |rev, it| {
+        of(rev, Metric::Concurrency, it.averages.stable)
+    }),
+    ("kn_revision_concurrency_panic", "Requests at once, panic window", |rev, it| {
+        of(rev, Metric::Concurrency, it.averages.panic)
+    }),
+    ("kn_revision_concurrency_target", "Requests at once aimed at for one pod", |rev, it| {
+        of(rev, Metric::Concurrency, it.wish.target)
+    }),
+    ("kn_revision_rps_stable", "Requests a second, stable window", |rev, it| {
+        of(rev, Metric::Rps, it.averages.stable)
+    }),
+    ("kn_revision_rps_panic", "Requests a second, panic window", |rev, it| {
+        of(rev, Metric::Rps, it.averages.panic)
+    }),
+    ("kn_revision_rps_target", "Requests a second aimed at for one pod", |rev, it| {
+        of(rev, Metric::Rps, it.wish.target)
+    }),
+];
+
+fn of(revision: &Revision, metric: Metric, value: f64) -> Option<f64> {
+    (revision.metric() == metric).then_some(value)
+}
+
+type Labels = [(&'static str, String); 4];
+
+fn labels(name: &Name, revision: &Revision) -> Labels {
+    let [service, configuration] = &revision.owners;
+    [
+        ("k8s_namespace_name", name.namespace.clone()),
+        ("kn_service_name", service.to_string()),
+        ("kn_configuration_name", configuration.to_string()),
+        ("kn_revision_name", name.name.clone()),
+    ]
+}
+
+impl Collector for Figured {
+    fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let (all, awake, steps, agents, activators) = self.brain.look(|fleet| {
+            let figures = |(name, it): (&Name, &Revision)| Some((labels(name, it), values(it)?));
+            let awake: Vec<(Labels, Values)> = fleet.revisions().filter_map(figures).collect();
+            let online = |role| fleet.online(role);
+            let (agents, activators) = (online(Role::Agent), online(Role::Activator));
+            (fleet.revisions().count(), awake, fleet.steps, agents, activators)
+        });
+        for (at, (name, help, _)) in ROWS.iter().enumerate() {
+            gauge(
+                &mut out,
+                name,
+                help,
+                awake.iter().filter_map(|(of, row)| Some((&of[..], row[at]?))),
+            )?;
+        }
+        let asleep = [("state", "asleep".to_owned())];
+        let states = [("state", "awake".to_owned())];
+        let counts = [(&states[..], awake.len()), (&asleep[..], all - awake.len())];
+        gauge(&mut out, "rouse_autoscaler_revisions", "Revisions", counts.map(float))?;
+        let (one, two) = ([("role", "agent".to_owned())], [("role", "activator".to_owned())]);
+        let senders = [(&one[..], agents), (&two[..], activators)];
+        gauge(
+            &mut out,
+            "rouse_autoscaler_senders",
+            "Usage streams that stand",
+            senders.map(float),
+        )?;
+        counter(&mut out, "rouse_autoscaler_evaluations", "Evaluations made", steps)?;
+        counter(&mut out, "rouse_autoscaler_decisions", "Decisions sent", self.brain.decisions())?;
+        let usage = self.brain.usage().load(std::sync::atomic::Ordering::Relaxed);
+        counter(&mut out, "rouse_autoscaler_usage_items", "Usage items received", usage)
+    }
+}
+
+type Values = [Option<f64>; ROWS.len()];
+
+fn values(revision: &Revision) -> Option<Values> {
+    let figures = revision.figures()?;
+    Some(ROWS.map(|(_, _, read)| read(revision, &figures)))
+}
+
+fn float<L>((labels, count): (L, usize)) -> (L, f64) {
+    (labels, count as f64)
+}
+
+fn gauge<'a>(
+    out: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    rows: impl IntoIterator<Item = (&'a [(&'static str, String)], f64)>,
+) -> fmt::Result {
+    let kind = prometheus_client::metrics::MetricType::Gauge;
+    let mut family = out.encode_descriptor(name, help, None, kind)?;
+    for (labels, value) in rows {
+        let labels = labels.to_vec();
+        ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+fn counter(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+    let kind = prometheus_client::metrics::MetricType::Counter;
+    ConstCounter::new(value).encode(out.encode_descriptor(name, help, None, kind)?)
+}

@@ -1,0 +1,150 @@
+use std::{path::PathBuf, time::Duration};
+
+use common::{
+    link::Link,
+    outbox::Outbox,
+    wire::{
+        Decision, Name, Role, RouteChange, RouteKey, ScaleItem, Subscriber, Totals, UsageKey,
+        UsageSeen,
+        raw::{
+            routes_server::{Routes, RoutesServer},
+            scale_server::{Scale, ScaleServer},
+        },
+    },
+};
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::{Config, usage::tests::policy};
+
+/// A controller that serves one sleeping revision and hands on the decisions it is sent.
+struct Controller {
+    routes: Outbox<RouteKey, RouteChange>,
+    decisions: mpsc::Sender<Decision>,
+    shutdown: CancellationToken,
+}
+
+type RouteStream =
+    std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<raw::RouteItem, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Routes for Controller {
+    type WatchStream = RouteStream;
+
+    async fn watch(&self, _: Request<raw::Subscriber>) -> Result<Response<RouteStream>, Status> {
+        let stream = link::route_stream(self.routes.subscribe(), self.shutdown.clone(), Some);
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+#[tonic::async_trait]
+impl Scale for Controller {
+    async fn decide(
+        &self,
+        request: Request<Streaming<raw::ScaleItem>>,
+    ) -> Result<Response<raw::Empty>, Status> {
+        let decisions = self.decisions.clone();
+        link::receive(request.into_inner(), &self.shutdown, |item| {
+            if let ScaleItem::Decision(it) = item {
+                decisions.try_send(it).expect("a test reads its decisions");
+            }
+        })
+        .await?;
+        Ok(Response::new(raw::Empty {}))
+    }
+}
+
+fn socket(name: &str) -> String {
+    let file = format!("rouse-autoscaler-{name}-{}.sock", std::process::id());
+    let path: PathBuf = std::env::temp_dir().join(file);
+    format!("unix:{}", path.display())
+}
+
+fn revision(name: &Name) -> RouteChange {
+    RouteChange::Revision(common::wire::Revision {
+        name: name.clone(),
+        service: "hello".into(),
+        configuration: "hello".into(),
+        container_concurrency: 0,
+        timeout: Duration::from_secs(300),
+        response_start_timeout: None,
+        idle_timeout: None,
+        protocol: common::wire::Protocol::Http1,
+        policy: Some(policy()),
+        reachable: true,
+        initial_scale_reached: true,
+    })
+}
+
+fn waiting(revision: &Name, started: u64) -> UsageSeen {
+    let totals = Totals { started, finished: 0, started_sum_ns: started * 5, finished_sum_ns: 0 };
+    let key = UsageKey { revision: revision.clone(), pod: None };
+    UsageSeen { key, at_ns: 5, totals, status: vec![], latency: vec![] }
+}
+
+/// Over real sockets: a waiting request becomes a decision, and the gone activator's line counts nothing.
+#[tokio::test]
+async fn a_waiting_request_is_decided_over_the_wire() {
+    let (usage, controller) = (socket("usage"), socket("controller"));
+    let (shutdown, name) = (CancellationToken::new(), Name::new("default", "hello-00001"));
+    let (send, mut decisions) = mpsc::channel(16);
+    let routes = Outbox::new();
+    routes.set(RouteKey::Revision(name.clone()), revision(&name));
+    let serve =
+        |decisions| Controller { routes: routes.clone(), decisions, shutdown: shutdown.clone() };
+    let router = Server::builder()
+        .add_service(RoutesServer::new(serve(send.clone())))
+        .add_service(ScaleServer::new(serve(send)));
+    let (at, stop) = (controller.clone(), shutdown.clone());
+    tokio::spawn(async move { link::serve(&at, router, stop).await });
+    let config = Config {
+        usage: usage.clone(),
+        controller,
+        admin: ([127, 0, 0, 1], 0).into(),
+        name: "autoscaler".into(),
+        tick_ms: 2000,
+    };
+    let autoscaler = tokio::spawn(crate::run(config, shutdown.clone()));
+
+    let wanted = |it: Option<Decision>| it.and_then(|it| it.wanted);
+    assert_eq!(wanted(decisions.recv().await), Some(0), "it sleeps");
+    let who = Subscriber { role: Role::Activator, name: "a".into(), node: "n".into() };
+    let (leave, lines) = (shutdown.child_token(), Outbox::new());
+    let activator = Link::new(usage, who, leave.clone());
+    lines.set(waiting(&name, 1).key, waiting(&name, 1));
+    let reporting = tokio::spawn({
+        let lines = lines.clone();
+        async move { activator.report_usage(&lines).await }
+    });
+    assert_eq!(wanted(decisions.recv().await), Some(1), "told of a waiting request at the opening");
+    lines.set(waiting(&name, 300).key, waiting(&name, 300));
+    assert_eq!(wanted(decisions.recv().await), Some(5), "a burst is decided at once");
+
+    leave.cancel();
+    reporting.await.expect("no panic");
+    shutdown.cancel();
+    autoscaler.await.expect("no panic").expect("ends well");
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_takes_its_waiting_requests_along() {
+    let brain = Arc::new(Brain::new(Duration::from_secs(2)));
+    let name = Name::new("default", "hello-00001");
+    let mut table = common::wire::RouteTable::default();
+    let RouteChange::Revision(it) = revision(&name) else { panic!("a revision") };
+    table.revisions.insert(name.clone(), it);
+    brain.tell(|fleet, now| fleet.routes(now, &table, &table.keys()));
+    let mut report = Report { brain: Arc::clone(&brain), stream: None };
+    let who = Subscriber { role: Role::Activator, name: "a".into(), node: "n".into() };
+    let waits =
+        || brain.look(|fleet| fleet.revisions().map(|(_, it)| it.load.waiting()).sum::<u64>());
+    report.take(UsageItem::Seen(waiting(&name, 3)));
+    assert_eq!(waits(), 0, "nobody has said who speaks");
+    report.take(UsageItem::Sender(who));
+    report.take(UsageItem::Seen(waiting(&name, 3)));
+    report.take(UsageItem::Synced);
+    assert_eq!(waits(), 3);
+    drop(report);
+    assert_eq!(waits(), 0);
+    assert_eq!(brain.outbox().get(&name).and_then(|it| it.wanted), Some(1));
+}

@@ -1,0 +1,94 @@
+//! Pure: what the autoscaler is told at start.
+
+use std::{net::SocketAddr, time::Duration};
+
+use clap::Args;
+
+/// Settings of the autoscaler.
+#[derive(Args, Clone, Debug)]
+pub struct Config {
+    /// Where agents and activators report usage: `unix:/path` or `http://address:port`.
+    #[arg(long, env = "ROUSE_USAGE", default_value = "unix:/run/rouse/rouse/autoscaler.sock")]
+    pub usage: String,
+
+    /// Where the controller serves routes and takes decisions: `unix:/path` or `http://address:port`.
+    #[arg(long, env = "ROUSE_CONTROLLER", default_value = "unix:/run/rouse/rouse/controller.sock")]
+    pub controller: String,
+
+    /// Address of /healthz, /readyz and /metrics.
+    #[arg(long, env = "ROUSE_AUTOSCALER_ADMIN", default_value = "127.0.0.1:7102")]
+    pub admin: SocketAddr,
+
+    /// Name of this replica, unique among autoscalers.
+    #[arg(long, env = "ROUSE_NAME", default_value = "autoscaler")]
+    pub name: String,
+
+    /// Milliseconds between two evaluations of a revision's load, 100 to 60000.
+    ///
+    /// Knative: 2 s (`pkg/autoscaler/scaling/multiscaler.go` at 98e5ef9). What cannot wait is evaluated at once.
+    #[arg(long, env = "ROUSE_TICK_MS", default_value_t = 2000)]
+    pub tick_ms: u64,
+}
+
+/// A setting out of its range.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{name} is {value:?}: {rule}")]
+pub struct BadConfig {
+    name: &'static str,
+    value: String,
+    rule: &'static str,
+}
+
+impl Config {
+    /// Checks every range.
+    pub fn validate(&self) -> Result<(), BadConfig> {
+        let bad = |name, value: &str, rule| Err(BadConfig { name, value: value.to_owned(), rule });
+        if !(100..=60_000).contains(&self.tick_ms) {
+            return bad("tick-ms", &self.tick_ms.to_string(), "must be 100 to 60000 milliseconds");
+        }
+        if self.name.is_empty() {
+            return bad("name", &self.name, "must not be empty");
+        }
+        for (name, endpoint) in [("usage", &self.usage), ("controller", &self.controller)] {
+            if !endpoint.starts_with("unix:/") && !endpoint.starts_with("http://") {
+                return bad(name, endpoint, "must be unix:/path or http://address:port");
+            }
+        }
+        Ok(())
+    }
+
+    /// Between two evaluations of a revision's load.
+    pub fn tick(&self) -> Duration {
+        Duration::from_millis(self.tick_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        config: Config,
+    }
+
+    fn config(args: &[&str]) -> Config {
+        Cli::parse_from([&["autoscaler"], args].concat()).config
+    }
+
+    #[test]
+    fn defaults_are_in_range() {
+        assert_eq!(config(&[]).validate(), Ok(()));
+    }
+
+    #[test]
+    fn a_bad_value_is_refused_with_name_value_and_range() {
+        let refused = config(&["--tick-ms", "5"]).validate().expect_err("too short");
+        assert_eq!(refused.to_string(), "tick-ms is \"5\": must be 100 to 60000 milliseconds");
+        let refused = config(&["--usage", "/tmp/x"]).validate().expect_err("not an endpoint");
+        assert!(refused.to_string().starts_with("usage is \"/tmp/x\""));
+    }
+}

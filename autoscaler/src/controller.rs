@@ -1,0 +1,130 @@
+//! Shell: the controller's side: routes in, decisions out, and the clock.
+//!
+//! News is decided in the task that receives it, under one lock held for microseconds; nothing is queued
+//! between a waiting request and the decision that wakes its revision.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use common::{
+    link::Link,
+    outbox::Outbox,
+    wire::{Decision, Name},
+};
+use tokio::{sync::Notify, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::fleet::{Fleet, Step};
+
+/// All revisions, the clock they are evaluated by, and what is said of them.
+#[derive(Debug)]
+pub struct Brain {
+    fleet: Mutex<Fleet>,
+    outbox: Outbox<Name, Decision>,
+    start: Instant,
+    /// Told when something may be due earlier than the timer knows.
+    sooner: Notify,
+    decisions: AtomicU64,
+    usage: AtomicU64,
+}
+
+impl Brain {
+    /// No revisions; load is evaluated every `tick`.
+    pub fn new(tick: Duration) -> Self {
+        Self {
+            fleet: Mutex::new(Fleet::new(tick)),
+            outbox: Outbox::new(),
+            start: Instant::now(),
+            sooner: Notify::new(),
+            decisions: AtomicU64::new(0),
+            usage: AtomicU64::new(0),
+        }
+    }
+
+    /// Decisions, latest by revision.
+    pub fn outbox(&self) -> &Outbox<Name, Decision> {
+        &self.outbox
+    }
+
+    /// Decisions sent since the start.
+    pub fn decisions(&self) -> u64 {
+        self.decisions.load(Ordering::Relaxed)
+    }
+
+    /// Usage items received since the start.
+    pub fn usage(&self) -> &AtomicU64 {
+        &self.usage
+    }
+
+    /// Looks at the revisions.
+    pub fn look<T>(&self, look: impl FnOnce(&Fleet) -> T) -> T {
+        look(&self.fleet.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Tells the revisions news, and sends what is decided thereupon.
+    pub fn tell<T>(&self, news: impl FnOnce(&mut Fleet, Duration) -> T) -> T {
+        // Every change leaves the fleet whole, so a panic elsewhere does not spoil it.
+        let mut fleet = self.fleet.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.start.elapsed();
+        let before = fleet.next_due();
+        let answer = news(&mut fleet, now);
+        let steps = fleet.run(now);
+        steps.into_iter().for_each(|step| self.send(step));
+        if fleet.next_due() < before || before.is_none() {
+            self.sooner.notify_one();
+        }
+        answer
+    }
+
+    /// Sends one step, in order, since the fleet is locked.
+    pub fn send(&self, step: Step) {
+        match step {
+            Step::Gone(name) => self.outbox.remove(&name),
+            Step::Decided(it) => {
+                self.decisions.fetch_add(1, Ordering::Relaxed);
+                info!(
+                    revision = %it.revision, wanted = it.wanted, path = ?it.path,
+                    activity = ?it.activity, stable = it.stable, panic = it.panic,
+                    target = it.target, ready = it.ready_pods, panicking = it.panicking,
+                    capacity = it.excess_burst_capacity, reason = it.reason, "scale decided"
+                );
+                self.outbox.set(it.revision.clone(), *it);
+            }
+        }
+    }
+
+    /// Evaluates revisions when they are due, until `shutdown`.
+    pub async fn keep_time(&self, shutdown: &CancellationToken) {
+        while !shutdown.is_cancelled() {
+            let due = self.look(Fleet::next_due).map(|due| self.start + due);
+            let timer = async {
+                match due {
+                    Some(due) => tokio::time::sleep_until(due).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = timer => self.tell(|_, _| ()),
+                () = self.sooner.notified() => {}
+                () = shutdown.cancelled() => {}
+            }
+        }
+    }
+}
+
+/// Follows the RouteTable until the link is shut down.
+pub async fn follow(link: &Link, brain: &Brain) {
+    link.watch_routes(|view, changed| {
+        brain.tell(|fleet, now| {
+            let gone = fleet.routes(now, &view.table, changed);
+            gone.into_iter().for_each(|step| brain.send(step));
+        });
+    })
+    .await;
+}

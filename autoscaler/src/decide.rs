@@ -1,0 +1,215 @@
+//! Pure: averages → wished pods and burst capacity, by Knative's formula.
+//!
+//! knative/serving `pkg/autoscaler/scaling/autoscaler.go` at 98e5ef9. Minimum, maximum and the way to zero
+//! come after it, in [`crate::zero`].
+
+use std::{collections::VecDeque, time::Duration};
+
+use common::wire::ScalePolicy;
+
+use crate::window::Averages;
+
+/// Granularity of the scale-down delay: Knative's evaluation tick.
+const DELAY_BUCKET: Duration = Duration::from_secs(2);
+
+/// Fewest activators before a revision, as in Knative.
+const LEAST_ACTIVATORS: u32 = 2;
+
+/// Least load aimed at for one pod, as in Knative.
+const LEAST_TARGET: f64 = 0.01;
+
+/// One revision's scaler: what it remembers between two evaluations.
+#[derive(Clone, Debug)]
+pub struct Scaler {
+    panic: Option<Panic>,
+    /// Highest wish of each 2 s within the scale-down delay, oldest first.
+    delayed: VecDeque<(u64, u32)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Panic {
+    /// When load was last over the threshold.
+    at: Duration,
+    most_pods: u32,
+}
+
+/// What a scaler is told of the revision's pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pods {
+    /// Pods that take requests.
+    pub ready: u32,
+    /// Whether a route leads to the revision.
+    pub is_reachable: bool,
+}
+
+/// What load asks for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Wish {
+    /// Pods; `None`: load is not known, keep what there is.
+    pub pods: Option<u32>,
+    /// Why this many.
+    pub why: Why,
+    /// Capacity left for a burst; negative: the activator stays in the path.
+    pub excess_burst_capacity: f64,
+    /// Activators that should stand before the revision.
+    pub activators: u32,
+    /// Load aimed at for one pod.
+    pub target: f64,
+}
+
+/// The rule that settled a wish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Nobody knows the load.
+    NoData,
+    /// Average load over the stable window.
+    Stable,
+    /// Panic: only up.
+    Panic,
+    /// Least pods under any load.
+    ActivationScale,
+    /// Bound of one step up.
+    UpRate,
+    /// Bound of one step down.
+    DownRate,
+    /// A higher wish is not old enough.
+    DownDelay,
+}
+
+impl Scaler {
+    /// A scaler for a revision that has `ready` pods. More than one: it starts in panic and so keeps them until a
+    /// stable window of load is known.
+    pub fn new(now: Duration, ready: u32) -> Self {
+        let panic = (ready > 1).then_some(Panic { at: now, most_pods: ready });
+        Self { panic, delayed: VecDeque::new() }
+    }
+
+    /// Whether panic holds.
+    pub fn is_panicking(&self) -> bool {
+        self.panic.is_some()
+    }
+
+    /// Evaluates `load` at `now`.
+    ///
+    /// Example (defaults, target 70, 1 ready pod): stable 75 asks for `ceil(75 / 70) = 2`; panic 150 for
+    /// `ceil(150 / 70) = 3`, which is ≥ 200 % of the one ready pod, so panic begins and 3 are wished.
+    pub fn step(
+        &mut self,
+        now: Duration,
+        policy: &ScalePolicy,
+        pods: Pods,
+        load: Option<Averages>,
+    ) -> Wish {
+        let target = target(policy);
+        let wish = |pods, why, excess_burst_capacity, ready| Wish {
+            pods,
+            why,
+            excess_burst_capacity,
+            activators: activators(policy, ready),
+            target,
+        };
+        let Some(load) = load else {
+            let capacity = excess_burst_capacity(policy, policy.initial_scale, 0.0);
+            return wish(None, Why::NoData, capacity, pods.ready);
+        };
+        let (mut wanted, mut why) = self.by_load(now, policy, pods, load);
+        if !policy.scale_down_delay.is_zero() && pods.is_reachable {
+            let highest = self.highest(now, policy.scale_down_delay, wanted);
+            if highest > wanted {
+                (wanted, why) = (highest, Why::DownDelay);
+            }
+        }
+        let capacity = excess_burst_capacity(policy, pods.ready, load.panic);
+        wish(Some(wanted), why, capacity, pods.ready)
+    }
+
+    fn by_load(
+        &mut self,
+        now: Duration,
+        policy: &ScalePolicy,
+        pods: Pods,
+        load: Averages,
+    ) -> (u32, Why) {
+        let (by_stable, by_panic) = (ask(policy, pods, load.stable), ask(policy, pods, load.panic));
+        let raw_panic = (load.panic / target(policy)).ceil();
+        let is_over =
+            raw_panic / f64::from(pods.ready.max(1)) >= policy.panic_threshold_percent / 100.0;
+        self.panic = match self.panic {
+            Some(panic) if is_over => Some(Panic { at: now, ..panic }),
+            Some(panic) if now > panic.at + policy.stable_window => None,
+            Some(panic) => Some(panic),
+            None => is_over.then_some(Panic { at: now, most_pods: 0 }),
+        };
+        let Some(panic) = &mut self.panic else { return by_stable };
+        panic.most_pods = panic.most_pods.max(by_stable.0).max(by_panic.0);
+        (panic.most_pods, Why::Panic)
+    }
+
+    /// The highest wish within `delay`, `wish` at `now` included.
+    fn highest(&mut self, now: Duration, delay: Duration, wish: u32) -> u32 {
+        let bucket = now.as_secs() / DELAY_BUCKET.as_secs();
+        let kept = delay.as_secs().div_ceil(DELAY_BUCKET.as_secs()).max(1);
+        match self.delayed.back_mut() {
+            Some((last, highest)) if *last == bucket => *highest = wish.max(*highest),
+            _ => self.delayed.push_back((bucket, wish)),
+        }
+        while self.delayed.front().is_some_and(|&(old, _)| old + kept <= bucket) {
+            self.delayed.pop_front();
+        }
+        self.delayed.iter().map(|&(_, highest)| highest).max().unwrap_or(wish)
+    }
+}
+
+/// Load aimed at for one pod: `max(0.01, total × utilization)`.
+pub fn target(policy: &ScalePolicy) -> f64 {
+    (policy.total * policy.utilization).max(LEAST_TARGET)
+}
+
+/// Pods that `load` asks for, within the rates, and the rule that settled it.
+fn ask(policy: &ScalePolicy, pods: Pods, load: f64) -> (u32, Why) {
+    let ready = f64::from(pods.ready.max(1));
+    let most = (policy.max_scale_up_rate * ready).ceil();
+    let fewest = if pods.is_reachable { (ready / policy.max_scale_down_rate).floor() } else { 0.0 };
+    let raw = (load / target(policy)).ceil();
+    let (asked, why) = if raw > most {
+        (most, Why::UpRate)
+    } else if raw < fewest {
+        (fewest, Why::DownRate)
+    } else {
+        (raw, Why::Stable)
+    };
+    // A float casts saturating, so an absurd load is merely a lot of pods.
+    let asked = asked.min(f64::from(i32::MAX)) as u32;
+    if policy.activation_scale > 1 && raw > 0.0 && policy.activation_scale > asked {
+        return (policy.activation_scale, Why::ActivationScale);
+    }
+    (asked, why)
+}
+
+/// What ready pods can carry beyond the panic window's load and the burst kept free for.
+///
+/// Worked numbers (total 100, burst 211): idle, 3 pods leave 89; at 70 a pod it is `30·N − 211`, so from 8 pods on.
+fn excess_burst_capacity(policy: &ScalePolicy, pods: u32, panic: f64) -> f64 {
+    let burst = policy.target_burst_capacity;
+    if burst == 0.0 {
+        0.0
+    } else if burst > 0.0 {
+        (f64::from(pods) * policy.total - burst - panic).floor()
+    } else {
+        -1.0
+    }
+}
+
+/// Activators enough to carry all ready pods and the burst, at least two.
+fn activators(policy: &ScalePolicy, ready: u32) -> u32 {
+    let burst = policy.target_burst_capacity;
+    if burst == 0.0 {
+        return LEAST_ACTIVATORS;
+    }
+    let load = f64::from(ready) * policy.total + burst.max(0.0);
+    let enough = (load / policy.activator_capacity).ceil();
+    (enough.min(f64::from(i32::MAX)) as u32).max(LEAST_ACTIVATORS)
+}
+
+#[cfg(test)]
+mod tests;

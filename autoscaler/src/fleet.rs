@@ -1,0 +1,352 @@
+//! Pure: all revisions: who reports on them, which are due, and what is decided.
+//!
+//! A sleeping revision has no timer and is in no list; it costs its entry here until news of it arrives.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use common::wire::{
+    Decision, Name, Path, PodPhase, Role, RouteKey, RouteTable, Subscriber, UsageKey, UsageSeen,
+};
+
+use crate::{
+    revision::{Counts, Revision, Sight},
+    usage::Stream,
+};
+
+/// Every revision of the RouteTable and what is known of its load.
+#[derive(Debug)]
+pub struct Fleet {
+    tick: Duration,
+    revisions: BTreeMap<Name, Revision>,
+    pods: BTreeMap<String, Pod>,
+    /// Revisions that a service with the direct path leads to.
+    direct: BTreeMap<Name, Vec<Name>>,
+    senders: Vec<Sender>,
+    due: BTreeSet<(Duration, Name)>,
+    due_at: BTreeMap<Name, Duration>,
+    /// Evaluations made.
+    pub steps: u64,
+}
+
+#[derive(Debug)]
+struct Pod {
+    revision: Name,
+    node: String,
+    phase: PodPhase,
+    has_address: bool,
+}
+
+#[derive(Debug)]
+struct Sender {
+    who: Subscriber,
+    stream: Stream,
+    is_online: bool,
+}
+
+/// What is said to the controller.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// What is wanted of a revision now.
+    Decided(Box<Decision>),
+    /// The revision is no more.
+    Gone(Name),
+}
+
+impl Fleet {
+    /// No revisions. `tick`: how often the load of a revision that is awake is evaluated.
+    pub fn new(tick: Duration) -> Self {
+        Self {
+            tick,
+            revisions: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            direct: BTreeMap::new(),
+            senders: Vec::new(),
+            due: BTreeSet::new(),
+            due_at: BTreeMap::new(),
+            steps: 0,
+        }
+    }
+
+    /// Takes in what a batch changed in the RouteTable. Returns the revisions that are gone.
+    pub fn routes(
+        &mut self,
+        now: Duration,
+        table: &RouteTable,
+        changed: &BTreeSet<RouteKey>,
+    ) -> Vec<Step> {
+        let mut out = Vec::new();
+        for key in changed {
+            match key {
+                RouteKey::Revision(name) => out.extend(self.revision(now, table, name)),
+                RouteKey::Pod(_) | RouteKey::Service(_) | RouteKey::Activator(_) => {}
+            }
+        }
+        // Pods and services speak of revisions, so revisions come first, whatever the order of keys.
+        for key in changed {
+            match key {
+                RouteKey::Pod(uid) => self.pod(now, table, uid),
+                RouteKey::Service(name) => self.service(now, table, name),
+                RouteKey::Revision(_) | RouteKey::Activator(_) => {}
+            }
+        }
+        out
+    }
+
+    fn revision(&mut self, now: Duration, table: &RouteTable, name: &Name) -> Option<Step> {
+        let told = table.revisions.get(name).and_then(|it| Some((it, it.policy.clone()?)));
+        let Some((it, policy)) = told else {
+            self.unschedule(name);
+            return self.revisions.remove(name).map(|_| Step::Gone(name.clone()));
+        };
+        match self.revisions.get_mut(name) {
+            Some(known) => {
+                let (reachable, reached) = (it.reachable, it.initial_scale_reached);
+                if known.policy != policy {
+                    known.set_policy(now, policy);
+                } else if (known.is_reachable, known.initial_scale_reached) == (reachable, reached)
+                {
+                    return None;
+                }
+                (known.is_reachable, known.initial_scale_reached) = (reachable, reached);
+            }
+            None => {
+                let mut new = Revision::new(it, policy);
+                new.pods = self.counts(name);
+                new.direct_services = self.direct_services(name);
+                self.revisions.insert(name.clone(), new);
+            }
+        }
+        self.schedule(name, now);
+        None
+    }
+
+    fn counts(&self, revision: &Name) -> Counts {
+        let mut counts = Counts::default();
+        let pods = self.pods.values().filter(|pod| pod.revision == *revision);
+        pods.for_each(|pod| *pod.place(&mut counts) += 1);
+        counts
+    }
+
+    fn direct_services(&self, revision: &Name) -> u32 {
+        let leads = |targets: &&Vec<Name>| targets.contains(revision);
+        u32::try_from(self.direct.values().filter(leads).count()).unwrap_or(u32::MAX)
+    }
+
+    fn pod(&mut self, now: Duration, table: &RouteTable, uid: &str) {
+        let new = table.pods.get(uid).map(|it| Pod {
+            revision: it.revision.clone(),
+            node: it.node.clone(),
+            phase: it.phase,
+            has_address: it.address.is_some(),
+        });
+        if let Some(old) = self.pods.remove(uid)
+            && let Some(revision) = self.revisions.get_mut(&old.revision)
+        {
+            *old.place(&mut revision.pods) -= 1;
+            let counts = new.as_ref().is_some_and(Pod::counts);
+            revision.load.count_pod(now, uid, counts);
+            self.schedule(&old.revision, now);
+        }
+        if let Some(new) = new {
+            if let Some(revision) = self.revisions.get_mut(&new.revision) {
+                *new.place(&mut revision.pods) += 1;
+                self.schedule(&new.revision, now);
+            }
+            self.pods.insert(uid.to_owned(), new);
+        }
+    }
+
+    fn service(&mut self, now: Duration, table: &RouteTable, name: &Name) {
+        let service = table.services.get(name).filter(|it| it.path == Path::Direct);
+        let targets = service.map(|it| it.targets.iter().map(|to| to.revision.clone()).collect());
+        let old = match targets {
+            Some(targets) => self.direct.insert(name.clone(), targets),
+            None => self.direct.remove(name),
+        };
+        let new = self.direct.get(name).cloned().unwrap_or_default();
+        let old = old.unwrap_or_default();
+        for (revision, gained) in
+            old.iter().map(|it| (it, false)).chain(new.iter().map(|it| (it, true)))
+        {
+            if old.contains(revision) && new.contains(revision) {
+                continue;
+            }
+            if let Some(known) = self.revisions.get_mut(revision) {
+                let count = known.direct_services;
+                known.direct_services = if gained { count + 1 } else { count.saturating_sub(1) };
+                self.schedule(revision, now);
+            }
+        }
+    }
+
+    /// A sender's stream has opened. An older one of the same sender has thereby ended.
+    pub fn open(&mut self, now: Duration, who: Subscriber) -> Stream {
+        let same = |it: &Sender| it.who.role == who.role && it.who.name == who.name;
+        let (at, number) = match self.senders.iter().position(same) {
+            Some(at) => (at, self.senders[at].stream.number + 1),
+            None => (self.senders.len(), 0),
+        };
+        let sender = u32::try_from(at).unwrap_or(u32::MAX);
+        let stream = Stream { sender, number, synced: false };
+        if number > 0 {
+            self.close(now, self.senders[at].stream);
+            self.senders[at] = Sender { who, stream, is_online: true };
+        } else {
+            self.senders.push(Sender { who, stream, is_online: true });
+        }
+        stream
+    }
+
+    /// A stream has ended. What it said of pods is kept for its return; its waiting requests count 0.
+    pub fn close(&mut self, now: Duration, stream: Stream) {
+        let Some(sender) = self.sender(stream) else { return };
+        sender.is_online = false;
+        self.revisions.values_mut().for_each(|it| it.load.lost(now, stream.sender));
+    }
+
+    /// The stream has named every subject of a batch; after the first, what it did not name is gone.
+    pub fn synced(&mut self, stream: Stream) -> Stream {
+        if stream.synced {
+            return stream;
+        }
+        if let Some(sender) = self.sender(stream) {
+            sender.stream.synced = true;
+            self.revisions.values_mut().for_each(|it| it.load.synced(stream));
+        }
+        Stream { synced: true, ..stream }
+    }
+
+    /// Takes in one subject's totals.
+    pub fn seen(&mut self, now: Duration, stream: Stream, seen: &UsageSeen) {
+        if self.sender(stream).is_none() {
+            return;
+        }
+        let pod = seen.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
+        let counts = pod.is_none_or(Pod::counts);
+        let name = &seen.key.revision;
+        let Some(revision) = self.revisions.get_mut(name) else { return };
+        if counts && revision.load.is_news(stream, seen) {
+            revision.wake(now);
+        }
+        revision.load.seen(now, stream, counts, seen);
+        if revision.is_awake() && revision.is_urgent(now) {
+            revision.hurry(now);
+            self.schedule(name, now);
+        }
+    }
+
+    /// A subject is gone from its sender.
+    pub fn gone(&mut self, now: Duration, stream: Stream, key: &UsageKey) {
+        if self.sender(stream).is_some()
+            && let Some(revision) = self.revisions.get_mut(&key.revision)
+        {
+            revision.load.gone(now, stream.sender, key.pod.as_deref());
+        }
+    }
+
+    /// The sender, if `stream` is its latest and stands.
+    fn sender(&mut self, stream: Stream) -> Option<&mut Sender> {
+        let sender = self.senders.get_mut(usize::try_from(stream.sender).ok()?)?;
+        (sender.is_online && sender.stream.number == stream.number).then_some(sender)
+    }
+
+    /// Evaluates every revision that is due, and returns what is decided anew.
+    pub fn run(&mut self, now: Duration) -> Vec<Step> {
+        let mut out = Vec::new();
+        while let Some((_, name)) = self.due.first().filter(|(at, _)| *at <= now).cloned() {
+            self.unschedule(&name);
+            let sight = self.sight(&name);
+            let Some(revision) = self.revisions.get_mut(&name) else { continue };
+            self.steps += 1;
+            let (decision, again_at) = revision.step(now, self.tick, sight, &name);
+            out.extend(decision.map(|decision| Step::Decided(Box::new(decision))));
+            if let Some(at) = again_at {
+                self.schedule(&name, at);
+            }
+        }
+        out
+    }
+
+    /// When [`run`](Self::run) has something to do next.
+    pub fn next_due(&self) -> Option<Duration> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// All revisions, for metrics.
+    pub fn revisions(&self) -> impl Iterator<Item = (&Name, &Revision)> {
+        self.revisions.iter()
+    }
+
+    /// Senders whose streams stand, by role.
+    pub fn online(&self, role: Role) -> usize {
+        self.senders.iter().filter(|it| it.is_online && it.who.role == role).count()
+    }
+
+    fn sight(&self, name: &Name) -> Sight {
+        let Some(revision) = self.revisions.get(name) else { return Sight::Blind };
+        if revision.pods.ready == 0 {
+            return Sight::Whole;
+        }
+        let nodes: BTreeMap<&str, bool> = self
+            .senders
+            .iter()
+            .filter(|it| it.who.role == Role::Agent)
+            .map(|it| (it.who.node.as_str(), it.is_online && it.stream.synced))
+            .collect();
+        let some_agent = nodes.values().any(|&online| online);
+        let is_seen = |(uid, pod): &(&String, &Pod)| {
+            let node = nodes.get(pod.node.as_str());
+            node.copied().unwrap_or(some_agent) || revision.load.hears_of(uid)
+        };
+        if nodes.len() < 2 && some_agent {
+            return Sight::Whole;
+        }
+        let ready = self
+            .pods
+            .iter()
+            .filter(|(_, pod)| pod.revision == *name && pod.phase == PodPhase::Ready);
+        match u32::try_from(ready.filter(is_seen).count()) {
+            Ok(0) => Sight::Blind,
+            Ok(seen) if seen < revision.pods.ready => Sight::Partial,
+            Ok(_) | Err(_) => Sight::Whole,
+        }
+    }
+
+    /// Lets the revision be looked at no later than `at`.
+    fn schedule(&mut self, name: &Name, at: Duration) {
+        match self.due_at.get(name) {
+            Some(&earlier) if earlier <= at => return,
+            Some(_) => self.unschedule(name),
+            None => {}
+        }
+        self.due.insert((at, name.clone()));
+        self.due_at.insert(name.clone(), at);
+    }
+
+    fn unschedule(&mut self, name: &Name) {
+        if let Some(at) = self.due_at.remove(name) {
+            self.due.remove(&(at, name.clone()));
+        }
+    }
+}
+
+impl Pod {
+    fn counts(&self) -> bool {
+        self.phase != PodPhase::Draining
+    }
+
+    fn place<'a>(&self, counts: &'a mut Counts) -> &'a mut u32 {
+        match self.phase {
+            PodPhase::Starting if self.has_address => &mut counts.starting,
+            PodPhase::Starting => &mut counts.pending,
+            PodPhase::Ready => &mut counts.ready,
+            PodPhase::Draining => &mut counts.draining,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

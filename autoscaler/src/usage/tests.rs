@@ -1,0 +1,230 @@
+use common::wire::{Aggregation, Name, UsageKey};
+use proptest::prelude::*;
+
+use super::*;
+
+/// The sender's clock runs an hour ahead of ours.
+const AHEAD: Duration = Duration::from_secs(3600);
+const LIVE: Stream = Stream { sender: 0, number: 0, synced: true };
+
+pub(crate) fn policy() -> ScalePolicy {
+    ScalePolicy {
+        metric: Metric::Concurrency,
+        total: 100.0,
+        utilization: 0.7,
+        target_burst_capacity: 0.0,
+        activator_capacity: 100.0,
+        stable_window: Duration::from_secs(60),
+        panic_window_percent: 10.0,
+        panic_threshold_percent: 200.0,
+        max_scale_up_rate: 1000.0,
+        max_scale_down_rate: 2.0,
+        min_scale: 0,
+        max_scale: 0,
+        initial_scale: 1,
+        activation_scale: 0,
+        scale_down_delay: Duration::ZERO,
+        scale_to_zero: true,
+        grace: Duration::from_secs(30),
+        retention: Duration::ZERO,
+        progress_deadline: Duration::from_secs(600),
+        aggregation: Aggregation::Linear,
+    }
+}
+
+fn at(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds)
+}
+
+fn ns(at: Duration) -> u64 {
+    u64::try_from((at + AHEAD).as_nanos()).unwrap()
+}
+
+fn report(pod: Option<&str>, now: f64, totals: Totals) -> UsageSeen {
+    UsageSeen {
+        key: UsageKey { revision: Name::new("default", "hello-00001"), pod: pod.map(Into::into) },
+        at_ns: ns(at(now)),
+        totals,
+        status: Vec::new(),
+        latency: Vec::new(),
+    }
+}
+
+fn awake(metric: Metric) -> Load {
+    let mut load = Load::new();
+    load.wake(&ScalePolicy { metric, ..policy() });
+    load
+}
+
+fn second(load: &Load, second: u64) -> f64 {
+    let held = load.window.as_ref().unwrap().1.held(Duration::from_secs(second));
+    (held * 1e6).round() / 1e6
+}
+
+#[test]
+fn requests_are_load_for_as_long_as_they_run() {
+    let (mut load, mut totals) = (awake(Metric::Concurrency), Totals::default());
+    load.seen(at(10.0), LIVE, true, &report(Some("p"), 10.0, totals));
+    // Four requests of half a second, and one that stays.
+    (0..4).for_each(|_| totals.start(ns(at(10.25))));
+    (0..4).for_each(|_| totals.finish(ns(at(10.75))));
+    totals.start(ns(at(10.5)));
+    load.seen(at(11.0), LIVE, true, &report(Some("p"), 11.0, totals));
+    assert_eq!(second(&load, 10), 2.5);
+    // Silence: the level holds.
+    load.settle(at(13.5), true);
+    assert_eq!([11, 12, 13].map(|it| second(&load, it)), [1.0, 1.0, 0.5]);
+    totals.finish(ns(at(13.25)));
+    load.seen(at(14.0), LIVE, true, &report(Some("p"), 14.0, totals));
+    assert_eq!(second(&load, 13), 0.25, "what was taken to hold is corrected");
+    assert_eq!(load.in_flight(), 0);
+}
+
+#[test]
+fn the_first_request_after_quiet_counts_for_its_whole_second() {
+    let (mut load, mut totals) = (awake(Metric::Concurrency), Totals::default());
+    load.seen(at(1.0), LIVE, true, &report(None, 1.0, totals));
+    totals.start(ns(at(10.9)));
+    load.seen(at(10.9), LIVE, true, &report(None, 10.9, totals));
+    assert_eq!(second(&load, 10), 1.0);
+    totals.finish(ns(at(10.9001)));
+    totals.start(ns(at(11.5)));
+    load.seen(at(11.5), LIVE, true, &report(None, 11.5, totals));
+    load.settle(at(12.0), true);
+    assert_eq!([10, 11].map(|it| second(&load, it)), [1.0, 0.5], "the next one is not the first");
+}
+
+#[test]
+fn several_senders_add_up_and_a_lost_one_stops_waiting() {
+    let mut load = awake(Metric::Concurrency);
+    let two = Stream { sender: 1, ..LIVE };
+    let mut totals = Totals::default();
+    (0..3).for_each(|_| totals.start(ns(at(1.0))));
+    load.seen(at(1.0), LIVE, true, &report(None, 1.0, totals));
+    load.seen(at(1.0), two, true, &report(None, 1.0, totals));
+    load.seen(at(1.0), two, true, &report(Some("p"), 1.0, totals));
+    assert_eq!((load.in_flight(), load.waiting()), (9, 6));
+    load.lost(at(2.0), 1);
+    assert_eq!((load.in_flight(), load.waiting()), (3, 3), "of its pods nothing is known either");
+    let again = Stream { sender: 1, number: 1, synced: false };
+    load.seen(at(4.0), again, true, &report(Some("p"), 4.0, totals));
+    load.synced(again);
+    load.settle(at(4.0), true);
+    assert_eq!((load.in_flight(), load.waiting()), (6, 3));
+    assert_eq!(second(&load, 3), 6.0, "what the absence hid is made up for");
+}
+
+#[test]
+fn a_new_stream_that_does_not_name_a_pod_ends_it() {
+    let mut load = awake(Metric::Concurrency);
+    let mut totals = Totals::default();
+    totals.start(ns(at(1.0)));
+    load.seen(at(1.0), LIVE, true, &report(Some("old"), 1.0, totals));
+    load.lost(at(2.0), 0);
+    let again = Stream { number: 1, synced: false, ..LIVE };
+    load.seen(at(3.0), again, true, &report(Some("new"), 3.0, Totals::default()));
+    load.synced(again);
+    assert_eq!((load.hears_of("old"), load.hears_of("new")), (false, true));
+}
+
+#[test]
+fn counters_that_go_backwards_are_no_load() {
+    let (mut load, mut totals) = (awake(Metric::Concurrency), Totals::default());
+    (0..50).for_each(|_| totals.start(ns(at(1.0))));
+    (0..50).for_each(|_| totals.finish(ns(at(1.5))));
+    load.seen(at(2.0), LIVE, true, &report(Some("p"), 2.0, totals));
+    load.seen(at(3.0), LIVE, true, &report(Some("p"), 3.0, Totals::default()));
+    load.settle(at(4.0), true);
+    assert_eq!([0, 1, 3].map(|it| second(&load, it)), [0.0; 3]);
+    let mut rps = awake(Metric::Rps);
+    rps.seen(at(2.0), LIVE, true, &report(Some("p"), 2.0, totals));
+    rps.seen(at(3.0), LIVE, true, &report(Some("p"), 3.0, Totals::default()));
+    assert_eq!([2, 3].map(|it| second(&rps, it)), [1.0, 0.0]);
+}
+
+#[test]
+fn the_past_of_a_subject_first_met_is_not_load() {
+    let (mut load, mut totals) = (awake(Metric::Concurrency), Totals::default());
+    (0..1_000_000).for_each(|_| totals.start(ns(at(0.0))));
+    (0..999_990).for_each(|_| totals.finish(ns(at(5.0))));
+    let opening = Stream { synced: false, ..LIVE };
+    load.seen(at(10.0), opening, true, &report(Some("p"), 10.0, totals));
+    load.settle(at(11.0), true);
+    assert_eq!(second(&load, 10), 10.0);
+}
+
+#[test]
+fn a_draining_pod_asks_for_no_other_pod() {
+    let (mut load, mut totals) = (awake(Metric::Concurrency), Totals::default());
+    totals.start(ns(at(1.0)));
+    load.seen(at(1.0), LIVE, true, &report(Some("p"), 1.0, totals));
+    load.count_pod(at(2.0), "p", false);
+    load.settle(at(4.0), true);
+    assert_eq!([1, 2, 3].map(|it| second(&load, it)), [1.0, 0.0, 0.0]);
+    assert_eq!(load.in_flight(), 0);
+}
+
+#[test]
+fn a_request_that_waited_is_one_arrival() {
+    let mut load = awake(Metric::Rps);
+    let (mut line, mut pod) = (Totals::default(), Totals::default());
+    load.seen(at(1.0), LIVE, true, &report(None, 1.0, line));
+    load.seen(at(1.0), LIVE, true, &report(Some("p"), 1.0, pod));
+    (0..30).for_each(|_| line.start(ns(at(2.0))));
+    load.seen(at(2.0), LIVE, true, &report(None, 2.0, line));
+    (0..30).for_each(|_| line.finish(ns(at(4.5))));
+    (0..40).for_each(|_| pod.start(ns(at(4.5))));
+    load.seen(at(5.0), LIVE, true, &report(None, 5.0, line));
+    load.seen(at(5.0), LIVE, true, &report(Some("p"), 5.0, pod));
+    let total: f64 = (1..6).map(|it| second(&load, it)).sum();
+    assert_eq!(total, 40.0);
+}
+
+#[test]
+fn a_burst_that_waits_without_a_pod_counts_at_once() {
+    let (mut load, mut line) = (awake(Metric::Concurrency), Totals::default());
+    load.seen(at(1.0), LIVE, true, &report(None, 1.0, line));
+    (0..300).for_each(|_| line.start(ns(at(9.99))));
+    load.seen(at(9.99), LIVE, true, &report(None, 9.99, line));
+    let panic = |ready| load.averages(at(9.99), ready, &policy()).unwrap().panic;
+    assert_eq!((panic(0), panic(1)), (300.0, 1.0));
+}
+
+#[test]
+fn a_sleeping_revision_keeps_little_but_the_base_of_differences() {
+    let (mut load, mut line) = (awake(Metric::Concurrency), Totals::default());
+    line.start(ns(at(1.0)));
+    line.finish(ns(at(2.0)));
+    load.seen(at(2.0), LIVE, true, &report(None, 2.0, line));
+    load.sleep();
+    assert!(!load.is_news(LIVE, &report(None, 3.0, line)));
+    line.start(ns(at(9.0)));
+    assert!(load.is_news(LIVE, &report(None, 9.0, line)));
+    assert!(load.sources.capacity() * size_of::<Source>() + size_of::<Load>() <= 512);
+}
+
+proptest! {
+    /// However reports are cut, lost or late, the load over all seconds is what the totals say.
+    #[test]
+    fn the_sum_of_load_is_exact(
+        requests in proptest::collection::vec((0.0f64..20.0, 0.0f64..8.0), 1..40),
+        cuts in proptest::collection::vec(0.0f64..30.0, 0..40),
+    ) {
+        let mut load = awake(Metric::Concurrency);
+        let mut cuts: Vec<f64> = cuts.into_iter().chain([0.0, 30.0]).collect();
+        cuts.sort_by(f64::total_cmp);
+        for now in cuts {
+            let mut totals = Totals::default();
+            for &(from, long) in &requests {
+                if from <= now { totals.start(ns(at(from))); }
+                if from + long <= now { totals.finish(ns(at(from + long))); }
+            }
+            load.seen(at(now), LIVE, true, &report(Some("p"), now, totals));
+        }
+        load.settle(at(30.0), true);
+        let seen: f64 = (0..=30).map(|it| second(&load, it)).sum();
+        let truth: f64 = requests.iter().map(|(_, long)| long).sum();
+        // Each first request after quiet may add the rest of its second.
+        prop_assert!(seen >= truth - 0.01 && seen <= truth + 16.0, "{seen} of {truth}");
+    }
+}

@@ -1,0 +1,280 @@
+//! Pure: load by the second, and its averages over the stable and the panic window.
+//!
+//! Knative's rules (knative/serving `pkg/autoscaler/aggregation/bucketing.go` at 98e5ef9): a second that nobody
+//! wrote between two that were written counts as 0; silence before the first and after the last write does not
+//! dilute the average; silence as long as the window empties it.
+//!
+//! One difference in phase: Knative's senders write whole seconds, here load trickles in. A second therefore
+//! counts once it is over; the running one counts too, with what it holds by now, if that *raises* the average.
+//! What it holds can only grow, so this never overstates it.
+
+use std::time::Duration;
+
+use common::wire::Aggregation;
+
+/// Digits a linear average is rounded to, as in Knative, so that float noise never asks for a pod.
+const PRECISION: f64 = 1e6;
+
+/// Part of the load that the weights of a weighted-exponential average cover.
+const COVERED: f64 = 0.9999;
+
+/// Least weight of the newest second in a weighted-exponential average.
+const LEAST_WEIGHT: f64 = 0.2;
+
+/// One revision's load by the second, newest last, over the stable window and the running second.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// Ring indexed by second; holds the stable window and the running second.
+    sums: Box<[f64]>,
+    /// Seconds in the panic window.
+    panic_len: u64,
+    written: Option<Written>,
+    prepaid: Prepaid,
+}
+
+/// Load that was counted before it came to pass, and the second it was counted in.
+#[derive(Clone, Copy, Debug, Default)]
+struct Prepaid {
+    second: u64,
+    left: f64,
+    used: f64,
+}
+
+/// Which seconds were written.
+#[derive(Clone, Copy, Debug)]
+struct Written {
+    /// First since the stable window was last empty.
+    first: u64,
+    /// First since the panic window was last empty.
+    first_in_panic: u64,
+    last: u64,
+}
+
+/// Averages over both windows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Averages {
+    /// Over the stable window.
+    pub stable: f64,
+    /// Over the panic window.
+    pub panic: f64,
+}
+
+impl Window {
+    /// An empty window. `stable` is whole seconds, at least one; panic is its share, rounded, at least a second.
+    pub fn new(stable: Duration, panic_percent: f64) -> Self {
+        let len = stable.as_secs().max(1);
+        let sums = vec![0.0; usize::try_from(len).unwrap_or(usize::MAX) + 1].into_boxed_slice();
+        let panic_len = panic_seconds(len, panic_percent);
+        Self { sums, panic_len, written: None, prepaid: Prepaid::default() }
+    }
+
+    /// Takes other lengths, keeping the newest seconds.
+    pub fn resize(&mut self, stable: Duration, panic_percent: f64) {
+        let len = stable.as_secs().max(1);
+        self.panic_len = panic_seconds(len, panic_percent);
+        if len == self.len() {
+            return;
+        }
+        let mut next = Self::new(stable, panic_percent);
+        if let Some(written) = self.written {
+            let oldest = written.last.saturating_sub(len.min(self.len()));
+            next.written = Some(Written {
+                first: written.first.max(oldest),
+                first_in_panic: written.first_in_panic.max(oldest),
+                last: written.last,
+            });
+            (oldest.max(written.first)..=written.last).for_each(|second| {
+                next.sums[next.index(second)] = self.sums[self.index(second)];
+            });
+        }
+        next.prepaid = self.prepaid;
+        *self = next;
+    }
+
+    /// Counts `amount` in the second of `at` ahead of time; what is added to that second uses it up first.
+    pub fn prepay(&mut self, at: Duration, amount: f64) {
+        self.prepaid = Prepaid::default();
+        self.add(at, amount);
+        self.prepaid = Prepaid { second: at.as_secs(), left: amount, used: 0.0 };
+    }
+
+    /// Adds `amount` to the second of `at`. Amounts older than the window are dropped.
+    pub fn add(&mut self, at: Duration, mut amount: f64) {
+        let second = at.as_secs();
+        self.touch(second);
+        if self.prepaid.second == second {
+            amount -= self.prepaid.take(amount);
+        }
+        if self.written.is_some_and(|written| second + self.len() >= written.last) {
+            let index = self.index(second);
+            self.sums[index] += amount;
+        }
+    }
+
+    /// Adds load of `height` held from `from` to `to`: each second gets its share of the area.
+    pub fn add_level(&mut self, height: f64, from: Duration, to: Duration) {
+        let oldest = Duration::from_secs(to.as_secs().saturating_sub(self.len()));
+        let mut at = from.max(oldest);
+        while at < to {
+            let end = Duration::from_secs(at.as_secs() + 1).min(to);
+            self.add(at, height * (end - at).as_secs_f64());
+            at = end;
+        }
+    }
+
+    /// Says that load is known up to `now`: seconds that are over and that nobody wrote held nothing.
+    pub fn known_until(&mut self, now: Duration) {
+        self.touch(now.as_secs().saturating_sub(1));
+    }
+
+    /// What the second of `at` holds.
+    pub fn held(&self, at: Duration) -> f64 {
+        let second = at.as_secs();
+        let inside = |written: Written| {
+            (written.last.saturating_sub(self.len())..=written.last).contains(&second)
+        };
+        if self.written.is_some_and(inside) { self.sums[self.index(second)] } else { 0.0 }
+    }
+
+    /// Whether no second holds any load.
+    pub fn is_quiet(&self) -> bool {
+        self.sums.iter().all(|&sum| sum <= 0.0)
+    }
+
+    /// Averages at `now`, the running second holding at least `floor`; `None`: nothing is known.
+    pub fn averages(&self, now: Duration, floor: f64, how: Aggregation) -> Option<Averages> {
+        let written = self.written?;
+        let running = now.as_secs();
+        if running > written.last.saturating_add(self.len()) && floor <= 0.0 {
+            return None;
+        }
+        let over = |len, first| {
+            let whole = running.checked_sub(1).map(|end| self.average(end, len, first, None, how));
+            let holds = self.held(now).max(floor);
+            let begun = (written.last >= running || floor > 0.0)
+                .then(|| self.average(running, len, first, Some(holds), how));
+            whole.unwrap_or_default().max(begun.unwrap_or_default())
+        };
+        Some(Averages {
+            stable: over(self.len(), written.first),
+            panic: over(self.panic_len, written.first_in_panic),
+        })
+    }
+
+    /// Average over the `len` seconds that end with `end`, written since `first`; `newest` replaces `end`'s sum.
+    fn average(
+        &self,
+        end: u64,
+        len: u64,
+        first: u64,
+        newest: Option<f64>,
+        how: Aggregation,
+    ) -> f64 {
+        let Some(written) = self.written else { return 0.0 };
+        // Silence as long as the window has emptied it; only `newest` is left.
+        let first = if end >= written.last + len { end } else { first };
+        let last = if newest.is_some() { end } else { written.last.min(end) };
+        let oldest = (end + 1).saturating_sub(len).max(first);
+        if oldest > last || (newest.is_none() && end >= written.last + len) {
+            return 0.0;
+        }
+        let sum = |second| match newest {
+            Some(newest) if second == end => newest,
+            _ if second > written.last => 0.0,
+            _ => self.sums[self.index(second)],
+        };
+        let sums = (oldest..=last).rev().map(sum);
+        let average = match how {
+            Aggregation::Linear => round(sums.sum::<f64>() / count(last - oldest + 1)),
+            Aggregation::WeightedExponential => weighted(sums, coefficient(len)),
+        };
+        average.max(0.0)
+    }
+
+    /// Marks `second` as written; seconds skipped since the last write hold nothing.
+    fn touch(&mut self, second: u64) {
+        let Some(mut written) = self.written else {
+            self.sums.fill(0.0);
+            let only = Written { first: second, first_in_panic: second, last: second };
+            self.written = Some(only);
+            return;
+        };
+        if second <= written.last {
+            // Late news may reach back before the first write, within the window.
+            if second + self.len() > written.last {
+                written.first = written.first.min(second);
+            }
+            if second + self.panic_len > written.last {
+                written.first_in_panic = written.first_in_panic.min(second);
+            }
+            self.written = Some(written);
+            return;
+        }
+        let silence = second - written.last;
+        if silence >= self.len() {
+            self.sums.fill(0.0);
+            written.first = second;
+        } else {
+            (written.last + 1..=second).for_each(|skipped| {
+                let index = self.index(skipped);
+                self.sums[index] = 0.0;
+            });
+        }
+        if silence >= self.panic_len {
+            written.first_in_panic = second;
+        }
+        written.last = second;
+        self.written = Some(written);
+    }
+
+    fn len(&self) -> u64 {
+        self.sums.len() as u64 - 1
+    }
+
+    fn index(&self, second: u64) -> usize {
+        usize::try_from(second % self.sums.len() as u64)
+            .expect("an index below a slice's length: taken modulo it")
+    }
+}
+
+impl Prepaid {
+    /// The part of `amount` that was prepaid; a negative amount gives back what was used.
+    fn take(&mut self, amount: f64) -> f64 {
+        let part = amount.clamp(-self.used, self.left);
+        self.left -= part;
+        self.used += part;
+        part
+    }
+}
+
+fn panic_seconds(stable: u64, percent: f64) -> u64 {
+    // As bounded by the check on arrival the product is small; the cast saturates otherwise.
+    ((count(stable) * percent / 100.0).round() as u64).clamp(1, stable)
+}
+
+/// Weight of the newest of `len` seconds: `max(1 − (1 − 0.9999)^(1/len), 0.2)`.
+fn coefficient(len: u64) -> f64 {
+    (1.0 - (1.0 - COVERED).powf(1.0 / count(len))).max(LEAST_WEIGHT)
+}
+
+fn weighted(newest_first: impl Iterator<Item = f64>, coefficient: f64) -> f64 {
+    let mut weight = coefficient;
+    let mut total = 0.0;
+    for sum in newest_first {
+        total += sum * weight;
+        weight *= 1.0 - coefficient;
+    }
+    total
+}
+
+fn round(value: f64) -> f64 {
+    (value * PRECISION).round() / PRECISION
+}
+
+/// Small counts as floats; exact below 2⁵³.
+fn count(value: u64) -> f64 {
+    value as f64
+}
+
+#[cfg(test)]
+mod tests;

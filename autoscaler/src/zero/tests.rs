@@ -1,0 +1,226 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::usage::tests::policy;
+
+const UP: Facts =
+    Facts { ready: 1, is_reachable: true, initial_scale_reached: true, is_direct: true };
+const DOWN: Facts = Facts { ready: 0, ..UP };
+const ASIDE: Facts = Facts { is_direct: false, ..UP };
+const NEW: Facts = Facts { initial_scale_reached: false, ..DOWN };
+
+fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// A run of one machine; each step says pods, activity and the bound.
+struct Run {
+    policy: ScalePolicy,
+    zero: Zero,
+}
+
+impl Run {
+    fn new(policy: ScalePolicy, facts: Facts) -> Self {
+        let pods = facts.ready;
+        Self { zero: Zero::new(at(0), &policy, facts, pods), policy }
+    }
+
+    fn verdict(&mut self, now: u64, facts: Facts, wish: Option<u32>) -> Verdict {
+        self.zero.step(at(now), &self.policy, facts, wish, 0.0)
+    }
+
+    fn step(
+        &mut self,
+        now: u64,
+        facts: Facts,
+        wish: Option<u32>,
+    ) -> (Option<u32>, Activity, Option<Bound>) {
+        let verdict = self.verdict(now, facts, wish);
+        (verdict.pods, verdict.activity, verdict.bound)
+    }
+}
+
+/// Reference §2.5: active for a stable window, then inactive, then zero once the activator is in the path.
+#[test]
+fn the_last_pod_goes_once_the_path_leads_away_from_it() {
+    let mut run = Run::new(policy(), UP);
+    let early = run.verdict(50, UP, Some(0));
+    assert_eq!((early.pods, early.again_at), (Some(1), Some(at(60))));
+    assert_eq!((early.path, early.bound), (Path::Direct, Some(Bound::StableWindow)));
+    let quiet = run.verdict(60, UP, Some(0));
+    assert_eq!(
+        (quiet.pods, quiet.path, quiet.activity),
+        (Some(1), Path::Activator, Activity::Inactive)
+    );
+    assert_eq!(
+        run.step(61, UP, Some(0)),
+        (Some(1), Activity::Inactive, Some(Bound::LeavingDirectPath))
+    );
+    assert_eq!(run.step(62, ASIDE, Some(0)), (Some(0), Activity::Inactive, Some(Bound::Quiet)));
+}
+
+#[test]
+fn the_grace_period_bounds_the_wait_for_the_switch() {
+    let mut run = Run::new(policy(), UP);
+    run.step(60, UP, Some(0));
+    let waiting = run.verdict(61, UP, Some(0));
+    assert_eq!((waiting.pods, waiting.again_at), (None, Some(at(90))));
+    assert_eq!(run.step(90, UP, Some(0)).0, Some(0));
+}
+
+#[test]
+fn the_last_pod_is_retained_while_reachable() {
+    let policy = ScalePolicy { retention: at(100), ..policy() };
+    let mut run = Run::new(policy.clone(), ASIDE);
+    run.step(60, ASIDE, Some(0));
+    let kept = run.verdict(159, ASIDE, Some(0));
+    assert_eq!(
+        (kept.pods, kept.bound, kept.again_at),
+        (None, Some(Bound::Retention), Some(at(160)))
+    );
+    assert_eq!(run.step(160, ASIDE, Some(0)).0, Some(0));
+    let hidden = Facts { is_reachable: false, ..ASIDE };
+    let mut run = Run::new(policy, hidden);
+    run.step(60, hidden, Some(0));
+    assert_eq!(run.step(61, hidden, Some(0)).0, Some(0), "nobody needs an unreachable one");
+}
+
+#[test]
+fn a_request_on_the_way_down_turns_it_back_up() {
+    let mut run = Run::new(policy(), UP);
+    run.step(60, UP, Some(0));
+    let back = run.verdict(61, UP, Some(1));
+    assert_eq!((back.pods, back.path, back.activity), (Some(1), Path::Direct, Activity::Active));
+    assert_eq!(run.step(100, UP, Some(0)).2, Some(Bound::StableWindow), "the window counts anew");
+}
+
+/// Reference §2.5: activating and without load, zero only after the progress deadline and its buffer of 30 s.
+#[test]
+fn a_start_that_never_succeeds_times_out() {
+    let mut run = Run::new(policy(), NEW);
+    assert_eq!(run.step(1, NEW, None), (Some(1), Activity::Activating, Some(Bound::Starting)));
+    let waiting = run.verdict(629, NEW, Some(0));
+    assert_eq!((waiting.pods, waiting.again_at), (Some(1), Some(at(630))));
+    assert_eq!(run.step(630, NEW, Some(0)), (Some(0), Activity::TimedOut, Some(Bound::TimedOut)));
+    assert_eq!(run.step(632, NEW, Some(0)).1, Activity::TimedOut);
+    assert_eq!(run.step(700, NEW, Some(1)).1, Activity::Activating, "a request tries again");
+}
+
+#[test]
+fn a_start_whose_client_left_is_still_awaited() {
+    let mut run = Run::new(policy(), DOWN);
+    assert_eq!(run.step(1, DOWN, Some(1)), (Some(1), Activity::Activating, None));
+    assert_eq!(run.step(70, DOWN, Some(0)), (Some(1), Activity::Activating, Some(Bound::Starting)));
+    assert_eq!(run.step(71, UP, Some(0)).1, Activity::Active);
+    assert_eq!(run.step(72, UP, Some(0)).2, Some(Bound::StableWindow));
+}
+
+/// Reference §2.5: threshold = max(min, initial) until reached, then max(min, 1).
+#[test]
+fn the_initial_scale_is_a_minimum_until_it_is_reached() {
+    let policy = ScalePolicy { initial_scale: 3, ..policy() };
+    let mut run = Run::new(policy.clone(), NEW);
+    assert_eq!(
+        run.step(1, NEW, Some(0)),
+        (Some(3), Activity::Activating, Some(Bound::InitialScale))
+    );
+    let two = Facts { ready: 2, ..NEW };
+    assert_eq!(run.step(2, two, Some(0)).1, Activity::Activating);
+    let three = Facts { ready: 3, ..NEW };
+    assert_eq!(run.step(3, three, Some(0)), (Some(3), Activity::Active, Some(Bound::InitialScale)));
+    let reached = Facts { initial_scale_reached: true, ..three };
+    assert_eq!(run.step(4, reached, Some(1)), (Some(1), Activity::Active, None));
+    let hidden = Facts { is_reachable: false, ..NEW };
+    assert_eq!(
+        Run::new(policy, hidden).step(1, hidden, Some(1)).0,
+        Some(1),
+        "not when unreachable"
+    );
+}
+
+#[test]
+fn an_initial_scale_of_zero_sleeps_at_once_and_wakes() {
+    let mut run = Run::new(ScalePolicy { initial_scale: 0, ..policy() }, NEW);
+    let asleep = Facts { is_direct: false, ..NEW };
+    assert_eq!(run.step(0, asleep, Some(0)), (Some(0), Activity::Inactive, Some(Bound::Quiet)));
+    assert_eq!(run.step(1, asleep, Some(1)), (Some(1), Activity::Activating, None));
+    assert_eq!(run.step(2, Facts { ready: 1, ..NEW }, Some(1)).1, Activity::Active);
+}
+
+#[test]
+fn bounds_hold_while_reachable() {
+    let policy = ScalePolicy { min_scale: 2, max_scale: 4, ..policy() };
+    let mut run = Run::new(policy, UP);
+    let ready = Facts { ready: 2, ..UP };
+    assert_eq!(run.step(1, UP, Some(0)), (Some(2), Activity::Activating, Some(Bound::MinScale)));
+    assert_eq!(run.step(2, ready, Some(9)), (Some(4), Activity::Active, Some(Bound::MaxScale)));
+    assert_eq!(run.step(3, ready, Some(3)), (Some(3), Activity::Active, None));
+    let hidden = Facts { is_reachable: false, ..ready };
+    assert_eq!(run.step(70, hidden, Some(0)).1, Activity::Inactive);
+}
+
+#[test]
+fn without_scale_to_zero_one_pod_stays() {
+    let mut run = Run::new(ScalePolicy { scale_to_zero: false, ..policy() }, UP);
+    assert_eq!(run.step(900, UP, Some(0)), (Some(1), Activity::Active, Some(Bound::NoScaleToZero)));
+}
+
+#[test]
+fn unknown_load_keeps_what_there_is() {
+    let mut run = Run::new(policy(), UP);
+    assert_eq!(run.step(1, UP, None), (None, Activity::Active, None));
+    run.step(2, UP, Some(4));
+    assert_eq!(run.step(3, UP, None).0, Some(4));
+    let mut asleep = Run::new(policy(), DOWN);
+    let verdict = asleep.verdict(1, DOWN, None);
+    assert_eq!((verdict.pods, verdict.path), (None, Path::Activator));
+}
+
+/// Reference §2.4: Serve iff want > 0 and EBC ≥ 0.
+#[test]
+fn the_path_follows_burst_capacity_and_sleep() {
+    let mut run = Run::new(policy(), UP);
+    let mut path = |wish, capacity| run.zero.step(at(1), &run.policy, UP, wish, capacity).path;
+    assert_eq!(path(Some(2), 0.0), Path::Direct);
+    assert_eq!(path(Some(2), -1.0), Path::Activator);
+    assert_eq!(path(None, 89.0), Path::Direct);
+    assert_eq!(path(None, -1.0), Path::Activator);
+}
+
+prop_compose! {
+    fn facts()(ready in 0u32..6, is_reachable: bool, initial_scale_reached: bool, is_direct: bool) -> Facts {
+        Facts { ready, is_reachable, initial_scale_reached, is_direct }
+    }
+}
+
+proptest! {
+    /// Whatever happens, decided pods stay within the bounds that hold at the time.
+    #[test]
+    fn decided_pods_stay_within_bounds(
+        least in 0u32..5, more in 0u32..5, initial in 0u32..4,
+        steps in proptest::collection::vec((facts(), proptest::option::of(0u32..20), 1u64..100), 1..40),
+    ) {
+        let (max_scale, min_scale) = (least + more, least);
+        let policy = ScalePolicy { min_scale, max_scale, initial_scale: initial, ..policy() };
+        let mut run = Run::new(policy, steps[0].0);
+        let mut now = 0;
+        for (facts, wish, passed) in steps {
+            now += passed;
+            let verdict = run.verdict(now, facts, wish);
+            let pods = verdict.pods.unwrap_or(min_scale);
+            prop_assert!(max_scale == 0 || pods <= max_scale);
+            prop_assert!(!(facts.is_reachable && wish.is_some_and(|wish| wish > 0)) || pods >= min_scale);
+            prop_assert!(verdict.path == Path::Activator || verdict.activity != Activity::Inactive);
+        }
+    }
+
+    /// A step repeated at the same moment with the same facts settles.
+    #[test]
+    fn steps_settle(facts in facts(), wish in proptest::option::of(0u32..9), now in 0u64..900) {
+        let mut run = Run::new(policy(), facts);
+        run.verdict(now, facts, wish);
+        run.verdict(now, facts, wish);
+        let settled = run.verdict(now, facts, wish);
+        prop_assert_eq!(run.verdict(now, facts, wish), settled);
+    }
+}
