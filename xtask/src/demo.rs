@@ -1,7 +1,6 @@
 //! Shell: the whole story on this machine: asleep, woken, scaled out, direct, asleep again.
 
 mod chart;
-mod node;
 mod screen;
 mod story;
 mod tally;
@@ -14,12 +13,10 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use self::{
-    node::Node,
-    tally::{Figures, Run},
-};
+use self::tally::{Figures, Run};
 use crate::{
     build, image,
+    node::Node,
     setup::{self, Purpose},
     workspace::Workspace,
 };
@@ -61,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
     let folder = workspace.target.join("demo");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let node = Node::start(&rouse, &images, args.gateway, &folder.join("rouse.log"))?;
+    let node = Node::start("demo", &rouse, &images, args.gateway, &folder.join("rouse.log"))?;
     let run = story::tell(&node, &workspace.root.join("examples/hello.yaml"));
     // The log is read while the node is still there: stopping adds to it.
     let log = node.log();

@@ -55,7 +55,7 @@ pub(crate) fn make(workspace: &Workspace, packages: &[&str], to: &Path) -> Resul
 
 /// Builds one package as a static program and returns its file.
 fn build(workspace: &Workspace, package: &str) -> Result<PathBuf> {
-    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let triple = triple();
     // Static, so that the image needs nothing but this one file; without machine paths, so that two
     // checkouts give the same bytes. Named by target so that build scripts stay as they are.
     let variable = format!("CARGO_TARGET_{}_RUSTFLAGS", triple.to_uppercase().replace('-', "_"));
@@ -73,5 +73,14 @@ fn build(workspace: &Workspace, package: &str) -> Result<PathBuf> {
             .env(variable, flags)
             .current_dir(&workspace.root),
     )?;
-    Ok(workspace.target.join(triple).join("image").join(package))
+    Ok(program(workspace, package))
+}
+
+/// Where the static program of `package` is built.
+pub(crate) fn program(workspace: &Workspace, package: &str) -> PathBuf {
+    workspace.target.join(triple()).join("image").join(package)
+}
+
+fn triple() -> String {
+    format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
 }

@@ -111,7 +111,7 @@ fn resolve(text: &str) -> Result<SocketAddr, String> {
         text.to_socket_addrs().map_err(|error| format!("cannot resolve {text}: {error}"))?;
     let found: Vec<SocketAddr> = found.collect();
     let ipv4 = found.iter().find(|address| address.is_ipv4());
-    ipv4.or(found.first()).copied().ok_or_else(|| format!("{text} has no address"))
+    ipv4.or_else(|| found.first()).copied().ok_or_else(|| format!("{text} has no address"))
 }
 
 impl Args {

@@ -2,12 +2,12 @@
 
 use std::{fs, path::PathBuf, process::Command};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::sh;
 
 /// What a figure must name to be worth anything.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
     /// Processor, cores and memory in one line.
     pub(crate) machine: String,

@@ -9,12 +9,16 @@
 )]
 #![forbid(unsafe_code)]
 
+mod bench;
 mod build;
 mod ci;
+mod coldstart;
 mod demo;
 mod image;
 mod load;
 mod machine;
+mod measure;
+mod node;
 mod setup;
 mod sh;
 mod test;
@@ -45,6 +49,11 @@ enum Task {
     Image(image::Args),
     /// Hold the code to the layout rules of ARCHITECTURE.md
     Tidy,
+    /// Measure Rouse side by side with controls, and write BENCHMARKS.md
+    Bench(bench::Args),
+    /// Time connects or requests from where it runs; used by bench inside the node
+    #[command(hide = true)]
+    Measure(measure::Args),
     /// Send requests and print one JSON line each; used by demo and bench inside the node
     #[command(hide = true)]
     Load(load::Args),
@@ -59,6 +68,8 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args),
         Task::Image(args) => image::run(&args),
         Task::Tidy => tidy::run(),
+        Task::Bench(args) => bench::run(&args),
+        Task::Measure(args) => measure::run(&args),
         Task::Load(args) => load::run(&args),
         Task::Ci(args) => ci::run(&args),
     };

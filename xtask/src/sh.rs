@@ -5,6 +5,7 @@ use std::{
     io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -106,6 +107,12 @@ pub(crate) fn which(program: &str) -> Option<PathBuf> {
 fn is_executable(file: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt as _;
     file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+/// Waits. xtask's main thread has no runtime that this could block.
+#[allow(clippy::disallowed_methods, reason = "xtask's main thread waits for other processes")]
+pub(crate) fn pause(wait: Duration) {
+    std::thread::sleep(wait);
 }
 
 fn shown(command: &Command) -> String {

@@ -42,9 +42,3 @@ impl Screen {
         if self.is_terminal { "\r\x1b[2K" } else { "" }
     }
 }
-
-/// Waits. The demo has no runtime whose thread this could block.
-#[allow(clippy::disallowed_methods, reason = "xtask's main thread waits for other processes")]
-pub(super) fn pause(wait: Duration) {
-    std::thread::sleep(wait);
-}

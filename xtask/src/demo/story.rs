@@ -12,11 +12,10 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::{
-    node::Node,
-    screen::{Screen, pause},
+    screen::Screen,
     tally::{Phase, Run, Sample},
 };
-use crate::{load::Record, sh};
+use crate::{load::Record, node::Node, sh};
 
 /// Name by which the client inside the node reaches the service: its ClusterIP comes from the node's DNS.
 const SERVICE: &str = "hello.default.svc.cluster.local";
@@ -68,7 +67,7 @@ impl Teller<'_> {
                 Some((_, message)) => last = message.to_string(),
                 None => {}
             }
-            pause(Duration::from_millis(100));
+            sh::pause(Duration::from_millis(100));
         }
         bail!("service hello did not become ready within 10 s: {last}")
     }
@@ -102,7 +101,7 @@ impl Teller<'_> {
                 return Ok(());
             }
             self.screen.show(&self.run.live(unix_us()));
-            pause(LOOK_EVERY);
+            sh::pause(LOOK_EVERY);
         }
         self.screen.say(&format!("still {} pods after {ASLEEP_WITHIN:?}", self.run.pods_now()));
         Ok(())
@@ -130,7 +129,7 @@ impl Teller<'_> {
             self.look()?;
             self.screen.show(&self.run.live(unix_us()));
             if !is_over {
-                pause(LOOK_EVERY);
+                sh::pause(LOOK_EVERY);
             }
         }
         let status = load.wait()?;

@@ -4,14 +4,12 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::load::Record;
+use crate::{coldstart::ColdStart, load::Record};
 
 /// Share of the requests that must go straight to a pod once one is ready.
 const DIRECT_SHARE: f64 = 0.95;
 /// Pods that the load must have brought up.
 const PODS: usize = 3;
-/// Word by which the autoscaler's decisions are found in the node's log.
-const DECIDED: &str = "scaled";
 
 /// What a request was sent for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,19 +87,6 @@ impl Spread {
     }
 }
 
-/// One cold start, split. Times in ms.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct ColdStart {
-    /// Request sent → scale decided; unknown where the log has no decision.
-    decide: Option<f64>,
-    /// From there → the pod's `listen` returned.
-    start: f64,
-    /// → first byte at the client.
-    listen_to_first_byte: f64,
-    /// Request sent → first byte.
-    total: f64,
-}
-
 /// What the run amounts to.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Figures {
@@ -127,7 +112,7 @@ impl Figures {
         let answered = run.records.iter().filter(|(_, record)| record.is_answered()).count();
         let cold_starts: Vec<ColdStart> = (run.records.iter())
             .filter(|(phase, record)| *phase == Phase::Wake && record.is_answered())
-            .map(|(_, record)| cold_start(record, log))
+            .map(|(_, record)| ColdStart::of(record, log))
             .collect();
         let load: Vec<&Record> = (run.records.iter())
             .filter(|(phase, _)| *phase == Phase::Load)
@@ -184,44 +169,6 @@ fn pods_over_time(run: &Run) -> Vec<(u64, usize)> {
     pods
 }
 
-fn cold_start(record: &Record, log: &str) -> ColdStart {
-    let ms = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e3;
-    let first_byte = record.at_us + record.first_byte_us;
-    let listening = record.listening_us;
-    let decided = decided_at(log, record.at_us, listening);
-    ColdStart {
-        decide: decided.map(|decided| ms(record.at_us, decided)),
-        start: ms(decided.unwrap_or(record.at_us), listening),
-        listen_to_first_byte: ms(listening, first_byte),
-        total: ms(record.at_us, first_byte),
-    }
-}
-
-/// When the log says that scale was decided, between two moments.
-fn decided_at(log: &str, from_us: u64, to_us: u64) -> Option<u64> {
-    log.lines()
-        .filter(|line| line.contains(DECIDED))
-        .filter_map(|line| unix_us_of(line.split_whitespace().next()?))
-        .find(|at| (from_us..=to_us).contains(at))
-}
-
-/// Reads `2026-11-21T10:00:00.123456Z`, as tracing prints it.
-fn unix_us_of(stamp: &str) -> Option<u64> {
-    let (date, time) = stamp.strip_suffix('Z')?.split_once('T')?;
-    let mut date = date.split('-').map(str::parse::<i64>);
-    let (year, month, day) = (date.next()?.ok()?, date.next()?.ok()?, date.next()?.ok()?);
-    let (clock, fraction) = time.split_once('.').unwrap_or((time, "0"));
-    let mut clock = clock.split(':').map(str::parse::<i64>);
-    let (hour, minute, second) = (clock.next()?.ok()?, clock.next()?.ok()?, clock.next()?.ok()?);
-    let micros: i64 = format!("{fraction:0<6}").get(..6)?.parse().ok()?;
-    // Days since 1970 of a Gregorian date, with the year beginning in March so that leap days come last.
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days =
-        365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 719_469;
-    let seconds = ((days * 24 + hour) * 60 + minute) * 60 + second;
-    u64::try_from(seconds * 1_000_000 + micros).ok()
-}
-
 impl fmt::Display for Figures {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "cold start        decide      start   listen → first byte      total")?;
@@ -268,7 +215,7 @@ mod tests {
     }
 
     fn run() -> Run {
-        let start = unix_us_of("2026-11-21T10:00:00.000000Z").unwrap();
+        let start = crate::coldstart::unix_us_of("2026-11-21T10:00:00.000000Z").unwrap();
         let mut run = Run { times_asleep: 2, ..Run::default() };
         run.records.push((Phase::Wake, record(start, false)));
         for index in 1..=100 {
@@ -311,12 +258,5 @@ mod tests {
                 "the service did not return to zero each time",
             ]
         );
-    }
-
-    #[test]
-    fn time_stamps_are_read_to_the_microsecond() {
-        assert_eq!(unix_us_of("1970-01-01T00:00:00Z"), Some(0));
-        assert_eq!(unix_us_of("2000-02-29T12:00:00.5Z"), Some(951_825_600_500_000));
-        assert_eq!(unix_us_of("no date"), None);
     }
 }

@@ -1,7 +1,7 @@
 //! Shell: a local node, driven by the `rouse` command as a user would.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     fs::{self, File},
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -13,39 +13,42 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::sh;
 
-/// The node's name; its namespaces, cgroups and folders carry it.
-const NAME: &str = "demo";
 /// A node that is not up by then will not come up.
 const START_WITHIN: Duration = Duration::from_secs(60);
 
 /// A running node. Stopped when dropped, unless it was left running.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(crate) struct Node {
+    /// Its namespaces, cgroups and folders carry it.
+    name: String,
     rouse: PathBuf,
     log: PathBuf,
-    up: std::cell::RefCell<Child>,
+    up: RefCell<Child>,
     is_over: Cell<bool>,
 }
 
 impl Node {
     /// Starts the node and waits until all its parts say that they are ready.
-    pub(super) fn start(
+    pub(crate) fn start(
+        name: &str,
         rouse: &Path,
         images: &Path,
         gateway: SocketAddr,
         log: &Path,
     ) -> Result<Self> {
         // What a killed run before this one may have left.
-        let _ = command(rouse, &["down"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let _ =
+            command(rouse, name, &["down"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
         let ready = log.with_extension("ready");
         let _ = fs::remove_file(&ready);
         let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        let mut up = command(rouse, &["up"]);
+        let mut up = command(rouse, name, &["up"]);
         up.arg("--images").arg(images).arg("--gateway").arg(gateway.to_string());
         up.arg("--ready-file").arg(&ready);
         up.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
         let up = up.spawn().context("cannot start `rouse up`")?;
         let node = Self {
+            name: name.to_owned(),
             rouse: rouse.to_owned(),
             log: log.to_owned(),
             up: up.into(),
@@ -65,38 +68,51 @@ impl Node {
             if started.elapsed() > START_WITHIN {
                 bail!("`rouse up` was not ready within {START_WITHIN:?}:\n{}", self.last_lines());
             }
-            super::screen::pause(Duration::from_millis(20));
+            sh::pause(Duration::from_millis(20));
         }
         Ok(())
     }
 
     /// `rouse ARGS --node …`, as root.
-    pub(super) fn rouse(&self, args: &[&str]) -> Command {
-        command(&self.rouse, args)
+    pub(crate) fn rouse(&self, args: &[&str]) -> Command {
+        command(&self.rouse, &self.name, args)
     }
 
     /// A program in the client's network namespace.
-    pub(super) fn run(&self, program: &Path) -> Command {
-        let mut command = command(&self.rouse, &["run"]);
+    pub(crate) fn run(&self, program: &Path) -> Command {
+        let mut command = command(&self.rouse, &self.name, &["run"]);
         command.arg("--").arg(program);
         command
     }
 
+    /// The network namespace `which` of the node: `node` or `client`.
+    pub(crate) fn netns(&self, which: &str) -> PathBuf {
+        Path::new("/run/rouse").join(&self.name).join("netns").join(which)
+    }
+
+    /// Process id of `rouse up`; behind sudo its child's.
+    pub(crate) fn pid(&self) -> u32 {
+        let pid = self.up.borrow().id();
+        let child = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let child = child.ok().filter(|_| !sh::is_root());
+        child.and_then(|list| list.split_whitespace().next()?.parse().ok()).unwrap_or(pid)
+    }
+
     /// What the node logged until now.
-    pub(super) fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    pub(super) fn log_file(&self) -> &Path {
+    pub(crate) fn log_file(&self) -> &Path {
         &self.log
     }
 
     /// Stops the node and removes everything of it.
-    pub(super) fn stop(&self) -> Result<()> {
+    pub(crate) fn stop(&self) -> Result<()> {
         if self.is_over.replace(true) {
             return Ok(());
         }
-        let down = sh::capture(&mut command(&self.rouse, &["down"]));
+        let down = sh::capture(&mut command(&self.rouse, &self.name, &["down"]));
         let status = self.up.borrow_mut().wait().context("cannot wait for `rouse up`")?;
         down.context("cannot stop the node")?;
         if !status.success() {
@@ -106,18 +122,18 @@ impl Node {
     }
 
     /// Prints what to type, and lets the node live on.
-    pub(super) fn leave_running(&self, gateway: SocketAddr) {
+    pub(crate) fn leave_running(&self, gateway: SocketAddr) {
         self.is_over.set(true);
-        let rouse = self.rouse.display();
+        let (rouse, name) = (self.rouse.display(), &self.name);
         let sudo = if sh::is_root() { "" } else { "sudo " };
         println!("\nThe node is still running. Try:");
         println!(
-            "  {sudo}{rouse} run --node {NAME} -- curl -s http://hello.default.svc.cluster.local/"
+            "  {sudo}{rouse} run --node {name} -- curl -s http://hello.default.svc.cluster.local/"
         );
         println!("  curl -s -H 'Host: hello.default.localhost' http://{gateway}/");
-        println!("  {sudo}{rouse} get pods --node {NAME}");
-        println!("  {sudo}{rouse} top --node {NAME}");
-        println!("  {sudo}{rouse} down --node {NAME}");
+        println!("  {sudo}{rouse} get pods --node {name}");
+        println!("  {sudo}{rouse} top --node {name}");
+        println!("  {sudo}{rouse} down --node {name}");
     }
 
     fn last_lines(&self) -> String {
@@ -130,13 +146,13 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         if let Err(error) = self.stop() {
-            eprintln!("demo: {error:#}");
+            eprintln!("node {}: {error:#}", self.name);
         }
     }
 }
 
-fn command(rouse: &Path, args: &[&str]) -> Command {
+fn command(rouse: &Path, name: &str, args: &[&str]) -> Command {
     let mut command = sh::raised(rouse);
-    command.args(args).args(["--node", NAME]);
+    command.args(args).args(["--node", name]);
     command
 }

@@ -1,0 +1,78 @@
+//! Shell: what ten thousand sleeping services cost in memory and CPU.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context as _, Result};
+
+use super::{
+    report::{Goal, Row, row},
+    scene::Scene,
+};
+use crate::sh;
+
+const SERVICES: usize = 10_000;
+/// How long the CPU is watched.
+const WATCH: Duration = Duration::from_secs(30);
+/// After applying, the parts settle for so long.
+const SETTLE: Duration = Duration::from_secs(10);
+
+/// Memory of all daemons and maps together, a service: what the node grew by, plus all maps, which are made whole
+/// at the start.
+pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
+    let node = scene.node()?;
+    sh::pause(SETTLE);
+    let empty = resident_kib(node.pid())?;
+    scene.apply(&node, "idle", SERVICES, 0)?;
+    sh::pause(SETTLE);
+    let full = resident_kib(node.pid())?;
+    let maps = maps_kib(node.pid())?;
+    let before = cpu_ticks(node.pid())?;
+    sh::pause(WATCH);
+    let ticks = cpu_ticks(node.pid())? - before;
+    node.stop()?;
+    println!("idle: resident {empty} KiB empty, {full} KiB full; maps {maps} KiB");
+    let a_service = (full - empty + maps) / SERVICES as f64;
+    let percent = ticks / WATCH.as_secs_f64();
+    Ok(vec![
+        row("memory_per_service", "rouse", "KiB", &[a_service], None, Goal::AtMost(5.0)),
+        row("cpu", "rouse", "percent", &[percent], None, Goal::AtMost(1.0)),
+    ])
+}
+
+fn resident_kib(pid: u32) -> Result<f64> {
+    let status = proc(pid, "status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.context("no VmRSS in /proc")
+}
+
+/// User and system time in ticks of 10 ms: so many a second are so many percent of one CPU.
+fn cpu_ticks(pid: u32) -> Result<f64> {
+    let stat = proc(pid, "stat")?;
+    // The name in parentheses may hold blanks; the fields after it are counted.
+    let (_, rest) = stat.rsplit_once(") ").context("no name in /proc/PID/stat")?;
+    let fields: Vec<f64> =
+        rest.split(' ').map(|field| field.trim().parse().unwrap_or(0.0)).collect();
+    Ok(fields.get(11).unwrap_or(&0.0) + fields.get(12).unwrap_or(&0.0))
+}
+
+/// Memory of the maps the process holds open, each counted once.
+fn maps_kib(pid: u32) -> Result<f64> {
+    let folder = format!("/proc/{pid}/fdinfo");
+    let mut maps = std::collections::BTreeMap::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("cannot list {folder}"))? {
+        let text = fs::read_to_string(entry?.path()).unwrap_or_default();
+        let field = |name: &str| -> Option<u64> {
+            text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
+        };
+        if let (Some(id), Some(bytes)) = (field("map_id:"), field("memlock:")) {
+            maps.insert(id, bytes);
+        }
+    }
+    Ok(maps.values().sum::<u64>() as f64 / 1024.0)
+}
+
+fn proc(pid: u32, file: &str) -> Result<String> {
+    fs::read_to_string(format!("/proc/{pid}/{file}"))
+        .with_context(|| format!("cannot read /proc/{pid}/{file}"))
+}

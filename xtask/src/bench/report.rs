@@ -1,0 +1,184 @@
+//! Pure: figures as JSON for machines and as a section of BENCHMARKS.md for people.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use super::stats::{Median, Rounds, median, quantile, ratio, sorted};
+use crate::machine::Machine;
+
+/// One bench's figures.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Report {
+    pub(super) name: String,
+    #[serde(flatten)]
+    pub(super) machine: Machine,
+    pub(super) rows: Vec<Row>,
+}
+
+/// One subject in one case.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Row {
+    pub(super) case: String,
+    pub(super) subject: String,
+    pub(super) unit: String,
+    pub(super) p50: f64,
+    pub(super) p90: f64,
+    pub(super) p99: f64,
+    pub(super) n: usize,
+    /// Against the control `bare`, within each round: median and its 95 % interval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) ratio: Option<[f64; 3]>,
+    /// What was to be reached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) goal: Option<String>,
+    /// Whether it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) reached: Option<bool>,
+}
+
+/// What a figure is to reach.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Goal {
+    /// Ratio against `bare`.
+    RatioAtMost(f64),
+    /// Ratio against `bare`.
+    RatioAtLeast(f64),
+    /// Median of the values themselves.
+    AtMost(f64),
+    /// Median and 99th percentile.
+    P50P99AtMost(f64, f64),
+    None,
+}
+
+/// Rows of one case: each subject's rounds, with ratios against `bare`; the goal is `rouse`'s.
+pub(super) fn rows(case: &str, unit: &str, rounds: &Rounds, goal: Goal) -> Vec<Row> {
+    rounds
+        .iter()
+        .map(|(subject, values)| {
+            let ratio = (*subject != "bare").then(|| ratio(rounds, subject, "bare")).flatten();
+            let goal = if *subject == "rouse" { goal } else { Goal::None };
+            row(case, subject, unit, values, ratio, goal)
+        })
+        .collect()
+}
+
+/// One row; what is to be reached is judged by medians, not by the best.
+pub(super) fn row(
+    case: &str,
+    subject: &str,
+    unit: &str,
+    values: &[f64],
+    ratio: Option<Median>,
+    goal: Goal,
+) -> Row {
+    let sorted = sorted(values);
+    let p99 = quantile(&sorted, 0.99);
+    let middle = median(values).value;
+    let against = ratio.map_or(f64::NAN, |ratio| ratio.value);
+    let (goal, reached) = match goal {
+        Goal::RatioAtMost(most) => (format!("≤ {most} × bare"), against <= most),
+        Goal::RatioAtLeast(least) => (format!("≥ {least} × bare"), against >= least),
+        Goal::AtMost(most) => (format!("≤ {most} {unit}"), middle <= most),
+        Goal::P50P99AtMost(half, most) => {
+            (format!("p50 ≤ {half}, p99 ≤ {most} {unit}"), middle <= half && p99 <= most)
+        }
+        Goal::None => (String::new(), true),
+    };
+    let has_goal = !goal.is_empty();
+    Row {
+        case: case.to_owned(),
+        subject: subject.to_owned(),
+        unit: unit.to_owned(),
+        p50: middle,
+        p90: quantile(&sorted, 0.9),
+        p99,
+        n: values.len(),
+        ratio: ratio.map(|ratio| [ratio.value, ratio.low, ratio.high]),
+        goal: has_goal.then_some(goal),
+        reached: has_goal.then_some(reached),
+    }
+}
+
+/// The report as a section of BENCHMARKS.md.
+pub(super) fn section(report: &Report) -> String {
+    let Report { name, machine, rows } = report;
+    let mut out = format!(
+        "## {name}\n\n`cargo xtask bench {name}` · {} · Linux {} · commit {}\n\n",
+        machine.machine, machine.kernel, machine.commit
+    );
+    out += "| case | subject | p50 | p90 | p99 | unit | n | ratio to bare (95 %) | to reach | reached |\n";
+    out += "|---|---|---|---|---|---|---|---|---|---|\n";
+    for row in rows {
+        let ratio = row.ratio.map_or_else(String::new, |[value, low, high]| {
+            format!("{value:.3} ({low:.3}–{high:.3})")
+        });
+        let reached = match row.reached {
+            Some(true) => "yes",
+            Some(false) => "**no**",
+            None => "",
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} | {} | {} | {} | {} | {ratio} | {} | {reached} |",
+            row.case,
+            row.subject,
+            short(row.p50),
+            short(row.p90),
+            short(row.p99),
+            row.unit,
+            row.n,
+            row.goal.as_deref().unwrap_or_default(),
+        );
+    }
+    out
+}
+
+/// Three significant digits are more than any of these measurements has.
+fn short(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+/// `document` with its section on `name` replaced, or appended where there is none.
+pub(super) fn replace_section(document: &str, name: &str, section: &str) -> String {
+    let mut parts: Vec<&str> = document.split("\n## ").collect();
+    let heading = format!("{name}\n");
+    let body = section.trim_start_matches("## ").trim_end();
+    match parts.iter_mut().skip(1).find(|part| part.starts_with(&heading)) {
+        Some(part) => *part = body,
+        None => parts.push(body),
+    }
+    let parts: Vec<&str> = parts.into_iter().map(str::trim_end).collect();
+    parts.join("\n\n## ") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_goal_is_judged_by_the_median_ratio_of_rouse_only() {
+        let rounds = Rounds::from([
+            ("bare", vec![100.0, 100.0, 100.0]),
+            ("rouse", vec![101.0, 104.0, 110.0]),
+        ]);
+        let rows = rows("services_1", "us", &rounds, Goal::RatioAtMost(1.05));
+        let judged: Vec<_> = rows.iter().map(|row| (row.subject.as_str(), row.reached)).collect();
+        assert_eq!(judged, [("bare", None), ("rouse", Some(true))]);
+    }
+
+    #[test]
+    fn a_section_is_replaced_and_its_neighbours_stay() {
+        let document = "# Benchmarks\n\nwords\n\n## wake\n\nold\n\n## warm\n\nstays\n";
+        let new = replace_section(document, "wake", "## wake\n\nnew\n");
+        assert_eq!(new, "# Benchmarks\n\nwords\n\n## wake\n\nnew\n\n## warm\n\nstays\n");
+        let appended = replace_section("# B\n", "idle", "## idle\n\nx\n");
+        assert_eq!(appended, "# B\n\n## idle\n\nx\n");
+    }
+}

@@ -1,0 +1,204 @@
+//! Shell: what the benches stand on: a node, services on it, and a server without any of our programs.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use crate::{measure::Measured, node::Node, sh};
+
+/// The node that benches use; the demo's may run beside it.
+const NODE: &str = "bench";
+const GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 18_080);
+/// Address of the bare server: on the node's bridge, high above those given to pods.
+const BARE: &str = "10.244.250.2";
+/// Port that every server here listens on.
+const PORT: u16 = 8080;
+/// How long the controller may take for everything that was applied.
+const APPLIED_WITHIN: Duration = Duration::from_secs(300);
+
+/// Programs and folders of this run.
+#[derive(Debug)]
+pub(super) struct Scene {
+    pub(super) rouse: PathBuf,
+    pub(super) images: PathBuf,
+    /// The sample application as a plain program.
+    pub(super) hello: PathBuf,
+    pub(super) folder: PathBuf,
+    pub(super) rounds: u32,
+}
+
+impl Scene {
+    /// A fresh node.
+    pub(super) fn node(&self) -> Result<Node> {
+        Node::start(NODE, &self.rouse, &self.images, GATEWAY, &self.folder.join("rouse.log"))
+    }
+
+    /// Applies services `PREFIX0` … `PREFIX(count-1)` and waits until all are ready to be called.
+    pub(super) fn apply(
+        &self,
+        node: &Node,
+        prefix: &str,
+        count: usize,
+        min_scale: u32,
+    ) -> Result<()> {
+        let mut yaml = String::new();
+        for index in 0..count {
+            write!(yaml, "{}", manifest(&format!("{prefix}{index}"), min_scale))?;
+        }
+        let file = self.folder.join(format!("{prefix}.yaml"));
+        fs::write(&file, yaml).with_context(|| format!("cannot write {}", file.display()))?;
+        sh::capture(node.rouse(&["apply", "-f"]).arg(&file))?;
+        let step = Duration::from_millis(500);
+        for _ in 0..APPLIED_WITHIN.as_millis() / step.as_millis() {
+            let ready = get(node, "ksvc")?.iter().filter(|item| is_ready(item, prefix)).count();
+            if ready == count {
+                return Ok(());
+            }
+            sh::pause(step);
+        }
+        bail!("{count} services {prefix}… were not ready within {APPLIED_WITHIN:?}")
+    }
+
+    /// Starts the sample application on the node's bridge, in a cgroup that none of our programs is attached to.
+    pub(super) fn bare(&self, node: &Node) -> Result<Bare> {
+        Bare::start(node, &self.hello)
+    }
+
+    /// Runs `xtask measure …` as a client of the node.
+    pub(super) fn measure(&self, node: &Node, args: &[String]) -> Result<Measured> {
+        let mut command = node.run(&std::env::current_exe()?);
+        read(command.arg("measure").args(args))
+    }
+
+    /// The same, from the same namespace, but in our own cgroup: no program of ours sees it.
+    pub(super) fn measure_bare(&self, node: &Node, args: &[String]) -> Result<Measured> {
+        let mut command = enter(&node.netns("client"));
+        command.arg(std::env::current_exe()?);
+        read(command.arg("measure").args(args))
+    }
+}
+
+fn read(command: &mut Command) -> Result<Measured> {
+    let text = sh::capture(command)?;
+    serde_json::from_str(text.trim()).context("cannot read what `xtask measure` printed")
+}
+
+fn manifest(name: &str, min_scale: u32) -> String {
+    format!(
+        "---
+apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {{ name: {name}, namespace: default }}
+spec:
+  template:
+    metadata:
+      annotations:
+        autoscaling.knative.dev/initial-scale: \"{min_scale}\"
+        autoscaling.knative.dev/min-scale: \"{min_scale}\"
+        autoscaling.knative.dev/window: 6s
+    spec:
+      containers: [{{ image: \"dev.local/hello:v1\", ports: [{{ containerPort: {PORT} }}] }}]
+"
+    )
+}
+
+/// The objects of one kind in the default namespace.
+pub(super) fn get(node: &Node, kind: &str) -> Result<Vec<Value>> {
+    let text = sh::capture(&mut node.rouse(&["get", kind, "-o", "json"]))?;
+    let list: Value =
+        serde_json::from_str(&text).context("cannot read what `rouse get -o json` printed")?;
+    Ok(list["items"].as_array().cloned().unwrap_or_default())
+}
+
+fn is_ready(item: &Value, prefix: &str) -> bool {
+    let named = item["metadata"]["name"].as_str().is_some_and(|name| name.starts_with(prefix));
+    let conditions = item["status"]["conditions"].as_array();
+    named
+        && conditions.is_some_and(|conditions| {
+            conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
+        })
+}
+
+/// Where a service's only pod listens, and the service's own address, as the client resolves it.
+pub(super) fn addresses(node: &Node, service: &str) -> Result<(SocketAddr, SocketAddr)> {
+    let pods = get(node, "pods")?;
+    let of_service = |pod: &&Value| {
+        pod["metadata"]["labels"]["serving.knative.dev/service"].as_str() == Some(service)
+    };
+    let pod = pods.iter().find(of_service).with_context(|| format!("{service} has no pod"))?;
+    let pod: IpAddr = pod["status"]["podIP"].as_str().context("a pod without podIP")?.parse()?;
+    let name = format!("{service}.default.svc.cluster.local");
+    let mut ask = node.run(Path::new("getent"));
+    let text = sh::capture(ask.args(["ahostsv4", &name]))?;
+    let service = text.split_whitespace().next().context("the service's name has no address")?;
+    Ok((SocketAddr::new(pod, PORT), SocketAddr::new(service.parse()?, 80)))
+}
+
+/// A program in a network namespace, as root, without leaving our cgroup.
+fn enter(netns: &Path) -> Command {
+    let mut command = sh::raised("nsenter");
+    command.arg(format!("--net={}", netns.display()));
+    command
+}
+
+/// A server none of our programs sees. Ends when dropped.
+#[derive(Debug)]
+pub(super) struct Bare {
+    server: Child,
+    netns: String,
+}
+
+impl Bare {
+    fn start(node: &Node, hello: &Path) -> Result<Self> {
+        let netns = format!("rouse-bench-{}", std::process::id());
+        let inside = format!("/run/netns/{netns}");
+        let ip = |args: &str| sh::capture(sh::raised("ip").args(args.split(' ')));
+        ip(&format!("netns add {netns}"))?;
+        let spawn = || -> Result<Child> {
+            ip(&format!("-n {netns} link set lo up"))?;
+            // Made inside, then its other end moved to the node: the host's namespace is never touched.
+            ip(&format!("-n {netns} link add eth0 type veth peer name bare0"))?;
+            sh::capture(
+                sh::raised("ip")
+                    .args(["-n", &netns, "link", "set", "bare0", "netns"])
+                    .arg(node.netns("node")),
+            )?;
+            let of_node = |args: &str| {
+                sh::capture(enter(&node.netns("node")).arg("ip").args(args.split(' ')))
+            };
+            of_node("link set bare0 master rouse0 up")?;
+            ip(&format!("-n {netns} addr add {BARE}/16 dev eth0"))?;
+            ip(&format!("-n {netns} link set eth0 up"))?;
+            let mut server = enter(Path::new(&inside));
+            server.arg("env").arg(format!("PORT={PORT}")).arg("HOSTNAME=bare").arg(hello);
+            server.stdin(Stdio::null()).stdout(Stdio::null());
+            server.spawn().context("cannot start the bare server")
+        };
+        let server = spawn().inspect_err(|_| {
+            let _ = ip(&format!("netns delete {netns}"));
+        })?;
+        // Its first connect is retried by no one; give it the time to listen.
+        sh::pause(Duration::from_millis(200));
+        Ok(Self { server, netns })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 244, 250, 2)), PORT)
+    }
+}
+
+impl Drop for Bare {
+    fn drop(&mut self) {
+        let _ = sh::raised("kill").arg(self.server.id().to_string()).status();
+        let _ = self.server.wait();
+        let _ = sh::raised("ip").args(["netns", "delete", &self.netns]).status();
+    }
+}

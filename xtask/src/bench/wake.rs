@@ -1,0 +1,48 @@
+//! Shell: from a request to a sleeping service until its first byte, split into its steps.
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{
+    report::{Goal, Row, row},
+    scene::Scene,
+};
+use crate::{coldstart::ColdStart, load::Record, sh};
+
+/// Sleeping services, each woken once: waiting for one to fall asleep again would take its window.
+const WAKES: usize = 200;
+
+/// One wake after the other, each of a service of its own.
+pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
+    let node = scene.node()?;
+    scene.apply(&node, "wake", WAKES, 0)?;
+    let me = std::env::current_exe()?;
+    let mut records = Vec::new();
+    for index in 0..WAKES {
+        let host = format!("wake{index}.default.svc.cluster.local");
+        let mut load = node.run(&me);
+        load.args(["load", "--addr", &format!("{host}:80"), "--host", &host]);
+        load.args(["--stages", "1x60s", "--requests", "1"]);
+        let text = sh::capture(&mut load)?;
+        let record: Record = serde_json::from_str(text.trim())
+            .with_context(|| format!("wake {index}: cannot read `{}`", text.trim()))?;
+        if !record.is_answered() {
+            bail!("wake {index} was not answered: status {} {}", record.status, record.error);
+        }
+        records.push(record);
+    }
+    let log = node.log();
+    node.stop()?;
+    let starts: Vec<ColdStart> = records.iter().map(|record| ColdStart::of(record, &log)).collect();
+    let decide: Vec<f64> = starts.iter().filter_map(|start| start.decide).collect();
+    if decide.len() < starts.len() {
+        println!("wake: {} decisions were not found in the log", starts.len() - decide.len());
+    }
+    let of = |value: fn(&ColdStart) -> f64| starts.iter().map(value).collect::<Vec<f64>>();
+    let listen = of(|start| start.listen_to_first_byte);
+    Ok(vec![
+        row("decide", "rouse", "ms", &decide, None, Goal::AtMost(1.0)),
+        row("start", "rouse", "ms", &of(|start| start.start), None, Goal::None),
+        row("listen_to_first_byte", "rouse", "ms", &listen, None, Goal::P50P99AtMost(1.0, 5.0)),
+        row("total", "rouse", "ms", &of(|start| start.total), None, Goal::None),
+    ])
+}

@@ -1,0 +1,97 @@
+//! Shell: requests on kept connections, straight to a pod: how many a second, and at what cost.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+
+use super::{
+    interleave,
+    report::{Goal, Row, row, rows},
+    scene::{Scene, addresses},
+    stats::Rounds,
+};
+use crate::measure::Measured;
+
+const CASES: [(usize, &str); 3] = [(1, "c1"), (16, "c16"), (64, "c64")];
+/// Length of one measurement in ms: CPU time is counted in ticks of 10 ms.
+const MILLIS: u64 = 2_000;
+/// The kernel times its programs while this is 1; timing itself costs, so it is 0 for the other cases.
+const BPF_STATS: &str = "/proc/sys/kernel/bpf_stats_enabled";
+
+/// Subjects as in `connect`.
+pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
+    let node = scene.node()?;
+    let bare = scene.bare(&node)?;
+    scene.apply(&node, "awake", 1, 1)?;
+    let (pod, service) = addresses(&node, "awake0")?;
+    let measure = |subject: &str, connections: usize| -> Result<Measured> {
+        let args = |addr: String| {
+            let (connections, millis) = (connections.to_string(), MILLIS.to_string());
+            ["warm", "--addr", &addr, "--connections", &connections, "--millis", &millis]
+                .map(str::to_owned)
+        };
+        match subject {
+            "bare" => scene.measure_bare(&node, &args(bare.address().to_string())),
+            "direct" => scene.measure(&node, &args(pod.to_string())),
+            _ => scene.measure(&node, &args(service.to_string())),
+        }
+    };
+    let subjects = ["bare", "direct", "rouse"];
+    let mut all = Vec::new();
+    let mut cpu = Rounds::new();
+    for (connections, case) in CASES {
+        let mut costs: Vec<(&'static str, f64)> = Vec::new();
+        let rounds = interleave(scene.rounds, &subjects, |subject| {
+            let measured = measure(subject, connections)?;
+            costs.push((subject, measured.cpu_us / measured.count as f64));
+            Ok(measured.count as f64 / measured.elapsed_us * 1e6)
+        })?;
+        all.extend(rows(case, "req/s", &rounds, Goal::RatioAtLeast(0.97)));
+        // The first of each is the warming round's, as `interleave` drops it.
+        for (subject, cost) in costs.into_iter().skip(subjects.len()) {
+            cpu.entry(subject).or_default().push(cost);
+        }
+    }
+    all.extend(cpu_added(&cpu));
+    all.push(bpf_time(|| measure("rouse", 16))?);
+    drop(bare);
+    node.stop()?;
+    Ok(all)
+}
+
+/// CPU of the whole machine a request, beyond what the bare server of the same round cost.
+fn cpu_added(cpu: &Rounds) -> Vec<Row> {
+    let Some(bare) = cpu.get("bare") else { return Vec::new() };
+    let subjects = cpu.iter().filter(|(subject, _)| **subject != "bare");
+    subjects
+        .map(|(subject, costs)| {
+            let added: Vec<f64> = costs.iter().zip(bare).map(|(cost, bare)| cost - bare).collect();
+            let goal = if *subject == "rouse" { Goal::AtMost(0.5) } else { Goal::None };
+            row("cpu_added_system", subject, "us", &added, None, goal)
+        })
+        .collect()
+}
+
+/// Time the kernel spent in programs, a request.
+fn bpf_time(measure: impl Fn() -> Result<Measured>) -> Result<Row> {
+    fs::write(BPF_STATS, "1").context("cannot switch the kernel's program statistics on")?;
+    let mut values = Vec::new();
+    let outcome = (0..5).try_for_each(|_| {
+        let before = program_ns()?;
+        let measured = measure()?;
+        values.push((program_ns()? - before) as f64 / 1e3 / measured.count as f64);
+        anyhow::Ok(())
+    });
+    fs::write(BPF_STATS, "0").context("cannot switch the kernel's program statistics off")?;
+    outcome?;
+    Ok(row("cpu_added_bpf", "rouse", "us", &values, None, Goal::AtMost(0.5)))
+}
+
+/// Run time of all programs in the kernel, in ns.
+fn program_ns() -> Result<u64> {
+    aya::programs::loaded_programs()
+        .map(|program| {
+            Ok(program.context("cannot list the kernel's programs")?.run_time().as_nanos() as u64)
+        })
+        .sum()
+}

@@ -1,0 +1,74 @@
+//! Pure: one wake, split into its steps by the load generator's record and the node's log.
+
+use serde::Serialize;
+
+use crate::load::Record;
+
+/// Phrase of the autoscaler's decisions in the node's log.
+const DECIDED: &str = "scaled";
+
+/// One cold start, split. Times in ms.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct ColdStart {
+    /// Request sent → scale decided; unknown where the log has no decision.
+    pub(crate) decide: Option<f64>,
+    /// From there → the pod's `listen` returned.
+    pub(crate) start: f64,
+    /// → first byte at the client.
+    pub(crate) listen_to_first_byte: f64,
+    /// Request sent → first byte.
+    pub(crate) total: f64,
+}
+
+impl ColdStart {
+    /// Splits one wake; `log` is the node's, which knows when scale was decided.
+    pub(crate) fn of(record: &Record, log: &str) -> Self {
+        let ms = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e3;
+        let first_byte = record.at_us + record.first_byte_us;
+        let listening = record.listening_us;
+        let decided = decided_at(log, record.at_us, listening);
+        Self {
+            decide: decided.map(|decided| ms(record.at_us, decided)),
+            start: ms(decided.unwrap_or(record.at_us), listening),
+            listen_to_first_byte: ms(listening, first_byte),
+            total: ms(record.at_us, first_byte),
+        }
+    }
+}
+
+/// When the log says that scale was decided, between two moments.
+fn decided_at(log: &str, from_us: u64, to_us: u64) -> Option<u64> {
+    log.lines()
+        .filter(|line| line.contains(DECIDED))
+        .filter_map(|line| unix_us_of(line.split_whitespace().next()?))
+        .find(|at| (from_us..=to_us).contains(at))
+}
+
+/// Reads `2026-11-21T10:00:00.123456Z`, as tracing prints it.
+pub(crate) fn unix_us_of(stamp: &str) -> Option<u64> {
+    let (date, time) = stamp.strip_suffix('Z')?.split_once('T')?;
+    let mut date = date.split('-').map(str::parse::<i64>);
+    let (year, month, day) = (date.next()?.ok()?, date.next()?.ok()?, date.next()?.ok()?);
+    let (clock, fraction) = time.split_once('.').unwrap_or((time, "0"));
+    let mut clock = clock.split(':').map(str::parse::<i64>);
+    let (hour, minute, second) = (clock.next()?.ok()?, clock.next()?.ok()?, clock.next()?.ok()?);
+    let micros: i64 = format!("{fraction:0<6}").get(..6)?.parse().ok()?;
+    // Days since 1970 of a Gregorian date, with the year beginning in March so that leap days come last.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days =
+        365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 719_469;
+    let seconds = ((days * 24 + hour) * 60 + minute) * 60 + second;
+    u64::try_from(seconds * 1_000_000 + micros).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_stamps_are_read_to_the_microsecond() {
+        assert_eq!(unix_us_of("1970-01-01T00:00:00Z"), Some(0));
+        assert_eq!(unix_us_of("2000-02-29T12:00:00.5Z"), Some(951_825_600_500_000));
+        assert_eq!(unix_us_of("no date"), None);
+    }
+}

@@ -1,0 +1,187 @@
+//! Shell: times connects or requests from the namespace and cgroup it runs in; prints one JSON line.
+
+use std::{
+    io,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    task::{JoinSet, LocalSet},
+};
+
+/// What to time.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum What {
+    /// connect(2), one after the other
+    Connect {
+        #[arg(long)]
+        addr: SocketAddr,
+        #[arg(long)]
+        count: usize,
+    },
+    /// Requests on kept connections, each sent when the last was answered
+    Warm {
+        #[arg(long)]
+        addr: SocketAddr,
+        #[arg(long)]
+        connections: usize,
+        #[arg(long)]
+        millis: u64,
+    },
+}
+
+/// What was timed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    /// Connects or requests.
+    pub(crate) count: usize,
+    /// Of the whole, in µs.
+    pub(crate) elapsed_us: f64,
+    /// Of one, in µs.
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    /// CPU time of the whole machine meanwhile, in µs.
+    pub(crate) cpu_us: f64,
+}
+
+/// `xtask measure`.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let measured = match args.what {
+        What::Connect { addr, count } => connect(addr, count)?,
+        What::Warm { addr, connections, millis } => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let time = Duration::from_millis(millis);
+            LocalSet::new().block_on(&runtime, warm(addr, connections, time))?
+        }
+    };
+    println!("{}", serde_json::to_string(&measured)?);
+    Ok(())
+}
+
+/// Times the connect alone. The socket is reset at once, so that no port stays in TIME_WAIT.
+fn connect(addr: SocketAddr, count: usize) -> Result<Measured> {
+    let (cpu, started) = (cpu_us(), Instant::now());
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
+        let begin = Instant::now();
+        let stream = std::net::TcpStream::connect(addr)
+            .with_context(|| format!("cannot connect to {addr}"))?;
+        times.push(begin.elapsed());
+        nix::sys::socket::setsockopt(
+            &stream,
+            nix::sys::socket::sockopt::Linger,
+            &nix::libc::linger { l_onoff: 1, l_linger: 0 },
+        )?;
+    }
+    Ok(Measured::of(times, started.elapsed(), cpu_us() - cpu))
+}
+
+async fn warm(addr: SocketAddr, connections: usize, time: Duration) -> Result<Measured> {
+    let mut streams = Vec::new();
+    for _ in 0..connections {
+        let mut stream = TcpStream::connect(addr).await.context("cannot connect")?;
+        stream.set_nodelay(true)?;
+        // The first answer is outside the measurement: it finds caches cold and the pod's accept busy.
+        request(&mut stream, &mut [0; 4096]).await?;
+        streams.push(stream);
+    }
+    let (cpu, started) = (cpu_us(), Instant::now());
+    let mut tasks = JoinSet::new();
+    for mut stream in streams {
+        tasks.spawn_local(async move {
+            let (mut times, mut buffer) = (Vec::new(), [0; 4096]);
+            while started.elapsed() < time {
+                let begin = Instant::now();
+                request(&mut stream, &mut buffer).await?;
+                times.push(begin.elapsed());
+            }
+            anyhow::Ok(times)
+        });
+    }
+    let mut times = Vec::new();
+    while let Some(done) = tasks.join_next().await {
+        times.extend(done.context("a client ended early")??);
+    }
+    Ok(Measured::of(times, started.elapsed(), cpu_us() - cpu))
+}
+
+/// One small GET. By hand instead of by a library: the client's own CPU must not hide the server's.
+async fn request(stream: &mut TcpStream, buffer: &mut [u8; 4096]) -> Result<()> {
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: hello\r\n\r\n").await?;
+    let mut have = 0;
+    loop {
+        let read = stream.read(&mut buffer[have..]).await?;
+        if read == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        have += read;
+        if is_whole(&buffer[..have])? {
+            return Ok(());
+        }
+    }
+}
+
+/// Whether `bytes` hold a whole answer with a content-length.
+fn is_whole(bytes: &[u8]) -> Result<bool> {
+    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else { return Ok(false) };
+    let head = std::str::from_utf8(&bytes[..end])?;
+    if !head.starts_with("HTTP/1.1 200") {
+        bail!("answered {}", head.lines().next().unwrap_or_default());
+    }
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    let length: usize = length.context("an answer without content-length")?.parse()?;
+    Ok(bytes.len() >= end + 4 + length)
+}
+
+impl Measured {
+    fn of(mut times: Vec<Duration>, elapsed: Duration, cpu_us: f64) -> Self {
+        times.sort_unstable();
+        let at = |share: f64| {
+            let rank = (times.len() as f64 * share) as usize;
+            times.get(rank).map_or(f64::NAN, |time| time.as_secs_f64() * 1e6)
+        };
+        Self {
+            count: times.len(),
+            elapsed_us: elapsed.as_secs_f64() * 1e6,
+            p50_us: at(0.5),
+            p99_us: at(0.99),
+            cpu_us,
+        }
+    }
+}
+
+/// CPU time the whole machine has spent busy, in µs: softirq work done for others is in it too.
+fn cpu_us() -> f64 {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = stat.lines().next().unwrap_or_default();
+    let ticks: Vec<f64> =
+        line.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
+    // user, nice, system, idle, iowait, irq, softirq, …: all but idle and iowait; steal is not ours.
+    let busy: f64 = [0, 1, 2, 5, 6].iter().filter_map(|&index| ticks.get(index)).sum();
+    busy * 10_000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_whole_when_its_body_is() {
+        let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi";
+        assert!(is_whole(whole).unwrap());
+        assert!(!is_whole(&whole[..whole.len() - 1]).unwrap());
+        assert!(!is_whole(b"HTTP/1.1 200 OK\r\n").unwrap());
+        assert!(is_whole(b"HTTP/1.1 503 no\r\n\r\n").is_err());
+    }
+}
