@@ -1,1 +1,113 @@
-//! To come.
+//! Knative objects to pods, statuses and routes.
+//!
+//! Reading order: [`world`] (what is known), [`plan`] (what should be), [`machine`] (one event at a time), then the
+//! shells around them.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`knative`] | the objects as users see them |
+//! | [`parse`], [`policy`] | manifest → checked facts, or every broken rule |
+//! | [`world`] | everything observed at one moment |
+//! | [`plan`] | world → objects, pods, routes, timers |
+//! | [`machine`] | event → plan of the app it touches → what changed |
+//! | [`render`], [`restore`] | facts → objects, and back after a restart |
+//! | [`shared`] | the machine behind a lock, with a clock |
+//! | [`agents`] | routes out, reports and decisions in |
+//! | [`files`], [`local`] | the local platform: folders and node |
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use common::{admin as pages, link::LinkError, outbox::Outbox};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+pub mod admin;
+pub mod agents;
+pub mod config;
+pub mod files;
+pub mod knative;
+pub mod local;
+pub mod machine;
+pub mod parse;
+pub mod plan;
+pub mod policy;
+pub mod render;
+pub mod restore;
+pub mod shared;
+pub mod world;
+
+pub use config::Config;
+use machine::Machine;
+use shared::Shared;
+use world::World;
+
+/// The controller could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It was told something that cannot work.
+    #[error("cannot start the controller")]
+    Config(#[from] config::BadConfig),
+    /// Routes could not be served.
+    #[error("cannot serve routes")]
+    Link(#[from] LinkError),
+    /// Manifests or objects could not be used.
+    #[error("cannot keep objects")]
+    Files(#[from] files::FilesError),
+    /// Health and metrics could not be served.
+    #[error("cannot serve health and metrics")]
+    Admin(#[from] pages::AdminError),
+}
+
+/// Runs the controller beside a local node until `shutdown`.
+pub async fn run(
+    config: Config,
+    node: local::Node,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    config.validate()?;
+    // Whatever ends this function also ends the tasks it started.
+    let shutdown = shutdown.child_token();
+    let _ended = shutdown.clone().drop_guard();
+    let settings = config.settings(boot_id(), policy::AutoscalerConfig::default());
+    let world = World { settings: Arc::new(settings), seed: seed(), ..World::default() };
+    let shared = Arc::new(Shared::new(Machine::new(world, Outbox::new()), node.orders));
+    let files = files::Files::open(&config.state, Arc::clone(&shared))?;
+    info!(listen = config.listen, state = %config.state.display(), "controller started");
+    let keep = Arc::clone(&shared);
+    let stop = || shutdown.clone();
+    let writing =
+        tokio::spawn(files::keep_writing(Arc::clone(&shared), config.state.clone(), stop()));
+    let done = tokio::select! {
+        served = agents::serve(Arc::clone(&shared), &config.listen, stop()) => served.map_err(Error::from),
+        watched = files.watch(stop()) => watched.map_err(Error::from),
+        served = pages::serve(config.admin, admin::admin(&shared), axum::Router::new(), stop()) => {
+            served.map_err(Error::from)
+        }
+        () = forever(local::follow(Arc::clone(&shared), node.statuses, stop()), &shutdown) => Ok(()),
+        () = keep.keep_time(stop()) => Ok(()),
+    };
+    shutdown.cancel();
+    // Only a panic could fail here, and that was logged.
+    let _ = writing.await;
+    info!("controller stopped");
+    done
+}
+
+/// Waits for `shutdown` even if `work` ends earlier.
+async fn forever(work: impl Future<Output = ()>, shutdown: &CancellationToken) {
+    work.await;
+    shutdown.cancelled().await;
+}
+
+/// Names this boot of the machine; empty where the kernel does not say, and then no pod outlives a restart.
+fn boot_id() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}
+
+/// A number that no other start of the controller has.
+fn seed() -> u128 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
+    world::Uid::parse(text.trim()).unwrap_or_default().0
+}

@@ -1,0 +1,128 @@
+//! Shell: what the controller shows of itself.
+
+use std::{sync::Arc, time::Duration};
+
+use prometheus_client::{
+    metrics::{counter::Counter, gauge::Gauge, histogram::Histogram},
+    registry::{Registry, Unit},
+};
+
+use crate::{
+    machine::{Effects, Machine},
+    shared::Shared,
+    world::{Kind, Stage},
+};
+
+/// What is counted.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    steps: Histogram,
+    started: Counter,
+    stopped: Counter,
+    written: Counter,
+    subscribers: Gauge,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        // 10 µs to about 0.3 s.
+        let bounds = (0..16).map(|power| 1e-5 * f64::from(1_u32 << power));
+        Self {
+            steps: Histogram::new(bounds),
+            started: Counter::default(),
+            stopped: Counter::default(),
+            written: Counter::default(),
+            subscribers: Gauge::default(),
+        }
+    }
+}
+
+impl Metrics {
+    /// One event was taken in.
+    pub fn stepped(&self, effects: &Effects, took: Duration) {
+        self.steps.observe(took.as_secs_f64());
+        self.started.inc_by(effects.start.len().try_into().unwrap_or(u64::MAX));
+        self.stopped.inc_by(effects.stop.len().try_into().unwrap_or(u64::MAX));
+    }
+
+    /// One object was written or removed.
+    pub fn wrote(&self) {
+        self.written.inc();
+    }
+
+    /// A part began or ceased to follow the routes.
+    pub fn follows(&self, more: i64) {
+        self.subscribers.inc_by(more);
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        let own = registry.sub_registry_with_prefix("rouse_controller");
+        let help = "Time from an event to its orders and routes";
+        own.register_with_unit("step", help, Unit::Seconds, self.steps.clone());
+        own.register("pods_started", "Pods ordered", self.started.clone());
+        own.register("pods_stopped", "Pods told to stop", self.stopped.clone());
+        own.register("objects_written", "Objects written to disk", self.written.clone());
+        own.register("subscribers", "Streams that follow the routes", self.subscribers.clone());
+    }
+}
+
+/// Registry and readiness of the controller.
+pub fn admin(shared: &Arc<Shared>) -> common::admin::Admin {
+    let mut registry = Registry::default();
+    shared.metrics.register(&mut registry);
+    registry.register_collector(Box::new(Counts(Arc::clone(shared))));
+    // The controller serves routes from the moment its endpoint is open, so nothing keeps it from its work.
+    common::admin::Admin { registry, troubles: Box::new(Vec::new) }
+}
+
+/// Objects counted when they are asked for.
+#[derive(Debug)]
+struct Counts(Arc<Shared>);
+
+impl prometheus_client::collector::Collector for Counts {
+    fn encode(
+        &self,
+        mut encoder: prometheus_client::encoding::DescriptorEncoder<'_>,
+    ) -> Result<(), std::fmt::Error> {
+        use prometheus_client::{encoding::EncodeMetric as _, metrics::gauge::ConstGauge};
+        let counts = self.0.look(counts);
+        for (name, help, value) in counts {
+            let gauge = ConstGauge::new(value);
+            let kind = gauge.metric_type();
+            gauge.encode(encoder.encode_descriptor(name, help, None, kind)?)?;
+        }
+        Ok(())
+    }
+}
+
+fn counts(machine: &Machine) -> [(&'static str, &'static str, i64); 5] {
+    let apps = || machine.world().apps.values();
+    let pods = |want: fn(&Stage) -> bool| {
+        let all = apps().flat_map(|app| app.pods());
+        count(all.filter(|(_, pod)| want(&pod.stage)).count())
+    };
+    let ready = apps().filter(|app| app.conditions.is_true(Kind::ServiceReady)).count();
+    [
+        ("rouse_controller_services", "Services", count(apps().count())),
+        ("rouse_controller_services_ready", "Services that are ready", count(ready)),
+        (
+            "rouse_controller_pods_serving",
+            "Pods that serve or start",
+            pods(|stage| matches!(stage, Stage::Serving)),
+        ),
+        (
+            "rouse_controller_pods_draining",
+            "Pods that wait for their last request",
+            pods(|stage| matches!(stage, Stage::Draining { .. })),
+        ),
+        (
+            "rouse_controller_pods_stopping",
+            "Pods told to stop",
+            pods(|stage| matches!(stage, Stage::Stopping { .. })),
+        ),
+    ]
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

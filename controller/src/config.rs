@@ -1,0 +1,120 @@
+//! Pure: what the controller is told at start.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
+
+use common::wire::{Activator, is_label, is_subdomain};
+
+use crate::{policy::AutoscalerConfig, world::Settings};
+
+/// Everything the controller is told at start.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Config {
+    /// Name of the node; a DNS label.
+    #[arg(long = "controller-node", env = "ROUSE_NODE", default_value = "rouse")]
+    pub node: String,
+    /// Folder that holds `manifests/` and `objects/`.
+    #[arg(
+        long = "controller-state",
+        env = "ROUSE_CONTROLLER_STATE",
+        default_value = "/var/lib/rouse/rouse"
+    )]
+    pub state: PathBuf,
+    /// Where routes are served and reports are taken: `unix:/path` or `http://ip:port`.
+    #[arg(
+        long = "controller-listen",
+        env = "ROUSE_CONTROLLER_LISTEN",
+        default_value = "unix:/run/rouse/rouse/controller.sock"
+    )]
+    pub listen: String,
+    /// Where health and metrics are served.
+    #[arg(
+        long = "controller-admin",
+        env = "ROUSE_CONTROLLER_ADMIN",
+        default_value = "127.0.0.1:7101"
+    )]
+    pub admin: SocketAddr,
+    /// Domain of URLs from outside: `http://NAME.NAMESPACE.DOMAIN`.
+    #[arg(long, env = "ROUSE_DOMAIN", default_value = "localhost")]
+    pub domain: String,
+    /// Addresses on which the activator listens for every service, at most one a family.
+    #[arg(
+        long = "activator-address",
+        env = "ROUSE_ACTIVATOR_ADDRESSES",
+        value_delimiter = ',',
+        default_values = ["10.244.0.1", "fd00:10:244::1"]
+    )]
+    pub activators: Vec<IpAddr>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            node: "rouse".into(),
+            state: "/var/lib/rouse/rouse".into(),
+            listen: "unix:/run/rouse/rouse/controller.sock".into(),
+            admin: SocketAddr::from(([127, 0, 0, 1], 7101)),
+            domain: "localhost".into(),
+            activators: vec![
+                IpAddr::from([10, 244, 0, 1]),
+                IpAddr::from([0xfd00, 0x10, 0x244, 0, 0, 0, 0, 1]),
+            ],
+        }
+    }
+}
+
+/// A setting that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} is {value:?}: {rule}")]
+pub struct BadConfig {
+    name: &'static str,
+    value: String,
+    rule: &'static str,
+}
+
+impl Config {
+    /// Refuses values that cannot work.
+    pub fn validate(&self) -> Result<(), BadConfig> {
+        let bad = |name, value: &dyn std::fmt::Display, rule| {
+            Err(BadConfig { name, value: value.to_string(), rule })
+        };
+        if !is_label(&self.node) {
+            return bad("node", &self.node, "must be a DNS label");
+        }
+        if !is_subdomain(&self.domain) {
+            return bad("domain", &self.domain, "must be a domain name");
+        }
+        if !self.state.is_absolute() {
+            return bad("state", &self.state.display(), "must be an absolute path");
+        }
+        if !self.listen.starts_with("unix:/") && !self.listen.starts_with("http://") {
+            return bad("listen", &self.listen, "must be unix:/path or http://ip:port");
+        }
+        let of_family = |four: bool| self.activators.iter().filter(move |it| it.is_ipv4() == four);
+        if of_family(true).count() > 1 || of_family(false).count() > 1 {
+            let all = format!("{:?}", self.activators);
+            return bad("activator-address", &all, "must name at most one address a family");
+        }
+        Ok(())
+    }
+
+    /// What the plan needs of it. `boot` names this boot of the machine.
+    pub fn settings(&self, boot: String, autoscaler: AutoscalerConfig) -> Settings {
+        let activator = Activator {
+            name: self.node.clone(),
+            node: self.node.clone(),
+            zone: String::new(),
+            addresses: self.activators.clone(),
+        };
+        Settings {
+            domain: self.domain.clone(),
+            node: self.node.clone(),
+            boot,
+            autoscaler,
+            activators: vec![activator],
+            ..Settings::default()
+        }
+    }
+}

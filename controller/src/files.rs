@@ -1,0 +1,374 @@
+//! Shell: the two folders of the local node: `manifests/`, which users write, and `objects/`, which they read.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{self, ErrorKind},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use common::wire::{Name, is_label};
+use notify::{EventKind, RecursiveMode, Watcher as _, event::AccessKind};
+use serde_json::Value;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::{
+    machine::Event,
+    parse::{self, Document},
+    render::{ObjectKey, ObjectKind},
+    restore::{self, Objects},
+    shared::Shared,
+};
+
+/// How long changes are gathered before they are read or written.
+const GATHER: Duration = Duration::from_millis(5);
+/// Objects rendered at once; bounds how long the machine is locked.
+const BATCH: usize = 64;
+
+/// A folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// It cannot be made or read.
+    #[error("cannot use folder {path}")]
+    Folder {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// It cannot be watched.
+    #[error("cannot watch folder {path}")]
+    Watch {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: notify::Error,
+    },
+}
+
+/// The folders below the node's state folder.
+#[derive(Debug)]
+pub struct Files {
+    shared: Arc<Shared>,
+    manifests: PathBuf,
+    objects: PathBuf,
+    /// Services each manifest file names.
+    named: BTreeMap<PathBuf, Vec<Name>>,
+}
+
+impl Files {
+    /// Opens the folders, reads back what the last run left, then every manifest.
+    pub fn open(state: &Path, shared: Arc<Shared>) -> Result<Self, FilesError> {
+        let (manifests, objects) = (state.join("manifests"), state.join("objects"));
+        for path in [&manifests, &objects] {
+            fs::create_dir_all(path)
+                .map_err(|source| FilesError::Folder { path: path.clone(), source })?;
+        }
+        let mut files = Self { shared, manifests, objects, named: BTreeMap::new() };
+        files.restore()?;
+        Ok(files)
+    }
+
+    fn restore(&mut self) -> Result<(), FilesError> {
+        let mut read = read_objects(&self.objects)?;
+        let boot = self.shared.settings().boot.clone();
+        let known: Vec<Name> = read.apps.keys().cloned().collect();
+        for (name, objects) in std::mem::take(&mut read.apps) {
+            self.shared.step(Event::Restore(name, Box::new(restore::app(&objects, &boot))));
+        }
+        self.rescan();
+        let applied: BTreeSet<&Name> = self.named.values().flatten().collect();
+        let removed = known.into_iter().filter(|name| !applied.contains(name));
+        removed.for_each(|name| self.shared.step(Event::Delete(name)));
+        info!(services = applied.len(), objects = read.keys.len(), "objects read");
+        // What was on disk and belongs to nobody now.
+        self.write_all(&read.keys);
+        Ok(())
+    }
+
+    /// Reads every manifest anew.
+    fn rescan(&mut self) {
+        let mut found = BTreeSet::new();
+        walk(&self.manifests, &mut found);
+        let gone: Vec<PathBuf> =
+            self.named.keys().filter(|path| !found.contains(*path)).cloned().collect();
+        found.into_iter().chain(gone).for_each(|path| self.read(&path));
+    }
+
+    /// Reads one manifest file, or learns that it is gone.
+    fn read(&mut self, path: &Path) {
+        let settings = self.shared.settings();
+        let documents = match fs::read_to_string(path) {
+            Ok(text) => parse::documents(&text, &settings.autoscaler),
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(error) => vec![Document::Refused(None, format!("cannot be read: {error}"))],
+        };
+        let before = self.named.remove(path).unwrap_or_default();
+        let mut named = Vec::new();
+        let only = documents.len() == 1;
+        for document in documents {
+            match document {
+                Document::Service(name, manifest) => {
+                    named.push(name.clone());
+                    self.shared.step(Event::Apply(name, manifest));
+                }
+                Document::Refused(name, why) => {
+                    warn!(file = %path.display(), why, "manifest refused");
+                    let own = before.first().filter(|_| only).cloned();
+                    if let Some(name) = name.or(own).or_else(|| name_from(path).filter(|_| only)) {
+                        named.push(name.clone());
+                        self.shared.step(Event::Refuse(name, why));
+                    }
+                }
+            }
+        }
+        let elsewhere = |name: &Name| self.named.values().flatten().any(|other| other == name);
+        let gone = before.into_iter().filter(|name| !named.contains(name) && !elsewhere(name));
+        gone.for_each(|name| self.shared.step(Event::Delete(name)));
+        if !named.is_empty() {
+            self.named.insert(path.to_owned(), named);
+        }
+    }
+
+    fn write_all(&self, keys: &BTreeSet<ObjectKey>) {
+        let orphan = |key: &&ObjectKey| {
+            self.shared.look(|machine| crate::render::object(machine.world(), key).is_none())
+        };
+        for key in keys.iter().filter(orphan) {
+            write(&self.objects, key, None);
+        }
+    }
+
+    /// Watches `manifests/` until `shutdown`.
+    pub async fn watch(mut self, shutdown: CancellationToken) -> Result<(), FilesError> {
+        let failed = |source| FilesError::Watch { path: self.manifests.clone(), source };
+        let watched = Watched::open(&self.manifests).map_err(failed)?;
+        // Whatever changed between the first reading and the first watch.
+        self.rescan();
+        loop {
+            tokio::select! {
+                changed = watched.next() => {
+                    if changed.anything {
+                        self.rescan();
+                    }
+                    changed.files.iter().for_each(|path| self.read(path));
+                }
+                () = shutdown.cancelled() => return Ok(()),
+            }
+        }
+    }
+}
+
+/// Writes objects as they change until `shutdown`, and then what is left.
+pub async fn keep_writing(shared: Arc<Shared>, state: PathBuf, shutdown: CancellationToken) {
+    let objects = state.join("objects");
+    loop {
+        let ended = tokio::select! {
+            () = shared.objects_changed() => false,
+            () = shutdown.cancelled() => true,
+        };
+        if !ended {
+            tokio::time::sleep(GATHER).await;
+        }
+        let (shared, objects) = (Arc::clone(&shared), objects.clone());
+        let written = tokio::task::spawn_blocking(move || write_changed(&shared, &objects)).await;
+        if let Err(error) = written {
+            warn!(%error, "writing objects failed");
+        }
+        if ended {
+            return;
+        }
+    }
+}
+
+fn write_changed(shared: &Shared, folder: &Path) {
+    loop {
+        let batch = shared.take_objects(BATCH);
+        if batch.is_empty() {
+            return;
+        }
+        for (key, object) in batch {
+            write(folder, &key, object.as_ref());
+            shared.metrics.wrote();
+        }
+    }
+}
+
+/// Writes or removes one object. Readers see the old file or the new one, never a part.
+fn write(folder: &Path, key: &ObjectKey, object: Option<&Value>) {
+    let folder = folder.join(key.kind.plural()).join(&key.name.namespace);
+    let path = folder.join(format!("{}.yaml", key.name.name));
+    let done = match object {
+        None => match fs::remove_file(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            other => other,
+        },
+        Some(object) => replace(&folder, &path, object),
+    };
+    if let Err(error) = done {
+        warn!(path = %path.display(), %error, "object not written");
+    }
+}
+
+fn replace(folder: &Path, path: &Path, object: &Value) -> io::Result<()> {
+    let text = serde_norway::to_string(object).map_err(io::Error::other)?;
+    let draft = path.with_extension("yaml.new");
+    match fs::write(&draft, &text) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            fs::create_dir_all(folder)?;
+            fs::write(&draft, &text)?;
+        }
+        other => other?,
+    }
+    fs::rename(&draft, path)
+}
+
+/// Every object on disk.
+#[derive(Debug, Default)]
+struct Read {
+    apps: BTreeMap<Name, Objects>,
+    keys: BTreeSet<ObjectKey>,
+}
+
+fn read_objects(folder: &Path) -> Result<Read, FilesError> {
+    let mut out = Read::default();
+    for kind in ObjectKind::ALL {
+        let mut paths = BTreeSet::new();
+        walk(&folder.join(kind.plural()), &mut paths);
+        for path in paths {
+            let read = fs::read_to_string(&path)
+                .map_err(|source| FilesError::Folder { path: path.clone(), source })?;
+            let object: Value = match serde_norway::from_str(&read) {
+                Ok(object) => object,
+                Err(error) => {
+                    warn!(path = %path.display(), %error, "object not readable");
+                    continue;
+                }
+            };
+            sort_in(&mut out, kind, object);
+        }
+    }
+    Ok(out)
+}
+
+fn sort_in(out: &mut Read, kind: ObjectKind, object: Value) {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let meta = &object["metadata"];
+    let name = Name::new(text(&meta["namespace"]), text(&meta["name"]));
+    out.keys.insert(ObjectKey { kind, name: name.clone() });
+    if kind == ObjectKind::Service {
+        out.apps.entry(name).or_default().service = object;
+        return;
+    }
+    let owner = match kind {
+        ObjectKind::Revision | ObjectKind::Pod => {
+            text(&meta["labels"][crate::knative::key::SERVICE])
+        }
+        ObjectKind::Service | ObjectKind::Configuration | ObjectKind::Route => name.name.clone(),
+    };
+    // Services are read first: what has none belongs to nobody.
+    let Some(app) = out.apps.get_mut(&Name::new(name.namespace, owner)) else { return };
+    match kind {
+        ObjectKind::Service => {}
+        ObjectKind::Configuration => app.configuration = object,
+        ObjectKind::Route => app.route = object,
+        ObjectKind::Revision => app.revisions.push(object),
+        ObjectKind::Pod => app.pods.push(object),
+    }
+}
+
+/// Every YAML or JSON file below `folder`.
+fn walk(folder: &Path, into: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            walk(&path, into);
+        } else if is_manifest(&path) {
+            into.insert(path);
+        }
+    }
+}
+
+fn is_manifest(path: &Path) -> bool {
+    let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+    let end = path.extension().and_then(|end| end.to_str());
+    !hidden && matches!(end, Some("yaml" | "yml" | "json"))
+}
+
+/// A name for a manifest that bears none: that of its file.
+fn name_from(path: &Path) -> Option<Name> {
+    let stem = path.file_stem()?.to_str()?.to_ascii_lowercase();
+    is_label(&stem).then(|| Name::new("default", stem))
+}
+
+/// What changed below a watched folder.
+#[derive(Debug, Default)]
+struct Changes {
+    files: BTreeSet<PathBuf>,
+    /// A folder came or went, or too much happened to tell: look at everything.
+    anything: bool,
+}
+
+/// A folder watched with everything below it.
+#[derive(Debug)]
+struct Watched {
+    changes: Arc<(Mutex<Changes>, Notify)>,
+    _watcher: notify::RecommendedWatcher,
+}
+
+impl Watched {
+    fn open(folder: &Path) -> notify::Result<Self> {
+        let changes = Arc::new((Mutex::<Changes>::default(), Notify::new()));
+        let told = Arc::clone(&changes);
+        let mut watcher = notify::recommended_watcher(move |event: notify::Result<_>| {
+            let mut changes = told.0.lock().unwrap_or_else(PoisonError::into_inner);
+            note(&mut changes, event);
+            told.1.notify_one();
+        })?;
+        watcher.watch(folder, RecursiveMode::Recursive)?;
+        Ok(Self { changes, _watcher: watcher })
+    }
+
+    /// Waits for changes. One command often touches several files, so they are gathered for a moment.
+    async fn next(&self) -> Changes {
+        loop {
+            self.changes.1.notified().await;
+            tokio::time::sleep(GATHER).await;
+            let mut changes = self.changes.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let changes = std::mem::take(&mut *changes);
+            if changes.anything || !changes.files.is_empty() {
+                return changes;
+            }
+        }
+    }
+}
+
+fn note(changes: &mut Changes, event: notify::Result<notify::Event>) {
+    let Ok(event) = event else {
+        changes.anything = true;
+        return;
+    };
+    changes.anything |= event.need_rescan();
+    // A file just made is read when its writer closes it, whole.
+    let whole = match event.kind {
+        EventKind::Access(AccessKind::Close(_))
+        | EventKind::Remove(_)
+        | EventKind::Modify(notify::event::ModifyKind::Name(_)) => true,
+        EventKind::Create(_) => false,
+        EventKind::Access(_) | EventKind::Modify(_) | EventKind::Any | EventKind::Other => return,
+    };
+    for path in event.paths {
+        if !is_manifest(&path) {
+            changes.anything |= path.extension().is_none();
+        } else if whole {
+            changes.files.insert(path);
+        }
+    }
+}
+

@@ -1,0 +1,581 @@
+//! Pure: events → world → plan → what changes. One step per event, one app per step.
+//!
+//! The machine keeps the world in step with its plan: after each event the touched app is planned, the plan is
+//! applied to the world, the RouteTable's box is told at once, and what the node and the disk must learn is
+//! left in [`Effects`].
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use common::{
+    node::{self, PodOrder, PodStatus},
+    outbox::Outbox,
+    wire::{Decision, Name, PodSeen, Role, RouteChange, RouteKey, Subscriber},
+};
+use tracing::info;
+
+use crate::{
+    plan::{self, Facts, Plan},
+    render::ObjectKey,
+    world::{App, Kind, Manifest, Meta, Peer, Pod, Stage, Stamp, Truth, Uid, World},
+};
+
+mod allot;
+
+/// Something happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A manifest was applied.
+    Apply(Name, Manifest),
+    /// A manifest cannot be used.
+    Refuse(Name, String),
+    /// A manifest is gone.
+    Delete(Name),
+    /// An app was read back from disk.
+    Restore(Name, Box<App>),
+    /// The autoscaler decided.
+    Decide(Decision),
+    /// The autoscaler has forgotten a revision.
+    Undecide(Name),
+    /// An autoscaler's stream has begun.
+    DecisionsBegin,
+    /// It has named every revision.
+    DecisionsSynced,
+    /// An agent's or activator's report has begun.
+    ReportBegin(Subscriber),
+    /// It sees a pod.
+    Seen(Subscriber, PodSeen),
+    /// It sees a pod no more.
+    Unseen(Subscriber, String),
+    /// It has named every pod.
+    ReportSynced(Subscriber),
+    /// It has a RouteTable version in force.
+    Applied(Subscriber, u64),
+    /// It follows the RouteTable, by the stream of this number.
+    Follow(Subscriber, u64),
+    /// That stream has ended.
+    Unfollow(Subscriber, u64),
+    /// The node says how a pod fares.
+    Status(PodStatus),
+    /// Time has passed.
+    Tick,
+}
+
+/// What the node and the disk must learn.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// Pods to start.
+    pub start: Vec<PodOrder>,
+    /// Pods to stop, by UID.
+    pub stop: Vec<String>,
+    /// Names that now lead to these addresses; empty: the name is gone.
+    pub names: Vec<(Name, Vec<IpAddr>)>,
+    /// Objects that changed or went.
+    pub objects: Vec<ObjectKey>,
+}
+
+/// The controller's core.
+#[derive(Debug)]
+pub struct Machine {
+    world: World,
+    routes: Outbox<RouteKey, RouteChange>,
+    /// Which app a pod belongs to, by UID.
+    owners: BTreeMap<String, Name>,
+    /// Pods each reporter has named, by reporter.
+    reports: BTreeMap<String, Report>,
+    /// Revisions the current decision stream has not named yet.
+    undecided: Option<BTreeSet<Name>>,
+    /// Apps with draining pods.
+    draining: BTreeSet<Name>,
+    timers: BTreeSet<(Stamp, Name)>,
+    timer_of: BTreeMap<Name, Stamp>,
+    effects: Effects,
+}
+
+#[derive(Debug, Default)]
+struct Report {
+    pods: BTreeSet<String>,
+    unnamed: Option<BTreeSet<String>>,
+}
+
+impl Machine {
+    /// A machine for `world`, which tells `routes`.
+    pub fn new(world: World, routes: Outbox<RouteKey, RouteChange>) -> Self {
+        for activator in &world.settings.activators {
+            let key = RouteKey::Activator(activator.name.clone());
+            routes.set(key, RouteChange::Activator(activator.clone()));
+        }
+        Self {
+            world,
+            routes,
+            owners: BTreeMap::new(),
+            reports: BTreeMap::new(),
+            undecided: None,
+            draining: BTreeSet::new(),
+            timers: BTreeSet::new(),
+            timer_of: BTreeMap::new(),
+            effects: Effects::default(),
+        }
+    }
+
+    /// The world as it is now.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// The RouteTable's box.
+    pub fn routes(&self) -> &Outbox<RouteKey, RouteChange> {
+        &self.routes
+    }
+
+    /// When to send the next [`Event::Tick`].
+    pub fn next_timer(&self) -> Option<Stamp> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Takes in one event.
+    pub fn step(&mut self, now: Stamp, event: Event) -> Effects {
+        match event {
+            Event::Apply(name, manifest) => self.apply(name, manifest, now),
+            Event::Refuse(name, why) => self.refuse(name, &why, now),
+            Event::Delete(name) => self.delete(&name, now),
+            Event::Restore(name, app) => self.restore(name, *app, now),
+            Event::Decide(decision) => self.decide(decision, now),
+            Event::Undecide(revision) => self.undecide(&revision, now),
+            Event::DecisionsBegin => {
+                self.undecided = Some(self.world.decisions.keys().cloned().collect());
+            }
+            Event::DecisionsSynced => {
+                for revision in self.undecided.take().into_iter().flatten() {
+                    self.undecide(&revision, now);
+                }
+            }
+            Event::ReportBegin(who) => {
+                let report = self.reports.entry(reporter(&who)).or_default();
+                report.unnamed = Some(std::mem::take(&mut report.pods));
+            }
+            Event::Seen(who, seen) => self.see(&who, seen, now),
+            Event::Unseen(who, uid) => self.unsee(&who, &uid, now),
+            Event::ReportSynced(who) => self.report_synced(&who, now),
+            Event::Applied(who, version) => self.applied(&who, version, now),
+            Event::Follow(who, stream) => self.follow(&who, stream),
+            Event::Unfollow(who, stream) => self.unfollow(&who, stream, now),
+            Event::Status(status) => self.status(status, now),
+            Event::Tick => self.tick(now),
+        }
+        std::mem::take(&mut self.effects)
+    }
+
+    fn apply(&mut self, name: Name, manifest: Manifest, now: Stamp) {
+        let before = self.world.apps.get(&name).cloned();
+        let clash = before.as_ref().filter(|app| !app.leaving).and_then(|app| {
+            let named = manifest.revision.as_ref().and_then(|revision| app.revision(revision))?;
+            (named.template != manifest.template).then(|| named.name.clone())
+        });
+        if let Some(revision) = clash {
+            let why = format!(
+                "Saw the following changes without a name change (-old +new): spec.template.metadata.name (give another name than {revision:?}, or none)"
+            );
+            return self.refuse(name, &why, now);
+        }
+        let mut app = match before.clone().filter(|app| !app.leaving) {
+            Some(app) => app,
+            None => self.fresh(&name, now),
+        };
+        let template = app.manifest.template != manifest.template;
+        let traffic = app.manifest.traffic != manifest.traffic;
+        app.configuration.generation += u32::from(template);
+        app.route.generation += u32::from(traffic);
+        app.meta.generation += u32::from(template || traffic);
+        if before
+            .as_ref()
+            .is_some_and(|it| !it.leaving && it.manifest == manifest && it.refused.is_none())
+        {
+            return;
+        }
+        info!(service = %name, generation = app.meta.generation, template, traffic, "manifest applied");
+        app.manifest = manifest;
+        app.refused = None;
+        allot::allot(&mut app, &name, &mut self.world);
+        self.world.apps.insert(name.clone(), app);
+        self.settle(&name, before.as_ref(), true, now);
+    }
+
+    fn fresh(&self, name: &Name, now: Stamp) -> App {
+        let meta = |kind: &str| Meta {
+            uid: Uid::derive(
+                self.world.seed,
+                &[kind, &name.namespace, &name.name, &now.0.to_string()],
+            ),
+            generation: 0,
+            created: now,
+        };
+        App {
+            meta: meta("Service"),
+            configuration: meta("Configuration"),
+            route: meta("Route"),
+            ..App::default()
+        }
+    }
+
+    fn refuse(&mut self, name: Name, why: &str, now: Stamp) {
+        let before = self.world.apps.get(&name).cloned();
+        let mut app = match before.clone().filter(|app| !app.leaving) {
+            Some(app) => app,
+            None => self.fresh(&name, now),
+        };
+        info!(service = %name, why, "manifest refused");
+        app.refused = Some(why.into());
+        self.world.apps.insert(name.clone(), app);
+        self.settle(&name, before.as_ref(), true, now);
+    }
+
+    fn delete(&mut self, name: &Name, now: Stamp) {
+        let Some(app) = self.world.apps.get_mut(name).filter(|app| !app.leaving) else { return };
+        let before = app.clone();
+        app.leaving = true;
+        info!(service = %name, "service deleted");
+        self.settle(name, Some(&before), true, now);
+        allot::release(&before, &mut self.world);
+    }
+
+    fn restore(&mut self, name: Name, app: App, now: Stamp) {
+        allot::claim(&app, &mut self.world);
+        self.world.apps.insert(name.clone(), app);
+        self.settle(&name, None, true, now);
+    }
+
+    fn decide(&mut self, decision: Decision, now: Stamp) {
+        if let Some(undecided) = &mut self.undecided {
+            undecided.remove(&decision.revision);
+        }
+        let Some(app) = self.world.app_of(&decision.revision) else { return };
+        let revision = decision.revision.clone();
+        let before = self.world.decisions.insert(revision.clone(), decision);
+        let after = &self.world.decisions[&revision];
+        let matters = before.as_ref().is_none_or(|before| {
+            (before.wanted, before.path, before.activity)
+                != (after.wanted, after.path, after.activity)
+        });
+        if !matters {
+            return;
+        }
+        info!(
+            %revision, wanted = after.wanted, path = ?after.path, activity = ?after.activity,
+            stable = after.stable, panic = after.panic, target = after.target,
+            ready = after.ready_pods, reason = after.reason, "scale decided"
+        );
+        self.settle(&app, None, false, now);
+    }
+
+    fn undecide(&mut self, revision: &Name, now: Stamp) {
+        if self.world.decisions.remove(revision).is_some()
+            && let Some(app) = self.world.app_of(revision)
+        {
+            self.settle(&app, None, false, now);
+        }
+    }
+
+    fn see(&mut self, who: &Subscriber, seen: PodSeen, now: Stamp) {
+        let report = self.reports.entry(reporter(who)).or_default();
+        report.pods.insert(seen.uid.clone());
+        if let Some(unnamed) = &mut report.unnamed {
+            unnamed.remove(&seen.uid);
+        }
+        let Some(app) = self.owners.get(&seen.uid).cloned() else { return };
+        let (uid, idle) = (seen.uid.clone(), seen.in_flight == 0);
+        let news = PodSeen { in_flight: 0, ..seen.clone() };
+        let before = self.world.seen.insert(uid, seen);
+        let same = before.is_some_and(|it| PodSeen { in_flight: 0, ..it } == news);
+        if !same || (idle && self.draining.contains(&app)) {
+            self.settle(&app, None, false, now);
+        }
+    }
+
+    fn unsee(&mut self, who: &Subscriber, uid: &str, now: Stamp) {
+        if let Some(report) = self.reports.get_mut(&reporter(who)) {
+            report.pods.remove(uid);
+        }
+        self.forget_seen(uid, now);
+    }
+
+    /// What its agent does not see is not there, whatever was remembered of it.
+    fn forget_seen(&mut self, uid: &str, now: Stamp) {
+        let seen = self.world.seen.remove(uid).is_some();
+        let Some(name) = self.owners.get(uid).cloned() else { return };
+        let pods = self.world.apps.get_mut(&name).map(|app| &mut app.revisions);
+        let mut pods = pods.into_iter().flatten().flat_map(|it| &mut it.pods);
+        let remembered = pods.find(|pod| *pod.uid == *uid).and_then(|it| it.remembered.take());
+        if seen || remembered.is_some() {
+            self.settle(&name, None, false, now);
+        }
+    }
+
+    fn report_synced(&mut self, who: &Subscriber, now: Stamp) {
+        let Some(report) = self.reports.get_mut(&reporter(who)) else { return };
+        let Some(mut gone) = report.unnamed.take() else { return };
+        if who.role == Role::Agent {
+            let remembered = self.world.apps.values().flat_map(App::pods);
+            let remembered = remembered.filter(|(_, pod)| pod.remembered.is_some());
+            let silent = remembered.filter(|(_, pod)| !report.pods.contains(&*pod.uid));
+            gone.extend(silent.map(|(_, pod)| pod.uid.to_string()));
+        }
+        for uid in gone {
+            self.forget_seen(&uid, now);
+        }
+    }
+
+    fn applied(&mut self, who: &Subscriber, version: u64, now: Stamp) {
+        let newest = self.routes.version();
+        let Some(peer) = self.world.peers.get_mut(&reporter(who)) else { return };
+        // A version from before this stream speaks of another table.
+        if (peer.from..=newest).contains(&version) && version > peer.applied {
+            peer.applied = version;
+            self.settle_draining(now);
+        }
+    }
+
+    fn follow(&mut self, who: &Subscriber, stream: u64) {
+        if matches!(who.role, Role::Agent | Role::Activator) {
+            let from = self.routes.version();
+            self.world.peers.insert(reporter(who), Peer { stream, from, applied: 0 });
+        }
+    }
+
+    fn unfollow(&mut self, who: &Subscriber, stream: u64, now: Stamp) {
+        let key = reporter(who);
+        if self.world.peers.get(&key).is_some_and(|peer| peer.stream == stream) {
+            self.world.peers.remove(&key);
+            self.settle_draining(now);
+        }
+    }
+
+    fn settle_draining(&mut self, now: Stamp) {
+        for name in self.draining.clone() {
+            self.settle(&name, None, false, now);
+        }
+    }
+
+    fn status(&mut self, status: PodStatus, now: Stamp) {
+        let Some(app) = self.owners.get(&status.uid).cloned() else { return };
+        let (uid, gone) = (status.uid.clone(), status.phase == node::PodPhase::Gone);
+        let before = self.world.statuses.get(&uid);
+        if before == Some(&status) {
+            return;
+        }
+        info!(pod = uid, phase = ?status.phase, "pod status");
+        self.world.statuses.insert(uid.clone(), status);
+        self.effects.objects.extend(self.pod_object(&app, &uid));
+        self.settle(&app, None, false, now);
+        if gone {
+            self.world.statuses.remove(&uid);
+            self.world.seen.remove(&uid);
+        }
+    }
+
+    fn pod_object(&self, app: &Name, uid: &str) -> Option<ObjectKey> {
+        let mut pods = self.world.apps.get(app)?.pods();
+        let (_, pod) = pods.find(|(_, pod)| *pod.uid == *uid)?;
+        Some(ObjectKey::pod(&app.namespace, &pod.name))
+    }
+
+    fn tick(&mut self, now: Stamp) {
+        while let Some((at, name)) = self.timers.first().cloned() {
+            if at > now {
+                return;
+            }
+            self.timers.pop_first();
+            self.timer_of.remove(&name);
+            self.settle(&name, None, false, now);
+        }
+    }
+
+    /// Plans one app and makes the world as planned. `before` is the app before the event touched it.
+    fn settle(&mut self, name: &Name, before: Option<&App>, rewrite: bool, now: Stamp) {
+        let Some(current) = self.world.apps.get(name).cloned() else { return };
+        let plan = plan::app(&self.world, name, now);
+        let before = before.unwrap_or(&current);
+        let stamped = self.say_routes(name, before, &plan);
+        self.orders(name, before, plan.app.as_ref());
+        self.objects(name, before, plan.app.as_ref(), rewrite);
+        self.set_timer(name, plan.timer);
+        let Some(mut app) = plan.app else {
+            self.forget(name, before);
+            return;
+        };
+        let again = stamp(&mut app, stamped);
+        let drains = |(_, pod): (_, &Pod)| matches!(pod.stage, Stage::Draining { .. });
+        if app.pods().any(drains) {
+            self.draining.insert(name.clone());
+        } else {
+            self.draining.remove(name);
+        }
+        log_changes(name, before, &app);
+        self.world.apps.insert(name.clone(), app);
+        if again {
+            self.settle(name, None, false, now);
+        }
+    }
+
+    /// Tells the RouteTable's box what changed. Returns its version, with all of it said.
+    fn say_routes(&self, name: &Name, before: &App, plan: &Plan) -> u64 {
+        let mut said = BTreeSet::new();
+        for change in &plan.routes {
+            let Some(key) = change.key() else { continue };
+            self.routes.set(key.clone(), change.clone());
+            said.insert(key);
+        }
+        for key in keys(name, before).filter(|key| !said.contains(key)) {
+            self.routes.remove(&key);
+        }
+        self.routes.version()
+    }
+
+    fn orders(&mut self, name: &Name, before: &App, after: Option<&App>) {
+        let ordered = |pod: &Pod| !matches!(pod.stage, Stage::Stopping { .. });
+        let uids = |app: &App| -> BTreeSet<Box<str>> {
+            app.pods().filter(|(_, pod)| ordered(pod)).map(|(_, pod)| pod.uid.clone()).collect()
+        };
+        let (had, has) = (uids(before), after.map(uids).unwrap_or_default());
+        for (revision, pod) in after.iter().flat_map(|app| app.pods()) {
+            let known = self.owners.contains_key(&*pod.uid);
+            if ordered(pod) && !known {
+                let facts = Facts::read(revision, &self.world);
+                self.effects.start.push(facts.order(name, revision, pod));
+                self.owners.insert(pod.uid.to_string(), name.clone());
+            }
+        }
+        for uid in had.difference(&has) {
+            self.effects.stop.push(uid.to_string());
+        }
+        let kept: BTreeSet<&str> =
+            after.iter().flat_map(|app| app.pods()).map(|(_, pod)| &*pod.uid).collect();
+        for (_, pod) in before.pods().filter(|(_, pod)| !kept.contains(&*pod.uid)) {
+            self.owners.remove(&*pod.uid);
+            self.world.seen.remove(&*pod.uid);
+            self.effects.objects.push(ObjectKey::pod(&name.namespace, &pod.name));
+        }
+    }
+
+    fn objects(&mut self, name: &Name, before: &App, after: Option<&App>, rewrite: bool) {
+        let out = &mut self.effects.objects;
+        let gone = after.is_none_or(|app| app.leaving);
+        let own = |app: &App| {
+            let names: Vec<Box<str>> = app.revisions.iter().map(|it| it.name.clone()).collect();
+            (
+                app.conditions.clone(),
+                app.latest_ready.clone(),
+                app.traffic.clone(),
+                names.last().cloned(),
+            )
+        };
+        if rewrite || gone || after.is_some_and(|app| own(app) != own(before)) {
+            out.extend(ObjectKey::of_app(name));
+            let names = |app: &App, none: bool| -> Vec<(Name, Vec<IpAddr>)> {
+                let all = app.allotted.iter().map(|it| {
+                    let host = plan::host_name(it, &name.name);
+                    let addresses = self.world.settings.addresses(it.host).to_vec();
+                    let addresses = if none { Vec::new() } else { addresses };
+                    (Name::new(name.namespace.as_str(), host), addresses)
+                });
+                all.collect()
+            };
+            let now = after.filter(|_| !gone).map(|app| names(app, false)).unwrap_or_default();
+            let old = names(before, true).into_iter();
+            self.effects
+                .names
+                .extend(old.filter(|(old, _)| !now.iter().any(|(name, _)| name == old)));
+            self.effects.names.extend(now);
+        }
+        let out = &mut self.effects.objects;
+        let after = after.map(|app| app.revisions.as_slice()).unwrap_or_default();
+        for revision in after {
+            let old = before.revision(&revision.name);
+            if rewrite || old != Some(revision) {
+                out.push(ObjectKey::revision(&name.namespace, &revision.name));
+            }
+            for pod in &revision.pods {
+                let had = old.and_then(|it| it.pods.iter().find(|had| had.uid == pod.uid));
+                if had != Some(pod) {
+                    out.push(ObjectKey::pod(&name.namespace, &pod.name));
+                }
+            }
+        }
+        let lost =
+            before.revisions.iter().filter(|it| !after.iter().any(|has| has.name == it.name));
+        out.extend(lost.map(|it| ObjectKey::revision(&name.namespace, &it.name)));
+    }
+
+    fn set_timer(&mut self, name: &Name, at: Option<Stamp>) {
+        if let Some(old) = self.timer_of.remove(name) {
+            self.timers.remove(&(old, name.clone()));
+        }
+        if let Some(at) = at {
+            self.timers.insert((at, name.clone()));
+            self.timer_of.insert(name.clone(), at);
+        }
+    }
+
+    fn forget(&mut self, name: &Name, before: &App) {
+        self.draining.remove(name);
+        self.world.apps.remove(name);
+        for revision in &before.revisions {
+            let key = Name::new(name.namespace.as_str(), &*revision.name);
+            self.world.decisions.remove(&key);
+        }
+        info!(service = %name, "service gone");
+    }
+}
+
+/// Names a reporter: one part may be agent and another activator under the same name.
+fn reporter(who: &Subscriber) -> String {
+    format!("{:?}/{}", who.role, who.name)
+}
+
+/// Every subject the app may have in the RouteTable; those that go first are named first.
+fn keys(name: &Name, app: &App) -> impl Iterator<Item = RouteKey> {
+    let full = |own: &str| Name::new(name.namespace.as_str(), own);
+    let services =
+        app.allotted.iter().map(|it| RouteKey::Service(full(&plan::host_name(it, &name.name))));
+    let pods = app.pods().map(|(_, pod)| RouteKey::Pod(pod.uid.to_string()));
+    let revisions = app.revisions.iter().map(|it| RouteKey::Revision(full(&it.name)));
+    services.chain(pods).chain(revisions).collect::<Vec<_>>().into_iter()
+}
+
+/// Notes on pods that began to drain which table version says so. Returns whether there were any.
+fn stamp(app: &mut App, said: u64) -> bool {
+    let mut any = false;
+    for pod in app.revisions.iter_mut().flat_map(|it| &mut it.pods) {
+        if let Stage::Draining { version: version @ None, .. } = &mut pod.stage {
+            *version = Some(said);
+            any = true;
+        }
+    }
+    any
+}
+
+fn log_changes(name: &Name, before: &App, after: &App) {
+    for revision in &after.revisions {
+        let from = before.revision(&revision.name).map_or(0, |it| it.desired);
+        if from != revision.desired {
+            let key = format!("{}/{}", name.namespace, revision.name);
+            info!(revision = key, from, to = revision.desired, ready = revision.actual, "scaled");
+        }
+    }
+    let ready = |app: &App| app.conditions.get(Kind::ServiceReady);
+    if ready(before) != ready(after) {
+        let (ready, why) = match ready(after) {
+            Truth::True(_) => ("True", None),
+            Truth::Unknown(why) => ("Unknown", why),
+            Truth::False(why) => ("False", Some(why)),
+        };
+        let reason = why.as_ref().map(|why| &*why.reason);
+        let message = why.as_ref().map(|why| &*why.message);
+        info!(service = %name, ready, reason, message, "service condition changed");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,511 @@
+use std::collections::BTreeMap;
+
+use common::{
+    node::{ContainerState, ContainerStatus, PodPhase as NodePhase},
+    wire::{Activity, Path, PodPhase, RouteTable},
+};
+
+use super::*;
+use crate::{
+    parse::{self, Document},
+    policy::AutoscalerConfig,
+    world::Routing,
+};
+
+pub(super) const HELLO: &str = r#"
+apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {name: hello}
+spec:
+  template:
+    metadata:
+      annotations: {autoscaling.knative.dev/initial-scale: "0"}
+    spec:
+      containers: [{image: dev.local/hello:v1}]
+"#;
+
+pub(super) struct Sim {
+    pub(super) machine: Machine,
+    pub(super) now: Stamp,
+    pub(super) pods: BTreeMap<String, PodOrder>,
+    pub(super) names: BTreeMap<Name, Vec<IpAddr>>,
+    pub(super) objects: BTreeSet<ObjectKey>,
+}
+
+impl Sim {
+    pub(super) fn new() -> Self {
+        let world = World { seed: 7, ..World::default() };
+        Self {
+            machine: Machine::new(world, Outbox::new()),
+            now: Stamp(1_000_000),
+            pods: BTreeMap::new(),
+            names: BTreeMap::new(),
+            objects: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn step(&mut self, event: Event) {
+        let effects = self.machine.step(self.now, event);
+        for pod in effects.start {
+            assert!(self.pods.insert(pod.uid.clone(), pod).is_none(), "ordered once");
+        }
+        for uid in effects.stop {
+            assert!(self.pods.remove(&uid).is_some(), "only what was ordered is stopped");
+        }
+        for (name, addresses) in effects.names {
+            match addresses.is_empty() {
+                true => drop(self.names.remove(&name)),
+                false => drop(self.names.insert(name, addresses)),
+            }
+        }
+        self.objects = effects.objects.into_iter().collect();
+    }
+
+    pub(super) fn apply(&mut self, text: &str) {
+        for document in parse::documents(text, &AutoscalerConfig::default()) {
+            match document {
+                Document::Service(name, manifest) => self.step(Event::Apply(name, manifest)),
+                Document::Refused(name, why) => {
+                    self.step(Event::Refuse(name.expect("a name"), why));
+                }
+            }
+        }
+    }
+
+    pub(super) fn pass(&mut self, ms: u64) {
+        self.now = self.now.plus_ms(ms);
+        self.step(Event::Tick);
+    }
+
+    pub(super) fn app(&self) -> &App {
+        &self.machine.world.apps[&hello()]
+    }
+
+    pub(super) fn table(&self) -> RouteTable {
+        let mut table = RouteTable::default();
+        let mut cursor = self.machine.routes.subscribe();
+        for (_, change) in cursor.take().expect("a first batch").steps {
+            match change.expect("a state") {
+                RouteChange::Service(it) => drop(table.services.insert(it.name.clone(), it)),
+                RouteChange::Revision(it) => drop(table.revisions.insert(it.name.clone(), it)),
+                RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), it)),
+                RouteChange::Activator(it) => drop(table.activators.insert(it.name.clone(), it)),
+                RouteChange::Gone(_) | RouteChange::Synced => unreachable!("states only"),
+            }
+        }
+        table
+    }
+
+    pub(super) fn decide(&mut self, wanted: u32) {
+        self.step(Event::Decide(decision("hello-00001", wanted)));
+    }
+
+    pub(super) fn uids(&self) -> Vec<String> {
+        self.pods.keys().cloned().collect()
+    }
+
+    pub(super) fn see(&mut self, uid: &str, change: impl FnOnce(&mut PodSeen)) {
+        let mut seen = self.machine.world.seen.get(uid).cloned().unwrap_or_else(|| seen(uid));
+        change(&mut seen);
+        self.step(Event::Seen(agent(), seen));
+    }
+
+    pub(super) fn ready_all(&mut self) {
+        for uid in self.uids() {
+            self.see(&uid, |_| ());
+        }
+    }
+
+    pub(super) fn phases(&self) -> Vec<PodPhase> {
+        self.table().pods.values().map(|pod| pod.phase).collect()
+    }
+
+    pub(super) fn condition(&self, kind: Kind) -> String {
+        let all = &self.app().conditions;
+        let truth = match all.get(kind) {
+            Truth::Unknown(None) => {
+                let revision = self.app().revisions.last();
+                revision.map_or(Truth::Unknown(None), |it| it.conditions.get(kind))
+            }
+            truth => truth,
+        };
+        let say = |why: Why| format!(" {}: {}", why.reason, why.message);
+        match truth {
+            Truth::True(why) => format!("True{}", why.map(say).unwrap_or_default()),
+            Truth::Unknown(why) => format!("Unknown{}", why.map(say).unwrap_or_default()),
+            Truth::False(why) => format!("False{}", say(why)),
+        }
+    }
+
+    pub(super) fn status(
+        &mut self,
+        uid: &str,
+        phase: NodePhase,
+        state: ContainerState,
+        restarts: u32,
+    ) {
+        let name = "user-container".to_owned();
+        let container = ContainerStatus { name, state, restarts, image_digest: None };
+        let containers = vec![container];
+        let addresses = vec![IpAddr::from([10, 244, 0, 9])];
+        self.step(Event::Status(PodStatus { uid: uid.into(), phase, addresses, containers }));
+    }
+}
+
+use crate::world::Why;
+
+pub(super) fn hello() -> Name {
+    Name::new("default", "hello")
+}
+
+pub(super) fn agent() -> Subscriber {
+    Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() }
+}
+
+pub(super) fn activator() -> Subscriber {
+    Subscriber { role: Role::Activator, name: "n1".into(), node: "n1".into() }
+}
+
+pub(super) fn seen(uid: &str) -> PodSeen {
+    PodSeen {
+        uid: uid.into(),
+        address: Some(([10, 244, 0, 9], 8080).into()),
+        listening: true,
+        ready: true,
+        drained: false,
+        in_flight: 0,
+        listening_since_ns: 1,
+        trouble: String::new(),
+    }
+}
+
+pub(super) fn decision(revision: &str, wanted: u32) -> Decision {
+    Decision {
+        revision: Name::new("default", revision),
+        wanted: Some(wanted),
+        path: Path::Direct,
+        activators: 0,
+        activity: if wanted > 0 { Activity::Active } else { Activity::Inactive },
+        stable: 0.0,
+        panic: 0.0,
+        target: 70.0,
+        ready_pods: 0,
+        panicking: false,
+        excess_burst_capacity: 0.0,
+        reason: "test".into(),
+    }
+}
+
+#[test]
+fn a_sleeping_service_is_ready_has_addresses_and_no_pod() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    assert_eq!(sim.pods.len(), 0);
+    assert_eq!(sim.condition(Kind::ServiceReady), "True");
+    assert_eq!(
+        sim.condition(Kind::RevisionActive),
+        "False NoTraffic: The target is not receiving traffic."
+    );
+    let table = sim.table();
+    let service = &table.services[&hello()];
+    assert_eq!(service.targets[0].revision, Name::new("default", "hello-00001"));
+    assert_eq!(service.hosts, ["hello.default.localhost"]);
+    assert_eq!(service.addresses, sim.names[&hello()]);
+    assert!((20_000..=29_999).contains(&service.activator_port.get()));
+}
+
+#[test]
+fn a_decision_becomes_an_order_and_a_listener_becomes_a_route_in_one_step_each() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.decide(1);
+    let (uid, order) =
+        sim.pods.first_key_value().map(|(k, v)| (k.clone(), v.clone())).expect("one");
+    assert!(order.name.starts_with("hello-00001-deployment-") && order.name.len() == 28);
+    let env = order.spec.containers[0].env.clone().unwrap_or_default();
+    let env: Vec<_> = env.iter().map(|it| (it.name.as_str(), it.value.as_deref())).collect();
+    let want = [
+        ("PORT", Some("8080")),
+        ("K_REVISION", Some("hello-00001")),
+        ("K_CONFIGURATION", Some("hello")),
+        ("K_SERVICE", Some("hello")),
+    ];
+    assert_eq!(env, want);
+    assert_eq!(sim.phases(), [PodPhase::Starting]);
+    // The node has not said a word yet.
+    sim.see(&uid, |_| ());
+    assert_eq!(sim.phases(), [PodPhase::Ready]);
+    assert_eq!(sim.table().services[&hello()].path, Path::Direct);
+}
+
+#[test]
+fn a_pod_stops_after_every_follower_applied_and_its_last_request_ended() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.step(Event::Follow(agent(), 1));
+    sim.step(Event::Follow(activator(), 2));
+    sim.decide(1);
+    sim.ready_all();
+    let uid = sim.uids()[0].clone();
+    sim.see(&uid, |it| it.in_flight = 1);
+    sim.decide(0);
+    assert_eq!(sim.phases(), [PodPhase::Draining]);
+    let version = sim.machine.routes.version();
+    sim.step(Event::Applied(agent(), version));
+    sim.see(&uid, |it| (it.in_flight, it.drained) = (0, true));
+    assert_eq!(sim.pods.len(), 1, "the activator has not applied yet");
+    sim.step(Event::Applied(activator(), version));
+    assert_eq!(sim.pods.len(), 0);
+    assert_eq!(sim.phases(), []);
+    sim.step(Event::Status(PodStatus {
+        uid,
+        phase: NodePhase::Gone,
+        addresses: vec![],
+        containers: vec![],
+    }));
+    assert_eq!(sim.app().revisions[0].pods, []);
+}
+
+#[test]
+fn a_draining_pod_serves_again_when_it_is_wanted_again() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.step(Event::Follow(agent(), 1));
+    sim.decide(1);
+    sim.ready_all();
+    sim.decide(0);
+    sim.decide(1);
+    assert_eq!((sim.pods.len(), sim.phases()), (1, vec![PodPhase::Ready]));
+    assert_eq!(sim.app().revisions[0].made, 1);
+}
+
+#[test]
+fn a_silent_follower_is_waited_for_one_second() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.step(Event::Follow(agent(), 1));
+    sim.decide(1);
+    sim.ready_all();
+    let uid = sim.uids()[0].clone();
+    sim.decide(0);
+    sim.see(&uid, |it| it.drained = true);
+    sim.pass(999);
+    assert_eq!(sim.pods.len(), 1);
+    sim.pass(1);
+    assert_eq!(sim.pods.len(), 0);
+}
+
+#[test]
+fn the_grace_period_bounds_a_drain() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.decide(1);
+    sim.ready_all();
+    let uid = sim.uids()[0].clone();
+    sim.see(&uid, |it| it.in_flight = 1);
+    sim.decide(0);
+    sim.pass(299_999);
+    assert_eq!(sim.pods.len(), 1);
+    sim.pass(1);
+    assert_eq!(sim.pods.len(), 0);
+}
+
+#[test]
+fn the_least_busy_pods_go_first() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.decide(3);
+    sim.ready_all();
+    let uids = sim.uids();
+    for (uid, in_flight) in uids.iter().zip([5, 1, 3]) {
+        sim.see(uid, |it| it.in_flight = in_flight);
+    }
+    sim.decide(1);
+    let phases: Vec<_> = uids.iter().map(|uid| sim.table().pods[uid].phase).collect();
+    assert_eq!(phases, [PodPhase::Ready, PodPhase::Draining, PodPhase::Draining]);
+}
+
+#[test]
+fn only_a_changed_template_makes_a_revision() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.apply(&HELLO.replace("{name: hello}", "{name: hello, labels: {team: a}}"));
+    assert_eq!((sim.app().meta.generation, sim.app().revisions.len()), (1, 1));
+    sim.apply(&HELLO.replace(":v1", ":v2"));
+    assert_eq!((sim.app().meta.generation, sim.app().configuration.generation), (2, 2));
+    assert_eq!(sim.app().route.generation, 1);
+    let routing: Vec<_> = sim.app().revisions.iter().map(|it| (&*it.name, it.routing.0)).collect();
+    assert_eq!(routing, [("hello-00001", Routing::Reserve), ("hello-00002", Routing::Active)]);
+    assert!(!sim.table().revisions.contains_key(&Name::new("default", "hello-00001")));
+}
+
+#[test]
+fn traffic_stays_until_the_new_revision_is_ready() {
+    let mut sim = Sim::new();
+    let warm = HELLO.replace("\"0\"", "\"1\"");
+    sim.apply(&warm);
+    assert_eq!(sim.pods.len(), 1, "the initial scale needs no decision");
+    assert_eq!(
+        sim.condition(Kind::RouteTraffic),
+        "Unknown RevisionMissing: Configuration \"hello\" is waiting for a Revision to become ready."
+    );
+    sim.ready_all();
+    assert_eq!(sim.condition(Kind::ServiceReady), "True");
+    sim.apply(&warm.replace(":v1", ":v2"));
+    let target = |sim: &Sim| sim.table().services[&hello()].targets[0].revision.name.clone();
+    assert_eq!((target(&sim), sim.pods.len()), ("hello-00001".into(), 2));
+    sim.ready_all();
+    assert_eq!(target(&sim), "hello-00002");
+    assert_eq!(sim.condition(Kind::ServiceReady), "True");
+    assert!(!sim.table().revisions[&Name::new("default", "hello-00001")].reachable);
+}
+
+#[test]
+fn a_crash_is_named_and_hopeless_waiting_ends() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.decide(1);
+    let uid = sim.uids()[0].clone();
+    let crash = |message: &str| ContainerState::Waiting {
+        reason: "CrashLoopBackOff".into(),
+        message: message.into(),
+        last_exit: Some(3),
+    };
+    sim.status(&uid, NodePhase::Running, crash("no such file: app.py"), 1);
+    assert_eq!(
+        sim.condition(Kind::RevisionHealthy),
+        "False ExitCode3: Container failed with: no such file: app.py"
+    );
+    assert_eq!(
+        sim.condition(Kind::ServiceReady),
+        "False RevisionFailed: Revision \"hello-00001\" failed with message: Container failed with: no such file: app.py."
+    );
+    assert_eq!(sim.table().services[&hello()].targets.len(), 1);
+    sim.status(&uid, NodePhase::Running, crash("no such file: app.py"), 3);
+    assert_eq!(sim.table().services[&hello()].targets.len(), 0, "answered 503 at once");
+    sim.decide(0);
+    assert_eq!(sim.table().services[&hello()].targets.len(), 1, "the next request tries anew");
+    sim.decide(1);
+    sim.ready_all();
+    assert_eq!(sim.condition(Kind::ServiceReady), "True");
+}
+
+#[test]
+fn a_process_that_never_listens_is_named() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.decide(1);
+    let uid = sim.uids()[0].clone();
+    sim.status(&uid, NodePhase::Running, ContainerState::Running, 0);
+    assert_eq!(sim.condition(Kind::RevisionHealthy), "True");
+    sim.pass(5000);
+    let message = sim.condition(Kind::RevisionHealthy);
+    assert!(
+        message.starts_with(
+            "Unknown ContainerNotReady: The container runs but nothing listens on port 8080"
+        ),
+        "{message}"
+    );
+    sim.see(&uid, |it| {
+        (it.ready, it.listening) = (false, false);
+        it.trouble = "nginx listens on 80, not on 8080".into();
+    });
+    assert_eq!(
+        sim.condition(Kind::RevisionHealthy),
+        "Unknown ContainerNotReady: nginx listens on 80, not on 8080"
+    );
+}
+
+#[test]
+fn a_start_that_takes_too_long_is_given_up() {
+    let mut sim = Sim::new();
+    sim.apply(&HELLO.replace("\"0\"", "\"1\""));
+    sim.pass(600_000);
+    assert_eq!(
+        sim.condition(Kind::RevisionResources),
+        "False ProgressDeadlineExceeded: Initial scale was never achieved"
+    );
+}
+
+#[test]
+fn a_refused_manifest_leaves_the_old_one_in_force() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.apply(&HELLO.replace("{image: dev.local/hello:v1}", "{name: a}"));
+    assert_eq!(
+        sim.condition(Kind::ServiceReady),
+        "False InvalidManifest: missing field(s): spec.template.spec.containers[0].image"
+    );
+    assert_eq!(sim.table().services[&hello()].targets.len(), 1);
+    sim.apply(HELLO);
+    assert_eq!(sim.condition(Kind::ServiceReady), "True");
+}
+
+#[test]
+fn a_deleted_service_drains_and_then_is_gone() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.decide(1);
+    sim.ready_all();
+    let uid = sim.uids()[0].clone();
+    sim.step(Event::Delete(hello()));
+    assert_eq!((sim.table().services.len(), sim.names.len()), (0, 0));
+    assert_eq!(sim.phases(), [PodPhase::Draining]);
+    sim.see(&uid, |it| it.drained = true);
+    assert_eq!(sim.pods.len(), 0);
+    sim.status(&uid, NodePhase::Gone, ContainerState::Running, 0);
+    assert!(sim.machine.world.apps.is_empty() && sim.machine.world.hosts.is_empty());
+    assert_eq!(sim.table(), RouteTable::default());
+}
+
+#[test]
+fn a_service_applied_again_while_it_leaves_starts_anew() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    let uid = sim.app().meta.uid;
+    sim.decide(1);
+    sim.ready_all();
+    sim.step(Event::Delete(hello()));
+    sim.now = sim.now.plus_ms(1);
+    sim.apply(HELLO);
+    assert_ne!(sim.app().meta.uid, uid);
+    assert_eq!(sim.table().services.len(), 1);
+    assert_eq!(sim.names.len(), 1);
+}
+
+#[test]
+fn tags_get_names_of_their_own_that_last() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    let traffic = "\n  traffic:\n  - {revisionName: hello-00001, percent: 90, tag: old}\n  - {latestRevision: true, percent: 10}\n";
+    sim.apply(&format!("{}{traffic}", HELLO.trim_end().replace(":v1", ":v2")));
+    let table = sim.table();
+    let shares: Vec<_> = table.services[&hello()]
+        .targets
+        .iter()
+        .map(|it| (it.revision.name.as_str(), it.percent))
+        .collect();
+    assert_eq!(shares, [("hello-00001", 90), ("hello-00002", 10)]);
+    assert_eq!(table.services[&hello()].path, Path::Activator, "a split needs the activator");
+    let old = &table.services[&Name::new("default", "old-hello")];
+    assert_eq!(old.hosts, ["old-hello.default.localhost"]);
+    assert_eq!(old.targets[0].percent, 100);
+    assert_ne!(old.activator_port, table.services[&hello()].activator_port);
+    sim.apply(HELLO);
+    assert_eq!(sim.table().services.len(), 1);
+    assert_eq!(sim.names.len(), 1);
+}
+
+#[test]
+fn what_an_agent_no_longer_sees_is_not_ready() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.step(Event::ReportBegin(agent()));
+    sim.step(Event::ReportSynced(agent()));
+    sim.decide(1);
+    sim.ready_all();
+    sim.step(Event::ReportBegin(agent()));
+    assert_eq!(sim.phases(), [PodPhase::Ready], "a broken stream changes nothing");
+    sim.step(Event::ReportSynced(agent()));
+    assert_eq!(sim.phases(), [PodPhase::Starting]);
+}

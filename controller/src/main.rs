@@ -1,0 +1,38 @@
+//! Runs the controller alone, without a local node: objects, routes and orders, but nothing that carries them out.
+
+use anyhow::Context as _;
+use clap::Parser;
+use common::node::Orders;
+use controller::{Config, local::Node};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, watch},
+};
+use tokio_util::sync::CancellationToken;
+
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Args {
+    #[command(flatten)]
+    config: Config,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let shutdown = CancellationToken::new();
+    let mut term = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let stop = shutdown.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        stop.cancel();
+    });
+    let (_statuses, statuses) = mpsc::channel(1);
+    let node = Node { orders: watch::channel(Orders::default()).0, statuses };
+    controller::run(Args::parse().config, node, shutdown).await.context("controller failed")
+}

@@ -1,0 +1,109 @@
+//! Pure: the world → what should be: objects, pods, routes, and when to look again.
+//!
+//! One app is planned at a time from what is observed of it; planning it again changes nothing. [`whole`] plans
+//! every app and is the reference that the incremental way is held to.
+
+use std::collections::BTreeMap;
+
+use common::wire::{Name, RouteChange};
+
+use crate::world::{App, Revision, Stamp, World};
+
+mod drain;
+pub mod revision;
+mod routes;
+mod scale;
+mod status;
+mod traffic;
+
+pub use revision::Facts;
+pub(crate) use routes::host_name;
+
+/// What one app should be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The app with its objects, statuses and pods; `None` once nothing is left of it.
+    pub app: Option<App>,
+    /// Its subjects of the RouteTable: revisions, then pods, then services, so that a target is known before it
+    /// is named.
+    pub routes: Vec<RouteChange>,
+    /// When time alone will change the plan.
+    pub timer: Option<Stamp>,
+}
+
+/// Plans one app.
+pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
+    let Some(have) = world.apps.get(name) else {
+        return Plan { app: None, routes: Vec::new(), timer: None };
+    };
+    let (mut app, mut timer) = (have.clone(), Timer::default());
+    revision::ensure(&mut app, name, world.seed, now);
+    let facts: Vec<Facts> = app.revisions.iter().map(|it| Facts::read(it, world)).collect();
+    // Where a route begins or ends to lead to a revision, what that revision needs to be ready changes too.
+    while observe(&mut app, name, &facts, world, now, &mut timer) {}
+    for (revision, facts) in app.revisions.iter_mut().zip(&facts) {
+        let view = View { world, namespace: &name.namespace, facts, now };
+        scale::pods(revision, app.leaving, &view, &mut timer);
+        drain::advance(revision, &view, &mut timer);
+    }
+    status::route(&mut app, now);
+    status::service(&mut app, now);
+    let routes = routes::subjects(&app, name, &facts, world);
+    revision::collect(&mut app, now, &mut timer);
+    let ended = app.leaving && app.revisions.iter().all(|it| it.pods.is_empty());
+    Plan { app: (!ended).then_some(app), routes, timer: timer.0 }
+}
+
+/// Takes in what is seen of pods, and assigns traffic by it. Returns whether another revision is routed to now.
+fn observe(
+    app: &mut App,
+    name: &Name,
+    facts: &[Facts],
+    world: &World,
+    now: Stamp,
+    timer: &mut Timer,
+) -> bool {
+    for (revision, facts) in app.revisions.iter_mut().zip(facts) {
+        let view = View { world, namespace: &name.namespace, facts, now };
+        scale::forget_gone(revision, &view, timer);
+        status::revision(revision, &view, timer);
+    }
+    traffic::latest_ready(app);
+    status::configuration(app, now);
+    traffic::assign(app, name, now);
+    traffic::label(app, now)
+}
+
+/// Plans every app.
+pub fn whole(world: &World, now: Stamp) -> BTreeMap<Name, Plan> {
+    world.apps.keys().map(|name| (name.clone(), app(world, name, now))).collect()
+}
+
+/// What the steps for one revision look at.
+struct View<'a> {
+    world: &'a World,
+    namespace: &'a str,
+    facts: &'a Facts,
+    now: Stamp,
+}
+
+impl View<'_> {
+    fn key(&self, revision: &Revision) -> Name {
+        Name::new(self.namespace, &*revision.name)
+    }
+}
+
+/// The earliest moment at which time alone changes the plan.
+#[derive(Debug, Default)]
+struct Timer(Option<Stamp>);
+
+impl Timer {
+    /// Looks again at `at`, unless that has passed. Returns whether it has.
+    fn passed(&mut self, at: Stamp, now: Stamp) -> bool {
+        if at > now {
+            self.0 = Some(self.0.map_or(at, |have| have.min(at)));
+        }
+        at <= now
+    }
+}
+

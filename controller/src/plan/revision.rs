@@ -1,0 +1,262 @@
+//! Pure: template → Revision, and Revision → what its pods are.
+
+use std::{collections::BTreeMap, num::NonZeroU16, time::Duration};
+
+use common::{
+    node::PodOrder,
+    wire::{self, Name, Probe, ProbeHow, Protocol, ScalePolicy},
+};
+use k8s_openapi::{
+    api::core::v1::{ContainerPort, EnvVar, PodSpec, Probe as UserProbe},
+    apimachinery::pkg::util::intstr::IntOrString,
+};
+
+use super::Timer;
+use crate::{
+    knative::{RevisionTemplate, key},
+    parse,
+    policy::parse_duration,
+    world::{App, Meta, Pod, Revision, Routing, Stamp, Uid, World},
+};
+
+/// The port of a container that names none (knative/serving `networking.DefaultUserPort`).
+const DEFAULT_PORT: NonZeroU16 = NonZeroU16::new(8080).expect("not zero");
+/// `retain-since-create-time` of `config-gc`.
+const RETAIN_CREATED_MS: u64 = 48 * 3_600_000;
+/// `retain-since-last-active-time` of `config-gc`.
+const RETAIN_ACTIVE_MS: u64 = 15 * 3_600_000;
+/// `min-non-active-revisions` of `config-gc`.
+const RETAIN_MIN: usize = 20;
+/// `max-non-active-revisions` of `config-gc`.
+const RETAIN_MAX: usize = 1000;
+
+/// What a template says, ready for use.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// The template.
+    pub template: RevisionTemplate,
+    /// How it scales.
+    pub policy: ScalePolicy,
+    /// Requests a pod may have at once; 0: no limit.
+    pub container_concurrency: u32,
+    /// Bound of a whole request.
+    pub timeout: Duration,
+    /// Index of the container that serves.
+    pub serving: usize,
+    /// Its port.
+    pub port: NonZeroU16,
+    /// What it speaks.
+    pub protocol: Protocol,
+}
+
+impl Facts {
+    /// Reads a Revision's template, which was checked when it was applied.
+    pub fn read(revision: &Revision, world: &World) -> Self {
+        let template: RevisionTemplate =
+            serde_json::from_str(&revision.template).unwrap_or_default();
+        let limit = template.spec.container_concurrency.unwrap_or(0);
+        let container_concurrency = u32::try_from(limit).unwrap_or(0);
+        let none = BTreeMap::new();
+        let annotations = template.metadata.annotations.as_ref().unwrap_or(&none);
+        let config = &world.settings.autoscaler;
+        let policy = config.policy(annotations, container_concurrency, "");
+        let mut policy = policy.unwrap_or_else(|_| config.policy.clone());
+        let deadline = key::PROGRESS_DEADLINE.iter().find_map(|name| annotations.get(*name));
+        policy.progress_deadline =
+            deadline.and_then(|text| parse_duration(text)).unwrap_or(policy.progress_deadline);
+        let containers = &template.spec.pod.containers;
+        let serving = parse::serving_index(containers);
+        let port = containers.get(serving).and_then(|it| it.ports.as_ref()?.first());
+        let number = port.and_then(|port| u16::try_from(port.container_port).ok());
+        let h2c = port.is_some_and(|port| port.name.as_deref() == Some("h2c"));
+        let timeout = template.spec.timeout_seconds.and_then(|it| u64::try_from(it).ok());
+        Self {
+            policy,
+            container_concurrency,
+            timeout: Duration::from_secs(timeout.filter(|it| *it > 0).unwrap_or(300)),
+            serving,
+            port: number.and_then(NonZeroU16::new).unwrap_or(DEFAULT_PORT),
+            protocol: if h2c { Protocol::H2c } else { Protocol::Http1 },
+            template,
+        }
+    }
+
+    /// An annotation of the template.
+    pub fn annotation(&self, name: &str) -> Option<&str> {
+        self.template.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+    }
+
+    /// How the agent tells that a pod is ready.
+    pub fn probe(&self) -> Probe {
+        let container = self.template.spec.pod.containers.get(self.serving);
+        let probe = container.and_then(|it| it.readiness_probe.as_ref());
+        let listen = UserProbe::default();
+        convert(probe.unwrap_or(&listen))
+    }
+
+    fn seconds(value: Option<i64>) -> Option<Duration> {
+        let seconds = value.and_then(|it| u64::try_from(it).ok()).filter(|it| *it > 0);
+        seconds.map(Duration::from_secs)
+    }
+
+    /// As the RouteTable says it.
+    pub fn wire(&self, app: &Name, revision: &Revision) -> wire::Revision {
+        let spec = &self.template.spec;
+        wire::Revision {
+            name: Name::new(app.namespace.as_str(), &*revision.name),
+            service: app.name.clone(),
+            configuration: app.name.clone(),
+            container_concurrency: self.container_concurrency,
+            timeout: self.timeout,
+            response_start_timeout: Self::seconds(spec.response_start_timeout_seconds),
+            idle_timeout: Self::seconds(spec.idle_timeout_seconds),
+            protocol: self.protocol,
+            policy: Some(self.policy.clone()),
+            reachable: revision.routing.0 != Routing::Reserve,
+            initial_scale_reached: revision.reached,
+        }
+    }
+
+    /// What the node is told of one pod.
+    pub fn order(&self, app: &Name, revision: &Revision, pod: &Pod) -> PodOrder {
+        PodOrder {
+            uid: pod.uid.to_string(),
+            name: pod.name.to_string(),
+            revision: Name::new(app.namespace.as_str(), &*revision.name),
+            spec: self.pod_spec(app, revision),
+            labels: self.labels(app, revision),
+        }
+    }
+
+    /// Labels of its pods.
+    pub fn labels(&self, app: &Name, revision: &Revision) -> BTreeMap<String, String> {
+        let mut labels = self.template.metadata.labels.clone().unwrap_or_default();
+        labels.entry("app".into()).or_insert_with(|| revision.name.to_string());
+        for (name, value) in [
+            (key::SERVICE, app.name.clone()),
+            (key::CONFIGURATION, app.name.clone()),
+            (key::CONFIGURATION_GENERATION, revision.meta.generation.to_string()),
+            (key::REVISION, revision.name.to_string()),
+            (key::REVISION_UID, revision.meta.uid.to_string()),
+        ] {
+            labels.insert(name.into(), value);
+        }
+        labels
+    }
+
+    /// The pod, with what Knative adds (`pkg/reconciler/revision/resources/deploy.go`).
+    fn pod_spec(&self, app: &Name, revision: &Revision) -> PodSpec {
+        let mut pod = self.template.spec.pod.clone();
+        pod.termination_grace_period_seconds = i64::try_from(self.timeout.as_secs()).ok();
+        let env = |name: &str, value: &str| EnvVar {
+            name: name.into(),
+            value: Some(value.into()),
+            ..EnvVar::default()
+        };
+        for (index, container) in pod.containers.iter_mut().enumerate() {
+            let all = container.env.get_or_insert_default();
+            if index == self.serving {
+                all.push(env("PORT", &self.port.to_string()));
+            }
+            all.push(env("K_REVISION", &revision.name));
+            all.push(env("K_CONFIGURATION", &app.name));
+            all.push(env("K_SERVICE", &app.name));
+            let policy = container.termination_message_policy.take();
+            container.termination_message_policy =
+                policy.or_else(|| Some("FallbackToLogsOnError".into()));
+            if index == self.serving {
+                container.ports = Some(vec![ContainerPort {
+                    name: Some("user-port".into()),
+                    container_port: self.port.get().into(),
+                    protocol: Some("TCP".into()),
+                    ..ContainerPort::default()
+                }]);
+            }
+        }
+        pod
+    }
+}
+
+fn convert(probe: &UserProbe) -> Probe {
+    let aggressive = probe.period_seconds.unwrap_or(0) == 0;
+    let number = |value: Option<i32>| value.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
+    let port = |port: &IntOrString| match port {
+        IntOrString::Int(port) => u16::try_from(*port).ok().and_then(NonZeroU16::new),
+        IntOrString::String(_) => None,
+    };
+    let (how, at) = if let Some(http) = &probe.http_get {
+        let headers = http.http_headers.iter().flatten();
+        let how = ProbeHow::Http {
+            path: http.path.clone().unwrap_or_else(|| "/".into()),
+            headers: headers.map(|it| (it.name.clone(), it.value.clone())).collect(),
+            host: http.host.clone().unwrap_or_default(),
+            https: http.scheme.as_deref() == Some("HTTPS"),
+        };
+        (how, port(&http.port))
+    } else if let Some(grpc) = &probe.grpc {
+        let how = ProbeHow::Grpc { service: grpc.service.clone().unwrap_or_default() };
+        (how, u16::try_from(grpc.port).ok().and_then(NonZeroU16::new))
+    } else {
+        // A listener is there or not, and the kernel says so at once: a TCP connect could only tell later.
+        // An exec probe is the node's to run; to the agent the listener is what counts.
+        (ProbeHow::Listen, None)
+    };
+    Probe {
+        how,
+        port: at,
+        period: Duration::from_secs(number(probe.period_seconds).into()),
+        timeout: Duration::from_secs(number(probe.timeout_seconds).into()),
+        success_threshold: number(probe.success_threshold).max(1),
+        failure_threshold: if aggressive { 1 } else { number(probe.failure_threshold).max(1) },
+    }
+}
+
+/// Makes the Revision of the newest template where it is missing.
+pub(super) fn ensure(app: &mut App, name: &Name, seed: u128, now: Stamp) {
+    if app.leaving || app.configuration.generation == 0 || app.latest_created().is_some() {
+        return;
+    }
+    let generation = app.configuration.generation;
+    let counted = || format!("{}-{generation:05}", name.name).into_boxed_str();
+    let revision = app.manifest.revision.clone().unwrap_or_else(counted);
+    let uid = Uid::derive(seed, &[&name.namespace, &revision, &now.0.to_string()]);
+    app.revisions.push(Revision {
+        meta: Meta { uid, generation, created: now },
+        template: app.manifest.template.clone(),
+        routing: (Routing::Pending, now),
+        name: revision,
+        ..Revision::default()
+    });
+}
+
+/// Drops old Revisions that no route names (knative/serving `pkg/reconciler/gc/gc.go`).
+pub(super) fn collect(app: &mut App, now: Stamp, timer: &mut Timer) {
+    if app.revisions.len() <= RETAIN_MIN {
+        return;
+    }
+    let mut idle: Vec<(Stamp, Box<str>, Stamp)> = app
+        .revisions
+        .iter()
+        .filter(|it| it.routing.0 == Routing::Reserve && it.pods.is_empty())
+        .filter(|it| app.latest_ready.as_ref() != Some(&it.name) && !protected(it))
+        .map(|it| (it.routing.1.max(it.meta.created), it.name.clone(), it.meta.created))
+        .collect();
+    idle.sort();
+    let mut left = idle.len();
+    for (active, name, created) in idle {
+        if left <= RETAIN_MIN {
+            return;
+        }
+        let stale = active.plus_ms(RETAIN_ACTIVE_MS).max(created.plus_ms(RETAIN_CREATED_MS));
+        if left > RETAIN_MAX || timer.passed(stale, now) {
+            app.revisions.retain(|it| it.name != name);
+            left -= 1;
+        }
+    }
+}
+
+fn protected(revision: &Revision) -> bool {
+    let template: RevisionTemplate = serde_json::from_str(&revision.template).unwrap_or_default();
+    let annotations = template.metadata.annotations.unwrap_or_default();
+    annotations.get(key::NO_GC).is_some_and(|value| value == "true")
+}

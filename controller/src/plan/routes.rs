@@ -1,0 +1,136 @@
+//! Pure: revisions, pods and shares → subjects of the RouteTable.
+
+use std::{net::SocketAddr, num::NonZeroU16};
+
+use common::wire::{Name, Path, Pod, PodPhase, Protocol, RouteChange, Service, Target};
+
+use super::{Facts, View, scale, status, traffic};
+use crate::{
+    knative::key,
+    parse::RESPONSE_START,
+    world::{self, Allotment, App, Revision, Routing, Stage, Stamp, World},
+};
+
+/// The port every service has (`http`).
+const SERVICE_PORT: NonZeroU16 = NonZeroU16::new(80).expect("not zero");
+
+/// Everything the data plane is told of one app.
+pub(super) fn subjects(app: &App, name: &Name, facts: &[Facts], world: &World) -> Vec<RouteChange> {
+    let mut out = Vec::new();
+    let pairs = || app.revisions.iter().zip(facts);
+    let shown =
+        |it: &&(&Revision, &Facts)| it.0.routing.0 != Routing::Reserve || !it.0.pods.is_empty();
+    for (revision, facts) in pairs().filter(|it| shown(&it)) {
+        out.push(RouteChange::Revision(facts.wire(name, revision)));
+    }
+    for (revision, facts) in pairs() {
+        let view = View { world, namespace: &name.namespace, facts, now: Stamp::default() };
+        let pods = revision.pods.iter().filter_map(|it| pod(it, revision, &view));
+        out.extend(pods.map(RouteChange::Pod));
+    }
+    if app.leaving {
+        return out;
+    }
+    for allotted in &app.allotted {
+        let own = service(allotted, app, name, facts, world);
+        out.push(RouteChange::Service(own));
+    }
+    out
+}
+
+fn pod(pod: &world::Pod, revision: &Revision, view: &View<'_>) -> Option<Pod> {
+    let phase = match pod.stage {
+        Stage::Serving if scale::is_ready(pod, view) => PodPhase::Ready,
+        Stage::Serving => PodPhase::Starting,
+        Stage::Draining { .. } => PodPhase::Draining,
+        Stage::Stopping { .. } => return None,
+    };
+    let seen = view.world.seen.get(&*pod.uid);
+    let ip = view.world.statuses.get(&*pod.uid).and_then(|it| it.addresses.first().copied());
+    let address = seen
+        .and_then(|seen| seen.address)
+        .or(pod.remembered)
+        .or_else(|| ip.map(|ip| SocketAddr::new(ip, view.facts.port.get())));
+    Some(Pod {
+        uid: pod.uid.to_string(),
+        name: pod.name.to_string(),
+        revision: view.key(revision),
+        node: view.world.settings.node.clone(),
+        zone: String::new(),
+        phase,
+        address,
+        port: view.facts.port,
+        probe: view.facts.probe(),
+    })
+}
+
+fn service(
+    allotted: &Allotment,
+    app: &App,
+    name: &Name,
+    facts: &[Facts],
+    world: &World,
+) -> Service {
+    let settings = &world.settings;
+    let own = host_name(allotted, &name.name);
+    let shares = match &allotted.tag {
+        None => traffic::shares(&app.traffic),
+        Some(tag) => {
+            let tagged = app.traffic.iter().find(|it| it.tag.as_ref() == Some(tag));
+            tagged.map(|it| (&*it.revision, 100)).into_iter().collect()
+        }
+    };
+    let only = match shares.as_slice() {
+        [(revision, _)] => {
+            let found = app.revisions.iter().zip(facts).find(|(it, _)| *it.name == **revision);
+            found.map(|(revision, facts)| {
+                let now = Stamp::default();
+                (revision, View { world, namespace: &name.namespace, facts, now })
+            })
+        }
+        _ => None,
+    };
+    let hopeless = only.as_ref().is_some_and(|(it, view)| status::is_hopeless(it, view));
+    let target = |(revision, percent): &(&str, u8)| Target {
+        revision: Name::new(name.namespace.as_str(), *revision),
+        percent: *percent,
+    };
+    let local = app.manifest.labels.get(key::VISIBILITY) == Some("cluster-local");
+    let host = || format!("{own}.{}.{}", name.namespace, settings.domain);
+    Service {
+        name: Name::new(name.namespace.as_str(), own.as_str()),
+        addresses: settings.addresses(allotted.host).to_vec(),
+        port: SERVICE_PORT,
+        activator_port: NonZeroU16::new(allotted.port).unwrap_or(SERVICE_PORT),
+        targets: if hopeless { Vec::new() } else { shares.iter().map(target).collect() },
+        path: only.map_or(Path::Activator, |(revision, view)| path(app, revision, &view)),
+        hosts: if local { Vec::new() } else { vec![host()] },
+    }
+}
+
+/// `<route>` or `<tag>-<route>`.
+pub(crate) fn host_name(allotted: &Allotment, route: &str) -> String {
+    match &allotted.tag {
+        None => route.to_owned(),
+        Some(tag) => format!("{tag}-{route}"),
+    }
+}
+
+/// Whether connections may go straight to the pods of the one revision that has all traffic.
+///
+/// Not with a hard limit, which only the activator can queue for; nor with h2c, whose requests it balances one
+/// by one, unless the user asks; nor with bounds only it can keep; nor where burst capacity forbids it.
+fn path(app: &App, revision: &Revision, view: &View<'_>) -> Path {
+    let asked =
+        app.manifest.annotations.get(key::PATH).or_else(|| view.facts.annotation(key::PATH));
+    let spec = &view.facts.template.spec;
+    // A default that the user did not write is no wish.
+    let start = spec.response_start_timeout_seconds.filter(|it| *it != 0 && *it != RESPONSE_START);
+    let idle = spec.idle_timeout_seconds.filter(|it| *it != 0);
+    let needs = view.facts.container_concurrency > 0 || start.is_some() || idle.is_some();
+    let h2c = view.facts.protocol == Protocol::H2c && asked != Some("direct");
+    if asked == Some("activator") || needs || h2c {
+        return Path::Activator;
+    }
+    scale::burst_path(revision, view)
+}

@@ -1,0 +1,153 @@
+//! Pure: decision, initial scale and bounds → which pods should be.
+
+use common::{node, wire::Path};
+
+use super::{Timer, View};
+use crate::world::{Pod, Revision, Routing, Stage, Stamp, Uid};
+
+/// How long to wait before another pod when the last one vanished before it ever was ready.
+const RETRY_MS: u64 = 1000;
+/// A pod told to stop is forgotten this long after its grace, should the node never answer.
+const LOST_MS: u64 = 30_000;
+
+/// Forgets pods of which nothing is left.
+pub(super) fn forget_gone(revision: &mut Revision, view: &View<'_>, timer: &mut Timer) {
+    let mut early = false;
+    let grace = view.facts.timeout.as_millis().try_into().unwrap_or(u64::MAX);
+    revision.pods.retain(|pod| {
+        let status = view.world.statuses.get(&*pod.uid);
+        let gone = status.is_some_and(|it| it.phase == node::PodPhase::Gone);
+        let stopping = match pod.stage {
+            Stage::Stopping { since } => {
+                timer.passed(since.plus_ms(grace).plus_ms(LOST_MS), view.now)
+            }
+            Stage::Serving | Stage::Draining { .. } => false,
+        };
+        early |= gone && pod.stage == Stage::Serving && !pod.was_ready;
+        !gone && !stopping
+    });
+    if early {
+        revision.retry_at = view.now.plus_ms(RETRY_MS);
+    }
+}
+
+/// Pods wanted of a revision.
+fn wanted(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
+    let policy = &view.facts.policy;
+    let serving = revision.pods.iter().filter(|pod| pod.stage == Stage::Serving).count();
+    let serving = u32::try_from(serving).unwrap_or(u32::MAX);
+    let reserve = revision.routing.0 == Routing::Reserve;
+    let least = if reserve { 0 } else { policy.min_scale };
+    let decided = view.world.decisions.get(&view.key(revision)).and_then(|it| it.wanted);
+    let wanted = match decided {
+        _ if leaving => 0,
+        Some(wanted) => wanted,
+        None if reserve => 0,
+        None if !revision.reached => policy.initial_scale.max(least),
+        None => serving.max(least),
+    };
+    if policy.max_scale > 0 { wanted.min(policy.max_scale) } else { wanted }
+}
+
+/// Brings the number of pods to what is wanted: revives or adds at once, or lets the least busy ones drain.
+pub(super) fn pods(revision: &mut Revision, leaving: bool, view: &View<'_>, timer: &mut Timer) {
+    let wanted = wanted(revision, leaving, view);
+    revision.desired = wanted;
+    let serving = revision.pods.iter().filter(|pod| pod.stage == Stage::Serving).count();
+    let target = usize::try_from(wanted).unwrap_or(usize::MAX);
+    if target > serving {
+        let missing = target - serving;
+        let revived = revive(revision, missing, view);
+        if missing > revived && timer.passed(revision.retry_at, view.now) {
+            (revived..missing).for_each(|_| add(revision, view));
+        }
+    } else {
+        release(revision, serving - target, view);
+    }
+}
+
+/// Draining pods serve again, busiest first: they are warm.
+fn revive(revision: &mut Revision, missing: usize, view: &View<'_>) -> usize {
+    let draining = |pod: &&mut Pod| matches!(pod.stage, Stage::Draining { .. });
+    let mut pods: Vec<&mut Pod> = revision.pods.iter_mut().filter(draining).collect();
+    pods.sort_by_key(|pod| std::cmp::Reverse(load(pod, view)));
+    let revived = pods.into_iter().take(missing).map(|pod| pod.stage = Stage::Serving);
+    revived.count()
+}
+
+fn add(revision: &mut Revision, view: &View<'_>) {
+    revision.made += 1;
+    let made = revision.made.to_string();
+    let parts = [view.namespace, &*revision.name, &made, &view.now.0.to_string()];
+    let uid = Uid::derive(view.world.seed, &parts);
+    revision.pods.push(Pod {
+        name: format!("{}-deployment-{}", revision.name, suffix(uid)).into(),
+        uid: uid.to_string().into(),
+        created: view.now,
+        was_ready: false,
+        stage: Stage::Serving,
+        remembered: None,
+    });
+}
+
+/// Five characters as Kubernetes makes them: no vowels, so no words.
+fn suffix(uid: Uid) -> String {
+    const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
+    let digit = |place: u32| {
+        let digit = usize::try_from(uid.0 / 27u128.pow(place) % 27).unwrap_or_default();
+        char::from(LETTERS[digit])
+    };
+    (0..5).map(digit).collect()
+}
+
+fn load(pod: &Pod, view: &View<'_>) -> u64 {
+    view.world.seen.get(&*pod.uid).map_or(0, |seen| seen.in_flight)
+}
+
+/// Lets `count` pods go: those that never became ready first, then the least busy, then the newest.
+fn release(revision: &mut Revision, count: usize, view: &View<'_>) {
+    let serving = |pod: &&mut Pod| pod.stage == Stage::Serving;
+    let mut pods: Vec<&mut Pod> = revision.pods.iter_mut().filter(serving).collect();
+    pods.sort_by_key(|pod| {
+        let ready = is_ready(pod, view);
+        (ready, load(pod, view), std::cmp::Reverse(pod.created), pod.uid.clone())
+    });
+    for pod in pods.into_iter().take(count) {
+        pod.stage = if pod.was_ready || is_ready(pod, view) {
+            Stage::Draining { version: None, since: view.now }
+        } else {
+            // Nothing was ever routed to it.
+            Stage::Stopping { since: view.now }
+        };
+    }
+}
+
+/// Whether requests may be sent to a pod.
+pub(super) fn is_ready(pod: &Pod, view: &View<'_>) -> bool {
+    match view.world.seen.get(&*pod.uid) {
+        Some(seen) => seen.ready,
+        None => pod.remembered.is_some(),
+    }
+}
+
+/// How many of a revision's pods are ready and serve.
+pub(super) fn ready(revision: &Revision, view: &View<'_>) -> u32 {
+    let pods = revision.pods.iter();
+    let ready = pods.filter(|pod| pod.stage == Stage::Serving && is_ready(pod, view)).count();
+    u32::try_from(ready).unwrap_or(u32::MAX)
+}
+
+/// Whether burst capacity allows the direct path.
+pub(super) fn burst_path(revision: &Revision, view: &View<'_>) -> Path {
+    match view.world.decisions.get(&view.key(revision)) {
+        Some(decision) => decision.path,
+        None if view.facts.policy.target_burst_capacity == 0.0 => Path::Direct,
+        None => Path::Activator,
+    }
+}
+
+/// When a pod that does not become ready is worth a word.
+pub(super) fn slow_at(pod: &Pod) -> Stamp {
+    const SLOW_MS: u64 = 5000;
+    pod.created.plus_ms(SLOW_MS)
+}

@@ -1,0 +1,241 @@
+//! Pure: facts → Knative's conditions (knative/serving `pkg/apis/serving/v1/*_lifecycle.go`).
+//!
+//! One thing differs: a container that crashes or whose image is missing is named at once, not only when the
+//! progress deadline has passed, since nobody gains from waiting ten minutes for the reason.
+
+use common::{
+    node::{ContainerState, PodPhase, PodStatus},
+    wire::Activity,
+};
+
+use super::{Timer, View, scale};
+use crate::world::{App, Kind, Pod, Revision, Routing, Stage, Stamp, Truth, Why};
+
+/// Restarts after which a crashing container is not waited for any more.
+const HOPELESS_RESTARTS: u32 = 3;
+
+/// Learns what a revision's pods tell and sets its conditions.
+pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Timer) {
+    for pod in &mut revision.pods {
+        pod.was_ready |= scale::is_ready(pod, view);
+    }
+    let ready = scale::ready(revision, view);
+    revision.actual = ready;
+    let policy = &view.facts.policy;
+    let least = if revision.routing.0 == Routing::Reserve { 0 } else { policy.min_scale };
+    revision.reached |= ready >= policy.initial_scale.max(least);
+    digests(revision, view);
+    let failure = revision.pods.iter().find_map(|pod| failure(pod, view));
+    match failure {
+        _ if ready > 0 => revision.failure = None,
+        Some(why) => revision.failure = Some(Box::new(why)),
+        None => {}
+    }
+    let resources = resources(revision, view, timer);
+    let healthy = healthy(revision, ready, view, timer);
+    let conditions = &mut revision.conditions;
+    conditions.set(Kind::RevisionResources, resources, view.now);
+    conditions.set(Kind::RevisionHealthy, healthy, view.now);
+    let whole = conditions.ready(&[Kind::RevisionResources, Kind::RevisionHealthy]);
+    conditions.set(Kind::RevisionReady, whole, view.now);
+    let active = active(revision, ready, view);
+    revision.conditions.set(Kind::RevisionActive, active, view.now);
+}
+
+fn deploying() -> Truth {
+    Truth::Unknown(Some(Why::new("Deploying", "")))
+}
+
+fn resources(revision: &Revision, view: &View<'_>, timer: &mut Timer) -> Truth {
+    if revision.reached {
+        return Truth::True(None);
+    }
+    let deadline = view.facts.policy.progress_deadline.as_millis().try_into().unwrap_or(u64::MAX);
+    let late = timer.passed(revision.meta.created.plus_ms(deadline), view.now);
+    let decision = view.world.decisions.get(&view.key(revision));
+    if late || decision.is_some_and(|it| it.activity == Activity::TimedOut) {
+        return Truth::False(Why::new(
+            "ProgressDeadlineExceeded",
+            "Initial scale was never achieved",
+        ));
+    }
+    deploying()
+}
+
+fn healthy(revision: &Revision, ready: u32, view: &View<'_>, timer: &mut Timer) -> Truth {
+    if let Some(why) = &revision.failure {
+        return Truth::False((**why).clone());
+    }
+    let serving = revision.pods.iter().filter(|pod| pod.stage == Stage::Serving);
+    let slow = serving.filter(|_| ready == 0).find_map(|pod| slow(pod, view, timer));
+    match slow {
+        Some(why) => Truth::Unknown(Some(why)),
+        None if revision.reached => Truth::True(None),
+        None => deploying(),
+    }
+}
+
+/// Why a pod does not become ready, once it takes longer than a start should.
+fn slow(pod: &Pod, view: &View<'_>, timer: &mut Timer) -> Option<Why> {
+    if !timer.passed(scale::slow_at(pod), view.now) {
+        return None;
+    }
+    let status = view.world.statuses.get(&*pod.uid);
+    let seen = view.world.seen.get(&*pod.uid);
+    if let Some(trouble) = seen.map(|seen| &seen.trouble).filter(|trouble| !trouble.is_empty()) {
+        return Some(Why::new("ContainerNotReady", trouble.clone()));
+    }
+    let runs = status.is_some_and(|it| it.phase == PodPhase::Running);
+    let listens = seen.is_some_and(|seen| seen.listening);
+    let message = match (runs, listens) {
+        (true, false) => format!(
+            "The container runs but nothing listens on port {port}: let it listen on $PORT ({port}) or set containerPort to the port it uses",
+            port = view.facts.port
+        ),
+        (true, true) => "The container listens but its readiness probe does not pass: check the probe's path and port, and the container's log".into(),
+        (false, _) => waiting(status)?,
+    };
+    Some(Why::new("ContainerNotReady", message))
+}
+
+fn waiting(status: Option<&PodStatus>) -> Option<String> {
+    let waits = |state: &ContainerState| match state {
+        ContainerState::Waiting { message, .. } if !message.is_empty() => Some(message.clone()),
+        ContainerState::Waiting { .. }
+        | ContainerState::Running
+        | ContainerState::Terminated { .. } => None,
+    };
+    status?.containers.iter().find_map(|container| waits(&container.state))
+}
+
+/// What keeps a container from running, if something does.
+fn failure(pod: &Pod, view: &View<'_>) -> Option<Why> {
+    let status = view.world.statuses.get(&*pod.uid).filter(|_| pod.stage == Stage::Serving)?;
+    status.containers.iter().find_map(|container| match &container.state {
+        ContainerState::Running => None,
+        ContainerState::Terminated { code, message, .. } => Some(exited(*code, message)),
+        ContainerState::Waiting { last_exit: Some(code), message, .. } => {
+            Some(exited(*code, message))
+        }
+        ContainerState::Waiting { reason, message, last_exit: None } => {
+            let harmless = matches!(reason.as_str(), "" | "ContainerCreating" | "PodInitializing");
+            let say = || match message.as_str() {
+                "" => format!("Container {} waits: {reason}", container.name),
+                message => message.to_owned(),
+            };
+            (!harmless).then(|| Why::new(reason.clone(), say()))
+        }
+    })
+}
+
+fn exited(code: i32, message: &str) -> Why {
+    let message = match message.trim() {
+        "" => "Container failed with: no message; see its log, and check command and args".into(),
+        text => format!("Container failed with: {text}"),
+    };
+    Why::new(format!("ExitCode{code}"), message)
+}
+
+/// Whether waiting for a revision's pods is hopeless for now: none is ready, and each either has crashed again
+/// and again or cannot have its image. Requests then get 503 at once instead of 504 at their deadline; when the
+/// pods have been scaled away the next request tries anew.
+pub(super) fn is_hopeless(revision: &Revision, view: &View<'_>) -> bool {
+    let mut serving = revision.pods.iter().filter(|it| it.stage == Stage::Serving).peekable();
+    if serving.peek().is_none() || scale::ready(revision, view) > 0 {
+        return false;
+    }
+    serving.all(|pod| {
+        let status = view.world.statuses.get(&*pod.uid);
+        let containers = status.into_iter().flat_map(|status| &status.containers);
+        containers.into_iter().any(|container| match &container.state {
+            ContainerState::Waiting { reason, .. } => {
+                let image = ["ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"];
+                image.contains(&reason.as_str()) || container.restarts >= HOPELESS_RESTARTS
+            }
+            ContainerState::Running | ContainerState::Terminated { .. } => false,
+        })
+    })
+}
+
+fn active(revision: &Revision, ready: u32, view: &View<'_>) -> Truth {
+    let idle = || Truth::False(Why::new("NoTraffic", "The target is not receiving traffic."));
+    let queued = "Requests to the target are being buffered as resources are provisioned.";
+    let queued = || Truth::Unknown(Some(Why::new("Queued", queued)));
+    match view.world.decisions.get(&view.key(revision)).map(|decision| decision.activity) {
+        Some(Activity::Active) => Truth::True(None),
+        Some(Activity::Activating) => queued(),
+        Some(Activity::Inactive) => idle(),
+        Some(Activity::TimedOut) => {
+            Truth::False(Why::new("TimedOut", "The target could not be activated."))
+        }
+        None if ready > 0 => Truth::True(None),
+        None if revision.reached => idle(),
+        None => deploying(),
+    }
+}
+
+fn digests(revision: &mut Revision, view: &View<'_>) {
+    if !revision.digests.is_empty() {
+        return;
+    }
+    let statuses = revision.pods.iter().filter_map(|pod| view.world.statuses.get(&*pod.uid));
+    let known = |status: &PodStatus| {
+        let all = status.containers.iter();
+        let digests = all.map(|it| {
+            it.image_digest.as_ref().map(|digest| (it.name.as_str().into(), digest.as_str().into()))
+        });
+        digests.collect::<Option<Box<[_]>>>()
+    };
+    if let Some(found) = statuses.filter_map(known).find(|found| !found.is_empty()) {
+        revision.digests = found;
+    }
+}
+
+/// Configuration: ready as its newest Revision is.
+pub(super) fn configuration(app: &mut App, now: Stamp) {
+    let ready =
+        app.latest_created().map(|it| (it.name.clone(), it.conditions.get(Kind::RevisionReady)));
+    let truth = match (ready, &app.refused) {
+        (_, Some(refused)) => Truth::False(Why::new("InvalidManifest", refused.to_string())),
+        (None, None) => Truth::Unknown(None),
+        (Some((_, Truth::True(_))), None) => Truth::True(None),
+        (Some((_, Truth::Unknown(why))), None) => Truth::Unknown(why),
+        (Some((name, Truth::False(why))), None) => {
+            let message = format!("Revision {name:?} failed with message: {}.", why.message);
+            Truth::False(Why::new("RevisionFailed", message))
+        }
+    };
+    app.conditions.set(Kind::ConfigurationReady, truth, now);
+}
+
+/// Route: `AllTrafficAssigned` was set when traffic was assigned.
+pub(super) fn route(app: &mut App, now: Stamp) {
+    let names = 1 + app.traffic.iter().filter(|it| it.tag.is_some()).count();
+    let ingress = if app.allotted.len() < names && !app.traffic.is_empty() {
+        let message = "No ClusterIP or activator port is left: delete a service or a tag";
+        Truth::False(Why::new("NoAddressLeft", message))
+    } else if app.traffic.is_empty() {
+        Truth::Unknown(Some(Why::new(
+            "IngressNotConfigured",
+            "Ingress has not yet been reconciled.",
+        )))
+    } else {
+        Truth::True(None)
+    };
+    let tls = Why::new("TLSNotEnabled", "external-domain-tls is not enabled");
+    app.conditions.set(Kind::RouteIngress, ingress, now);
+    app.conditions.set(Kind::RouteCertificate, Truth::True(Some(tls)), now);
+    let on = [Kind::RouteTraffic, Kind::RouteIngress, Kind::RouteCertificate];
+    let ready = app.conditions.ready(&on);
+    app.conditions.set(Kind::RouteReady, ready, now);
+}
+
+/// Service: as its Configuration and its Route.
+pub(super) fn service(app: &mut App, now: Stamp) {
+    let configuration = app.conditions.get(Kind::ConfigurationReady);
+    let route = app.conditions.get(Kind::RouteReady);
+    app.conditions.set(Kind::ServiceConfigurations, configuration, now);
+    app.conditions.set(Kind::ServiceRoutes, route, now);
+    let ready = app.conditions.ready(&[Kind::ServiceConfigurations, Kind::ServiceRoutes]);
+    app.conditions.set(Kind::ServiceReady, ready, now);
+}

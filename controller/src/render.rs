@@ -1,0 +1,451 @@
+//! Pure: an [`App`] → the objects people and tools read, as `kubectl get -o yaml` would show them.
+
+use std::fmt;
+
+use common::{
+    node::{self, ContainerState},
+    wire::Name,
+};
+use k8s_openapi::{
+    api::core::v1::{ContainerStatus, Pod as PodObject, PodCondition, PodIP, PodStatus},
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time},
+    jiff::Timestamp,
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::{
+    knative::{
+        API_VERSION, Address, Condition, ConfigurationStatus, ContainerDigest, RevisionStatus,
+        RouteStatus, ServiceStatus, TrafficTarget, key,
+    },
+    plan::Facts,
+    world::{
+        App, Assigned, Conditions, Kind, Meta, Pod, Revision, Routing, Stage, Stamp, Truth, World,
+    },
+};
+
+/// The kind of an object; as text its folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ObjectKind {
+    /// `services`
+    Service,
+    /// `configurations`
+    Configuration,
+    /// `revisions`
+    Revision,
+    /// `routes`
+    Route,
+    /// `pods`
+    Pod,
+}
+
+impl ObjectKind {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Service, Self::Configuration, Self::Revision, Self::Route, Self::Pod];
+
+    /// Lower-case plural, as in API paths.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Service => "services",
+            Self::Configuration => "configurations",
+            Self::Revision => "revisions",
+            Self::Route => "routes",
+            Self::Pod => "pods",
+        }
+    }
+}
+
+/// Names one object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ObjectKey {
+    /// Its kind.
+    pub kind: ObjectKind,
+    /// Its namespace and name.
+    pub name: Name,
+}
+
+impl ObjectKey {
+    /// Service, Configuration and Route of an app.
+    pub fn of_app(name: &Name) -> [Self; 3] {
+        [ObjectKind::Service, ObjectKind::Configuration, ObjectKind::Route]
+            .map(|kind| Self { kind, name: name.clone() })
+    }
+
+    /// A Revision.
+    pub fn revision(namespace: &str, name: &str) -> Self {
+        Self { kind: ObjectKind::Revision, name: Name::new(namespace, name) }
+    }
+
+    /// A pod.
+    pub fn pod(namespace: &str, name: &str) -> Self {
+        Self { kind: ObjectKind::Pod, name: Name::new(namespace, name) }
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}/{}", self.kind.plural(), self.name)
+    }
+}
+
+/// The object as it is now; `None` when there is none.
+pub fn object(world: &World, key: &ObjectKey) -> Option<Value> {
+    let name = &key.name;
+    let app = || world.apps.get(name).filter(|app| !app.leaving);
+    match key.kind {
+        ObjectKind::Service => app().map(|app| service(app, name, world)),
+        ObjectKind::Configuration => app().map(|app| configuration(app, name)),
+        ObjectKind::Route => app().map(|app| route(app, name, world)),
+        ObjectKind::Revision => {
+            let owner = world.app_of(name)?;
+            let app = world.apps.get(&owner).filter(|app| !app.leaving)?;
+            Some(revision(app, app.revision(&name.name)?, &owner))
+        }
+        ObjectKind::Pod => {
+            let (revision, _) = name.name.rsplit_once("-deployment-")?;
+            let owner = world.app_of(&Name::new(name.namespace.as_str(), revision))?;
+            let revision = world.apps.get(&owner)?.revision(revision)?;
+            let pod = revision.pods.iter().find(|pod| *pod.name == *name.name)?;
+            Some(pod_object(pod, revision, &owner, world))
+        }
+    }
+}
+
+fn time(at: Stamp) -> Option<Time> {
+    let seconds = i64::try_from(at.0 / 1000).ok()?;
+    Timestamp::from_second(seconds).ok().map(Time)
+}
+
+fn meta(name: &Name, own: &Meta) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name.name.clone()),
+        namespace: Some(name.namespace.clone()),
+        uid: Some(own.uid.to_string()),
+        generation: Some(own.generation.into()),
+        creation_timestamp: time(own.created),
+        ..ObjectMeta::default()
+    }
+}
+
+fn owned(kind: &str, name: &str, uid: &Meta) -> Option<Vec<OwnerReference>> {
+    Some(vec![OwnerReference {
+        api_version: API_VERSION.into(),
+        block_owner_deletion: Some(true),
+        controller: Some(true),
+        kind: kind.into(),
+        name: name.into(),
+        uid: uid.uid.to_string(),
+    }])
+}
+
+fn value(it: impl Serialize) -> Value {
+    serde_json::to_value(it).unwrap_or_default()
+}
+
+fn whole(kind: &str, metadata: ObjectMeta, spec: Value, status: impl Serialize) -> Value {
+    json!({
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "metadata": value(metadata),
+        "spec": spec,
+        "status": value(status),
+    })
+}
+
+fn template(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_default()
+}
+
+fn wanted_traffic(app: &App) -> Vec<TrafficTarget> {
+    let target = |it: &crate::world::Traffic| TrafficTarget {
+        tag: it.tag.as_deref().map(Into::into),
+        revision_name: it.revision.as_deref().map(Into::into),
+        latest_revision: Some(it.revision.is_none()),
+        percent: Some(it.percent.into()),
+        ..TrafficTarget::default()
+    };
+    app.manifest.traffic.iter().map(target).collect()
+}
+
+fn url(own: &str, name: &Name, world: &World) -> String {
+    format!("http://{own}.{}.{}", name.namespace, world.settings.domain)
+}
+
+fn inner_url(name: &Name, world: &World) -> Option<Address> {
+    let domain = &world.settings.cluster_domain;
+    Some(Address { url: format!("http://{}.{}.svc.{domain}", name.name, name.namespace) })
+}
+
+fn outer_url(app: &App, name: &Name, world: &World) -> String {
+    match app.manifest.labels.get(key::VISIBILITY) {
+        Some("cluster-local") => inner_url(name, world).map(|it| it.url).unwrap_or_default(),
+        _ => url(&name.name, name, world),
+    }
+}
+
+fn assigned(app: &App, name: &Name, world: &World) -> Vec<TrafficTarget> {
+    let target = |it: &Assigned| TrafficTarget {
+        tag: it.tag.as_deref().map(Into::into),
+        url: it.tag.as_ref().map(|tag| url(&format!("{tag}-{}", name.name), name, world)),
+        revision_name: Some(it.revision.to_string()),
+        latest_revision: Some(it.latest),
+        percent: Some(it.percent.into()),
+        configuration_name: None,
+    };
+    app.traffic.iter().map(target).collect()
+}
+
+fn service(app: &App, name: &Name, world: &World) -> Value {
+    let mut metadata = meta(name, &app.meta);
+    metadata.labels = Some(app.manifest.labels.to_map()).filter(|it| !it.is_empty());
+    metadata.annotations = Some(app.manifest.annotations.to_map()).filter(|it| !it.is_empty());
+    let routed = !app.traffic.is_empty();
+    let status = ServiceStatus {
+        observed_generation: app.meta.generation.into(),
+        conditions: conditions(&app.conditions, &SERVICE),
+        latest_created_revision_name: latest_created(app),
+        latest_ready_revision_name: app.latest_ready.as_deref().unwrap_or_default().into(),
+        url: if routed { outer_url(app, name, world) } else { String::new() },
+        address: inner_url(name, world).filter(|_| routed),
+        traffic: assigned(app, name, world),
+    };
+    let spec =
+        json!({"template": template(&app.manifest.template), "traffic": wanted_traffic(app)});
+    whole("Service", metadata, spec, status)
+}
+
+fn latest_created(app: &App) -> String {
+    app.latest_created().map(|it| it.name.to_string()).unwrap_or_default()
+}
+
+fn configuration(app: &App, name: &Name) -> Value {
+    let mut metadata = meta(name, &app.configuration);
+    let mut labels = app.manifest.labels.to_map();
+    labels.insert(key::SERVICE.into(), name.name.clone());
+    labels.insert(key::SERVICE_UID.into(), app.meta.uid.to_string());
+    metadata.labels = Some(labels);
+    let mut annotations = app.manifest.annotations.to_map();
+    annotations.retain(|name, _| !key::ROLLOUT_DURATION.contains(&name.as_str()));
+    annotations.insert(key::ROUTES.into(), name.name.clone());
+    metadata.annotations = Some(annotations);
+    metadata.owner_references = owned("Service", &name.name, &app.meta);
+    let status = ConfigurationStatus {
+        observed_generation: app.configuration.generation.into(),
+        conditions: conditions(&app.conditions, &CONFIGURATION),
+        latest_created_revision_name: latest_created(app),
+        latest_ready_revision_name: app.latest_ready.as_deref().unwrap_or_default().into(),
+    };
+    whole("Configuration", metadata, json!({"template": template(&app.manifest.template)}), status)
+}
+
+fn route(app: &App, name: &Name, world: &World) -> Value {
+    let mut metadata = meta(name, &app.route);
+    let mut labels = app.manifest.labels.to_map();
+    labels.insert(key::SERVICE.into(), name.name.clone());
+    metadata.labels = Some(labels);
+    let mut annotations = app.manifest.annotations.to_map();
+    annotations.insert(key::ALLOTTED.into(), allotted(app));
+    metadata.annotations = Some(annotations);
+    metadata.owner_references = owned("Service", &name.name, &app.meta);
+    let routed = !app.traffic.is_empty();
+    let status = RouteStatus {
+        observed_generation: app.route.generation.into(),
+        conditions: conditions(&app.conditions, &ROUTE),
+        url: if routed { outer_url(app, name, world) } else { String::new() },
+        address: inner_url(name, world).filter(|_| routed),
+        traffic: assigned(app, name, world),
+    };
+    whole("Route", metadata, json!({"traffic": wanted_traffic(app)}), status)
+}
+
+/// `tag=host:port` for each name, space between; the route itself has an empty tag.
+fn allotted(app: &App) -> String {
+    let one = |it: &crate::world::Allotment| {
+        format!("{}={}:{}", it.tag.as_deref().unwrap_or_default(), it.host, it.port)
+    };
+    app.allotted.iter().map(one).collect::<Vec<_>>().join(" ")
+}
+
+fn revision(app: &App, revision: &Revision, owner: &Name) -> Value {
+    let name = Name::new(owner.namespace.as_str(), &*revision.name);
+    let mut template = template(&revision.template);
+    let metadata = template.get("metadata").cloned().unwrap_or_default();
+    let given: ObjectMeta = serde_json::from_value(metadata).unwrap_or_default();
+    let mut metadata = meta(&name, &revision.meta);
+    // A Revision never changes; `generation` inside counts its Configuration's.
+    metadata.generation = Some(1);
+    let mut labels = given.labels.unwrap_or_default();
+    let state = match revision.routing.0 {
+        Routing::Pending => "pending",
+        Routing::Active => "active",
+        Routing::Reserve => "reserve",
+    };
+    for (key, value) in [
+        (key::CONFIGURATION, owner.name.clone()),
+        (key::CONFIGURATION_GENERATION, revision.meta.generation.to_string()),
+        (key::CONFIGURATION_UID, app.configuration.uid.to_string()),
+        (key::SERVICE, owner.name.clone()),
+        (key::SERVICE_UID, app.meta.uid.to_string()),
+        (key::ROUTING_STATE, state.into()),
+    ] {
+        labels.insert(key.into(), value);
+    }
+    metadata.labels = Some(labels);
+    let mut annotations = given.annotations.unwrap_or_default();
+    annotations.insert(key::ROUTING_STATE_MODIFIED.into(), revision.routing.1.rfc3339());
+    if revision.routing.0 == Routing::Active {
+        annotations.insert(key::ROUTES.into(), owner.name.clone());
+    }
+    if revision.reached {
+        annotations.insert(key::REACHED.into(), "true".into());
+    }
+    metadata.annotations = Some(annotations);
+    metadata.owner_references = owned("Configuration", &owner.name, &app.configuration);
+    let digest = |(name, digest): &(Box<str>, Box<str>)| ContainerDigest {
+        name: name.to_string(),
+        image_digest: digest.to_string(),
+    };
+    let status = RevisionStatus {
+        observed_generation: 1,
+        conditions: conditions(&revision.conditions, &REVISION),
+        container_statuses: revision.digests.iter().map(digest).collect(),
+        actual_replicas: i32::try_from(revision.actual).ok(),
+        desired_replicas: i32::try_from(revision.desired).ok(),
+    };
+    let spec = template.get_mut("spec").map(Value::take).unwrap_or_default();
+    whole("Revision", metadata, spec, status)
+}
+
+/// Which conditions a kind of object has, in Knative's order (by name).
+type Table = [(Kind, &'static str)];
+pub(crate) const SERVICE: [(Kind, &str); 3] = [
+    (Kind::ServiceConfigurations, "ConfigurationsReady"),
+    (Kind::ServiceReady, "Ready"),
+    (Kind::ServiceRoutes, "RoutesReady"),
+];
+pub(crate) const CONFIGURATION: [(Kind, &str); 1] = [(Kind::ConfigurationReady, "Ready")];
+pub(crate) const ROUTE: [(Kind, &str); 4] = [
+    (Kind::RouteTraffic, "AllTrafficAssigned"),
+    (Kind::RouteCertificate, "CertificateProvisioned"),
+    (Kind::RouteIngress, "IngressReady"),
+    (Kind::RouteReady, "Ready"),
+];
+pub(crate) const REVISION: [(Kind, &str); 4] = [
+    (Kind::RevisionActive, "Active"),
+    (Kind::RevisionHealthy, "ContainerHealthy"),
+    (Kind::RevisionReady, "Ready"),
+    (Kind::RevisionResources, "ResourcesAvailable"),
+];
+
+fn conditions(all: &Conditions, table: &Table) -> Vec<Condition> {
+    let one = |(kind, name): &(Kind, &str)| {
+        let (_, since, truth) = all.iter().find(|(have, _, _)| have == kind)?;
+        let (status, why) = match truth {
+            Truth::True(why) => ("True", why),
+            Truth::Unknown(why) => ("Unknown", why),
+            Truth::False(why) => ("False", Some(why)),
+        };
+        let (reason, message) =
+            why.map(|why| (why.reason.into(), why.message.into())).unwrap_or_default();
+        Some(Condition {
+            r#type: (*name).into(),
+            status: status.into(),
+            severity: if *kind == Kind::RevisionActive { "Info".into() } else { String::new() },
+            last_transition_time: since.rfc3339(),
+            reason,
+            message,
+        })
+    };
+    table.iter().filter_map(one).collect()
+}
+
+fn pod_object(pod: &Pod, revision: &Revision, owner: &Name, world: &World) -> Value {
+    let facts = Facts::read(revision, world);
+    let order = facts.order(owner, revision, pod);
+    let own = Meta { uid: revision.meta.uid, ..Meta::default() };
+    let status = world.statuses.get(&*pod.uid);
+    let seen = world.seen.get(&*pod.uid);
+    let ready = seen.map_or_else(|| pod.remembered.is_some(), |seen| seen.ready);
+    let mut annotations = std::collections::BTreeMap::new();
+    annotations.insert(BOOT.to_owned(), world.settings.boot.clone());
+    let address = seen.and_then(|seen| seen.address).or(pod.remembered).filter(|_| ready);
+    if let Some(address) = address {
+        annotations.insert(ADDRESS.to_owned(), address.to_string());
+    }
+    let stopping = match pod.stage {
+        Stage::Stopping { since } => time(since),
+        Stage::Serving | Stage::Draining { .. } => None,
+    };
+    let metadata = ObjectMeta {
+        name: Some(order.name),
+        namespace: Some(owner.namespace.clone()),
+        uid: Some(order.uid),
+        creation_timestamp: time(pod.created),
+        deletion_timestamp: stopping,
+        labels: Some(order.labels),
+        annotations: Some(annotations),
+        owner_references: owned("Revision", &revision.name, &own),
+        ..ObjectMeta::default()
+    };
+    let condition = |r#type: &str, holds: bool| PodCondition {
+        type_: r#type.into(),
+        status: if holds { "True" } else { "False" }.into(),
+        ..PodCondition::default()
+    };
+    let ips = status.map(|it| it.addresses.as_slice()).unwrap_or_default();
+    let phase = match status.map(|it| it.phase) {
+        Some(node::PodPhase::Running | node::PodPhase::Terminating) => "Running",
+        Some(node::PodPhase::Gone) => "Succeeded",
+        Some(node::PodPhase::Pending) | None => "Pending",
+    };
+    let containers = status.map(|it| it.containers.as_slice()).unwrap_or_default();
+    let status = PodStatus {
+        phase: Some(phase.into()),
+        pod_ip: ips.first().map(ToString::to_string),
+        pod_ips: Some(ips.iter().map(|ip| PodIP { ip: ip.to_string() }).collect()),
+        start_time: time(pod.created),
+        conditions: Some(vec![condition("Ready", ready)]),
+        container_statuses: Some(containers.iter().map(|it| container(it, ready)).collect()),
+        ..PodStatus::default()
+    };
+    let spec = Some(order.spec);
+    let mut out = value(PodObject { metadata, spec, status: Some(status) });
+    out["spec"]["nodeName"] = json!(world.settings.node);
+    out
+}
+
+/// Annotation on a pod: where it served last, so that a restarted controller need not wait to know.
+pub(crate) const ADDRESS: &str = "rouse.dev/address";
+/// Annotation on a pod: the boot of the machine it was started in. No pod outlives that.
+pub(crate) const BOOT: &str = "rouse.dev/boot";
+
+fn container(it: &node::ContainerStatus, ready: bool) -> ContainerStatus {
+    let state = match &it.state {
+        ContainerState::Waiting { reason, message, .. } => {
+            json!({"waiting": {"reason": reason, "message": message}})
+        }
+        ContainerState::Running => json!({"running": {}}),
+        ContainerState::Terminated { code, reason, message } => {
+            json!({"terminated": {"exitCode": code, "reason": reason, "message": message}})
+        }
+    };
+    let last = match &it.state {
+        ContainerState::Waiting { last_exit: Some(code), .. } => {
+            serde_json::from_value(json!({"terminated": {"exitCode": code}})).ok()
+        }
+        ContainerState::Waiting { .. }
+        | ContainerState::Running
+        | ContainerState::Terminated { .. } => None,
+    };
+    ContainerStatus {
+        name: it.name.clone(),
+        ready: ready && it.state == ContainerState::Running,
+        restart_count: i32::try_from(it.restarts).unwrap_or(i32::MAX),
+        image_id: it.image_digest.clone().unwrap_or_default(),
+        state: serde_json::from_value(state).ok(),
+        last_state: last,
+        ..ContainerStatus::default()
+    }
+}

@@ -1,0 +1,222 @@
+//! Pure: objects as they were written → an [`App`], so that a restart goes on where the last run ended.
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde_json::Value;
+
+use crate::{
+    knative::{Condition, key},
+    render::{ADDRESS, BOOT, CONFIGURATION, REVISION, ROUTE, SERVICE},
+    world::{
+        Allotment, App, Assigned, Conditions, Kind, Manifest, Meta, Pairs, Pod, Revision, Routing,
+        Stage, Stamp, Traffic, Truth, Uid, Why,
+    },
+};
+
+/// The objects of one app, as read.
+#[derive(Clone, Debug, Default)]
+pub struct Objects {
+    /// Its Service.
+    pub service: Value,
+    /// Its Configuration.
+    pub configuration: Value,
+    /// Its Route.
+    pub route: Value,
+    /// Its Revisions.
+    pub revisions: Vec<Value>,
+    /// Its pods.
+    pub pods: Vec<Value>,
+}
+
+/// The app these objects describe. `boot` names this boot of the machine: pods of another one are no more.
+pub fn app(objects: &Objects, boot: &str) -> App {
+    let mut app = App {
+        meta: meta(&objects.service),
+        configuration: meta(&objects.configuration),
+        route: meta(&objects.route),
+        manifest: manifest(&objects.service),
+        allotted: allotted(&objects.route),
+        ..App::default()
+    };
+    let status = &objects.service["status"];
+    app.latest_ready = text(&status["latestReadyRevisionName"]);
+    app.traffic = array(&status["traffic"]).filter_map(assigned).collect();
+    app.revisions = objects.revisions.iter().map(|it| revision(it, objects, boot)).collect();
+    app.revisions.sort_by(|a, b| (a.meta.generation, &a.name).cmp(&(b.meta.generation, &b.name)));
+    conditions(&mut app.conditions, &objects.service, &SERVICE);
+    conditions(&mut app.conditions, &objects.configuration, &CONFIGURATION);
+    conditions(&mut app.conditions, &objects.route, &ROUTE);
+    // Share the newest template, as it was before the restart.
+    for revision in &mut app.revisions {
+        if revision.template == app.manifest.template {
+            revision.template = Arc::clone(&app.manifest.template);
+        }
+    }
+    app
+}
+
+fn array(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn text(value: &Value) -> Option<Box<str>> {
+    value.as_str().filter(|text| !text.is_empty()).map(Into::into)
+}
+
+fn object_meta(object: &Value) -> ObjectMeta {
+    serde_json::from_value(object["metadata"].clone()).unwrap_or_default()
+}
+
+fn stamp(time: &Time) -> Stamp {
+    Stamp(u64::try_from(time.0.as_millisecond()).unwrap_or_default())
+}
+
+fn meta(object: &Value) -> Meta {
+    let meta = object_meta(object);
+    Meta {
+        uid: meta.uid.as_deref().and_then(Uid::parse).unwrap_or_default(),
+        generation: meta.generation.and_then(|it| u32::try_from(it).ok()).unwrap_or_default(),
+        created: meta.creation_timestamp.as_ref().map(stamp).unwrap_or_default(),
+    }
+}
+
+fn manifest(service: &Value) -> Manifest {
+    let meta = object_meta(service);
+    let template = &service["spec"]["template"];
+    let none = template.is_null() || template.as_str() == Some("");
+    Manifest {
+        labels: meta.labels.as_ref().map(Pairs::from).unwrap_or_default(),
+        annotations: meta.annotations.as_ref().map(Pairs::from).unwrap_or_default(),
+        revision: text(&template["metadata"]["name"]),
+        template: if none { Arc::from("") } else { canonical(template) },
+        traffic: array(&service["spec"]["traffic"]).map(traffic).collect(),
+    }
+}
+
+/// The template as `parse` writes it, whatever order its keys had on disk.
+fn canonical(template: &Value) -> Arc<str> {
+    let typed: crate::knative::RevisionTemplate =
+        serde_json::from_value(template.clone()).unwrap_or_default();
+    serde_json::to_string(&typed).unwrap_or_default().into()
+}
+
+fn percent(value: &Value) -> u8 {
+    value["percent"].as_u64().and_then(|it| u8::try_from(it).ok()).unwrap_or_default()
+}
+
+fn traffic(value: &Value) -> Traffic {
+    Traffic {
+        tag: text(&value["tag"]),
+        revision: text(&value["revisionName"]),
+        percent: percent(value),
+    }
+}
+
+fn assigned(value: &Value) -> Option<Assigned> {
+    Some(Assigned {
+        tag: text(&value["tag"]),
+        revision: text(&value["revisionName"])?,
+        latest: value["latestRevision"].as_bool().unwrap_or_default(),
+        percent: percent(value),
+    })
+}
+
+fn annotation<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
+    object["metadata"]["annotations"][name].as_str()
+}
+
+/// Reads `tag=host:port` words.
+fn allotted(route: &Value) -> Vec<Allotment> {
+    let word = |word: &str| {
+        let (tag, numbers) = word.split_once('=')?;
+        let (host, port) = numbers.split_once(':')?;
+        let tag = Some(tag).filter(|tag| !tag.is_empty()).map(Into::into);
+        Some(Allotment { tag, host: host.parse().ok()?, port: port.parse().ok()? })
+    };
+    let words = annotation(route, key::ALLOTTED).unwrap_or_default().split_whitespace();
+    words.filter_map(word).collect()
+}
+
+fn revision(value: &Value, objects: &Objects, boot: &str) -> Revision {
+    let own = object_meta(value);
+    let label = |name: &str| own.labels.as_ref().and_then(|it| it.get(name)).map(String::as_str);
+    let generation = label(key::CONFIGURATION_GENERATION).and_then(|it| it.parse().ok());
+    let routing = match label(key::ROUTING_STATE) {
+        Some("active") => Routing::Active,
+        Some("reserve") => Routing::Reserve,
+        _ => Routing::Pending,
+    };
+    let since = annotation(value, key::ROUTING_STATE_MODIFIED).and_then(Stamp::parse);
+    let name = own.name.clone().unwrap_or_default();
+    let mine = |pod: &&Value| pod["metadata"]["labels"][key::REVISION] == *name;
+    let digest = |it: &Value| Some((text(&it["name"])?, text(&it["imageDigest"])?));
+    let mut revision = Revision {
+        meta: Meta { generation: generation.unwrap_or_default(), ..meta(value) },
+        template: revision_template(value, &own, objects),
+        routing: (routing, since.unwrap_or_default()),
+        reached: annotation(value, key::REACHED) == Some("true"),
+        digests: array(&value["status"]["containerStatuses"]).filter_map(digest).collect(),
+        pods: objects.pods.iter().filter(mine).filter_map(|it| pod(it, boot)).collect(),
+        name: name.into(),
+        ..Revision::default()
+    };
+    conditions(&mut revision.conditions, value, &REVISION);
+    revision
+}
+
+/// The template a Revision was made of: its metadata without what the controller added.
+fn revision_template(value: &Value, own: &ObjectMeta, objects: &Objects) -> Arc<str> {
+    let user = |map: &Option<std::collections::BTreeMap<String, String>>| {
+        let theirs = [key::PROGRESS_DEADLINE[0], key::PROGRESS_DEADLINE[1], key::NO_GC];
+        let mut map = map.clone().unwrap_or_default();
+        map.retain(|name, _| {
+            theirs.contains(&name.as_str())
+                || !(name.starts_with("serving.knative.dev/") || *name == key::REACHED)
+        });
+        Some(map).filter(|map| !map.is_empty())
+    };
+    let wanted = &objects.service["spec"]["template"]["metadata"]["name"];
+    let named = wanted.as_str().is_some_and(|name| own.name.as_deref() == Some(name));
+    let metadata = ObjectMeta {
+        name: own.name.clone().filter(|_| named),
+        labels: user(&own.labels),
+        annotations: user(&own.annotations),
+        ..ObjectMeta::default()
+    };
+    let spec = serde_json::from_value(value["spec"].clone()).unwrap_or_default();
+    let typed = crate::knative::RevisionTemplate { metadata, spec };
+    serde_json::to_string(&typed).unwrap_or_default().into()
+}
+
+fn pod(value: &Value, boot: &str) -> Option<Pod> {
+    let own = object_meta(value);
+    if own.deletion_timestamp.is_some() || annotation(value, BOOT) != Some(boot) {
+        return None;
+    }
+    let remembered = annotation(value, ADDRESS).and_then(|text| text.parse().ok());
+    Some(Pod {
+        uid: own.uid?.into(),
+        name: own.name?.into(),
+        created: own.creation_timestamp.as_ref().map(stamp)?,
+        was_ready: remembered.is_some(),
+        stage: Stage::Serving,
+        remembered,
+    })
+}
+
+fn conditions(into: &mut Conditions, object: &Value, table: &[(Kind, &str)]) {
+    let all: Vec<Condition> =
+        serde_json::from_value(object["status"]["conditions"].clone()).unwrap_or_default();
+    for (kind, name) in table {
+        let Some(it) = all.iter().find(|it| it.r#type == *name) else { continue };
+        let why = Why::new(it.reason.clone(), it.message.clone());
+        let some = Some(why.clone()).filter(|why| !why.reason.is_empty());
+        let truth = match it.status.as_str() {
+            "True" => Truth::True(some),
+            "False" => Truth::False(why),
+            _ => Truth::Unknown(some),
+        };
+        into.set(*kind, truth, Stamp::parse(&it.last_transition_time).unwrap_or_default());
+    }
+}

@@ -1,0 +1,167 @@
+//! Shell: the machine behind one lock, with a clock, and the ways out of it.
+//!
+//! Every border calls [`Shared::step`] on its own task: an event becomes orders and routes before the call
+//! returns, without a queue in between.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use common::{
+    node::Orders,
+    outbox::Outbox,
+    wire::{RouteChange, RouteKey},
+};
+use serde_json::Value;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    admin::Metrics,
+    machine::{Effects, Event, Machine},
+    render::{self, ObjectKey},
+    world::{Settings, Stamp},
+};
+
+/// The controller's state, shared by its shells.
+#[derive(Debug)]
+pub struct Shared {
+    machine: Mutex<Machine>,
+    routes: Outbox<RouteKey, RouteChange>,
+    orders: watch::Sender<Orders>,
+    /// Objects to be written.
+    dirty: Mutex<BTreeSet<ObjectKey>>,
+    written: Notify,
+    timer: Notify,
+    start: (Instant, u64),
+    /// What is counted.
+    pub metrics: Metrics,
+}
+
+impl Shared {
+    /// Shares `machine`, which gives its orders through `orders`.
+    pub fn new(machine: Machine, orders: watch::Sender<Orders>) -> Self {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let wall = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            routes: machine.routes().clone(),
+            machine: Mutex::new(machine),
+            orders,
+            dirty: Mutex::default(),
+            written: Notify::new(),
+            timer: Notify::new(),
+            start: (Instant::now(), wall),
+            metrics: Metrics::default(),
+        }
+    }
+
+    /// The RouteTable's box.
+    pub fn routes(&self) -> &Outbox<RouteKey, RouteChange> {
+        &self.routes
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> std::sync::Arc<Settings> {
+        self.lock().world().settings.clone()
+    }
+
+    /// Takes in one event and does what follows from it.
+    pub fn step(&self, event: Event) {
+        let began = Instant::now();
+        let mut machine = self.lock();
+        let (now, before) = (self.now(), machine.next_timer());
+        let effects = machine.step(now, event);
+        let timer = machine.next_timer();
+        // Under the lock still, so that orders are given in the order they were decided in.
+        self.give_orders(&effects);
+        drop(machine);
+        self.metrics.stepped(&effects, began.elapsed());
+        if timer != before {
+            self.timer.notify_one();
+        }
+        if !effects.objects.is_empty() {
+            self.dirty().extend(effects.objects);
+            self.written.notify_one();
+        }
+    }
+
+    fn give_orders(&self, effects: &Effects) {
+        if effects.start.is_empty() && effects.stop.is_empty() && effects.names.is_empty() {
+            return;
+        }
+        self.orders.send_modify(|orders| {
+            for pod in &effects.start {
+                orders.pods.insert(pod.uid.clone(), pod.clone());
+            }
+            for uid in &effects.stop {
+                orders.pods.remove(uid);
+            }
+            for (name, addresses) in &effects.names {
+                if addresses.is_empty() {
+                    orders.names.remove(name);
+                } else {
+                    orders.names.insert(name.clone(), addresses.clone());
+                }
+            }
+        });
+    }
+
+    /// Lets `look` see the machine.
+    pub fn look<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
+        look(&self.lock())
+    }
+
+    /// Waits until objects are to be written.
+    pub async fn objects_changed(&self) {
+        while self.dirty().is_empty() {
+            self.written.notified().await;
+        }
+    }
+
+    /// Up to `most` objects to be written, as they are now; `None`: to be removed.
+    pub fn take_objects(&self, most: usize) -> Vec<(ObjectKey, Option<Value>)> {
+        let mut dirty = self.dirty();
+        let all = std::mem::take(&mut *dirty);
+        let mut keys = all.into_iter();
+        let taken: Vec<ObjectKey> = keys.by_ref().take(most).collect();
+        *dirty = keys.collect();
+        drop(dirty);
+        let machine = self.lock();
+        let whole = |key: ObjectKey| {
+            let object = render::object(machine.world(), &key);
+            (key, object)
+        };
+        taken.into_iter().map(whole).collect()
+    }
+
+    /// Lets time pass in the machine until `shutdown`.
+    pub async fn keep_time(&self, shutdown: CancellationToken) {
+        loop {
+            let next = self.lock().next_timer();
+            let wait = next.map(|at| Duration::from_millis(at.0.saturating_sub(self.now().0)));
+            let sleep = tokio::time::sleep(wait.unwrap_or(Duration::MAX / 4));
+            tokio::select! {
+                () = sleep, if wait.is_some() => self.step(Event::Tick),
+                () = self.timer.notified() => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
+    }
+
+    /// Milliseconds since 1970 by a clock that never runs backwards.
+    fn now(&self) -> Stamp {
+        let passed = u64::try_from(self.start.0.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Stamp(self.start.1.saturating_add(passed))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Machine> {
+        // A step that panicked may have left half a change; going on with it beats stopping all traffic.
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn dirty(&self) -> MutexGuard<'_, BTreeSet<ObjectKey>> {
+        self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

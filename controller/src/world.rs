@@ -1,0 +1,524 @@
+//! Pure: everything observed at one moment, small enough for ten thousand sleeping services.
+//!
+//! One [`App`] is a Service with all that was made of it: Configuration, Route, Revisions and their pods. Nothing
+//! in one app depends on another, so a change needs one app planned again and no more.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use common::{
+    node::PodStatus,
+    wire::{Activator, Decision, Name, PodSeen},
+};
+use k8s_openapi::jiff;
+
+use crate::policy::AutoscalerConfig;
+
+/// A moment, in milliseconds since 1970. The shell's clock never runs backwards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stamp(pub u64);
+
+impl Stamp {
+    /// This moment and `later` milliseconds.
+    pub fn plus_ms(self, later: u64) -> Self {
+        Self(self.0.saturating_add(later))
+    }
+
+    /// As Kubernetes writes times: RFC 3339, whole seconds.
+    pub fn rfc3339(self) -> String {
+        let seconds = i64::try_from(self.0 / 1000).unwrap_or_default();
+        jiff::Timestamp::from_second(seconds).map(|time| time.to_string()).unwrap_or_default()
+    }
+
+    /// Reads what [`rfc3339`](Self::rfc3339) wrote.
+    pub fn parse(text: &str) -> Option<Self> {
+        let time: jiff::Timestamp = text.parse().ok()?;
+        u64::try_from(time.as_millisecond()).ok().map(Self)
+    }
+}
+
+/// A UUID, kept as a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Uid(pub u128);
+
+impl Uid {
+    /// The UID that `parts` name under `seed`: the same parts give the same UID, other parts another one.
+    pub fn derive(seed: u128, parts: &[&str]) -> Self {
+        // FNV-1a, 128 bit. The seed is random for each start, so that UIDs are unique for ever.
+        const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013B;
+        let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128 ^ seed;
+        for byte in parts.iter().flat_map(|part| part.bytes().chain([0])) {
+            hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
+        }
+        hash ^= hash >> 61;
+        hash = hash.wrapping_mul(PRIME) ^ (hash >> 67);
+        // Version 4, variant 1: the bits every reader of UUIDs expects.
+        hash &= !(0xf000 << 64 | 0xc000 << 48);
+        Self(hash | 0x4000 << 64 | 0x8000 << 48)
+    }
+
+    /// Reads what `to_string` wrote.
+    pub fn parse(text: &str) -> Option<Self> {
+        u128::from_str_radix(&text.replace('-', ""), 16).ok().map(Self)
+    }
+}
+
+impl std::fmt::Display for Uid {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let hex = format!("{:032x}", self.0);
+        let (a, b, c, d, e) = (&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
+        write!(out, "{a}-{b}-{c}-{d}-{e}")
+    }
+}
+
+/// Labels or annotations, sorted by key. A fifth of what a `BTreeMap` takes for the usual two or three.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pairs(Box<[(Box<str>, Box<str>)]>);
+
+impl Pairs {
+    /// The value of `key`.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        let found = self.0.iter().find(|(have, _)| **have == *key);
+        found.map(|(_, value)| &**value)
+    }
+
+    /// All pairs.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(key, value)| (&**key, &**value))
+    }
+
+    /// As Kubernetes keeps them.
+    pub fn to_map(&self) -> BTreeMap<String, String> {
+        self.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    }
+}
+
+impl From<&BTreeMap<String, String>> for Pairs {
+    fn from(map: &BTreeMap<String, String>) -> Self {
+        Self(map.iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect())
+    }
+}
+
+/// What every object has beside its name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Meta {
+    /// Unique for ever.
+    pub uid: Uid,
+    /// Grows with each change of the spec.
+    pub generation: u32,
+    /// When it was made.
+    pub created: Stamp,
+}
+
+/// A checked manifest of a Service.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Manifest {
+    /// Labels of the Service.
+    pub labels: Pairs,
+    /// Annotations of the Service.
+    pub annotations: Pairs,
+    /// The name the user gave the Revision.
+    pub revision: Option<Box<str>>,
+    /// The template with defaults, as JSON. Shared by Service, Configuration and newest Revision.
+    pub template: Arc<str>,
+    /// Traffic with defaults; percents add up to 100.
+    pub traffic: Box<[Traffic]>,
+}
+
+/// One traffic target as wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    /// Also reachable as `<tag>-<route>`.
+    pub tag: Option<Box<str>>,
+    /// A Revision by name; `None`: the latest ready one.
+    pub revision: Option<Box<str>>,
+    /// Share in percent.
+    pub percent: u8,
+}
+
+/// A Service with everything made of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct App {
+    /// The Service itself.
+    pub meta: Meta,
+    /// What is in force.
+    pub manifest: Manifest,
+    /// Why the newest manifest is not in force.
+    pub refused: Option<Box<str>>,
+    /// Its manifest is gone: it leaves once its pods have drained.
+    pub leaving: bool,
+    /// The Configuration.
+    pub configuration: Meta,
+    /// Newest Revision that was ready.
+    pub latest_ready: Option<Box<str>>,
+    /// The Route.
+    pub route: Meta,
+    /// What the Route's names hold.
+    pub allotted: Vec<Allotment>,
+    /// Who gets the requests now.
+    pub traffic: Vec<Assigned>,
+    /// Revisions, oldest first.
+    pub revisions: Vec<Revision>,
+    /// Conditions of Service, Configuration and Route.
+    pub conditions: Conditions,
+}
+
+/// The numbers one name of a route holds for as long as it lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allotment {
+    /// Which name; `None`: the route itself.
+    pub tag: Option<Box<str>>,
+    /// Last 16 bits of its ClusterIPs.
+    pub host: u16,
+    /// Its port at the activators.
+    pub port: u16,
+}
+
+/// One traffic target as it is in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assigned {
+    /// Also reachable as `<tag>-<route>`.
+    pub tag: Option<Box<str>>,
+    /// The Revision.
+    pub revision: Box<str>,
+    /// Whether it follows the latest ready one.
+    pub latest: bool,
+    /// Share in percent.
+    pub percent: u8,
+}
+
+/// Whether a route leads to a Revision (knative/serving `pkg/reconciler/labeler`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Routing {
+    /// Not looked at yet.
+    #[default]
+    Pending,
+    /// Some route names it.
+    Active,
+    /// None does.
+    Reserve,
+}
+
+/// One Revision.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Revision {
+    /// Its name.
+    pub name: Box<str>,
+    /// Its own UID; `generation` is the Configuration's that made it.
+    pub meta: Meta,
+    /// What it runs, as JSON.
+    pub template: Arc<str>,
+    /// Whether a route leads to it, and since when.
+    pub routing: (Routing, Stamp),
+    /// Whether its initial scale was reached once.
+    pub reached: bool,
+    /// Why its pods do not become ready; kept until one does.
+    pub failure: Option<Box<Why>>,
+    /// Pods wanted by the latest plan.
+    pub desired: u32,
+    /// Pods ready at the latest plan.
+    pub actual: u32,
+    /// How many pods it ever had.
+    pub made: u32,
+    /// No new pod before this moment: the last one vanished at once.
+    pub retry_at: Stamp,
+    /// Digests by container, once known.
+    pub digests: Box<[(Box<str>, Box<str>)]>,
+    /// Its pods.
+    pub pods: Vec<Pod>,
+    /// Its conditions.
+    pub conditions: Conditions,
+}
+
+/// One pod of a Revision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pod {
+    /// Unique for ever.
+    pub uid: Box<str>,
+    /// `<revision>-deployment-<5 characters>`.
+    pub name: Box<str>,
+    /// When it was ordered.
+    pub created: Stamp,
+    /// Whether it ever was ready.
+    pub was_ready: bool,
+    /// Serves, drains or stops.
+    pub stage: Stage,
+    /// Where it served before this controller started, until its agent has spoken.
+    pub remembered: Option<SocketAddr>,
+}
+
+/// What is to become of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It serves, or will.
+    Serving,
+    /// It gets no new connections and waits for its last request to end.
+    Draining {
+        /// RouteTable version that says so; `None` until it is said.
+        version: Option<u64>,
+        /// Since when.
+        since: Stamp,
+    },
+    /// It was told to stop.
+    Stopping {
+        /// Since when.
+        since: Stamp,
+    },
+}
+
+/// A reason for machines and a line for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Why {
+    /// One word.
+    pub reason: Cow<'static, str>,
+    /// One line.
+    pub message: Cow<'static, str>,
+}
+
+impl Why {
+    /// Both parts.
+    pub fn new(
+        reason: impl Into<Cow<'static, str>>,
+        message: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self { reason: reason.into(), message: message.into() }
+    }
+}
+
+/// Whether a condition holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Truth {
+    /// It holds; Knative gives some conditions a reason even then.
+    True(Option<Why>),
+    /// Not known yet; `None`: work goes on.
+    Unknown(Option<Why>),
+    /// It does not hold.
+    False(Why),
+}
+
+/// Which condition. Each belongs to one kind of object; `*Ready` is that kind's `Ready`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Service: `ConfigurationsReady`.
+    ServiceConfigurations,
+    /// Service: `Ready`.
+    ServiceReady,
+    /// Service: `RoutesReady`.
+    ServiceRoutes,
+    /// Configuration: `Ready`.
+    ConfigurationReady,
+    /// Route: `AllTrafficAssigned`.
+    RouteTraffic,
+    /// Route: `CertificateProvisioned`.
+    RouteCertificate,
+    /// Route: `IngressReady`.
+    RouteIngress,
+    /// Route: `Ready`.
+    RouteReady,
+    /// Revision: `Active`, for information only.
+    RevisionActive,
+    /// Revision: `ContainerHealthy`.
+    RevisionHealthy,
+    /// Revision: `Ready`.
+    RevisionReady,
+    /// Revision: `ResourcesAvailable`.
+    RevisionResources,
+}
+
+/// Conditions with the moment each changed last.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conditions(Vec<(Kind, Stamp, Held)>);
+
+/// A [`Truth`] as it is kept: a text costs memory only where there is one.
+#[derive(Clone, Debug, PartialEq)]
+enum Held {
+    True(Option<Box<Why>>),
+    Unknown(Option<Box<Why>>),
+    False(Box<Why>),
+}
+
+impl From<Truth> for Held {
+    fn from(truth: Truth) -> Self {
+        match truth {
+            Truth::True(why) => Self::True(why.map(Box::new)),
+            Truth::Unknown(why) => Self::Unknown(why.map(Box::new)),
+            Truth::False(why) => Self::False(Box::new(why)),
+        }
+    }
+}
+
+impl Conditions {
+    /// Sets one. Its moment moves only if something changed.
+    pub fn set(&mut self, kind: Kind, truth: Truth, now: Stamp) {
+        let held = Held::from(truth);
+        match self.0.iter_mut().find(|(have, _, _)| *have == kind) {
+            Some((_, _, have)) if *have == held => {}
+            Some(slot) => *slot = (kind, now, held),
+            None => {
+                if self.0.is_empty() {
+                    self.0.reserve_exact(8);
+                }
+                self.0.push((kind, now, held));
+            }
+        }
+    }
+
+    /// One of them; unknown where it was never set.
+    pub fn get(&self, kind: Kind) -> Truth {
+        let found = self.0.iter().find(|(have, _, _)| *have == kind);
+        found.map_or(Truth::Unknown(None), |(_, _, held)| held.truth())
+    }
+
+    /// Whether one holds.
+    pub fn is_true(&self, kind: Kind) -> bool {
+        matches!(self.get(kind), Truth::True(_))
+    }
+
+    /// All, with the moment each changed last.
+    pub fn iter(&self) -> impl Iterator<Item = (Kind, Stamp, Truth)> {
+        self.0.iter().map(|(kind, since, held)| (*kind, *since, held.truth()))
+    }
+
+    /// `Ready` of an object from the conditions it depends on, by Knative's rule: all true, else the first
+    /// false one, else the first unknown one.
+    pub fn ready(&self, on: &[Kind]) -> Truth {
+        let all: Vec<Truth> = on.iter().map(|kind| self.get(*kind)).collect();
+        let worst = all.iter().find(|truth| matches!(truth, Truth::False(_)));
+        let worst = worst.or_else(|| all.iter().find(|truth| matches!(truth, Truth::Unknown(_))));
+        worst.cloned().unwrap_or(Truth::True(None))
+    }
+}
+
+impl Held {
+    fn truth(&self) -> Truth {
+        match self {
+            Self::True(why) => Truth::True(why.as_deref().cloned()),
+            Self::Unknown(why) => Truth::Unknown(why.as_deref().cloned()),
+            Self::False(why) => Truth::False((**why).clone()),
+        }
+    }
+}
+
+/// What does not change while the controller runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Domain of URLs from outside: `http://NAME.NAMESPACE.DOMAIN`.
+    pub domain: String,
+    /// Domain of names inside: `NAME.NAMESPACE.svc.CLUSTER_DOMAIN`.
+    pub cluster_domain: String,
+    /// Name of this node.
+    pub node: String,
+    /// Names this boot of the machine.
+    pub boot: String,
+    /// Knative's `config-autoscaler`.
+    pub autoscaler: AutoscalerConfig,
+    /// First 16 bits of IPv4 ClusterIPs; the last 16 are allotted.
+    pub cluster_v4: [u8; 2],
+    /// First 112 bits of IPv6 ClusterIPs; the last 16 are allotted.
+    pub cluster_v6: [u16; 7],
+    /// First and last port at the activators.
+    pub activator_ports: (u16, u16),
+    /// The activators.
+    pub activators: Vec<Activator>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            domain: "localhost".into(),
+            cluster_domain: "cluster.local".into(),
+            node: "rouse".into(),
+            boot: String::new(),
+            autoscaler: AutoscalerConfig::default(),
+            cluster_v4: [10, 96],
+            cluster_v6: [0xfd00, 0x10, 0x96, 0, 0, 0, 0],
+            activator_ports: (20_000, 29_999),
+            activators: Vec::new(),
+        }
+    }
+}
+
+impl Settings {
+    /// The ClusterIPs of an allotted number, IPv4 first.
+    pub fn addresses(&self, host: u16) -> [IpAddr; 2] {
+        let ([a, b], [c, d]) = (self.cluster_v4, host.to_be_bytes());
+        let [s, t, u, v, w, x, y] = self.cluster_v6;
+        [IpAddr::from([a, b, c, d]), IpAddr::from([s, t, u, v, w, x, y, host])]
+    }
+}
+
+/// A part that follows the RouteTable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Which of its streams is open now.
+    pub stream: u64,
+    /// Table version at which that stream began.
+    pub from: u64,
+    /// Newest table version in force there.
+    pub applied: u64,
+}
+
+/// Everything observed at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    /// What does not change.
+    pub settings: Arc<Settings>,
+    /// Random for each start; makes UIDs unique.
+    pub seed: u128,
+    /// Services with all that was made of them.
+    pub apps: BTreeMap<Name, App>,
+    /// The latest decision for each revision.
+    pub decisions: BTreeMap<Name, Decision>,
+    /// What agents see of pods, by UID.
+    pub seen: BTreeMap<String, PodSeen>,
+    /// How pods fare on the local node, by UID.
+    pub statuses: BTreeMap<String, PodStatus>,
+    /// Agents and activators that follow the RouteTable now, by role and name.
+    pub peers: BTreeMap<String, Peer>,
+    /// ClusterIP numbers in use.
+    pub hosts: BTreeSet<u16>,
+    /// Activator ports in use.
+    pub ports: BTreeSet<u16>,
+}
+
+impl App {
+    /// The Revision of the newest template, once it was made.
+    pub fn latest_created(&self) -> Option<&Revision> {
+        let generation = self.configuration.generation;
+        self.revisions.iter().find(|it| match &self.manifest.revision {
+            Some(name) => it.name == *name,
+            None => it.meta.generation == generation,
+        })
+    }
+
+    /// A Revision by name.
+    pub fn revision(&self, name: &str) -> Option<&Revision> {
+        self.revisions.iter().find(|it| *it.name == *name)
+    }
+
+    /// All pods with the Revision each serves.
+    pub fn pods(&self) -> impl Iterator<Item = (&Revision, &Pod)> {
+        self.revisions.iter().flat_map(|it| it.pods.iter().map(move |pod| (it, pod)))
+    }
+}
+
+impl World {
+    /// Whether every live agent and activator has the RouteTable `version` in force.
+    pub fn all_applied(&self, version: u64) -> bool {
+        self.peers.values().all(|peer| peer.applied >= version)
+    }
+
+    /// The app a revision belongs to: its name begins with the app's, then `-`.
+    pub fn app_of(&self, revision: &Name) -> Option<Name> {
+        let cuts = revision.name.rmatch_indices('-').map(|(at, _)| &revision.name[..at]);
+        let apps = cuts.map(|app| Name::new(revision.namespace.as_str(), app));
+        apps.into_iter().find(|name| {
+            let app = self.apps.get(name);
+            app.is_some_and(|app| app.revisions.iter().any(|have| *have.name == *revision.name))
+        })
+    }
+}
