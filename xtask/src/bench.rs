@@ -77,8 +77,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     image::make(&workspace, &["hello"], &images)?;
     let folder = workspace.target.join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let client = build::client(&workspace)?;
     let hello = image::program(&workspace, "hello");
-    let scene = Scene { rouse, images, hello, folder: folder.clone(), rounds: args.rounds };
+    let scene = Scene { rouse, images, client, hello, folder: folder.clone(), rounds: args.rounds };
 
     let (mut reports, mut failed) = (Vec::new(), Vec::new());
     for (name, body) in benches {

@@ -17,3 +17,11 @@ pub(crate) fn rouse(workspace: &Workspace, release: bool, _yes: bool) -> Result<
     sh::run(&mut build)?;
     Ok(workspace.target.join(profile).join("rouse"))
 }
+
+/// Builds xtask itself with optimisation, so that the measuring client costs little, and returns its file.
+pub(crate) fn client(workspace: &Workspace) -> Result<PathBuf> {
+    sh::run(
+        sh::cargo().args(["build", "--release", "--package", "xtask"]).current_dir(&workspace.root),
+    )?;
+    Ok(workspace.target.join("release/xtask"))
+}

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::load::Record;
 
 /// Phrase of the autoscaler's decisions in the node's log.
-const DECIDED: &str = "scaled";
+const DECIDED: &str = "scale decided";
 
 /// One cold start, split. Times in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -26,7 +26,7 @@ impl ColdStart {
         let ms = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e3;
         let first_byte = record.at_us + record.first_byte_us;
         let listening = record.listening_us;
-        let decided = decided_at(log, record.at_us, listening);
+        let decided = decided_at(log, &record.pod, record.at_us, listening);
         Self {
             decide: decided.map(|decided| ms(record.at_us, decided)),
             start: ms(decided.unwrap_or(record.at_us), listening),
@@ -36,12 +36,21 @@ impl ColdStart {
     }
 }
 
-/// When the log says that scale was decided, between two moments.
-fn decided_at(log: &str, from_us: u64, to_us: u64) -> Option<u64> {
+/// When the log says that scale was decided for the revision of `pod`, between two moments.
+fn decided_at(log: &str, pod: &str, from_us: u64, to_us: u64) -> Option<u64> {
     log.lines()
         .filter(|line| line.contains(DECIDED))
+        // Others may fall asleep meanwhile; a pod's name begins with its revision's.
+        .filter(|line| revision_of(line).is_some_and(|revision| pod.starts_with(revision)))
         .filter_map(|line| unix_us_of(line.split_whitespace().next()?))
         .find(|at| (from_us..=to_us).contains(at))
+}
+
+/// The name in a log line's field `revision=NAMESPACE/NAME`.
+fn revision_of(line: &str) -> Option<&str> {
+    let (_, value) = line.split_once("revision=")?;
+    let name = value.split_whitespace().next()?.trim_matches('"');
+    Some(name.rsplit('/').next().unwrap_or(name))
 }
 
 /// Reads `2026-11-21T10:00:00.123456Z`, as tracing prints it.

@@ -152,7 +152,8 @@ impl Drop for Node {
 }
 
 fn command(rouse: &Path, name: &str, args: &[&str]) -> Command {
-    let mut command = sh::raised(rouse);
+    // The log is read by programs: colours would stand in the way.
+    let mut command = sh::raised_with(rouse, &[("NO_COLOR", "1".as_ref())]);
     command.args(args).args(["--node", name]);
     command
 }

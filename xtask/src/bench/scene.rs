@@ -29,6 +29,8 @@ const APPLIED_WITHIN: Duration = Duration::from_secs(300);
 pub(super) struct Scene {
     pub(super) rouse: PathBuf,
     pub(super) images: PathBuf,
+    /// This program, built with optimisation: what measures from inside the node.
+    pub(super) client: PathBuf,
     /// The sample application as a plain program.
     pub(super) hello: PathBuf,
     pub(super) folder: PathBuf,
@@ -74,14 +76,14 @@ impl Scene {
 
     /// Runs `xtask measure …` as a client of the node.
     pub(super) fn measure(&self, node: &Node, args: &[String]) -> Result<Measured> {
-        let mut command = node.run(&std::env::current_exe()?);
+        let mut command = node.run(&self.client);
         read(command.arg("measure").args(args))
     }
 
     /// The same, from the same namespace, but in our own cgroup: no program of ours sees it.
     pub(super) fn measure_bare(&self, node: &Node, args: &[String]) -> Result<Measured> {
         let mut command = enter(&node.netns("client"));
-        command.arg(std::env::current_exe()?);
+        command.arg(&self.client);
         read(command.arg("measure").args(args))
     }
 }

@@ -15,11 +15,10 @@ const WAKES: usize = 200;
 pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
     let node = scene.node()?;
     scene.apply(&node, "wake", WAKES, 0)?;
-    let me = std::env::current_exe()?;
     let mut records = Vec::new();
     for index in 0..WAKES {
         let host = format!("wake{index}.default.svc.cluster.local");
-        let mut load = node.run(&me);
+        let mut load = node.run(&scene.client);
         load.args(["load", "--addr", &format!("{host}:80"), "--host", &host]);
         load.args(["--stages", "1x60s", "--requests", "1"]);
         let text = sh::capture(&mut load)?;

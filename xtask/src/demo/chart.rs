@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::tally::Run;
+use super::tally::{Phase, Run};
 use crate::load::Record;
 
 /// Size of the picture and of the frame around its two plots, in SVG's units.
@@ -47,6 +47,18 @@ pub(super) fn svg(run: &Run) -> String {
                 );
             }
         }
+    }
+    for (_, wake) in run.records.iter().filter(|(phase, _)| *phase == Phase::Wake) {
+        let at = x((wake.at_us - first) as f64 / STEP_US as f64);
+        let _ = writeln!(
+            out,
+            r#"<line x1="{at:.2}" y1="{}" x2="{at:.2}" y2="{}" stroke="{ACTIVATOR}" stroke-dasharray="4 3"/>
+<text x="{:.2}" y="{}">a request wakes it</text>"#,
+            REQUESTS.0,
+            PODS.1,
+            at + 4.0,
+            REQUESTS.0 + 16.0
+        );
     }
     let pods_most = run.samples.iter().map(|sample| sample.ready).max().unwrap_or(0).max(1) as f64;
     axis(&mut out, "ready pods", pods_most, PODS);
@@ -102,7 +114,7 @@ fn pods_line(run: &Run, first: u64, most: f64, x: impl Fn(u64) -> f64) -> String
 fn head() -> String {
     let (middle, title) = (WIDTH / 2.0, "From zero to many pods and back: examples/hello.yaml");
     format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" shape-rendering="crispEdges" font-family="sans-serif" font-size="13">
 <rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>
 <text x="{middle}" y="24" text-anchor="middle" font-size="16">{title}</text>
 <rect x="600" y="36" width="12" height="12" fill="{DIRECT}"/><text x="618" y="47">straight to a pod</text>

@@ -207,7 +207,7 @@ mod tests {
             first_byte_us: 1_900,
             status: 200,
             fresh: true,
-            pod: "p".into(),
+            pod: "hello-00001-x".into(),
             direct,
             listening_us: at_us + 1_500,
             error: String::new(),
@@ -226,8 +226,8 @@ mod tests {
         run
     }
 
-    const LOG: &str = "2026-11-21T09:59:59.000000Z  INFO autoscaler: scaled revision=a\n\
-                       2026-11-21T10:00:00.000400Z  INFO autoscaler: scaled revision=a from=0 to=1\n";
+    const LOG: &str = "2026-11-21T09:59:59.000000Z  INFO autoscaler: scale decided revision=d/hello-00001\n\
+                       2026-11-21T10:00:00.000400Z  INFO autoscaler: scale decided revision=d/hello-00001 wanted=1\n";
 
     #[test]
     fn a_good_run_has_no_failure_and_its_cold_start_is_split() {
