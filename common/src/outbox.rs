@@ -1,4 +1,4 @@
-//! Pure: the latest state of each subject, and what a stream has yet to say of it.
+//! Shell: the latest state of each subject, and what a stream has yet to say of it.
 //!
 //! All four streams between the parts are fed from an [`Outbox`]. A slow or broken stream never holds its
 //! sender up and never makes it remember more than the current states: whatever changed several times while
