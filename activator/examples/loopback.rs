@@ -1,0 +1,92 @@
+//! Shell: an activator on one thread before a pod of your choice, for measuring it alone.
+//!
+//! `cargo run --release -p activator --example loopback -- 20000 127.0.0.1:9000 [AFTER_MS]` serves port 20000
+//! with the pod at 127.0.0.1:9000, which becomes ready AFTER_MS milliseconds after the start (default 0).
+
+use std::{collections::BTreeSet, net::SocketAddr, num::NonZeroU16, time::Duration};
+
+use activator::{Activator, Config};
+use anyhow::Context as _;
+use common::wire::{
+    Name, Path, Pod, PodPhase, Probe, ProbeHow, Protocol, Revision, RouteKey, RouteTable, Service,
+    Target,
+};
+use prometheus_client::registry::Registry;
+use tokio_util::sync::CancellationToken;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> anyhow::Result<()> {
+    let mut args = std::env::args().skip(1);
+    let mut next = |what: &str| args.next().with_context(|| format!("argument {what} is missing"));
+    let port: NonZeroU16 = next("PORT")?.parse().context("PORT must be 1 to 65535")?;
+    let pod: SocketAddr = next("POD")?.parse().context("POD must be address:port")?;
+    let after = next("AFTER_MS").map_or(Ok(0), |text| text.parse())?;
+    let mut config = Config::defaults();
+    config.listen = vec![[127, 0, 0, 1].into()];
+    config.max_waiting = 100_000;
+    config.max_waiting_bytes = 1 << 30;
+    let activator = Activator::new(&config, &mut Registry::default(), &CancellationToken::new());
+    let mut table = table(port);
+    activator.gateway.routes.apply(&table, &table.keys());
+    activator.ports.apply();
+    tokio::time::sleep(Duration::from_millis(after)).await;
+    table.pods.insert("pod".to_owned(), ready(pod)?);
+    let changed = BTreeSet::from([RouteKey::Pod("pod".to_owned())]);
+    activator.gateway.routes.apply(&table, &changed);
+    std::future::pending::<()>().await;
+    Ok(())
+}
+
+fn revision() -> Name {
+    Name::new("default", "hello-1")
+}
+
+fn table(port: NonZeroU16) -> RouteTable {
+    let mut table = RouteTable::default();
+    let service = Service {
+        name: Name::new("default", "hello"),
+        addresses: vec![],
+        port,
+        activator_port: port,
+        targets: vec![Target { revision: revision(), percent: 100 }],
+        path: Path::Activator,
+        hosts: vec![],
+    };
+    table.services.insert(service.name.clone(), service);
+    let served = Revision {
+        name: revision(),
+        service: "hello".to_owned(),
+        configuration: "hello".to_owned(),
+        container_concurrency: 0,
+        timeout: Duration::from_secs(300),
+        response_start_timeout: None,
+        idle_timeout: None,
+        protocol: Protocol::Http1,
+        policy: None,
+        reachable: true,
+        initial_scale_reached: true,
+    };
+    table.revisions.insert(served.name.clone(), served);
+    table
+}
+
+fn ready(address: SocketAddr) -> anyhow::Result<Pod> {
+    Ok(Pod {
+        uid: "pod".to_owned(),
+        name: "pod".to_owned(),
+        revision: revision(),
+        node: String::new(),
+        zone: String::new(),
+        phase: PodPhase::Ready,
+        address: Some(address),
+        port: NonZeroU16::new(address.port()).context("POD needs a port")?,
+        probe: Probe {
+            how: ProbeHow::Listen,
+            port: None,
+            period: Duration::ZERO,
+            timeout: Duration::ZERO,
+            success_threshold: 1,
+            failure_threshold: 1,
+        },
+    })
+}
