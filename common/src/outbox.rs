@@ -77,14 +77,22 @@ impl<K: Eq + Hash + Clone, V: Clone + PartialEq> Outbox<K, V> {
 impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
     /// An empty box.
     pub fn new() -> Self {
+        Self::starting_at(1)
+    }
+
+    /// An empty box whose versions begin at `version`, at least 1.
+    ///
+    /// Where receivers report versions back, a sender that starts anew has to begin above everything its
+    /// forerunner said: microseconds since 1970 do.
+    pub fn starting_at(version: u64) -> Self {
         let inner = Inner {
-            version: 1,
+            version,
             states: HashMap::new(),
             order: BTreeMap::new(),
             cursors: BTreeMap::new(),
             next_cursor: 0,
         };
-        let (version, _) = watch::channel(1);
+        let (version, _) = watch::channel(version);
         Self { shared: Arc::new(Shared { inner: Mutex::new(inner), version }) }
     }
 
