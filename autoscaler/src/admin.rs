@@ -10,7 +10,7 @@ use std::{fmt, sync::Arc};
 use common::{
     admin::Admin,
     link::Link,
-    wire::{Metric, Name, Role},
+    wire::{Metric, Name, Path, Role},
 };
 use prometheus_client::{
     collector::Collector,
@@ -43,7 +43,7 @@ struct Figured {
 /// One figure of a revision: name, help, and how it is read; `None` where it does not apply.
 type Row = (&'static str, &'static str, fn(&Revision, &Figures) -> Option<f64>);
 
-const ROWS: [Row; 14] = [
+const ROWS: [Row; 17] = [
     ("kn_revision_pods_desired", "Pods the load asks for", |_, it| it.wish.pods.map(f64::from)),
     ("kn_revision_pods_requested", "Pods decided", |_, it| it.requested.map(f64::from)),
     ("kn_revision_pods_count", "Pods that take requests", |rev, _| Some(rev.pods.ready.into())),
@@ -76,6 +76,15 @@ const ROWS: [Row; 14] = [
     ("kn_revision_rps_target", "Requests a second aimed at for one pod", |rev, it| {
         of(rev, Metric::Rps, it.wish.target)
     }),
+    ("rouse_revision_in_flight_requests", "Requests in flight and waiting", |rev, _| {
+        Some(rev.load.in_flight() as f64)
+    }),
+    ("rouse_revision_waiting_requests", "Requests waiting for a pod", |rev, _| {
+        Some(rev.load.waiting() as f64)
+    }),
+    ("rouse_revision_direct", "Whether new connections go straight to pods", |_, it| {
+        Some(f64::from(u8::from(it.path == Path::Direct)))
+    }),
 ];
 
 fn of(revision: &Revision, metric: Metric, value: f64) -> Option<f64> {
@@ -97,8 +106,10 @@ fn labels(name: &Name, revision: &Revision) -> Labels {
 impl Collector for Figured {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let (all, awake, steps, agents, activators) = self.brain.look(|fleet| {
-            let figures = |(name, it): (&Name, &Revision)| Some((labels(name, it), values(it)?));
-            let awake: Vec<(Labels, Values)> = fleet.revisions().filter_map(figures).collect();
+            let figures = |(name, it): (&Name, &Revision)| {
+                Some((labels(name, it), values(it)?, it.load.begun()))
+            };
+            let awake: Vec<(Labels, Values, u64)> = fleet.revisions().filter_map(figures).collect();
             let online = |role| fleet.online(role);
             let (agents, activators) = (online(Role::Agent), online(Role::Activator));
             (fleet.revisions().count(), awake, fleet.steps, agents, activators)
@@ -108,9 +119,10 @@ impl Collector for Figured {
                 &mut out,
                 name,
                 help,
-                awake.iter().filter_map(|(of, row)| Some((&of[..], row[at]?))),
+                awake.iter().filter_map(|(of, row, _)| Some((&of[..], row[at]?))),
             )?;
         }
+        requests(&mut out, &awake)?;
         let asleep = [("state", "asleep".to_owned())];
         let states = [("state", "awake".to_owned())];
         let counts = [(&states[..], awake.len()), (&asleep[..], all - awake.len())];
@@ -128,6 +140,16 @@ impl Collector for Figured {
         let usage = self.brain.usage().load(std::sync::atomic::Ordering::Relaxed);
         counter(&mut out, "rouse_autoscaler_usage_items", "Usage items received", usage)
     }
+}
+
+fn requests(out: &mut DescriptorEncoder<'_>, awake: &[(Labels, Values, u64)]) -> fmt::Result {
+    let kind = prometheus_client::metrics::MetricType::Counter;
+    let help = "Requests that have begun at pods";
+    let mut family = out.encode_descriptor("rouse_revision_requests", help, None, kind)?;
+    for (labels, _, begun) in awake {
+        ConstCounter::new(*begun).encode(family.encode_family(&labels.to_vec())?)?;
+    }
+    Ok(())
 }
 
 type Values = [Option<f64>; ROWS.len()];

@@ -8,7 +8,7 @@ use std::{
 };
 
 use common::wire::{
-    Decision, Name, Path, PodPhase, Role, RouteKey, RouteTable, Subscriber, UsageKey, UsageSeen,
+    Decision, Name, PodPhase, Role, RouteKey, RouteTable, Subscriber, UsageKey, UsageSeen,
 };
 
 use crate::{
@@ -22,8 +22,6 @@ pub struct Fleet {
     tick: Duration,
     revisions: BTreeMap<Name, Revision>,
     pods: BTreeMap<String, Pod>,
-    /// Revisions that a service with the direct path leads to.
-    direct: BTreeMap<Name, Vec<Name>>,
     senders: Vec<Sender>,
     due: BTreeSet<(Duration, Name)>,
     due_at: BTreeMap<Name, Duration>,
@@ -62,7 +60,6 @@ impl Fleet {
             tick,
             revisions: BTreeMap::new(),
             pods: BTreeMap::new(),
-            direct: BTreeMap::new(),
             senders: Vec::new(),
             due: BTreeSet::new(),
             due_at: BTreeMap::new(),
@@ -78,18 +75,15 @@ impl Fleet {
         changed: &BTreeSet<RouteKey>,
     ) -> Vec<Step> {
         let mut out = Vec::new();
+        // Pods speak of revisions, so revisions come first, whatever the order of keys.
         for key in changed {
-            match key {
-                RouteKey::Revision(name) => out.extend(self.revision(now, table, name)),
-                RouteKey::Pod(_) | RouteKey::Service(_) | RouteKey::Activator(_) => {}
+            if let RouteKey::Revision(name) = key {
+                out.extend(self.revision(now, table, name));
             }
         }
-        // Pods and services speak of revisions, so revisions come first, whatever the order of keys.
         for key in changed {
-            match key {
-                RouteKey::Pod(uid) => self.pod(now, table, uid),
-                RouteKey::Service(name) => self.service(now, table, name),
-                RouteKey::Revision(_) | RouteKey::Activator(_) => {}
+            if let RouteKey::Pod(uid) = key {
+                self.pod(now, table, uid);
             }
         }
         out
@@ -115,7 +109,6 @@ impl Fleet {
             None => {
                 let mut new = Revision::new(it, policy);
                 new.pods = self.counts(name);
-                new.direct_services = self.direct_services(name);
                 self.revisions.insert(name.clone(), new);
             }
         }
@@ -128,11 +121,6 @@ impl Fleet {
         let pods = self.pods.values().filter(|pod| pod.revision == *revision);
         pods.for_each(|pod| *pod.place(&mut counts) += 1);
         counts
-    }
-
-    fn direct_services(&self, revision: &Name) -> u32 {
-        let leads = |targets: &&Vec<Name>| targets.contains(revision);
-        u32::try_from(self.direct.values().filter(leads).count()).unwrap_or(u32::MAX)
     }
 
     fn pod(&mut self, now: Duration, table: &RouteTable, uid: &str) {
@@ -156,29 +144,6 @@ impl Fleet {
                 self.schedule(&new.revision, now);
             }
             self.pods.insert(uid.to_owned(), new);
-        }
-    }
-
-    fn service(&mut self, now: Duration, table: &RouteTable, name: &Name) {
-        let service = table.services.get(name).filter(|it| it.path == Path::Direct);
-        let targets = service.map(|it| it.targets.iter().map(|to| to.revision.clone()).collect());
-        let old = match targets {
-            Some(targets) => self.direct.insert(name.clone(), targets),
-            None => self.direct.remove(name),
-        };
-        let new = self.direct.get(name).cloned().unwrap_or_default();
-        let old = old.unwrap_or_default();
-        for (revision, gained) in
-            old.iter().map(|it| (it, false)).chain(new.iter().map(|it| (it, true)))
-        {
-            if old.contains(revision) && new.contains(revision) {
-                continue;
-            }
-            if let Some(known) = self.revisions.get_mut(revision) {
-                let count = known.direct_services;
-                known.direct_services = if gained { count + 1 } else { count.saturating_sub(1) };
-                self.schedule(revision, now);
-            }
         }
     }
 

@@ -59,8 +59,6 @@ pub struct Revision {
     pub is_reachable: bool,
     /// Whether its initial scale was reached once.
     pub initial_scale_reached: bool,
-    /// Services that lead straight to its pods.
-    pub direct_services: u32,
     /// Its pods.
     pub pods: Counts,
     /// Its load.
@@ -100,6 +98,8 @@ pub struct Figures {
     pub is_panicking: bool,
     /// Pods decided.
     pub requested: Option<u32>,
+    /// Way of new connections decided.
+    pub path: Path,
 }
 
 impl Revision {
@@ -110,7 +110,6 @@ impl Revision {
             owners: [it.service.as_str().into(), it.configuration.as_str().into()],
             is_reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
-            direct_services: 0,
             pods: Counts::default(),
             load: Load::new(),
             zero: None,
@@ -209,7 +208,6 @@ impl Revision {
             ready: self.pods.ready,
             is_reachable: self.is_reachable,
             initial_scale_reached: self.initial_scale_reached,
-            is_direct: self.direct_services > 0,
         }
     }
 
@@ -273,6 +271,7 @@ impl Revision {
             averages: awake.averages,
             is_panicking: awake.scaler.is_panicking(),
             requested: self.zero.and_then(|zero| zero.applied),
+            path: self.said?.path,
         })
     }
 
@@ -291,7 +290,7 @@ fn reason(bound: Option<Bound>, why: Why) -> &'static str {
         (Some(Bound::Starting), _) => "waiting for pods to start",
         (Some(Bound::TimedOut), _) => "progress deadline passed",
         (Some(Bound::StableWindow), _) => "not active for a stable window yet",
-        (Some(Bound::LeavingDirectPath), _) => "quiet, leaving the direct path",
+        (Some(Bound::TurningInactive), _) => "no load, turning inactive",
         (Some(Bound::Retention), _) => "last pod retention",
         (Some(Bound::Quiet), _) => "no load for the stable window",
         (None, Why::NoData) => "load not known",

@@ -35,6 +35,8 @@ pub struct Load {
     sources: Vec<Source>,
     /// Absent while the revision sleeps.
     window: Option<(Metric, Window)>,
+    /// Requests that have begun at pods, as far as reports told.
+    begun: u64,
 }
 
 #[derive(Debug)]
@@ -61,7 +63,7 @@ struct Source {
 impl Load {
     /// No load and no totals.
     pub fn new() -> Self {
-        Self { sources: Vec::new(), window: None }
+        Self { sources: Vec::new(), window: None, begun: 0 }
     }
 
     /// Makes the window as `policy` has it. Another metric starts from nothing.
@@ -178,6 +180,11 @@ impl Load {
         }
     }
 
+    /// Requests that have begun at pods since the revision was met, as far as reports told.
+    pub fn begun(&self) -> u64 {
+        self.begun
+    }
+
     /// Requests in flight and waiting.
     pub fn in_flight(&self) -> u64 {
         let counted = self.sources.iter().filter(|source| source.is_online && source.counts);
@@ -247,6 +254,7 @@ impl Load {
         let from = if absent { source.until } else { now.saturating_sub(source.spread(seen)) };
         let from = from.max(source.since);
         let (counts, waits) = (source.counts, source.pod.is_none());
+        self.begun += if waits { 0 } else { begun };
         (source.totals, source.at_ns) = (seen.totals, seen.at_ns);
         (source.since, source.until, source.added) = (now, now, 0.0);
         (source.stream, source.is_online) = (stream.number, true);

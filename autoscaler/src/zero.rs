@@ -3,14 +3,14 @@
 //! knative/serving `pkg/reconciler/autoscaling/kpa/{kpa,scaler}.go` at 98e5ef9.
 //!
 //! **Where the probe falls away.** Before the last pod may go, Knative makes sure that new requests reach the
-//! activator: it probes the service until the activator answers, then waits until traffic has been proxied
-//! for the grace period, because Endpoints take an unknown time to reach every node. Here the switch is one
-//! store per node and the controller stops no pod before every node has reported the table that leads away from
-//! it. So the published table says when the switch is made: once no service leads straight to the revision, the
-//! last pod may go at once. This is also what users of Knative see in the usual case, where the activator has
-//! been in the path for longer than the grace period. The grace period stays as the upper bound for a controller
-//! that does not publish the switch. Everything else keeps its time: active for a stable window, retention,
-//! progress deadline and its buffer.
+//! activator: it probes the service until the activator answers, then waits until traffic has been proxied for
+//! `scale-to-zero-grace-period`, because Endpoints take an unknown time to reach every node. Here the switch is
+//! one store per node, and the controller stops no pod before every agent and activator has reported the table
+//! that leads away from it. So probe and grace period have nothing left to do: zero is decided when a revision
+//! turns inactive, and the way there is the controller's. Users of Knative see the same in the usual case, where
+//! the activator has been in the path for longer than the grace period, and its documents call that period an
+//! upper bound. Everything else keeps its time: active for a stable window, retention, progress deadline and
+//! its buffer.
 
 use std::time::Duration;
 
@@ -28,8 +28,6 @@ pub struct Facts {
     pub is_reachable: bool,
     /// Whether its initial scale was reached once.
     pub initial_scale_reached: bool,
-    /// Whether some service leads new connections straight to its pods.
-    pub is_direct: bool,
 }
 
 /// Where a revision stands on its way up or down.
@@ -75,11 +73,11 @@ pub enum Bound {
     TimedOut,
     /// Not active for a stable window yet.
     StableWindow,
-    /// No load; new connections are led away from its pods first.
-    LeavingDirectPath,
+    /// No load; its `Active` condition turns first.
+    TurningInactive,
     /// The last pod stays a while.
     Retention,
-    /// No load, and no connection comes straight to its pods.
+    /// No load for the stable window.
     Quiet,
 }
 
@@ -174,7 +172,7 @@ impl Zero {
                 let again_at = self.since + policy.stable_window;
                 (Some(1), true, Some(Bound::StableWindow), Some(again_at))
             }
-            Activity::Active => (Some(0), false, Some(Bound::LeavingDirectPath), Some(now)),
+            Activity::Active => (Some(0), false, Some(Bound::TurningInactive), Some(now)),
             Activity::Inactive | Activity::TimedOut => self.last_pod(now, policy, facts),
         }
     }
@@ -184,10 +182,6 @@ impl Zero {
         let retention = if facts.is_reachable { policy.retention } else { Duration::ZERO };
         if self.applied != Some(0) && been < retention {
             return (Some(0), false, Some(Bound::Retention), Some(self.since + retention));
-        }
-        if facts.is_direct && been < policy.grace {
-            let again_at = self.since + policy.grace;
-            return (Some(0), false, Some(Bound::LeavingDirectPath), Some(again_at));
         }
         (Some(0), true, Some(Bound::Quiet), None)
     }

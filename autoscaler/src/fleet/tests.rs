@@ -2,7 +2,7 @@ use std::num::NonZeroU16;
 
 use common::wire::{
     Activity, Pod as RoutePod, Probe, ProbeHow, Protocol, Revision as RouteRevision, ScalePolicy,
-    Service, Target, Totals,
+    Totals,
 };
 
 use super::*;
@@ -51,12 +51,6 @@ fn revision(name: &Name, policy: ScalePolicy) -> RouteRevision {
     }
 }
 
-fn service(name: Name, revision: &Name, path: Path) -> Service {
-    let port = NonZeroU16::new(80).unwrap();
-    let targets = vec![Target { revision: revision.clone(), percent: 100 }];
-    Service { name, addresses: vec![], port, activator_port: port, targets, path, hosts: vec![] }
-}
-
 fn pod(uid: &str, revision: &Name, phase: PodPhase) -> RoutePod {
     RoutePod {
         uid: uid.into(),
@@ -102,19 +96,12 @@ impl Sim {
             most_pods: 0,
         };
         sim.table.revisions.insert(name.clone(), revision(&name, policy));
-        sim.lead(Path::Activator);
         sim.route([RouteKey::Revision(name)]);
         sim
     }
 
     fn ns(&self) -> u64 {
         u64::try_from(self.now.as_nanos()).unwrap()
-    }
-
-    fn lead(&mut self, path: Path) {
-        let name = Name::new("default", "hello");
-        self.table.services.insert(name.clone(), service(name.clone(), &self.name, path));
-        self.route([RouteKey::Service(name)]);
     }
 
     fn route<const N: usize>(&mut self, changed: [RouteKey; N]) {
@@ -151,7 +138,6 @@ impl Sim {
                 self.table.revisions.get_mut(&self.name).unwrap().initial_scale_reached = true;
                 self.route([RouteKey::Revision(self.name.clone())]);
             }
-            self.lead(it.path);
         }
     }
 
@@ -249,7 +235,7 @@ const GOLDEN_ONE: [&str; 5] = [
     "0.0 0→0 Activator Inactive: no load for the stable window",
     "0.0 0→1 Direct Activating: stable load",
     "0.3 1→1 Direct Active: stable load",
-    "8.0 1→1 Activator Inactive: quiet, leaving the direct path",
+    "8.0 1→1 Activator Inactive: no load, turning inactive",
     "8.0 1→0 Activator Inactive: no load for the stable window",
 ];
 
@@ -279,7 +265,7 @@ const GOLDEN_BURST: [&str; 9] = [
     "8.0 5→3 Direct Active: stable load",
     "14.0 3→2 Direct Active: stable load",
     "16.0 2→1 Direct Active: stable load",
-    "18.0 1→1 Activator Inactive: quiet, leaving the direct path",
+    "18.0 1→1 Activator Inactive: no load, turning inactive",
     "18.0 1→0 Activator Inactive: no load for the stable window",
     "41.0 0→1 Direct Activating: stable load",
 ];
@@ -384,19 +370,12 @@ fn a_revision_that_leaves_the_table_is_forgotten() {
 }
 
 #[test]
-fn the_order_of_news_does_not_matter_for_pods_and_paths() {
+fn a_pod_may_be_told_before_its_revision() {
     let mut sim = Sim::new(short());
     let other = Name::new("default", "later-00001");
     sim.table.pods.insert("early".into(), pod("early", &other, PodPhase::Ready));
-    let name = Name::new("default", "later");
-    sim.table.services.insert(name.clone(), service(name.clone(), &other, Path::Direct));
-    sim.fleet.routes(
-        sim.now,
-        &sim.table,
-        &[RouteKey::Pod("early".into()), RouteKey::Service(name)].into(),
-    );
+    sim.fleet.routes(sim.now, &sim.table, &[RouteKey::Pod("early".into())].into());
     sim.table.revisions.insert(other.clone(), revision(&other, short()));
     sim.fleet.routes(sim.now, &sim.table, &[RouteKey::Revision(other.clone())].into());
-    let late = &sim.fleet.revisions[&other];
-    assert_eq!((late.pods.ready, late.direct_services), (1, 1));
+    assert_eq!(sim.fleet.revisions[&other].pods.ready, 1);
 }

@@ -3,10 +3,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::usage::tests::policy;
 
-const UP: Facts =
-    Facts { ready: 1, is_reachable: true, initial_scale_reached: true, is_direct: true };
+const UP: Facts = Facts { ready: 1, is_reachable: true, initial_scale_reached: true };
 const DOWN: Facts = Facts { ready: 0, ..UP };
-const ASIDE: Facts = Facts { is_direct: false, ..UP };
 const NEW: Facts = Facts { initial_scale_reached: false, ..DOWN };
 
 fn at(seconds: u64) -> Duration {
@@ -40,9 +38,9 @@ impl Run {
     }
 }
 
-/// Reference §2.5: active for a stable window, then inactive, then zero once the activator is in the path.
+/// Reference §2.5: active for a stable window, then inactive and off the direct path, then zero.
 #[test]
-fn the_last_pod_goes_once_the_path_leads_away_from_it() {
+fn the_last_pod_goes_after_a_stable_window() {
     let mut run = Run::new(policy(), UP);
     let early = run.verdict(50, UP, Some(0));
     assert_eq!((early.pods, early.again_at), (Some(1), Some(at(60))));
@@ -52,34 +50,23 @@ fn the_last_pod_goes_once_the_path_leads_away_from_it() {
         (quiet.pods, quiet.path, quiet.activity),
         (Some(1), Path::Activator, Activity::Inactive)
     );
-    assert_eq!(
-        run.step(61, UP, Some(0)),
-        (Some(1), Activity::Inactive, Some(Bound::LeavingDirectPath))
-    );
-    assert_eq!(run.step(62, ASIDE, Some(0)), (Some(0), Activity::Inactive, Some(Bound::Quiet)));
-}
-
-#[test]
-fn the_grace_period_bounds_the_wait_for_the_switch() {
-    let mut run = Run::new(policy(), UP);
-    run.step(60, UP, Some(0));
-    let waiting = run.verdict(61, UP, Some(0));
-    assert_eq!((waiting.pods, waiting.again_at), (None, Some(at(90))));
-    assert_eq!(run.step(90, UP, Some(0)).0, Some(0));
+    assert_eq!(quiet.again_at, Some(at(60)), "zero follows at once");
+    let asleep = run.verdict(60, UP, Some(0));
+    assert_eq!((asleep.pods, asleep.bound, asleep.again_at), (Some(0), Some(Bound::Quiet), None));
 }
 
 #[test]
 fn the_last_pod_is_retained_while_reachable() {
     let policy = ScalePolicy { retention: at(100), ..policy() };
-    let mut run = Run::new(policy.clone(), ASIDE);
-    run.step(60, ASIDE, Some(0));
-    let kept = run.verdict(159, ASIDE, Some(0));
+    let mut run = Run::new(policy.clone(), UP);
+    run.step(60, UP, Some(0));
+    let kept = run.verdict(159, UP, Some(0));
     assert_eq!(
         (kept.pods, kept.bound, kept.again_at),
         (None, Some(Bound::Retention), Some(at(160)))
     );
-    assert_eq!(run.step(160, ASIDE, Some(0)).0, Some(0));
-    let hidden = Facts { is_reachable: false, ..ASIDE };
+    assert_eq!(run.step(160, UP, Some(0)).0, Some(0));
+    let hidden = Facts { is_reachable: false, ..UP };
     let mut run = Run::new(policy, hidden);
     run.step(60, hidden, Some(0));
     assert_eq!(run.step(61, hidden, Some(0)).0, Some(0), "nobody needs an unreachable one");
@@ -141,9 +128,8 @@ fn the_initial_scale_is_a_minimum_until_it_is_reached() {
 #[test]
 fn an_initial_scale_of_zero_sleeps_at_once_and_wakes() {
     let mut run = Run::new(ScalePolicy { initial_scale: 0, ..policy() }, NEW);
-    let asleep = Facts { is_direct: false, ..NEW };
-    assert_eq!(run.step(0, asleep, Some(0)), (Some(0), Activity::Inactive, Some(Bound::Quiet)));
-    assert_eq!(run.step(1, asleep, Some(1)), (Some(1), Activity::Activating, None));
+    assert_eq!(run.step(0, NEW, Some(0)), (Some(0), Activity::Inactive, Some(Bound::Quiet)));
+    assert_eq!(run.step(1, NEW, Some(1)), (Some(1), Activity::Activating, None));
     assert_eq!(run.step(2, Facts { ready: 1, ..NEW }, Some(1)).1, Activity::Active);
 }
 
@@ -188,8 +174,8 @@ fn the_path_follows_burst_capacity_and_sleep() {
 }
 
 prop_compose! {
-    fn facts()(ready in 0u32..6, is_reachable: bool, initial_scale_reached: bool, is_direct: bool) -> Facts {
-        Facts { ready, is_reachable, initial_scale_reached, is_direct }
+    fn facts()(ready in 0u32..6, is_reachable: bool, initial_scale_reached: bool) -> Facts {
+        Facts { ready, is_reachable, initial_scale_reached }
     }
 }
 
