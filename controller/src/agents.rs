@@ -154,3 +154,5 @@ impl Scale for Border {
     }
 }
 
+#[cfg(test)]
+mod tests;

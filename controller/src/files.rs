@@ -372,3 +372,5 @@ fn note(changes: &mut Changes, event: notify::Result<notify::Event>) {
     }
 }
 
+#[cfg(test)]
+mod tests;

@@ -89,6 +89,8 @@ pub struct Machine {
     undecided: Option<BTreeSet<Name>>,
     /// Apps with draining pods.
     draining: BTreeSet<Name>,
+    /// Apps made by this machine.
+    born: u64,
     timers: BTreeSet<(Stamp, Name)>,
     timer_of: BTreeMap<Name, Stamp>,
     effects: Effects,
@@ -114,6 +116,7 @@ impl Machine {
             reports: BTreeMap::new(),
             undecided: None,
             draining: BTreeSet::new(),
+            born: 0,
             timers: BTreeSet::new(),
             timer_of: BTreeMap::new(),
             effects: Effects::default(),
@@ -203,12 +206,11 @@ impl Machine {
         self.settle(&name, before.as_ref(), true, now);
     }
 
-    fn fresh(&self, name: &Name, now: Stamp) -> App {
+    fn fresh(&mut self, name: &Name, now: Stamp) -> App {
+        self.born += 1;
+        let born = self.born.to_string();
         let meta = |kind: &str| Meta {
-            uid: Uid::derive(
-                self.world.seed,
-                &[kind, &name.namespace, &name.name, &now.0.to_string()],
-            ),
+            uid: Uid::derive(self.world.seed, &[kind, &name.namespace, &name.name, &born]),
             generation: 0,
             created: now,
         };

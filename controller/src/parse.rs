@@ -310,3 +310,5 @@ fn check_target(target: &TrafficTarget, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
+#[cfg(test)]
+mod tests;

@@ -31,6 +31,9 @@ pub struct Plan {
     pub timer: Option<Stamp>,
 }
 
+/// A plan settles in two passes, rarely three; more would be a mistake that must not stop the controller.
+const PASSES: usize = 6;
+
 /// Plans one app.
 pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
     let Some(have) = world.apps.get(name) else {
@@ -39,30 +42,23 @@ pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
     let (mut app, mut timer) = (have.clone(), Timer::default());
     revision::ensure(&mut app, name, world.seed, now);
     let facts: Vec<Facts> = app.revisions.iter().map(|it| Facts::read(it, world)).collect();
-    // Where a route begins or ends to lead to a revision, what that revision needs to be ready changes too.
-    while observe(&mut app, name, &facts, world, now, &mut timer) {}
-    for (revision, facts) in app.revisions.iter_mut().zip(&facts) {
-        let view = View { world, namespace: &name.namespace, facts, now };
-        scale::pods(revision, app.leaving, &view, &mut timer);
-        drain::advance(revision, &view, &mut timer);
+    // What a step decides an earlier one may depend on, so all are taken until nothing changes any more.
+    for _ in 0..PASSES {
+        let before = app.clone();
+        timer = Timer::default();
+        pass(&mut app, name, &facts, world, now, &mut timer);
+        if app == before {
+            break;
+        }
     }
-    status::route(&mut app, now);
-    status::service(&mut app, now);
     let routes = routes::subjects(&app, name, &facts, world);
     revision::collect(&mut app, now, &mut timer);
     let ended = app.leaving && app.revisions.iter().all(|it| it.pods.is_empty());
     Plan { app: (!ended).then_some(app), routes, timer: timer.0 }
 }
 
-/// Takes in what is seen of pods, and assigns traffic by it. Returns whether another revision is routed to now.
-fn observe(
-    app: &mut App,
-    name: &Name,
-    facts: &[Facts],
-    world: &World,
-    now: Stamp,
-    timer: &mut Timer,
-) -> bool {
+/// Takes every step once: what is seen of pods, traffic by it, pods by that, conditions by all.
+fn pass(app: &mut App, name: &Name, facts: &[Facts], world: &World, now: Stamp, timer: &mut Timer) {
     for (revision, facts) in app.revisions.iter_mut().zip(facts) {
         let view = View { world, namespace: &name.namespace, facts, now };
         scale::forget_gone(revision, &view, timer);
@@ -71,7 +67,14 @@ fn observe(
     traffic::latest_ready(app);
     status::configuration(app, now);
     traffic::assign(app, name, now);
-    traffic::label(app, now)
+    traffic::label(app, now);
+    for (revision, facts) in app.revisions.iter_mut().zip(facts) {
+        let view = View { world, namespace: &name.namespace, facts, now };
+        scale::pods(revision, app.leaving, &view, timer);
+        drain::advance(revision, &view, timer);
+    }
+    status::route(app, now);
+    status::service(app, now);
 }
 
 /// Plans every app.
@@ -107,3 +110,5 @@ impl Timer {
     }
 }
 
+#[cfg(test)]
+mod tests;

@@ -381,3 +381,5 @@ pub fn go_duration(it: Duration) -> String {
     }
 }
 
+#[cfg(test)]
+mod tests;

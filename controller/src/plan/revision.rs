@@ -219,7 +219,8 @@ pub(super) fn ensure(app: &mut App, name: &Name, seed: u128, now: Stamp) {
     let generation = app.configuration.generation;
     let counted = || format!("{}-{generation:05}", name.name).into_boxed_str();
     let revision = app.manifest.revision.clone().unwrap_or_else(counted);
-    let uid = Uid::derive(seed, &[&name.namespace, &revision, &now.0.to_string()]);
+    let maker = app.configuration.uid.to_string();
+    let uid = Uid::derive(seed, &[&maker, &revision, &generation.to_string()]);
     app.revisions.push(Revision {
         meta: Meta { uid, generation, created: now },
         template: app.manifest.template.clone(),

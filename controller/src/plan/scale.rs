@@ -77,9 +77,8 @@ fn revive(revision: &mut Revision, missing: usize, view: &View<'_>) -> usize {
 
 fn add(revision: &mut Revision, view: &View<'_>) {
     revision.made += 1;
-    let made = revision.made.to_string();
-    let parts = [view.namespace, &*revision.name, &made, &view.now.0.to_string()];
-    let uid = Uid::derive(view.world.seed, &parts);
+    let parts = [revision.meta.uid.to_string(), revision.made.to_string()];
+    let uid = Uid::derive(view.world.seed, &[&parts[0], &parts[1]]);
     revision.pods.push(Pod {
         name: format!("{}-deployment-{}", revision.name, suffix(uid)).into(),
         uid: uid.to_string().into(),

@@ -89,8 +89,8 @@ fn named(app: &App, wanted: &str) -> Result<Box<str>, Truth> {
     }
 }
 
-/// Notes which Revisions a route leads to (knative/serving `pkg/reconciler/labeler`). Returns whether that changed.
-pub(super) fn label(app: &mut App, now: Stamp) -> bool {
+/// Notes which Revisions a route leads to (knative/serving `pkg/reconciler/labeler`).
+pub(super) fn label(app: &mut App, now: Stamp) {
     let mut active: Vec<Box<str>> = app.traffic.iter().map(|it| it.revision.clone()).collect();
     if !app.leaving {
         active.extend(app.manifest.traffic.iter().filter_map(|it| it.revision.clone()));
@@ -98,15 +98,12 @@ pub(super) fn label(app: &mut App, now: Stamp) -> bool {
             active.extend(app.latest_created().map(|it| it.name.clone()));
         }
     }
-    let mut changed = false;
     for revision in &mut app.revisions {
         let is = if active.contains(&revision.name) { Routing::Active } else { Routing::Reserve };
         if revision.routing.0 != is {
             revision.routing = (is, now);
-            changed = true;
         }
     }
-    changed
 }
 
 /// Shares by Revision; targets without a share are left out. The result adds up to 100 or is empty.

@@ -1,0 +1,156 @@
+use std::{sync::atomic::AtomicU32, time::Duration};
+
+use common::{
+    link::{Link, PodKey},
+    node::Orders,
+    outbox::Outbox,
+    wire::{Decision, Name, Path, PodPhase, PodSeen, RouteKey},
+};
+use tokio::sync::watch;
+
+use super::*;
+use crate::{
+    machine::Machine,
+    parse::{self, Document},
+    policy::AutoscalerConfig,
+    world::World,
+};
+
+const HELLO: &str = r#"
+apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {name: hello}
+spec:
+  template:
+    metadata: {annotations: {autoscaling.knative.dev/initial-scale: "0"}}
+    spec: {containers: [{image: "hello:v1"}]}
+"#;
+
+fn endpoint() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir();
+    format!("unix:{}/rouse-controller-{}-{next}.sock", path.display(), std::process::id())
+}
+
+fn link(endpoint: &str, role: Role, shutdown: &CancellationToken) -> Arc<Link> {
+    let who = Subscriber { role, name: "n1".into(), node: "n1".into() };
+    Arc::new(Link::new(endpoint, who, shutdown.clone()))
+}
+
+/// Follows the routes; the receiver gets the whole table after each batch.
+fn routes(link: Arc<Link>) -> watch::Receiver<common::wire::RouteView> {
+    let (tell, told) = watch::channel(common::wire::RouteView::default());
+    tokio::spawn(async move {
+        link.watch_routes(|view, _| drop(tell.send_replace(view.clone()))).await;
+    });
+    told
+}
+
+async fn until<T: Clone>(told: &mut watch::Receiver<T>, holds: impl FnMut(&T) -> bool) -> T {
+    let found = tokio::time::timeout(Duration::from_secs(10), told.wait_for(holds));
+    found.await.expect("in time").expect("still told").clone()
+}
+
+fn decision(wanted: u32) -> Decision {
+    Decision {
+        revision: Name::new("default", "hello-00001"),
+        wanted: Some(wanted),
+        path: Path::Direct,
+        activators: 0,
+        activity: common::wire::Activity::Active,
+        stable: 0.0,
+        panic: 0.0,
+        target: 1.0,
+        ready_pods: 0,
+        panicking: false,
+        excess_burst_capacity: 0.0,
+        reason: String::new(),
+    }
+}
+
+fn seen(uid: &str) -> PodItem {
+    PodItem::Seen(PodSeen {
+        uid: uid.into(),
+        address: Some(([10, 244, 0, 9], 8080).into()),
+        listening: true,
+        ready: true,
+        drained: false,
+        in_flight: 0,
+        listening_since_ns: 1,
+        trouble: String::new(),
+    })
+}
+
+#[tokio::test]
+async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route() {
+    let (endpoint, shutdown) = (endpoint(), CancellationToken::new());
+    let (orders, mut ordered) = watch::channel(Orders::default());
+    let shared = Arc::new(Shared::new(Machine::new(World::default(), Outbox::new()), orders));
+    let Document::Service(name, manifest) =
+        parse::documents(HELLO, &AutoscalerConfig::default()).remove(0)
+    else {
+        panic!("refused")
+    };
+    shared.step(Event::Apply(name.clone(), manifest));
+    let (server, at, stop) = (Arc::clone(&shared), endpoint.clone(), shutdown.clone());
+    let server = tokio::spawn(async move { serve(server, &at, stop).await });
+
+    let agent = link(&endpoint, Role::Agent, &shutdown);
+    let mut table = routes(Arc::clone(&agent));
+    let view = until(&mut table, |view| view.table.services.contains_key(&name)).await;
+    assert!(view.table.revisions.values().all(|it| it.policy.is_none()));
+    let autoscaler = link(&endpoint, Role::Autoscaler, &shutdown);
+    let mut policies = routes(Arc::clone(&autoscaler));
+    let view = until(&mut policies, |view| !view.table.revisions.is_empty()).await;
+    assert!(view.table.revisions.values().all(|it| it.policy.is_some()));
+    assert!(view.table.services.is_empty());
+
+    let (decisions, reports) = (Outbox::new(), Outbox::new());
+    let say = decisions.clone();
+    tokio::spawn(async move { autoscaler.decide(&say).await });
+    let say = reports.clone();
+    tokio::spawn(async move { agent.report_pods(&say).await });
+    decisions.set(Name::new("default", "hello-00001"), decision(1));
+    let uid =
+        until(&mut ordered, |it| it.pods.len() == 1).await.pods.into_keys().next().expect("one");
+    reports.set(PodKey::Pod(uid.clone()), seen(&uid));
+    let ready = |view: &common::wire::RouteView| {
+        view.table.pods.get(&uid).is_some_and(|pod| pod.phase == PodPhase::Ready)
+    };
+    until(&mut table, ready).await;
+
+    decisions.set(Name::new("default", "hello-00001"), decision(0));
+    let draining = |view: &common::wire::RouteView| {
+        view.table.pods.get(&uid).is_some_and(|pod| pod.phase == PodPhase::Draining)
+    };
+    let version = until(&mut table, draining).await.version;
+    let PodItem::Seen(last) = seen(&uid) else { unreachable!("a pod") };
+    reports.set(PodKey::Pod(uid.clone()), PodItem::Seen(PodSeen { drained: true, ..last }));
+    reports.set(PodKey::Applied, PodItem::Applied(version));
+    until(&mut ordered, |it| it.pods.is_empty()).await;
+    until(&mut table, |view| view.table.pods.is_empty()).await;
+
+    shutdown.cancel();
+    server.await.expect("no panic").expect("served");
+}
+
+#[tokio::test]
+async fn who_no_longer_follows_is_not_waited_for() {
+    let (endpoint, shutdown) = (endpoint(), CancellationToken::new());
+    let (orders, _ordered) = watch::channel(Orders::default());
+    let shared = Arc::new(Shared::new(Machine::new(World::default(), Outbox::new()), orders));
+    let (server, at, stop) = (Arc::clone(&shared), endpoint.clone(), shutdown.clone());
+    let server = tokio::spawn(async move { serve(server, &at, stop).await });
+    let gone = CancellationToken::new();
+    let mut table = routes(link(&endpoint, Role::Agent, &gone));
+    until(&mut table, common::wire::RouteView::is_synced).await;
+    assert_eq!(shared.look(|machine| machine.world().peers.len()), 1);
+    gone.cancel();
+    while shared.look(|machine| !machine.world().peers.is_empty()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(shared.routes().get(&RouteKey::Pod("none".into())), None);
+    shutdown.cancel();
+    server.await.expect("no panic").expect("served");
+}

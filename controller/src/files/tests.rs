@@ -1,0 +1,225 @@
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use common::{
+    node::Orders,
+    outbox::Outbox,
+    wire::{Activity, Decision, Path as Way, PodSeen, Role, Subscriber},
+};
+use tokio::sync::watch;
+
+use super::*;
+use crate::{
+    machine::Machine,
+    world::{Settings, World},
+};
+
+const HELLO: &str = r#"
+apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {name: hello, labels: {team: a}}
+spec:
+  traffic: [{percent: 100, tag: now}]
+  template:
+    metadata: {annotations: {autoscaling.knative.dev/initial-scale: "0"}}
+    spec: {containers: [{image: "hello:v1"}]}
+"#;
+
+struct Temp(PathBuf);
+
+impl Temp {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("rouse-controller-{}-{next}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(path.join("manifests/default")).expect("a folder");
+        Self(path)
+    }
+
+    fn manifest(&self) -> PathBuf {
+        self.0.join("manifests/default/hello.yaml")
+    }
+
+    fn object(&self, path: &str) -> Value {
+        let text = fs::read_to_string(self.0.join("objects").join(path)).unwrap_or_default();
+        serde_norway::from_str(&text).expect("YAML")
+    }
+
+    fn has(&self, path: &str) -> bool {
+        self.0.join("objects").join(path).exists()
+    }
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn shared(boot: &str, seed: u128) -> (Arc<Shared>, watch::Receiver<Orders>) {
+    let settings = Settings { boot: boot.into(), ..Settings::default() };
+    let world = World { settings: Arc::new(settings), seed, ..World::default() };
+    let (orders, ordered) = watch::channel(Orders::default());
+    (Arc::new(Shared::new(Machine::new(world, Outbox::new()), orders)), ordered)
+}
+
+async fn until(mut holds: impl FnMut() -> bool) {
+    let wait = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("in time");
+}
+
+fn wake(shared: &Shared) {
+    shared.step(Event::Decide(Decision {
+        revision: Name::new("default", "hello-00001"),
+        wanted: Some(1),
+        path: Way::Direct,
+        activators: 0,
+        activity: Activity::Active,
+        stable: 0.0,
+        panic: 0.0,
+        target: 1.0,
+        ready_pods: 0,
+        panicking: false,
+        excess_burst_capacity: 0.0,
+        reason: String::new(),
+    }));
+}
+
+fn seen(uid: &str) -> Event {
+    let who = Subscriber { role: Role::Agent, name: "n".into(), node: "n".into() };
+    let seen = PodSeen {
+        uid: uid.into(),
+        address: Some(([10, 244, 0, 9], 8080).into()),
+        listening: true,
+        ready: true,
+        drained: false,
+        in_flight: 0,
+        listening_since_ns: 1,
+        trouble: String::new(),
+    };
+    Event::Seen(who, seen)
+}
+
+#[tokio::test]
+async fn a_manifest_becomes_objects_and_takes_them_with_it() {
+    let temp = Temp::new();
+    let (shared, _orders) = shared("b", 1);
+    let shutdown = CancellationToken::new();
+    let files = Files::open(&temp.0, Arc::clone(&shared)).expect("folders");
+    let watching = tokio::spawn(files.watch(shutdown.clone()));
+    let writing = tokio::spawn(keep_writing(Arc::clone(&shared), temp.0.clone(), shutdown.clone()));
+
+    fs::write(temp.manifest(), HELLO).expect("written");
+    until(|| {
+        temp.has("services/default/hello.yaml") && temp.has("revisions/default/hello-00001.yaml")
+    })
+    .await;
+    let service = temp.object("services/default/hello.yaml");
+    assert_eq!(service["status"]["url"], "http://hello.default.localhost");
+    assert_eq!(service["status"]["address"]["url"], "http://hello.default.svc.cluster.local");
+    assert_eq!(service["status"]["traffic"][0]["url"], "http://now-hello.default.localhost");
+    let conditions = service["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let types: Vec<_> =
+        conditions.iter().map(|it| (it["type"].clone(), it["status"].clone())).collect();
+    let want = ["ConfigurationsReady", "Ready", "RoutesReady"].map(|it| (it.into(), "True".into()));
+    assert_eq!(types, want);
+
+    fs::write(temp.manifest(), HELLO.replace("containers", "containerz")).expect("written");
+    let message = |temp: &Temp| {
+        temp.object("services/default/hello.yaml")["status"]["conditions"][1]["message"].clone()
+    };
+    until(|| {
+        message(&temp)
+            .as_str()
+            .is_some_and(|it| it.contains("unknown field: spec.template.spec.containerz"))
+    })
+    .await;
+
+    fs::remove_file(temp.manifest()).expect("removed");
+    until(|| {
+        let kinds =
+            ["services", "configurations", "routes"].map(|it| format!("{it}/default/hello.yaml"));
+        kinds.iter().all(|path| !temp.has(path)) && !temp.has("revisions/default/hello-00001.yaml")
+    })
+    .await;
+    shutdown.cancel();
+    watching.await.expect("no panic").expect("watched");
+    writing.await.expect("no panic");
+}
+
+/// Opens the folders as a new run would and returns what it knows, after it wrote everything.
+async fn run(temp: &Temp, boot: &str, seed: u128) -> (Arc<Shared>, watch::Receiver<Orders>) {
+    let (shared, orders) = shared(boot, seed);
+    drop(Files::open(&temp.0, Arc::clone(&shared)).expect("folders"));
+    write(&temp.0, &shared).await;
+    (shared, orders)
+}
+
+async fn write(temp: &Path, shared: &Arc<Shared>) {
+    let ended = CancellationToken::new();
+    ended.cancel();
+    keep_writing(Arc::clone(shared), temp.to_owned(), ended).await;
+}
+
+#[tokio::test]
+async fn a_restart_goes_on_with_the_same_objects_and_pods() {
+    let temp = Temp::new();
+    fs::write(temp.manifest(), HELLO).expect("written");
+    let (first, orders) = run(&temp, "b", 1).await;
+    wake(&first);
+    let uid = orders.borrow().pods.keys().next().cloned().expect("a pod");
+    first.step(seen(&uid));
+    write(&temp.0, &first).await;
+    let name = Name::new("default", "hello");
+    let before = first.look(|machine| machine.world().apps[&name].clone());
+
+    let (second, orders) = run(&temp, "b", 2).await;
+    let after = second.look(|machine| machine.world().apps[&name].clone());
+    assert_eq!(after.manifest, before.manifest);
+    assert_eq!((after.meta.uid, after.meta.generation), (before.meta.uid, before.meta.generation));
+    assert_eq!(after.allotted, before.allotted);
+    assert_eq!(after.revisions[0].meta.uid, before.revisions[0].meta.uid);
+    assert_eq!(after.revisions[0].template, before.revisions[0].template);
+    assert_eq!(after.revisions.len(), 1);
+    assert_eq!(orders.borrow().pods.keys().collect::<Vec<_>>(), [&uid]);
+    let pod = second.routes().get(&common::wire::RouteKey::Pod(uid));
+    let Some(common::wire::RouteChange::Pod(pod)) = pod else { panic!("no pod") };
+    assert_eq!(pod.phase, common::wire::PodPhase::Ready, "until its agent says otherwise");
+}
+
+#[tokio::test]
+async fn pods_of_another_boot_and_objects_without_manifest_are_forgotten() {
+    let temp = Temp::new();
+    fs::write(temp.manifest(), HELLO).expect("written");
+    let (first, orders) = run(&temp, "b", 1).await;
+    wake(&first);
+    assert_eq!(orders.borrow().pods.len(), 1);
+    write(&temp.0, &first).await;
+
+    let (_second, orders) = run(&temp, "c", 2).await;
+    assert_eq!(orders.borrow().pods.len(), 0);
+    let pods = fs::read_dir(temp.0.join("objects/pods/default")).map_or(0, Iterator::count);
+    assert_eq!(pods, 0);
+
+    fs::remove_file(temp.manifest()).expect("removed");
+    let (third, _orders) = run(&temp, "c", 3).await;
+    assert!(third.look(|machine| machine.world().apps.is_empty()));
+    assert!(
+        !temp.has("services/default/hello.yaml") && !temp.has("revisions/default/hello-00001.yaml")
+    );
+}
+
+#[tokio::test]
+async fn a_file_without_a_name_is_refused_under_its_own() {
+    let temp = Temp::new();
+    fs::write(temp.0.join("manifests/broken.yaml"), "a: [").expect("written");
+    let (shared, _orders) = run(&temp, "b", 1).await;
+    let name = Name::new("default", "broken");
+    let refused = shared.look(|machine| machine.world().apps[&name].refused.clone());
+    assert!(refused.is_some_and(|why| why.starts_with("not readable as YAML")));
+    assert!(temp.has("services/default/broken.yaml"));
+}

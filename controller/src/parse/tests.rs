@@ -1,0 +1,339 @@
+use super::*;
+
+const HELLO: &str = r#"
+apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {name: hello}
+spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
+"#;
+
+fn read(text: &str) -> Document {
+    let mut all = documents(text, &AutoscalerConfig::default());
+    assert_eq!(all.len(), 1);
+    all.remove(0)
+}
+
+/// What is said of a Service whose only container is `container`.
+fn container(container: &str) -> String {
+    refusal(&HELLO.replace("{image: dev.local/hello:v1}", container))
+}
+
+/// What is said of a Service whose Revision spec is `spec`.
+fn spec(spec: &str) -> String {
+    refusal(&HELLO.replace("{containers: [{image: dev.local/hello:v1}]}", spec))
+}
+
+/// What is said of a Service with this traffic.
+fn targets(traffic: &str) -> String {
+    let spec = format!("spec: {{traffic: {traffic}, template");
+    refusal(&HELLO.replace("spec: {template", &spec))
+}
+
+fn refusal(text: &str) -> String {
+    match read(text) {
+        Document::Service(..) => "fine".into(),
+        Document::Refused(_, why) => why,
+    }
+}
+
+fn check(table: &[(String, &str)]) {
+    for (have, want) in table {
+        assert_eq!(have, want);
+    }
+}
+
+#[test]
+fn a_small_service_gets_knatives_defaults() {
+    let Document::Service(name, manifest) = read(HELLO) else { panic!("refused") };
+    assert_eq!(name, Name::new("default", "hello"));
+    let template: Value = serde_json::from_str(&manifest.template).expect("JSON");
+    // knative.md §1.12
+    let want = serde_json::json!({
+        "metadata": {},
+        "spec": {
+            "containerConcurrency": 0,
+            "timeoutSeconds": 300,
+            "enableServiceLinks": false,
+            "containers": [{
+                "name": "user-container",
+                "image": "dev.local/hello:v1",
+                "readinessProbe": {
+                    "periodSeconds": 0,
+                    "successThreshold": 1,
+                    "tcpSocket": {"port": 0},
+                },
+            }],
+        },
+    });
+    assert_eq!(template, want);
+    assert_eq!(*manifest.traffic, [Traffic { tag: None, revision: None, percent: 100 }]);
+}
+
+/// knative.md §1.12.
+#[test]
+fn defaults_depend_on_each_other_as_in_knative() {
+    let fill = |spec: &str| {
+        let text = HELLO.replace("{containers: [{image: dev.local/hello:v1}]}", spec);
+        let Document::Service(_, manifest) = read(&text) else { panic!("refused: {spec}") };
+        let template: RevisionTemplate = serde_json::from_str(&manifest.template).expect("JSON");
+        template.spec
+    };
+    let start = |spec: &str| fill(spec).response_start_timeout_seconds;
+    assert_eq!(start("{timeoutSeconds: 300, containers: [{image: a}]}"), None);
+    assert_eq!(start("{timeoutSeconds: 301, containers: [{image: a}]}"), Some(300));
+    assert_eq!(fill("{timeoutSeconds: 0, containers: [{image: a}]}").timeout_seconds, Some(300));
+    let two = fill("{containers: [{image: a}, {image: b, ports: [{containerPort: 80}]}]}");
+    let names: Vec<_> = two.pod.containers.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names, ["user-container-0", "user-container-1"]);
+    assert!(two.pod.containers[0].readiness_probe.is_none());
+    let slow = fill("{containers: [{image: a, readinessProbe: {periodSeconds: 2}}]}");
+    let probe = slow.pod.containers[0].readiness_probe.clone().expect("a probe");
+    assert_eq!((probe.failure_threshold, probe.timeout_seconds), (Some(3), Some(1)));
+}
+
+#[test]
+fn what_cannot_be_read_is_refused_with_its_path() {
+    check(&[
+        (
+            container("{image: a, imagge: b}"),
+            "unknown field: spec.template.spec.containers[0].imagge",
+        ),
+        (
+            refusal(&HELLO.replace("kind: Service", "kind: Service\nspeck: 1")),
+            "unknown field: speck",
+        ),
+        (
+            container("{image: a, ports: [{containerPort: http}]}"),
+            "missing field(s): spec.template.spec.containers; wrong type: invalid type: string \"http\", expected i32: spec.template.spec.containers[0].ports[0].containerPort",
+        ),
+        (
+            refusal(&HELLO.replace("{name: hello}", "{name: hello, labels: {a: 1}}")),
+            "missing field(s): metadata.name; wrong type: invalid type: integer `1`, expected a string: metadata.labels.a",
+        ),
+        (
+            refusal(&HELLO.replace("kind: Service", "kind: Deployment")),
+            "invalid value: serving.knative.dev/v1/Deployment: kind (apply a serving.knative.dev/v1 Service; Configuration, Revision and Route follow from it)",
+        ),
+    ]);
+    let broken = refusal("a: [1");
+    assert!(broken.starts_with("not readable as YAML: "), "{broken}");
+}
+
+/// knative.md §1.13, names.
+#[test]
+fn names_follow_knatives_rules() {
+    let named = |name: &str| {
+        let meta = format!("{{template: {{metadata: {{name: {name}}}, spec");
+        refusal(&HELLO.replace("{template: {spec", &meta))
+    };
+    check(&[
+        (
+            refusal(&HELLO.replace("name: hello", "name: Hello")),
+            "invalid value: Hello: metadata.name (use 1 to 57 of a-z, 0-9 and -, beginning with a letter)",
+        ),
+        (refusal(&HELLO.replace("{name: hello}", "{}")), "missing field(s): metadata.name"),
+        (
+            named("world-1"),
+            "invalid value: \"world-1\" must have prefix \"hello-\": spec.template.metadata.name",
+        ),
+        (named("hello-1"), "fine"),
+    ]);
+}
+
+/// knative.md §1.13, containers.
+#[test]
+fn containers_follow_knatives_rules() {
+    check(&[
+        (spec("{containers: []}"), "missing field(s): spec.template.spec.containers"),
+        (container("{name: a}"), "missing field(s): spec.template.spec.containers[0].image"),
+        (
+            container("{image: 'Not an image'}"),
+            "Failed to parse image reference: spec.template.spec.containers[0].image (image: \"Not an image\", error: the name must be lower-case letters, digits, '.', '_', '-' and '/')",
+        ),
+        (container("{image: 'oci:/srv/hello'}"), "fine"),
+        (container("{image: 'localhost:5000/a/b:v1'}"), "fine"),
+        (
+            container("{image: a, name: queue-proxy}"),
+            "\"queue-proxy\" is a reserved container name: spec.template.spec.containers[0].name",
+        ),
+        (
+            container("{image: a, env: [{name: PORT, value: '1'}]}"),
+            "\"PORT\" is a reserved environment variable: spec.template.spec.containers[0].env[0].name",
+        ),
+        (
+            container("{image: a, ports: [{containerPort: 8012}]}"),
+            "8012 is a reserved port, please use a different value: spec.template.spec.containers[0].ports[0].containerPort",
+        ),
+        (
+            container("{image: a, ports: [{containerPort: 0}]}"),
+            "expected 1 <= 0 <= 65535: spec.template.spec.containers[0].ports[0].containerPort",
+        ),
+        (
+            container("{image: a, ports: [{containerPort: 80}, {containerPort: 81}]}"),
+            "more than one container port is set: spec.template.spec.containers[0].ports (Only a single port is allowed)",
+        ),
+        (
+            container("{image: a, ports: [{containerPort: 80, name: grpc}]}"),
+            "Port name grpc is not allowed: spec.template.spec.containers[0].ports[0].name (Name must be empty, or one of: 'h2c', 'http1')",
+        ),
+        (
+            spec(
+                "{containers: [{image: a, ports: [{containerPort: 80}]}, {image: b, ports: [{containerPort: 81}]}]}",
+            ),
+            "more than one container port is set: spec.template.spec.containers[*].ports (Only a single port is allowed across all containers)",
+        ),
+        (
+            spec("{containers: [{image: a}, {image: b}]}"),
+            "missing field(s): spec.template.spec.containers[*].ports (give ports to the one container that serves)",
+        ),
+        (
+            container("{image: a, volumeMounts: [{name: v, mountPath: /data}]}"),
+            "volumeMount has no matching volume: spec.template.spec.containers[0].volumeMounts[0].name",
+        ),
+        (
+            spec("{containers: [{image: a}], volumes: [{name: v, emptyDir: {}}]}"),
+            "volume with name \"v\" not mounted: spec.template.spec.volumes[0].name",
+        ),
+    ]);
+}
+
+/// knative.md §1.13, field mask.
+#[test]
+fn fields_outside_the_mask_must_not_be_set() {
+    check(&[
+        (
+            spec("{nodeName: n1, containers: [{image: a}]}"),
+            "must not set the field(s): spec.template.spec.nodeName",
+        ),
+        (
+            spec("{terminationGracePeriodSeconds: 1, containers: [{image: a}]}"),
+            "must not set the field(s): spec.template.spec.terminationGracePeriodSeconds",
+        ),
+        (
+            container("{image: a, lifecycle: {}}"),
+            "must not set the field(s): spec.template.spec.containers[0].lifecycle",
+        ),
+        (
+            spec("{initContainers: [{image: a}], containers: [{image: a}]}"),
+            "pod spec support for init-containers is off, but found 1 init containers: spec.template.spec.initContainers",
+        ),
+        (
+            container("{image: a, securityContext: {privileged: true}}"),
+            "invalid value: true: spec.template.spec.containers[0].securityContext.privileged",
+        ),
+    ]);
+}
+
+/// knative.md §1.13, probes.
+#[test]
+fn probes_follow_knatives_rules() {
+    const AT: &str = "spec.template.spec.containers[0].readinessProbe";
+    let probe = |probe: &str| container(&format!("{{image: a, readinessProbe: {probe}}}"));
+    check(&[
+        (probe("{httpGet: {path: /}}"), "fine"),
+        (
+            probe("{httpGet: {port: 81}}"),
+            &format!(
+                "Probe port must match container port: {AT}.httpGet.port (leave it out or write 8080)"
+            ),
+        ),
+        (
+            probe("{httpGet: {}, tcpSocket: {}}"),
+            &format!("expected exactly one, got both: {AT}.httpGet, {AT}.tcpSocket"),
+        ),
+        (
+            probe("{periodSeconds: 0, failureThreshold: 2}"),
+            &format!(
+                "failureThreshold is disallowed when periodSeconds is zero: {AT}.failureThreshold"
+            ),
+        ),
+        (
+            probe("{periodSeconds: -1}"),
+            &format!("expected 0 <= -1 <= 2147483647: {AT}.periodSeconds"),
+        ),
+        (
+            probe("{successThreshold: 0}"),
+            &format!("expected 1 <= 0 <= 2147483647: {AT}.successThreshold"),
+        ),
+    ]);
+}
+
+/// knative.md §1.13, bounds and annotations.
+#[test]
+fn limits_and_annotations_are_bounded() {
+    let annotated = |pair: &str| {
+        let meta = format!("{{template: {{metadata: {{annotations: {{{pair}}}}}, spec");
+        refusal(&HELLO.replace("{template: {spec", &meta))
+    };
+    check(&[
+        (
+            spec("{timeoutSeconds: 601, containers: [{image: a}]}"),
+            "expected 0 <= 601 <= 600: spec.template.spec.timeoutSeconds",
+        ),
+        (
+            spec("{containerConcurrency: 1001, containers: [{image: a}]}"),
+            "expected 0 <= 1001 <= 1000: spec.template.spec.containerConcurrency",
+        ),
+        (
+            refusal(&HELLO.replace(
+                "{name: hello}",
+                "{name: hello, annotations: {autoscaling.knative.dev/min-scale: '1'}}",
+            )),
+            "autoscaling annotations must be put under \"spec.template.metadata.annotations\" to work: metadata.annotations.autoscaling.knative.dev/min-scale",
+        ),
+        (
+            annotated("serving.knative.dev/progress-deadline: 1500ms"),
+            "serving.knative.dev/progress-deadline=1500ms is not at second precision: spec.template.metadata.annotations.serving.knative.dev/progress-deadline",
+        ),
+        (
+            annotated("rouse.dev/path: quick"),
+            "invalid value: quick: spec.template.metadata.annotations.rouse.dev/path (use direct or activator)",
+        ),
+    ]);
+}
+
+/// knative.md §1.13, traffic.
+#[test]
+fn traffic_follows_knatives_rules() {
+    check(&[
+        (targets("[{percent: 100}]"), "fine"),
+        (
+            targets("[{percent: 60}, {revisionName: hello-00001, percent: 60}]"),
+            "Traffic targets sum to 120, want 100: spec.traffic",
+        ),
+        (
+            targets("[{percent: 101}, {revisionName: hello-00001, percent: -1}]"),
+            "expected 0 <= -1 <= 100: spec.traffic[1].percent; expected 0 <= 101 <= 100: spec.traffic[0].percent",
+        ),
+        (
+            targets("[{percent: 100, tag: a}, {revisionName: hello-00001, tag: a}]"),
+            "Multiple definitions for \"a\": spec.traffic[0].tag, spec.traffic[1].tag",
+        ),
+        (targets("[{percent: 100, tag: 1a}]"), "invalid value: 1a: spec.traffic[0].tag"),
+        (
+            targets("[{percent: 100, latestRevision: true, revisionName: hello-00001}]"),
+            "may not set revisionName \"hello-00001\" when latestRevision is true: spec.traffic[0].latestRevision",
+        ),
+        (
+            targets("[{percent: 100, url: 'http://a'}]"),
+            "must not set the field(s): spec.traffic[0].url",
+        ),
+    ]);
+}
+
+#[test]
+fn one_file_may_hold_several_documents_and_each_stands_alone() {
+    let text = format!(
+        "{HELLO}---\nkind: Nonsense\nmetadata: {{name: b}}\n---\n{}",
+        HELLO.replace("hello}", "third}")
+    );
+    let all = documents(&text, &AutoscalerConfig::default());
+    let names: Vec<_> = all
+        .iter()
+        .map(|it| match it {
+            Document::Service(name, _) => (name.name.clone(), true),
+            Document::Refused(name, _) => (name.clone().expect("named").name, false),
+        })
+        .collect();
+    assert_eq!(names, [("hello".into(), true), ("b".into(), false), ("third".into(), true)]);
+}

@@ -1,0 +1,211 @@
+//! Any history of events, planned app by app, must lead to what planning everything at once says.
+
+use common::{
+    node::{ContainerState, ContainerStatus, PodPhase, PodStatus},
+    outbox::Outbox,
+    wire::{Activity, Decision, Path, PodSeen, Role, RouteKey, Subscriber},
+};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    machine::{Event, Machine},
+    parse::{self, Document},
+    policy::AutoscalerConfig,
+};
+
+#[derive(Clone, Debug)]
+enum Act {
+    Apply { app: u8, version: u8, split: u8, initial: u8 },
+    Break { app: u8 },
+    Delete { app: u8 },
+    Decide { app: u8, revision: u8, wanted: u8 },
+    See { pod: u8, ready: bool, drained: bool, load: u8 },
+    Unsee { pod: u8 },
+    Status { pod: u8, state: u8 },
+    Follow { who: u8 },
+    Unfollow { who: u8 },
+    Applied { who: u8 },
+    Pass { seconds: u16 },
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        (0..3u8, 0..3u8, 0..5u8, 0..3u8).prop_map(|(app, version, split, initial)| Act::Apply {
+            app,
+            version,
+            split,
+            initial
+        }),
+        (0..3u8).prop_map(|app| Act::Break { app }),
+        (0..3u8).prop_map(|app| Act::Delete { app }),
+        (0..3u8, 1..4u8, 0..4u8).prop_map(|(app, revision, wanted)| Act::Decide {
+            app,
+            revision,
+            wanted
+        }),
+        (0..8u8, any::<bool>(), any::<bool>(), 0..3u8)
+            .prop_map(|(pod, ready, drained, load)| Act::See { pod, ready, drained, load }),
+        (0..8u8).prop_map(|pod| Act::Unsee { pod }),
+        (0..8u8, 0..5u8).prop_map(|(pod, state)| Act::Status { pod, state }),
+        (0..2u8).prop_map(|who| Act::Follow { who }),
+        (0..2u8).prop_map(|who| Act::Unfollow { who }),
+        (0..2u8).prop_map(|who| Act::Applied { who }),
+        prop_oneof![Just(0u16), Just(1), Just(5), Just(300), Just(700)]
+            .prop_map(|seconds| Act::Pass { seconds }),
+    ]
+}
+
+fn name(app: u8) -> Name {
+    Name::new("default", ["a", "a-b", "c"][usize::from(app)])
+}
+
+fn who(which: u8) -> Subscriber {
+    let role = if which == 0 { Role::Agent } else { Role::Activator };
+    Subscriber { role, name: "n".into(), node: "n".into() }
+}
+
+fn manifest(app: u8, version: u8, split: u8, initial: u8) -> Event {
+    let own = name(app).name;
+    let traffic = match split {
+        0 => "[]".into(),
+        1 => "[{percent: 100, tag: now}]".into(),
+        2 => format!("[{{percent: 40}}, {{percent: 60, revisionName: {own}-00001, tag: old}}]"),
+        3 => format!("[{{percent: 100, revisionName: {own}-00002}}]"),
+        _ => format!("[{{percent: 30}}, {{percent: 70}}, {{revisionName: {own}-00001, tag: x}}]"),
+    };
+    let text = format!(
+        r#"{{apiVersion: serving.knative.dev/v1, kind: Service, metadata: {{name: {own}}},
+        spec: {{traffic: {traffic}, template: {{
+          metadata: {{annotations: {{autoscaling.knative.dev/initial-scale: "{initial}"}}}},
+          spec: {{containers: [{{image: "hello:v{version}"}}]}}}}}}}}"#
+    );
+    match parse::documents(&text, &AutoscalerConfig::default()).remove(0) {
+        Document::Service(name, manifest) => Event::Apply(name, manifest),
+        Document::Refused(_, why) => panic!("{why}"),
+    }
+}
+
+fn decide(app: u8, revision: u8, wanted: u8) -> Event {
+    let own = name(app);
+    Event::Decide(Decision {
+        revision: Name::new(own.namespace, format!("{}-0000{revision}", own.name)),
+        wanted: (wanted < 3).then_some(wanted.into()),
+        path: Path::Direct,
+        activators: 0,
+        activity: [Activity::Inactive, Activity::Activating, Activity::Active]
+            [usize::from(wanted % 3)],
+        stable: 0.0,
+        panic: 0.0,
+        target: 1.0,
+        ready_pods: 0,
+        panicking: false,
+        excess_burst_capacity: 0.0,
+        reason: String::new(),
+    })
+}
+
+/// The event of an act, where there is a pod for it.
+fn event(act: &Act, machine: &Machine) -> Option<Event> {
+    let pods =
+        machine.world().apps.values().flat_map(App::pods).map(|(_, pod)| pod.uid.to_string());
+    let pods: Vec<String> = pods.collect();
+    let pick = |pod: u8| pods.get(usize::from(pod)).cloned();
+    Some(match *act {
+        Act::Apply { app, version, split, initial } => manifest(app, version, split, initial),
+        Act::Break { app } => Event::Refuse(name(app), "broken".into()),
+        Act::Delete { app } => Event::Delete(name(app)),
+        Act::Decide { app, revision, wanted } => decide(app, revision, wanted),
+        Act::See { pod, ready, drained, load } => {
+            let seen = PodSeen {
+                uid: pick(pod)?,
+                address: Some(([10, 0, 0, 1], 8080).into()),
+                listening: ready || drained,
+                ready,
+                drained,
+                in_flight: load.into(),
+                listening_since_ns: 0,
+                trouble: String::new(),
+            };
+            Event::Seen(who(0), seen)
+        }
+        Act::Unsee { pod } => Event::Unseen(who(0), pick(pod)?),
+        Act::Status { pod, state } => Event::Status(status(pick(pod)?, state)),
+        Act::Follow { who: which } => Event::Follow(who(which), which.into()),
+        Act::Unfollow { who: which } => Event::Unfollow(who(which), which.into()),
+        Act::Applied { who: which } => Event::Applied(who(which), machine.routes().version()),
+        Act::Pass { .. } => Event::Tick,
+    })
+}
+
+fn status(uid: String, state: u8) -> PodStatus {
+    let waiting = |reason: &str, last_exit| ContainerState::Waiting {
+        reason: reason.into(),
+        message: "m".into(),
+        last_exit,
+    };
+    let (phase, state, restarts) = match state {
+        0 => (PodPhase::Gone, ContainerState::Running, 0),
+        1 => (PodPhase::Running, ContainerState::Running, 0),
+        2 => (PodPhase::Running, waiting("CrashLoopBackOff", Some(1)), 4),
+        3 => (PodPhase::Pending, waiting("ImagePullBackOff", None), 0),
+        _ => (PodPhase::Pending, waiting("ContainerCreating", None), 0),
+    };
+    let name = "user-container".into();
+    let container = ContainerStatus { name, state, restarts, image_digest: None };
+    PodStatus { uid, phase, addresses: vec![], containers: vec![container] }
+}
+
+/// What the RouteTable's box says, and what the whole plan says.
+fn compare(machine: &Machine, now: Stamp) -> Result<(), TestCaseError> {
+    let (mut routes, world) = (BTreeMap::<RouteKey, RouteChange>::new(), machine.world());
+    for (name, plan) in whole(world, now) {
+        prop_assert_eq!(plan.app.as_ref(), world.apps.get(&name), "planning again changes nothing");
+        routes.extend(plan.routes.into_iter().filter_map(|it| it.key().map(|key| (key, it))));
+    }
+    let said = machine.routes().subscribe().take().map(|batch| batch.steps).unwrap_or_default();
+    let said: BTreeMap<_, _> =
+        said.into_iter().filter_map(|(key, it)| it.map(|it| (key, it))).collect();
+    prop_assert_eq!(&said, &routes);
+    for change in said.values() {
+        if let RouteChange::Service(service) = change {
+            let sum: u32 = service.targets.iter().map(|it| u32::from(it.percent)).sum();
+            prop_assert!(service.targets.is_empty() || sum == 100, "{} percent", sum);
+            for target in &service.targets {
+                let key = RouteKey::Revision(target.revision.clone());
+                prop_assert!(said.contains_key(&key), "{} is named but not said", key_text(&key));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn key_text(key: &RouteKey) -> String {
+    format!("{key:?}")
+}
+
+proptest! {
+    #[test]
+    fn app_by_app_leads_where_the_whole_plan_leads(acts in proptest::collection::vec(act(), 1..60)) {
+        let mut machine = Machine::new(World { seed: 1, ..World::default() }, Outbox::new());
+        let mut now = Stamp(1_000_000);
+        let mut ordered = std::collections::BTreeSet::new();
+        for act in acts {
+            if let Act::Pass { seconds } = act {
+                now = now.plus_ms(u64::from(seconds) * 1000);
+            }
+            // Time alone must not pass unnoticed: the timer is what brings it to the plan.
+            let due = machine.next_timer().is_some_and(|at| at <= now);
+            for event in due.then_some(Event::Tick).into_iter().chain(event(&act, &machine)) {
+                let effects = machine.step(now, event);
+                for pod in effects.start {
+                    prop_assert!(ordered.insert(pod.uid), "ordered once");
+                }
+                for uid in effects.stop {
+                    prop_assert!(ordered.remove(&uid), "only what was ordered is stopped");
+                }
+            }
+            compare(&machine, now)?;
+        }
+    }
+}

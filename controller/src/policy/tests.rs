@@ -1,0 +1,195 @@
+use super::*;
+
+fn annotated(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(name, value)| (format!("{PREFIX}{name}"), (*value).to_owned())).collect()
+}
+
+fn policy(pairs: &[(&str, &str)], limit: u32) -> Result<ScalePolicy, String> {
+    let read = AutoscalerConfig::default().policy(&annotated(pairs), limit, "a");
+    read.map_err(|problems| crate::parse::line(&problems))
+}
+
+fn config(pairs: &[(&str, &str)]) -> Result<AutoscalerConfig, String> {
+    let keys = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    AutoscalerConfig::parse(&keys.collect()).map_err(|problems| crate::parse::line(&problems))
+}
+
+/// knative.md §2.6, with the two shipped differences.
+#[test]
+fn an_empty_config_map_means_the_shipped_defaults() {
+    let config = config(&[("_example", "anything")]).expect("valid");
+    assert_eq!(config, AutoscalerConfig::default());
+    assert_eq!(config.policy.target_burst_capacity, 0.0);
+    assert!(config.allow_zero_initial_scale);
+}
+
+/// knative.md §2.6.
+#[test]
+fn every_key_of_the_config_map_is_read() {
+    let read = config(&[
+        ("container-concurrency-target-percentage", "50"),
+        ("container-concurrency-target-default", "20"),
+        ("requests-per-second-target-default", "30"),
+        ("target-burst-capacity", "211"),
+        ("stable-window", "90s"),
+        ("panic-window-percentage", "20"),
+        ("panic-threshold-percentage", "150"),
+        ("max-scale-up-rate", "10"),
+        ("max-scale-down-rate", "3"),
+        ("enable-scale-to-zero", "false"),
+        ("scale-to-zero-grace-period", "1m"),
+        ("scale-to-zero-pod-retention-period", "5s"),
+        ("activator-capacity", "200"),
+        ("initial-scale", "2"),
+        ("allow-zero-initial-scale", "false"),
+        ("min-scale", "1"),
+        ("max-scale", "9"),
+        ("max-scale-limit", "10"),
+        ("scale-down-delay", "15m"),
+    ]);
+    let policy = ScalePolicy {
+        utilization: 0.5,
+        total: 20.0,
+        target_burst_capacity: 211.0,
+        stable_window: Duration::from_secs(90),
+        panic_window_percent: 20.0,
+        panic_threshold_percent: 150.0,
+        max_scale_up_rate: 10.0,
+        max_scale_down_rate: 3.0,
+        scale_to_zero: false,
+        grace: Duration::from_secs(60),
+        retention: Duration::from_secs(5),
+        activator_capacity: 200.0,
+        initial_scale: 2,
+        min_scale: 1,
+        max_scale: 9,
+        scale_down_delay: Duration::from_secs(900),
+        ..AutoscalerConfig::default().policy
+    };
+    let want = AutoscalerConfig {
+        policy,
+        rps_target: 30.0,
+        max_scale_limit: 10,
+        allow_zero_initial_scale: false,
+    };
+    assert_eq!(read, Ok(want));
+}
+
+/// knative.md §2.6, bounds.
+#[test]
+fn keys_out_of_bounds_are_refused_by_name() {
+    for (key, value, message) in [
+        ("container-concurrency-target-percentage", "101", "expected 0.01 <= 101 <= 100"),
+        (
+            "container-concurrency-target-default",
+            "0",
+            "container-concurrency-target-default = 0, must be at least 0.01",
+        ),
+        ("target-burst-capacity", "-2", "invalid value: -2"),
+        ("stable-window", "5s", "expected 6s <= 5s <= 1h0m0s"),
+        ("stable-window", "6500ms", "stable-window=6500ms is not at second precision"),
+        ("panic-window-percentage", "0.5", "expected 1 <= 0.5 <= 100"),
+        ("enable-scale-to-zero", "maybe", "invalid value: maybe"),
+        ("scale-to-zero-grace-period", "0s", "expected 1ms <= 0s <= ∞"),
+        ("max-scale-limit", "5", "max-scale=0 (unlimited), must be less than 5"),
+        ("scale-down-delay", "2h", "expected 0s <= 2h <= 1h0m0s"),
+    ] {
+        let refused = config(&[(key, value)]).expect_err(key);
+        assert!(refused.starts_with(message), "{key}: {refused}");
+    }
+}
+
+/// knative.md §2.7; alternates in camel case.
+#[test]
+fn annotations_and_their_alternates_mean_the_same() {
+    for (kebab, camel, value) in [
+        ("min-scale", "minScale", "2"),
+        ("max-scale", "maxScale", "3"),
+        ("initial-scale", "initialScale", "4"),
+        ("activation-scale", "activationScale", "5"),
+        ("scale-down-delay", "scaleDownDelay", "6s"),
+        ("target-utilization-percentage", "targetUtilizationPercentage", "7"),
+        ("target-burst-capacity", "targetBurstCapacity", "-1"),
+        ("panic-window-percentage", "panicWindowPercentage", "9"),
+        ("panic-threshold-percentage", "panicThresholdPercentage", "110"),
+        ("scale-to-zero-pod-retention-period", "scaleToZeroPodRetentionPeriod", "11s"),
+        ("metric-aggregation-algorithm", "metricAggregationAlgorithm", "weighted-exponential"),
+    ] {
+        let (one, other) = (policy(&[(kebab, value)], 0), policy(&[(camel, value)], 0));
+        assert_eq!(one, other, "{kebab}");
+        assert_ne!(one, policy(&[], 0), "{kebab}");
+    }
+}
+
+/// knative.md §2.7, bounds and messages.
+#[test]
+fn annotations_out_of_bounds_are_refused_in_knatives_words() {
+    let at = |name: &str| format!(": a.{PREFIX}{name}");
+    for (name, value, message) in [
+        ("class", "hpa.autoscaling.knative.dev", "invalid value: hpa.autoscaling.knative.dev"),
+        ("metric", "cpu", "invalid value: cpu"),
+        ("target", "0.001", "target 0.001 should be at least 0.01"),
+        ("target", "many", "invalid value: many"),
+        ("target-utilization-percentage", "0", "expected 1 <= 0 <= 100"),
+        ("min-scale", "-1", "expected 0 <= -1 <= 2147483647"),
+        ("max-scale", "x", "invalid value: x"),
+        ("initial-scale", "-1", "initial-scale=-1 must be at least 0"),
+        ("activation-scale", "1", "activation-scale=1 must be greater than 1"),
+        ("window", "5s", "expected 6s <= 5s <= 1h0m0s"),
+        ("window", "2h", "expected 6s <= 2h <= 1h0m0s"),
+        ("window", "6", "invalid value: 6"),
+        ("panic-threshold-percentage", "109", "expected 110 <= 109 <= 1000"),
+        ("metric-aggregation-algorithm", "median", "invalid value: median"),
+    ] {
+        let refused = policy(&[(name, value)], 0).expect_err(name);
+        assert!(refused.starts_with(&format!("{message}{}", at(name))), "{name}: {refused}");
+    }
+}
+
+/// knative.md §1.13, `max vs min scale`.
+#[test]
+fn scales_that_contradict_each_other_are_refused() {
+    for (pairs, message) in [
+        (&[("min-scale", "3"), ("max-scale", "2")][..], "max-scale=2 is less than min-scale=3"),
+        (
+            &[("min-scale", "3"), ("activation-scale", "2")],
+            "min-scale=3 is greater than activation-scale=2",
+        ),
+        (
+            &[("activation-scale", "4"), ("max-scale", "2")],
+            "activation-scale=4 is greater than max-scale=2",
+        ),
+    ] {
+        let refused = policy(pairs, 0).expect_err("contradiction");
+        assert!(refused.starts_with(message), "{refused}");
+    }
+    let strict =
+        AutoscalerConfig { allow_zero_initial_scale: false, ..AutoscalerConfig::default() };
+    let refused = strict.policy(&annotated(&[("initial-scale", "0")]), 0, "a");
+    let refused = crate::parse::line(&refused.expect_err("not allowed"));
+    assert!(refused.starts_with("initial-scale=0 not allowed by cluster"), "{refused}");
+}
+
+/// knative/serving `pkg/reconciler/autoscaling/resources/target.go`.
+#[test]
+fn the_total_follows_metric_target_and_limit() {
+    let total = |pairs: &[(&str, &str)], limit| policy(pairs, limit).expect("valid").total;
+    assert_eq!(total(&[], 0), 100.0);
+    assert_eq!(total(&[], 8), 8.0);
+    assert_eq!(total(&[("target", "5")], 8), 5.0);
+    assert_eq!(total(&[("target", "9")], 8), 8.0);
+    assert_eq!(total(&[("metric", "rps")], 8), 200.0);
+    assert_eq!(total(&[("metric", "rps"), ("target", "9")], 8), 9.0);
+}
+
+#[test]
+fn durations_are_read_as_go_reads_them() {
+    for (text, ms) in
+        [("0", 0), ("6s", 6000), ("1m30s", 90_000), ("1.5h", 5_400_000), ("250ms", 250)]
+    {
+        assert_eq!(parse_duration(text), Some(Duration::from_millis(ms)), "{text}");
+    }
+    for text in ["", "6", "s", "-1s", "1 s", "1d", "1.2.3s"] {
+        assert_eq!(parse_duration(text), None, "{text:?}");
+    }
+}
