@@ -74,8 +74,18 @@ pub const EVENTS_BYTES: u32 = 65_536;
 pub const ACTIVATORS_V4: u32 = 0;
 /// Service number of the list of activators with an IPv6 address.
 pub const ACTIVATORS_V6: u32 = 1;
-/// First service number that a frontend may have.
-pub const FIRST_SERVICE: u32 = 2;
+/// Service number of the canary: its mode is `Canary`, and [`CANARY`] leads to it.
+pub const CANARY_SERVICE: u32 = 2;
+/// First service number that a planned frontend may have.
+pub const FIRST_SERVICE: u32 = 3;
+
+/// The canary's address: 192.0.0.8, the IPv4 dummy address (RFC 7600), which nobody can serve; port 1.
+pub const CANARY: FrontendKey = FrontendKey {
+    address: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 192, 0, 0, 8],
+    port_be: 1u16.to_be(),
+    protocol: 6,
+    reserved: 0,
+};
 
 /// `CONTROL` word: events that found the ring full.
 pub const CONTROL_DROPPED: u32 = 0;
@@ -332,8 +342,8 @@ pub struct Http {
     pub h1: crate::h1::Conn,
     /// Segments kept in `KEPT` until the gap before them is filled.
     pub kept: u32,
-    /// Always zero.
-    pub reserved: u32,
+    /// What the packet at hand brought about so far, as [`crate::h1::Happened`].
+    pub happened: u32,
 }
 const _: () = assert!(size_of::<Http>() == 120);
 
@@ -378,7 +388,7 @@ pub struct Kept {
     /// The bytes, and room for one window more.
     pub bytes: [u8; KEPT_BYTES + crate::h1::WINDOW],
 }
-const _: () = assert!(size_of::<Kept>() == 8 + 1_504 + 256);
+const _: () = assert!(size_of::<Kept>() == 8 + 1_504 + 192);
 
 /// What `EVENTS` carries. A hint: the maps hold the truth.
 #[repr(C)]

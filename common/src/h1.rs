@@ -30,6 +30,8 @@ pub use side::{Seek, Side, at};
 
 use core::mem::size_of;
 
+/// Words of a [`Window`].
+pub const WINDOW_WORDS: usize = scan::WORDS + 5;
 /// Bytes a [`Window`] holds.
 pub const WINDOW: usize = scan::WORDS * 8;
 
@@ -89,11 +91,23 @@ pub struct Read {
 
 impl Conn {
     /// A fresh connection whose directions begin at these sequence numbers.
+    #[cfg(test)]
+    fn new(rx_next: u32, tx_next: u32) -> Self {
+        let mut conn = Self::default();
+        conn.open(rx_next, tx_next);
+        conn
+    }
+
+    /// Becomes a fresh connection whose directions begin at these sequence numbers.
+    ///
+    /// In place: the kernel's stack is small.
     #[inline(always)]
-    pub fn new(rx_next: u32, tx_next: u32) -> Self {
-        let rx = Side { next: rx_next, ..Side::default() };
-        let tx = Side { next: tx_next, ..Side::default() };
-        Self { rx, tx, ..Self::default() }
+    pub fn open(&mut self, rx_next: u32, tx_next: u32) {
+        self.rx.open(rx_next);
+        self.tx.open(tx_next);
+        self.kinds = 0;
+        self.asked = 0;
+        self.answered = 0;
     }
 
     /// Whether a request is in flight.
@@ -105,8 +119,9 @@ impl Conn {
     /// Reads on in the requests: `window` holds `len` (1 to [`WINDOW`]) bytes that begin at `rx.next`.
     #[inline(always)]
     pub fn read_request(&mut self, window: &Window, len: u32) -> Read {
-        let used = self.rx.read(window, len, true);
-        self.rx.next = self.rx.next.wrapping_add(used);
+        let from = self.rx.next;
+        self.rx.read(window, len, true);
+        let used = self.rx.next.wrapping_sub(from);
         let happened = match self.rx.at {
             at::HEAD_END => self.request_head(),
             at::DONE => self.after_request_seek(),
@@ -119,8 +134,9 @@ impl Conn {
     /// Reads on in the responses: `window` holds `len` (1 to [`WINDOW`]) bytes that begin at `tx.next`.
     #[inline(always)]
     pub fn read_response(&mut self, window: &Window, len: u32) -> Read {
-        let used = self.tx.read(window, len, false);
-        self.tx.next = self.tx.next.wrapping_add(used);
+        let from = self.tx.next;
+        self.tx.read(window, len, false);
+        let used = self.tx.next.wrapping_sub(from);
         let happened = match self.tx.at {
             at::HEAD_END => self.response_head(),
             at::DONE => self.response_end(),

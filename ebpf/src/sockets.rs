@@ -164,16 +164,18 @@ fn socket(ops: *mut bpf_sock_ops) -> *mut c_void {
 /// Local address in memory order, IPv4 as mapped.
 #[inline(always)]
 fn local(ops: *mut bpf_sock_ops) -> [u32; 4] {
-    // SAFETY: a live context; each word is read by itself, as the verifier wants.
-    unsafe {
-        if ptr::read_volatile(&raw const (*ops).family) != AF_INET6 {
-            return [0, 0, flow::MAPPED, ptr::read_volatile(&raw const (*ops).local_ip4)];
-        }
-        [
+    // SAFETY: a live context; each word is read by itself and always: a choice between two of them becomes a choice
+    // between two pointers into the context, which the verifier refuses.
+    let (six, four, words) = unsafe {
+        let six = ptr::read_volatile(&raw const (*ops).family) == AF_INET6;
+        let four = ptr::read_volatile(&raw const (*ops).local_ip4);
+        let words = [
             ptr::read_volatile(&raw const (*ops).local_ip6[0]),
             ptr::read_volatile(&raw const (*ops).local_ip6[1]),
             ptr::read_volatile(&raw const (*ops).local_ip6[2]),
             ptr::read_volatile(&raw const (*ops).local_ip6[3]),
-        ]
-    }
+        ];
+        (six, four, words)
+    };
+    if six { words } else { [0, 0, flow::MAPPED, four] }
 }

@@ -3,13 +3,15 @@
 //! Looks for line ends and, behind each, for the few headers that matter in their usual spelling. Whatever it
 //! cannot decide from the bytes at hand it leaves, at a line's begin, to [`super::crawl`].
 
+use core::hint::black_box;
+
 use super::{
     at, kind,
     side::{Side, flag},
 };
 
 /// Words searched for line ends. Four more stand behind them, for the begin of a line near the end.
-pub(super) const WORDS: usize = 32;
+pub(super) const WORDS: usize = 24;
 /// Bytes of a line needed to decide about any header.
 const LOOK: u32 = 32;
 
@@ -128,7 +130,7 @@ impl Side {
             let words =
                 [window[0].to_le(), window[1].to_le(), window[2].to_le(), window[3].to_le()];
             match self.line(words, len) {
-                Line::Boring => self.at = at::SCAN,
+                Line::Boring => black_box(&mut *self).at = at::SCAN,
                 Line::End(bytes) => return self.head_or_trailer_ends(bytes),
                 Line::Unsure => return 0,
             }
@@ -173,14 +175,16 @@ impl Side {
                         self.at = at::LINE;
                         return begin;
                     }
-                    Line::Boring => {}
+                    // A barrier: see `Side::read`.
+                    Line::Boring => drop(black_box(&mut *self)),
                     Line::Unsure => {
                         self.at = at::LINE;
                         return begin;
                     }
                 }
             }
-            index += 1;
+            // Opaque to the compiler, or it unrolls the loop and runs out of the kernel's small stack.
+            index = black_box(index + 1);
         }
         if len > WORDS as u32 * 8 { WORDS as u32 * 8 } else { len }
     }

