@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     setup::prepare(&[Purpose::Build, Purpose::Node, Purpose::Bench], args.yes)?;
     let rouse = match &args.rouse {
         Some(rouse) => rouse.clone(),
-        None => build::rouse(&workspace, true, args.yes)?,
+        None => build::rouse(&workspace, true)?,
     };
     let images = workspace.target.join("images");
     image::make(&workspace, &["hello"], &images)?;

@@ -4,12 +4,15 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use crate::{sh, workspace::Workspace};
+use crate::{build_ebpf, sh, workspace::Workspace};
 
-/// Builds `rouse` and returns its file.
-pub(crate) fn rouse(workspace: &Workspace, release: bool, _yes: bool) -> Result<PathBuf> {
+/// Builds `rouse` with the kernel half inside and returns its file.
+pub(crate) fn rouse(workspace: &Workspace, release: bool) -> Result<PathBuf> {
+    let object = build_ebpf::object(workspace)?;
     let mut build = sh::cargo();
-    build.args(["build", "--package", "rouse"]).current_dir(&workspace.root);
+    build.args(["build", "--package", "rouse"]).env(build_ebpf::VARIABLE, object);
+    build.current_dir(&workspace.root);
+    build.env(build_ebpf::VARIABLE, build_ebpf::object(workspace)?);
     let profile = if release { "release" } else { "debug" };
     if release {
         build.arg("--release");

@@ -51,14 +51,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     check_gateway(args.gateway)?;
     let rouse = match &args.rouse {
         Some(rouse) => rouse.clone(),
-        None => build::rouse(&workspace, !args.dev, args.yes)?,
+        None => build::rouse(&workspace, !args.dev)?,
     };
     let images = workspace.target.join("images");
     image::make(&workspace, &["hello"], &images)?;
 
     let folder = workspace.target.join("demo");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let node = Node::start("demo", &rouse, &images, args.gateway, &folder.join("rouse.log"))?;
+    let node =
+        Node::start("demo", &rouse, &images, args.gateway, &folder.join("rouse.log"), args.keep)?;
     let run = story::tell(&node, &workspace.root.join("examples/hello.yaml"));
     // The log is read while the node is still there: stopping adds to it.
     let log = node.log();

@@ -11,6 +11,7 @@
 
 mod bench;
 mod build;
+mod build_ebpf;
 mod ci;
 mod coldstart;
 mod demo;
@@ -23,6 +24,7 @@ mod setup;
 mod sh;
 mod test;
 mod tidy;
+mod toolchain;
 mod workspace;
 
 use std::process::ExitCode;
@@ -43,6 +45,8 @@ enum Task {
     Demo(demo::Args),
     /// Check kernel, cgroups and capabilities; install what is missing
     Setup(setup::Args),
+    /// Build the kernel half and say where it is
+    BuildEbpf,
     /// Run the tests: pure, shell, kernel, local, cluster
     Test(test::Args),
     /// Write the container images of the parts and the examples as OCI layouts
@@ -65,6 +69,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Task::Demo(args) => demo::run(&args),
         Task::Setup(args) => setup::run(&args),
+        Task::BuildEbpf => build_ebpf::run(),
         Task::Test(args) => test::run(&args),
         Task::Image(args) => image::run(&args),
         Task::Tidy => tidy::run(),

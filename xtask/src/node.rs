@@ -4,6 +4,7 @@ use std::{
     cell::{Cell, RefCell},
     fs::{self, File},
     net::SocketAddr,
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -28,13 +29,14 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Starts the node and waits until all its parts say that they are ready.
+    /// Starts the node and waits until all its parts say that they are ready; with `stays`, it may outlive us.
     pub(crate) fn start(
         name: &str,
         rouse: &Path,
         images: &Path,
         gateway: SocketAddr,
         log: &Path,
+        stays: bool,
     ) -> Result<Self> {
         // What a killed run before this one may have left.
         let _ =
@@ -45,6 +47,10 @@ impl Node {
         let mut up = command(rouse, name, &["up"]);
         up.arg("--images").arg(images).arg("--gateway").arg(gateway.to_string());
         up.arg("--ready-file").arg(&ready);
+        if stays {
+            // Out of the terminal's group: neither Ctrl-C nor the end of the session reaches it.
+            up.process_group(0);
+        }
         up.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
         let up = up.spawn().context("cannot start `rouse up`")?;
         let node = Self {

@@ -1,5 +1,6 @@
 //! Shell: checks what this machine can do, and installs what is missing after asking.
 
+mod kernel_half;
 mod needs;
 
 use std::io::{IsTerminal as _, Write as _};
@@ -37,7 +38,10 @@ pub(crate) fn prepare(purposes: &[Purpose], yes: bool) -> Result<()> {
     if !missing.is_empty() {
         install(&missing, yes)?;
     }
-    Ok(())
+    match purposes.iter().any(|purpose| purpose.needs_kernel()) {
+        true => kernel_half::prepare(yes),
+        false => Ok(()),
+    }
 }
 
 fn check_kernel() -> Result<()> {
@@ -55,14 +59,19 @@ fn check_kernel() -> Result<()> {
     bail!("this machine cannot run the kernel half:\n  - {}", lacking.join("\n  - "))
 }
 
+fn install(missing: &[&Need], yes: bool) -> Result<()> {
+    let packages: Vec<(&str, &str)> = missing.iter().map(|need| (need.package, need.why)).collect();
+    install_packages(&packages, yes)
+}
+
 /// Installs packages, after showing each with its reason and asking.
-pub(crate) fn install(missing: &[&Need], yes: bool) -> Result<()> {
+fn install_packages(packages: &[(&str, &str)], yes: bool) -> Result<()> {
     println!("Missing on this machine:");
-    for need in missing {
-        println!("  {:<22} {}", need.package, need.why);
+    for (package, why) in packages {
+        println!("  {package:<22} {why}");
     }
-    let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
-    let by_hand = format!("apt-get install --no-install-recommends {}", packages.join(" "));
+    let names: Vec<&str> = packages.iter().map(|(package, _)| *package).collect();
+    let by_hand = format!("apt-get install --no-install-recommends {}", names.join(" "));
     if sh::which("apt-get").is_none() {
         bail!("this is no Debian or Ubuntu machine; install what `{by_hand}` would");
     }
@@ -71,9 +80,9 @@ pub(crate) fn install(missing: &[&Need], yes: bool) -> Result<()> {
     }
     sh::run(apt(&["update", "-qq"]).stdin(std::process::Stdio::null()))?;
     let mut words = vec!["install", "-qq", "-y", "--no-install-recommends"];
-    words.extend(&packages);
+    words.extend(&names);
     sh::run(apt(&words).stdin(std::process::Stdio::null()))
-        .with_context(|| format!("cannot install {}", packages.join(", ")))
+        .with_context(|| format!("cannot install {}", names.join(", ")))
 }
 
 fn apt(words: &[&str]) -> std::process::Command {
@@ -83,7 +92,7 @@ fn apt(words: &[&str]) -> std::process::Command {
 }
 
 /// Asks on the terminal; without one the answer is no.
-pub(crate) fn agreed(question: &str) -> Result<bool> {
+fn agreed(question: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         return Ok(false);
     }

@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
 use crate::{
+    build, build_ebpf, image,
     setup::{self, Purpose},
     sh,
     workspace::Workspace,
@@ -126,7 +127,8 @@ fn run_tier(tier: Tier, args: &Args, workspace: &Workspace) -> Result<Outcome> {
         }
         Tier::Local => {
             setup::prepare(&[Purpose::Build, Purpose::Node, Purpose::Test], args.yes)?;
-            crate::image::make(workspace, &["hello"], &workspace.target.join("images"))?;
+            image::make(workspace, &["hello"], &workspace.target.join("images"))?;
+            build::rouse(workspace, false)?;
             privileged("local", args, workspace)
         }
         Tier::Cluster => Ok(Outcome::ToCome("comes with the cluster work; nothing was run")),
@@ -138,10 +140,15 @@ fn privileged(target: &str, args: &Args, workspace: &Workspace) -> Result<Outcom
     if !workspace.root.join(format!("tests/{target}/main.rs")).is_file() {
         bail!("tests/{target}/main.rs does not exist");
     }
-    let executable = build(target, workspace)?;
+    let object = build_ebpf::object(workspace)?;
+    let executable = build_tests(target, &object, workspace)?;
     let rouse = workspace.target.join("debug/rouse");
     let images = workspace.target.join("images");
-    let vars = [("ROUSE_BIN", rouse.as_os_str()), ("ROUSE_IMAGES", images.as_os_str())];
+    let vars = [
+        ("ROUSE_BIN", rouse.as_os_str()),
+        ("ROUSE_IMAGES", images.as_os_str()),
+        (build_ebpf::VARIABLE, object.as_os_str()),
+    ];
     let mut command = sh::raised_with(&executable, &vars);
     // One at a time: they share the machine's CPUs, and some compare counts under load.
     command.args(&args.names).arg("--test-threads=1").current_dir(workspace.root.join("tests"));
@@ -153,15 +160,17 @@ fn build_only(tiers: &[Tier], file: &Path, workspace: &Workspace) -> Result<()> 
     let [tier @ (Tier::Kernel | Tier::Local)] = tiers else {
         bail!("--build-only needs `--tier kernel` or `--tier local`");
     };
-    let program = build(tier.name(), workspace)?;
+    let object = build_ebpf::object(workspace)?;
+    let program = build_tests(tier.name(), &object, workspace)?;
     fs::copy(&program, file)
         .with_context(|| format!("cannot copy {program} to {}", file.display()))?;
     println!("test: {} holds the {} tier", file.display(), tier.name());
     Ok(())
 }
 
-fn build(target: &str, workspace: &Workspace) -> Result<String> {
+fn build_tests(target: &str, object: &Path, workspace: &Workspace) -> Result<String> {
     let mut command = sh::cargo();
+    command.env(build_ebpf::VARIABLE, object);
     command.args(["test", "--quiet", "--package", "tests", "--test", target, "--no-run"]);
     command.current_dir(&workspace.root);
     let built = executables(&mut command)?;

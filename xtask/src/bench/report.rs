@@ -46,6 +46,8 @@ pub(super) enum Goal {
     RatioAtLeast(f64),
     /// Median of the values themselves.
     AtMost(f64),
+    /// Median of the values themselves.
+    AtLeast(f64),
     /// Median and 99th percentile.
     P50P99AtMost(f64, f64),
     None,
@@ -80,6 +82,7 @@ pub(super) fn row(
         Goal::RatioAtMost(most) => (format!("≤ {most} × bare"), against <= most),
         Goal::RatioAtLeast(least) => (format!("≥ {least} × bare"), against >= least),
         Goal::AtMost(most) => (format!("≤ {most} {unit}"), middle <= most),
+        Goal::AtLeast(least) => (format!("≥ {least} {unit}"), middle >= least),
         Goal::P50P99AtMost(half, most) => {
             (format!("p50 ≤ {half}, p99 ≤ {most} {unit}"), middle <= half && p99 <= most)
         }

@@ -40,7 +40,7 @@ pub(super) struct Scene {
 impl Scene {
     /// A fresh node.
     pub(super) fn node(&self) -> Result<Node> {
-        Node::start(NODE, &self.rouse, &self.images, GATEWAY, &self.folder.join("rouse.log"))
+        Node::start(NODE, &self.rouse, &self.images, GATEWAY, &self.folder.join("rouse.log"), false)
     }
 
     /// Applies services `PREFIX0` … `PREFIX(count-1)` and waits until all are ready to be called.

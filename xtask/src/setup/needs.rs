@@ -32,44 +32,49 @@ pub(crate) struct Need {
     /// Any one of these programs will do.
     programs: &'static [&'static str],
     pub(crate) why: &'static str,
-    purpose: Purpose,
+    purposes: &'static [Purpose],
 }
 
 const fn need(
-    purpose: Purpose,
+    purposes: &'static [Purpose],
     package: &'static str,
     programs: &'static [&'static str],
     why: &'static str,
 ) -> Need {
-    Need { package, programs, why, purpose }
+    Need { package, programs, why, purposes }
 }
 
 /// Everything that comes from packages. The kernel half's compiler is `toolchain.rs`'s matter.
 const NEEDS: [Need; 7] = [
-    need(Purpose::Build, "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
-    need(Purpose::Build, "git", &["git"], "names the commit in figures and versions"),
-    need(Purpose::Node, "crun", &["crun", "runc"], "starts containers"),
-    need(Purpose::Node, "curl", &["curl"], "sends requests by hand: rouse run -- curl …"),
+    need(&[Purpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
+    need(&[Purpose::Build], "git", &["git"], "names the commit in figures"),
+    need(&[Purpose::Node], "crun", &["crun", "runc"], "starts containers"),
+    need(&[Purpose::Node], "curl", &["curl"], "sends requests by hand: rouse run -- curl …"),
     need(
-        Purpose::Test,
+        &[Purpose::Test, Purpose::Bench],
+        "iproute2",
+        &["ip"],
+        "makes network namespaces for tests and controls",
+    ),
+    need(
+        &[Purpose::Test],
         "nginx-light",
         &["nginx"],
         "a server whose reload and deferred accept the kernel tests meet",
     ),
     need(
-        Purpose::Test,
+        &[Purpose::Test],
         "docker-registry",
         &["docker-registry"],
         "a registry on loopback to pull images from",
     ),
-    need(Purpose::Bench, "linux-perf", &["perf"], "counts whole-system cycles"),
 ];
 
 /// The packages `purposes` need and the machine lacks. A need of no purpose named here is left alone.
 pub(crate) fn missing(purposes: &[Purpose], has: impl Fn(&str) -> bool) -> Vec<&'static Need> {
     NEEDS
         .iter()
-        .filter(|need| purposes.contains(&need.purpose))
+        .filter(|need| need.purposes.iter().any(|purpose| purposes.contains(purpose)))
         .filter(|need| !need.programs.iter().any(|program| has(program)))
         .collect()
 }

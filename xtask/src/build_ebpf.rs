@@ -1,0 +1,61 @@
+//! Shell: builds the kernel half.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+
+use crate::{sh, toolchain::Toolchain, workspace::Workspace};
+
+/// Variable that names the built object to `agent/build.rs`.
+pub(crate) const VARIABLE: &str = "ROUSE_EBPF_OBJECT";
+
+/// `cargo xtask build-ebpf`: builds it and says how to embed it.
+pub(crate) fn run() -> Result<()> {
+    let object = object(&Workspace::load()?)?;
+    println!("{VARIABLE}={}", object.display());
+    Ok(())
+}
+
+/// Builds the object and returns its file. Quick when nothing has changed.
+pub(crate) fn object(workspace: &Workspace) -> Result<PathBuf> {
+    let toolchain = Toolchain::find()?;
+    // A folder of its own: another compiler's artefacts would chase ours out of the shared one.
+    let target = workspace.target.join("bpf");
+    let triple =
+        if cfg!(target_endian = "big") { "bpfeb-unknown-none" } else { "bpfel-unknown-none" };
+    sh::run(
+        toolchain
+            .cargo()
+            .args(["build", "--package", "ebpf", "--bins", "--release"])
+            .args(["--target", triple, "-Z", "build-std=core", "--target-dir"])
+            .arg(&target)
+            .current_dir(&workspace.root)
+            .env("CARGO_ENCODED_RUSTFLAGS", flags(&toolchain))
+            // One unit without rustc's own LTO: bpf-linker is the optimiser of the whole.
+            .env("CARGO_PROFILE_RELEASE_LTO", "false")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
+            .env("CARGO_PROFILE_RELEASE_DEBUG", "2"),
+    )?;
+    let object = target.join(triple).join("release/rouse-ebpf");
+    if !object.exists() {
+        bail!(
+            "the build succeeded but left no {}: remove {} and try again",
+            object.display(),
+            target.display()
+        );
+    }
+    Ok(object)
+}
+
+fn flags(toolchain: &Toolchain) -> String {
+    let arch = std::env::consts::ARCH;
+    let linker = toolchain.linker().display();
+    [
+        format!("--cfg=bpf_target_arch=\"{arch}\""),
+        // Map definitions travel in BTF, which is made from debug information.
+        "-Cdebuginfo=2".to_owned(),
+        "-Clink-arg=--btf".to_owned(),
+        format!("-Clinker={linker}"),
+    ]
+    .join("\u{1f}")
+}

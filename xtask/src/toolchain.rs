@@ -1,0 +1,241 @@
+//! Shell: what the kernel half is built with: a compiler that can build `core`, and `bpf-linker` of the same LLVM.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::sh;
+
+/// The linker's version. 0.13 knows LLVM 21 to 23.
+const LINKER: &str = "0.13.0";
+/// Oldest stable compiler that takes this code with `RUSTC_BOOTSTRAP=1`.
+const OLDEST: (u32, u32) = (1, 95);
+
+/// Compiler and linker, ready to use.
+#[derive(Debug)]
+pub(crate) struct Toolchain {
+    compiler: Compiler,
+    linker: PathBuf,
+}
+
+#[derive(Debug)]
+enum Compiler {
+    /// A nightly of rustup's.
+    Nightly { rustup: PathBuf },
+    /// The system's stable compiler, told to accept unstable flags, with the folder of the library's sources.
+    System { rustc: PathBuf, cargo: PathBuf, library: PathBuf },
+}
+
+impl Toolchain {
+    /// Finds both. Builds the linker into the user's cache when there is none, which takes minutes once.
+    pub(crate) fn find() -> Result<Self> {
+        let (compiler, llvm) = compiler()?;
+        let linker = match sh::which("bpf-linker").filter(|path| is_our_linker(path)) {
+            Some(path) => path,
+            None => cached_linker(llvm)?,
+        };
+        Ok(Self { compiler, linker })
+    }
+
+    /// `cargo` of this toolchain, to build for the kernel.
+    pub(crate) fn cargo(&self) -> Command {
+        let mut command = match &self.compiler {
+            Compiler::Nightly { rustup } => {
+                let mut command = Command::new(rustup);
+                command.args(["run", "nightly", "cargo"]).env_remove("RUSTC");
+                command
+            }
+            Compiler::System { rustc, cargo, library } => {
+                let mut command = Command::new(cargo);
+                command
+                    .env("RUSTC", rustc)
+                    .env("RUSTC_BOOTSTRAP", "1")
+                    // Debian keeps the sources outside the compiler's own folder.
+                    .env("__CARGO_TESTS_ONLY_SRC_ROOT", library);
+                command
+            }
+        };
+        // Set by the cargo and rustup that started us; they name the stable toolchain.
+        for name in ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTFLAGS", "RUSTDOC"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    /// The linker's file.
+    pub(crate) fn linker(&self) -> &Path {
+        &self.linker
+    }
+}
+
+/// What [`Toolchain::find`] would miss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lack {
+    /// A compiler with the sources of `core`.
+    Compiler,
+    /// The LLVM of this major version, to build the linker with.
+    Llvm(u32),
+}
+
+/// The first thing that [`Toolchain::find`] would miss; `None` when it would succeed or build what it needs.
+pub(crate) fn lack() -> Option<Lack> {
+    let Ok((_, llvm)) = compiler() else { return Some(Lack::Compiler) };
+    let on_path = sh::which("bpf-linker").filter(|path| is_our_linker(path));
+    let cached = || Some(linker_folder(llvm).ok()?.join("bin/bpf-linker"));
+    let has_linker = on_path.or_else(|| cached().filter(|path| is_our_linker(path))).is_some();
+    let has_llvm = Path::new(&format!("/usr/lib/llvm-{llvm}/bin/llvm-config")).exists();
+    (!has_linker && !has_llvm).then_some(Lack::Llvm(llvm))
+}
+
+/// A compiler that can build `core`, and its LLVM's major version.
+fn compiler() -> Result<(Compiler, u32)> {
+    if let Some(found) = nightly() {
+        return Ok(found);
+    }
+    if let Some(found) = system() {
+        return Ok(found);
+    }
+    if sh::which("rustup").is_some() {
+        bail!(
+            "the kernel half needs a nightly compiler with sources: run \
+             `rustup toolchain install nightly --profile minimal --component rust-src`"
+        );
+    }
+    bail!(
+        "the kernel half needs a compiler with sources: install rustup (https://rustup.rs), or on Debian run \
+         `apt-get install rustc-web cargo-web rust-web-src`"
+    )
+}
+
+fn nightly() -> Option<(Compiler, u32)> {
+    let rustup = sh::which("rustup")?;
+    let rustc =
+        |argument: &str| output(Command::new(&rustup).args(["run", "nightly", "rustc", argument]));
+    let sysroot =
+        output(Command::new(&rustup).args(["run", "nightly", "rustc", "--print", "sysroot"]))?;
+    has_sources(&Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library")).then_some(())?;
+    let version = rustc("-vV")?;
+    Some((Compiler::Nightly { rustup }, llvm_major(&version)?))
+}
+
+fn system() -> Option<(Compiler, u32)> {
+    let (rustc, cargo) = (PathBuf::from("/usr/bin/rustc"), PathBuf::from("/usr/bin/cargo"));
+    if !rustc.exists() || !cargo.exists() {
+        return None;
+    }
+    let version = output(Command::new(&rustc).arg("-vV"))?;
+    let release = field(&version, "release: ")?;
+    if !is_recent(release) {
+        return None;
+    }
+    let sysroot = output(Command::new(&rustc).args(["--print", "sysroot"]))?;
+    let folders = [
+        Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library"),
+        PathBuf::from(format!("/usr/src/rustc-{release}/library")),
+    ];
+    let library = folders.into_iter().find(|folder| has_sources(folder))?;
+    Some((Compiler::System { rustc, cargo, library }, llvm_major(&version)?))
+}
+
+fn has_sources(library: &Path) -> bool {
+    library.join("core/src/lib.rs").exists()
+}
+
+/// Whether a stable compiler of this release takes the kernel half.
+pub(crate) fn is_recent(release: &str) -> bool {
+    let mut parts = release.split(['.', '-']).map(str::parse::<u32>);
+    match (parts.next(), parts.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= OLDEST,
+        _ => false,
+    }
+}
+
+fn llvm_major(version: &str) -> Option<u32> {
+    field(version, "LLVM version: ")?.split('.').next()?.parse().ok()
+}
+
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+/// What a program prints, or nothing when it cannot run or fails.
+fn output(command: &mut Command) -> Option<String> {
+    let done = command.env_remove("RUSTUP_TOOLCHAIN").stderr(Stdio::null()).output().ok()?;
+    done.status.success().then(|| String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+fn is_our_linker(path: &Path) -> bool {
+    output(Command::new(path).arg("--version")).is_some_and(|text| text.contains(LINKER))
+}
+
+fn linker_folder(llvm: u32) -> Result<PathBuf> {
+    Ok(cache()?.join(format!("bpf-linker-{LINKER}-llvm{llvm}-{}", env::consts::ARCH)))
+}
+
+/// The linker in the cache, built when it is missing. Its folder is named after all that makes a difference.
+fn cached_linker(llvm: u32) -> Result<PathBuf> {
+    let folder = linker_folder(llvm)?;
+    let linker = folder.join("bin/bpf-linker");
+    if is_our_linker(&linker) {
+        return Ok(linker);
+    }
+    let prefix = PathBuf::from(format!("/usr/lib/llvm-{llvm}"));
+    if !prefix.join("bin/llvm-config").exists() {
+        bail!(
+            "bpf-linker {LINKER} is missing, and LLVM {llvm} to build it with: run \
+             `apt-get install llvm-{llvm}-dev`, or put bpf-linker {LINKER} for LLVM {llvm} on the PATH"
+        );
+    }
+    println!("building bpf-linker {LINKER} for LLVM {llvm} into {} (once)", folder.display());
+    // Built aside and moved, so that an interrupted build leaves nothing that looks whole.
+    let aside = folder.with_extension(format!("new-{}", std::process::id()));
+    let feature = format!("llvm-{llvm}");
+    let built = sh::run(
+        sh::cargo()
+            .args(["install", "bpf-linker", "--locked", "--no-default-features"])
+            .args(["--version", LINKER, "--features", &feature, "--root"])
+            .arg(&aside)
+            .env_remove("CARGO_TARGET_DIR")
+            .env("LLVM_PREFIX", &prefix),
+    );
+    let moved = built.and_then(|()| {
+        let _absent_or_broken = fs::remove_dir_all(&folder);
+        fs::rename(&aside, &folder).with_context(|| format!("cannot make {}", folder.display()))
+    });
+    if moved.is_err() {
+        let _absent = fs::remove_dir_all(&aside);
+    }
+    moved.map(|()| linker)
+}
+
+/// Our folder in the user's cache: outside the checkout, so that all checkouts share it.
+fn cache() -> Result<PathBuf> {
+    let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = cache.or_else(home).context("neither XDG_CACHE_HOME nor HOME is set: set one")?;
+    let folder = cache.join("rouse");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_compilers_own_words_tell_its_llvm() {
+        let text = "rustc 1.97.0-nightly\nrelease: 1.97.0-nightly\nLLVM version: 22.1.4\n";
+        assert_eq!(llvm_major(text), Some(22));
+        assert_eq!(field(text, "release: "), Some("1.97.0-nightly"));
+    }
+
+    #[test]
+    fn an_old_compiler_is_passed_over() {
+        assert!(is_recent("1.96.0") && is_recent("1.95.0-nightly") && is_recent("2.0.0"));
+        assert!(!is_recent("1.94.9") && !is_recent("odd"));
+    }
+}
