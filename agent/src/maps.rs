@@ -16,12 +16,12 @@ use std::{
 use aya::maps::{HashMap, Map, MapData, MapError, RingBuf};
 use common::{
     abi::{self, maps},
-    flow::{SvcInfo, SvcState},
+    flow::{Mode, SvcInfo, SvcState},
     wire::Totals,
 };
 
 use crate::{
-    plan::{Backend, KernelTable, MapOp},
+    plan::{Backend, KernelTable, MapOp, Written},
     sys::{self, Words},
 };
 
@@ -158,11 +158,19 @@ impl Maps {
         let mut table = KernelTable::default();
         for entry in self.frontends.iter() {
             let (key, service) = entry.map_err(|e| read(maps::FRONTENDS, e))?;
+            if service < abi::FIRST_SERVICE {
+                continue;
+            }
             table.frontends.insert(key, service);
             self.read_service(service, &mut table);
         }
         self.read_service(abi::ACTIVATORS_V4, &mut table);
         self.read_service(abi::ACTIVATORS_V6, &mut table);
+        table.written = Written {
+            backends: end(self.backends.words()).div_ceil(BACKEND_WORDS as u32),
+            slots: end(self.slots.words()),
+            services: end(self.svc_state.words()),
+        };
         Ok(table)
     }
 
@@ -247,6 +255,22 @@ impl Maps {
         }
     }
 
+    /// Makes the canary's address answer as [`crate::programs`] expects.
+    pub fn set_canary(&mut self) -> Result<(), Error> {
+        let state = SvcState { offset: 0, count: 0, generation: 0, mode: Mode::Canary };
+        self.write(&MapOp::State { service: abi::CANARY_SERVICE, state })?;
+        self.write(&MapOp::Frontend { key: abi::CANARY, service: abi::CANARY_SERVICE })
+    }
+
+    /// Removes one entry of listeners that are known to be closed.
+    pub fn forget_listener(&mut self, cookie: u64, port: u16) -> Result<(), Error> {
+        let key = abi::ListenKey { cookie, port: port.into(), reserved: 0 };
+        match self.listen.remove(&key) {
+            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Err(source) => Err(refused(maps::LISTEN, key, source)),
+        }
+    }
+
     /// Every namespace and port with a listener, now or before.
     pub fn listeners(&self) -> Result<BTreeMap<abi::ListenKey, abi::Listen>, Error> {
         self.listen.iter().map(|entry| entry.map_err(|e| read(maps::LISTEN, e))).collect()
@@ -292,7 +316,8 @@ impl Maps {
             fresh: gauge(offset_of!(abi::PodState, fresh)),
             changed_ns: load(offset_of!(abi::PodState, changed_ns)),
             desync: load(offset_of!(abi::PodState, desync)),
-            reserved: [0; 2],
+            opaque: gauge(offset_of!(abi::PodState, opaque)),
+            stray: load(offset_of!(abi::PodState, stray)),
         }
     }
 
@@ -387,6 +412,12 @@ fn settled(row: &[AtomicU64]) -> abi::Counters {
         }
         std::hint::spin_loop();
     }
+}
+
+/// One more than the index of the last word that is not 0.
+fn end(words: &[AtomicU64]) -> u32 {
+    let last = words.iter().rposition(|word| word.load(Relaxed) != 0);
+    last.map_or(0, |last| last as u32 + 1)
 }
 
 fn row(words: &Words, index: usize, width: usize) -> &[AtomicU64] {

@@ -210,3 +210,129 @@ pub(crate) fn readable<T: AsFd + AsRawFd>(inner: T) -> io::Result<AsyncFd<T>> {
     let registered = unsafe { AsyncFd::register_with_interest(inner, Interest::READABLE) };
     Ok(registered?)
 }
+
+/// What the canary met.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CanaryReport {
+    /// How its connect failed.
+    pub connect_errno: i32,
+    /// Why it could not listen; 0 when it could.
+    pub listen_errno: i32,
+    /// Cookie of its network namespace.
+    pub cookie: u64,
+    /// Where it listens on loopback; 0 when it could not.
+    pub port: u16,
+}
+
+/// A process that runs in a given cgroup, tries what the kernel half should see, and listens until dropped.
+#[derive(Debug)]
+pub struct Canary {
+    pid: libc::pid_t,
+    report: CanaryReport,
+}
+
+impl Canary {
+    /// Runs one in `cgroup`.
+    pub fn start(cgroup: &Path) -> io::Result<Self> {
+        use std::io::Read as _;
+        let procs = std::fs::OpenOptions::new().write(true).open(cgroup.join("cgroup.procs"))?;
+        let (mut from, into) = io::pipe()?;
+        // SAFETY: the child calls only async-signal-safe functions (`canary` below) before it exits.
+        let pid = unsafe { libc::fork() };
+        match pid {
+            -1 => return Err(io::Error::last_os_error()),
+            // SAFETY: in the child; see `canary`.
+            0 => unsafe { canary(procs.as_raw_fd(), into.as_raw_fd()) },
+            _ => {}
+        }
+        let mut canary = Self { pid, report: CanaryReport::default() };
+        drop(into);
+        let mut bytes = [0; REPORT_BYTES];
+        from.read_exact(&mut bytes)?;
+        let half = |at: usize| {
+            i32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let mut cookie = [0; 8];
+        cookie.copy_from_slice(&bytes[8..16]);
+        canary.report = CanaryReport {
+            connect_errno: half(0),
+            listen_errno: half(4),
+            cookie: u64::from_ne_bytes(cookie),
+            port: u16::from_ne_bytes([bytes[16], bytes[17]]),
+        };
+        Ok(canary)
+    }
+
+    /// What it met.
+    pub fn report(&self) -> CanaryReport {
+        self.report
+    }
+}
+
+impl Drop for Canary {
+    fn drop(&mut self) {
+        // SAFETY: our own child, not waited for yet, so the number is still its own.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+const REPORT_BYTES: usize = size_of::<CanaryReport>();
+
+/// The canary's life: enter the cgroup, connect to [`common::abi::CANARY`], listen on loopback, report, wait for the kill.
+///
+/// # Safety
+///
+/// Only for a child of fork: system calls only, no memory is allocated and no lock taken, and it never returns.
+unsafe fn canary(procs: i32, report_to: i32) -> ! {
+    const PATIENCE_S: u32 = 10;
+    let mut report = CanaryReport::default();
+    // SAFETY: pointers are to live locals with their sizes; file descriptors are the child's own copies.
+    unsafe {
+        // Without a parent to kill it, it ends by itself.
+        libc::alarm(PATIENCE_S);
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        if libc::write(procs, c"0".as_ptr().cast(), 1) != 1 {
+            libc::_exit(1);
+        }
+        let client = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        let key = common::abi::CANARY;
+        let octets = [key.address[12], key.address[13], key.address[14], key.address[15]];
+        let to = ipv4(octets, key.port_be);
+        let length = size_of_val(&to) as libc::socklen_t;
+        // Where the programs are not in force, a blocking connect to an address nobody has would wait for minutes.
+        libc::fcntl(client, libc::F_SETFL, libc::O_NONBLOCK);
+        if libc::connect(client, std::ptr::from_ref(&to).cast(), length) != 0 {
+            report.connect_errno = *libc::__errno_location();
+        }
+        let listener = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        let mut at = ipv4([127, 0, 0, 1], 0);
+        let mut length = size_of_val(&at) as libc::socklen_t;
+        let address = std::ptr::from_mut(&mut at).cast();
+        if libc::bind(listener, address, length) != 0
+            || libc::listen(listener, 1) != 0
+            || libc::getsockname(listener, address, &mut length) != 0
+        {
+            report.listen_errno = *libc::__errno_location();
+        } else {
+            report.port = u16::from_be(at.sin_port);
+            report.cookie = netns_cookie(BorrowedFd::borrow_raw(listener)).unwrap_or(0);
+        }
+        libc::write(report_to, std::ptr::from_ref(&report).cast(), REPORT_BYTES);
+        loop {
+            libc::pause();
+        }
+    }
+}
+
+fn ipv4(octets: [u8; 4], port_be: u16) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: port_be,
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(octets) },
+        sin_zero: [0; 8],
+    }
+}

@@ -1,0 +1,438 @@
+//! Pure: plans against a model of the kernel that reads at every step.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    time::Duration,
+};
+
+use common::{
+    abi,
+    flow::{Mode, SvcInfo, SvcState},
+    wire::{
+        Activator, Name, Path, Pod, PodPhase, Probe, ProbeHow, RouteKey, RouteTable, Service,
+        Target,
+    },
+};
+use proptest::prelude::*;
+
+use super::*;
+
+const SECOND: u64 = abi::REST_NS;
+
+/// The maps, and what a connect finds in them.
+#[derive(Clone, Default)]
+struct Kernel {
+    frontends: BTreeMap<FrontendKey, u32>,
+    states: BTreeMap<u32, SvcState>,
+    infos: BTreeMap<u32, SvcInfo>,
+    slots: BTreeMap<u32, u32>,
+    backends: BTreeMap<u32, Backend>,
+}
+
+/// What a connect to one address may find: its mode, every backend it may pick, its port at the activators.
+type Found = (Mode, Vec<Backend>, u16);
+
+impl Kernel {
+    fn write(&mut self, op: &MapOp) {
+        match op {
+            MapOp::Backend { id, backend } => drop(self.backends.insert(*id, *backend)),
+            MapOp::Slots { offset, backends } => {
+                self.slots.extend((*offset..).zip(backends.iter().copied()));
+            }
+            MapOp::Info { service, info } => drop(self.infos.insert(*service, *info)),
+            MapOp::State { service, state } => drop(self.states.insert(*service, *state)),
+            MapOp::Frontend { key, service } => drop(self.frontends.insert(*key, *service)),
+            MapOp::RemoveFrontend { key } => drop(self.frontends.remove(key)),
+        }
+    }
+
+    fn list(&self, state: &SvcState) -> Vec<Backend> {
+        (state.offset..state.offset + state.count)
+            .map(|at| self.backends[&self.slots[&at]])
+            .collect()
+    }
+
+    fn find(&self, key: &FrontendKey) -> Option<Found> {
+        let service = self.frontends.get(key)?;
+        let state = &self.states[service];
+        Some((state.mode, self.list(state), self.infos[service].port_be))
+    }
+
+    fn all(&self) -> BTreeMap<FrontendKey, Found> {
+        self.frontends.keys().map(|key| (*key, self.find(key).unwrap())).collect()
+    }
+
+    /// The words a connect may read now, and what stands behind them.
+    fn in_force(&self) -> Vec<(SvcState, Vec<Backend>)> {
+        let services = self.frontends.values().chain(&[abi::ACTIVATORS_V4, abi::ACTIVATORS_V6]);
+        let states = services.filter_map(|service| self.states.get(service));
+        states.map(|state| (*state, self.list(state))).collect()
+    }
+
+    fn table(&self) -> KernelTable {
+        let none = SvcState::unpack(0);
+        let mut table = KernelTable { frontends: self.frontends.clone(), ..KernelTable::default() };
+        let lists = [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6];
+        for &service in self.frontends.values().chain(&lists) {
+            let state = *self.states.get(&service).unwrap_or(&none);
+            let info = *self.infos.get(&service).unwrap_or(&SvcInfo::unpack(0));
+            let ids: Vec<u32> =
+                (state.offset..state.offset + state.count).map(|at| self.slots[&at]).collect();
+            table.backends.extend(ids.iter().map(|id| (*id, self.backends[id])));
+            table.services.insert(service, (state, info, ids));
+        }
+        let end = |last: Option<&u32>| last.map_or(0, |last| last + 1);
+        table.written = Written {
+            backends: end(self.backends.keys().last()),
+            slots: end(self.slots.keys().last()),
+            services: end(self.states.keys().last()),
+        };
+        table
+    }
+}
+
+fn name(number: u8) -> Name {
+    Name::new("default", format!("s{number}"))
+}
+
+fn service(number: u8, path: Path) -> Service {
+    Service {
+        name: name(number),
+        addresses: vec![
+            IpAddr::from([10, 96, 0, number]),
+            IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(number)]),
+        ],
+        port: NonZeroU16::new(80).unwrap(),
+        activator_port: NonZeroU16::new(20_000 + u16::from(number)).unwrap(),
+        targets: vec![Target { revision: name(number), percent: 100 }],
+        path,
+        hosts: vec![],
+    }
+}
+
+fn pod(number: u8, revision: u8, phase: PodPhase) -> Pod {
+    Pod {
+        uid: format!("uid{number}"),
+        name: format!("pod{number}"),
+        revision: name(revision),
+        node: "here".into(),
+        zone: String::new(),
+        phase,
+        address: Some(SocketAddr::from(([10, 244, 0, number], 8080))),
+        port: NonZeroU16::new(8080).unwrap(),
+        probe: Probe {
+            how: ProbeHow::Listen,
+            port: None,
+            period: Duration::ZERO,
+            timeout: Duration::ZERO,
+            success_threshold: 1,
+            failure_threshold: 1,
+        },
+    }
+}
+
+fn activator(number: u8) -> Activator {
+    Activator {
+        name: format!("a{number}"),
+        node: "here".into(),
+        zone: String::new(),
+        addresses: vec![IpAddr::from([10, 244, 1, number])],
+    }
+}
+
+fn table(services: &[Service], pods: &[Pod], activators: &[Activator]) -> RouteTable {
+    RouteTable {
+        services: services.iter().map(|it| (it.name.clone(), it.clone())).collect(),
+        revisions: BTreeMap::new(),
+        pods: pods.iter().map(|it| (it.uid.clone(), it.clone())).collect(),
+        activators: activators.iter().map(|it| (it.name.clone(), it.clone())).collect(),
+    }
+}
+
+fn key(address: [u8; 4]) -> FrontendKey {
+    let address = std::net::Ipv4Addr::from(address).to_ipv6_mapped().octets();
+    FrontendKey { address, port_be: 80u16.to_be(), protocol: 6, reserved: 0 }
+}
+
+fn target(number: u8) -> Backend {
+    let address = std::net::Ipv4Addr::from([10, 244, 0, number]).to_ipv6_mapped().octets();
+    Backend { address, cookie: 0, slot: 0, port_be: 8080u16.to_be() }
+}
+
+/// A planner and the kernel it writes to, with the current time.
+struct Bed {
+    planner: Planner,
+    kernel: Kernel,
+    now: u64,
+}
+
+impl Bed {
+    fn new() -> Self {
+        Self {
+            planner: Planner::resume(KernelTable::default(), 0),
+            kernel: Kernel::default(),
+            now: SECOND,
+        }
+    }
+
+    fn plan(&mut self, table: &RouteTable) -> Vec<MapOp> {
+        let ops = self.planner.plan(self.now, table, Changed::All, &BTreeMap::new()).unwrap();
+        ops.iter().for_each(|op| self.kernel.write(op));
+        ops
+    }
+}
+
+#[test]
+fn a_service_without_pods_leads_to_its_port_at_the_activators() {
+    let mut bed = Bed::new();
+    bed.plan(&table(&[service(1, Path::Direct)], &[], &[activator(1)]));
+    let found = bed.kernel.find(&key([10, 96, 0, 1]));
+    assert_eq!(found, Some((Mode::Activator, vec![], 20_001u16.to_be())));
+    let activators = bed.kernel.list(&bed.kernel.states[&abi::ACTIVATORS_V4]);
+    assert_eq!(activators.len(), 1);
+}
+
+#[test]
+fn a_ready_pod_takes_the_service_by_one_store() {
+    let mut bed = Bed::new();
+    let asleep = table(&[service(1, Path::Direct)], &[], &[activator(1)]);
+    bed.plan(&asleep);
+    let mut one = service(1, Path::Direct);
+    one.addresses.truncate(1);
+    bed.plan(&table(&[one.clone()], &[], &[activator(1)]));
+    let ops = bed.plan(&table(&[one], &[pod(7, 1, PodPhase::Ready)], &[activator(1)]));
+    let stores = ops.iter().filter(|op| matches!(op, MapOp::State { .. })).count();
+    assert_eq!((stores, ops.len()), (1, 3), "{ops:?}");
+    assert_eq!(
+        bed.kernel.find(&key([10, 96, 0, 1])),
+        Some((Mode::Serve, vec![target(7)], 20_001u16.to_be()))
+    );
+}
+
+#[test]
+fn an_ipv6_client_reaches_an_ipv4_pod_by_its_mapped_address() {
+    let mut bed = Bed::new();
+    bed.plan(&table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[]));
+    let mut six = key([0; 4]);
+    six.address = IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1])
+        .to_canonical()
+        .to_string()
+        .parse::<std::net::Ipv6Addr>()
+        .unwrap()
+        .octets();
+    assert_eq!(bed.kernel.find(&six).unwrap().1, vec![target(7)]);
+}
+
+#[test]
+fn pods_that_start_or_drain_get_no_connects() {
+    let mut bed = Bed::new();
+    let pods =
+        [pod(1, 1, PodPhase::Starting), pod(2, 1, PodPhase::Draining), pod(3, 1, PodPhase::Ready)];
+    bed.plan(&table(&[service(1, Path::Direct)], &pods, &[]));
+    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(3)]);
+}
+
+#[test]
+fn a_split_and_the_activator_path_lead_to_the_activators() {
+    let mut bed = Bed::new();
+    let mut split = service(1, Path::Direct);
+    split.targets =
+        vec![Target { revision: name(1), percent: 50 }, Target { revision: name(2), percent: 50 }];
+    let pods = [pod(1, 1, PodPhase::Ready), pod(2, 2, PodPhase::Ready)];
+    bed.plan(&table(&[split, service(2, Path::Activator)], &pods, &[activator(1)]));
+    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().0, Mode::Activator);
+    assert_eq!(bed.kernel.find(&key([10, 96, 0, 2])).unwrap().0, Mode::Activator);
+}
+
+#[test]
+fn a_pod_of_this_node_carries_its_cookie_and_slot() {
+    let mut bed = Bed::new();
+    let wanted = table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[]);
+    let locals = BTreeMap::from([("uid7".to_owned(), Local { cookie: 99, slot: 3 })]);
+    for op in bed.planner.plan(bed.now, &wanted, Changed::All, &locals).unwrap() {
+        bed.kernel.write(&op);
+    }
+    let backend = Backend { cookie: 99, slot: 3, ..target(7) };
+    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![backend]);
+}
+
+#[test]
+fn planning_a_reached_goal_changes_nothing() {
+    let mut bed = Bed::new();
+    let wanted = table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[activator(1)]);
+    bed.plan(&wanted);
+    assert_eq!(bed.plan(&wanted), []);
+    let mut resumed = Planner::resume(bed.kernel.table(), bed.now);
+    assert_eq!(resumed.plan(bed.now, &wanted, Changed::All, &BTreeMap::new()), Ok(vec![]));
+}
+
+#[test]
+fn an_address_that_moves_to_another_service_is_never_without_one() {
+    let mut bed = Bed::new();
+    bed.plan(&table(&[service(1, Path::Direct)], &[], &[activator(1)]));
+    let mut heir = service(2, Path::Direct);
+    heir.addresses = service(1, Path::Direct).addresses;
+    let ops = bed.plan(&table(&[heir], &[], &[activator(1)]));
+    assert!(!ops.iter().any(|op| matches!(op, MapOp::RemoveFrontend { .. })), "{ops:?}");
+    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().2, 20_002u16.to_be());
+}
+
+#[test]
+fn work_is_proportional_to_the_change() {
+    let mut bed = Bed::new();
+    let services: Vec<Service> = (1..=200).map(|number| service(number, Path::Direct)).collect();
+    let before = table(&services, &[pod(1, 1, PodPhase::Ready)], &[activator(1)]);
+    bed.plan(&before);
+    let after = table(
+        &services,
+        &[pod(1, 1, PodPhase::Ready), pod(2, 9, PodPhase::Ready)],
+        &[activator(1)],
+    );
+    let keys = BTreeSet::from([RouteKey::Pod("uid2".into())]);
+    let ops = bed.planner.plan(bed.now, &after, Changed::Keys(&keys), &BTreeMap::new()).unwrap();
+    // One backend, and for each family one extent and one store.
+    assert_eq!(ops.len(), 5, "{ops:?}");
+}
+
+#[test]
+fn a_table_that_does_not_fit_is_refused_whole_and_planned_later() {
+    let mut bed = Bed::new();
+    let small = table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[]);
+    bed.plan(&small);
+    bed.planner.extents = Extents::new(2);
+    let pods: Vec<Pod> = (1..=9).map(|number| pod(number, 1, PodPhase::Ready)).collect();
+    let big = table(&[service(1, Path::Direct), service(2, Path::Direct)], &pods, &[]);
+    let refused = bed.planner.plan(bed.now, &big, Changed::All, &BTreeMap::new());
+    assert_eq!(refused.unwrap_err().map, abi::maps::SLOTS);
+    assert!(bed.planner.is_due());
+    assert_eq!(bed.plan(&small), []);
+}
+
+/// One change of the world.
+#[derive(Clone, Debug)]
+enum Turn {
+    Path(u8, bool),
+    NoService(u8),
+    Pod(u8, u8, u8),
+    NoPod(u8),
+    Activators(u8),
+    Local(u8, bool),
+    Wait(u16),
+    Restart,
+}
+
+fn turns() -> impl Strategy<Value = Vec<Turn>> {
+    let turn = prop_oneof![
+        3 => (1u8..4, any::<bool>()).prop_map(|(s, direct)| Turn::Path(s, direct)),
+        1 => (1u8..4).prop_map(Turn::NoService),
+        6 => (1u8..7, 1u8..4, 0u8..3).prop_map(|(p, s, phase)| Turn::Pod(p, s, phase)),
+        2 => (1u8..7).prop_map(Turn::NoPod),
+        1 => (0u8..3).prop_map(Turn::Activators),
+        1 => (1u8..7, any::<bool>()).prop_map(|(p, known)| Turn::Local(p, known)),
+        2 => (0u16..1500).prop_map(Turn::Wait),
+        1 => Just(Turn::Restart),
+    ];
+    prop::collection::vec(turn, 1..40)
+}
+
+/// The world a turn leads to, and the keys it touches.
+struct World {
+    table: RouteTable,
+    locals: BTreeMap<String, Local>,
+    now: u64,
+}
+
+impl World {
+    fn turn(&mut self, turn: &Turn) -> BTreeSet<RouteKey> {
+        let phases = [PodPhase::Starting, PodPhase::Ready, PodPhase::Draining];
+        let uid = |number: &u8| format!("uid{number}");
+        match turn {
+            Turn::Path(number, direct) => {
+                let path = if *direct { Path::Direct } else { Path::Activator };
+                self.table.services.insert(name(*number), service(*number, path));
+                BTreeSet::from([RouteKey::Service(name(*number))])
+            }
+            Turn::NoService(number) => {
+                self.table.services.remove(&name(*number));
+                BTreeSet::from([RouteKey::Service(name(*number))])
+            }
+            Turn::Pod(number, revision, phase) => {
+                let it = pod(*number, *revision, phases[usize::from(*phase)]);
+                self.table.pods.insert(uid(number), it);
+                BTreeSet::from([RouteKey::Pod(uid(number))])
+            }
+            Turn::NoPod(number) => {
+                self.table.pods.remove(&uid(number));
+                BTreeSet::from([RouteKey::Pod(uid(number))])
+            }
+            Turn::Activators(count) => {
+                self.table.activators =
+                    (0..*count).map(|number| (format!("a{number}"), activator(number))).collect();
+                BTreeSet::from([RouteKey::Activator("a0".into())])
+            }
+            Turn::Local(number, true) => {
+                let local = Local { cookie: 100 + u64::from(*number), slot: u32::from(*number) };
+                self.locals.insert(uid(number), local);
+                BTreeSet::from([RouteKey::Pod(uid(number))])
+            }
+            Turn::Local(number, false) => {
+                self.locals.remove(&uid(number));
+                BTreeSet::from([RouteKey::Pod(uid(number))])
+            }
+            Turn::Wait(ms) => {
+                self.now += u64::from(*ms) * 1_000_000;
+                BTreeSet::new()
+            }
+            Turn::Restart => BTreeSet::new(),
+        }
+    }
+}
+
+proptest! {
+    /// At every prefix of every plan a connect finds the old list or the new one. A connect that read a service's
+    /// word up to a second ago still finds behind it exactly what stood there then.
+    #[test]
+    fn a_connect_finds_the_old_list_or_the_new_one(turns in turns()) {
+        let mut world = World { table: table(&[], &[], &[]), locals: BTreeMap::new(), now: SECOND };
+        let mut kernel = Kernel::default();
+        let mut planner = Planner::resume(kernel.table(), 0);
+        // Words that were in force, until when, and what stood behind them.
+        let mut past: Vec<(u64, SvcState, Vec<Backend>)> = Vec::new();
+        for turn in &turns {
+            let keys = world.turn(turn);
+            if matches!(turn, Turn::Restart) {
+                planner = Planner::resume(kernel.table(), world.now);
+            }
+            past.retain(|(until, _, _)| world.now - until < SECOND);
+            let old = kernel.all();
+            let before = kernel.in_force();
+            let ops = planner.plan(world.now, &world.table, Changed::Keys(&keys), &world.locals).unwrap();
+            let mut after = kernel.clone();
+            ops.iter().for_each(|op| after.write(op));
+            let new = after.all();
+            for op in &ops {
+                kernel.write(op);
+                for (key, found) in kernel.all() {
+                    let (was, is) = (old.get(&key), new.get(&key));
+                    let fits = |known: Option<&Found>| {
+                        known.is_some_and(|known| known.0 == found.0 && known.1 == found.1)
+                    };
+                    prop_assert!(fits(was) || fits(is), "{:?} is {:?}", key, found);
+                }
+                for (_, state, list) in &past {
+                    prop_assert_eq!(&kernel.list(state), list);
+                }
+                for (state, list) in &before {
+                    prop_assert_eq!(&kernel.list(state), list);
+                }
+            }
+            past.extend(before.into_iter().map(|(state, list)| (world.now, state, list)));
+            // The goal is reached: a planner that looks at everything finds nothing to do.
+            let mut fresh = Planner::resume(kernel.table(), world.now);
+            let rest = fresh.plan(world.now + SECOND, &world.table, Changed::All, &world.locals);
+            prop_assert_eq!(rest, Ok(vec![]));
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! Shell: the kernel's programs: loads, attaches, pins and replaces them, and proves that they are in force.
+//!
+//! Pins stand in `bpf/v<ABI>/`: maps by their names, links in `links/`. They outlive the agent, so connects go on
+//! without it; the next agent puts its programs into the same links, without a moment without any.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::{
+        fd::{AsFd as _, BorrowedFd},
+        unix::fs::MetadataExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader,
+    programs::{Program, ProgramError},
+    util::KernelVersion,
+};
+use common::abi::{self, maps};
+use nix::{
+    mount::MsFlags,
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
+use tracing::{debug, info, warn};
+
+use crate::{
+    maps::{self as tables, Maps},
+    sys,
+};
+
+/// The kernel half as built by `cargo xtask build-ebpf`; empty in a plain `cargo build`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/rouse-ebpf"));
+
+/// Why the programs are not in force.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A plain build.
+    #[error(
+        "this build has no kernel half: run `cargo xtask build-ebpf` and build with \
+         ROUSE_EBPF_OBJECT set to the file it names (`cargo xtask demo` and `test` do both)"
+    )]
+    Stub,
+    /// The object was built from other sources.
+    #[error(
+        "the kernel half is not of ABI version {}: run `cargo xtask build-ebpf` again",
+        abi::ABI_VERSION
+    )]
+    Abi,
+    /// A pinned map does not match this version's layout.
+    #[error(
+        "pinned map {name} has shape {found:?} instead of {wanted:?} (type, key, value, entries): stop the agent \
+         and remove {}", pins.display()
+    )]
+    Shape {
+        /// The map.
+        name: &'static str,
+        /// What is pinned.
+        found: [u32; 4],
+        /// What this version needs.
+        wanted: [u32; 4],
+        /// The folder to remove.
+        pins: PathBuf,
+    },
+    /// A folder, file or mount cannot be used.
+    #[error("cannot {attempt} {}", path.display())]
+    Place {
+        /// What was tried.
+        attempt: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The object cannot be loaded.
+    #[error("cannot load the kernel half")]
+    Load(#[source] Box<EbpfError>),
+    /// The kernel refused a program.
+    #[error("the kernel refuses program {name}")]
+    Program {
+        /// The program.
+        name: &'static str,
+        /// Why, with the verifier's log.
+        source: Box<ProgramError>,
+    },
+    /// A program cannot be attached.
+    #[error("cannot attach program {name} to cgroup {}", cgroup.display())]
+    Attach {
+        /// The program.
+        name: &'static str,
+        /// Where.
+        cgroup: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The maps cannot be used.
+    #[error(transparent)]
+    Maps(#[from] tables::Error),
+    /// The programs are attached and yet do not see what happens in the cgroup.
+    #[error("the canary in {} was not seen: {what}", cgroup.display())]
+    Canary {
+        /// Where it ran.
+        cgroup: PathBuf,
+        /// What was missing.
+        what: String,
+    },
+}
+
+/// Where things stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// A bpf filesystem, mounted here if it is not yet.
+    pub bpffs: PathBuf,
+    /// Cgroup below which connects are redirected.
+    pub clients: PathBuf,
+    /// Cgroup below which pods run.
+    pub pods: PathBuf,
+}
+
+impl Places {
+    /// The folder of this version's pins.
+    pub fn pins(&self) -> PathBuf {
+        self.bpffs.join(format!("v{}", abi::ABI_VERSION))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cgroup {
+    Clients,
+    Pods,
+}
+
+/// Program, kernel's attach type (`enum bpf_attach_type`), cgroup.
+///
+/// Pods' programs come first: a connect that is redirected to a local pod relies on what they record.
+const PROGRAMS: [(&str, u32, Cgroup); 10] = [
+    ("bind4", 8, Cgroup::Pods),
+    ("bind6", 9, Cgroup::Pods),
+    ("sockets", 3, Cgroup::Pods),
+    ("ingress", 0, Cgroup::Pods),
+    ("egress", 1, Cgroup::Pods),
+    ("release", 34, Cgroup::Clients),
+    ("getpeername4", 29, Cgroup::Clients),
+    ("getpeername6", 30, Cgroup::Clients),
+    ("connect4", 10, Cgroup::Clients),
+    ("connect6", 11, Cgroup::Clients),
+];
+
+/// The loaded programs. Dropping it leaves everything in force.
+#[derive(Debug)]
+pub struct Programs {
+    ebpf: Ebpf,
+    places: Places,
+}
+
+impl Programs {
+    /// Loads the embedded programs, resumes from pinned maps, and takes the place of the programs in force.
+    pub fn load(places: Places) -> Result<Self, Error> {
+        Self::load_object(OBJECT, places)
+    }
+
+    /// As [`load`](Self::load), with a given object. `object` must be aligned to 8 bytes.
+    pub fn load_object(object: &[u8], places: Places) -> Result<Self, Error> {
+        check_object(object)?;
+        mount_bpffs(&places.bpffs)?;
+        let pins = places.pins();
+        make_folder(&pins.join("links"))?;
+        check_pins(&pins)?;
+        let mut programs = Self { ebpf: load_object(object, &pins)?, places };
+        for (name, _, _) in PROGRAMS {
+            load_program(&mut programs.ebpf, name)?;
+        }
+        Maps::open(&pins)?.set_canary()?;
+        programs.attach()?;
+        remove_other_versions(&programs.places);
+        info!(pins = %pins.display(), abi = abi::ABI_VERSION, "kernel half in force");
+        Ok(programs)
+    }
+
+    /// The folder of the pinned maps, for [`Maps::open`].
+    pub fn pins(&self) -> PathBuf {
+        self.places.pins()
+    }
+
+    /// Attaches again what is not attached any more: a cgroup that was removed and made again is another cgroup.
+    /// Returns how many programs were attached anew. Call it from time to time.
+    pub fn keep_attached(&self) -> Result<usize, Error> {
+        let mut anew = 0;
+        for (name, attach_type, cgroup) in PROGRAMS {
+            let path = self.cgroup(cgroup);
+            let folder = open_folder(path)?;
+            if !self.is_attached(name, &folder)? {
+                self.attach_anew(name, attach_type, path, &folder)?;
+                anew += 1;
+            }
+        }
+        Ok(anew)
+    }
+
+    fn attach(&self) -> Result<(), Error> {
+        for (name, attach_type, cgroup) in PROGRAMS {
+            let path = self.cgroup(cgroup);
+            let folder = open_folder(path)?;
+            if self.replace(name, &folder)? {
+                debug!(program = name, "program replaced in place");
+            } else {
+                self.attach_anew(name, attach_type, path, &folder)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cgroup(&self, cgroup: Cgroup) -> &Path {
+        match cgroup {
+            Cgroup::Clients => &self.places.clients,
+            Cgroup::Pods => &self.places.pods,
+        }
+    }
+
+    fn link(&self, name: &str) -> PathBuf {
+        self.pins().join("links").join(name)
+    }
+
+    fn is_attached(&self, name: &'static str, cgroup: &File) -> Result<bool, Error> {
+        let Ok(link) = sys::open_pin(&self.link(name)) else { return Ok(false) };
+        let wanted = cgroup.metadata().map(|found| found.ino());
+        let path = || self.link(name);
+        let wanted = wanted.map_err(|source| place("stat the cgroup for", &path(), source))?;
+        let found = sys::link_cgroup(link.as_fd());
+        Ok(found.map_err(|source| place("ask about link", &path(), source))? == wanted)
+    }
+
+    /// Puts the program into the pinned link, if that is still attached to this cgroup.
+    fn replace(&self, name: &'static str, cgroup: &File) -> Result<bool, Error> {
+        if !self.is_attached(name, cgroup)? {
+            return Ok(false);
+        }
+        let path = self.link(name);
+        let link = sys::open_pin(&path).map_err(|source| place("open link", &path, source))?;
+        let replaced =
+            self.with_program(name, |program| sys::link_update(link.as_fd(), program))?;
+        match replaced {
+            Ok(()) => Ok(true),
+            // The cgroup went away between the two calls.
+            Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => Ok(false),
+            Err(source) => Err(place("put a program into link", &path, source)),
+        }
+    }
+
+    fn attach_anew(
+        &self,
+        name: &'static str,
+        attach_type: u32,
+        path: &Path,
+        cgroup: &File,
+    ) -> Result<(), Error> {
+        let refused = |source| Error::Attach { name, cgroup: path.to_owned(), source };
+        let made = self
+            .with_program(name, |program| sys::link_create(program, cgroup.as_fd(), attach_type))?;
+        let link = made.map_err(refused)?;
+        let pin = self.link(name);
+        if let Err(source) = fs::remove_file(&pin)
+            && source.kind() != io::ErrorKind::NotFound
+        {
+            return Err(place("remove link", &pin, source));
+        }
+        sys::pin(link.as_fd(), &pin).map_err(|source| place("pin link", &pin, source))?;
+        info!(program = name, cgroup = %path.display(), "program attached");
+        Ok(())
+    }
+
+    fn with_program<T>(
+        &self,
+        name: &'static str,
+        act: impl FnOnce(BorrowedFd<'_>) -> T,
+    ) -> Result<T, Error> {
+        let program = self.ebpf.program(name).ok_or(Error::Abi)?;
+        let fd = program.fd().map_err(|e| Error::Program { name, source: Box::new(e) })?;
+        Ok(act(fd.as_fd()))
+    }
+
+    /// Proves that the programs see what happens below the pods' cgroup: a process there connects to the canary's address
+    /// and listens. Takes a few milliseconds; blocks.
+    pub fn canary(&self, maps: &mut Maps) -> Result<(), Error> {
+        let cgroup = self.places.pods.join(format!("rouse-canary-{}", std::process::id()));
+        make_folder(&cgroup)?;
+        let seen = self.run_canary(&cgroup, maps);
+        // The canary has just been waited for; a busy folder is removed next time, before it is made again.
+        if let Err(error) = fs::remove_dir(&cgroup) {
+            warn!(cgroup = %cgroup.display(), %error, "cannot remove the canary's cgroup");
+        }
+        seen
+    }
+
+    fn run_canary(&self, cgroup: &Path, maps: &mut Maps) -> Result<(), Error> {
+        let failed = |what: String| Error::Canary { cgroup: cgroup.to_owned(), what };
+        let before = maps.control(abi::CONTROL_CANARY);
+        let canary =
+            sys::Canary::start(cgroup).map_err(|e| failed(format!("it did not run: {e}")))?;
+        let report = canary.report();
+        if maps.control(abi::CONTROL_CANARY) == before {
+            return Err(failed(format!("its connect went by (errno {})", report.connect_errno)));
+        }
+        if report.port == 0 {
+            return Err(failed(format!("it could not listen (errno {})", report.listen_errno)));
+        }
+        let found = maps.listen(report.cookie, report.port)?;
+        drop(canary);
+        maps.forget_listener(report.cookie, report.port)?;
+        if found.loopback == 0 {
+            return Err(failed(format!("its listen on port {} went by", report.port)));
+        }
+        Ok(())
+    }
+}
+
+/// Removes every pin: programs detach at once, maps go with their last user. For `rouse down`.
+pub fn remove_pins(places: &Places) -> Result<(), Error> {
+    match fs::remove_dir_all(places.pins()) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(place("remove", &places.pins(), source))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_object(object: &[u8]) -> Result<(), Error> {
+    if object.is_empty() {
+        return Err(Error::Stub);
+    }
+    let marked = object.windows(abi::ABI_MARK.len()).any(|bytes| bytes == abi::ABI_MARK);
+    if marked { Ok(()) } else { Err(Error::Abi) }
+}
+
+fn mount_bpffs(folder: &Path) -> Result<(), Error> {
+    make_folder(folder)?;
+    let found = statfs(folder).map_err(|e| place("look at", folder, e.into()))?;
+    if found.filesystem_type() == BPF_FS_MAGIC {
+        return Ok(());
+    }
+    let none: Option<&str> = None;
+    nix::mount::mount(Some("bpf"), folder, Some("bpf"), MsFlags::empty(), none)
+        .map_err(|e| place("mount a bpf filesystem on", folder, e.into()))
+}
+
+fn rows() -> Result<u32, Error> {
+    let cpus = aya::util::nr_cpus();
+    let cpus = cpus.map_err(|(path, source)| place("read", Path::new(path), source))?;
+    Ok(abi::PODS_MAX * u32::try_from(cpus).unwrap_or(u32::MAX / abi::PODS_MAX))
+}
+
+/// Refuses pinned maps of another shape: the loader would take them without a look.
+fn check_pins(pins: &Path) -> Result<(), Error> {
+    const HASH: u32 = 1;
+    const ARRAY: u32 = 2;
+    let size = |bytes: usize| bytes as u32;
+    let wanted = [
+        (maps::FRONTENDS, [HASH, size(size_of::<abi::FrontendKey>()), 4, abi::FRONTENDS_MAX]),
+        (maps::SVC_STATE, [ARRAY, 4, 8, abi::SERVICES_MAX]),
+        (maps::SVC_INFO, [ARRAY, 4, 8, abi::SERVICES_MAX]),
+        (maps::SLOTS, [ARRAY, 4, 8, abi::SLOTS_MAX]),
+        (maps::BACKENDS, [ARRAY, 4, size(size_of::<abi::Backend>()), abi::BACKENDS_MAX]),
+        (maps::LISTEN, [HASH, 16, size(size_of::<abi::Listen>()), abi::LISTEN_MAX]),
+        (maps::PODS, [HASH, 8, size(size_of::<abi::Pod>()), abi::PODS_MAX]),
+        (maps::POD_STATE, [ARRAY, 4, size(size_of::<abi::PodState>()), abi::PODS_MAX]),
+        (maps::COUNTERS, [ARRAY, 4, size(size_of::<abi::Counters>()), rows()?]),
+        (maps::RESPONSES, [ARRAY, 4, size(size_of::<abi::Responses>()), rows()?]),
+        (maps::CONTROL, [ARRAY, 4, 8, abi::CONTROL_WORDS]),
+    ];
+    for (name, wanted) in wanted {
+        let path = pins.join(name);
+        let Ok(map) = sys::open_pin(&path) else { continue };
+        let found = sys::map_shape(map.as_fd()).map_err(|e| place("ask about map", &path, e))?;
+        if found != wanted {
+            return Err(Error::Shape { name, found, wanted, pins: pins.to_owned() });
+        }
+    }
+    Ok(())
+}
+
+fn load_object(object: &[u8], pins: &Path) -> Result<Ebpf, Error> {
+    let rows = rows()?;
+    // An unreadable version counts as the oldest: fallbacks work everywhere.
+    let kernel = KernelVersion::current().unwrap_or(KernelVersion::new(0, 0, 0));
+    let have = |major, minor| u8::from(kernel >= KernelVersion::new(major, minor, 0));
+    let (retval, cookie) = (have(5, 18), have(5, 15));
+    let loaded = EbpfLoader::new()
+        .default_map_pin_directory(pins)
+        .map_pin_path(maps::CLIENTS, pins.join(maps::CLIENTS))
+        .map_pin_path(maps::CONNS, pins.join(maps::CONNS))
+        .map_max_entries(maps::COUNTERS, rows)
+        .map_max_entries(maps::RESPONSES, rows)
+        .override_global("HAVE_SET_RETVAL", &retval, true)
+        .override_global("HAVE_SOCK_OPS_COOKIE", &cookie, true)
+        .load(object);
+    loaded.map_err(|e| Error::Load(Box::new(e)))
+}
+
+fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<(), Error> {
+    let loaded = match ebpf.program_mut(name).ok_or(Error::Abi)? {
+        Program::CgroupSockAddr(program) => program.load(),
+        Program::CgroupSock(program) => program.load(),
+        Program::SockOps(program) => program.load(),
+        Program::CgroupSkb(program) => program.load(),
+        _ => return Err(Error::Abi),
+    };
+    loaded.map_err(|e| Error::Program { name, source: Box::new(e) })
+}
+
+/// Takes away what an agent of another version left in force, once this one's programs are.
+fn remove_other_versions(places: &Places) {
+    let own = places.pins();
+    let found =
+        fs::read_dir(&places.bpffs).into_iter().flatten().flatten().map(|entry| entry.path());
+    for other in found.filter(|path| *path != own) {
+        let is_version = other.file_name().and_then(|name| name.to_str()).is_some_and(|name| {
+            name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok())
+        });
+        if is_version {
+            match fs::remove_dir_all(&other) {
+                Ok(()) => info!(pins = %other.display(), "pins of another version removed"),
+                Err(error) => warn!(pins = %other.display(), %error, "cannot remove old pins"),
+            }
+        }
+    }
+}
+
+fn make_folder(path: &Path) -> Result<(), Error> {
+    fs::create_dir_all(path).map_err(|source| place("make folder", path, source))
+}
+
+fn open_folder(path: &Path) -> Result<File, Error> {
+    File::open(path).map_err(|source| place("open cgroup", path, source))
+}
+
+fn place(attempt: &'static str, path: &Path, source: io::Error) -> Error {
+    Error::Place { attempt, path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stub_is_refused_with_the_command_to_run() {
+        let text = check_object(&[]).unwrap_err().to_string();
+        assert!(text.contains("cargo xtask build-ebpf"), "{text}");
+    }
+
+    #[test]
+    fn an_object_of_another_version_is_refused() {
+        assert!(matches!(check_object(b"....rouse-abi-999999...."), Err(Error::Abi)));
+        let mut object = b"....".to_vec();
+        object.extend(abi::ABI_MARK);
+        assert!(check_object(&object).is_ok());
+    }
+
+    #[test]
+    fn pins_are_named_after_the_version() {
+        let places = Places { bpffs: "/b".into(), clients: "/c".into(), pods: "/c/p".into() };
+        assert_eq!(places.pins(), Path::new("/b").join(format!("v{}", abi::ABI_VERSION)));
+    }
+}
