@@ -1,0 +1,156 @@
+//! How many wakes a second controller and autoscaler decide and write, with pods that are only recorded.
+//!
+//! Both run as they ship, on their own threads and over unix sockets; this program stands in for the activator that
+//! reports waiting requests and for the node that is told which pods to start. It prints one JSON line: wakes a
+//! second, round by round. A round ends when the last of its revisions has been ordered a pod.
+#![allow(clippy::print_stdout, reason = "xtask reads the figures from standard output")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use common::{
+    link::Link,
+    node::Orders,
+    outbox::Outbox,
+    wire::{Name, Role, Subscriber, Totals, UsageKey, UsageSeen},
+};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+/// Rounds, one more than counted: the first warms up.
+const ROUNDS: usize = 16;
+/// Revisions woken at once in each round.
+const WAKES: usize = 250;
+/// Nothing here takes so long unless something is stuck.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let folder = std::env::temp_dir().join(format!("rouse-control-plane-{}", std::process::id()));
+    let measured = timeout(PATIENCE * 2, measure(&folder)).await;
+    // Whatever came of it, nothing stays behind.
+    let _ = fs::remove_dir_all(&folder);
+    let rounds = measured.context("the whole took too long")??;
+    println!("{}", serde_json::json!({ "per_s": rounds, "n": WAKES }));
+    Ok(())
+}
+
+async fn measure(folder: &Path) -> Result<Vec<f64>> {
+    write_manifests(&folder.join("manifests"))?;
+    let shutdown = CancellationToken::new();
+    let _ended = shutdown.clone().drop_guard();
+    let (orders, mut ordered) = watch::channel(Orders::default());
+    let (_statuses, statuses) = mpsc::channel(1);
+    let node = controller::local::Node { orders, statuses };
+    let routes = endpoint(folder, "controller.sock");
+    let usage = endpoint(folder, "autoscaler.sock");
+    tokio::spawn(controller::run(controller_config(folder, &routes), node, shutdown.clone()));
+    tokio::spawn(autoscaler::run(autoscaler_config(&routes, &usage), shutdown.clone()));
+
+    let who = Subscriber { role: Role::Activator, name: "bench".into(), node: "bench".into() };
+    let revisions = revisions(Link::new(&routes, who.clone(), shutdown.clone())).await?;
+    let outbox = Outbox::new();
+    let (link, report) = (Arc::new(Link::new(&usage, who, shutdown.clone())), outbox.clone());
+    tokio::spawn(async move { link.report_usage(&report).await });
+
+    let clock = Instant::now();
+    let mut rates = Vec::new();
+    for (round, revisions) in revisions.chunks(WAKES).enumerate() {
+        let (started, want) = (Instant::now(), (round + 1) * WAKES);
+        for revision in revisions {
+            outbox.set(key(revision), waiting(revision, clock));
+        }
+        let all = ordered.wait_for(|orders| orders.pods.len() >= want);
+        timeout(PATIENCE, all).await.with_context(|| format!("round {round} got stuck"))??;
+        rates.push(WAKES as f64 / started.elapsed().as_secs_f64());
+    }
+    Ok(rates.split_off(1))
+}
+
+/// Waits until all revisions are in the RouteTable, and names them.
+async fn revisions(link: Link) -> Result<Vec<Name>> {
+    let (found, complete) = oneshot::channel();
+    let mut found = Some(found);
+    tokio::spawn(async move {
+        link.watch_routes(|view, _| {
+            if view.table.revisions.len() == ROUNDS * WAKES
+                && let Some(found) = found.take()
+            {
+                // The receiver is gone only when the bench has given up.
+                let _ = found.send(view.table.revisions.keys().cloned().collect());
+            }
+        })
+        .await;
+    });
+    match timeout(PATIENCE, complete).await {
+        Ok(revisions) => Ok(revisions?),
+        Err(_) => bail!("the controller did not route {} revisions", ROUNDS * WAKES),
+    }
+}
+
+fn key(revision: &Name) -> UsageKey {
+    UsageKey { revision: revision.clone(), pod: None }
+}
+
+/// One request waits since now.
+fn waiting(revision: &Name, clock: Instant) -> UsageSeen {
+    let at_ns = u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let mut totals = Totals::default();
+    totals.start(at_ns);
+    UsageSeen { key: key(revision), at_ns, totals, status: Vec::new(), latency: Vec::new() }
+}
+
+fn write_manifests(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    for index in 0..ROUNDS * WAKES {
+        let file: PathBuf = folder.join(format!("sleeper-{index}.yaml"));
+        fs::write(&file, manifest(index))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
+}
+
+fn manifest(index: usize) -> String {
+    format!(
+        "apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {{ name: sleeper-{index}, namespace: default }}
+spec:
+  template:
+    metadata: {{ annotations: {{ autoscaling.knative.dev/initial-scale: \"0\" }} }}
+    spec: {{ containers: [{{ image: \"dev.local/hello:v1\" }}] }}
+"
+    )
+}
+
+fn endpoint(folder: &Path, socket: &str) -> String {
+    format!("unix:{}", folder.join(socket).display())
+}
+
+fn controller_config(folder: &Path, listen: &str) -> controller::Config {
+    controller::Config {
+        node: "bench".into(),
+        state: folder.to_owned(),
+        listen: listen.to_owned(),
+        admin: ([127, 0, 0, 1], 0).into(),
+        ..controller::Config::default()
+    }
+}
+
+fn autoscaler_config(controller: &str, usage: &str) -> autoscaler::config::Config {
+    autoscaler::config::Config {
+        usage: usage.to_owned(),
+        controller: controller.to_owned(),
+        admin: ([127, 0, 0, 1], 0).into(),
+        name: "bench".into(),
+        tick_ms: 2_000,
+    }
+}
