@@ -71,7 +71,8 @@ pub async fn run(
     let _ended = shutdown.clone().drop_guard();
     let settings = config.settings(boot_id(), policy::AutoscalerConfig::default());
     let world = World { settings: Arc::new(settings), seed: seed(), ..World::default() };
-    let shared = Arc::new(Shared::new(Machine::new(world, Outbox::new()), node.orders));
+    let routes = Outbox::starting_at(first_version());
+    let shared = Arc::new(Shared::new(Machine::new(world, routes), node.orders));
     let files = files::Files::open(&config.state, Arc::clone(&shared))?;
     info!(listen = config.listen, state = %config.state.display(), "controller started");
     let keep = Arc::clone(&shared);
@@ -104,6 +105,13 @@ async fn forever(work: impl Future<Output = ()>, shutdown: &CancellationToken) {
 fn boot_id() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
+}
+
+/// A table version above everything an earlier start said, so that a report about its table is not taken for
+/// one about ours: microseconds since 1970.
+fn first_version() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    u64::try_from(now.unwrap_or_default().as_micros()).unwrap_or(1).max(1)
 }
 
 /// A number that no other start of the controller has.

@@ -359,8 +359,9 @@ impl Conditions {
             Some((_, _, have)) if *have == held => {}
             Some(slot) => *slot = (kind, now, held),
             None => {
-                if self.0.is_empty() {
-                    self.0.reserve_exact(8);
+                // A Revision has four, an app eight.
+                if self.0.len().is_multiple_of(4) {
+                    self.0.reserve_exact(4);
                 }
                 self.0.push((kind, now, held));
             }

@@ -221,6 +221,8 @@ pub(super) fn ensure(app: &mut App, name: &Name, seed: u128, now: Stamp) {
     let revision = app.manifest.revision.clone().unwrap_or_else(counted);
     let maker = app.configuration.uid.to_string();
     let uid = Uid::derive(seed, &[&maker, &revision, &generation.to_string()]);
+    // Most services have one Revision, and there are many services: no room for three more.
+    app.revisions.reserve_exact(1);
     app.revisions.push(Revision {
         meta: Meta { uid, generation, created: now },
         template: app.manifest.template.clone(),
