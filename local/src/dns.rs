@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use common::node::Orders;
 use hickory_server::{
     Server,
     net::{NetError, runtime::Time},
@@ -28,7 +29,7 @@ use tracing::warn;
 
 pub mod names;
 
-use names::{DOMAIN, Found, Names, find};
+use names::{DOMAIN, Found, find};
 
 /// How long an answer may be kept, in seconds. CoreDNS' default for Kubernetes names.
 const TTL: u32 = 5;
@@ -60,16 +61,16 @@ pub enum Error {
     },
 }
 
-/// Answers for `names` on `address`, UDP and TCP, until `shutdown`.
+/// Answers for the names in `orders` on `address`, UDP and TCP, until `shutdown`.
 pub async fn serve(
     address: SocketAddr,
-    names: watch::Receiver<Names>,
+    orders: watch::Receiver<Orders>,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     let listen = |source| Error::Listen { address, source };
     let udp = UdpSocket::bind(address).await.map_err(listen)?;
     let tcp = TcpListener::bind(udp.local_addr().map_err(listen)?).await.map_err(listen)?;
-    let mut server = Server::new(Answers { names });
+    let mut server = Server::new(Answers { orders });
     server.register_socket(udp);
     server.register_listener(tcp, TCP_IDLE, TCP_ANSWERS);
     shutdown.cancelled().await;
@@ -86,7 +87,7 @@ pub fn resolv_conf(nameserver: IpAddr, namespace: &str) -> String {
 }
 
 struct Answers {
-    names: watch::Receiver<Names>,
+    orders: watch::Receiver<Orders>,
 }
 
 #[async_trait::async_trait]
@@ -127,9 +128,9 @@ impl Answers {
         let Ok(info) = request.request_info() else {
             return (ResponseCode::FormErr, Vec::new());
         };
-        let names = self.names.borrow();
+        let orders = self.orders.borrow();
         let question = DnsName::from(info.query.name());
-        match find(&names, &question.to_ascii()) {
+        match find(&orders.names, &question.to_ascii()) {
             Found::Addresses(all) => {
                 (ResponseCode::NoError, records(&question, info.query.query_type(), all))
             }
@@ -171,10 +172,10 @@ mod tests {
     use super::*;
 
     /// A server on a free port of loopback.
-    async fn server() -> (SocketAddr, watch::Sender<Names>, CancellationToken) {
-        let names =
-            Names::from([(Name::new("default", "hello"), vec![IpAddr::from([10, 96, 0, 5])])]);
-        let (send, receive) = watch::channel(names);
+    async fn server() -> (SocketAddr, watch::Sender<Orders>, CancellationToken) {
+        let hello = (Name::new("default", "hello"), vec![IpAddr::from([10, 96, 0, 5])]);
+        let orders = Orders { names: [hello].into(), ..Orders::default() };
+        let (send, receive) = watch::channel(orders);
         let free = UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
         let address = free.local_addr().expect("bound");
         drop(free);
@@ -208,7 +209,7 @@ mod tests {
 
     #[tokio::test]
     async fn answers_follow_the_names() {
-        let (server, names, _stop) = server().await;
+        let (server, orders, _stop) = server().await;
         let hello = "hello.default.svc.cluster.local.";
         let answer = ask_udp(server, hello, RecordType::A).await;
         assert_eq!(addresses(&answer), [IpAddr::from([10, 96, 0, 5])]);
@@ -216,14 +217,14 @@ mod tests {
         assert_eq!(other_family.metadata.response_code, ResponseCode::NoError);
         assert_eq!(addresses(&other_family), [] as [IpAddr; 0]);
 
-        names.send_modify(Names::clear);
+        orders.send_modify(|orders| orders.names.clear());
         let gone = ask_udp(server, hello, RecordType::A).await;
         assert_eq!(gone.metadata.response_code, ResponseCode::NXDomain);
     }
 
     #[tokio::test]
     async fn tcp_answers_and_garbage_disturbs_nobody() {
-        let (server, _names, _stop) = server().await;
+        let (server, _orders, _stop) = server().await;
         ask_udp(server, "hello.default.svc.cluster.local.", RecordType::A).await;
         let junk = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
         junk.send_to(&[0xff; 40], server).await.expect("sent");

@@ -64,7 +64,11 @@ mod tests {
         let names = names();
         for question in ["hello.default.svc.cluster.local", "Hello.Default.SVC.cluster.LOCAL."] {
             let found = find(&names, question);
-            assert_eq!(found, Found::Addresses(&names[&Name::new("default", "hello")]), "{question}");
+            assert_eq!(
+                found,
+                Found::Addresses(&names[&Name::new("default", "hello")]),
+                "{question}"
+            );
         }
     }
 

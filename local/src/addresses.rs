@@ -1,0 +1,108 @@
+//! Pure: which address a pod gets.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// First host number given to pods (10.244.1.0); those below belong to the node and its clients.
+const FIRST: u16 = 256;
+/// Last host number given to pods; 10.244.255.255 is the broadcast address.
+const LAST: u16 = u16::MAX - 1;
+
+/// The addresses of one pod: the same host number in both families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodAddress(u16);
+
+impl PodAddress {
+    /// The pod's number in a host's part of both networks.
+    pub fn host(self) -> u16 {
+        self.0
+    }
+
+    /// 10.244.x.y
+    pub fn v4(self) -> Ipv4Addr {
+        let [high, low] = self.0.to_be_bytes();
+        Ipv4Addr::new(10, 244, high, low)
+    }
+
+    /// fd00:10:244::N
+    pub fn v6(self) -> Ipv6Addr {
+        Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, self.0)
+    }
+
+    /// Both, IPv4 first.
+    pub fn both(self) -> [IpAddr; 2] {
+        [self.v4().into(), self.v6().into()]
+    }
+
+    /// The pod that has this IPv4 address.
+    pub fn from_v4(address: Ipv4Addr) -> Option<Self> {
+        let [10, 244, high, low] = address.octets() else { return None };
+        let host = u16::from_be_bytes([high, low]);
+        (FIRST..=LAST).contains(&host).then_some(Self(host))
+    }
+}
+
+/// Allots addresses in rising order, so that one given back rests for as long as possible: connections and tables
+/// elsewhere may still name it.
+#[derive(Debug)]
+pub struct Addresses {
+    taken: BTreeSet<u16>,
+    next: u16,
+}
+
+impl Default for Addresses {
+    fn default() -> Self {
+        Self { taken: BTreeSet::new(), next: FIRST }
+    }
+}
+
+impl Addresses {
+    /// The next free address; `None` when all 65,279 are in use.
+    pub fn allot(&mut self) -> Option<PodAddress> {
+        let rising = (self.next..=LAST).chain(FIRST..self.next);
+        let host = rising.into_iter().find(|host| !self.taken.contains(host))?;
+        self.take(PodAddress(host));
+        Some(PodAddress(host))
+    }
+
+    /// Marks an address as in use, for a pod found running. The next ones lie above it.
+    pub fn take(&mut self, address: PodAddress) {
+        self.taken.insert(address.0);
+        self.next = if address.0 >= LAST { FIRST } else { self.next.max(address.0 + 1) };
+    }
+
+    /// Gives an address back.
+    pub fn release(&mut self, address: PodAddress) {
+        self.taken.remove(&address.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_given_back_rests_until_all_others_were_used() {
+        let mut addresses = Addresses::default();
+        let first = addresses.allot().unwrap();
+        addresses.release(first);
+        let others = (FIRST + 1..=LAST).map(|_| addresses.allot().unwrap().host());
+        assert!(!others.collect::<Vec<_>>().contains(&first.host()));
+        assert_eq!(addresses.allot(), Some(first));
+        assert_eq!(addresses.allot(), None);
+    }
+
+    #[test]
+    fn an_adopted_address_is_not_given_twice() {
+        let mut addresses = Addresses::default();
+        addresses.take(PodAddress(FIRST));
+        assert_eq!(addresses.allot(), Some(PodAddress(FIRST + 1)));
+    }
+
+    #[test]
+    fn both_families_share_the_host_number() {
+        let pod = PodAddress::from_v4(Ipv4Addr::new(10, 244, 1, 7)).unwrap();
+        assert_eq!(pod.both().map(|ip| ip.to_string()), ["10.244.1.7", "fd00:10:244::107"]);
+        assert_eq!(PodAddress::from_v4(Ipv4Addr::new(10, 244, 0, 1)), None);
+    }
+}

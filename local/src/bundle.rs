@@ -1,0 +1,399 @@
+//! Pure: a container of an order, with its image's configuration, as an OCI runtime spec.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{Container, PodSpec};
+use oci_spec::image::Config as ImageConfig;
+use oci_spec::runtime::Spec;
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use crate::cgroups::Limits;
+use crate::quantity;
+
+/// Capabilities of a container unless changed: docker's and containerd's, without `MKNOD` (no device cgroup stands
+/// between a device node and the machine here) and without `AUDIT_WRITE`.
+const CAPABILITIES: [&str; 12] = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "NET_BIND_SERVICE",
+    "NET_RAW",
+    "SETFCAP",
+    "SETGID",
+    "SETPCAP",
+    "SETUID",
+    "SYS_CHROOT",
+];
+/// Where commands are looked for unless the image or order says.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Files of /proc that tell about, or reach into, the machine: docker's list.
+const MASKED: [&str; 8] = [
+    "/proc/acpi",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+];
+/// Folders of /proc that only may be read.
+const READ_ONLY: [&str; 5] =
+    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// An order that cannot be turned into a container. Kubernetes' reason would be `CreateContainerConfigError`.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum BundleError {
+    /// There is nothing to run.
+    #[error("neither the container nor its image says what to run: set command")]
+    NoCommand,
+    /// The user of image or order is not in the image's /etc/passwd.
+    #[error(
+        "user {0:?} is not in the image's /etc/passwd or /etc/group: set runAsUser to a number"
+    )]
+    User(String),
+    /// Forbidden by runAsNonRoot.
+    #[error("runAsNonRoot is set and the image runs as root: set runAsUser")]
+    Root,
+    /// Something the local node does not have.
+    #[error("{0} is not available on the local node")]
+    Unsupported(String),
+    /// A quantity that is none.
+    #[error("{0:?} is not a quantity: write 500m, 2 or 64Mi")]
+    Quantity(String),
+    /// A mount of a volume nobody declared.
+    #[error("volumeMount {0:?} names no volume of the pod")]
+    Volume(String),
+    /// What was built is not a runtime spec.
+    #[error("cannot form the runtime spec: {0}")]
+    Spec(String),
+}
+
+/// What surrounds a container.
+#[derive(Clone, Debug)]
+pub struct Surroundings<'a> {
+    /// The pod's uid.
+    pub uid: &'a str,
+    /// The pod's name.
+    pub pod: &'a str,
+    /// The pod's namespace.
+    pub namespace: &'a str,
+    /// The pod's labels.
+    pub labels: &'a BTreeMap<String, String>,
+    /// The pod's addresses.
+    pub addresses: &'a [IpAddr],
+    /// Mount point of its network namespace.
+    pub network: &'a Path,
+    /// The container's root directory, mounted.
+    pub rootfs: &'a Path,
+    /// Files mounted into every container of the pod: `hosts`, `resolv.conf`, `hostname`.
+    pub etc: &'a Path,
+    /// File that receives the termination message.
+    pub termination_log: &'a Path,
+    /// Path of the cgroup below the v2 mount, for runtimes that want it.
+    pub cgroup: &'a Path,
+    /// Sources of the pod's volumes by name.
+    pub volumes: &'a BTreeMap<String, PathBuf>,
+    /// The image's /etc/passwd.
+    pub passwd: &'a str,
+    /// The image's /etc/group.
+    pub group: &'a str,
+}
+
+/// The runtime spec of a container.
+pub fn spec(
+    pod: &PodSpec,
+    container: &Container,
+    image: Option<&ImageConfig>,
+    around: &Surroundings<'_>,
+) -> Result<Spec, BundleError> {
+    let env = environment(container, image, around)?;
+    let args = command(container, image, &env)?;
+    let user = user(pod, container, image, around)?;
+    let context = container.security_context.clone().unwrap_or_default();
+    if context.privileged == Some(true) {
+        return Err(BundleError::Unsupported("privileged".to_owned()));
+    }
+    let capabilities = capabilities(container, user.uid);
+    let from_image =
+        image.and_then(|image| image.working_dir().clone()).filter(|dir| !dir.is_empty());
+    let cwd = container.working_dir.clone().or(from_image).unwrap_or_else(|| "/".to_owned());
+    let env: Vec<String> = env.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let value = json!({
+        "ociVersion": "1.0.2",
+        "hostname": hostname(around.pod),
+        "root": { "path": around.rootfs, "readonly": context.read_only_root_filesystem.unwrap_or(false) },
+        "process": {
+            "terminal": false, "args": args, "env": env, "cwd": cwd,
+            "user": { "uid": user.uid, "gid": user.gid, "additionalGids": user.groups },
+            "noNewPrivileges": context.allow_privilege_escalation == Some(false),
+            "capabilities": capabilities,
+        },
+        "mounts": mounts(container, around)?,
+        "linux": {
+            "cgroupsPath": Path::new("/").join(around.cgroup),
+            "namespaces": [
+                { "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" },
+                { "type": "network", "path": around.network },
+            ],
+            "maskedPaths": MASKED, "readonlyPaths": READ_ONLY,
+        },
+    });
+    serde_json::from_value(value).map_err(|error| BundleError::Spec(error.to_string()))
+}
+
+/// The limits of a container.
+pub fn limits(container: &Container) -> Result<Limits, BundleError> {
+    let resources = container.resources.clone().unwrap_or_default();
+    let of = |map: &Option<BTreeMap<String, _>>, key: &str, read: fn(&str) -> Option<u64>| {
+        let found: Option<&k8s_openapi::apimachinery::pkg::api::resource::Quantity> =
+            map.as_ref().and_then(|map| map.get(key));
+        found
+            .map(|text| read(&text.0).ok_or_else(|| BundleError::Quantity(text.0.clone())))
+            .transpose()
+    };
+    let shares = of(&resources.requests, "cpu", quantity::milli)?.map(|milli| milli * 1024 / 1000);
+    Ok(Limits {
+        memory: of(&resources.limits, "memory", quantity::units)?,
+        cpu_milli: of(&resources.limits, "cpu", quantity::milli)?,
+        cpu_shares: shares,
+    })
+}
+
+/// A pod's name as its host name: at most 63 characters, as the kubelet cuts it.
+pub fn hostname(pod: &str) -> &str {
+    let end = pod.char_indices().nth(63).map_or(pod.len(), |(at, _)| at);
+    pod[..end].trim_end_matches(['-', '.'])
+}
+
+/// The pod's /etc/hosts.
+pub fn hosts(pod: &str, addresses: &[IpAddr]) -> String {
+    let own = addresses.iter().map(|ip| format!("{ip}\t{}\n", hostname(pod)));
+    let fixed = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
+    std::iter::once(fixed.to_owned()).chain(own).collect()
+}
+
+fn environment(
+    container: &Container,
+    image: Option<&ImageConfig>,
+    around: &Surroundings<'_>,
+) -> Result<Vec<(String, String)>, BundleError> {
+    let mut env = vec![("PATH".to_owned(), PATH.to_owned())];
+    let mut set = |key: &str, value: String| match env.iter_mut().find(|(have, _)| have == key) {
+        Some((_, old)) => *old = value,
+        None => env.push((key.to_owned(), value)),
+    };
+    set("HOSTNAME", hostname(around.pod).to_owned());
+    for text in image.and_then(|image| image.env().as_ref()).into_iter().flatten() {
+        let (key, value) = text.split_once('=').unwrap_or((text, ""));
+        set(key, value.to_owned());
+    }
+    if let Some(source) = container.env_from.iter().flatten().next() {
+        let kind = if source.config_map_ref.is_some() { "configMapRef" } else { "secretRef" };
+        return Err(BundleError::Unsupported(format!("envFrom {kind}")));
+    }
+    let mut known: HashMap<String, String> = HashMap::new();
+    for variable in container.env.iter().flatten() {
+        let value = match (&variable.value, &variable.value_from) {
+            (Some(text), _) => expand(text, &known),
+            (None, None) => String::new(),
+            (None, Some(source)) => {
+                let path = source.field_ref.as_ref().map(|field| field.field_path.as_str());
+                let value = path.and_then(|path| field(path, around));
+                value.ok_or_else(|| {
+                    BundleError::Unsupported(format!("valueFrom of {}", variable.name))
+                })?
+            }
+        };
+        known.insert(variable.name.clone(), value.clone());
+        set(&variable.name, value);
+    }
+    Ok(env)
+}
+
+/// A field of the downward API.
+fn field(path: &str, around: &Surroundings<'_>) -> Option<String> {
+    let quoted = |prefix: &str| path.strip_prefix(prefix)?.strip_suffix("']");
+    match path {
+        "metadata.name" => Some(around.pod.to_owned()),
+        "metadata.namespace" => Some(around.namespace.to_owned()),
+        "metadata.uid" => Some(around.uid.to_owned()),
+        "spec.nodeName" => Some("local".to_owned()),
+        "status.podIP" => around.addresses.first().map(ToString::to_string),
+        "status.podIPs" => {
+            Some(around.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
+        }
+        "status.hostIP" => Some(crate::layout::GATEWAY_V4.to_string()),
+        _ => quoted("metadata.labels['")
+            .map(|key| around.labels.get(key).cloned().unwrap_or_default()),
+    }
+}
+
+/// Replaces `$(NAME)`; `$$` is a dollar; an unknown name stays as written, as in Kubernetes.
+fn expand(text: &str, known: &HashMap<String, String>) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        out.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let name = rest.strip_prefix("$(").and_then(|inner| inner.split_once(')'));
+        if let Some(after) = rest.strip_prefix("$$") {
+            out.push('$');
+            rest = after;
+        } else if let Some((name, after)) = name {
+            match known.get(name) {
+                Some(value) => out.push_str(value),
+                None => out.push_str(&format!("$({name})")),
+            }
+            rest = after;
+        } else {
+            out.push('$');
+            rest = &rest[1..];
+        }
+    }
+    out + rest
+}
+
+/// Kubernetes' rule: `command` replaces entrypoint and command of the image, `args` only its command.
+fn command(
+    container: &Container,
+    image: Option<&ImageConfig>,
+    env: &[(String, String)],
+) -> Result<Vec<String>, BundleError> {
+    let known: HashMap<String, String> = env.iter().cloned().collect();
+    let written = |list: &Option<Vec<String>>| -> Option<Vec<String>> {
+        let list = list.as_ref().filter(|list| !list.is_empty())?;
+        Some(list.iter().map(|text| expand(text, &known)).collect())
+    };
+    let entrypoint = image.and_then(|image| image.entrypoint().clone()).unwrap_or_default();
+    let cmd = image.and_then(|image| image.cmd().clone()).unwrap_or_default();
+    let all = match (written(&container.command), written(&container.args)) {
+        (Some(command), args) => [command, args.unwrap_or_default()].concat(),
+        (None, Some(args)) => [entrypoint, args].concat(),
+        (None, None) => [entrypoint, cmd].concat(),
+    };
+    if all.first().is_none_or(String::is_empty) { Err(BundleError::NoCommand) } else { Ok(all) }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct User {
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+}
+
+fn user(
+    pod: &PodSpec,
+    container: &Container,
+    image: Option<&ImageConfig>,
+    around: &Surroundings<'_>,
+) -> Result<User, BundleError> {
+    let context = container.security_context.clone().unwrap_or_default();
+    let outer = pod.security_context.clone().unwrap_or_default();
+    let text = image.and_then(|image| image.user().clone()).unwrap_or_default();
+    let mut user = image_user(&text, around)?;
+    if let Some(uid) = context.run_as_user.or(outer.run_as_user) {
+        user = image_user(&uid.to_string(), around)?;
+    }
+    if let Some(gid) = context.run_as_group.or(outer.run_as_group) {
+        user.gid = u32::try_from(gid).map_err(|_| BundleError::User(gid.to_string()))?;
+    }
+    let extra = outer.supplemental_groups.into_iter().flatten().chain(outer.fs_group);
+    user.groups.extend(extra.filter_map(|gid| u32::try_from(gid).ok()));
+    if context.run_as_non_root.or(outer.run_as_non_root) == Some(true) && user.uid == 0 {
+        return Err(BundleError::Root);
+    }
+    Ok(user)
+}
+
+/// `USER[:GROUP]`, each a name or a number.
+fn image_user(text: &str, around: &Surroundings<'_>) -> Result<User, BundleError> {
+    let (name, group) =
+        text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
+    let name = if name.is_empty() { "0" } else { name };
+    let fields = |line: &str| line.split(':').map(str::to_owned).collect::<Vec<_>>();
+    let entry = around
+        .passwd
+        .lines()
+        .map(fields)
+        .find(|entry| entry.len() > 3 && (entry[0] == name || entry[2] == name));
+    let uid = name.parse().ok().or_else(|| entry.as_ref()?[2].parse().ok());
+    let uid = uid.ok_or_else(|| BundleError::User(name.to_owned()))?;
+    let own = entry.as_ref().and_then(|entry| entry[3].parse().ok()).unwrap_or(0);
+    let login = entry.map(|entry| entry[0].clone()).unwrap_or_default();
+    let groups =
+        around.group.lines().map(fields).filter(|entry| entry.len() > 3).collect::<Vec<_>>();
+    let gid = match group {
+        None => own,
+        Some(group) => {
+            let named = || groups.iter().find(|entry| entry[0] == group)?[2].parse().ok();
+            let gid = group.parse().ok().or_else(named);
+            gid.ok_or_else(|| BundleError::User(group.to_owned()))?
+        }
+    };
+    let member =
+        |entry: &&Vec<String>| !login.is_empty() && entry[3].split(',').any(|one| one == login);
+    let groups = groups.iter().filter(member).filter_map(|entry| entry[2].parse().ok()).collect();
+    Ok(User { uid, gid, groups })
+}
+
+fn capabilities(container: &Container, uid: u32) -> Value {
+    let wish =
+        container.security_context.clone().unwrap_or_default().capabilities.unwrap_or_default();
+    let plain = |name: &String| name.trim_start_matches("CAP_").to_ascii_uppercase();
+    let drop: Vec<String> = wish.drop.iter().flatten().map(plain).collect();
+    let mut have: Vec<String> = CAPABILITIES.iter().map(|&name| name.to_owned()).collect();
+    have.retain(|name| !drop.contains(name) && !drop.iter().any(|name| name == "ALL"));
+    let add = wish.add.iter().flatten().map(plain).filter(|name| name != "ALL");
+    for name in add {
+        if !have.contains(&name) {
+            have.push(name);
+        }
+    }
+    let all: Vec<String> = have.iter().map(|name| format!("CAP_{name}")).collect();
+    // Only root holds them; another user gains them through a file's capabilities, within the bounding set.
+    let held = if uid == 0 { all.clone() } else { Vec::new() };
+    json!({ "bounding": all, "effective": held, "permitted": held })
+}
+
+fn mounts(container: &Container, around: &Surroundings<'_>) -> Result<Vec<Value>, BundleError> {
+    let mount = |to: &str, kind: &str, options: &[&str]| json!({ "destination": to, "type": kind, "source": kind, "options": options });
+    let bind = |to: &str, from: &Path, options: &[&str]| {
+        let options = [&["rbind"], options].concat();
+        json!({ "destination": to, "type": "bind", "source": from, "options": options })
+    };
+    let shm = ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"];
+    let pts = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"];
+    let mut mounts = vec![
+        mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
+        mount("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        mount("/dev/pts", "devpts", &pts),
+        mount("/dev/shm", "tmpfs", &shm),
+        mount("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
+        mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+    ];
+    for file in ["hosts", "resolv.conf", "hostname"] {
+        mounts.push(bind(&format!("/etc/{file}"), &around.etc.join(file), &["rw"]));
+    }
+    let message = container.termination_message_path.as_deref().unwrap_or("/dev/termination-log");
+    mounts.push(bind(message, around.termination_log, &["rw"]));
+    for volume in container.volume_mounts.iter().flatten() {
+        let source = around.volumes.get(&volume.name);
+        let source = source.ok_or_else(|| BundleError::Volume(volume.name.clone()))?;
+        let inner = volume.sub_path.as_deref().unwrap_or_default();
+        if inner.split('/').any(|part| part == "..") {
+            return Err(BundleError::Unsupported(format!("subPath {inner}")));
+        }
+        let access = if volume.read_only == Some(true) { "ro" } else { "rw" };
+        mounts.push(bind(&volume.mount_path, &source.join(inner), &[access]));
+    }
+    Ok(mounts)
+}
+
+#[cfg(test)]
+mod tests;

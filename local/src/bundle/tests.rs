@@ -1,0 +1,158 @@
+use super::*;
+
+fn container(yaml: Value) -> Container {
+    serde_json::from_value(yaml).unwrap()
+}
+
+fn image(json: Value) -> ImageConfig {
+    serde_json::from_value(json).unwrap()
+}
+
+struct Place {
+    labels: BTreeMap<String, String>,
+    volumes: BTreeMap<String, PathBuf>,
+    addresses: Vec<IpAddr>,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self {
+            labels: BTreeMap::from([("app".to_owned(), "shop".to_owned())]),
+            volumes: BTreeMap::from([("data".to_owned(), PathBuf::from("/v/data"))]),
+            addresses: vec!["10.244.1.0".parse().unwrap()],
+        }
+    }
+
+    fn around(&self) -> Surroundings<'_> {
+        Surroundings {
+            uid: "u1",
+            pod: "hello-00001-deployment-1",
+            namespace: "default",
+            labels: &self.labels,
+            addresses: &self.addresses,
+            network: Path::new("/run/rouse/n/netns/u1"),
+            rootfs: Path::new("/b/rootfs"),
+            etc: Path::new("/b"),
+            termination_log: Path::new("/b/termination-log"),
+            cgroup: Path::new("rouse-n/pods/podu1/web"),
+            volumes: &self.volumes,
+            passwd: "root:x:0:0::/:/bin/sh\nweb:x:33:34::/:/bin/sh\n",
+            group: "root:x:0:\nwww:x:34:\nextra:x:50:web,other\n",
+        }
+    }
+}
+
+fn build(one: Value, from: Value) -> Result<Value, BundleError> {
+    let place = Place::new();
+    let spec = spec(&PodSpec::default(), &container(one), Some(&image(from)), &place.around())?;
+    Ok(serde_json::to_value(spec).unwrap())
+}
+
+#[test]
+fn command_and_args_replace_the_image_s_as_in_kubernetes() {
+    for (command, args, want) in [
+        (json!(null), json!(null), json!(["/ep", "cmd"])),
+        (json!(null), json!(["a"]), json!(["/ep", "a"])),
+        (json!(["/c"]), json!(null), json!(["/c"])),
+        (json!(["/c"]), json!(["$(A)", "$$(A)", "$(NONE)"]), json!(["/c", "1", "$(A)", "$(NONE)"])),
+    ] {
+        let one = json!({
+            "name": "web", "command": command, "args": args, "env": [{ "name": "A", "value": "1" }],
+        });
+        let spec = build(one, json!({ "Entrypoint": ["/ep"], "Cmd": ["cmd"] })).unwrap();
+        assert_eq!(spec["process"]["args"], want);
+    }
+    assert_eq!(build(json!({ "name": "web" }), json!({})), Err(BundleError::NoCommand));
+}
+
+#[test]
+fn the_order_s_environment_wins_over_the_image_s() {
+    let one = json!({ "name": "web", "command": ["/c"], "env": [
+        { "name": "PORT", "value": "8080" },
+        { "name": "URL", "value": "http://$(IP):$(PORT)" },
+        { "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.podIP" } } },
+        { "name": "APP", "valueFrom": { "fieldRef": { "fieldPath": "metadata.labels['app']" } } },
+        { "name": "AT", "value": "$(IP):$(PORT)" },
+    ] });
+    let spec = build(one, json!({ "Env": ["PATH=/image", "PORT=1", "LANG=C"] })).unwrap();
+    let want = json!([
+        "PATH=/image",
+        "HOSTNAME=hello-00001-deployment-1",
+        "PORT=8080",
+        "LANG=C",
+        "URL=http://$(IP):8080",
+        "IP=10.244.1.0",
+        "APP=shop",
+        "AT=10.244.1.0:8080",
+    ]);
+    assert_eq!(spec["process"]["env"], want);
+}
+
+#[test]
+fn users_are_found_by_name_or_number() {
+    for (from, uid, gid, groups) in [
+        (json!({}), 0, 0, json!([])),
+        (json!({ "User": "web" }), 33, 34, json!([50])),
+        (json!({ "User": "33" }), 33, 34, json!([50])),
+        (json!({ "User": "web:extra" }), 33, 50, json!([50])),
+        (json!({ "User": "1000:2000" }), 1000, 2000, json!([])),
+    ] {
+        let spec = build(json!({ "name": "web", "command": ["/c"] }), from.clone()).unwrap();
+        let user = &spec["process"]["user"];
+        assert_eq!((user["uid"].as_u64(), user["gid"].as_u64()), (Some(uid), Some(gid)), "{from}");
+        let have = user.get("additionalGids").cloned().unwrap_or(json!([]));
+        assert_eq!(have, groups, "{from}");
+    }
+    let unknown = build(json!({ "name": "web", "command": ["/c"] }), json!({ "User": "nobody" }));
+    assert_eq!(unknown, Err(BundleError::User("nobody".to_owned())));
+    let one =
+        json!({ "name": "web", "command": ["/c"], "securityContext": { "runAsNonRoot": true } });
+    assert_eq!(build(one, json!({})), Err(BundleError::Root));
+}
+
+#[test]
+fn capabilities_are_held_by_root_only() {
+    let context = json!({ "capabilities": { "drop": ["ALL"], "add": ["NET_BIND_SERVICE"] } });
+    let one = json!({ "name": "web", "command": ["/c"], "securityContext": context });
+    let spec = build(one, json!({})).unwrap();
+    let capabilities = &spec["process"]["capabilities"];
+    assert_eq!(capabilities["effective"], json!(["CAP_NET_BIND_SERVICE"]));
+    let one = json!({ "name": "web", "command": ["/c"], "securityContext": { "runAsUser": 1 } });
+    let spec = build(one, json!({})).unwrap();
+    assert_eq!(spec["process"]["capabilities"]["effective"], json!([]));
+}
+
+#[test]
+fn volumes_are_mounted_where_asked() {
+    let mount = json!({ "name": "data", "mountPath": "/data", "readOnly": true, "subPath": "x" });
+    let one = json!({ "name": "web", "command": ["/c"], "volumeMounts": [mount] });
+    let spec = build(one, json!({})).unwrap();
+    let last = spec["mounts"].as_array().unwrap().last().unwrap().clone();
+    let want = json!({
+        "destination": "/data", "type": "bind", "source": "/v/data/x", "options": ["rbind", "ro"],
+    });
+    assert_eq!(last, want);
+    let one = json!({
+        "name": "web", "command": ["/c"], "volumeMounts": [{ "name": "none", "mountPath": "/x" }],
+    });
+    assert_eq!(build(one, json!({})), Err(BundleError::Volume("none".to_owned())));
+}
+
+#[test]
+fn limits_are_read_from_resources() {
+    let one = json!({ "name": "web", "resources": {
+        "limits": { "cpu": "500m", "memory": "64Mi" }, "requests": { "cpu": "250m" },
+    } });
+    let limits = limits(&container(one)).unwrap();
+    let want = Limits { memory: Some(64 << 20), cpu_milli: Some(500), cpu_shares: Some(256) };
+    assert_eq!(limits, want);
+}
+
+#[test]
+fn what_the_node_does_not_have_is_refused_in_one_line() {
+    let source = json!({ "secretKeyRef": { "name": "s", "key": "k" } });
+    let one =
+        json!({ "name": "web", "command": ["/c"], "env": [{ "name": "S", "valueFrom": source }] });
+    let refused = build(one, json!({})).unwrap_err();
+    assert_eq!(refused.to_string(), "valueFrom of S is not available on the local node");
+}

@@ -1,0 +1,315 @@
+//! Shell: cgroups, in the hybrid and in the unified arrangement.
+//!
+//! Identity is always the v2 cgroup (`rouse-NAME/pods/pod<uid>/<container>`). Limits are written where the controller
+//! is: in the same directory, or on a hybrid machine in the v1 hierarchy of that controller. The OCI runtime is told
+//! nothing of cgroups: it would refuse hybrid (crun) or move the process itself, which costs an RCU grace period.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::layout::Layout;
+
+/// Controllers that limits need.
+const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
+
+/// What failed, and on which file.
+#[derive(Debug, Error)]
+pub enum CgroupError {
+    /// No cgroup2 file system is mounted.
+    #[error(
+        "no cgroup2 file system is mounted: mount one at /sys/fs/cgroup (or /sys/fs/cgroup/unified)"
+    )]
+    Missing,
+    /// A file or directory could not be written or made.
+    #[error("cannot write cgroup file {path}")]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A limit was asked for, and no hierarchy can enforce it.
+    #[error("no {0} controller is available for the container's limits")]
+    NoController(&'static str),
+}
+
+/// Limits of one container; `None` means none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Memory, in bytes.
+    pub memory: Option<u64>,
+    /// CPU time, in thousandths of a CPU.
+    pub cpu_milli: Option<u64>,
+    /// Weight under contention, as v1 `cpu.shares` (1024 is one CPU).
+    pub cpu_shares: Option<u64>,
+}
+
+impl Limits {
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Where the hierarchies are mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounts {
+    /// The cgroup2 file system.
+    pub v2: PathBuf,
+    /// v1 hierarchies by controller.
+    pub v1: BTreeMap<String, PathBuf>,
+}
+
+impl Mounts {
+    /// Finds them from this process's mounts.
+    pub fn find() -> Result<Self, CgroupError> {
+        let path = PathBuf::from("/proc/self/mountinfo");
+        let text =
+            fs::read_to_string(&path).map_err(|source| CgroupError::Write { path, source })?;
+        Self::parse(&text).ok_or(CgroupError::Missing)
+    }
+
+    /// Reads the text of a `mountinfo` file.
+    fn parse(text: &str) -> Option<Self> {
+        let mut v2 = None;
+        let mut v1 = BTreeMap::new();
+        for line in text.lines() {
+            let Some((left, right)) = line.split_once(" - ") else { continue };
+            let Some(path) = left.split(' ').nth(4) else { continue };
+            let mut right = right.split(' ');
+            match (right.next(), right.nth(1)) {
+                (Some("cgroup2"), _) => v2 = v2.or_else(|| Some(PathBuf::from(path))),
+                (Some("cgroup"), Some(options)) => {
+                    let known = options.split(',').filter(|name| CONTROLLERS.contains(name));
+                    v1.extend(known.map(|name| (name.to_owned(), PathBuf::from(path))));
+                }
+                _ => {}
+            }
+        }
+        Some(Self { v2: v2?, v1 })
+    }
+
+    /// Makes the node's cgroups and hands the controllers down. Repeating it changes nothing.
+    pub fn create_node(&self, layout: &Layout) -> Result<(), CgroupError> {
+        let (pods, clients) = (layout.pods_cgroup(&self.v2), layout.clients_cgroup(&self.v2));
+        for path in [pods, clients, layout.runtime_cgroup(&self.v2)] {
+            make(&path)?;
+        }
+        self.delegate(&self.v2)?;
+        self.delegate(&layout.cgroup(&self.v2))?;
+        self.delegate(&layout.pods_cgroup(&self.v2))
+    }
+
+    /// Lets the children of `path` use the controllers v2 has here.
+    fn delegate(&self, path: &Path) -> Result<(), CgroupError> {
+        let have = fs::read_to_string(path.join("cgroup.controllers")).unwrap_or_default();
+        let wanted =
+            CONTROLLERS.iter().filter(|name| have.split_whitespace().any(|one| one == **name));
+        wanted
+            .into_iter()
+            .try_for_each(|name| write(&path.join("cgroup.subtree_control"), &format!("+{name}")))
+    }
+
+    /// Makes a container's cgroup with its limits; repeating it is allowed.
+    pub fn create_container(
+        &self,
+        layout: &Layout,
+        uid: &str,
+        container: &str,
+        limits: Limits,
+    ) -> Result<ContainerCgroup, CgroupError> {
+        let path = layout.container_cgroup(&self.v2, uid, container);
+        make(&layout.pod_cgroup(&self.v2, uid))?;
+        if !limits.is_none() {
+            self.delegate(&layout.pod_cgroup(&self.v2, uid))?;
+        }
+        make(&path)?;
+        let mut tasks = Vec::new();
+        for (controller, settings) in settings(limits) {
+            let Some(settings) = settings else { continue };
+            if let Some(mount) = self.v1.get(controller) {
+                let path = layout.container_cgroup(mount, uid, container);
+                fs::create_dir_all(&path)
+                    .map_err(|source| CgroupError::Write { path: path.clone(), source })?;
+                write_all(&path, &settings.v1)?;
+                tasks.push(open_tasks(&path.join("tasks"))?);
+            } else if path.join(format!("{controller}.max")).exists() {
+                write_all(&path, &settings.v2)?;
+            } else {
+                return Err(CgroupError::NoController(controller));
+            }
+        }
+        let dir = File::open(&path).map_err(|source| CgroupError::Write { path, source })?;
+        Ok(ContainerCgroup { dir: dir.into(), tasks })
+    }
+
+    /// Every directory that carries this node's cgroup, v1 included.
+    fn roots(&self, layout: &Layout) -> impl Iterator<Item = PathBuf> {
+        let mounts = std::iter::once(&self.v2).chain(self.v1.values());
+        mounts.map(|mount| layout.cgroup(mount)).collect::<Vec<_>>().into_iter()
+    }
+
+    /// Kills every process of a pod's container.
+    pub fn kill_container(&self, layout: &Layout, uid: &str, container: &str) {
+        kill(&layout.container_cgroup(&self.v2, uid, container));
+    }
+
+    /// How often the kernel killed in this container for want of memory.
+    pub fn oom_kills(&self, layout: &Layout, uid: &str, container: &str) -> u64 {
+        let v2 = layout.container_cgroup(&self.v2, uid, container).join("memory.events");
+        let v1 = self
+            .v1
+            .get("memory")
+            .map(|mount| layout.container_cgroup(mount, uid, container).join("memory.oom_control"));
+        let text = fs::read_to_string(v1.unwrap_or(v2)).unwrap_or_default();
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+    }
+
+    /// Removes a pod's cgroups. Its processes must be gone.
+    pub fn remove_pod(&self, layout: &Layout, uid: &str) {
+        let mounts = std::iter::once(&self.v2).chain(self.v1.values());
+        for mount in mounts {
+            remove_tree(&layout.pod_cgroup(mount, uid));
+        }
+    }
+
+    /// Kills every process of the node's pods and clients and removes its cgroups, waiting for the processes to go.
+    pub fn remove_node(&self, layout: &Layout) -> Result<(), CgroupError> {
+        kill(&layout.cgroup(&self.v2));
+        for root in self.roots(layout) {
+            let mut left = 200;
+            while root.exists() && !remove_tree(&root) {
+                if left == 0 {
+                    let source = io::Error::from(io::ErrorKind::ResourceBusy);
+                    return Err(CgroupError::Write { path: root, source });
+                }
+                left -= 1;
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                kill(&root);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A container's cgroup, ready for a process to be born in.
+#[derive(Debug)]
+pub struct ContainerCgroup {
+    /// The v2 directory.
+    pub dir: OwnedFd,
+    /// Open `tasks` files of the v1 groups that carry limits.
+    pub tasks: Vec<OwnedFd>,
+}
+
+struct Settings {
+    v1: Vec<(&'static str, String)>,
+    v2: Vec<(&'static str, String)>,
+}
+
+/// The files to write, by controller.
+fn settings(limits: Limits) -> [(&'static str, Option<Settings>); 2] {
+    let memory = limits.memory.map(|bytes| Settings {
+        v1: vec![("memory.limit_in_bytes", bytes.to_string())],
+        v2: vec![("memory.max", bytes.to_string())],
+    });
+    // Period 100 ms, as the kubelet's default; quota at least the kernel's 1 ms.
+    let quota = limits.cpu_milli.map(|milli| (milli * 100).max(1000));
+    let mut cpu = Settings { v1: Vec::new(), v2: Vec::new() };
+    if let Some(quota) = quota {
+        cpu.v1.push(("cpu.cfs_period_us", "100000".to_owned()));
+        cpu.v1.push(("cpu.cfs_quota_us", quota.to_string()));
+        cpu.v2.push(("cpu.max", format!("{quota} 100000")));
+    }
+    if let Some(shares) = limits.cpu_shares {
+        let shares = shares.clamp(2, 262_144);
+        cpu.v1.push(("cpu.shares", shares.to_string()));
+        // The kubelet's conversion of [2, 262144] to [1, 10000].
+        cpu.v2.push(("cpu.weight", (1 + (shares - 2) * 9999 / 262_142).to_string()));
+    }
+    let cpu = (!cpu.v1.is_empty()).then_some(cpu);
+    [("memory", memory), ("cpu", cpu)]
+}
+
+fn make(path: &Path) -> Result<(), CgroupError> {
+    fs::create_dir_all(path).map_err(|source| CgroupError::Write { path: path.to_owned(), source })
+}
+
+fn write(path: &Path, text: &str) -> Result<(), CgroupError> {
+    fs::write(path, text).map_err(|source| CgroupError::Write { path: path.to_owned(), source })
+}
+
+fn write_all(path: &Path, files: &[(&str, String)]) -> Result<(), CgroupError> {
+    files.iter().try_for_each(|(file, text)| write(&path.join(file), text))
+}
+
+fn open_tasks(path: &Path) -> Result<OwnedFd, CgroupError> {
+    let opened = OpenOptions::new().write(true).open(path);
+    opened.map(OwnedFd::from).map_err(|source| CgroupError::Write { path: path.to_owned(), source })
+}
+
+/// SIGKILLs every process at and below a cgroup: at once where `cgroup.kill` exists (5.14), else one by one.
+fn kill(path: &Path) {
+    if fs::write(path.join("cgroup.kill"), "1").is_ok() {
+        return;
+    }
+    let procs = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+    for pid in procs.lines().filter_map(|line| line.parse().ok()) {
+        let pid = nix::unistd::Pid::from_raw(pid);
+        // It may have gone by itself.
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+    }
+    for child in directories(path) {
+        kill(&child);
+    }
+}
+
+/// Removes a cgroup and those below; false while one is busy.
+fn remove_tree(path: &Path) -> bool {
+    let children = directories(path).into_iter().all(|child| remove_tree(&child));
+    match fs::remove_dir(path) {
+        Ok(()) => children,
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
+}
+
+fn directories(path: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(path) else { return Vec::new() };
+    let entries =
+        entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    entries.map(|entry| entry.path()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_both_generations_on_a_hybrid_machine() {
+        let text = "31 25 0:27 / /sys/fs/cgroup/cpu rw shared:4 - cgroup cgroup rw,cpu,cpuacct\n\
+                    32 25 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+                    33 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let mounts = Mounts::parse(text).unwrap();
+        assert_eq!(mounts.v2, Path::new("/sys/fs/cgroup/unified"));
+        assert_eq!(mounts.v1.keys().collect::<Vec<_>>(), ["cpu", "memory"]);
+    }
+
+    #[test]
+    fn without_cgroup2_there_is_no_node() {
+        assert_eq!(Mounts::parse("31 25 0:27 / /sys rw - sysfs sysfs rw\n"), None);
+    }
+
+    #[test]
+    fn limits_become_quota_and_weight() {
+        let limits = Limits { memory: Some(1 << 20), cpu_milli: Some(500), cpu_shares: Some(1024) };
+        let [(_, memory), (_, cpu)] = settings(limits);
+        assert_eq!(memory.unwrap().v2, [("memory.max", "1048576".to_owned())]);
+        let cpu = cpu.unwrap().v2;
+        assert_eq!(cpu, [("cpu.max", "50000 100000".to_owned()), ("cpu.weight", "39".to_owned())]);
+    }
+}

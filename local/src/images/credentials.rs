@@ -1,0 +1,99 @@
+//! Pure: a registry's user and password, from the text of docker's `config.json` or containers' `auth.json`.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// The part of the file that matters here.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct File {
+    #[serde(default)]
+    auths: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Entry {
+    auth: Option<String>,
+    username: Option<String>,
+    password: Option<String>,
+}
+
+/// User and password for a registry, and for a repository in it where the file tells them apart.
+pub(super) fn find(file: &File, registry: &str, repository: &str) -> Option<(String, String)> {
+    let whole = format!("{registry}/{repository}");
+    let host = |key: &str| {
+        let key = key.trim_start_matches("https://").trim_start_matches("http://");
+        key.split("/v1")
+            .next()
+            .unwrap_or(key)
+            .split("/v2")
+            .next()
+            .unwrap_or(key)
+            .trim_end_matches('/')
+            .to_owned()
+    };
+    let hub = |key: &str| registry == "docker.io" && key == "index.docker.io";
+    let fits = |key: &str| {
+        key == registry || hub(key) || key == whole || whole.starts_with(&format!("{key}/"))
+    };
+    let fitting =
+        file.auths.iter().map(|(key, entry)| (host(key), entry)).filter(|(key, _)| fits(key));
+    let (_, entry) = fitting.max_by_key(|(key, _)| key.len())?;
+    match (&entry.username, &entry.password, &entry.auth) {
+        (Some(user), Some(password), _) => Some((user.clone(), password.clone())),
+        (_, _, Some(auth)) => {
+            let text = String::from_utf8(base64(auth)?).ok()?;
+            let (user, password) = text.split_once(':')?;
+            Some((user.to_owned(), password.trim_end_matches('\0').to_owned()))
+        }
+        _ => None,
+    }
+}
+
+/// Decodes standard base64; `None` for other characters.
+fn base64(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let (mut bits, mut held) = (0u32, 0);
+    for byte in text.trim().trim_end_matches('=').bytes() {
+        let value = match byte {
+            b'A'..=b'Z' => byte - b'A',
+            b'a'..=b'z' => byte - b'a' + 26,
+            b'0'..=b'9' => byte - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = (bits << 6) | u32::from(value);
+        held += 6;
+        if held >= 8 {
+            held -= 8;
+            bytes.push((bits >> held) as u8);
+        }
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closest_entry_wins() {
+        let text = r#"{"auths": {
+            "https://index.docker.io/v1/": {"auth": "aHViOm9uZQ=="},
+            "127.0.0.1:5000": {"auth": "dXNlcjpwYXNzOndvcmQ="},
+            "127.0.0.1:5000/team": {"username": "team", "password": "two"}
+        }}"#;
+        let file: File = serde_json::from_str(text).unwrap();
+        let pair = |user: &str, password: &str| Some((user.to_owned(), password.to_owned()));
+        for (registry, repository, want) in [
+            ("docker.io", "library/nginx", pair("hub", "one")),
+            ("127.0.0.1:5000", "hello", pair("user", "pass:word")),
+            ("127.0.0.1:5000", "team/hello", pair("team", "two")),
+            ("127.0.0.1:5000", "teams/hello", pair("user", "pass:word")),
+            ("ghcr.io", "a/b", None),
+        ] {
+            assert_eq!(find(&file, registry, repository), want, "{registry}/{repository}");
+        }
+    }
+}

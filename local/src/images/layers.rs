@@ -1,0 +1,147 @@
+//! Shell: unpacks layers onto one another, whiteouts included.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read};
+use std::path::{Component, Path, PathBuf};
+use std::thread;
+
+use nix::sched::{CloneFlags, unshare};
+use sha2::{Digest as _, Sha256};
+use tar::{Archive, Entry, EntryType};
+
+/// Prefix of a whiteout: the file of the rest of the name is gone.
+const WHITEOUT: &str = ".wh.";
+/// The whiteout of everything that lower layers put into this folder.
+const OPAQUE: &str = ".wh..wh..opq";
+
+/// Unpacks one layer over what is in `root`, checking its digest.
+///
+/// Runs on a thread whose root directory is `root`, so that no path or link of the archive can lead out of it.
+pub(super) fn unpack(layer: File, digest: &str, root: &Path) -> io::Result<()> {
+    let work = || -> io::Result<()> {
+        unshare(CloneFlags::CLONE_FS)?;
+        nix::unistd::chroot(root)?;
+        nix::unistd::chdir("/")?;
+        let mut hashed = Hashed { inner: layer, hash: Sha256::new() };
+        apply(decompress(&mut hashed)?)?;
+        // What follows the archive's end belongs to the digest too.
+        io::copy(&mut hashed, &mut io::sink())?;
+        let bytes = hashed.hash.finalize();
+        let have: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        if digest.strip_prefix("sha256:").is_some_and(|want| want != have) {
+            return Err(io::Error::other(format!(
+                "layer {digest} is damaged: its digest is {have}"
+            )));
+        }
+        Ok(())
+    };
+    let died = |_| Err(io::Error::other("unpacking panicked"));
+    thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(died)
+}
+
+struct Hashed {
+    inner: File,
+    hash: Sha256,
+}
+
+impl Read for Hashed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.inner.read(buffer)?;
+        self.hash.update(&buffer[..length]);
+        Ok(length)
+    }
+}
+
+/// Tells the compression by its first bytes; media types are not always right.
+fn decompress<'a>(layer: &'a mut Hashed) -> io::Result<Box<dyn Read + 'a>> {
+    let mut reader = BufReader::with_capacity(1 << 16, layer);
+    let head = io::BufRead::fill_buf(&mut reader)?;
+    if head.starts_with(&[0x1f, 0x8b]) {
+        return Ok(Box::new(flate2::bufread::MultiGzDecoder::new(reader)));
+    }
+    if head.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        return Ok(Box::new(zstd::stream::read::Decoder::with_buffer(reader)?));
+    }
+    Ok(Box::new(reader))
+}
+
+fn apply(layer: impl Read) -> io::Result<()> {
+    let mut archive = Archive::new(layer);
+    archive.set_preserve_permissions(true);
+    archive.set_preserve_ownerships(true);
+    archive.set_unpack_xattrs(true);
+    archive.set_overwrite(true);
+    let mut added = HashSet::new();
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let Some(path) = inside(&entry.path()?) else { continue };
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if name == OPAQUE {
+            clear(path.parent().unwrap_or(Path::new("/")), &added)?;
+        } else if let Some(gone) = name.strip_prefix(WHITEOUT) {
+            remove(&path.with_file_name(gone))?;
+        } else {
+            put(&mut entry, &path)?;
+            added.insert(path);
+        }
+    }
+    Ok(())
+}
+
+/// The path as seen from the root; `None` for the root itself and for paths that climb.
+fn inside(path: &Path) -> Option<PathBuf> {
+    let mut clean = PathBuf::from("/");
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => clean.push(name),
+            Component::ParentDir => return None,
+            Component::CurDir | Component::RootDir | Component::Prefix(_) => {}
+        }
+    }
+    (clean != Path::new("/")).then_some(clean)
+}
+
+fn put(entry: &mut Entry<'_, impl Read>, path: &Path) -> io::Result<()> {
+    let kind = entry.header().entry_type();
+    // Device nodes have no use in a container whose /dev is the runtime's.
+    if matches!(kind, EntryType::Char | EntryType::Block) {
+        return Ok(());
+    }
+    if let Ok(there) = fs::symlink_metadata(path)
+        && there.is_dir() != (kind == EntryType::Directory)
+    {
+        remove(path)?;
+    }
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    if kind == EntryType::Fifo {
+        return Ok(nix::unistd::mkfifo(path, nix::sys::stat::Mode::from_bits_truncate(0o666))?);
+    }
+    entry.unpack_in("/").map(drop)
+}
+
+/// Removes what lower layers put into a folder.
+fn clear(folder: &Path, added: &HashSet<PathBuf>) -> io::Result<()> {
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if !added.iter().any(|one| one.starts_with(&path)) {
+            remove(&path)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(there) if there.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,204 @@
+//! Shell: OCI image layouts: a folder with `index.json` and `blobs/`.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use oci_spec::image::{Descriptor, ImageConfiguration, ImageIndex, ImageManifest};
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+/// Annotation that names an image within a layout.
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+/// containerd's annotation with the whole name.
+const FULL_NAME: &str = "io.containerd.image.name";
+/// Depth of folders searched below the images folder: `registry/path/name:tag`.
+const DEPTH: usize = 4;
+
+/// What is wrong with a layout.
+#[derive(Debug, Error)]
+pub enum LayoutError {
+    /// A file is missing or cannot be read.
+    #[error("cannot read {path}: is it an OCI image layout?")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A file is not what its place says.
+    #[error("cannot understand {path}")]
+    Parse {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// No image of that tag, or several without one.
+    #[error("layout {path} has {have}; name one of them as oci:{path}:TAG")]
+    Tag {
+        /// The layout.
+        path: PathBuf,
+        /// What it has.
+        have: String,
+    },
+    /// An index has nothing for this machine.
+    #[error("no image for linux/{arch} in {path}")]
+    Platform {
+        /// The layout.
+        path: PathBuf,
+        /// This machine's architecture.
+        arch: &'static str,
+    },
+}
+
+/// One image in a layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// The layout's folder.
+    pub(super) layout: PathBuf,
+    /// Digest of the manifest.
+    pub(super) digest: String,
+}
+
+impl Found {
+    /// The image of `PATH` or `PATH:TAG`.
+    pub(super) fn direct(text: &str) -> Result<Self, LayoutError> {
+        let whole = Path::new(text);
+        if whole.join("index.json").exists() {
+            return Self::pick(whole, None);
+        }
+        match text.rsplit_once(':') {
+            Some((path, tag)) if !tag.contains('/') => Self::pick(Path::new(path), Some(tag)),
+            _ => Self::pick(whole, None),
+        }
+    }
+
+    /// The image called `name` in any layout below `folder`.
+    pub(super) fn named(folder: &Path, name: &str) -> Result<Option<Self>, LayoutError> {
+        let wanted = with_tag(name);
+        let mut layouts = Vec::new();
+        collect(folder, DEPTH, &mut layouts);
+        for layout in layouts {
+            let index: ImageIndex = read(&layout.join("index.json"))?;
+            let inside =
+                layout.strip_prefix(folder).unwrap_or(&layout).to_string_lossy().into_owned();
+            for entry in index.manifests() {
+                let digest = entry.digest().to_string();
+                let names = names(entry, &inside);
+                if names
+                    .iter()
+                    .any(|one| with_tag(one) == wanted || format!("{one}@{digest}") == name)
+                {
+                    return Self::of(&layout, entry).map(Some);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn pick(layout: &Path, tag: Option<&str>) -> Result<Self, LayoutError> {
+        let index: ImageIndex = read(&layout.join("index.json"))?;
+        let fits =
+            |entry: &&Descriptor| tag.is_none_or(|tag| annotation(entry, REF_NAME) == Some(tag));
+        let fitting: Vec<_> = index.manifests().iter().filter(fits).collect();
+        if let [entry] = fitting[..] {
+            return Self::of(layout, entry);
+        }
+        let names: Vec<_> =
+            index.manifests().iter().filter_map(|entry| annotation(entry, REF_NAME)).collect();
+        let have = format!("{} images ({})", index.manifests().len(), names.join(", "));
+        Err(LayoutError::Tag { path: layout.to_owned(), have })
+    }
+
+    /// The image of an entry; of an index within the index, the one for this machine.
+    fn of(layout: &Path, entry: &Descriptor) -> Result<Self, LayoutError> {
+        let digest = entry.digest().to_string();
+        let found = Self { layout: layout.to_owned(), digest };
+        if !entry.media_type().to_string().contains("index")
+            && !entry.media_type().to_string().contains("manifest.list")
+        {
+            return Ok(found);
+        }
+        let arch = architecture();
+        let index: ImageIndex = read(&found.blob(&found.digest))?;
+        let fits = |one: &&Descriptor| {
+            one.platform()
+                .as_ref()
+                .is_none_or(|platform| platform.architecture().to_string() == arch)
+        };
+        let missing = || LayoutError::Platform { path: layout.to_owned(), arch };
+        let inner = index.manifests().iter().find(fits).ok_or_else(missing)?;
+        Ok(Self { digest: inner.digest().to_string(), ..found })
+    }
+
+    /// Path of a blob.
+    pub(super) fn blob(&self, digest: &str) -> PathBuf {
+        self.layout.join("blobs").join(digest.replacen(':', "/", 1))
+    }
+
+    pub(super) fn manifest(&self) -> Result<ImageManifest, LayoutError> {
+        read(&self.blob(&self.digest))
+    }
+
+    pub(super) fn config(
+        &self,
+        manifest: &ImageManifest,
+    ) -> Result<ImageConfiguration, LayoutError> {
+        read(&self.blob(&manifest.config().digest().to_string()))
+    }
+}
+
+/// This machine's architecture in OCI's words.
+pub(super) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<T, LayoutError> {
+    let bytes =
+        fs::read(path).map_err(|source| LayoutError::Read { path: path.to_owned(), source })?;
+    serde_json::from_slice(&bytes)
+        .map_err(|source| LayoutError::Parse { path: path.to_owned(), source })
+}
+
+fn annotation<'a>(entry: &'a Descriptor, key: &str) -> Option<&'a str> {
+    entry.annotations().as_ref()?.get(key).map(String::as_str)
+}
+
+/// Every name an entry of the layout at `inside` may be called by.
+fn names(entry: &Descriptor, inside: &str) -> Vec<String> {
+    let mut names = vec![inside.to_owned()];
+    names.extend(annotation(entry, FULL_NAME).map(str::to_owned));
+    if let Some(name) = annotation(entry, REF_NAME) {
+        names.push(name.to_owned());
+        names.push(format!("{inside}:{name}"));
+    }
+    names
+}
+
+/// A name with its tag spelled out.
+fn with_tag(name: &str) -> String {
+    let last = name.rsplit('/').next().unwrap_or(name);
+    let tagged = last.contains(':') || last.contains('@');
+    if tagged { name.to_owned() } else { format!("{name}:latest") }
+}
+
+/// Folders at and below `folder` that are layouts.
+fn collect(folder: &Path, depth: usize, layouts: &mut Vec<PathBuf>) {
+    if folder.join("index.json").exists() {
+        layouts.push(folder.to_owned());
+        return;
+    }
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        if depth > 0 && entry.path().is_dir() {
+            collect(&entry.path(), depth - 1, layouts);
+        }
+    }
+}

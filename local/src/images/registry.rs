@@ -1,0 +1,220 @@
+//! Shell: registries, asked by the `oci-client` crate from the host's network.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use oci_client::client::{ClientConfig, ClientProtocol};
+use oci_client::errors::OciDistributionError;
+use oci_client::secrets::RegistryAuth;
+use oci_client::{Client, Reference};
+use thiserror::Error;
+use tracing::info;
+
+use super::credentials;
+use super::layout::Found;
+use crate::net::{self, NetError};
+
+/// Why a registry gave no image.
+#[derive(Debug, Error)]
+pub enum RegistryError {
+    /// The name is not one of an image.
+    #[error("{name:?} is not an image name: use REGISTRY/NAME:TAG or oci:PATH")]
+    Name {
+        /// As written.
+        name: String,
+        /// Why.
+        #[source]
+        source: oci_client::ParseError,
+    },
+    /// The registry does not have it.
+    #[error("registry {registry} does not have it")]
+    NotFound {
+        /// Which registry.
+        registry: String,
+    },
+    /// The registry wants other credentials.
+    #[error(
+        "registry {registry} refuses: log in with `docker login {registry}` or `skopeo login {registry}`"
+    )]
+    Unauthorized {
+        /// Which registry.
+        registry: String,
+        /// What it said.
+        #[source]
+        source: Box<OciDistributionError>,
+    },
+    /// It could not be asked.
+    #[error("registry {registry} gave no answer that can be used")]
+    Request {
+        /// Which registry.
+        registry: String,
+        /// Why.
+        #[source]
+        source: Box<OciDistributionError>,
+    },
+    /// The store could not be written.
+    #[error("cannot write {path}")]
+    Store {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The thread that pulls could not work.
+    #[error("cannot reach the host's network")]
+    Network(#[source] NetError),
+}
+
+/// Pulls images, each on a thread in the host's network namespace.
+#[derive(Clone, Debug)]
+pub struct Puller {
+    host: Arc<OwnedFd>,
+    credentials: Vec<PathBuf>,
+}
+
+impl Puller {
+    /// Pulls from network namespace `host`, with the credentials of the first file that knows the registry.
+    pub fn new(host: Arc<OwnedFd>, credentials: Vec<PathBuf>) -> Self {
+        Self { host, credentials }
+    }
+
+    /// The image pulled before under this name.
+    pub(super) fn kept(&self, store: &Path, image: &str) -> Option<Found> {
+        let reference: Reference = image.parse().ok()?;
+        if let Some(digest) = reference.digest() {
+            let found = Found { layout: store.to_owned(), digest: digest.to_owned() };
+            return found.manifest().is_ok().then_some(found);
+        }
+        let digest = fs::read_to_string(ref_file(store, &reference)).ok()?;
+        Some(Found { layout: store.to_owned(), digest })
+    }
+
+    /// Pulls an image into the store. Blobs already there are not fetched again.
+    pub(super) fn pull(&self, store: &Path, image: &str) -> Result<Found, RegistryError> {
+        let parse = |source| RegistryError::Name { name: image.to_owned(), source };
+        let reference: Reference = image.parse().map_err(parse)?;
+        let work = || -> Result<Found, RegistryError> {
+            // Name look-ups run on threads this one starts, so they are in the host's network too.
+            net::enter(self.host.as_fd()).map_err(RegistryError::Network)?;
+            let runtime = net::runtime().map_err(RegistryError::Network)?;
+            runtime.block_on(self.fetch(store, &reference))
+        };
+        thread::scope(|scope| scope.spawn(work).join())
+            .unwrap_or(Err(RegistryError::Network(NetError::Ended)))
+    }
+
+    async fn fetch(&self, store: &Path, reference: &Reference) -> Result<Found, RegistryError> {
+        let registry = reference.resolve_registry().to_owned();
+        let protocol =
+            if is_loopback(&registry) { ClientProtocol::Http } else { ClientProtocol::Https };
+        let client = Client::new(ClientConfig { protocol, ..ClientConfig::default() });
+        let auth = self.auth(reference);
+        let refuse = |source| refused(&registry, source);
+        let (manifest, digest) =
+            client.pull_image_manifest(reference, &auth).await.map_err(refuse)?;
+        for layer in std::iter::once(&manifest.config).chain(&manifest.layers) {
+            let path = blob(store, &layer.digest);
+            if path.exists() {
+                continue;
+            }
+            let mut bytes = Vec::new();
+            client.pull_blob(reference, layer, &mut bytes).await.map_err(refuse)?;
+            write(&path, &bytes)?;
+        }
+        let types = [
+            "application/vnd.oci.image.manifest.v1+json",
+            "application/vnd.docker.distribution.manifest.v2+json",
+        ];
+        let exact = reference.clone_with_digest(digest.clone());
+        let (raw, _) = client.pull_manifest_raw(&exact, &auth, &types).await.map_err(refuse)?;
+        write(&blob(store, &digest), &raw)?;
+        if reference.digest().is_none() {
+            write(&ref_file(store, reference), digest.as_bytes())?;
+        }
+        info!(image = reference.whole(), digest, "image pulled");
+        Ok(Found { layout: store.to_owned(), digest })
+    }
+
+    fn auth(&self, reference: &Reference) -> RegistryAuth {
+        let found = self.credentials.iter().find_map(|path| {
+            let file = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+            credentials::find(&file, reference.registry(), reference.repository())
+        });
+        found
+            .map_or(RegistryAuth::Anonymous, |(user, password)| RegistryAuth::Basic(user, password))
+    }
+}
+
+/// Files that `docker login` and `skopeo login` write, in the order skopeo reads them.
+pub fn credential_files(environment: &BTreeMap<String, String>) -> Vec<PathBuf> {
+    let of = |key: &str, rest: &str| environment.get(key).map(|value| Path::new(value).join(rest));
+    let named = environment.get("REGISTRY_AUTH_FILE").map(PathBuf::from);
+    [
+        named,
+        of("XDG_RUNTIME_DIR", "containers/auth.json"),
+        Some(PathBuf::from("/run/containers/0/auth.json")),
+        of("XDG_CONFIG_HOME", "containers/auth.json"),
+        of("HOME", ".config/containers/auth.json"),
+        of("DOCKER_CONFIG", "config.json"),
+        of("HOME", ".docker/config.json"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Registries on this machine speak plain HTTP, as docker assumes.
+fn is_loopback(registry: &str) -> bool {
+    let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+fn refused(registry: &str, source: OciDistributionError) -> RegistryError {
+    let registry = registry.to_owned();
+    let codes = match &source {
+        OciDistributionError::RegistryError { envelope, .. } => {
+            envelope.errors.iter().map(|error| format!("{:?}", error.code)).collect()
+        }
+        _ => Vec::new(),
+    };
+    let has = |words: &[&str]| codes.iter().any(|code| words.contains(&code.as_str()));
+    match &source {
+        OciDistributionError::ImageManifestNotFoundError(_) => RegistryError::NotFound { registry },
+        OciDistributionError::ServerError { code: 404, .. } => RegistryError::NotFound { registry },
+        _ if has(&["ManifestUnknown", "NameUnknown", "NotFound"]) => {
+            RegistryError::NotFound { registry }
+        }
+        OciDistributionError::UnauthorizedError { .. }
+        | OciDistributionError::AuthenticationFailure(_) => {
+            RegistryError::Unauthorized { registry, source: Box::new(source) }
+        }
+        _ if has(&["Unauthorized", "Denied"]) => {
+            RegistryError::Unauthorized { registry, source: Box::new(source) }
+        }
+        _ => RegistryError::Request { registry, source: Box::new(source) },
+    }
+}
+
+fn blob(store: &Path, digest: &str) -> PathBuf {
+    store.join("blobs").join(digest.replacen(':', "/", 1))
+}
+
+fn ref_file(store: &Path, reference: &Reference) -> PathBuf {
+    store.join("refs").join(reference.whole().replace(['/', ':', '@'], "_"))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), RegistryError> {
+    let store = |source| RegistryError::Store { path: path.to_owned(), source };
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(store)?;
+    }
+    let half = path.with_extension("half");
+    fs::write(&half, bytes).and_then(|()| fs::rename(&half, path)).map_err(store)
+}

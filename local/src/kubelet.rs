@@ -1,0 +1,416 @@
+//! Shell: drives every pod's machine: orders and events in, actions and statuses out.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::node::{Orders, PodOrder, PodPhase, PodStatus};
+use k8s_openapi::api::core::v1::Container;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::addresses::PodAddress;
+use crate::cgroups::Mounts;
+use crate::images::{Images, PullPolicy};
+use crate::layout::Layout;
+use crate::net::{self, Networks};
+use crate::pods::{Action, Event, Plan, Pod, Restart, Role};
+use crate::process::ProcessId;
+use crate::runtime::Runtime;
+use crate::sys;
+
+mod exits;
+mod logs;
+mod start;
+mod state;
+
+use state::Saved;
+pub(crate) use state::load;
+
+/// How often logs are compared with their bound.
+const LOG_CHECK: Duration = Duration::from_secs(10);
+
+/// What all pods share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) layout: Layout,
+    pub(crate) mounts: Mounts,
+    pub(crate) images: Images,
+    pub(crate) networks: Networks,
+    pub(crate) runtime: Runtime,
+}
+
+/// An order, prepared once.
+#[derive(Debug)]
+struct Work {
+    order: PodOrder,
+    /// Init containers, then the pod's own: what an index counts.
+    containers: Vec<Container>,
+}
+
+struct Held {
+    pod: Pod,
+    work: Arc<Work>,
+    ordered: Instant,
+    address: Option<PodAddress>,
+    processes: Vec<Option<Arc<OwnedFd>>>,
+    images: Vec<Option<crate::images::Image>>,
+    told: Option<PodStatus>,
+}
+
+/// An event with what belongs to it but not to the machine.
+struct Report {
+    uid: String,
+    event: Event,
+    extra: Extra,
+}
+
+enum Extra {
+    None,
+    Address(PodAddress),
+    Image(crate::images::Image),
+    Process(Arc<OwnedFd>),
+}
+
+/// The pods of a node.
+pub(crate) struct Kubelet {
+    shared: Arc<Shared>,
+    pods: BTreeMap<String, Held>,
+    reports: mpsc::Sender<Report>,
+    inbox: mpsc::Receiver<Report>,
+    outbox: VecDeque<PodStatus>,
+    /// Whether what should run is known; until then nothing found running is stopped.
+    ordered: bool,
+}
+
+impl Kubelet {
+    /// Finds the pods a predecessor left and takes them over.
+    pub(crate) fn adopt(shared: Arc<Shared>, saved: Vec<Saved>) -> Self {
+        let (reports, inbox) = mpsc::channel(1024);
+        let pods = BTreeMap::new();
+        let mut kubelet =
+            Self { shared, pods, reports, inbox, outbox: VecDeque::new(), ordered: false };
+        for saved in saved {
+            kubelet.adopt_one(saved);
+        }
+        kubelet
+    }
+
+    fn adopt_one(&mut self, saved: Saved) {
+        let uid = saved.order.uid.clone();
+        let mut held = Held::new(saved.order);
+        let network = self.shared.layout.pod_namespace(&uid);
+        if let Some(address) = saved.address.filter(|_| net::is_published(&network)) {
+            held.address = Some(address);
+            held.pod.adopt_network(address.both().to_vec());
+        }
+        for (at, container) in held.work.containers.iter().enumerate() {
+            let kept = saved.containers.get(at).cloned().unwrap_or_default();
+            let process = exits::find(&self.shared, &uid, &container.name);
+            held.pod.adopt(at, kept.restarts, None, process.is_some());
+            match process {
+                Some(fd) => {
+                    let fd = Arc::new(fd);
+                    held.processes[at] = Some(Arc::clone(&fd));
+                    self.watch(&uid, &container.name, at, fd);
+                }
+                // A start that was cut off must not meet the next one.
+                None => {
+                    self.shared.mounts.kill_container(&self.shared.layout, &uid, &container.name)
+                }
+            }
+        }
+        let running = held.processes.iter().flatten().count();
+        info!(pod = held.work.order.name, uid, running, "pod adopted");
+        self.pods.insert(uid.clone(), held);
+        self.step(&uid, Event::Begin, Extra::None);
+    }
+
+    /// Carries out orders until `shutdown`. Pods stay: whoever comes next adopts them.
+    pub(crate) async fn serve(
+        mut self,
+        mut orders: watch::Receiver<Orders>,
+        statuses: mpsc::Sender<PodStatus>,
+        shutdown: CancellationToken,
+    ) {
+        let mut log_check = tokio::time::interval(LOG_CHECK);
+        if !orders.borrow().pods.is_empty() {
+            orders.mark_changed();
+        }
+        loop {
+            let due = self.pods.values().filter_map(|held| held.pod.due()).min();
+            let wake = async {
+                match due {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                changed = orders.changed() => match changed {
+                    Ok(()) => {
+                        let wanted = orders.borrow_and_update().clone();
+                        self.order(wanted);
+                    }
+                    // The controller's part is gone with this process; pods stay for the next.
+                    Err(_) => return shutdown.cancelled().await,
+                },
+                Some(report) = self.inbox.recv() => self.step(&report.uid, report.event, report.extra),
+                slot = statuses.reserve(), if !self.outbox.is_empty() => match (slot, self.outbox.pop_front()) {
+                    (Ok(slot), Some(status)) => slot.send(status),
+                    _ => return shutdown.cancelled().await,
+                },
+                () = wake => self.tick(),
+                _ = log_check.tick() => logs::bound(&self.shared.layout),
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = Instant::now();
+        let due = |held: &Held| held.pod.due().is_some_and(|due| due <= now);
+        let uids: Vec<String> =
+            self.pods.iter().filter(|(_, held)| due(held)).map(|(uid, _)| uid.clone()).collect();
+        for uid in uids {
+            self.step(&uid, Event::Tick, Extra::None);
+        }
+    }
+
+    /// Begins what is new and stops what is no longer wanted.
+    fn order(&mut self, wanted: Orders) {
+        self.ordered = true;
+        let gone: Vec<String> =
+            self.pods.keys().filter(|uid| !wanted.pods.contains_key(*uid)).cloned().collect();
+        for uid in gone {
+            self.step(&uid, Event::Stop, Extra::None);
+        }
+        for (uid, order) in wanted.pods {
+            if self.pods.contains_key(&uid) {
+                continue;
+            }
+            info!(pod = order.name, uid, revision = %order.revision, "pod ordered");
+            if let Err(error) = start::make_room(&self.shared, &order) {
+                warn!(uid, error = &error as &dyn std::error::Error, "no room made for the pod");
+            }
+            let held = Held::new(order);
+            state::save(&self.shared.layout, &held.saved());
+            self.pods.insert(uid.clone(), held);
+            self.step(&uid, Event::Begin, Extra::None);
+        }
+    }
+
+    /// Tells a pod's machine what happened and does what it answers.
+    fn step(&mut self, uid: &str, event: Event, extra: Extra) {
+        let Some(held) = self.pods.get_mut(uid) else { return };
+        held.keep(&event, extra);
+        let restarts = held.restarts();
+        let connected = matches!(event, Event::Network(_));
+        let actions = held.pod.step(Instant::now(), event);
+        if connected || restarts != held.restarts() {
+            state::save(&self.shared.layout, &held.saved());
+        }
+        let status = held.status();
+        if held.told.as_ref() != Some(&status) {
+            held.told = Some(status.clone());
+            log_change(&held.work.order, &status);
+            self.outbox.retain(|old| old.uid != uid);
+            self.outbox.push_back(status);
+        }
+        let gone = held.pod.phase() == PodPhase::Gone;
+        for action in actions {
+            self.act(uid, action);
+        }
+        if gone {
+            self.pods.remove(uid);
+        }
+    }
+
+    fn act(&self, uid: &str, action: Action) {
+        let Some(held) = self.pods.get(uid) else { return };
+        let (shared, work) = (Arc::clone(&self.shared), Arc::clone(&held.work));
+        match action {
+            Action::Connect => self.spawn(uid, start::connect(shared, uid.to_owned())),
+            Action::Pull(at) => self.spawn(uid, pull(shared, work, at)),
+            Action::Start(at) => {
+                let Some(image) = held.images[at].clone() else {
+                    // Adopted with a known digest only: the image is looked up again first.
+                    return self.spawn(uid, pull(shared, work, at));
+                };
+                let asked = start::Asked {
+                    at,
+                    attempt: held.pod.restarts(at),
+                    addresses: held.pod.addresses().to_vec(),
+                    image,
+                    ordered: held.ordered,
+                };
+                let reports = self.reports.clone();
+                let uid = uid.to_owned();
+                tokio::spawn(async move {
+                    let name = work.containers[at].name.clone();
+                    let id = start::id(&uid, &name, asked.attempt);
+                    let (event, extra) = start::start(&shared, &work, asked).await;
+                    let process = match &extra {
+                        Extra::Process(fd) => Some(Arc::clone(fd)),
+                        _ => None,
+                    };
+                    let _ = reports.send(Report { uid: uid.clone(), event, extra }).await;
+                    if let Some(fd) = process {
+                        exits::report(shared, reports, uid, name, at, fd, Some(id)).await;
+                    }
+                });
+            }
+            Action::Terminate(at) => {
+                let signal = held.stop_signal(at);
+                if let Some(fd) = &held.processes[at] {
+                    // Ended meanwhile: its exit is on the way.
+                    let _ = sys::pidfd_signal(fd.as_fd(), signal);
+                }
+            }
+            Action::Kill(at) => {
+                let name = &work.containers[at].name;
+                warn!(
+                    pod = work.order.name,
+                    uid,
+                    container = name,
+                    "killed after its grace period"
+                );
+                shared.mounts.kill_container(&shared.layout, uid, name);
+            }
+            Action::Remove => self.spawn(uid, start::remove(shared, uid.to_owned(), held.address)),
+        }
+    }
+
+    fn spawn(&self, uid: &str, work: impl Future<Output = (Event, Extra)> + Send + 'static) {
+        let (reports, uid) = (self.reports.clone(), uid.to_owned());
+        tokio::spawn(async move {
+            let (event, extra) = work.await;
+            // The kubelet ended: nobody is left to tell.
+            let _ = reports.send(Report { uid, event, extra }).await;
+        });
+    }
+
+    fn watch(&self, uid: &str, name: &str, at: usize, fd: Arc<OwnedFd>) {
+        let (shared, reports) = (Arc::clone(&self.shared), self.reports.clone());
+        tokio::spawn(exits::report(shared, reports, uid.to_owned(), name.to_owned(), at, fd, None));
+    }
+}
+
+async fn pull(shared: Arc<Shared>, work: Arc<Work>, at: usize) -> (Event, Extra) {
+    let container = &work.containers[at];
+    let name = container.image.clone().unwrap_or_default();
+    let policy = PullPolicy::of(container.image_pull_policy.as_deref(), &name);
+    let image = name.clone();
+    let got = tokio::task::spawn_blocking(move || shared.images.get(&image, policy)).await;
+    let refused = |reason: &str, message: String| {
+        (Event::NoImage { at, reason: reason.to_owned(), message }, Extra::None)
+    };
+    match got {
+        Ok(Ok(image)) => (Event::Image { at, digest: image.digest.clone() }, Extra::Image(image)),
+        Ok(Err(error)) => {
+            let message = start::chain(&error);
+            match error.reason() {
+                "ErrImagePull" => {
+                    refused("ImagePullBackOff", format!("Back-off pulling: {message}"))
+                }
+                reason => refused(reason, message),
+            }
+        }
+        Err(_) => refused("ImagePullBackOff", format!("unpacking image {name} panicked")),
+    }
+}
+
+impl Held {
+    fn new(order: PodOrder) -> Self {
+        let spec = &order.spec;
+        let restart = match spec.restart_policy.as_deref() {
+            Some("Never") => Restart::Never,
+            Some("OnFailure") => Restart::OnFailure,
+            _ => Restart::Always,
+        };
+        let grace = spec.termination_grace_period_seconds;
+        let grace = grace.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+        let init = |container: &Container| match container.restart_policy.as_deref() {
+            Some("Always") => Role::Sidecar,
+            _ => Role::Init,
+        };
+        let inits = spec.init_containers.iter().flatten().map(|one| (one, init(one)));
+        let all = inits.chain(spec.containers.iter().map(|one| (one, Role::Main)));
+        let plans = all.clone().map(|(one, role)| Plan {
+            name: one.name.clone(),
+            image: one.image.clone().unwrap_or_default(),
+            role,
+        });
+        let pod = Pod::new(restart, grace, plans.collect());
+        let containers: Vec<Container> = all.map(|(one, _)| one.clone()).collect();
+        let count = containers.len();
+        let work = Arc::new(Work { order, containers });
+        Self {
+            pod,
+            work,
+            ordered: Instant::now(),
+            address: None,
+            processes: vec![None; count],
+            images: vec![None; count],
+            told: None,
+        }
+    }
+
+    /// Keeps what came with an event.
+    fn keep(&mut self, event: &Event, extra: Extra) {
+        match (event, extra) {
+            (_, Extra::Address(address)) => self.address = Some(address),
+            (Event::Image { at, .. }, Extra::Image(image)) => self.images[*at] = Some(image),
+            (Event::Started { at }, Extra::Process(fd)) => self.processes[*at] = Some(fd),
+            (Event::Exited { at, .. }, _) => self.processes[*at] = None,
+            _ => {}
+        }
+    }
+
+    fn restarts(&self) -> Vec<u32> {
+        (0..self.work.containers.len()).map(|at| self.pod.restarts(at)).collect()
+    }
+
+    fn saved(&self) -> Saved {
+        let containers = self.restarts().into_iter().map(|restarts| state::Kept { restarts });
+        Saved {
+            order: self.work.order.clone(),
+            address: self.address,
+            containers: containers.collect(),
+        }
+    }
+
+    fn status(&self) -> PodStatus {
+        PodStatus {
+            uid: self.work.order.uid.clone(),
+            phase: self.pod.phase(),
+            addresses: self.pod.addresses().to_vec(),
+            containers: self.pod.containers(),
+        }
+    }
+
+    /// The signal that asks a container to end: its image's, else SIGTERM.
+    fn stop_signal(&self, at: usize) -> i32 {
+        let config = self.images[at].as_ref().and_then(|image| image.config.config().as_ref());
+        let name = config.and_then(|config| config.stop_signal().as_deref());
+        name.and_then(sys::signal_number).unwrap_or(libc::SIGTERM)
+    }
+}
+
+fn log_change(order: &PodOrder, status: &PodStatus) {
+    let states: Vec<String> =
+        status.containers.iter().map(|one| format!("{}: {:?}", one.name, one.state)).collect();
+    info!(
+        pod = order.name,
+        uid = order.uid,
+        phase = ?status.phase,
+        containers = states.join("; "),
+        "pod changed"
+    );
+}
+
+/// The process recorded for a container, if it still runs in the container's cgroup.
+pub(crate) fn open_process(pid: i32) -> Option<OwnedFd> {
+    ProcessId::of(pid)?.open()
+}

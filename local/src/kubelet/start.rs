@@ -1,0 +1,300 @@
+//! Shell: the steps that make a pod and take it away again.
+
+use std::error::Error;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::node::PodOrder;
+use k8s_openapi::api::core::v1::Volume;
+use thiserror::Error as ThisError;
+use tracing::{info, warn};
+
+use super::{Extra, Shared, Work, logs};
+use crate::addresses::PodAddress;
+use crate::bundle::{self, BundleError, Surroundings};
+use crate::cgroups::{CgroupError, ContainerCgroup};
+use crate::images::Image;
+use crate::layout::DNS;
+use crate::net;
+use crate::pods::Event;
+use crate::runtime::{Launch, Launched, RuntimeError};
+
+#[derive(Debug, ThisError)]
+pub(super) enum StartError {
+    #[error("cannot form the container")]
+    Bundle(#[from] BundleError),
+    #[error("cannot set up the container's cgroup")]
+    Cgroup(#[from] CgroupError),
+    #[error("cannot join the pod's network")]
+    Network(#[from] net::NetError),
+    #[error("cannot run the container")]
+    Runtime(#[from] RuntimeError),
+    #[error("cannot write {path}")]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl StartError {
+    /// Kubernetes' reason.
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Bundle(_) => "CreateContainerConfigError",
+            Self::Cgroup(_) | Self::Network(_) | Self::File { .. } => "CreateContainerError",
+            Self::Runtime(_) => "RunContainerError",
+        }
+    }
+}
+
+fn file(path: &Path) -> impl FnOnce(io::Error) -> StartError {
+    let path = path.to_owned();
+    move |source| StartError::File { path, source }
+}
+
+/// One line with an error and its causes.
+pub(super) fn chain(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    line.replace('\n', " ")
+}
+
+/// What one start needs to know beyond the order.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) at: usize,
+    pub(super) attempt: u32,
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) image: Image,
+    pub(super) ordered: Instant,
+}
+
+/// The runtime's name for one run of a container.
+pub(super) fn id(uid: &str, container: &str, attempt: u32) -> String {
+    format!("{uid}-{container}-{attempt}")
+}
+
+/// Makes a pod's folders and its cgroup, which the agent waits for.
+pub(super) fn make_room(shared: &Shared, order: &PodOrder) -> io::Result<()> {
+    let layout = &shared.layout;
+    fs::create_dir_all(layout.pod_cgroup(&shared.mounts.v2, &order.uid))?;
+    fs::create_dir_all(layout.pod(&order.uid))?;
+    fs::create_dir_all(layout.pod_logs(&order.revision.namespace, &order.name))
+}
+
+/// Makes a pod's network.
+pub(super) async fn connect(shared: Arc<Shared>, uid: String) -> (Event, Extra) {
+    let begin = Instant::now();
+    let path = shared.layout.pod_namespace(&uid);
+    let network = match shared.networks.take().await {
+        Ok(network) => network,
+        Err(error) => return (Event::NoNetwork(chain(&error)), Extra::None),
+    };
+    net::unpublish(&path);
+    if let Err(error) = net::publish(network.namespace.as_fd(), &path) {
+        shared.networks.release(network.address).await;
+        return (Event::NoNetwork(chain(&error)), Extra::None);
+    }
+    let took_us = begin.elapsed().as_micros() as u64;
+    info!(uid, address = %network.address.v4(), took_us, "pod connected");
+    (Event::Network(network.address.both().to_vec()), Extra::Address(network.address))
+}
+
+/// Starts one container.
+pub(super) async fn start(shared: &Arc<Shared>, work: &Arc<Work>, asked: Asked) -> (Event, Extra) {
+    let (at, ordered) = (asked.at, asked.ordered);
+    let begin = Instant::now();
+    // Here, not on the runtime's threads: those see another /sys/fs/cgroup, and not the pod's mount.
+    let born = cgroup(shared, work, at).and_then(|cgroup| {
+        let network = net::open(&shared.layout.pod_namespace(&work.order.uid))?;
+        Ok((cgroup, network))
+    });
+    let prepare = {
+        let (shared, work) = (Arc::clone(shared), Arc::clone(work));
+        move || prepare(&shared, &work, &asked, born?)
+    };
+    match shared.runtime.run(prepare).await {
+        Ok(launched) => {
+            log_start(shared, work, at, &launched, ordered, begin);
+            (Event::Started { at }, Extra::Process(Arc::new(launched.pidfd)))
+        }
+        Err(error) => {
+            let (reason, message) = (error.reason().to_owned(), chain(&error));
+            (Event::NotStarted { at, reason, message }, Extra::None)
+        }
+    }
+}
+
+fn log_start(
+    shared: &Shared,
+    work: &Work,
+    at: usize,
+    launched: &Launched,
+    ordered: Instant,
+    begin: Instant,
+) {
+    let micros = |duration: Duration| duration.as_micros() as u64;
+    info!(
+        pod = work.order.name,
+        uid = work.order.uid,
+        container = work.containers[at].name,
+        pid = launched.process.pid,
+        runtime = shared.runtime.name(),
+        mount_us = micros(launched.mount_time),
+        runtime_us = micros(launched.runtime_time),
+        start_us = micros(begin.elapsed()),
+        since_order_us = micros(ordered.elapsed()),
+        "container started"
+    );
+}
+
+/// Makes a container's cgroup with its limits.
+fn cgroup(shared: &Shared, work: &Work, at: usize) -> Result<ContainerCgroup, StartError> {
+    let container = &work.containers[at];
+    let limits = bundle::limits(container)?;
+    let made =
+        shared.mounts.create_container(&shared.layout, &work.order.uid, &container.name, limits);
+    Ok(made?)
+}
+
+/// Writes everything a container needs, on a runtime thread.
+fn prepare(
+    shared: &Shared,
+    work: &Work,
+    asked: &Asked,
+    (born, joined): (ContainerCgroup, OwnedFd),
+) -> Result<Launch, StartError> {
+    let (order, container) = (&work.order, &work.containers[asked.at]);
+    let (layout, uid) = (&shared.layout, order.uid.as_str());
+    let bundle = layout.bundle(uid, &container.name);
+    let etc = layout.pod(uid);
+    fs::create_dir_all(&bundle).map_err(file(&bundle))?;
+    let namespace = &order.revision.namespace;
+    write(&etc.join("hosts"), &bundle::hosts(&order.name, &asked.addresses))?;
+    write(&etc.join("resolv.conf"), &crate::dns::resolv_conf(DNS.into(), namespace))?;
+    write(&etc.join("hostname"), &format!("{}\n", bundle::hostname(&order.name)))?;
+    let termination_log = bundle.join("termination-log");
+    write(&termination_log, "")?;
+    let anyone = fs::Permissions::from_mode(0o666);
+    fs::set_permissions(&termination_log, anyone).map_err(file(&termination_log))?;
+    let volumes = volumes(shared, order)?;
+    let read = |name: &str| fs::read_to_string(asked.image.rootfs.join(name)).unwrap_or_default();
+    let (passwd, group) = (read("etc/passwd"), read("etc/group"));
+    let cgroup = layout.container_cgroup(Path::new(""), uid, &container.name);
+    let network = format!("/proc/{}/fd/{}", std::process::id(), joined.as_raw_fd());
+    let network = PathBuf::from(network);
+    let around = Surroundings {
+        uid,
+        pod: &order.name,
+        namespace,
+        labels: &order.labels,
+        addresses: &asked.addresses,
+        network: &network,
+        rootfs: &bundle.join("rootfs"),
+        etc: &etc,
+        termination_log: &termination_log,
+        cgroup: &cgroup,
+        volumes: &volumes,
+        passwd: &passwd,
+        group: &group,
+    };
+    let config = asked.image.config.config().as_ref();
+    let spec = bundle::spec(&order.spec, container, config, &around)?;
+    let text =
+        serde_json::to_string(&spec).map_err(|error| BundleError::Spec(error.to_string()))?;
+    write(&bundle.join("config.json"), &text)?;
+    let log = layout.log(namespace, &order.name, &container.name);
+    remember_log(&bundle, &log)?;
+    let user = spec.process().as_ref().map_or(0, |process| process.user().uid());
+    Ok(Launch {
+        id: id(uid, &container.name, asked.attempt),
+        image: asked.image.rootfs.clone(),
+        layer: layout.pod_data(uid).join("layers").join(&container.name),
+        bundle,
+        log,
+        user,
+        cgroup: born,
+        network: joined,
+    })
+}
+
+/// Notes where this run's output begins, for its last words.
+fn remember_log(bundle: &Path, log: &Path) -> Result<(), StartError> {
+    if let Some(folder) = log.parent() {
+        fs::create_dir_all(folder).map_err(file(folder))?;
+    }
+    let begin = fs::metadata(log).map_or(0, |meta| meta.len());
+    write(&bundle.join("log-begin"), &begin.to_string())?;
+    let link = bundle.join("log");
+    if fs::read_link(&link).is_err() {
+        symlink(log, &link).map_err(file(&link))?;
+    }
+    Ok(())
+}
+
+/// The folders behind a pod's volumes.
+fn volumes(
+    shared: &Shared,
+    order: &PodOrder,
+) -> Result<std::collections::BTreeMap<String, PathBuf>, StartError> {
+    let folder = shared.layout.pod_data(&order.uid).join("volumes");
+    let source = |volume: &Volume| -> Result<(String, PathBuf), StartError> {
+        if let Some(host) = &volume.host_path {
+            return Ok((volume.name.clone(), PathBuf::from(&host.path)));
+        }
+        if volume.empty_dir.is_none() {
+            let what = format!("the kind of volume {}", volume.name);
+            return Err(BundleError::Unsupported(what).into());
+        }
+        let path = folder.join(&volume.name);
+        fs::create_dir_all(&path).map_err(file(&path))?;
+        // As the kubelet's: every user of the pod may write.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).map_err(file(&path))?;
+        Ok((volume.name.clone(), path))
+    };
+    order.spec.volumes.iter().flatten().map(source).collect()
+}
+
+fn write(path: &Path, text: &str) -> Result<(), StartError> {
+    fs::write(path, text).map_err(file(path))
+}
+
+/// Takes away everything of a pod but its logs.
+pub(super) async fn remove(
+    shared: Arc<Shared>,
+    uid: String,
+    address: Option<PodAddress>,
+) -> (Event, Extra) {
+    let worker = Arc::clone(&shared);
+    let pod = uid.clone();
+    let done = tokio::task::spawn_blocking(move || {
+        let layout = &worker.layout;
+        net::unpublish(&layout.pod_namespace(&pod));
+        worker.mounts.remove_pod(layout, &pod);
+        for path in [layout.pod_data(&pod), layout.pod(&pod)] {
+            match fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    warn!(path = %path.display(), %error, "left behind");
+                }
+                _ => {}
+            }
+        }
+        logs::prune(layout);
+    });
+    let _ = done.await;
+    if let Some(address) = address {
+        shared.networks.release(address).await;
+    }
+    (Event::Removed, Extra::None)
+}

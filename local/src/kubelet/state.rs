@@ -1,0 +1,91 @@
+//! Shell: what is remembered of each pod across restarts of the node.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::Ipv4Addr;
+
+use common::node::PodOrder;
+use common::wire::Name;
+use k8s_openapi::api::core::v1::PodSpec;
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use crate::addresses::PodAddress;
+use crate::layout::Layout;
+
+/// One pod as it was last known.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Saved {
+    pub(crate) order: PodOrder,
+    pub(crate) address: Option<PodAddress>,
+    pub(crate) containers: Vec<Kept>,
+}
+
+/// One container, by its place in the spec.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    pub(crate) restarts: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Text {
+    uid: String,
+    name: String,
+    namespace: String,
+    revision: String,
+    labels: BTreeMap<String, String>,
+    address: Option<Ipv4Addr>,
+    containers: Vec<Kept>,
+    spec: PodSpec,
+}
+
+/// Writes a pod's state, whole or not at all.
+pub(crate) fn save(layout: &Layout, saved: &Saved) {
+    let order = saved.order.clone();
+    let path = layout.pod_state(&order.uid);
+    let text = Text {
+        uid: order.uid,
+        name: order.name,
+        namespace: order.revision.namespace,
+        revision: order.revision.name,
+        labels: order.labels,
+        address: saved.address.map(PodAddress::v4),
+        containers: saved.containers.clone(),
+        spec: order.spec,
+    };
+    let half = path.with_extension("half");
+    let written = serde_json::to_vec(&text).map_err(std::io::Error::from);
+    let written =
+        written.and_then(|bytes| fs::write(&half, bytes)).and_then(|()| fs::rename(&half, &path));
+    if let Err(error) = written {
+        warn!(path = %path.display(), %error, "pod state not saved");
+    }
+}
+
+/// The pods a predecessor left.
+pub(crate) fn load(layout: &Layout) -> Vec<Saved> {
+    let Ok(entries) = fs::read_dir(layout.pods()) else { return Vec::new() };
+    let uids = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    uids.filter_map(|uid| load_one(layout, &uid)).collect()
+}
+
+fn load_one(layout: &Layout, uid: &str) -> Option<Saved> {
+    let path = layout.pod_state(uid);
+    let bytes = fs::read(&path).ok()?;
+    let text: Text = match serde_json::from_slice(&bytes) {
+        Ok(text) => text,
+        Err(error) => {
+            warn!(path = %path.display(), %error, "pod state not understood");
+            return None;
+        }
+    };
+    let order = PodOrder {
+        uid: text.uid,
+        name: text.name,
+        revision: Name::new(text.namespace, text.revision),
+        spec: text.spec,
+        labels: text.labels,
+    };
+    let address = text.address.and_then(PodAddress::from_v4);
+    Some(Saved { order, address, containers: text.containers })
+}

@@ -1,0 +1,217 @@
+//! Shell: the node itself: made once, found again, and removed without a trace.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use thiserror::Error;
+use tracing::{info, warn};
+
+use crate::cgroups::{CgroupError, Mounts};
+use crate::layout::Layout;
+use crate::net::{self, NetError};
+use crate::process::{self, ProcessId};
+use crate::sys;
+
+/// How long a process of the node gets to end after SIGTERM before it is killed.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Why a node could not be made or removed.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    /// Its cgroups.
+    #[error("cannot set up the cgroups of node {name}")]
+    Cgroup {
+        /// Which node.
+        name: String,
+        /// Why.
+        #[source]
+        source: CgroupError,
+    },
+    /// Its network.
+    #[error("cannot set up the network of node {name}")]
+    Net {
+        /// Which node.
+        name: String,
+        /// Why.
+        #[source]
+        source: NetError,
+    },
+    /// A file, folder or mount.
+    #[error("cannot {attempt} {path}")]
+    File {
+        /// What was tried.
+        attempt: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The same part already runs.
+    #[error(
+        "{part} of node {name} already runs as process {pid}: stop it, or run `rouse down --name {name}`"
+    )]
+    Running {
+        /// Which node.
+        name: String,
+        /// Which part.
+        part: String,
+        /// Its process.
+        pid: i32,
+    },
+}
+
+fn file(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> NodeError {
+    let path = path.to_owned();
+    move |source| NodeError::File { attempt, path, source }
+}
+
+/// A node that exists.
+#[derive(Debug)]
+pub struct Node;
+
+impl Node {
+    /// Makes what is missing of a node: folders, bpffs, cgroups, namespaces. Repeating it changes nothing.
+    ///
+    /// Blocks; call it before a runtime starts, in the host's namespaces.
+    pub fn create(layout: &Layout) -> Result<(), NodeError> {
+        for path in [
+            layout.bpf(),
+            layout.namespaces(),
+            layout.processes(),
+            layout.pods(),
+            layout.runtime(),
+            layout.pods_data(),
+            layout.manifests(),
+            layout.objects(),
+            layout.images(),
+            layout.logs(),
+        ] {
+            fs::create_dir_all(&path).map_err(file("make folder", &path))?;
+        }
+        mount_bpf(&layout.bpf())?;
+        let cgroup = |source| NodeError::Cgroup { name: layout.name().to_owned(), source };
+        Mounts::find().map_err(cgroup)?.create_node(layout).map_err(cgroup)?;
+        net::create_node(&layout.node_namespace(), &layout.client_namespace())
+            .map_err(|source| NodeError::Net { name: layout.name().to_owned(), source })?;
+        info!(node = layout.name(), "node ready");
+        Ok(())
+    }
+
+    /// Moves the calling thread, and those it starts later, into the node's network namespace.
+    pub fn enter(layout: &Layout) -> Result<(), NodeError> {
+        let entered = net::open(&layout.node_namespace()).and_then(|fd| net::enter(fd.as_fd()));
+        entered.map_err(|source| NodeError::Net { name: layout.name().to_owned(), source })
+    }
+
+    /// Records this process as `part` of the node, so that `destroy` ends it. Refused while another one lives.
+    pub fn claim(layout: &Layout, part: &str) -> Result<(), NodeError> {
+        let path = layout.processes().join(part);
+        let own = ProcessId::own();
+        let other =
+            process::recorded(&path).filter(|other| Some(*other) != own && other.is_alive());
+        if let Some(other) = other {
+            let (name, part) = (layout.name().to_owned(), part.to_owned());
+            return Err(NodeError::Running { name, part, pid: other.pid });
+        }
+        let own = own.ok_or_else(|| io::Error::other("/proc is not mounted"));
+        own.and_then(|own| process::record(&path, own))
+            .map_err(file("record the process in", &path))
+    }
+
+    /// Parts recorded by [`Node::claim`] that still run.
+    pub fn parts(layout: &Layout) -> Vec<(String, ProcessId)> {
+        let Ok(entries) = fs::read_dir(layout.processes()) else { return Vec::new() };
+        let parts = entries.flatten().filter_map(|entry| {
+            let process = process::recorded(&entry.path())?;
+            process.is_alive().then(|| (entry.file_name().to_string_lossy().into_owned(), process))
+        });
+        parts.collect()
+    }
+
+    /// Ends the node's other processes, kills its pods and clients and removes everything but applied manifests,
+    /// images and logs. Works as well after a crash, half-made or twice. Blocks.
+    pub fn destroy(layout: &Layout) -> Result<(), NodeError> {
+        end_parts(layout);
+        let cgroup = |source| NodeError::Cgroup { name: layout.name().to_owned(), source };
+        Mounts::find().map_err(cgroup)?.remove_node(layout).map_err(cgroup)?;
+        if let Ok(entries) = fs::read_dir(layout.namespaces()) {
+            entries.flatten().for_each(|entry| net::unpublish(&entry.path()));
+        }
+        unmount_below(&layout.run());
+        unmount_below(&layout.pods_data());
+        for path in [layout.run(), layout.pods_data(), layout.objects()] {
+            match fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(file("remove", &path)(error));
+                }
+                _ => {}
+            }
+        }
+        // Only when this was the last node.
+        let _ = fs::remove_dir("/run/rouse");
+        info!(node = layout.name(), "node removed");
+        Ok(())
+    }
+
+    /// Removes also what [`Node::destroy`] leaves: manifests, images and logs.
+    pub fn purge(layout: &Layout) -> Result<(), NodeError> {
+        Self::destroy(layout)?;
+        match fs::remove_dir_all(layout.data()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(file("remove", &layout.data())(error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether something is mounted exactly there.
+fn is_mounted(path: &Path) -> bool {
+    mounts_below(path).iter().any(|mounted| mounted == path)
+}
+
+fn mount_bpf(path: &Path) -> Result<(), NodeError> {
+    if is_mounted(path) {
+        return Ok(());
+    }
+    let mounted = mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), Some("mode=0700"));
+    mounted.map_err(io::Error::from).map_err(file("mount bpffs at", path))
+}
+
+/// Mount points at and below a path, deepest last.
+fn mounts_below(path: &Path) -> Vec<PathBuf> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+    points.filter(|point| point.starts_with(path)).collect()
+}
+
+fn unmount_below(path: &Path) {
+    for point in mounts_below(path).iter().rev() {
+        if let Err(error) = umount2(point, MntFlags::MNT_DETACH) {
+            warn!(path = %point.display(), %error, "mount left behind");
+        }
+    }
+}
+
+fn end_parts(layout: &Layout) {
+    let own = ProcessId::own();
+    let others = Node::parts(layout).into_iter().filter(|(_, process)| Some(*process) != own);
+    let others: Vec<_> =
+        others.filter_map(|(part, process)| Some((part, process.open()?))).collect();
+    for (part, fd) in &others {
+        info!(%part, "ending a process of the node");
+        let _ = sys::pidfd_signal(fd.as_fd(), libc::SIGTERM);
+    }
+    for (part, fd) in &others {
+        if !process::has_ended(fd, GRACE) {
+            warn!(%part, "killing a process of the node");
+            let _ = sys::pidfd_signal(fd.as_fd(), libc::SIGKILL);
+            process::has_ended(fd, GRACE);
+        }
+    }
+}

@@ -1,0 +1,519 @@
+//! Pure: the life of a pod: network, images, init containers, containers, restarts, the end.
+//!
+//! A [`Pod`] is told what happened and answers what to do; `kubelet.rs` does it.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use common::node::{ContainerState, ContainerStatus, PodPhase};
+
+mod backoff;
+
+use backoff::Backoff;
+
+/// Kubernetes' default `terminationGracePeriodSeconds`.
+const GRACE: Duration = Duration::from_secs(30);
+/// How long a pod whose network failed waits before the next attempt.
+const NETWORK_RETRY: Duration = Duration::from_secs(1);
+
+/// When an ended container is started again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restart {
+    /// After every exit.
+    Always,
+    /// After an exit with another code than 0.
+    OnFailure,
+    /// Never.
+    Never,
+}
+
+/// What a container is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Runs to its end before the next one starts.
+    Init,
+    /// An init container with `restartPolicy: Always`: the next one starts as soon as it runs.
+    Sidecar,
+    /// One of the pod's own.
+    Main,
+}
+
+/// One container as the machine sees it.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Name in the spec.
+    pub name: String,
+    /// Image as written.
+    pub image: String,
+    /// What it is for.
+    pub role: Role,
+}
+
+/// How a container ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// Exit code; 128 + signal; −1 when it could not be learnt.
+    pub code: i32,
+    /// Kubernetes' reason.
+    pub reason: String,
+    /// Termination message or last lines of the log.
+    pub message: String,
+}
+
+/// What happened. `at` counts containers, init containers first.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The pod was ordered, or found after a restart of the node.
+    Begin,
+    /// The network is there.
+    Network(Vec<IpAddr>),
+    /// It could not be made.
+    NoNetwork(String),
+    /// An image is unpacked.
+    Image {
+        /// Which container's.
+        at: usize,
+        /// Its digest.
+        digest: String,
+    },
+    /// An image cannot be had for now.
+    NoImage {
+        /// Which container's.
+        at: usize,
+        /// Kubernetes' reason.
+        reason: String,
+        /// For people.
+        message: String,
+    },
+    /// A container runs.
+    Started {
+        /// Which.
+        at: usize,
+    },
+    /// A container could not be started.
+    NotStarted {
+        /// Which.
+        at: usize,
+        /// Kubernetes' reason.
+        reason: String,
+        /// For people.
+        message: String,
+    },
+    /// A container ended.
+    Exited {
+        /// Which.
+        at: usize,
+        /// How.
+        exit: Exit,
+    },
+    /// The pod is no longer ordered.
+    Stop,
+    /// Nothing of it is left on the node.
+    Removed,
+    /// Time has passed.
+    Tick,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Make the network.
+    Connect,
+    /// Get the image of a container.
+    Pull(usize),
+    /// Start a container.
+    Start(usize),
+    /// Ask a container to end.
+    Terminate(usize),
+    /// End a container.
+    Kill(usize),
+    /// Take everything away.
+    Remove,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Image {
+    Wanted,
+    Pulling,
+    Failed { until: Instant, reason: String, message: String },
+    Ready(String),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Stage {
+    Idle,
+    Starting,
+    Running,
+    Waiting { until: Instant, reason: String, message: String },
+    Ended(Exit),
+}
+
+#[derive(Clone, Debug)]
+struct Container {
+    plan: Plan,
+    image: Image,
+    stage: Stage,
+    restarts: u32,
+    last_exit: Option<i32>,
+    crashes: Backoff,
+    pulls: Backoff,
+    told_to_end: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Network {
+    Wanted,
+    Making,
+    Failed { until: Instant, message: String },
+    Ready(Vec<IpAddr>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Ordered,
+    Stopping { deadline: Instant, killed: bool },
+    Removing,
+    Gone,
+}
+
+/// One pod.
+#[derive(Clone, Debug)]
+pub struct Pod {
+    restart: Restart,
+    grace: Duration,
+    life: Life,
+    network: Network,
+    containers: Vec<Container>,
+    started_once: bool,
+}
+
+impl Pod {
+    /// A pod of these containers, init containers first; `grace` in whole seconds, Kubernetes' 30 when not given.
+    pub fn new(restart: Restart, grace: Option<Duration>, plans: Vec<Plan>) -> Self {
+        let container = |plan| Container {
+            plan,
+            image: Image::Wanted,
+            stage: Stage::Idle,
+            restarts: 0,
+            last_exit: None,
+            crashes: Backoff::default(),
+            pulls: Backoff::default(),
+            told_to_end: false,
+        };
+        Self {
+            restart,
+            grace: grace.unwrap_or(GRACE),
+            life: Life::Ordered,
+            network: Network::Wanted,
+            containers: plans.into_iter().map(container).collect(),
+            started_once: false,
+        }
+    }
+
+    /// Remembers the network of before the node's restart.
+    pub fn adopt_network(&mut self, addresses: Vec<IpAddr>) {
+        self.network = Network::Ready(addresses);
+    }
+
+    /// Remembers a container of before the node's restart.
+    pub fn adopt(&mut self, at: usize, restarts: u32, digest: Option<String>, running: bool) {
+        let Some(container) = self.containers.get_mut(at) else { return };
+        container.restarts = restarts;
+        if let Some(digest) = digest {
+            container.image = Image::Ready(digest);
+        }
+        if running {
+            container.stage = Stage::Running;
+        }
+        self.started_once |= running;
+    }
+
+    /// Takes in what happened and tells what to do.
+    pub fn step(&mut self, now: Instant, event: Event) -> Vec<Action> {
+        match event {
+            Event::Begin | Event::Tick => {}
+            Event::Network(addresses) => self.network = Network::Ready(addresses),
+            Event::NoNetwork(message) => {
+                self.network = Network::Failed { until: now + NETWORK_RETRY, message };
+            }
+            Event::Image { at, digest } => self.set(at, |container| {
+                container.image = Image::Ready(digest);
+                container.pulls = Backoff::default();
+            }),
+            Event::NoImage { at, reason, message } => self.set(at, |container| {
+                container.pulls.skip_free();
+                let until = now + container.pulls.failed(now);
+                container.image = Image::Failed { until, reason, message };
+            }),
+            Event::Started { at } => self.set(at, |container| container.stage = Stage::Running),
+            Event::NotStarted { at, reason, message } => self.not_started(now, at, reason, message),
+            Event::Exited { at, exit } => self.exited(now, at, exit),
+            Event::Stop => self.stop(now),
+            Event::Removed => self.life = Life::Gone,
+        }
+        match self.life {
+            Life::Ordered => self.advance(now),
+            Life::Stopping { .. } => self.wind_down(now),
+            Life::Removing | Life::Gone => Vec::new(),
+        }
+    }
+
+    /// When [`Event::Tick`] is due.
+    pub fn due(&self) -> Option<Instant> {
+        let mut due = Vec::new();
+        match self.life {
+            Life::Ordered => {}
+            Life::Stopping { deadline, killed } => return (!killed).then_some(deadline),
+            Life::Removing | Life::Gone => return None,
+        }
+        if let Network::Failed { until, .. } = self.network {
+            due.push(until);
+        }
+        for container in &self.containers {
+            match (&container.image, &container.stage) {
+                (Image::Failed { until, .. }, _) => due.push(*until),
+                (_, Stage::Waiting { until, .. }) => due.push(*until),
+                _ => {}
+            }
+        }
+        due.into_iter().min()
+    }
+
+    /// Where the pod stands.
+    pub fn phase(&self) -> PodPhase {
+        match self.life {
+            Life::Stopping { .. } | Life::Removing => PodPhase::Terminating,
+            Life::Gone => PodPhase::Gone,
+            Life::Ordered if self.started_once => PodPhase::Running,
+            Life::Ordered => PodPhase::Pending,
+        }
+    }
+
+    /// Its addresses; none before the network exists.
+    pub fn addresses(&self) -> &[IpAddr] {
+        match &self.network {
+            Network::Ready(addresses) => addresses,
+            Network::Wanted | Network::Making | Network::Failed { .. } => &[],
+        }
+    }
+
+    /// How often a container was started again.
+    pub fn restarts(&self, at: usize) -> u32 {
+        self.containers.get(at).map_or(0, |container| container.restarts)
+    }
+
+    /// The digest of a container's image, once known.
+    pub fn digest(&self, at: usize) -> Option<&str> {
+        match &self.containers.get(at)?.image {
+            Image::Ready(digest) => Some(digest),
+            Image::Wanted | Image::Pulling | Image::Failed { .. } => None,
+        }
+    }
+
+    /// The state of the pod's own containers; an init container is told of while it is the one that matters.
+    pub fn containers(&self) -> Vec<ContainerStatus> {
+        let stuck =
+            self.containers.iter().find(|one| one.plan.role == Role::Init && !one.is_passed());
+        let shown = self.containers.iter().filter(|one| one.plan.role == Role::Main);
+        let status = |one: &Container| ContainerStatus {
+            name: one.plan.name.clone(),
+            state: self.state(one, stuck),
+            restarts: one.restarts,
+            image_digest: match &one.image {
+                Image::Ready(digest) => Some(digest.clone()),
+                Image::Wanted | Image::Pulling | Image::Failed { .. } => None,
+            },
+        };
+        shown.map(status).collect()
+    }
+
+    fn state(&self, one: &Container, stuck: Option<&Container>) -> ContainerState {
+        let waiting = |reason: &str, message: String, last_exit| ContainerState::Waiting {
+            reason: reason.to_owned(),
+            message,
+            last_exit,
+        };
+        if let (Network::Failed { message, .. }, Stage::Idle) = (&self.network, &one.stage) {
+            return waiting("FailedCreatePodSandBox", message.clone(), None);
+        }
+        match (&one.stage, &one.image) {
+            (Stage::Running, _) => ContainerState::Running,
+            (Stage::Ended(exit), _) => ContainerState::Terminated {
+                code: exit.code,
+                reason: exit.reason.clone(),
+                message: exit.message.clone(),
+            },
+            (Stage::Waiting { reason, message, .. }, _) => {
+                waiting(reason, message.clone(), one.last_exit)
+            }
+            (_, Image::Failed { reason, message, .. }) => {
+                waiting(reason, message.clone(), one.last_exit)
+            }
+            (Stage::Idle, _) if stuck.is_some() => match stuck
+                .map(|init| (init, self.state(init, None)))
+            {
+                Some((init, ContainerState::Waiting { reason, message, last_exit })) => waiting(
+                    &reason,
+                    format!("init container {}: {message}", init.plan.name),
+                    last_exit,
+                ),
+                _ => waiting("PodInitializing", String::new(), None),
+            },
+            (Stage::Idle | Stage::Starting, _) => {
+                waiting("ContainerCreating", String::new(), one.last_exit)
+            }
+        }
+    }
+
+    fn set(&mut self, at: usize, change: impl FnOnce(&mut Container)) {
+        if let Some(container) = self.containers.get_mut(at) {
+            change(container);
+        }
+    }
+
+    fn not_started(&mut self, now: Instant, at: usize, reason: String, message: String) {
+        let stopping = self.life != Life::Ordered;
+        let never = self.restart == Restart::Never;
+        self.set(at, |container| {
+            container.last_exit = Some(128);
+            container.stage = if stopping || never {
+                Stage::Ended(Exit { code: 128, reason, message })
+            } else {
+                // The first attempt after an exit is immediate; nothing exited here, so each one waits.
+                container.crashes.skip_free();
+                Stage::Waiting { until: now + container.crashes.failed(now), reason, message }
+            };
+        });
+    }
+
+    fn exited(&mut self, now: Instant, at: usize, exit: Exit) {
+        let ordered = self.life == Life::Ordered;
+        let restart = self.restart;
+        self.set(at, |container| {
+            container.last_exit = Some(exit.code);
+            let again = match (container.plan.role, restart) {
+                (Role::Sidecar, _) | (Role::Main, Restart::Always) => true,
+                (Role::Init, Restart::Never) | (Role::Main, Restart::Never) => false,
+                (Role::Init, _) | (Role::Main, Restart::OnFailure) => exit.code != 0,
+            };
+            if !(ordered && again) {
+                container.stage = Stage::Ended(exit);
+                return;
+            }
+            let wait = container.crashes.failed(now);
+            let message = crash_message(&exit, wait);
+            let reason = "CrashLoopBackOff".to_owned();
+            container.stage = Stage::Waiting { until: now + wait, reason, message };
+        });
+    }
+
+    fn stop(&mut self, now: Instant) {
+        if self.life == Life::Ordered {
+            self.life = Life::Stopping { deadline: now + self.grace, killed: false };
+        }
+    }
+
+    /// Everything whose time has come.
+    fn advance(&mut self, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let due = matches!(self.network, Network::Failed { until, .. } if until <= now);
+        if due || self.network == Network::Wanted {
+            self.network = Network::Making;
+            actions.push(Action::Connect);
+        }
+        for (at, container) in self.containers.iter_mut().enumerate() {
+            let due = matches!(container.image, Image::Failed { until, .. } if until <= now);
+            if due || container.image == Image::Wanted {
+                container.image = Image::Pulling;
+                actions.push(Action::Pull(at));
+            }
+        }
+        if !matches!(self.network, Network::Ready(_)) {
+            return actions;
+        }
+        let mut turn = true;
+        for (at, container) in self.containers.iter_mut().enumerate() {
+            if turn && container.may_start(now) {
+                let again = matches!(container.stage, Stage::Waiting { .. })
+                    || container.last_exit.is_some();
+                container.restarts += u32::from(again);
+                container.stage = Stage::Starting;
+                actions.push(Action::Start(at));
+            }
+            turn &= container.is_passed() || container.plan.role == Role::Main;
+        }
+        let mut mains = self.containers.iter().filter(|one| one.plan.role == Role::Main);
+        self.started_once |= mains.all(|one| matches!(one.stage, Stage::Running | Stage::Ended(_)));
+        actions
+    }
+
+    /// SIGTERM to the pod's own containers, then to sidecars, SIGKILL at the deadline, then everything away.
+    fn wind_down(&mut self, now: Instant) -> Vec<Action> {
+        let Life::Stopping { deadline, .. } = self.life else { return Vec::new() };
+        if matches!(self.network, Network::Making) || self.containers.iter().any(Container::is_busy)
+        {
+            // What is under way ends first, so that nothing appears after the removal.
+            if !self.containers.iter().any(|one| one.stage == Stage::Running) {
+                return Vec::new();
+            }
+        } else if self.containers.iter().all(|one| one.stage != Stage::Running) {
+            self.life = Life::Removing;
+            return vec![Action::Remove];
+        }
+        let running = |one: &Container| one.stage == Stage::Running;
+        if deadline <= now {
+            self.life = Life::Stopping { deadline, killed: true };
+            let all = self.containers.iter().enumerate().filter(|(_, one)| running(one));
+            return all.map(|(at, _)| Action::Kill(at)).collect();
+        }
+        let mains =
+            self.containers.iter().any(|one| one.plan.role != Role::Sidecar && running(one));
+        let mut actions = Vec::new();
+        for (at, one) in self.containers.iter_mut().enumerate() {
+            let turn = one.plan.role != Role::Sidecar || !mains;
+            if turn && one.stage == Stage::Running && !one.told_to_end {
+                one.told_to_end = true;
+                actions.push(Action::Terminate(at));
+            }
+        }
+        actions
+    }
+}
+
+impl Container {
+    fn may_start(&self, now: Instant) -> bool {
+        let free = match self.stage {
+            Stage::Idle => true,
+            Stage::Waiting { until, .. } => until <= now,
+            Stage::Starting | Stage::Running | Stage::Ended(_) => false,
+        };
+        free && matches!(self.image, Image::Ready(_))
+    }
+
+    /// Whether the containers after this init container may start.
+    fn is_passed(&self) -> bool {
+        match (&self.stage, self.plan.role) {
+            (Stage::Ended(exit), _) => exit.code == 0,
+            (Stage::Running, Role::Sidecar) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether a thread works on it whose result is still to come.
+    fn is_busy(&self) -> bool {
+        self.stage == Stage::Starting || self.image == Image::Pulling
+    }
+}
+
+fn crash_message(exit: &Exit, wait: Duration) -> String {
+    let last = exit.message.lines().rev().find(|line| !line.trim().is_empty());
+    let last = last.map(|line| format!(": {}", line.trim())).unwrap_or_default();
+    let again = match wait.as_secs() {
+        0 => "started again at once".to_owned(),
+        seconds => format!("started again after {seconds} s"),
+    };
+    format!("{} with code {}{last}; {again}", exit.reason, exit.code)
+}
+
+#[cfg(test)]
+mod tests;

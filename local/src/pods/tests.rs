@@ -1,0 +1,169 @@
+use std::time::{Duration, Instant};
+
+use common::node::{ContainerState, PodPhase};
+
+use super::*;
+
+fn plan(name: &str, role: Role) -> Plan {
+    Plan { name: name.to_owned(), image: format!("reg/{name}:v1"), role }
+}
+
+fn exit(code: i32) -> Exit {
+    Exit { code, reason: "Error".to_owned(), message: "no config\n".to_owned() }
+}
+
+fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+/// A pod with one running container.
+fn running(now: Instant) -> Pod {
+    let mut pod = Pod::new(Restart::Always, None, vec![plan("web", Role::Main)]);
+    assert_eq!(pod.step(now, Event::Begin), [Action::Connect, Action::Pull(0)]);
+    assert_eq!(pod.step(now, Event::Image { at: 0, digest: "sha256:1".to_owned() }), []);
+    assert_eq!(pod.step(now, Event::Network(Vec::new())), [Action::Start(0)]);
+    assert_eq!(pod.phase(), PodPhase::Pending);
+    assert_eq!(pod.step(now, Event::Started { at: 0 }), []);
+    assert_eq!(pod.phase(), PodPhase::Running);
+    pod
+}
+
+#[test]
+fn restarts_back_off_from_at_once_to_five_minutes_and_forget_after_ten() {
+    let mut now = Instant::now();
+    let mut pod = running(now);
+    for wait in [0, 10, 20, 40, 80, 160, 300, 300] {
+        let actions = pod.step(now, Event::Exited { at: 0, exit: exit(1) });
+        if wait > 0 {
+            assert_eq!(actions, []);
+            assert_eq!(pod.due(), Some(now + seconds(wait)));
+            assert_eq!(pod.step(now + seconds(wait) - seconds(1), Event::Tick), []);
+            now += seconds(wait);
+            assert_eq!(pod.step(now, Event::Tick), [Action::Start(0)], "after {wait} s");
+        } else {
+            assert_eq!(actions, [Action::Start(0)]);
+        }
+        pod.step(now, Event::Started { at: 0 });
+    }
+    assert_eq!(pod.restarts(0), 8);
+    now += seconds(601);
+    assert_eq!(pod.step(now, Event::Exited { at: 0, exit: exit(1) }), [Action::Start(0)]);
+}
+
+#[test]
+fn a_crashing_container_says_why_it_waits() {
+    let now = Instant::now();
+    let mut pod = running(now);
+    pod.step(now, Event::Exited { at: 0, exit: exit(3) });
+    pod.step(now, Event::Started { at: 0 });
+    pod.step(now, Event::Exited { at: 0, exit: exit(3) });
+    let state = ContainerState::Waiting {
+        reason: "CrashLoopBackOff".to_owned(),
+        message: "Error with code 3: no config; started again after 10 s".to_owned(),
+        last_exit: Some(3),
+    };
+    assert_eq!(pod.containers()[0].state, state);
+    assert_eq!(pod.phase(), PodPhase::Running);
+}
+
+#[test]
+fn a_missing_image_is_asked_for_again_later() {
+    let now = Instant::now();
+    let mut pod = Pod::new(Restart::Always, None, vec![plan("web", Role::Main)]);
+    pod.step(now, Event::Begin);
+    pod.step(now, Event::Network(Vec::new()));
+    let failed = || Event::NoImage {
+        at: 0,
+        reason: "ImagePullBackOff".to_owned(),
+        message: "not found".to_owned(),
+    };
+    assert_eq!(pod.step(now, failed()), []);
+    assert_eq!(pod.due(), Some(now + seconds(10)));
+    assert_eq!(pod.step(now + seconds(10), Event::Tick), [Action::Pull(0)]);
+    pod.step(now + seconds(10), failed());
+    assert_eq!(pod.due(), Some(now + seconds(30)));
+    let ready = Event::Image { at: 0, digest: "sha256:1".to_owned() };
+    assert_eq!(pod.step(now + seconds(30), ready), [Action::Start(0)]);
+    assert_eq!(pod.restarts(0), 0);
+}
+
+#[test]
+fn a_stopped_pod_is_asked_then_killed_then_removed() {
+    let now = Instant::now();
+    let mut pod = running(now);
+    assert_eq!(pod.step(now, Event::Stop), [Action::Terminate(0)]);
+    assert_eq!(pod.step(now, Event::Stop), []);
+    assert_eq!((pod.phase(), pod.due()), (PodPhase::Terminating, Some(now + seconds(30))));
+    assert_eq!(pod.step(now + seconds(29), Event::Tick), []);
+    assert_eq!(pod.step(now + seconds(30), Event::Tick), [Action::Kill(0)]);
+    assert_eq!(pod.due(), None);
+    let gone = Event::Exited { at: 0, exit: exit(137) };
+    assert_eq!(pod.step(now + seconds(30), gone), [Action::Remove]);
+    assert_eq!(pod.step(now + seconds(30), Event::Removed), []);
+    assert_eq!(pod.phase(), PodPhase::Gone);
+}
+
+#[test]
+fn a_pod_stopped_while_it_starts_leaves_nothing_behind() {
+    let now = Instant::now();
+    let mut pod = Pod::new(Restart::Always, None, vec![plan("web", Role::Main)]);
+    pod.step(now, Event::Begin);
+    assert_eq!(pod.step(now, Event::Stop), []);
+    assert_eq!(pod.step(now, Event::Network(Vec::new())), []);
+    let image = Event::Image { at: 0, digest: "sha256:1".to_owned() };
+    assert_eq!(pod.step(now, image), [Action::Remove]);
+
+    let mut pod = Pod::new(Restart::Always, None, vec![plan("web", Role::Main)]);
+    pod.step(now, Event::Begin);
+    pod.step(now, Event::Network(Vec::new()));
+    pod.step(now, Event::Image { at: 0, digest: "sha256:1".to_owned() });
+    assert_eq!(pod.step(now, Event::Stop), []);
+    assert_eq!(pod.step(now, Event::Started { at: 0 }), [Action::Terminate(0)]);
+}
+
+#[test]
+fn init_containers_run_one_after_another_and_sidecars_stay() {
+    let now = Instant::now();
+    let plans =
+        vec![plan("first", Role::Init), plan("side", Role::Sidecar), plan("web", Role::Main)];
+    let mut pod = Pod::new(Restart::Always, None, plans);
+    pod.step(now, Event::Begin);
+    for at in 0..3 {
+        pod.step(now, Event::Image { at, digest: "sha256:1".to_owned() });
+    }
+    assert_eq!(pod.step(now, Event::Network(Vec::new())), [Action::Start(0)]);
+    assert_eq!(pod.step(now, Event::Started { at: 0 }), []);
+    assert_eq!(pod.step(now, Event::Exited { at: 0, exit: exit(0) }), [Action::Start(1)]);
+    assert_eq!(pod.step(now, Event::Started { at: 1 }), [Action::Start(2)]);
+    pod.step(now, Event::Started { at: 2 });
+    assert_eq!(pod.phase(), PodPhase::Running);
+    assert_eq!(pod.step(now, Event::Stop), [Action::Terminate(2)]);
+    assert_eq!(pod.step(now, Event::Exited { at: 2, exit: exit(0) }), [Action::Terminate(1)]);
+    assert_eq!(pod.step(now, Event::Exited { at: 1, exit: exit(0) }), [Action::Remove]);
+}
+
+#[test]
+fn a_container_that_need_not_run_again_has_ended() {
+    let now = Instant::now();
+    for (restart, code, again) in [
+        (Restart::Always, 0, true),
+        (Restart::OnFailure, 0, false),
+        (Restart::OnFailure, 1, true),
+        (Restart::Never, 1, false),
+    ] {
+        let mut pod = running(now);
+        pod.restart = restart;
+        let actions = pod.step(now, Event::Exited { at: 0, exit: exit(code) });
+        assert_eq!(!actions.is_empty(), again, "{restart:?} {code}");
+    }
+}
+
+#[test]
+fn an_adopted_container_is_not_started_twice() {
+    let now = Instant::now();
+    let mut pod = Pod::new(Restart::Always, None, vec![plan("web", Role::Main)]);
+    pod.adopt(0, 2, Some("sha256:1".to_owned()), true);
+    pod.network = Network::Ready(Vec::new());
+    assert_eq!(pod.step(now, Event::Begin), []);
+    assert_eq!((pod.phase(), pod.restarts(0)), (PodPhase::Running, 2));
+}

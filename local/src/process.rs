@@ -1,0 +1,67 @@
+//! Shell: processes named so that a reused pid is never mistaken for the old one.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+use crate::sys;
+
+/// One process: its pid and the clock tick of its start (field 22 of `/proc/PID/stat`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessId {
+    /// Number in the host's pid namespace.
+    pub pid: i32,
+    /// Ticks since boot when it started.
+    pub start_ticks: u64,
+}
+
+impl ProcessId {
+    /// The process that has this pid now.
+    pub fn of(pid: i32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The command may hold blanks and brackets; fields are counted after its last bracket.
+        let fields = stat.rsplit_once(')')?.1;
+        let start_ticks = fields.split_whitespace().nth(19)?.parse().ok()?;
+        Some(Self { pid, start_ticks })
+    }
+
+    /// This very process.
+    pub fn own() -> Option<Self> {
+        Self::of(Pid::this().as_raw())
+    }
+
+    /// A descriptor for it, if it is still the one meant.
+    pub fn open(self) -> Option<OwnedFd> {
+        let fd = sys::pidfd_open(Pid::from_raw(self.pid)).ok()?;
+        // Opened first, compared second: from here on the descriptor cannot come to mean another process.
+        (Self::of(self.pid) == Some(self)).then_some(fd)
+    }
+
+    /// Whether it still runs (a zombie does not).
+    pub fn is_alive(self) -> bool {
+        self.open().is_some_and(|fd| !has_ended(&fd, Duration::ZERO))
+    }
+}
+
+/// Waits up to `limit` for the process of a pidfd to end.
+pub fn has_ended(pidfd: &OwnedFd, limit: Duration) -> bool {
+    let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+    let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
+    poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)
+}
+
+/// Records a process in a file, for `down`.
+pub fn record(path: &Path, process: ProcessId) -> io::Result<()> {
+    fs::write(path, serde_json::to_vec(&process)?)
+}
+
+/// The process recorded in a file.
+pub fn recorded(path: &Path) -> Option<ProcessId> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}

@@ -1,0 +1,372 @@
+//! Shell: the OCI runtime, `crun` or else `runc`, and the mounts it needs.
+//!
+//! Both run on threads with a mount namespace of their own. There, cgroup2 lies over /sys/fs/cgroup, so that the
+//! runtime sees a pure v2 machine (crun refuses hybrid ones), and there the containers' root file systems are mounted:
+//! a container keeps its own copy of that mount, and a killed node leaves none behind.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, fchown};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+use crate::cgroups::ContainerCgroup;
+use crate::process::ProcessId;
+use crate::sys;
+
+/// Threads that start containers. Starting one is mostly the kernel's work under global locks; more would only wait.
+const WORKERS: usize = 4;
+
+/// Which runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Written in C; starts a container in a third of runc's time.
+    Crun,
+    /// The reference implementation.
+    Runc,
+}
+
+/// What failed while running a container.
+#[derive(Debug, Error)]
+pub enum RuntimeError {
+    /// Neither runtime is installed.
+    #[error("neither crun nor runc is installed: apt-get install crun")]
+    Missing,
+    /// A file or mount of the container.
+    #[error("cannot {attempt} {path}")]
+    File {
+        /// What was tried.
+        attempt: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The runtime refused.
+    #[error("{runtime} could not start the container: {message}")]
+    Refused {
+        /// Which runtime.
+        runtime: &'static str,
+        /// Its last message.
+        message: String,
+    },
+    /// The threads are gone.
+    #[error("the runtime's threads have ended")]
+    Ended,
+}
+
+fn file(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RuntimeError {
+    let path = path.to_owned();
+    move |source| RuntimeError::File { attempt, path, source }
+}
+
+/// A container about to be started.
+#[derive(Debug)]
+pub struct Launch {
+    /// Unique name for the runtime.
+    pub id: String,
+    /// Folder with `config.json`.
+    pub bundle: PathBuf,
+    /// The image's files.
+    pub image: PathBuf,
+    /// Where the container's own changes go; emptied first.
+    pub layer: PathBuf,
+    /// File that receives its output.
+    pub log: PathBuf,
+    /// User that may open the output again (`/dev/stdout`).
+    pub user: u32,
+    /// The cgroup it is born in.
+    pub cgroup: ContainerCgroup,
+    /// The pod's network namespace; `config.json` names this descriptor, so it stays open until the start is over.
+    pub network: OwnedFd,
+}
+
+/// A container that runs.
+#[derive(Debug)]
+pub struct Launched {
+    /// Its first process.
+    pub process: ProcessId,
+    /// A descriptor for it.
+    pub pidfd: OwnedFd,
+    /// What mounting the root file system took.
+    pub mount_time: Duration,
+    /// What the runtime took.
+    pub runtime_time: Duration,
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The runtime and its threads.
+#[derive(Clone, Debug)]
+pub struct Runtime {
+    kind: Kind,
+    program: PathBuf,
+    state: PathBuf,
+    birth: Arc<OwnedFd>,
+    jobs: mpsc::Sender<Job>,
+}
+
+impl Runtime {
+    /// Finds the runtime (`wanted`, or crun before runc) and starts its threads. `state` is the folder it keeps,
+    /// `birth` the cgroup in which a runtime runs that moves its containers by itself.
+    pub fn start(
+        wanted: Option<Kind>,
+        state: PathBuf,
+        birth: OwnedFd,
+    ) -> Result<Self, RuntimeError> {
+        let kinds = [(Kind::Crun, "crun"), (Kind::Runc, "runc")];
+        let fitting = kinds.iter().filter(|(kind, _)| wanted.is_none_or(|wanted| wanted == *kind));
+        let found = fitting.filter_map(|(kind, name)| Some((*kind, find(name)?))).next();
+        let (kind, program) = found.ok_or(RuntimeError::Missing)?;
+        let (jobs, inbox) = mpsc::channel::<Job>();
+        let (ready, started) = mpsc::channel();
+        let first = move || {
+            let entered = private_mounts();
+            let usable = entered.is_ok();
+            let _ = ready.send(entered);
+            if usable {
+                work(inbox);
+            }
+        };
+        let spawned = thread::Builder::new().name("runtime".to_owned()).spawn(first);
+        spawned.map_err(file("start a thread for", &program))?;
+        started.recv().map_err(|_| RuntimeError::Ended)??;
+        Ok(Self { kind, program, state, birth: Arc::new(birth), jobs })
+    }
+
+    /// The runtime's name.
+    pub fn name(&self) -> &'static str {
+        match self.kind {
+            Kind::Crun => "crun",
+            Kind::Runc => "runc",
+        }
+    }
+
+    /// Runs `job` on one of the threads.
+    async fn on_thread<T: Send + 'static, E: From<RuntimeError> + Send + 'static>(
+        &self,
+        job: impl FnOnce() -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E> {
+        let (reply, answer) = oneshot::channel();
+        let job = Box::new(move || drop(reply.send(job())));
+        self.jobs.send(job).map_err(|_| RuntimeError::Ended)?;
+        answer.await.map_err(|_| RuntimeError::Ended)?
+    }
+
+    /// Prepares and starts a container on one of the threads; returns once its process runs the user's program.
+    pub async fn run<E: From<RuntimeError> + Send + 'static>(
+        &self,
+        prepare: impl FnOnce() -> Result<Launch, E> + Send + 'static,
+    ) -> Result<Launched, E> {
+        let runtime = self.clone();
+        self.on_thread(move || Ok(runtime.launch(&prepare()?)?)).await
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<Launched, RuntimeError> {
+        let begin = Instant::now();
+        let root = launch.bundle.join("rootfs");
+        mount_root(launch, &root)?;
+        let mounted = Instant::now();
+        let started = self.start_mounted(launch);
+        // The container has its own copy of the mount; ours has done its work.
+        let _ = umount2(&root, MntFlags::MNT_DETACH);
+        let (process, pidfd) = started?;
+        let (mount_time, runtime_time) = (mounted - begin, mounted.elapsed());
+        Ok(Launched { process, pidfd, mount_time, runtime_time })
+    }
+
+    fn start_mounted(&self, launch: &Launch) -> Result<(ProcessId, OwnedFd), RuntimeError> {
+        let log = open_log(&launch.log, launch.user)?;
+        let null = File::open("/dev/null").map_err(file("open", Path::new("/dev/null")))?;
+        let pid_file = launch.bundle.join("pid");
+        let messages = launch.bundle.join("runtime.log");
+        let _ = fs::remove_file(&pid_file);
+        let _ = fs::remove_file(&messages);
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let mut argv = vec![text(&self.program), "--root".to_owned(), text(&self.state)];
+        argv.extend([
+            "--log".to_owned(),
+            text(&messages),
+            "--log-format".to_owned(),
+            "json".to_owned(),
+        ]);
+        if self.kind == Kind::Crun {
+            argv.push("--cgroup-manager=disabled".to_owned());
+        }
+        argv.extend([
+            "run".to_owned(),
+            "--detach".to_owned(),
+            "--bundle".to_owned(),
+            text(&launch.bundle),
+        ]);
+        argv.extend(["--pid-file".to_owned(), text(&pid_file), launch.id.clone()]);
+        let tasks: Vec<_> = launch.cgroup.tasks.iter().map(AsFd::as_fd).collect();
+        // runc moves the process by itself, and newer ones want the container's group to be empty.
+        let parent = match self.kind {
+            Kind::Crun => launch.cgroup.dir.as_fd(),
+            Kind::Runc => self.birth.as_fd(),
+        };
+        let env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()];
+        let command = sys::Command::new(&argv, &env)
+            .map_err(|error| file("run", &self.program)(error.into()))?;
+        let spawned = command.spawn(parent, &tasks, [null.as_fd(), log.as_fd(), log.as_fd()]);
+        let (_, child) = spawned.map_err(file("run", &self.program))?;
+        let status = waitid(Id::PIDFd(child.as_fd()), WaitPidFlag::WEXITED);
+        match status {
+            Ok(WaitStatus::Exited(_, 0)) => {}
+            other => {
+                let message = last_message(&messages).unwrap_or_else(|| format!("{other:?}"));
+                return Err(RuntimeError::Refused { runtime: self.name(), message });
+            }
+        }
+        let text = fs::read_to_string(&pid_file).map_err(file("read", &pid_file))?;
+        let pid = text.trim().parse().map_err(io::Error::other).map_err(file("read", &pid_file))?;
+        let pidfd =
+            sys::pidfd_open(nix::unistd::Pid::from_raw(pid)).map_err(file("watch", &pid_file))?;
+        let gone = || file("watch", &pid_file)(io::Error::from(io::ErrorKind::NotFound));
+        Ok((ProcessId::of(pid).ok_or_else(gone)?, pidfd))
+    }
+
+    /// Forgets a container whose process has ended.
+    pub async fn delete(&self, id: String) -> Result<(), RuntimeError> {
+        let runtime = self.clone();
+        self.on_thread(move || {
+            let mut command = std::process::Command::new(&runtime.program);
+            command.arg("--root").arg(&runtime.state);
+            if runtime.kind == Kind::Crun {
+                command.arg("--cgroup-manager=disabled");
+            }
+            let done = command
+                .args(["delete", "--force", &id])
+                .output()
+                .map_err(file("run", &runtime.program));
+            // Whatever it said, the next container of this name must find nothing.
+            let _ = fs::remove_dir_all(runtime.state.join(&id));
+            done.map(drop)
+        })
+        .await
+    }
+}
+
+/// The newest message of the runtime's log.
+fn last_message(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().rev().find(|line| !line.trim().is_empty())?;
+    let value: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+    let message = value.get("msg").and_then(|message| message.as_str()).unwrap_or(line);
+    Some(message.trim().to_owned())
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    let folders = ["/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/bin", "/sbin"];
+    folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.exists())
+}
+
+/// Gives the calling thread, and those it starts, mounts of their own.
+fn private_mounts() -> Result<(), RuntimeError> {
+    let cgroup = Path::new("/sys/fs/cgroup");
+    unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)
+        .map_err(|error| file("separate the mounts below", Path::new("/"))(error.into()))?;
+    // Ours do not leave. (Mounts of the machine made later need not arrive: it may not share them.)
+    let flags = MsFlags::MS_REC | MsFlags::MS_SLAVE;
+    mount(None::<&str>, "/", None::<&str>, flags, None::<&str>)
+        .map_err(|error| file("separate the mounts below", Path::new("/"))(error.into()))?;
+    mount(Some("cgroup2"), cgroup, Some("cgroup2"), MsFlags::empty(), None::<&str>)
+        .map_err(|error| file("mount cgroup2 at", cgroup)(error.into()))
+}
+
+/// Serves jobs on this thread and its siblings, until the sender is gone.
+fn work(inbox: mpsc::Receiver<Job>) {
+    let inbox = Arc::new(Mutex::new(inbox));
+    let serve = |inbox: Arc<Mutex<mpsc::Receiver<Job>>>| {
+        loop {
+            let job = inbox.lock().unwrap_or_else(std::sync::PoisonError::into_inner).recv();
+            match job {
+                Ok(job) => job(),
+                Err(mpsc::RecvError) => return,
+            }
+        }
+    };
+    for number in 1..WORKERS {
+        let inbox = Arc::clone(&inbox);
+        // With fewer threads it is slower, not wrong.
+        let _ =
+            thread::Builder::new().name(format!("runtime-{number}")).spawn(move || serve(inbox));
+    }
+    serve(inbox);
+}
+
+/// Mounts the image with a fresh writable layer over it at `root`.
+fn mount_root(launch: &Launch, root: &Path) -> Result<(), RuntimeError> {
+    let (upper, scratch) = (launch.layer.join("upper"), launch.layer.join("work"));
+    match fs::remove_dir_all(&launch.layer) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(file("empty", &launch.layer)(error));
+        }
+        _ => {}
+    }
+    for path in [root, &upper, &scratch] {
+        fs::create_dir_all(path).map_err(file("make folder", path))?;
+    }
+    // The top folder of a layer decides who may enter the root directory.
+    let top = fs::metadata(&launch.image).map_err(file("read", &launch.image))?;
+    fs::set_permissions(&upper, top.permissions()).map_err(file("set the mode of", &upper))?;
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={}",
+        launch.image.display(),
+        upper.display(),
+        scratch.display()
+    );
+    let mounted =
+        mount(Some("overlay"), root, Some("overlay"), MsFlags::MS_NODEV, Some(options.as_str()));
+    if mounted.is_ok() {
+        return Ok(());
+    }
+    // Without overlayfs (or on a file system it cannot use) the container gets a copy of the image.
+    copy(&launch.image, &upper).map_err(file("copy the image to", &upper))?;
+    mount(Some(&upper), root, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .map_err(|error| file("mount", root)(error.into()))
+}
+
+/// Copies a folder with owners, modes and links.
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    use std::os::unix::fs::{MetadataExt, lchown, symlink};
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        let meta = entry.metadata()?;
+        if meta.is_dir() {
+            copy(&source, &target)?;
+        } else if meta.is_symlink() {
+            symlink(fs::read_link(&source)?, &target)?;
+        } else if meta.is_file() {
+            fs::copy(&source, &target)?;
+        } else {
+            continue;
+        }
+        lchown(&target, Some(meta.uid()), Some(meta.gid()))?;
+        if !meta.is_symlink() {
+            // Changing the owner clears set-user-id bits, so modes come last.
+            fs::set_permissions(&target, meta.permissions())?;
+        }
+    }
+    Ok(())
+}
+
+fn open_log(path: &Path, user: u32) -> Result<File, RuntimeError> {
+    let opened = OpenOptions::new().append(true).create(true).mode(0o640).open(path);
+    let log = opened.map_err(file("open the log", path))?;
+    fchown(&log, Some(user), None).map_err(file("own the log", path))?;
+    Ok(log)
+}

@@ -1,0 +1,252 @@
+//! Pods on a node: started, watched, restarted, stopped, adopted.
+
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+use common::node::{ContainerState, PodPhase};
+use local::Node;
+use local::runtime::Kind;
+use serde_json::json;
+use tests::node::{TestNode, address, images, pod, traces};
+
+fn greet(node: &TestNode, ip: IpAddr, port: u16) -> String {
+    node.as_client(|| {
+        let to = SocketAddr::new(ip, port);
+        for _ in 0..500 {
+            if let Ok(mut stream) = TcpStream::connect_timeout(&to, Duration::from_secs(1)) {
+                let mut text = String::new();
+                stream.read_to_string(&mut text).expect("an answer");
+                return text;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{to} never answered")
+    })
+}
+
+fn runs_a_pod(kind: Kind, test: &str) {
+    let mut node = TestNode::with(test, Some(kind), Vec::new());
+    let extra = json!({ "container": {
+        "env": [{ "name": "PORT", "value": "8080" }], "resources": { "limits": { "memory": "64Mi", "cpu": "500m" } },
+    } });
+    node.order([pod("a", &["env", "id", "show=/proc/self/cgroup", "listen=8080"], extra)]);
+    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+    assert_eq!(greet(&node, address(&status), 8080), "hello\n");
+    assert_eq!(greet(&node, address(&status), 8080), "hello\n");
+    let log = node.wait_log("pod-a", "0::");
+    for line in ["FROM_IMAGE=yes", "PORT=8080", "HOSTNAME=pod-a", "uid 0 gid 0"] {
+        assert!(log.contains(line), "{line} in {log}");
+    }
+    let cgroup = format!("rouse-{}/pods/poda/web", node.layout.name());
+    assert!(log.lines().any(|line| line.starts_with("0::") && line.ends_with(&cgroup)), "{log}");
+    node.order([]);
+    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == PodPhase::Gone);
+    assert!(!node.layout.pod("a").exists());
+    assert!(!node.layout.pod_namespace("a").exists());
+}
+
+#[test]
+fn crun_runs_a_pod() {
+    runs_a_pod(Kind::Crun, "crun");
+}
+
+#[test]
+fn runc_runs_a_pod() {
+    runs_a_pod(Kind::Runc, "runc");
+}
+
+#[test]
+fn a_layout_is_named_by_its_path() {
+    let mut node = TestNode::new("path");
+    let image = format!("oci:{}:v1", images().join("dev.local/app").display());
+    let order = pod("a", &["wait"], json!({ "container": { "image": image } }));
+    node.order([order]);
+    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+    assert!(
+        status.containers[0]
+            .image_digest
+            .as_ref()
+            .is_some_and(|digest| digest.starts_with("sha256:"))
+    );
+}
+
+#[test]
+fn a_limit_of_memory_kills_and_says_so() {
+    let mut node = TestNode::new("oom");
+    let limits = json!({ "resources": { "limits": { "memory": "16Mi" } } });
+    let extra = json!({ "container": limits, "pod": { "restartPolicy": "Never" } });
+    node.order([pod("a", &["eat=64"], extra)]);
+    let ended = |state: &ContainerState| matches!(state, ContainerState::Terminated { .. });
+    let status = node
+        .wait_pod("a killed pod", "a", |pod| pod.containers.iter().any(|one| ended(&one.state)));
+    let ContainerState::Terminated { code, reason, .. } = &status.containers[0].state else {
+        unreachable!()
+    };
+    assert_eq!((*code, reason.as_str()), (137, "OOMKilled"));
+}
+
+#[test]
+fn a_crashing_container_waits_and_says_why() {
+    let mut node = TestNode::new("crash");
+    node.order([pod("a", &["say=no config file", "exit=3"], json!({}))]);
+    let backing_off = |state: &ContainerState| {
+        matches!(state, ContainerState::Waiting { reason, message, last_exit: Some(3) }
+            if reason == "CrashLoopBackOff" && message.contains("no config file"))
+    };
+    let status = node.wait_pod("a back-off", "a", |pod| {
+        pod.containers.iter().any(|one| one.restarts == 1 && backing_off(&one.state))
+    });
+    assert_eq!(node.log("pod-a").matches("no config file").count(), 2);
+    assert_eq!(status.phase, PodPhase::Running);
+}
+
+#[test]
+fn a_missing_image_and_a_missing_program_say_what_to_do() {
+    let mut node = TestNode::new("missing");
+    let image =
+        json!({ "container": { "image": "dev.local/none:v1", "imagePullPolicy": "Never" } });
+    let program = json!({ "container": { "command": ["/no/such/program"] } });
+    let layout = json!({ "container": { "image": "oci:/no/such/layout" } });
+    node.order([pod("a", &[], image), pod("b", &[], program), pod("c", &[], layout)]);
+    for (uid, want, part) in [
+        ("a", "ErrImageNeverPull", "is not on this node"),
+        ("b", "RunContainerError", "/no/such/program"),
+        ("c", "ImagePullBackOff", "is it an OCI image layout?"),
+    ] {
+        let told = |state: &ContainerState| {
+            matches!(state, ContainerState::Waiting { reason, message, .. }
+                if reason == want && message.contains(part) && !message.contains('\n'))
+        };
+        node.wait_pod(part, uid, |pod| pod.containers.iter().any(|one| told(&one.state)));
+    }
+}
+
+#[test]
+fn a_stopped_pod_is_asked_first_and_killed_after_its_grace() {
+    let mut node = TestNode::new("grace");
+    let grace = json!({ "pod": { "terminationGracePeriodSeconds": 1 } });
+    let polite = pod("a", &["polite", "say=ready", "wait"], json!({}));
+    node.order([polite, pod("b", &["stubborn", "say=ready", "wait"], grace)]);
+    node.wait_log("pod-a", "ready");
+    node.wait_log("pod-b", "ready");
+    node.order([]);
+    node.wait("both gone", |all| {
+        all.len() == 2 && all.values().all(|pod| pod.phase == PodPhase::Gone)
+    });
+    assert!(node.log("pod-a").contains("asked to end"));
+}
+
+#[test]
+fn files_of_the_node_are_there_and_the_root_can_be_read_only() {
+    let node = TestNode::new("files");
+    let extra = json!({
+        "container": {
+            "securityContext": { "readOnlyRootFilesystem": true, "runAsUser": 7 },
+            "volumeMounts": [{ "name": "scratch", "mountPath": "/scratch" }],
+        },
+        "pod": { "volumes": [{ "name": "scratch", "emptyDir": {} }] },
+    });
+    let args = [
+        "id",
+        "touch=/x",
+        "touch=/scratch/x",
+        "show=/etc/resolv.conf",
+        "show=/etc/hosts",
+        "say=end",
+        "wait",
+    ];
+    node.order([pod("a", &args, extra)]);
+    let log = node.wait_log("pod-a", "end\n");
+    assert!(log.starts_with("uid 7 gid 8\nrefused\nmade\nnameserver 10.96.0.10\n"), "{log}");
+    assert!(log.contains("search default.svc.cluster.local") && log.contains("\tpod-a\n"), "{log}");
+}
+
+#[test]
+fn init_containers_come_first() {
+    let mut node = TestNode::new("init");
+    let init = json!([{ "name": "first", "image": "dev.local/app:v1", "args": ["touch=/s/made"],
+        "volumeMounts": [{ "name": "s", "mountPath": "/s" }] }]);
+    let extra = json!({
+        "container": { "volumeMounts": [{ "name": "s", "mountPath": "/s" }] },
+        "pod": { "initContainers": init, "volumes": [{ "name": "s", "emptyDir": {} }] },
+    });
+    node.order([pod("a", &["show=/s/made", "say=second", "wait"], extra)]);
+    node.wait_log("pod-a", "second");
+    node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+}
+
+#[test]
+fn names_are_answered_to_clients_and_a_cluster_ip_nobody_serves_is_refused() {
+    let node = TestNode::new("dns");
+    let name = common::wire::Name::new("default", "hello");
+    let addresses = vec!["10.96.0.77".parse().expect("an address")];
+    node.orders.send_modify(|orders| drop(orders.names.insert(name, addresses)));
+    let answer = node.as_client(|| {
+        let socket = std::net::UdpSocket::bind("10.244.0.2:0").expect("the client's address");
+        socket.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
+        let mut question = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        for label in "hello.default.svc.cluster.local".split('.') {
+            question.push(label.len() as u8);
+            question.extend(label.as_bytes());
+        }
+        question.extend([0, 0, 1, 0, 1]);
+        let mut answer = [0; 512];
+        for _ in 0..100 {
+            let _ = socket.send_to(&question, "10.96.0.10:53");
+            if let Ok(length) = socket.recv(&mut answer) {
+                return answer[..length].to_vec();
+            }
+        }
+        panic!("no answer")
+    });
+    assert_eq!(answer[answer.len() - 4..], [10, 96, 0, 77]);
+    let refused = node.as_client(|| {
+        let to = "10.96.0.78:80".parse().expect("an address");
+        TcpStream::connect_timeout(&to, Duration::from_secs(10)).expect_err("nobody serves it")
+    });
+    assert_eq!(refused.kind(), std::io::ErrorKind::HostUnreachable);
+}
+
+#[test]
+fn pods_outlive_the_node_s_process_and_are_adopted() {
+    let mut node = TestNode::new("adopt");
+    let keep = pod("a", &["listen=80"], json!({}));
+    let stop = pod("b", &["wait"], json!({}));
+    node.order([keep.clone(), stop]);
+    node.wait("both running", |all| {
+        all.len() == 2 && all.values().all(|pod| pod.phase == PodPhase::Running)
+    });
+    let before = node.statuses["a"].clone();
+    node.detach();
+    let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
+    next.wait("both adopted", |all| {
+        all.len() == 2 && all.values().all(|pod| pod.phase == PodPhase::Running)
+    });
+    assert_eq!(next.statuses["a"].addresses, before.addresses);
+    assert_eq!(greet(&next, address(&before), 80), "hello\n");
+    next.order([keep]);
+    next.wait_pod("the orphan gone", "b", |pod| pod.phase == PodPhase::Gone);
+    assert_eq!(greet(&next, address(&before), 80), "hello\n");
+    next.order([]);
+    next.wait_pod("all gone", "a", |pod| pod.phase == PodPhase::Gone);
+}
+
+#[test]
+fn down_leaves_nothing_and_a_second_run_starts_clean() {
+    let mut node = TestNode::new("down");
+    for _ in 0..2 {
+        node.order([pod("a", &["stubborn", "wait"], json!({}))]);
+        node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+        assert!(!traces(node.layout.name()).is_empty());
+        node.detach();
+        Node::destroy(&node.layout).expect("a node that can be removed");
+        assert_eq!(traces(node.layout.name()), [] as [String; 0]);
+        Node::destroy(&node.layout).expect("removing twice does no harm");
+        let layout = node.layout.clone();
+        drop(node);
+        assert!(!Path::new("/var/lib/rouse").join(layout.name()).exists());
+        node = TestNode::new("down");
+    }
+}

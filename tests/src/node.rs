@@ -1,0 +1,268 @@
+//! A local node of a test's own, and the images it runs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use common::node::{Orders, PodOrder, PodStatus};
+use common::wire::Name;
+use local::runtime::Kind;
+use local::{Config, Layout, Node, net};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+/// How long anything may take before a test gives up.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// A node that is removed when it goes out of scope.
+#[derive(Debug)]
+pub struct TestNode {
+    /// Its paths.
+    pub layout: Layout,
+    /// Says what should run.
+    pub orders: watch::Sender<Orders>,
+    /// What every pod said last.
+    pub statuses: BTreeMap<String, PodStatus>,
+    inbox: mpsc::Receiver<PodStatus>,
+    stop: CancellationToken,
+    thread: Option<JoinHandle<()>>,
+    _alone: Option<MutexGuard<'static, ()>>,
+}
+
+/// One node at a time: two would only wait for each other's kernel locks.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl TestNode {
+    /// A fresh node.
+    pub fn new(test: &str) -> Self {
+        Self::with(test, None, Vec::new())
+    }
+
+    /// A fresh node with this runtime and these files of credentials.
+    pub fn with(test: &str, runtime: Option<Kind>, credentials: Vec<PathBuf>) -> Self {
+        let alone = alone();
+        let layout = Layout::new(&format!("{test}-{}", std::process::id())).expect("a short name");
+        Node::purge(&layout).expect("nothing left of before");
+        let mut node = Self::attach(layout, runtime, credentials);
+        node._alone = Some(alone);
+        node
+    }
+
+    /// Runs the node of a layout, whether it exists or not.
+    pub fn attach(layout: Layout, runtime: Option<Kind>, credentials: Vec<PathBuf>) -> Self {
+        let _ = tracing_subscriber::fmt().with_test_writer().try_init();
+        Node::create(&layout).expect("a node: are you root?");
+        let (orders, receive_orders) = watch::channel(Orders::default());
+        let (statuses, inbox) = mpsc::channel(64);
+        let stop = CancellationToken::new();
+        let host_network = Arc::new(net::current().expect("a network namespace"));
+        let images = Some(images().to_owned());
+        let config = Config { layout: layout.clone(), images, runtime, host_network, credentials };
+        let token = stop.clone();
+        let serve = move || {
+            Node::enter(&config.layout).expect("the node's namespace");
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            let builder = builder.worker_threads(2).enable_all();
+            let runtime = builder.build().expect("a runtime");
+            runtime
+                .block_on(local::run(config, receive_orders, statuses, token))
+                .expect("a node that runs");
+        };
+        let thread = Some(thread::spawn(serve));
+        let statuses = BTreeMap::new();
+        Self { layout, orders, statuses, inbox, stop, thread, _alone: None }
+    }
+
+    /// Orders exactly these pods.
+    pub fn order(&self, pods: impl IntoIterator<Item = PodOrder>) {
+        let pods = pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect();
+        self.orders.send_modify(|orders| orders.pods = pods);
+    }
+
+    /// Waits until the statuses fulfil `done`.
+    pub fn wait(&mut self, what: &str, done: impl Fn(&BTreeMap<String, PodStatus>) -> bool) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let runtime = runtime.expect("a runtime");
+        while !done(&self.statuses) {
+            let next =
+                runtime.block_on(async { tokio::time::timeout(LIMIT, self.inbox.recv()).await });
+            let Ok(Some(status)) = next else {
+                panic!("waited for: {what}; have {:#?}", self.statuses)
+            };
+            self.statuses.insert(status.uid.clone(), status);
+        }
+    }
+
+    /// Waits for a state of one pod.
+    pub fn wait_pod(
+        &mut self,
+        what: &str,
+        uid: &str,
+        done: impl Fn(&PodStatus) -> bool,
+    ) -> PodStatus {
+        self.wait(what, |all| all.get(uid).is_some_and(&done));
+        self.statuses[uid].clone()
+    }
+
+    /// What a container wrote so far.
+    pub fn log(&self, pod: &str) -> String {
+        fs::read_to_string(self.layout.log("default", pod, "web")).unwrap_or_default()
+    }
+
+    /// Waits until a container has written `text`.
+    pub fn wait_log(&self, pod: &str, text: &str) -> String {
+        for _ in 0..600 {
+            let log = self.log(pod);
+            if log.contains(text) {
+                return log;
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        panic!("{pod} never wrote {text:?}: {:?}", self.log(pod));
+    }
+
+    /// Runs `work` in the clients' network namespace.
+    pub fn as_client<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let namespace = net::open(&self.layout.client_namespace()).expect("a client namespace");
+        let inside = || {
+            net::enter(namespace.as_fd()).expect("root");
+            work()
+        };
+        thread::scope(|scope| scope.spawn(inside).join()).expect("no panic inside")
+    }
+
+    /// Ends the node's thread; pods stay.
+    pub fn detach(&mut self) {
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || thread::panicking(), "the node panicked");
+        }
+    }
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        self.detach();
+        if self._alone.is_some() {
+            let removed = Node::purge(&self.layout);
+            assert!(removed.is_ok() || thread::panicking(), "{removed:?}");
+        }
+    }
+}
+
+/// An order for one container `web` of image `dev.local/app:v1`, with more of its spec in `extra`.
+pub fn pod(uid: &str, args: &[&str], extra: Value) -> PodOrder {
+    let mut container = json!({ "name": "web", "image": "dev.local/app:v1", "args": args });
+    let more = extra.get("container").and_then(Value::as_object).cloned().unwrap_or_default();
+    container.as_object_mut().expect("an object").extend(more);
+    let mut spec = json!({ "containers": [container], "terminationGracePeriodSeconds": 5 });
+    let more = extra.get("pod").and_then(Value::as_object).cloned().unwrap_or_default();
+    spec.as_object_mut().expect("an object").extend(more);
+    PodOrder {
+        uid: uid.to_owned(),
+        name: format!("pod-{uid}"),
+        revision: Name::new("default", "hello-00001"),
+        spec: serde_json::from_value(spec).expect("a pod spec"),
+        labels: BTreeMap::new(),
+    }
+}
+
+/// The folder of test images: `dev.local/app:v1`, a static program.
+pub fn images() -> &'static Path {
+    static IMAGES: OnceLock<PathBuf> = OnceLock::new();
+    IMAGES.get_or_init(|| {
+        let folder = std::env::temp_dir().join(format!("rouse-test-images-{}", std::process::id()));
+        let program = compile(&folder);
+        write_layout(&folder.join("images/dev.local/app"), "v1", &program);
+        folder.join("images")
+    })
+}
+
+fn compile(folder: &Path) -> Vec<u8> {
+    fs::create_dir_all(folder).expect("a folder");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/app.c");
+    let program = folder.join("app");
+    let mut command = Command::new("cc");
+    let done = command.args(["-static", "-O1", "-w", "-o"]).arg(&program).arg(source).status();
+    assert!(done.expect("a C compiler: apt-get install gcc").success());
+    fs::read(program).expect("a program")
+}
+
+/// Writes an OCI layout of one layer with `/app`.
+fn write_layout(folder: &Path, tag: &str, program: &[u8]) {
+    let blobs = folder.join("blobs/sha256");
+    fs::create_dir_all(&blobs).expect("a folder");
+    let put = |bytes: &[u8], kind: &str| {
+        let hash =
+            Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        fs::write(blobs.join(&hash), bytes).expect("a blob");
+        json!({ "mediaType": kind, "digest": format!("sha256:{hash}"), "size": bytes.len() })
+    };
+    let mut layer = tar::Builder::new(Vec::new());
+    for (path, mode, bytes) in
+        [("app", 0o755, program), ("etc/passwd", 0o644, b"root:x:0:0::/:\nweb:x:7:8::/:\n")]
+    {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(mode);
+        header.set_uid(0);
+        header.set_gid(0);
+        layer.append_data(&mut header, path, bytes).expect("a layer");
+    }
+    let layer = layer.into_inner().expect("a layer");
+    let layer = put(&layer, "application/vnd.oci.image.layer.v1.tar");
+    let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    let config = json!({
+        "architecture": arch, "os": "linux",
+        "config": { "Entrypoint": ["/app"], "Env": ["FROM_IMAGE=yes"] },
+        "rootfs": { "type": "layers", "diff_ids": [layer["digest"]] },
+    });
+    let config = put(config.to_string().as_bytes(), "application/vnd.oci.image.config.v1+json");
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": config, "layers": [layer],
+    });
+    let mut entry =
+        put(manifest.to_string().as_bytes(), "application/vnd.oci.image.manifest.v1+json");
+    entry["annotations"] = json!({ "org.opencontainers.image.ref.name": tag });
+    let index = json!({ "schemaVersion": 2, "manifests": [entry] });
+    fs::write(folder.join("index.json"), index.to_string()).expect("an index");
+    fs::write(folder.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).expect("a layout");
+}
+
+/// What a node may leave behind on the machine: mounts, cgroups, interfaces and processes that bear its name.
+pub fn traces(name: &str) -> Vec<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = mounts.lines().filter(|line| line.contains(name)).map(str::to_owned);
+    let mut found: Vec<String> = mounts.collect();
+    let output = Command::new("find")
+        .args(["/sys/fs/cgroup", "-maxdepth", "2", "-name", &format!("rouse-{name}")])
+        .output();
+    found.extend(String::from_utf8_lossy(&output.expect("find").stdout).lines().map(str::to_owned));
+    found
+        .extend([format!("/run/rouse/{name}")].into_iter().filter(|path| Path::new(path).exists()));
+    for entry in fs::read_dir("/proc").expect("/proc").flatten() {
+        let cgroup = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
+        if cgroup.contains(&format!("rouse-{name}")) {
+            found.push(format!("process {}: {cgroup}", entry.path().display()));
+        }
+    }
+    found
+}
+
+/// The first address of a pod.
+pub fn address(status: &PodStatus) -> IpAddr {
+    *status.addresses.first().expect("a running pod has an address")
+}
