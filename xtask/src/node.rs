@@ -39,8 +39,10 @@ impl Node {
         stays: bool,
     ) -> Result<Self> {
         // What a killed run before this one may have left.
-        let _ =
-            command(rouse, name, &["down"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let _ = command(rouse, name, &["down", "--purge"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
         let ready = log.with_extension("ready");
         let _ = fs::remove_file(&ready);
         let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
@@ -118,7 +120,7 @@ impl Node {
         if self.is_over.replace(true) {
             return Ok(());
         }
-        let down = sh::capture(&mut command(&self.rouse, &self.name, &["down"]));
+        let down = sh::capture(&mut command(&self.rouse, &self.name, &["down", "--purge"]));
         let status = self.up.borrow_mut().wait().context("cannot wait for `rouse up`")?;
         down.context("cannot stop the node")?;
         if !status.success() {
@@ -139,7 +141,7 @@ impl Node {
         println!("  curl -s -H 'Host: hello.default.localhost' http://{gateway}/");
         println!("  {sudo}{rouse} get pods --node {name}");
         println!("  {sudo}{rouse} top --node {name}");
-        println!("  {sudo}{rouse} down --node {name}");
+        println!("  {sudo}{rouse} down --purge --node {name}");
     }
 
     fn last_lines(&self) -> String {
