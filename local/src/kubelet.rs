@@ -163,9 +163,14 @@ impl Kubelet {
                     _ => return shutdown.cancelled().await,
                 },
                 () = wake => self.tick(),
-                _ = log_check.tick() => logs::bound(&self.shared.layout),
+                _ = log_check.tick() => self.tidy(),
             }
         }
+    }
+
+    fn tidy(&self) {
+        logs::bound(&self.shared.layout);
+        exits::reap_helpers(&self.shared);
     }
 
     fn tick(&mut self) {
@@ -219,6 +224,9 @@ impl Kubelet {
             self.outbox.push_back(status);
         }
         let gone = held.pod.phase() == PodPhase::Gone;
+        if gone {
+            exits::reap_helpers(&self.shared);
+        }
         for action in actions {
             self.act(uid, action);
         }

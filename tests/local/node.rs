@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::node::{ContainerState, PodPhase};
-use local::Node;
 use local::runtime::Kind;
+use local::{Layout, Node};
 use serde_json::json;
-use tests::node::{TestNode, address, images, pod, traces};
+use tests::node::{TestNode, address, images, pod, traces, zombies};
 
 fn greet(node: &TestNode, ip: IpAddr, port: u16) -> String {
     node.as_client(|| {
@@ -43,6 +43,7 @@ fn runs_a_pod(kind: Kind, test: &str) {
     assert!(log.lines().any(|line| line.starts_with("0::") && line.ends_with(&cgroup)), "{log}");
     node.order([]);
     node.wait_pod("a pod that is gone", "a", |pod| pod.phase == PodPhase::Gone);
+    assert_eq!(zombies(node.layout.name()), 0);
     assert!(!node.layout.pod("a").exists());
     assert!(!node.layout.pod_namespace("a").exists());
 }
@@ -249,4 +250,54 @@ fn down_leaves_nothing_and_a_second_run_starts_clean() {
         assert!(!Path::new("/var/lib/rouse").join(layout.name()).exists());
         node = TestNode::new("down");
     }
+}
+
+/// Not a test: the process that `a_killed_node_is_adopted_or_removed` kills.
+#[test]
+#[ignore = "run by a_killed_node_is_adopted_or_removed"]
+fn serve_until_killed() {
+    let Ok(name) = std::env::var("ROUSE_TEST_NODE") else { return };
+    let layout = Layout::new(&name).expect("a short name");
+    let mut node = TestNode::attach(layout.clone(), None, Vec::new());
+    Node::claim(&layout, "up").expect("nobody else");
+    node.order([pod("a", &["listen=80"], json!({}))]);
+    node.wait("being killed", |_| false);
+}
+
+/// Runs the node in a process of its own until its pod answers, then kills that process.
+fn run_and_kill(layout: &Layout) {
+    let mut command = std::process::Command::new(std::env::current_exe().expect("a path"));
+    command.args(["--exact", "node::serve_until_killed", "--ignored", "--nocapture"]);
+    let output = std::fs::File::create("/dev/null").expect("/dev/null");
+    command.env("ROUSE_TEST_NODE", layout.name()).stdout(output);
+    let mut child = command.spawn().expect("a process");
+    let pid_file = layout.bundle("a", "web").join("pid");
+    for _ in 0..600 {
+        if pid_file.exists() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(Node::claim(layout, "up").is_err(), "two nodes of one name");
+    child.kill().expect("a process that runs");
+    child.wait().expect("a child");
+}
+
+#[test]
+fn a_killed_node_is_adopted_or_removed() {
+    let mut node = TestNode::new("kill");
+    node.detach();
+    run_and_kill(&node.layout);
+    let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
+    let status = next.wait_pod("an adopted pod", "a", |pod| pod.phase == PodPhase::Running);
+    assert_eq!(greet(&next, address(&status), 80), "hello\n");
+    next.order([pod("b", &["wait"], json!({}))]);
+    next.wait_pod("the orphan gone", "a", |pod| pod.phase == PodPhase::Gone);
+    next.wait_pod("the next pod", "b", |pod| pod.phase == PodPhase::Running);
+    next.order([]);
+    next.wait_pod("the next pod gone", "b", |pod| pod.phase == PodPhase::Gone);
+    next.detach();
+    run_and_kill(&node.layout);
+    Node::destroy(&node.layout).expect("a node that can be removed");
+    assert_eq!(traces(node.layout.name()), [] as [String; 0]);
 }

@@ -255,6 +255,10 @@ pub fn traces(name: &str) -> Vec<String> {
         .extend([format!("/run/rouse/{name}")].into_iter().filter(|path| Path::new(path).exists()));
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {
         let cgroup = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
+        let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
+        if status.contains("State:\tZ") {
+            continue;
+        }
         if cgroup.contains(&format!("rouse-{name}")) {
             found.push(format!("process {}: {cgroup}", entry.path().display()));
         }
@@ -265,4 +269,14 @@ pub fn traces(name: &str) -> Vec<String> {
 /// The first address of a pod.
 pub fn address(status: &PodStatus) -> IpAddr {
     *status.addresses.first().expect("a running pod has an address")
+}
+
+/// Children of this process that ended and that nobody asked about, in the cgroups of node `name`.
+pub fn zombies(name: &str) -> usize {
+    let entries = fs::read_dir("/proc").expect("/proc").flatten();
+    let of_node = |entry: &fs::DirEntry| {
+        let read = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        read("status").contains("State:\tZ") && read("cgroup").contains(&format!("rouse-{name}"))
+    };
+    entries.filter(of_node).count()
 }

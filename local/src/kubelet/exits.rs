@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
@@ -20,6 +21,35 @@ pub(super) fn find(shared: &Shared, uid: &str, container: &str) -> Option<OwnedF
     let path = shared.layout.container_cgroup(&shared.mounts.v2, uid, container);
     let procs = fs::read_to_string(path.join("cgroup.procs")).ok()?;
     procs.lines().any(|line| line == pid.to_string()).then_some(fd)
+}
+
+/// Reaps what the runtime left between itself and the container's process: crun starts one helper that ends at once,
+/// and whose parent we become.
+///
+/// Only children in a pod's cgroup that live in the host's pid namespace are meant: a container's own process has a
+/// second pid, and its exit code belongs to whoever waits for it.
+pub(super) fn reap_helpers(shared: &Shared) {
+    let pods = shared.layout.pods_cgroup(Path::new("/"));
+    let Ok(threads) = fs::read_dir("/proc/self/task") else { return };
+    for thread in threads.flatten() {
+        let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+        for pid in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
+            if is_helper(pid, &pods) {
+                let child = Id::Pid(nix::unistd::Pid::from_raw(pid));
+                // Running still: the next round finds it.
+                let _ = waitid(child, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG);
+            }
+        }
+    }
+}
+
+fn is_helper(pid: i32, pods: &Path) -> bool {
+    let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let own = cgroup.lines().find_map(|line| line.strip_prefix("0::"));
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    own.is_some_and(|own| Path::new(own).starts_with(pods))
+        && pids.is_some_and(|pids| pids.split_whitespace().count() == 1)
 }
 
 /// Waits for a container's end and reports it.

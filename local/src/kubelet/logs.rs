@@ -1,5 +1,6 @@
 //! Shell: containers' output: bounded files, and last words.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -44,10 +45,14 @@ pub(super) fn prune(layout: &Layout) {
         .into_iter()
         .filter_map(|folder| Some((fs::metadata(&folder).ok()?.modified().ok()?, folder)))
         .collect();
+    let alive = super::load(layout)
+        .into_iter()
+        .map(|saved| layout.pod_logs(&saved.order.revision.namespace, &saved.order.name));
+    let alive: BTreeSet<PathBuf> = alive.collect();
+    folders.retain(|(_, folder)| !alive.contains(folder));
     folders.sort();
     let surplus = folders.len().saturating_sub(MOST_PODS);
     for (_, folder) in folders.into_iter().take(surplus) {
-        // A folder of a pod that lives is written again by the next start.
         let _ = fs::remove_dir_all(folder);
     }
 }

@@ -1,0 +1,110 @@
+//! Images pulled from Debian's docker-registry on loopback, with credentials.
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::node::{ContainerState, PodPhase};
+use serde_json::json;
+use tests::node::{TestNode, images, pod};
+
+/// `rouse:secret`, as htpasswd writes it.
+const HTPASSWD: &str = "rouse:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
+/// The same as docker and skopeo keep it.
+const AUTH: &str = "cm91c2U6c2VjcmV0";
+
+struct Registry {
+    process: Child,
+    folder: PathBuf,
+    port: u16,
+}
+
+impl Registry {
+    fn start() -> Self {
+        let folder =
+            std::env::temp_dir().join(format!("rouse-test-registry-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = free.local_addr().expect("bound").port();
+        drop(free);
+        fs::write(folder.join("htpasswd"), HTPASSWD).expect("written");
+        let config = json!({
+            "version": "0.1",
+            "storage": { "filesystem": { "rootdirectory": folder.join("data") } },
+            "http": { "addr": format!("127.0.0.1:{port}") },
+            "auth": { "htpasswd": { "realm": "test", "path": folder.join("htpasswd") } },
+        });
+        // JSON is YAML.
+        fs::write(folder.join("config.yml"), config.to_string()).expect("written");
+        let mut command = Command::new("docker-registry");
+        command.arg("serve").arg(folder.join("config.yml"));
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let process = command.spawn().expect("docker-registry: apt-get install docker-registry");
+        for _ in 0..600 {
+            if TcpStream::connect(("127.0.0.1", port)).is_ok() {
+                return Self { process, folder, port };
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("docker-registry never listened");
+    }
+
+    fn push(&self, layout: &Path, name: &str) -> String {
+        let image = format!("127.0.0.1:{}/{name}", self.port);
+        let mut command = Command::new("skopeo");
+        command.args(["copy", "-q", "--dest-tls-verify=false", "--dest-creds=rouse:secret"]);
+        command.arg(format!("oci:{}", layout.display())).arg(format!("docker://{image}"));
+        assert!(command.status().expect("skopeo: apt-get install skopeo").success());
+        image
+    }
+
+    fn credentials(&self) -> PathBuf {
+        let path = self.folder.join("auth.json");
+        let auths = json!({ "auths": { format!("127.0.0.1:{}", self.port): { "auth": AUTH } } });
+        fs::write(&path, auths.to_string()).expect("written");
+        path
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn waits(state: &ContainerState, part: &str) -> bool {
+    matches!(state, ContainerState::Waiting { reason, message, .. }
+        if reason == "ImagePullBackOff" && message.contains(part) && !message.contains('\n'))
+}
+
+#[test]
+fn an_image_is_pulled_with_credentials_and_kept() {
+    let registry = Registry::start();
+    let image = registry.push(&images().join("dev.local/app"), "team/app:v1");
+    let mut node = TestNode::with("pull", None, vec![registry.credentials()]);
+    let of = |image: &str| json!({ "container": { "image": image } });
+    let missing = format!("127.0.0.1:{}/team/none:v1", registry.port);
+    node.order([pod("a", &["wait"], of(&image)), pod("b", &[], of(&missing))]);
+    node.wait_pod("a pulled image", "a", |pod| pod.phase == PodPhase::Running);
+    node.wait_pod("a missing image", "b", |pod| {
+        pod.containers.iter().any(|one| waits(&one.state, "check its name and tag"))
+    });
+    drop(registry);
+    node.order([pod("c", &["wait"], of(&image))]);
+    node.wait_pod("the image kept", "c", |pod| pod.phase == PodPhase::Running);
+}
+
+#[test]
+fn without_credentials_the_message_says_to_log_in() {
+    let registry = Registry::start();
+    let image = registry.push(&images().join("dev.local/app"), "app:v1");
+    let mut node = TestNode::with("nologin", None, Vec::new());
+    node.order([pod("a", &["wait"], json!({ "container": { "image": image } }))]);
+    node.wait_pod("a refusal", "a", |pod| {
+        pod.containers.iter().any(|one| waits(&one.state, "skopeo login"))
+    });
+}
