@@ -15,6 +15,7 @@ use std::{
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
+    maps::ProgramArray,
     programs::{Program, ProgramError},
     util::KernelVersion,
 };
@@ -170,6 +171,9 @@ impl Programs {
         let mut programs = Self { ebpf: load_object(object, &pins)?, places };
         for (name, _, _) in PROGRAMS {
             load_program(&mut programs.ebpf, name)?;
+        }
+        for (name, array) in [("ingress", maps::INGRESS), ("egress", maps::EGRESS)] {
+            jump_to_itself(&mut programs.ebpf, name, array)?;
         }
         Maps::open(&pins)?.set_canary()?;
         programs.attach()?;
@@ -406,6 +410,19 @@ fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<(), Error> {
         _ => return Err(Error::Abi),
     };
     loaded.map_err(|e| Error::Program { name, source: Box::new(e) })
+}
+
+/// Lets a program run anew on a packet that takes more than one run.
+fn jump_to_itself(ebpf: &mut Ebpf, name: &'static str, array: &'static str) -> Result<(), Error> {
+    let refused = |e: ProgramError| Error::Program { name, source: Box::new(e) };
+    let program = match ebpf.program(name) {
+        Some(Program::CgroupSkb(program)) => program.fd().map_err(refused)?,
+        _ => return Err(Error::Abi),
+    };
+    let program = program.try_clone().map_err(|e| refused(e.into()))?;
+    let array = ebpf.map_mut(array).ok_or(Error::Abi)?;
+    let mut array = ProgramArray::try_from(array).map_err(|e| refused(e.into()))?;
+    array.set(0, &program, 0).map_err(|e| refused(e.into()))
 }
 
 /// Takes away what an agent of another version left in force, once this one's programs are.

@@ -47,6 +47,10 @@ pub mod maps {
     pub const CONTROL: &str = "CONTROL";
     /// Ring buffer of [`Event`](super::Event)s.
     pub const EVENTS: &str = "EVENTS";
+    /// Program array of one: program `ingress`, for packets that take more than one run.
+    pub const INGRESS: &str = "INGRESS";
+    /// Program array of one: program `egress`, likewise.
+    pub const EGRESS: &str = "EGRESS";
     /// LRU hash: [`KeptKey`](super::KeptKey) → [`Kept`](super::Kept).
     pub const KEPT: &str = "KEPT";
     /// Socket storage of client sockets: [`Client`](super::Client).

@@ -15,6 +15,7 @@ use aya_ebpf::{
     helpers::generated::{
         bpf_get_smp_processor_id, bpf_skb_load_bytes, bpf_spin_lock, bpf_spin_unlock, bpf_tcp_sock,
     },
+    maps::ProgramArray,
     programs::SkBuffContext,
 };
 use common::{
@@ -24,14 +25,17 @@ use common::{
 };
 
 use crate::{
-    maps::{BLANK, CONNS, COUNTERS, KEPT, POD_STATE, PODS, RESPONSES, add, announce, now},
+    maps::{
+        BLANK, CONNS, COUNTERS, EGRESS, INGRESS, KEPT, POD_STATE, PODS, RESPONSES, add, announce,
+        now,
+    },
     packet::{self, Segment},
 };
 
 /// Verdict: let the packet pass.
 const PASS: i32 = 1;
 /// Windows read of one packet in one run of a program.
-const ROUNDS: u32 = 3;
+const ROUNDS: u32 = 2;
 /// Minus one, for blind adds.
 const LESS: u64 = 1u64.wrapping_neg();
 const AF_INET6: u32 = 10;
@@ -128,8 +132,10 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let source = Source { skb, offset, kept: ptr::null(), seq, len };
     match take_requests(conn, source, Some(skb)) {
         End::Done => {}
+        // Goes on in a new run of this program, where this one has stopped.
+        End::Budget => again(ctx, &INGRESS, conn, true),
         End::Gap if keep(skb, &segment) => conn.http.kept += 1,
-        End::Gap | End::Budget => lose(conn, true),
+        End::Gap => lose(conn, true),
     }
     PASS
 }
@@ -142,8 +148,12 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     if conn.slot == 0 {
         return PASS;
     }
-    if segment.len > 0 && take_responses(conn, skb, &segment) != End::Done {
-        lose(conn, false);
+    if segment.len > 0 {
+        match take_responses(conn, skb, &segment) {
+            End::Done => {}
+            End::Budget => again(ctx, &EGRESS, conn, false),
+            End::Gap => lose(conn, false),
+        }
     }
     if segment.fin && conn.http.h1.tx.next == segment.seq.wrapping_add(segment.len) {
         end(conn);
@@ -165,7 +175,10 @@ fn early(skb: *mut __sk_buff, segment: &Segment, conn: &Conn) {
 fn take_requests(conn: &mut Conn, mut source: Source, skb: Option<*mut __sk_buff>) -> End {
     // The verifier wants every byte written before a copy of unknown length.
     let mut window = [0; h1::WINDOW_WORDS];
-    let (mut have, mut from) = (0, 0);
+    let (mut have, mut from) = match peek(&conn.http.h1.rx, source.seq, source.len) {
+        Some(offset) => (load(&source, offset, &mut window), source.seq.wrapping_add(offset)),
+        None => (0, 0),
+    };
     let mut round = 0;
     while round < ROUNDS {
         lock(conn);
@@ -211,7 +224,17 @@ fn take_requests(conn: &mut Conn, mut source: Source, skb: Option<*mut __sk_buff
 fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment) -> End {
     // The verifier wants every byte written before a copy of unknown length.
     let mut window = [0; h1::WINDOW_WORDS];
-    let (mut have, mut from) = (0, 0);
+    let Segment { seq, len, offset: begin, .. } = *segment;
+    let (mut have, mut from) = match peek(&conn.http.h1.tx, seq, len) {
+        Some(offset) => {
+            let left = len.wrapping_sub(offset);
+            (
+                packet::load(skb, begin.wrapping_add(offset), left, &mut window),
+                seq.wrapping_add(offset),
+            )
+        }
+        None => (0, 0),
+    };
     let mut round = 0;
     while round < ROUNDS {
         lock(conn);
@@ -246,6 +269,20 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment) -> En
     End::Budget
 }
 
+/// Where reading most likely goes on, before the lock is taken: helpers may not be called with it held.
+///
+/// What it finds is checked once the lock is held.
+#[inline(always)]
+fn peek(side: &h1::Side, seq: u32, len: u32) -> Option<u32> {
+    // SAFETY: words of a live map value. Volatile, as another CPU may write them.
+    let (next, skip, at) = unsafe {
+        let next = ptr::read_volatile(&raw const side.next);
+        (next, ptr::read_volatile(&raw const side.skip), ptr::read_volatile(&raw const side.at))
+    };
+    let offset = next.wrapping_sub(seq);
+    (offset < len && skip == 0 && at < h1::at::TUNNEL).then_some(offset)
+}
+
 /// Whether a response without a request answers one that we did not see: the socket has taken in more than we have.
 #[inline(always)]
 fn missed(conn: &mut Conn, skb: *mut __sk_buff) -> bool {
@@ -266,6 +303,15 @@ fn missed(conn: &mut Conn, skb: *mut __sk_buff) -> bool {
         lose(conn, true);
     }
     missed
+}
+
+/// Runs the program anew: what it has read already is behind its next-sequence word. The kernel allows 33 such runs a
+/// packet; then the boundaries are given up.
+#[inline(always)]
+fn again(ctx: &SkBuffContext, program: &ProgramArray, conn: &mut Conn, requests: bool) {
+    // SAFETY: the program behind the array has this context's type.
+    unsafe { program.tail_call(ctx, 0) };
+    lose(conn, requests);
 }
 
 /// Gives up the boundaries of one direction.

@@ -8,7 +8,7 @@ use aya_ebpf::{
     },
     helpers::generated::{bpf_ktime_get_ns, bpf_sk_storage_get},
     macros::{btf_map, map},
-    maps::{Array, HashMap, LruHashMap, RingBuf},
+    maps::{Array, HashMap, LruHashMap, ProgramArray, RingBuf},
 };
 use common::abi;
 
@@ -45,6 +45,13 @@ pub static KEPT: LruHashMap<abi::KeptKey, abi::Kept> = LruHashMap::pinned(abi::K
 /// All zero: what a new entry of `KEPT` begins as. Too large for the stack.
 #[map]
 pub static BLANK: Array<abi::Kept> = Array::with_max_entries(1, 0);
+/// Filled by the agent; pinned, because the kernel empties it when nobody in user space holds it.
+/// One for each program: since 6.18 an array takes programs of one attach type only.
+#[map]
+pub static INGRESS: ProgramArray = ProgramArray::pinned(1, 0);
+/// As `INGRESS`.
+#[map]
+pub static EGRESS: ProgramArray = ProgramArray::pinned(1, 0);
 /// Not cloned: what a client asked for concerns its own socket only.
 #[btf_map]
 pub static CLIENTS: SocketStorage<abi::Client, { BPF_F_NO_PREALLOC as usize }> =
