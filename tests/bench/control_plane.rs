@@ -23,7 +23,7 @@ use tokio::{
     sync::{mpsc, oneshot, watch},
     time::timeout,
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Rounds, one more than counted: the first warms up.
 const ROUNDS: usize = 16;
@@ -35,25 +35,31 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[tokio::main]
 async fn main() -> Result<()> {
     let folder = std::env::temp_dir().join(format!("rouse-control-plane-{}", std::process::id()));
-    let measured = timeout(PATIENCE * 2, measure(&folder)).await;
-    // Whatever came of it, nothing stays behind.
+    let (shutdown, parts) = (CancellationToken::new(), TaskTracker::new());
+    let measured = timeout(PATIENCE * 2, measure(&folder, &shutdown, &parts)).await;
+    // Whatever came of it, nothing stays behind: the controller writes until it has ended.
+    shutdown.cancel();
+    parts.close();
+    let _ = timeout(PATIENCE, parts.wait()).await;
     let _ = fs::remove_dir_all(&folder);
     let rounds = measured.context("the whole took too long")??;
     println!("{}", serde_json::json!({ "per_s": rounds, "n": WAKES }));
     Ok(())
 }
 
-async fn measure(folder: &Path) -> Result<Vec<f64>> {
+async fn measure(
+    folder: &Path,
+    shutdown: &CancellationToken,
+    parts: &TaskTracker,
+) -> Result<Vec<f64>> {
     write_manifests(&folder.join("manifests"))?;
-    let shutdown = CancellationToken::new();
-    let _ended = shutdown.clone().drop_guard();
     let (orders, mut ordered) = watch::channel(Orders::default());
     let (_statuses, statuses) = mpsc::channel(1);
     let node = controller::local::Node { orders, statuses };
     let routes = endpoint(folder, "controller.sock");
     let usage = endpoint(folder, "autoscaler.sock");
-    tokio::spawn(controller::run(controller_config(folder, &routes), node, shutdown.clone()));
-    tokio::spawn(autoscaler::run(autoscaler_config(&routes, &usage), shutdown.clone()));
+    parts.spawn(controller::run(controller_config(folder, &routes), node, shutdown.clone()));
+    parts.spawn(autoscaler::run(autoscaler_config(&routes, &usage), shutdown.clone()));
 
     let who = Subscriber { role: Role::Activator, name: "bench".into(), node: "bench".into() };
     let revisions = revisions(Link::new(&routes, who.clone(), shutdown.clone())).await?;
