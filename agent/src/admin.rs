@@ -1,0 +1,168 @@
+//! Shell: what the agent shows of itself: health and metrics.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+};
+
+use common::admin::Admin;
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::{Registry, Unit},
+};
+
+use crate::pods::Counts;
+
+/// What keeps the agent from its work, by what it concerns. Cheap to clone; all clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Troubles {
+    lines: Arc<Mutex<BTreeMap<&'static str, String>>>,
+}
+
+impl Troubles {
+    /// Says what is wrong with `what`, or that nothing is any more.
+    pub(crate) fn set(&self, what: &'static str, trouble: Option<String>) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        match trouble {
+            Some(trouble) => drop(lines.insert(what, trouble)),
+            None => drop(lines.remove(what)),
+        }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.iter().map(|(what, trouble)| format!("{what}: {trouble}")).collect()
+    }
+}
+
+/// The agent's metrics. Names get their unit as a suffix, counters `_total`.
+#[derive(Clone, Debug)]
+pub(crate) struct Metrics {
+    /// Pods of this node by state.
+    pods: Family<[(&'static str, &'static str); 1], Gauge>,
+    /// Events of the kernel's ring.
+    pub(crate) events: Counter,
+    /// Events that found the ring full.
+    pub(crate) events_dropped: Gauge,
+    /// From listen(2) to the report being handed to the stream.
+    pub(crate) listen_to_report: Histogram,
+    /// Route table planned and written to the maps.
+    pub(crate) apply: Histogram,
+    /// Failed writes of a table.
+    pub(crate) apply_failures: Counter,
+    /// Version of the route table in force.
+    pub(crate) version: Gauge<u64, AtomicU64>,
+    /// Tries of readiness probes by result.
+    probes: Family<[(&'static str, &'static str); 1], Counter>,
+    /// Connects whose bookkeeping failed.
+    pub(crate) untracked: Gauge,
+    /// Connects that found no local listener and went to the activator.
+    pub(crate) fallbacks: Gauge,
+    /// Kept connections ended to move them.
+    pub(crate) ended: Counter,
+}
+
+impl Metrics {
+    /// Fresh metrics and the registry that shows them.
+    pub(crate) fn new() -> (Self, Registry) {
+        let seconds = |first| {
+            let bounds = std::iter::successors(Some(first), |bound| Some(bound * 2.0));
+            Histogram::new(bounds.take(16).collect::<Vec<f64>>())
+        };
+        let metrics = Self {
+            pods: Family::default(),
+            events: Counter::default(),
+            events_dropped: Gauge::default(),
+            listen_to_report: seconds(10e-6),
+            apply: seconds(10e-6),
+            apply_failures: Counter::default(),
+            version: Gauge::default(),
+            probes: Family::default(),
+            untracked: Gauge::default(),
+            fallbacks: Gauge::default(),
+            ended: Counter::default(),
+        };
+        let mut registry = Registry::with_prefix("rouse_agent");
+        metrics.register(&mut registry);
+        (metrics, registry)
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register("pods", "Pods of this node by state", self.pods.clone());
+        registry.register("events", "Events read from the kernel's ring", self.events.clone());
+        let help = "Events that found the kernel's ring full";
+        registry.register("events_dropped", help, self.events_dropped.clone());
+        let help = "Time from listen(2) to the report";
+        registry.register_with_unit(
+            "listen_to_report",
+            help,
+            Unit::Seconds,
+            self.listen_to_report.clone(),
+        );
+        let help = "Time to plan and write a route table";
+        registry.register_with_unit("apply", help, Unit::Seconds, self.apply.clone());
+        let help = "Route tables that could not be written";
+        registry.register("apply_failures", help, self.apply_failures.clone());
+        registry.register("route_version", "Route table in force", self.version.clone());
+        registry.register("probes", "Tries of readiness probes by result", self.probes.clone());
+        let help = "Connects whose bookkeeping failed";
+        registry.register("connects_untracked", help, self.untracked.clone());
+        let help = "Connects that went to the activator for want of a listener";
+        registry.register("connects_fallback", help, self.fallbacks.clone());
+        let help = "Kept connections ended to move them";
+        registry.register("connections_ended", help, self.ended.clone());
+    }
+
+    /// Shows how many pods there are.
+    pub(crate) fn count(&self, counts: Counts) {
+        let states =
+            [("named", counts.named), ("listening", counts.listening), ("ready", counts.ready)];
+        for (state, count) in states {
+            self.pods
+                .get_or_create(&[("state", state)])
+                .set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Counts one try of a probe.
+    pub(crate) fn probed(&self, passed: bool) {
+        let result = if passed { "passed" } else { "failed" };
+        self.probes.get_or_create(&[("result", result)]).inc();
+    }
+}
+
+/// The admin pages' contents.
+pub(crate) fn pages(registry: Registry, troubles: Troubles) -> Admin {
+    Admin { registry, troubles: Box::new(move || troubles.lines()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trouble_shows_until_it_is_over() {
+        let troubles = Troubles::default();
+        let admin = pages(Registry::default(), troubles.clone());
+        troubles.set("canary", Some("connect was not redirected".into()));
+        assert_eq!((admin.troubles)(), ["canary: connect was not redirected"]);
+        troubles.set("canary", None);
+        assert!((admin.troubles)().is_empty());
+    }
+
+    #[test]
+    fn metric_names_carry_units() {
+        let (metrics, registry) = Metrics::new();
+        metrics.count(Counts { named: 3, listening: 2, ready: 1 });
+        metrics.probed(true);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).expect("it is text");
+        for line in [
+            "rouse_agent_pods{state=\"ready\"} 1",
+            "rouse_agent_probes_total{result=\"passed\"} 1",
+            "rouse_agent_listen_to_report_seconds_count 0",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! Shell: the loop that joins kernel, pods, controller and autoscaler.
+//!
+//! Everything that must be quick runs on this one task without waiting for anything: reading and writing maps,
+//! deciding, putting reports into the outboxes. Whatever may wait (cgroup files, namespaces, probes, streams)
+//! runs elsewhere and comes back as an event.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    mem,
+    time::{Duration, Instant},
+};
+
+use common::{
+    abi,
+    link::{PodKey, chain},
+    outbox::Outbox,
+    wire::{PodItem, PodSeen, Protocol, RouteChange, RouteItem, RouteKey, RouteView},
+};
+use tokio::{
+    io::unix::AsyncFd,
+    sync::mpsc::{self, Receiver, Sender},
+    time::sleep_until,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, info, warn};
+
+use crate::{
+    admin::{Metrics, Troubles},
+    autoscaler::Usage,
+    clock::monotonic_ns,
+    controller::{News, Routes},
+    maps::{self, Events, Maps},
+    plan::{Changed, Local, Planner},
+    pods::{Action, Attempt, Event, Facts, Kernel, Pods, ask, find::Command},
+    slots::Slots,
+};
+
+/// How often everything is read again: events are hints.
+const SWEEP: Duration = Duration::from_secs(1);
+/// How often draining pods are read, so that one is known to be drained soon after it is.
+const SWEEP_DRAINING: Duration = Duration::from_millis(100);
+/// How long after the first table namespaces that no pod claims are forgotten: they belong to pods that left
+/// while no agent ran.
+const ORPHANS_AFTER: Duration = Duration::from_secs(10);
+/// How long a new agent looks for pods that should be ready before it reports what it sees.
+const SETTLE: Duration = Duration::from_secs(2);
+/// Results of probes that may wait to be taken in.
+const TRIES: usize = 1_024;
+/// Events taken from the ring before the loop looks at anything else.
+const EVENTS_AT_ONCE: usize = 256;
+
+/// What the loop is joined to.
+pub(crate) struct Ends {
+    /// The kernel's maps.
+    pub(crate) maps: Maps,
+    /// Commands to the finder.
+    pub(crate) finder: Sender<Command>,
+    /// Box of pod reports.
+    pub(crate) reports: Outbox<PodKey, PodItem>,
+    /// Totals for the autoscaler.
+    pub(crate) usage: Usage,
+    /// Cancelled once pod reports can be relied on.
+    pub(crate) settled: CancellationToken,
+    /// For /metrics.
+    pub(crate) metrics: Metrics,
+    /// For /readyz.
+    pub(crate) troubles: Troubles,
+}
+
+/// The agent's state. See [`Agent::run`].
+pub(crate) struct Agent {
+    node: String,
+    ends: Ends,
+    pods: Pods,
+    slots: Slots,
+    /// Registered pods by uid.
+    locals: BTreeMap<String, Registered>,
+    /// The same by namespace.
+    uids: HashMap<u64, String>,
+    view: RouteView,
+    planner: Planner,
+    /// Whether the maps may differ from what the table and the local pods want.
+    stale: bool,
+    first_table: Option<Instant>,
+    backlog: VecDeque<Command>,
+    tries: Sender<Event>,
+    tried: Receiver<Event>,
+    /// What the planner is told of them.
+    planned: BTreeMap<String, Local>,
+    /// Subjects that the next plan looks at again.
+    changed: BTreeSet<RouteKey>,
+    /// Whether it looks at everything.
+    all: bool,
+    next_full: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Registered {
+    cookie: u64,
+    pod: abi::Pod,
+}
+
+impl Agent {
+    /// An agent that goes on where the maps stand.
+    pub(crate) fn new(node: String, ends: Ends) -> Result<Self, maps::Error> {
+        let pods = ends.maps.pods()?;
+        let taken = pods.iter().map(|(&cookie, pod)| (cookie, pod.slot)).collect();
+        let planner = Planner::resume(ends.maps.read()?, monotonic_ns());
+        let (tries, tried) = mpsc::channel(TRIES);
+        info!(pods = pods.len(), "maps read back");
+        Ok(Self {
+            node,
+            pods: Pods::default(),
+            slots: Slots::new(taken),
+            locals: BTreeMap::new(),
+            uids: HashMap::new(),
+            view: RouteView::default(),
+            planner,
+            stale: false,
+            first_table: None,
+            backlog: VecDeque::new(),
+            tries,
+            tried,
+            planned: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            all: true,
+            next_full: Instant::now(),
+            ends,
+        })
+    }
+
+    /// Runs until `shutdown`. The maps stay as they are: connects follow them without an agent.
+    pub(crate) async fn run(
+        mut self,
+        mut events: AsyncFd<Events>,
+        routes: &Routes,
+        mut found: Receiver<Event>,
+        shutdown: &CancellationToken,
+    ) -> std::io::Result<()> {
+        let mut sweep = Instant::now();
+        loop {
+            let wake = self.pods.next_wake().map_or(sweep, |wake| wake.min(sweep));
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return Ok(()),
+                ready = events.readable_mut() => {
+                    let mut ready = ready?;
+                    if self.drain(ready.get_inner_mut()) {
+                        ready.clear_ready();
+                    }
+                }
+                Some(event) = found.recv() => self.feed(event),
+                Some(event) = self.tried.recv() => {
+                    if let Event::Tried(_, _, result) = &event {
+                        self.ends.metrics.probed(result.is_ok());
+                    }
+                    self.feed(event);
+                }
+                news = routes.next() => self.absorb(news),
+                () = sleep_until(wake.into()) => {
+                    self.feed(Event::Tick);
+                    if sweep <= Instant::now() {
+                        sweep = self.sweep();
+                    }
+                }
+            }
+            self.flush();
+            if self.stale {
+                self.apply();
+            }
+            self.settle();
+        }
+    }
+
+    /// Takes in kernel events. Returns whether the ring was emptied.
+    fn drain(&mut self, ring: &mut Events) -> bool {
+        for _ in 0..EVENTS_AT_ONCE {
+            let Some(event) = ring.next() else { return true };
+            self.ends.metrics.events.inc();
+            match event.kind {
+                abi::EVENT_LISTEN | abi::EVENT_CLOSED => self.listener(event.cookie),
+                abi::EVENT_BUSY | abi::EVENT_IDLE => {
+                    self.ends.usage.report(event.subject, &self.ends.maps);
+                }
+                _ => {}
+            }
+        }
+        false
+    }
+
+    /// A listener opened or closed somewhere: the map says what there is now.
+    fn listener(&mut self, cookie: u64) {
+        match self.uids.get(&cookie).cloned() {
+            Some(uid) => self.read(&uid),
+            // Most likely a pod that is not found yet. The maps tell once it is.
+            None if self.locals.len() < self.pods.counts().named => {
+                self.backlog.push_back(Command::Hurry);
+            }
+            None => {}
+        }
+    }
+
+    /// Reads the maps for one pod and takes in what they say.
+    fn read(&mut self, uid: &str) {
+        if let Some(read) = self.kernel(uid) {
+            self.feed(Event::Kernel(uid.to_owned(), read));
+        }
+    }
+
+    fn kernel(&self, uid: &str) -> Option<Kernel> {
+        let Registered { cookie, pod } = *self.locals.get(uid)?;
+        let listen = self.ends.maps.listen(cookie, pod.port);
+        let listen =
+            listen.inspect_err(|error| warn!(uid, error = %chain(error), "cannot read map"));
+        let listen = listen.ok()?;
+        let state = self.ends.maps.state(pod.slot);
+        Some(Kernel {
+            listeners: listen.open,
+            loopback: listen.loopback,
+            since_ns: listen.since_ns,
+            in_flight: state.in_flight,
+            fresh: state.fresh,
+            idle: Duration::from_nanos(monotonic_ns().saturating_sub(state.changed_ns)),
+        })
+    }
+
+    /// Takes in one event and does all that follows from it.
+    fn feed(&mut self, event: Event) {
+        let mut queue = VecDeque::from([event]);
+        while let Some(event) = queue.pop_front() {
+            for action in self.pods.step(Instant::now(), event) {
+                self.perform(action, &mut queue);
+            }
+        }
+    }
+
+    fn perform(&mut self, action: Action, queue: &mut VecDeque<Event>) {
+        match action {
+            Action::Find(uid) => self.backlog.push_back(Command::Watch(uid)),
+            Action::Register(uid, facts) => self.register(uid, &facts, queue),
+            Action::Forget(uid) => {
+                self.backlog.push_back(Command::Forget(uid.clone()));
+                self.forget(&uid);
+            }
+            Action::Inspect(uid) => {
+                if let Some(local) = self.locals.get(&uid) {
+                    self.backlog.push_back(Command::Inspect(uid, local.cookie));
+                }
+            }
+            Action::Try(attempt) => self.attempt(attempt),
+            Action::Report(seen) => self.report(seen),
+            Action::Gone(uid) => self.ends.reports.remove(&PodKey::Pod(uid)),
+        }
+    }
+
+    fn register(&mut self, uid: String, facts: &Facts, queue: &mut VecDeque<Event>) {
+        let Some(pod) = self.pods.get(&uid) else { return };
+        let revision = pod.revision.clone();
+        let opaque =
+            self.view.table.revisions.get(&revision).is_some_and(|it| it.protocol == Protocol::H2c);
+        let port = pod.port.get();
+        if self.locals.get(&uid).is_some_and(|local| local.cookie != facts.cookie) {
+            self.forget(&uid);
+        }
+        let Some((slot, fresh)) = self.slots.take(facts.cookie) else {
+            error!(uid, most = abi::PODS_MAX - 1, "too many pods on this node: not counted");
+            return;
+        };
+        if fresh {
+            self.ends.maps.clear_slot(slot);
+        }
+        let flags = abi::POD_WIDEN_BIND | if opaque { abi::POD_OPAQUE } else { 0 };
+        let pod = abi::Pod { slot, port, flags };
+        if let Err(error) = self.ends.maps.register(facts.cookie, pod) {
+            error!(uid, error = %chain(&error), "cannot register pod");
+            return;
+        }
+        debug!(uid, slot, cookie = facts.cookie, port, "pod registered");
+        self.ends.usage.add(slot, &revision, &uid);
+        self.ends.maps.arm(slot);
+        self.uids.insert(facts.cookie, uid.clone());
+        self.locals.insert(uid.clone(), Registered { cookie: facts.cookie, pod });
+        self.touch(&uid);
+        queue.push_back(Event::Registered(uid.clone()));
+        queue.extend(self.kernel(&uid).map(|read| Event::Kernel(uid, read)));
+    }
+
+    fn forget(&mut self, uid: &str) {
+        let Some(Registered { cookie, pod }) = self.locals.remove(uid) else { return };
+        self.uids.remove(&cookie);
+        self.ends.usage.remove(pod.slot, &self.ends.maps);
+        self.release(cookie);
+        self.touch(uid);
+    }
+
+    fn release(&mut self, cookie: u64) {
+        match self.ends.maps.unregister(cookie) {
+            Ok(()) => self.slots.release(cookie),
+            Err(error) => warn!(cookie, error = %chain(&error), "cannot forget namespace"),
+        }
+    }
+
+    fn attempt(&self, attempt: Attempt) {
+        let tries = self.tries.clone();
+        tokio::spawn(async move {
+            let result = ask::ask(&attempt).await;
+            // The loop has ended, and the agent with it.
+            let _ = tries.send(Event::Tried(attempt.uid, attempt.seq, result)).await;
+        });
+    }
+
+    fn report(&mut self, seen: PodSeen) {
+        self.touch(&seen.uid);
+        let key = PodKey::Pod(seen.uid.clone());
+        let before = match self.ends.reports.get(&key) {
+            Some(PodItem::Seen(before)) => Some(before),
+            _ => None,
+        };
+        let (uid, since_ns) = (seen.uid.clone(), seen.listening_since_ns);
+        let (ready, drained, trouble) = (seen.ready, seen.drained, seen.trouble.clone());
+        self.ends.reports.set(key, PodItem::Seen(seen));
+        if ready && since_ns > 0 && !before.as_ref().is_some_and(|before| before.ready) {
+            let took = Duration::from_nanos(monotonic_ns().saturating_sub(since_ns));
+            self.ends.metrics.listen_to_report.observe(took.as_secs_f64());
+        }
+        let same = |before: &PodSeen| {
+            (before.ready, before.drained, &before.trouble) == (ready, drained, &trouble)
+        };
+        if !before.as_ref().is_some_and(same) {
+            info!(uid, ready, drained, trouble, "pod seen");
+        }
+    }
+
+    /// Takes in news of the RouteTable.
+    fn absorb(&mut self, news: News) {
+        let version = news.version;
+        let (mut named, mut dropped) = (Vec::new(), Vec::new());
+        for (key, change) in news.changes {
+            match (&key, &change) {
+                (RouteKey::Pod(_), RouteChange::Pod(pod)) if pod.node == self.node => {
+                    named.push(Box::new(pod.clone()));
+                }
+                (RouteKey::Pod(uid), _) => dropped.push(uid.clone()),
+                _ => {}
+            }
+            self.changed.insert(key);
+            self.view.absorb(RouteItem { version, change });
+        }
+        self.view.version = version;
+        named.into_iter().for_each(|pod| self.feed(Event::Named(pod)));
+        dropped.into_iter().for_each(|uid| self.feed(Event::Dropped(uid)));
+        self.first_table.get_or_insert_with(Instant::now);
+        self.stale = true;
+    }
+
+    /// Brings the maps to what the table and the local pods want, and says which version is in force.
+    fn apply(&mut self) {
+        // Without a table nothing is known: what the maps hold stays in force.
+        if self.first_table.is_none() {
+            return;
+        }
+        self.stale = false;
+        let begun = Instant::now();
+        match self.write() {
+            Ok(writes) => {
+                let version = self.view.version;
+                debug!(version, writes, took = ?begun.elapsed(), "routes applied");
+                self.ends.metrics.apply.observe(begun.elapsed().as_secs_f64());
+                self.ends.metrics.version.set(version);
+                self.ends.reports.set(PodKey::Applied, PodItem::Applied(version));
+                self.ends.troubles.set("maps", None);
+            }
+            Err(refused) => {
+                error!(error = refused, version = self.view.version, "cannot apply routes");
+                self.ends.metrics.apply_failures.inc();
+                self.ends.troubles.set("maps", Some(refused));
+            }
+        }
+    }
+
+    /// Plans and writes what changed. Returns the number of writes, or why there is a next try at the next sweep.
+    fn write(&mut self) -> Result<usize, String> {
+        let changed = mem::take(&mut self.changed);
+        let changed = if mem::take(&mut self.all) { Changed::All } else { Changed::Keys(&changed) };
+        let plan = self.planner.plan(monotonic_ns(), &self.view.table, changed, &self.planned);
+        let ops = plan.map_err(|too_big| too_big.to_string())?;
+        self.ends.maps.apply(&ops).map_err(|error| {
+            self.start_over();
+            chain(&error)
+        })?;
+        Ok(ops.len())
+    }
+
+    /// A write was refused half-way: plans go on from what the maps hold now.
+    fn start_over(&mut self) {
+        self.all = true;
+        match self.ends.maps.read() {
+            Ok(table) => self.planner = Planner::resume(table, monotonic_ns()),
+            Err(error) => error!(error = %chain(&error), "cannot read maps back"),
+        }
+    }
+
+    /// Sees to it that the next plan knows what is to be known of a pod of this node.
+    ///
+    /// Connects check the listener of a local pod, unless the kernel did not see it open.
+    fn touch(&mut self, uid: &str) {
+        let unseen = self.pods.is_unseen(uid);
+        let local = self.locals.get(uid).map(|&Registered { cookie, pod }| Local {
+            cookie: if unseen { 0 } else { cookie },
+            slot: pod.slot,
+        });
+        if self.planned.get(uid) == local.as_ref() {
+            return;
+        }
+        match local {
+            Some(local) => drop(self.planned.insert(uid.to_owned(), local)),
+            None => drop(self.planned.remove(uid)),
+        }
+        self.changed.insert(RouteKey::Pod(uid.to_owned()));
+        self.stale = true;
+    }
+
+    /// Reads what matters now: everything once a second, draining pods more often. Returns when to do so again.
+    fn sweep(&mut self) -> Instant {
+        let now = Instant::now();
+        let draining = self.pods.draining();
+        let often = !draining.is_empty();
+        if now >= self.next_full {
+            self.next_full = now + SWEEP;
+            let uids: Vec<String> = self.locals.keys().cloned().collect();
+            uids.iter().for_each(|uid| self.read(uid));
+            self.ends.usage.report_all(&self.ends.maps);
+            self.housekeep(now);
+        } else {
+            draining.iter().for_each(|uid| self.read(uid));
+        }
+        if often { self.next_full.min(now + SWEEP_DRAINING) } else { self.next_full }
+    }
+
+    fn housekeep(&mut self, now: Instant) {
+        let (maps, metrics) = (&self.ends.maps, &self.ends.metrics);
+        let gauge = |word| i64::try_from(maps.control(word)).unwrap_or(i64::MAX);
+        metrics.count(self.pods.counts());
+        metrics.events_dropped.set(gauge(abi::CONTROL_DROPPED));
+        metrics.untracked.set(gauge(abi::CONTROL_UNTRACKED));
+        metrics.fallbacks.set(gauge(abi::CONTROL_FALLBACK));
+        let trouble =
+            self.first_table.is_none().then(|| "no table from the controller yet".to_owned());
+        self.ends.troubles.set("routes", trouble);
+        self.stale |= self.all || self.planner.is_due();
+        if self.first_table.is_some_and(|at| now.duration_since(at) >= ORPHANS_AFTER) {
+            self.forget_orphans();
+        }
+    }
+
+    /// Forgets namespaces of pods that left while no agent ran.
+    fn forget_orphans(&mut self) {
+        let orphan = |cookie: &u64| !self.uids.contains_key(cookie);
+        let orphans: Vec<u64> = self.slots.cookies().filter(orphan).collect();
+        for cookie in orphans {
+            info!(cookie, "namespace without a pod forgotten");
+            self.release(cookie);
+        }
+    }
+
+    /// Lets pod reports out once they can be relied on.
+    fn settle(&mut self) {
+        let Some(since) = self.first_table else { return };
+        if self.ends.settled.is_cancelled() {
+            return;
+        }
+        let waited = since.elapsed();
+        let settled = self.pods.is_settled();
+        if settled || waited >= SETTLE {
+            info!(settled, ?waited, "reporting pods");
+            self.ends.settled.cancel();
+        }
+    }
+
+    /// Hands the finder what it has room for.
+    fn flush(&mut self) {
+        while let Some(command) = self.backlog.pop_front() {
+            if let Err(full) = self.ends.finder.try_send(command) {
+                self.backlog.push_front(full.into_inner());
+                return;
+            }
+        }
+    }
+}

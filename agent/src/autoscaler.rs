@@ -1,0 +1,69 @@
+//! Shell: the stream to the autoscaler: what the kernel counted, pod by pod.
+
+use std::collections::BTreeMap;
+
+use common::{
+    outbox::Outbox,
+    wire::{Name, UsageKey, UsageSeen},
+};
+
+use crate::{clock::monotonic_ns, maps::Maps};
+
+/// Reports the running totals of registered pods.
+#[derive(Debug, Default)]
+pub(crate) struct Usage {
+    outbox: Outbox<UsageKey, UsageSeen>,
+    /// The subject under which a slot's totals were last reported.
+    keys: BTreeMap<u32, UsageKey>,
+}
+
+impl Usage {
+    /// The box that the stream is fed from.
+    pub(crate) fn outbox(&self) -> Outbox<UsageKey, UsageSeen> {
+        self.outbox.clone()
+    }
+
+    /// From now on this slot counts for this pod.
+    pub(crate) fn add(&mut self, slot: u32, revision: &Name, uid: &str) {
+        let key = UsageKey { revision: revision.clone(), pod: Some(uid.to_owned()) };
+        if let Some(old) = self.keys.insert(slot, key.clone())
+            && old != key
+        {
+            self.outbox.remove(&old);
+        }
+    }
+
+    /// The slot's pod has gone: says its last totals, then that it is gone.
+    pub(crate) fn remove(&mut self, slot: u32, maps: &Maps) {
+        self.report(slot, maps);
+        if let Some(key) = self.keys.remove(&slot) {
+            self.outbox.remove(&key);
+        }
+    }
+
+    /// Reports one slot's totals now.
+    pub(crate) fn report(&self, slot: u32, maps: &Maps) {
+        let Some(key) = self.keys.get(&slot) else { return };
+        let responses = maps.responses(slot);
+        let seen = UsageSeen {
+            key: key.clone(),
+            totals: maps.totals(slot),
+            // Read after the totals: no request counts that began later.
+            at_ns: monotonic_ns(),
+            status: responses.status.to_vec(),
+            latency: responses.latency.to_vec(),
+        };
+        self.outbox.set(key.clone(), seen);
+    }
+
+    /// Reports every slot, and asks the kernel to tell when an idle one gets its next request.
+    pub(crate) fn report_all(&self, maps: &Maps) {
+        for &slot in self.keys.keys() {
+            // Armed first: an edge that comes after the look at the totals then makes an event.
+            if maps.state(slot).in_flight == 0 {
+                maps.arm(slot);
+            }
+            self.report(slot, maps);
+        }
+    }
+}

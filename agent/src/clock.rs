@@ -1,0 +1,11 @@
+//! Shell: the clock that the kernel half stamps its events with.
+
+use nix::time::{ClockId, clock_gettime};
+
+/// CLOCK_MONOTONIC in ns, as `bpf_ktime_get_ns`.
+pub(crate) fn monotonic_ns() -> u64 {
+    // The call cannot fail for a clock that every kernel has.
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| {
+        time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs()
+    })
+}

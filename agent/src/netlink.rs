@@ -1,0 +1,109 @@
+//! Shell: one netlink question and all its answers, in the network namespace of the calling thread.
+
+use std::{io, os::fd::AsFd as _};
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkMessage, NetlinkPayload,
+    NetlinkSerializable,
+};
+use netlink_sys::{Socket, SocketAddr};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// An answer is the kernel's own work: one that takes this long will not come.
+const PATIENCE_MS: u16 = 2_000;
+
+/// Bytes of one read. The kernel fills dumps up to 32 KiB.
+const READ: usize = 64 * 1024;
+
+/// A socket of one netlink family. It stays in the namespace it was made in.
+#[derive(Debug)]
+pub(crate) struct Netlink {
+    socket: Socket,
+}
+
+impl Netlink {
+    /// Opens a socket of `family` (`NETLINK_ROUTE`, `NETLINK_SOCK_DIAG`).
+    pub(crate) fn open(family: isize) -> io::Result<Self> {
+        let mut socket = Socket::new(family)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        Ok(Self { socket })
+    }
+
+    /// The socket, to ask it about its namespace.
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Asks for a dump and hands each answer to `each`.
+    pub(crate) fn dump<T>(&self, question: T, mut each: impl FnMut(T)) -> io::Result<()>
+    where
+        T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
+    {
+        self.send(question, NLM_F_REQUEST | NLM_F_DUMP)?;
+        self.answers(&mut each)
+    }
+
+    /// Sends a command and waits for its acknowledgement.
+    pub(crate) fn command<T>(&self, command: T) -> io::Result<()>
+    where
+        T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
+    {
+        self.send(command, NLM_F_REQUEST | NLM_F_ACK)?;
+        self.answers(&mut |_: T| ())
+    }
+
+    fn send<T>(&self, what: T, flags: u16) -> io::Result<()>
+    where
+        T: NetlinkSerializable + Into<NetlinkPayload<T>>,
+    {
+        let mut message = NetlinkMessage::from(what);
+        message.header.flags = flags;
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        self.socket.send(&bytes, 0).map(drop)
+    }
+
+    fn answers<T: NetlinkDeserializable>(&self, each: &mut impl FnMut(T)) -> io::Result<()> {
+        let mut buffer = Vec::with_capacity(READ);
+        loop {
+            self.wait()?;
+            buffer.clear();
+            self.socket.recv(&mut buffer, 0)?;
+            if absorb(&buffer, each)? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ready, PollTimeout::from(PATIENCE_MS))? {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Takes in one datagram of answers. Returns whether it was the last.
+fn absorb<T: NetlinkDeserializable>(
+    mut bytes: &[u8],
+    each: &mut impl FnMut(T),
+) -> io::Result<bool> {
+    let bad = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+    while !bytes.is_empty() {
+        let message = NetlinkMessage::<T>::deserialize(bytes).map_err(bad)?;
+        // Messages are aligned to four bytes within a datagram.
+        let length = (message.header.length as usize).next_multiple_of(4).max(4);
+        bytes = bytes.get(length..).unwrap_or_default();
+        match message.payload {
+            NetlinkPayload::InnerMessage(answer) => each(answer),
+            NetlinkPayload::Done(_) => return Ok(true),
+            NetlinkPayload::Error(error) if error.code.is_none() => return Ok(true),
+            NetlinkPayload::Error(error) => return Err(error.to_io()),
+            _ => {}
+        }
+    }
+    Ok(false)
+}

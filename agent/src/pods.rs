@@ -1,0 +1,480 @@
+//! Pure: what is known of each pod on this node, and what follows from it.
+//!
+//! A pod is named by the RouteTable, found by its cgroup, told to the kernel by its network namespace, seen
+//! to listen, asked by its own probe, and reported whenever something about it changes. Events of the kernel
+//! are hints: the shell reads the maps again and feeds what they say as [`Event::Kernel`].
+
+use std::{
+    collections::BTreeMap,
+    mem,
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use common::wire::{self, PodPhase, PodSeen, Probe};
+
+use crate::probe::{self, Readiness};
+
+pub mod ask;
+pub mod find;
+pub mod namespace;
+mod tls;
+
+/// How long a draining pod must have had nothing to do before it may stop (design: stopping a pod).
+const DRAINED_AFTER: Duration = Duration::from_secs(1);
+
+/// Shortest time between two reports that differ in the requests in flight alone.
+const IN_FLIGHT_EVERY: Duration = Duration::from_secs(1);
+
+/// How often the namespace of a pod whose listener the kernel did not see is looked into.
+const INSPECT_EVERY: Duration = Duration::from_secs(1);
+
+/// The same for a pod that did not listen within its first minute.
+const INSPECT_LATE: Duration = Duration::from_secs(10);
+const LATE: Duration = Duration::from_secs(60);
+
+/// All pods of this node. Feed every event to [`step`](Self::step) and carry out what it returns.
+#[derive(Debug, Default)]
+pub struct Pods {
+    pods: BTreeMap<String, Tracked>,
+}
+
+#[derive(Debug)]
+struct Tracked {
+    pod: wire::Pod,
+    since: Instant,
+    facts: Option<Facts>,
+    registered: bool,
+    kernel: Kernel,
+    /// What the newest look into its namespace found; `None`: not looked yet.
+    sockets: Option<Sockets>,
+    next_inspection: Option<Instant>,
+    listening_since_ns: u64,
+    readiness: Readiness,
+    /// Since when the RouteTable has called it draining.
+    draining: Option<Instant>,
+    drained: bool,
+    sent: Option<(Instant, PodSeen)>,
+}
+
+/// What a pod's network namespace says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The kernel's name of the namespace, unique until reboot.
+    pub cookie: u64,
+    /// Its global addresses, IPv4 first.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// What the kernel's maps say of one pod at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kernel {
+    /// Listeners on the serving port that others can reach, as far as the kernel half saw them opening.
+    pub listeners: u32,
+    /// Those that only the pod itself can reach.
+    pub loopback: u32,
+    /// When the newest of them opened, CLOCK_MONOTONIC in ns.
+    pub since_ns: u64,
+    /// Requests in flight.
+    pub in_flight: u64,
+    /// Connections that have not brought a request yet.
+    pub fresh: u64,
+    /// Time since a request ended or a connection came.
+    pub idle: Duration,
+}
+
+/// What a look into a pod's namespace found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sockets {
+    /// Where processes listen.
+    pub listeners: Vec<SocketAddr>,
+}
+
+/// What happens to the pods of this node.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The RouteTable names this pod, new or changed.
+    Named(Box<wire::Pod>),
+    /// The RouteTable names this pod no more.
+    Dropped(String),
+    /// Its namespace was found, or changed.
+    Found(String, Facts),
+    /// The kernel's maps know it: from now on its listeners are seen.
+    Registered(String),
+    /// The maps were read.
+    Kernel(String, Kernel),
+    /// Its namespace was looked into; the time is CLOCK_MONOTONIC in ns.
+    Inspected(String, Sockets, u64),
+    /// A try of its probe ended.
+    Tried(String, u64, Result<(), String>),
+    /// Time has passed.
+    Tick,
+}
+
+/// What to do now.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Look for its namespace until it is found, and again whenever its processes change.
+    Find(String),
+    /// Tell the kernel's maps.
+    Register(String, Facts),
+    /// Take it out of the kernel's maps and stop looking for it.
+    Forget(String),
+    /// Look for listeners in its namespace.
+    Inspect(String),
+    /// Make one try of its probe.
+    Try(Attempt),
+    /// Report what is seen.
+    Report(PodSeen),
+    /// Report that it is gone.
+    Gone(String),
+}
+
+/// One try of a pod's probe.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attempt {
+    /// The pod.
+    pub uid: String,
+    /// To be named in the result.
+    pub seq: u64,
+    /// When to give up.
+    pub timeout: Duration,
+    /// Where.
+    pub at: SocketAddr,
+    /// What.
+    pub probe: Probe,
+}
+
+impl Pods {
+    /// Takes in one event.
+    pub fn step(&mut self, now: Instant, event: Event) -> Vec<Action> {
+        let mut out = Vec::new();
+        match event {
+            Event::Named(pod) => self.named(now, *pod, &mut out),
+            Event::Dropped(uid) => {
+                if self.pods.remove(&uid).is_some() {
+                    out.extend([Action::Forget(uid.clone()), Action::Gone(uid)]);
+                }
+            }
+            Event::Found(uid, facts) => self.with(&uid, |pod| pod.found(now, facts, &mut out)),
+            Event::Registered(uid) => self.with(&uid, |pod| pod.registered(now, &mut out)),
+            Event::Kernel(uid, read) => self.with(&uid, |pod| pod.kernel(now, read, &mut out)),
+            Event::Inspected(uid, seen, at_ns) => {
+                self.with(&uid, |pod| pod.inspected(now, seen, at_ns, &mut out));
+            }
+            Event::Tried(uid, seq, result) => {
+                let event = probe::Event::Tried { seq, result };
+                self.with(&uid, |pod| pod.settle(now, event, &mut out));
+            }
+            Event::Tick => self.pods.values_mut().for_each(|pod| pod.tick(now, &mut out)),
+        }
+        out
+    }
+
+    /// When to call [`step`](Self::step) with [`Event::Tick`] at the latest.
+    pub fn next_wake(&self) -> Option<Instant> {
+        self.pods.values().filter_map(Tracked::next_wake).min()
+    }
+
+    /// The pods, with whether the kernel's maps know them.
+    pub fn uids(&self) -> impl Iterator<Item = (&str, bool)> {
+        self.pods.iter().map(|(uid, pod)| (uid.as_str(), pod.registered))
+    }
+
+    /// What the RouteTable says of a pod.
+    pub fn get(&self, uid: &str) -> Option<&wire::Pod> {
+        self.pods.get(uid).map(|tracked| &tracked.pod)
+    }
+
+    /// Pods that wait for their last requests, so that a close eye is kept on them.
+    pub fn draining(&self) -> Vec<String> {
+        let draining = self.pods.values().filter(|tracked| tracked.draining.is_some());
+        draining.map(Tracked::uid).collect()
+    }
+
+    /// Whether a pod has a listener, but none that the kernel half saw opening.
+    pub fn is_unseen(&self, uid: &str) -> bool {
+        let unseen = |pod: &Tracked| pod.is_listening() && pod.kernel.listeners == 0;
+        self.pods.get(uid).is_some_and(unseen)
+    }
+
+    /// Whether every pod the RouteTable calls ready is seen to be so. A new agent reports only then (or
+    /// after a while), lest pods that serve leave the table while it still looks for them.
+    pub fn is_settled(&self) -> bool {
+        let settled = |pod: &Tracked| pod.pod.phase != PodPhase::Ready || pod.readiness.is_ready();
+        self.pods.values().all(settled)
+    }
+
+    /// How many pods are named, listen and are ready.
+    pub fn counts(&self) -> Counts {
+        let count = |is: fn(&Tracked) -> bool| self.pods.values().filter(|pod| is(pod)).count();
+        Counts {
+            named: self.pods.len(),
+            listening: count(Tracked::is_listening),
+            ready: count(|pod| pod.readiness.is_ready()),
+        }
+    }
+
+    fn named(&mut self, now: Instant, pod: wire::Pod, out: &mut Vec<Action>) {
+        if let Some(tracked) = self.pods.get_mut(&pod.uid) {
+            tracked.renamed(now, pod, out);
+            return;
+        }
+        out.push(Action::Find(pod.uid.clone()));
+        let mut tracked = Tracked::new(now, pod);
+        tracked.mark_draining(now);
+        tracked.report(now, out);
+        self.pods.insert(tracked.pod.uid.clone(), tracked);
+    }
+
+    /// A pod that left meanwhile needs nothing.
+    fn with(&mut self, uid: &str, each: impl FnOnce(&mut Tracked)) {
+        if let Some(pod) = self.pods.get_mut(uid) {
+            each(pod);
+        }
+    }
+}
+
+/// How many pods of this node are in which state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Named by the RouteTable.
+    pub named: usize,
+    /// Seen to listen.
+    pub listening: usize,
+    /// Ready for requests.
+    pub ready: usize,
+}
+
+impl Tracked {
+    fn new(now: Instant, pod: wire::Pod) -> Self {
+        Self {
+            readiness: Readiness::new(pod.probe.clone()),
+            pod,
+            since: now,
+            facts: None,
+            registered: false,
+            kernel: Kernel::default(),
+            sockets: None,
+            next_inspection: None,
+            listening_since_ns: 0,
+            draining: None,
+            drained: false,
+            sent: None,
+        }
+    }
+
+    fn renamed(&mut self, now: Instant, pod: wire::Pod, out: &mut Vec<Action>) {
+        let old = mem::replace(&mut self.pod, pod);
+        if old.probe != self.pod.probe || old.port != self.pod.port {
+            self.readiness = Readiness::new(self.pod.probe.clone());
+            self.registered = false;
+            self.kernel = Kernel::default();
+            out.extend(self.facts.clone().map(|facts| Action::Register(self.uid(), facts)));
+        }
+        self.mark_draining(now);
+        self.settle(now, probe::Event::Tick, out);
+    }
+
+    fn found(&mut self, now: Instant, facts: Facts, out: &mut Vec<Action>) {
+        if self.facts.as_ref() == Some(&facts) {
+            return;
+        }
+        if self.facts.as_ref().is_some_and(|old| old.cookie != facts.cookie) {
+            self.registered = false;
+            self.kernel = Kernel::default();
+            self.sockets = None;
+        }
+        self.facts = Some(facts.clone());
+        out.push(Action::Register(self.uid(), facts));
+        self.settle(now, probe::Event::Tick, out);
+    }
+
+    /// A listener may have opened before the maps knew the pod, so its namespace is looked into once.
+    fn registered(&mut self, now: Instant, out: &mut Vec<Action>) {
+        if !mem::replace(&mut self.registered, true) {
+            self.inspect(now, out);
+        }
+    }
+
+    fn inspect(&mut self, now: Instant, out: &mut Vec<Action>) {
+        out.push(Action::Inspect(self.uid()));
+        let late = now.duration_since(self.since) >= LATE && !self.is_listening();
+        self.next_inspection = Some(now + if late { INSPECT_LATE } else { INSPECT_EVERY });
+    }
+
+    fn kernel(&mut self, now: Instant, read: Kernel, out: &mut Vec<Action>) {
+        let was_listening = self.is_listening();
+        let opened = self.kernel.listeners == 0 && read.listeners > 0;
+        self.kernel = read;
+        if opened && !was_listening {
+            self.listening_since_ns = read.since_ns;
+        }
+        let closed = self.kernel.listeners == 0 && was_listening;
+        if closed && self.sockets.take().is_some() {
+            // The newest look is older than the close: only another one tells.
+            self.inspect(now, out);
+        }
+        self.watch_drain(now);
+        self.settle(now, probe::Event::Tick, out);
+    }
+
+    fn inspected(&mut self, now: Instant, seen: Sockets, at_ns: u64, out: &mut Vec<Action>) {
+        let was_listening = self.is_listening();
+        self.sockets = Some(seen);
+        if !was_listening && self.is_listening() {
+            self.listening_since_ns = at_ns;
+        }
+        self.settle(now, probe::Event::Tick, out);
+    }
+
+    fn tick(&mut self, now: Instant, out: &mut Vec<Action>) {
+        let due = self.next_inspection.is_some_and(|at| at <= now);
+        if due && self.wants_inspection() {
+            self.inspect(now, out);
+        }
+        self.settle(now, probe::Event::Tick, out);
+    }
+
+    /// The kernel speaks for its own listeners; only those it did not see opening must be looked for.
+    fn wants_inspection(&self) -> bool {
+        self.registered && self.kernel.listeners == 0
+    }
+
+    /// Brings readiness up to date with the listeners, then with `event`, and reports.
+    fn settle(&mut self, now: Instant, event: probe::Event, out: &mut Vec<Action>) {
+        // A probe needs to know where to ask.
+        let listening = self.is_listening() && self.address().is_some();
+        let first = self.readiness.step(now, probe::Event::Listening(listening));
+        let then = self.readiness.step(now, event);
+        if let (Some(attempt), Some(at)) = (then.or(first), self.address()) {
+            let probe = self.readiness.probe().clone();
+            let at = SocketAddr::new(at.ip(), probe.port.unwrap_or(self.pod.port).get());
+            let probe::Try { seq, timeout } = attempt;
+            out.push(Action::Try(Attempt { uid: self.uid(), seq, timeout, at, probe }));
+        }
+        if !self.is_listening() {
+            self.listening_since_ns = 0;
+        }
+        self.report(now, out);
+    }
+
+    fn mark_draining(&mut self, now: Instant) {
+        self.draining = match self.pod.phase {
+            PodPhase::Draining => self.draining.or(Some(now)),
+            PodPhase::Starting | PodPhase::Ready => None,
+        };
+        self.drained &= self.draining.is_some();
+    }
+
+    /// Only a reading of the maps proves quiet: time that passes between two readings does not.
+    fn watch_drain(&mut self, now: Instant) {
+        let Kernel { in_flight, fresh, idle, .. } = self.kernel;
+        let long = self.draining.is_some_and(|since| now.duration_since(since) >= DRAINED_AFTER);
+        self.drained = long && in_flight == 0 && fresh == 0 && idle >= DRAINED_AFTER;
+    }
+
+    fn report(&mut self, now: Instant, out: &mut Vec<Action>) {
+        let seen = self.seen();
+        if let Some((at, old)) = &self.sent {
+            let early = now.duration_since(*at) < IN_FLIGHT_EVERY;
+            let minor = PodSeen { in_flight: old.in_flight, ..seen.clone() } == *old;
+            if *old == seen || (minor && early) {
+                return;
+            }
+        }
+        self.sent = Some((now, seen.clone()));
+        out.push(Action::Report(seen));
+    }
+
+    fn seen(&self) -> PodSeen {
+        PodSeen {
+            uid: self.uid(),
+            address: self.address(),
+            listening: self.is_listening(),
+            ready: self.readiness.is_ready(),
+            drained: self.drained,
+            in_flight: self.kernel.in_flight,
+            listening_since_ns: self.listening_since_ns,
+            trouble: self.trouble(),
+        }
+    }
+
+    fn next_wake(&self) -> Option<Instant> {
+        let inspection = self.next_inspection.filter(|_| self.wants_inspection());
+        [self.readiness.next_wake(), inspection].into_iter().flatten().min()
+    }
+
+    fn uid(&self) -> String {
+        self.pod.uid.clone()
+    }
+
+    /// Where it serves: at an address of its own namespace, the family of its listener where that matters.
+    fn address(&self) -> Option<SocketAddr> {
+        let addresses = &self.facts.as_ref()?.addresses;
+        let only_v6 = self.kernel.listeners == 0
+            && self.serving().next().is_some()
+            && self.serving().all(|at| is_v6_only(at.ip()));
+        let wanted = |ip: &&IpAddr| !only_v6 || ip.is_ipv6();
+        let ip = addresses.iter().find(wanted).or_else(|| addresses.first())?;
+        Some(SocketAddr::new(*ip, self.pod.port.get()))
+    }
+
+    /// Listeners on the serving port that others can reach, by the newest look.
+    fn serving(&self) -> impl Iterator<Item = &SocketAddr> {
+        let port = self.pod.port.get();
+        self.listeners().iter().filter(move |at| at.port() == port && !is_loopback(at.ip()))
+    }
+
+    fn listeners(&self) -> &[SocketAddr] {
+        self.sockets.as_ref().map_or(&[], |sockets| &sockets.listeners)
+    }
+
+    fn is_listening(&self) -> bool {
+        self.kernel.listeners > 0 || self.serving().next().is_some()
+    }
+
+    fn trouble(&self) -> String {
+        if !self.is_listening() {
+            return self.not_listening();
+        }
+        match self.readiness.trouble() {
+            "" => String::new(),
+            failed => format!("readiness probe failed: {failed}"),
+        }
+    }
+
+    /// Why a pod whose namespace was looked into does not serve.
+    fn not_listening(&self) -> String {
+        let port = self.pod.port;
+        let seen_on_loopback = self.kernel.loopback > 0;
+        if self.sockets.is_none() && !seen_on_loopback {
+            return String::new();
+        }
+        if seen_on_loopback || self.listeners().iter().any(|at| at.port() == port.get()) {
+            return format!("port {port} is open on a loopback address only: listen on 0.0.0.0");
+        }
+        let elsewhere: Vec<String> = self.listeners().iter().map(SocketAddr::to_string).collect();
+        match elsewhere.join(", ") {
+            at if at.is_empty() => format!("nothing listens on port {port} yet"),
+            at => {
+                format!("nothing listens on port {port}, but on {at}: listen on the port in $PORT")
+            }
+        }
+    }
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+/// Whether a listener there is out of reach over IPv4. The wildcard `::` takes both by default.
+fn is_v6_only(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(ip) => !ip.is_unspecified() && ip.to_ipv4_mapped().is_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

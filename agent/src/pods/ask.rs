@@ -1,0 +1,287 @@
+//! Shell: one try of a pod's readiness probe.
+
+use std::{io, net::SocketAddr, pin::pin, time::Duration};
+
+use http_body_util::Empty;
+use hyper::{Request, Uri, body::Bytes, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::{TcpSocket, TcpStream},
+    time::timeout,
+};
+use tonic::{client::Grpc, transport::Endpoint};
+
+use super::Attempt;
+use common::wire::ProbeHow;
+
+/// Kubelet's own name, by which applications and Knative tell probes from requests
+/// (knative/networking `pkg/http/header/consts.go`, `KubeProbeUAPrefix`).
+const USER_AGENT: &str = "kube-probe/rouse";
+
+/// Makes one try. `Err` says in a few words why it failed.
+pub async fn ask(attempt: &Attempt) -> Result<(), String> {
+    let asked = async {
+        match &attempt.probe.how {
+            ProbeHow::Listen => Ok(()),
+            ProbeHow::Tcp => connect(attempt.at).await.map(drop),
+            ProbeHow::Http { path, headers, host, https } => {
+                let ask = Http { path, headers, host, at: attempt.at };
+                if *https { ask.over_tls().await } else { ask.plainly().await }
+            }
+            ProbeHow::Grpc { service } => grpc(attempt.at, service, attempt.timeout).await,
+        }
+    };
+    match timeout(attempt.timeout, asked).await {
+        Ok(result) => result,
+        Err(_elapsed) => Err(format!("no answer from {} within {:?}", attempt.at, attempt.timeout)),
+    }
+}
+
+async fn connect(at: SocketAddr) -> Result<TcpStream, String> {
+    let failed = |error: io::Error| format!("cannot connect to {at}: {error}");
+    let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+    let stream = socket.map_err(failed)?.connect(at).await.map_err(failed)?;
+    // A probe leaves no TIME_WAIT behind, however often it is made.
+    stream.set_zero_linger().map_err(failed)?;
+    Ok(stream)
+}
+
+struct Http<'a> {
+    path: &'a str,
+    headers: &'a [(String, String)],
+    host: &'a str,
+    at: SocketAddr,
+}
+
+impl Http<'_> {
+    async fn plainly(&self) -> Result<(), String> {
+        self.over(TokioIo::new(connect(self.at).await?)).await
+    }
+
+    async fn over_tls(&self) -> Result<(), String> {
+        let stream = connect(self.at).await?;
+        let host =
+            if self.host.is_empty() { self.at.ip().to_string() } else { self.host.to_owned() };
+        self.over(TokioIo::new(super::tls::wrap(stream, host).await?)).await
+    }
+
+    async fn over<T>(&self, io: TokioIo<T>) -> Result<(), String>
+    where
+        TokioIo<T>: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+    {
+        let failed = |error: hyper::Error| format!("GET {} failed: {error}", self.path);
+        let (mut sender, connection) = http1::handshake(io).await.map_err(failed)?;
+        let mut exchange = pin!(sender.send_request(self.request()?));
+        // The connection moves the bytes; it may end in the same moment in which the answer is there.
+        let answer = tokio::select! {
+            answer = &mut exchange => answer,
+            _ended = connection => exchange.await,
+        };
+        let answer = answer.map_err(failed)?;
+        match answer.status().as_u16() {
+            200..=399 => Ok(()),
+            status => Err(format!("GET {} answered {status}", self.path)),
+        }
+    }
+
+    fn request(&self) -> Result<Request<Empty<Bytes>>, String> {
+        let path = if self.path.starts_with('/') {
+            self.path.to_owned()
+        } else {
+            format!("/{}", self.path)
+        };
+        let uri: Uri = path.parse().map_err(|_bad| format!("{path:?} is not a path"))?;
+        let mut request = Request::get(uri);
+        let names = |name: &str| self.headers.iter().any(|(key, _)| key.eq_ignore_ascii_case(name));
+        if !names("host") {
+            let host =
+                if self.host.is_empty() { self.at.to_string() } else { self.host.to_owned() };
+            request = request.header("host", host);
+        }
+        if !names("user-agent") {
+            request = request.header("user-agent", USER_AGENT);
+        }
+        // Kubelet's own: any answer will do, and the connection ends with it.
+        request = request.header("accept", "*/*").header("connection", "close");
+        for (name, value) in self.headers {
+            request = request.header(name, value);
+        }
+        request.body(Empty::new()).map_err(|error| format!("headers make no request: {error}"))
+    }
+}
+
+/// `grpc.health.v1.HealthCheckRequest`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthRequest {
+    #[prost(string, tag = "1")]
+    service: String,
+}
+
+/// `grpc.health.v1.HealthCheckResponse`; 1 is SERVING.
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthResponse {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
+const SERVING: i32 = 1;
+
+async fn grpc(at: SocketAddr, service: &str, patience: Duration) -> Result<(), String> {
+    let failed = |error: &dyn std::error::Error| {
+        format!("health check at {at} failed: {}", common::link::chain(error))
+    };
+    let endpoint = Endpoint::from_shared(format!("http://{at}")).map_err(|error| failed(&error))?;
+    let endpoint = endpoint.connect_timeout(patience).user_agent(USER_AGENT);
+    let channel = endpoint.map_err(|error| failed(&error))?.connect().await;
+    let mut client = Grpc::new(channel.map_err(|error| failed(&error))?);
+    client.ready().await.map_err(|error| failed(&error))?;
+    let codec = tonic_prost::ProstCodec::<HealthRequest, HealthResponse>::default();
+    let path = http::uri::PathAndQuery::from_static("/grpc.health.v1.Health/Check");
+    let request = tonic::Request::new(HealthRequest { service: service.to_owned() });
+    let answer = client.unary(request, path, codec).await;
+    match answer.map_err(|status| failed(&status))?.into_inner().status {
+        SERVING => Ok(()),
+        other => Err(format!("health check at {at} answered status {other}, not SERVING")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::wire::Probe;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    fn attempt(at: SocketAddr, how: ProbeHow) -> Attempt {
+        let probe = Probe {
+            how,
+            port: None,
+            period: Duration::ZERO,
+            timeout: Duration::ZERO,
+            success_threshold: 1,
+            failure_threshold: 1,
+        };
+        Attempt { uid: "a".into(), seq: 1, timeout: Duration::from_secs(5), at, probe }
+    }
+
+    fn http(path: &str, headers: &[(&str, &str)]) -> ProbeHow {
+        let own = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
+        let headers = headers.iter().map(own).collect();
+        ProbeHow::Http { path: path.into(), headers, host: String::new(), https: false }
+    }
+
+    /// A server for one connection: gives `answer` and returns what it was asked.
+    async fn serve_once(answer: &'static str) -> (SocketAddr, tokio::task::JoinHandle<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let at = listener.local_addr().expect("bound");
+        let asked = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a probe");
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.expect("a head"));
+            }
+            stream.write_all(answer.as_bytes()).await.expect("it reads");
+            String::from_utf8(head).expect("text")
+        });
+        (at, asked)
+    }
+
+    #[tokio::test]
+    async fn an_http_probe_names_itself_and_its_host() {
+        let (at, asked) = serve_once("HTTP/1.1 204 No Content\r\n\r\n").await;
+        let result = ask(&attempt(at, http("ready?deep=1", &[("x-a", "b")]))).await;
+        assert_eq!(result, Ok(()));
+        let asked = asked.await.expect("no panic");
+        assert!(asked.starts_with("GET /ready?deep=1 HTTP/1.1\r\n"), "{asked}");
+        let host = format!("host: {at}");
+        for line in [host.as_str(), "user-agent: kube-probe/rouse", "x-a: b"] {
+            assert!(asked.contains(line), "{line} in {asked}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_header_of_the_probe_replaces_our_own() {
+        let (at, asked) = serve_once("HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n").await;
+        let own = [("Host", "hello.local"), ("User-Agent", "mine")];
+        assert_eq!(ask(&attempt(at, http("/", &own))).await, Ok(()));
+        let asked = asked.await.expect("no panic");
+        assert!(asked.contains("host: hello.local\r\n") && asked.contains("user-agent: mine\r\n"));
+        assert_eq!(asked.matches("host:").count(), 1, "{asked}");
+    }
+
+    #[tokio::test]
+    async fn an_answer_from_400_is_a_failure_in_words() {
+        let (at, _asked) = serve_once("HTTP/1.1 503 Busy\r\nconnection: close\r\n\r\nno").await;
+        let result = ask(&attempt(at, http("/ready", &[]))).await;
+        assert_eq!(result, Err("GET /ready answered 503".into()));
+    }
+
+    #[tokio::test]
+    async fn a_tcp_probe_needs_a_listener() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let at = listener.local_addr().expect("bound");
+        assert_eq!(ask(&attempt(at, ProbeHow::Tcp)).await, Ok(()));
+        drop(listener);
+        let refused = ask(&attempt(at, ProbeHow::Tcp)).await.expect_err("nobody listens");
+        assert!(refused.starts_with(&format!("cannot connect to {at}")), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn silence_is_a_failure_after_the_timeout() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let at = listener.local_addr().expect("bound");
+        let patience = Duration::from_millis(20);
+        let silent = Attempt { timeout: patience, ..attempt(at, http("/", &[])) };
+        assert_eq!(ask(&silent).await, Err(format!("no answer from {at} within 20ms")));
+    }
+
+    /// A gRPC server without routes answers every call with UNIMPLEMENTED.
+    #[tokio::test]
+    async fn a_grpc_probe_needs_the_health_service() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let at = listener.local_addr().expect("bound");
+        let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+        let routes = tonic::service::Routes::default();
+        let server = tonic::transport::Server::builder().add_routes(routes);
+        tokio::spawn(server.serve_with_incoming(incoming));
+        let how = ProbeHow::Grpc { service: String::new() };
+        let failed = ask(&attempt(at, how)).await.expect_err("there is none");
+        assert!(failed.starts_with(&format!("health check at {at} failed")), "{failed}");
+    }
+
+    /// Both answers of `grpc.health.v1`, from a service made by hand.
+    #[tokio::test]
+    async fn a_grpc_probe_passes_when_the_service_serves() {
+        use axum::{body::Body, http::HeaderMap, response::Response, routing::post};
+        // A frame without compression: length 2, field 1, varint.
+        let health = |status: u8| {
+            post(move || async move {
+                let mut trailers = HeaderMap::new();
+                trailers.insert("grpc-status", "0".parse().expect("a value"));
+                let frame = Bytes::from(vec![0, 0, 0, 0, 2, 8, status]);
+                let body = http_body_util::BodyExt::with_trailers(
+                    http_body_util::Full::new(frame),
+                    std::future::ready(Some(Ok::<_, std::convert::Infallible>(trailers))),
+                );
+                Response::builder()
+                    .header("content-type", "application/grpc")
+                    .body(Body::new(body))
+                    .expect("a response")
+            })
+        };
+        for (status, want) in [(1, true), (2, false)] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+            let at = listener.local_addr().expect("bound");
+            let app = axum::Router::new().route("/grpc.health.v1.Health/Check", health(status));
+            let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+            let server = tonic::transport::Server::builder().add_routes(app.into());
+            tokio::spawn(server.serve_with_incoming(incoming));
+            let how = ProbeHow::Grpc { service: "main".into() };
+            let result = ask(&attempt(at, how)).await;
+            assert_eq!(result.is_ok(), want, "{result:?}");
+        }
+    }
+}

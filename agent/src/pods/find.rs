@@ -1,0 +1,412 @@
+//! Shell: finds pods by their cgroups, and through the processes in them their network namespaces.
+//!
+//! All of it runs on one thread of its own: reading cgroup files may wait for a lock that the container runtime
+//! holds, and entering namespaces needs threads of their own anyway. The directories are watched by inotify, so
+//! that a pod is found while its runtime still sets it up, before its process listens.
+
+use std::{
+    collections::HashMap,
+    ffi::OsStr,
+    fs, io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
+use tokio::{
+    io::unix::AsyncFd,
+    sync::mpsc::{self, Receiver, Sender},
+    time::sleep_until,
+};
+use tracing::{debug, info, warn};
+
+use super::namespace::{self, Namespace};
+use crate::{
+    clock::monotonic_ns,
+    pods::{Event, Sockets},
+    sys,
+};
+
+/// First wait for a process that has not entered its pod's namespace yet; doubled up to [`LONGEST_WAIT`].
+const FIRST_WAIT: Duration = Duration::from_micros(500);
+const LONGEST_WAIT: Duration = Duration::from_millis(50);
+/// Wait for anything that inotify should have told of.
+const PATIENT_WAIT: Duration = Duration::from_secs(1);
+/// How deep pod directories lie below the root: `kubepods.slice/kubepods-burstable.slice/…-pod<uid>.slice`.
+const DEPTH: usize = 3;
+/// Commands that may wait while the thread is busy.
+const COMMANDS: usize = 4_096;
+
+/// What the finder is asked to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Find this pod, and look again whenever its processes change.
+    Watch(String),
+    /// It has left.
+    Forget(String),
+    /// Look for listeners in its namespace, if that still has this cookie.
+    Inspect(String, u64),
+    /// Something listened in an unknown namespace: look again for the pods that were not found.
+    Hurry,
+}
+
+/// Starts the thread. It ends when the sender is dropped, or nobody takes its events any more.
+pub fn start(root: PathBuf, events: Sender<Event>) -> io::Result<Sender<Command>> {
+    let (send, receive) = mpsc::channel(COMMANDS);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    thread::Builder::new().name("agent-find".into()).spawn(move || {
+        if let Err(error) = runtime.block_on(run(root, events, receive)) {
+            warn!(%error, "cannot look for pods");
+        }
+    })?;
+    Ok(send)
+}
+
+async fn run(
+    root: PathBuf,
+    events: Sender<Event>,
+    mut commands: Receiver<Command>,
+) -> io::Result<()> {
+    let mut finder = Finder::new(root, events)?;
+    loop {
+        let next = finder.next_retry();
+        let retry = async {
+            match next {
+                Some(at) => sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            command = commands.recv() => match command {
+                Some(command) => finder.obey(command).await,
+                None => return Ok(()),
+            },
+            ready = finder.inotify.readable() => {
+                ready?.clear_ready();
+                finder.noticed().await?;
+            }
+            () = retry => finder.retry().await,
+        }
+    }
+}
+
+/// The library's type has only the newer way to its descriptor, tokio wants the older.
+struct Watches(Inotify);
+
+impl AsFd for Watches {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Watches {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+struct Finder {
+    root: PathBuf,
+    /// Namespaces that are not a pod's: the agent's own and that of the first process.
+    foreign: Vec<u64>,
+    inotify: AsyncFd<Watches>,
+    /// Watched directories that may hold pods.
+    trees: HashMap<WatchDescriptor, PathBuf>,
+    /// Watched `cgroup.events` of wanted pods.
+    pods: HashMap<WatchDescriptor, String>,
+    /// Every pod directory.
+    known: HashMap<String, PathBuf>,
+    wanted: HashMap<String, Wanted>,
+    events: Sender<Event>,
+}
+
+struct Wanted {
+    found: bool,
+    watch: Option<WatchDescriptor>,
+    retry: Option<Instant>,
+    wait: Duration,
+}
+
+/// Why a pod's namespace is not known yet.
+enum Missing {
+    /// It has no directory or no process; inotify will tell.
+    Nobody,
+    /// Its processes are still in another namespace, or it has no address: soon.
+    Early,
+}
+
+impl Finder {
+    fn new(root: PathBuf, events: Sender<Event>) -> io::Result<Self> {
+        let own = namespace::inode(Path::new("/proc/thread-self/ns/net"));
+        let first = namespace::inode(Path::new("/proc/1/ns/net"));
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        let mut finder = Self {
+            root: root.clone(),
+            foreign: [own, first].into_iter().flatten().collect(),
+            inotify: sys::readable(Watches(inotify))?,
+            trees: HashMap::new(),
+            pods: HashMap::new(),
+            known: HashMap::new(),
+            wanted: HashMap::new(),
+            events,
+        };
+        finder.tree(&root);
+        Ok(finder)
+    }
+
+    /// Watches a directory that may hold pods, then lists it: what is created in between is seen twice, not never.
+    fn tree(&mut self, dir: &Path) -> Vec<String> {
+        let mask = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_ONLYDIR;
+        match self.inotify.get_ref().0.add_watch(dir, mask) {
+            Ok(watch) => drop(self.trees.insert(watch, dir.to_owned())),
+            Err(error) => warn!(dir = %dir.display(), %error, "cannot watch cgroup directory"),
+        }
+        let mut found = Vec::new();
+        for child in children(dir) {
+            found.extend(self.directory(child));
+        }
+        found
+    }
+
+    /// Takes in a directory and returns the pods that came with it.
+    fn directory(&mut self, dir: PathBuf) -> Vec<String> {
+        if let Some(uid) = dir.file_name().and_then(pod_of) {
+            self.known.insert(uid.clone(), dir);
+            return vec![uid];
+        }
+        let depth = dir.components().count().saturating_sub(self.root.components().count());
+        if depth < DEPTH { self.tree(&dir) } else { Vec::new() }
+    }
+
+    async fn obey(&mut self, command: Command) {
+        match command {
+            Command::Watch(uid) => {
+                let wanted = Wanted { found: false, watch: None, retry: None, wait: FIRST_WAIT };
+                self.wanted.insert(uid.clone(), wanted);
+                self.look(&uid).await;
+            }
+            Command::Forget(uid) => {
+                let watch = self.wanted.remove(&uid).and_then(|wanted| wanted.watch);
+                if let Some(watch) = watch {
+                    self.pods.remove(&watch);
+                    // Fails when the directory has gone, and the watch with it.
+                    let _ = self.inotify.get_ref().0.rm_watch(watch);
+                }
+            }
+            Command::Inspect(uid, cookie) => self.inspect(uid, cookie).await,
+            Command::Hurry => {
+                let missing: Vec<String> = self.missing(|_| true);
+                for uid in missing {
+                    self.look(&uid).await;
+                }
+            }
+        }
+    }
+
+    fn missing(&self, which: impl Fn(&Wanted) -> bool) -> Vec<String> {
+        let wanted = self.wanted.iter().filter(|(_, wanted)| !wanted.found && which(wanted));
+        wanted.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    fn next_retry(&self) -> Option<Instant> {
+        self.wanted.values().filter_map(|wanted| wanted.retry).min()
+    }
+
+    async fn retry(&mut self) {
+        let now = Instant::now();
+        for uid in self.missing(|wanted| wanted.retry.is_some_and(|at| at <= now)) {
+            self.look(&uid).await;
+        }
+    }
+
+    /// Takes in what inotify has to say.
+    async fn noticed(&mut self) -> io::Result<()> {
+        loop {
+            let events = match self.inotify.get_ref().0.read_events() {
+                Ok(events) => events,
+                Err(nix::Error::EAGAIN) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            };
+            for event in events {
+                self.notice(event).await;
+            }
+        }
+    }
+
+    async fn notice(&mut self, event: InotifyEvent) {
+        if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+            let root = self.root.clone();
+            self.tree(&root);
+            return self.obey(Command::Hurry).await;
+        }
+        if let Some(uid) = self.pods.get(&event.wd).cloned() {
+            if event.mask.contains(AddWatchFlags::IN_IGNORED) {
+                self.pods.remove(&event.wd);
+            } else {
+                self.look(&uid).await;
+            }
+            return;
+        }
+        let (Some(dir), Some(name)) = (self.trees.get(&event.wd).cloned(), event.name) else {
+            if event.mask.contains(AddWatchFlags::IN_IGNORED) {
+                self.trees.remove(&event.wd);
+            }
+            return;
+        };
+        if !event.mask.contains(AddWatchFlags::IN_ISDIR) {
+            return;
+        }
+        if event.mask.contains(AddWatchFlags::IN_DELETE) {
+            pod_of(&name).and_then(|uid| self.known.remove(&uid));
+            return;
+        }
+        for uid in self.directory(dir.join(name)) {
+            if self.wanted.contains_key(&uid) {
+                self.look(&uid).await;
+            }
+        }
+    }
+
+    /// Looks for a wanted pod's namespace and tells what it found, or plans another look.
+    async fn look(&mut self, uid: &str) {
+        self.watch_processes(uid);
+        let result = match self.namespace(uid) {
+            Err(missing) => Err(missing),
+            Ok(namespace) => match namespace.facts() {
+                Ok(facts) => Ok(facts),
+                Err(error) => {
+                    debug!(uid, error = %common::link::chain(&error), "namespace gave no answer");
+                    Err(Missing::Early)
+                }
+            },
+        };
+        let Some(wanted) = self.wanted.get_mut(uid) else { return };
+        let wait = match &result {
+            Ok(facts) if !facts.addresses.is_empty() => None,
+            Ok(_) | Err(Missing::Early) => Some(wanted.wait),
+            Err(Missing::Nobody) => Some(PATIENT_WAIT),
+        };
+        wanted.retry = wait.map(|wait| Instant::now() + wait);
+        wanted.found = wait.is_none();
+        wanted.wait = if wanted.found { FIRST_WAIT } else { (wanted.wait * 2).min(LONGEST_WAIT) };
+        if let Ok(facts) = result {
+            if wanted.found {
+                info!(uid, cookie = facts.cookie, addresses = ?facts.addresses, "pod found");
+            }
+            self.tell(Event::Found(uid.to_owned(), facts)).await;
+        }
+    }
+
+    /// Asks inotify to tell when the pod's first process comes and its last one goes.
+    fn watch_processes(&mut self, uid: &str) {
+        let (Some(dir), Some(wanted)) = (self.known.get(uid), self.wanted.get_mut(uid)) else {
+            return;
+        };
+        let file = dir.join("cgroup.events");
+        // Watching the same file twice gives the same descriptor.
+        if let Ok(watch) = self.inotify.get_ref().0.add_watch(&file, AddWatchFlags::IN_MODIFY) {
+            wanted.watch = Some(watch);
+            self.pods.insert(watch, uid.to_owned());
+        }
+    }
+
+    fn namespace(&self, uid: &str) -> Result<Namespace, Missing> {
+        let dir = self.known.get(uid).ok_or(Missing::Nobody)?;
+        let mut missing = Missing::Nobody;
+        for pid in processes(dir) {
+            let path = PathBuf::from(format!("/proc/{pid}/ns/net"));
+            match namespace::inode(&path) {
+                Ok(inode) if !self.foreign.contains(&inode) => {
+                    return Namespace::open(path).map_err(|_gone| Missing::Early);
+                }
+                Ok(_) | Err(_) => missing = Missing::Early,
+            }
+        }
+        Err(missing)
+    }
+
+    async fn inspect(&mut self, uid: String, cookie: u64) {
+        let seen = match self.namespace(&uid) {
+            // Without a process nobody listens.
+            Err(_) => Ok(Some(Sockets::default())),
+            Ok(namespace) => namespace.sockets(cookie),
+        };
+        match seen {
+            Ok(Some(sockets)) => self.tell(Event::Inspected(uid, sockets, monotonic_ns())).await,
+            Ok(None) => self.look(&uid).await,
+            Err(error) => {
+                warn!(uid, error = %common::link::chain(&error), "cannot look for listeners")
+            }
+        }
+    }
+
+    async fn tell(&self, event: Event) {
+        // Nobody listens any more: the agent is stopping.
+        let _ = self.events.send(event).await;
+    }
+}
+
+/// The uid of the pod that a cgroup directory belongs to: `pod<uid>`, or systemd's
+/// `kubepods-burstable-pod<uid with _ for ->.slice`.
+fn pod_of(name: &OsStr) -> Option<String> {
+    let name = name.to_str()?;
+    let uid = match name.strip_suffix(".slice") {
+        Some(slice) => slice.rsplit_once("-pod").map(|(_, uid)| uid.replace('_', "-"))?,
+        None => name.strip_prefix("pod")?.to_owned(),
+    };
+    (!uid.is_empty()).then_some(uid)
+}
+
+/// Directories right below `dir`; none when it has gone.
+fn children(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    dirs.map(|entry| entry.path()).collect()
+}
+
+/// Every process in the cgroup `dir` and below.
+fn processes(dir: &Path) -> Vec<u32> {
+    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    // Processes of another pid namespace stand as 0.
+    let own = text.lines().filter_map(|line| line.parse().ok()).filter(|&pid| pid != 0);
+    let mut found: Vec<u32> = own.collect();
+    for child in children(dir) {
+        found.extend(processes(&child));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pods_uid_is_read_from_its_cgroups_name() {
+        let uid = |name: &str| pod_of(OsStr::new(name));
+        assert_eq!(uid("pod1b9c-22"), Some("1b9c-22".into()));
+        assert_eq!(uid("kubepods-burstable-pod1b9c_22.slice"), Some("1b9c-22".into()));
+        assert_eq!(uid("kubepods-pod1b9c_22.slice"), Some("1b9c-22".into()));
+        for other in ["burstable", "kubepods-burstable.slice", "pod", "cri-containerd-1.scope"] {
+            assert_eq!(uid(other), None, "{other}");
+        }
+    }
+
+    /// A plain directory has no processes, which is all that can be shown without root.
+    #[tokio::test]
+    async fn a_pod_whose_directory_comes_later_is_inspected_as_empty() {
+        let root = std::env::temp_dir().join(format!("rouse-find-{}", std::process::id()));
+        fs::create_dir_all(&root).expect("a folder");
+        let (send, mut events) = mpsc::channel(8);
+        let commands = start(root.clone(), send).expect("a thread");
+        commands.send(Command::Watch("a".into())).await.expect("it runs");
+        fs::create_dir(root.join("poda")).expect("a folder");
+        commands.send(Command::Inspect("a".into(), 7)).await.expect("it runs");
+        let event = events.recv().await.expect("an answer");
+        assert!(
+            matches!(event, Event::Inspected(uid, sockets, _) if uid == "a" && sockets.listeners.is_empty())
+        );
+        fs::remove_dir_all(root).expect("removed");
+    }
+}

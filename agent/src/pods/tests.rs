@@ -1,0 +1,339 @@
+use std::num::NonZeroU16;
+
+use common::wire::{Name, ProbeHow};
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn pod(uid: &str, how: ProbeHow) -> wire::Pod {
+    wire::Pod {
+        uid: uid.into(),
+        name: format!("hello-{uid}"),
+        revision: Name::new("default", "hello-00001"),
+        node: "n1".into(),
+        zone: String::new(),
+        phase: PodPhase::Starting,
+        address: None,
+        port: NonZeroU16::new(8080).expect("not zero"),
+        probe: Probe {
+            how,
+            port: None,
+            period: Duration::ZERO,
+            timeout: Duration::ZERO,
+            success_threshold: 1,
+            failure_threshold: 3,
+        },
+    }
+}
+
+fn facts() -> Facts {
+    Facts { cookie: 7, addresses: vec![ip("10.244.0.5"), ip("fd00::5")] }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn at(text: &str) -> SocketAddr {
+    text.parse().expect("an address")
+}
+
+fn listens(count: u32) -> Kernel {
+    Kernel { listeners: count, since_ns: u64::from(count) * 900, ..Kernel::default() }
+}
+
+fn sockets(listeners: &[&str]) -> Sockets {
+    Sockets { listeners: listeners.iter().map(|text| at(text)).collect() }
+}
+
+/// A pod that was named, found and told to the kernel; its namespace holds no listener.
+fn known(pod: wire::Pod, now: Instant) -> Pods {
+    let uid = pod.uid.clone();
+    let mut pods = Pods::default();
+    for event in [
+        Event::Named(Box::new(pod)),
+        Event::Found(uid.clone(), facts()),
+        Event::Registered(uid.clone()),
+        Event::Inspected(uid, Sockets::default(), 1),
+    ] {
+        pods.step(now, event);
+    }
+    pods
+}
+
+fn kernel(pods: &mut Pods, now: Instant, read: Kernel) -> Vec<Action> {
+    pods.step(now, Event::Kernel("a".into(), read))
+}
+
+fn reports(actions: Vec<Action>) -> Vec<PodSeen> {
+    let report = |action| match action {
+        Action::Report(seen) => Some(seen),
+        _ => None,
+    };
+    actions.into_iter().filter_map(report).collect()
+}
+
+fn idle() -> PodSeen {
+    PodSeen {
+        uid: "a".into(),
+        address: Some(at("10.244.0.5:8080")),
+        listening: false,
+        ready: false,
+        drained: false,
+        in_flight: 0,
+        listening_since_ns: 0,
+        trouble: "nothing listens on port 8080 yet".into(),
+    }
+}
+
+fn ready() -> PodSeen {
+    PodSeen {
+        listening: true,
+        ready: true,
+        listening_since_ns: 900,
+        trouble: String::new(),
+        ..idle()
+    }
+}
+
+#[test]
+fn a_pod_is_looked_for_registered_inspected_and_reported() {
+    let now = Instant::now();
+    let mut pods = Pods::default();
+    let unknown = PodSeen { address: None, trouble: String::new(), ..idle() };
+    assert_eq!(
+        pods.step(now, Event::Named(Box::new(pod("a", ProbeHow::Listen)))),
+        [Action::Find("a".into()), Action::Report(unknown.clone())]
+    );
+    let addressed = PodSeen { address: Some(at("10.244.0.5:8080")), ..unknown };
+    assert_eq!(
+        pods.step(now, Event::Found("a".into(), facts())),
+        [Action::Register("a".into(), facts()), Action::Report(addressed)]
+    );
+    assert_eq!(pods.step(now, Event::Registered("a".into())), [Action::Inspect("a".into())]);
+    assert_eq!(
+        pods.step(now, Event::Inspected("a".into(), Sockets::default(), 5)),
+        [Action::Report(idle())]
+    );
+    assert_eq!(kernel(&mut pods, now, listens(1)), [Action::Report(ready())]);
+}
+
+#[test]
+fn a_pod_leaves_when_its_last_listener_closes() {
+    let now = Instant::now();
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    assert_eq!(reports(kernel(&mut pods, now, listens(1))), [ready()]);
+    assert_eq!(reports(kernel(&mut pods, now, listens(2))), [], "prefork or reload");
+    assert_eq!(reports(kernel(&mut pods, now, listens(1))), []);
+    let gone = reports(kernel(&mut pods, now, listens(0)));
+    assert_eq!(gone, [PodSeen { trouble: String::new(), ..idle() }]);
+}
+
+#[test]
+fn a_listener_the_kernel_did_not_see_counts_until_a_look_misses_it() {
+    let now = Instant::now();
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    let found = Event::Inspected("a".into(), sockets(&["0.0.0.0:8080"]), 77);
+    assert_eq!(reports(pods.step(now, found)), [PodSeen { listening_since_ns: 77, ..ready() }]);
+    let wake = pods.next_wake().expect("it is looked for again");
+    assert_eq!(wake, now + SECOND);
+    assert_eq!(pods.step(wake, Event::Tick), [Action::Inspect("a".into())]);
+    let lost = Event::Inspected("a".into(), Sockets::default(), 99);
+    assert_eq!(reports(pods.step(wake, lost)), [idle()]);
+}
+
+#[test]
+fn a_closed_listener_is_not_kept_alive_by_an_older_look() {
+    let now = Instant::now();
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    kernel(&mut pods, now, listens(1));
+    pods.step(now, Event::Inspected("a".into(), sockets(&["0.0.0.0:8080"]), 77));
+    let actions = kernel(&mut pods, now, listens(0));
+    assert!(actions.contains(&Action::Inspect("a".into())), "{actions:?}");
+    assert!(!reports(actions)[0].ready);
+}
+
+#[test]
+fn a_pod_the_kernel_sees_listening_is_not_looked_into() {
+    let now = Instant::now();
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    kernel(&mut pods, now, listens(1));
+    assert_eq!(pods.next_wake(), None);
+}
+
+#[test]
+fn the_probe_is_tried_at_the_pods_own_address() {
+    let now = Instant::now();
+    let mut shape = pod("a", ProbeHow::Tcp);
+    shape.probe.port = NonZeroU16::new(9090);
+    let mut pods = known(shape.clone(), now);
+    let attempt = Attempt {
+        uid: "a".into(),
+        seq: 1,
+        timeout: SECOND,
+        at: at("10.244.0.5:9090"),
+        probe: shape.probe,
+    };
+    let waiting = PodSeen { ready: false, ..ready() };
+    assert_eq!(
+        kernel(&mut pods, now, listens(1)),
+        [Action::Try(attempt), Action::Report(waiting.clone())]
+    );
+    let failed = Event::Tried("a".into(), 1, Err("connection refused".into()));
+    let trouble = "readiness probe failed: connection refused".into();
+    assert_eq!(reports(pods.step(now, failed)), [PodSeen { trouble, ..waiting }]);
+    let wake = pods.next_wake().expect("another try");
+    assert!(matches!(pods.step(wake, Event::Tick)[..], [Action::Try(Attempt { seq: 2, .. })]));
+    assert_eq!(reports(pods.step(wake, Event::Tried("a".into(), 2, Ok(())))), [ready()]);
+}
+
+#[test]
+fn a_probe_waits_for_the_address() {
+    let now = Instant::now();
+    let mut pods = Pods::default();
+    pods.step(now, Event::Named(Box::new(pod("a", ProbeHow::Tcp))));
+    let actions = kernel(&mut pods, now, listens(1));
+    assert!(!actions.iter().any(|action| matches!(action, Action::Try(_))), "{actions:?}");
+    let actions = pods.step(now, Event::Found("a".into(), facts()));
+    assert!(actions.iter().any(|action| matches!(action, Action::Try(_))), "{actions:?}");
+}
+
+#[test]
+fn changes_in_flight_alone_are_reported_once_a_second() {
+    let now = Instant::now();
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    kernel(&mut pods, now, listens(1));
+    let busy = |in_flight| Kernel { in_flight, ..listens(1) };
+    assert_eq!(reports(kernel(&mut pods, now, busy(3))), []);
+    let later = now + SECOND;
+    assert_eq!(reports(kernel(&mut pods, later, busy(4))), [PodSeen { in_flight: 4, ..ready() }]);
+    assert_eq!(reports(kernel(&mut pods, later, busy(5))), []);
+}
+
+#[test]
+fn a_draining_pod_is_drained_after_a_second_without_work() {
+    let now = Instant::now();
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    let draining = wire::Pod { phase: PodPhase::Draining, ..pod("a", ProbeHow::Listen) };
+    let reading = |in_flight, fresh, idle_ms| Kernel {
+        in_flight,
+        fresh,
+        idle: Duration::from_millis(idle_ms),
+        ..listens(1)
+    };
+    kernel(&mut pods, now, reading(0, 0, 90_000));
+    pods.step(now, Event::Named(Box::new(draining)));
+    assert_eq!(pods.draining(), ["a"]);
+
+    let mut drained_at = Vec::new();
+    let readings = [
+        (100, reading(0, 0, 90_000)), // quiet for long, but draining since just now
+        (1100, reading(1, 0, 90_000)), // busy
+        (1200, reading(0, 1, 50)),    // a connection without a request
+        (1300, reading(0, 0, 0)),     // it has gone
+        (2200, reading(0, 0, 900)),
+        (2300, reading(0, 0, 1000)),
+    ];
+    for (ms, reading) in readings {
+        let at = now + Duration::from_millis(ms);
+        pods.step(at, Event::Tick);
+        let drained = reports(kernel(&mut pods, at, reading)).iter().any(|seen| seen.drained);
+        drained_at.extend(drained.then_some(ms));
+    }
+    assert_eq!(drained_at, [2300]);
+}
+
+#[test]
+fn a_pod_that_is_not_draining_is_never_called_drained() {
+    let now = Instant::now();
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    for second in 0..5 {
+        let read = Kernel { idle: second * SECOND, ..listens(1) };
+        let seen = reports(kernel(&mut pods, now + second * SECOND, read));
+        assert!(seen.iter().all(|seen| !seen.drained));
+    }
+}
+
+#[test]
+fn a_new_namespace_starts_the_pod_anew() {
+    let now = Instant::now();
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    kernel(&mut pods, now, listens(1));
+    assert_eq!(pods.step(now, Event::Found("a".into(), facts())), [], "nothing new");
+    let other = Facts { cookie: 8, addresses: vec![ip("10.244.0.6")] };
+    let actions = pods.step(now, Event::Found("a".into(), other.clone()));
+    assert_eq!(actions[0], Action::Register("a".into(), other));
+    assert!(!reports(actions)[0].ready);
+}
+
+#[test]
+fn a_pod_that_is_named_no_more_is_forgotten() {
+    let now = Instant::now();
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    let gone = pods.step(now, Event::Dropped("a".into()));
+    assert_eq!(gone, [Action::Forget("a".into()), Action::Gone("a".into())]);
+    assert_eq!(pods.step(now, Event::Dropped("a".into())), []);
+    assert_eq!(kernel(&mut pods, now, listens(1)), [], "a late reading");
+}
+
+#[test]
+fn troubles_name_what_to_do() {
+    let cases = [
+        (
+            &["127.0.0.1:8080"][..],
+            "port 8080 is open on a loopback address only: listen on 0.0.0.0",
+        ),
+        (
+            &["0.0.0.0:3000"],
+            "nothing listens on port 8080, but on 0.0.0.0:3000: listen on the port in $PORT",
+        ),
+        (&[], "nothing listens on port 8080 yet"),
+    ];
+    for (listeners, trouble) in cases {
+        let mut pods = Pods::default();
+        let now = Instant::now();
+        pods.step(now, Event::Named(Box::new(pod("a", ProbeHow::Listen))));
+        let seen = pods.step(now, Event::Inspected("a".into(), sockets(listeners), 1));
+        let seen = reports(seen).pop().map(|seen| seen.trouble).unwrap_or_default();
+        assert_eq!(seen, trouble);
+    }
+}
+
+#[test]
+fn a_listener_on_an_ipv6_address_is_reached_over_ipv6() {
+    let now = Instant::now();
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    let both = Event::Inspected("a".into(), sockets(&["[::]:8080"]), 1);
+    assert_eq!(reports(pods.step(now, both))[0].address, Some(at("10.244.0.5:8080")));
+    let v6 = Event::Inspected("a".into(), sockets(&["[fd00::5]:8080"]), 1);
+    assert_eq!(reports(pods.step(now, v6))[0].address, Some(at("[fd00::5]:8080")));
+}
+
+#[test]
+fn it_is_settled_once_every_ready_pod_is_seen_to_be_ready() {
+    let now = Instant::now();
+    let mut pods = known(pod("b", ProbeHow::Listen), now);
+    assert!(pods.is_settled(), "a starting pod is not waited for");
+    let address = Some(at("10.244.0.5:8080"));
+    let known_ready = wire::Pod { phase: PodPhase::Ready, address, ..pod("a", ProbeHow::Listen) };
+    pods.step(now, Event::Named(Box::new(known_ready)));
+    assert!(!pods.is_settled());
+    pods.step(now, Event::Found("a".into(), facts()));
+    kernel(&mut pods, now, listens(1));
+    assert!(pods.is_settled());
+}
+
+#[test]
+fn a_pod_that_does_not_listen_for_a_minute_is_looked_into_less_often() {
+    let now = Instant::now();
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    let mut looks = 0;
+    let mut at = now;
+    while at < now + 120 * SECOND {
+        at = pods.next_wake().expect("it is looked into");
+        let actions = pods.step(at, Event::Tick);
+        looks += actions.iter().filter(|action| matches!(action, Action::Inspect(_))).count();
+    }
+    assert!((60..70).contains(&looks), "{looks}");
+}

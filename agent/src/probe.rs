@@ -1,0 +1,344 @@
+//! Pure: whether one pod is ready: its listener first, then its own readiness probe.
+//!
+//! The first try follows the listener at once. While tries fail, the wait between two is a quarter of the
+//! time spent so far, from [`FIRST_WAIT`] up to the probe's period: an application that needs 20 ms is found
+//! within 5 ms, one that needs 20 s is not asked ten thousand times. Once ready, it is asked every period.
+
+use std::time::{Duration, Instant};
+
+use common::wire::{Probe, ProbeHow};
+
+/// Shortest wait between a failed try and the next.
+pub const FIRST_WAIT: Duration = Duration::from_millis(2);
+
+/// Longest wait between tries where the probe names no period: what Knative's queue-proxy uses
+/// (knative/serving `pkg/queue/readiness/probe.go`, `aggressiveProbe` polls every 25 ms).
+pub const AGGRESSIVE_WAIT: Duration = Duration::from_millis(25);
+
+/// Bound of one try where the probe names none: Kubernetes' `timeoutSeconds: 1`.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Readiness of one pod.
+///
+/// Feed every event to [`step`](Self::step) and carry out the try it returns; call it with
+/// [`Event::Tick`] no later than [`next_wake`](Self::next_wake).
+#[derive(Debug)]
+pub struct Readiness {
+    probe: Probe,
+    listening: bool,
+    ready: bool,
+    /// Results of the same kind in a row.
+    row: Row,
+    phase: Phase,
+    /// Number of the newest try; results of older ones are stale.
+    seq: u64,
+    trouble: String,
+}
+
+#[derive(Debug, Default)]
+struct Row {
+    passes: u32,
+    failures: u32,
+}
+
+#[derive(Debug, PartialEq)]
+enum Phase {
+    /// Nothing to ask: nobody listens, or the listener alone decides.
+    Idle,
+    /// A try runs since `started`; the search for readiness goes on since `since`.
+    Trying { started: Instant, since: Instant },
+    /// The next try is due at `until`.
+    Waiting { until: Instant, since: Instant },
+}
+
+/// What happens to a pod's readiness.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Whether a process listens on the serving port.
+    Listening(bool),
+    /// The try numbered `seq` ended.
+    Tried {
+        /// The number from [`Try`].
+        seq: u64,
+        /// Why it failed, for people.
+        result: Result<(), String>,
+    },
+    /// Time has passed.
+    Tick,
+}
+
+/// One try to make now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Try {
+    /// To be named in the result.
+    pub seq: u64,
+    /// When to give up.
+    pub timeout: Duration,
+}
+
+impl Readiness {
+    /// Readiness of a pod that nobody has looked at yet.
+    pub fn new(probe: Probe) -> Self {
+        Self {
+            probe,
+            listening: false,
+            ready: false,
+            row: Row::default(),
+            phase: Phase::Idle,
+            seq: 0,
+            trouble: String::new(),
+        }
+    }
+
+    /// The probe it follows.
+    pub fn probe(&self) -> &Probe {
+        &self.probe
+    }
+
+    /// Whether the pod may take requests.
+    pub fn is_ready(&self) -> bool {
+        self.ready
+    }
+
+    /// Why the newest try failed; empty after a pass and before the first.
+    pub fn trouble(&self) -> &str {
+        &self.trouble
+    }
+
+    /// When `step` wants to be called with [`Event::Tick`].
+    pub fn next_wake(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Waiting { until, .. } => Some(until),
+            Phase::Idle | Phase::Trying { .. } => None,
+        }
+    }
+
+    /// Takes in one event and returns the try to make now, if any.
+    pub fn step(&mut self, now: Instant, event: Event) -> Option<Try> {
+        match event {
+            Event::Listening(listening) if listening == self.listening => None,
+            Event::Listening(true) => self.open(now),
+            Event::Listening(false) => self.close(),
+            Event::Tried { seq, result } => self.tried(now, seq, result),
+            Event::Tick => self.tick(now),
+        }
+    }
+
+    /// The first listener has opened.
+    fn open(&mut self, now: Instant) -> Option<Try> {
+        self.listening = true;
+        if self.probe.how == ProbeHow::Listen {
+            self.ready = true;
+            return None;
+        }
+        Some(self.start(now, now))
+    }
+
+    /// The last listener has closed.
+    fn close(&mut self) -> Option<Try> {
+        self.listening = false;
+        self.ready = false;
+        self.row = Row::default();
+        self.phase = Phase::Idle;
+        self.trouble.clear();
+        None
+    }
+
+    fn start(&mut self, now: Instant, since: Instant) -> Try {
+        self.seq += 1;
+        self.phase = Phase::Trying { started: now, since };
+        let timeout = self.probe.timeout;
+        Try { seq: self.seq, timeout: if timeout.is_zero() { DEFAULT_TIMEOUT } else { timeout } }
+    }
+
+    fn tick(&mut self, now: Instant) -> Option<Try> {
+        match self.phase {
+            Phase::Waiting { until, since } if until <= now => Some(self.start(now, since)),
+            Phase::Waiting { .. } | Phase::Idle | Phase::Trying { .. } => None,
+        }
+    }
+
+    fn tried(&mut self, now: Instant, seq: u64, result: Result<(), String>) -> Option<Try> {
+        let Phase::Trying { started, since } = self.phase else { return None };
+        if seq != self.seq {
+            return None;
+        }
+        let was_ready = self.ready;
+        self.note(result);
+        // A pod that has just turned unready is looked for as eagerly as a new one.
+        let since = if was_ready && !self.ready { now } else { since };
+        self.phase = match self.next_try(now, started, since) {
+            Some(until) => Phase::Waiting { until, since },
+            None => Phase::Idle,
+        };
+        None
+    }
+
+    fn note(&mut self, result: Result<(), String>) {
+        match result {
+            Ok(()) => {
+                self.row = Row { passes: self.row.passes.saturating_add(1), failures: 0 };
+                self.ready |= self.row.passes >= self.probe.success_threshold;
+                self.trouble.clear();
+            }
+            Err(trouble) => {
+                self.row = Row { passes: 0, failures: self.row.failures.saturating_add(1) };
+                self.ready &= self.row.failures < self.probe.failure_threshold;
+                self.trouble = trouble;
+            }
+        }
+    }
+
+    /// When the next try is due; `None`: never, for a ready pod whose probe has no period.
+    fn next_try(&self, now: Instant, started: Instant, since: Instant) -> Option<Instant> {
+        let period = self.probe.period;
+        if self.ready {
+            return (!period.is_zero()).then(|| now.max(started + period));
+        }
+        let longest = if period.is_zero() { AGGRESSIVE_WAIT } else { period.max(FIRST_WAIT) };
+        Some(now + (now.duration_since(since) / 4).clamp(FIRST_WAIT, longest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn probe(how: ProbeHow) -> Probe {
+        Probe {
+            how,
+            port: None,
+            period: Duration::from_secs(10),
+            timeout: Duration::ZERO,
+            success_threshold: 1,
+            failure_threshold: 3,
+        }
+    }
+
+    fn passed(seq: u64) -> Event {
+        Event::Tried { seq, result: Ok(()) }
+    }
+
+    fn failed(seq: u64) -> Event {
+        Event::Tried { seq, result: Err("refused".into()) }
+    }
+
+    /// Lets every try fail until `end`, and returns when each was made, in ms after `start`.
+    fn fail_until(machine: &mut Readiness, start: Instant, end: Duration) -> Vec<u128> {
+        let mut now = start;
+        let mut tried = machine.step(now, Event::Listening(true));
+        let mut at = Vec::new();
+        while now < start + end {
+            let attempt = tried.expect("a try is due");
+            at.push((now - start).as_millis());
+            machine.step(now, failed(attempt.seq));
+            now = machine.next_wake().expect("another try follows a failure");
+            tried = machine.step(now, Event::Tick);
+        }
+        at
+    }
+
+    #[test]
+    fn a_listener_alone_makes_a_pod_ready_where_nothing_is_asked() {
+        let now = Instant::now();
+        let mut machine = Readiness::new(probe(ProbeHow::Listen));
+        assert_eq!(machine.step(now, Event::Listening(true)), None);
+        assert!(machine.is_ready());
+        assert_eq!(machine.next_wake(), None);
+        machine.step(now, Event::Listening(false));
+        assert!(!machine.is_ready());
+    }
+
+    #[test]
+    fn the_first_try_follows_the_listener_at_once() {
+        let now = Instant::now();
+        let mut machine = Readiness::new(probe(ProbeHow::Tcp));
+        assert_eq!(machine.step(now, Event::Tick), None, "nobody listens yet");
+        let first = machine.step(now, Event::Listening(true));
+        assert_eq!(first, Some(Try { seq: 1, timeout: Duration::from_secs(1) }));
+        assert_eq!(machine.step(now, Event::Listening(true)), None, "a second listener is no news");
+        machine.step(now, passed(1));
+        assert!(machine.is_ready());
+    }
+
+    #[test]
+    fn waits_grow_with_the_time_spent_up_to_the_period() {
+        let start = Instant::now();
+        let mut machine = Readiness::new(Probe { period: 100 * MS, ..probe(ProbeHow::Tcp) });
+        let at = fail_until(&mut machine, start, Duration::from_secs(2));
+        assert_eq!(at[..5], [0, 2, 4, 6, 8], "a few milliseconds at first");
+        let waits: Vec<_> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(waits.is_sorted(), "{waits:?}");
+        assert_eq!(waits.last(), Some(&100), "then the period");
+    }
+
+    #[test]
+    fn without_a_period_it_is_asked_every_25_ms_until_it_is_ready_and_never_after() {
+        let start = Instant::now();
+        let mut machine = Readiness::new(Probe { period: Duration::ZERO, ..probe(ProbeHow::Tcp) });
+        let at = fail_until(&mut machine, start, Duration::from_secs(1));
+        let longest = at.windows(2).map(|pair| pair[1] - pair[0]).max();
+        assert_eq!(longest, Some(25));
+        machine.step(start + Duration::from_secs(2), passed(machine.seq));
+        assert!(machine.is_ready());
+        assert_eq!(machine.next_wake(), None);
+    }
+
+    #[test]
+    fn both_thresholds_count_results_in_a_row() {
+        let now = Instant::now();
+        let shape = Probe { success_threshold: 2, failure_threshold: 2, ..probe(ProbeHow::Tcp) };
+        let mut machine = Readiness::new(shape);
+        machine.step(now, Event::Listening(true));
+        let mut at = now;
+        let mut seen = Vec::new();
+        for pass in [true, false, true, true, false, true, false, false] {
+            let event = if pass { passed(machine.seq) } else { failed(machine.seq) };
+            machine.step(at, event);
+            seen.push(machine.is_ready());
+            at = machine.next_wake().expect("a period is set");
+            machine.step(at, Event::Tick);
+        }
+        assert_eq!(seen, [false, false, false, true, true, true, true, false]);
+    }
+
+    #[test]
+    fn a_ready_pod_is_asked_again_each_period_after_the_try_began() {
+        let now = Instant::now();
+        let mut machine = Readiness::new(probe(ProbeHow::Tcp));
+        machine.step(now, Event::Listening(true));
+        machine.step(now + 300 * MS, passed(1));
+        assert_eq!(machine.next_wake(), Some(now + Duration::from_secs(10)));
+    }
+
+    #[test]
+    fn a_pod_that_turned_unready_is_looked_for_eagerly_again() {
+        let now = Instant::now();
+        let mut machine = Readiness::new(Probe { failure_threshold: 1, ..probe(ProbeHow::Tcp) });
+        machine.step(now, Event::Listening(true));
+        machine.step(now, passed(1));
+        let later = now + Duration::from_secs(10);
+        machine.step(later, Event::Tick);
+        machine.step(later, failed(2));
+        assert!(!machine.is_ready());
+        assert_eq!(machine.trouble(), "refused");
+        assert_eq!(machine.next_wake(), Some(later + FIRST_WAIT));
+    }
+
+    #[test]
+    fn a_result_from_before_the_listener_closed_counts_for_nothing() {
+        let now = Instant::now();
+        let mut machine = Readiness::new(probe(ProbeHow::Tcp));
+        machine.step(now, Event::Listening(true));
+        machine.step(now, Event::Listening(false));
+        machine.step(now, passed(1));
+        assert!(!machine.is_ready());
+        machine.step(now, Event::Listening(true));
+        machine.step(now, passed(1));
+        assert!(!machine.is_ready(), "the try belongs to the listener that closed");
+        machine.step(now, passed(2));
+        assert!(machine.is_ready());
+    }
+}
