@@ -301,7 +301,7 @@ fn user(
         user = image_user(&uid.to_string(), around)?;
     }
     if let Some(gid) = context.run_as_group.or(outer.run_as_group) {
-        user.gid = u32::try_from(gid).map_err(|_| BundleError::User(gid.to_string()))?;
+        user.gid = u32::try_from(gid).ok().ok_or_else(|| BundleError::User(gid.to_string()))?;
     }
     let extra = outer.supplemental_groups.into_iter().flatten().chain(outer.fs_group);
     user.groups.extend(extra.filter_map(|gid| u32::try_from(gid).ok()));

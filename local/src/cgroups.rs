@@ -6,16 +6,21 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, Read, Seek};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use thiserror::Error;
 
 use crate::layout::Layout;
 
 /// Controllers that limits need.
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
+
+/// How long killed processes may take to go.
+const EMPTY: Duration = Duration::from_secs(5);
 
 /// What failed, and on which file.
 #[derive(Debug, Error)]
@@ -182,16 +187,11 @@ impl Mounts {
     /// Kills every process of the node's pods and clients and removes its cgroups, waiting for the processes to go.
     pub fn remove_node(&self, layout: &Layout) -> Result<(), CgroupError> {
         kill(&layout.cgroup(&self.v2));
+        await_empty(&layout.cgroup(&self.v2), EMPTY);
         for root in self.roots(layout) {
-            let mut left = 200;
-            while root.exists() && !remove_tree(&root) {
-                if left == 0 {
-                    let source = io::Error::from(io::ErrorKind::ResourceBusy);
-                    return Err(CgroupError::Write { path: root, source });
-                }
-                left -= 1;
-                std::thread::sleep(std::time::Duration::from_millis(10));
-                kill(&root);
+            if root.exists() && !remove_tree(&root) {
+                let source = io::Error::from(io::ErrorKind::ResourceBusy);
+                return Err(CgroupError::Write { path: root, source });
             }
         }
         Ok(())
@@ -266,6 +266,23 @@ fn kill(path: &Path) {
     }
     for child in directories(path) {
         kill(&child);
+    }
+}
+
+/// Waits until no process is left at or below a v2 cgroup: `cgroup.events` tells when that changes.
+fn await_empty(path: &Path, limit: Duration) {
+    let Ok(mut events) = File::open(path.join("cgroup.events")) else { return };
+    let deadline = Instant::now() + limit;
+    loop {
+        let mut text = String::new();
+        let read = events.rewind().and_then(|()| events.read_to_string(&mut text));
+        let left = deadline.saturating_duration_since(Instant::now());
+        if read.is_err() || text.contains("populated 0") || left.is_zero() {
+            return;
+        }
+        let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
+        // A signal only makes the loop look once more.
+        let _ = poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
     }
 }
 

@@ -16,16 +16,18 @@ use crate::cgroups::Mounts;
 use crate::images::{Images, PullPolicy};
 use crate::layout::Layout;
 use crate::net::{self, Networks};
-use crate::pods::{Action, Event, Plan, Pod, Restart, Role};
+use crate::pods::{Action, Event};
 use crate::process::ProcessId;
 use crate::runtime::Runtime;
 use crate::sys;
 
 mod exits;
+mod held;
 mod logs;
 mod start;
 mod state;
 
+use held::Held;
 use state::Saved;
 pub(crate) use state::load;
 
@@ -50,16 +52,6 @@ struct Work {
     containers: Vec<Container>,
 }
 
-struct Held {
-    pod: Pod,
-    work: Arc<Work>,
-    ordered: Instant,
-    address: Option<PodAddress>,
-    processes: Vec<Option<Arc<OwnedFd>>>,
-    images: Vec<Option<crate::images::Image>>,
-    told: Option<PodStatus>,
-}
-
 /// An event with what belongs to it but not to the machine.
 struct Report {
     uid: String,
@@ -81,8 +73,6 @@ pub(crate) struct Kubelet {
     reports: mpsc::Sender<Report>,
     inbox: mpsc::Receiver<Report>,
     outbox: VecDeque<PodStatus>,
-    /// Whether what should run is known; until then nothing found running is stopped.
-    ordered: bool,
 }
 
 impl Kubelet {
@@ -90,8 +80,7 @@ impl Kubelet {
     pub(crate) fn adopt(shared: Arc<Shared>, saved: Vec<Saved>) -> Self {
         let (reports, inbox) = mpsc::channel(1024);
         let pods = BTreeMap::new();
-        let mut kubelet =
-            Self { shared, pods, reports, inbox, outbox: VecDeque::new(), ordered: false };
+        let mut kubelet = Self { shared, pods, reports, inbox, outbox: VecDeque::new() };
         for saved in saved {
             kubelet.adopt_one(saved);
         }
@@ -185,7 +174,6 @@ impl Kubelet {
 
     /// Begins what is new and stops what is no longer wanted.
     fn order(&mut self, wanted: Orders) {
-        self.ordered = true;
         let gone: Vec<String> =
             self.pods.keys().filter(|uid| !wanted.pods.contains_key(*uid)).cloned().collect();
         for uid in gone {
@@ -326,83 +314,6 @@ async fn pull(shared: Arc<Shared>, work: Arc<Work>, at: usize) -> (Event, Extra)
             }
         }
         Err(_) => refused("ImagePullBackOff", format!("unpacking image {name} panicked")),
-    }
-}
-
-impl Held {
-    fn new(order: PodOrder) -> Self {
-        let spec = &order.spec;
-        let restart = match spec.restart_policy.as_deref() {
-            Some("Never") => Restart::Never,
-            Some("OnFailure") => Restart::OnFailure,
-            _ => Restart::Always,
-        };
-        let grace = spec.termination_grace_period_seconds;
-        let grace = grace.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
-        let init = |container: &Container| match container.restart_policy.as_deref() {
-            Some("Always") => Role::Sidecar,
-            _ => Role::Init,
-        };
-        let inits = spec.init_containers.iter().flatten().map(|one| (one, init(one)));
-        let all = inits.chain(spec.containers.iter().map(|one| (one, Role::Main)));
-        let plans = all.clone().map(|(one, role)| Plan {
-            name: one.name.clone(),
-            image: one.image.clone().unwrap_or_default(),
-            role,
-        });
-        let pod = Pod::new(restart, grace, plans.collect());
-        let containers: Vec<Container> = all.map(|(one, _)| one.clone()).collect();
-        let count = containers.len();
-        let work = Arc::new(Work { order, containers });
-        Self {
-            pod,
-            work,
-            ordered: Instant::now(),
-            address: None,
-            processes: vec![None; count],
-            images: vec![None; count],
-            told: None,
-        }
-    }
-
-    /// Keeps what came with an event.
-    fn keep(&mut self, event: &Event, extra: Extra) {
-        match (event, extra) {
-            (_, Extra::Address(address)) => self.address = Some(address),
-            (Event::Image { at, .. }, Extra::Image(image)) => self.images[*at] = Some(image),
-            (Event::Started { at }, Extra::Process(fd)) => self.processes[*at] = Some(fd),
-            (Event::Exited { at, .. }, _) => self.processes[*at] = None,
-            _ => {}
-        }
-    }
-
-    fn restarts(&self) -> Vec<u32> {
-        (0..self.work.containers.len()).map(|at| self.pod.restarts(at)).collect()
-    }
-
-    fn saved(&self) -> Saved {
-        let containers = self.restarts().into_iter().map(|restarts| state::Kept { restarts });
-        Saved {
-            order: self.work.order.clone(),
-            address: self.address,
-            containers: containers.collect(),
-        }
-    }
-
-    fn status(&self) -> PodStatus {
-        PodStatus {
-            uid: self.work.order.uid.clone(),
-            phase: self.pod.phase(),
-            addresses: self.pod.addresses().to_vec(),
-            containers: self.pod.containers(),
-        }
-    }
-
-    /// The signal that asks a container to end: its image's, else SIGTERM.
-    fn stop_signal(&self, at: usize) -> i32 {
-        let config = self.images[at].as_ref().and_then(|image| image.config.config().as_ref());
-        let name = config.and_then(|config| config.stop_signal().as_deref());
-        name.and_then(sys::signal_number).unwrap_or(libc::SIGTERM)
     }
 }
 

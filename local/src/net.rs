@@ -52,7 +52,7 @@ pub enum NetError {
         subject: String,
         /// Why.
         #[source]
-        source: rtnetlink::Error,
+        source: Box<rtnetlink::Error>,
     },
     /// The thread that makes namespaces is gone.
     #[error("the network thread has ended")]
@@ -69,7 +69,7 @@ fn link(
     subject: impl ToString,
 ) -> impl FnOnce(rtnetlink::Error) -> NetError {
     let subject = subject.to_string();
-    move |source| NetError::Link { attempt, subject, source }
+    move |source| NetError::Link { attempt, subject, source: Box::new(source) }
 }
 
 /// Opens a namespace by its mount point.

@@ -140,7 +140,7 @@ impl Runtime {
         };
         let spawned = thread::Builder::new().name("runtime".to_owned()).spawn(first);
         spawned.map_err(file("start a thread for", &program))?;
-        started.recv().map_err(|_| RuntimeError::Ended)??;
+        started.recv().ok().ok_or(RuntimeError::Ended)??;
         Ok(Self { kind, program, state, birth: Arc::new(birth), jobs })
     }
 
@@ -159,8 +159,8 @@ impl Runtime {
     ) -> Result<T, E> {
         let (reply, answer) = oneshot::channel();
         let job = Box::new(move || drop(reply.send(job())));
-        self.jobs.send(job).map_err(|_| RuntimeError::Ended)?;
-        answer.await.map_err(|_| RuntimeError::Ended)?
+        self.jobs.send(job).ok().ok_or(RuntimeError::Ended)?;
+        answer.await.ok().ok_or(RuntimeError::Ended)?
     }
 
     /// Prepares and starts a container on one of the threads; returns once its process runs the user's program.

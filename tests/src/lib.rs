@@ -1,1 +1,3 @@
-//! To come.
+//! What the tiers share.
+
+pub mod node;

@@ -78,7 +78,7 @@ fn apply(layer: impl Read) -> io::Result<()> {
         let Some(path) = inside(&entry.path()?) else { continue };
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if name == OPAQUE {
-            clear(path.parent().unwrap_or(Path::new("/")), &added)?;
+            clear(path.parent().unwrap_or_else(|| Path::new("/")), &added)?;
         } else if let Some(gone) = name.strip_prefix(WHITEOUT) {
             remove(&path.with_file_name(gone))?;
         } else {

@@ -147,7 +147,7 @@ impl Found {
         &self,
         manifest: &ImageManifest,
     ) -> Result<ImageConfiguration, LayoutError> {
-        read(&self.blob(&manifest.config().digest().to_string()))
+        read(&self.blob(manifest.config().digest().as_ref()))
     }
 }
 

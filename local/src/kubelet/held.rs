@@ -1,0 +1,102 @@
+//! Shell: one pod of the kubelet, with its descriptors and images.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::node::{PodOrder, PodStatus};
+use k8s_openapi::api::core::v1::Container;
+
+use super::{Extra, Saved, Work, state};
+use crate::addresses::PodAddress;
+use crate::images::Image;
+use crate::pods::{Event, Plan, Pod, Restart, Role};
+use crate::sys;
+
+/// One pod: its machine, and what the machine need not know.
+pub(super) struct Held {
+    pub(super) pod: Pod,
+    pub(super) work: Arc<Work>,
+    pub(super) ordered: Instant,
+    pub(super) address: Option<PodAddress>,
+    pub(super) processes: Vec<Option<Arc<OwnedFd>>>,
+    pub(super) images: Vec<Option<Image>>,
+    pub(super) told: Option<PodStatus>,
+}
+
+impl Held {
+    pub(super) fn new(order: PodOrder) -> Self {
+        let spec = &order.spec;
+        let restart = match spec.restart_policy.as_deref() {
+            Some("Never") => Restart::Never,
+            Some("OnFailure") => Restart::OnFailure,
+            _ => Restart::Always,
+        };
+        let grace = spec.termination_grace_period_seconds;
+        let grace = grace.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+        let init = |container: &Container| match container.restart_policy.as_deref() {
+            Some("Always") => Role::Sidecar,
+            _ => Role::Init,
+        };
+        let inits = spec.init_containers.iter().flatten().map(|one| (one, init(one)));
+        let all = inits.chain(spec.containers.iter().map(|one| (one, Role::Main)));
+        let plans = all.clone().map(|(one, role)| Plan {
+            name: one.name.clone(),
+            image: one.image.clone().unwrap_or_default(),
+            role,
+        });
+        let pod = Pod::new(restart, grace, plans.collect());
+        let containers: Vec<Container> = all.map(|(one, _)| one.clone()).collect();
+        let count = containers.len();
+        let work = Arc::new(Work { order, containers });
+        Self {
+            pod,
+            work,
+            ordered: Instant::now(),
+            address: None,
+            processes: vec![None; count],
+            images: vec![None; count],
+            told: None,
+        }
+    }
+
+    /// Keeps what came with an event.
+    pub(super) fn keep(&mut self, event: &Event, extra: Extra) {
+        match (event, extra) {
+            (_, Extra::Address(address)) => self.address = Some(address),
+            (Event::Image { at, .. }, Extra::Image(image)) => self.images[*at] = Some(image),
+            (Event::Started { at }, Extra::Process(fd)) => self.processes[*at] = Some(fd),
+            (Event::Exited { at, .. }, _) => self.processes[*at] = None,
+            _ => {}
+        }
+    }
+
+    pub(super) fn restarts(&self) -> Vec<u32> {
+        (0..self.work.containers.len()).map(|at| self.pod.restarts(at)).collect()
+    }
+
+    pub(super) fn saved(&self) -> Saved {
+        let containers = self.restarts().into_iter().map(|restarts| state::Kept { restarts });
+        Saved {
+            order: self.work.order.clone(),
+            address: self.address,
+            containers: containers.collect(),
+        }
+    }
+
+    pub(super) fn status(&self) -> PodStatus {
+        PodStatus {
+            uid: self.work.order.uid.clone(),
+            phase: self.pod.phase(),
+            addresses: self.pod.addresses().to_vec(),
+            containers: self.pod.containers(),
+        }
+    }
+
+    /// The signal that asks a container to end: its image's, else SIGTERM.
+    pub(super) fn stop_signal(&self, at: usize) -> i32 {
+        let config = self.images[at].as_ref().and_then(|image| image.config.config().as_ref());
+        let name = config.and_then(|config| config.stop_signal().as_deref());
+        name.and_then(sys::signal_number).unwrap_or(libc::SIGTERM)
+    }
+}
