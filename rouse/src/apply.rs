@@ -1,0 +1,225 @@
+//! Shell: `rouse apply`: manifests into the node's folder, one file an object.
+
+use std::{io::Read as _, path::Path, process::ExitCode};
+
+use common::wire::{Name, is_label, is_subdomain};
+use controller::{
+    parse::{self, Document},
+    policy::AutoscalerConfig,
+    render::ObjectKind,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    cli::Apply,
+    failure::Failure,
+    kinds, out,
+    store::{self, Store},
+};
+
+/// What applying one object did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It is new.
+    Created,
+    /// It was there and is different now.
+    Configured,
+    /// It was there just so.
+    Unchanged,
+}
+
+/// Applies every object of the files; a bad one does not stop the others.
+pub(crate) fn apply(store: &Store, args: &Apply) -> Result<ExitCode, Failure> {
+    let mut code = ExitCode::SUCCESS;
+    for file in &args.files {
+        for (source, text) in read(file, args.recursive)? {
+            for result in documents(&source, &text, args.namespace.as_deref()) {
+                let done = result.and_then(|(name, it)| Ok((keep(store, &name, &it)?, name, it)));
+                match done {
+                    Ok((outcome, name, it)) => report(outcome, &name, &it)?,
+                    Err(failure) => {
+                        out::complain(&failure.to_string());
+                        code = ExitCode::FAILURE;
+                    }
+                }
+            }
+        }
+    }
+    Ok(code)
+}
+
+/// The texts that `-f` names, each with what to call it.
+pub(crate) fn read(file: &Path, recursive: bool) -> Result<Vec<(String, String)>, Failure> {
+    if file == Path::new("-") {
+        let mut text = String::new();
+        let read = std::io::stdin().read_to_string(&mut text);
+        read.map_err(Failure::file("read", "standard input"))?;
+        return Ok(vec![("standard input".to_owned(), text)]);
+    }
+    let paths = match file.is_dir() {
+        true => store::manifests(file, recursive)?,
+        false => vec![file.to_owned()],
+    };
+    if paths.is_empty() {
+        let why = "holds no .yaml, .yml or .json file".to_owned();
+        return Err(Failure::Manifest { file: file.display().to_string(), why });
+    }
+    let read = |path: std::path::PathBuf| {
+        let text = std::fs::read_to_string(&path).map_err(Failure::file("read", &path))?;
+        Ok((path.display().to_string(), text))
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// The services a text names, or why a document of it cannot be used.
+pub(crate) fn documents(
+    source: &str,
+    text: &str,
+    namespace: Option<&str>,
+) -> Vec<Result<(Name, Value), Failure>> {
+    let bad = |why: String| Failure::Manifest { file: source.to_owned(), why };
+    match store::documents(text) {
+        Err(why) => vec![Err(bad(format!("not readable as YAML: {why}")))],
+        Ok(all) if all.is_empty() => vec![Err(bad("no objects passed to apply".to_owned()))],
+        Ok(all) => all.into_iter().map(|it| shape(it, namespace).map_err(bad)).collect(),
+    }
+}
+
+/// Checks what an object must have to be kept at all; the controller checks the rest and says so on the object.
+fn shape(mut it: Value, namespace: Option<&str>) -> Result<(Name, Value), String> {
+    let field = |at: &str| it.pointer(at).and_then(Value::as_str).map(str::to_owned);
+    let version = field("/apiVersion").unwrap_or_default();
+    let kind = field("/kind").ok_or("kind is not set: apply a serving.knative.dev/v1 Service")?;
+    if version != controller::knative::API_VERSION || kind != "Service" {
+        return Err(format!(
+            "no matches for kind {kind:?} in version {version:?}: apply a serving.knative.dev/v1 Service; \
+             its Configuration, Revisions and Route follow from it"
+        ));
+    }
+    let name =
+        field("/metadata/name").ok_or("resource name may not be empty: set metadata.name")?;
+    if !is_subdomain(&name) {
+        return Err(format!(
+            "metadata.name {name:?} is not a name: use a-z, 0-9, '-' and '.', beginning and ending with a \
+             letter or digit"
+        ));
+    }
+    let own = field("/metadata/namespace");
+    if let (Some(own), Some(asked)) = (&own, namespace)
+        && own != asked
+    {
+        return Err(format!(
+            "the namespace from the provided object {own:?} does not match the namespace {asked:?}: pass \
+             '--namespace={own}'"
+        ));
+    }
+    let namespace = own.unwrap_or_else(|| namespace.unwrap_or("default").to_owned());
+    if !is_label(&namespace) {
+        return Err(format!(
+            "metadata.namespace {namespace:?} is not a name: use a-z, 0-9 and inner '-'"
+        ));
+    }
+    it["metadata"]["namespace"] = json!(namespace);
+    Ok((Name::new(namespace, name), it))
+}
+
+/// Keeps a service's manifest.
+pub(crate) fn keep(store: &Store, name: &Name, it: &Value) -> Result<Outcome, Failure> {
+    let kept = store.manifest(name)?;
+    let outcome = match kept.as_ref().map(store::Kept::value) {
+        None => Outcome::Created,
+        Some(old) if old == it => return Ok(Outcome::Unchanged),
+        Some(_) => Outcome::Configured,
+    };
+    store.write(name, it, kept)?;
+    Ok(outcome)
+}
+
+fn report(outcome: Outcome, name: &Name, it: &Value) -> Result<(), Failure> {
+    let did = match outcome {
+        Outcome::Created => "created",
+        Outcome::Configured => "configured",
+        Outcome::Unchanged => "unchanged",
+    };
+    out::line(&format!("{}/{} {did}", kinds::singular(ObjectKind::Service), name.name))?;
+    // The controller refuses it on its own, as a condition; saying so now saves a look.
+    let text = it.to_string();
+    for document in parse::documents(&text, &AutoscalerConfig::default()) {
+        if let Document::Refused(_, why) = document {
+            out::complain(&format!("Warning: {name} will not become ready: {why}"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::tests::Temp;
+
+    const HELLO: &str = "
+apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {name: hello}
+spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
+";
+
+    fn why(text: &str, namespace: Option<&str>) -> String {
+        let mut all = documents("x.yaml", text, namespace);
+        assert_eq!(all.len(), 1);
+        all.remove(0).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_object_is_created_then_unchanged_then_configured() {
+        let (temp, store) = Temp::new("apply");
+        let apply = |text: &str| {
+            let (name, it) = documents("x.yaml", text, None).remove(0).unwrap();
+            keep(&store, &name, &it).unwrap()
+        };
+        assert_eq!(apply(HELLO), Outcome::Created);
+        assert_eq!(apply(HELLO), Outcome::Unchanged);
+        assert_eq!(apply(&HELLO.replace("v1}", "v2}")), Outcome::Configured);
+        assert_eq!(temp.files(), ["default_hello.yaml"]);
+        let kept = store.manifest(&Name::new("default", "hello")).unwrap().unwrap();
+        let image = kept.value().pointer("/spec/template/spec/containers/0/image").unwrap();
+        assert_eq!(image, "dev.local/hello:v2");
+    }
+
+    #[test]
+    fn several_documents_become_several_files() {
+        let (temp, store) = Temp::new("several");
+        let text = format!("{HELLO}---\n{}", HELLO.replace("hello}", "other, namespace: demo}"));
+        for result in documents("x.yaml", &text, None) {
+            let (name, it) = result.unwrap();
+            keep(&store, &name, &it).unwrap();
+        }
+        assert_eq!(temp.files(), ["default_hello.yaml", "demo_other.yaml"]);
+    }
+
+    #[test]
+    fn a_bad_shape_is_refused_in_one_line_that_says_what_to_do() {
+        let refused = why("kind: Deployment\napiVersion: apps/v1\nmetadata: {name: x}\n", None);
+        assert!(refused.starts_with(
+            "error: x.yaml: no matches for kind \"Deployment\" in version \"apps/v1\""
+        ));
+        assert!(why("a: [", None).contains("not readable as YAML"));
+        assert!(why("", None).contains("no objects passed to apply"));
+        assert!(why(&HELLO.replace("{name: hello}", "{}"), None).contains("set metadata.name"));
+        assert!(why(&HELLO.replace("hello}", "Hello_World}"), None).contains("\"Hello_World\""));
+        let other = HELLO.replace("hello}", "hello, namespace: a}");
+        assert!(why(&other, Some("b")).contains("pass '--namespace=a'"));
+        assert!(
+            [why(&other, Some("b")), why("a: [", None)].iter().all(|text| !text.contains('\n'))
+        );
+    }
+
+    #[test]
+    fn the_flag_names_the_namespace_of_objects_without_one() {
+        let (name, it) = documents("x.yaml", HELLO, Some("demo")).remove(0).unwrap();
+        assert_eq!(
+            (name.to_string().as_str(), &it["metadata"]["namespace"]),
+            ("demo/hello", &json!("demo"))
+        );
+    }
+}

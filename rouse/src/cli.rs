@@ -1,0 +1,258 @@
+//! Shell: what can be typed, and which file does it. Names, flags and words are kubectl's.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use local::{layout::Layout, node::Node};
+use tracing_subscriber::EnvFilter;
+
+use crate::{apply, delete, describe, get, logs, out, run, store::Store, top, up};
+
+/// Services that sleep at zero pods and wake on the next request.
+///
+/// `rouse up` runs a node on this machine; the other commands speak to it as kubectl does to a cluster.
+#[derive(Debug, Parser)]
+#[command(name = "rouse", version, propagate_version = true)]
+pub(crate) struct Cli {
+    /// The node meant, where several run side by side
+    #[arg(long, global = true, env = "ROUSE_NODE", default_value = "rouse", value_name = "NAME")]
+    node: String,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a node on this machine until it is interrupted
+    Up(up::Args),
+    /// End the node and remove what it left: processes, namespaces, cgroups, mounts, pins
+    Down(Down),
+    /// Run a command inside the node, where services have their names and addresses
+    Run(Run),
+    /// Create or change services from YAML or JSON
+    Apply(Apply),
+    /// List objects, or show one
+    Get(Get),
+    /// Show an object with everything known of it
+    Describe(Describe),
+    /// Print what the containers of a pod or service wrote
+    Logs(Logs),
+    /// Watch services, pods, requests and paths live
+    Top(Top),
+    /// Delete services
+    Delete(Delete),
+}
+
+#[derive(Debug, Args)]
+struct Down {
+    /// Remove applied manifests, images and logs too
+    #[arg(long)]
+    purge: bool,
+}
+
+#[derive(Debug, Args)]
+struct Run {
+    /// The command and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
+    command: Vec<String>,
+}
+
+/// Where objects are looked for.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Scope {
+    /// Namespace
+    #[arg(short, long, default_value = "default")]
+    pub(crate) namespace: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Apply {
+    /// File or folder with manifests; `-` reads standard input. May be repeated
+    #[arg(short, long = "filename", required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Look into folders below a folder too
+    #[arg(short = 'R', long)]
+    pub(crate) recursive: bool,
+    /// Namespace of objects that name none
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+}
+
+/// How objects are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// The whole object as YAML
+    Yaml,
+    /// The whole object as JSON
+    Json,
+    /// A table with more columns
+    Wide,
+    /// Only resource and name
+    Name,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Get {
+    /// TYPE [NAME…] or TYPE/NAME…, where TYPE is ksvc, configuration, revision, route, pods or all
+    #[arg(required = true, value_name = "TYPE")]
+    pub(crate) what: Vec<String>,
+    /// How to print
+    #[arg(short, long, value_enum)]
+    pub(crate) output: Option<Format>,
+    #[command(flatten)]
+    pub(crate) scope: Scope,
+    /// All namespaces
+    #[arg(short = 'A', long)]
+    pub(crate) all_namespaces: bool,
+    /// Only objects with these labels: `key=value,key!=value,key`
+    #[arg(short = 'l', long, default_value = "")]
+    pub(crate) selector: String,
+    /// Print changes as they come
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+    /// Leave out the line of column names
+    #[arg(long)]
+    pub(crate) no_headers: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Describe {
+    /// TYPE [NAME…] or TYPE/NAME…
+    #[arg(required = true, value_name = "TYPE")]
+    pub(crate) what: Vec<String>,
+    #[command(flatten)]
+    pub(crate) scope: Scope,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Logs {
+    /// A pod's name, or `ksvc/NAME` or `revision/NAME` for all its pods, ended ones too
+    #[arg(value_name = "POD")]
+    pub(crate) of: String,
+    #[command(flatten)]
+    pub(crate) scope: Scope,
+    /// Go on as more is written
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Only this container
+    #[arg(short, long)]
+    pub(crate) container: Option<String>,
+    /// Only the last lines
+    #[arg(long, value_name = "LINES")]
+    pub(crate) tail: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Top {
+    /// Print once and end
+    #[arg(long)]
+    pub(crate) once: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Delete {
+    /// TYPE NAME… or TYPE/NAME…
+    #[arg(value_name = "TYPE", required_unless_present = "files")]
+    pub(crate) what: Vec<String>,
+    /// Delete what these manifests name
+    #[arg(short, long = "filename", value_name = "FILE", conflicts_with = "what")]
+    pub(crate) files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) scope: Scope,
+    /// Every service of the namespace
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// It is no error if there is none
+    #[arg(long)]
+    pub(crate) ignore_not_found: bool,
+    /// Do not wait until the object is gone
+    #[arg(long = "no-wait")]
+    pub(crate) no_wait: bool,
+}
+
+impl Cli {
+    /// Does what was asked.
+    pub(crate) fn dispatch(self) -> anyhow::Result<ExitCode> {
+        let layout = Layout::new(&self.node)?;
+        let store = Store::new(&layout);
+        match self.command {
+            Command::Up(args) => {
+                log();
+                up::run(&layout, &args)?;
+            }
+            Command::Down(down) => {
+                log();
+                if down.purge {
+                    Node::purge(&layout)?
+                } else {
+                    Node::destroy(&layout)?
+                }
+                out::line(&format!("node {} is down", layout.name()))?;
+            }
+            Command::Run(it) => return Ok(run::exec(&layout, &it.command)?),
+            Command::Apply(it) => return Ok(apply::apply(&store, &it)?),
+            Command::Get(it) => get::get(&store, &it)?,
+            Command::Describe(it) => describe::describe(&store, &it)?,
+            Command::Logs(it) => logs::logs(&layout, &store, &it)?,
+            Command::Top(it) => top::top(&layout, &store, &it)?,
+            Command::Delete(it) => return Ok(delete::delete(&layout, &store, &it)?),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The parts log to standard error; `RUST_LOG` chooses what.
+fn log() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_says_in_one_line_what_it_does() {
+        for command in Cli::command().get_subcommands() {
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            assert!((10..90).contains(&about.len()), "{}: {about:?}", command.get_name());
+            assert!(!about.ends_with('.'), "{}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn a_command_to_run_keeps_its_own_flags() {
+        let cli =
+            Cli::try_parse_from(["rouse", "run", "--", "curl", "-s", "http://hello"]).unwrap();
+        let Command::Run(run) = cli.command else { panic!("run") };
+        assert_eq!(run.command, ["curl", "-s", "http://hello"]);
+    }
+
+    #[test]
+    fn flags_are_kubectls() {
+        for line in [
+            "rouse get ksvc hello -o yaml -n demo",
+            "rouse get pods -A -w -o wide",
+            "rouse get all --no-headers",
+            "rouse apply -f - -f dir -R",
+            "rouse logs ksvc/hello -f -c user-container --tail 5",
+            "rouse delete -f hello.yaml --ignore-not-found",
+            "rouse delete ksvc hello --node other",
+            "rouse describe revision/hello-00001",
+        ] {
+            Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Shell: `rouse delete`: takes manifests away and waits until the controller has let the objects go.
+
+use std::{process::ExitCode, time::Duration};
+
+use common::wire::Name;
+use controller::render::ObjectKind;
+use local::layout::Layout;
+
+use crate::{apply, cli::Delete, failure::Failure, kinds, out, store::Store};
+
+/// Between two looks at an object that goes.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Deletes services by name or manifest; one that is missing does not stop the others.
+pub(crate) fn delete(layout: &Layout, store: &Store, args: &Delete) -> Result<ExitCode, Failure> {
+    let mut code = ExitCode::SUCCESS;
+    let mut leaving = Vec::new();
+    for name in names(store, args)? {
+        match store.manifest(&name)? {
+            Some(kept) => {
+                store.remove(kept)?;
+                out::line(&format!(
+                    "{} {:?} deleted",
+                    kinds::singular(ObjectKind::Service),
+                    name.name
+                ))?;
+                leaving.push(name);
+            }
+            None if args.ignore_not_found => {}
+            None => {
+                let resource = kinds::plural(ObjectKind::Service);
+                out::complain(&Failure::NotFound { resource, name: name.name }.to_string());
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    // Without a controller nobody lets go; it will see the missing manifest when it starts.
+    if !args.no_wait && layout.controller_socket().exists() {
+        leaving.iter().try_for_each(|name| wait(layout, store, name))?;
+    }
+    Ok(code)
+}
+
+fn names(store: &Store, args: &Delete) -> Result<Vec<Name>, Failure> {
+    let namespace = args.scope.namespace.as_str();
+    let mut out = Vec::new();
+    for file in &args.files {
+        for (source, text) in apply::read(file, false)? {
+            for result in apply::documents(&source, &text, None) {
+                out.push(result?.0);
+            }
+        }
+    }
+    if args.what.is_empty() {
+        return Ok(out);
+    }
+    for target in kinds::targets(&args.what)? {
+        if target.kind != ObjectKind::Service {
+            let singular = kinds::singular(target.kind);
+            return Err(Failure::Usage(format!(
+                "{singular} objects follow from their Service: delete or change that"
+            )));
+        }
+        match target.name {
+            Some(name) => out.push(Name::new(namespace, name)),
+            None if args.all => {
+                let all = store.objects(ObjectKind::Service, Some(namespace))?;
+                let name =
+                    |it: &serde_json::Value| it["metadata"]["name"].as_str().map(str::to_owned);
+                out.extend(all.iter().filter_map(name).map(|name| Name::new(namespace, name)));
+            }
+            None => {
+                let why =
+                    "resource(s) were provided, but no name was specified: name them or say --all";
+                return Err(Failure::Usage(why.to_owned()));
+            }
+        }
+    }
+    Ok(out)
+}
+
+fn wait(layout: &Layout, store: &Store, name: &Name) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    runtime.block_on(async {
+        while store.object(ObjectKind::Service, name)?.is_some()
+            && layout.controller_socket().exists()
+        {
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{cli::Scope, store::tests::Temp};
+
+    fn args(what: &[&str]) -> Delete {
+        Delete {
+            what: what.iter().map(|&word| word.to_owned()).collect(),
+            files: vec![],
+            scope: Scope { namespace: "default".into() },
+            all: false,
+            ignore_not_found: false,
+            no_wait: true,
+        }
+    }
+
+    #[test]
+    fn a_service_is_deleted_by_taking_its_manifest_away() {
+        let (temp, store) = Temp::new("delete");
+        let layout = Layout::new("delete-test").unwrap();
+        let name = Name::new("default", "hello");
+        let it = json!({"metadata": {"name": "hello", "namespace": "default"}});
+        apply::keep(&store, &name, &it).unwrap();
+        let code = delete(&layout, &store, &args(&["ksvc", "hello"])).unwrap();
+        assert_eq!((code, temp.files().len()), (ExitCode::SUCCESS, 0));
+        let again = delete(&layout, &store, &args(&["ksvc/hello"])).unwrap();
+        assert_eq!(again, ExitCode::FAILURE);
+        let forgiven = Delete { ignore_not_found: true, ..args(&["ksvc/hello"]) };
+        assert_eq!(delete(&layout, &store, &forgiven).unwrap(), ExitCode::SUCCESS);
+    }
+
+    #[test]
+    fn what_follows_from_a_service_cannot_be_deleted_alone() {
+        let (_temp, store) = Temp::new("delete-pod");
+        let layout = Layout::new("delete-test").unwrap();
+        let refused = delete(&layout, &store, &args(&["pod", "x"])).unwrap_err().to_string();
+        assert_eq!(refused, "error: pod objects follow from their Service: delete or change that");
+        let nameless = delete(&layout, &store, &args(&["ksvc"])).unwrap_err().to_string();
+        assert!(nameless.contains("no name was specified"));
+    }
+}

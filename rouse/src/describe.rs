@@ -1,0 +1,143 @@
+//! Shell: `rouse describe`: everything known of an object, for people.
+
+use serde_json::Value;
+
+use crate::{cli::Describe, failure::Failure, get, kinds, out, store::Store};
+
+/// Prints each object the words point at.
+pub(crate) fn describe(store: &Store, args: &Describe) -> Result<(), Failure> {
+    let namespace = args.scope.namespace.as_str();
+    let mut texts = Vec::new();
+    for target in kinds::targets(&args.what)? {
+        match &target.name {
+            Some(name) => texts.push(text(&get::object(store, target.kind, namespace, name)?)),
+            None => texts.extend(store.objects(target.kind, Some(namespace))?.iter().map(text)),
+        }
+    }
+    if texts.is_empty() {
+        out::complain(&format!("No resources found in {namespace} namespace."));
+    }
+    Ok(out::text(&texts.join("\n\n"))?)
+}
+
+/// An object as kubectl describes one it has no own words for: titles, indented by depth.
+fn text(it: &Value) -> String {
+    let mut text = String::new();
+    let meta = &it["metadata"];
+    let empty = Value::Null;
+    let head = [
+        ("Name", &meta["name"]),
+        ("Namespace", &meta["namespace"]),
+        ("Labels", &meta["labels"]),
+        ("Annotations", &meta["annotations"]),
+        ("API Version", &it["apiVersion"]),
+        ("Kind", &it["kind"]),
+    ];
+    for (title, value) in head {
+        let pairs = value.as_object().into_iter().flatten();
+        let pairs: Vec<String> =
+            pairs.map(|(key, value)| format!("{key}: {}", plain(value))).collect();
+        let value = match value {
+            Value::Object(_) => pairs.join(&format!("\n{:14}", "")),
+            Value::Null => String::new(),
+            other => plain(other),
+        };
+        let value = if value.is_empty() { "<none>".to_owned() } else { value };
+        text += &format!("{:14}{value}\n", format!("{title}:"));
+    }
+    for part in ["metadata", "spec", "status"] {
+        let mut value = it.get(part).unwrap_or(&empty).clone();
+        if let (Some(fields), "metadata") = (value.as_object_mut(), part) {
+            fields.retain(|key, _| {
+                !["name", "namespace", "labels", "annotations"].contains(&key.as_str())
+            });
+        }
+        branch(&mut text, part, &value, 0);
+    }
+    text
+}
+
+fn branch(text: &mut String, key: &str, value: &Value, depth: usize) {
+    let (indent, title) = ("  ".repeat(depth), title(key));
+    match value {
+        Value::Null => {}
+        Value::Object(fields) if fields.is_empty() => {}
+        Value::Object(fields) => {
+            *text += &format!("{indent}{title}:\n");
+            fields.iter().for_each(|(key, value)| branch(text, key, value, depth + 1));
+        }
+        Value::Array(items) if items.is_empty() => {}
+        Value::Array(items) => {
+            *text += &format!("{indent}{title}:\n");
+            items.iter().for_each(|item| item_of(text, item, depth + 1));
+        }
+        plain_value => *text += &format!("{indent}{title}:  {}\n", plain(plain_value)),
+    }
+}
+
+fn item_of(text: &mut String, item: &Value, depth: usize) {
+    match item.as_object() {
+        Some(fields) => {
+            // A line of its own keeps two items of a list apart.
+            *text += &format!("{}-\n", "  ".repeat(depth));
+            fields.iter().for_each(|(key, value)| branch(text, key, value, depth + 1));
+        }
+        None => *text += &format!("{}{}\n", "  ".repeat(depth), plain(item)),
+    }
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// `lastTransitionTime` → `Last Transition Time`.
+fn title(key: &str) -> String {
+    let mut title = String::new();
+    for letter in key.chars() {
+        if title.is_empty() {
+            title.extend(letter.to_uppercase());
+            continue;
+        }
+        if letter.is_uppercase() {
+            title.push(' ');
+        }
+        title.push(letter);
+    }
+    title
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_object_is_described_by_titles() {
+        let it = json!({
+            "apiVersion": "serving.knative.dev/v1", "kind": "Service",
+            "metadata": {"name": "hello", "namespace": "default", "labels": {"a": "b", "c": "d"}, "generation": 2},
+            "spec": {"traffic": [{"percent": 100, "latestRevision": true}]},
+            "status": {"url": "http://hello", "conditions": []},
+        });
+        let expected = "\
+Name:         hello
+Namespace:    default
+Labels:       a: b
+              c: d
+Annotations:  <none>
+API Version:  serving.knative.dev/v1
+Kind:         Service
+Metadata:
+  Generation:  2
+Spec:
+  Traffic:
+    -
+      Latest Revision:  true
+      Percent:  100
+Status:
+  Url:  http://hello
+";
+        assert_eq!(text(&it), expected);
+    }
+}

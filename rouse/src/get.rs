@@ -1,0 +1,285 @@
+//! Shell: `rouse get`: the controller's objects as tables, YAML, JSON or names.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use common::wire::Name;
+use controller::render::ObjectKind;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::{
+    cli::{Format, Get},
+    failure::Failure,
+    kinds::{self, Target},
+    out,
+    store::Store,
+    table::Table,
+    view,
+};
+
+/// Between two looks with `--watch`.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Prints what is asked for.
+pub(crate) fn get(store: &Store, args: &Get) -> Result<(), Failure> {
+    let targets = kinds::targets(&args.what)?;
+    let found = find(store, args, &targets)?;
+    out::text(&print(args, &targets, &found)?)?;
+    if found.is_empty() && args.output.is_none_or(|format| format == Format::Wide) {
+        let place = match args.all_namespaces {
+            true => "No resources found".to_owned(),
+            false => format!("No resources found in {} namespace.", args.scope.namespace),
+        };
+        out::complain(&place);
+    }
+    if args.watch { follow(store, args, &targets, found) } else { Ok(()) }
+}
+
+/// The objects the targets point at, in their order.
+pub(crate) fn find(
+    store: &Store,
+    args: &Get,
+    targets: &[Target],
+) -> Result<Vec<(ObjectKind, Value)>, Failure> {
+    let namespace = args.scope.namespace.as_str();
+    let mut found = Vec::new();
+    for target in targets {
+        match &target.name {
+            None => {
+                let place = (!args.all_namespaces).then_some(namespace);
+                let all = store.objects(target.kind, place)?.into_iter();
+                found.extend(
+                    all.filter(|it| selected(it, &args.selector)).map(|it| (target.kind, it)),
+                );
+            }
+            Some(_) if args.all_namespaces => {
+                let why = "a resource cannot be retrieved by name across all namespaces";
+                return Err(Failure::Usage(why.to_owned()));
+            }
+            Some(name) => found.push((target.kind, object(store, target.kind, namespace, name)?)),
+        }
+    }
+    Ok(found)
+}
+
+/// One object, or the failure to find it.
+pub(crate) fn object(
+    store: &Store,
+    kind: ObjectKind,
+    namespace: &str,
+    name: &str,
+) -> Result<Value, Failure> {
+    let missing = || Failure::NotFound { resource: kinds::plural(kind), name: name.to_owned() };
+    store.object(kind, &Name::new(namespace, name))?.ok_or_else(missing)
+}
+
+/// Whether an object's labels fit a selector: `key=value`, `key==value`, `key!=value`, `key`, `!key`.
+fn selected(it: &Value, selector: &str) -> bool {
+    let label = |key: &str| it["metadata"]["labels"][key.trim()].as_str();
+    selector.split(',').map(str::trim).filter(|one| !one.is_empty()).all(|one| {
+        if let Some((key, value)) = one.split_once("!=") {
+            label(key) != Some(value.trim())
+        } else if let Some((key, value)) = one.split_once('=') {
+            label(key) == Some(value.trim_start_matches('=').trim())
+        } else if let Some(key) = one.strip_prefix('!') {
+            label(key).is_none()
+        } else {
+            label(one).is_some()
+        }
+    })
+}
+
+fn print(args: &Get, targets: &[Target], found: &[(ObjectKind, Value)]) -> Result<String, Failure> {
+    let one = matches!(targets, [Target { name: Some(_), .. }]);
+    let whole = || match found {
+        [(_, it)] if one => it.clone(),
+        all => {
+            let items: Vec<&Value> = all.iter().map(|(_, it)| it).collect();
+            json!({"apiVersion": "v1", "items": items, "kind": "List", "metadata": {"resourceVersion": ""}})
+        }
+    };
+    let failed = |error: String| Failure::Usage(format!("an object cannot be printed: {error}"));
+    match args.output {
+        Some(Format::Yaml) => {
+            serde_norway::to_string(&whole()).map_err(|error| failed(error.to_string()))
+        }
+        Some(Format::Json) => {
+            let text = serde_json::to_string_pretty(&whole());
+            text.map(|text| text + "\n").map_err(|error| failed(error.to_string()))
+        }
+        Some(Format::Name) => {
+            let line = |(kind, it): &(ObjectKind, Value)| {
+                format!("{}/{}\n", kinds::singular(*kind), view::text(&it["metadata"]["name"]))
+            };
+            Ok(found.iter().map(line).collect())
+        }
+        Some(Format::Wide) | None => Ok(tables(args, found, !args.no_headers, clock())),
+    }
+}
+
+/// The time by this machine's clock.
+fn clock() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = i64::try_from(since.as_secs()).unwrap_or_default();
+    Timestamp::from_second(seconds).unwrap_or_default()
+}
+
+/// One table a kind, a blank line between them.
+fn tables(args: &Get, found: &[(ObjectKind, Value)], heads: bool, now: Timestamp) -> String {
+    let wide = args.output == Some(Format::Wide);
+    let mut kinds: Vec<ObjectKind> = Vec::new();
+    for (kind, _) in found {
+        if !kinds.contains(kind) {
+            kinds.push(*kind);
+        }
+    }
+    let several = kinds.len() > 1;
+    let table = |kind: &ObjectKind| {
+        let row = |it: &Value| {
+            let mut cells = view::cells(*kind, it, wide, now);
+            if several {
+                cells[0] = format!("{}/{}", crate::kinds::singular(*kind), cells[0]);
+            }
+            let place = args.all_namespaces.then(|| view::text(&it["metadata"]["namespace"]));
+            place.into_iter().chain(cells).collect()
+        };
+        let place = args.all_namespaces.then_some("NAMESPACE");
+        let head = place.into_iter().chain(view::columns(*kind, wide)).map(str::to_owned);
+        let head = if heads { head.collect() } else { Vec::new() };
+        let rows = found.iter().filter(|(of, _)| of == kind).map(|(_, it)| row(it)).collect();
+        Table { head, rows }.text()
+    };
+    kinds.iter().map(table).collect::<Vec<_>>().join("\n")
+}
+
+/// Prints every object that changes, until it is interrupted.
+fn follow(
+    store: &Store,
+    args: &Get,
+    targets: &[Target],
+    found: Vec<(ObjectKind, Value)>,
+) -> Result<(), Failure> {
+    let key = |(kind, it): &(ObjectKind, Value)| {
+        let meta = &it["metadata"];
+        (*kind, view::text(&meta["namespace"]), view::text(&meta["name"]))
+    };
+    let mut known: BTreeMap<_, _> = found.iter().map(|it| (key(it), it.1.clone())).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    runtime.block_on(async {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let now = match find(store, args, targets) {
+                // What is watched by name may come yet, or again.
+                Err(Failure::NotFound { .. }) => Vec::new(),
+                found => found?,
+            };
+            let fresh: Vec<_> =
+                now.iter().filter(|it| known.get(&key(it)) != Some(&it.1)).cloned().collect();
+            for one in &fresh {
+                let one = std::slice::from_ref(one);
+                let text = match args.output {
+                    Some(Format::Wide) | None => tables(args, one, false, clock()),
+                    Some(Format::Yaml) => format!("---\n{}", print(args, targets, one)?),
+                    Some(Format::Json | Format::Name) => print(args, targets, one)?,
+                };
+                out::text(&text)?;
+            }
+            known = now.iter().map(|it| (key(it), it.1.clone())).collect();
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::store::tests::Temp;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        get: Get,
+    }
+
+    fn args(line: &str) -> Get {
+        Line::parse_from(line.split(' ')).get
+    }
+
+    fn service(namespace: &str, name: &str) -> Value {
+        let url = format!("http://{name}.{namespace}.localhost");
+        json!({
+            "apiVersion": "serving.knative.dev/v1", "kind": "Service",
+            "metadata": {"name": name, "namespace": namespace, "labels": {"team": name}},
+            "status": {"url": url, "conditions": [{"type": "Ready", "status": "True"}]},
+        })
+    }
+
+    fn run(store: &Store, line: &str) -> Result<String, Failure> {
+        let args = args(line);
+        let targets = kinds::targets(&args.what)?;
+        print(&args, &targets, &find(store, &args, &targets)?)
+    }
+
+    #[test]
+    fn objects_are_printed_as_kubectl_does() {
+        let (temp, store) = Temp::new("get");
+        temp.put(ObjectKind::Service, &service("default", "a"));
+        temp.put(ObjectKind::Service, &service("demo", "b"));
+        let head =
+            "NAME   URL                          LATESTCREATED   LATESTREADY   READY   REASON\n";
+        let row = "a      http://a.default.localhost                                 True\n";
+        assert_eq!(run(&store, "get ksvc").unwrap(), format!("{head}{row}"));
+        assert!(
+            run(&store, "get ksvc a --no-headers").unwrap().starts_with("a   http://a.default")
+        );
+        let all = run(&store, "get ksvc -A").unwrap();
+        assert!(all.starts_with("NAMESPACE   NAME") && all.contains("demo        b"), "{all}");
+        assert_eq!(run(&store, "get ksvc/a -o name").unwrap(), "service.serving.knative.dev/a\n");
+        assert!(
+            run(&store, "get ksvc a -o yaml")
+                .unwrap()
+                .starts_with("apiVersion: serving.knative.dev/v1")
+        );
+        let list: Value = serde_json::from_str(&run(&store, "get ksvc -o json").unwrap()).unwrap();
+        assert_eq!((&list["kind"], list["items"].as_array().unwrap().len()), (&json!("List"), 1));
+        assert_eq!(run(&store, "get pods").unwrap(), "");
+    }
+
+    #[test]
+    fn several_kinds_are_several_tables() {
+        let (temp, store) = Temp::new("get-all");
+        temp.put(ObjectKind::Service, &service("default", "a"));
+        temp.put(ObjectKind::Route, &service("default", "a"));
+        let all = run(&store, "get all --no-headers").unwrap();
+        assert!(all.starts_with("service.serving.knative.dev/a "), "{all}");
+        assert!(all.contains("\n\nroute.serving.knative.dev/a "), "{all}");
+    }
+
+    #[test]
+    fn a_missing_object_is_named_with_its_group() {
+        let (_temp, store) = Temp::new("get-none");
+        let missing = run(&store, "get ksvc nope").unwrap_err().to_string();
+        assert_eq!(
+            missing,
+            "Error from server (NotFound): services.serving.knative.dev \"nope\" not found"
+        );
+    }
+
+    #[test]
+    fn labels_select() {
+        let it = service("default", "a");
+        for (selector, expected) in [
+            ("", true),
+            ("team=a", true),
+            ("team==a,team", true),
+            ("team!=a", false),
+            ("!x,team=b", false),
+        ] {
+            assert_eq!(selected(&it, selector), expected, "{selector}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Shell: `rouse logs`: what containers wrote, also those of pods that are gone.
+
+use std::{
+    fs::{self, File},
+    io::{Read as _, Seek as _, SeekFrom},
+    path::PathBuf,
+    time::Duration,
+};
+
+use controller::render::ObjectKind;
+use local::layout::Layout;
+
+use crate::{cli::Logs, failure::Failure, kinds, out, store::Store};
+
+/// Between two looks at files that may grow.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// One container's log and how far it was printed.
+#[derive(Debug)]
+struct Log {
+    path: PathBuf,
+    /// Put before each line where several logs are printed together.
+    prefix: String,
+    printed: u64,
+}
+
+/// Prints the logs, and goes on with `--follow`.
+pub(crate) fn logs(layout: &Layout, store: &Store, args: &Logs) -> Result<(), Failure> {
+    let mut logs = Vec::new();
+    look(layout, args, &mut logs)?;
+    if logs.is_empty() && !args.follow {
+        return Err(missing(layout, store, args)?);
+    }
+    for log in &mut logs {
+        let text = log.read()?;
+        out::text(&log.prefixed(tail(&text, args.tail)))?;
+    }
+    if !args.follow {
+        return Ok(());
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    runtime.block_on(async {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            look(layout, args, &mut logs)?;
+            for log in &mut logs {
+                let text = log.read()?;
+                out::text(&log.prefixed(&text))?;
+            }
+        }
+    })
+}
+
+/// Whether a pod of this name is meant.
+type Meant = Box<dyn Fn(&str) -> bool>;
+
+/// Which pods are meant: whether a pod's name is one of them.
+fn is_meant(of: &str) -> Result<Meant, Failure> {
+    let Some((kind, name)) = of.split_once('/') else {
+        let name = of.to_owned();
+        return Ok(Box::new(move |pod| pod == name));
+    };
+    let name = name.to_owned();
+    Ok(match kinds::kind(kind)? {
+        ObjectKind::Pod => Box::new(move |pod| pod == name),
+        ObjectKind::Revision => Box::new(move |pod| revision(pod) == Some(&name)),
+        // A Revision is named after its Configuration, and that after its Service: `hello-00001`.
+        ObjectKind::Service | ObjectKind::Configuration | ObjectKind::Route => {
+            Box::new(move |pod| {
+                let rest = revision(pod).and_then(|it| it.strip_prefix(&name)?.strip_prefix('-'));
+                rest.is_some_and(|rest| {
+                    rest.len() == 5 && rest.bytes().all(|byte| byte.is_ascii_digit())
+                })
+            })
+        }
+    })
+}
+
+/// The revision a pod's name begins with.
+fn revision(pod: &str) -> Option<&str> {
+    pod.rsplit_once("-deployment-").map(|(revision, _)| revision)
+}
+
+/// Adds the logs that are new since the last look.
+fn look(layout: &Layout, args: &Logs, logs: &mut Vec<Log>) -> Result<(), Failure> {
+    let is_meant = is_meant(&args.of)?;
+    let prefix = format!("{}_", args.scope.namespace);
+    let mut found = Vec::new();
+    for folder in fs::read_dir(layout.logs()).into_iter().flatten().flatten() {
+        let name = folder.file_name().to_string_lossy().into_owned();
+        let Some(pod) = name.strip_prefix(&prefix).filter(|pod| is_meant(pod)) else { continue };
+        for file in fs::read_dir(folder.path()).into_iter().flatten().flatten() {
+            let file = file.path();
+            let container = file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+            let container = container.filter(|_| file.extension().is_some_and(|end| end == "log"));
+            if let Some(container) = container
+                && args.container.as_ref().is_none_or(|wanted| *wanted == container)
+            {
+                found.push((file, format!("[pod/{pod}/{container}] ")));
+            }
+        }
+    }
+    found.sort();
+    let several = found.len() + logs.len() > 1;
+    for (path, prefix) in found {
+        if !logs.iter().any(|log| log.path == path) {
+            let prefix = if several && args.of.contains('/') { prefix } else { String::new() };
+            logs.push(Log { path, prefix, printed: 0 });
+        }
+    }
+    Ok(())
+}
+
+/// Why there is nothing to print.
+fn missing(layout: &Layout, store: &Store, args: &Logs) -> Result<Failure, Failure> {
+    let (kind, name) = match args.of.split_once('/') {
+        Some((kind, name)) => (kinds::kind(kind)?, name),
+        None => (ObjectKind::Pod, args.of.as_str()),
+    };
+    let known =
+        store.object(kind, &common::wire::Name::new(args.scope.namespace.as_str(), name))?;
+    if known.is_none() {
+        return Ok(Failure::NotFound { resource: kinds::plural(kind), name: name.to_owned() });
+    }
+    let folder = layout.logs();
+    Ok(Failure::Usage(match &args.container {
+        Some(container) => format!("container {container} of {} has written nothing", args.of),
+        None => format!("{} has written nothing yet: no log below {}", args.of, folder.display()),
+    }))
+}
+
+impl Log {
+    /// What was written since the last time. A file made anew is read from its beginning.
+    fn read(&mut self) -> Result<String, Failure> {
+        let failed = || Failure::file("read", self.path.clone());
+        let mut file = match File::open(&self.path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
+            file => file.map_err(failed())?,
+        };
+        let length = file.metadata().map_err(failed())?.len();
+        if length < self.printed {
+            self.printed = 0;
+        }
+        file.seek(SeekFrom::Start(self.printed)).map_err(failed())?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(failed())?;
+        self.printed += bytes.len() as u64;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn prefixed(&self, text: &str) -> String {
+        if self.prefix.is_empty() {
+            return text.to_owned();
+        }
+        text.lines().map(|line| format!("{}{line}\n", self.prefix)).collect()
+    }
+}
+
+/// The last `lines` lines.
+fn tail(text: &str, lines: Option<usize>) -> &str {
+    let Some(lines) = lines else { return text };
+    let body = text.strip_suffix('\n').unwrap_or(text);
+    if lines == 0 {
+        return "";
+    }
+    let start = body.rmatch_indices('\n').nth(lines - 1).map_or(0, |(at, _)| at + 1);
+    &text[start..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_means_the_pods_of_its_revisions() {
+        let meant = |of: &str, pod: &str| is_meant(of).unwrap()(pod);
+        let pod = "hello-00001-deployment-abc12";
+        for of in [pod, "pod/hello-00001-deployment-abc12", "rev/hello-00001", "ksvc/hello"] {
+            assert!(meant(of, pod), "{of}");
+        }
+        assert!(!meant("ksvc/hello", "hello-world-00001-deployment-abc12"));
+        assert!(!meant("ksvc/hell", pod));
+        assert!(is_meant("nope/hello").is_err());
+    }
+
+    #[test]
+    fn the_tail_is_whole_lines() {
+        let text = "a\nb\nc\n";
+        let table =
+            [(None, text), (Some(0), ""), (Some(1), "c\n"), (Some(2), "b\nc\n"), (Some(9), text)];
+        for (lines, expected) in table {
+            assert_eq!(tail(text, lines), expected, "{lines:?}");
+        }
+        assert_eq!(tail("a\nb", Some(1)), "b");
+    }
+
+    #[test]
+    fn a_log_is_printed_once_as_it_grows() {
+        let path = std::env::temp_dir().join(format!("rouse-logs-{}.log", std::process::id()));
+        fs::write(&path, "one\n").unwrap();
+        let mut log = Log { path: path.clone(), prefix: "[p] ".into(), printed: 0 };
+        assert_eq!(log.read().unwrap(), "one\n");
+        fs::write(&path, "one\ntwo\n").unwrap();
+        let more = log.read().unwrap();
+        assert_eq!(log.prefixed(&more), "[p] two\n");
+        fs::write(&path, "new\n").unwrap();
+        assert_eq!(log.read().unwrap(), "new\n");
+        fs::remove_file(path).unwrap();
+    }
+}

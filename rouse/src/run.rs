@@ -1,0 +1,91 @@
+//! Shell: `rouse run -- CMD`: becomes the command, as a client inside the node.
+//!
+//! The process enters the client's network namespace and the clients' cgroup, where the kernel programs see its
+//! connects, and a mount namespace of its own in which `/etc/resolv.conf` names the node's DNS. Files, user and
+//! terminal stay those of the caller, and the exit code is the command's.
+
+use std::{
+    fs, io,
+    net::IpAddr,
+    os::{fd::AsFd as _, unix::process::CommandExt as _},
+    path::Path,
+    process::{Command, ExitCode},
+};
+
+use local::{
+    cgroups::Mounts,
+    dns,
+    layout::{self, Layout},
+    net,
+};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+};
+
+use crate::{failure::Failure, out};
+
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// What a shell answers when a command is not found.
+const NOT_FOUND: u8 = 127;
+/// What a shell answers when a command cannot be executed.
+const NOT_EXECUTABLE: u8 = 126;
+
+/// Replaces this process by the command. Returns only if that fails.
+pub(crate) fn exec(layout: &Layout, command: &[String]) -> Result<ExitCode, Failure> {
+    let [program, args @ ..] = command else {
+        return Err(Failure::Usage("a command is needed: rouse run -- CMD".to_owned()));
+    };
+    enter(layout)?;
+    let error = Command::new(program).args(args).exec();
+    out::complain(&format!("rouse: cannot run {program}: {error}"));
+    Ok(ExitCode::from(match error.kind() {
+        io::ErrorKind::NotFound => NOT_FOUND,
+        _ => NOT_EXECUTABLE,
+    }))
+}
+
+/// Moves this process into the node. It has one thread, so that all of it moves.
+fn enter(layout: &Layout) -> Result<(), Failure> {
+    let namespace = layout.client_namespace();
+    if !net::is_published(&namespace) {
+        let hint = ", or name another with --node";
+        return Err(Failure::Down { node: layout.name().to_owned(), hint });
+    }
+    let mounts = Mounts::find().map_err(|error| Failure::Usage(error.to_string()))?;
+    let cgroup = layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
+    // 0 means the writer itself; what it starts is born there.
+    fs::write(&cgroup, "0").map_err(Failure::file("join the node through", &cgroup))?;
+    let names = layout.run().join("resolv.conf");
+    let text = dns::resolv_conf(IpAddr::V4(layout::DNS), "default");
+    fs::write(&names, text).map_err(Failure::file("write", &names))?;
+    name_server(&names).map_err(Failure::file("put the node's names into", RESOLV_CONF))?;
+    let entered = net::open(&namespace).and_then(|fd| net::enter(fd.as_fd()));
+    entered.map_err(|error| {
+        let source = io::Error::other(common::link::chain(&error));
+        Failure::File { attempt: "enter", path: namespace, source }
+    })
+}
+
+/// Puts `names` in the place of `/etc/resolv.conf`, for this process and what it starts only.
+fn name_server(names: &Path) -> io::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
+    mount(Some(names), RESOLV_CONF, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_is_down_is_named_with_what_to_do() {
+        let layout = Layout::new("cli-no-such-node").unwrap();
+        let refused = exec(&layout, &["true".to_owned()]).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "error: node \"cli-no-such-node\" is not running: start it with `rouse up`, or name another with --node"
+        );
+    }
+}

@@ -1,0 +1,60 @@
+//! Pure: rows of text → aligned columns, as kubectl prints them.
+
+/// Blanks between two columns.
+const GAP: usize = 3;
+
+/// Rows under column names. Columns are as wide as their widest cell; the last is not padded.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Table {
+    /// Column names; none: no line for them.
+    pub(crate) head: Vec<String>,
+    /// Cells by row.
+    pub(crate) rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// The table as text, each row a line.
+    pub(crate) fn text(&self) -> String {
+        let head = Some(&self.head).filter(|head| !head.is_empty());
+        let lines: Vec<&Vec<String>> = head.into_iter().chain(&self.rows).collect();
+        let columns = lines.iter().map(|cells| cells.len()).max().unwrap_or_default();
+        let width = |at: usize| {
+            lines.iter().filter_map(|cells| cells.get(at)).map(|cell| cell.chars().count()).max()
+        };
+        let widths: Vec<usize> = (0..columns).map(|at| width(at).unwrap_or_default()).collect();
+        let line = |cells: &&Vec<String>| {
+            let cell = |(at, cell): (usize, &String)| match widths.get(at) {
+                Some(width) if at + 1 < columns => format!("{cell:<0$}", width + GAP),
+                _ => cell.clone(),
+            };
+            let line: String = cells.iter().enumerate().map(cell).collect();
+            format!("{}\n", line.trim_end())
+        };
+        lines.iter().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(cells: &[&str]) -> Vec<String> {
+        cells.iter().map(|&cell| cell.to_owned()).collect()
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let table = Table {
+            head: row(&["NAME", "URL", "READY"]),
+            rows: vec![row(&["hello", "http://h", "True"]), row(&["x", "", ""])],
+        };
+        assert_eq!(table.text(), "NAME    URL        READY\nhello   http://h   True\nx\n");
+    }
+
+    #[test]
+    fn without_names_only_rows_are_printed() {
+        let table = Table { head: vec![], rows: vec![row(&["a", "b"])] };
+        assert_eq!(table.text(), "a   b\n");
+        assert_eq!(Table::default().text(), "");
+    }
+}

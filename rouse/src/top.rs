@@ -1,0 +1,133 @@
+//! Shell: `rouse top`: services, pods, requests and paths, live.
+
+use std::{
+    io::{self, IsTerminal as _, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use controller::render::ObjectKind;
+use local::{layout::Layout, node::Node};
+use ratatui::{
+    DefaultTerminal, Frame,
+    crossterm::event::{self, Event, KeyCode, KeyModifiers},
+    layout::{Constraint, Layout as Areas},
+    style::{Color, Style, Stylize as _},
+    text::Line,
+    widgets::{Cell, Row, Table as Widget},
+};
+
+use crate::{cli::Top, failure::Failure, out, store::Store, table::Table};
+
+mod figures;
+
+use figures::{Service, Snapshot};
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(500);
+/// Where the autoscaler shows its metrics, inside the node.
+const METRICS: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7102);
+/// How long a part may take to answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Shows the node until `q`, or once with `--once` or without a terminal.
+pub(crate) fn top(layout: &Layout, store: &Store, args: &Top) -> Result<(), Failure> {
+    if !local::net::is_published(&layout.node_namespace()) {
+        return Err(Failure::Down { node: layout.name().to_owned(), hint: "" });
+    }
+    Node::enter(layout).map_err(|error| Failure::Usage(common::link::chain(&error)))?;
+    let mut before = look(store, None)?;
+    if args.once || !io::stdout().is_terminal() {
+        let rows = before.services.iter().map(|it| it.cells().to_vec()).collect();
+        let head = figures::COLUMNS.map(str::to_owned).to_vec();
+        return Ok(out::text(&Table { head, rows }.text())?);
+    }
+    let mut terminal = ratatui::init();
+    let done = show(&mut terminal, layout, store, &mut before);
+    ratatui::restore();
+    done
+}
+
+fn show(
+    terminal: &mut DefaultTerminal,
+    layout: &Layout,
+    store: &Store,
+    now: &mut Snapshot,
+) -> Result<(), Failure> {
+    loop {
+        terminal.draw(|frame| draw(frame, layout.name(), now))?;
+        if event::poll(LOOK)?
+            && let Event::Key(key) = event::read()?
+        {
+            let control = key.modifiers.contains(KeyModifiers::CONTROL);
+            match key.code {
+                KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
+                KeyCode::Char('c') if control => return Ok(()),
+                _ => {}
+            }
+        }
+        if now.at.elapsed() >= LOOK {
+            *now = look(store, Some(now))?;
+        }
+    }
+}
+
+/// The node at this moment; rates come from the difference to `before`.
+fn look(store: &Store, before: Option<&Snapshot>) -> Result<Snapshot, Failure> {
+    let services = store.objects(ObjectKind::Service, None)?;
+    let pods = store.objects(ObjectKind::Pod, None)?;
+    let metrics = fetch(METRICS);
+    let trouble = metrics.as_ref().err().map(|error| format!("autoscaler: {error}"));
+    let metrics = metrics.unwrap_or_default();
+    Ok(Snapshot::new(Instant::now(), &services, &pods, &metrics, trouble, before))
+}
+
+/// `GET /metrics`.
+fn fetch(address: SocketAddr) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let body = text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
+    body.ok_or_else(|| io::Error::other("answered no HTTP"))
+}
+
+fn draw(frame: &mut Frame<'_>, node: &str, now: &Snapshot) {
+    let [head, body, foot] =
+        Areas::vertical([Constraint::Length(2), Constraint::Min(1), Constraint::Length(1)])
+            .areas(frame.area());
+    let awake = now.services.iter().filter(|it| it.pods > 0).count();
+    let title = format!(
+        "node {node}: {} services, {awake} awake, {} pods, {:.0} requests/s",
+        now.services.len(),
+        now.services.iter().map(|it| it.pods).sum::<usize>(),
+        now.services.iter().filter_map(|it| it.rate).sum::<f64>(),
+    );
+    frame.render_widget(Line::from(title).bold(), head);
+    let widths = [
+        Constraint::Min(20),
+        Constraint::Length(8),
+        Constraint::Length(6),
+        Constraint::Length(7),
+        Constraint::Length(10),
+        Constraint::Length(8),
+        Constraint::Length(11),
+        Constraint::Length(10),
+    ];
+    let names = Row::new(figures::COLUMNS).style(Style::new().bold().underlined());
+    let table = Widget::new(now.services.iter().map(row), widths).header(names);
+    frame.render_widget(table, body);
+    let hint = now.trouble.clone().unwrap_or_else(|| "q quits".to_owned());
+    frame.render_widget(Line::from(hint).dim(), foot);
+}
+
+fn row(service: &Service) -> Row<'static> {
+    let colour = match (service.path.as_str(), service.pods) {
+        ("direct", _) => Color::Green,
+        (_, 0) => Color::DarkGray,
+        _ => Color::Yellow,
+    };
+    Row::new(service.cells().map(Cell::from)).style(Style::new().fg(colour))
+}

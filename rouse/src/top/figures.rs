@@ -1,0 +1,192 @@
+//! Pure: objects and metrics → what `rouse top` shows.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use serde_json::Value;
+
+use crate::view;
+
+/// Column names.
+pub(super) const COLUMNS: [&str; 8] =
+    ["SERVICE", "READY", "PODS", "WANTED", "IN FLIGHT", "WAITING", "PATH", "REQ/S"];
+
+/// The node at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct Snapshot {
+    /// When.
+    pub(super) at: Instant,
+    /// Services by name.
+    pub(super) services: Vec<Service>,
+    /// What keeps figures from being known.
+    pub(super) trouble: Option<String>,
+}
+
+/// One service's row.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Service {
+    name: String,
+    ready: String,
+    /// Pods that exist.
+    pub(super) pods: usize,
+    wanted: u64,
+    in_flight: u64,
+    waiting: u64,
+    /// `direct`, `activator`, or `asleep`.
+    pub(super) path: String,
+    /// Requests begun at pods, in all.
+    begun: u64,
+    /// Requests a second since the last look.
+    pub(super) rate: Option<f64>,
+}
+
+impl Snapshot {
+    /// A look at services, pods and the autoscaler's metrics.
+    pub(super) fn new(
+        at: Instant,
+        services: &[Value],
+        pods: &[Value],
+        metrics: &str,
+        trouble: Option<String>,
+        before: Option<&Self>,
+    ) -> Self {
+        let figures = parse(metrics);
+        let mut services: Vec<Service> =
+            services.iter().map(|it| Service::new(it, pods, &figures)).collect();
+        services.sort_by(|one, two| one.name.cmp(&two.name));
+        if let Some(before) = before {
+            let seconds = at.saturating_duration_since(before.at).as_secs_f64();
+            for service in &mut services {
+                let old = before.services.iter().find(|it| it.name == service.name);
+                service.rate = old.filter(|_| seconds > 0.0).map(|old| {
+                    // A revision that slept in between counts from where it was; never backwards.
+                    service.begun.saturating_sub(old.begun) as f64 / seconds
+                });
+            }
+        }
+        Self { at, services, trouble }
+    }
+}
+
+impl Service {
+    fn new(it: &Value, pods: &[Value], figures: &Figures) -> Self {
+        let meta = &it["metadata"];
+        let (namespace, name) = (view::text(&meta["namespace"]), view::text(&meta["name"]));
+        let own = |pod: &&Value| {
+            let labels = &pod["metadata"]["labels"];
+            pod["metadata"]["namespace"] == namespace.as_str()
+                && labels["serving.knative.dev/service"] == name.as_str()
+        };
+        let key = (namespace.clone(), name.clone());
+        let sum = |metric: &str| {
+            let of = figures.get(metric).and_then(|by| by.get(&key));
+            of.copied().unwrap_or_default()
+        };
+        let pods = pods.iter().filter(own).count();
+        let path = match (pods, sum("rouse_revision_direct") > 0.0) {
+            (0, _) => "asleep",
+            (_, true) => "direct",
+            (_, false) => "activator",
+        };
+        Self {
+            ready: view::condition(it, "Ready", "status"),
+            name: format!("{namespace}/{name}"),
+            pods,
+            wanted: whole(sum("kn_revision_pods_requested")),
+            in_flight: whole(sum("rouse_revision_in_flight_requests")),
+            waiting: whole(sum("rouse_revision_waiting_requests")),
+            path: path.to_owned(),
+            begun: whole(sum("rouse_revision_requests_total")),
+            rate: None,
+        }
+    }
+
+    /// The row's cells.
+    pub(super) fn cells(&self) -> [String; COLUMNS.len()] {
+        [
+            self.name.clone(),
+            self.ready.clone(),
+            self.pods.to_string(),
+            self.wanted.to_string(),
+            self.in_flight.to_string(),
+            self.waiting.to_string(),
+            self.path.clone(),
+            self.rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}")),
+        ]
+    }
+}
+
+/// A count that travelled as a float.
+fn whole(value: f64) -> u64 {
+    value.max(0.0) as u64
+}
+
+/// By metric, then by namespace and service: the sum over its revisions.
+type Figures = BTreeMap<String, BTreeMap<(String, String), f64>>;
+
+/// Reads the lines of a metrics text that speak of a service.
+fn parse(text: &str) -> Figures {
+    let mut out = Figures::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let Some((name, rest)) = line.split_once('{') else { continue };
+        let Some((labels, value)) = rest.rsplit_once("} ") else { continue };
+        let label = |wanted: &str| {
+            let value =
+                labels.split(',').find_map(|pair| pair.strip_prefix(wanted)?.strip_prefix('='));
+            value.map(|value| value.trim_matches('"').to_owned())
+        };
+        let key = (label("k8s_namespace_name"), label("kn_service_name"));
+        let value = value.split(' ').next().and_then(|value| value.parse::<f64>().ok());
+        if let ((Some(namespace), Some(service)), Some(value)) = (key, value) {
+            *out.entry(name.to_owned()).or_default().entry((namespace, service)).or_default() +=
+                value;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn metrics(begun: u32) -> String {
+        let of = |revision: &str| {
+            format!(
+                "k8s_namespace_name=\"default\",kn_service_name=\"hello\",kn_revision_name=\"{revision}\""
+            )
+        };
+        let (one, two) = (of("hello-00001"), of("hello-00002"));
+        format!(
+            "# TYPE rouse_revision_requests counter\n\
+             rouse_revision_requests_total{{{one}}} {begun}\n\
+             rouse_revision_requests_total{{{two}}} 5\n\
+             rouse_revision_in_flight_requests{{{one}}} 3.0\n\
+             kn_revision_pods_requested{{{one}}} 2.0\n\
+             rouse_revision_direct{{{one}}} 1.0\n# EOF\n"
+        )
+    }
+
+    #[test]
+    fn a_service_shows_its_pods_path_and_rate() {
+        let service = json!({
+            "metadata": {"namespace": "default", "name": "hello"},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        });
+        let labels = json!({"serving.knative.dev/service": "hello"});
+        let pod = json!({"metadata": {"namespace": "default", "labels": labels}});
+        let look = |at, pods: &[Value], begun, before| {
+            Snapshot::new(at, std::slice::from_ref(&service), pods, &metrics(begun), None, before)
+        };
+        let start = Instant::now();
+        let first = look(start, std::slice::from_ref(&pod), 100, None);
+        let cells = first.services[0].cells();
+        assert_eq!(cells, ["default/hello", "True", "1", "2", "3", "0", "direct", "-"]);
+        let later = look(start + Duration::from_secs(2), &[pod], 400, Some(&first));
+        assert_eq!(later.services[0].rate, Some(150.0));
+        let asleep = look(start, &[], 400, None);
+        assert_eq!(asleep.services[0].path, "asleep");
+    }
+}

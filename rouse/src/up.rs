@@ -1,0 +1,316 @@
+//! Shell: `rouse up`: the node with all its parts in this process, or one of its parts.
+
+use std::{
+    io::Write as _,
+    net::{SocketAddr, TcpListener},
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
+use common::node::Orders;
+use local::{
+    cgroups::Mounts,
+    layout::{self, Layout},
+    net,
+    node::Node,
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+/// Statuses of pods on their way to the controller. More than a node has pods that change at once.
+const STATUSES: usize = 1024;
+/// Knative's own tick; see `autoscaler::Config`.
+const TICK_MS: u64 = 2000;
+/// Between two looks at a part that is not ready yet.
+const READY_POLL: Duration = Duration::from_millis(10);
+
+/// What `rouse up` is told.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Folder of OCI image layouts, found by the names in their index
+    #[arg(long, value_name = "DIR")]
+    images: Option<PathBuf>,
+    /// Where the gateway listens for requests from outside the node
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
+    gateway: SocketAddr,
+    /// Run only this part; `rouse up` once for each makes a node whose parts can be restarted one by one
+    #[arg(long, value_enum)]
+    part: Option<Part>,
+    /// Write this file once everything is ready
+    #[arg(long, value_name = "FILE")]
+    ready_file: Option<PathBuf>,
+}
+
+/// A part of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Objects, routes and the pods themselves
+    Controller,
+    /// Scale
+    Autoscaler,
+    /// Waiting requests and the gateway
+    Activator,
+    /// The kernel's maps
+    Agent,
+}
+
+impl Part {
+    /// Every part, in the order in which the others need them.
+    const ALL: [Self; 4] = [Self::Controller, Self::Autoscaler, Self::Activator, Self::Agent];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Controller => "controller",
+            Self::Autoscaler => "autoscaler",
+            Self::Activator => "activator",
+            Self::Agent => "agent",
+        }
+    }
+
+    /// Where it serves health and metrics, inside the node's namespace.
+    fn admin(self) -> SocketAddr {
+        let port = match self {
+            Self::Controller => 7101,
+            Self::Autoscaler => 7102,
+            Self::Activator => 7103,
+            Self::Agent => 7104,
+        };
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+}
+
+/// Runs the node until SIGINT or SIGTERM, then removes it. A single part leaves the rest of the node alone.
+pub(crate) fn run(layout: &Layout, args: &Args) -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("a node needs root: it makes network namespaces, cgroups and BPF programs; try sudo");
+    }
+    let parts = args.part.map_or_else(|| Part::ALL.to_vec(), |part| vec![part]);
+    claim(layout, args.part)?;
+    let ran = make_and_run(layout, args, &parts);
+    if args.part.is_none() {
+        Node::destroy(layout).context("the node is left half removed; `rouse down` tries again")?;
+    }
+    ran
+}
+
+/// Refuses to run what runs already.
+fn claim(layout: &Layout, part: Option<Part>) -> Result<()> {
+    let others = Node::parts(layout);
+    let clashes = |name: &str| match part {
+        Some(part) => name == part.name() || name == "node",
+        None => true,
+    };
+    if let Some((name, process)) = others.iter().find(|(name, _)| clashes(name)) {
+        let node = layout.name();
+        bail!("{name} of node {node} runs already (pid {}); `rouse down` ends it", process.pid);
+    }
+    Ok(())
+}
+
+fn make_and_run(layout: &Layout, args: &Args, parts: &[Part]) -> Result<()> {
+    Node::create(layout)?;
+    Node::claim(layout, args.part.map_or("node", Part::name))?;
+    // What belongs to the host's network is opened before this process leaves it.
+    let host = net::current()?;
+    let gateway = parts.contains(&Part::Activator).then(|| gateway(args.gateway)).transpose()?;
+    Node::enter(layout)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let outside = Outside { host: Some(host), gateway };
+    runtime.block_on(async {
+        let running = Running::start(layout, args, outside, parts)?;
+        running.until_stopped(layout, args.ready_file.as_deref()).await
+    })
+}
+
+fn gateway(address: SocketAddr) -> Result<TcpListener> {
+    let listener = TcpListener::bind(address).with_context(|| {
+        format!("the gateway cannot listen on {address}; choose another with --gateway")
+    })?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// What a part may need that has to be opened before the node's namespace is entered.
+struct Outside {
+    host: Option<OwnedFd>,
+    gateway: Option<TcpListener>,
+}
+
+/// The parts that run in this process.
+struct Running {
+    parts: Vec<Part>,
+    tasks: JoinSet<(&'static str, Result<()>)>,
+    shutdown: CancellationToken,
+}
+
+impl Running {
+    fn start(layout: &Layout, args: &Args, mut outside: Outside, parts: &[Part]) -> Result<Self> {
+        let mut running = Self {
+            parts: parts.to_vec(),
+            tasks: JoinSet::new(),
+            shutdown: CancellationToken::new(),
+        };
+        for part in parts {
+            match part {
+                Part::Controller => running.controller(layout, args, &mut outside)?,
+                Part::Autoscaler => running.autoscaler(layout),
+                Part::Activator => running.activator(layout, &mut outside),
+                Part::Agent => running.agent(layout)?,
+            }
+        }
+        Ok(running)
+    }
+
+    /// The controller and, since it alone tells what pods there should be, the local node's pods and names.
+    fn controller(&mut self, layout: &Layout, args: &Args, outside: &mut Outside) -> Result<()> {
+        let (orders_in, orders) = watch::channel(Orders::default());
+        let (statuses, statuses_out) = mpsc::channel(STATUSES);
+        let config = controller::Config {
+            node: layout.name().to_owned(),
+            state: layout.data(),
+            listen: endpoint(&layout.controller_socket()),
+            admin: Part::Controller.admin(),
+            ..controller::Config::default()
+        };
+        let node = controller::local::Node { orders: orders_in, statuses: statuses_out };
+        let shutdown = self.shutdown.clone();
+        self.spawn("controller", async { Ok(controller::run(config, node, shutdown).await?) });
+
+        let host = outside.host.take().context("the host's network namespace is opened once")?;
+        let config = local::Config {
+            layout: layout.clone(),
+            images: args.images.clone(),
+            runtime: None,
+            host_network: Arc::new(host),
+            credentials: local::images::credential_files(&std::env::vars().collect()),
+        };
+        let shutdown = self.shutdown.clone();
+        self.spawn("pods", async { Ok(local::run(config, orders, statuses, shutdown).await?) });
+        Ok(())
+    }
+
+    fn autoscaler(&mut self, layout: &Layout) {
+        let config = autoscaler::Config {
+            usage: endpoint(&layout.autoscaler_socket()),
+            controller: endpoint(&layout.controller_socket()),
+            admin: Part::Autoscaler.admin(),
+            name: layout.name().to_owned(),
+            tick_ms: TICK_MS,
+        };
+        let shutdown = self.shutdown.clone();
+        self.spawn("autoscaler", async { Ok(autoscaler::run(config, shutdown).await?) });
+    }
+
+    fn activator(&mut self, layout: &Layout, outside: &mut Outside) {
+        let config = activator::Config {
+            name: layout.name().to_owned(),
+            node: layout.name().to_owned(),
+            controller: endpoint(&layout.controller_socket()),
+            autoscaler: endpoint(&layout.autoscaler_socket()),
+            listen: vec![layout::GATEWAY_V4.into(), layout::GATEWAY_V6.into()],
+            outside_listener: outside.gateway.take(),
+            admin: Part::Activator.admin(),
+            ..activator::Config::defaults()
+        };
+        let shutdown = self.shutdown.clone();
+        self.spawn("activator", async { Ok(activator::run(config, shutdown).await?) });
+    }
+
+    fn agent(&mut self, layout: &Layout) -> Result<()> {
+        let cgroups = Mounts::find()?;
+        let config = agent::config::Config {
+            node: layout.name().to_owned(),
+            controller: endpoint(&layout.controller_socket()),
+            autoscaler: endpoint(&layout.autoscaler_socket()),
+            pins: layout.bpf(),
+            clients_cgroup: layout.cgroup(&cgroups.v2),
+            pods_cgroup: layout.pods_cgroup(&cgroups.v2),
+            admin: Part::Agent.admin(),
+        };
+        let shutdown = self.shutdown.clone();
+        self.spawn("agent", async { Ok(agent::run(config, shutdown).await?) });
+        Ok(())
+    }
+
+    fn spawn(
+        &mut self,
+        name: &'static str,
+        part: impl Future<Output = Result<()>> + Send + 'static,
+    ) {
+        self.tasks.spawn(async move { (name, part.await) });
+    }
+
+    /// Waits for a signal or for a part to end, then lets all parts end.
+    async fn until_stopped(mut self, layout: &Layout, ready_file: Option<&Path>) -> Result<()> {
+        let (mut interrupt, mut terminate) =
+            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let announce = announce(layout.name().to_owned(), self.parts.clone(), ready_file);
+        tokio::pin!(announce);
+        let mut announced = false;
+        let ended = loop {
+            tokio::select! {
+                ended = self.tasks.join_next() => break ended.map(of_task),
+                _ = interrupt.recv() => break None,
+                _ = terminate.recv() => break None,
+                ready = &mut announce, if !announced => { ready?; announced = true; }
+            }
+        };
+        info!(node = layout.name(), "node stops");
+        self.shutdown.cancel();
+        let mut result = ended.unwrap_or(Ok(()));
+        while let Some(ended) = self.tasks.join_next().await {
+            result = result.and(of_task(ended));
+        }
+        result
+    }
+}
+
+/// How a part ended, with its name.
+fn of_task(ended: Result<(&'static str, Result<()>), tokio::task::JoinError>) -> Result<()> {
+    let (name, result) = ended.context("a part of the node panicked")?;
+    result.with_context(|| format!("the {name} of the node failed"))
+}
+
+fn endpoint(socket: &Path) -> String {
+    format!("unix:{}", socket.display())
+}
+
+/// Says once that every part is ready.
+async fn announce(node: String, parts: Vec<Part>, ready_file: Option<&Path>) -> Result<()> {
+    for part in parts {
+        while !is_ready(part.admin()).await {
+            tokio::time::sleep(READY_POLL).await;
+        }
+    }
+    if let Some(file) = ready_file {
+        std::fs::write(file, "ready\n")
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    writeln!(std::io::stdout(), "node {node} is ready")?;
+    Ok(())
+}
+
+/// Asks a part the way any other client would.
+async fn is_ready(admin: SocketAddr) -> bool {
+    let ask = async {
+        let mut stream = TcpStream::connect(admin).await?;
+        stream
+            .write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            .await?;
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await?;
+        std::io::Result::Ok(answer.ends_with(b" 200"))
+    };
+    ask.await.unwrap_or(false)
+}

@@ -1,0 +1,208 @@
+//! Pure: an object → the cells of its row. Columns are those of Knative's CRDs and of kubectl's pods.
+
+use controller::render::ObjectKind;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+
+/// Column names of a kind.
+pub(crate) fn columns(kind: ObjectKind, wide: bool) -> Vec<&'static str> {
+    match kind {
+        ObjectKind::Service => {
+            vec!["NAME", "URL", "LATESTCREATED", "LATESTREADY", "READY", "REASON"]
+        }
+        ObjectKind::Configuration => {
+            vec!["NAME", "LATESTCREATED", "LATESTREADY", "READY", "REASON"]
+        }
+        ObjectKind::Revision => vec![
+            "NAME",
+            "CONFIG NAME",
+            "GENERATION",
+            "READY",
+            "REASON",
+            "ACTUAL REPLICAS",
+            "DESIRED REPLICAS",
+        ],
+        ObjectKind::Route => vec!["NAME", "URL", "READY", "REASON"],
+        ObjectKind::Pod if wide => vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "NODE"],
+        ObjectKind::Pod => vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE"],
+    }
+}
+
+/// The cells of one object's row.
+pub(crate) fn cells(kind: ObjectKind, it: &Value, wide: bool, now: Timestamp) -> Vec<String> {
+    let status = &it["status"];
+    let latest =
+        || [text(&status["latestCreatedRevisionName"]), text(&status["latestReadyRevisionName"])];
+    let ready = || [condition(it, "Ready", "status"), condition(it, "Ready", "reason")];
+    let name = [text(&it["metadata"]["name"])];
+    let rest = match kind {
+        ObjectKind::Service => {
+            [vec![text(&status["url"])], latest().into(), ready().into()].concat()
+        }
+        ObjectKind::Configuration => [latest(), ready()].concat(),
+        ObjectKind::Route => [vec![text(&status["url"])], ready().into()].concat(),
+        ObjectKind::Revision => {
+            let label =
+                |key: &str| text(&it["metadata"]["labels"][format!("serving.knative.dev/{key}")]);
+            let replicas = [text(&status["actualReplicas"]), text(&status["desiredReplicas"])];
+            let whose = vec![label("configuration"), label("configurationGeneration")];
+            [whose, ready().into(), replicas.into()].concat()
+        }
+        ObjectKind::Pod => pod(it, wide, now),
+    };
+    name.into_iter().chain(rest).collect()
+}
+
+fn pod(it: &Value, wide: bool, now: Timestamp) -> Vec<String> {
+    let containers =
+        it["status"]["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let ready = containers.iter().filter(|one| one["ready"] == true).count();
+    let all = it["spec"]["containers"].as_array().map_or(containers.len(), Vec::len);
+    let restarts: i64 = containers.iter().filter_map(|one| one["restartCount"].as_i64()).sum();
+    let mut cells = vec![
+        format!("{ready}/{all}"),
+        phase(it, containers),
+        restarts.to_string(),
+        age(&it["metadata"]["creationTimestamp"], now),
+    ];
+    if wide {
+        let known = |value: &Value| Some(text(value)).filter(|text| !text.is_empty());
+        let or_none = |value: &Value| known(value).unwrap_or_else(|| "<none>".to_owned());
+        cells.push(or_none(&it["status"]["podIP"]));
+        cells.push(or_none(&it["spec"]["nodeName"]));
+    }
+    cells
+}
+
+/// What kubectl shows as a pod's STATUS.
+fn phase(it: &Value, containers: &[Value]) -> String {
+    if it["metadata"]["deletionTimestamp"].is_string() {
+        return "Terminating".to_owned();
+    }
+    let reason = |one: &Value| {
+        let state = &one["state"];
+        let reason = |of: &str| state[of]["reason"].as_str().map(str::to_owned);
+        reason("waiting").or_else(|| reason("terminated"))
+    };
+    containers.iter().find_map(reason).unwrap_or_else(|| text(&it["status"]["phase"]))
+}
+
+/// A condition's field; empty where there is none.
+pub(crate) fn condition(it: &Value, of: &str, field: &str) -> String {
+    let all = it["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    all.iter().find(|one| one["type"] == of).map(|one| text(&one[field])).unwrap_or_default()
+}
+
+/// A string as it is, a number in digits, anything else as nothing.
+pub(crate) fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.to_string(),
+        Value::Bool(truth) => truth.to_string(),
+        Value::Null | Value::Array(_) | Value::Object(_) => String::new(),
+    }
+}
+
+/// How long ago a time stamp is, as kubectl says it.
+pub(crate) fn age(stamp: &Value, now: Timestamp) -> String {
+    let then = stamp.as_str().and_then(|text| text.parse::<Timestamp>().ok());
+    let Some(then) = then else { return "<unknown>".to_owned() };
+    let seconds = now.as_second().saturating_sub(then.as_second()).max(0);
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    let with = |big: i64, unit: &str, rest: i64, small: &str| match rest {
+        0 => format!("{big}{unit}"),
+        rest => format!("{big}{unit}{rest}{small}"),
+    };
+    match () {
+        () if seconds < 120 => format!("{seconds}s"),
+        () if minutes < 10 => with(minutes, "m", seconds % 60, "s"),
+        () if hours < 3 => format!("{minutes}m"),
+        () if hours < 8 => with(hours, "h", minutes % 60, "m"),
+        () if hours < 48 => format!("{hours}h"),
+        () if days < 8 => with(days, "d", hours % 24, "h"),
+        () => format!("{days}d"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn ages_read_as_kubectls() {
+        let now = at("2026-11-21T12:00:00Z");
+        for (then, expected) in [
+            ("2026-11-21T11:58:01Z", "119s"),
+            ("2026-11-21T11:57:30Z", "2m30s"),
+            ("2026-11-21T11:57:00Z", "3m"),
+            ("2026-11-21T10:01:00Z", "119m"),
+            ("2026-11-21T08:30:00Z", "3h30m"),
+            ("2026-11-20T12:00:00Z", "24h"),
+            ("2026-11-18T10:00:00Z", "3d2h"),
+            ("2026-10-01T12:00:00Z", "51d"),
+            ("2026-11-21T12:00:09Z", "0s"),
+        ] {
+            assert_eq!(age(&json!(then), now), expected, "{then}");
+        }
+        assert_eq!(age(&Value::Null, now), "<unknown>");
+    }
+
+    #[test]
+    fn a_service_shows_its_address_and_readiness() {
+        let it = json!({
+            "metadata": {"name": "hello"},
+            "status": {
+                "url": "http://hello.default.localhost",
+                "latestCreatedRevisionName": "hello-00002",
+                "latestReadyRevisionName": "hello-00001",
+                "conditions": [
+                    {"type": "RoutesReady", "status": "True"},
+                    {"type": "Ready", "status": "Unknown", "reason": "Deploying"},
+                ],
+            },
+        });
+        let cells = cells(ObjectKind::Service, &it, false, Timestamp::UNIX_EPOCH);
+        let expected = [
+            "hello",
+            "http://hello.default.localhost",
+            "hello-00002",
+            "hello-00001",
+            "Unknown",
+            "Deploying",
+        ];
+        assert_eq!(cells, expected);
+    }
+
+    #[test]
+    fn a_pod_shows_why_it_is_not_running() {
+        let mut it = json!({
+            "metadata": {"name": "p", "creationTimestamp": "2026-11-21T11:59:50Z"},
+            "spec": {"containers": [{}, {}], "nodeName": "rouse"},
+            "status": {"phase": "Running", "podIP": "10.244.1.2", "containerStatuses": [
+                {"ready": true, "restartCount": 1, "state": {"running": {}}},
+                {"ready": false, "restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}}},
+            ]},
+        });
+        let now = at("2026-11-21T12:00:00Z");
+        let row = |it: &Value| cells(ObjectKind::Pod, it, true, now);
+        assert_eq!(row(&it), ["p", "1/2", "CrashLoopBackOff", "3", "10s", "10.244.1.2", "rouse"]);
+        it["metadata"]["deletionTimestamp"] = json!("2026-11-21T12:00:00Z");
+        assert_eq!(row(&it)[2], "Terminating");
+    }
+
+    #[test]
+    fn every_kind_has_a_cell_for_each_column() {
+        for kind in ObjectKind::ALL {
+            for wide in [false, true] {
+                let cells = cells(kind, &json!({}), wide, Timestamp::UNIX_EPOCH);
+                assert_eq!(cells.len(), columns(kind, wide).len(), "{kind:?}");
+            }
+        }
+    }
+}
