@@ -1,0 +1,234 @@
+//! Shell: one process of a test: does with ordinary sockets what it is told on stdin, one line a step.
+//!
+//! | line | does | answers |
+//! |---|---|---|
+//! | `listen ADDRESS NAME [reuseport]` | binds, listens, greets each client with NAME | `ok ADDRESS` |
+//! | `prefork ADDRESS NAME N` | the same with N children that share one listener | `ok ADDRESS` |
+//! | `close` | ends the listener that was opened last | `ok` |
+//! | `connect ADDRESS` | connects, keeps the socket | `ok NAME PEER` |
+//! | `hammer ADDRESS N` | connects N times | `ok NAME=COUNT …` |
+//! | `drop` | closes every connection | `ok` |
+//!
+//! A failed step answers `err ERRNO`. Answers begin with `> `, to stand out from what the test runner prints.
+#![allow(clippy::print_stdout, reason = "answers go to the test that started it")]
+
+use std::{
+    collections::BTreeMap,
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::{AsRawFd as _, OwnedFd},
+    path::Path,
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::Duration,
+};
+
+use nix::sys::socket::{
+    AddressFamily, Backlog, Shutdown, SockFlag, SockType, SockaddrStorage, bind, listen,
+    setsockopt, shutdown, socket, sockopt,
+};
+
+const ROLE: &str = "ROUSE_TEST_ACTOR";
+
+/// Not a test: what this program does as an actor. Run by the tests.
+#[test]
+#[ignore = "a role, run by the other tests"]
+fn role() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let mut stage = Stage::default();
+    for line in io::stdin().lock().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match stage.step(&words) {
+            Ok(answer) => println!("\n> ok {answer}"),
+            Err(error) => println!("\n> err {}", error.raw_os_error().unwrap_or(0)),
+        }
+    }
+}
+
+/// A process in a cgroup and a network namespace. Killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Actor {
+    child: Child,
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Actor {
+    pub(crate) fn start(cgroup: &Path, netns: &str) -> Self {
+        let program = std::env::current_exe().expect("this program has a file");
+        let script = "echo $$ > \"$1\" && shift && exec ip netns exec \"$@\"";
+        let mut child = Command::new("sh")
+            .args(["-c", script, "sh"])
+            .arg(cgroup.join("cgroup.procs"))
+            .arg(netns)
+            .arg(program)
+            .args(["actor::role", "--exact", "--ignored", "--nocapture"])
+            .env(ROLE, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sh starts");
+        let orders = child.stdin.take();
+        let answers = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        Self { child, orders, answers }
+    }
+
+    /// Does one step and returns its answer, or the errno.
+    pub(crate) fn ask(&mut self, step: &str) -> Result<String, i32> {
+        self.send(step);
+        self.answer()
+    }
+
+    /// Begins a step.
+    pub(crate) fn send(&mut self, step: &str) {
+        let orders = self.orders.as_mut().expect("it is open until drop");
+        writeln!(orders, "{step}").expect("the actor lives");
+    }
+
+    /// Waits for the answer to the step that was begun.
+    pub(crate) fn answer(&mut self) -> Result<String, i32> {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.answers.read_line(&mut line).expect("readable"), 0, "the actor died");
+            let Some((_, answer)) = line.trim_end().split_once("> ") else { continue };
+            return match answer.split_once(' ') {
+                Some(("ok", rest)) => Ok(rest.to_owned()),
+                Some(("err", errno)) => Err(errno.parse().expect("a number")),
+                _ => Ok(String::new()),
+            };
+        }
+    }
+
+    /// The step's answer; panics when it failed.
+    #[track_caller]
+    pub(crate) fn must(&mut self, step: &str) -> String {
+        self.ask(step).unwrap_or_else(|errno| panic!("`{step}` failed with errno {errno}"))
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        let _dead_already = self.child.kill();
+        let _waited_already = self.child.wait();
+    }
+}
+
+#[derive(Default)]
+struct Stage {
+    listeners: Vec<TcpListener>,
+    connections: Vec<TcpStream>,
+    children: Vec<Child>,
+}
+
+impl Stage {
+    fn step(&mut self, words: &[&str]) -> io::Result<String> {
+        match words {
+            ["listen", address, name, rest @ ..] => {
+                let listener = open(address, rest.contains(&"reuseport"))?;
+                self.serve(listener, name)
+            }
+            ["prefork", address, name, count] => {
+                let listener = open(address, false)?;
+                // A child that only holds the inherited socket stands for a worker: it keeps the listener open.
+                for _ in 0..count.parse().map_err(io::Error::other)? {
+                    let inherited = Stdio::from(OwnedFd::from(listener.try_clone()?));
+                    let hold = Command::new("sleep")
+                        .arg("60")
+                        .stdin(inherited)
+                        .stdout(Stdio::null())
+                        .spawn();
+                    self.children.push(hold?);
+                }
+                self.serve(listener, name)
+            }
+            ["close"] => {
+                if let Some(listener) = self.listeners.pop() {
+                    // The accepting thread holds a copy; shutdown ends the listener as such.
+                    shutdown(listener.as_raw_fd(), Shutdown::Both)?;
+                }
+                Ok(String::new())
+            }
+            ["forget"] => {
+                // Leaves the accepting thread's copy: the listener stays open elsewhere.
+                self.listeners.pop();
+                Ok(String::new())
+            }
+            ["reap"] => {
+                for mut child in self.children.drain(..) {
+                    child.kill()?;
+                    child.wait()?;
+                }
+                Ok(String::new())
+            }
+            ["connect", address] => {
+                let (stream, name) = connect(address)?;
+                let peer = stream.peer_addr()?;
+                self.connections.push(stream);
+                Ok(format!("{name} {peer}"))
+            }
+            ["hammer", address, count] => {
+                let mut seen = BTreeMap::<String, u32>::new();
+                for _ in 0..count.parse().map_err(io::Error::other)? {
+                    *seen.entry(connect(address)?.1).or_default() += 1;
+                }
+                let seen: Vec<_> =
+                    seen.iter().map(|(name, count)| format!("{name}={count}")).collect();
+                Ok(seen.join(" "))
+            }
+            ["drop"] => {
+                self.connections.clear();
+                Ok(String::new())
+            }
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    fn serve(&mut self, listener: TcpListener, name: &str) -> io::Result<String> {
+        let at = listener.local_addr()?;
+        greet(listener.try_clone()?, name.to_owned());
+        self.listeners.push(listener);
+        Ok(at.to_string())
+    }
+}
+
+fn open(address: &str, reuseport: bool) -> io::Result<TcpListener> {
+    let address: SocketAddr = address.parse().map_err(io::Error::other)?;
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let fd: OwnedFd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&fd, sockopt::ReuseAddr, &true)?;
+    setsockopt(&fd, sockopt::ReusePort, &reuseport)?;
+    bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
+    listen(&fd, Backlog::new(128)?)?;
+    Ok(TcpListener::from(fd))
+}
+
+fn greet(listener: TcpListener, name: String) {
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { break };
+            let name = name.clone();
+            // Holds the connection until the client ends it.
+            std::thread::spawn(move || {
+                let _client_left = writeln!(stream, "{name}");
+                let _end = stream.read(&mut [0]);
+            });
+        }
+    });
+}
+
+/// Connects and reads the greeting.
+fn connect(address: &str) -> io::Result<(TcpStream, String)> {
+    let address: SocketAddr = address.parse().map_err(io::Error::other)?;
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    let mut name = Vec::new();
+    let mut byte = [0];
+    loop {
+        stream.read_exact(&mut byte)?;
+        if byte[0] == b'\n' {
+            return Ok((stream, String::from_utf8_lossy(&name).into_owned()));
+        }
+        name.push(byte[0]);
+    }
+}

@@ -1,0 +1,334 @@
+//! Shell: one test's own node: network namespaces on a bridge, cgroups, a bpf filesystem, the programs in force.
+//!
+//! Everything is named after this process and goes when the bed is dropped, also by a panic; what a killed run left
+//! behind is removed when the next bed is made.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::UdpSocket,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use agent::{
+    maps::Maps,
+    plan::{Changed, Local, Planner},
+    programs::{self, Places, Programs},
+};
+use common::{
+    abi,
+    wire::{
+        Activator, Name, Path as Way, Pod, PodPhase, Probe, ProbeHow, RouteTable, Service, Target,
+    },
+};
+use nix::sched::{CloneFlags, setns};
+
+use crate::actor::Actor;
+
+const PREFIX: &str = "rouse-kernel-";
+/// Port that pods serve on.
+pub(crate) const SERVING: u16 = 8080;
+
+pub(crate) struct Bed {
+    name: String,
+    places: Places,
+    pub(crate) programs: Option<Programs>,
+    pub(crate) maps: Maps,
+    pub(crate) table: RouteTable,
+    pub(crate) locals: BTreeMap<String, Local>,
+    planner: Planner,
+    now_ns: u64,
+    made: u8,
+}
+
+/// A namespace on the bridge with its own cgroup.
+pub(crate) struct Place {
+    pub(crate) netns: String,
+    pub(crate) cgroup: PathBuf,
+    pub(crate) number: u8,
+    pub(crate) cookie: u64,
+}
+
+impl Place {
+    pub(crate) fn actor(&self) -> Actor {
+        Actor::start(&self.cgroup, &self.netns)
+    }
+
+    pub(crate) fn four(&self) -> String {
+        format!("10.99.0.{}", self.number)
+    }
+
+    pub(crate) fn six(&self) -> String {
+        format!("fd99::{:x}", self.number)
+    }
+}
+
+impl Bed {
+    /// Makes one. Fails, with the command to run, in a build without the kernel half.
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        remove_stale();
+        let name =
+            format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let clients = cgroups().join(&name);
+        let places =
+            Places { bpffs: folder(&name).join("bpf"), pods: clients.join("pods"), clients };
+        let guard = Leftovers(name.clone());
+        for cgroup in [places.pods.clone(), places.clients.join("clients")] {
+            fs::create_dir_all(&cgroup).expect("root may make cgroups");
+        }
+        make_node(&name);
+        let programs =
+            Programs::load(places.clone()).unwrap_or_else(|error| panic!("{}", chain(&error)));
+        let maps = Maps::open(&programs.pins()).expect("the maps are pinned");
+        let planner = Planner::resume(maps.read().expect("readable"), 0);
+        std::mem::forget(guard);
+        Self {
+            name,
+            places,
+            programs: Some(programs),
+            maps,
+            table: RouteTable::default(),
+            locals: BTreeMap::new(),
+            planner,
+            now_ns: abi::REST_NS,
+            made: 1,
+        }
+    }
+
+    pub(crate) fn places(&self) -> &Places {
+        &self.places
+    }
+
+    /// A place for clients.
+    pub(crate) fn client(&mut self) -> Place {
+        self.place("clients/client")
+    }
+
+    /// A place for a pod, not registered yet.
+    pub(crate) fn pod(&mut self) -> Place {
+        self.place("pods/pod")
+    }
+
+    /// Registers a pod with slot = its number.
+    pub(crate) fn register(&mut self, pod: &Place, flags: u16) {
+        let slot = u32::from(pod.number);
+        self.maps.clear_slot(slot);
+        self.maps.register(pod.cookie, abi::Pod { slot, port: SERVING, flags }).expect("room");
+        self.locals.insert(uid(pod), Local { cookie: pod.cookie, slot });
+    }
+
+    /// Adds a service at 10.96.0.`number` and fd96::`number`, port 80, for pods of its own revision.
+    pub(crate) fn service(&mut self, number: u8, way: Way) {
+        let service = Service {
+            name: name_of(number),
+            addresses: vec![
+                format!("10.96.0.{number}").parse().unwrap(),
+                format!("fd96::{number:x}").parse().unwrap(),
+            ],
+            port: 80.try_into().unwrap(),
+            activator_port: (20_000 + u16::from(number)).try_into().unwrap(),
+            targets: vec![Target { revision: name_of(number), percent: 100 }],
+            path: way,
+            hosts: vec![],
+        };
+        self.table.services.insert(service.name.clone(), service);
+    }
+
+    /// Adds a ready pod to a service, by its IPv4 address.
+    pub(crate) fn ready(&mut self, pod: &Place, service: u8) {
+        self.set(pod, service, PodPhase::Ready, pod.four());
+    }
+
+    pub(crate) fn set(&mut self, pod: &Place, service: u8, phase: PodPhase, address: String) {
+        let address = std::net::SocketAddr::new(address.parse().unwrap(), SERVING);
+        let listen = Probe {
+            how: ProbeHow::Listen,
+            port: None,
+            period: std::time::Duration::ZERO,
+            timeout: std::time::Duration::ZERO,
+            success_threshold: 1,
+            failure_threshold: 1,
+        };
+        let pod = Pod {
+            uid: uid(pod),
+            name: uid(pod),
+            revision: name_of(service),
+            node: "here".into(),
+            zone: String::new(),
+            phase,
+            address: Some(address),
+            port: SERVING.try_into().unwrap(),
+            probe: listen,
+        };
+        self.table.pods.insert(pod.uid.clone(), pod);
+    }
+
+    pub(crate) fn activator(&mut self, at: &Place) {
+        let addresses = vec![at.four().parse().unwrap(), at.six().parse().unwrap()];
+        let activator =
+            Activator { name: "a".into(), node: "here".into(), zone: String::new(), addresses };
+        self.table.activators.insert("a".into(), activator);
+    }
+
+    /// Puts the table in force, a rest later than the time before.
+    pub(crate) fn plan(&mut self) -> usize {
+        self.now_ns += abi::REST_NS;
+        let ops = self.planner.plan(self.now_ns, &self.table, Changed::All, &self.locals);
+        let ops = ops.expect("it fits");
+        self.maps.apply(&ops).expect("writable");
+        ops.len()
+    }
+
+    fn place(&mut self, at: &str) -> Place {
+        self.made += 1;
+        let number = self.made;
+        let cgroup = self.places.clients.join(format!("{at}{number}"));
+        fs::create_dir_all(&cgroup).expect("root may make cgroups");
+        let netns = format!("{}-{number}", self.name);
+        let node = format!("{}-node", self.name);
+        let veth = format!("v{number}");
+        ip(&["netns", "add", &netns]);
+        ip(&[
+            "-n", &node, "link", "add", &veth, "type", "veth", "peer", "name", "eth0", "netns",
+            &netns,
+        ]);
+        ip(&["-n", &node, "link", "set", &veth, "master", "br0", "up"]);
+        ip(&["-n", &netns, "link", "set", "lo", "up"]);
+        ip(&["-n", &netns, "addr", "add", &format!("10.99.0.{number}/16"), "dev", "eth0"]);
+        ip(&["-n", &netns, "addr", "add", &format!("fd99::{number:x}/64"), "dev", "eth0", "nodad"]);
+        ip(&["-n", &netns, "link", "set", "eth0", "up"]);
+        ip(&["-n", &netns, "route", "add", "default", "via", "10.99.0.1"]);
+        ip(&["-n", &netns, "route", "add", "default", "via", "fd99::1"]);
+        let cookie = cookie(&netns);
+        Place { netns, cgroup, number, cookie }
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        drop(self.programs.take());
+        remove(&self.name);
+    }
+}
+
+/// Removes a half-made bed.
+struct Leftovers(String);
+
+impl Drop for Leftovers {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
+fn make_node(name: &str) {
+    let node = format!("{name}-node");
+    ip(&["netns", "add", &node]);
+    ip(&["-n", &node, "link", "set", "lo", "up"]);
+    ip(&["-n", &node, "link", "add", "br0", "type", "bridge"]);
+    ip(&["-n", &node, "addr", "add", "10.99.0.1/16", "dev", "br0"]);
+    ip(&["-n", &node, "addr", "add", "fd99::1/64", "dev", "br0", "nodad"]);
+    ip(&["-n", &node, "link", "set", "br0", "up"]);
+    // An address that nobody translates is refused at once instead of timing out.
+    let forward = ["netns", "exec", &node, "sysctl", "-qw"];
+    ip(&[&forward[..], &["net.ipv4.ip_forward=1"]].concat());
+    ip(&[&forward[..], &["net.ipv6.conf.all.forwarding=1"]].concat());
+    ip(&["-n", &node, "route", "add", "unreachable", "10.96.0.0/16"]);
+    ip(&["-n", &node, "route", "add", "unreachable", "fd96::/64"]);
+}
+
+fn ip(words: &[&str]) {
+    let done = Command::new("ip").args(words).output().expect("`ip` is installed (iproute2)");
+    let why = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "`ip {}` failed: {why}", words.join(" "));
+}
+
+fn cookie(netns: &str) -> u64 {
+    let path = Path::new("/run/netns").join(netns);
+    let inside = std::thread::spawn(move || {
+        let namespace = fs::File::open(path).expect("`ip netns add` made it");
+        setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter it");
+        let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+        agent::sys::netns_cookie(&socket).expect("5.14 or newer")
+    });
+    inside.join().expect("it answers")
+}
+
+/// Where cgroup v2 is mounted, also on hybrid machines.
+fn cgroups() -> PathBuf {
+    let unified = PathBuf::from("/sys/fs/cgroup/unified");
+    if unified.join("cgroup.procs").exists() { unified } else { PathBuf::from("/sys/fs/cgroup") }
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new("/run").join(name)
+}
+
+fn name_of(number: u8) -> Name {
+    Name::new("default", format!("s{number}"))
+}
+
+pub(crate) fn uid(pod: &Place) -> String {
+    format!("uid{}", pod.number)
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Removes what killed runs left behind, told by the process number in the name.
+fn remove_stale() {
+    let folders = [cgroups(), PathBuf::from("/run"), PathBuf::from("/run/netns")];
+    let names =
+        folders.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
+    for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
+        let Some(rest) = name.strip_prefix(PREFIX) else { continue };
+        let Some((pid, rest)) = rest.split_once('-') else { continue };
+        let number = rest.split('-').next().unwrap_or_default();
+        if !Path::new("/proc").join(pid).exists() {
+            remove(&format!("{PREFIX}{pid}-{number}"));
+        }
+    }
+}
+
+fn remove(name: &str) {
+    let places = Places {
+        bpffs: folder(name).join("bpf"),
+        clients: cgroups().join(name),
+        pods: cgroups().join(name).join("pods"),
+    };
+    let _none = programs::remove_pins(&places);
+    let _not_mounted = nix::mount::umount(&places.bpffs);
+    let _none = fs::remove_dir_all(folder(name));
+    remove_cgroup(&places.clients);
+    for entry in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let netns = entry.file_name().to_string_lossy().into_owned();
+        if netns.strip_prefix(name).is_some_and(|rest| rest.starts_with('-')) {
+            let _gone = Command::new("ip").args(["netns", "del", &netns]).output();
+        }
+    }
+}
+
+fn remove_cgroup(cgroup: &Path) {
+    for entry in fs::read_dir(cgroup).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_cgroup(&entry.path());
+        }
+    }
+    // Since 5.14; older kernels have only what dropping the actors did.
+    let _older_kernel = fs::write(cgroup.join("cgroup.kill"), "1");
+    for _ in 0..200 {
+        if fs::remove_dir(cgroup).is_ok() || !cgroup.exists() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}

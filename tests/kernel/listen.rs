@@ -1,0 +1,162 @@
+//! Shell: who listens, as the kernel half sees it.
+
+use agent::maps::Events;
+use common::{abi, wire::Path as Way};
+
+use crate::bed::{Bed, Place, SERVING};
+
+fn open(bed: &Bed, pod: &Place) -> u32 {
+    bed.maps.listen(pod.cookie, SERVING).unwrap().open
+}
+
+fn events(events: &mut Events) -> Vec<(u32, u32, u64)> {
+    std::iter::from_fn(|| events.next())
+        .map(|event| (event.kind, event.subject, event.cookie))
+        .collect()
+}
+
+#[test]
+fn a_listen_and_its_close_are_told_at_once() {
+    let mut bed = Bed::new();
+    let pod = bed.pod();
+    let mut ring = Events::open(&bed.places().pins()).unwrap();
+    let mut server = pod.actor();
+    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
+    let port = u32::from(SERVING);
+    assert_eq!(events(&mut ring), [(abi::EVENT_LISTEN, port, pod.cookie)]);
+    let found = bed.maps.listen(pod.cookie, SERVING).unwrap();
+    assert_eq!((found.open, found.widened, found.loopback), (1, 0, 0));
+    assert_ne!(found.since_ns, 0);
+    server.must("close");
+    assert_eq!(events(&mut ring), [(abi::EVENT_CLOSED, port, pod.cookie)]);
+    assert_eq!(open(&bed, &pod), 0);
+}
+
+#[test]
+fn a_pod_listens_until_its_last_listener_closes() {
+    let mut bed = Bed::new();
+    let pod = bed.pod();
+    let (mut old, mut new) = (pod.actor(), pod.actor());
+    old.must(&format!("listen 0.0.0.0:{SERVING} old reuseport"));
+    new.must(&format!("listen 0.0.0.0:{SERVING} new reuseport"));
+    assert_eq!(open(&bed, &pod), 2);
+    drop(old);
+    assert_eq!(open(&bed, &pod), 1, "a reload never leaves the pod without listener");
+    new.must("close");
+    assert_eq!(open(&bed, &pod), 0);
+}
+
+#[test]
+fn a_preforked_listener_is_one_and_lives_as_long_as_any_child() {
+    let mut bed = Bed::new();
+    let pod = bed.pod();
+    let mut server = pod.actor();
+    server.must(&format!("prefork 0.0.0.0:{SERVING} many 3"));
+    assert_eq!(open(&bed, &pod), 1);
+    drop(server);
+    assert_eq!(open(&bed, &pod), 1, "the children hold it");
+}
+
+#[test]
+fn two_families_are_two_listeners() {
+    let mut bed = Bed::new();
+    let pod = bed.pod();
+    let mut server = pod.actor();
+    server.must(&format!("listen {}:{SERVING} four", pod.four()));
+    server.must(&format!("listen [{}]:{SERVING} six", pod.six()));
+    assert_eq!(open(&bed, &pod), 2);
+    server.must("close");
+    assert_eq!(open(&bed, &pod), 1);
+}
+
+#[test]
+fn a_listen_while_the_agent_is_down_stands_in_the_map() {
+    let mut bed = Bed::new();
+    let pod = bed.pod();
+    let mut server = pod.actor();
+    drop(bed.programs.take());
+    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
+    let programs = agent::programs::Programs::load(bed.places().clone()).unwrap();
+    let maps = agent::maps::Maps::open(&programs.pins()).unwrap();
+    assert_eq!(maps.listen(pod.cookie, SERVING).unwrap().open, 1);
+}
+
+#[test]
+fn a_full_ring_loses_events_and_nothing_else() {
+    let mut bed = Bed::new();
+    let pod = bed.pod();
+    let mut server = pod.actor();
+    // Each pair is two events of 32 bytes with their headers; the ring holds 2,048 of them.
+    for _ in 0..1_100 {
+        server.must(&format!("listen 0.0.0.0:{SERVING} one"));
+        server.must("close");
+    }
+    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
+    assert!(bed.maps.control(abi::CONTROL_DROPPED) > 0);
+    assert_eq!(open(&bed, &pod), 1);
+    let mut ring = Events::open(&bed.places().pins()).unwrap();
+    assert!(events(&mut ring).len() > 1_000);
+}
+
+#[test]
+fn a_loopback_bind_of_the_serving_port_is_widened() {
+    let mut bed = Bed::new();
+    let (client, pod) = (bed.client(), bed.pod());
+    bed.register(&pod, abi::POD_WIDEN_BIND);
+    bed.service(1, Way::Direct);
+    bed.ready(&pod, 1);
+    bed.plan();
+    let mut server = pod.actor();
+    assert_eq!(
+        server.must(&format!("listen 127.0.0.1:{SERVING} one")),
+        format!("0.0.0.0:{SERVING}")
+    );
+    let found = bed.maps.listen(pod.cookie, SERVING).unwrap();
+    assert_eq!((found.open, found.widened, found.loopback), (1, 1, 0));
+    assert_eq!(client.actor().must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
+    server.must("close");
+    assert_eq!(server.must(&format!("listen [::1]:{SERVING} six")), format!("[::]:{SERVING}"));
+}
+
+#[test]
+fn workers_that_share_a_loopback_port_are_all_widened() {
+    let mut bed = Bed::new();
+    let pod = bed.pod();
+    bed.register(&pod, abi::POD_WIDEN_BIND);
+    let (mut one, mut two) = (pod.actor(), pod.actor());
+    let wide = format!("0.0.0.0:{SERVING}");
+    assert_eq!(one.must(&format!("listen 127.0.0.1:{SERVING} one reuseport")), wide);
+    assert_eq!(two.must(&format!("listen 127.0.0.1:{SERVING} two reuseport")), wide);
+}
+
+#[test]
+fn both_loopbacks_one_after_the_other_do_not_collide() {
+    let mut bed = Bed::new();
+    let pod = bed.pod();
+    bed.register(&pod, abi::POD_WIDEN_BIND);
+    let mut server = pod.actor();
+    assert_eq!(
+        server.must(&format!("listen 127.0.0.1:{SERVING} four")),
+        format!("0.0.0.0:{SERVING}")
+    );
+    assert_eq!(server.must(&format!("listen [::1]:{SERVING} six")), format!("[::1]:{SERVING}"));
+    let found = bed.maps.listen(pod.cookie, SERVING).unwrap();
+    assert_eq!((found.open, found.loopback), (1, 1));
+}
+
+#[test]
+fn loopback_stays_loopback_where_widening_does_not_apply() {
+    let mut bed = Bed::new();
+    let (plain, off, held) = (bed.pod(), bed.pod(), bed.pod());
+    bed.register(&off, 0);
+    bed.register(&held, abi::POD_WIDEN_BIND);
+    let loopback = format!("127.0.0.1:{SERVING}");
+    for pod in [&plain, &off] {
+        assert_eq!(pod.actor().must(&format!("listen {loopback} one")), loopback);
+    }
+    let mut server = held.actor();
+    // Another port, and a port that something else holds on another address.
+    assert_eq!(server.must("listen 127.0.0.1:9090 admin"), "127.0.0.1:9090");
+    server.must(&format!("listen {}:{SERVING} other", held.four()));
+    assert_eq!(server.must(&format!("listen {loopback} one")), loopback);
+}

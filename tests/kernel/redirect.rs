@@ -1,0 +1,218 @@
+//! Shell: connects through service addresses.
+
+use common::{
+    abi,
+    flow::{Mode, SvcState},
+    wire::{Path as Way, PodPhase},
+};
+
+use crate::bed::{Bed, SERVING, uid};
+
+const ECONNREFUSED: i32 = 111;
+const EHOSTUNREACH: i32 = 113;
+
+#[test]
+fn a_connect_to_a_service_reaches_its_pod_and_shows_the_service() {
+    let mut bed = Bed::new();
+    let (client, pod) = (bed.client(), bed.pod());
+    let mut server = pod.actor();
+    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
+    bed.service(1, Way::Direct);
+    bed.ready(&pod, 1);
+    bed.plan();
+    let mut client = client.actor();
+    assert_eq!(client.must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
+    assert_eq!(client.must("connect [::ffff:10.96.0.1]:80"), "one [::ffff:10.96.0.1]:80");
+    assert_eq!(client.must("connect [fd96::1]:80"), "one [fd96::1]:80");
+    let direct = format!("{}:{SERVING}", pod.four());
+    assert_eq!(client.must(&format!("connect {direct}")), format!("one {direct}"));
+}
+
+#[test]
+fn an_ipv6_pod_serves_ipv6_clients() {
+    let mut bed = Bed::new();
+    let (client, pod) = (bed.client(), bed.pod());
+    let mut server = pod.actor();
+    server.must(&format!("listen [::]:{SERVING} six"));
+    bed.service(1, Way::Direct);
+    bed.set(&pod, 1, PodPhase::Ready, pod.six());
+    bed.plan();
+    assert_eq!(client.actor().must("connect [fd96::1]:80"), "six [fd96::1]:80");
+}
+
+#[test]
+fn an_unknown_address_is_left_alone() {
+    let mut bed = Bed::new();
+    let (client, pod) = (bed.client(), bed.pod());
+    let mut server = pod.actor();
+    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
+    bed.service(1, Way::Direct);
+    bed.ready(&pod, 1);
+    bed.plan();
+    let mut client = client.actor();
+    assert_eq!(client.ask("connect 10.96.0.9:80"), Err(EHOSTUNREACH));
+    assert_eq!(client.ask("connect 10.96.0.1:81"), Err(EHOSTUNREACH));
+}
+
+#[test]
+fn a_service_of_mode_refuse_is_refused() {
+    let mut bed = Bed::new();
+    let client = bed.client();
+    bed.service(1, Way::Direct);
+    bed.plan();
+    let service = *bed.maps.read().unwrap().frontends.values().next().unwrap();
+    for service in [service, service + 1] {
+        let state = SvcState { offset: 0, count: 0, generation: 9, mode: Mode::Refuse };
+        bed.maps.apply(&[agent::plan::MapOp::State { service, state }]).unwrap();
+    }
+    let mut client = client.actor();
+    assert_eq!(client.ask("connect 10.96.0.1:80"), Err(ECONNREFUSED));
+    assert_eq!(client.ask("connect [fd96::1]:80"), Err(ECONNREFUSED));
+}
+
+#[test]
+fn a_sleeping_service_leads_to_its_own_port_at_the_activator() {
+    let mut bed = Bed::new();
+    let (client, gateway) = (bed.client(), bed.client());
+    let mut activator = gateway.actor();
+    activator.must("listen 0.0.0.0:20001 first");
+    activator.must("listen [fd99::3]:20001 first6");
+    activator.must("listen 0.0.0.0:20002 second");
+    bed.activator(&gateway);
+    bed.service(1, Way::Direct);
+    bed.service(2, Way::Activator);
+    bed.plan();
+    let mut client = client.actor();
+    assert_eq!(client.must("connect 10.96.0.1:80"), "first 10.96.0.1:80");
+    assert_eq!(client.must("connect 10.96.0.2:80"), "second 10.96.0.2:80");
+    assert_eq!(client.must("connect [fd96::1]:80"), "first6 [fd96::1]:80");
+}
+
+#[test]
+fn without_an_activator_the_connect_is_left_to_others() {
+    let mut bed = Bed::new();
+    let client = bed.client();
+    bed.service(1, Way::Direct);
+    bed.plan();
+    assert_eq!(client.actor().ask("connect 10.96.0.1:80"), Err(EHOSTUNREACH));
+}
+
+#[test]
+fn a_local_pod_without_listener_gives_way_to_its_sibling_and_then_to_the_activator() {
+    let mut bed = Bed::new();
+    let (client, gateway) = (bed.client(), bed.client());
+    let (one, two) = (bed.pod(), bed.pod());
+    let mut activator = gateway.actor();
+    activator.must("listen 0.0.0.0:20001 activator");
+    bed.activator(&gateway);
+    for pod in [&one, &two] {
+        bed.register(pod, 0);
+        bed.ready(pod, 1);
+    }
+    bed.service(1, Way::Direct);
+    bed.plan();
+    let (mut first, mut second) = (one.actor(), two.actor());
+    let mut client = client.actor();
+    assert_eq!(client.must("hammer 10.96.0.1:80 20"), "activator=20");
+    assert_eq!(bed.maps.control(abi::CONTROL_FALLBACK), 20);
+    first.must(&format!("listen 0.0.0.0:{SERVING} one"));
+    assert_eq!(client.must("hammer 10.96.0.1:80 20"), "one=20");
+    second.must(&format!("listen 0.0.0.0:{SERVING} two"));
+    first.must("close");
+    assert_eq!(client.must("hammer 10.96.0.1:80 20"), "two=20");
+    drop(second);
+    assert_eq!(client.must("hammer 10.96.0.1:80 20"), "activator=20");
+}
+
+#[test]
+fn open_connections_are_shared_out_evenly() {
+    let mut bed = Bed::new();
+    let client = bed.client();
+    let pods = [bed.pod(), bed.pod()];
+    let mut servers: Vec<_> = pods.iter().map(|pod| pod.actor()).collect();
+    for (pod, server) in pods.iter().zip(&mut servers) {
+        server.must(&format!("listen 0.0.0.0:{SERVING} pod{}", pod.number));
+        bed.ready(pod, 1);
+    }
+    bed.service(1, Way::Direct);
+    bed.plan();
+    let mut client = client.actor();
+    let mut names: Vec<String> = (0..20).map(|_| client.must("connect 10.96.0.1:80")).collect();
+    names.sort();
+    assert_eq!(names.iter().filter(|name| **name == names[0]).count(), 10, "{names:?}");
+    // The gauge counts open sockets, and goes down with them.
+    let ids: Vec<u32> = bed.maps.read().unwrap().backends.keys().copied().collect();
+    let open = |bed: &Bed| ids.iter().map(|id| bed.maps.open_connections(*id)).sum::<u64>();
+    assert_eq!(open(&bed), 20);
+    client.must("drop");
+    assert_eq!(open(&bed), 0);
+    client.must("connect 10.96.0.1:80");
+    drop(client);
+    assert_eq!(open(&bed), 0, "a killed client leaves the gauge too");
+}
+
+#[test]
+fn every_connect_under_a_hammering_writer_reaches_a_pod() {
+    let mut bed = Bed::new();
+    let client = bed.client();
+    let pods = [bed.pod(), bed.pod(), bed.pod()];
+    let mut servers: Vec<_> = pods.iter().map(|pod| pod.actor()).collect();
+    for (pod, server) in pods.iter().zip(&mut servers) {
+        server.must(&format!("listen 0.0.0.0:{SERVING} pod{}", pod.number));
+    }
+    bed.service(1, Way::Direct);
+    bed.ready(&pods[0], 1);
+    bed.plan();
+    let mut client = client.actor();
+    client.send("hammer 10.96.0.1:80 3000");
+    for turn in 0..3_000 {
+        bed.table.pods.remove(&uid(&pods[turn % 3]));
+        bed.ready(&pods[(turn + 1) % 3], 1);
+        bed.plan();
+    }
+    let seen = client.answer().expect("no connect failed");
+    let total: u32 =
+        seen.split(' ').map(|one| one.split_once('=').unwrap().1.parse::<u32>().unwrap()).sum();
+    assert_eq!(total, 3_000, "{seen}");
+}
+
+#[test]
+fn the_programs_are_replaced_in_place_and_resume_from_the_pins() {
+    let mut bed = Bed::new();
+    let (client, pod) = (bed.client(), bed.pod());
+    let mut server = pod.actor();
+    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
+    bed.register(&pod, 0);
+    bed.service(1, Way::Direct);
+    bed.ready(&pod, 1);
+    bed.plan();
+    let mut client = client.actor();
+    drop(bed.programs.take());
+    assert_eq!(
+        client.must("connect 10.96.0.1:80"),
+        "one 10.96.0.1:80",
+        "pins hold without an agent"
+    );
+    client.send("hammer 10.96.0.1:80 500");
+    for _ in 0..5 {
+        let again = agent::programs::Programs::load(bed.places().clone()).unwrap();
+        assert_eq!(again.keep_attached().unwrap(), 0);
+        bed.programs = Some(again);
+    }
+    assert_eq!(client.answer(), Ok("one=500".into()));
+    assert_eq!(bed.maps.read().unwrap().frontends.len(), 2);
+}
+
+#[test]
+fn the_canary_is_seen() {
+    let mut bed = Bed::new();
+    let programs = bed.programs.take().unwrap();
+    programs.canary(&mut bed.maps).unwrap();
+    // Without the links nothing sees it, and the canary says so.
+    std::fs::remove_dir_all(programs.pins().join("links")).unwrap();
+    let missing = programs.canary(&mut bed.maps).unwrap_err().to_string();
+    assert!(missing.contains("connect went by"), "{missing}");
+    std::fs::create_dir(programs.pins().join("links")).unwrap();
+    assert_eq!(programs.keep_attached().unwrap(), 10);
+    programs.canary(&mut bed.maps).unwrap();
+}
