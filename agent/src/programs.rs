@@ -172,7 +172,9 @@ impl Programs {
         for (name, _, _) in PROGRAMS {
             load_program(&mut programs.ebpf, name)?;
         }
-        for (name, array) in [("ingress", maps::INGRESS), ("egress", maps::EGRESS)] {
+        let own =
+            [("ingress", maps::INGRESS), ("egress", maps::EGRESS), ("sockets", maps::SOCKETS)];
+        for (name, array) in own {
             jump_to_itself(&mut programs.ebpf, name, array)?;
         }
         Maps::open(&pins)?.set_canary()?;
@@ -417,6 +419,7 @@ fn jump_to_itself(ebpf: &mut Ebpf, name: &'static str, array: &'static str) -> R
     let refused = |e: ProgramError| Error::Program { name, source: Box::new(e) };
     let program = match ebpf.program(name) {
         Some(Program::CgroupSkb(program)) => program.fd().map_err(refused)?,
+        Some(Program::SockOps(program)) => program.fd().map_err(refused)?,
         _ => return Err(Error::Abi),
     };
     let program = program.try_clone().map_err(|e| refused(e.into()))?;

@@ -51,6 +51,8 @@ pub mod maps {
     pub const INGRESS: &str = "INGRESS";
     /// Program array of one: program `egress`, likewise.
     pub const EGRESS: &str = "EGRESS";
+    /// Program array of one: program `sockets`, likewise.
+    pub const SOCKETS: &str = "SOCKETS";
     /// LRU hash: [`KeptKey`](super::KeptKey) → [`Kept`](super::Kept).
     pub const KEPT: &str = "KEPT";
     /// Socket storage of client sockets: [`Client`](super::Client).

@@ -16,7 +16,7 @@ use aya_ebpf::{
         bpf_get_smp_processor_id, bpf_skb_load_bytes, bpf_spin_lock, bpf_spin_unlock, bpf_tcp_sock,
     },
     maps::ProgramArray,
-    programs::SkBuffContext,
+    programs::{SkBuffContext, SockOpsContext},
 };
 use common::{
     abi::{self, Conn, Kept, KeptKey},
@@ -26,8 +26,8 @@ use common::{
 
 use crate::{
     maps::{
-        BLANK, CONNS, COUNTERS, EGRESS, INGRESS, KEPT, POD_STATE, PODS, RESPONSES, add, announce,
-        now,
+        BLANK, CONNS, COUNTERS, EGRESS, INGRESS, KEPT, POD_STATE, PODS, RESPONSES, SOCKETS, add,
+        announce, now,
     },
     packet::{self, Segment},
 };
@@ -86,16 +86,24 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn) {
             (*pod).changed_ns = now();
         }
     }
-    let key = KeptKey { remote: remote(ops), remote_port: remote_port(ops), seq: rcv_nxt };
-    if let Some(kept) = KEPT.get_ptr(&key) {
-        // SAFETY: a live map value; single words.
-        let len = unsafe { (*kept).len };
-        let source = Source { skb: ptr::null_mut(), offset: 0, kept, seq: rcv_nxt, len };
-        if take_requests(conn, source, None) != End::Done {
-            lose(conn, true);
-        }
-        let _gone_already = KEPT.remove(&key);
+}
+
+/// Takes in what came to the listener before its connection was established.
+#[inline(always)]
+pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut Conn) {
+    // SAFETY: a live context; a single word.
+    let seq = unsafe { ptr::read_volatile(&raw const (*ops).rcv_nxt) };
+    let key = KeptKey { remote: remote(ops), remote_port: remote_port(ops), seq };
+    let Some(kept) = KEPT.get_ptr(&key) else { return };
+    // SAFETY: a live map value; a single word.
+    let len = unsafe { (*kept).len };
+    let source = Source { skb: ptr::null_mut(), offset: 0, kept, seq, len };
+    if take_requests(conn, source, None, 1) != End::Done {
+        // SAFETY: the program behind the array has this context's type.
+        unsafe { SOCKETS.tail_call(&SockOpsContext::new(ops), 0) };
+        lose(conn, true);
     }
+    let _gone_already = KEPT.remove(&key);
 }
 
 /// A connection that was `opened` is closed.
@@ -130,7 +138,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     }
     let Segment { seq, len, offset, .. } = segment;
     let source = Source { skb, offset, kept: ptr::null(), seq, len };
-    match take_requests(conn, source, Some(skb)) {
+    match take_requests(conn, source, Some(skb), ROUNDS) {
         End::Done => {}
         // Goes on in a new run of this program, where this one has stopped.
         End::Budget => again(ctx, &INGRESS, conn, true),
@@ -172,7 +180,12 @@ fn early(skb: *mut __sk_buff, segment: &Segment, conn: &Conn) {
 
 /// Walks the requests in a segment, and in kept ones that follow it.
 #[inline(always)]
-fn take_requests(conn: &mut Conn, mut source: Source, skb: Option<*mut __sk_buff>) -> End {
+fn take_requests(
+    conn: &mut Conn,
+    mut source: Source,
+    skb: Option<*mut __sk_buff>,
+    rounds: u32,
+) -> End {
     // The verifier wants every byte written before a copy of unknown length.
     let mut window = [0; h1::WINDOW_WORDS];
     let (mut have, mut from) = match peek(&conn.http.h1.rx, source.seq, source.len) {
@@ -180,7 +193,7 @@ fn take_requests(conn: &mut Conn, mut source: Source, skb: Option<*mut __sk_buff
         None => (0, 0),
     };
     let mut round = 0;
-    while round < ROUNDS {
+    while round < rounds {
         lock(conn);
         let h1 = &mut conn.http.h1;
         if round == 0 && h1.rx.at == h1::at::LOST {

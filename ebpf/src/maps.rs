@@ -52,6 +52,9 @@ pub static INGRESS: ProgramArray = ProgramArray::pinned(1, 0);
 /// As `INGRESS`.
 #[map]
 pub static EGRESS: ProgramArray = ProgramArray::pinned(1, 0);
+/// As `INGRESS`.
+#[map]
+pub static SOCKETS: ProgramArray = ProgramArray::pinned(1, 0);
 /// Not cloned: what a client asked for concerns its own socket only.
 #[btf_map]
 pub static CLIENTS: SocketStorage<abi::Client, { BPF_F_NO_PREALLOC as usize }> =

@@ -70,6 +70,17 @@ fn listening(ops: *mut bpf_sock_ops) {
 #[inline(always)]
 fn established(ops: *mut bpf_sock_ops) {
     let Some(conn) = identified(ops) else { return };
+    if conn.flags & abi::CONN_OPEN == 0 {
+        open(ops, conn);
+    }
+    // Also when this program runs anew for more of the first request.
+    if conn.slot != 0 {
+        count::first_requests(ops, conn);
+    }
+}
+
+#[inline(always)]
+fn open(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     conn.slot = 0;
     conn.flags = 0;
     // SAFETY: the fields are read at once.

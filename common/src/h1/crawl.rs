@@ -108,7 +108,8 @@ impl Side {
             at::WORDS => self.word(byte),
             at::SIZE | at::SIZE_DIGITS => self.size(byte),
             at::SIZE_TAIL if byte == b'\n' => self.size_ends(),
-            at::SIZE_TAIL => self.extension(),
+            // An extension, or what should not be there: nothing until the line's end matters.
+            at::SIZE_TAIL => {}
             at::CHUNK_END => self.chunk_end(byte),
             // Not reached: the other places are left by `seek` and `scan`.
             _ => self.at = at::LOST,
@@ -358,11 +359,10 @@ impl Side {
                 return;
             }
             b'\n' => return self.size_ends(),
-            b'\r' => {
+            b'\r' | b' ' | b'\t' | b';' => {
                 self.at = at::SIZE_TAIL;
                 return;
             }
-            b' ' | b'\t' | b';' => return self.extension(),
             _ => {
                 self.at = at::LOST;
                 return;
@@ -376,16 +376,9 @@ impl Side {
         self.length = self.length << 4 | u64::from(digit);
     }
 
-    #[inline(always)]
-    fn extension(&mut self) {
-        self.flags |= flag::EXTENSION;
-        self.at = at::SCAN;
-    }
-
     /// The line of a chunk's size is complete.
     #[inline(always)]
-    pub(super) fn size_ends(&mut self) {
-        self.flags &= !flag::EXTENSION;
+    fn size_ends(&mut self) {
         self.skip = self.length;
         self.at = at::CHUNK_END;
         if self.length == 0 {

@@ -152,10 +152,6 @@ impl Side {
                 let before = ((first >> 7).wrapping_sub(1) & ONES).wrapping_mul(ONES) >> 56;
                 let shift = before * 8 + 8;
                 let begin = base + before as u32 + 1;
-                if self.flags & flag::EXTENSION != 0 {
-                    self.size_ends();
-                    return begin;
-                }
                 if begin >= len {
                     self.at = at::LINE;
                     return len;

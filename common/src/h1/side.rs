@@ -32,7 +32,7 @@ pub mod at {
     pub const SIZE_DIGITS: u8 = 11;
     /// Behind a chunk's data.
     pub const CHUNK_END: u8 = 12;
-    /// Behind the carriage return after a chunk's size.
+    /// Behind a chunk's size, in an extension or at the line's end.
     pub const SIZE_TAIL: u8 = 13;
     /// Inside a body of known length.
     pub const BODY: u8 = 14;
@@ -62,8 +62,6 @@ pub(super) mod flag {
     pub(crate) const BAD: u16 = 32;
     /// In the trailers after the last chunk.
     pub(crate) const TRAILER: u16 = 64;
-    /// In a chunk's extension.
-    pub(crate) const EXTENSION: u16 = 128;
     /// The next segment sets `next`.
     pub(crate) const ANCHOR: u16 = 256;
     /// The message's first byte can not begin HTTP/1.
