@@ -81,7 +81,7 @@ impl Node {
         Ok(())
     }
 
-    /// `rouse ARGS --node …`, as root.
+    /// `rouse --node … ARGS`, as root.
     pub(crate) fn rouse(&self, args: &[&str]) -> Command {
         command(&self.rouse, &self.name, args)
     }
@@ -136,7 +136,7 @@ impl Node {
         let sudo = if sh::is_root() { "" } else { "sudo " };
         println!("\nThe node is still running. Try:");
         println!(
-            "  {sudo}{rouse} run --node {name} -- curl -s http://hello.default.svc.cluster.local/"
+            "  {sudo}{rouse} --node {name} run -- curl -s http://hello.default.svc.cluster.local/"
         );
         println!("  curl -s -H 'Host: hello.default.localhost' http://{gateway}/");
         println!("  {sudo}{rouse} get pods --node {name}");
@@ -162,6 +162,6 @@ impl Drop for Node {
 fn command(rouse: &Path, name: &str, args: &[&str]) -> Command {
     // The log is read by programs: colours would stand in the way.
     let mut command = sh::raised_with(rouse, &[("NO_COLOR", "1".as_ref())]);
-    command.args(args).args(["--node", name]);
+    command.args(["--node", name]).args(args);
     command
 }
