@@ -36,7 +36,7 @@ pub enum Error {
         /// Where its pin should be.
         pins: PathBuf,
         /// Why.
-        source: MapError,
+        source: Box<MapError>,
     },
     /// A map's memory cannot be shared.
     #[error("cannot map the memory of {name}")]
@@ -54,7 +54,7 @@ pub enum Error {
         /// What was written.
         subject: String,
         /// Why.
-        source: MapError,
+        source: Box<MapError>,
     },
     /// A read failed.
     #[error("cannot read map {name}")]
@@ -62,7 +62,7 @@ pub enum Error {
         /// The map.
         name: &'static str,
         /// Why.
-        source: MapError,
+        source: Box<MapError>,
     },
 }
 
@@ -351,6 +351,10 @@ impl Events {
     }
 
     /// The next event, if there is one. Bytes of another size are skipped: hints may be lost.
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "an iterator would seem to end; this one goes on when the ring fills again"
+    )]
     pub fn next(&mut self) -> Option<abi::Event> {
         while let Some(item) = self.0.next() {
             if let Some(event) = decode(&item) {
@@ -459,13 +463,13 @@ fn words(pins: &Path, name: &'static str, count: usize) -> Result<Words, Error> 
 }
 
 fn not_opened(pins: &Path, name: &'static str, source: MapError) -> Error {
-    Error::Open { name, pins: pins.to_owned(), source }
+    Error::Open { name, pins: pins.to_owned(), source: Box::new(source) }
 }
 
 fn refused(name: &'static str, subject: impl std::fmt::Debug, source: MapError) -> Error {
-    Error::Write { name, subject: format!("{subject:?}"), source }
+    Error::Write { name, subject: format!("{subject:?}"), source: Box::new(source) }
 }
 
 fn read(name: &'static str, source: MapError) -> Error {
-    Error::Read { name, source }
+    Error::Read { name, source: Box::new(source) }
 }
