@@ -1,0 +1,381 @@
+//! Shell: requests in flight, as the kernel half counts them, against the server's own log.
+
+mod server;
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    path::Path,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sched::{CloneFlags, setns},
+    sys::socket::{setsockopt, sockopt::Linger},
+};
+
+use self::server::Server;
+use crate::bed::{Bed, Place, SERVING};
+
+/// Requests of the test with resets. The issue's million: `ROUSE_COUNT_REQUESTS=1000000`.
+const REQUESTS: usize = 100_000;
+
+struct Case {
+    bed: Bed,
+    pod: Place,
+    client: Place,
+    server: Server,
+}
+
+impl Case {
+    fn new() -> Self {
+        let mut bed = Bed::new();
+        let (pod, client) = (bed.pod(), bed.client());
+        bed.register(&pod, 0);
+        let server = Server::start(&pod, SERVING);
+        Self { bed, pod, client, server }
+    }
+
+    fn connect(&self) -> TcpStream {
+        connect(&self.client.netns, &self.pod.four())
+    }
+
+    fn slot(&self) -> u32 {
+        u32::from(self.pod.number)
+    }
+
+    /// In flight now.
+    fn open(&self) -> i64 {
+        self.bed.maps.state(self.slot()).in_flight as i64
+    }
+
+    /// Waits until nothing is in flight and nothing open, then compares with the server's log.
+    #[track_caller]
+    fn settles_at(&mut self, served: u64) {
+        let until = Instant::now() + Duration::from_secs(30);
+        let settled = |case: &Self| {
+            let state = case.bed.maps.state(case.slot());
+            state.in_flight == 0 && state.connections == 0 && state.fresh == 0
+        };
+        while !settled(self) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let totals = self.bed.maps.totals(self.slot());
+        let log = self.server.log();
+        let state = self.bed.maps.state(self.slot());
+        assert_eq!((totals.started, totals.finished, log), (served, served, served), "{state:?}");
+        assert!(settled(self), "{state:?}");
+    }
+
+    /// Sends `request` and reads one answer of `len` bytes.
+    #[track_caller]
+    fn ask(&self, stream: &mut TcpStream, request: &str, ends: &str) {
+        stream.write_all(request.as_bytes()).unwrap();
+        until(stream, ends);
+    }
+}
+
+/// A connection from another namespace. A socket stays in the namespace it was made in.
+fn connect(netns: &str, to: &str) -> TcpStream {
+    let path = Path::new("/run/netns").join(netns);
+    let address = format!("{to}:{SERVING}");
+    let inside = thread::spawn(move || {
+        let namespace = std::fs::File::open(path).expect("the bed made it");
+        setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter it");
+        TcpStream::connect(address).expect("the server listens")
+    });
+    let stream = inside.join().unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream
+}
+
+/// Reads until `end` has come.
+#[track_caller]
+fn until(stream: &mut TcpStream, end: &str) {
+    let (mut seen, mut buffer) = (Vec::new(), [0; 65_536]);
+    while !seen.ends_with(end.as_bytes()) {
+        let count = stream.read(&mut buffer).unwrap();
+        assert_ne!(count, 0, "closed after {:?}", String::from_utf8_lossy(&seen));
+        seen.extend_from_slice(&buffer[..count]);
+    }
+}
+
+fn get(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: pod\r\n\r\n")
+}
+
+#[test]
+fn each_way_to_end_a_message_is_counted_exactly() {
+    let mut case = Case::new();
+    let mut stream = case.connect();
+    case.ask(&mut stream, &get("/length/5"), "xxxxx");
+    case.ask(&mut stream, &get("/length/300000"), "x\n");
+    case.ask(&mut stream, &get("/chunks/40"), "\r\n0\r\nTrailer: x\r\n\r\n");
+    case.ask(&mut stream, &get("/status/204"), "\r\n\r\n");
+    case.ask(&mut stream, &get("/status/304"), "\r\n\r\n");
+    case.ask(&mut stream, &get("/interim"), "done");
+    case.ask(&mut stream, "HEAD /head HTTP/1.1\r\nHost: pod\r\n\r\n", "\r\n\r\n");
+    case.ask(&mut stream, &get("/split"), "split");
+    let body = "x".repeat(100_000);
+    let post = format!("POST /length/5 HTTP/1.1\r\nContent-Length: 100000\r\n\r\n{body}");
+    case.ask(&mut stream, &post, "xxxxx");
+    let chunks = "5;a=b\r\nhello\r\n".repeat(60);
+    let post = format!(
+        "POST /length/5 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\nT: x\r\n\r\n"
+    );
+    case.ask(&mut stream, &post, "xxxxx");
+    assert_eq!(case.open(), 0, "idle between requests");
+    drop(stream);
+    case.settles_at(10);
+    let status = case.bed.maps.responses(case.slot()).status;
+    assert_eq!(status, [0, 9, 1, 0, 0]);
+}
+
+#[test]
+fn requests_split_at_any_byte_are_counted_once() {
+    let mut case = Case::new();
+    let request =
+        format!("POST /length/5 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc{}", get("/chunks/3"));
+    for cut in 1..request.len() {
+        let mut stream = case.connect();
+        stream.write_all(&request.as_bytes()[..cut]).unwrap();
+        thread::sleep(Duration::from_millis(1));
+        stream.write_all(&request.as_bytes()[cut..]).unwrap();
+        until(&mut stream, "\r\n0\r\nTrailer: x\r\n\r\n");
+    }
+    case.settles_at(2 * (request.len() as u64 - 1));
+}
+
+#[test]
+fn a_pipeline_has_one_request_in_flight() {
+    let mut case = Case::new();
+    let mut stream = case.connect();
+    stream.write_all((get("/wait") + &get("/length/5") + &get("/chunks/9")).as_bytes()).unwrap();
+    case.server.wait_log(1);
+    assert_eq!(case.open(), 1);
+    case.server.release();
+    until(&mut stream, "\r\n0\r\nTrailer: x\r\n\r\n");
+    drop(stream);
+    case.settles_at(3);
+}
+
+#[test]
+fn an_upgraded_connection_counts_until_it_closes() {
+    let mut case = Case::new();
+    let mut stream = case.connect();
+    case.ask(&mut stream, &get("/upgrade"), "\r\n\r\n");
+    case.ask(&mut stream, &get("/echo"), &get("/echo"));
+    assert_eq!(case.open(), 1);
+    drop(stream);
+    case.settles_at(1);
+}
+
+#[test]
+fn a_response_without_length_counts_until_the_server_closes() {
+    let mut case = Case::new();
+    let mut stream = case.connect();
+    stream.write_all(get("/close").as_bytes()).unwrap();
+    let mut all = String::new();
+    stream.read_to_string(&mut all).unwrap();
+    assert_eq!(case.open(), 0, "the client has not closed yet");
+    drop(stream);
+    case.settles_at(1);
+}
+
+#[test]
+fn garbage_half_heads_and_early_closes_leave_nothing_behind() {
+    let mut case = Case::new();
+    for bytes in ["", "GET / HT", "\r\n\r\n", "GET /length/5 HTTP/1.1\r\nHost: a\r\n"] {
+        let mut stream = case.connect();
+        stream.write_all(bytes.as_bytes()).unwrap();
+    }
+    let endless =
+        format!("GET /length/5 HTTP/1.1\r\n{}\r\n", "X: yyyyyyyyyyyyyyyyyyyy\r\n".repeat(5_000));
+    let mut stream = case.connect();
+    case.ask(&mut stream, &endless, "xxxxx");
+    drop(stream);
+    case.settles_at(1);
+}
+
+#[test]
+#[allow(clippy::print_stdout, reason = "the figures are for people")]
+fn the_verifier_has_room_to_spare() {
+    let bed = Bed::new();
+    for (name, instructions) in bed.programs.as_ref().unwrap().verified() {
+        println!("{name}: {instructions} instructions verified");
+        assert!(instructions < 400_000, "{name}: {instructions}");
+    }
+}
+
+/// Plays `count` requests on connections that end in every way, some with a reset in the middle.
+fn hammer(netns: &str, to: &str, count: usize, mut dice: u64) {
+    let mut below = |bound: u64| {
+        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (dice >> 33) % bound
+    };
+    let path = Path::new("/run/netns").join(netns);
+    setns(std::fs::File::open(path).unwrap(), CloneFlags::CLONE_NEWNET).unwrap();
+    let mut sent = 0;
+    while sent < count {
+        let Ok(mut stream) = TcpStream::connect((to, SERVING)) else { continue };
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        for _ in 0..1 + below(30) {
+            let kind = below(4);
+            let request = match kind {
+                0 => get("/chunks/4"),
+                1 => "POST /length/5 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc".into(),
+                _ => get("/length/5"),
+            };
+            sent += 1;
+            if stream.write_all(request.as_bytes()).is_err() || below(50) == 0 {
+                break;
+            }
+            let end: &[u8] = if kind == 0 { b"\r\n0\r\nTrailer: x\r\n\r\n" } else { b"xxxxx" };
+            let (mut seen, mut buffer) = (Vec::new(), [0; 4096]);
+            while !seen.ends_with(end) {
+                match stream.read(&mut buffer) {
+                    Ok(0) | Err(_) => return,
+                    Ok(got) => seen.extend_from_slice(&buffer[..got]),
+                }
+            }
+        }
+        if below(2) == 0 {
+            let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+            setsockopt(&stream, Linger, &linger).unwrap();
+        }
+    }
+}
+
+#[test]
+fn clients_that_reset_at_random_do_not_disturb_the_counts() {
+    let mut case = Case::new();
+    let wanted = std::env::var("ROUSE_COUNT_REQUESTS").ok().and_then(|it| it.parse().ok());
+    let each = wanted.unwrap_or(REQUESTS) / 8;
+    let (netns, to) = (case.client.netns.clone(), case.pod.four());
+    let clients: Vec<_> = (0..8)
+        .map(|seed| {
+            let (netns, to) = (netns.clone(), to.clone());
+            thread::spawn(move || hammer(&netns, &to, each, seed))
+        })
+        .collect();
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    let served = case.server.settled_log();
+    assert!(served >= 8 * each as u64 * 9 / 10, "{served}");
+    case.settles_at(served);
+}
+
+/// nginx with deferred accept: a connection's first request comes to the listener.
+#[test]
+fn requests_on_a_deferred_listener_are_counted() {
+    let mut bed = Bed::new();
+    let (pod, client) = (bed.pod(), bed.client());
+    bed.register(&pod, 0);
+    let nginx = Nginx::start(&pod);
+    let long = format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "y".repeat(900));
+    for cut in [1, 20, 200, long.len()] {
+        let mut stream = connect(&client.netns, &pod.four());
+        stream.write_all(&long.as_bytes()[..cut]).unwrap();
+        thread::sleep(Duration::from_millis(20));
+        stream.write_all(&long.as_bytes()[cut..]).unwrap();
+        until(&mut stream, "hello");
+    }
+    let url = format!("http://{}:{SERVING}/", pod.four());
+    let run = |program: &[&str]| {
+        let mut ip = Command::new("ip");
+        let done = ip.args(["netns", "exec", &client.netns]).args(program).output();
+        assert!(done.unwrap().status.success(), "{program:?}");
+    };
+    run(&["wrk", "-t1", "-c20", "-d2", &url]);
+    for _ in 0..20 {
+        run(&["curl", "-s", &url]);
+    }
+    let slot = u32::from(pod.number);
+    let until = Instant::now() + Duration::from_secs(10);
+    while bed.maps.state(slot).connections != 0 && Instant::now() < until {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let log = nginx.stop();
+    let (totals, state) = (bed.maps.totals(slot), bed.maps.state(slot));
+    assert_eq!((totals.started, totals.finished), (log, log), "{state:?}");
+    assert_eq!((state.in_flight, state.connections, state.fresh, state.desync), (0, 0, 0, 0));
+}
+
+/// nginx in a pod, with its log in a folder of its own.
+struct Nginx {
+    child: std::process::Child,
+    folder: std::path::PathBuf,
+}
+
+impl Nginx {
+    fn start(pod: &Place) -> Self {
+        let folder = std::env::temp_dir().join(format!("{}-nginx", pod.netns));
+        std::fs::create_dir_all(&folder).unwrap();
+        let at = folder.display();
+        let config = format!(
+            "daemon off; master_process off; pid {at}/pid; error_log stderr crit;
+             events {{ worker_connections 512; }}
+             http {{ access_log {at}/log; keepalive_requests 1000000;
+                server {{ listen {SERVING} deferred; location / {{ return 200 hello; }} }} }}"
+        );
+        std::fs::write(folder.join("conf"), config).unwrap();
+        let script = "echo $$ > \"$1\" && exec ip netns exec \"$2\" nginx -c \"$3\"";
+        let mut sh = Command::new("sh");
+        sh.args(["-c", script, "sh"]).arg(pod.cgroup.join("cgroup.procs")).arg(&pod.netns);
+        let child = sh.arg(folder.join("conf")).spawn().expect("nginx is installed");
+        while !folder.join("pid").exists() {
+            thread::sleep(Duration::from_millis(10));
+        }
+        Self { child, folder }
+    }
+
+    /// Ends it and returns the lines of its log.
+    fn stop(mut self) -> u64 {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        std::fs::read_to_string(self.folder.join("log")).unwrap().lines().count() as u64
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        let _dead_already = self.child.kill();
+        let _waited_already = self.child.wait();
+        let _none = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Makes a namespace's way out lossy: by netem, or, where the kernel has none, by a queue that keeps overflowing.
+fn spoil(netns: &str) {
+    let netem = "netem delay 1ms reorder 30% 50% loss 2% duplicate 2%";
+    let queue = "tbf rate 30mbit burst 4000 limit 5000";
+    let add = |words: &str| {
+        let mut tc = Command::new("tc");
+        tc.args(["-n", netns, "qdisc", "add", "dev", "eth0", "root"]).args(words.split(' '));
+        tc.output().expect("`tc` is installed (iproute2)")
+    };
+    if !add(netem).status.success() {
+        let done = add(queue);
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+}
+
+#[test]
+fn loss_and_reordering_do_not_disturb_the_counts() {
+    let mut case = Case::new();
+    for netns in [&case.pod.netns, &case.client.netns] {
+        spoil(netns);
+    }
+    let (netns, to) = (case.client.netns.clone(), case.pod.four());
+    let clients: Vec<_> = (0..16)
+        .map(|seed| {
+            let (netns, to) = (netns.clone(), to.clone());
+            thread::spawn(move || hammer(&netns, &to, 300, seed))
+        })
+        .collect();
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    let served = case.server.settled_log();
+    case.settles_at(served);
+}

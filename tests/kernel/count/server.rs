@@ -1,0 +1,236 @@
+//! Shell: a small server that answers in every way HTTP/1.1 knows, byte by byte as told, and logs what it was asked.
+
+use std::{
+    io::{self, BufRead as _, BufReader, Read, Write as _},
+    net::{TcpListener, TcpStream},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use crate::bed::Place;
+
+const ROLE: &str = "ROUSE_TEST_SERVER";
+static LOG: AtomicU64 = AtomicU64::new(0);
+static GATE: Mutex<()> = Mutex::new(());
+
+/// The server's process, in a pod's cgroup and namespace. Killed when dropped.
+pub(super) struct Server {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Server {
+    pub(super) fn start(pod: &Place, port: u16) -> Self {
+        let program = std::env::current_exe().expect("this program has a file");
+        let script = "echo $$ > \"$1\" && shift && exec ip netns exec \"$@\"";
+        let mut child = Command::new("sh")
+            .args(["-c", script, "sh"])
+            .arg(pod.cgroup.join("cgroup.procs"))
+            .arg(&pod.netns)
+            .arg(program)
+            .args(["count::server::role", "--exact", "--ignored", "--nocapture"])
+            .env(ROLE, port.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sh starts");
+        let orders = child.stdin.take().expect("piped");
+        let answers = BufReader::new(child.stdout.take().expect("piped"));
+        let mut server = Self { child, orders, answers };
+        server.log();
+        server
+    }
+
+    /// Heads read so far.
+    pub(super) fn log(&mut self) -> u64 {
+        self.ask("log")
+    }
+
+    /// Heads read, once no more come.
+    pub(super) fn settled_log(&mut self) -> u64 {
+        let mut last = self.log();
+        loop {
+            thread::sleep(Duration::from_millis(1_000));
+            let now = self.log();
+            if now == last {
+                return now;
+            }
+            last = now;
+        }
+    }
+
+    pub(super) fn wait_log(&mut self, count: u64) {
+        while self.log() < count {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Lets `/wait` answer.
+    pub(super) fn release(&mut self) {
+        self.ask("release");
+    }
+
+    fn ask(&mut self, order: &str) -> u64 {
+        writeln!(self.orders, "{order}").expect("the server lives");
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.answers.read_line(&mut line).expect("readable"), 0, "the server died");
+            if let Some((_, answer)) = line.trim_end().split_once("> ") {
+                return answer.parse().expect("a number");
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _dead_already = self.child.kill();
+        let _waited_already = self.child.wait();
+    }
+}
+
+/// Not a test: what this program does as the server.
+#[test]
+#[ignore = "a role, run by the other tests"]
+#[allow(clippy::print_stdout, reason = "answers go to the test that started it")]
+fn role() {
+    let Ok(port) = std::env::var(ROLE) else { return };
+    let listener = TcpListener::bind(("0.0.0.0", port.parse().expect("a number"))).expect("free");
+    let mut closed = Some(GATE.lock().expect("nobody panics"));
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || {
+                let _client_gone = serve(stream);
+            });
+        }
+    });
+    for line in io::stdin().lock().lines().map_while(Result::ok) {
+        if line == "release" {
+            closed = None;
+        }
+        println!("\n> {}", LOG.load(Ordering::SeqCst));
+    }
+    drop(closed);
+}
+
+/// Bytes of a connection, with what was read beyond the last message.
+struct Input {
+    stream: TcpStream,
+    held: Vec<u8>,
+}
+
+impl Input {
+    /// Bytes up to and with `end`.
+    fn until(&mut self, end: &[u8]) -> io::Result<Vec<u8>> {
+        loop {
+            if let Some(at) = self.held.windows(end.len()).position(|it| it == end) {
+                return Ok(self.held.drain(..at + end.len()).collect());
+            }
+            self.more()?;
+        }
+    }
+
+    fn take(&mut self, count: usize) -> io::Result<()> {
+        while self.held.len() < count {
+            self.more()?;
+        }
+        self.held.drain(..count);
+        Ok(())
+    }
+
+    fn more(&mut self) -> io::Result<()> {
+        let mut buffer = [0; 65_536];
+        let count = self.stream.read(&mut buffer)?;
+        self.held.extend_from_slice(&buffer[..count]);
+        if count == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
+    }
+
+    fn body(&mut self, head: &str) -> io::Result<()> {
+        if let Some((_, rest)) = head.split_once("Content-Length: ") {
+            let digits = rest.split("\r\n").next().unwrap_or_default();
+            return self.take(digits.parse().map_err(io::Error::other)?);
+        }
+        if !head.contains("Transfer-Encoding: chunked") {
+            return Ok(());
+        }
+        loop {
+            let line = String::from_utf8(self.until(b"\r\n")?).map_err(io::Error::other)?;
+            let digits = line.split([';', '\r']).next().unwrap_or_default();
+            match usize::from_str_radix(digits, 16).map_err(io::Error::other)? {
+                0 => break,
+                size => self.take(size + 2)?,
+            }
+        }
+        while self.until(b"\r\n")? != b"\r\n" {}
+        Ok(())
+    }
+}
+
+fn serve(stream: TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut input = Input { stream, held: Vec::new() };
+    loop {
+        let head = String::from_utf8(input.until(b"\r\n\r\n")?).map_err(io::Error::other)?;
+        let Some((_, rest)) = head.split_once(" /") else { return Ok(()) };
+        LOG.fetch_add(1, Ordering::SeqCst);
+        let path = rest.split(' ').next().unwrap_or_default().to_owned();
+        input.body(&head)?;
+        if !answer(&mut input, &path)? {
+            return Ok(());
+        }
+    }
+}
+
+/// Answers one request. Returns whether the connection goes on.
+fn answer(input: &mut Input, path: &str) -> io::Result<bool> {
+    let out = &mut input.stream;
+    match path.split_once('/').unwrap_or((path, "")) {
+        ("length", count) => {
+            let count: usize = count.parse().map_err(io::Error::other)?;
+            let end = if count > 1_000 { "\n" } else { "" };
+            let body = "x".repeat(count) + end;
+            write!(out, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())?;
+        }
+        ("chunks", count) => {
+            write!(out, "HTTP/1.1 200 OK\r\nServer: test\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+            let count = count.parse().map_err(io::Error::other)?;
+            let chunks = "1;x\r\nz\r\n".repeat(count);
+            write!(out, "{chunks}0\r\nTrailer: x\r\n\r\n")?;
+        }
+        ("status", code) => write!(out, "HTTP/1.1 {code} Text\r\nContent-Length: 9\r\n\r\n")?,
+        ("interim", _) => {
+            write!(out, "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")?;
+            write!(out, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone")?;
+        }
+        ("head", _) => write!(out, "HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n")?,
+        ("split", _) => {
+            for byte in b"HTTP/1.1 200 OK\r\nX: y\r\nContent-Length: 5\r\n\r\nsplit" {
+                out.write_all(&[*byte])?;
+            }
+        }
+        ("wait", _) => {
+            drop(GATE.lock());
+            write!(out, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nwait")?;
+        }
+        ("close", _) => {
+            write!(out, "HTTP/1.0 200 OK\r\n\r\nall of it")?;
+            return Ok(false);
+        }
+        ("upgrade", _) => {
+            write!(out, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: echo\r\n\r\n")?;
+            loop {
+                let bytes: Vec<u8> = input.held.drain(..).collect();
+                input.stream.write_all(&bytes)?;
+                input.more()?;
+            }
+        }
+        _ => write!(out, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?,
+    }
+    Ok(true)
+}
