@@ -1,4 +1,9 @@
 //! Shell: a small server that answers in every way HTTP/1.1 knows, byte by byte as told, and logs what it was asked.
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits on plain threads"
+)]
 
 use std::{
     io::{self, BufRead as _, BufReader, Read, Write as _},
