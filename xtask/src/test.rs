@@ -191,7 +191,7 @@ struct Built {
     executable: String,
 }
 
-/// Runs a `cargo test --no-run` and returns the programs it names.
+/// Runs a `cargo test --no-run` and returns the test programs it names.
 fn executables(command: &mut Command) -> Result<Vec<Built>> {
     let mut built = Vec::new();
     command.arg("--message-format=json-render-diagnostics");
@@ -199,7 +199,9 @@ fn executables(command: &mut Command) -> Result<Vec<Built>> {
         let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
         let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
         let manifest = text(&message["manifest_path"]).unwrap_or_default();
-        if let Some(executable) = text(&message["executable"]) {
+        // Programs that only some test needs, and examples, are named too.
+        let is_test = message["profile"]["test"] == true;
+        if let Some(executable) = text(&message["executable"]).filter(|_| is_test) {
             built.push(Built {
                 folder: manifest.trim_end_matches("/Cargo.toml").to_owned(),
                 source: text(&message["target"]["src_path"]).unwrap_or_default(),
