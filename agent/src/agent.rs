@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     mem,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -19,6 +20,7 @@ use common::{
 use tokio::{
     io::unix::AsyncFd,
     sync::mpsc::{self, Receiver, Sender},
+    task::{JoinHandle, spawn_blocking},
     time::sleep_until,
 };
 use tokio_util::sync::CancellationToken;
@@ -29,6 +31,7 @@ use crate::{
     autoscaler::Usage,
     clock::monotonic_ns,
     controller::{News, Routes},
+    kept::{self, Kept},
     maps::{self, Events, Maps},
     plan::{Changed, Local, Planner},
     pods::{Action, Attempt, Event, Facts, Kernel, Pods, ask, find::Command},
@@ -39,6 +42,8 @@ use crate::{
 const SWEEP: Duration = Duration::from_secs(1);
 /// How often draining pods are read, so that one is known to be drained soon after it is.
 const SWEEP_DRAINING: Duration = Duration::from_millis(100);
+/// How often kept connections are looked at while there are any to end.
+const ROUND: Duration = Duration::from_millis(250);
 /// How long after the first table namespaces that no pod claims are forgotten: they belong to pods that left
 /// while no agent ran.
 const ORPHANS_AFTER: Duration = Duration::from_secs(10);
@@ -70,6 +75,11 @@ pub(crate) struct Ends {
 /// The agent's state. See [`Agent::run`].
 pub(crate) struct Agent {
     node: String,
+    /// Cgroup of the clients whose kept connections are ended.
+    clients: PathBuf,
+    kept: Kept,
+    /// The newest round of ending them.
+    ending: Option<JoinHandle<()>>,
     ends: Ends,
     pods: Pods,
     slots: Slots,
@@ -91,7 +101,11 @@ pub(crate) struct Agent {
     changed: BTreeSet<RouteKey>,
     /// Whether it looks at everything.
     all: bool,
+    /// Whether a table was put in force since kept connections were looked at.
+    moved: bool,
     next_full: Instant,
+    next_sweep: Instant,
+    next_round: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +116,7 @@ struct Registered {
 
 impl Agent {
     /// An agent that goes on where the maps stand.
-    pub(crate) fn new(node: String, ends: Ends) -> Result<Self, maps::Error> {
+    pub(crate) fn new(node: String, clients: PathBuf, ends: Ends) -> Result<Self, maps::Error> {
         let pods = ends.maps.pods()?;
         let taken = pods.iter().map(|(&cookie, pod)| (cookie, pod.slot)).collect();
         let planner = Planner::resume(ends.maps.read()?, monotonic_ns());
@@ -110,6 +124,9 @@ impl Agent {
         info!(pods = pods.len(), "maps read back");
         Ok(Self {
             node,
+            clients,
+            kept: Kept::default(),
+            ending: None,
             pods: Pods::default(),
             slots: Slots::new(taken),
             locals: BTreeMap::new(),
@@ -124,7 +141,10 @@ impl Agent {
             planned: BTreeMap::new(),
             changed: BTreeSet::new(),
             all: true,
+            moved: false,
             next_full: Instant::now(),
+            next_sweep: Instant::now(),
+            next_round: Instant::now(),
             ends,
         })
     }
@@ -137,8 +157,8 @@ impl Agent {
         mut found: Receiver<Event>,
         shutdown: &CancellationToken,
     ) -> std::io::Result<()> {
-        let mut sweep = Instant::now();
         loop {
+            let sweep = self.next_sweep;
             let wake = self.pods.next_wake().map_or(sweep, |wake| wake.min(sweep));
             tokio::select! {
                 biased;
@@ -160,7 +180,7 @@ impl Agent {
                 () = sleep_until(wake.into()) => {
                     self.feed(Event::Tick);
                     if sweep <= Instant::now() {
-                        sweep = self.sweep();
+                        self.sweep();
                     }
                 }
             }
@@ -219,6 +239,7 @@ impl Agent {
             loopback: listen.loopback,
             since_ns: listen.since_ns,
             in_flight: state.in_flight,
+            connections: state.connections,
             fresh: state.fresh,
             idle: Duration::from_nanos(monotonic_ns().saturating_sub(state.changed_ns)),
         })
@@ -363,6 +384,8 @@ impl Agent {
         let begun = Instant::now();
         match self.write() {
             Ok(writes) => {
+                // Draining pods and kept connections are looked at now, not a second later.
+                (self.moved, self.next_sweep) = (true, begun);
                 let version = self.view.version;
                 debug!(version, writes, took = ?begun.elapsed(), "routes applied");
                 self.ends.metrics.apply.observe(begun.elapsed().as_secs_f64());
@@ -420,11 +443,12 @@ impl Agent {
         self.stale = true;
     }
 
-    /// Reads what matters now: everything once a second, draining pods more often. Returns when to do so again.
-    fn sweep(&mut self) -> Instant {
+    /// Reads what matters now: everything once a second, draining pods more often.
+    fn sweep(&mut self) {
         let now = Instant::now();
         let draining = self.pods.draining();
-        let often = !draining.is_empty();
+        self.end_kept(now);
+        let often = !draining.is_empty() || !self.kept.leaving().is_empty();
         if now >= self.next_full {
             self.next_full = now + SWEEP;
             let uids: Vec<String> = self.locals.keys().cloned().collect();
@@ -434,7 +458,25 @@ impl Agent {
         } else {
             draining.iter().for_each(|uid| self.read(uid));
         }
-        if often { self.next_full.min(now + SWEEP_DRAINING) } else { self.next_full }
+        let soon = now + SWEEP_DRAINING;
+        self.next_sweep = if often { self.next_full.min(soon) } else { self.next_full };
+    }
+
+    /// Ends kept connections to what new ones are not led to any more, one round at a time.
+    fn end_kept(&mut self, now: Instant) {
+        if mem::take(&mut self.moved) {
+            self.kept.follow(now, &self.view.table);
+        }
+        let busy = self.ending.as_ref().is_some_and(|round| !round.is_finished());
+        if busy || now < self.next_round || self.kept.leaving().is_empty() {
+            return;
+        }
+        self.next_round = now + ROUND;
+        let (clients, leaving) = (self.clients.clone(), self.kept.leaving().clone());
+        let counter = self.ends.metrics.ended.clone();
+        self.ending = Some(spawn_blocking(move || {
+            counter.inc_by(kept::end::end(&clients, &leaving));
+        }));
     }
 
     fn housekeep(&mut self, now: Instant) {

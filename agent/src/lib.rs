@@ -7,6 +7,7 @@
 //! | [`maps`], [`sys`] | the kernel's maps and the agent's own system calls |
 //! | `pods/find`, `pods/namespace`, `pods/ask` | cgroups, namespaces, probes |
 //! | [`sockdiag`] | the TCP sockets of a namespace, listed and ended |
+//! | `kept` | pure: which kept connections to end; `kept/end` ends them |
 //! | `agent` | the loop that joins them |
 //! | `controller`, `autoscaler`, `admin` | the streams, health and metrics |
 
@@ -16,6 +17,7 @@ mod autoscaler;
 mod clock;
 pub mod config;
 mod controller;
+mod kept;
 mod kernel;
 pub mod maps;
 mod netlink;
@@ -112,7 +114,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     let (found, finds) = mpsc::channel(FOUND);
     let finder = pods::find::start(config.pods_cgroup.clone(), found).map_err(Error::Find)?;
     let ends = Ends { maps, finder, reports, usage, settled, metrics, troubles: troubles.clone() };
-    let agent = Agent::new(config.node.clone(), ends)?;
+    let agent = Agent::new(config.node.clone(), config.clients_cgroup.clone(), ends)?;
     let pages = pages::serve(config.admin, admin::pages(registry, troubles), axum::Router::new(), shutdown.clone());
     let ended = tokio::select! {
         ended = agent.run(events, &routes, finds, &shutdown) => ended.map_err(Error::Events),

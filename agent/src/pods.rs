@@ -13,7 +13,10 @@ use std::{
 
 use common::wire::{self, PodPhase, PodSeen, Probe};
 
-use crate::probe::{self, Readiness};
+use crate::{
+    kept,
+    probe::{self, Readiness},
+};
 
 pub mod ask;
 pub mod find;
@@ -77,7 +80,9 @@ pub struct Kernel {
     pub since_ns: u64,
     /// Requests in flight.
     pub in_flight: u64,
-    /// Connections that have not brought a request yet.
+    /// Open connections.
+    pub connections: u64,
+    /// Those of them that have not brought a request yet.
     pub fresh: u64,
     /// Time since a request ended or a connection came.
     pub idle: Duration,
@@ -305,12 +310,12 @@ impl Tracked {
 
     fn kernel(&mut self, now: Instant, read: Kernel, out: &mut Vec<Action>) {
         let was_listening = self.is_listening();
-        let opened = self.kernel.listeners == 0 && read.listeners > 0;
-        self.kernel = read;
+        let before = mem::replace(&mut self.kernel, read);
+        let opened = before.listeners == 0 && read.listeners > 0;
         if opened && !was_listening {
             self.listening_since_ns = read.since_ns;
         }
-        let closed = self.kernel.listeners == 0 && was_listening;
+        let closed = before.listeners > 0 && read.listeners == 0;
         if closed && self.sockets.take().is_some() {
             // The newest look is older than the close: only another one tells.
             self.inspect(now, out);
@@ -369,9 +374,12 @@ impl Tracked {
 
     /// Only a reading of the maps proves quiet: time that passes between two readings does not.
     fn watch_drain(&mut self, now: Instant) {
-        let Kernel { in_flight, fresh, idle, .. } = self.kernel;
+        let Kernel { in_flight, connections, fresh, idle, .. } = self.kernel;
         let long = self.draining.is_some_and(|since| now.duration_since(since) >= DRAINED_AFTER);
-        self.drained = long && in_flight == 0 && fresh == 0 && idle >= DRAINED_AFTER;
+        // Idle connections are being ended on the clients' side: a pod that stopped under them would lose the
+        // request that comes in the same moment.
+        let enough = if connections > 0 { kept::STAYS } else { DRAINED_AFTER };
+        self.drained = long && in_flight == 0 && fresh == 0 && idle >= enough;
     }
 
     fn report(&mut self, now: Instant, out: &mut Vec<Action>) {

@@ -24,6 +24,14 @@ pub struct Connection {
     family: u8,
 }
 
+#[cfg(test)]
+impl Connection {
+    /// A connection as it would be listed.
+    pub(crate) fn seen(local: SocketAddr, peer: SocketAddr, idle: Duration) -> Self {
+        Self { local, peer, idle, id: SocketId::new_v4(), family: AF_INET }
+    }
+}
+
 /// A sock_diag socket. It stays in the namespace it was opened in.
 #[derive(Debug)]
 pub struct SockDiag {

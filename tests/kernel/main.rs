@@ -1,6 +1,8 @@
 //! The kernel tier: real programs in the running kernel, in namespaces and cgroups of their own. Needs root.
 
 mod actor;
+mod agent;
 mod bed;
+mod count;
 mod listen;
 mod redirect;

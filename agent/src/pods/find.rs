@@ -367,7 +367,7 @@ fn children(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Every process in the cgroup `dir` and below.
-fn processes(dir: &Path) -> Vec<u32> {
+pub(crate) fn processes(dir: &Path) -> Vec<u32> {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
     // Processes of another pid namespace stand as 0.
     let own = text.lines().filter_map(|line| line.parse().ok()).filter(|&pid| pid != 0);

@@ -144,6 +144,15 @@ fn a_listener_the_kernel_did_not_see_counts_until_a_look_misses_it() {
 }
 
 #[test]
+fn a_listener_the_kernel_did_not_see_stays_over_readings_that_miss_it() {
+    let now = Instant::now();
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    pods.step(now, Event::Inspected("a".into(), sockets(&["0.0.0.0:8080"]), 77));
+    assert_eq!(kernel(&mut pods, now, Kernel::default()), []);
+    assert!(pods.is_unseen("a"));
+}
+
+#[test]
 fn a_closed_listener_is_not_kept_alive_by_an_older_look() {
     let now = Instant::now();
     let mut pods = known(pod("a", ProbeHow::Listen), now);
@@ -242,6 +251,20 @@ fn a_draining_pod_is_drained_after_a_second_without_work() {
         drained_at.extend(drained.then_some(ms));
     }
     assert_eq!(drained_at, [2300]);
+}
+
+#[test]
+fn a_drained_pod_with_kept_connections_stays_until_they_were_ended() {
+    let now = Instant::now();
+    let mut pods =
+        known(wire::Pod { phase: PodPhase::Draining, ..pod("a", ProbeHow::Listen) }, now);
+    let kept = |connections, idle| Kernel { connections, idle, ..listens(1) };
+    let later = now + 9 * SECOND;
+    let drained = |seen: &PodSeen| seen.drained;
+    assert!(!reports(kernel(&mut pods, later, kept(1, SECOND))).iter().any(drained));
+    assert!(reports(kernel(&mut pods, later, kept(0, SECOND))).iter().any(drained));
+    assert!(!reports(kernel(&mut pods, later, kept(1, SECOND))).iter().any(drained));
+    assert!(reports(kernel(&mut pods, later, kept(1, 2 * SECOND))).iter().any(drained));
 }
 
 #[test]

@@ -1,0 +1,571 @@
+//! Shell: the agent as a process, between a controller and an autoscaler that only listen, with a real pod.
+//!
+//! Every test has its own network namespaces (one for the node, one for the pod), cgroup and bpf filesystem. The
+//! agent and the pod are this program again, in a role named by the environment.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    reason = "these threads are the tests' own, and a role speaks to its test through a pipe"
+)]
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    io::{BufRead as _, ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    num::NonZeroU16,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use agent::{maps::Maps, pods::namespace::Namespace};
+use clap::Parser as _;
+use common::{
+    abi,
+    link::{receive, route_stream, serve},
+    outbox::Outbox,
+    wire::{
+        self, Name, Pod, PodItem, PodPhase, PodSeen, Probe, ProbeHow, Protocol, Revision,
+        RouteChange, RouteKey, Service, Target, UsageItem, UsageSeen,
+        raw::{self, pods_server, routes_server, usage_server},
+    },
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    Request, Response, Status, Streaming, codegen::tokio_stream::Stream, transport::Server,
+};
+
+const ROLE: &str = "ROUSE_TEST_ROLE";
+const LIMIT: Duration = Duration::from_secs(20);
+const ADDRESS: &str = "10.77.0.2:8080";
+const CGROUPS: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+
+/// Not a test: what this program does in a role. Run by the tests.
+#[test]
+#[ignore = "a role, run by the other tests"]
+fn role() {
+    match env::var(ROLE).as_deref() {
+        Ok("agent") => run_agent(),
+        Ok("pod") => run_pod(),
+        Ok("client") => run_client(),
+        _ => {}
+    }
+}
+
+fn run_agent() {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let config = agent::config::Config::parse_from(["agent"]);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime
+        .block_on(agent::run(config, CancellationToken::new()))
+        .expect("it runs until it is killed");
+}
+
+/// Opens a connection to the pod, leaves it idle, and says how it ended.
+fn run_client() {
+    let mut stream = TcpStream::connect(ADDRESS).expect("the pod listens");
+    println!("connected");
+    let read = stream.read(&mut [0]).map_err(|error| error.kind());
+    println!("ended: {read:?}");
+}
+
+/// Serves HTTP on port 8080 between the lines `listen` and `close`; answers 200 after `good`, 503 after `bad`,
+/// nothing after `keep`.
+fn run_pod() {
+    let (send, lines) = mpsc::channel();
+    thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            let _ = send.send(line);
+        }
+        // The test has gone.
+        std::process::exit(0);
+    });
+    let (mut listener, mut status) = (None, "200 OK");
+    let (mut keep, mut kept) = (false, Vec::new());
+    loop {
+        match lines.try_recv().as_deref() {
+            Ok("listen") => {
+                let bound = TcpListener::bind("0.0.0.0:8080").expect("a free port");
+                bound.set_nonblocking(true).expect("a socket");
+                listener = Some(bound);
+            }
+            Ok("close") => listener = None,
+            Ok("good") => status = "200 OK",
+            Ok("keep") => keep = true,
+            Ok("bad") => status = "503 Service Unavailable",
+            _ => {}
+        }
+        match listener.as_ref().map(TcpListener::accept) {
+            Some(Ok((stream, _))) if keep => kept.push(stream),
+            Some(Ok((stream, _))) => answer(stream, status),
+            Some(Err(error)) if error.kind() != ErrorKind::WouldBlock => panic!("{error}"),
+            Some(Err(_)) | None => thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+fn answer(mut stream: TcpStream, status: &str) {
+    let _ = stream.set_nonblocking(false);
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read == 1) {
+        head.push(byte[0]);
+    }
+    let _ = write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok");
+}
+
+/// A node of one test. Everything is removed when it goes out of scope.
+struct World {
+    name: String,
+    folder: PathBuf,
+    cgroup: PathBuf,
+    routes: Outbox<RouteKey, RouteChange>,
+    reports: mpsc::Receiver<PodItem>,
+    usages: mpsc::Receiver<UsageItem>,
+    pods: BTreeMap<String, PodSeen>,
+    totals: BTreeMap<String, UsageSeen>,
+    agent: Option<Child>,
+    pod: Option<Child>,
+    _servers: tokio::runtime::Runtime,
+}
+
+impl World {
+    fn new(test: &str) -> Self {
+        let name = format!("rouse-agent-{test}-{}", std::process::id());
+        let folder = env::temp_dir().join(&name);
+        fs::create_dir_all(folder.join("bpf")).expect("a folder");
+        let root = CGROUPS.iter().find(|root| Path::new(root).join("cgroup.procs").is_file());
+        let cgroup = Path::new(root.expect("cgroup v2")).join(&name);
+        fs::create_dir_all(cgroup.join("pods/poduid-1/main")).expect("a cgroup");
+        for line in [
+            format!("ip netns add {name}-n"),
+            format!("ip netns add {name}-p"),
+            format!("ip -n {name}-n link add v0 type veth peer name eth0 netns {name}-p"),
+            format!("ip -n {name}-n address add 10.77.0.1/24 dev v0"),
+            format!("ip -n {name}-p address add 10.77.0.2/24 dev eth0"),
+            format!("ip -n {name}-n link set v0 up"),
+            format!("ip -n {name}-n link set lo up"),
+            format!("ip -n {name}-p link set lo up"),
+            format!("ip -n {name}-p link set eth0 up"),
+        ] {
+            sh(&line);
+        }
+        let (send, reports) = mpsc::channel();
+        let (count, usages) = mpsc::channel();
+        let routes = Outbox::new();
+        let servers = tokio::runtime::Runtime::new().expect("a runtime");
+        let fake = Fake { routes: routes.clone(), reports: send, usages: count };
+        let controller = Server::builder()
+            .add_service(routes_server::RoutesServer::new(fake.clone()))
+            .add_service(pods_server::PodsServer::new(fake.clone()));
+        let autoscaler = Server::builder().add_service(usage_server::UsageServer::new(fake));
+        for (endpoint, router) in [("c", controller), ("a", autoscaler)] {
+            let endpoint = format!("unix:{}", folder.join(endpoint).display());
+            servers.spawn(async move { serve(&endpoint, router, CancellationToken::new()).await });
+        }
+        Self {
+            name,
+            folder,
+            cgroup,
+            routes,
+            reports,
+            usages,
+            pods: BTreeMap::new(),
+            totals: BTreeMap::new(),
+            agent: None,
+            pod: None,
+            _servers: servers,
+        }
+    }
+
+    /// Names the pod in the RouteTable.
+    fn name_pod(&self, phase: PodPhase, how: ProbeHow) {
+        let revision = Revision {
+            name: Name::new("default", "hello-00001"),
+            service: "hello".into(),
+            configuration: "hello".into(),
+            container_concurrency: 0,
+            timeout: Duration::from_secs(300),
+            response_start_timeout: None,
+            idle_timeout: None,
+            protocol: Protocol::Http1,
+            policy: None,
+            reachable: true,
+            initial_scale_reached: true,
+        };
+        let address = (phase != PodPhase::Starting).then(|| ADDRESS.parse().expect("an address"));
+        let pod = Pod {
+            uid: "uid-1".into(),
+            name: "hello-1".into(),
+            revision: revision.name.clone(),
+            node: "n1".into(),
+            zone: String::new(),
+            phase,
+            address,
+            port: NonZeroU16::new(8080).expect("not zero"),
+            probe: Probe {
+                how,
+                port: None,
+                period: Duration::ZERO,
+                timeout: Duration::ZERO,
+                success_threshold: 1,
+                failure_threshold: 1,
+            },
+        };
+        self.routes.set(RouteKey::Revision(revision.name.clone()), RouteChange::Revision(revision));
+        self.routes.set(RouteKey::Pod(pod.uid.clone()), RouteChange::Pod(pod));
+    }
+
+    fn start_agent(&mut self) {
+        let unix = |name: &str| format!("unix:{}", self.folder.join(name).display());
+        let mut command = self.in_role("agent", "n");
+        command.env("ROUSE_NODE", "n1").env("ROUSE_ADMIN", "127.0.0.1:7104");
+        command.env("ROUSE_CONTROLLER", unix("c")).env("ROUSE_AUTOSCALER", unix("a"));
+        command.env("ROUSE_PINS", self.folder.join("bpf"));
+        command.env("ROUSE_CLIENTS_CGROUP", &self.cgroup);
+        command.env("ROUSE_PODS_CGROUP", self.cgroup.join("pods"));
+        self.agent = Some(command.spawn().expect("nsenter"));
+    }
+
+    fn kill_agent(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            agent.kill().expect("SIGKILL");
+            agent.wait().expect("it ends");
+        }
+    }
+
+    /// Starts the pod's process: first into its cgroup, then into its namespace, as a runtime does.
+    fn start_pod(&mut self) {
+        let child = self.start_in("pod", "pods/poduid-1/main");
+        self.pod = Some(child);
+    }
+
+    fn start_in(&self, role: &str, cgroup: &str) -> Child {
+        let entering = self.in_role(role, "p");
+        let words = entering
+            .get_args()
+            .map(|word| word.to_str().expect("text"))
+            .collect::<Vec<_>>()
+            .join(" ");
+        let procs = self.cgroup.join(cgroup).join("cgroup.procs");
+        let script = format!("echo $$ > {} && exec nsenter {words}", procs.display());
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).env(ROLE, role).stdin(Stdio::piped());
+        if role == "client" {
+            command.stdout(Stdio::piped());
+        }
+        command.spawn().expect("sh")
+    }
+
+    fn in_role(&self, role: &str, namespace: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}-{namespace}", self.name));
+        command.arg(env::current_exe().expect("this program"));
+        command.args(["agent::role", "--exact", "--ignored", "--nocapture"]).env(ROLE, role);
+        command
+    }
+
+    fn tell(&mut self, line: &str) {
+        let stdin = self.pod.as_mut().and_then(|pod| pod.stdin.as_mut()).expect("a pod");
+        writeln!(stdin, "{line}").expect("it reads");
+    }
+
+    /// Takes in reports until `done`.
+    fn wait(&mut self, what: &str, done: impl Fn(&PodSeen) -> bool) -> PodSeen {
+        let end = Instant::now() + LIMIT;
+        loop {
+            if let Some(seen) = self.pods.get("uid-1").filter(|seen| done(seen)) {
+                return seen.clone();
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            match self.reports.recv_timeout(left) {
+                Ok(PodItem::Seen(seen)) => drop(self.pods.insert(seen.uid.clone(), seen)),
+                Ok(_) => {}
+                Err(_) => panic!("{what}: never, but {:?}", self.pods),
+            }
+        }
+    }
+
+    /// Takes in usage until `done` for the pod's totals.
+    fn wait_usage(&mut self, what: &str, done: impl Fn(&UsageSeen) -> bool) -> UsageSeen {
+        let end = Instant::now() + LIMIT;
+        loop {
+            if let Some(seen) = self.totals.get("uid-1").filter(|seen| done(seen)) {
+                return seen.clone();
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            match self.usages.recv_timeout(left) {
+                Ok(UsageItem::Seen(seen)) => {
+                    self.totals.insert(seen.key.pod.clone().unwrap_or_default(), seen);
+                }
+                Ok(_) => {}
+                Err(_) => panic!("{what}: never, but {:?}", self.totals),
+            }
+        }
+    }
+
+    /// Sends one request from the node's namespace and returns the answer's first line.
+    fn request(&self) -> String {
+        let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
+        let exchange = || {
+            let mut stream =
+                TcpStream::connect(ADDRESS.parse::<SocketAddr>().expect("an address"))?;
+            stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n")?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text)?;
+            Ok(text.lines().next().unwrap_or_default().to_owned())
+        };
+        node.within("answer", exchange).expect("an answer")
+    }
+
+    fn slots(&self) -> BTreeMap<u64, abi::Pod> {
+        let pins = self.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+        Maps::open(&pins).and_then(|maps| maps.pods()).expect("pinned maps")
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for child in [&mut self.agent, &mut self.pod].into_iter().flatten() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let _ = Command::new("umount").arg(self.folder.join("bpf")).status();
+        for namespace in ["n", "p"] {
+            let _ = Command::new("ip")
+                .args(["netns", "delete", &format!("{}-{namespace}", self.name)])
+                .status();
+        }
+        let _ = fs::remove_dir_all(&self.folder);
+        remove_cgroup(&self.cgroup);
+    }
+}
+
+/// Removes a cgroup and those below it, as soon as their last processes have gone.
+fn remove_cgroup(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_cgroup(&entry.path());
+        }
+    }
+    let mut tries = 0;
+    while fs::remove_dir(dir).is_err_and(|error| error.kind() == ErrorKind::ResourceBusy)
+        && tries < 500
+    {
+        tries += 1;
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn sh(line: &str) {
+    let mut words = line.split(' ');
+    let status =
+        Command::new(words.next().expect("a command")).args(words).status().expect("it starts");
+    assert!(status.success(), "{line}: {status}");
+}
+
+/// A controller and an autoscaler that hand on what they are told.
+#[derive(Clone)]
+struct Fake {
+    routes: Outbox<RouteKey, RouteChange>,
+    reports: mpsc::Sender<PodItem>,
+    usages: mpsc::Sender<UsageItem>,
+}
+
+#[tonic::async_trait]
+impl routes_server::Routes for Fake {
+    type WatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<raw::RouteItem, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        _: Request<raw::Subscriber>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        Ok(Response::new(Box::pin(route_stream(
+            self.routes.subscribe(),
+            CancellationToken::new(),
+            Some,
+        ))))
+    }
+}
+
+#[tonic::async_trait]
+impl pods_server::Pods for Fake {
+    async fn report(
+        &self,
+        items: Request<Streaming<raw::PodItem>>,
+    ) -> Result<Response<raw::Empty>, Status> {
+        let reports = self.reports.clone();
+        receive(items.into_inner(), &CancellationToken::new(), |item| drop(reports.send(item)))
+            .await?;
+        Ok(Response::new(raw::Empty {}))
+    }
+}
+
+#[tonic::async_trait]
+impl usage_server::Usage for Fake {
+    async fn report(
+        &self,
+        items: Request<Streaming<raw::UsageItem>>,
+    ) -> Result<Response<raw::Empty>, Status> {
+        let usages = self.usages.clone();
+        receive(items.into_inner(), &CancellationToken::new(), |item| drop(usages.send(item)))
+            .await?;
+        Ok(Response::new(raw::Empty {}))
+    }
+}
+
+fn http() -> ProbeHow {
+    ProbeHow::Http { path: "/ready".into(), headers: Vec::new(), host: String::new(), https: false }
+}
+
+#[test]
+fn a_pod_is_ready_when_it_listens_and_gone_when_it_closes() {
+    let mut world = World::new("listen");
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_agent();
+    world.start_pod();
+    let found = world.wait("found", |seen| seen.address.is_some());
+    assert!(!found.ready);
+    world.tell("listen");
+    let ready = world.wait("ready", |seen| seen.ready);
+    assert_eq!(ready.address, Some(ADDRESS.parse().expect("an address")));
+    assert!(ready.listening_since_ns > 0);
+    world.tell("close");
+    world.wait("unready", |seen| !seen.ready && !seen.listening);
+}
+
+#[test]
+fn a_listener_from_before_the_agent_is_found_and_followed() {
+    let mut world = World::new("before");
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_pod();
+    world.tell("listen");
+    while world.request_fails() {}
+    world.start_agent();
+    world.wait("ready", |seen| seen.ready);
+    world.tell("close");
+    world.wait("unready", |seen| !seen.ready);
+}
+
+#[test]
+fn slots_and_counts_outlive_the_agent_and_a_listener_opened_meanwhile_is_found() {
+    let mut world = World::new("restart");
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_agent();
+    world.start_pod();
+    world.tell("listen");
+    world.wait("ready", |seen| seen.ready);
+    for _ in 0..3 {
+        assert_eq!(world.request(), "HTTP/1.1 200 OK");
+    }
+    world.wait_usage("three requests", |usage| usage.totals.finished == 3);
+    let slots = world.slots();
+    world.tell("close");
+    world.wait("unready", |seen| !seen.ready);
+
+    world.kill_agent();
+    world.tell("listen");
+    while world.request_fails() {}
+    world.pods.clear();
+    world.totals.clear();
+    world.start_agent();
+    world.wait("ready again", |seen| seen.ready);
+    assert_eq!(world.slots(), slots);
+    // One request told that the pod listens again.
+    let usage = world.wait_usage("all requests", |usage| usage.totals.finished >= 4);
+    assert_eq!((usage.totals.started, usage.totals.finished), (4, 4));
+}
+
+#[test]
+fn an_http_probe_decides_after_the_listener() {
+    let mut world = World::new("probe");
+    world.name_pod(PodPhase::Starting, http());
+    world.start_agent();
+    world.start_pod();
+    world.tell("bad");
+    world.tell("listen");
+    let failing = world.wait("failing", |seen| !seen.trouble.is_empty() && seen.listening);
+    assert_eq!(failing.trouble, "readiness probe failed: GET /ready answered 503");
+    assert!(!failing.ready);
+    world.tell("good");
+    world.wait("ready", |seen| seen.ready);
+}
+
+#[test]
+fn a_tcp_probe_connects_to_the_pod() {
+    let mut world = World::new("tcp");
+    world.name_pod(PodPhase::Starting, ProbeHow::Tcp);
+    world.start_agent();
+    world.start_pod();
+    world.tell("listen");
+    world.wait("ready", |seen| seen.ready);
+}
+
+#[test]
+fn a_draining_pod_is_called_drained_once_it_is_quiet() {
+    let mut world = World::new("drain");
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_agent();
+    world.start_pod();
+    world.tell("listen");
+    world.wait("ready", |seen| seen.ready);
+    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+    let drained = world.wait("drained", |seen| seen.drained);
+    assert_eq!(drained.in_flight, 0);
+}
+
+#[test]
+fn an_idle_connection_to_a_draining_pod_is_ended_at_the_clients_side() {
+    let mut world = World::new("kept");
+    fs::create_dir(world.cgroup.join("clients")).expect("a cgroup");
+    world.name_pod(PodPhase::Ready, ProbeHow::Listen);
+    world.name_service();
+    world.start_agent();
+    world.start_pod();
+    world.tell("keep");
+    world.tell("listen");
+    world.wait("ready", |seen| seen.ready);
+    let mut client = world.start_in("client", "clients");
+    let mut said = std::io::BufReader::new(client.stdout.take().expect("a pipe")).lines();
+    let mut next = |begin: &str| {
+        said.find_map(|line| line.ok().filter(|line| line.contains(begin)))
+            .expect("the client speaks")
+    };
+    next("connected");
+    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+    assert_eq!(next("ended"), "ended: Err(ConnectionAborted)");
+    client.wait().expect("it ends");
+    world.wait("drained", |seen| seen.drained);
+}
+
+impl World {
+    /// A service that leads straight to the pod.
+    fn name_service(&self) {
+        let name = Name::new("default", "hello");
+        let service = Service {
+            name: name.clone(),
+            addresses: vec!["10.96.0.7".parse().expect("an address")],
+            port: NonZeroU16::new(80).expect("not zero"),
+            activator_port: NonZeroU16::new(20_000).expect("not zero"),
+            targets: vec![Target { revision: Name::new("default", "hello-00001"), percent: 100 }],
+            path: wire::Path::Direct,
+            hosts: Vec::new(),
+        };
+        self.routes.set(RouteKey::Service(name), RouteChange::Service(service));
+    }
+
+    /// Whether the pod does not answer yet. An answer counts as a request.
+    fn request_fails(&self) -> bool {
+        let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
+        let refused = node.within("answer", || TcpStream::connect(ADDRESS).map(drop)).is_err();
+        if refused {
+            thread::sleep(Duration::from_millis(1));
+        } else {
+            self.request();
+        }
+        refused
+    }
+}
