@@ -42,10 +42,17 @@ impl Workspace {
         let text = sh::capture(
             sh::cargo()
                 .args(["metadata", "--no-deps", "--format-version", "1"])
-                .current_dir(env!("CARGO_MANIFEST_DIR")),
+                .current_dir(root()),
         )?;
         serde_json::from_str(&text).context("cannot read what `cargo metadata` printed")
     }
+}
+
+/// A folder of the checkout at hand. `cargo run` names it anew each time; the one compiled in may be another
+/// checkout's where both share a target folder.
+fn root() -> PathBuf {
+    let running = std::env::var_os("CARGO_MANIFEST_DIR");
+    running.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
 
 impl Package {
