@@ -94,7 +94,8 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     let (metrics, registry) = Metrics::new();
     let troubles = Troubles::default();
     tasks.spawn(kernel.watch(troubles.clone(), shutdown.clone()));
-    let who = Subscriber { role: Role::Agent, name: config.node.clone(), node: config.node.clone() };
+    let who =
+        Subscriber { role: Role::Agent, name: config.node.clone(), node: config.node.clone() };
     let link = |endpoint: &str| Arc::new(Link::new(endpoint, who.clone(), shutdown.clone()));
 
     let routes = Arc::new(Routes::default());
@@ -115,7 +116,12 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     let finder = pods::find::start(config.pods_cgroup.clone(), found).map_err(Error::Find)?;
     let ends = Ends { maps, finder, reports, usage, settled, metrics, troubles: troubles.clone() };
     let agent = Agent::new(config.node.clone(), config.clients_cgroup.clone(), ends)?;
-    let pages = pages::serve(config.admin, admin::pages(registry, troubles), axum::Router::new(), shutdown.clone());
+    let pages = pages::serve(
+        config.admin,
+        admin::pages(registry, troubles),
+        axum::Router::new(),
+        shutdown.clone(),
+    );
     let ended = tokio::select! {
         ended = agent.run(events, &routes, finds, &shutdown) => ended.map_err(Error::Events),
         ended = pages => ended.map_err(Error::Admin),

@@ -329,7 +329,10 @@ fn remove_cgroup(cgroup: &Path) {
         if fs::remove_dir(cgroup).is_ok() || !cgroup.exists() {
             return;
         }
-        #[allow(clippy::disallowed_methods, reason = "no runtime here; killed processes leave in their time")]
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "no runtime here; killed processes leave in their time"
+        )]
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }
