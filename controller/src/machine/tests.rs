@@ -391,6 +391,40 @@ fn a_crash_is_named_and_hopeless_waiting_ends() {
 }
 
 #[test]
+fn a_pod_whose_container_has_crashed_gets_no_requests_though_another_one_listens() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.decide(1);
+    let uid = sim.uids()[0].clone();
+    let starting = || ContainerState::Waiting {
+        reason: "ContainerCreating".into(),
+        message: String::new(),
+        last_exit: None,
+    };
+    sim.status(&uid, NodePhase::Pending, starting(), 0);
+    sim.see(&uid, |_| {});
+    assert_eq!(
+        sim.phases(),
+        [PodPhase::Ready],
+        "a listener may be known before the runtime's word"
+    );
+    let crashed = ContainerState::Waiting {
+        reason: "CrashLoopBackOff".into(),
+        message: "Address already in use".into(),
+        last_exit: Some(1),
+    };
+    sim.status(&uid, NodePhase::Running, crashed, 1);
+    assert!(!sim.phases().contains(&PodPhase::Ready), "{:?}", sim.phases());
+    assert_eq!(
+        sim.condition(Kind::RevisionHealthy),
+        "False ExitCode1: Container failed with: Address already in use"
+    );
+    sim.status(&uid, NodePhase::Running, ContainerState::Running, 1);
+    assert_eq!(sim.phases(), [PodPhase::Ready]);
+    assert_eq!(sim.condition(Kind::RevisionHealthy), "True");
+}
+
+#[test]
 fn a_process_that_never_listens_is_named() {
     let mut sim = Sim::new();
     sim.apply(HELLO);

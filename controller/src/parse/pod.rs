@@ -72,7 +72,10 @@ pub(super) fn revision_spec(value: Option<&Value>, problems: &mut Vec<Problem>) 
     if problems.len() == before {
         masks(&pod, problems);
     }
-    pod_rules(&spec.pod, problems);
+    // What could not be read at all is no pod without containers.
+    if problems.len() == before || spec.pod != PodSpec::default() {
+        pod_rules(&spec.pod, problems);
+    }
     spec
 }
 

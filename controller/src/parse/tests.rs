@@ -104,7 +104,7 @@ fn what_cannot_be_read_is_refused_with_its_path() {
         ),
         (
             container("{image: a, ports: [{containerPort: http}]}"),
-            "missing field(s): spec.template.spec.containers; wrong type: invalid type: string \"http\", expected i32: spec.template.spec.containers[0].ports[0].containerPort",
+            "wrong type: invalid type: string \"http\", expected i32: spec.template.spec.containers[0].ports[0].containerPort",
         ),
         (
             refusal(&HELLO.replace("{name: hello}", "{name: hello, labels: {a: 1}}")),

@@ -1,6 +1,9 @@
 //! Pure: decision, initial scale and bounds → which pods should be.
 
-use common::{node, wire::Path};
+use common::{
+    node::{self, ContainerState},
+    wire::Path,
+};
 
 use super::{Timer, View};
 use crate::world::{Pod, Revision, Routing, Stage, Stamp, Uid};
@@ -121,12 +124,26 @@ fn release(revision: &mut Revision, count: usize, view: &View<'_>) {
     }
 }
 
-/// Whether requests may be sent to a pod.
+/// Whether requests may be sent to a pod: it is seen ready, and none of its containers has crashed.
+///
+/// A container that has not begun yet is no objection: that something listens is known before the runtime's word.
 pub(super) fn is_ready(pod: &Pod, view: &View<'_>) -> bool {
-    match view.world.seen.get(&*pod.uid) {
+    let ready = match view.world.seen.get(&*pod.uid) {
         Some(seen) => seen.ready,
         None => pod.remembered.is_some(),
-    }
+    };
+    ready && !view.world.statuses.get(&*pod.uid).is_some_and(has_crashed)
+}
+
+/// Whether one of a pod's containers has ended and does not run again yet.
+fn has_crashed(status: &node::PodStatus) -> bool {
+    let mut states = status.containers.iter().map(|container| &container.state);
+    status.phase != node::PodPhase::Terminating
+        && states.any(|state| match state {
+            ContainerState::Running => false,
+            ContainerState::Waiting { last_exit, .. } => last_exit.is_some(),
+            ContainerState::Terminated { .. } => true,
+        })
 }
 
 /// How many of a revision's pods are ready and serve.
