@@ -59,8 +59,10 @@ impl Teller<'_> {
     fn wait_for_service(&self) -> Result<()> {
         let mut last = String::new();
         for _ in 0..100 {
-            let object = self.get(&["ksvc", "hello"]).unwrap_or_default();
-            let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            // The list: until the controller has read the manifest, the service by name is an error.
+            let list = self.get(&["ksvc"])?;
+            let conditions = list["items"][0]["status"]["conditions"].as_array();
+            let conditions = conditions.cloned().unwrap_or_default();
             let ready = conditions.iter().find(|condition| condition["type"] == "Ready");
             match ready.map(|condition| (condition["status"].as_str(), &condition["message"])) {
                 Some((Some("True"), _)) => return Ok(()),
