@@ -58,13 +58,20 @@ fn enter(layout: &Layout) -> Result<(), Failure> {
     fs::write(&cgroup, "0").map_err(Failure::file("join the node through", &cgroup))?;
     let names = layout.run().join("resolv.conf");
     let text = dns::resolv_conf(IpAddr::V4(layout::DNS), "default");
-    fs::write(&names, text).map_err(Failure::file("write", &names))?;
+    replace(&names, &text).map_err(Failure::file("write", &names))?;
     name_server(&names).map_err(Failure::file("put the node's names into", RESOLV_CONF))?;
     let entered = net::open(&namespace).and_then(|fd| net::enter(fd.as_fd()));
     entered.map_err(|error| {
         let source = io::Error::other(common::link::chain(&error));
         Failure::File { attempt: "enter", path: namespace, source }
     })
+}
+
+/// Writes a file as a whole: other commands that run at the same time must not read an empty one.
+fn replace(file: &Path, text: &str) -> io::Result<()> {
+    let fresh = file.with_extension(std::process::id().to_string());
+    fs::write(&fresh, text)?;
+    fs::rename(&fresh, file)
 }
 
 /// Puts `names` in the place of `/etc/resolv.conf`, for this process and what it starts only.
@@ -78,6 +85,24 @@ fn name_server(names: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_never_seen_half_written() {
+        let folder = std::env::temp_dir().join(format!("rouse-run-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("resolv.conf");
+        replace(&file, "nameserver 10.96.0.10\n").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..200).for_each(|_| replace(&file, "nameserver 10.96.0.10\n").unwrap())
+            });
+            (0..200).for_each(|_| {
+                assert_eq!(fs::read_to_string(&file).unwrap(), "nameserver 10.96.0.10\n");
+            });
+        });
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left");
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn a_node_that_is_down_is_named_with_what_to_do() {
