@@ -1,4 +1,7 @@
 //! The local tier: a node of the test's own. Needs root; run by `cargo xtask test local`.
 
+mod bad_input;
+mod bad_input_http;
 mod node;
 mod registry;
+mod story;

@@ -20,7 +20,7 @@ fn greet(node: &TestNode, ip: IpAddr, port: u16) -> String {
                 stream.read_to_string(&mut text).expect("an answer");
                 return text;
             }
-            std::thread::sleep(Duration::from_millis(10));
+            tests::rouse::pause(Duration::from_millis(10));
         }
         panic!("{to} never answered")
     })
@@ -276,7 +276,7 @@ fn run_and_kill(layout: &Layout) {
         if pid_file.exists() {
             break;
         }
-        std::thread::sleep(Duration::from_millis(100));
+        tests::rouse::pause(Duration::from_millis(100));
     }
     assert!(Node::claim(layout, "up").is_err(), "two nodes of one name");
     child.kill().expect("a process that runs");

@@ -42,11 +42,13 @@ impl Registry {
         command.arg("serve").arg(folder.join("config.yml"));
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let process = command.spawn().expect("docker-registry: apt-get install docker-registry");
+        // Whole from the start, so that it is ended also when it never listens.
+        let registry = Self { process, folder, port };
         for _ in 0..600 {
             if TcpStream::connect(("127.0.0.1", port)).is_ok() {
-                return Self { process, folder, port };
+                return registry;
             }
-            std::thread::sleep(Duration::from_millis(50));
+            tests::rouse::pause(Duration::from_millis(50));
         }
         panic!("docker-registry never listened");
     }

@@ -1,3 +1,5 @@
 //! What the tiers share.
 
+pub mod client;
 pub mod node;
+pub mod rouse;

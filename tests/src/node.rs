@@ -38,7 +38,7 @@ pub struct TestNode {
 }
 
 /// One node at a time: two would only wait for each other's kernel locks.
-fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -127,7 +127,7 @@ impl TestNode {
             if log.contains(text) {
                 return log;
             }
-            thread::sleep(Duration::from_millis(100));
+            crate::rouse::pause(Duration::from_millis(100));
         }
         panic!("{pod} never wrote {text:?}: {:?}", self.log(pod));
     }

@@ -1,0 +1,171 @@
+//! Clients that break HTTP, never end or never begin, beside others that behave.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use tests::client::{Load, Plan, get, load, lost};
+use tests::rouse::{Rouse, pause, wait};
+
+/// What no HTTP/1.1 server should take for a request.
+const MALFORMED: [&[u8]; 9] = [
+    b"\r\n\r\n\r\n\r\n",
+    b"HELLO\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"\x00\xff\x00\xff\x00\xff\r\n\r\n",
+    b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost : x\r\n: y\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\nbody",
+    b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\nbody!",
+    b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nbody\r\n0\r\n\r\n",
+];
+/// A head is given up after so many bytes at the latest, by whoever reads it.
+const ENDLESS: usize = 8 << 20;
+
+fn connect(to: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(to).expect("a connection");
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a socket");
+    stream
+}
+
+/// Reads whatever comes until the other end is tired of us.
+fn until_over(mut stream: TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // A reset is as good an end as any here.
+    let _ = stream.read_to_end(&mut bytes);
+    bytes
+}
+
+fn malformed(to: SocketAddr) {
+    for bytes in MALFORMED {
+        let mut stream = connect(to);
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(Shutdown::Write);
+        let answer = until_over(stream);
+        let ok = answer.starts_with(b"HTTP/1.1 200");
+        assert!(!ok, "{:?} was taken for a request", String::from_utf8_lossy(bytes));
+    }
+}
+
+fn endless_head(to: SocketAddr) {
+    let mut stream = connect(to);
+    stream.set_write_timeout(Some(Duration::from_secs(30))).expect("a socket");
+    let line = [b"X-More: ".as_slice(), &[b'a'; 1000], b"\r\n"].concat();
+    let mut sent = stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n").map_or(ENDLESS, |()| 0);
+    while sent < ENDLESS && stream.write_all(&line).is_ok() {
+        sent += line.len();
+    }
+    assert!(sent < ENDLESS, "a head of {ENDLESS} bytes was swallowed whole");
+}
+
+/// One byte at a time, but in the end a request like any other.
+fn slow_sender(to: SocketAddr) {
+    let mut stream = connect(to);
+    for byte in
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nConnection: close\r\n\r\nslow"
+    {
+        stream.write_all(&[*byte]).expect("patience");
+        pause(Duration::from_millis(10));
+    }
+    let answer = until_over(stream);
+    assert!(answer.ends_with(b"slow"), "{}", String::from_utf8_lossy(&answer));
+}
+
+/// Ends its own direction: before, within and after a request.
+fn half_closed(to: SocketAddr) {
+    for bytes in [
+        b"".as_slice(),
+        b"GET / HT",
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nfewer than promised",
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhal",
+        b"GET /?sleep=200 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    ] {
+        let mut stream = connect(to);
+        stream.write_all(bytes).expect("room in the buffer");
+        stream.shutdown(Shutdown::Write).expect("a socket");
+        until_over(stream);
+    }
+}
+
+/// Goes away in the middle of its request or of the answer.
+fn gone(to: SocketAddr) {
+    for bytes in [
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nfewer".as_slice(),
+        b"GET /?sleep=100 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /?bytes=10000000 HTTP/1.1\r\nHost: x\r\n\r\n",
+    ] {
+        let mut stream = connect(to);
+        stream.write_all(bytes).expect("room in the buffer");
+        if bytes.starts_with(b"GET /?bytes") {
+            // Ending with bytes unread resets the connection.
+            let _ = stream.read(&mut [0; 10]);
+        }
+    }
+}
+
+/// Everything at once against one service, three times; some connections stay silent all the while.
+fn annoy(node: &Rouse, to: SocketAddr, running: &Load<'_>) {
+    let silent: Vec<TcpStream> = node.inside(|| {
+        let silent = (0..20).map(|_| connect(to));
+        let begun = (0..20).map(|_| {
+            let mut stream = connect(to);
+            stream.write_all(b"GET / HTTP/1.1\r\nHo").expect("room in the buffer");
+            stream
+        });
+        silent.chain(begun).collect()
+    });
+    let kinds = [malformed, endless_head, slow_sender, half_closed, gone];
+    thread::scope(|scope| {
+        let annoying = kinds.map(|kind| {
+            scope.spawn(move || {
+                node.enter();
+                (0..3).for_each(|_| kind(to));
+            })
+        });
+        annoying.into_iter().for_each(|one| one.join().expect("a client that gets its way"));
+    });
+    let before = running.count();
+    wait("the others to go on", || (running.count() >= before + 50).then_some(()));
+    drop(silent);
+}
+
+/// Annoys a service under load that goes the way its annotation says, until it sleeps again.
+fn annoyed(test: &str, path: &str) {
+    let node = Rouse::up(test);
+    let manifest = include_str!("../../examples/hello.yaml");
+    let window = "autoscaling.knative.dev/window: 6s";
+    let manifest = manifest.replace(window, &format!("{window}\n        rouse.dev/path: {path}"));
+    assert!(node.apply(&manifest).0);
+    let to = node.wait_ready("hello");
+    let woken = node.inside(|| get(to, "hello", "/")).expect("an answer");
+    assert_eq!(woken.status, 200, "{woken:?}");
+    let plan =
+        |keep| Plan { to, host: "hello".into(), path: "/?sleep=10".into(), clients: 3, keep };
+    let (kept, (fresh, ())) = load(&node, &plan(true), |_| {
+        load(&node, &plan(false), |running| annoy(&node, to, running))
+    });
+    for sent in [kept, fresh] {
+        assert!(lost(&sent).is_empty(), "of {}: {:?}", sent.len(), lost(&sent));
+    }
+    let in_flight = || {
+        let metrics = node.metrics(7102);
+        let of = "rouse_revision_in_flight_requests{";
+        let line = metrics.lines().find(|line| line.starts_with(of))?;
+        line.rsplit(' ').next()?.parse::<f64>().ok()
+    };
+    wait("nothing in flight", || in_flight().filter(|count| *count == 0.0));
+    // One that was counted and never ended would keep it awake for ever.
+    node.wait_asleep("hello");
+    assert_eq!(node.inside(|| get(to, "hello", "/")).expect("an answer").status, 200);
+}
+
+#[test]
+fn clients_that_break_http_disturb_nobody_on_the_direct_path() {
+    annoyed("break-direct", "direct");
+}
+
+#[test]
+fn clients_that_break_http_disturb_nobody_at_the_activator() {
+    annoyed("break-held", "activator");
+}

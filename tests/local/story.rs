@@ -1,0 +1,167 @@
+//! What a user sees of a service that sleeps: woken by a request, scaled by load, left alone by the way to zero.
+
+use std::net::{IpAddr, SocketAddr};
+use std::thread;
+
+use tests::client::{Client, Load, Plan, Sent, get, load, lost};
+use tests::rouse::{Rouse, wait};
+
+/// Of the demo's own manifest.
+const HELLO: &str = include_str!("../../examples/hello.yaml");
+
+/// A service of the shortest legal window, that wants one pod for every two requests.
+fn manifest(name: &str) -> String {
+    let hello = HELLO.replace("name: hello", &format!("name: {name}"));
+    hello.replace("target: \"10\"", "target: \"2\"").replace("max-scale: \"8\"", "max-scale: \"4\"")
+}
+
+fn plan(to: SocketAddr, clients: usize, keep: bool) -> Plan {
+    let host = "hello.default.svc.cluster.local".to_owned();
+    Plan { to, host, path: "/?sleep=50".to_owned(), clients, keep }
+}
+
+fn ready_pods(node: &Rouse, service: &str) -> usize {
+    let is_ready = |pod: &&serde_json::Value| {
+        let conditions = pod["status"]["conditions"].as_array();
+        conditions.is_some_and(|all| {
+            all.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
+        })
+    };
+    node.pods(service).iter().filter(is_ready).count()
+}
+
+/// Waits until so many more requests have ended.
+fn more(load: &Load<'_>, count: usize) {
+    let before = load.count();
+    wait("requests to end", || (load.count() >= before + count).then_some(()));
+}
+
+fn wake(node: &Rouse, to: SocketAddr, host: &str) -> tests::client::Answer {
+    node.inside(|| get(to, host, "/")).expect("an answer")
+}
+
+#[test]
+fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
+    let node = Rouse::up("story");
+    assert!(node.apply(HELLO).0);
+    let to = node.wait_ready("hello");
+    assert_eq!(node.pods("hello").len(), 0, "asleep before the first request");
+
+    let first = wake(&node, to, "hello.default.svc.cluster.local");
+    assert_eq!((first.status, node.pods("hello").len()), (200, 1), "{first:?}");
+    assert!(first.body.starts_with("Hello from hello-00001-"), "{first:?}");
+
+    wait("a ready pod", || (ready_pods(&node, "hello") == 1).then_some(()));
+    let fresh = Plan { path: "/?sleep=100".to_owned(), ..plan(to, 20, false) };
+    let kept = Plan { keep: true, ..fresh.clone() };
+    let (mut sent, (others, most)) = load(&node, &fresh, |_| {
+        load(&node, &kept, |running| {
+            let most = wait("three ready pods", || {
+                Some(ready_pods(&node, "hello")).filter(|ready| *ready >= 3)
+            });
+            more(running, 200);
+            most
+        })
+    });
+    sent.extend(others);
+    assert!(lost(&sent).is_empty(), "of {}: {:?}", sent.len(), lost(&sent));
+    assert!(most >= 3);
+    let new: Vec<&Sent> = sent.iter().filter(|one| one.fresh).collect();
+    let direct = new.iter().filter(|one| one.direct).count();
+    assert!(
+        direct * 100 >= new.len() * 95,
+        "{direct} of {} new connections went direct",
+        new.len()
+    );
+    let pods: std::collections::BTreeSet<&str> = sent.iter().map(|one| one.pod.as_str()).collect();
+    assert!(pods.len() >= 3, "answers came from {pods:?}");
+
+    node.wait_asleep("hello");
+    let second = wake(&node, to, "hello.default.svc.cluster.local");
+    assert_eq!((second.status, node.pods("hello").len()), (200, 1), "{second:?}");
+    assert_ne!(second.header("x-pod"), first.header("x-pod"), "a new pod");
+}
+
+/// Wakes, loads and leaves one service so often; one client keeps its connection through all of it.
+fn cycles(node: &Rouse, service: &str, count: usize, keep: bool) -> Vec<Sent> {
+    let to = node.wait_ready(service);
+    let plan = plan(to, 6, keep);
+    let mut sent = Vec::new();
+    let mut pooled = None;
+    for cycle in 0..count {
+        let (woken, client) = node.inside(|| plan.send(pooled.take()));
+        pooled = client;
+        assert_eq!(woken.lost, None, "{service}, cycle {cycle}: the request that wakes");
+        sent.push(woken);
+        let (during, ()) = load(node, &plan, |running| {
+            wait("a second pod", || (ready_pods(node, service) >= 2).then_some(()));
+            more(running, 50);
+        });
+        assert!(lost(&during).is_empty(), "{service}, cycle {cycle}: {:?}", lost(&during));
+        sent.extend(during);
+        node.wait_asleep(service);
+    }
+    sent
+}
+
+#[test]
+fn twenty_cycles_lose_no_request_on_new_or_kept_connections() {
+    // Five cycles of each of four services at once: a window is at least 6 s, one after the other would take minutes.
+    let node = Rouse::up("cycles");
+    let services = [("new-a", false), ("kept-a", true), ("new-b", false), ("kept-b", true)];
+    for (service, _) in services {
+        assert!(node.apply(&manifest(service)).0);
+    }
+    thread::scope(|scope| {
+        let run = |(service, keep)| {
+            let node = &node;
+            scope.spawn(move || (keep, cycles(node, service, 5, keep)))
+        };
+        let running: Vec<_> = services.into_iter().map(run).collect();
+        for cycle in running {
+            let (keep, sent) = cycle.join().expect("no request lost");
+            let kept = sent.iter().filter(|one| !one.fresh).count();
+            // The one that wakes may find its connection to the activator still open.
+            let (least, most) = if keep { (sent.len() / 2, sent.len()) } else { (0, 5) };
+            assert!((least..=most).contains(&kept), "{kept} of {} were kept", sent.len());
+        }
+    });
+}
+
+#[test]
+fn the_address_alone_wakes_whatever_the_host_header_says() {
+    let node = Rouse::up("host");
+    for service in ["bare", "foreign", "other"] {
+        assert!(node.apply(&manifest(service)).0);
+    }
+    let bare = node.wait_ready("bare");
+    let foreign = node.wait_ready("foreign");
+    let ip: IpAddr = bare.ip();
+    let answer = wake(&node, bare, &ip.to_string());
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert!(answer.header("x-pod").starts_with("bare-00001-"), "{answer:?}");
+    let answer = wake(&node, foreign, "other.default.svc.cluster.local");
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert!(answer.header("x-pod").starts_with("foreign-00001-"), "{answer:?}");
+    assert_eq!(node.pods("other").len(), 0, "a Host header names nobody inside the node");
+}
+
+#[test]
+fn the_gateway_leads_by_host_and_knows_who_is_unknown() {
+    let node = Rouse::up("gateway");
+    assert!(node.apply(HELLO).0);
+    node.wait_ready("hello");
+    let mut client = Client::connect(node.gateway).expect("a gateway");
+    let port = node.gateway.port();
+    for host in ["hello.default.localhost".to_owned(), format!("hello.default.localhost:{port}")] {
+        let answer = client.get(&host, "/").expect("an answer");
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert!(answer.header("x-pod").starts_with("hello-00001-"), "{answer:?}");
+    }
+    for host in ["nobody.default.localhost", "hello.default.example.org", "10.96.0.10"] {
+        let answer = client.get(host, "/").expect("an answer");
+        assert_eq!(answer.status, 404, "{host}: {answer:?}");
+    }
+    // The gateway's connections are kept, and an unknown host does not spoil them.
+    assert_eq!(client.get("hello.default.localhost", "/").expect("an answer").status, 200);
+}

@@ -1,0 +1,239 @@
+//! A plain HTTP/1.1 client over ordinary sockets, and load made of many of them.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::node::LIMIT;
+use crate::rouse::Rouse;
+
+/// What came back.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// Its code.
+    pub status: u16,
+    /// Names in small letters.
+    pub headers: Vec<(String, String)>,
+    /// Its body.
+    pub body: String,
+}
+
+impl Answer {
+    /// A header's value; empty where there is none.
+    pub fn header(&self, name: &str) -> &str {
+        let found = self.headers.iter().find(|(have, _)| have == name);
+        found.map(|(_, value)| value.as_str()).unwrap_or_default()
+    }
+}
+
+/// A connection that may carry several requests.
+#[derive(Debug)]
+pub struct Client {
+    stream: TcpStream,
+    rest: Vec<u8>,
+}
+
+impl Client {
+    /// Connects.
+    pub fn connect(to: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&to, LIMIT)?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, rest: Vec::new() })
+    }
+
+    /// The address that the kernel gave this end.
+    pub fn own_ip(&self) -> String {
+        self.stream.local_addr().map(|own| own.ip().to_string()).unwrap_or_default()
+    }
+
+    /// Sends one request without a body and reads its answer.
+    pub fn get(&mut self, host: &str, path: &str) -> io::Result<Answer> {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        self.stream.write_all(request.as_bytes())?;
+        self.answer()
+    }
+
+    /// Whether the other end has ended or reset it, as a pool looks before it uses a connection again.
+    pub fn is_over(&self) -> bool {
+        let looked = self.stream.set_nonblocking(true).and_then(|()| self.stream.peek(&mut [0]));
+        let waits = looked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        !waits || self.stream.set_nonblocking(false).is_err()
+    }
+
+    /// Reads one answer.
+    pub fn answer(&mut self) -> io::Result<Answer> {
+        let bad = || io::Error::new(io::ErrorKind::InvalidData, "not an HTTP/1.1 answer");
+        let head = loop {
+            let end = self.rest.windows(4).position(|four| four == b"\r\n\r\n");
+            match end {
+                Some(end) => break self.rest.drain(..end + 4).collect::<Vec<u8>>(),
+                None => self.more()?,
+            }
+        };
+        let head = String::from_utf8(head).map_err(|_text| bad())?;
+        let mut lines = head.lines();
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok());
+        let header = |line: &str| {
+            let (name, value) = line.split_once(':')?;
+            Some((name.to_ascii_lowercase(), value.trim().to_owned()))
+        };
+        let headers = lines.filter_map(header).collect();
+        let mut answer = Answer { status: status.ok_or_else(bad)?, headers, body: String::new() };
+        let body = match answer.header("content-length").parse::<usize>() {
+            Ok(length) => {
+                while self.rest.len() < length {
+                    self.more()?;
+                }
+                self.rest.drain(..length).collect()
+            }
+            // No answer of ours is chunked; without a length it lasts until the end.
+            Err(_) => {
+                self.stream.read_to_end(&mut self.rest)?;
+                std::mem::take(&mut self.rest)
+            }
+        };
+        answer.body = String::from_utf8_lossy(&body).into_owned();
+        Ok(answer)
+    }
+
+    fn more(&mut self) -> io::Result<()> {
+        let mut bytes = [0; 4096];
+        match self.stream.read(&mut bytes)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            count => {
+                self.rest.extend_from_slice(&bytes[..count]);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// One request on a connection of its own.
+pub fn get(to: SocketAddr, host: &str, path: &str) -> io::Result<Answer> {
+    Client::connect(to)?.get(host, path)
+}
+
+/// Sends these bytes on a connection of their own and gives everything that comes back until its end.
+pub fn exchange(to: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut client = Client::connect(to)?;
+    client.stream.write_all(bytes)?;
+    let mut back = Vec::new();
+    client.stream.read_to_end(&mut back)?;
+    Ok(back)
+}
+
+/// What clients do.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where to.
+    pub to: SocketAddr,
+    /// Host header.
+    pub host: String,
+    /// Path and query.
+    pub path: String,
+    /// How many at once.
+    pub clients: usize,
+    /// Whether each keeps its connection while it lasts.
+    pub keep: bool,
+}
+
+impl Plan {
+    /// Sends one request, over this connection if it still stands, and gives the connection back if it may carry more.
+    pub fn send(&self, kept: Option<Client>) -> (Sent, Option<Client>) {
+        let kept = kept.filter(|client| !client.is_over());
+        let fresh = kept.is_none();
+        let lost = |why: io::Error| {
+            (Sent { fresh, direct: false, pod: String::new(), lost: Some(why.to_string()) }, None)
+        };
+        let mut client = match kept.map_or_else(|| Client::connect(self.to), Ok) {
+            Ok(client) => client,
+            Err(why) => return lost(why),
+        };
+        let answer = match client.get(&self.host, &self.path) {
+            Ok(answer) => answer,
+            Err(why) => return lost(why),
+        };
+        let code = (answer.status != 200).then(|| format!("{}: {}", answer.status, answer.body));
+        let direct = answer.header("x-peer") == client.own_ip();
+        let sent = Sent { fresh, direct, pod: answer.header("x-pod").to_owned(), lost: code };
+        let keeps = !answer.header("connection").eq_ignore_ascii_case("close");
+        (sent, Some(client).filter(|_| keeps))
+    }
+}
+
+/// One request of a load and what became of it.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    /// Whether it opened its connection.
+    pub fresh: bool,
+    /// Whether the pod saw this client itself as its peer, and not the activator.
+    pub direct: bool,
+    /// Which pod answered.
+    pub pod: String,
+    /// Why it is lost; `None`: the application answered 200.
+    pub lost: Option<String>,
+}
+
+/// A load that runs until it is told to stop.
+#[derive(Debug)]
+pub struct Load<'a> {
+    stop: &'a AtomicBool,
+    sent: &'a Mutex<Vec<Sent>>,
+}
+
+impl Load<'_> {
+    /// How many requests have ended until now.
+    pub fn count(&self) -> usize {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Lets each client end after its current request.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs load beside `meanwhile` and gives every request in the order in which they ended.
+pub fn load<T>(
+    node: &Rouse,
+    plan: &Plan,
+    meanwhile: impl FnOnce(&Load<'_>) -> T,
+) -> (Vec<Sent>, T) {
+    let (stop, sent) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    let done = thread::scope(|scope| {
+        for _ in 0..plan.clients {
+            scope.spawn(|| one_client(node, plan, &stop, &sent));
+        }
+        let load = Load { stop: &stop, sent: &sent };
+        // A panic must not leave the clients running: the scope would wait for them.
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| meanwhile(&load)));
+        load.stop();
+        done
+    });
+    let sent = sent.into_inner().unwrap_or_else(PoisonError::into_inner);
+    (sent, done.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+}
+
+fn one_client(node: &Rouse, plan: &Plan, stop: &AtomicBool, sent: &Mutex<Vec<Sent>>) {
+    node.enter();
+    let mut kept = None;
+    while !stop.load(Ordering::Relaxed) {
+        let (one, client) = plan.send(kept.take());
+        kept = client.filter(|_| plan.keep);
+        let failed = one.lost.is_some();
+        sent.lock().unwrap_or_else(PoisonError::into_inner).push(one);
+        if failed {
+            // What refuses at once is no reason for a busy loop.
+            crate::rouse::pause(Duration::from_millis(50));
+        }
+    }
+}
+
+/// Those that were lost.
+pub fn lost(sent: &[Sent]) -> Vec<&Sent> {
+    sent.iter().filter(|one| one.lost.is_some()).collect()
+}

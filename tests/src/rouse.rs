@@ -1,0 +1,254 @@
+//! A whole node, driven by the `rouse` command as a user would.
+
+use std::fs::{self, File};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::MutexGuard;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use local::cgroups::Mounts;
+use local::{Layout, net};
+use serde_json::Value;
+
+use crate::node::{LIMIT, alone};
+
+/// Between two looks at what a test waits for.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A running node with all its parts; removed when it goes out of scope.
+#[derive(Debug)]
+pub struct Rouse {
+    /// Its paths.
+    pub layout: Layout,
+    /// Its door for requests from outside.
+    pub gateway: SocketAddr,
+    program: PathBuf,
+    folder: PathBuf,
+    up: Child,
+    home: PathBuf,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// A condition of an object.
+#[derive(Clone, Debug, Default)]
+pub struct Condition {
+    /// `True`, `False`, `Unknown`; empty where there is none.
+    pub status: String,
+    /// One word.
+    pub reason: String,
+    /// One line.
+    pub message: String,
+}
+
+impl Rouse {
+    /// Starts a node and waits until every part is ready.
+    pub fn up(test: &str) -> Self {
+        let alone = alone();
+        let name = format!("{test}-{}", std::process::id());
+        let program = PathBuf::from(variable("ROUSE_BIN"));
+        let folder = std::env::temp_dir().join(format!("rouse-{name}"));
+        fs::create_dir_all(&folder).expect("a folder");
+        let layout = Layout::new(&name).expect("a short name");
+        let gateway = free_port();
+        let log = File::create(folder.join("log")).expect("a log");
+        let mut up = Command::new(&program);
+        up.args(["--node", &name, "up", "--images", &variable("ROUSE_IMAGES")]);
+        up.args(["--gateway", &gateway.to_string(), "--ready-file"]).arg(folder.join("ready"));
+        up.env("NO_COLOR", "1").stdin(Stdio::null());
+        up.stdout(log.try_clone().expect("a log")).stderr(log);
+        let up = up.spawn().expect("the rouse program");
+        let home = own_cgroup();
+        let mut node = Self { layout, gateway, program, folder, up, home, _alone: alone };
+        node.wait_until_ready();
+        node.join_clients();
+        node
+    }
+
+    fn wait_until_ready(&mut self) {
+        let ready = self.folder.join("ready");
+        wait("a node that is ready", || {
+            let ended = self.up.try_wait().expect("a child");
+            assert!(ended.is_none(), "`rouse up` ended with {ended:?}:\n{}", self.log());
+            ready.exists().then_some(())
+        });
+    }
+
+    /// The kernel programs look at the clients' cgroup: this process moves into it, its threads enter the clients'
+    /// network namespace one by one.
+    fn join_clients(&self) {
+        let mounts = Mounts::find().expect("cgroup v2");
+        let procs = self.layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
+        fs::write(procs, "0").expect("a clients' cgroup");
+    }
+
+    /// Runs `work` on a thread inside the clients' network namespace.
+    pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                self.enter();
+                work()
+            });
+            thread.join().expect("no panic inside")
+        })
+    }
+
+    /// Takes the calling thread into the clients' network namespace.
+    pub fn enter(&self) {
+        let namespace = net::open(&self.layout.client_namespace()).expect("a client namespace");
+        net::enter(namespace.as_fd()).expect("root");
+    }
+
+    /// `rouse --node … ARGS`, whatever becomes of it.
+    pub fn try_rouse(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(&self.program);
+        command.args(["--node", self.layout.name()]).args(args).stdin(Stdio::null());
+        command.output().expect("the rouse program")
+    }
+
+    /// What `rouse --node … ARGS` prints; it must succeed.
+    pub fn rouse(&self, args: &[&str]) -> String {
+        let output = self.try_rouse(args);
+        assert!(output.status.success(), "rouse {args:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// Applies a manifest; gives what was printed to standard output and error.
+    pub fn apply(&self, manifest: &str) -> (bool, String) {
+        let file = self.folder.join("manifest.yaml");
+        fs::write(&file, manifest).expect("a file");
+        let output = self.try_rouse(&["apply", "-f", file.to_str().expect("a path")]);
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(text).expect("text"))
+    }
+
+    /// An object as JSON; null where there is none.
+    pub fn object(&self, kind: &str, name: &str) -> Value {
+        let output = self.try_rouse(&["get", kind, name, "-o", "json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_default()
+    }
+
+    /// Every pod of a service that is not on its way out.
+    pub fn pods(&self, service: &str) -> Vec<Value> {
+        let selector = format!("serving.knative.dev/service={service}");
+        let text = self.rouse(&["get", "pods", "-l", &selector, "-o", "json"]);
+        let list: Value = serde_json::from_str(&text).expect("a list");
+        list["items"].as_array().cloned().expect("items")
+    }
+
+    /// A condition of an object.
+    pub fn condition(&self, kind: &str, name: &str, condition: &str) -> Condition {
+        let object = self.object(kind, name);
+        let all = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let found = all.iter().find(|one| one["type"] == condition);
+        let field =
+            |key: &str| found.and_then(|one| one[key].as_str()).unwrap_or_default().to_owned();
+        Condition { status: field("status"), reason: field("reason"), message: field("message") }
+    }
+
+    /// Waits until a service is ready, and gives its ClusterIP as the node's DNS tells it.
+    pub fn wait_ready(&self, service: &str) -> SocketAddr {
+        wait(&format!("service {service} to be ready"), || {
+            let ready = self.condition("ksvc", service, "Ready");
+            (ready.status == "True").then_some(())
+        });
+        self.cluster_ip(service)
+    }
+
+    /// A service's ClusterIP with its HTTP port, as the node's DNS tells it.
+    pub fn cluster_ip(&self, service: &str) -> SocketAddr {
+        let name = format!("{service}.default.svc.cluster.local");
+        let text = self.rouse(&["run", "--", "getent", "ahostsv4", &name]);
+        let ip: IpAddr =
+            text.split_whitespace().next().and_then(|ip| ip.parse().ok()).expect(&text);
+        SocketAddr::new(ip, 80)
+    }
+
+    /// Waits until a service has no pod.
+    pub fn wait_asleep(&self, service: &str) {
+        wait(&format!("service {service} to sleep"), || {
+            self.pods(service).is_empty().then_some(())
+        });
+    }
+
+    /// What `rouse up` logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    /// The metrics of a part, by its admin port in the node's namespace.
+    pub fn metrics(&self, port: u16) -> String {
+        thread::scope(|scope| {
+            let ask = || {
+                let namespace = net::open(&self.layout.node_namespace()).expect("a namespace");
+                net::enter(namespace.as_fd()).expect("root");
+                crate::client::get(
+                    SocketAddr::from(([127, 0, 0, 1], port)),
+                    "localhost",
+                    "/metrics",
+                )
+            };
+            scope.spawn(ask).join().expect("metrics").expect("an answer").body
+        })
+    }
+
+    /// Ends the node as a user does; gives whether `up` ended well.
+    fn down(&mut self) -> bool {
+        // Whoever is left in the clients' cgroup is killed.
+        let left = fs::write(self.home.join("cgroup.procs"), "0");
+        let down = self.try_rouse(&["down", "--purge"]);
+        let up = self.up.wait();
+        left.is_ok() && down.status.success() && up.is_ok_and(|status| status.success())
+    }
+}
+
+impl Drop for Rouse {
+    #[allow(clippy::print_stdout, reason = "libtest shows it with the test that failed")]
+    fn drop(&mut self) {
+        let ended = self.down();
+        if thread::panicking() {
+            println!("the node's log:\n{}", self.log());
+        } else {
+            assert!(ended, "the node did not end well:\n{}", self.log());
+        }
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Looks until there is something to see.
+pub fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(started.elapsed() < LIMIT, "waited for {what}");
+        pause(LOOK);
+    }
+}
+
+/// Waits, on a thread of a test.
+#[allow(clippy::disallowed_methods, reason = "a test's own thread; no runtime is blocked")]
+pub fn pause(time: Duration) {
+    thread::sleep(time);
+}
+
+fn variable(name: &str) -> String {
+    std::env::var(name)
+        .unwrap_or_else(|_| panic!("{name} is not set: run `cargo xtask test --tier local`"))
+}
+
+fn free_port() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    listener.local_addr().expect("an address")
+}
+
+/// The cgroup v2 folder of this process.
+fn own_cgroup() -> PathBuf {
+    let text = fs::read_to_string("/proc/self/cgroup").expect("/proc");
+    let path = text.lines().find_map(|line| line.strip_prefix("0::")).expect("cgroup v2");
+    let mounts = Mounts::find().expect("cgroup v2");
+    mounts.v2.join(Path::new(path).strip_prefix("/").expect("an absolute path"))
+}
