@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -41,6 +42,11 @@ pub struct Config {
         default_value = "10.244.0.1,fd00:10:244::1"
     )]
     pub listen: Vec<IpAddr>,
+
+    /// The agent's pinned map of listeners: one listener then serves the ports of all services. Without it, and while it
+    /// cannot be used, a socket is opened for each port.
+    #[arg(long, env = "ROUSE_ACTIVATOR_PORTS_MAP")]
+    pub ports_map: Option<PathBuf>,
 
     /// Address of the gateway for requests from outside, routed by Host; none: no gateway.
     #[arg(long, env = "ROUSE_ACTIVATOR_OUTSIDE")]

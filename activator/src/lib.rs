@@ -14,7 +14,7 @@
 //! | [`config`] | Pure: settings |
 //! | [`gateway`], [`reply`] | Shell: one request from arrival to answer |
 //! | [`revision`], [`pods`] | Shell: a revision's line and the connections to its pods |
-//! | [`server`], [`ports`] | Shell: clients' connections; a listener for each service |
+//! | [`server`], [`ports`] | Shell: clients' connections; the listener, or listeners, of services |
 //! | [`routes`], [`controller`] | Shell: the RouteTable |
 //! | [`autoscaler`] | Shell: usage reports |
 //! | [`admin`], [`clock`] | Shell: metrics; time and chance |
@@ -50,6 +50,7 @@ pub mod pods;
 pub mod pool;
 pub mod ports;
 pub mod queue;
+pub mod range;
 pub mod reply;
 pub mod revision;
 pub mod routes;
@@ -133,6 +134,7 @@ impl Activator {
             Arc::clone(&server),
             Arc::clone(&gateway),
             config.listen.clone(),
+            config.ports_map.clone(),
             shutdown.clone(),
         ));
         Self { gateway, server, ports, usage }
@@ -169,7 +171,7 @@ pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), 
     let activator = Activator::new(&config, &mut registry, &shutdown);
     if let Some(listener) = outside {
         let server = Arc::clone(&activator.server);
-        tokio::spawn(server.accept(listener, Door::Outside, shutdown.clone()));
+        tokio::spawn(server.accept(listener, Some(Door::Outside), shutdown.clone()));
     }
     // Routes and reports outlive the signal: waiting requests still want their pod while we drain.
     let finished = CancellationToken::new();

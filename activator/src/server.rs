@@ -38,11 +38,11 @@ impl Server {
         Self { gateway, http }
     }
 
-    /// Accepts from `listener` until `closed`; connections are served on until `stop`, then end politely.
+    /// Accepts from `listener` until `closed`, by `door` or else by the port each client asked for; connections are served on until `stop`, then end politely.
     pub async fn accept(
         self: Arc<Self>,
         listener: TcpListener,
-        door: Door,
+        door: Option<Door>,
         closed: CancellationToken,
     ) {
         loop {
@@ -58,7 +58,7 @@ impl Server {
     }
 
     /// Takes in who has connected before the listener closes; the kernel would reset them.
-    fn welcome_rest(self: &Arc<Self>, listener: TcpListener, door: Door) {
+    fn welcome_rest(self: &Arc<Self>, listener: TcpListener, door: Option<Door>) {
         let Ok(listener) = listener.into_std() else { return };
         while let Ok((stream, client)) = listener.accept() {
             let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
@@ -68,11 +68,12 @@ impl Server {
         }
     }
 
-    fn welcome(self: &Arc<Self>, stream: TcpStream, door: Door, client: SocketAddr) {
-        if let Err(error) = stream.set_nodelay(true) {
-            debug!(%client, %error, "client gone at once");
-            return;
-        }
+    fn welcome(self: &Arc<Self>, stream: TcpStream, door: Option<Door>, client: SocketAddr) {
+        let own = || stream.local_addr().map(|address| Door::Port(address.port()));
+        let door = match stream.set_nodelay(true).and_then(|()| door.map_or_else(own, Ok)) {
+            Ok(door) => door,
+            Err(error) => return debug!(%client, %error, "client gone at once"),
+        };
         let server = Arc::clone(self);
         self.gateway.tasks.spawn(async move {
             server.gateway.metrics.connections.inc();

@@ -30,6 +30,11 @@ pub struct Config {
     #[arg(long, env = "ROUSE_PODS_CGROUP", default_value = "/sys/fs/cgroup/kubepods.slice")]
     pub pods_cgroup: PathBuf,
 
+    /// Network namespace of an activator on this node, in which one listener may then serve the ports of all services;
+    /// none: the activator opens a socket a port.
+    #[arg(long, env = "ROUSE_ACTIVATOR_NETNS")]
+    pub activator_netns: Option<PathBuf>,
+
     /// Where /healthz, /readyz and /metrics are served.
     #[arg(long, env = "ROUSE_ADMIN", default_value = "127.0.0.1:7104")]
     pub admin: SocketAddr,

@@ -1,6 +1,9 @@
 //! Shell: brings the kernel half into force and watches that it stays so.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use common::link::chain;
 use tokio::{task::spawn_blocking, time::sleep};
@@ -27,10 +30,18 @@ pub(crate) struct Kernel {
 }
 
 /// Waits for the cgroups, then loads, attaches and opens everything.
-pub(crate) async fn start(places: Places) -> Result<(Kernel, Maps, Events), Error> {
+///
+/// One listener serves all services' ports in `activator_netns`, where that is given.
+pub(crate) async fn start(
+    places: Places,
+    activator_netns: Option<PathBuf>,
+) -> Result<(Kernel, Maps, Events), Error> {
     wait_for_cgroups(&places).await;
     let load = move || {
         let programs = Programs::load(places)?;
+        if let Some(netns) = activator_netns {
+            programs.serve_ports(&netns)?;
+        }
         let pins = programs.pins();
         let (maps, events) = (Maps::open(&pins)?, Events::open(&pins)?);
         let kernel = Kernel { programs, maps: Maps::open(&pins)? };

@@ -85,7 +85,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
         pods: config.pods_cgroup.clone(),
     };
     let (kernel, maps, events) = tokio::select! {
-        started = kernel::start(places) => started?,
+        started = kernel::start(places, config.activator_netns.clone()) => started?,
         () = shutdown.cancelled() => return Ok(()),
     };
     let events = sys::readable(events).map_err(Error::Events)?;

@@ -7,7 +7,7 @@ use std::{
     fs::{self, File},
     io,
     os::{
-        fd::{AsFd as _, BorrowedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::fs::MetadataExt as _,
     },
     path::{Path, PathBuf},
@@ -148,6 +148,11 @@ const PROGRAMS: [(&str, u32, Cgroup); 10] = [
     ("connect6", 11, Cgroup::Clients),
 ];
 
+/// The program that leads to the activator's listener, in a network namespace instead of a cgroup.
+const PORTS: &str = "ports";
+/// The kernel's attach type of it.
+const SK_LOOKUP: u32 = 36;
+
 /// The loaded programs. Dropping it leaves everything in force.
 #[derive(Debug)]
 pub struct Programs {
@@ -172,6 +177,7 @@ impl Programs {
         for (name, _, _) in PROGRAMS {
             load_program(&mut programs.ebpf, name)?;
         }
+        load_program(&mut programs.ebpf, PORTS)?;
         let own =
             [("ingress", maps::INGRESS), ("egress", maps::EGRESS), ("sockets", maps::SOCKETS)];
         for (name, array) in own {
@@ -182,6 +188,25 @@ impl Programs {
         remove_other_versions(&programs.places);
         info!(pins = %pins.display(), abi = abi::ABI_VERSION, "kernel half in force");
         Ok(programs)
+    }
+
+    /// Lets one listener serve the ports of all services in a network namespace where an activator runs: puts the program
+    /// that leads there in force, until its pin is removed.
+    pub fn serve_ports(&self, netns: &Path) -> Result<(), Error> {
+        let failed = |source| place("use network namespace", netns, source);
+        let target = File::open(netns).map_err(failed)?;
+        let inode = target.metadata().map_err(failed)?.ino();
+        let pin = self.link(PORTS);
+        if let Ok(link) = sys::open_pin(&pin)
+            && sys::link_netns(link.as_fd()).is_ok_and(|found| found == inode)
+        {
+            let replaced = self.with_program(PORTS, |it| sys::link_update(link.as_fd(), it))?;
+            return replaced.map_err(|source| place("put a program into link", &pin, source));
+        }
+        let made = self.with_program(PORTS, |it| sys::link_create(it, target.as_fd(), SK_LOOKUP))?;
+        self.pin_link(PORTS, made.map_err(failed)?)?;
+        info!(program = PORTS, netns = %netns.display(), "program attached");
+        Ok(())
     }
 
     /// The folder of the pinned maps, for [`Maps::open`].
@@ -271,16 +296,19 @@ impl Programs {
         let refused = |source| Error::Attach { name, cgroup: path.to_owned(), source };
         let made = self
             .with_program(name, |program| sys::link_create(program, cgroup.as_fd(), attach_type))?;
-        let link = made.map_err(refused)?;
+        self.pin_link(name, made.map_err(refused)?)?;
+        info!(program = name, cgroup = %path.display(), "program attached");
+        Ok(())
+    }
+
+    fn pin_link(&self, name: &str, link: OwnedFd) -> Result<(), Error> {
         let pin = self.link(name);
         if let Err(source) = fs::remove_file(&pin)
             && source.kind() != io::ErrorKind::NotFound
         {
             return Err(place("remove link", &pin, source));
         }
-        sys::pin(link.as_fd(), &pin).map_err(|source| place("pin link", &pin, source))?;
-        info!(program = name, cgroup = %path.display(), "program attached");
-        Ok(())
+        sys::pin(link.as_fd(), &pin).map_err(|source| place("pin link", &pin, source))
     }
 
     fn with_program<T>(
@@ -326,6 +354,11 @@ impl Programs {
         }
         Ok(())
     }
+}
+
+/// Where the activator finds the map that its one listener for all services' ports goes into.
+pub fn ports_map(bpffs: &Path) -> PathBuf {
+    bpffs.join(format!("v{}", abi::ABI_VERSION)).join(maps::PORTS)
 }
 
 /// Removes every pin: programs detach at once, maps go with their last user. For `rouse down`.
@@ -416,6 +449,7 @@ fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<(), Error> {
         Program::CgroupSock(program) => program.load(),
         Program::SockOps(program) => program.load(),
         Program::CgroupSkb(program) => program.load(),
+        Program::SkLookup(program) => program.load(),
         _ => return Err(Error::Abi),
     };
     loaded.map_err(|e| Error::Program { name, source: Box::new(e) })

@@ -161,6 +161,12 @@ pub fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(info[2])
 }
 
+/// Inode of the network namespace that a link of it is attached to; 0 once that namespace is gone.
+pub fn link_netns(link: BorrowedFd<'_>) -> io::Result<u64> {
+    // struct bpf_link_info: type, id, program id, (padding), inode (32 bits), attach type.
+    link_cgroup(link).map(|word| word & u64::from(u32::MAX))
+}
+
 /// Type, key size, value size and capacity of a map.
 pub fn map_shape(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
     // struct bpf_map_info: type, id, key size, value size, max entries, flags, …

@@ -59,6 +59,9 @@ pub mod maps {
     pub const CLIENTS: &str = "CLIENTS";
     /// Socket storage of listeners and what they accept: [`Conn`](super::Conn).
     pub const CONNS: &str = "CONNS";
+    /// Socket hash: an activator's address (16 bytes in memory order, IPv4 as mapped) → the socket that listens there for
+    /// all [`ACTIVATOR_PORTS`](super::ACTIVATOR_PORTS). The activator writes it.
+    pub const PORTS: &str = "PORTS";
 }
 
 /// Most frontends (address, port). Two families of 16 384 services.
@@ -73,6 +76,10 @@ pub const BACKENDS_MAX: u32 = 65_536;
 pub const PODS_MAX: u32 = 1_024;
 /// Most (namespace, port) pairs with a listener.
 pub const LISTEN_MAX: u32 = 16_384;
+/// Most addresses of activators in one network namespace.
+pub const PORTS_MAX: u32 = 16;
+/// First and last port of services at the activators; one listener serves them all.
+pub const ACTIVATOR_PORTS: [u16; 2] = [20_000, 29_999];
 /// Bytes of the event ring: 2 000 events. Events only wake the agent; losing one is harmless.
 pub const EVENTS_BYTES: u32 = 65_536;
 

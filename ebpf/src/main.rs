@@ -11,8 +11,8 @@
 #![feature(core_intrinsics)]
 
 use aya_ebpf::{
-    macros::{cgroup_skb, cgroup_sock, cgroup_sock_addr, sock_ops},
-    programs::{SkBuffContext, SockAddrContext, SockContext, SockOpsContext},
+    macros::{cgroup_skb, cgroup_sock, cgroup_sock_addr, sk_lookup, sock_ops},
+    programs::{SkBuffContext, SkLookupContext, SockAddrContext, SockContext, SockOpsContext},
 };
 use common::abi;
 
@@ -20,6 +20,7 @@ mod bind;
 mod connect;
 mod context;
 mod count;
+mod lookup;
 mod maps;
 mod packet;
 mod sockets;
@@ -81,6 +82,11 @@ pub fn ingress(ctx: SkBuffContext) -> i32 {
 #[cgroup_skb(egress)]
 pub fn egress(ctx: SkBuffContext) -> i32 {
     count::egress(&ctx)
+}
+
+#[sk_lookup]
+pub fn ports(ctx: SkLookupContext) -> u32 {
+    lookup::ports(&ctx)
 }
 
 #[panic_handler]

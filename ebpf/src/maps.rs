@@ -8,7 +8,7 @@ use aya_ebpf::{
     },
     helpers::generated::{bpf_ktime_get_ns, bpf_sk_storage_get},
     macros::{btf_map, map},
-    maps::{Array, HashMap, LruHashMap, ProgramArray, RingBuf},
+    maps::{Array, HashMap, LruHashMap, ProgramArray, RingBuf, SockHash},
 };
 use common::abi;
 
@@ -55,6 +55,9 @@ pub static EGRESS: ProgramArray = ProgramArray::pinned(1, 0);
 /// As `INGRESS`.
 #[map]
 pub static SOCKETS: ProgramArray = ProgramArray::pinned(1, 0);
+/// Filled by the activator; a socket that closes leaves by itself.
+#[map]
+pub static PORTS: SockHash<[u32; 4]> = SockHash::pinned(abi::PORTS_MAX, 0);
 /// Not cloned: what a client asked for concerns its own socket only.
 #[btf_map]
 pub static CLIENTS: SocketStorage<abi::Client, { BPF_F_NO_PREALLOC as usize }> =

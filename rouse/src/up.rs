@@ -219,6 +219,7 @@ impl Running {
             controller: endpoint(&layout.controller_socket()),
             autoscaler: endpoint(&layout.autoscaler_socket()),
             listen: vec![layout::GATEWAY_V4.into(), layout::GATEWAY_V6.into()],
+            ports_map: Some(agent::programs::ports_map(&layout.bpf())),
             outside_listener: outside.gateway.take(),
             admin: Part::Activator.admin(),
             ..activator::Config::defaults()
@@ -236,6 +237,7 @@ impl Running {
             pins: layout.bpf(),
             clients_cgroup: layout.cgroup(&cgroups.v2),
             pods_cgroup: layout.pods_cgroup(&cgroups.v2),
+            activator_netns: Some(layout.node_namespace()),
             admin: Part::Agent.admin(),
         };
         let shutdown = self.shutdown.clone();

@@ -5,4 +5,5 @@ mod agent;
 mod bed;
 mod count;
 mod listen;
+mod lookup;
 mod redirect;

@@ -65,7 +65,7 @@ impl World {
         let gate = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let outside = gate.local_addr().unwrap();
         let server = Arc::clone(&activator.server);
-        tokio::spawn(server.accept(gate, Door::Outside, shutdown.clone()));
+        tokio::spawn(server.accept(gate, Some(Door::Outside), shutdown.clone()));
         let port = free_port();
         let table = RouteTable::default();
         let mut world = Self { activator, table, port, outside, shutdown, registry };

@@ -1,0 +1,52 @@
+//! Program `sk_lookup` (5.9): one listener of the activator serves the ports of all services.
+//!
+//! Ten thousand listening sockets would take more file descriptors and memory than all the rest. The accepted connection
+//! keeps the port its client asked for, which names the service.
+
+use core::ptr;
+
+use aya_ebpf::{bindings::bpf_sk_lookup, programs::SkLookupContext};
+use common::{abi, flow};
+
+use crate::maps;
+
+/// Verdict: go on with the socket that was assigned, or else look for one as ever.
+const PASS: u32 = 1;
+const AF_INET: u32 = 2;
+const TCP: u32 = 6;
+
+macro_rules! read {
+    ($ctx:expr, $field:ident $([$word:literal])?) => {
+        // SAFETY: the kernel hands in a live context, and this reads one word of it.
+        unsafe { ptr::read_volatile(ptr::addr_of!((*$ctx).$field$([$word])?)) }
+    };
+}
+
+/// A packet looks for a listener: one to a service's port gets the activator's, if that listens at this address.
+#[inline(always)]
+pub fn ports(ctx: &SkLookupContext) -> u32 {
+    let lookup = ctx.lookup;
+    let [first, last] = abi::ACTIVATOR_PORTS;
+    let port = read!(lookup, local_port);
+    let ours = port >= u32::from(first) && port <= u32::from(last);
+    if ours && read!(lookup, protocol) == TCP {
+        // Without such a listener the kernel looks for one of that port.
+        let _nobody = maps::PORTS.redirect_sk_lookup(ctx, local_address(lookup), 0);
+    }
+    PASS
+}
+
+#[inline(always)]
+fn local_address(lookup: *const bpf_sk_lookup) -> [u32; 4] {
+    // All words are read in any case (those of the other family are 0): the compiler would make the last read of two
+    // branches one, through a pointer moved inside the context, which the verifier refuses.
+    let four = read!(lookup, local_ip4);
+    let six = [
+        read!(lookup, local_ip6[0]),
+        read!(lookup, local_ip6[1]),
+        read!(lookup, local_ip6[2]),
+        read!(lookup, local_ip6[3]),
+    ];
+    let is_four = read!(lookup, family) == AF_INET;
+    if is_four { [0, 0, flow::MAPPED, four] } else { six }
+}

@@ -1,0 +1,154 @@
+//! Shell: one listener of the activator for the ports of all services.
+
+use std::{
+    fs::File,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    thread::JoinHandle,
+};
+
+use activator::range::Range;
+use agent::programs::ports_map;
+use common::wire::Path as Way;
+use nix::sched::{CloneFlags, setns};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::TcpListener,
+    runtime::Builder,
+    sync::oneshot::{self, Sender},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::bed::{Bed, Place};
+
+const ECONNREFUSED: i32 = 111;
+
+/// The activator's listeners in a place; each client is told the port it asked for. Ends when dropped.
+struct Listening(Option<(CancellationToken, JoinHandle<()>)>);
+
+impl Listening {
+    fn start(bed: &Bed, at: &Place) -> Self {
+        let (netns, map) = (netns(at), ports_map(&bed.places().bpffs));
+        let addresses = [at.four().parse().unwrap(), at.six().parse().unwrap()];
+        let stop = CancellationToken::new();
+        let (ready, listening) = oneshot::channel();
+        let inside = stop.clone();
+        let thread = std::thread::spawn(move || {
+            setns(File::open(netns).unwrap(), CloneFlags::CLONE_NEWNET).expect("root may enter it");
+            let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(serve(&map, &addresses, ready, inside));
+        });
+        listening.blocking_recv().expect("the listeners are in the map");
+        Self(Some((stop, thread)))
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let Some((stop, thread)) = self.0.take() else { return };
+        stop.cancel();
+        let _panicked_already = thread.join();
+    }
+}
+
+async fn serve(map: &Path, addresses: &[IpAddr], ready: Sender<()>, stop: CancellationToken) {
+    let (_range, listeners) =
+        Range::open(map, addresses, CancellationToken::new()).expect("the map is pinned");
+    ready.send(()).expect("the test waits for it");
+    let all = listeners.into_iter().map(|listener| tokio::spawn(greet(listener)));
+    let all: Vec<_> = all.collect();
+    stop.cancelled().await;
+    all.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+async fn greet(listener: TcpListener) {
+    loop {
+        let (mut stream, _) = listener.accept().await.expect("it listens");
+        let port = stream.local_addr().expect("connected").port();
+        let greeting = format!("{port}\n");
+        stream.write_all(greeting.as_bytes()).await.expect("the client waits for it");
+    }
+}
+
+fn netns(place: &Place) -> PathBuf {
+    Path::new("/run/netns").join(&place.netns)
+}
+
+fn serve_ports(bed: &Bed, at: &Place) {
+    let programs = bed.programs.as_ref().expect("loaded with the bed");
+    programs.serve_ports(&netns(at)).expect("root may attach it");
+}
+
+#[test]
+fn one_listener_serves_the_ports_of_all_services() {
+    let mut bed = Bed::new();
+    let (client, activator) = (bed.client(), bed.client());
+    serve_ports(&bed, &activator);
+    let _listening = Listening::start(&bed, &activator);
+    bed.activator(&activator);
+    bed.service(1, Way::Direct);
+    bed.service(2, Way::Direct);
+    bed.plan();
+    let mut client = client.actor();
+    for port in [20_000, 24_321, 29_999] {
+        for address in [activator.four(), format!("[{}]", activator.six())] {
+            let at = format!("{address}:{port}");
+            assert_eq!(client.must(&format!("connect {at}")), format!("{port} {at}"));
+        }
+    }
+    // Sleeping services: the kernel leads to the activator, and the port still names the service.
+    assert_eq!(client.must("connect 10.96.0.1:80"), "20001 10.96.0.1:80");
+    assert_eq!(client.must("connect [fd96::2]:80"), "20002 [fd96::2]:80");
+    assert_eq!(client.must("hammer 10.96.0.2:80 50"), "20002=50");
+}
+
+#[test]
+fn other_ports_and_addresses_keep_their_listeners() {
+    let mut bed = Bed::new();
+    let (client, activator) = (bed.client(), bed.client());
+    serve_ports(&bed, &activator);
+    let _listening = Listening::start(&bed, &activator);
+    let mut beside = activator.actor();
+    beside.must(&format!("listen {}:30000 above", activator.four()));
+    beside.must("listen 127.0.0.1:20001 loopback");
+    assert_eq!(beside.must("connect 127.0.0.1:20001"), "loopback 127.0.0.1:20001");
+    let mut client = client.actor();
+    let (above, below) =
+        (format!("{}:30000", activator.four()), format!("{}:19999", activator.four()));
+    assert_eq!(client.must(&format!("connect {above}")), format!("above {above}"));
+    assert_eq!(client.ask(&format!("connect {below}")), Err(ECONNREFUSED));
+}
+
+#[test]
+fn a_listener_that_closes_makes_room_for_sockets_of_single_ports_and_for_the_next() {
+    let mut bed = Bed::new();
+    let (client, activator) = (bed.client(), bed.client());
+    serve_ports(&bed, &activator);
+    let at = format!("{}:20001", activator.four());
+    let mut client = client.actor();
+    let first = Listening::start(&bed, &activator);
+    assert_eq!(client.must(&format!("connect {at}")), format!("20001 {at}"));
+    drop(first);
+    assert_eq!(client.ask(&format!("connect {at}")), Err(ECONNREFUSED));
+    let mut single = activator.actor();
+    single.must(&format!("listen {at} own"));
+    assert_eq!(client.must(&format!("connect {at}")), format!("own {at}"));
+    let _next = Listening::start(&bed, &activator);
+    assert_eq!(client.must(&format!("connect {at}")), format!("20001 {at}"));
+}
+
+#[test]
+fn the_next_agent_takes_the_program_over_without_a_gap() {
+    let mut bed = Bed::new();
+    let (client, activator) = (bed.client(), bed.client());
+    serve_ports(&bed, &activator);
+    let _listening = Listening::start(&bed, &activator);
+    let mut client = client.actor();
+    client.send(&format!("hammer {}:20007 500", activator.four()));
+    for _ in 0..5 {
+        let again = agent::programs::Programs::load(bed.places().clone()).unwrap();
+        bed.programs = Some(again);
+        serve_ports(&bed, &activator);
+    }
+    assert_eq!(client.answer(), Ok("20007=500".into()));
+}
