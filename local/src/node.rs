@@ -1,11 +1,13 @@
 //! Shell: the node itself: made once, found again, and removed without a trace.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use thiserror::Error;
 use tracing::{info, warn};
@@ -53,7 +55,7 @@ pub enum NodeError {
     },
     /// The same part already runs.
     #[error(
-        "{part} of node {name} already runs as process {pid}: stop it, or run `rouse down --name {name}`"
+        "{part} of node {name} already runs as process {pid}: stop it, or run `rouse --node {name} down`"
     )]
     Running {
         /// Which node.
@@ -74,10 +76,25 @@ fn file(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> NodeErr
 #[derive(Debug)]
 pub struct Node;
 
+/// While it lives, no other process makes this node, joins it or removes it.
+#[derive(Debug)]
+pub struct Lock(#[allow(dead_code, reason = "held, never read")] Flock<File>);
+
 impl Node {
+    /// Waits until no other process makes, joins or removes the node: parts may start at the same moment.
+    pub fn lock(layout: &Layout) -> Result<Lock, NodeError> {
+        let path = layout.run();
+        loop {
+            fs::create_dir_all(&path).map_err(file("make folder", &path))?;
+            if let Some(lock) = lock_folder(&path)? {
+                return Ok(lock);
+            }
+        }
+    }
+
     /// Makes what is missing of a node: folders, bpffs, cgroups, namespaces. Repeating it changes nothing.
     ///
-    /// Blocks; call it before a runtime starts, in the host's namespaces.
+    /// Blocks; call it before a runtime starts, in the host's namespaces, and hold a [`Lock`] if others may do the same.
     pub fn create(layout: &Layout) -> Result<(), NodeError> {
         for path in [
             layout.bpf(),
@@ -137,6 +154,9 @@ impl Node {
     /// images and logs. Works as well after a crash, half-made or twice. Blocks.
     pub fn destroy(layout: &Layout) -> Result<(), NodeError> {
         end_parts(layout);
+        // What has gone meanwhile needs no lock; what came while we waited for it is ended too.
+        let _lock = lock_folder(&layout.run())?;
+        end_parts(layout);
         let cgroup = |source| NodeError::Cgroup { name: layout.name().to_owned(), source };
         Mounts::find().map_err(cgroup)?.remove_node(layout).map_err(cgroup)?;
         if let Ok(entries) = fs::read_dir(layout.namespaces()) {
@@ -166,6 +186,24 @@ impl Node {
                 Err(file("remove", &layout.data())(error))
             }
             _ => Ok(()),
+        }
+    }
+}
+
+/// Locks a folder; `None` when there is none, also because the lock's last holder removed it.
+fn lock_folder(path: &Path) -> Result<Option<Lock>, NodeError> {
+    loop {
+        let folder = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            folder => folder.map_err(file("open folder", path))?,
+        };
+        let locked = Flock::lock(folder, FlockArg::LockExclusive);
+        let lock = locked.map_err(|(_, error)| file("lock folder", path)(error.into()))?;
+        let own = lock.metadata().map(|own| (own.dev(), own.ino())).ok();
+        let now = fs::metadata(path).map(|now| (now.dev(), now.ino())).ok();
+        // A folder that was removed and made again while we waited is another one.
+        if own == now {
+            return Ok(Some(Lock(lock)));
         }
     }
 }
@@ -213,5 +251,50 @@ fn end_parts(layout: &Layout) {
             let _ = sys::pidfd_signal(fd.as_fd(), libc::SIGKILL);
             process::has_ended(fd, GRACE);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    fn folder(test: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("rouse-lock-{test}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_node_is_made_by_one_process_at_a_time() {
+        let path = folder("one");
+        let first = lock_folder(&path).unwrap().unwrap();
+        let (say, said) = mpsc::channel();
+        thread::scope(|scope| {
+            let (second, path) = (say.clone(), &path);
+            scope.spawn(move || {
+                let lock = lock_folder(path).unwrap();
+                second.send("second").unwrap();
+                drop(lock);
+            });
+            say.send("first").unwrap();
+            drop(first);
+        });
+        assert_eq!(said.try_iter().collect::<Vec<_>>(), ["first", "second"]);
+        fs::remove_dir(&path).unwrap();
+    }
+
+    #[test]
+    fn a_removed_node_is_not_locked() {
+        let path = folder("removed");
+        let first = lock_folder(&path).unwrap().unwrap();
+        thread::scope(|scope| {
+            let second = scope.spawn(|| lock_folder(&path).unwrap().is_none());
+            fs::remove_dir(&path).unwrap();
+            drop(first);
+            assert!(second.join().unwrap());
+        });
     }
 }

@@ -96,16 +96,26 @@ pub(crate) fn run(layout: &Layout, args: &Args) -> Result<()> {
         bail!("a node needs root: it makes network namespaces, cgroups and BPF programs; try sudo");
     }
     let parts = args.part.map_or_else(|| Part::ALL.to_vec(), |part| vec![part]);
-    claim(layout, args.part)?;
-    let ran = make_and_run(layout, args, &parts);
+    // Parts may start at the same moment.
+    let lock = Node::lock(layout)?;
+    refuse_twins(layout, args.part)?;
+    let made = make(layout, args.part);
+    drop(lock);
+    let ran = made.and_then(|()| enter_and_run(layout, args, &parts));
     if args.part.is_none() {
         Node::destroy(layout).context("the node is left half removed; `rouse down` tries again")?;
     }
     ran
 }
 
+/// Makes what is missing of the node and puts this process down as a part of it.
+fn make(layout: &Layout, part: Option<Part>) -> Result<()> {
+    Node::create(layout)?;
+    Ok(Node::claim(layout, part.map_or("node", Part::name))?)
+}
+
 /// Refuses to run what runs already.
-fn claim(layout: &Layout, part: Option<Part>) -> Result<()> {
+fn refuse_twins(layout: &Layout, part: Option<Part>) -> Result<()> {
     let others = Node::parts(layout);
     let clashes = |name: &str| match part {
         Some(part) => name == part.name() || name == "node",
@@ -118,9 +128,7 @@ fn claim(layout: &Layout, part: Option<Part>) -> Result<()> {
     Ok(())
 }
 
-fn make_and_run(layout: &Layout, args: &Args, parts: &[Part]) -> Result<()> {
-    Node::create(layout)?;
-    Node::claim(layout, args.part.map_or("node", Part::name))?;
+fn enter_and_run(layout: &Layout, args: &Args, parts: &[Part]) -> Result<()> {
     // What belongs to the host's network is opened before this process leaves it.
     let host = net::current()?;
     let gateway = parts.contains(&Part::Activator).then(|| gateway(args.gateway)).transpose()?;
