@@ -135,7 +135,7 @@ async fn a_request_wakes_its_revision_and_the_table_lets_it_go() {
 
     let server = server(OK, Duration::ZERO).await;
     let ready = pod("p", server.address, PodPhase::Ready);
-    routes.set(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready));
+    routes.set(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
     assert!(rest(&mut client).await.ends_with("hello"));
     let version = routes.version();
     next(&mut pods, |item| applied(item).filter(|it| *it == version)).await;

@@ -359,7 +359,7 @@ impl Agent {
         for (key, change) in news.changes {
             match (&key, &change) {
                 (RouteKey::Pod(_), RouteChange::Pod(pod)) if pod.node == self.node => {
-                    named.push(Box::new(pod.clone()));
+                    named.push(pod.clone());
                 }
                 (RouteKey::Pod(uid), _) => dropped.push(uid.clone()),
                 _ => {}

@@ -70,7 +70,7 @@ fn state(table: &RouteTable, key: &RouteKey) -> RouteChange {
     let state = match key {
         RouteKey::Service(name) => table.services.get(name).cloned().map(RouteChange::Service),
         RouteKey::Revision(name) => table.revisions.get(name).cloned().map(RouteChange::Revision),
-        RouteKey::Pod(uid) => table.pods.get(uid).cloned().map(RouteChange::Pod),
+        RouteKey::Pod(uid) => table.pods.get(uid).cloned().map(|pod| RouteChange::Pod(pod.into())),
         RouteKey::Activator(name) => {
             table.activators.get(name).cloned().map(RouteChange::Activator)
         }

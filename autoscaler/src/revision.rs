@@ -6,7 +6,7 @@
 //! the next tick would not, given the same load. Between evaluations the last wish stands, and a change of pods
 //! or routes only moves the way to zero: Knative's one step down per tick is kept.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use common::wire::{Activity, Decision, Metric, Name, Path, ScalePolicy};
 
@@ -52,7 +52,7 @@ impl Counts {
 #[derive(Debug)]
 pub struct Revision {
     /// How it scales.
-    pub policy: ScalePolicy,
+    pub policy: Arc<ScalePolicy>,
     /// Owning service and configuration, for metrics.
     pub owners: [Box<str>; 2],
     /// Whether a route leads to it.
@@ -104,7 +104,7 @@ pub struct Figures {
 
 impl Revision {
     /// A revision as first met; nothing is decided yet.
-    pub fn new(it: &common::wire::Revision, policy: ScalePolicy) -> Self {
+    pub fn new(it: &common::wire::Revision, policy: Arc<ScalePolicy>) -> Self {
         Self {
             policy,
             owners: [it.service.as_str().into(), it.configuration.as_str().into()],
@@ -141,7 +141,7 @@ impl Revision {
     }
 
     /// Takes another policy; load is evaluated anew.
-    pub fn set_policy(&mut self, now: Duration, policy: ScalePolicy) {
+    pub fn set_policy(&mut self, now: Duration, policy: Arc<ScalePolicy>) {
         self.policy = policy;
         if self.is_awake() {
             self.load.wake(&self.policy);

@@ -26,9 +26,9 @@ struct Shared<K, V> {
 struct Inner<K, V> {
     version: u64,
     /// Latest state; `None` marks a subject that went, kept until every cursor has passed it.
-    states: HashMap<K, (u64, Option<V>)>,
+    states: HashMap<Arc<K>, (u64, Option<Box<V>>)>,
     /// Subjects by the version of their latest change.
-    order: BTreeMap<u64, K>,
+    order: BTreeMap<u64, Arc<K>>,
     /// How far each stream has got.
     cursors: BTreeMap<u64, u64>,
     next_cursor: u64,
@@ -56,10 +56,10 @@ impl<K: Eq + Hash + Clone, V: Clone + PartialEq> Outbox<K, V> {
     /// Says the subject's state. A state equal to the last one says nothing.
     pub fn set(&self, key: K, value: V) {
         let mut inner = self.lock();
-        if matches!(inner.states.get(&key), Some((_, Some(old))) if *old == value) {
+        if matches!(inner.states.get(&key), Some((_, Some(old))) if **old == value) {
             return;
         }
-        inner.put(key, Some(value));
+        inner.put(key, Some(Box::new(value)));
         self.announce(inner);
     }
 
@@ -103,7 +103,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
 
     /// The subject's latest state.
     pub fn get(&self, key: &K) -> Option<V> {
-        self.lock().states.get(key).and_then(|(_, value)| value.clone())
+        self.lock().states.get(key).and_then(|(_, value)| value.as_deref().cloned())
     }
 
     /// A place for a new stream, which begins with every state.
@@ -133,12 +133,20 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
     }
 }
 
-impl<K: Eq + Hash + Clone, V> Inner<K, V> {
-    fn put(&mut self, key: K, value: Option<V>) {
+impl<K: Eq + Hash, V> Inner<K, V> {
+    fn put(&mut self, key: K, value: Option<Box<V>>) {
         self.version += 1;
-        if let Some((at, _)) = self.states.insert(key.clone(), (self.version, value)) {
-            self.order.remove(&at);
-        }
+        let key = match self.states.get_mut(&key) {
+            Some(state) => {
+                let (at, _) = std::mem::replace(state, (self.version, value));
+                self.order.remove(&at).expect("each state stands in the order under its version")
+            }
+            None => {
+                let key = Arc::new(key);
+                self.states.insert(Arc::clone(&key), (self.version, value));
+                key
+            }
+        };
         self.order.insert(self.version, key);
     }
 
@@ -146,8 +154,8 @@ impl<K: Eq + Hash + Clone, V> Inner<K, V> {
     fn forget_passed(&mut self) {
         let heard = self.cursors.values().copied().min().unwrap_or(u64::MAX);
         let passed = self.order.range(..=heard.min(self.version));
-        let gone = |key: &&K| matches!(self.states.get(*key), Some((_, None)));
-        let marks: Vec<K> = passed.map(|(_, key)| key).filter(gone).cloned().collect();
+        let gone = |key: &&Arc<K>| matches!(self.states.get(*key), Some((_, None)));
+        let marks: Vec<Arc<K>> = passed.map(|(_, key)| key).filter(gone).cloned().collect();
         for key in marks {
             if let Some((at, _)) = self.states.remove(&key) {
                 self.order.remove(&at);
@@ -178,8 +186,9 @@ impl<K: Eq + Hash + Clone, V: Clone> Cursor<K, V> {
             return None;
         }
         let news = inner.order.range(self.at + 1..);
-        let step =
-            |key: &K| (key.clone(), inner.states.get(key).and_then(|(_, value)| value.clone()));
+        let state =
+            |key: &K| inner.states.get(key).and_then(|(_, value)| value.as_deref().cloned());
+        let step = |key: &Arc<K>| (K::clone(key), state(key));
         let mut steps: Vec<_> = news.map(|(_, key)| step(key)).collect();
         self.at = inner.version;
         inner.cursors.insert(self.id, self.at);

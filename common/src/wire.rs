@@ -14,6 +14,7 @@ use std::{
     num::NonZeroU16,
     str::FromStr,
     string::ToString as _,
+    sync::Arc,
     time::Duration,
 };
 
@@ -177,8 +178,8 @@ pub struct Revision {
     pub idle_timeout: Option<Duration>,
     /// What its pods speak.
     pub protocol: Protocol,
-    /// How it scales; only sent to autoscalers.
-    pub policy: Option<ScalePolicy>,
+    /// How it scales; only sent to autoscalers. Most revisions share one, see [`Policies`].
+    pub policy: Option<Arc<ScalePolicy>>,
     /// Whether a route leads to it; else it may shrink in one step and minimum scale does not hold.
     pub reachable: bool,
     /// Whether its initial scale was reached once.
@@ -237,6 +238,29 @@ pub struct ScalePolicy {
     pub progress_deadline: Duration,
     /// How a window is averaged.
     pub aggregation: Aggregation,
+}
+
+/// Policies that are known, so that equal ones are kept once: ten thousand services use a handful.
+#[derive(Clone, Debug, Default)]
+pub struct Policies(Vec<Arc<ScalePolicy>>);
+
+impl Policies {
+    /// So many are compared with; beyond them each stands by itself.
+    const KNOWN: usize = 64;
+
+    /// The known policy equal to this one.
+    pub fn share(&mut self, policy: Arc<ScalePolicy>) -> Arc<ScalePolicy> {
+        if let Some(known) = self.0.iter().find(|known| **known == policy) {
+            return Arc::clone(known);
+        }
+        if self.0.len() == Self::KNOWN {
+            self.0.retain(|known| Arc::strong_count(known) > 1);
+        }
+        if self.0.len() < Self::KNOWN {
+            self.0.push(Arc::clone(&policy));
+        }
+        policy
+    }
 }
 
 /// What the autoscaler averages.
@@ -362,8 +386,8 @@ pub enum RouteChange {
     Service(Service),
     /// A revision's whole state.
     Revision(Revision),
-    /// A pod's whole state.
-    Pod(Pod),
+    /// A pod's whole state. Boxed: services and revisions are many and smaller.
+    Pod(Box<Pod>),
     /// An activator's whole state.
     Activator(Activator),
     /// The subject is no more.
@@ -404,7 +428,7 @@ impl RouteTable {
     pub fn states(&self) -> impl Iterator<Item = RouteChange> {
         let services = self.services.values().cloned().map(RouteChange::Service);
         let revisions = self.revisions.values().cloned().map(RouteChange::Revision);
-        let pods = self.pods.values().cloned().map(RouteChange::Pod);
+        let pods = self.pods.values().cloned().map(|it| RouteChange::Pod(it.into()));
         let activators = self.activators.values().cloned().map(RouteChange::Activator);
         activators.chain(revisions).chain(pods).chain(services)
     }
@@ -414,7 +438,7 @@ impl RouteTable {
         let mut out = Vec::new();
         changed(&self.activators, &next.activators, |v| out.push(RouteChange::Activator(v)));
         changed(&self.revisions, &next.revisions, |v| out.push(RouteChange::Revision(v)));
-        changed(&self.pods, &next.pods, |v| out.push(RouteChange::Pod(v)));
+        changed(&self.pods, &next.pods, |v| out.push(RouteChange::Pod(v.into())));
         changed(&self.services, &next.services, |v| out.push(RouteChange::Service(v)));
         let gone = self.keys().into_iter().filter(|key| !next.contains(key));
         out.extend(gone.map(RouteChange::Gone));
@@ -445,7 +469,7 @@ impl RouteTable {
         match change {
             RouteChange::Service(it) => drop(self.services.insert(it.name.clone(), it)),
             RouteChange::Revision(it) => drop(self.revisions.insert(it.name.clone(), it)),
-            RouteChange::Pod(it) => drop(self.pods.insert(it.uid.clone(), it)),
+            RouteChange::Pod(it) => drop(self.pods.insert(it.uid.clone(), *it)),
             RouteChange::Activator(it) => drop(self.activators.insert(it.name.clone(), it)),
             RouteChange::Gone(_) => self.remove(&key),
             RouteChange::Synced => {}
@@ -485,6 +509,7 @@ pub struct RouteView {
     pub version: u64,
     unnamed: Option<BTreeSet<RouteKey>>,
     changed: BTreeSet<RouteKey>,
+    policies: Policies,
 }
 
 impl RouteView {
@@ -500,7 +525,10 @@ impl RouteView {
     }
 
     /// Takes in one item. At `Synced`, which ends each batch, returns the subjects touched since the last one.
-    pub fn absorb(&mut self, item: RouteItem) -> Option<BTreeSet<RouteKey>> {
+    pub fn absorb(&mut self, mut item: RouteItem) -> Option<BTreeSet<RouteKey>> {
+        if let RouteChange::Revision(it) = &mut item.change {
+            it.policy = it.policy.take().map(|policy| self.policies.share(policy));
+        }
         let synced = matches!(item.change, RouteChange::Synced);
         if synced {
             for key in self.unnamed.take().into_iter().flatten() {

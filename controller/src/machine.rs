@@ -171,7 +171,8 @@ impl Machine {
         std::mem::take(&mut self.effects)
     }
 
-    fn apply(&mut self, name: Name, manifest: Manifest, now: Stamp) {
+    fn apply(&mut self, name: Name, mut manifest: Manifest, now: Stamp) {
+        manifest.template = self.world.templates.share(&manifest.template);
         let before = self.world.apps.get(&name).cloned();
         let clash = before.as_ref().filter(|app| !app.leaving).and_then(|app| {
             let named = manifest.revision.as_ref().and_then(|revision| app.revision(revision))?;
@@ -243,7 +244,11 @@ impl Machine {
         allot::release(&before, &mut self.world);
     }
 
-    fn restore(&mut self, name: Name, app: App, now: Stamp) {
+    fn restore(&mut self, name: Name, mut app: App, now: Stamp) {
+        let texts = app.revisions.iter_mut().map(|it| &mut it.template);
+        for template in texts.chain([&mut app.manifest.template]) {
+            *template = self.world.templates.share(template);
+        }
         allot::claim(&app, &mut self.world);
         self.world.apps.insert(name.clone(), app);
         self.settle(&name, None, true, now);
@@ -444,7 +449,7 @@ impl Machine {
         for (revision, pod) in after.iter().flat_map(|app| app.pods()) {
             let known = self.owners.contains_key(&*pod.uid);
             if ordered(pod) && !known {
-                let facts = Facts::read(revision, &self.world);
+                let facts = Facts::of(revision, &self.world);
                 self.effects.start.push(facts.order(name, revision, pod));
                 self.owners.insert(pod.uid.to_string(), name.clone());
             }

@@ -3,7 +3,7 @@
 //! One app is planned at a time from what is observed of it; planning it again changes nothing. [`whole`] plans
 //! every app and is the reference that the incremental way is held to.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use common::wire::{Name, RouteChange};
 
@@ -16,7 +16,7 @@ mod scale;
 mod status;
 mod traffic;
 
-pub use revision::Facts;
+pub use revision::{Facts, Templates};
 pub(crate) use routes::host_name;
 
 /// What one app should be.
@@ -41,7 +41,7 @@ pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
     };
     let (mut app, mut timer) = (have.clone(), Timer::default());
     revision::ensure(&mut app, name, world.seed, now);
-    let facts: Vec<Facts> = app.revisions.iter().map(|it| Facts::read(it, world)).collect();
+    let facts: Vec<_> = app.revisions.iter().map(|it| Facts::of(it, world)).collect();
     // What a step decides an earlier one may depend on, so all are taken until nothing changes any more.
     for _ in 0..PASSES {
         let before = app.clone();
@@ -58,7 +58,14 @@ pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
 }
 
 /// Takes every step once: what is seen of pods, traffic by it, pods by that, conditions by all.
-fn pass(app: &mut App, name: &Name, facts: &[Facts], world: &World, now: Stamp, timer: &mut Timer) {
+fn pass(
+    app: &mut App,
+    name: &Name,
+    facts: &[Arc<Facts>],
+    world: &World,
+    now: Stamp,
+    timer: &mut Timer,
+) {
     for (revision, facts) in app.revisions.iter_mut().zip(facts) {
         let view = View { world, namespace: &name.namespace, facts, now };
         scale::forget_gone(revision, &view, timer);

@@ -362,7 +362,7 @@ fn conditions(all: &Conditions, table: &Table) -> Vec<Condition> {
 }
 
 fn pod_object(pod: &Pod, revision: &Revision, owner: &Name, world: &World) -> Value {
-    let facts = Facts::read(revision, world);
+    let facts = Facts::of(revision, world);
     let order = facts.order(owner, revision, pod);
     let own = Meta { uid: revision.meta.uid, ..Meta::default() };
     let status = world.statuses.get(&*pod.uid);

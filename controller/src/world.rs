@@ -16,7 +16,7 @@ use common::{
 };
 use k8s_openapi::jiff;
 
-use crate::policy::AutoscalerConfig;
+use crate::{plan::Templates, policy::AutoscalerConfig};
 
 /// A moment, in milliseconds since 1970. The shell's clock never runs backwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -480,6 +480,8 @@ pub struct World {
     pub statuses: BTreeMap<String, PodStatus>,
     /// Agents and activators that follow the RouteTable now, by role and name.
     pub peers: BTreeMap<String, Peer>,
+    /// What the Revisions' templates say.
+    pub templates: Templates,
     /// ClusterIP numbers in use.
     pub hosts: BTreeSet<u16>,
     /// Activator ports in use.

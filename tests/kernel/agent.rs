@@ -216,7 +216,7 @@ impl World {
             },
         };
         self.routes.set(RouteKey::Revision(revision.name.clone()), RouteChange::Revision(revision));
-        self.routes.set(RouteKey::Pod(pod.uid.clone()), RouteChange::Pod(pod));
+        self.routes.set(RouteKey::Pod(pod.uid.clone()), RouteChange::Pod(pod.into()));
     }
 
     fn start_agent(&mut self) {

@@ -70,7 +70,7 @@ fn revision(name: &Name) -> RouteChange {
         response_start_timeout: None,
         idle_timeout: None,
         protocol: common::wire::Protocol::Http1,
-        policy: Some(policy()),
+        policy: Some(policy().into()),
         reachable: true,
         initial_scale_reached: true,
     })

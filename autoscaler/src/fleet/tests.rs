@@ -45,7 +45,7 @@ fn revision(name: &Name, policy: ScalePolicy) -> RouteRevision {
         response_start_timeout: None,
         idle_timeout: None,
         protocol: Protocol::Http1,
-        policy: Some(policy),
+        policy: Some(policy.into()),
         reachable: true,
         initial_scale_reached: false,
     }

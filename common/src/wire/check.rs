@@ -117,7 +117,7 @@ impl TryFrom<raw::RouteItem> for RouteItem {
         let change = match need("route_item.what", it.what)? {
             What::Service(it) => RouteChange::Service(it.try_into()?),
             What::Revision(it) => RouteChange::Revision(it.try_into()?),
-            What::Pod(it) => RouteChange::Pod(it.try_into()?),
+            What::Pod(it) => RouteChange::Pod(Box::new(it.try_into()?)),
             What::Activator(it) => RouteChange::Activator(it.try_into()?),
             What::Gone(it) => RouteChange::Gone(it.try_into()?),
             What::Synced(_) => RouteChange::Synced,
@@ -132,7 +132,7 @@ impl From<RouteItem> for raw::RouteItem {
         let what = match it.change {
             RouteChange::Service(it) => What::Service(it.into()),
             RouteChange::Revision(it) => What::Revision(it.into()),
-            RouteChange::Pod(it) => What::Pod(it.into()),
+            RouteChange::Pod(it) => What::Pod((*it).into()),
             RouteChange::Activator(it) => What::Activator(it.into()),
             RouteChange::Gone(it) => What::Gone(it.into()),
             RouteChange::Synced => What::Synced(raw::Empty {}),
@@ -258,7 +258,7 @@ impl TryFrom<raw::Revision> for Revision {
             response_start_timeout: maybe_ms(it.response_start_timeout_ms),
             idle_timeout: maybe_ms(it.idle_timeout_ms),
             protocol,
-            policy: it.policy.map(ScalePolicy::try_from).transpose()?,
+            policy: it.policy.map(ScalePolicy::try_from).transpose()?.map(Arc::new),
             reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
         })
@@ -280,7 +280,7 @@ impl From<Revision> for raw::Revision {
             response_start_timeout_ms: it.response_start_timeout.map_or(0, ms),
             idle_timeout_ms: it.idle_timeout.map_or(0, ms),
             protocol: protocol.into(),
-            policy: it.policy.map(Into::into),
+            policy: it.policy.map(|it| Arc::unwrap_or_clone(it).into()),
             reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
         }

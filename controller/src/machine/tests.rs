@@ -88,7 +88,7 @@ impl Sim {
             match change.expect("a state") {
                 RouteChange::Service(it) => drop(table.services.insert(it.name.clone(), it)),
                 RouteChange::Revision(it) => drop(table.revisions.insert(it.name.clone(), it)),
-                RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), it)),
+                RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), *it)),
                 RouteChange::Activator(it) => drop(table.activators.insert(it.name.clone(), it)),
                 RouteChange::Gone(_) | RouteChange::Synced => unreachable!("states only"),
             }

@@ -1,6 +1,12 @@
 //! Pure: template → Revision, and Revision → what its pods are.
 
-use std::{collections::BTreeMap, num::NonZeroU16, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+    num::NonZeroU16,
+    sync::Arc,
+    time::Duration,
+};
 
 use common::{
     node::PodOrder,
@@ -30,13 +36,41 @@ const RETAIN_MIN: usize = 20;
 /// `max-non-active-revisions` of `config-gc`.
 const RETAIN_MAX: usize = 1000;
 
+/// Templates in use with what they say: equal ones are kept and read once.
+#[derive(Clone, Debug, Default)]
+pub struct Templates(RefCell<HashMap<Arc<str>, Arc<Facts>>>);
+
+impl Templates {
+    /// So many are remembered, at a few KB each; then all are read anew.
+    const KNOWN: usize = 256;
+
+    /// The same text, in the memory of an equal one where there is one.
+    pub fn share(&self, template: &Arc<str>) -> Arc<str> {
+        let known = self.0.borrow();
+        Arc::clone(known.get_key_value(template).map_or(template, |(known, _)| known))
+    }
+
+    fn facts(&self, template: &Arc<str>, read: impl FnOnce() -> Facts) -> Arc<Facts> {
+        let mut known = self.0.borrow_mut();
+        if let Some(facts) = known.get(template) {
+            return Arc::clone(facts);
+        }
+        if known.len() >= Self::KNOWN {
+            known.clear();
+        }
+        let facts = Arc::new(read());
+        known.insert(Arc::clone(template), Arc::clone(&facts));
+        facts
+    }
+}
+
 /// What a template says, ready for use.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// The template.
     pub template: RevisionTemplate,
     /// How it scales.
-    pub policy: ScalePolicy,
+    pub policy: Arc<ScalePolicy>,
     /// Requests a pod may have at once; 0: no limit.
     pub container_concurrency: u32,
     /// Bound of a whole request.
@@ -50,8 +84,12 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Reads a Revision's template, which was checked when it was applied.
-    pub fn read(revision: &Revision, world: &World) -> Self {
+    /// What a Revision's template says, which was checked when it was applied.
+    pub fn of(revision: &Revision, world: &World) -> Arc<Self> {
+        world.templates.facts(&revision.template, || Self::read(revision, world))
+    }
+
+    fn read(revision: &Revision, world: &World) -> Self {
         let template: RevisionTemplate =
             serde_json::from_str(&revision.template).unwrap_or_default();
         let limit = template.spec.container_concurrency.unwrap_or(0);
@@ -71,7 +109,7 @@ impl Facts {
         let h2c = port.is_some_and(|port| port.name.as_deref() == Some("h2c"));
         let timeout = template.spec.timeout_seconds.and_then(|it| u64::try_from(it).ok());
         Self {
-            policy,
+            policy: Arc::new(policy),
             container_concurrency,
             timeout: Duration::from_secs(timeout.filter(|it| *it > 0).unwrap_or(300)),
             serving,
@@ -111,7 +149,7 @@ impl Facts {
             response_start_timeout: Self::seconds(spec.response_start_timeout_seconds),
             idle_timeout: Self::seconds(spec.idle_timeout_seconds),
             protocol: self.protocol,
-            policy: Some(self.policy.clone()),
+            policy: Some(Arc::clone(&self.policy)),
             reachable: revision.routing.0 != Routing::Reserve,
             initial_scale_reached: revision.reached,
         }

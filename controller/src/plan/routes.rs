@@ -1,6 +1,6 @@
 //! Pure: revisions, pods and shares → subjects of the RouteTable.
 
-use std::{net::SocketAddr, num::NonZeroU16};
+use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
 use common::wire::{Name, Path, Pod, PodPhase, Protocol, RouteChange, Service, Target};
 
@@ -15,18 +15,24 @@ use crate::{
 const SERVICE_PORT: NonZeroU16 = NonZeroU16::new(80).expect("not zero");
 
 /// Everything the data plane is told of one app.
-pub(super) fn subjects(app: &App, name: &Name, facts: &[Facts], world: &World) -> Vec<RouteChange> {
+pub(super) fn subjects(
+    app: &App,
+    name: &Name,
+    facts: &[Arc<Facts>],
+    world: &World,
+) -> Vec<RouteChange> {
     let mut out = Vec::new();
     let pairs = || app.revisions.iter().zip(facts);
-    let shown =
-        |it: &&(&Revision, &Facts)| it.0.routing.0 != Routing::Reserve || !it.0.pods.is_empty();
+    let shown = |it: &&(&Revision, &Arc<Facts>)| {
+        it.0.routing.0 != Routing::Reserve || !it.0.pods.is_empty()
+    };
     for (revision, facts) in pairs().filter(|it| shown(&it)) {
         out.push(RouteChange::Revision(facts.wire(name, revision)));
     }
     for (revision, facts) in pairs() {
         let view = View { world, namespace: &name.namespace, facts, now: Stamp::default() };
         let pods = revision.pods.iter().filter_map(|it| pod(it, revision, &view));
-        out.extend(pods.map(RouteChange::Pod));
+        out.extend(pods.map(|it| RouteChange::Pod(it.into())));
     }
     if app.leaving {
         return out;
@@ -68,7 +74,7 @@ fn service(
     allotted: &Allotment,
     app: &App,
     name: &Name,
-    facts: &[Facts],
+    facts: &[Arc<Facts>],
     world: &World,
 ) -> Service {
     let settings = &world.settings;
