@@ -50,10 +50,12 @@ pub enum ImageError {
         source: LayoutError,
     },
     /// A registry gave nothing.
-    #[error("cannot pull image {image}")]
+    #[error("cannot pull image {image}{hint}")]
     Registry {
         /// The image as written.
         image: String,
+        /// Where else was looked, and what to do.
+        hint: String,
         /// Why.
         #[source]
         source: RegistryError,
@@ -155,13 +157,25 @@ impl Images {
 
     /// A registry's refusal, as the user should read it.
     fn refused(&self, image: &str, source: RegistryError) -> ImageError {
-        let RegistryError::NotFound { registry } = &source else {
-            return ImageError::Registry { image: image.to_owned(), source };
-        };
-        let here = self.folder.as_ref().map(|folder| format!(" nor below {}", folder.display()));
-        let here = here.unwrap_or_default();
-        let hint = format!(" in registry {registry}{here}: check its name and tag");
-        ImageError::NotFound { image: image.to_owned(), hint }
+        let (image, folder) = (image.to_owned(), self.folder.as_deref());
+        match &source {
+            RegistryError::NotFound { registry } => {
+                let here = folder.map(|folder| format!(" nor below {}", folder.display()));
+                let here = here.unwrap_or_default();
+                let hint = format!(" in registry {registry}{here}: check its name and tag");
+                ImageError::NotFound { image, hint }
+            }
+            RegistryError::Request { .. } => {
+                let hint = unreachable_hint(folder);
+                ImageError::Registry { image, hint, source }
+            }
+            RegistryError::Name { .. }
+            | RegistryError::Unauthorized { .. }
+            | RegistryError::Store { .. }
+            | RegistryError::Network(_) => {
+                ImageError::Registry { image, hint: String::new(), source }
+            }
+        }
     }
 
     /// Unpacks a found image unless that was done before.
@@ -209,9 +223,25 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// What to do when a registry cannot be asked: often the image was meant to lie in the folder.
+fn unreachable_hint(folder: Option<&Path>) -> String {
+    let here = match folder {
+        Some(folder) => format!("it is not below {} either", folder.display()),
+        None => "no folder of images was named with --images".to_owned(),
+    };
+    format!(" ({here}; check its name and tag)")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unreachable_registry_is_told_with_the_folder_that_was_looked_through() {
+        let hint = unreachable_hint(Some(Path::new("/images")));
+        assert_eq!(hint, " (it is not below /images either; check its name and tag)");
+        assert!(unreachable_hint(None).contains("--images"));
+    }
 
     #[test]
     fn an_image_without_a_tag_is_asked_for_each_time() {

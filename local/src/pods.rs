@@ -42,6 +42,8 @@ struct Container {
     stage: Stage,
     restarts: u32,
     last_exit: Option<i32>,
+    /// Why it ended last, while it is started again.
+    last_words: String,
     crashes: Backoff,
     pulls: Backoff,
     told_to_end: bool,
@@ -83,6 +85,7 @@ impl Pod {
             stage: Stage::Idle,
             restarts: 0,
             last_exit: None,
+            last_words: String::new(),
             crashes: Backoff::default(),
             pulls: Backoff::default(),
             told_to_end: false,
@@ -247,7 +250,7 @@ impl Pod {
                 _ => waiting("PodInitializing", String::new(), None),
             },
             (Stage::Idle | Stage::Starting, _) => {
-                waiting("ContainerCreating", String::new(), one.last_exit)
+                waiting("ContainerCreating", one.last_words.clone(), one.last_exit)
             }
         }
     }
@@ -289,6 +292,7 @@ impl Pod {
             }
             let wait = container.crashes.failed(now);
             let message = crash_message(&exit, wait);
+            container.last_words.clone_from(&message);
             let reason = "CrashLoopBackOff".to_owned();
             container.stage = Stage::Waiting { until: now + wait, reason, message };
         });

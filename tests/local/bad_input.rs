@@ -93,7 +93,7 @@ fn cases() -> [Case; 5] {
             container: "{ image: \"dev.local/absent:v1\" }".to_owned(),
             codes: &[503, 504],
             reason: "ImagePullBackOff",
-            says: &["dev.local/absent:v1"],
+            says: &["dev.local/absent:v1", "check its name and tag"],
         },
         Case {
             service: "exits",

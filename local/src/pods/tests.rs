@@ -55,6 +55,12 @@ fn a_crashing_container_says_why_it_waits() {
     let now = Instant::now();
     let mut pod = running(now);
     pod.step(now, Event::Exited { at: 0, exit: exit(3) });
+    let state = ContainerState::Waiting {
+        reason: "ContainerCreating".to_owned(),
+        message: "Error with code 3: no config; started again at once".to_owned(),
+        last_exit: Some(3),
+    };
+    assert_eq!(pod.containers()[0].state, state, "the reason is known while it starts again");
     pod.step(now, Event::Started { at: 0 });
     pod.step(now, Event::Exited { at: 0, exit: exit(3) });
     let state = ContainerState::Waiting {
