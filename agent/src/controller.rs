@@ -1,14 +1,11 @@
 //! Shell: the two streams with the controller: routes in, pod reports out.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::{
-    link::{Link, PodKey},
+    link::{Changes, Link, PodKey},
     outbox::Outbox,
-    wire::{PodItem, RouteChange, RouteKey, RouteTable},
+    wire::PodItem,
 };
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -28,17 +25,13 @@ pub(crate) struct News {
     /// In force once every change is.
     pub(crate) version: u64,
     /// New state of each subject that changed.
-    pub(crate) changes: BTreeMap<RouteKey, RouteChange>,
+    pub(crate) changes: Changes,
 }
 
 impl Routes {
     /// Follows the controller's routes until the link's shutdown.
     pub(crate) async fn follow(&self, link: &Link) {
-        link.watch_routes(|view, touched| {
-            let state = |key: &RouteKey| (key.clone(), state(&view.table, key));
-            self.add(view.version, touched.iter().map(state));
-        })
-        .await;
+        link.watch_changes(|version, changes| self.add(version, changes)).await;
     }
 
     /// Waits for news. Nothing is lost when the future is dropped.
@@ -51,7 +44,7 @@ impl Routes {
         }
     }
 
-    fn add(&self, version: u64, changes: impl Iterator<Item = (RouteKey, RouteChange)>) {
+    fn add(&self, version: u64, changes: Changes) {
         let mut news = self.lock();
         let waiting = news.get_or_insert_default();
         waiting.version = version;
@@ -64,18 +57,6 @@ impl Routes {
         // No code that runs under the lock can leave it half changed.
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn state(table: &RouteTable, key: &RouteKey) -> RouteChange {
-    let state = match key {
-        RouteKey::Service(name) => table.services.get(name).cloned().map(RouteChange::Service),
-        RouteKey::Revision(name) => table.revisions.get(name).cloned().map(RouteChange::Revision),
-        RouteKey::Pod(uid) => table.pods.get(uid).cloned().map(|pod| RouteChange::Pod(pod.into())),
-        RouteKey::Activator(name) => {
-            table.activators.get(name).cloned().map(RouteChange::Activator)
-        }
-    };
-    state.unwrap_or_else(|| RouteChange::Gone(key.clone()))
 }
 
 /// Reports pods, once `settled` says that what is reported can be relied on.
@@ -93,7 +74,7 @@ pub(crate) async fn report(
 
 #[cfg(test)]
 mod tests {
-    use common::wire::Activator;
+    use common::wire::{Activator, RouteChange, RouteKey};
 
     use super::*;
 
@@ -110,12 +91,12 @@ mod tests {
     #[tokio::test]
     async fn what_changed_twice_is_taken_in_once() {
         let routes = Routes::default();
-        routes.add(1, [activator("a", "n1"), activator("b", "n1")].into_iter());
-        routes.add(2, [activator("a", "n2")].into_iter());
+        routes.add(1, [activator("a", "n1"), activator("b", "n1")].into());
+        routes.add(2, [activator("a", "n2")].into());
         let news = routes.next().await;
         assert_eq!(news.version, 2);
         let want = [activator("a", "n2"), activator("b", "n1")];
-        assert_eq!(news.changes, BTreeMap::from(want));
+        assert_eq!(news.changes, Changes::from(want));
     }
 
     #[tokio::test]
@@ -126,7 +107,7 @@ mod tests {
             async move { routes.next().await }
         });
         tokio::task::yield_now().await;
-        routes.add(7, std::iter::empty());
+        routes.add(7, Changes::new());
         assert_eq!(waiting.await.expect("no panic").version, 7);
     }
 }

@@ -14,7 +14,7 @@ use std::{
 use common::{
     link::Link,
     outbox::Outbox,
-    wire::{Decision, Name},
+    wire::{Decision, Name, RouteChange, RouteItem, RouteView},
 };
 use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -120,9 +120,14 @@ impl Brain {
 
 /// Follows the RouteTable until the link is shut down.
 pub async fn follow(link: &Link, brain: &Brain) {
-    link.watch_routes(|view, changed| {
+    link.watch_changes(|version, changes| {
+        // The fleet keeps what it needs of each subject; the rest of the table is let go.
+        let mut view = RouteView::default();
+        let items = changes.into_values().chain([RouteChange::Synced]);
+        let changed = items.map(|change| view.absorb(RouteItem { version, change })).last();
+        let changed = changed.flatten().unwrap_or_default();
         brain.tell(|fleet, now| {
-            let gone = fleet.routes(now, &view.table, changed);
+            let gone = fleet.routes(now, &view.table, &changed);
             gone.into_iter().for_each(|step| brain.send(step));
         });
     })

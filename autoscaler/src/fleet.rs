@@ -8,7 +8,7 @@ use std::{
 };
 
 use common::wire::{
-    Decision, Name, PodPhase, Role, RouteKey, RouteTable, Subscriber, UsageKey, UsageSeen,
+    Decision, Name, PodPhase, Policies, Role, RouteKey, RouteTable, Subscriber, UsageKey, UsageSeen,
 };
 
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
 pub struct Fleet {
     tick: Duration,
     revisions: BTreeMap<Name, Revision>,
+    policies: Policies,
     pods: BTreeMap<String, Pod>,
     senders: Vec<Sender>,
     due: BTreeSet<(Duration, Name)>,
@@ -59,6 +60,7 @@ impl Fleet {
         Self {
             tick,
             revisions: BTreeMap::new(),
+            policies: Policies::default(),
             pods: BTreeMap::new(),
             senders: Vec::new(),
             due: BTreeSet::new(),
@@ -91,6 +93,7 @@ impl Fleet {
 
     fn revision(&mut self, now: Duration, table: &RouteTable, name: &Name) -> Option<Step> {
         let told = table.revisions.get(name).and_then(|it| Some((it, it.policy.clone()?)));
+        let told = told.map(|(it, policy)| (it, self.policies.share(policy)));
         let Some((it, policy)) = told else {
             self.unschedule(name);
             return self.revisions.remove(name).map(|_| Step::Gone(name.clone()));

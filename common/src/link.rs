@@ -4,7 +4,7 @@
 //! token ends it. What was missed meanwhile is said again by the [`Outbox`] it is fed from.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet, HashSet},
     hash::Hash,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
@@ -103,6 +103,9 @@ pub enum PodKey {
     Applied,
 }
 
+/// Newest states of the subjects that changed.
+pub type Changes = BTreeMap<RouteKey, RouteChange>;
+
 impl Link {
     /// A link from `who` to the part at `endpoint` (`unix:/path` or `http://host:port`), until `shutdown`.
     pub fn new(endpoint: impl Into<String>, who: Subscriber, shutdown: CancellationToken) -> Self {
@@ -135,6 +138,46 @@ impl Link {
             if let Some(changed) = view.absorb(item) {
                 each(view, &changed);
             }
+        }
+        Ok(())
+    }
+
+    /// Follows the RouteTable without keeping it: `each` gets a version and the newest state of every subject that a batch
+    /// touched. A subject that a new stream does not name any more is `Gone`.
+    pub async fn watch_changes(&self, mut each: impl FnMut(u64, Changes)) {
+        let (mut known, mut wait) = (HashSet::new(), FIRST_RETRY);
+        while self.again(&mut wait, self.watch_changes_once(&mut known, &mut each)).await {}
+    }
+
+    async fn watch_changes_once(
+        &self,
+        known: &mut HashSet<RouteKey>,
+        each: &mut impl FnMut(u64, Changes),
+    ) -> Result<(), LinkError> {
+        let mut client = RoutesClient::new(self.connect().await?);
+        let opened = client.watch(raw::Subscriber::from(self.who.clone())).await;
+        let mut items = opened.map_err(|status| self.broke(status))?.into_inner();
+        self.opened("routes");
+        let (mut batch, mut is_first) = (Changes::new(), true);
+        while let Some(item) = items.message().await.map_err(|status| self.broke(status))? {
+            let Some(item) = accept::<_, RouteItem>(item) else { continue };
+            if let Some(key) = item.change.key() {
+                batch.insert(key, item.change);
+                continue;
+            }
+            if std::mem::take(&mut is_first) {
+                let unnamed = known.iter().filter(|key| !batch.contains_key(key));
+                let gone: Vec<_> = unnamed.cloned().collect();
+                batch.extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Gone(key))));
+            }
+            for (key, change) in &batch {
+                if matches!(change, RouteChange::Gone(_)) {
+                    known.remove(key);
+                } else if !known.contains(key) {
+                    known.insert(key.clone());
+                }
+            }
+            each(item.version, std::mem::take(&mut batch));
         }
         Ok(())
     }

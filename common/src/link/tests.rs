@@ -52,6 +52,46 @@ fn serve_fake(endpoint: &str, outbox: &Outbox<RouteKey, RouteChange>) -> Cancell
 
 /// A table follows its source over a server that dies and comes back with other contents.
 #[tokio::test]
+async fn changes_name_what_a_new_stream_does_not() {
+    let path = socket("changes");
+    let endpoint = format!("unix:{}", path.display());
+    let first = Outbox::new();
+    set(&first, "a");
+    set(&first, "b");
+    let (send, mut batches) = mpsc::channel(16);
+    let who = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
+    let shutdown = CancellationToken::new();
+    let link = Link::new(endpoint.clone(), who, shutdown.clone());
+    let watcher = tokio::spawn(async move {
+        let named = |changes: Changes| {
+            let state = |(key, change)| (key, !matches!(change, RouteChange::Gone(_)));
+            changes.into_iter().map(state).collect::<Vec<_>>()
+        };
+        link.watch_changes(|_, changes| send.try_send(named(changes)).expect("room")).await;
+    });
+    let is = |name: &str, there| (RouteKey::Activator(name.into()), there);
+
+    let stop = serve_fake(&endpoint, &first);
+    assert_eq!(batches.recv().await, Some(vec![is("a", true), is("b", true)]));
+    set(&first, "c");
+    assert_eq!(batches.recv().await, Some(vec![is("c", true)]));
+    first.remove(&RouteKey::Activator("a".into()));
+    assert_eq!(batches.recv().await, Some(vec![is("a", false)]));
+
+    let second = Outbox::new();
+    set(&second, "c");
+    stop.cancel();
+    drop(first);
+    let stop = serve_fake(&endpoint, &second);
+    assert_eq!(batches.recv().await, Some(vec![is("b", false), is("c", true)]));
+
+    shutdown.cancel();
+    watcher.await.expect("no panic");
+    stop.cancel();
+    let _ = std::fs::remove_file(path);
+}
+
+#[tokio::test]
 async fn a_table_follows_over_a_broken_stream() {
     let path = socket("follow");
     let endpoint = format!("unix:{}", path.display());
