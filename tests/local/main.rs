@@ -4,4 +4,5 @@ mod bad_input;
 mod bad_input_http;
 mod node;
 mod registry;
+mod restarts;
 mod story;

@@ -2,4 +2,5 @@
 
 pub mod client;
 pub mod node;
+pub mod parts;
 pub mod rouse;

@@ -1,0 +1,282 @@
+//! Parts that are killed under load and started again: what users notice, what is counted, what is left.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, Scope, ScopedJoinHandle};
+
+use agent::maps::Maps;
+use common::abi;
+use tests::parts::{Answer, Kept, PARTS, Parts, get, remains, wait};
+
+/// Of the demo's own manifest.
+const HELLO: &str = include_str!("../../examples/hello.yaml");
+/// Admin port of the activator.
+const ACTIVATOR: u16 = 7103;
+/// Requests on new connections that must go well while a part is dead.
+const MEANWHILE: u64 = 100;
+
+/// A service of one pod that never sleeps.
+fn steady() -> String {
+    let hello = HELLO.replace("name: hello", "name: steady").replace("\"10\"", "\"100\"");
+    hello.replace(
+        "max-scale: \"8\"",
+        "max-scale: \"1\"\n        autoscaling.knative.dev/min-scale: \"1\"",
+    )
+}
+
+/// A service that sleeps, and listens so late after it started that a test can act while requests wait.
+fn sleeper() -> String {
+    let late =
+        "        - env: [{ name: HELLO_LISTEN_DELAY_MS, value: \"1500\" }]\n          image:";
+    HELLO.replace("name: hello", "name: sleeper").replace("        - image:", late)
+}
+
+/// What the load saw.
+#[derive(Default)]
+struct Seen {
+    stop: AtomicBool,
+    answered: AtomicU64,
+    fresh: AtomicU64,
+    wrong: Mutex<Vec<String>>,
+}
+
+impl Seen {
+    fn note(&self, what: &str, answer: &io::Result<Answer>) {
+        let right = matches!(answer, Ok(answer) if answer.status == 200 && answer.direct);
+        if right {
+            self.answered.fetch_add(1, Ordering::Relaxed);
+        } else {
+            let line = format!("{what}: {answer:?}");
+            self.wrong.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+        }
+    }
+
+    fn runs(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    fn fresh(&self) -> u64 {
+        self.fresh.load(Ordering::Relaxed)
+    }
+
+    fn wrong(&self) -> Vec<String> {
+        self.wrong.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Requests on a connection that must last as long as the load.
+fn keep(node: &Parts, to: SocketAddr, seen: &Seen) {
+    node.enter();
+    let mut kept = Kept::open(to).expect("a connection");
+    while seen.runs() {
+        let answer = kept.get("/?sleep=5");
+        seen.note("kept", &answer);
+        if answer.is_err() {
+            return;
+        }
+    }
+}
+
+/// Requests that each open a connection.
+fn renew(node: &Parts, to: SocketAddr, seen: &Seen) {
+    node.enter();
+    while seen.runs() {
+        seen.note("new", &get(to, "/?sleep=2&close"));
+        seen.fresh.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// One request, beside everything else.
+fn ask<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    namespace: &'scope Parts,
+    to: SocketAddr,
+    path: &'static str,
+) -> ScopedJoinHandle<'scope, io::Result<Answer>> {
+    // The namespace is entered before the part under test is touched.
+    let (say, said) = std::sync::mpsc::channel();
+    let asked = scope.spawn(move || {
+        namespace.enter();
+        say.send(()).expect("somebody listens");
+        get(to, path)
+    });
+    said.recv().expect("a client");
+    asked
+}
+
+fn join(asked: ScopedJoinHandle<'_, io::Result<Answer>>) -> io::Result<Answer> {
+    asked.join().expect("no panic")
+}
+
+/// Runs load on `to` beside `meanwhile`. Ends the load also when `meanwhile` panics.
+fn under_load(node: &Parts, to: SocketAddr, meanwhile: impl FnOnce(&Seen)) -> Seen {
+    let seen = Seen::default();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| keep(node, to, &seen));
+        }
+        for _ in 0..2 {
+            scope.spawn(|| renew(node, to, &seen));
+        }
+        let work = std::panic::AssertUnwindSafe(|| meanwhile(&seen));
+        let done = std::panic::catch_unwind(work);
+        seen.stop.store(true, Ordering::Relaxed);
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    seen
+}
+
+fn more(seen: &Seen, count: u64) {
+    let before = seen.fresh();
+    wait("new connections", || (seen.fresh() >= before + count).then_some(()));
+}
+
+/// Waits until the activator holds so many requests.
+fn waiting(node: &Parts, count: f64) {
+    let figure = "rouse_activator_waiting_requests";
+    wait("requests that wait", || (node.metric(ACTIVATOR, figure)? == count).then_some(()));
+}
+
+fn asleep(node: &Parts) {
+    wait("the sleeper to sleep", || node.pods("sleeper").is_empty().then_some(()));
+}
+
+/// A node of four processes with both services, `steady` served directly.
+fn node(test: &str) -> (Parts, SocketAddr, SocketAddr) {
+    let node = Parts::new(test);
+    node.start(&PARTS);
+    node.apply(&steady());
+    node.apply(&sleeper());
+    let (steady, sleeper) = (node.cluster_ip("steady"), node.cluster_ip("sleeper"));
+    node.join();
+    wait("direct connections", || inside(&node, || get(steady, "/").ok())?.direct.then_some(()));
+    asleep(&node);
+    (node, steady, sleeper)
+}
+
+/// Runs `work` on a thread of a client.
+fn inside<T: Send>(node: &Parts, work: impl FnOnce() -> T + Send) -> T {
+    let inside = || {
+        node.enter();
+        work()
+    };
+    thread::scope(|scope| scope.spawn(inside).join()).expect("no panic")
+}
+
+/// Kills `part` while one request waits for the sleeper, sends another meanwhile, and starts the part again.
+/// Gives what became of both.
+fn kill_and_start(
+    node: &Parts,
+    part: &'static str,
+    load: &Seen,
+    (steady, sleeper): (SocketAddr, SocketAddr),
+) -> [io::Result<Answer>; 2] {
+    thread::scope(|scope| {
+        let long = ask(scope, node, steady, "/?sleep=3000");
+        let before = ask(scope, node, sleeper, "/before");
+        waiting(node, 1.0);
+        node.kill(part);
+        let during = ask(scope, node, sleeper, "/during");
+        more(load, MEANWHILE);
+        node.start(&[part]);
+        let answers = [join(before), join(during)];
+        load.note("long", &join(long));
+        answers
+    })
+}
+
+/// What the application at `to` has counted, this question included.
+fn counted(node: &Parts, to: SocketAddr) -> (u64, String) {
+    let answer = inside(node, || get(to, "/counts")).expect("an answer");
+    let text = answer.body.split("\"started\":").nth(1).unwrap_or_default();
+    let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
+    (digits.parse().expect("a count"), answer.pod)
+}
+
+#[test]
+fn parts_are_killed_and_started_and_only_what_was_inside_the_activator_is_lost() {
+    let (node, steady, sleeper) = node("restarts");
+    let (begun, pod) = counted(&node, steady);
+    let seen = under_load(&node, steady, |load| {
+        more(load, MEANWHILE);
+        for part in PARTS {
+            let answers = kill_and_start(&node, part, load, (steady, sleeper));
+            let told = format!("{part} killed: {answers:?}");
+            let answered = answers.map(|answer| answer.is_ok_and(|answer| answer.status == 200));
+            // What the activator held dies with it; who comes before it is back is refused, and may ask again.
+            assert_eq!(answered, [part != "activator"; 2], "{told}");
+            println!("{told}");
+            asleep(&node);
+            let woken = inside(&node, || get(sleeper, "/again")).expect("an answer");
+            assert_eq!(woken.status, 200, "after {part} came back: {woken:?}");
+            asleep(&node);
+        }
+    });
+    assert_eq!(seen.wrong(), [] as [String; 0]);
+
+    let (ended, same) = counted(&node, steady);
+    assert_eq!(same, pod, "the pod outlives every part");
+    let answered = seen.answered.load(Ordering::Relaxed);
+    assert_eq!(ended - begun, answered + 1, "the application's own count");
+    let maps = Maps::open(&node.layout.bpf().join(format!("v{}", abi::ABI_VERSION))).expect("maps");
+    let slots: Vec<u32> = maps.pods().expect("pods").values().map(|pod| pod.slot).collect();
+    let [slot] = slots[..] else { panic!("one pod is left, not {slots:?}") };
+    wait("the last connection to end", || (maps.state(slot).connections == 0).then_some(()));
+    let (totals, state) = (maps.totals(slot), maps.state(slot));
+    assert_eq!((totals.started, totals.finished), (ended, ended), "the kernel's counts");
+    assert_eq!(state.in_flight, 0);
+}
+
+#[test]
+fn a_killed_node_is_taken_down_without_a_trace_and_comes_up_again() {
+    let node = Parts::new("killed");
+    for round in 0..2 {
+        node.start(&["node"]);
+        if round == 0 {
+            node.apply(&steady());
+        }
+        let to = node.cluster_ip("steady");
+        node.join();
+        wait("a direct answer", || inside(&node, || get(to, "/").ok())?.direct.then_some(()));
+        under_load(&node, to, |load| {
+            more(load, MEANWHILE);
+            node.kill("node");
+            more(load, MEANWHILE);
+            assert_eq!(load.wrong(), [] as [String; 0], "without any part");
+        });
+        down(&node);
+    }
+}
+
+#[test]
+fn a_node_that_lost_any_part_is_taken_down_without_a_trace() {
+    let node = Parts::new("lost");
+    for part in PARTS {
+        node.start(&PARTS);
+        node.apply(&steady());
+        let to = node.cluster_ip("steady");
+        node.join();
+        wait("a direct answer", || inside(&node, || get(to, "/").ok())?.direct.then_some(()));
+        node.kill(part);
+        down(&node);
+        node.end();
+    }
+}
+
+/// Takes the node down; nothing of it is left.
+fn down(node: &Parts) {
+    node.leave();
+    let (namespaces, maps) = (node.namespaces(), node.pinned_maps());
+    assert!(namespaces.len() >= 3 && !maps.is_empty(), "{namespaces:?} {maps:?}");
+    assert!(!remains(&node.layout, &namespaces, &maps).is_empty());
+    let done = node.rouse(&["down"]);
+    assert!(done.status.success(), "{done:?}");
+    // The kernel frees programs and maps a moment after their last user went.
+    wait("the kernel to free what was pinned", || {
+        let left = remains(&node.layout, &namespaces, &maps);
+        left.iter().all(|one| !one.starts_with("BPF")).then_some(())
+    });
+    assert_eq!(remains(&node.layout, &namespaces, &maps), [] as [String; 0]);
+}

@@ -1,0 +1,329 @@
+//! A node whose parts are processes of their own, each of which a test may kill and start again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use local::cgroups::Mounts;
+use local::{Layout, net};
+
+use crate::node::{LIMIT, alone, traces};
+
+/// Every part, by the name that `rouse up --part` knows.
+pub const PARTS: [&str; 4] = ["controller", "autoscaler", "activator", "agent"];
+
+/// A node made of processes; purged when it goes out of scope.
+#[derive(Debug)]
+pub struct Parts {
+    /// Its paths.
+    pub layout: Layout,
+    processes: Mutex<BTreeMap<&'static str, Child>>,
+    folder: PathBuf,
+    gateway: SocketAddr,
+    home: PathBuf,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Parts {
+    /// A node that does not run yet.
+    pub fn new(test: &str) -> Self {
+        let alone = alone();
+        let name = format!("{test}-{}", std::process::id());
+        let layout = Layout::new(&name).expect("a short name");
+        let folder = std::env::temp_dir().join(format!("rouse-{name}"));
+        fs::create_dir_all(&folder).expect("a folder");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        let gateway = listener.local_addr().expect("an address");
+        let processes = Mutex::default();
+        Self { layout, processes, folder, gateway, home: own_cgroup(), _alone: alone }
+    }
+
+    /// Starts these parts at the same moment, each as a process; `node` is all parts in one. Waits until they are ready.
+    pub fn start(&self, parts: &[&'static str]) {
+        for part in parts {
+            let _ = fs::remove_file(self.ready_file(part));
+            let process = self.spawn(part);
+            self.processes().insert(part, process);
+        }
+        for part in parts {
+            wait(&format!("{part} to be ready"), || {
+                let ended =
+                    self.processes().get_mut(part).and_then(|child| child.try_wait().ok()?);
+                assert!(ended.is_none(), "{part} ended with {ended:?}:\n{}", self.log(part));
+                self.ready_file(part).exists().then_some(())
+            });
+        }
+    }
+
+    fn processes(&self) -> MutexGuard<'_, BTreeMap<&'static str, Child>> {
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ready_file(&self, part: &str) -> PathBuf {
+        self.folder.join(format!("{part}.ready"))
+    }
+
+    fn spawn(&self, part: &str) -> Child {
+        let log = self.folder.join(format!("{part}.log"));
+        let log = File::options().create(true).append(true).open(log).expect("a log");
+        let mut up = self.command(&["up", "--images", &variable("ROUSE_IMAGES")]);
+        up.args(["--gateway", &self.gateway.to_string(), "--ready-file"]);
+        up.arg(self.ready_file(part));
+        if part != "node" {
+            up.args(["--part", part]);
+        }
+        // Born outside the clients' cgroup, where this process may be.
+        let home = self.home.join("cgroup.procs");
+        up.stdout(log.try_clone().expect("a log")).stderr(log);
+        let child = up.spawn().expect("the rouse program");
+        fs::write(home, child.id().to_string()).expect("the cgroup we came from");
+        child
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(variable("ROUSE_BIN"));
+        command.args(["--node", self.layout.name()]).args(args);
+        command.env("NO_COLOR", "1").stdin(Stdio::null());
+        command
+    }
+
+    /// SIGKILLs a part and waits until it is gone.
+    pub fn kill(&self, part: &str) {
+        let mut child = self.processes().remove(part).expect("a part that runs");
+        child.kill().expect("a process of ours");
+        child.wait().expect("a child");
+    }
+
+    /// Waits for every process that somebody else ended.
+    pub fn end(&self) {
+        for (part, mut child) in std::mem::take(&mut *self.processes()) {
+            let ended = child.wait();
+            assert!(
+                ended.as_ref().is_ok_and(std::process::ExitStatus::success),
+                "{part}: {ended:?}"
+            );
+        }
+    }
+
+    /// `rouse --node … ARGS`.
+    pub fn rouse(&self, args: &[&str]) -> Output {
+        self.command(args).output().expect("the rouse program")
+    }
+
+    /// Applies a manifest.
+    pub fn apply(&self, manifest: &str) {
+        let file = self.folder.join("manifest.yaml");
+        fs::write(&file, manifest).expect("a file");
+        let done = self.rouse(&["apply", "-f", file.to_str().expect("a path")]);
+        assert!(done.status.success(), "{done:?}");
+    }
+
+    /// What a part logged.
+    pub fn log(&self, part: &str) -> String {
+        fs::read_to_string(self.folder.join(format!("{part}.log"))).unwrap_or_default()
+    }
+
+    /// The names of a service's pods, as users see them.
+    pub fn pods(&self, service: &str) -> Vec<String> {
+        let selector = format!("serving.knative.dev/service={service}");
+        let output = self.rouse(&["get", "pods", "-l", &selector, "-o", "name"]);
+        String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+    }
+
+    /// A service's ClusterIP, once the node's DNS knows it. This process must not be a client yet.
+    pub fn cluster_ip(&self, service: &str) -> SocketAddr {
+        let name = format!("{service}.default.svc.cluster.local");
+        let ip: IpAddr = wait(&format!("the address of {service}"), || {
+            let output = self.rouse(&["run", "--", "getent", "ahostsv4", &name]);
+            String::from_utf8_lossy(&output.stdout).split_whitespace().next()?.parse().ok()
+        });
+        SocketAddr::new(ip, 80)
+    }
+
+    /// This process becomes a client: the kernel programs see its connects once its threads [`enter`](Self::enter).
+    pub fn join(&self) {
+        let mounts = Mounts::find().expect("cgroup v2");
+        let procs = self.layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
+        fs::write(procs, "0").expect("a clients' cgroup");
+    }
+
+    /// Takes this process out of the node again: `down` kills whoever is in its cgroups.
+    pub fn leave(&self) {
+        fs::write(self.home.join("cgroup.procs"), "0").expect("the cgroup we came from");
+    }
+
+    /// Takes the calling thread into the clients' network namespace.
+    pub fn enter(&self) {
+        let namespace = net::open(&self.layout.client_namespace()).expect("a client namespace");
+        net::enter(namespace.as_fd()).expect("root");
+    }
+
+    /// One figure of a part's metrics, by its admin port in the node's namespace.
+    pub fn metric(&self, port: u16, name: &str) -> Option<f64> {
+        let ask = || {
+            let namespace = net::open(&self.layout.node_namespace()).ok()?;
+            net::enter(namespace.as_fd()).ok()?;
+            let mut stream = TcpStream::connect((IpAddr::from([127, 0, 0, 1]), port)).ok()?;
+            let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+            stream.write_all(request.as_bytes()).ok()?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text).ok()?;
+            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            line?.trim().parse().ok()
+        };
+        thread::scope(|scope| scope.spawn(ask).join()).expect("no panic")
+    }
+
+    /// The numbers of the kernel's maps that this node has pinned.
+    pub fn pinned_maps(&self) -> BTreeSet<u32> {
+        let version = format!("v{}", common::abi::ABI_VERSION);
+        let entries = fs::read_dir(self.layout.bpf().join(version)).into_iter().flatten().flatten();
+        let pins = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
+        pins.map(|pin| {
+            let info = aya::maps::MapInfo::from_pin(pin.path()).expect("a pinned map");
+            info.id()
+        })
+        .collect()
+    }
+
+    /// Inodes of the network namespaces this node has named.
+    pub fn namespaces(&self) -> BTreeSet<u64> {
+        let entries = fs::read_dir(self.layout.namespaces()).into_iter().flatten().flatten();
+        entries.filter_map(|entry| Some(fs::metadata(entry.path()).ok()?.ino())).collect()
+    }
+}
+
+impl Drop for Parts {
+    #[allow(clippy::print_stdout, reason = "a failed test shows what its parts logged")]
+    fn drop(&mut self) {
+        self.leave();
+        let down = self.rouse(&["down", "--purge"]);
+        for child in self.processes().values_mut() {
+            let _ = child.wait();
+        }
+        if thread::panicking() {
+            PARTS
+                .iter()
+                .chain(&["node"])
+                .for_each(|part| println!("== {part}\n{}", self.log(part)));
+        } else {
+            assert!(down.status.success(), "{down:?}");
+        }
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// What is on the machine of a node: what bears its name, and the namespaces and maps that were its own.
+pub fn remains(layout: &Layout, namespaces: &BTreeSet<u64>, maps: &BTreeSet<u32>) -> Vec<String> {
+    let mut found = traces(layout.name());
+    for entry in fs::read_dir("/proc").expect("/proc").flatten() {
+        let inode = fs::metadata(entry.path().join("ns/net")).map(|meta| meta.ino());
+        if inode.is_ok_and(|inode| namespaces.contains(&inode)) {
+            found.push(format!("{} in a namespace of the node", entry.path().display()));
+        }
+    }
+    let loaded = aya::maps::loaded_maps().filter_map(Result::ok).map(|map| map.id());
+    found.extend(loaded.filter(|id| maps.contains(id)).map(|id| format!("BPF map {id}")));
+    found
+}
+
+/// One answer of the sample application.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Its code.
+    pub status: u16,
+    /// Which pod gave it.
+    pub pod: String,
+    /// Whether the pod saw this client itself as its peer, and not the activator.
+    pub direct: bool,
+    /// Its body.
+    pub body: String,
+}
+
+/// A kept connection to a service.
+#[derive(Debug)]
+pub struct Kept(TcpStream);
+
+impl Kept {
+    /// Connects.
+    pub fn open(to: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&to, LIMIT)?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        Ok(Self(stream))
+    }
+
+    /// Sends one request and reads its answer, which says its length.
+    pub fn get(&mut self, path: &str) -> io::Result<Answer> {
+        write!(self.0, "GET {path} HTTP/1.1\r\nHost: test\r\n\r\n")?;
+        let mut bytes = Vec::new();
+        let head = loop {
+            self.read_into(&mut bytes)?;
+            if let Some(at) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+                break at + 4;
+            }
+        };
+        let text = String::from_utf8_lossy(&bytes[..head]).to_ascii_lowercase();
+        let header = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+            line.unwrap_or_default().to_owned()
+        };
+        let length: usize = header("content-length").parse().unwrap_or(0);
+        while bytes.len() < head + length {
+            self.read_into(&mut bytes)?;
+        }
+        let status = text.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+        let direct = header("x-peer") == self.0.local_addr()?.ip().to_string();
+        let body = String::from_utf8_lossy(&bytes[head..]).into_owned();
+        Ok(Answer { status, pod: header("x-pod"), direct, body })
+    }
+
+    fn read_into(&mut self, bytes: &mut Vec<u8>) -> io::Result<()> {
+        let mut more = [0; 4096];
+        match self.0.read(&mut more)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            count => {
+                bytes.extend_from_slice(&more[..count]);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// One request on a connection of its own.
+pub fn get(to: SocketAddr, path: &str) -> io::Result<Answer> {
+    Kept::open(to)?.get(path)
+}
+
+/// Looks until there is something to see.
+#[allow(clippy::disallowed_methods, reason = "a test's own thread; no runtime is blocked")]
+pub fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(started.elapsed() < LIMIT, "waited for {what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn variable(name: &str) -> String {
+    let value = std::env::var(name);
+    value.unwrap_or_else(|_| panic!("{name} is not set: run `cargo xtask test --tier local`"))
+}
+
+/// The cgroup v2 folder of this process.
+fn own_cgroup() -> PathBuf {
+    let text = fs::read_to_string("/proc/self/cgroup").expect("/proc");
+    let path = text.lines().find_map(|line| line.strip_prefix("0::")).expect("cgroup v2");
+    let mounts = Mounts::find().expect("cgroup v2");
+    mounts.v2.join(Path::new(path).strip_prefix("/").expect("an absolute path"))
+}
