@@ -1,6 +1,6 @@
 //! Shell: what can be typed, and which file does it. Names, flags and words are kubectl's.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use local::{layout::Layout, node::Node};
@@ -209,7 +209,10 @@ impl Cli {
 /// The parts log to standard error; `RUST_LOG` chooses what.
 fn log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Colours are for people: a file or a pipe gets plain lines.
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
+    log.with_ansi(!plain && std::io::stderr().is_terminal()).init();
 }
 
 #[cfg(test)]
