@@ -111,8 +111,9 @@ impl Ports {
                 (open.range, open.told) = (Some(range), false);
             }
             Err(error) if !open.told => {
+                // No warning: at start the agent may need a moment more than we do.
                 open.told = true;
-                warn!(error = %common::link::chain(&error), "each service port needs a listener of its own");
+                info!(error = %common::link::chain(&error), "each service port has a listener of its own");
             }
             Err(_) => {}
         }
