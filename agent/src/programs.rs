@@ -203,7 +203,8 @@ impl Programs {
             let replaced = self.with_program(PORTS, |it| sys::link_update(link.as_fd(), it))?;
             return replaced.map_err(|source| place("put a program into link", &pin, source));
         }
-        let made = self.with_program(PORTS, |it| sys::link_create(it, target.as_fd(), SK_LOOKUP))?;
+        let made =
+            self.with_program(PORTS, |it| sys::link_create(it, target.as_fd(), SK_LOOKUP))?;
         self.pin_link(PORTS, made.map_err(failed)?)?;
         info!(program = PORTS, netns = %netns.display(), "program attached");
         Ok(())
