@@ -7,13 +7,14 @@ use std::{
     collections::BTreeSet,
     io::Write as _,
     num::NonZeroU16,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use autoscaler::fleet::{Fleet, Step};
 use common::wire::{
-    Aggregation, Metric, Name, Path, Protocol, Revision, Role, RouteTable, ScalePolicy, Service,
-    Subscriber, Target, Totals, UsageKey, UsageSeen,
+    Name, Path, Protocol, Revision, Role, RouteTable, ScalePolicy, Service, Subscriber, Target,
+    Totals, UsageKey, UsageSeen,
 };
 
 const SERVICES: usize = 10_000;
@@ -101,34 +102,9 @@ fn revision(name: Name) -> Revision {
         response_start_timeout: None,
         idle_timeout: None,
         protocol: Protocol::Http1,
-        policy: Some(policy()),
+        policy: Some(Arc::new(ScalePolicy::default())),
         reachable: true,
         initial_scale_reached: true,
-    }
-}
-
-fn policy() -> ScalePolicy {
-    ScalePolicy {
-        metric: Metric::Concurrency,
-        total: 100.0,
-        utilization: 0.7,
-        target_burst_capacity: 0.0,
-        activator_capacity: 100.0,
-        stable_window: Duration::from_secs(60),
-        panic_window_percent: 10.0,
-        panic_threshold_percent: 200.0,
-        max_scale_up_rate: 1000.0,
-        max_scale_down_rate: 2.0,
-        min_scale: 0,
-        max_scale: 0,
-        initial_scale: 1,
-        activation_scale: 0,
-        scale_down_delay: Duration::ZERO,
-        scale_to_zero: true,
-        grace: Duration::from_secs(30),
-        retention: Duration::ZERO,
-        progress_deadline: Duration::from_secs(600),
-        aggregation: Aggregation::Linear,
     }
 }
 

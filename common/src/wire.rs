@@ -263,6 +263,35 @@ impl Policies {
     }
 }
 
+impl Default for ScalePolicy {
+    /// Knative's `config-autoscaler` as shipped (`config/core/configmaps/autoscaler.yaml` at 98e5ef9), but for the
+    /// burst capacity: 0 instead of 211, so that small services may go direct.
+    fn default() -> Self {
+        Self {
+            metric: Metric::Concurrency,
+            total: 100.0,
+            utilization: 0.7,
+            target_burst_capacity: 0.0,
+            activator_capacity: 100.0,
+            stable_window: Duration::from_secs(60),
+            panic_window_percent: 10.0,
+            panic_threshold_percent: 200.0,
+            max_scale_up_rate: 1000.0,
+            max_scale_down_rate: 2.0,
+            min_scale: 0,
+            max_scale: 0,
+            initial_scale: 1,
+            activation_scale: 0,
+            scale_down_delay: Duration::ZERO,
+            scale_to_zero: true,
+            grace: Duration::from_secs(30),
+            retention: Duration::ZERO,
+            progress_deadline: Duration::from_secs(600),
+            aggregation: Aggregation::Linear,
+        }
+    }
+}
+
 /// What the autoscaler averages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {

@@ -34,28 +34,7 @@ pub struct AutoscalerConfig {
 
 impl Default for AutoscalerConfig {
     fn default() -> Self {
-        let policy = ScalePolicy {
-            metric: Metric::Concurrency,
-            total: 100.0,
-            utilization: 0.7,
-            target_burst_capacity: 0.0,
-            activator_capacity: 100.0,
-            stable_window: Duration::from_secs(60),
-            panic_window_percent: 10.0,
-            panic_threshold_percent: 200.0,
-            max_scale_up_rate: 1000.0,
-            max_scale_down_rate: 2.0,
-            min_scale: 0,
-            max_scale: 0,
-            initial_scale: 1,
-            activation_scale: 0,
-            scale_down_delay: Duration::ZERO,
-            scale_to_zero: true,
-            grace: Duration::from_secs(30),
-            retention: Duration::ZERO,
-            progress_deadline: Duration::from_secs(600),
-            aggregation: Aggregation::Linear,
-        };
+        let policy = ScalePolicy::default();
         Self { policy, rps_target: 200.0, max_scale_limit: 0, allow_zero_initial_scale: true }
     }
 }

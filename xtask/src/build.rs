@@ -12,7 +12,6 @@ pub(crate) fn rouse(workspace: &Workspace, release: bool) -> Result<PathBuf> {
     let mut build = sh::cargo();
     build.args(["build", "--package", "rouse"]).env(build_ebpf::VARIABLE, object);
     build.current_dir(&workspace.root);
-    build.env(build_ebpf::VARIABLE, build_ebpf::object(workspace)?);
     let profile = if release { "release" } else { "debug" };
     if release {
         build.arg("--release");

@@ -1,4 +1,4 @@
-use common::wire::{Aggregation, Name, UsageKey};
+use common::wire::{Name, UsageKey};
 use proptest::prelude::*;
 
 use super::*;
@@ -8,28 +8,7 @@ const AHEAD: Duration = Duration::from_secs(3600);
 const LIVE: Stream = Stream { sender: 0, number: 0, synced: true };
 
 pub(crate) fn policy() -> ScalePolicy {
-    ScalePolicy {
-        metric: Metric::Concurrency,
-        total: 100.0,
-        utilization: 0.7,
-        target_burst_capacity: 0.0,
-        activator_capacity: 100.0,
-        stable_window: Duration::from_secs(60),
-        panic_window_percent: 10.0,
-        panic_threshold_percent: 200.0,
-        max_scale_up_rate: 1000.0,
-        max_scale_down_rate: 2.0,
-        min_scale: 0,
-        max_scale: 0,
-        initial_scale: 1,
-        activation_scale: 0,
-        scale_down_delay: Duration::ZERO,
-        scale_to_zero: true,
-        grace: Duration::from_secs(30),
-        retention: Duration::ZERO,
-        progress_deadline: Duration::from_secs(600),
-        aggregation: Aggregation::Linear,
-    }
+    ScalePolicy::default()
 }
 
 fn at(seconds: f64) -> Duration {
