@@ -34,7 +34,7 @@ use crate::{
     kept::{self, Kept},
     maps::{self, Events, Maps},
     plan::{Changed, Local, Planner},
-    pods::{Action, Attempt, Event, Facts, Kernel, Pods, ask, find::Command},
+    pods::{Action, Attempt, Event, Facts, Kernel, Pods, ask, find::Command, mark::Marks},
     slots::Slots,
 };
 
@@ -58,6 +58,8 @@ const EVENTS_AT_ONCE: usize = 256;
 pub(crate) struct Ends {
     /// The kernel's maps.
     pub(crate) maps: Maps,
+    /// Where probes are marked as such.
+    pub(crate) marks: Marks,
     /// Commands to the finder.
     pub(crate) finder: Sender<Command>,
     /// Box of pod reports.
@@ -322,9 +324,9 @@ impl Agent {
     }
 
     fn attempt(&self, attempt: Attempt) {
-        let tries = self.tries.clone();
+        let (tries, marks) = (self.tries.clone(), self.ends.marks.clone());
         tokio::spawn(async move {
-            let result = ask::ask(&attempt).await;
+            let result = ask::ask(&attempt, &marks).await;
             // The loop has ended, and the agent with it.
             let _ = tries.send(Event::Tried(attempt.uid, attempt.seq, result)).await;
         });

@@ -5,7 +5,7 @@
 //! | [`probe`], [`pods`] | pure: whether a pod is ready; what follows from what is known of it |
 //! | [`plan`] | pure: from the RouteTable to ordered writes of the kernel's maps |
 //! | [`maps`], [`sys`] | the kernel's maps and the agent's own system calls |
-//! | `pods/find`, `pods/namespace`, `pods/ask` | cgroups, namespaces, probes |
+//! | `pods/find`, `pods/namespace`, `pods/ask`, `pods/mark` | cgroups, namespaces, probes and how the kernel knows them |
 //! | [`sockdiag`] | the TCP sockets of a namespace, listed and ended |
 //! | `kept` | pure: which kept connections to end; `kept/end` ends them |
 //! | `agent` | the loop that joins them |
@@ -46,6 +46,7 @@ use crate::{
     agent::{Agent, Ends},
     config::Config,
     controller::Routes,
+    pods::mark::Marks,
     programs::Places,
 };
 
@@ -84,6 +85,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
         clients: config.clients_cgroup.clone(),
         pods: config.pods_cgroup.clone(),
     };
+    let pins = places.pins();
     let (kernel, maps, events) = tokio::select! {
         started = kernel::start(places, config.activator_netns.clone()) => started?,
         () = shutdown.cancelled() => return Ok(()),
@@ -114,7 +116,9 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
 
     let (found, finds) = mpsc::channel(FOUND);
     let finder = pods::find::start(config.pods_cgroup.clone(), found).map_err(Error::Find)?;
-    let ends = Ends { maps, finder, reports, usage, settled, metrics, troubles: troubles.clone() };
+    let marks = Marks::open(&pins)?;
+    let ends =
+        Ends { maps, marks, finder, reports, usage, settled, metrics, troubles: troubles.clone() };
     let agent = Agent::new(config.node.clone(), config.clients_cgroup.clone(), ends)?;
     let pages = pages::serve(
         config.admin,

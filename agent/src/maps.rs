@@ -443,6 +443,12 @@ fn hash<K: aya::Pod, V: aya::Pod>(
     HashMap::try_from(map).map_err(|source| not_opened(pins, name, source))
 }
 
+/// The map of probes under way. The loop does not need it; those who probe do.
+pub(crate) fn probes(pins: &Path) -> Result<HashMap<MapData, abi::ProbeKey, u64>, Error> {
+    let map = Map::LruHashMap(open(pins, maps::PROBES)?);
+    HashMap::try_from(map).map_err(|source| not_opened(pins, maps::PROBES, source))
+}
+
 fn open(pins: &Path, name: &'static str) -> Result<MapData, Error> {
     MapData::from_pin(pins.join(name)).map_err(|source| not_opened(pins, name, source))
 }

@@ -20,6 +20,7 @@ use crate::{
 
 pub mod ask;
 pub mod find;
+pub mod mark;
 pub mod namespace;
 mod tls;
 

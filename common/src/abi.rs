@@ -55,6 +55,8 @@ pub mod maps {
     pub const SOCKETS: &str = "SOCKETS";
     /// LRU hash: [`KeptKey`](super::KeptKey) → [`Kept`](super::Kept).
     pub const KEPT: &str = "KEPT";
+    /// LRU hash: [`ProbeKey`](super::ProbeKey) → until when it holds, CLOCK_MONOTONIC ns (`u64`).
+    pub const PROBES: &str = "PROBES";
     /// Socket storage of client sockets: [`Client`](super::Client).
     pub const CLIENTS: &str = "CLIENTS";
     /// Socket storage of listeners and what they accept: [`Conn`](super::Conn).
@@ -385,6 +387,23 @@ pub struct KeptKey {
 }
 const _: () = assert!(size_of::<KeptKey>() == 24);
 
+/// Names a connection to a pod that is a probe and no request: key of `PROBES`.
+///
+/// Whoever probes writes it before its connect. The kernel half removes it when the pod has accepted the connection,
+/// and ignores it past its time, so that a later connection from the same port is counted.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProbeKey {
+    /// The prober's address as the pod sees it, as in [`FrontendKey`], in words of memory order.
+    pub remote: [u32; 4],
+    /// The prober's port, host byte order.
+    pub remote_port: u32,
+}
+const _: () = assert!(size_of::<ProbeKey>() == 20);
+
+/// Most probes under way at once: a few for each pod.
+pub const PROBES_MAX: u32 = 4_096;
+
 /// Most bytes of a segment that are kept: one packet of Ethernet's size.
 pub const KEPT_BYTES: usize = 1_504;
 /// Most segments kept at once. They wait for microseconds (first data on a listener) to a round trip (a gap).
@@ -449,6 +468,8 @@ mod pod {
     unsafe impl aya::Pod for super::Event {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::KeptKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::ProbeKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Kept {}
 }

@@ -514,14 +514,14 @@ fn socket(skb: *mut __sk_buff) -> *mut c_void {
 }
 
 #[inline(always)]
-fn remote_port(ops: *mut bpf_sock_ops) -> u32 {
+pub fn remote_port(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: a live context. The field holds the port in network byte order in its upper half.
     u32::from_be(unsafe { ptr::read_volatile(&raw const (*ops).remote_port) })
 }
 
 /// Remote address in memory order, IPv4 as mapped.
 #[inline(always)]
-fn remote(ops: *mut bpf_sock_ops) -> [u32; 4] {
+pub fn remote(ops: *mut bpf_sock_ops) -> [u32; 4] {
     // SAFETY: a live context; each word is read by itself and always, as the verifier wants.
     let (six, four, words) = unsafe {
         let six = ptr::read_volatile(&raw const (*ops).family) == AF_INET6;

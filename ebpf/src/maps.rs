@@ -42,6 +42,8 @@ pub static CONTROL: Array<u64> = Array::pinned(abi::CONTROL_WORDS, BPF_F_MMAPABL
 pub static EVENTS: RingBuf = RingBuf::pinned(abi::EVENTS_BYTES, 0);
 #[map]
 pub static KEPT: LruHashMap<abi::KeptKey, abi::Kept> = LruHashMap::pinned(abi::KEPT_MAX, 0);
+#[map]
+pub static PROBES: LruHashMap<abi::ProbeKey, u64> = LruHashMap::pinned(abi::PROBES_MAX, 0);
 /// All zero: what a new entry of `KEPT` begins as. Too large for the stack.
 #[map]
 pub static BLANK: Array<abi::Kept> = Array::with_max_entries(1, 0);

@@ -10,14 +10,14 @@ use aya_ebpf::{
     helpers::generated::{bpf_get_netns_cookie, bpf_sock_ops_cb_flags_set},
 };
 use common::{
-    abi::{self, Conn, ListenKey},
+    abi::{self, Conn, ListenKey, ProbeKey},
     flow,
 };
 
 use crate::{
     bind::{entry, is_loopback},
     count,
-    maps::{CONNS, PODS, add32, announce, note, now},
+    maps::{CONNS, PODS, PROBES, add32, announce, note, now},
 };
 
 const AF_INET6: u32 = 10;
@@ -85,12 +85,22 @@ fn open(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     conn.flags = 0;
     // SAFETY: the fields are read at once.
     let Some(pod) = (unsafe { PODS.get(&conn.cookie) }) else { return };
-    if u32::from(pod.port) == port(ops) {
+    if u32::from(pod.port) == port(ops) && !is_probe(ops) {
         conn.slot = pod.slot;
         conn.flags = abi::CONN_OPEN;
         watch(ops);
         count::opened(ops, conn);
     }
+}
+
+/// Whether the connection is a probe's. Without a slot, its packets are passed over and its close is nobody's.
+#[inline(always)]
+fn is_probe(ops: *mut bpf_sock_ops) -> bool {
+    let key = ProbeKey { remote: count::remote(ops), remote_port: count::remote_port(ops) };
+    // SAFETY: the value is read at once.
+    let Some(until) = (unsafe { PROBES.get(&key).copied() }) else { return false };
+    let _gone_already = PROBES.remove(&key);
+    now() < until
 }
 
 #[inline(always)]

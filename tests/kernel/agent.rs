@@ -41,6 +41,8 @@ use tonic::{
 const ROLE: &str = "ROUSE_TEST_ROLE";
 const LIMIT: Duration = Duration::from_secs(20);
 const ADDRESS: &str = "10.77.0.2:8080";
+/// Line of the metrics that counts them.
+const PROBES_PASSED: &str = "rouse_agent_probes_total{result=\"passed\"}";
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
 
 /// Not a test: what this program does in a role. Run by the tests.
@@ -183,6 +185,11 @@ impl World {
 
     /// Names the pod in the RouteTable.
     fn name_pod(&self, phase: PodPhase, how: ProbeHow) {
+        self.name_probed(phase, how, Duration::ZERO);
+    }
+
+    /// Names the pod, to be probed every `period` also when it is ready.
+    fn name_probed(&self, phase: PodPhase, how: ProbeHow, period: Duration) {
         let revision = Revision {
             name: Name::new("default", "hello-00001"),
             service: "hello".into(),
@@ -209,7 +216,7 @@ impl World {
             probe: Probe {
                 how,
                 port: None,
-                period: Duration::ZERO,
+                period,
                 timeout: Duration::ZERO,
                 success_threshold: 1,
                 failure_threshold: 1,
@@ -319,6 +326,33 @@ impl World {
             Ok(text.lines().next().unwrap_or_default().to_owned())
         };
         node.within("answer", exchange).expect("an answer")
+    }
+
+    /// Waits until so many probes have passed.
+    fn wait_probes(&self, count: u64) {
+        let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
+        let end = Instant::now() + LIMIT;
+        loop {
+            let page = node.within("metrics", || {
+                let mut stream = TcpStream::connect("127.0.0.1:7104")?;
+                stream
+                    .write_all(b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")?;
+                let mut text = String::new();
+                stream.read_to_string(&mut text).map(|_| text)
+            });
+            let page = page.expect("an admin page");
+            let passed = page.lines().find_map(|line| line.strip_prefix(PROBES_PASSED));
+            if passed.and_then(|text| text.trim().parse().ok()).is_some_and(|it: u64| it >= count) {
+                return;
+            }
+            assert!(Instant::now() < end, "{count} probes never passed: {page}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// The one pod's slot.
+    fn slot(&self) -> u32 {
+        self.slots().values().next().expect("a registered pod").slot
     }
 
     fn slots(&self) -> BTreeMap<u64, abi::Pod> {
@@ -502,6 +536,28 @@ fn a_tcp_probe_connects_to_the_pod() {
     world.start_pod();
     world.tell("listen");
     world.wait("ready", |seen| seen.ready);
+}
+
+#[test]
+fn probes_that_go_on_are_no_requests() {
+    for (test, how) in [("http-on", http()), ("tcp-on", ProbeHow::Tcp)] {
+        let mut world = World::new(test);
+        world.name_probed(PodPhase::Starting, how, Duration::from_millis(1));
+        world.start_agent();
+        world.start_pod();
+        world.tell("listen");
+        world.wait("ready", |seen| seen.ready);
+        world.wait_probes(50);
+        for _ in 0..3 {
+            assert_eq!(world.request(), "HTTP/1.1 200 OK");
+        }
+        world.wait_probes(100);
+        let usage = world.wait_usage("three requests", |usage| usage.totals.finished >= 3);
+        assert_eq!((usage.totals.started, usage.totals.finished), (3, 3));
+        let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+        let state = Maps::open(&pins).expect("pinned maps").state(world.slot());
+        assert_eq!((state.connections, state.fresh), (0, 0), "{state:?}");
+    }
 }
 
 #[test]

@@ -1,17 +1,24 @@
 //! Shell: one try of a pod's readiness probe.
 
-use std::{io, net::SocketAddr, pin::pin, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    pin::pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use http_body_util::Empty;
 use hyper::{Request, Uri, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use tokio::{
-    net::{TcpSocket, TcpStream},
-    time::timeout,
+use tokio::{net::TcpStream, time::timeout};
+use tonic::{
+    client::Grpc,
+    codegen::{BoxFuture, Service},
+    transport::Endpoint,
 };
-use tonic::{client::Grpc, transport::Endpoint};
 
-use super::Attempt;
+use super::{Attempt, mark::Marks};
 use common::wire::ProbeHow;
 
 /// Kubelet's own name, by which applications and Knative tell probes from requests
@@ -19,16 +26,17 @@ use common::wire::ProbeHow;
 const USER_AGENT: &str = "kube-probe/rouse";
 
 /// Makes one try. `Err` says in a few words why it failed.
-pub async fn ask(attempt: &Attempt) -> Result<(), String> {
+pub async fn ask(attempt: &Attempt, marks: &Marks) -> Result<(), String> {
+    let door = Door { at: attempt.at, patience: attempt.timeout, marks: marks.clone() };
     let asked = async {
         match &attempt.probe.how {
             ProbeHow::Listen => Ok(()),
-            ProbeHow::Tcp => connect(attempt.at).await.map(drop),
+            ProbeHow::Tcp => door.connect().await.map(drop),
             ProbeHow::Http { path, headers, host, https } => {
-                let ask = Http { path, headers, host, at: attempt.at };
+                let ask = Http { path, headers, host, door };
                 if *https { ask.over_tls().await } else { ask.plainly().await }
             }
-            ProbeHow::Grpc { service } => grpc(attempt.at, service, attempt.timeout).await,
+            ProbeHow::Grpc { service } => grpc(door, service).await,
         }
     };
     match timeout(attempt.timeout, asked).await {
@@ -37,31 +45,57 @@ pub async fn ask(attempt: &Attempt) -> Result<(), String> {
     }
 }
 
-async fn connect(at: SocketAddr) -> Result<TcpStream, String> {
-    let failed = |error: io::Error| format!("cannot connect to {at}: {error}");
-    let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-    let stream = socket.map_err(failed)?.connect(at).await.map_err(failed)?;
-    // A probe leaves no TIME_WAIT behind, however often it is made.
-    stream.set_zero_linger().map_err(failed)?;
-    Ok(stream)
+/// Where a probe goes in.
+#[derive(Clone, Debug)]
+struct Door {
+    at: SocketAddr,
+    patience: Duration,
+    marks: Marks,
+}
+
+impl Door {
+    async fn connect(&self) -> Result<TcpStream, String> {
+        let Self { at, patience, marks } = self;
+        let failed = |error: io::Error| format!("cannot connect to {at}: {error}");
+        let stream = marks.connect(*at, *patience).await.map_err(failed)?;
+        // A probe leaves no TIME_WAIT behind, however often it is made.
+        stream.set_zero_linger().map_err(failed)?;
+        Ok(stream)
+    }
+}
+
+/// As a gRPC channel makes its connections.
+impl Service<Uri> for Door {
+    type Response = TokioIo<TcpStream>;
+    type Error = String;
+    type Future = BoxFuture<Self::Response, Self::Error>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), String>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let door = self.clone();
+        Box::pin(async move { door.connect().await.map(TokioIo::new) })
+    }
 }
 
 struct Http<'a> {
     path: &'a str,
     headers: &'a [(String, String)],
     host: &'a str,
-    at: SocketAddr,
+    door: Door,
 }
 
 impl Http<'_> {
     async fn plainly(&self) -> Result<(), String> {
-        self.over(TokioIo::new(connect(self.at).await?)).await
+        self.over(TokioIo::new(self.door.connect().await?)).await
     }
 
     async fn over_tls(&self) -> Result<(), String> {
-        let stream = connect(self.at).await?;
+        let stream = self.door.connect().await?;
         let host =
-            if self.host.is_empty() { self.at.ip().to_string() } else { self.host.to_owned() };
+            if self.host.is_empty() { self.door.at.ip().to_string() } else { self.host.to_owned() };
         self.over(TokioIo::new(super::tls::wrap(stream, host).await?)).await
     }
 
@@ -95,7 +129,7 @@ impl Http<'_> {
         let names = |name: &str| self.headers.iter().any(|(key, _)| key.eq_ignore_ascii_case(name));
         if !names("host") {
             let host =
-                if self.host.is_empty() { self.at.to_string() } else { self.host.to_owned() };
+                if self.host.is_empty() { self.door.at.to_string() } else { self.host.to_owned() };
             request = request.header("host", host);
         }
         if !names("user-agent") {
@@ -126,13 +160,15 @@ struct HealthResponse {
 
 const SERVING: i32 = 1;
 
-async fn grpc(at: SocketAddr, service: &str, patience: Duration) -> Result<(), String> {
+async fn grpc(door: Door, service: &str) -> Result<(), String> {
+    let (at, patience) = (door.at, door.patience);
     let failed = |error: &dyn std::error::Error| {
         format!("health check at {at} failed: {}", common::link::chain(error))
     };
     let endpoint = Endpoint::from_shared(format!("http://{at}")).map_err(|error| failed(&error))?;
     let endpoint = endpoint.connect_timeout(patience).user_agent(USER_AGENT);
-    let channel = endpoint.map_err(|error| failed(&error))?.connect().await;
+    let endpoint = endpoint.map_err(|error| failed(&error))?;
+    let channel = endpoint.connect_with_connector(door).await;
     let mut client = Grpc::new(channel.map_err(|error| failed(&error))?);
     client.ready().await.map_err(|error| failed(&error))?;
     let codec = tonic_prost::ProstCodec::<HealthRequest, HealthResponse>::default();
@@ -192,7 +228,8 @@ mod tests {
     #[tokio::test]
     async fn an_http_probe_names_itself_and_its_host() {
         let (at, asked) = serve_once("HTTP/1.1 204 No Content\r\n\r\n").await;
-        let result = ask(&attempt(at, http("ready?deep=1", &[("x-a", "b")]))).await;
+        let probe = attempt(at, http("ready?deep=1", &[("x-a", "b")]));
+        let result = ask(&probe, &Marks::none()).await;
         assert_eq!(result, Ok(()));
         let asked = asked.await.expect("no panic");
         assert!(asked.starts_with("GET /ready?deep=1 HTTP/1.1\r\n"), "{asked}");
@@ -206,7 +243,7 @@ mod tests {
     async fn a_header_of_the_probe_replaces_our_own() {
         let (at, asked) = serve_once("HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n").await;
         let own = [("Host", "hello.local"), ("User-Agent", "mine")];
-        assert_eq!(ask(&attempt(at, http("/", &own))).await, Ok(()));
+        assert_eq!(ask(&attempt(at, http("/", &own)), &Marks::none()).await, Ok(()));
         let asked = asked.await.expect("no panic");
         assert!(asked.contains("host: hello.local\r\n") && asked.contains("user-agent: mine\r\n"));
         assert_eq!(asked.matches("host:").count(), 1, "{asked}");
@@ -215,7 +252,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_from_400_is_a_failure_in_words() {
         let (at, _asked) = serve_once("HTTP/1.1 503 Busy\r\nconnection: close\r\n\r\nno").await;
-        let result = ask(&attempt(at, http("/ready", &[]))).await;
+        let result = ask(&attempt(at, http("/ready", &[])), &Marks::none()).await;
         assert_eq!(result, Err("GET /ready answered 503".into()));
     }
 
@@ -223,9 +260,10 @@ mod tests {
     async fn a_tcp_probe_needs_a_listener() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let at = listener.local_addr().expect("bound");
-        assert_eq!(ask(&attempt(at, ProbeHow::Tcp)).await, Ok(()));
+        assert_eq!(ask(&attempt(at, ProbeHow::Tcp), &Marks::none()).await, Ok(()));
         drop(listener);
-        let refused = ask(&attempt(at, ProbeHow::Tcp)).await.expect_err("nobody listens");
+        let refused =
+            ask(&attempt(at, ProbeHow::Tcp), &Marks::none()).await.expect_err("nobody listens");
         assert!(refused.starts_with(&format!("cannot connect to {at}")), "{refused}");
     }
 
@@ -235,7 +273,10 @@ mod tests {
         let at = listener.local_addr().expect("bound");
         let patience = Duration::from_millis(20);
         let silent = Attempt { timeout: patience, ..attempt(at, http("/", &[])) };
-        assert_eq!(ask(&silent).await, Err(format!("no answer from {at} within 20ms")));
+        assert_eq!(
+            ask(&silent, &Marks::none()).await,
+            Err(format!("no answer from {at} within 20ms"))
+        );
     }
 
     /// A gRPC server without routes answers every call with UNIMPLEMENTED.
@@ -248,7 +289,7 @@ mod tests {
         let server = tonic::transport::Server::builder().add_routes(routes);
         tokio::spawn(server.serve_with_incoming(incoming));
         let how = ProbeHow::Grpc { service: String::new() };
-        let failed = ask(&attempt(at, how)).await.expect_err("there is none");
+        let failed = ask(&attempt(at, how), &Marks::none()).await.expect_err("there is none");
         assert!(failed.starts_with(&format!("health check at {at} failed")), "{failed}");
     }
 
@@ -280,7 +321,7 @@ mod tests {
             let server = tonic::transport::Server::builder().add_routes(app.into());
             tokio::spawn(server.serve_with_incoming(incoming));
             let how = ProbeHow::Grpc { service: "main".into() };
-            let result = ask(&attempt(at, how)).await;
+            let result = ask(&attempt(at, how), &Marks::none()).await;
             assert_eq!(result.is_ok(), want, "{result:?}");
         }
     }

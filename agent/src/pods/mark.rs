@@ -1,0 +1,127 @@
+//! Shell: tells the kernel half which connections are probes, so that it counts none of them as a request.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use aya::maps::{HashMap, MapData, MapError};
+use common::abi::ProbeKey;
+use tokio::net::{TcpSocket, TcpStream};
+use tracing::debug;
+
+use crate::{clock::monotonic_ns, maps};
+
+/// How long a mark outlives its probe's patience: a pod may accept what the probe has given up.
+const AFTERWARDS: Duration = Duration::from_secs(1);
+
+/// The map of probes under way; copies share it.
+#[derive(Clone, Debug, Default)]
+pub struct Marks(Option<Arc<Mutex<HashMap<MapData, ProbeKey, u64>>>>);
+
+/// A mark that goes with its probe's connect, unless that succeeds: then the kernel half removes it.
+#[derive(Debug)]
+struct Mark<'a> {
+    marks: &'a Marks,
+    key: ProbeKey,
+    connected: bool,
+}
+
+impl Marks {
+    /// Opens the map pinned in `pins`.
+    pub fn open(pins: &Path) -> Result<Self, maps::Error> {
+        maps::probes(pins).map(|map| Self(Some(Arc::new(Mutex::new(map)))))
+    }
+
+    /// Nobody counts: there is no kernel half.
+    #[cfg(test)]
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// Connects to a pod without being counted. `patience` bounds the whole probe.
+    pub async fn connect(&self, at: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+        let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        let mut mark = None;
+        if self.0.is_some() {
+            // A port that was bound is given to nobody else until the socket closes.
+            socket.bind(SocketAddr::new(source(at)?, 0))?;
+            mark = self.put(socket.local_addr()?, patience);
+        }
+        let stream = socket.connect(at).await?;
+        if let Some(mark) = &mut mark {
+            mark.connected = true;
+        }
+        Ok(stream)
+    }
+
+    fn put(&self, own: SocketAddr, patience: Duration) -> Option<Mark<'_>> {
+        let key = key(own);
+        let until = (patience + AFTERWARDS).as_nanos();
+        let until = monotonic_ns().saturating_add(u64::try_from(until).unwrap_or(u64::MAX));
+        let done = self.with(|map| map.insert(key, until, 0))?;
+        // Better a probe that counts than a pod that is never ready.
+        done.inspect_err(|error| debug!(%own, %error, "cannot mark probe")).ok()?;
+        Some(Mark { marks: self, key, connected: false })
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut HashMap<MapData, ProbeKey, u64>) -> T) -> Option<T> {
+        let map = self.0.as_ref()?;
+        Some(act(&mut map.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+impl Drop for Mark<'_> {
+    fn drop(&mut self) {
+        if !self.connected {
+            // The kernel half may have been quicker.
+            let _: Option<Result<(), MapError>> = self.marks.with(|map| map.remove(&self.key));
+        }
+    }
+}
+
+/// The address from which this machine reaches `at`.
+fn source(at: SocketAddr) -> io::Result<IpAddr> {
+    let any: IpAddr =
+        if at.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    // Connecting a datagram socket sends nothing; it only asks the routes.
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
+    socket.connect(at)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+fn key(own: SocketAddr) -> ProbeKey {
+    let octets = match own.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    };
+    let mut remote = [0; 4];
+    for (word, bytes) in remote.iter_mut().zip(octets.chunks_exact(4)) {
+        *word = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    }
+    ProbeKey { remote, remote_port: own.port().into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_the_prober_as_a_packet_has_it() {
+        let four = key("10.1.2.3:4711".parse().expect("an address"));
+        let memory = |bytes: [u8; 4]| u32::from_ne_bytes(bytes);
+        let mapped = [0, 0, memory([0, 0, 255, 255]), memory([10, 1, 2, 3])];
+        assert_eq!(four, ProbeKey { remote: mapped, remote_port: 4711 });
+        let six = key("[fd00:1::7]:80".parse().expect("an address"));
+        assert_eq!(six.remote, [memory([0xfd, 0, 0, 1]), 0, 0, memory([0, 0, 0, 7])]);
+    }
+
+    #[test]
+    fn the_source_is_where_the_routes_say() {
+        let to = "127.0.0.1:9".parse().expect("an address");
+        assert_eq!(source(to).expect("loopback"), IpAddr::from([127, 0, 0, 1]));
+    }
+}
