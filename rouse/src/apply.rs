@@ -3,17 +3,15 @@
 use std::{io::Read as _, path::Path, process::ExitCode};
 
 use common::wire::{Name, is_label, is_subdomain};
-use controller::{
-    parse::{self, Document},
-    policy::AutoscalerConfig,
-    render::ObjectKind,
-};
+use controller::{parse, policy::AutoscalerConfig, render::ObjectKind};
 use serde_json::{Value, json};
 
 use crate::{
     cli::Apply,
     failure::Failure,
-    kinds, out,
+    kinds,
+    manifests::{Kept, Manifests},
+    out,
     store::{self, Store},
 };
 
@@ -30,11 +28,12 @@ pub(crate) enum Outcome {
 
 /// Applies every object of the files; a bad one does not stop the others.
 pub(crate) fn apply(store: &Store, args: &Apply) -> Result<ExitCode, Failure> {
-    let mut code = ExitCode::SUCCESS;
+    let (mut code, mut manifests) = (ExitCode::SUCCESS, store.manifests());
     for file in &args.files {
         for (source, text) in read(file, args.recursive)? {
             for result in documents(&source, &text, args.namespace.as_deref()) {
-                let done = result.and_then(|(name, it)| Ok((keep(store, &name, &it)?, name, it)));
+                let done =
+                    result.and_then(|(name, it)| Ok((keep(&mut manifests, &name, &it)?, name, it)));
                 match done {
                     Ok((outcome, name, it)) => report(outcome, &name, &it)?,
                     Err(failure) => {
@@ -124,14 +123,14 @@ fn shape(mut it: Value, namespace: Option<&str>) -> Result<(Name, Value), String
 }
 
 /// Keeps a service's manifest.
-pub(crate) fn keep(store: &Store, name: &Name, it: &Value) -> Result<Outcome, Failure> {
-    let kept = store.manifest(name)?;
-    let outcome = match kept.as_ref().map(store::Kept::value) {
+pub(crate) fn keep(manifests: &mut Manifests, name: &Name, it: &Value) -> Result<Outcome, Failure> {
+    let kept = manifests.find(name)?;
+    let outcome = match kept.as_ref().map(Kept::value) {
         None => Outcome::Created,
         Some(old) if old == it => return Ok(Outcome::Unchanged),
         Some(_) => Outcome::Configured,
     };
-    store.write(name, it, kept)?;
+    manifests.write(name, it, kept)?;
     Ok(outcome)
 }
 
@@ -143,11 +142,9 @@ fn report(outcome: Outcome, name: &Name, it: &Value) -> Result<(), Failure> {
     };
     out::line(&format!("{}/{} {did}", kinds::singular(ObjectKind::Service), name.name))?;
     // The controller refuses it on its own, as a condition; saying so now saves a look.
-    let text = it.to_string();
-    for document in parse::documents(&text, &AutoscalerConfig::default()) {
-        if let Document::Refused(_, why) = document {
-            out::complain(&format!("Warning: {name} will not become ready: {why}"));
-        }
+    if let Err(problems) = parse::service(it, &AutoscalerConfig::default()) {
+        let why = parse::line(&problems);
+        out::complain(&format!("Warning: {name} will not become ready: {why}"));
     }
     Ok(())
 }
@@ -175,13 +172,13 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
         let (temp, store) = Temp::new("apply");
         let apply = |text: &str| {
             let (name, it) = documents("x.yaml", text, None).remove(0).unwrap();
-            keep(&store, &name, &it).unwrap()
+            keep(&mut store.manifests(), &name, &it).unwrap()
         };
         assert_eq!(apply(HELLO), Outcome::Created);
         assert_eq!(apply(HELLO), Outcome::Unchanged);
         assert_eq!(apply(&HELLO.replace("v1}", "v2}")), Outcome::Configured);
         assert_eq!(temp.files(), ["default_hello.yaml"]);
-        let kept = store.manifest(&Name::new("default", "hello")).unwrap().unwrap();
+        let kept = store.manifests().find(&Name::new("default", "hello")).unwrap().unwrap();
         let image = kept.value().pointer("/spec/template/spec/containers/0/image").unwrap();
         assert_eq!(image, "dev.local/hello:v2");
     }
@@ -192,7 +189,7 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
         let text = format!("{HELLO}---\n{}", HELLO.replace("hello}", "other, namespace: demo}"));
         for result in documents("x.yaml", &text, None) {
             let (name, it) = result.unwrap();
-            keep(&store, &name, &it).unwrap();
+            keep(&mut store.manifests(), &name, &it).unwrap();
         }
         assert_eq!(temp.files(), ["default_hello.yaml", "demo_other.yaml"]);
     }

@@ -14,11 +14,11 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Deletes services by name or manifest; one that is missing does not stop the others.
 pub(crate) fn delete(layout: &Layout, store: &Store, args: &Delete) -> Result<ExitCode, Failure> {
     let mut code = ExitCode::SUCCESS;
-    let mut leaving = Vec::new();
+    let (mut leaving, mut manifests) = (Vec::new(), store.manifests());
     for name in names(store, args)? {
-        match store.manifest(&name)? {
+        match manifests.find(&name)? {
             Some(kept) => {
-                store.remove(kept)?;
+                manifests.remove(kept)?;
                 out::line(&format!(
                     "{} {:?} deleted",
                     kinds::singular(ObjectKind::Service),
@@ -115,7 +115,7 @@ mod tests {
         let layout = Layout::new("delete-test").unwrap();
         let name = Name::new("default", "hello");
         let it = json!({"metadata": {"name": "hello", "namespace": "default"}});
-        apply::keep(&store, &name, &it).unwrap();
+        apply::keep(&mut store.manifests(), &name, &it).unwrap();
         let code = delete(&layout, &store, &args(&["ksvc", "hello"])).unwrap();
         assert_eq!((code, temp.files().len()), (ExitCode::SUCCESS, 0));
         let again = delete(&layout, &store, &args(&["ksvc/hello"])).unwrap();

@@ -12,6 +12,7 @@ mod failure;
 mod get;
 mod kinds;
 mod logs;
+mod manifests;
 mod out;
 mod run;
 mod store;

@@ -1,4 +1,4 @@
-//! Shell: the folders of a node: `objects/`, which the controller writes, and `manifests/`, which we write.
+//! Shell: the folders of a node: `objects/`, which the controller writes, and, by [`Manifests`], `manifests/`.
 
 use std::{
     fs,
@@ -12,21 +12,13 @@ use k8s_openapi::serde::Deserialize as _;
 use local::layout::Layout;
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, manifests::Manifests};
 
 /// A node's folders.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     objects: PathBuf,
     manifests: PathBuf,
-}
-
-/// Where a manifest is kept: its file, all documents of that file, and which is meant.
-#[derive(Debug)]
-pub(crate) struct Kept {
-    path: PathBuf,
-    documents: Vec<Value>,
-    at: usize,
 }
 
 impl Store {
@@ -61,55 +53,9 @@ impl Store {
         Ok(out)
     }
 
-    /// The manifest of a service, wherever it is.
-    pub(crate) fn manifest(&self, name: &Name) -> Result<Option<Kept>, Failure> {
-        let own = self.own(name);
-        let mut paths = vec![own.clone()];
-        walk(&self.manifests, &mut paths)?;
-        for path in paths {
-            let Ok(text) = fs::read_to_string(&path) else { continue };
-            // A file that cannot be read as YAML names nothing; the controller says so on its own.
-            let documents = documents(&text).unwrap_or_default();
-            if let Some(at) = documents.iter().position(|it| name_of(it).as_ref() == Some(name)) {
-                return Ok(Some(Kept { path, documents, at }));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Writes the manifest of a service in the place of `kept`, or in a file of its own.
-    pub(crate) fn write(&self, name: &Name, it: &Value, kept: Option<Kept>) -> Result<(), Failure> {
-        let (path, documents) = match kept {
-            None => (self.own(name), vec![it.clone()]),
-            Some(mut kept) => {
-                kept.documents[kept.at] = it.clone();
-                (kept.path, kept.documents)
-            }
-        };
-        fs::create_dir_all(&self.manifests)
-            .map_err(Failure::file("make folder", &self.manifests))?;
-        replace(&path, &documents)
-    }
-
-    /// Removes a manifest; other documents of its file stay.
-    pub(crate) fn remove(&self, mut kept: Kept) -> Result<(), Failure> {
-        kept.documents.remove(kept.at);
-        if kept.documents.is_empty() {
-            return fs::remove_file(&kept.path).map_err(Failure::file("remove", &kept.path));
-        }
-        replace(&kept.path, &kept.documents)
-    }
-
-    /// The file `apply` keeps a service in. An underscore cannot be in a name, so no two share one.
-    fn own(&self, name: &Name) -> PathBuf {
-        self.manifests.join(format!("{}_{}.yaml", name.namespace, name.name))
-    }
-}
-
-impl Kept {
-    /// The manifest itself.
-    pub(crate) fn value(&self) -> &Value {
-        &self.documents[self.at]
+    /// The manifests, to be looked at and changed.
+    pub(crate) fn manifests(&self) -> Manifests {
+        Manifests::new(self.manifests.clone())
     }
 }
 
@@ -130,7 +76,7 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
 }
 
 /// The name a document bears.
-fn name_of(it: &Value) -> Option<Name> {
+pub(crate) fn name_of(it: &Value) -> Option<Name> {
     let meta = it.get("metadata")?;
     let namespace = meta.get("namespace").and_then(Value::as_str).unwrap_or("default");
     Some(Name::new(namespace, meta.get("name")?.as_str()?))
@@ -148,7 +94,8 @@ pub(crate) fn manifests(folder: &Path, recursive: bool) -> Result<Vec<PathBuf>, 
     Ok(out)
 }
 
-fn walk(folder: &Path, into: &mut Vec<PathBuf>) -> Result<(), Failure> {
+/// Every manifest file below a folder.
+pub(crate) fn walk(folder: &Path, into: &mut Vec<PathBuf>) -> Result<(), Failure> {
     for path in entries(folder)? {
         if path.is_dir() {
             walk(&path, into)?;
@@ -182,11 +129,13 @@ fn read_one(path: &Path) -> Result<Option<Value>, Failure> {
         read => read.map_err(Failure::file("read", path))?,
     };
     let bad = |error| Failure::file("understand", path)(std::io::Error::other(error));
-    serde_norway::from_str(&text).map(Some).map_err(bad)
+    // The controller writes JSON, which is YAML too and is read many times faster as what it is.
+    let json = serde_json::from_str(&text);
+    json.or_else(|_| serde_norway::from_str(&text)).map(Some).map_err(bad)
 }
 
 /// Replaces a file at once: readers see the old documents or the new ones.
-fn replace(path: &Path, documents: &[Value]) -> Result<(), Failure> {
+pub(crate) fn replace(path: &Path, documents: &[Value]) -> Result<(), Failure> {
     let bad = |error| Failure::file("write", path)(std::io::Error::other(error));
     let texts = documents.iter().map(serde_norway::to_string).collect::<Result<Vec<_>, _>>();
     let text = texts.map_err(bad)?.join("---\n");
@@ -197,8 +146,6 @@ fn replace(path: &Path, documents: &[Value]) -> Result<(), Failure> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use serde_json::json;
-
     use super::*;
 
     /// A node's folders in a folder of the test's own, removed at the end.
@@ -236,26 +183,6 @@ pub(crate) mod tests {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
-    }
-
-    fn service(name: &str) -> Value {
-        json!({"kind": "Service", "metadata": {"name": name, "namespace": "default"}})
-    }
-
-    #[test]
-    fn a_manifest_is_found_wherever_it_is() {
-        let (temp, store) = Temp::new("found");
-        let folder = temp.path().join("manifests/team");
-        fs::create_dir_all(&folder).unwrap();
-        replace(&folder.join("both.yaml"), &[service("a"), service("b")]).unwrap();
-        let b = Name::new("default", "b");
-        let kept = store.manifest(&b).unwrap().unwrap();
-        assert_eq!(kept.value(), &service("b"));
-        store.remove(kept).unwrap();
-        assert!(store.manifest(&b).unwrap().is_none());
-        let a = store.manifest(&Name::new("default", "a")).unwrap().unwrap();
-        store.remove(a).unwrap();
-        assert!(!folder.join("both.yaml").exists());
     }
 
     #[test]

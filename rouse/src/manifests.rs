@@ -1,0 +1,185 @@
+//! Shell: `manifests/`: which file holds which service, and what changes there.
+//!
+//! A service that was applied has a file of its own, which its name leads to. People also write files by hand, with
+//! several documents and under any name; only when a service has no file of its own are all files read, once.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use common::wire::Name;
+use serde_json::Value;
+
+use crate::{
+    failure::Failure,
+    store::{documents, name_of, replace, walk},
+};
+
+/// The manifests folder, as one command sees it.
+#[derive(Debug)]
+pub(crate) struct Manifests {
+    folder: PathBuf,
+    /// The first file that names each service; made when it is asked for.
+    index: Option<BTreeMap<Name, PathBuf>>,
+    /// Files read.
+    #[cfg(test)]
+    reads: usize,
+}
+
+/// Where a manifest is kept: its file, all documents of that file, and which is meant.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    path: PathBuf,
+    documents: Vec<Value>,
+    at: usize,
+}
+
+impl Manifests {
+    /// The manifests in `folder`.
+    pub(crate) fn new(folder: PathBuf) -> Self {
+        Self {
+            folder,
+            index: None,
+            #[cfg(test)]
+            reads: 0,
+        }
+    }
+
+    /// The manifest of a service, wherever it is.
+    pub(crate) fn find(&mut self, name: &Name) -> Result<Option<Kept>, Failure> {
+        if let Some(kept) = self.in_file(self.own(name), name) {
+            return Ok(Some(kept));
+        }
+        let path = self.index()?.get(name).cloned();
+        Ok(path.and_then(|path| self.in_file(path, name)))
+    }
+
+    /// Writes the manifest of a service in the place of `kept`, or in a file of its own.
+    pub(crate) fn write(
+        &mut self,
+        name: &Name,
+        it: &Value,
+        kept: Option<Kept>,
+    ) -> Result<(), Failure> {
+        let (path, documents) = match kept {
+            None => (self.own(name), vec![it.clone()]),
+            Some(mut kept) => {
+                kept.documents[kept.at] = it.clone();
+                (kept.path, kept.documents)
+            }
+        };
+        fs::create_dir_all(&self.folder).map_err(Failure::file("make folder", &self.folder))?;
+        replace(&path, &documents)
+    }
+
+    /// Removes a manifest; other documents of its file stay.
+    pub(crate) fn remove(&mut self, mut kept: Kept) -> Result<(), Failure> {
+        kept.documents.remove(kept.at);
+        if kept.documents.is_empty() {
+            return fs::remove_file(&kept.path).map_err(Failure::file("remove", &kept.path));
+        }
+        replace(&kept.path, &kept.documents)
+    }
+
+    /// The file `apply` keeps a service in. An underscore cannot be in a name, so no two share one.
+    fn own(&self, name: &Name) -> PathBuf {
+        self.folder.join(format!("{}_{}.yaml", name.namespace, name.name))
+    }
+
+    fn in_file(&mut self, path: PathBuf, name: &Name) -> Option<Kept> {
+        let documents = self.read(&path);
+        let at = documents.iter().position(|it| name_of(it).as_ref() == Some(name));
+        at.map(|at| Kept { path, documents, at })
+    }
+
+    /// The documents of a file. One that cannot be read names nothing; the controller says so on its own.
+    fn read(&mut self, path: &Path) -> Vec<Value> {
+        let Ok(text) = fs::read_to_string(path) else { return Vec::new() };
+        #[cfg(test)]
+        {
+            self.reads += 1;
+        }
+        documents(&text).unwrap_or_default()
+    }
+
+    fn index(&mut self) -> Result<&BTreeMap<Name, PathBuf>, Failure> {
+        if self.index.is_none() {
+            let (mut paths, mut index) = (Vec::new(), BTreeMap::new());
+            walk(&self.folder, &mut paths)?;
+            for path in paths {
+                for name in self.read(&path).iter().filter_map(name_of) {
+                    index.entry(name).or_insert_with(|| path.clone());
+                }
+            }
+            self.index = Some(index);
+        }
+        Ok(self.index.get_or_insert_default())
+    }
+}
+
+impl Kept {
+    /// The manifest itself.
+    pub(crate) fn value(&self) -> &Value {
+        &self.documents[self.at]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::store::tests::Temp;
+
+    fn service(name: &str) -> Value {
+        json!({"kind": "Service", "metadata": {"name": name, "namespace": "default"}})
+    }
+
+    fn name(name: &str) -> Name {
+        Name::new("default", name)
+    }
+
+    #[test]
+    fn a_manifest_is_found_wherever_it_is() {
+        let (temp, store) = Temp::new("found");
+        let folder = temp.path().join("manifests/team");
+        fs::create_dir_all(&folder).unwrap();
+        replace(&folder.join("both.yaml"), &[service("a"), service("b")]).unwrap();
+        let mut manifests = store.manifests();
+        let kept = manifests.find(&name("b")).unwrap().unwrap();
+        assert_eq!(kept.value(), &service("b"));
+        manifests.remove(kept).unwrap();
+        assert!(manifests.find(&name("b")).unwrap().is_none());
+        let a = manifests.find(&name("a")).unwrap().unwrap();
+        manifests.remove(a).unwrap();
+        assert!(!folder.join("both.yaml").exists());
+    }
+
+    #[test]
+    fn a_command_reads_each_foreign_file_once_whatever_the_number_of_services() {
+        let (temp, store) = Temp::new("reads");
+        let foreign = temp.path().join("manifests/by-hand.yaml");
+        replace(&foreign, &[service("x"), service("y")]).unwrap();
+        let mut manifests = store.manifests();
+        let services: Vec<_> = (0..20).map(|at| format!("new-{at}")).collect();
+        for one in &services {
+            let kept = manifests.find(&name(one)).unwrap();
+            assert!(kept.is_none());
+            manifests.write(&name(one), &service(one), kept).unwrap();
+        }
+        assert_eq!(manifests.reads, 1, "the folder, when the first was missing");
+        for one in &services {
+            assert!(manifests.find(&name(one)).unwrap().is_some());
+        }
+        assert_eq!(manifests.reads, 1 + services.len(), "each file of its own");
+        let kept = manifests.find(&name("y")).unwrap();
+        manifests.write(&name("y"), &json!({"new": 1}), kept).unwrap();
+        assert_eq!(
+            documents(&fs::read_to_string(foreign).unwrap()).unwrap()[0],
+            service("x"),
+            "the other document of its file stays"
+        );
+    }
+}
