@@ -22,7 +22,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     signal::unix::{SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
@@ -133,7 +133,7 @@ fn enter_and_run(layout: &Layout, args: &Args, parts: &[Part]) -> Result<()> {
     let host = net::current()?;
     let gateway = parts.contains(&Part::Activator).then(|| gateway(args.gateway)).transpose()?;
     Node::enter(layout)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outside = Outside { host: Some(host), gateway };
     runtime.block_on(async {
         let running = Running::start(layout, args, outside, parts)?;
@@ -258,7 +258,7 @@ impl Running {
         name: &'static str,
         part: impl Future<Output = Result<()>> + Send + 'static,
     ) {
-        self.tasks.spawn(async move { (name, part.await) });
+        self.tasks.spawn(async move { (name, on_own_threads(name, part).await) });
     }
 
     /// Waits for a signal or for a part to end, then lets all parts end.
@@ -284,6 +284,27 @@ impl Running {
         }
         result
     }
+}
+
+/// Runs a part on threads of its own, as it runs where it is a process of its own: on shared ones, a waiting request
+/// would wait for whatever another part does at that moment.
+async fn on_own_threads(
+    name: &'static str,
+    part: impl Future<Output = Result<()>> + Send + 'static,
+) -> Result<()> {
+    let mut builder = match name {
+        // Carries traffic: as many threads as there are processors.
+        "activator" => tokio::runtime::Builder::new_multi_thread(),
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = builder.enable_all().thread_name(name).build()?;
+    let (ended, end) = oneshot::channel();
+    let body = move || {
+        // Nobody listens any more only when the whole process goes down.
+        let _ = ended.send(runtime.block_on(part));
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
+    end.await.context("it panicked")?
 }
 
 /// How a part ended, with its name.
