@@ -50,6 +50,11 @@ impl Metrics {
         self.written.inc();
     }
 
+    /// Objects written or removed so far.
+    pub fn written(&self) -> u64 {
+        self.written.get()
+    }
+
     /// A part began or ceased to follow the routes.
     pub fn follows(&self, more: i64) {
         self.subscribers.inc_by(more);

@@ -123,10 +123,7 @@ impl Shared {
     /// Up to `most` objects to be written, as they are now; `None`: to be removed.
     pub fn take_objects(&self, most: usize) -> Vec<(ObjectKey, Option<Value>)> {
         let mut dirty = self.dirty();
-        let all = std::mem::take(&mut *dirty);
-        let mut keys = all.into_iter();
-        let taken: Vec<ObjectKey> = keys.by_ref().take(most).collect();
-        *dirty = keys.collect();
+        let taken: Vec<ObjectKey> = std::iter::from_fn(|| dirty.pop_first()).take(most).collect();
         drop(dirty);
         let machine = self.lock();
         let whole = |key: ObjectKey| {

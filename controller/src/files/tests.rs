@@ -223,3 +223,39 @@ async fn a_file_without_a_name_is_refused_under_its_own() {
     assert!(refused.is_some_and(|why| why.starts_with("not readable as YAML")));
     assert!(temp.has("services/default/broken.yaml"));
 }
+
+#[test]
+fn a_look_at_everything_reads_only_files_that_changed() {
+    let temp = Temp::new();
+    let file = |at: usize| temp.0.join(format!("manifests/default_s-{at}.yaml"));
+    for at in 0..20 {
+        fs::write(file(at), HELLO.replace("hello,", &format!("s-{at},"))).expect("written");
+    }
+    std::thread::sleep(known::RACY * 2);
+    let (shared, _orders) = shared("b", 1);
+    let mut files = Files::open(&temp.0, Arc::clone(&shared)).expect("folders");
+    assert_eq!((files.reads, files.changed()), (20, BTreeSet::new()));
+    fs::remove_file(file(3)).expect("removed");
+    fs::write(file(7), HELLO.replace("hello,", "s-7,").replace("v1", "v2")).expect("written");
+    fs::write(file(99), HELLO.replace("hello,", "s-99,")).expect("written");
+    let changed = files.changed();
+    assert_eq!(changed, [file(3), file(7), file(99)].into());
+    changed.iter().for_each(|path| files.read(path));
+    let apps = |machine: &Machine| machine.world().apps.len();
+    assert_eq!((files.reads, shared.look(apps)), (23, 20));
+}
+
+#[tokio::test]
+async fn each_object_of_an_applied_service_is_written_once() {
+    let temp = Temp::new();
+    let shutdown = CancellationToken::new();
+    let (shared, _orders) = shared("b", 1);
+    for at in 0..40 {
+        let text = HELLO.replace("hello,", &format!("s-{at},"));
+        fs::write(temp.0.join(format!("manifests/default_s-{at}.yaml")), text).expect("written");
+    }
+    drop(Files::open(&temp.0, Arc::clone(&shared)).expect("folders"));
+    write(&temp.0, &shared).await;
+    shutdown.cancel();
+    assert_eq!(shared.metrics.written(), 4 * 40, "service, configuration, route and revision");
+}

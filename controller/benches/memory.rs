@@ -1,0 +1,101 @@
+//! Memory a sleeping service costs the controller, counted by the allocator.
+//!
+//! `cargo bench -p controller`: manifests as `rouse apply` writes them, read from their folder, with what the
+//! autoscaler decides of each, until every object is written and a follower has heard of everything. Prints one JSON
+//! row a number of services.
+
+use std::{alloc::System, fs, io::Write as _, path::Path, sync::Arc, time::Instant};
+
+use common::{
+    node::Orders,
+    outbox::Outbox,
+    wire::{Activity, Decision, Name, Path as Way},
+};
+use controller::{
+    files::{self, Files},
+    machine::{Event, Machine},
+    shared::Shared,
+    world::{Kind, World},
+};
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+#[global_allocator]
+static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+fn main() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    for services in [1_000, 10_000] {
+        let folder = std::env::temp_dir().join(format!("rouse-memory-{}", std::process::id()));
+        let measured = runtime.block_on(measure(&folder, services));
+        fs::remove_dir_all(&folder)?;
+        measured?;
+    }
+    Ok(())
+}
+
+async fn measure(folder: &Path, services: usize) -> std::io::Result<()> {
+    fs::create_dir_all(folder.join("manifests"))?;
+    for at in 0..services {
+        fs::write(folder.join(format!("manifests/default_sleeper-{at}.yaml")), manifest(at))?;
+    }
+    let (empty, started) = (live(), Instant::now());
+    let (orders, _ordered) = watch::channel(Orders::default());
+    let shared = Arc::new(Shared::new(Machine::new(World::default(), Outbox::new()), orders));
+    let files = Files::open(folder, Arc::clone(&shared)).map_err(std::io::Error::other)?;
+    for at in 0..services {
+        shared.step(Event::Decide(asleep(at)));
+    }
+    let ended = CancellationToken::new();
+    ended.cancel();
+    files::keep_writing(Arc::clone(&shared), folder.to_owned(), ended).await;
+    let took = started.elapsed().as_secs_f64();
+    let bytes = (live() - empty) / services;
+    let ready = shared.look(|machine| {
+        let apps = machine.world().apps.values();
+        apps.filter(|app| app.conditions.is_true(Kind::ServiceReady)).count()
+    });
+    assert_eq!(ready, services, "every service is ready");
+    drop(files);
+    writeln!(
+        std::io::stdout(),
+        r#"{{"case":"memory_per_service","subject":"controller","unit":"B","p50":{bytes},"n":{services},"seconds":{took:.2}}}"#
+    )
+}
+
+/// Bytes asked for and not given back.
+fn live() -> usize {
+    let stats = HEAP.stats();
+    stats.bytes_allocated - stats.bytes_deallocated
+}
+
+fn asleep(at: usize) -> Decision {
+    Decision {
+        revision: Name::new("default", format!("sleeper-{at}-00001")),
+        wanted: Some(0),
+        path: Way::Activator,
+        activators: 0,
+        activity: Activity::Inactive,
+        stable: 0.0,
+        panic: 0.0,
+        target: 70.0,
+        ready_pods: 0,
+        panicking: false,
+        excess_burst_capacity: 0.0,
+        reason: "no load for the stable window".into(),
+    }
+}
+
+fn manifest(at: usize) -> String {
+    format!(
+        "apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {{ name: sleeper-{at}, namespace: default }}
+spec:
+  template:
+    metadata: {{ annotations: {{ autoscaling.knative.dev/initial-scale: \"0\" }} }}
+    spec: {{ containers: [{{ image: \"dev.local/hello:v1\" }}] }}
+"
+    )
+}

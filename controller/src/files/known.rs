@@ -1,0 +1,148 @@
+//! Shell: which manifest files were read, as they were then, and which services each names.
+//!
+//! Ten thousand services have ten thousand files. `rouse apply` names a file after its service, so for those the path
+//! says it all; only files that people wrote in another way cost more.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use common::wire::Name;
+
+/// A file that was written so short a time before it was read may change again without another time stamp.
+pub(super) const RACY: Duration = Duration::from_millis(20);
+
+/// What tells one state of a file from the next: inode, length and time of the last change, mixed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileStamp(u64);
+
+impl FileStamp {
+    /// The state that cannot be told from a later one.
+    const RACY: Self = Self(0);
+
+    /// The file's state; `None`: there is none.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let meta = fs::metadata(path).ok()?;
+        let (seconds, nanos) = (meta.ctime().cast_unsigned(), meta.ctime_nsec().cast_unsigned());
+        let changed = Duration::from_secs(seconds) + Duration::from_nanos(nanos);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let settled = now.saturating_sub(changed) > RACY;
+        if !settled {
+            return Some(Self::RACY);
+        }
+        let parts = [meta.ino(), meta.size(), seconds, nanos];
+        let mixed = parts.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, part| {
+            (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+        });
+        Some(Self(mixed.max(1)))
+    }
+}
+
+/// The files below a folder.
+#[derive(Debug)]
+pub(super) struct Known {
+    folder: PathBuf,
+    /// By path below the folder. The names are absent where the path says them.
+    files: BTreeMap<Box<Path>, (FileStamp, Option<Box<[Name]>>)>,
+    /// How many files name each service that some file names in another way.
+    others: BTreeMap<Name, u32>,
+}
+
+impl Known {
+    /// No file of `folder` was read.
+    pub(super) fn new(folder: &Path) -> Self {
+        Self { folder: folder.to_owned(), files: BTreeMap::new(), others: BTreeMap::new() }
+    }
+
+    /// Whether the file is as it was when it was read.
+    pub(super) fn is_read(&self, path: &Path) -> bool {
+        let known = self.files.get(self.below(path)).map(|(stamp, _)| *stamp);
+        known.is_some_and(|stamp| stamp != FileStamp::RACY && FileStamp::of(path) == Some(stamp))
+    }
+
+    /// Every file that was read.
+    pub(super) fn paths(&self) -> impl Iterator<Item = PathBuf> {
+        self.files.keys().map(|path| self.folder.join(path))
+    }
+
+    /// Whether some file names the service.
+    pub(super) fn names(&self, name: &Name) -> bool {
+        let own = self.files.get(Path::new(&own(name)));
+        own.is_some_and(|(_, others)| others.is_none()) || self.others.contains_key(name)
+    }
+
+    /// Notes what a file names.
+    pub(super) fn insert(&mut self, path: &Path, stamp: FileStamp, names: Vec<Name>) {
+        let below: Box<Path> = self.below(path).into();
+        let says = matches!(names.as_slice(), [name] if Path::new(&own(name)) == &*below);
+        if !says {
+            for name in &names {
+                *self.others.entry(name.clone()).or_default() += 1;
+            }
+        }
+        self.files.insert(below, (stamp, (!says).then(|| names.into())));
+    }
+
+    /// Forgets a file. Returns what it named.
+    pub(super) fn remove(&mut self, path: &Path) -> Vec<Name> {
+        let Some((below, (_, names))) = self.files.remove_entry(self.below(path)) else {
+            return Vec::new();
+        };
+        let Some(names) = names else { return said_by(&below).into_iter().collect() };
+        for name in &names {
+            if let Some(count) = self.others.get_mut(name) {
+                *count -= 1;
+                if *count == 0 {
+                    self.others.remove(name);
+                }
+            }
+        }
+        names.into_vec()
+    }
+
+    fn below<'a>(&self, path: &'a Path) -> &'a Path {
+        path.strip_prefix(&self.folder).unwrap_or(path)
+    }
+}
+
+/// The file `rouse apply` keeps a service in. No name has an underscore.
+fn own(name: &Name) -> String {
+    format!("{}_{}.yaml", name.namespace, name.name)
+}
+
+fn said_by(below: &Path) -> Option<Name> {
+    let (namespace, name) = below.to_str()?.strip_suffix(".yaml")?.split_once('_')?;
+    Some(Name::new(namespace, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_names_what_its_path_says_or_what_was_noted() {
+        let mut known = Known::new(Path::new("/m"));
+        let (a, b) = (Name::new("default", "a"), Name::new("team", "b"));
+        let (own, other) = (Path::new("/m/default_a.yaml"), Path::new("/m/x/y.yaml"));
+        known.insert(own, FileStamp(1), vec![a.clone()]);
+        known.insert(other, FileStamp(1), vec![a.clone(), b.clone()]);
+        assert_eq!(known.others.len(), 2, "the path of the first says it");
+        assert_eq!(known.paths().collect::<Vec<_>>(), [own, other]);
+        assert_eq!(known.remove(own), [a.clone()]);
+        assert!(known.names(&a) && known.names(&b));
+        assert_eq!(known.remove(other), [a.clone(), b.clone()]);
+        assert!(!known.names(&a) && !known.names(&b) && known.others.is_empty());
+    }
+
+    #[test]
+    fn a_file_of_a_service_that_names_another_is_no_file_of_its_own() {
+        let mut known = Known::new(Path::new("/m"));
+        let (a, b) = (Name::new("default", "a"), Name::new("default", "b"));
+        known.insert(Path::new("/m/default_a.yaml"), FileStamp(1), vec![b.clone()]);
+        assert!(known.names(&b) && !known.names(&a));
+    }
+}
