@@ -5,17 +5,16 @@
 //! runs elsewhere and comes back as an event.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    mem,
+    collections::{BTreeMap, HashMap, VecDeque},
     path::PathBuf,
     time::{Duration, Instant},
 };
 
 use common::{
     abi,
-    link::{PodKey, chain},
+    link::{PodKey, RouteBatch, chain},
     outbox::Outbox,
-    wire::{PodItem, PodSeen, Protocol, RouteChange, RouteItem, RouteKey, RouteView},
+    wire::{PodItem, PodSeen, RouteChange, RouteKey},
 };
 use tokio::{
     io::unix::AsyncFd,
@@ -30,10 +29,10 @@ use crate::{
     admin::{Metrics, Troubles},
     autoscaler::Usage,
     clock::monotonic_ns,
-    controller::{News, Routes},
+    controller::Routes,
     kept::{self, Kept},
     maps::{self, Events, Maps},
-    plan::{Changed, Local, Planner},
+    plan::{Local, Plan, Planner},
     pods::{Action, Attempt, Event, Facts, Kernel, Pods, ask, find::Command, mark::Marks},
     slots::Slots,
 };
@@ -89,8 +88,11 @@ pub(crate) struct Agent {
     locals: BTreeMap<String, Registered>,
     /// The same by namespace.
     uids: HashMap<u64, String>,
-    view: RouteView,
     planner: Planner,
+    /// Version of the RouteTable that the planner has taken in.
+    version: u64,
+    /// Whether a write failed half-way, so that the planner has to look at the maps again.
+    torn: bool,
     /// Whether the maps may differ from what the table and the local pods want.
     stale: bool,
     first_table: Option<Instant>,
@@ -99,12 +101,6 @@ pub(crate) struct Agent {
     tried: Receiver<Event>,
     /// What the planner is told of them.
     planned: BTreeMap<String, Local>,
-    /// Subjects that the next plan looks at again.
-    changed: BTreeSet<RouteKey>,
-    /// Whether it looks at everything.
-    all: bool,
-    /// Whether a table was put in force since kept connections were looked at.
-    moved: bool,
     next_full: Instant,
     next_sweep: Instant,
     next_round: Instant,
@@ -133,17 +129,15 @@ impl Agent {
             slots: Slots::new(taken),
             locals: BTreeMap::new(),
             uids: HashMap::new(),
-            view: RouteView::default(),
             planner,
+            version: 0,
+            torn: false,
             stale: false,
             first_table: None,
             backlog: VecDeque::new(),
             tries,
             tried,
             planned: BTreeMap::new(),
-            changed: BTreeSet::new(),
-            all: true,
-            moved: false,
             next_full: Instant::now(),
             next_sweep: Instant::now(),
             next_round: Instant::now(),
@@ -279,8 +273,7 @@ impl Agent {
     fn register(&mut self, uid: String, facts: &Facts, queue: &mut VecDeque<Event>) {
         let Some(pod) = self.pods.get(&uid) else { return };
         let revision = pod.revision.clone();
-        let opaque =
-            self.view.table.revisions.get(&revision).is_some_and(|it| it.protocol == Protocol::H2c);
+        let opaque = self.planner.table().is_h2c(&revision);
         let port = pod.port.get();
         if self.locals.get(&uid).is_some_and(|local| local.cookie != facts.cookie) {
             self.forget(&uid);
@@ -355,23 +348,24 @@ impl Agent {
     }
 
     /// Takes in news of the RouteTable.
-    fn absorb(&mut self, news: News) {
-        let version = news.version;
-        let (mut named, mut dropped) = (Vec::new(), Vec::new());
+    fn absorb(&mut self, mut news: RouteBatch) {
+        if news.is_whole {
+            let gone = self.planner.table().missing(&news.changes);
+            news.changes.extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Gone(key))));
+        }
+        let mut events = Vec::new();
         for (key, change) in news.changes {
-            match (&key, &change) {
+            match (key, &change) {
                 (RouteKey::Pod(_), RouteChange::Pod(pod)) if pod.node == self.node => {
-                    named.push(pod.clone());
+                    events.push(Event::Named(pod.clone()));
                 }
-                (RouteKey::Pod(uid), _) => dropped.push(uid.clone()),
+                (RouteKey::Pod(uid), _) => events.push(Event::Dropped(uid)),
                 _ => {}
             }
-            self.changed.insert(key);
-            self.view.absorb(RouteItem { version, change });
+            self.planner.set(change);
         }
-        self.view.version = version;
-        named.into_iter().for_each(|pod| self.feed(Event::Named(pod)));
-        dropped.into_iter().for_each(|uid| self.feed(Event::Dropped(uid)));
+        self.version = news.version;
+        events.into_iter().for_each(|event| self.feed(event));
         self.first_table.get_or_insert_with(Instant::now);
         self.stale = true;
     }
@@ -387,8 +381,8 @@ impl Agent {
         match self.write() {
             Ok(writes) => {
                 // Draining pods and kept connections are looked at now, not a second later.
-                (self.moved, self.next_sweep) = (true, begun);
-                let version = self.view.version;
+                self.next_sweep = begun;
+                let version = self.version;
                 debug!(version, writes, took = ?begun.elapsed(), "routes applied");
                 self.ends.metrics.apply.observe(begun.elapsed().as_secs_f64());
                 self.ends.metrics.version.set(version);
@@ -396,7 +390,7 @@ impl Agent {
                 self.ends.troubles.set("maps", None);
             }
             Err(refused) => {
-                error!(error = refused, version = self.view.version, "cannot apply routes");
+                error!(error = refused, version = self.version, "cannot apply routes");
                 self.ends.metrics.apply_failures.inc();
                 self.ends.troubles.set("maps", Some(refused));
             }
@@ -405,24 +399,33 @@ impl Agent {
 
     /// Plans and writes what changed. Returns the number of writes, or why there is a next try at the next sweep.
     fn write(&mut self) -> Result<usize, String> {
-        let changed = mem::take(&mut self.changed);
-        let changed = if mem::take(&mut self.all) { Changed::All } else { Changed::Keys(&changed) };
-        let plan = self.planner.plan(monotonic_ns(), &self.view.table, changed, &self.planned);
-        let ops = plan.map_err(|too_big| too_big.to_string())?;
-        self.ends.maps.apply(&ops).map_err(|error| {
-            self.start_over();
-            chain(&error)
-        })?;
-        Ok(ops.len())
+        if self.torn {
+            self.start_over().map_err(|error| chain(&error))?;
+        }
+        let plan = self.planner.plan(monotonic_ns(), &self.planned);
+        let plan = plan.map_err(|too_big| too_big.to_string())?;
+        self.move_kept(&plan);
+        if let Err(error) = self.ends.maps.apply(&plan.ops) {
+            self.torn = true;
+            return Err(chain(&error));
+        }
+        Ok(plan.ops.len())
     }
 
     /// A write was refused half-way: plans go on from what the maps hold now.
-    fn start_over(&mut self) {
-        self.all = true;
-        match self.ends.maps.read() {
-            Ok(table) => self.planner = Planner::resume(table, monotonic_ns()),
-            Err(error) => error!(error = %chain(&error), "cannot read maps back"),
+    fn start_over(&mut self) -> Result<(), maps::Error> {
+        self.planner.restart(self.ends.maps.read()?, monotonic_ns());
+        self.torn = false;
+        Ok(())
+    }
+
+    /// Kept connections follow where new ones are led.
+    fn move_kept(&mut self, plan: &Plan) {
+        let now = Instant::now();
+        for &at in &plan.left {
+            self.kept.leave(now, at, self.planner.table().is_ready_at(at));
         }
+        plan.joined.iter().for_each(|&at| self.kept.come_back(at));
     }
 
     /// Sees to it that the next plan knows what is to be known of a pod of this node.
@@ -441,7 +444,7 @@ impl Agent {
             Some(local) => drop(self.planned.insert(uid.to_owned(), local)),
             None => drop(self.planned.remove(uid)),
         }
-        self.changed.insert(RouteKey::Pod(uid.to_owned()));
+        self.planner.touch(uid);
         self.stale = true;
     }
 
@@ -466,9 +469,7 @@ impl Agent {
 
     /// Ends kept connections to what new ones are not led to any more, one round at a time.
     fn end_kept(&mut self, now: Instant) {
-        if mem::take(&mut self.moved) {
-            self.kept.follow(now, &self.view.table);
-        }
+        self.kept.forget(now);
         let busy = self.ending.as_ref().is_some_and(|round| !round.is_finished());
         if busy || now < self.next_round || self.kept.leaving().is_empty() {
             return;
@@ -491,7 +492,7 @@ impl Agent {
         let trouble =
             self.first_table.is_none().then(|| "no table from the controller yet".to_owned());
         self.ends.troubles.set("routes", trouble);
-        self.stale |= self.all || self.planner.is_due();
+        self.stale |= self.torn || self.planner.is_due();
         if self.first_table.is_some_and(|at| now.duration_since(at) >= ORPHANS_AFTER) {
             self.forget_orphans();
         }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::{
-    link::{Changes, Link, PodKey},
+    link::{Link, PodKey, RouteBatch},
     outbox::Outbox,
     wire::PodItem,
 };
@@ -15,27 +15,18 @@ use tokio_util::sync::CancellationToken;
 /// The stream never waits for the agent: a subject that changes twice meanwhile is taken in once.
 #[derive(Debug, Default)]
 pub(crate) struct Routes {
-    news: Mutex<Option<News>>,
+    news: Mutex<Option<RouteBatch>>,
     came: Notify,
-}
-
-/// Changes of the RouteTable, whole as of `version`.
-#[derive(Debug, Default, PartialEq)]
-pub(crate) struct News {
-    /// In force once every change is.
-    pub(crate) version: u64,
-    /// New state of each subject that changed.
-    pub(crate) changes: Changes,
 }
 
 impl Routes {
     /// Follows the controller's routes until the link's shutdown.
     pub(crate) async fn follow(&self, link: &Link) {
-        link.watch_changes(|version, changes| self.add(version, changes)).await;
+        link.watch_batches(|batch| self.add(batch)).await;
     }
 
     /// Waits for news. Nothing is lost when the future is dropped.
-    pub(crate) async fn next(&self) -> News {
+    pub(crate) async fn next(&self) -> RouteBatch {
         loop {
             if let Some(news) = self.lock().take() {
                 return news;
@@ -44,16 +35,17 @@ impl Routes {
         }
     }
 
-    fn add(&self, version: u64, changes: Changes) {
+    fn add(&self, batch: RouteBatch) {
         let mut news = self.lock();
-        let waiting = news.get_or_insert_default();
-        waiting.version = version;
-        waiting.changes.extend(changes);
+        match news.as_mut() {
+            Some(waiting) => waiting.follow(batch),
+            None => *news = Some(batch),
+        }
         drop(news);
         self.came.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<News>> {
+    fn lock(&self) -> MutexGuard<'_, Option<RouteBatch>> {
         // No code that runs under the lock can leave it half changed.
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -88,15 +80,30 @@ mod tests {
         (RouteKey::Activator(name.into()), RouteChange::Activator(it))
     }
 
+    fn batch(version: u64, changes: &[(RouteKey, RouteChange)]) -> RouteBatch {
+        RouteBatch { version, is_whole: false, changes: changes.iter().cloned().collect() }
+    }
+
     #[tokio::test]
     async fn what_changed_twice_is_taken_in_once() {
         let routes = Routes::default();
-        routes.add(1, [activator("a", "n1"), activator("b", "n1")].into());
-        routes.add(2, [activator("a", "n2")].into());
-        let news = routes.next().await;
-        assert_eq!(news.version, 2);
-        let want = [activator("a", "n2"), activator("b", "n1")];
-        assert_eq!(news.changes, Changes::from(want));
+        routes.add(batch(1, &[activator("a", "n1"), activator("b", "n1")]));
+        routes.add(batch(2, &[activator("a", "n2")]));
+        let want = batch(2, &[activator("a", "n2"), activator("b", "n1")]);
+        assert_eq!(routes.next().await, want);
+    }
+
+    #[tokio::test]
+    async fn a_new_stream_makes_what_waits_void() {
+        let routes = Routes::default();
+        routes.add(batch(1, &[activator("a", "n1")]));
+        let whole = RouteBatch { is_whole: true, ..batch(2, &[activator("b", "n1")]) };
+        routes.add(whole.clone());
+        assert_eq!(routes.next().await, whole);
+        routes.add(whole);
+        routes.add(batch(3, &[activator("c", "n1")]));
+        let both = batch(3, &[activator("b", "n1"), activator("c", "n1")]);
+        assert_eq!(routes.next().await, RouteBatch { is_whole: true, ..both });
     }
 
     #[tokio::test]
@@ -107,7 +114,7 @@ mod tests {
             async move { routes.next().await }
         });
         tokio::task::yield_now().await;
-        routes.add(7, Changes::new());
+        routes.add(batch(7, &[]));
         assert_eq!(waiting.await.expect("no panic").version, 7);
     }
 }

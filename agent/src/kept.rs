@@ -5,12 +5,10 @@
 //! ended on the client's side, so that its pool notices before it uses them again. Busy ones are left alone.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     net::SocketAddr,
     time::{Duration, Instant},
 };
-
-use common::wire::{Path, PodPhase, RouteTable};
 
 use crate::sockdiag::Connection;
 
@@ -27,10 +25,9 @@ pub(crate) const STAYS: Duration = Duration::from_secs(2);
 /// How long an address is watched after it left.
 const WATCHED: Duration = Duration::from_secs(15);
 
-/// Addresses that new connections are led to, and those that were until lately.
+/// Addresses that new connections were led to until lately.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    direct: BTreeSet<SocketAddr>,
     leaving: BTreeMap<SocketAddr, Leaving>,
 }
 
@@ -42,36 +39,26 @@ pub(crate) struct Leaving {
 }
 
 impl Kept {
-    /// Takes in the table that is in force.
-    pub(crate) fn follow(&mut self, now: Instant, table: &RouteTable) {
-        let direct = direct(table);
-        for &at in self.direct.difference(&direct) {
-            let stays = table
-                .pods
-                .values()
-                .any(|pod| pod.address == Some(at) && pod.phase == PodPhase::Ready);
-            let spread = if stays { SPREAD } else { SPREAD_STOPPING };
-            self.leaving.insert(at, Leaving { since: now, spread });
-        }
-        self.leaving.retain(|at, leaving| {
-            !direct.contains(at) && now.duration_since(leaving.since) < WATCHED
-        });
-        self.direct = direct;
+    /// New connections are not led to this address any more, whose pod `stays` or is about to stop.
+    pub(crate) fn leave(&mut self, now: Instant, at: SocketAddr, stays: bool) {
+        let spread = if stays { SPREAD } else { SPREAD_STOPPING };
+        self.leaving.insert(at, Leaving { since: now, spread });
+    }
+
+    /// They are led there again.
+    pub(crate) fn come_back(&mut self, at: SocketAddr) {
+        self.leaving.remove(&at);
+    }
+
+    /// Forgets what left long ago.
+    pub(crate) fn forget(&mut self, now: Instant) {
+        self.leaving.retain(|_, leaving| now.duration_since(leaving.since) < WATCHED);
     }
 
     /// What is being left; empty most of the time.
     pub(crate) fn leaving(&self) -> &BTreeMap<SocketAddr, Leaving> {
         &self.leaving
     }
-}
-
-/// Addresses of ready pods that some service leads new connections straight to.
-fn direct(table: &RouteTable) -> BTreeSet<SocketAddr> {
-    let services = table.services.values().filter(|service| service.path == Path::Direct);
-    let revisions: BTreeSet<_> =
-        services.flat_map(|service| &service.targets).map(|target| &target.revision).collect();
-    let pods = table.pods.values().filter(|pod| pod.phase == PodPhase::Ready);
-    pods.filter(|pod| revisions.contains(&pod.revision)).filter_map(|pod| pod.address).collect()
 }
 
 /// Whether a client's connection is to be ended now.
@@ -94,53 +81,10 @@ pub(crate) fn is_due(
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU16;
-
-    use common::wire::{Name, Pod, Probe, ProbeHow, Service, Target};
-
     use super::*;
 
     fn at(text: &str) -> SocketAddr {
         text.parse().expect("an address")
-    }
-
-    fn pod(uid: &str, address: &str, phase: PodPhase) -> Pod {
-        Pod {
-            uid: uid.into(),
-            name: uid.into(),
-            revision: Name::new("default", "hello-00001"),
-            node: "n1".into(),
-            zone: String::new(),
-            phase,
-            address: Some(at(address)),
-            port: NonZeroU16::MIN,
-            probe: Probe {
-                how: ProbeHow::Listen,
-                port: None,
-                period: Duration::ZERO,
-                timeout: Duration::ZERO,
-                success_threshold: 1,
-                failure_threshold: 1,
-            },
-        }
-    }
-
-    fn table(path: Path, pods: &[Pod]) -> RouteTable {
-        let name = Name::new("default", "hello");
-        let service = Service {
-            name: name.clone(),
-            addresses: Vec::new(),
-            port: NonZeroU16::MIN,
-            activator_port: NonZeroU16::MIN,
-            targets: vec![Target { revision: Name::new("default", "hello-00001"), percent: 100 }],
-            path,
-            hosts: Vec::new(),
-        };
-        RouteTable {
-            services: BTreeMap::from([(name, service)]),
-            pods: pods.iter().map(|pod| (pod.uid.clone(), pod.clone())).collect(),
-            ..RouteTable::default()
-        }
     }
 
     fn leaving(kept: &Kept) -> Vec<(SocketAddr, Duration)> {
@@ -148,26 +92,18 @@ mod tests {
     }
 
     #[test]
-    fn an_address_leaves_when_its_pod_drains_or_its_service_changes_path() {
+    fn an_address_is_watched_until_it_is_back_or_long_gone() {
         let now = Instant::now();
-        let ready =
-            [pod("a", "10.0.0.1:80", PodPhase::Ready), pod("b", "10.0.0.2:80", PodPhase::Ready)];
         let mut kept = Kept::default();
-        kept.follow(now, &table(Path::Direct, &ready));
-        assert_eq!(leaving(&kept), []);
-
-        let draining = [ready[0].clone(), pod("b", "10.0.0.2:80", PodPhase::Draining)];
-        kept.follow(now, &table(Path::Direct, &draining));
-        assert_eq!(leaving(&kept), [(at("10.0.0.2:80"), SPREAD_STOPPING)]);
-
-        kept.follow(now, &table(Path::Activator, &draining));
+        kept.leave(now, at("10.0.0.1:80"), true);
+        kept.leave(now, at("10.0.0.2:80"), false);
         let want = [(at("10.0.0.1:80"), SPREAD), (at("10.0.0.2:80"), SPREAD_STOPPING)];
         assert_eq!(leaving(&kept), want);
-
-        kept.follow(now, &table(Path::Direct, &draining));
-        assert_eq!(leaving(&kept), [(at("10.0.0.2:80"), SPREAD_STOPPING)], "one is back");
-        kept.follow(now + WATCHED, &table(Path::Direct, &draining));
-        assert_eq!(leaving(&kept), [], "the other is long gone");
+        kept.come_back(at("10.0.0.1:80"));
+        kept.forget(now + WATCHED / 2);
+        assert_eq!(leaving(&kept), want[1..]);
+        kept.forget(now + WATCHED);
+        assert_eq!(leaving(&kept), []);
     }
 
     #[test]

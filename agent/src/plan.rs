@@ -5,126 +5,34 @@
 //! plan frees rests for [`abi::REST_NS`] before any later plan fills it again, so that a connect which has just
 //! read the old word still finds the old list behind it.
 
+mod op;
 mod pool;
+mod table;
 #[cfg(test)]
 mod tests;
-mod wanted;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
 
 use common::{
     abi::{self, FrontendKey},
     flow::{Mode, SvcInfo, SvcState},
-    wire::{Name, RouteKey, RouteTable},
+    wire::{Name, Protocol, RouteChange, RouteKey, Service},
 };
 
 use self::{
+    op::Ops,
     pool::{Extents, Numbers},
-    wanted::{Front, Index},
+};
+pub use self::{
+    op::{Backend, KernelTable, Local, MapOp, Plan, Written},
+    table::Table,
 };
 
 /// Backend 0 stays unused, so that a slot that was ever written is not 0.
 const FIRST_BACKEND: u32 = 1;
-
-/// One target of connects, without its gauge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Backend {
-    /// Sixteen bytes as they stand in a packet; IPv4 as `::ffff:a.b.c.d`.
-    pub address: [u8; 16],
-    /// Netns cookie of a registered pod on this node; 0: elsewhere or unknown.
-    pub cookie: u64,
-    /// Slot of a registered pod on this node; 0: elsewhere or unknown.
-    pub slot: u32,
-    /// Port, network byte order; 0: the service's own port at the activators.
-    pub port_be: u16,
-}
-
-/// One write of a kernel map. The order of a plan's writes is part of the plan.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MapOp {
-    /// Fills a backend that no list names.
-    Backend {
-        /// Its number.
-        id: u32,
-        /// What it becomes.
-        backend: Backend,
-    },
-    /// Fills an extent that no list refers to.
-    Slots {
-        /// First slot.
-        offset: u32,
-        /// Backend numbers, one a slot.
-        backends: Vec<u32>,
-    },
-    /// Says where a service's connects go without a pod.
-    Info {
-        /// The service.
-        service: u32,
-        /// The activator list and port.
-        info: SvcInfo,
-    },
-    /// Switches a service, in one store.
-    State {
-        /// The service.
-        service: u32,
-        /// What it becomes.
-        state: SvcState,
-    },
-    /// Leads an address to a service.
-    Frontend {
-        /// The address.
-        key: FrontendKey,
-        /// The service.
-        service: u32,
-    },
-    /// Gives an address back to whoever else serves it.
-    RemoveFrontend {
-        /// The address.
-        key: FrontendKey,
-    },
-}
-
-/// What the kernel follows, as read back from its maps.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KernelTable {
-    /// Service by address.
-    pub frontends: BTreeMap<FrontendKey, u32>,
-    /// State, activators and list of each service that a frontend names, and of the two activator lists.
-    pub services: BTreeMap<u32, (SvcState, SvcInfo, Vec<u32>)>,
-    /// The backends those lists name.
-    pub backends: BTreeMap<u32, Backend>,
-    /// Nothing was ever written from here on.
-    pub written: Written,
-}
-
-/// How far the maps were ever written: one more than the highest number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written {
-    /// Backend numbers.
-    pub backends: u32,
-    /// Slots.
-    pub slots: u32,
-    /// Service numbers.
-    pub services: u32,
-}
-
-/// A registered pod of this node, by the kernel's names for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Local {
-    /// Its netns cookie.
-    pub cookie: u64,
-    /// Its slot.
-    pub slot: u32,
-}
-
-/// What a plan looks at again.
-#[derive(Clone, Copy, Debug)]
-pub enum Changed<'a> {
-    /// Everything: at start, after a new stream, from time to time to be sure.
-    All,
-    /// These subjects; gone ones included. A change of a [`Local`] is a change of its pod.
-    Keys(&'a BTreeSet<RouteKey>),
-}
 
 /// A table that does not fit the kernel's maps. Nothing of it is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -147,15 +55,40 @@ pub struct TooBig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct List {
     service: u32,
+    /// The service of the [`Table`] that the frontend belongs to, or [`NOBODY`].
+    owner: u32,
     state: SvcState,
     info: SvcInfo,
-    backends: Vec<u32>,
+    backends: Box<[u32]>,
+}
+
+/// Owner of a list without one.
+const NOBODY: u32 = u32::MAX;
+
+/// What one list should be. Backends are sorted and each stands once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Front {
+    mode: Mode,
+    info: SvcInfo,
+    backends: Vec<Backend>,
 }
 
 /// A list that is to be in force next.
 struct Step {
     target: ListKey,
     next: Front,
+}
+
+/// What a plan changes, before it is known to fit.
+#[derive(Default)]
+struct Draft {
+    steps: Vec<Step>,
+    /// Frontends of the services that are looked at, by who has them.
+    held: BTreeMap<FrontendKey, u32>,
+    /// Frontends that another service has.
+    claims: BTreeSet<(FrontendKey, u32)>,
+    /// Frontends nobody wants any more.
+    stale: Vec<FrontendKey>,
 }
 
 /// Which list: a frontend's, or one of the two of activators.
@@ -167,45 +100,52 @@ enum ListKey {
 
 /// Plans the writes, and remembers what they led to.
 ///
-/// When writing fails midway, read the maps back and make a new one: it finds its way from any prefix of a plan.
+/// Tell it what changed by [`set`](Self::set) and [`touch`](Self::touch); the work of a [`plan`](Self::plan) is
+/// proportional to that. When writing fails midway, read the maps back and [`restart`](Self::restart): it finds its
+/// way from any prefix of a plan.
 #[derive(Debug)]
 pub struct Planner {
-    index: Index,
-    /// Whether the index has seen a whole table.
-    indexed: bool,
+    table: Table,
     lists: HashMap<ListKey, List>,
     known: HashMap<Backend, (u32, u32)>,
     by_id: HashMap<u32, Backend>,
     ids: Numbers,
     services: Numbers,
     extents: Extents,
-    /// Frontends of each service in force, to find those of a service that is gone.
-    owned: BTreeMap<Name, BTreeSet<FrontendKey>>,
-    owner: HashMap<FrontendKey, Name>,
     /// Whether IPv6 clients have activators of their own; every such service changes with it.
     six: bool,
-    /// Services whose plan is due.
-    due: BTreeSet<Name>,
-    all_due: bool,
+    /// Services of the table whose plan is due.
+    due: BTreeSet<u32>,
+    /// Frontends in force that belong to nobody, until a plan gives them away or takes them out of force.
+    left: BTreeSet<FrontendKey>,
+    /// Services that want a frontend which another one has: as a ClusterIP it has one owner, and they are next.
+    claims: BTreeSet<(FrontendKey, u32)>,
 }
 
 impl Planner {
-    /// Begins with what the kernel follows now. `now_ns` is CLOCK_MONOTONIC, as in every call.
+    /// Begins with what the kernel follows now, and an empty table. `now_ns` is CLOCK_MONOTONIC, as in every call.
     pub fn resume(kernel: KernelTable, now_ns: u64) -> Self {
+        Self::with(Table::default(), kernel, now_ns)
+    }
+
+    /// Goes on with the same table from what the kernel follows now.
+    pub fn restart(&mut self, kernel: KernelTable, now_ns: u64) {
+        *self = Self::with(std::mem::take(&mut self.table), kernel, now_ns);
+    }
+
+    fn with(table: Table, kernel: KernelTable, now_ns: u64) -> Self {
         let mut planner = Self {
-            index: Index::default(),
-            indexed: false,
-            lists: HashMap::new(),
+            lists: HashMap::with_capacity(kernel.frontends.len() + 2),
             known: HashMap::new(),
             by_id: HashMap::new(),
             ids: Numbers::new(FIRST_BACKEND, abi::BACKENDS_MAX),
             services: Numbers::new(abi::FIRST_SERVICE, abi::SERVICES_MAX),
             extents: Extents::new(abi::SLOTS_MAX),
-            owned: BTreeMap::new(),
-            owner: HashMap::new(),
-            six: false,
-            due: BTreeSet::new(),
-            all_due: true,
+            six: table.has_six(),
+            due: table.all().collect(),
+            left: kernel.frontends.keys().copied().collect(),
+            claims: BTreeSet::new(),
+            table,
         };
         for list in [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6] {
             planner.adopt(ListKey::Activators(list), list, &kernel);
@@ -221,103 +161,133 @@ impl Planner {
     }
 
     fn adopt(&mut self, key: ListKey, service: u32, kernel: &KernelTable) {
-        let (state, info, backends) = kernel.services.get(&service).cloned().unwrap_or((
+        let none = (
             SvcState { offset: 0, count: 0, generation: 0, mode: Mode::Pass },
             SvcInfo { activators: 0, port_be: 0 },
             Vec::new(),
-        ));
+        );
+        let (state, info, backends) = kernel.services.get(&service).unwrap_or(&none);
         self.services.take_this(service);
         self.extents.take_this(state.offset, state.count);
-        for &id in &backends {
+        for &id in backends {
             let Some(&backend) = kernel.backends.get(&id) else { continue };
             self.ids.take_this(id);
             self.by_id.insert(id, backend);
             self.known.entry(backend).or_insert((id, 0)).1 += 1;
         }
-        self.lists.insert(key, List { service, state, info, backends });
+        let backends = backends.as_slice().into();
+        let list = List { service, owner: NOBODY, state: *state, info: *info, backends };
+        self.lists.insert(key, list);
     }
 
-    /// The writes that put `table` in force on this node, given its registered pods by uid.
+    /// What the table says.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Takes in one change of the RouteTable. The next plan puts it in force.
+    pub fn set(&mut self, change: RouteChange) {
+        match change {
+            RouteChange::Service(it) => self.set_service(&it.name, Some(&it)),
+            RouteChange::Revision(it) => self.table.set_protocol(&it.name, it.protocol),
+            RouteChange::Pod(it) => self.due.extend(self.table.set_pod(&it.uid, Some(&it))),
+            RouteChange::Activator(it) => self.set_activator(&it.name, Some(it.addresses)),
+            RouteChange::Gone(RouteKey::Service(name)) => self.set_service(&name, None),
+            RouteChange::Gone(RouteKey::Revision(name)) => {
+                self.table.set_protocol(&name, Protocol::Http1);
+            }
+            RouteChange::Gone(RouteKey::Pod(uid)) => {
+                self.due.extend(self.table.set_pod(&uid, None))
+            }
+            RouteChange::Gone(RouteKey::Activator(name)) => self.set_activator(&name, None),
+            RouteChange::Synced => {}
+        }
+    }
+
+    /// A pod of this node was registered or forgotten: the next plan looks at it again.
+    pub fn touch(&mut self, uid: &str) {
+        self.due.extend(self.table.concerned(uid));
+    }
+
+    fn set_activator(&mut self, name: &str, addresses: Option<Vec<IpAddr>>) {
+        self.table.set_activator(name, addresses);
+        let six = self.table.has_six();
+        if std::mem::replace(&mut self.six, six) != six {
+            self.due.extend(self.table.all());
+        }
+    }
+
+    fn set_service(&mut self, name: &Name, told: Option<&Service>) {
+        let before = self.table.find(name).map(|number| (number, self.table.keys(number)));
+        let mut keys = Vec::new();
+        match (told, &before) {
+            (Some(told), _) => {
+                let number = self.table.set_service(told);
+                keys = self.table.keys(number);
+                self.due.insert(number);
+            }
+            (None, Some((number, _))) => {
+                self.table.remove_service(*number);
+                self.due.remove(number);
+            }
+            (None, None) => {}
+        }
+        let Some((number, before)) = before else { return };
+        before.iter().filter(|key| !keys.contains(key)).for_each(|&key| self.leave(number, key));
+    }
+
+    /// A service does not want a frontend any more: whoever else does may have it.
+    fn leave(&mut self, service: u32, key: FrontendKey) {
+        self.claims.remove(&(key, service));
+        let Some(list) = self.lists.get_mut(&ListKey::Front(key)) else { return };
+        if list.owner == service {
+            list.owner = NOBODY;
+            self.left.insert(key);
+            let next = self.claims.range((key, 0)..=(key, NOBODY)).next();
+            self.due.extend(next.map(|&(_, service)| service));
+        }
+    }
+
+    /// The plan that puts the table in force on this node, given its registered pods by uid.
     ///
-    /// Planning twice without a change gives nothing the second time. Work is proportional to what `changed` names.
-    /// After an error nothing is forgotten: what was due stays due.
-    pub fn plan(
-        &mut self,
-        now_ns: u64,
-        table: &RouteTable,
-        changed: Changed<'_>,
-        locals: &BTreeMap<String, Local>,
-    ) -> Result<Vec<MapOp>, TooBig> {
+    /// Planning twice without a change gives nothing the second time. After an error nothing is forgotten: what was
+    /// due stays due.
+    pub fn plan(&mut self, now_ns: u64, locals: &BTreeMap<String, Local>) -> Result<Plan, TooBig> {
         self.ids.wake(now_ns);
         self.services.wake(now_ns);
         self.extents.wake(now_ns);
-        self.note(table, changed);
-        let (steps, stale) = self.compare(table, locals);
-        let ops = self.carry_out(now_ns, steps, &stale)?;
-        self.settle(table);
-        Ok(ops)
+        let mut draft = self.compare(locals);
+        let plan = self.carry_out(now_ns, std::mem::take(&mut draft.steps), &draft.stale)?;
+        self.settle(draft);
+        Ok(plan)
     }
 
     /// Whether a refused plan, or part of one, still waits to be planned.
     pub fn is_due(&self) -> bool {
-        self.all_due || !self.due.is_empty()
-    }
-
-    fn note(&mut self, table: &RouteTable, changed: Changed<'_>) {
-        match changed {
-            Changed::Keys(keys) if self.indexed => {
-                for key in keys {
-                    self.index.note(key, table, &mut self.due);
-                }
-            }
-            Changed::All | Changed::Keys(_) => {
-                self.index = Index::of(table);
-                self.indexed = true;
-                self.all_due = true;
-            }
-        }
-        let six = wanted::has_six(table);
-        if std::mem::replace(&mut self.six, six) != six {
-            self.all_due = true;
-        }
+        !self.due.is_empty() || !self.left.is_empty()
     }
 
     /// What differs: lists to switch, and frontends nobody wants any more.
-    fn compare(
-        &self,
-        table: &RouteTable,
-        locals: &BTreeMap<String, Local>,
-    ) -> (Vec<Step>, Vec<FrontendKey>) {
-        let mut steps = Vec::new();
-        for (list, next) in wanted::activators(table) {
-            self.step(ListKey::Activators(list), next, &mut steps);
+    fn compare(&self, locals: &BTreeMap<String, Local>) -> Draft {
+        let mut draft = Draft::default();
+        for (list, next) in self.table.activators() {
+            self.step(ListKey::Activators(list), next, &mut draft.steps);
         }
-        let due: Vec<&Name> = if self.all_due {
-            table.services.keys().collect()
-        } else {
-            self.due.iter().filter(|name| table.services.contains_key(*name)).collect()
-        };
-        let mut wanted_keys = BTreeSet::new();
-        for service in due.iter().filter_map(|name| table.services.get(*name)) {
-            for (key, next) in wanted::fronts(service, table, &self.index, locals) {
-                // Two services with one address: the first by name keeps it, as a ClusterIP has one owner.
-                if wanted_keys.insert(key) && self.may_own(&service.name, key, table) {
-                    self.step(ListKey::Front(key), next, &mut steps);
+        for &service in &self.due {
+            for (key, next) in self.table.fronts(service, locals) {
+                let owner = self.lists.get(&ListKey::Front(key)).map_or(NOBODY, |it| it.owner);
+                let is_free = owner == NOBODY && !draft.held.contains_key(&key);
+                if is_free || owner == service {
+                    draft.held.insert(key, service);
+                    self.step(ListKey::Front(key), next, &mut draft.steps);
+                } else {
+                    draft.claims.insert((key, service));
                 }
             }
         }
-        (steps, self.stale(&wanted_keys))
-    }
-
-    /// Whether a frontend is free for a service: nobody's, its own, or of a service that has left it.
-    fn may_own(&self, name: &Name, key: FrontendKey, table: &RouteTable) -> bool {
-        match self.owner.get(&key) {
-            Some(owner) if owner != name => {
-                let held = table.services.get(owner);
-                !held.is_some_and(|service| wanted::keys(service).any(|held| held == key))
-            }
-            _ => true,
-        }
+        draft.stale =
+            self.left.iter().filter(|key| !draft.held.contains_key(key)).copied().collect();
+        draft
     }
 
     fn step(&self, target: ListKey, next: Front, steps: &mut Vec<Step>) {
@@ -334,27 +304,13 @@ impl Planner {
         }
     }
 
-    fn stale(&self, wanted: &BTreeSet<FrontendKey>) -> Vec<FrontendKey> {
-        if self.all_due {
-            let fronts = self.lists.keys().filter_map(|key| match key {
-                ListKey::Front(key) => Some(*key),
-                ListKey::Activators(_) => None,
-            });
-            let mut stale: Vec<_> = fronts.filter(|key| !wanted.contains(key)).collect();
-            stale.sort_unstable();
-            return stale;
-        }
-        let owned = self.due.iter().filter_map(|name| self.owned.get(name)).flatten();
-        owned.filter(|key| !wanted.contains(key)).copied().collect()
-    }
-
     /// Takes what the steps need, or nothing at all.
     fn carry_out(
         &mut self,
         now_ns: u64,
         steps: Vec<Step>,
         stale: &[FrontendKey],
-    ) -> Result<Vec<MapOp>, TooBig> {
+    ) -> Result<Plan, TooBig> {
         self.check_room(&steps)?;
         let mut taken: Vec<(u32, u32)> = Vec::with_capacity(steps.len());
         for step in &steps {
@@ -381,8 +337,8 @@ impl Planner {
                 self.services.free(list.service, now_ns);
             }));
         }
-        freed.iter().for_each(|list| self.release(list, now_ns));
-        Ok(ops.in_order())
+        freed.iter().for_each(|list| self.release(list, now_ns, &mut ops));
+        Ok(ops.plan())
     }
 
     /// Counts what the steps need against what is free, so that nothing has to be undone but extents.
@@ -414,12 +370,14 @@ impl Planner {
         if count > 0 {
             ops.slots.push(MapOp::Slots { offset, backends: backends.clone() });
         }
+        let backends = backends.into_boxed_slice();
         let old = self.lists.remove(&step.target);
         let service = match (&step.target, &old) {
             (_, Some(list)) => list.service,
             (ListKey::Activators(list), None) => *list,
             (ListKey::Front(_), None) => self.services.take().expect("counted in check_room"),
         };
+        let owner = old.as_ref().map_or(NOBODY, |list| list.owner);
         let generation = old.as_ref().map_or(1, |list| list.state.generation.wrapping_add(1));
         let state = SvcState { offset, count, generation, mode };
         if old.as_ref().is_none_or(|list| list.info != info) {
@@ -429,7 +387,7 @@ impl Planner {
         if let (ListKey::Front(key), None) = (step.target, &old) {
             ops.frontends.push(MapOp::Frontend { key, service });
         }
-        self.lists.insert(step.target, List { service, state, info, backends });
+        self.lists.insert(step.target, List { service, owner, state, info, backends });
         old
     }
 
@@ -441,11 +399,12 @@ impl Planner {
         let id = self.ids.take().expect("counted in check_room");
         self.known.insert(backend, (id, 1));
         self.by_id.insert(id, backend);
+        ops.joined.extend(backend.pod());
         ops.backends.push(MapOp::Backend { id, backend });
         id
     }
 
-    fn release(&mut self, list: &List, now_ns: u64) {
+    fn release(&mut self, list: &List, now_ns: u64, ops: &mut Ops) {
         self.extents.free(list.state.offset, list.state.count, now_ns);
         for id in &list.backends {
             let Some(&backend) = self.by_id.get(id) else { continue };
@@ -454,54 +413,21 @@ impl Planner {
             if *uses == 0 {
                 self.known.remove(&backend);
                 self.by_id.remove(id);
+                ops.left.extend(backend.pod());
                 self.ids.free(*id, now_ns);
             }
         }
     }
 
-    /// Everything due is in force: remembers who owns which frontend.
-    fn settle(&mut self, table: &RouteTable) {
-        let all = std::mem::take(&mut self.all_due);
-        let due = std::mem::take(&mut self.due);
-        if all {
-            self.owned.clear();
-            self.owner.clear();
+    /// Everything due is in force: remembers who has which frontend, and who waits for it.
+    fn settle(&mut self, draft: Draft) {
+        for (key, service) in draft.held {
+            self.claims.remove(&(key, service));
+            let list = self.lists.get_mut(&ListKey::Front(key));
+            list.expect("carried out, or in force already").owner = service;
         }
-        let names: Vec<Name> =
-            if all { table.services.keys().cloned().collect() } else { due.into_iter().collect() };
-        for name in &names {
-            for key in self.owned.remove(name).unwrap_or_default() {
-                self.owner.remove(&key);
-            }
-        }
-        for service in names.iter().filter_map(|name| table.services.get(name)) {
-            for key in wanted::keys(service) {
-                let free =
-                    self.lists.contains_key(&ListKey::Front(key)) && !self.owner.contains_key(&key);
-                if free {
-                    self.owner.insert(key, service.name.clone());
-                    self.owned.entry(service.name.clone()).or_default().insert(key);
-                }
-            }
-        }
-    }
-}
-
-/// A plan's writes, by the order in which they are safe.
-#[derive(Debug, Default)]
-struct Ops {
-    backends: Vec<MapOp>,
-    slots: Vec<MapOp>,
-    infos: Vec<MapOp>,
-    states: Vec<MapOp>,
-    frontends: Vec<MapOp>,
-    removals: Vec<MapOp>,
-}
-
-impl Ops {
-    fn in_order(self) -> Vec<MapOp> {
-        let groups =
-            [self.backends, self.slots, self.infos, self.states, self.frontends, self.removals];
-        groups.into_iter().flatten().collect()
+        self.claims.extend(draft.claims);
+        self.due.clear();
+        self.left.clear();
     }
 }

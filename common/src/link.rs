@@ -106,6 +106,29 @@ pub enum PodKey {
 /// Newest states of the subjects that changed.
 pub type Changes = BTreeMap<RouteKey, RouteChange>;
 
+/// What one batch of a RouteTable stream says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RouteBatch {
+    /// In force once every change is.
+    pub version: u64,
+    /// Whether it is a stream's first: every subject that it does not name is gone.
+    pub is_whole: bool,
+    /// Newest state of each subject that changed.
+    pub changes: Changes,
+}
+
+impl RouteBatch {
+    /// Takes in the batch that came next.
+    pub fn follow(&mut self, next: Self) {
+        if next.is_whole {
+            *self = next;
+            return;
+        }
+        self.version = next.version;
+        self.changes.extend(next.changes);
+    }
+}
+
 impl Link {
     /// A link from `who` to the part at `endpoint` (`unix:/path` or `http://host:port`), until `shutdown`.
     pub fn new(endpoint: impl Into<String>, who: Subscriber, shutdown: CancellationToken) -> Self {
@@ -142,42 +165,51 @@ impl Link {
         Ok(())
     }
 
-    /// Follows the RouteTable without keeping it: `each` gets a version and the newest state of every subject that a batch
-    /// touched. A subject that a new stream does not name any more is `Gone`.
+    /// Follows the RouteTable without keeping it. A subject that a new stream does not name any more is `Gone`.
     pub async fn watch_changes(&self, mut each: impl FnMut(u64, Changes)) {
-        let (mut known, mut wait) = (HashSet::new(), FIRST_RETRY);
-        while self.again(&mut wait, self.watch_changes_once(&mut known, &mut each)).await {}
-    }
-
-    async fn watch_changes_once(
-        &self,
-        known: &mut HashSet<RouteKey>,
-        each: &mut impl FnMut(u64, Changes),
-    ) -> Result<(), LinkError> {
-        let mut client = RoutesClient::new(self.connect().await?);
-        let opened = client.watch(raw::Subscriber::from(self.who.clone())).await;
-        let mut items = opened.map_err(|status| self.broke(status))?.into_inner();
-        self.opened("routes");
-        let (mut batch, mut is_first) = (Changes::new(), true);
-        while let Some(item) = items.message().await.map_err(|status| self.broke(status))? {
-            let Some(item) = accept::<_, RouteItem>(item) else { continue };
-            if let Some(key) = item.change.key() {
-                batch.insert(key, item.change);
-                continue;
+        let mut known = HashSet::new();
+        self.watch_batches(|mut batch| {
+            if batch.is_whole {
+                let unnamed = |key: &RouteKey| !batch.changes.contains_key(key);
+                let gone: Vec<RouteKey> = known.extract_if(unnamed).collect();
+                batch
+                    .changes
+                    .extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Gone(key))));
             }
-            if std::mem::take(&mut is_first) {
-                let unnamed = known.iter().filter(|key| !batch.contains_key(key));
-                let gone: Vec<_> = unnamed.cloned().collect();
-                batch.extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Gone(key))));
-            }
-            for (key, change) in &batch {
+            for (key, change) in &batch.changes {
                 if matches!(change, RouteChange::Gone(_)) {
                     known.remove(key);
                 } else if !known.contains(key) {
                     known.insert(key.clone());
                 }
             }
-            each(item.version, std::mem::take(&mut batch));
+            each(batch.version, batch.changes);
+        })
+        .await;
+    }
+
+    /// Follows the RouteTable without remembering anything of it: what a whole table leaves out is gone.
+    pub async fn watch_batches(&self, mut each: impl FnMut(RouteBatch)) {
+        let mut wait = FIRST_RETRY;
+        while self.again(&mut wait, self.watch_batches_once(&mut each)).await {}
+    }
+
+    async fn watch_batches_once(&self, each: &mut impl FnMut(RouteBatch)) -> Result<(), LinkError> {
+        let mut client = RoutesClient::new(self.connect().await?);
+        let opened = client.watch(raw::Subscriber::from(self.who.clone())).await;
+        let mut items = opened.map_err(|status| self.broke(status))?.into_inner();
+        self.opened("routes");
+        let (mut changes, mut is_whole) = (Changes::new(), true);
+        while let Some(item) = items.message().await.map_err(|status| self.broke(status))? {
+            let Some(RouteItem { version, change }) = accept(item) else { continue };
+            match change.key() {
+                Some(key) => drop(changes.insert(key, change)),
+                None => {
+                    let changes = std::mem::take(&mut changes);
+                    each(RouteBatch { version, is_whole, changes });
+                    is_whole = false;
+                }
+            }
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use std::{
 
 use agent::{
     maps::Maps,
-    plan::{Changed, Local, Planner},
+    plan::{Local, Planner},
     programs::{self, Places, Programs},
 };
 use common::{
@@ -37,6 +37,8 @@ pub(crate) struct Bed {
     pub(crate) programs: Option<Programs>,
     pub(crate) maps: Maps,
     pub(crate) table: RouteTable,
+    /// What the planner was told of it.
+    told: RouteTable,
     pub(crate) locals: BTreeMap<String, Local>,
     planner: Planner,
     now_ns: u64,
@@ -91,6 +93,7 @@ impl Bed {
             programs: Some(programs),
             maps,
             table: RouteTable::default(),
+            told: RouteTable::default(),
             locals: BTreeMap::new(),
             planner,
             now_ns: abi::REST_NS,
@@ -176,8 +179,11 @@ impl Bed {
     /// Puts the table in force, a rest later than the time before.
     pub(crate) fn plan(&mut self) -> usize {
         self.now_ns += abi::REST_NS;
-        let ops = self.planner.plan(self.now_ns, &self.table, Changed::All, &self.locals);
-        let ops = ops.expect("it fits");
+        let changes = self.told.changes(&self.table);
+        changes.into_iter().for_each(|change| self.planner.set(change));
+        self.told = self.table.clone();
+        self.told.pods.keys().for_each(|uid| self.planner.touch(uid));
+        let ops = self.planner.plan(self.now_ns, &self.locals).expect("it fits").ops;
         self.maps.apply(&ops).expect("writable");
         ops.len()
     }

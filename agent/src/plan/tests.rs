@@ -11,7 +11,7 @@ use common::{
     abi,
     flow::{Mode, SvcInfo, SvcState},
     wire::{
-        Activator, Name, Path, Pod, PodPhase, Probe, ProbeHow, RouteKey, RouteTable, Service,
+        Activator, Name, Path, Pod, PodPhase, Probe, ProbeHow, Protocol, RouteTable, Service,
         Target,
     },
 };
@@ -164,6 +164,8 @@ fn target(number: u8) -> Backend {
 /// A planner and the kernel it writes to, with the current time.
 struct Bed {
     planner: Planner,
+    /// What the planner was told.
+    told: RouteTable,
     kernel: Kernel,
     now: u64,
 }
@@ -172,16 +174,34 @@ impl Bed {
     fn new() -> Self {
         Self {
             planner: Planner::resume(KernelTable::default(), 0),
+            told: RouteTable::default(),
             kernel: Kernel::default(),
             now: SECOND,
         }
     }
 
-    fn plan(&mut self, table: &RouteTable) -> Vec<MapOp> {
-        let ops = self.planner.plan(self.now, table, Changed::All, &BTreeMap::new()).unwrap();
-        ops.iter().for_each(|op| self.kernel.write(op));
-        ops
+    fn tell(&mut self, table: &RouteTable) {
+        self.told.changes(table).into_iter().for_each(|change| self.planner.set(change));
+        self.told = table.clone();
     }
+
+    fn plan(&mut self, table: &RouteTable) -> Vec<MapOp> {
+        self.tell(table);
+        self.planned(&BTreeMap::new()).ops
+    }
+
+    fn planned(&mut self, locals: &BTreeMap<String, Local>) -> Plan {
+        let plan = self.planner.plan(self.now, locals).unwrap();
+        plan.ops.iter().for_each(|op| self.kernel.write(op));
+        plan
+    }
+}
+
+/// A planner that has the table whole and goes on from the kernel's maps.
+fn resumed(kernel: &Kernel, table: &RouteTable, now: u64) -> Planner {
+    let mut planner = Planner::resume(kernel.table(), now);
+    table.states().for_each(|state| planner.set(state));
+    planner
 }
 
 #[test]
@@ -251,11 +271,16 @@ fn a_pod_of_this_node_carries_its_cookie_and_slot() {
     let mut bed = Bed::new();
     let wanted = table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[]);
     let locals = BTreeMap::from([("uid7".to_owned(), Local { cookie: 99, slot: 3 })]);
-    for op in bed.planner.plan(bed.now, &wanted, Changed::All, &locals).unwrap() {
-        bed.kernel.write(&op);
-    }
+    bed.tell(&wanted);
+    let before = bed.planned(&BTreeMap::new());
+    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(7)]);
+    bed.planner.touch("uid7");
+    let after = bed.planned(&locals);
     let backend = Backend { cookie: 99, slot: 3, ..target(7) };
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![backend]);
+    let pod = SocketAddr::from(([10, 244, 0, 7], 8080));
+    assert_eq!((before.joined, before.left), (BTreeSet::from([pod]), BTreeSet::new()));
+    assert_eq!(after.left, BTreeSet::new(), "it is the same pod");
 }
 
 #[test]
@@ -264,8 +289,10 @@ fn planning_a_reached_goal_changes_nothing() {
     let wanted = table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[activator(1)]);
     bed.plan(&wanted);
     assert_eq!(bed.plan(&wanted), []);
-    let mut resumed = Planner::resume(bed.kernel.table(), bed.now);
-    assert_eq!(resumed.plan(bed.now, &wanted, Changed::All, &BTreeMap::new()), Ok(vec![]));
+    let mut other = resumed(&bed.kernel, &wanted, bed.now);
+    assert_eq!(other.plan(bed.now, &BTreeMap::new()), Ok(Plan::default()));
+    bed.planner.restart(bed.kernel.table(), bed.now);
+    assert_eq!(bed.planned(&BTreeMap::new()), Plan::default());
 }
 
 #[test]
@@ -280,6 +307,71 @@ fn an_address_that_moves_to_another_service_is_never_without_one() {
 }
 
 #[test]
+fn an_address_that_two_services_name_goes_to_the_next_when_the_first_lets_go() {
+    let mut bed = Bed::new();
+    let (first, mut second) = (service(1, Path::Direct), service(2, Path::Direct));
+    second.addresses.clone_from(&first.addresses);
+    let both = table(&[first, second.clone()], &[], &[]);
+    bed.plan(&both);
+    let port = |bed: &Bed| bed.kernel.find(&key([10, 96, 0, 1])).unwrap().2;
+    assert_eq!(port(&bed), 20_001u16.to_be());
+    let ops = bed.plan(&table(&[second], &[], &[]));
+    assert_eq!(port(&bed), 20_002u16.to_be());
+    assert!(!ops.iter().any(|op| matches!(op, MapOp::RemoveFrontend { .. })), "{ops:?}");
+    assert_eq!(bed.plan(&table(&[], &[], &[])).len(), 2, "both families are given back");
+}
+
+#[test]
+fn a_pod_leaves_when_it_drains_or_its_service_changes_path() {
+    let mut bed = Bed::new();
+    let at = |number: u8| BTreeSet::from([SocketAddr::from(([10, 244, 0, number], 8080))]);
+    let (one, two) = (pod(1, 1, PodPhase::Ready), pod(2, 1, PodPhase::Ready));
+    bed.plan(&table(&[service(1, Path::Direct)], &[one.clone(), two], &[]));
+    let drains = pod(2, 1, PodPhase::Draining);
+    let mut moved = |path, pods: &[Pod]| {
+        bed.tell(&table(&[service(1, path)], pods, &[]));
+        let plan = bed.planned(&BTreeMap::new());
+        (plan.joined, plan.left)
+    };
+    let pods = [one, drains];
+    assert_eq!(moved(Path::Direct, &pods), (BTreeSet::new(), at(2)));
+    assert_eq!(moved(Path::Activator, &pods), (BTreeSet::new(), at(1)));
+    assert_eq!(moved(Path::Direct, &pods), (at(1), BTreeSet::new()));
+    let table = bed.planner.table();
+    let is_ready = |number| at(number).into_iter().any(|at| table.is_ready_at(at));
+    assert_eq!((is_ready(1), is_ready(2)), (true, false));
+}
+
+#[test]
+fn nothing_is_kept_of_what_is_gone() {
+    let mut bed = Bed::new();
+    let h2c = common::wire::Revision {
+        name: name(1),
+        service: String::new(),
+        configuration: String::new(),
+        container_concurrency: 0,
+        timeout: Duration::ZERO,
+        response_start_timeout: None,
+        idle_timeout: None,
+        protocol: Protocol::H2c,
+        policy: None,
+        reachable: true,
+        initial_scale_reached: true,
+    };
+    let mut full =
+        table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[activator(1)]);
+    full.revisions.insert(name(1), h2c);
+    bed.plan(&full);
+    assert!(bed.planner.table().is_h2c(&name(1)));
+    let gone = bed.planner.table().missing(&Default::default());
+    assert_eq!(gone.len(), 4);
+    gone.into_iter().for_each(|key| bed.planner.set(RouteChange::Gone(key)));
+    bed.planned(&BTreeMap::new());
+    assert_eq!(bed.kernel.all(), BTreeMap::new());
+    assert_eq!(bed.planner.table().missing(&Default::default()), []);
+}
+
+#[test]
 fn work_is_proportional_to_the_change() {
     let mut bed = Bed::new();
     let services: Vec<Service> = (1..=200).map(|number| service(number, Path::Direct)).collect();
@@ -290,8 +382,7 @@ fn work_is_proportional_to_the_change() {
         &[pod(1, 1, PodPhase::Ready), pod(2, 9, PodPhase::Ready)],
         &[activator(1)],
     );
-    let keys = BTreeSet::from([RouteKey::Pod("uid2".into())]);
-    let ops = bed.planner.plan(bed.now, &after, Changed::Keys(&keys), &BTreeMap::new()).unwrap();
+    let ops = bed.plan(&after);
     // One backend, and for each family one extent and one store.
     assert_eq!(ops.len(), 5, "{ops:?}");
 }
@@ -304,7 +395,8 @@ fn a_table_that_does_not_fit_is_refused_whole_and_planned_later() {
     bed.planner.extents = Extents::new(2);
     let pods: Vec<Pod> = (1..=9).map(|number| pod(number, 1, PodPhase::Ready)).collect();
     let big = table(&[service(1, Path::Direct), service(2, Path::Direct)], &pods, &[]);
-    let refused = bed.planner.plan(bed.now, &big, Changed::All, &BTreeMap::new());
+    bed.tell(&big);
+    let refused = bed.planner.plan(bed.now, &BTreeMap::new());
     assert_eq!(refused.unwrap_err().map, abi::maps::SLOTS);
     assert!(bed.planner.is_due());
     assert_eq!(bed.plan(&small), []);
@@ -345,47 +437,56 @@ struct World {
 }
 
 impl World {
-    fn turn(&mut self, turn: &Turn) -> BTreeSet<RouteKey> {
+    /// Takes a turn and tells the planner.
+    fn turn(&mut self, turn: &Turn, planner: &mut Planner) {
+        let before = self.table.clone();
+        let touched = self.change(turn);
+        before.changes(&self.table).into_iter().for_each(|change| planner.set(change));
+        touched.iter().for_each(|uid| planner.touch(uid));
+    }
+
+    /// Returns the pod whose local names have changed.
+    fn change(&mut self, turn: &Turn) -> Option<String> {
         let phases = [PodPhase::Starting, PodPhase::Ready, PodPhase::Draining];
         let uid = |number: &u8| format!("uid{number}");
         match turn {
             Turn::Path(number, direct) => {
                 let path = if *direct { Path::Direct } else { Path::Activator };
                 self.table.services.insert(name(*number), service(*number, path));
-                BTreeSet::from([RouteKey::Service(name(*number))])
+                None
             }
             Turn::NoService(number) => {
                 self.table.services.remove(&name(*number));
-                BTreeSet::from([RouteKey::Service(name(*number))])
+                None
             }
             Turn::Pod(number, revision, phase) => {
                 let it = pod(*number, *revision, phases[usize::from(*phase)]);
                 self.table.pods.insert(uid(number), it);
-                BTreeSet::from([RouteKey::Pod(uid(number))])
+                None
             }
             Turn::NoPod(number) => {
                 self.table.pods.remove(&uid(number));
-                BTreeSet::from([RouteKey::Pod(uid(number))])
+                None
             }
             Turn::Activators(count) => {
                 self.table.activators =
                     (0..*count).map(|number| (format!("a{number}"), activator(number))).collect();
-                BTreeSet::from([RouteKey::Activator("a0".into())])
+                None
             }
             Turn::Local(number, true) => {
                 let local = Local { cookie: 100 + u64::from(*number), slot: u32::from(*number) };
                 self.locals.insert(uid(number), local);
-                BTreeSet::from([RouteKey::Pod(uid(number))])
+                Some(uid(number))
             }
             Turn::Local(number, false) => {
                 self.locals.remove(&uid(number));
-                BTreeSet::from([RouteKey::Pod(uid(number))])
+                Some(uid(number))
             }
             Turn::Wait(ms) => {
                 self.now += u64::from(*ms) * 1_000_000;
-                BTreeSet::new()
+                None
             }
-            Turn::Restart => BTreeSet::new(),
+            Turn::Restart => None,
         }
     }
 }
@@ -401,14 +502,14 @@ proptest! {
         // Words that were in force, until when, and what stood behind them.
         let mut past: Vec<(u64, SvcState, Vec<Backend>)> = Vec::new();
         for turn in &turns {
-            let keys = world.turn(turn);
+            world.turn(turn, &mut planner);
             if matches!(turn, Turn::Restart) {
-                planner = Planner::resume(kernel.table(), world.now);
+                planner = resumed(&kernel, &world.table, world.now);
             }
             past.retain(|(until, _, _)| world.now - until < SECOND);
             let old = kernel.all();
             let before = kernel.in_force();
-            let ops = planner.plan(world.now, &world.table, Changed::Keys(&keys), &world.locals).unwrap();
+            let ops = planner.plan(world.now, &world.locals).unwrap().ops;
             let mut after = kernel.clone();
             ops.iter().for_each(|op| after.write(op));
             let new = after.all();
@@ -430,9 +531,9 @@ proptest! {
             }
             past.extend(before.into_iter().map(|(state, list)| (world.now, state, list)));
             // The goal is reached: a planner that looks at everything finds nothing to do.
-            let mut fresh = Planner::resume(kernel.table(), world.now);
-            let rest = fresh.plan(world.now + SECOND, &world.table, Changed::All, &world.locals);
-            prop_assert_eq!(rest, Ok(vec![]));
+            let mut fresh = resumed(&kernel, &world.table, world.now);
+            let rest = fresh.plan(world.now + SECOND, &world.locals);
+            prop_assert_eq!(rest, Ok(Plan::default()));
         }
     }
 }

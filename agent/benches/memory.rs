@@ -1,0 +1,107 @@
+//! What a sleeping service costs in the agent: memory, and time to take it in.
+//!
+//! `cargo bench -p agent`: services arrive one by one, as a controller sends them. Prints one JSON row a figure.
+
+use std::{
+    collections::BTreeMap,
+    io::Write as _,
+    net::IpAddr,
+    num::NonZeroU16,
+    time::{Duration, Instant},
+};
+
+use agent::plan::{KernelTable, Planner};
+use common::{
+    abi::REST_NS,
+    wire::{Activator, Name, Path, Protocol, Revision, RouteChange, Service, Target},
+};
+
+fn main() -> std::io::Result<()> {
+    let mut planner = Planner::resume(KernelTable::default(), 0);
+    let mut out = std::io::stdout().lock();
+    let empty = resident_bytes()?;
+    let begin = Instant::now();
+    let (mut done, mut now) = (0, 0);
+    take(&mut planner, vec![RouteChange::Activator(activator())], &mut now);
+    for services in [1_000, 10_000] {
+        for number in done..services {
+            take(&mut planner, sleeping(number), &mut now);
+        }
+        done = services;
+        let bytes = (resident_bytes()? - empty) / u64::from(services);
+        writeln!(
+            out,
+            r#"{{"case":"memory_per_service","subject":"agent","unit":"B","p50":{bytes},"n":{services}}}"#
+        )?;
+    }
+    let each = begin.elapsed().as_secs_f64() * 1e6 / f64::from(done);
+    writeln!(
+        out,
+        r#"{{"case":"take_in","subject":"agent","unit":"us","p50":{each:.1},"n":{done}}}"#
+    )
+}
+
+fn take(planner: &mut Planner, changes: Vec<RouteChange>, now: &mut u64) {
+    changes.into_iter().for_each(|change| planner.set(change));
+    // What a plan frees rests; a second later it is free.
+    *now += REST_NS;
+    let plan = planner.plan(*now, &BTreeMap::new());
+    assert!(plan.is_ok_and(|plan| !plan.ops.is_empty()), "each change is something to write");
+}
+
+/// What the controller says of a service that sleeps, and of its revision.
+fn sleeping(number: u16) -> Vec<RouteChange> {
+    let [high, low] = number.to_be_bytes();
+    let (name, revision) = names(number);
+    let service = Service {
+        name: name.clone(),
+        addresses: vec![
+            IpAddr::from([10, 96, high, low]),
+            IpAddr::from([0xfd00, 0x10, 0x96, 0, 0, 0, 0, number]),
+        ],
+        port: NonZeroU16::MIN,
+        activator_port: NonZeroU16::MIN.saturating_add(20_000 + number % 10_000),
+        targets: vec![Target { revision: revision.clone(), percent: 100 }],
+        path: Path::Direct,
+        hosts: vec![format!("{}.{}.127.0.0.1.sslip.io", name.name, name.namespace)],
+    };
+    let revision = Revision {
+        name: revision,
+        service: name.name.clone(),
+        configuration: name.name,
+        container_concurrency: 0,
+        timeout: Duration::from_secs(300),
+        response_start_timeout: None,
+        idle_timeout: None,
+        protocol: Protocol::Http1,
+        policy: None,
+        reachable: true,
+        initial_scale_reached: true,
+    };
+    vec![RouteChange::Revision(revision), RouteChange::Service(service)]
+}
+
+/// As long as names in use are.
+fn names(number: u16) -> (Name, Name) {
+    let namespace = format!("team-{:03}-production", number % 100);
+    let service = format!("orders-checkout-worker-{number}");
+    let revision = Name::new(namespace.clone(), format!("{service}-00001"));
+    (Name::new(namespace, service), revision)
+}
+
+fn activator() -> Activator {
+    Activator {
+        name: "activator".into(),
+        node: "node".into(),
+        zone: String::new(),
+        addresses: vec![[10, 244, 0, 1].into()],
+    }
+}
+
+/// Memory of this process that is in RAM.
+fn resident_bytes() -> std::io::Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| std::io::Error::other("no VmRSS in /proc/self/status"))
+}

@@ -1,0 +1,315 @@
+//! Pure: what the RouteTable says, as far as this node's kernel follows it.
+//!
+//! Ten thousand services may sleep here, so that little is kept of each: its name once, a number wherever something
+//! refers to it, and nothing of a revision or pod that no connect depends on.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    sync::Arc,
+};
+
+use common::{
+    abi::{self, FrontendKey},
+    flow::{Mode, SvcInfo},
+    link::Changes,
+    wire::{self, Name, Path, PodPhase, Protocol, RouteKey},
+};
+
+use super::{
+    Front,
+    op::{Backend, Local, sixteen},
+};
+
+const TCP: u8 = 6;
+
+/// The RouteTable's part of a plan. Changed by [`Planner::set`](super::Planner::set).
+#[derive(Debug, Default)]
+pub struct Table {
+    services: Numbered<Service>,
+    /// Those that a service leads straight to, that have pods, or that do not speak what most speak.
+    revisions: Numbered<Revision>,
+    pods: BTreeMap<String, Pod>,
+    activators: BTreeMap<String, Vec<IpAddr>>,
+}
+
+#[derive(Debug)]
+struct Service {
+    addresses: Box<[IpAddr]>,
+    port: NonZeroU16,
+    activator_port: NonZeroU16,
+    /// The revision whose pods new connections go straight to.
+    direct: Option<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Revision {
+    is_h2c: bool,
+    /// Services that lead straight to it.
+    services: Vec<u32>,
+    pods: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+struct Pod {
+    revision: u32,
+    phase: PodPhase,
+    address: Option<SocketAddr>,
+}
+
+impl Table {
+    /// Whether the revision's pods speak HTTP/2 only.
+    pub fn is_h2c(&self, revision: &Name) -> bool {
+        self.revisions.find(revision).is_some_and(|number| self.revisions.get(number).is_h2c)
+    }
+
+    /// Whether a pod at this address takes requests.
+    pub fn is_ready_at(&self, address: SocketAddr) -> bool {
+        let is_ready = |pod: &Pod| pod.phase == PodPhase::Ready && pod.address == Some(address);
+        self.pods.values().any(is_ready)
+    }
+
+    /// Subjects that a whole table does not name any more.
+    pub fn missing(&self, named: &Changes) -> Vec<RouteKey> {
+        let services = self.services.names().map(RouteKey::Service);
+        let revisions = self.revisions.names().map(RouteKey::Revision);
+        let pods = self.pods.keys().cloned().map(RouteKey::Pod);
+        let activators = self.activators.keys().cloned().map(RouteKey::Activator);
+        let all = services.chain(revisions).chain(pods).chain(activators);
+        all.filter(|key| !named.contains_key(key)).collect()
+    }
+
+    /// Every service.
+    pub(super) fn all(&self) -> impl Iterator<Item = u32> {
+        self.services.numbers.values().copied()
+    }
+
+    pub(super) fn find(&self, service: &Name) -> Option<u32> {
+        self.services.find(service)
+    }
+
+    /// The addresses of a service.
+    pub(super) fn keys(&self, service: u32) -> Vec<FrontendKey> {
+        let service = self.services.get(service);
+        service.addresses.iter().map(|&address| frontend(address, service.port)).collect()
+    }
+
+    /// Takes in a service's whole state. Returns its number.
+    pub(super) fn set_service(&mut self, told: &wire::Service) -> u32 {
+        let direct = match told.targets.as_slice() {
+            [only] if told.path == Path::Direct => Some(self.revisions.number(&only.revision)),
+            _ => None,
+        };
+        let service = Service {
+            addresses: told.addresses.clone().into(),
+            port: told.port,
+            activator_port: told.activator_port,
+            direct,
+        };
+        let (number, before) = self.services.put(&told.name, service);
+        if let Some(revision) = direct {
+            self.revisions.get_mut(revision).services.push(number);
+        }
+        if let Some(before) = before {
+            self.leave(number, &before);
+        }
+        number
+    }
+
+    pub(super) fn remove_service(&mut self, number: u32) {
+        if let Some(service) = self.services.remove(number) {
+            self.leave(number, &service);
+        }
+    }
+
+    /// The service does not lead any more where it led as `before`.
+    fn leave(&mut self, number: u32, before: &Service) {
+        let Some(revision) = before.direct else { return };
+        let services = &mut self.revisions.get_mut(revision).services;
+        if let Some(at) = services.iter().position(|&it| it == number) {
+            services.swap_remove(at);
+        }
+        self.tidy(revision);
+    }
+
+    /// Takes in what a revision's pods speak; HTTP/1 where nothing is said.
+    pub(super) fn set_protocol(&mut self, revision: &Name, told: Protocol) {
+        let is_h2c = told == Protocol::H2c;
+        let number = match self.revisions.find(revision) {
+            Some(number) => number,
+            None if !is_h2c => return,
+            None => self.revisions.number(revision),
+        };
+        self.revisions.get_mut(number).is_h2c = is_h2c;
+        self.tidy(number);
+    }
+
+    /// Takes in a pod's whole state, or that it is gone. Returns the services it concerns.
+    pub(super) fn set_pod(&mut self, uid: &str, told: Option<&wire::Pod>) -> Vec<u32> {
+        let mut concerned = self.concerned(uid);
+        let before = self.pods.remove(uid);
+        if let Some(told) = told {
+            let revision = self.revisions.number(&told.revision);
+            self.revisions.get_mut(revision).pods.insert(uid.to_owned());
+            let pod = Pod { revision, phase: told.phase, address: told.address };
+            self.pods.insert(uid.to_owned(), pod);
+            concerned.extend(self.concerned(uid));
+        }
+        let now = self.pods.get(uid).map(|pod| pod.revision);
+        if let Some(before) = before.map(|pod| pod.revision).filter(|&it| Some(it) != now) {
+            self.revisions.get_mut(before).pods.remove(uid);
+            self.tidy(before);
+        }
+        concerned
+    }
+
+    /// The services that lead straight to a pod.
+    pub(super) fn concerned(&self, uid: &str) -> Vec<u32> {
+        let revision = self.pods.get(uid).map(|pod| self.revisions.get(pod.revision));
+        revision.map(|it| it.services.clone()).unwrap_or_default()
+    }
+
+    /// Takes in an activator's addresses; none when it is gone.
+    pub(super) fn set_activator(&mut self, name: &str, addresses: Option<Vec<IpAddr>>) {
+        match addresses {
+            Some(addresses) => drop(self.activators.insert(name.to_owned(), addresses)),
+            None => drop(self.activators.remove(name)),
+        }
+    }
+
+    /// Whether any activator has an IPv6 address.
+    pub(super) fn has_six(&self) -> bool {
+        self.activators.values().flatten().any(IpAddr::is_ipv6)
+    }
+
+    /// What each address of a service should lead to.
+    ///
+    /// Straight to pods only when one revision holds all traffic, the path is direct and a pod of a fitting family
+    /// is ready; the kernel cannot split by request. An IPv6 client reaches IPv4 pods by mapped addresses.
+    pub(super) fn fronts(
+        &self,
+        service: u32,
+        locals: &BTreeMap<String, Local>,
+    ) -> Vec<(FrontendKey, Front)> {
+        let service = self.services.get(service);
+        let port_be = service.activator_port.get().to_be();
+        let each = service.addresses.iter().map(|&address| {
+            let ready = service.direct.into_iter().flat_map(|revision| self.ready(revision));
+            let fitting = ready.filter(|(_, at)| at.is_ipv4() || address.is_ipv6());
+            let backends =
+                fitting.map(|(uid, at)| Backend::at(at, locals.get(uid).copied())).collect();
+            let backends = sorted(backends);
+            let mode = if backends.is_empty() { Mode::Activator } else { Mode::Serve };
+            // IPv4 clients reach IPv4 activators only; IPv6 ones take those where there are no others.
+            let six = address.is_ipv6() && self.has_six();
+            let activators = if six { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 };
+            let front = Front { mode, info: SvcInfo { activators, port_be }, backends };
+            (frontend(address, service.port), front)
+        });
+        each.collect()
+    }
+
+    fn ready(&self, revision: u32) -> impl Iterator<Item = (&String, SocketAddr)> {
+        let pods = self.revisions.get(revision).pods.iter();
+        pods.filter_map(|uid| {
+            let pod = self.pods.get(uid).filter(|pod| pod.phase == PodPhase::Ready)?;
+            Some((uid, pod.address?))
+        })
+    }
+
+    /// The two lists of activators.
+    pub(super) fn activators(&self) -> [(u32, Front); 2] {
+        let list = |six: bool| {
+            let family = self.activators.values().flatten().filter(|it| it.is_ipv6() == six);
+            let backends = sorted(family.map(|&address| Backend::activator(address)).collect());
+            let info = SvcInfo { activators: 0, port_be: 0 };
+            let mode = if backends.is_empty() { Mode::Pass } else { Mode::Serve };
+            Front { mode, info, backends }
+        };
+        [(abi::ACTIVATORS_V4, list(false)), (abi::ACTIVATORS_V6, list(true))]
+    }
+
+    /// Forgets a revision that nothing depends on.
+    fn tidy(&mut self, revision: u32) {
+        let it = self.revisions.get(revision);
+        if !it.is_h2c && it.services.is_empty() && it.pods.is_empty() {
+            drop(self.revisions.remove(revision));
+        }
+    }
+}
+
+/// Things by name. Whatever refers to one keeps its number, which is valid until the thing is removed.
+#[derive(Debug)]
+struct Numbered<T> {
+    numbers: BTreeMap<Arc<str>, u32>,
+    things: Vec<Option<(Arc<str>, T)>>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Numbered<T> {
+    fn default() -> Self {
+        Self { numbers: BTreeMap::new(), things: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Numbered<T> {
+    fn find(&self, name: &Name) -> Option<u32> {
+        self.numbers.get(name.to_string().as_str()).copied()
+    }
+
+    fn names(&self) -> impl Iterator<Item = Name> {
+        self.numbers.keys().filter_map(|name| name.split_once('/')).map(|(a, b)| Name::new(a, b))
+    }
+
+    fn get(&self, number: u32) -> &T {
+        let thing = self.things[number as usize].as_ref();
+        thing.map(|(_, thing)| thing).expect("kept while its number is in use")
+    }
+
+    fn get_mut(&mut self, number: u32) -> &mut T {
+        let thing = self.things[number as usize].as_mut();
+        thing.map(|(_, thing)| thing).expect("kept while its number is in use")
+    }
+
+    /// Returns the thing's number, and the one that had the name before.
+    fn put(&mut self, name: &Name, thing: T) -> (u32, Option<T>) {
+        if let Some(number) = self.find(name) {
+            return (number, Some(std::mem::replace(self.get_mut(number), thing)));
+        }
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.things.push(None);
+            self.things.len() as u32 - 1
+        });
+        let name: Arc<str> = name.to_string().into();
+        self.things[number as usize] = Some((Arc::clone(&name), thing));
+        self.numbers.insert(name, number);
+        (number, None)
+    }
+
+    /// The number of a thing, which begins empty.
+    fn number(&mut self, name: &Name) -> u32
+    where
+        T: Default,
+    {
+        self.find(name).unwrap_or_else(|| self.put(name, T::default()).0)
+    }
+
+    fn remove(&mut self, number: u32) -> Option<T> {
+        let (name, thing) = self.things[number as usize].take()?;
+        self.numbers.remove(&name);
+        self.free.push(number);
+        Some(thing)
+    }
+}
+
+fn frontend(address: IpAddr, port: NonZeroU16) -> FrontendKey {
+    let port_be = port.get().to_be();
+    FrontendKey { address: sixteen(address), port_be, protocol: TCP, reserved: 0 }
+}
+
+fn sorted(mut backends: Vec<Backend>) -> Vec<Backend> {
+    backends.sort_unstable();
+    backends.dedup();
+    backends
+}
