@@ -218,6 +218,11 @@ impl Images {
     }
 }
 
+/// A digest as text.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// These locks only guard maps and a file's making; a panic elsewhere leaves them whole.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -158,7 +158,9 @@ impl Kubelet {
     }
 
     fn tidy(&self) {
-        logs::bound(&self.shared.layout);
+        // Copying takes its time, and pods must not wait for it.
+        let shared = Arc::clone(&self.shared);
+        tokio::task::spawn_blocking(move || logs::bound(&shared.layout));
         exits::reap_helpers(&self.shared);
     }
 

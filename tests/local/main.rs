@@ -2,6 +2,8 @@
 
 mod bad_input;
 mod bad_input_http;
+mod images;
+mod logs;
 mod node;
 mod registry;
 mod restarts;

@@ -34,7 +34,14 @@ int main(int count, char **words) {
         else if (!strncmp(word, "show=", 5)) show(word + 5);
         else if (!strncmp(word, "exit=", 5)) exit(atoi(word + 5));
         else if (!strncmp(word, "sleep=", 6)) sleep(atoi(word + 6));
-        else if (!strncmp(word, "touch=", 6)) {
+        else if (!strncmp(word, "await=", 6)) while (access(word + 6, F_OK)) usleep(10000);
+        else if (!strncmp(word, "fill=", 5)) {
+            char line[1024];
+            memset(line, 'x', sizeof line);
+            line[sizeof line - 1] = '\n';
+            /* A full disk stops nobody. */
+            for (int left = atoi(word + 5) << 10; left > 0; left--) write(1, line, sizeof line);
+        } else if (!strncmp(word, "touch=", 6)) {
             int file = open(word + 6, O_CREAT | O_WRONLY, 0644);
             puts(file < 0 ? "refused" : "made");
         } else if (!strncmp(word, "eat=", 4)) {

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -34,6 +35,7 @@ pub struct TestNode {
     inbox: mpsc::Receiver<PodStatus>,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
+    _images: Arc<Images>,
     _alone: Option<MutexGuard<'static, ()>>,
 }
 
@@ -67,7 +69,8 @@ impl TestNode {
         let (statuses, inbox) = mpsc::channel(64);
         let stop = CancellationToken::new();
         let host_network = Arc::new(net::current().expect("a network namespace"));
-        let images = Some(images().to_owned());
+        let held = images();
+        let images = Some(held.to_path_buf());
         let config = Config { layout: layout.clone(), images, runtime, host_network, credentials };
         let token = stop.clone();
         let serve = move || {
@@ -81,7 +84,7 @@ impl TestNode {
         };
         let thread = Some(thread::spawn(serve));
         let statuses = BTreeMap::new();
-        Self { layout, orders, statuses, inbox, stop, thread, _alone: None }
+        Self { layout, orders, statuses, inbox, stop, thread, _images: held, _alone: None }
     }
 
     /// Orders exactly these pods.
@@ -179,29 +182,115 @@ pub fn pod(uid: &str, args: &[&str], extra: Value) -> PodOrder {
     }
 }
 
+/// The folder of test images; goes with the last that holds it.
+#[derive(Debug)]
+pub struct Images {
+    folder: PathBuf,
+}
+
+impl std::ops::Deref for Images {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Drop for Images {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
 /// The folder of test images: `dev.local/app:v1`, a static program.
-pub fn images() -> &'static Path {
-    static IMAGES: OnceLock<PathBuf> = OnceLock::new();
-    IMAGES.get_or_init(|| {
-        let folder = std::env::temp_dir().join(format!("rouse-test-images-{}", std::process::id()));
-        let program = compile(&folder);
-        write_layout(&folder.join("images/dev.local/app"), "v1", &program);
-        folder.join("images")
+pub fn images() -> Arc<Images> {
+    static HELD: Mutex<Weak<Images>> = Mutex::new(Weak::new());
+    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(images) = held.upgrade() {
+        return images;
+    }
+    let images = Arc::new(Images { folder: scratch("images") });
+    write_layout(&images.join("dev.local/app"), "v1", &[base_layer()]);
+    *held = Arc::downgrade(&images);
+    images
+}
+
+/// A fresh folder of this process.
+pub fn scratch(what: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    let folder =
+        std::env::temp_dir().join(format!("rouse-test-{what}-{}-{next}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+/// The program that test containers run, compiled once.
+fn program() -> &'static [u8] {
+    static PROGRAM: OnceLock<Vec<u8>> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let folder = scratch("app");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/app.c");
+        let program = folder.join("app");
+        let mut command = Command::new("cc");
+        let done = command.args(["-static", "-O1", "-w", "-o"]).arg(&program).arg(source).status();
+        assert!(done.expect("a C compiler: apt-get install gcc").success());
+        let bytes = fs::read(program).expect("a program");
+        fs::remove_dir_all(folder).expect("our own folder");
+        bytes
     })
 }
 
-fn compile(folder: &Path) -> Vec<u8> {
-    fs::create_dir_all(folder).expect("a folder");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/app.c");
-    let program = folder.join("app");
-    let mut command = Command::new("cc");
-    let done = command.args(["-static", "-O1", "-w", "-o"]).arg(&program).arg(source).status();
-    assert!(done.expect("a C compiler: apt-get install gcc").success());
-    fs::read(program).expect("a program")
+/// One entry of a layer.
+#[derive(Clone, Copy, Debug)]
+pub enum Put<'a> {
+    /// A file with this content; a whiteout is an empty one.
+    File(&'a str, &'a [u8]),
+    /// A folder.
+    Folder(&'a str),
+    /// A symbolic link and where it leads.
+    Link(&'a str, &'a str),
 }
 
-/// Writes an OCI layout of one layer with `/app`.
-fn write_layout(folder: &Path, tag: &str, program: &[u8]) {
+/// A layer as a tar archive.
+pub fn layer(entries: &[Put<'_>]) -> Vec<u8> {
+    let mut layer = tar::Builder::new(Vec::new());
+    for entry in entries {
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(0o755);
+        header.set_uid(0);
+        header.set_gid(0);
+        let done = match entry {
+            Put::File(path, bytes) => {
+                header.set_size(bytes.len() as u64);
+                layer.append_data(&mut header, path, *bytes)
+            }
+            Put::Folder(path) => {
+                header.set_entry_type(tar::EntryType::Directory);
+                header.set_size(0);
+                layer.append_data(&mut header, path, std::io::empty())
+            }
+            Put::Link(path, to) => {
+                header.set_entry_type(tar::EntryType::Symlink);
+                header.set_size(0);
+                layer.append_link(&mut header, path, to)
+            }
+        };
+        done.expect("a layer");
+    }
+    layer.into_inner().expect("a layer")
+}
+
+/// The layer with `/app` and its users.
+pub fn base_layer() -> Vec<u8> {
+    layer(&[
+        Put::File("app", program()),
+        Put::File("etc/passwd", b"root:x:0:0::/:\nweb:x:7:8::/:\n"),
+    ])
+}
+
+/// Writes an OCI layout of one image that runs `/app`.
+pub fn write_layout(folder: &Path, tag: &str, layers: &[Vec<u8>]) {
     let blobs = folder.join("blobs/sha256");
     fs::create_dir_all(&blobs).expect("a folder");
     let put = |bytes: &[u8], kind: &str| {
@@ -210,29 +299,19 @@ fn write_layout(folder: &Path, tag: &str, program: &[u8]) {
         fs::write(blobs.join(&hash), bytes).expect("a blob");
         json!({ "mediaType": kind, "digest": format!("sha256:{hash}"), "size": bytes.len() })
     };
-    let mut layer = tar::Builder::new(Vec::new());
-    for (path, mode, bytes) in
-        [("app", 0o755, program), ("etc/passwd", 0o644, b"root:x:0:0::/:\nweb:x:7:8::/:\n")]
-    {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(bytes.len() as u64);
-        header.set_mode(mode);
-        header.set_uid(0);
-        header.set_gid(0);
-        layer.append_data(&mut header, path, bytes).expect("a layer");
-    }
-    let layer = layer.into_inner().expect("a layer");
-    let layer = put(&layer, "application/vnd.oci.image.layer.v1.tar");
+    let of_layer = |bytes: &Vec<u8>| put(bytes, "application/vnd.oci.image.layer.v1.tar");
+    let layers: Vec<Value> = layers.iter().map(of_layer).collect();
+    let contents: Vec<&Value> = layers.iter().map(|layer| &layer["digest"]).collect();
     let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     let config = json!({
         "architecture": arch, "os": "linux",
         "config": { "Entrypoint": ["/app"], "Env": ["FROM_IMAGE=yes"] },
-        "rootfs": { "type": "layers", "diff_ids": [layer["digest"]] },
+        "rootfs": { "type": "layers", "diff_ids": contents },
     });
     let config = put(config.to_string().as_bytes(), "application/vnd.oci.image.config.v1+json");
     let manifest = json!({
         "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": config, "layers": [layer],
+        "config": config, "layers": layers,
     });
     let mut entry =
         put(manifest.to_string().as_bytes(), "application/vnd.oci.image.manifest.v1+json");

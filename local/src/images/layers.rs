@@ -28,7 +28,7 @@ pub(super) fn unpack(layer: File, digest: &str, root: &Path) -> io::Result<()> {
         // What follows the archive's end belongs to the digest too.
         io::copy(&mut hashed, &mut io::sink())?;
         let bytes = hashed.hash.finalize();
-        let have: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let have = super::hex(&bytes);
         if digest.strip_prefix("sha256:").is_some_and(|want| want != have) {
             return Err(io::Error::other(format!(
                 "layer {digest} is damaged: its digest is {have}"
@@ -104,8 +104,8 @@ fn inside(path: &Path) -> Option<PathBuf> {
 
 fn put(entry: &mut Entry<'_, impl Read>, path: &Path) -> io::Result<()> {
     let kind = entry.header().entry_type();
-    // Device nodes have no use in a container whose /dev is the runtime's.
-    if matches!(kind, EntryType::Char | EntryType::Block) {
+    // Device nodes have no use in a container whose /dev is the runtime's; a global header is no file.
+    if matches!(kind, EntryType::Char | EntryType::Block | EntryType::XGlobalHeader) {
         return Ok(());
     }
     if let Ok(there) = fs::symlink_metadata(path)
@@ -122,13 +122,15 @@ fn put(entry: &mut Entry<'_, impl Read>, path: &Path) -> io::Result<()> {
     entry.unpack_in("/").map(drop)
 }
 
-/// Removes what lower layers put into a folder.
+/// Removes what lower layers put into a folder, and leaves what this layer has added at any depth.
 fn clear(folder: &Path, added: &HashSet<PathBuf>) -> io::Result<()> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
     for entry in entries.flatten() {
         let path = entry.path();
         if !added.iter().any(|one| one.starts_with(&path)) {
             remove(&path)?;
+        } else if entry.file_type()?.is_dir() {
+            clear(&path, added)?;
         }
     }
     Ok(())

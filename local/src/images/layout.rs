@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use oci_spec::image::{Descriptor, ImageConfiguration, ImageIndex, ImageManifest};
 use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 /// Annotation that names an image within a layout.
@@ -35,6 +36,14 @@ pub enum LayoutError {
         /// Why.
         #[source]
         source: serde_json::Error,
+    },
+    /// A file's name does not go with what it holds.
+    #[error("{path} is damaged: its digest is sha256:{have}; make the layout again")]
+    Digest {
+        /// Which file.
+        path: PathBuf,
+        /// The digest of what it holds.
+        have: String,
     },
     /// No image of that tag, or several without one.
     #[error("layout {path} has {have}; name one of them as oci:{path}:TAG")]
@@ -123,7 +132,7 @@ impl Found {
             return Ok(found);
         }
         let arch = architecture();
-        let index: ImageIndex = read(&found.blob(&found.digest))?;
+        let index: ImageIndex = found.read(&found.digest)?;
         let fits = |one: &&Descriptor| {
             one.platform()
                 .as_ref()
@@ -140,14 +149,25 @@ impl Found {
     }
 
     pub(super) fn manifest(&self) -> Result<ImageManifest, LayoutError> {
-        read(&self.blob(&self.digest))
+        self.read(&self.digest)
     }
 
     pub(super) fn config(
         &self,
         manifest: &ImageManifest,
     ) -> Result<ImageConfiguration, LayoutError> {
-        read(&self.blob(manifest.config().digest().as_ref()))
+        self.read(manifest.config().digest().as_ref())
+    }
+
+    /// Reads a blob, checking its digest.
+    fn read<T: DeserializeOwned>(&self, digest: &str) -> Result<T, LayoutError> {
+        let path = self.blob(digest);
+        let bytes = bytes(&path)?;
+        let have = super::hex(&Sha256::digest(&bytes));
+        if digest.strip_prefix("sha256:").is_some_and(|want| want != have) {
+            return Err(LayoutError::Digest { path, have });
+        }
+        parse(&path, &bytes)
     }
 }
 
@@ -161,10 +181,16 @@ pub(super) fn architecture() -> &'static str {
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<T, LayoutError> {
-    let bytes =
-        fs::read(path).map_err(|source| LayoutError::Read { path: path.to_owned(), source })?;
-    serde_json::from_slice(&bytes)
-        .map_err(|source| LayoutError::Parse { path: path.to_owned(), source })
+    parse(path, &bytes(path)?)
+}
+
+fn bytes(path: &Path) -> Result<Vec<u8>, LayoutError> {
+    fs::read(path).map_err(|source| LayoutError::Read { path: path.to_owned(), source })
+}
+
+fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, LayoutError> {
+    let wrong = |source| LayoutError::Parse { path: path.to_owned(), source };
+    serde_json::from_slice(bytes).map_err(wrong)
 }
 
 fn annotation<'a>(entry: &'a Descriptor, key: &str) -> Option<&'a str> {

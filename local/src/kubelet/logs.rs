@@ -28,15 +28,25 @@ pub(super) fn bound(layout: &Layout) {
             if !long || log.extension().is_none_or(|extension| extension != "log") {
                 continue;
             }
-            let turned = fs::copy(&log, log.with_extension("log.1"))
-                .and_then(|_| OpenOptions::new().write(true).open(&log))
-                .and_then(|file| file.set_len(0));
-            match turned {
+            match turn(&log) {
                 Ok(()) => info!(log = %log.display(), "log turned over"),
                 Err(error) => warn!(log = %log.display(), %error, "log not turned over"),
             }
         }
     }
+}
+
+/// Keeps the newest part of a log beside it and begins it anew.
+fn turn(log: &Path) -> std::io::Result<()> {
+    let mut file = OpenOptions::new().read(true).write(true).open(log)?;
+    // Who writes much may have written many times the bound since the last look.
+    let begin = file.metadata()?.len().saturating_sub(MOST_BYTES);
+    file.seek(SeekFrom::Start(begin))?;
+    let mut kept = File::create(log.with_extension("log.1"))?;
+    let copied = std::io::copy(&mut Read::by_ref(&mut file).take(MOST_BYTES), &mut kept);
+    // Also when there is no room for a copy: the log alone must not grow for ever.
+    file.set_len(0)?;
+    copied.map(drop)
 }
 
 /// Removes the oldest logs of pods that are gone.

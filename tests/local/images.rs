@@ -1,0 +1,148 @@
+//! Images of several layers: what upper ones replace, remove and hide; what does not hold what its name says.
+
+use std::fs;
+use std::path::Path;
+
+use common::node::{ContainerState, PodPhase};
+use serde_json::json;
+use tests::node::{Put, TestNode, base_layer, layer, pod, scratch, write_layout};
+
+/// A folder that goes with its test.
+struct Folder(std::path::PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Folder {
+    fn new(layers: &[Vec<u8>]) -> Self {
+        let folder = scratch("layers");
+        write_layout(&folder, "v1", layers);
+        Self(folder)
+    }
+
+    fn image(&self) -> String {
+        format!("oci:{}:v1", self.0.display())
+    }
+}
+
+/// Lower files of every fate.
+fn lower() -> Vec<u8> {
+    layer(&[
+        Put::File("stays", b"stays;"),
+        Put::File("replaced", b"old;"),
+        Put::File("removed", b"removed;"),
+        Put::File("gone/deep/file", b"gone;"),
+        Put::File("opaque/hidden", b"hidden;"),
+        Put::File("opaque/both/hidden", b"hidden below;"),
+        Put::File("folder/file", b"was a folder;"),
+        Put::File("file", b"was a file;"),
+        Put::Link("link", "stays"),
+    ])
+}
+
+fn upper() -> Vec<u8> {
+    layer(&[
+        Put::File("replaced", b"new;"),
+        Put::File(".wh.removed", b""),
+        Put::File(".wh.gone", b""),
+        // Whiteouts may come after what they must not touch.
+        Put::File("opaque/both/added", b"added below;"),
+        Put::File("opaque/added", b"added;"),
+        Put::File("opaque/.wh..wh..opq", b""),
+        Put::Link("folder", "opaque"),
+        Put::Folder("file"),
+        Put::File("file/inside", b"inside;"),
+        Put::File("link", b"a file now;"),
+    ])
+}
+
+#[test]
+fn upper_layers_replace_remove_and_hide_what_is_below() {
+    let folder = Folder::new(&[base_layer(), lower(), upper()]);
+    let mut node = TestNode::new("layers");
+    let shown = [
+        "stays",
+        "replaced",
+        "removed",
+        "gone/deep/file",
+        "opaque/hidden",
+        "opaque/both/hidden",
+        "opaque/both/added",
+        "opaque/added",
+        "folder/added",
+        "folder/file",
+        "file/inside",
+        "link",
+        ".wh.removed",
+        "opaque/.wh..wh..opq",
+    ];
+    let mut args: Vec<String> = shown.iter().map(|path| format!("show=/{path}")).collect();
+    args.extend(["say=end".to_owned(), "wait".to_owned()]);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    node.order([pod("a", &args, json!({ "container": { "image": folder.image() } }))]);
+    node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+    let log = node.wait_log("pod-a", "end\n");
+    assert_eq!(log, "stays;new;added below;added;added;inside;a file now;end\n");
+}
+
+#[test]
+fn a_link_of_a_lower_layer_does_not_lead_an_upper_one_out_of_the_image() {
+    let outside = scratch("outside");
+    let out = outside.to_str().expect("a path");
+    let evil = layer(&[Put::Link("way", out), Put::File("way/planted", b"planted;")]);
+    let worse = layer(&[Put::File("way/again", b"again;"), Put::File("way/.wh..wh..opq", b"")]);
+    fs::write(outside.join("kept"), "kept").expect("a file");
+    let folder = Folder::new(&[base_layer(), evil, worse]);
+    let mut node = TestNode::new("escape");
+    let args = ["say=end", "wait"];
+    node.order([pod("a", &args, json!({ "container": { "image": folder.image() } }))]);
+    // Whether it is unpacked inside or refused, the machine's own folder is left alone.
+    node.wait("an end", |all| {
+        all.get("a").is_some_and(|pod| {
+            let waits = |one: &ContainerState| matches!(one, ContainerState::Waiting { reason, .. } if reason == "ImagePullBackOff");
+            pod.phase == PodPhase::Running || pod.containers.iter().any(|one| waits(&one.state))
+        })
+    });
+    let names: Vec<_> =
+        fs::read_dir(&outside).expect("a folder").flatten().map(|one| one.file_name()).collect();
+    fs::remove_dir_all(&outside).expect("our own folder");
+    assert_eq!(names, ["kept"]);
+}
+
+/// Changes the last byte of the largest or smallest blob that contains `part`.
+fn damage(folder: &Path, part: &str) {
+    for entry in fs::read_dir(folder.join("blobs/sha256")).expect("blobs").flatten() {
+        let mut bytes = fs::read(entry.path()).expect("a blob");
+        if bytes.windows(part.len()).any(|have| have == part.as_bytes()) {
+            let space = b' ';
+            bytes.push(space);
+            fs::write(entry.path(), bytes).expect("a blob");
+        }
+    }
+}
+
+#[test]
+fn a_blob_that_is_not_what_its_digest_says_is_refused_in_one_line() {
+    let mut node = TestNode::new("damaged");
+    // One after the other: what is unpacked once is not read again.
+    let parts = ["\"layers\":[", "diff_ids", "etc/passwd"];
+    let folders = parts.map(|part| {
+        let folder = Folder::new(&[base_layer(), layer(&[Put::File("part", part.as_bytes())])]);
+        damage(&folder.0, part);
+        folder
+    });
+    let of = |at: usize| json!({ "container": { "image": folders[at].image() } });
+    node.order([pod("a", &[], of(0)), pod("b", &[], of(1)), pod("c", &[], of(2))]);
+    for uid in ["a", "b", "c"] {
+        node.wait_pod("a refusal", uid, |pod| {
+            pod.containers.iter().any(|one| {
+                matches!(&one.state, ContainerState::Waiting { reason, message, .. }
+                    if reason == "ImagePullBackOff" && message.contains("is damaged: its digest is")
+                        && !message.contains('\n'))
+            })
+        });
+    }
+}

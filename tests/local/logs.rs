@@ -1,0 +1,82 @@
+//! Containers that write more than there is room for.
+
+use std::fs;
+use std::io::Read as _;
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+use std::time::Duration;
+
+use common::node::PodPhase;
+use serde_json::json;
+use tests::node::{TestNode, address, pod};
+use tests::rouse::wait;
+
+/// A log's bound, as in Kubernetes.
+const MOST: u64 = 10 << 20;
+
+#[test]
+fn a_long_log_is_turned_over_and_written_on() {
+    let node = TestNode::new("turn");
+    let extra = json!({
+        "container": { "volumeMounts": [{ "name": "s", "mountPath": "/s" }] },
+        "pod": { "volumes": [{ "name": "s", "emptyDir": {} }] },
+    });
+    let args = ["say=first", "fill=25", "say=last", "await=/s/go", "say=afterwards", "wait"];
+    node.order([pod("a", &args, extra)]);
+    let log = node.layout.log("default", "pod-a", "web");
+    let old = log.with_extension("log.1");
+    wait("a log turned over", || {
+        let size = |path| fs::metadata(path).map_or(0, |meta| meta.len());
+        (old.exists() && size(&log) <= MOST && size(&old) > 0).then_some(())
+    });
+    assert!(fs::metadata(&old).expect("it exists").len() <= MOST, "many times the bound is kept");
+    fs::write(node.layout.pod_data("a").join("volumes/s/go"), "").expect("the pod's volume");
+    let text = wait("the line after", || {
+        let text = fs::read_to_string(&log).ok()?;
+        text.contains("afterwards\n").then_some(text)
+    });
+    // The container appends: there is no hole where the old part was.
+    assert!(!text.contains('\0') && text.ends_with("afterwards\n"));
+}
+
+#[test]
+fn a_full_disk_for_logs_stops_no_pod() {
+    let mut node = TestNode::new("full");
+    let logs = node.layout.logs();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=1m,mode=700", "full"])
+        .arg(&logs)
+        .status();
+    assert!(mounted.expect("mount").success());
+    let _unmounted = Unmount(&logs);
+    node.order([pod("a", &["fill=4", "listen=80"], json!({}))]);
+    let first = node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+    assert_eq!(greet(&node, &first), "hello\n");
+    // There is no room for anything now.
+    let chatty = pod("b", &["say=nobody reads this", "listen=80"], json!({}));
+    node.order([pod("a", &["fill=4", "listen=80"], json!({})), chatty]);
+    let second = node.wait_pod("another running pod", "b", |pod| pod.phase == PodPhase::Running);
+    assert_eq!(greet(&node, &second), "hello\n");
+    node.order([]);
+    node.wait("both gone", |all| all.values().all(|pod| pod.phase == PodPhase::Gone));
+}
+
+struct Unmount<'a>(&'a std::path::Path);
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        // Lazily: a container may still hold its log.
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
+}
+
+fn greet(node: &TestNode, status: &common::node::PodStatus) -> String {
+    let to = SocketAddr::new(address(status), 80);
+    node.as_client(|| {
+        wait("an answer", || {
+            let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(1)).ok()?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text).ok().map(|_| text)
+        })
+    })
+}
