@@ -183,10 +183,15 @@ impl Node {
         Self::destroy(layout)?;
         match fs::remove_dir_all(layout.data()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(file("remove", &layout.data())(error))
+                return Err(file("remove", &layout.data())(error));
             }
-            _ => Ok(()),
+            _ => {}
         }
+        // Only when this was the last node.
+        if let Some(all) = layout.data().parent() {
+            let _ = fs::remove_dir(all);
+        }
+        Ok(())
     }
 }
 

@@ -186,6 +186,7 @@ impl Cli {
                 up::run(&layout, &args)?;
             }
             Command::Down(down) => {
+                up::need_root()?;
                 log();
                 if down.purge {
                     Node::purge(&layout)?
@@ -208,7 +209,9 @@ impl Cli {
 
 /// The parts log to standard error; `RUST_LOG` chooses what.
 fn log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    // The DNS library tells of each question.
+    let usual = |_| EnvFilter::new("info,hickory_server=warn");
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(usual);
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // Colours are for people: a file or a pipe gets plain lines.
     let plain = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());

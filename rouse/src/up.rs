@@ -92,9 +92,7 @@ impl Part {
 
 /// Runs the node until SIGINT or SIGTERM, then removes it. A single part leaves the rest of the node alone.
 pub(crate) fn run(layout: &Layout, args: &Args) -> Result<()> {
-    if !nix::unistd::geteuid().is_root() {
-        bail!("a node needs root: it makes network namespaces, cgroups and BPF programs; try sudo");
-    }
+    need_root()?;
     let parts = args.part.map_or_else(|| Part::ALL.to_vec(), |part| vec![part]);
     // Parts may start at the same moment.
     let lock = Node::lock(layout)?;
@@ -106,6 +104,14 @@ pub(crate) fn run(layout: &Layout, args: &Args) -> Result<()> {
         Node::destroy(layout).context("the node is left half removed; `rouse down` tries again")?;
     }
     ran
+}
+
+/// Refuses what nobody else may do, before half of it is done.
+pub(crate) fn need_root() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("a node needs root: it makes network namespaces, cgroups and BPF programs; try sudo");
+    }
+    Ok(())
 }
 
 /// Makes what is missing of the node and puts this process down as a part of it.
@@ -122,8 +128,9 @@ fn refuse_twins(layout: &Layout, part: Option<Part>) -> Result<()> {
         None => true,
     };
     if let Some((name, process)) = others.iter().find(|(name, _)| clashes(name)) {
-        let node = layout.name();
-        bail!("{name} of node {node} runs already (pid {}); `rouse down` ends it", process.pid);
+        let (node, pid) = (layout.name(), process.pid);
+        let what = if name == "node" { String::new() } else { format!("{name} of ") };
+        bail!("{what}node {node} runs already (pid {pid}); `rouse --node {node} down` ends it");
     }
     Ok(())
 }
