@@ -3,13 +3,16 @@
 //! `cargo run --release -p activator --example loopback -- 20000 127.0.0.1:9000 [AFTER_MS]` serves port 20000
 //! with the pod at 127.0.0.1:9000, which becomes ready AFTER_MS milliseconds after the start (default 0).
 
-use std::{collections::BTreeSet, net::SocketAddr, num::NonZeroU16, time::Duration};
+use std::{net::SocketAddr, num::NonZeroU16, time::Duration};
 
 use activator::{Activator, Config};
 use anyhow::Context as _;
-use common::wire::{
-    Name, Path, Pod, PodPhase, Probe, ProbeHow, Protocol, Revision, RouteKey, RouteTable, Service,
-    Target,
+use common::{
+    link::RouteBatch,
+    wire::{
+        Name, Path, Pod, PodPhase, Probe, ProbeHow, Protocol, Revision, RouteChange, RouteTable,
+        Service, Target,
+    },
 };
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
@@ -26,13 +29,15 @@ async fn main() -> anyhow::Result<()> {
     config.max_waiting = 100_000;
     config.max_waiting_bytes = 1 << 30;
     let activator = Activator::new(&config, &mut Registry::default(), &CancellationToken::new());
-    let mut table = table(port);
-    activator.gateway.routes.apply(&table, &table.keys());
+    let apply = |states: Vec<RouteChange>| {
+        let states = states.into_iter().filter_map(|state| Some((state.key()?, state)));
+        let batch = RouteBatch { changes: states.collect(), ..RouteBatch::default() };
+        activator.gateway.routes.apply(batch);
+    };
+    apply(table(port).states().collect());
     activator.ports.apply();
     tokio::time::sleep(Duration::from_millis(after)).await;
-    table.pods.insert("pod".to_owned(), ready(pod)?);
-    let changed = BTreeSet::from([RouteKey::Pod("pod".to_owned())]);
-    activator.gateway.routes.apply(&table, &changed);
+    apply(vec![RouteChange::Pod(ready(pod)?.into())]);
     std::future::pending::<()>().await;
     Ok(())
 }

@@ -23,15 +23,16 @@ pub async fn follow(
     seen: &AtomicBool,
 ) {
     let outbox = Outbox::new();
-    let watch = link.watch_routes(|view, changed| {
-        if gateway.routes.apply(&view.table, changed) {
+    let watch = link.watch_batches(|batch| {
+        let version = batch.version;
+        if gateway.routes.apply(batch) {
             ports.apply();
         }
-        gateway.metrics.routes_version.set(i64::try_from(view.version).unwrap_or(i64::MAX));
-        outbox.set(PodKey::Applied, PodItem::Applied(view.version));
+        gateway.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));
+        outbox.set(PodKey::Applied, PodItem::Applied(version));
         if !seen.swap(true, Ordering::Relaxed) {
-            let (services, pods) = (view.table.services.len(), view.table.pods.len());
-            info!(version = view.version, services, pods, "first routes in force");
+            let (services, pods) = gateway.routes.counts();
+            info!(version, services, pods, "first routes in force");
         }
     });
     tokio::join!(watch, reports.report_pods(&outbox));

@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, net::IpAddr, sync::Arc};
 
-use common::wire::{Name, Path};
+use common::wire::Path;
 use http::{HeaderValue, Request, Response, StatusCode, header, request};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
@@ -18,7 +18,7 @@ use crate::{
     headers::{self, K_NETWORK_HASH, K_NETWORK_PROBE, Side},
     pods::Connection,
     reply::{Reply, Timer},
-    revision::{Place, Revision},
+    revision::{Place, Revision, Timeouts},
     routes::{Routes, Service},
 };
 
@@ -54,6 +54,7 @@ pub struct Gateway {
 struct Errand {
     request: Request<Incoming>,
     revision: Arc<Revision>,
+    timeouts: Timeouts,
     /// The protocol the client wants to switch to, and its side of the connection then.
     upgrade: Option<OnUpgrade>,
     bytes: usize,
@@ -109,7 +110,7 @@ impl Gateway {
             return Ok(probed(probe, &head));
         }
         let service = self.service(door, &head)?;
-        let revision = self.revision(&service)?;
+        let (revision, timeouts) = revision(&service)?;
         let side = match door {
             Door::Port(_) => Side::Inside,
             Door::Outside => Side::Outside,
@@ -119,7 +120,7 @@ impl Gateway {
         let upgrade = wanted.and_then(|_protocol| head.extensions.remove::<OnUpgrade>());
         let bytes = headers::weight(&head);
         let request = Request::from_parts(head, body);
-        let errand = Errand { request, revision: Arc::clone(&revision), upgrade, bytes };
+        let errand = Errand { request, revision: Arc::clone(&revision), timeouts, upgrade, bytes };
         let mut response = self.timed(errand).await?;
         if side == Side::Inside
             && response.status() != StatusCode::SWITCHING_PROTOCOLS
@@ -146,16 +147,9 @@ impl Gateway {
         }
     }
 
-    fn revision(&self, service: &Service) -> Result<Arc<Revision>, Failure> {
-        let chosen = split(&service.targets, |it| it.percent, chance());
-        let target = chosen.ok_or_else(|| Failure::NoTarget(service.name.to_string()))?;
-        let unknown = |name: &Name| Failure::UnknownRevision(name.to_string());
-        self.routes.revision(&target.revision).ok_or_else(|| unknown(&target.revision))
-    }
-
     async fn timed(&self, errand: Errand) -> Result<Response<Reply>, Failure> {
-        let mut timer = Timer::start(errand.revision.timeouts());
-        let Errand { request, revision, upgrade, bytes } = errand;
+        let Errand { request, revision, timeouts, upgrade, bytes } = errand;
+        let mut timer = Timer::start(timeouts);
         let answered = tokio::select! {
             biased;
             answered = self.forward(request, &revision, bytes) => answered?,
@@ -226,6 +220,15 @@ impl Gateway {
         self.tasks.spawn(tunnel(client, pod, place, timer.whole(), self.stop.clone()));
         response.map(|_empty| Reply::own(""))
     }
+}
+
+/// One of the service's revisions by their shares, and the bounds of a request there.
+fn revision(service: &Service) -> Result<(Arc<Revision>, Timeouts), Failure> {
+    let chosen = split(&service.targets, |it| it.percent, chance());
+    let share = chosen.ok_or_else(|| Failure::NoTarget(service.name.to_string()))?;
+    let terms = share.revision.terms();
+    let unknown = || Failure::UnknownRevision(share.revision.name.to_string());
+    Ok((Arc::clone(&share.revision), terms.ok_or_else(unknown)?.timeouts))
 }
 
 /// Carries bytes both ways until both ends have closed, the request's time is up or the activator stops.

@@ -22,7 +22,10 @@
 use std::{
     io,
     net::SocketAddr,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -117,8 +120,12 @@ impl Activator {
             max_idle: Duration::from_millis(config.pod_idle_ms),
             metrics: metrics.clone(),
         };
-        let settings =
-            RevisionSettings { bounds: config.bounds(), pods, usage: Arc::clone(&usage) };
+        let settings = RevisionSettings {
+            bounds: config.bounds(),
+            pods,
+            usage: Arc::clone(&usage),
+            met: AtomicU64::new(0),
+        };
         let gateway = Arc::new(Gateway {
             routes: Routes::new(settings),
             metrics,
@@ -146,7 +153,7 @@ impl Activator {
             tick.tick().await;
             self.ports.retry();
             self.gateway.routes.forget_left();
-            for revision in self.gateway.routes.revisions() {
+            for revision in self.gateway.routes.awake() {
                 revision.prune();
             }
         }

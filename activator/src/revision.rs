@@ -1,16 +1,16 @@
 //! Shell: one revision at this activator: its line, its pods, and who waits.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use common::wire::{self, Name, PodPhase, Totals};
+use common::wire::{self, Name, Totals};
 use tokio::sync::oneshot;
 use tracing::info;
 
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// What all revisions share.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct RevisionSettings {
     /// Bounds of each line.
     pub bounds: Bounds,
@@ -32,7 +32,41 @@ pub struct RevisionSettings {
     pub pods: PodSettings,
     /// Who is told of waiting requests.
     pub usage: Arc<Usage>,
+    /// Pods met so far: no two have the same key.
+    pub met: AtomicU64,
 }
+
+/// What the table says of a revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// containerConcurrency; 0: no limit.
+    pub limit: u32,
+    /// Bounds in time of its requests.
+    pub timeouts: Timeouts,
+}
+
+impl From<&wire::Revision> for Terms {
+    fn from(told: &wire::Revision) -> Self {
+        let timeouts = Timeouts {
+            whole: told.timeout,
+            start: told.response_start_timeout,
+            idle: told.idle_timeout,
+        };
+        Self { limit: told.container_concurrency, timeouts }
+    }
+}
+
+/// One pod, as the table has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodTold {
+    /// Where it serves, once that is known.
+    pub address: Option<SocketAddr>,
+    /// Whether it takes new requests.
+    pub is_ready: bool,
+}
+
+/// Pods by uid.
+pub type PodsTold = BTreeMap<String, PodTold>;
 
 /// Bounds in time of a revision's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,24 +79,33 @@ pub struct Timeouts {
     pub idle: Option<Duration>,
 }
 
-/// One revision.
+/// One revision. While it sleeps and nobody waits, little more than its name.
 #[derive(Debug)]
 pub struct Revision {
     /// Its name.
     pub name: Name,
     /// Whether it stands in the list of revisions whose usage is to be reported.
     pub in_report: AtomicBool,
-    settings: RevisionSettings,
+    settings: Arc<RevisionSettings>,
     core: Mutex<Core>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Core {
+    /// `None`: the table does not name it.
+    terms: Option<Terms>,
+    totals: Totals,
+    /// Made when there is a pod or a request, gone when there is neither.
+    live: Option<Box<Live>>,
+}
+
+/// What a revision needs while it has pods or requests.
+#[derive(Debug)]
+struct Live {
     line: Line<oneshot::Sender<Place>>,
     pods: HashMap<PodKey, Arc<Pod>>,
-    totals: Totals,
-    timeouts: Timeouts,
-    next_id: u64,
+    /// Requests that have taken a turn and may take it up again.
+    visits: usize,
 }
 
 /// Room for one request at one pod. Dropping it says that the request has ended there.
@@ -80,27 +123,24 @@ impl Drop for Place {
 }
 
 impl Revision {
-    /// A revision without pods.
-    pub fn new(name: Name, settings: RevisionSettings) -> Self {
-        let core = Core {
-            line: Line::new(settings.bounds),
-            pods: HashMap::new(),
-            totals: Totals::default(),
-            // Knative's default until the table says otherwise (`config-defaults`, revision-timeout-seconds).
-            timeouts: Timeouts { whole: Duration::from_secs(300), start: None, idle: None },
-            next_id: 0,
-        };
-        Self { name, in_report: AtomicBool::new(false), settings, core: Mutex::new(core) }
+    /// A revision without pods, of which the table has not told yet.
+    pub fn new(name: Name, settings: Arc<RevisionSettings>) -> Self {
+        Self { name, in_report: AtomicBool::new(false), settings, core: Mutex::default() }
     }
 
-    /// Bounds in time of its requests.
-    pub fn timeouts(&self) -> Timeouts {
-        self.core().timeouts
+    /// Takes over what the table says now. `None`: it does not name the revision any more.
+    pub fn tell(&self, terms: Option<Terms>) {
+        self.core().terms = terms;
+    }
+
+    /// What the table says of it.
+    pub fn terms(&self) -> Option<Terms> {
+        self.core().terms
     }
 
     /// Whether the table names a ready pod.
     pub fn has_ready_pod(&self) -> bool {
-        self.core().line.has_ready_pod()
+        self.core().live.as_ref().is_some_and(|live| live.line.has_ready_pod())
     }
 
     /// Totals of the requests that waited here, and the time they were read.
@@ -111,30 +151,29 @@ impl Revision {
 
     /// Requests that wait.
     pub fn waiting(&self) -> usize {
-        self.core().line.waiting()
+        self.core().live.as_ref().map_or(0, |live| live.line.waiting())
     }
 
     /// Ends connections to pods that lay idle too long.
     pub fn prune(&self) {
-        let pods: Vec<Arc<Pod>> = self.core().pods.values().cloned().collect();
+        let pods: Vec<Arc<Pod>> =
+            self.core().live.iter().flat_map(|live| live.pods.values().cloned()).collect();
         pods.iter().for_each(|pod| pod.prune());
     }
 
-    /// Takes over what the table says now. `None`: it does not name the revision any more.
-    pub fn update(self: &Arc<Self>, told: Option<&wire::Revision>, pods: &[&wire::Pod]) {
+    /// Takes over its pods. Requests that wait for one that is ready now go at once.
+    pub fn set_pods(self: &Arc<Self>, pods: &PodsTold) {
         let mut core = self.core();
-        let limit = told.map_or(0, |it| it.container_concurrency);
-        if let Some(told) = told {
-            core.timeouts = Timeouts {
-                whole: told.timeout,
-                start: told.response_start_timeout,
-                idle: told.idle_timeout,
-            };
+        if pods.is_empty() && core.live.is_none() {
+            return;
         }
-        let ready = core.meet(pods, &self.settings.pods);
-        let (count, waiting) = (ready.len(), core.line.waiting());
-        let gone = core.line.on_routes(ready, limit, chance);
-        let places = self.places(&core, gone);
+        let limit = core.limit();
+        let live = core.live(self.settings.bounds);
+        let ready = live.meet(pods, &self.settings);
+        let (count, waiting) = (ready.len(), live.line.waiting());
+        let gone = live.line.on_routes(ready, limit, chance);
+        let places = self.places(live, gone);
+        core.tidy();
         drop(core);
         let released = places.len();
         tell(places);
@@ -151,7 +190,7 @@ impl Revision {
     /// `place`'s pod has refused a connection; it is left alone for a moment.
     pub fn refused(self: &Arc<Self>, place: Place) {
         let pod = Arc::clone(&place.pod);
-        let newly = self.core().line.on_refused(pod.key);
+        let newly = self.core().live.as_mut().is_some_and(|live| live.line.on_refused(pod.key));
         drop(place);
         if !newly {
             return;
@@ -165,30 +204,35 @@ impl Revision {
     }
 
     fn retry(self: &Arc<Self>, pod: PodKey) {
-        let mut core = self.core();
-        let gone = core.line.on_retry(pod, chance);
-        let places = self.places(&core, gone);
-        drop(core);
-        tell(places);
+        self.release(|line| line.on_retry(pod, chance));
     }
 
     fn done(self: &Arc<Self>, pod: PodKey) {
+        self.release(|line| line.on_done(pod, chance));
+    }
+
+    /// Lets go whoever may go after `step`.
+    fn release(
+        self: &Arc<Self>,
+        step: impl FnOnce(&mut Line<oneshot::Sender<Place>>) -> Vec<Go<oneshot::Sender<Place>>>,
+    ) {
         let mut core = self.core();
-        let gone = core.line.on_done(pod, chance);
-        if gone.is_empty() {
-            return;
-        }
-        let places = self.places(&core, gone);
+        let Some(live) = core.live.as_mut() else { return };
+        let gone = step(&mut live.line);
+        let places = self.places(live, gone);
+        core.tidy();
         drop(core);
         tell(places);
     }
 
-    fn places(self: &Arc<Self>, core: &Core, gone: Vec<Go<oneshot::Sender<Place>>>) -> Told {
-        let place = |(whom, key)| {
-            let pod = core.pods.get(&key).expect("the line knows only pods that `meet` named");
-            (whom, Place { pod: Arc::clone(pod), revision: Arc::clone(self) })
-        };
+    fn places(self: &Arc<Self>, live: &Live, gone: Vec<Go<oneshot::Sender<Place>>>) -> Told {
+        let place = |(whom, key)| (whom, self.place(live, key));
         gone.into_iter().map(place).collect()
+    }
+
+    fn place(self: &Arc<Self>, live: &Live, key: PodKey) -> Place {
+        let pod = live.pods.get(&key).expect("the line knows only pods that `meet` named");
+        Place { pod: Arc::clone(pod), revision: Arc::clone(self) }
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
@@ -207,22 +251,41 @@ fn tell(places: Told) {
 }
 
 impl Core {
+    fn limit(&self) -> u32 {
+        self.terms.map_or(0, |terms| terms.limit)
+    }
+
+    fn live(&mut self, bounds: Bounds) -> &mut Live {
+        self.live.get_or_insert_with(|| {
+            let line = Line::new(bounds);
+            Box::new(Live { line, pods: HashMap::new(), visits: 0 })
+        })
+    }
+
+    /// Keeps nothing for pods and requests where there are none.
+    fn tidy(&mut self) {
+        let is_idle = |live: &mut Box<Live>| {
+            live.pods.is_empty() && live.visits == 0 && live.line.in_flight() == 0
+        };
+        drop(self.live.take_if(is_idle));
+    }
+}
+
+impl Live {
     /// Keeps a [`Pod`] for each pod of the table that has an address. Returns the ready ones.
-    fn meet(&mut self, told: &[&wire::Pod], settings: &PodSettings) -> Vec<PodKey> {
+    fn meet(&mut self, told: &PodsTold, settings: &RevisionSettings) -> Vec<PodKey> {
         let mut before: HashMap<(String, SocketAddr), Arc<Pod>> =
             self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
         let mut ready = Vec::new();
-        for it in told {
+        for (uid, it) in told {
             let Some(address) = it.address else { continue };
-            let known = before.remove(&(it.uid.clone(), address));
+            let known = before.remove(&(uid.clone(), address));
             let pod = known.unwrap_or_else(|| {
-                self.next_id += 1;
-                let key = PodKey { address, id: self.next_id };
-                Arc::new(Pod::new(key, it.uid.clone(), settings.clone()))
+                let key = PodKey { address, id: settings.met.fetch_add(1, Ordering::Relaxed) };
+                Arc::new(Pod::new(key, uid.clone(), settings.pods.clone()))
             });
-            let open = it.phase == PodPhase::Ready;
-            pod.set_open(open);
-            if open {
+            pod.set_open(it.is_ready);
+            if it.is_ready {
                 ready.push(pod.key);
             }
             self.pods.insert(pod.key, pod);
@@ -247,18 +310,20 @@ impl Visit {
     pub async fn place(&mut self) -> Result<Place, Failure> {
         let answer = {
             let mut core = self.revision.core();
-            let turn = *self.turn.get_or_insert_with(|| core.line.on_request());
-            if let Some(key) = core.line.admit(chance()) {
-                let pod = core.pods.get(&key).expect("the line knows only pods that `meet` named");
-                let (pod, revision) = (Arc::clone(pod), Arc::clone(&self.revision));
-                return Ok(Place { pod, revision });
+            let live = core.live(self.revision.settings.bounds);
+            let turn = *self.turn.get_or_insert_with(|| {
+                live.visits += 1;
+                live.line.on_request()
+            });
+            if let Some(key) = live.line.admit(chance()) {
+                return Ok(self.revision.place(live, key));
             }
             let (whom, answer) = oneshot::channel();
-            core.line.wait(turn, self.bytes, whom).map_err(|_full| Failure::QueueFull)?;
+            live.line.wait(turn, self.bytes, whom).map_err(|_full| Failure::QueueFull)?;
+            let waiting = live.line.waiting();
             if self.counted.is_none() {
                 self.counted = Some(Instant::now());
                 core.totals.start(now_ns());
-                let waiting = core.line.waiting();
                 drop(core);
                 self.revision.began_waiting(waiting);
             }
@@ -280,14 +345,18 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        if self.counted.is_none() {
-            return;
-        }
-        if let Some(turn) = self.turn {
-            // Dropped after the lock is released, in case its answer holds a place.
-            let left = self.revision.core().line.on_leave(turn);
-            drop(left);
-        }
+        let Some(turn) = self.turn else { return };
+        let left = {
+            let mut core = self.revision.core();
+            let left = core.live.as_mut().and_then(|live| {
+                live.visits -= 1;
+                live.line.on_leave(turn)
+            });
+            core.tidy();
+            left
+        };
+        // Dropped after the lock is released, in case its answer holds a place.
+        drop(left);
         self.leave();
     }
 }

@@ -1,40 +1,69 @@
 //! Shell: what the RouteTable says, ready for look-up while requests arrive.
+//!
+//! Ten thousand services may sleep here: each name stands once, in the thing that it names, and the indexes hold
+//! nothing but references to that.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    borrow::Borrow,
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    hash::{Hash, Hasher},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
-use common::wire::{self, Name, Pod, RouteKey, RouteTable};
+use common::{
+    link::{Changes, RouteBatch},
+    wire::{self, Name, Path, PodPhase, RouteChange, RouteKey},
+};
 
-use crate::revision::{Revision, RevisionSettings};
-
-pub use common::wire::Service;
+use crate::revision::{PodTold, PodsTold, Revision, RevisionSettings, Terms};
 
 /// Look-ups by port, host and name. Shared by all connections; locks are held for single look-ups.
 #[derive(Debug)]
 pub struct Routes {
-    settings: RevisionSettings,
+    settings: Arc<RevisionSettings>,
     index: RwLock<Index>,
+}
+
+/// One addressable name, as requests see it.
+#[derive(Debug)]
+pub struct Service {
+    /// Namespace and name.
+    pub name: Name,
+    /// Revisions and their shares. Empty: nothing to route to yet.
+    pub targets: Box<[Share]>,
+    /// Whether new connections inside the cluster may go straight to pods.
+    pub path: Path,
+    port: u16,
+    hosts: Box<[Box<str>]>,
+}
+
+/// One revision's share of a service.
+#[derive(Debug)]
+pub struct Share {
+    /// The revision, which the table may not name.
+    pub revision: Arc<Revision>,
+    /// Its share in percent.
+    pub percent: u8,
 }
 
 #[derive(Debug, Default)]
 struct Index {
-    services: HashMap<Name, Arc<Service>>,
+    services: HashSet<ByName<Service>>,
     by_port: HashMap<u16, Arc<Service>>,
-    by_host: HashMap<String, Arc<Service>>,
-    revisions: HashMap<Name, Arc<Revision>>,
-    /// Revisions the table lacks, for which requests still wait: it may name them again.
-    leaving: HashMap<Name, Arc<Revision>>,
-    /// Pods by revision, as the table has them.
-    pods_of: BTreeMap<Name, BTreeSet<String>>,
+    by_host: HashSet<ByHost>,
+    /// Those that the table names or somebody refers to.
+    revisions: HashSet<ByName<Revision>>,
+    /// Those of them that the table does not name, or not yet.
+    untold: BTreeSet<Name>,
+    /// Pods by revision; revisions without any are not here.
+    pods: BTreeMap<Name, PodsTold>,
     revision_of: HashMap<String, Name>,
 }
 
 impl Routes {
     /// Nothing is routed yet.
     pub fn new(settings: RevisionSettings) -> Self {
-        Self { settings, index: RwLock::default() }
+        Self { settings: Arc::new(settings), index: RwLock::default() }
     }
 
     /// The service behind a port of the activator.
@@ -44,17 +73,19 @@ impl Routes {
 
     /// The service behind a host, lower case and without port.
     pub fn by_host(&self, host: &str) -> Option<Arc<Service>> {
-        self.read().by_host.get(host).cloned()
+        self.read().by_host.get(host).map(|it| Arc::clone(&it.service))
     }
 
     /// A revision by name.
     pub fn revision(&self, name: &Name) -> Option<Arc<Revision>> {
-        self.read().revisions.get(name).cloned()
+        self.read().revisions.get(name).map(|it| Arc::clone(&it.0))
     }
 
-    /// Every revision.
-    pub fn revisions(&self) -> Vec<Arc<Revision>> {
-        self.read().revisions.values().cloned().collect()
+    /// Every revision that has pods.
+    pub fn awake(&self) -> Vec<Arc<Revision>> {
+        let index = self.read();
+        let found = index.pods.keys().filter_map(|name| index.revisions.get(name));
+        found.map(|it| Arc::clone(&it.0)).collect()
     }
 
     /// Ports that should be open.
@@ -62,56 +93,66 @@ impl Routes {
         self.read().by_port.keys().copied().collect()
     }
 
-    /// Forgets revisions that the table lacks once nobody waits for them.
-    pub fn forget_left(&self) {
-        if self.read().leaving.is_empty() {
-            return;
-        }
-        self.write().leaving.retain(|name, revision| {
-            let waits = revision.waiting() > 0;
-            if !waits {
-                self.settings.usage.gone(name);
-            }
-            waits
-        });
+    /// How many services and pods there are.
+    pub fn counts(&self) -> (usize, usize) {
+        let index = self.read();
+        (index.services.len(), index.revision_of.len())
     }
 
-    /// Takes over what changed in `table`. Requests that wait for a pod that is ready now go at once.
+    /// Forgets revisions that the table lacks once nobody refers to them: no service, no request.
+    pub fn forget_left(&self) {
+        if self.read().untold.is_empty() {
+            return;
+        }
+        for name in self.write().forget_left() {
+            self.settings.usage.gone(&name);
+        }
+    }
+
+    /// Takes over what changed in the table. Requests that wait for a pod that is ready now go at once.
     /// Returns whether other ports than before should be open.
-    pub fn apply(&self, table: &RouteTable, changed: &BTreeSet<RouteKey>) -> bool {
-        let (mut revisions, mut other_ports) = (BTreeSet::new(), false);
-        {
-            let mut index = self.write();
-            for key in changed {
-                match key {
-                    RouteKey::Service(name) => {
-                        other_ports |= index.set_service(name, table.services.get(name));
-                    }
-                    RouteKey::Revision(name) => drop(revisions.insert(name.clone())),
-                    RouteKey::Pod(uid) => revisions.extend(index.set_pod(uid, table.pods.get(uid))),
-                    RouteKey::Activator(_) => {}
+    pub fn apply(&self, batch: RouteBatch) -> bool {
+        let (mut touched, mut other_ports) = (BTreeSet::new(), false);
+        let mut index = self.write();
+        let mut changes = batch.changes;
+        if batch.is_whole {
+            let gone = index.missing(&changes);
+            changes.extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Gone(key))));
+        }
+        for change in changes.into_values() {
+            match change {
+                RouteChange::Service(it) => other_ports |= index.set_service(it, &self.settings),
+                RouteChange::Revision(it) => {
+                    index.tell(&it.name, Some(Terms::from(&it)), &self.settings);
+                    touched.insert(it.name);
                 }
+                RouteChange::Pod(it) => touched.extend(index.set_pod(*it)),
+                RouteChange::Gone(RouteKey::Service(name)) => {
+                    other_ports |= index.remove_service(&name).is_some();
+                }
+                RouteChange::Gone(RouteKey::Revision(name)) => {
+                    index.tell(&name, None, &self.settings);
+                    touched.insert(name);
+                }
+                RouteChange::Gone(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
+                RouteChange::Activator(_)
+                | RouteChange::Gone(RouteKey::Activator(_))
+                | RouteChange::Synced => {}
             }
         }
-        for name in revisions {
-            self.update(&name, table);
-        }
+        drop(index);
+        touched.iter().for_each(|name| self.update(name));
+        self.forget_left();
         other_ports
     }
 
-    fn update(&self, name: &Name, table: &RouteTable) {
-        let told = table.revisions.get(name);
-        let (revision, uids) = {
-            let mut index = self.write();
-            let uids = index.pods_of.get(name).cloned().unwrap_or_default();
-            (index.meet(name, told, &self.settings), uids)
-        };
-        let pods: Vec<&Pod> = uids.iter().filter_map(|uid| table.pods.get(uid)).collect();
-        match revision {
-            Some(revision) => revision.update(told, &pods),
-            None if self.read().leaving.contains_key(name) => {}
-            None => self.settings.usage.gone(name),
-        }
+    fn update(&self, name: &Name) {
+        let index = self.read();
+        let Some(revision) = index.revisions.get(name).map(|it| Arc::clone(&it.0)) else { return };
+        // A revision that the table does not name has no pods, whatever else it says.
+        let pods = index.pods.get(name).filter(|_| !index.untold.contains(name)).cloned();
+        drop(index);
+        revision.set_pods(&pods.unwrap_or_default());
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Index> {
@@ -125,77 +166,173 @@ impl Routes {
 
 impl Index {
     /// Returns whether its port is another one than before.
-    fn set_service(&mut self, name: &Name, told: Option<&Service>) -> bool {
-        let old = self.services.remove(name);
-        if let Some(old) = &old {
-            // Another service may have taken over port or host in the same batch.
-            let port = old.activator_port.get();
-            remove_own(&mut self.by_port, &port, old);
-            for host in &old.hosts {
-                remove_own(&mut self.by_host, host, old);
+    fn set_service(&mut self, told: wire::Service, settings: &Arc<RevisionSettings>) -> bool {
+        let port_before = self.remove_service(&told.name);
+        let targets = told.targets.into_iter().map(|target| Share {
+            revision: self.meet(&target.revision, settings),
+            percent: target.percent,
+        });
+        let service = Arc::new(Service {
+            targets: targets.collect(),
+            name: told.name,
+            path: told.path,
+            port: told.activator_port.get(),
+            hosts: told.hosts.into_iter().map(Into::into).collect(),
+        });
+        self.by_port.insert(service.port, Arc::clone(&service));
+        for at in 0..service.hosts.len() {
+            // Whoever names a host last has it.
+            self.by_host.replace(ByHost { service: Arc::clone(&service), at });
+        }
+        let port = service.port;
+        self.services.insert(ByName(service));
+        port_before != Some(port)
+    }
+
+    /// Returns its port.
+    fn remove_service(&mut self, name: &Name) -> Option<u16> {
+        let ByName(old) = self.services.take(name)?;
+        // Another service may have taken over port or host in the same batch.
+        if self.by_port.get(&old.port).is_some_and(|it| Arc::ptr_eq(it, &old)) {
+            self.by_port.remove(&old.port);
+        }
+        for host in &old.hosts {
+            if self.by_host.get(&**host).is_some_and(|it| Arc::ptr_eq(&it.service, &old)) {
+                self.by_host.remove(&**host);
             }
         }
-        let port_before = old.map(|it| it.activator_port);
-        let Some(told) = told else { return port_before.is_some() };
-        let service = Arc::new(told.clone());
-        self.by_port.insert(service.activator_port.get(), Arc::clone(&service));
-        for host in &service.hosts {
-            self.by_host.insert(host.clone(), Arc::clone(&service));
+        Some(old.port)
+    }
+
+    /// The revision as requests see it, whether the table names it or not.
+    fn meet(&mut self, name: &Name, settings: &Arc<RevisionSettings>) -> Arc<Revision> {
+        if let Some(known) = self.revisions.get(name) {
+            return Arc::clone(&known.0);
         }
-        self.services.insert(name.clone(), service);
-        port_before != Some(told.activator_port)
+        let revision = Arc::new(Revision::new(name.clone(), Arc::clone(settings)));
+        self.untold.insert(name.clone());
+        self.revisions.insert(ByName(Arc::clone(&revision)));
+        revision
+    }
+
+    /// One that the table lacks leaves; requests that wait there stay until their time is up or it comes back.
+    fn tell(&mut self, name: &Name, terms: Option<Terms>, settings: &Arc<RevisionSettings>) {
+        if terms.is_some() {
+            self.meet(name, settings).tell(terms);
+            self.untold.remove(name);
+        } else if let Some(known) = self.revisions.get(name) {
+            known.0.tell(None);
+            self.untold.insert(name.clone());
+        }
+    }
+
+    /// Returns the names of those it forgot.
+    fn forget_left(&mut self) -> Vec<Name> {
+        // References come from here or from another reference: who has the only one keeps it.
+        let is_left = |name: &&Name| {
+            self.revisions.get(*name).is_some_and(|it| Arc::strong_count(&it.0) == 1)
+        };
+        let left: Vec<Name> = self.untold.iter().filter(is_left).cloned().collect();
+        for name in &left {
+            self.revisions.remove(name);
+            self.untold.remove(name);
+        }
+        left
     }
 
     /// Returns the revisions whose pods have changed.
-    fn set_pod(&mut self, uid: &str, told: Option<&Pod>) -> BTreeSet<Name> {
-        let mut touched = BTreeSet::new();
-        if let Some(old) = self.revision_of.remove(uid) {
-            if let Some(pods) = self.pods_of.get_mut(&old) {
-                pods.remove(uid);
-            }
-            if self.pods_of.get(&old).is_some_and(BTreeSet::is_empty) {
-                self.pods_of.remove(&old);
-            }
-            touched.insert(old);
-        }
-        if let Some(pod) = told {
-            self.pods_of.entry(pod.revision.clone()).or_default().insert(uid.to_owned());
-            self.revision_of.insert(uid.to_owned(), pod.revision.clone());
-            touched.insert(pod.revision.clone());
-        }
+    fn set_pod(&mut self, told: wire::Pod) -> Vec<Name> {
+        let mut touched: Vec<Name> = self.remove_pod(&told.uid).into_iter().collect();
+        let pod = PodTold { address: told.address, is_ready: told.phase == PodPhase::Ready };
+        self.pods.entry(told.revision.clone()).or_default().insert(told.uid.clone(), pod);
+        self.revision_of.insert(told.uid, told.revision.clone());
+        touched.push(told.revision);
         touched
     }
 
-    /// The revision as requests see it. One that the table lacks leaves; requests that wait there stay until
-    /// their time is up or it comes back.
-    fn meet(
-        &mut self,
-        name: &Name,
-        told: Option<&wire::Revision>,
-        settings: &RevisionSettings,
-    ) -> Option<Arc<Revision>> {
-        if told.is_none() {
-            let gone = self.revisions.remove(name)?;
-            gone.update(None, &[]);
-            if gone.waiting() > 0 {
-                self.leaving.insert(name.clone(), gone);
+    /// Returns its revision.
+    fn remove_pod(&mut self, uid: &str) -> Option<Name> {
+        let revision = self.revision_of.remove(uid)?;
+        if let Some(pods) = self.pods.get_mut(&revision) {
+            pods.remove(uid);
+            if pods.is_empty() {
+                self.pods.remove(&revision);
             }
-            return None;
         }
-        if let Some(back) = self.leaving.remove(name) {
-            self.revisions.insert(name.clone(), back);
-        }
-        let fresh = || Arc::new(Revision::new(name.clone(), settings.clone()));
-        Some(Arc::clone(self.revisions.entry(name.clone()).or_insert_with(fresh)))
+        Some(revision)
+    }
+
+    /// Subjects that a whole table does not name any more.
+    fn missing(&self, named: &Changes) -> Vec<RouteKey> {
+        let services = self.services.iter().map(|it| RouteKey::Service(it.0.name.clone()));
+        let revisions = self.revisions.iter().map(|it| RouteKey::Revision(it.0.name.clone()));
+        let pods = self.revision_of.keys().cloned().map(RouteKey::Pod);
+        let all = services.chain(revisions).chain(pods);
+        all.filter(|key| !named.contains_key(key)).collect()
     }
 }
 
-fn remove_own<K: Eq + std::hash::Hash>(
-    index: &mut HashMap<K, Arc<Service>>,
-    key: &K,
-    own: &Arc<Service>,
-) {
-    if index.get(key).is_some_and(|it| Arc::ptr_eq(it, own)) {
-        index.remove(key);
+/// A thing that is found by its own name.
+#[derive(Debug)]
+struct ByName<T>(Arc<T>);
+
+impl Borrow<Name> for ByName<Service> {
+    fn borrow(&self) -> &Name {
+        &self.0.name
+    }
+}
+
+impl Borrow<Name> for ByName<Revision> {
+    fn borrow(&self) -> &Name {
+        &self.0.name
+    }
+}
+
+impl<T> PartialEq for ByName<T>
+where
+    Self: Borrow<Name>,
+{
+    fn eq(&self, other: &Self) -> bool {
+        self.borrow() == other.borrow()
+    }
+}
+
+impl<T> Eq for ByName<T> where Self: Borrow<Name> {}
+
+impl<T> Hash for ByName<T>
+where
+    Self: Borrow<Name>,
+{
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.borrow().hash(state);
+    }
+}
+
+/// A service that is found by one of its hosts.
+#[derive(Debug)]
+struct ByHost {
+    service: Arc<Service>,
+    at: usize,
+}
+
+impl Borrow<str> for ByHost {
+    fn borrow(&self) -> &str {
+        &self.service.hosts[self.at]
+    }
+}
+
+impl PartialEq for ByHost {
+    fn eq(&self, other: &Self) -> bool {
+        let (own, others): (&str, &str) = (self.borrow(), other.borrow());
+        own == others
+    }
+}
+
+impl Eq for ByHost {}
+
+impl Hash for ByHost {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let host: &str = self.borrow();
+        host.hash(state);
     }
 }

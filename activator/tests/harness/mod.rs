@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
-    collections::BTreeSet,
     net::{Ipv4Addr, SocketAddr},
     num::NonZeroU16,
     sync::{
@@ -14,9 +13,11 @@ use std::{
 };
 
 use activator::{Activator, Config, gateway::Door};
-use common::wire::{
-    Name, Path, Pod, PodPhase, Probe, ProbeHow, Protocol, Revision, RouteKey, RouteTable, Service,
-    Target,
+use common::{
+    link::RouteBatch,
+    wire::{
+        Name, Path, Pod, PodPhase, Probe, ProbeHow, Protocol, Revision, RouteTable, Service, Target,
+    },
 };
 use prometheus_client::registry::Registry;
 use tokio::{
@@ -80,9 +81,10 @@ impl World {
     pub fn change(&mut self, change: impl FnOnce(&mut RouteTable)) {
         let mut next = self.table.clone();
         change(&mut next);
-        let keys: BTreeSet<RouteKey> = self.table.keys().union(&next.keys()).cloned().collect();
+        let changes = self.table.changes(&next).into_iter();
+        let changes = changes.filter_map(|change| Some((change.key()?, change))).collect();
         self.table = next;
-        self.activator.gateway.routes.apply(&self.table, &keys);
+        self.activator.gateway.routes.apply(RouteBatch { changes, ..RouteBatch::default() });
         self.activator.ports.apply();
     }
 

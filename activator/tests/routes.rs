@@ -1,0 +1,100 @@
+//! What the table says and what is kept of it, without sockets.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod harness;
+
+use std::net::SocketAddr;
+
+use activator::revision::{PodTold, PodsTold};
+use common::{
+    link::RouteBatch,
+    wire::{Name, PodPhase, RouteChange, Target},
+};
+use harness::{World, hello, hello_1, pod, revision, service};
+
+fn batch(changes: Vec<RouteChange>, is_whole: bool) -> RouteBatch {
+    let changes = changes.into_iter().filter_map(|change| Some((change.key()?, change)));
+    RouteBatch { version: 1, is_whole, changes: changes.collect() }
+}
+
+fn address() -> SocketAddr {
+    "10.0.0.1:80".parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_new_stream_replaces_everything() {
+    let mut world = World::new().await;
+    world.ready("p", address());
+    let routes = &world.activator.gateway.routes;
+    assert_eq!(routes.counts(), (1, 1));
+    let mut other = hello(4711);
+    other.name = Name::new("default", "other");
+    other.targets = vec![Target { revision: Name::new("default", "other-1"), percent: 100 }];
+    assert!(routes.apply(batch(vec![RouteChange::Service(other)], true)));
+    assert_eq!(routes.counts(), (1, 0));
+    assert!(routes.by_port(world.port).is_none());
+    assert!(routes.revision(&revision()).is_none());
+    assert_eq!(routes.by_port(4711).unwrap().name.name, "other");
+}
+
+#[tokio::test]
+async fn a_service_leads_to_a_revision_that_is_told_of_later() {
+    let world = World::new().await;
+    let routes = &world.activator.gateway.routes;
+    routes.apply(batch(vec![RouteChange::Service(hello(world.port))], true));
+    let service = routes.by_port(world.port).unwrap();
+    assert_eq!(service.targets[0].revision.terms(), None);
+    routes.apply(batch(vec![RouteChange::Revision(hello_1())], false));
+    assert!(service.targets[0].revision.terms().is_some());
+}
+
+#[tokio::test]
+async fn a_host_that_moved_to_another_service_stays_there_when_the_first_goes() {
+    let world = World::new().await;
+    let routes = &world.activator.gateway.routes;
+    let mut heir = hello(4711);
+    heir.name = Name::new("default", "heir");
+    let host = heir.hosts[0].clone();
+    routes.apply(batch(vec![RouteChange::Service(heir)], false));
+    routes.apply(batch(vec![RouteChange::Gone(common::wire::RouteKey::Service(service()))], false));
+    assert_eq!(routes.by_host(&host).unwrap().name.name, "heir");
+}
+
+#[tokio::test]
+async fn pods_are_kept_by_the_revision_they_serve_now() {
+    let world = World::new().await;
+    let routes = &world.activator.gateway.routes;
+    let served = routes.revision(&revision()).unwrap();
+    let mut it = pod("p", address(), PodPhase::Ready);
+    routes.apply(batch(vec![RouteChange::Pod(it.clone().into())], false));
+    assert!(served.has_ready_pod());
+    assert_eq!(routes.awake().len(), 1);
+    it.revision = Name::new("default", "elsewhere");
+    routes.apply(batch(vec![RouteChange::Pod(it.into())], false));
+    assert!(!served.has_ready_pod());
+}
+
+/// Whoever waits again after its revision had nothing left for a moment neither loses its turn nor takes another's.
+#[tokio::test]
+async fn a_request_keeps_its_turn_while_pods_come_and_go() {
+    let world = World::new().await;
+    let served = world.activator.gateway.routes.revision(&revision()).unwrap();
+    let told = PodTold { address: Some(address()), is_ready: true };
+    let pods = PodsTold::from([("p".to_owned(), told)]);
+    served.set_pods(&pods);
+    let (mut first, mut second) = (served.visit(0), served.visit(0));
+    served.refused(first.place().await.unwrap());
+    served.set_pods(&PodsTold::new());
+    let waiting = async {
+        let (one, two) = tokio::join!(second.place(), first.place());
+        (one.is_ok(), two.is_ok())
+    };
+    let comes = async {
+        while served.waiting() < 2 {
+            tokio::task::yield_now().await;
+        }
+        served.set_pods(&pods);
+    };
+    let (both, ()) = tokio::join!(waiting, comes);
+    assert_eq!(both, (true, true));
+}
