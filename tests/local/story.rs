@@ -165,3 +165,21 @@ fn the_gateway_leads_by_host_and_knows_who_is_unknown() {
     // The gateway's connections are kept, and an unknown host does not spoil them.
     assert_eq!(client.get("hello.default.localhost", "/").expect("an answer").status, 200);
 }
+
+#[test]
+fn a_service_whose_pod_is_probed_all_the_time_sleeps_like_any_other() {
+    let node = Rouse::up("probed");
+    let probe = "- image: dev.local/hello:v1\n          readinessProbe: { httpGet: { path: /ready }, periodSeconds: 1 }";
+    let probed =
+        |name: &str, probe: &str| manifest(name).replace("- image: dev.local/hello:v1", probe);
+    let tcp = probe.replace("httpGet: { path: /ready }", "tcpSocket: {}");
+    for (name, probe) in [("http", probe), ("tcp", &tcp)] {
+        assert!(node.apply(&probed(name, probe)).0);
+    }
+    for name in ["http", "tcp"] {
+        let to = node.wait_ready(name);
+        assert_eq!(wake(&node, to, name).status, 200);
+    }
+    node.wait_asleep("http");
+    node.wait_asleep("tcp");
+}
