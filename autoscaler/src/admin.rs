@@ -94,7 +94,7 @@ fn of(revision: &Revision, metric: Metric, value: f64) -> Option<f64> {
 type Labels = [(&'static str, String); 4];
 
 fn labels(name: &Name, revision: &Revision) -> Labels {
-    let [service, configuration] = &revision.owners;
+    let [service, configuration] = revision.owners(&name.name);
     [
         ("k8s_namespace_name", name.namespace.clone()),
         ("kn_service_name", service.to_string()),

@@ -12,7 +12,7 @@ use std::{
 };
 
 use common::{
-    link::Link,
+    link::{Link, RouteBatch},
     outbox::Outbox,
     wire::{Decision, Name, RouteChange, RouteItem, RouteView},
 };
@@ -120,13 +120,17 @@ impl Brain {
 
 /// Follows the RouteTable until the link is shut down.
 pub async fn follow(link: &Link, brain: &Brain) {
-    link.watch_changes(|version, changes| {
+    link.watch_batches(|RouteBatch { version, is_whole, changes }| {
         // The fleet keeps what it needs of each subject; the rest of the table is let go.
         let mut view = RouteView::default();
         let items = changes.into_values().chain([RouteChange::Synced]);
         let changed = items.map(|change| view.absorb(RouteItem { version, change })).last();
-        let changed = changed.flatten().unwrap_or_default();
+        let mut changed = changed.flatten().unwrap_or_default();
         brain.tell(|fleet, now| {
+            if is_whole {
+                // What a whole table does not name is gone.
+                changed.extend(fleet.keys());
+            }
             let gone = fleet.routes(now, &view.table, &changed);
             gone.into_iter().for_each(|step| brain.send(step));
         });

@@ -20,9 +20,12 @@ use crate::{
 #[derive(Debug)]
 pub struct Fleet {
     tick: Duration,
-    revisions: BTreeMap<Name, Revision>,
+    /// Boxed, since there are many: half of a tree's slots are empty.
+    revisions: BTreeMap<Name, Box<Revision>>,
     policies: Policies,
     pods: BTreeMap<String, Pod>,
+    /// The pods of each revision that has any.
+    pods_of: BTreeMap<Name, BTreeSet<String>>,
     senders: Vec<Sender>,
     due: BTreeSet<(Duration, Name)>,
     due_at: BTreeMap<Name, Duration>,
@@ -50,7 +53,7 @@ struct Sender {
 pub enum Step {
     /// What is wanted of a revision now.
     Decided(Box<Decision>),
-    /// The revision is no more.
+    /// Nothing is wanted of the revision any more: it sleeps, or is no more.
     Gone(Name),
 }
 
@@ -62,6 +65,7 @@ impl Fleet {
             revisions: BTreeMap::new(),
             policies: Policies::default(),
             pods: BTreeMap::new(),
+            pods_of: BTreeMap::new(),
             senders: Vec::new(),
             due: BTreeSet::new(),
             due_at: BTreeMap::new(),
@@ -91,6 +95,12 @@ impl Fleet {
         out
     }
 
+    /// Every subject of the RouteTable that is kept.
+    pub fn keys(&self) -> BTreeSet<RouteKey> {
+        let revisions = self.revisions.keys().cloned().map(RouteKey::Revision);
+        revisions.chain(self.pods.keys().cloned().map(RouteKey::Pod)).collect()
+    }
+
     fn revision(&mut self, now: Duration, table: &RouteTable, name: &Name) -> Option<Step> {
         let told = table.revisions.get(name).and_then(|it| Some((it, it.policy.clone()?)));
         let told = told.map(|(it, policy)| (it, self.policies.share(policy)));
@@ -112,7 +122,7 @@ impl Fleet {
             None => {
                 let mut new = Revision::new(it, policy);
                 new.pods = self.counts(name);
-                self.revisions.insert(name.clone(), new);
+                self.revisions.insert(name.clone(), Box::new(new));
             }
         }
         self.schedule(name, now);
@@ -121,9 +131,29 @@ impl Fleet {
 
     fn counts(&self, revision: &Name) -> Counts {
         let mut counts = Counts::default();
-        let pods = self.pods.values().filter(|pod| pod.revision == *revision);
-        pods.for_each(|pod| *pod.place(&mut counts) += 1);
+        self.pods_of(revision).for_each(|(_, pod)| *pod.place(&mut counts) += 1);
         counts
+    }
+
+    fn pods_of(&self, revision: &Name) -> impl Iterator<Item = (&String, &Pod)> {
+        let uids = self.pods_of.get(revision).into_iter().flatten();
+        uids.filter_map(|uid| self.pods.get_key_value(uid))
+    }
+
+    fn keep_pod(&mut self, uid: &str, pod: Pod) {
+        self.pods_of.entry(pod.revision.clone()).or_default().insert(uid.to_owned());
+        self.pods.insert(uid.to_owned(), pod);
+    }
+
+    fn drop_pod(&mut self, uid: &str) -> Option<Pod> {
+        let pod = self.pods.remove(uid)?;
+        if let Some(uids) = self.pods_of.get_mut(&pod.revision) {
+            uids.remove(uid);
+            if uids.is_empty() {
+                self.pods_of.remove(&pod.revision);
+            }
+        }
+        Some(pod)
     }
 
     fn pod(&mut self, now: Duration, table: &RouteTable, uid: &str) {
@@ -133,7 +163,7 @@ impl Fleet {
             phase: it.phase,
             has_address: it.address.is_some(),
         });
-        if let Some(old) = self.pods.remove(uid)
+        if let Some(old) = self.drop_pod(uid)
             && let Some(revision) = self.revisions.get_mut(&old.revision)
         {
             *old.place(&mut revision.pods) -= 1;
@@ -146,7 +176,7 @@ impl Fleet {
                 *new.place(&mut revision.pods) += 1;
                 self.schedule(&new.revision, now);
             }
-            self.pods.insert(uid.to_owned(), new);
+            self.keep_pod(uid, new);
         }
     }
 
@@ -229,9 +259,10 @@ impl Fleet {
             let sight = self.sight(&name);
             let Some(revision) = self.revisions.get_mut(&name) else { continue };
             self.steps += 1;
-            let (decision, again_at) = revision.step(now, self.tick, sight, &name);
-            out.extend(decision.map(|decision| Step::Decided(Box::new(decision))));
-            if let Some(at) = again_at {
+            let outcome = revision.step(now, self.tick, sight, &name);
+            out.extend(outcome.decision.map(|decision| Step::Decided(Box::new(decision))));
+            out.extend(outcome.is_withdrawn.then(|| Step::Gone(name.clone())));
+            if let Some(at) = outcome.again_at {
                 self.schedule(&name, at);
             }
         }
@@ -245,7 +276,7 @@ impl Fleet {
 
     /// All revisions, for metrics.
     pub fn revisions(&self) -> impl Iterator<Item = (&Name, &Revision)> {
-        self.revisions.iter()
+        self.revisions.iter().map(|(name, it)| (name, &**it))
     }
 
     /// Senders whose streams stand, by role.
@@ -272,10 +303,7 @@ impl Fleet {
         if nodes.len() < 2 && some_agent {
             return Sight::Whole;
         }
-        let ready = self
-            .pods
-            .iter()
-            .filter(|(_, pod)| pod.revision == *name && pod.phase == PodPhase::Ready);
+        let ready = self.pods_of(name).filter(|(_, pod)| pod.phase == PodPhase::Ready);
         match u32::try_from(ready.filter(is_seen).count()) {
             Ok(0) => Sight::Blind,
             Ok(seen) if seen < revision.pods.ready => Sight::Partial,

@@ -53,8 +53,7 @@ impl Counts {
 pub struct Revision {
     /// How it scales.
     pub policy: Arc<ScalePolicy>,
-    /// Owning service and configuration, for metrics.
-    pub owners: [Box<str>; 2],
+    owners: Owners,
     /// Whether a route leads to it.
     pub is_reachable: bool,
     /// Whether its initial scale was reached once.
@@ -67,6 +66,15 @@ pub struct Revision {
     /// Absent while it sleeps.
     awake: Option<Box<Awake>>,
     said: Option<Said>,
+}
+
+/// Owning service and configuration, for metrics.
+#[derive(Debug)]
+enum Owners {
+    /// Both have the name that the revision's begins with, so many bytes long: nearly always.
+    Prefix(u8),
+    /// Their names.
+    Named(Box<[Box<str>; 2]>),
 }
 
 #[derive(Debug)]
@@ -85,6 +93,17 @@ struct Said {
     path: Path,
     activators: u32,
     activity: Activity,
+}
+
+/// What one [`Revision::step`] leads to.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// The decision, if it differs from the last.
+    pub decision: Option<Decision>,
+    /// The last decision need not stand any more.
+    pub is_withdrawn: bool,
+    /// When to come again; `None`: it sleeps until something happens.
+    pub again_at: Option<Duration>,
 }
 
 /// What metrics show of a revision that is awake.
@@ -107,7 +126,7 @@ impl Revision {
     pub fn new(it: &common::wire::Revision, policy: Arc<ScalePolicy>) -> Self {
         Self {
             policy,
-            owners: [it.service.as_str().into(), it.configuration.as_str().into()],
+            owners: Owners::of(it),
             is_reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
             pods: Counts::default(),
@@ -115,6 +134,14 @@ impl Revision {
             zero: None,
             awake: None,
             said: None,
+        }
+    }
+
+    /// Names of the owning service and configuration of the revision of this name.
+    pub fn owners<'a>(&'a self, name: &'a str) -> [&'a str; 2] {
+        match &self.owners {
+            Owners::Prefix(length) => [name.get(..usize::from(*length)).unwrap_or_default(); 2],
+            Owners::Named(names) => [&names[0], &names[1]],
         }
     }
 
@@ -172,20 +199,16 @@ impl Revision {
         can_grow && level > carried
     }
 
-    /// Evaluates what is due at `now`. Returns the decision if it differs from the last, and when to come again;
-    /// `None`: it sleeps until something happens.
-    pub fn step(
-        &mut self,
-        now: Duration,
-        tick: Duration,
-        sight: Sight,
-        name: &Name,
-    ) -> (Option<Decision>, Option<Duration>) {
+    /// Evaluates what is due at `now`.
+    ///
+    /// A revision that falls asleep withdraws its decision, and one that never woke makes none: without pods and
+    /// without load, zero is what holds anyway, and ten thousand decisions that say so need not be kept.
+    pub fn step(&mut self, now: Duration, tick: Duration, sight: Sight, name: &Name) -> Outcome {
         self.wake(now);
         self.evaluate(now, tick, sight);
         let facts = self.facts();
         let (coming, policy) = (self.pods.coming(), &self.policy);
-        let Some(awake) = &self.awake else { return (None, None) };
+        let Some(awake) = &self.awake else { return Outcome::default() };
         let wish = awake.wish;
         let zero = self.zero.get_or_insert_with(|| Zero::new(now, policy, facts, coming));
         let before = zero.activity;
@@ -194,13 +217,26 @@ impl Revision {
         let tick_at = awake.tick_at;
         // A step that changes nothing must not ask to be repeated at once.
         let again_at = verdict.again_at.filter(|&at| at > now || turned);
+        if self.may_sleep(verdict)
+            && verdict.activity == Activity::Inactive
+            && facts.initial_scale_reached
+        {
+            self.sleep();
+            let is_withdrawn = self.said.take().is_some();
+            return Outcome { is_withdrawn, ..Outcome::default() };
+        }
         let decision = self.say(name, verdict);
         if self.may_sleep(verdict) {
-            self.load.sleep();
-            self.awake = None;
-            return (decision, None);
+            self.sleep();
+            return Outcome { decision, ..Outcome::default() };
         }
-        (decision, Some(again_at.map_or(tick_at, |at| at.min(tick_at))))
+        let again_at = Some(again_at.map_or(tick_at, |at| at.min(tick_at)));
+        Outcome { decision, again_at, is_withdrawn: false }
+    }
+
+    fn sleep(&mut self) {
+        self.load.sleep();
+        self.awake = None;
     }
 
     fn facts(&self) -> Facts {
@@ -278,6 +314,19 @@ impl Revision {
     /// What is averaged.
     pub fn metric(&self) -> Metric {
         self.policy.metric
+    }
+}
+
+impl Owners {
+    fn of(it: &common::wire::Revision) -> Self {
+        let begins = it.service == it.configuration && it.name.name.starts_with(&it.service);
+        match u8::try_from(it.service.len()) {
+            Ok(length) if begins => Self::Prefix(length),
+            Ok(_) | Err(_) => {
+                let names = [&it.service, &it.configuration];
+                Self::Named(Box::new(names.map(|name| name.as_str().into())))
+            }
+        }
     }
 }
 

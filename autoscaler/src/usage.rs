@@ -34,7 +34,7 @@ pub struct Load {
     /// Sorted by sender and pod. Kept while the revision sleeps, as the base of later differences.
     sources: Vec<Source>,
     /// Absent while the revision sleeps.
-    window: Option<(Metric, Window)>,
+    window: Option<Box<(Metric, Window)>>,
     /// Requests that have begun at pods, as far as reports told.
     begun: u64,
 }
@@ -69,9 +69,11 @@ impl Load {
     /// Makes the window as `policy` has it. Another metric starts from nothing.
     pub fn wake(&mut self, policy: &ScalePolicy) {
         let (stable, panic) = (policy.stable_window, policy.panic_window_percent);
-        match &mut self.window {
-            Some((metric, window)) if *metric == policy.metric => window.resize(stable, panic),
-            window => *window = Some((policy.metric, Window::new(stable, panic))),
+        match kept(&mut self.window) {
+            Some((metric, window)) if metric == policy.metric => window.resize(stable, panic),
+            Some(_) | None => {
+                self.window = Some(Box::new((policy.metric, Window::new(stable, panic))));
+            }
         }
     }
 
@@ -107,7 +109,7 @@ impl Load {
         let source = self.find(stream.sender, pod).ok().map(|at| &mut self.sources[at]);
         source.into_iter().for_each(|source| source.counts = counts);
         if let (true, true, true, Some((Metric::Concurrency, window))) =
-            (grew, counts, was_quiet, &mut self.window)
+            (grew, counts, was_quiet, kept(&mut self.window))
         {
             window.prepay(now, 1.0);
         }
@@ -154,7 +156,7 @@ impl Load {
     /// Brings the window up to `now`. `known`: silence means no load; else nothing is known of it.
     pub fn settle(&mut self, now: Duration, known: bool) {
         (0..self.sources.len()).for_each(|at| self.settle_source(at, now));
-        if let (true, Some((_, window))) = (known, &mut self.window) {
+        if let (true, Some((_, window))) = (known, kept(&mut self.window)) {
             window.known_until(now);
         }
     }
@@ -164,7 +166,7 @@ impl Load {
     /// Requests that wait while no pod is `ready` cannot be served within this second, so they count as the
     /// whole second's load at once: a burst of them is seen when it comes, not averaged a second later.
     pub fn averages(&self, now: Duration, ready: u32, policy: &ScalePolicy) -> Option<Averages> {
-        let (metric, window) = self.window.as_ref()?;
+        let (metric, window) = self.window.as_deref()?;
         let floor = match metric {
             Metric::Concurrency if ready == 0 => float(self.waiting()),
             Metric::Concurrency | Metric::Rps => 0.0,
@@ -174,7 +176,7 @@ impl Load {
 
     /// Load at this moment, in the metric's unit: requests in flight, or requests begun in the running second.
     pub fn level(&self, now: Duration) -> f64 {
-        match &self.window {
+        match self.window.as_deref() {
             Some((Metric::Rps, window)) => window.held(now),
             Some((Metric::Concurrency, _)) | None => float(self.in_flight()),
         }
@@ -199,7 +201,7 @@ impl Load {
 
     /// Whether no load is in any second of the window.
     pub fn is_quiet(&self) -> bool {
-        self.in_flight() == 0 && self.window.as_ref().is_none_or(|(_, window)| window.is_quiet())
+        self.in_flight() == 0 && self.window.as_deref().is_none_or(|(_, it)| it.is_quiet())
     }
 
     /// Whether some stream that stands speaks of the pod.
@@ -213,7 +215,7 @@ impl Load {
     }
 
     fn was_quiet(&self, now: Duration) -> bool {
-        let Some((_, window)) = &self.window else { return true };
+        let Some((_, window)) = self.window.as_deref() else { return true };
         let before = now.saturating_sub(Duration::from_secs(1));
         self.in_flight() == 0 && window.held(now) <= 0.0 && window.held(before) <= 0.0
     }
@@ -235,7 +237,7 @@ impl Load {
         };
         self.sources.insert(at, source);
         let begun = seen.totals.in_flight().max(u64::from(seen.totals.started > 0));
-        if let (true, Some((Metric::Rps, window))) = (stream.synced, &mut self.window) {
+        if let (true, Some((Metric::Rps, window))) = (stream.synced, kept(&mut self.window)) {
             window.add(now, float(begun));
         }
         seen.totals.in_flight() > 0 || (stream.synced && begun > 0)
@@ -258,7 +260,7 @@ impl Load {
         (source.totals, source.at_ns) = (seen.totals, seen.at_ns);
         (source.since, source.until, source.added) = (now, now, 0.0);
         (source.stream, source.is_online) = (stream.number, true);
-        match &mut self.window {
+        match kept(&mut self.window) {
             Some((Metric::Concurrency, window)) if counts => spread(window, excess, from, now),
             Some((Metric::Rps, window)) if counts => {
                 // A request that waited begins again at its pod; the end of its wait takes that back.
@@ -276,7 +278,9 @@ impl Load {
         let level = float(source.totals.in_flight());
         if source.is_online && level > 0.0 && now > source.until {
             source.added += level * (now - source.until).as_secs_f64();
-            if let (true, Some((Metric::Concurrency, window))) = (source.counts, &mut self.window) {
+            if let (true, Some((Metric::Concurrency, window))) =
+                (source.counts, kept(&mut self.window))
+            {
                 window.add_level(level, source.until, now);
             }
         }
@@ -312,6 +316,11 @@ impl Source {
         let mean = ages_ns / 1e9 / float(events.max(1));
         Duration::from_secs_f64((2.0 * mean).min(REPORT_PERIOD.as_secs_f64()))
     }
+}
+
+/// The window that is kept, with what it holds.
+fn kept(window: &mut Option<Box<(Metric, Window)>>) -> Option<(Metric, &mut Window)> {
+    window.as_deref_mut().map(|(metric, window)| (*metric, window))
 }
 
 fn spread(window: &mut Window, amount: f64, from: Duration, to: Duration) {

@@ -112,7 +112,10 @@ impl Sim {
     /// Runs what is due and does what is decided.
     fn obey(&mut self) {
         for step in self.fleet.run(self.now) {
-            let Step::Decided(it) = step else { panic!("the revision is gone") };
+            let Step::Decided(it) = step else {
+                self.trace.push("asleep".to_owned());
+                continue;
+            };
             let pods = it.wanted.map_or_else(|| "-".to_owned(), |pods| pods.to_string());
             let (seconds, ready) = (self.now.as_secs_f64() - 10.0, it.ready_pods);
             let (path, activity) = (it.path, it.activity);
@@ -231,12 +234,13 @@ fn one_request_wakes_a_service_and_it_sleeps_again() {
     assert_eq!(sim.fleet.next_due(), None);
 }
 
-const GOLDEN_ONE: [&str; 5] = [
+const GOLDEN_ONE: [&str; 6] = [
     "0.0 0→0 Activator Inactive: no load for the stable window",
     "0.0 0→1 Direct Activating: stable load",
     "0.3 1→1 Direct Active: stable load",
     "8.0 1→1 Activator Inactive: no load, turning inactive",
     "8.0 1→0 Activator Inactive: no load for the stable window",
+    "asleep",
 ];
 
 /// The whole story: wake, burst, sustained load, decay to zero, and a second wake.
@@ -256,7 +260,7 @@ fn a_burst_scales_out_and_decays_to_zero() {
     assert_eq!(sim.trace, GOLDEN_BURST);
 }
 
-const GOLDEN_BURST: [&str; 9] = [
+const GOLDEN_BURST: [&str; 10] = [
     "0.0 0→0 Activator Inactive: no load for the stable window",
     // 300 requests wait at 70 a pod: five pods at once, not one and then four more.
     "0.0 0→5 Direct Activating: panic",
@@ -267,6 +271,7 @@ const GOLDEN_BURST: [&str; 9] = [
     "16.0 2→1 Direct Active: stable load",
     "18.0 1→1 Activator Inactive: no load, turning inactive",
     "18.0 1→0 Activator Inactive: no load for the stable window",
+    "asleep",
     "41.0 0→1 Direct Activating: stable load",
 ];
 
@@ -351,7 +356,7 @@ fn a_restart_loses_no_pod() {
             fleet.synced(agent);
         }
         for step in fleet.run(now) {
-            let Step::Decided(it) = step else { panic!("nothing goes") };
+            let Step::Decided(it) = step else { continue };
             wanted.push((second, it.wanted));
         }
     }
@@ -378,4 +383,31 @@ fn a_pod_may_be_told_before_its_revision() {
     sim.table.revisions.insert(other.clone(), revision(&other, short()));
     sim.fleet.routes(sim.now, &sim.table, &[RouteKey::Revision(other.clone())].into());
     assert_eq!(sim.fleet.revisions[&other].pods.ready, 1);
+}
+
+#[test]
+fn a_sleeping_revision_needs_no_decision_and_no_evaluation() {
+    let mut fleet = Fleet::new(TICK);
+    let mut table = RouteTable::default();
+    for at in 0..50 {
+        let name = Name::new("default", format!("s-{at}-00001"));
+        let asleep = RouteRevision { initial_scale_reached: true, ..revision(&name, short()) };
+        table.revisions.insert(name, asleep);
+    }
+    fleet.routes(TICK, &table, &table.keys());
+    assert_eq!((fleet.run(TICK), fleet.next_due(), fleet.steps), (vec![], None, 50));
+    assert!(fleet.revisions().all(|(_, it)| !it.is_awake()));
+}
+
+#[test]
+fn a_whole_table_takes_along_what_it_does_not_name() {
+    let mut sim = Sim::new(short());
+    sim.arrive(1);
+    let keys = sim.fleet.keys();
+    assert_eq!(
+        keys,
+        [RouteKey::Revision(sim.name.clone()), RouteKey::Pod("pod-0001".into())].into()
+    );
+    let gone = sim.fleet.routes(sim.now, &RouteTable::default(), &keys);
+    assert_eq!((gone, sim.fleet.keys()), (vec![Step::Gone(sim.name.clone())], BTreeSet::new()));
 }

@@ -1,0 +1,82 @@
+//! Memory a sleeping service costs the autoscaler, counted by the allocator.
+//!
+//! `cargo bench -p autoscaler --bench memory`: revisions as the controller sends them, told to the autoscaler in one
+//! batch; what it keeps of them and of its decisions is counted. Prints one JSON row a number of services.
+
+use std::{alloc::System, io::Write as _, num::NonZeroU16, sync::Arc, time::Duration};
+
+use autoscaler::controller::Brain;
+use common::wire::{Name, Path, Protocol, Revision, RouteTable, ScalePolicy, Service, Target};
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+
+#[global_allocator]
+static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+fn main() -> std::io::Result<()> {
+    for services in [1_000, 10_000] {
+        let empty = live();
+        // As the shell makes it: outside a runtime nothing of it waits.
+        let brain = Brain::new(Duration::from_secs(2));
+        tell(&brain, services);
+        let bytes = (live() - empty) / services;
+        let (met, awake) = brain.look(|fleet| {
+            (fleet.revisions().count(), fleet.revisions().filter(|(_, it)| it.is_awake()).count())
+        });
+        assert_eq!((met, awake), (services, 0), "all are met and sleep");
+        writeln!(
+            std::io::stdout(),
+            r#"{{"case":"memory_per_service","subject":"autoscaler","unit":"B","p50":{bytes},"n":{services}}}"#
+        )?;
+    }
+    Ok(())
+}
+
+fn tell(brain: &Brain, services: usize) {
+    let table = table(services);
+    brain.tell(|fleet, now| {
+        let gone = fleet.routes(now, &table, &table.keys());
+        assert_eq!(gone.len(), 0);
+    });
+}
+
+/// Bytes asked for and not given back.
+fn live() -> usize {
+    let stats = HEAP.stats();
+    stats.bytes_allocated - stats.bytes_deallocated
+}
+
+fn table(services: usize) -> RouteTable {
+    let mut table = RouteTable::default();
+    for at in 0..services {
+        let service = Name::new("default", format!("sleeper-{at}"));
+        let name = Name::new("default", format!("sleeper-{at}-00001"));
+        table.revisions.insert(name.clone(), revision(name.clone(), &service.name));
+        let it = Service {
+            name: service.clone(),
+            addresses: vec![],
+            port: NonZeroU16::MIN,
+            activator_port: NonZeroU16::MIN,
+            targets: vec![Target { revision: name, percent: 100 }],
+            path: Path::Direct,
+            hosts: vec![],
+        };
+        table.services.insert(service, it);
+    }
+    table
+}
+
+fn revision(name: Name, service: &str) -> Revision {
+    Revision {
+        name,
+        service: service.into(),
+        configuration: service.into(),
+        container_concurrency: 0,
+        timeout: Duration::from_secs(300),
+        response_start_timeout: None,
+        idle_timeout: None,
+        protocol: Protocol::Http1,
+        policy: Some(Arc::new(ScalePolicy::default())),
+        reachable: true,
+        initial_scale_reached: true,
+    }
+}
