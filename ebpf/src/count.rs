@@ -7,7 +7,7 @@
 //! Data that comes before its connection is established, or behind a gap that matters, waits in `KEPT` under its
 //! sender and sequence number, until `opened` or the segment before it calls for it.
 
-use core::{ffi::c_void, hint::black_box, ptr};
+use core::{ffi::c_void, hint::black_box, mem::MaybeUninit, ptr};
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -187,9 +187,10 @@ fn take_requests(
     rounds: u32,
 ) -> End {
     // The verifier wants every byte written before a copy of unknown length.
-    let mut window = [0; h1::WINDOW_WORDS];
+    let mut window = MaybeUninit::uninit();
+    let window = packet::zero(&mut window);
     let (mut have, mut from) = match peek(&conn.http.h1.rx, source.seq, source.len) {
-        Some(offset) => (load(&source, offset, &mut window), source.seq.wrapping_add(offset)),
+        Some(offset) => (load(&source, offset, window), source.seq.wrapping_add(offset)),
         None => (0, 0),
     };
     let mut round = 0;
@@ -200,7 +201,7 @@ fn take_requests(
             h1.resume_requests(source.seq);
         }
         if have > 0 && h1.rx.next == from {
-            conn.http.happened |= h1.read_request(&window, have).happened;
+            conn.http.happened |= h1.read_request(window, have).happened;
         }
         let h1 = black_box(&mut conn.http.h1);
         let seek = h1.rx.seek(source.seq, source.len);
@@ -213,7 +214,7 @@ fn take_requests(
             Seek::Gap => return End::Gap,
             Seek::Read(offset) => {
                 from = next;
-                have = load(&source, offset, &mut window);
+                have = load(&source, offset, window);
                 if have == 0 {
                     return End::Budget;
                 }
@@ -236,13 +237,14 @@ fn take_requests(
 #[inline(always)]
 fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment) -> End {
     // The verifier wants every byte written before a copy of unknown length.
-    let mut window = [0; h1::WINDOW_WORDS];
+    let mut window = MaybeUninit::uninit();
+    let window = packet::zero(&mut window);
     let Segment { seq, len, offset: begin, .. } = *segment;
     let (mut have, mut from) = match peek(&conn.http.h1.tx, seq, len) {
         Some(offset) => {
             let left = len.wrapping_sub(offset);
             (
-                packet::load(skb, begin.wrapping_add(offset), left, &mut window),
+                packet::load(skb, begin.wrapping_add(offset), left, window),
                 seq.wrapping_add(offset),
             )
         }
@@ -253,7 +255,7 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment) -> En
         lock(conn);
         let h1 = &mut conn.http.h1;
         if have > 0 && h1.tx.next == from {
-            conn.http.happened |= h1.read_response(&window, have).happened;
+            conn.http.happened |= h1.read_response(window, have).happened;
         }
         let h1 = black_box(&mut conn.http.h1);
         let seek = h1.tx.seek(segment.seq, segment.len);
@@ -271,7 +273,7 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment) -> En
             Seek::Read(offset) => {
                 from = next;
                 let left = segment.len.wrapping_sub(offset);
-                have = packet::load(skb, segment.offset.wrapping_add(offset), left, &mut window);
+                have = packet::load(skb, segment.offset.wrapping_add(offset), left, window);
                 if have == 0 {
                     return End::Budget;
                 }

@@ -3,12 +3,12 @@
 //! In cgroup_skb programs a packet begins at its IP header, and the IP and TCP headers lie in the linear part, which
 //! programs may read in place (5.0). The payload mostly lies in fragments, which only `bpf_skb_load_bytes` reaches.
 
-use core::{hint::black_box, ptr};
+use core::{hint::black_box, mem::MaybeUninit, ptr};
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 use common::{
     flow,
-    h1::{WINDOW, Window},
+    h1::{WINDOW, WINDOW_WORDS, Window},
 };
 
 const TCP: u8 = 6;
@@ -122,6 +122,22 @@ pub fn sender(skb: *mut __sk_buff) -> Option<([u32; 4], u32)> {
         };
         Some((address, u32::from(port)))
     }
+}
+
+/// Makes a window all zero, in place.
+///
+/// Word by word: an array of zeros becomes a call of `memset`, byte by byte, which takes as long as all the rest.
+#[inline(always)]
+pub fn zero(window: &mut MaybeUninit<Window>) -> &mut Window {
+    let words = window.as_mut_ptr().cast::<u64>();
+    let mut index = 0;
+    while index < WINDOW_WORDS {
+        // SAFETY: inside the window. Volatile, or the loop becomes that call again.
+        unsafe { ptr::write_volatile(words.add(index), 0) };
+        index += 1;
+    }
+    // SAFETY: every word is written.
+    unsafe { window.assume_init_mut() }
 }
 
 /// Copies up to a window of the packet's bytes from `offset`, of which `len` are left. Returns how many; 0: none.
