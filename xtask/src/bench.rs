@@ -1,5 +1,6 @@
 //! Shell: measures Rouse beside its controls, in interleaved rounds, and writes BENCHMARKS.md.
 
+mod bpf;
 mod connect;
 mod control_plane;
 mod idle;

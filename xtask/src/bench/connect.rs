@@ -1,12 +1,16 @@
 //! Shell: what a connect through a service's address costs, with few and with many services.
 
+use std::net::SocketAddr;
+
 use anyhow::Result;
 
 use super::{
-    interleave,
-    report::{Goal, Row, rows},
+    bpf, interleave,
+    report::{Goal, Row, row, rows},
     scene::{Scene, addresses},
+    stats::median,
 };
+use crate::measure::Measured;
 
 /// Numbers of services, and the cases' names.
 const CASES: [(usize, &str); 3] =
@@ -25,22 +29,49 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
         if services > 1 {
             scene.apply(&node, &format!("asleep{index}x"), services - before(index), 0)?;
         }
+        let measure = |subject: &str| -> Result<Measured> {
+            let args = |addr: SocketAddr| {
+                ["connect", "--addr", &addr.to_string(), "--count", &COUNT.to_string()]
+                    .map(str::to_owned)
+            };
+            match subject {
+                "bare" => scene.measure_bare(&node, &args(bare.address())),
+                "direct" => scene.measure(&node, &args(pod)),
+                _ => scene.measure(&node, &args(service)),
+            }
+        };
         let rounds = interleave(scene.rounds, &["bare", "direct", "rouse"], |subject| {
-            let args = |addr| {
-                ["connect", "--addr", addr, "--count", &COUNT.to_string()].map(str::to_owned)
-            };
-            let measured = match subject {
-                "bare" => scene.measure_bare(&node, &args(&bare.address().to_string()))?,
-                "direct" => scene.measure(&node, &args(&pod.to_string()))?,
-                _ => scene.measure(&node, &args(&service.to_string()))?,
-            };
-            Ok(measured.p50_us)
+            Ok(measure(subject)?.p50_us)
         })?;
         all.extend(rows(case, "us", &rounds, Goal::RatioAtMost(1.05)));
+        let bare = median(rounds.get("bare").map_or(&[], Vec::as_slice)).value;
+        all.extend(shares(case, bare, scene.rounds, || measure("rouse"))?);
     }
     drop(bare);
     node.stop()?;
     Ok(all)
+}
+
+/// What the programs take of the time of a bare connect, by the kernel's own clock: those of the client's calls alone
+/// (all that runs where the server is not a pod of ours), and all of them.
+fn shares(
+    case: &str,
+    bare_us: f64,
+    rounds: u32,
+    measure: impl Fn() -> Result<Measured>,
+) -> Result<[Row; 2]> {
+    let (mut connect, mut every) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let (measured, spent) = bpf::timed(&measure)?;
+        let share = |us: f64| us / measured.count as f64 / bare_us;
+        connect.push(share(spent.connect_us));
+        every.push(share(spent.all_us));
+    }
+    let name = |what: &str| format!("{case}_{what}");
+    Ok([
+        row(&name("connect_programs"), "rouse", "× bare", &connect, None, Goal::AtMost(0.02)),
+        row(&name("all_programs"), "rouse", "× bare", &every, None, Goal::AtMost(0.05)),
+    ])
 }
 
 /// Services that the cases before have applied.

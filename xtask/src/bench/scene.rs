@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -23,6 +23,8 @@ const BARE: &str = "10.244.250.2";
 const PORT: u16 = 8080;
 /// How long the controller may take for everything that was applied.
 const APPLIED_WITHIN: Duration = Duration::from_secs(300);
+/// Shortest time between two looks whether it has.
+const POLL: Duration = Duration::from_millis(500);
 
 /// Programs and folders of this run.
 #[derive(Debug)]
@@ -58,13 +60,15 @@ impl Scene {
         let file = self.folder.join(format!("{prefix}.yaml"));
         fs::write(&file, yaml).with_context(|| format!("cannot write {}", file.display()))?;
         sh::capture(node.rouse(&["apply", "-f"]).arg(&file))?;
-        let step = Duration::from_millis(500);
-        for _ in 0..APPLIED_WITHIN.as_millis() / step.as_millis() {
+        let begun = Instant::now();
+        while begun.elapsed() < APPLIED_WITHIN {
+            let asked = Instant::now();
             let ready = get(node, "ksvc")?.iter().filter(|item| is_ready(item, prefix)).count();
             if ready == count {
                 return Ok(());
             }
-            sh::pause(step);
+            // Reading thousands of objects takes the time of a processor that the controller needs.
+            sh::pause(POLL.max(asked.elapsed() * 4));
         }
         bail!("{count} services {prefix}… were not ready within {APPLIED_WITHIN:?}")
     }

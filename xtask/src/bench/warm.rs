@@ -1,11 +1,9 @@
 //! Shell: requests on kept connections, straight to a pod: how many a second, and at what cost.
 
-use std::fs;
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use super::{
-    interleave,
+    bpf, interleave,
     report::{Goal, Row, row, rows},
     scene::{Scene, addresses},
     stats::Rounds,
@@ -15,8 +13,6 @@ use crate::measure::Measured;
 const CASES: [(usize, &str); 3] = [(1, "c1"), (16, "c16"), (64, "c64")];
 /// Length of one measurement in ms: CPU time is counted in ticks of 10 ms.
 const MILLIS: u64 = 2_000;
-/// The kernel times its programs while this is 1; timing itself costs, so it is 0 for the other cases.
-const BPF_STATS: &str = "/proc/sys/kernel/bpf_stats_enabled";
 
 /// Subjects as in `connect`.
 pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
@@ -74,24 +70,10 @@ fn cpu_added(cpu: &Rounds) -> Vec<Row> {
 
 /// Time the kernel spent in programs, a request.
 fn bpf_time(measure: impl Fn() -> Result<Measured>) -> Result<Row> {
-    fs::write(BPF_STATS, "1").context("cannot switch the kernel's program statistics on")?;
-    let mut values = Vec::new();
-    let outcome = (0..5).try_for_each(|_| {
-        let before = program_ns()?;
-        let measured = measure()?;
-        values.push((program_ns()? - before) as f64 / 1e3 / measured.count as f64);
-        anyhow::Ok(())
+    let values = (0..5).map(|_| {
+        let (measured, spent) = bpf::timed(&measure)?;
+        Ok(spent.all_us / measured.count as f64)
     });
-    fs::write(BPF_STATS, "0").context("cannot switch the kernel's program statistics off")?;
-    outcome?;
+    let values: Vec<f64> = values.collect::<Result<_>>()?;
     Ok(row("cpu_added_bpf", "rouse", "us", &values, None, Goal::AtMost(0.5)))
-}
-
-/// Run time of all programs in the kernel, in ns.
-fn program_ns() -> Result<u64> {
-    aya::programs::loaded_programs()
-        .map(|program| {
-            Ok(program.context("cannot list the kernel's programs")?.run_time().as_nanos() as u64)
-        })
-        .sum()
 }

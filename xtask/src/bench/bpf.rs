@@ -1,0 +1,59 @@
+//! Shell: the time that the kernel spends in programs, by its own statistics.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use aya::programs::loaded_programs;
+
+/// The kernel times its programs while this is 1. Timing itself costs, so it is 0 while anything else is measured.
+const BPF_STATS: &str = "/proc/sys/kernel/bpf_stats_enabled";
+
+/// Programs that run in the calls of clients.
+const CLIENTS: [&str; 5] = ["connect4", "connect6", "getpeername4", "getpeername6", "release"];
+
+/// Run time of programs so far, in µs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Spent {
+    /// Of those that run in the calls of clients.
+    pub(super) connect_us: f64,
+    /// Of all.
+    pub(super) all_us: f64,
+}
+
+/// Measures with the statistics on: what `measure` answers, and the time spent in programs meanwhile.
+pub(super) fn timed<T>(measure: impl FnOnce() -> Result<T>) -> Result<(T, Spent)> {
+    switch("1")?;
+    let outcome = (|| {
+        let before = Spent::read()?;
+        let measured = measure()?;
+        anyhow::Ok((measured, Spent::read()?.since(before)))
+    })();
+    switch("0")?;
+    outcome
+}
+
+fn switch(to: &str) -> Result<()> {
+    fs::write(BPF_STATS, to).context("cannot switch the kernel's program statistics")
+}
+
+impl Spent {
+    fn read() -> Result<Self> {
+        let mut spent = Self::default();
+        for program in loaded_programs() {
+            let program = program.context("cannot list the kernel's programs")?;
+            let us = program.run_time().as_nanos() as f64 / 1e3;
+            spent.all_us += us;
+            if program.name_as_str().is_some_and(|name| CLIENTS.contains(&name)) {
+                spent.connect_us += us;
+            }
+        }
+        Ok(spent)
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self {
+            connect_us: self.connect_us - before.connect_us,
+            all_us: self.all_us - before.all_us,
+        }
+    }
+}
