@@ -4,7 +4,7 @@
 //! and `lb_policy.go`): 0 the better of two random picks, 1 to 3 the first free pod by address, from 4 on
 //! round robin over pods that are not full.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 /// Names one pod for as long as it keeps its address. Ordered by address, as Knative orders them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,6 +61,31 @@ fn next_free(slots: &[Slot], limit: u32, cursor: &mut usize) -> Option<usize> {
     let found = turn.into_iter().find(|&at| slots[at].in_flight < limit)?;
     *cursor = (found + 1) % count;
     Some(found)
+}
+
+/// Between two connections that are asked to go, on average: a pod's accept queue holds about a hundred.
+const GOING_APART: Duration = Duration::from_micros(200);
+/// However many they are, the last is asked to go after this time.
+const GONE_AFTER: Duration = Duration::from_secs(2);
+
+/// A connection's place among those that are asked to go, drawn when it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lot(u16);
+
+impl Lot {
+    /// Draws one. `chance` is uniform over u64.
+    pub fn draw(chance: u64) -> Self {
+        Self((chance >> 48) as u16)
+    }
+
+    /// Whether the connection is asked to go now, `since` all of `connections` may go straight to pods.
+    ///
+    /// A single one goes at once; many go one after the other, so that pods do not meet all of them at one time.
+    /// Example: of 1,001 connections, half are asked within 100 ms and all within 200 ms.
+    pub fn goes(self, since: Duration, connections: u32) -> bool {
+        let spread = (GOING_APART * connections.saturating_sub(1)).min(GONE_AFTER);
+        since >= spread * u32::from(self.0) / (1 << 16)
+    }
 }
 
 /// Chooses the revision of one request by the targets' percents. `None` without targets.
@@ -125,6 +150,19 @@ mod tests {
         let (pods, mut cursor) = (slots(&[0, 4, 0]), 0);
         let picked: Vec<_> = (0..4).map(|_| pick(&pods, 4, &mut cursor, 0)).collect();
         assert_eq!(picked, [Some(0), Some(2), Some(0), Some(2)]);
+    }
+
+    #[test]
+    fn connections_that_may_go_straight_to_pods_go_one_after_the_other() {
+        let lots: Vec<Lot> = (0..1_000).map(|at: u64| Lot::draw(at << 54)).collect();
+        let gone = |ms, connections| {
+            let since = Duration::from_millis(ms);
+            lots.iter().filter(|lot| lot.goes(since, connections)).count()
+        };
+        assert_eq!(gone(0, 1), 1_000, "a single one need not wait");
+        assert!((400..600).contains(&gone(100, 1_001)));
+        assert_eq!((gone(200, 1_001), gone(2_000, u32::MAX)), (1_000, 1_000));
+        assert!(gone(1_000, u32::MAX) < 600);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tracing::{debug, info};
 
 use crate::{
     admin::Metrics,
-    balance::split,
+    balance::{Lot, split},
     clock::chance,
     failure::Failure,
     headers::{self, K_NETWORK_HASH, K_NETWORK_PROBE, Side},
@@ -35,6 +35,15 @@ pub enum Door {
     Port(u16),
     /// The gateway for requests from outside.
     Outside,
+}
+
+/// Whose connection a request came over.
+#[derive(Clone, Copy, Debug)]
+pub struct Client {
+    /// Its address.
+    pub address: IpAddr,
+    /// When the connection is asked to go, among all that are.
+    pub lot: Lot,
 }
 
 /// Carries requests to pods.
@@ -84,13 +93,13 @@ impl Gateway {
         &self,
         request: Request<Incoming>,
         door: Door,
-        client: IpAddr,
+        client: Client,
     ) -> Result<Response<Reply>, Infallible> {
         let mut cancelled = Cancelled(Some(&self.metrics));
         let response = match self.answer(request, door, client).await {
             Ok(response) => response,
             Err(failure) => {
-                note(door, client, &failure);
+                note(door, client.address, &failure);
                 failure.response(Reply::own)
             }
         };
@@ -103,7 +112,7 @@ impl Gateway {
         &self,
         request: Request<Incoming>,
         door: Door,
-        client: IpAddr,
+        client: Client,
     ) -> Result<Response<Reply>, Failure> {
         let (mut head, body) = request.into_parts();
         if let (Door::Port(_), Some(probe)) = (door, head.headers.get(K_NETWORK_PROBE)) {
@@ -116,7 +125,7 @@ impl Gateway {
             Door::Outside => Side::Outside,
         };
         let own_host = || format!("{}.{}.svc", service.name.name, service.name.namespace);
-        let wanted = headers::to_pod(&mut head, side, client, own_host)?;
+        let wanted = headers::to_pod(&mut head, side, client.address, own_host)?;
         let upgrade = wanted.and_then(|_protocol| head.extensions.remove::<OnUpgrade>());
         let bytes = headers::weight(&head);
         let request = Request::from_parts(head, body);
@@ -124,8 +133,7 @@ impl Gateway {
         let mut response = self.timed(errand).await?;
         if side == Side::Inside
             && response.status() != StatusCode::SWITCHING_PROTOCOLS
-            && service.path == Path::Direct
-            && revision.has_ready_pod()
+            && self.may_go(&service, &revision, client.lot)
         {
             // The client's next connection goes straight to a pod.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -145,6 +153,15 @@ impl Gateway {
                 self.routes.by_host(&host).ok_or(Failure::UnknownService(host))
             }
         }
+    }
+
+    /// Whether a kept connection should end now, because the next one leads straight to a pod.
+    fn may_go(&self, service: &Service, revision: &Revision, lot: Lot) -> bool {
+        let Some(ready) = revision.ready_since().filter(|_| service.path == Path::Direct) else {
+            return false;
+        };
+        let connections = u32::try_from(self.metrics.connections.get()).unwrap_or(0);
+        lot.goes(ready.max(service.since).elapsed(), connections)
     }
 
     async fn timed(&self, errand: Errand) -> Result<Response<Reply>, Failure> {

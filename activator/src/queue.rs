@@ -164,11 +164,6 @@ impl<W> Line<W> {
         self.waiting.len()
     }
 
-    /// Whether the table names a ready pod.
-    pub fn has_ready_pod(&self) -> bool {
-        !self.open.is_empty() || !self.refusing.is_empty()
-    }
-
     /// Requests in flight, over all pods.
     pub fn in_flight(&self) -> u64 {
         let open = self.open.iter().map(|slot| slot.in_flight);

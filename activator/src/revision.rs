@@ -104,6 +104,8 @@ struct Core {
 struct Live {
     line: Line<oneshot::Sender<Place>>,
     pods: HashMap<PodKey, Arc<Pod>>,
+    /// Since when the table names a ready pod.
+    ready_since: Option<Instant>,
     /// Requests that have taken a turn and may take it up again.
     visits: usize,
 }
@@ -138,9 +140,9 @@ impl Revision {
         self.core().terms
     }
 
-    /// Whether the table names a ready pod.
-    pub fn has_ready_pod(&self) -> bool {
-        self.core().live.as_ref().is_some_and(|live| live.line.has_ready_pod())
+    /// Since when the table names a ready pod.
+    pub fn ready_since(&self) -> Option<Instant> {
+        self.core().live.as_ref().and_then(|live| live.ready_since)
     }
 
     /// Totals of the requests that waited here, and the time they were read.
@@ -170,6 +172,8 @@ impl Revision {
         let limit = core.limit();
         let live = core.live(self.settings.bounds);
         let ready = live.meet(pods, &self.settings);
+        let since = live.ready_since.unwrap_or_else(Instant::now);
+        live.ready_since = (!ready.is_empty()).then_some(since);
         let (count, waiting) = (ready.len(), live.line.waiting());
         let gone = live.line.on_routes(ready, limit, chance);
         let places = self.places(live, gone);
@@ -258,7 +262,7 @@ impl Core {
     fn live(&mut self, bounds: Bounds) -> &mut Live {
         self.live.get_or_insert_with(|| {
             let line = Line::new(bounds);
-            Box::new(Live { line, pods: HashMap::new(), visits: 0 })
+            Box::new(Live { line, pods: HashMap::new(), ready_since: None, visits: 0 })
         })
     }
 
@@ -366,7 +370,7 @@ impl Revision {
         self.settings.pods.metrics.waiting.inc();
         self.settings.usage.waiting(self);
         if waiting == 1 {
-            info!(revision = %self.name, ready = self.has_ready_pod(), "request waits");
+            info!(revision = %self.name, ready = self.ready_since().is_some(), "request waits");
         }
     }
 

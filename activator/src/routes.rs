@@ -8,6 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     hash::{Hash, Hasher},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    time::Instant,
 };
 
 use common::{
@@ -33,6 +34,8 @@ pub struct Service {
     pub targets: Box<[Share]>,
     /// Whether new connections inside the cluster may go straight to pods.
     pub path: Path,
+    /// Since when it has its present path.
+    pub since: Instant,
     port: u16,
     hosts: Box<[Box<str>]>,
 }
@@ -167,6 +170,8 @@ impl Routes {
 impl Index {
     /// Returns whether its port is another one than before.
     fn set_service(&mut self, told: wire::Service, settings: &Arc<RevisionSettings>) -> bool {
+        let same_path = |it: &&ByName<Service>| it.0.path == told.path;
+        let since = self.services.get(&told.name).filter(same_path).map(|it| it.0.since);
         let port_before = self.remove_service(&told.name);
         let targets = told.targets.into_iter().map(|target| Share {
             revision: self.meet(&target.revision, settings),
@@ -176,6 +181,7 @@ impl Index {
             targets: targets.collect(),
             name: told.name,
             path: told.path,
+            since: since.unwrap_or_else(Instant::now),
             port: told.activator_port.get(),
             hosts: told.hosts.into_iter().map(Into::into).collect(),
         });

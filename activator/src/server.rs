@@ -8,7 +8,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use crate::gateway::{Door, Gateway};
+use crate::{
+    balance::Lot,
+    clock::chance,
+    gateway::{Client, Door, Gateway},
+};
 
 /// Bounds of what a client may send.
 #[derive(Clone, Copy, Debug)]
@@ -90,8 +94,8 @@ impl Server {
         door: Door,
         client: SocketAddr,
     ) -> Result<(), hyper::Error> {
-        let address = client.ip().to_canonical();
-        let service = service_fn(|request| self.gateway.handle(request, door, address));
+        let client = Client { address: client.ip().to_canonical(), lot: Lot::draw(chance()) };
+        let service = service_fn(|request| self.gateway.handle(request, door, client));
         let connection = self.http.serve_connection(TokioIo::new(stream), service).with_upgrades();
         tokio::pin!(connection);
         tokio::select! {

@@ -209,7 +209,7 @@ async fn a_full_accept_queue_does_not_cost_a_second() {
     let mut stream = world.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
     // Several sockets are unanswered before there is room.
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
     let mut repeats = 0;
     loop {
         let (mut pod, _) = listener.accept().await.unwrap();

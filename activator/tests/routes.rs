@@ -67,11 +67,11 @@ async fn pods_are_kept_by_the_revision_they_serve_now() {
     let served = routes.revision(&revision()).unwrap();
     let mut it = pod("p", address(), PodPhase::Ready);
     routes.apply(batch(vec![RouteChange::Pod(it.clone().into())], false));
-    assert!(served.has_ready_pod());
+    assert!(served.ready_since().is_some());
     assert_eq!(routes.awake().len(), 1);
     it.revision = Name::new("default", "elsewhere");
     routes.apply(batch(vec![RouteChange::Pod(it.into())], false));
-    assert!(!served.has_ready_pod());
+    assert_eq!(served.ready_since(), None);
 }
 
 /// Whoever waits again after its revision had nothing left for a moment neither loses its turn nor takes another's.
