@@ -243,10 +243,7 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment) -> En
     let (mut have, mut from) = match peek(&conn.http.h1.tx, seq, len) {
         Some(offset) => {
             let left = len.wrapping_sub(offset);
-            (
-                packet::load(skb, begin.wrapping_add(offset), left, window),
-                seq.wrapping_add(offset),
-            )
+            (packet::load(skb, begin.wrapping_add(offset), left, window), seq.wrapping_add(offset))
         }
         None => (0, 0),
     };
