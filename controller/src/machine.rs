@@ -19,7 +19,9 @@ use tracing::info;
 use crate::{
     plan::{self, Facts, Plan},
     render::ObjectKey,
-    world::{App, Kind, Manifest, Meta, Peer, Pod, Stage, Stamp, Truth, Uid, World},
+    world::{
+        App, Decided, Kind, Manifest, Meta, Peer, Pod, Revision, Stage, Stamp, Truth, Uid, World,
+    },
 };
 
 mod allot;
@@ -148,7 +150,7 @@ impl Machine {
             Event::Decide(decision) => self.decide(decision, now),
             Event::Undecide(revision) => self.undecide(&revision, now),
             Event::DecisionsBegin => {
-                self.undecided = Some(self.world.decisions.keys().cloned().collect());
+                self.undecided = Some(self.decided().collect());
             }
             Event::DecisionsSynced => {
                 for revision in self.undecided.take().into_iter().flatten() {
@@ -173,7 +175,7 @@ impl Machine {
 
     fn apply(&mut self, name: Name, mut manifest: Manifest, now: Stamp) {
         manifest.template = self.world.templates.share(&manifest.template);
-        let before = self.world.apps.get(&name).cloned();
+        let before = self.world.apps.get(&name).map(|app| App::clone(app));
         let clash = before.as_ref().filter(|app| !app.leaving).and_then(|app| {
             let named = manifest.revision.as_ref().and_then(|revision| app.revision(revision))?;
             (named.template != manifest.template).then(|| named.name.clone())
@@ -203,7 +205,14 @@ impl Machine {
         app.manifest = manifest;
         app.refused = None;
         allot::allot(&mut app, &name, &mut self.world);
-        self.world.apps.insert(name.clone(), app);
+        if let Some(leaving) = before.as_ref().filter(|app| app.leaving) {
+            // The autoscaler still speaks of the Revision of this name, and only when something changes.
+            plan::revision::ensure(&mut app, &name, self.world.seed, now);
+            for revision in &mut app.revisions {
+                revision.decided = leaving.revision(&revision.name).and_then(|it| it.decided);
+            }
+        }
+        self.world.apps.insert(name.clone(), Box::new(app));
         self.settle(&name, before.as_ref(), true, now);
     }
 
@@ -224,20 +233,20 @@ impl Machine {
     }
 
     fn refuse(&mut self, name: Name, why: &str, now: Stamp) {
-        let before = self.world.apps.get(&name).cloned();
+        let before = self.world.apps.get(&name).map(|app| App::clone(app));
         let mut app = match before.clone().filter(|app| !app.leaving) {
             Some(app) => app,
             None => self.fresh(&name, now),
         };
         info!(service = %name, why, "manifest refused");
         app.refused = Some(why.into());
-        self.world.apps.insert(name.clone(), app);
+        self.world.apps.insert(name.clone(), Box::new(app));
         self.settle(&name, before.as_ref(), true, now);
     }
 
     fn delete(&mut self, name: &Name, now: Stamp) {
         let Some(app) = self.world.apps.get_mut(name).filter(|app| !app.leaving) else { return };
-        let before = app.clone();
+        let before = App::clone(app);
         app.leaving = true;
         info!(service = %name, "service deleted");
         self.settle(name, Some(&before), true, now);
@@ -250,7 +259,7 @@ impl Machine {
             *template = self.world.templates.share(template);
         }
         allot::claim(&app, &mut self.world);
-        self.world.apps.insert(name.clone(), app);
+        self.world.apps.insert(name.clone(), Box::new(app));
         self.settle(&name, None, true, now);
     }
 
@@ -258,31 +267,43 @@ impl Machine {
         if let Some(undecided) = &mut self.undecided {
             undecided.remove(&decision.revision);
         }
-        let Some(app) = self.world.app_of(&decision.revision) else { return };
-        let revision = decision.revision.clone();
-        let before = self.world.decisions.insert(revision.clone(), decision);
-        let after = &self.world.decisions[&revision];
-        let matters = before.as_ref().is_none_or(|before| {
-            (before.wanted, before.path, before.activity)
-                != (after.wanted, after.path, after.activity)
-        });
-        if !matters {
+        let after =
+            Decided { wanted: decision.wanted, path: decision.path, activity: decision.activity };
+        let Some((app, revision)) = self.revision_mut(&decision.revision) else { return };
+        if revision.decided.replace(after) == Some(after) {
             return;
         }
         info!(
-            %revision, wanted = after.wanted, path = ?after.path, activity = ?after.activity,
-            stable = after.stable, panic = after.panic, target = after.target,
-            ready = after.ready_pods, reason = after.reason, "scale decided"
+            revision = %decision.revision, wanted = after.wanted, path = ?after.path,
+            activity = ?after.activity, stable = decision.stable, panic = decision.panic,
+            target = decision.target, ready = decision.ready_pods, reason = decision.reason,
+            "scale decided"
         );
         self.settle(&app, None, false, now);
     }
 
     fn undecide(&mut self, revision: &Name, now: Stamp) {
-        if self.world.decisions.remove(revision).is_some()
-            && let Some(app) = self.world.app_of(revision)
-        {
+        let Some((app, revision)) = self.revision_mut(revision) else { return };
+        if revision.decided.take().is_some() {
             self.settle(&app, None, false, now);
         }
+    }
+
+    /// A Revision with the app it belongs to.
+    fn revision_mut(&mut self, name: &Name) -> Option<(Name, &mut Revision)> {
+        let app = self.world.app_of(name)?;
+        let mut revisions = self.world.apps.get_mut(&app)?.revisions.iter_mut();
+        let revision = revisions.find(|it| *it.name == *name.name)?;
+        Some((app, revision))
+    }
+
+    /// Revisions of which something is decided.
+    fn decided(&self) -> impl Iterator<Item = Name> {
+        let named = |(app, it): (&Name, &Revision)| Name::new(app.namespace.as_str(), &*it.name);
+        let all = self.world.apps.iter();
+        all.flat_map(|(name, app)| app.revisions.iter().map(move |it| (name, it)))
+            .filter(|(_, it)| it.decided.is_some())
+            .map(named)
     }
 
     fn see(&mut self, who: &Subscriber, seen: PodSeen, now: Stamp) {
@@ -324,7 +345,7 @@ impl Machine {
         let Some(report) = self.reports.get_mut(&reporter(who)) else { return };
         let Some(mut gone) = report.unnamed.take() else { return };
         if who.role == Role::Agent {
-            let remembered = self.world.apps.values().flat_map(App::pods);
+            let remembered = self.world.apps.values().flat_map(|app| app.pods());
             let remembered = remembered.filter(|(_, pod)| pod.remembered.is_some());
             let silent = remembered.filter(|(_, pod)| !report.pods.contains(&*pod.uid));
             gone.extend(silent.map(|(_, pod)| pod.uid.to_string()));
@@ -409,7 +430,7 @@ impl Machine {
         self.objects(name, before, plan.app.as_ref(), rewrite);
         self.set_timer(name, plan.timer);
         let Some(mut app) = plan.app else {
-            self.forget(name, before);
+            self.forget(name);
             return;
         };
         let again = stamp(&mut app, stamped);
@@ -420,7 +441,7 @@ impl Machine {
             self.draining.remove(name);
         }
         log_changes(name, before, &app);
-        self.world.apps.insert(name.clone(), app);
+        self.world.apps.insert(name.clone(), Box::new(app));
         if again {
             self.settle(name, None, false, now);
         }
@@ -525,13 +546,9 @@ impl Machine {
         }
     }
 
-    fn forget(&mut self, name: &Name, before: &App) {
+    fn forget(&mut self, name: &Name) {
         self.draining.remove(name);
         self.world.apps.remove(name);
-        for revision in &before.revisions {
-            let key = Name::new(name.namespace.as_str(), &*revision.name);
-            self.world.decisions.remove(&key);
-        }
         info!(service = %name, "service gone");
     }
 }

@@ -39,7 +39,7 @@ pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
     let Some(have) = world.apps.get(name) else {
         return Plan { app: None, routes: Vec::new(), timer: None };
     };
-    let (mut app, mut timer) = (have.clone(), Timer::default());
+    let (mut app, mut timer) = (App::clone(have), Timer::default());
     revision::ensure(&mut app, name, world.seed, now);
     let facts: Vec<_> = app.revisions.iter().map(|it| Facts::of(it, world)).collect();
     // What a step decides an earlier one may depend on, so all are taken until nothing changes any more.

@@ -7,12 +7,12 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, LazyLock},
 };
 
 use common::{
     node::PodStatus,
-    wire::{Activator, Decision, Name, PodSeen},
+    wire::{Activator, Activity, Name, Path, PodSeen},
 };
 use k8s_openapi::jiff;
 
@@ -218,6 +218,8 @@ pub struct Revision {
     pub reached: bool,
     /// Why its pods do not become ready; kept until one does.
     pub failure: Option<Box<Why>>,
+    /// What the autoscaler decided last, if it has decided.
+    pub decided: Option<Decided>,
     /// Pods wanted by the latest plan.
     pub desired: u32,
     /// Pods ready at the latest plan.
@@ -232,6 +234,17 @@ pub struct Revision {
     pub pods: Vec<Pod>,
     /// Its conditions.
     pub conditions: Conditions,
+}
+
+/// What is obeyed of a [`Decision`](common::wire::Decision).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decided {
+    /// Pods wanted; `None`: what runs is kept.
+    pub wanted: Option<u32>,
+    /// Way of new connections.
+    pub path: Path,
+    /// What the revision is doing.
+    pub activity: Activity,
 }
 
 /// One pod of a Revision.
@@ -280,6 +293,17 @@ pub struct Why {
 }
 
 impl Why {
+    /// A Revision without load.
+    pub const NO_TRAFFIC: Self = Self {
+        reason: Cow::Borrowed("NoTraffic"),
+        message: Cow::Borrowed("The target is not receiving traffic."),
+    };
+    /// A Route, always.
+    pub const NO_TLS: Self = Self {
+        reason: Cow::Borrowed("TLSNotEnabled"),
+        message: Cow::Borrowed("external-domain-tls is not enabled"),
+    };
+
     /// Both parts.
     pub fn new(
         reason: impl Into<Cow<'static, str>>,
@@ -329,24 +353,56 @@ pub enum Kind {
     RevisionResources,
 }
 
-/// Conditions with the moment each changed last.
+/// Conditions with the moment each changed last, to the second, as objects show it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Conditions(Vec<(Kind, Stamp, Held)>);
+pub struct Conditions(Vec<Held>);
 
-/// A [`Truth`] as it is kept: a text costs memory only where there is one.
+/// A condition as it is kept, in 16 bytes: a text costs more only where there is an unusual one.
 #[derive(Clone, Debug, PartialEq)]
-enum Held {
-    True(Option<Box<Why>>),
-    Unknown(Option<Box<Why>>),
-    False(Box<Why>),
+struct Held {
+    why: Option<Arc<Why>>,
+    /// Seconds since 1970.
+    since: u32,
+    kind: Kind,
+    status: Status,
 }
 
-impl From<Truth> for Held {
-    fn from(truth: Truth) -> Self {
-        match truth {
-            Truth::True(why) => Self::True(why.map(Box::new)),
-            Truth::Unknown(why) => Self::Unknown(why.map(Box::new)),
-            Truth::False(why) => Self::False(Box::new(why)),
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    True,
+    Unknown,
+    False,
+}
+
+/// What nearly every sleeping service says: kept once.
+static COMMON: LazyLock<[Arc<Why>; 2]> =
+    LazyLock::new(|| [Why::NO_TRAFFIC, Why::NO_TLS].map(Arc::new));
+
+impl Held {
+    fn new(kind: Kind, truth: Truth, now: Stamp) -> Self {
+        let (status, why) = match truth {
+            Truth::True(why) => (Status::True, why),
+            Truth::Unknown(why) => (Status::Unknown, why),
+            Truth::False(why) => (Status::False, Some(why)),
+        };
+        let share = |why: Why| {
+            let common = COMMON.iter().find(|common| ***common == why);
+            common.cloned().unwrap_or_else(|| Arc::new(why))
+        };
+        let since = u32::try_from(now.0 / 1000).unwrap_or(u32::MAX);
+        Self { why: why.map(share), since, kind, status }
+    }
+
+    fn since(&self) -> Stamp {
+        Stamp(u64::from(self.since) * 1000)
+    }
+
+    fn truth(&self) -> Truth {
+        let why = self.why.as_deref().cloned();
+        match self.status {
+            Status::True => Truth::True(why),
+            Status::Unknown => Truth::Unknown(why),
+            Status::False => Truth::False(why.unwrap_or_else(|| Why::new("", ""))),
         }
     }
 }
@@ -354,24 +410,24 @@ impl From<Truth> for Held {
 impl Conditions {
     /// Sets one. Its moment moves only if something changed.
     pub fn set(&mut self, kind: Kind, truth: Truth, now: Stamp) {
-        let held = Held::from(truth);
-        match self.0.iter_mut().find(|(have, _, _)| *have == kind) {
-            Some((_, _, have)) if *have == held => {}
-            Some(slot) => *slot = (kind, now, held),
+        let held = Held::new(kind, truth, now);
+        match self.0.iter_mut().find(|have| have.kind == kind) {
+            Some(have) if (have.status, &have.why) == (held.status, &held.why) => {}
+            Some(slot) => *slot = held,
             None => {
                 // A Revision has four, an app eight.
                 if self.0.len().is_multiple_of(4) {
                     self.0.reserve_exact(4);
                 }
-                self.0.push((kind, now, held));
+                self.0.push(held);
             }
         }
     }
 
     /// One of them; unknown where it was never set.
     pub fn get(&self, kind: Kind) -> Truth {
-        let found = self.0.iter().find(|(have, _, _)| *have == kind);
-        found.map_or(Truth::Unknown(None), |(_, _, held)| held.truth())
+        let found = self.0.iter().find(|have| have.kind == kind);
+        found.map_or(Truth::Unknown(None), Held::truth)
     }
 
     /// Whether one holds.
@@ -381,7 +437,7 @@ impl Conditions {
 
     /// All, with the moment each changed last.
     pub fn iter(&self) -> impl Iterator<Item = (Kind, Stamp, Truth)> {
-        self.0.iter().map(|(kind, since, held)| (*kind, *since, held.truth()))
+        self.0.iter().map(|held| (held.kind, held.since(), held.truth()))
     }
 
     /// `Ready` of an object from the conditions it depends on, by Knative's rule: all true, else the first
@@ -391,16 +447,6 @@ impl Conditions {
         let worst = all.iter().find(|truth| matches!(truth, Truth::False(_)));
         let worst = worst.or_else(|| all.iter().find(|truth| matches!(truth, Truth::Unknown(_))));
         worst.cloned().unwrap_or(Truth::True(None))
-    }
-}
-
-impl Held {
-    fn truth(&self) -> Truth {
-        match self {
-            Self::True(why) => Truth::True(why.as_deref().cloned()),
-            Self::Unknown(why) => Truth::Unknown(why.as_deref().cloned()),
-            Self::False(why) => Truth::False((**why).clone()),
-        }
     }
 }
 
@@ -471,9 +517,9 @@ pub struct World {
     /// Random for each start; makes UIDs unique.
     pub seed: u128,
     /// Services with all that was made of them.
-    pub apps: BTreeMap<Name, App>,
-    /// The latest decision for each revision.
-    pub decisions: BTreeMap<Name, Decision>,
+    ///
+    /// Boxed, since there are many: half of a tree's slots are empty.
+    pub apps: BTreeMap<Name, Box<App>>,
     /// What agents see of pods, by UID.
     pub seen: BTreeMap<String, PodSeen>,
     /// How pods fare on the local node, by UID.

@@ -250,7 +250,7 @@ fn convert(probe: &UserProbe) -> Probe {
 }
 
 /// Makes the Revision of the newest template where it is missing.
-pub(super) fn ensure(app: &mut App, name: &Name, seed: u128, now: Stamp) {
+pub(crate) fn ensure(app: &mut App, name: &Name, seed: u128, now: Stamp) {
     if app.leaving || app.configuration.generation == 0 || app.latest_created().is_some() {
         return;
     }

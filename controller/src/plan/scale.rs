@@ -41,7 +41,7 @@ fn wanted(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
     let serving = u32::try_from(serving).unwrap_or(u32::MAX);
     let reserve = revision.routing.0 == Routing::Reserve;
     let least = if reserve { 0 } else { policy.min_scale };
-    let decided = view.world.decisions.get(&view.key(revision)).and_then(|it| it.wanted);
+    let decided = revision.decided.and_then(|it| it.wanted);
     let wanted = match decided {
         _ if leaving => 0,
         Some(wanted) => wanted,
@@ -155,8 +155,8 @@ pub(super) fn ready(revision: &Revision, view: &View<'_>) -> u32 {
 
 /// Whether burst capacity allows the direct path.
 pub(super) fn burst_path(revision: &Revision, view: &View<'_>) -> Path {
-    match view.world.decisions.get(&view.key(revision)) {
-        Some(decision) => decision.path,
+    match revision.decided {
+        Some(decided) => decided.path,
         None if view.facts.policy.target_burst_capacity == 0.0 => Path::Direct,
         None => Path::Activator,
     }

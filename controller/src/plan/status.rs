@@ -38,7 +38,7 @@ pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Tim
     conditions.set(Kind::RevisionHealthy, healthy, view.now);
     let whole = conditions.ready(&[Kind::RevisionResources, Kind::RevisionHealthy]);
     conditions.set(Kind::RevisionReady, whole, view.now);
-    let active = active(revision, ready, view);
+    let active = active(revision, ready);
     revision.conditions.set(Kind::RevisionActive, active, view.now);
 }
 
@@ -52,8 +52,7 @@ fn resources(revision: &Revision, view: &View<'_>, timer: &mut Timer) -> Truth {
     }
     let deadline = view.facts.policy.progress_deadline.as_millis().try_into().unwrap_or(u64::MAX);
     let late = timer.passed(revision.meta.created.plus_ms(deadline), view.now);
-    let decision = view.world.decisions.get(&view.key(revision));
-    if late || decision.is_some_and(|it| it.activity == Activity::TimedOut) {
+    if late || revision.decided.is_some_and(|it| it.activity == Activity::TimedOut) {
         return Truth::False(Why::new(
             "ProgressDeadlineExceeded",
             "Initial scale was never achieved",
@@ -157,11 +156,11 @@ pub(super) fn is_hopeless(revision: &Revision, view: &View<'_>) -> bool {
     })
 }
 
-fn active(revision: &Revision, ready: u32, view: &View<'_>) -> Truth {
-    let idle = || Truth::False(Why::new("NoTraffic", "The target is not receiving traffic."));
+fn active(revision: &Revision, ready: u32) -> Truth {
+    let idle = || Truth::False(Why::NO_TRAFFIC);
     let queued = "Requests to the target are being buffered as resources are provisioned.";
     let queued = || Truth::Unknown(Some(Why::new("Queued", queued)));
-    match view.world.decisions.get(&view.key(revision)).map(|decision| decision.activity) {
+    match revision.decided.map(|it| it.activity) {
         Some(Activity::Active) => Truth::True(None),
         Some(Activity::Activating) => queued(),
         Some(Activity::Inactive) => idle(),
@@ -222,9 +221,8 @@ pub(super) fn route(app: &mut App, now: Stamp) {
     } else {
         Truth::True(None)
     };
-    let tls = Why::new("TLSNotEnabled", "external-domain-tls is not enabled");
     app.conditions.set(Kind::RouteIngress, ingress, now);
-    app.conditions.set(Kind::RouteCertificate, Truth::True(Some(tls)), now);
+    app.conditions.set(Kind::RouteCertificate, Truth::True(Some(Why::NO_TLS)), now);
     let on = [Kind::RouteTraffic, Kind::RouteIngress, Kind::RouteCertificate];
     let ready = app.conditions.ready(&on);
     app.conditions.set(Kind::RouteReady, ready, now);

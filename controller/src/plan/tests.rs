@@ -107,8 +107,12 @@ fn decide(app: u8, revision: u8, wanted: u8) -> Event {
 
 /// The event of an act, where there is a pod for it.
 fn event(act: &Act, machine: &Machine) -> Option<Event> {
-    let pods =
-        machine.world().apps.values().flat_map(App::pods).map(|(_, pod)| pod.uid.to_string());
+    let pods = machine
+        .world()
+        .apps
+        .values()
+        .flat_map(|app| app.pods())
+        .map(|(_, pod)| pod.uid.to_string());
     let pods: Vec<String> = pods.collect();
     let pick = |pod: u8| pods.get(usize::from(pod)).cloned();
     Some(match *act {
@@ -160,7 +164,11 @@ fn status(uid: String, state: u8) -> PodStatus {
 fn compare(machine: &Machine, now: Stamp) -> Result<(), TestCaseError> {
     let (mut routes, world) = (BTreeMap::<RouteKey, RouteChange>::new(), machine.world());
     for (name, plan) in whole(world, now) {
-        prop_assert_eq!(plan.app.as_ref(), world.apps.get(&name), "planning again changes nothing");
+        prop_assert_eq!(
+            plan.app.as_ref(),
+            world.apps.get(&name).map(|app| &**app),
+            "planning again changes nothing"
+        );
         routes.extend(plan.routes.into_iter().filter_map(|it| it.key().map(|key| (key, it))));
     }
     let said = machine.routes().subscribe().take().map(|batch| batch.steps).unwrap_or_default();
