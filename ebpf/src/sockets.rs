@@ -85,7 +85,7 @@ fn open(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     conn.flags = 0;
     // SAFETY: the fields are read at once.
     let Some(pod) = (unsafe { PODS.get(&conn.cookie) }) else { return };
-    if u32::from(pod.port) == port(ops) && !is_probe(ops) {
+    if u32::from(pod.port) == port(ops) && !is_private(ops) {
         conn.slot = pod.slot;
         conn.flags = abi::CONN_OPEN;
         watch(ops);
@@ -93,10 +93,15 @@ fn open(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     }
 }
 
-/// Whether the connection is a probe's. Without a slot, its packets are passed over and its close is nobody's.
+/// Whether the connection brings no requests of the service: a probe's, or one between containers of the pod.
+///
+/// Without a slot, its packets are passed over and its close is nobody's.
 #[inline(always)]
-fn is_probe(ops: *mut bpf_sock_ops) -> bool {
+fn is_private(ops: *mut bpf_sock_ops) -> bool {
     let key = ProbeKey { remote: count::remote(ops), remote_port: count::remote_port(ops) };
+    if is_loopback(&key.remote) {
+        return true;
+    }
     // SAFETY: the value is read at once.
     let Some(until) = (unsafe { PROBES.get(&key).copied() }) else { return false };
     let _gone_already = PROBES.remove(&key);

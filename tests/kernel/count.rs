@@ -113,6 +113,24 @@ fn get(path: &str) -> String {
 }
 
 #[test]
+fn what_containers_of_a_pod_ask_each_other_is_no_request() {
+    let mut case = Case::new();
+    for _ in 0..3 {
+        let mut stream = connect(&case.pod.netns, "127.0.0.1");
+        case.ask(&mut stream, &get("/length/5"), "xxxxx");
+    }
+    let mut stream = case.connect();
+    case.ask(&mut stream, &get("/length/5"), "xxxxx");
+    drop(stream);
+    // Its own address is where a pod's call to its own service leads.
+    let mut stream = connect(&case.pod.netns, &case.pod.four());
+    case.ask(&mut stream, &get("/length/5"), "xxxxx");
+    drop(stream);
+    let totals = case.bed.maps.totals(case.slot());
+    assert_eq!((totals.started, totals.finished, case.server.log()), (2, 2, 5));
+}
+
+#[test]
 fn each_way_to_end_a_message_is_counted_exactly() {
     let mut case = Case::new();
     let mut stream = case.connect();
