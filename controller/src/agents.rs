@@ -10,8 +10,9 @@ use std::{
 
 use common::{
     link::{self, LinkError},
+    outbox::{Batch, Cursor},
     wire::{
-        PodItem, Revision, Role, RouteChange, ScaleItem, Subscriber,
+        PodItem, Revision, Role, RouteChange, RouteItem, RouteKey, ScaleItem, Subscriber,
         raw::{
             self,
             pods_server::{Pods, PodsServer},
@@ -20,12 +21,15 @@ use common::{
         },
     },
 };
-use futures::{Stream, StreamExt as _};
+use futures::{Stream, StreamExt as _, stream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming, transport::Server};
 use tracing::info;
 
-use crate::{machine::Event, shared::Shared};
+use crate::{
+    machine::{Event, Said},
+    shared::Shared,
+};
 
 /// Serves all three at `endpoint` until `shutdown`.
 pub async fn serve(
@@ -61,8 +65,8 @@ impl Routes for Border {
         let follower = Follower::new(self, who);
         let role = follower.who.role;
         let cursor = self.shared.routes().subscribe();
-        let items =
-            link::route_stream(cursor, self.shutdown.clone(), move |change| shape(change, role));
+        let items = items(Arc::clone(&self.shared), cursor, role);
+        let items = items.take_until(self.shutdown.clone().cancelled_owned());
         // The stream owns the follower: when it is dropped, for whatever reason, nobody follows any more.
         let items = items.map(move |item| {
             let _ = &follower;
@@ -70,6 +74,27 @@ impl Routes for Border {
         });
         Ok(Response::new(Box::pin(items)))
     }
+}
+
+/// The RouteTable for one follower, each batch ended by `Synced`.
+///
+/// A subject that the role does not see is said to be gone, which means nothing to who never knew it.
+fn items(
+    shared: Arc<Shared>,
+    cursor: Cursor<RouteKey, Said>,
+    role: Role,
+) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send {
+    let batches = stream::unfold((shared, cursor), |(shared, mut cursor)| async move {
+        let batch = shared.next_routes(&mut cursor).await;
+        Some((batch, (shared, cursor)))
+    });
+    batches.flat_map(move |Batch { version, steps }| {
+        let item = move |(key, change): (RouteKey, Option<RouteChange>)| {
+            change.and_then(|it| shape(it, role)).unwrap_or(RouteChange::Gone(key))
+        };
+        let changes = steps.into_iter().map(item).chain([RouteChange::Synced]);
+        stream::iter(changes.map(move |change| Ok(RouteItem { version, change }.into())))
+    })
 }
 
 /// Somebody who follows the routes, for as long as the value lives.

@@ -25,6 +25,9 @@ use crate::{
 };
 
 mod allot;
+mod said;
+
+pub use said::{Routes, Said};
 
 /// Something happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,7 +85,7 @@ pub struct Effects {
 #[derive(Debug)]
 pub struct Machine {
     world: World,
-    routes: Outbox<RouteKey, RouteChange>,
+    routes: Outbox<RouteKey, Said>,
     /// Which app a pod belongs to, by UID.
     owners: BTreeMap<String, Name>,
     /// Pods each reporter has named, by reporter.
@@ -106,10 +109,10 @@ struct Report {
 
 impl Machine {
     /// A machine for `world`, which tells `routes`.
-    pub fn new(world: World, routes: Outbox<RouteKey, RouteChange>) -> Self {
+    pub fn new(world: World, routes: Outbox<RouteKey, Said>) -> Self {
         for activator in &world.settings.activators {
             let key = RouteKey::Activator(activator.name.clone());
-            routes.set(key, RouteChange::Activator(activator.clone()));
+            routes.set(key, Said::of(&RouteChange::Activator(activator.clone())));
         }
         Self {
             world,
@@ -131,7 +134,7 @@ impl Machine {
     }
 
     /// The RouteTable's box.
-    pub fn routes(&self) -> &Outbox<RouteKey, RouteChange> {
+    pub fn routes(&self) -> &Outbox<RouteKey, Said> {
         &self.routes
     }
 
@@ -452,7 +455,7 @@ impl Machine {
         let mut said = BTreeSet::new();
         for change in &plan.routes {
             let Some(key) = change.key() else { continue };
-            self.routes.set(key.clone(), change.clone());
+            self.routes.set(key.clone(), Said::of(change));
             said.insert(key);
         }
         for key in keys(name, before).filter(|key| !said.contains(key)) {

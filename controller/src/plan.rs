@@ -57,6 +57,13 @@ pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
     Plan { app: (!ended).then_some(app), routes, timer: timer.0 }
 }
 
+/// What the RouteTable says of an app that is as planned.
+pub fn subjects(world: &World, name: &Name) -> Vec<RouteChange> {
+    let Some(app) = world.apps.get(name) else { return Vec::new() };
+    let facts: Vec<_> = app.revisions.iter().map(|it| Facts::of(it, world)).collect();
+    routes::subjects(app, name, &facts, world)
+}
+
 /// Takes every step once: what is seen of pods, traffic by it, pods by that, conditions by all.
 fn pass(
     app: &mut App,

@@ -11,8 +11,8 @@ use std::{
 
 use common::{
     node::Orders,
-    outbox::Outbox,
-    wire::{RouteChange, RouteKey},
+    outbox::{Cursor, Outbox},
+    wire::RouteKey,
 };
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admin::Metrics,
-    machine::{Effects, Event, Machine},
+    machine::{Effects, Event, Machine, Routes, Said},
     render::{self, ObjectKey},
     world::{Settings, Stamp},
 };
@@ -29,7 +29,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Shared {
     machine: Mutex<Machine>,
-    routes: Outbox<RouteKey, RouteChange>,
+    routes: Outbox<RouteKey, Said>,
     orders: watch::Sender<Orders>,
     /// Objects to be written.
     dirty: Mutex<BTreeSet<ObjectKey>>,
@@ -58,8 +58,14 @@ impl Shared {
     }
 
     /// The RouteTable's box.
-    pub fn routes(&self) -> &Outbox<RouteKey, RouteChange> {
+    pub fn routes(&self) -> &Outbox<RouteKey, Said> {
         &self.routes
+    }
+
+    /// Waits for a stream's next batch. Nothing is lost if the future is dropped before it is ready.
+    pub async fn next_routes(&self, cursor: &mut Cursor<RouteKey, Said>) -> Routes {
+        let batch = cursor.next().await;
+        self.lock().states(batch, cursor)
     }
 
     /// The settings in force.

@@ -150,7 +150,7 @@ async fn who_no_longer_follows_is_not_waited_for() {
     while shared.look(|machine| !machine.world().peers.is_empty()) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!(shared.routes().get(&RouteKey::Pod("none".into())), None);
+    assert_eq!(shared.look(|machine| machine.route(&RouteKey::Pod("none".into()))), None);
     shutdown.cancel();
     server.await.expect("no panic").expect("served");
 }

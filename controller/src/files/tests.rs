@@ -186,7 +186,7 @@ async fn a_restart_goes_on_with_the_same_objects_and_pods() {
     assert_eq!(after.revisions[0].template, before.revisions[0].template);
     assert_eq!(after.revisions.len(), 1);
     assert_eq!(orders.borrow().pods.keys().collect::<Vec<_>>(), [&uid]);
-    let pod = second.routes().get(&common::wire::RouteKey::Pod(uid));
+    let pod = second.look(|machine| machine.route(&common::wire::RouteKey::Pod(uid.clone())));
     let Some(common::wire::RouteChange::Pod(pod)) = pod else { panic!("no pod") };
     assert_eq!(pod.phase, common::wire::PodPhase::Ready, "until its agent says otherwise");
 }

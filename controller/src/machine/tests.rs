@@ -84,7 +84,8 @@ impl Sim {
     pub(super) fn table(&self) -> RouteTable {
         let mut table = RouteTable::default();
         let mut cursor = self.machine.routes.subscribe();
-        for (_, change) in cursor.take().expect("a first batch").steps {
+        let first = cursor.take().expect("a first batch");
+        for (_, change) in self.machine.states(first, &mut cursor).steps {
             match change.expect("a state") {
                 RouteChange::Service(it) => drop(table.services.insert(it.name.clone(), it)),
                 RouteChange::Revision(it) => drop(table.revisions.insert(it.name.clone(), it)),

@@ -2,14 +2,14 @@
 
 use common::{
     node::{ContainerState, ContainerStatus, PodPhase, PodStatus},
-    outbox::Outbox,
+    outbox::{Batch, Outbox},
     wire::{Activity, Decision, Path, PodSeen, Role, RouteKey, Subscriber},
 };
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    machine::{Event, Machine},
+    machine::{Event, Machine, Said},
     parse::{self, Document},
     policy::AutoscalerConfig,
 };
@@ -171,7 +171,13 @@ fn compare(machine: &Machine, now: Stamp) -> Result<(), TestCaseError> {
         );
         routes.extend(plan.routes.into_iter().filter_map(|it| it.key().map(|key| (key, it))));
     }
-    let said = machine.routes().subscribe().take().map(|batch| batch.steps).unwrap_or_default();
+    let mut cursor = machine.routes().subscribe();
+    let first = cursor.take().unwrap_or(Batch { version: 0, steps: Vec::new() });
+    let hashes: BTreeMap<_, _> =
+        first.steps.iter().filter_map(|(key, it)| it.map(|it| (key.clone(), it))).collect();
+    let planned = routes.iter().map(|(key, it)| (key.clone(), Said::of(it))).collect();
+    prop_assert_eq!(hashes, planned, "what was said is what is planned");
+    let said = machine.states(first, &mut cursor).steps;
     let said: BTreeMap<_, _> =
         said.into_iter().filter_map(|(key, it)| it.map(|it| (key, it))).collect();
     prop_assert_eq!(&said, &routes);

@@ -1,0 +1,103 @@
+//! Pure: the RouteTable's box keeps which states were said; the states themselves are planned again when a stream asks.
+//!
+//! A message of each subject would be the third copy of what the world knows, and the largest.
+
+use std::hash::{DefaultHasher, Hasher as _};
+
+use common::{
+    outbox::{Batch, Cursor},
+    wire::{Name, RouteChange, RouteItem, RouteKey, raw},
+};
+use prost::Message as _;
+
+use super::Machine;
+use crate::plan;
+
+/// What was said of a subject, by its hash: one mistake in 2^64 changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Said(u64);
+
+impl Said {
+    /// The hash of the message as it travels.
+    pub fn of(change: &RouteChange) -> Self {
+        let item = raw::RouteItem::from(RouteItem { version: 0, change: change.clone() });
+        let mut hash = DefaultHasher::new();
+        hash.write(&item.encode_to_vec());
+        Self(hash.finish())
+    }
+}
+
+/// One stream's next batch of the RouteTable.
+pub type Routes = Batch<RouteKey, RouteChange>;
+
+impl Machine {
+    /// The states that `batch` speaks of, with all that `cursor` has beyond it: they are as they are now, so nothing
+    /// that came with them may be left for the next batch.
+    pub fn states(
+        &self,
+        batch: Batch<RouteKey, Said>,
+        cursor: &mut Cursor<RouteKey, Said>,
+    ) -> Routes {
+        let Batch { mut version, mut steps } = batch;
+        if let Some(more) = cursor.take() {
+            let newer: std::collections::HashSet<&RouteKey> =
+                more.steps.iter().map(|(key, _)| key).collect();
+            steps.retain(|(key, _)| !newer.contains(key));
+            version = more.version;
+            steps.extend(more.steps);
+        }
+        let (mut last, mut out) = (None, Vec::with_capacity(steps.len()));
+        for (key, said) in steps {
+            let state = said.and_then(|_| self.state(&key, &mut last));
+            out.push((key, state));
+        }
+        Batch { version, steps: out }
+    }
+
+    /// One subject as it is now.
+    pub fn route(&self, key: &RouteKey) -> Option<RouteChange> {
+        self.state(key, &mut None)
+    }
+
+    /// `last` holds the subjects of the app that was asked for last: those of one app follow each other.
+    fn state(
+        &self,
+        key: &RouteKey,
+        last: &mut Option<(Name, Vec<RouteChange>)>,
+    ) -> Option<RouteChange> {
+        let app = match key {
+            RouteKey::Service(name) => self.app_named(name)?,
+            RouteKey::Revision(name) => self.world.app_of(name)?,
+            RouteKey::Pod(uid) => self.owners.get(uid)?.clone(),
+            RouteKey::Activator(name) => {
+                let all = self.world.settings.activators.iter();
+                return all
+                    .clone()
+                    .find(|it| it.name == *name)
+                    .cloned()
+                    .map(RouteChange::Activator);
+            }
+        };
+        if last.as_ref().is_none_or(|(name, _)| *name != app) {
+            let subjects = plan::subjects(&self.world, &app);
+            *last = Some((app, subjects));
+        }
+        let (_, subjects) = last.as_ref()?;
+        subjects.iter().find(|change| change.key().as_ref() == Some(key)).cloned()
+    }
+
+    /// The app that holds a name: its own, or one of its tags'.
+    fn app_named(&self, name: &Name) -> Option<Name> {
+        if self.world.apps.contains_key(name) {
+            return Some(name.clone());
+        }
+        let cuts = name.name.match_indices('-').map(|(at, _)| name.name.split_at(at));
+        let mut apps =
+            cuts.map(|(tag, rest)| (tag, Name::new(name.namespace.as_str(), &rest[1..])));
+        let holds = |tag: &str, app: &Name| {
+            let app = self.world.apps.get(app);
+            app.is_some_and(|app| app.allotted.iter().any(|it| it.tag.as_deref() == Some(tag)))
+        };
+        apps.find(|(tag, app)| holds(tag, app)).map(|(_, app)| app)
+    }
+}
