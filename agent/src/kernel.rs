@@ -38,7 +38,7 @@ pub(crate) async fn start(
 ) -> Result<(Kernel, Maps, Events), Error> {
     wait_for_cgroups(&places).await;
     let load = move || {
-        let programs = Programs::load(places)?;
+        let mut programs = Programs::load(places)?;
         if let Some(netns) = activator_netns {
             programs.serve_ports(&netns)?;
         }
@@ -98,7 +98,9 @@ impl Kernel {
         let attached = self.programs.keep_attached();
         match &attached {
             Ok(0) => {}
-            Ok(anew) => warn!(programs = anew, "attached again: the cgroup had been made anew"),
+            Ok(anew) => {
+                warn!(programs = anew, "attached again: a cgroup or namespace had been made anew")
+            }
             Err(error) => {
                 warn!(error = %chain(error), "cannot keep the kernel half attached");
                 return Some(Some(chain(error)));

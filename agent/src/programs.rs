@@ -158,6 +158,8 @@ const SK_LOOKUP: u32 = 36;
 pub struct Programs {
     ebpf: Ebpf,
     places: Places,
+    /// The network namespace where one listener serves the ports of all services.
+    ports: Option<PathBuf>,
 }
 
 impl Programs {
@@ -173,7 +175,7 @@ impl Programs {
         let pins = places.pins();
         make_folder(&pins.join("links"))?;
         check_pins(&pins)?;
-        let mut programs = Self { ebpf: load_object(object, &pins)?, places };
+        let mut programs = Self { ebpf: load_object(object, &pins)?, places, ports: None };
         for (name, _, _) in PROGRAMS {
             load_program(&mut programs.ebpf, name)?;
         }
@@ -192,20 +194,24 @@ impl Programs {
 
     /// Lets one listener serve the ports of all services in a network namespace where an activator runs: puts the program
     /// that leads there in force, until its pin is removed.
-    pub fn serve_ports(&self, netns: &Path) -> Result<(), Error> {
-        let failed = |source| place("use network namespace", netns, source);
-        let target = File::open(netns).map_err(failed)?;
-        let inode = target.metadata().map_err(failed)?.ino();
-        let pin = self.link(PORTS);
-        if let Ok(link) = sys::open_pin(&pin)
-            && sys::link_netns(link.as_fd()).is_ok_and(|found| found == inode)
-        {
-            let replaced = self.with_program(PORTS, |it| sys::link_update(link.as_fd(), it))?;
-            return replaced.map_err(|source| place("put a program into link", &pin, source));
-        }
+    pub fn serve_ports(&mut self, netns: &Path) -> Result<(), Error> {
+        let (target, inode) = open_netns(netns)?;
+        self.ports = Some(netns.to_owned());
+        let Some(link) = self.leads_into(inode) else { return self.lead_into(netns, &target) };
+        let replaced = self.with_program(PORTS, |it| sys::link_update(link.as_fd(), it))?;
+        replaced.map_err(|source| place("put a program into link", &self.link(PORTS), source))
+    }
+
+    /// The link of the program that leads to the listener, if it is in this namespace.
+    fn leads_into(&self, inode: u64) -> Option<OwnedFd> {
+        let link = sys::open_pin(&self.link(PORTS)).ok()?;
+        sys::link_netns(link.as_fd()).is_ok_and(|found| found == inode).then_some(link)
+    }
+
+    fn lead_into(&self, netns: &Path, target: &File) -> Result<(), Error> {
         let made =
             self.with_program(PORTS, |it| sys::link_create(it, target.as_fd(), SK_LOOKUP))?;
-        self.pin_link(PORTS, made.map_err(failed)?)?;
+        self.pin_link(PORTS, made.map_err(|e| place("use network namespace", netns, e))?)?;
         info!(program = PORTS, netns = %netns.display(), "program attached");
         Ok(())
     }
@@ -221,7 +227,7 @@ impl Programs {
         PROGRAMS.iter().map(|(name, ..)| (*name, count(name).unwrap_or(0))).collect()
     }
 
-    /// Attaches again what is not attached any more: a cgroup that was removed and made again is another cgroup.
+    /// Attaches again what is not attached any more: a cgroup or namespace that was removed and made again is another one.
     /// Returns how many programs were attached anew. Call it from time to time.
     pub fn keep_attached(&self) -> Result<usize, Error> {
         let mut anew = 0;
@@ -230,6 +236,13 @@ impl Programs {
             let folder = open_folder(path)?;
             if !self.is_attached(name, &folder)? {
                 self.attach_anew(name, attach_type, path, &folder)?;
+                anew += 1;
+            }
+        }
+        if let Some(netns) = &self.ports {
+            let (target, inode) = open_netns(netns)?;
+            if self.leads_into(inode).is_none() {
+                self.lead_into(netns, &target)?;
                 anew += 1;
             }
         }
@@ -493,6 +506,14 @@ fn make_folder(path: &Path) -> Result<(), Error> {
 
 fn open_folder(path: &Path) -> Result<File, Error> {
     File::open(path).map_err(|source| place("open cgroup", path, source))
+}
+
+/// A network namespace and its inode.
+fn open_netns(path: &Path) -> Result<(File, u64), Error> {
+    let failed = |source| place("use network namespace", path, source);
+    let file = File::open(path).map_err(failed)?;
+    let inode = file.metadata().map_err(failed)?.ino();
+    Ok((file, inode))
 }
 
 fn place(attempt: &'static str, path: &Path, source: io::Error) -> Error {

@@ -105,6 +105,13 @@ impl Bed {
         &self.places
     }
 
+    /// Removes the cgroups, which must be empty of processes, and makes them again.
+    pub(crate) fn make_cgroups_anew(&self) {
+        remove_cgroup(&self.places.clients);
+        assert!(!self.places.clients.exists(), "nothing may run there");
+        fs::create_dir_all(&self.places.pods).expect("root may make cgroups");
+    }
+
     /// A place for clients.
     pub(crate) fn client(&mut self) -> Place {
         self.place("clients/client")
@@ -245,7 +252,7 @@ fn make_node(name: &str) {
     ip(&["-n", &node, "route", "add", "unreachable", "fd96::/64"]);
 }
 
-fn ip(words: &[&str]) {
+pub(crate) fn ip(words: &[&str]) {
     let done = Command::new("ip").args(words).output().expect("`ip` is installed (iproute2)");
     let why = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "`ip {}` failed: {why}", words.join(" "));

@@ -74,8 +74,8 @@ fn netns(place: &Place) -> PathBuf {
     Path::new("/run/netns").join(&place.netns)
 }
 
-fn serve_ports(bed: &Bed, at: &Place) {
-    let programs = bed.programs.as_ref().expect("loaded with the bed");
+fn serve_ports(bed: &mut Bed, at: &Place) {
+    let programs = bed.programs.as_mut().expect("loaded with the bed");
     programs.serve_ports(&netns(at)).expect("root may attach it");
 }
 
@@ -83,7 +83,7 @@ fn serve_ports(bed: &Bed, at: &Place) {
 fn one_listener_serves_the_ports_of_all_services() {
     let mut bed = Bed::new();
     let (client, activator) = (bed.client(), bed.client());
-    serve_ports(&bed, &activator);
+    serve_ports(&mut bed, &activator);
     let _listening = Listening::start(&bed, &activator);
     bed.activator(&activator);
     bed.service(1, Way::Direct);
@@ -106,7 +106,7 @@ fn one_listener_serves_the_ports_of_all_services() {
 fn other_ports_and_addresses_keep_their_listeners() {
     let mut bed = Bed::new();
     let (client, activator) = (bed.client(), bed.client());
-    serve_ports(&bed, &activator);
+    serve_ports(&mut bed, &activator);
     let _listening = Listening::start(&bed, &activator);
     let mut beside = activator.actor();
     beside.must(&format!("listen {}:30000 above", activator.four()));
@@ -123,7 +123,7 @@ fn other_ports_and_addresses_keep_their_listeners() {
 fn a_listener_that_closes_makes_room_for_sockets_of_single_ports_and_for_the_next() {
     let mut bed = Bed::new();
     let (client, activator) = (bed.client(), bed.client());
-    serve_ports(&bed, &activator);
+    serve_ports(&mut bed, &activator);
     let at = format!("{}:20001", activator.four());
     let mut client = client.actor();
     let first = Listening::start(&bed, &activator);
@@ -141,14 +141,28 @@ fn a_listener_that_closes_makes_room_for_sockets_of_single_ports_and_for_the_nex
 fn the_next_agent_takes_the_program_over_without_a_gap() {
     let mut bed = Bed::new();
     let (client, activator) = (bed.client(), bed.client());
-    serve_ports(&bed, &activator);
+    serve_ports(&mut bed, &activator);
     let _listening = Listening::start(&bed, &activator);
     let mut client = client.actor();
     client.send(&format!("hammer {}:20007 500", activator.four()));
     for _ in 0..5 {
         let again = agent::programs::Programs::load(bed.places().clone()).unwrap();
         bed.programs = Some(again);
-        serve_ports(&bed, &activator);
+        serve_ports(&mut bed, &activator);
     }
     assert_eq!(client.answer(), Ok("20007=500".into()));
+}
+
+#[test]
+fn the_program_follows_a_namespace_that_was_made_anew() {
+    let mut bed = Bed::new();
+    let activator = bed.client();
+    serve_ports(&mut bed, &activator);
+    let programs = bed.programs.as_ref().expect("loaded with the bed");
+    assert_eq!(programs.keep_attached().unwrap(), 0);
+    crate::bed::ip(&["netns", "del", &activator.netns]);
+    assert!(programs.keep_attached().is_err(), "there is nothing to attach to");
+    crate::bed::ip(&["netns", "add", &activator.netns]);
+    assert_eq!(programs.keep_attached().unwrap(), 1);
+    assert_eq!(programs.keep_attached().unwrap(), 0);
 }

@@ -216,3 +216,15 @@ fn the_canary_is_seen() {
     assert_eq!(programs.keep_attached().unwrap(), 10);
     programs.canary(&mut bed.maps).unwrap();
 }
+
+#[test]
+fn the_programs_follow_cgroups_that_were_made_anew() {
+    let mut bed = Bed::new();
+    let programs = bed.programs.as_ref().expect("loaded with the bed");
+    programs.canary(&mut bed.maps).unwrap();
+    assert_eq!(programs.keep_attached().unwrap(), 0);
+    bed.make_cgroups_anew();
+    assert_eq!(programs.keep_attached().unwrap(), programs.verified().len());
+    assert_eq!(programs.keep_attached().unwrap(), 0);
+    programs.canary(&mut bed.maps).unwrap();
+}
