@@ -12,7 +12,8 @@ use std::{
 
 use agent::plan::{KernelTable, Planner};
 use common::{
-    abi::REST_NS,
+    abi::{FIRST_SERVICE, FrontendKey, REST_NS},
+    flow::{Mode, SvcInfo, SvcState},
     wire::{Activator, Name, Path, Protocol, Revision, RouteChange, Service, Target},
 };
 
@@ -38,7 +39,40 @@ fn main() -> std::io::Result<()> {
     writeln!(
         out,
         r#"{{"case":"take_in","subject":"agent","unit":"us","p50":{each:.1},"n":{done}}}"#
-    )
+    )?;
+    let kernel = in_force(done);
+    let begin = Instant::now();
+    planner.restart(kernel, now);
+    let again = planner.plan(now + REST_NS, &BTreeMap::new());
+    let ms = begin.elapsed().as_secs_f64() * 1e3;
+    assert!(again.is_ok(), "it fits");
+    writeln!(out, r#"{{"case":"resume","subject":"agent","unit":"ms","p50":{ms:.1},"n":{done}}}"#)
+}
+
+/// What the kernel's maps hold of so many sleeping services.
+fn in_force(services: u16) -> KernelTable {
+    let mut table = KernelTable::default();
+    for number in 0..services {
+        let info = SvcInfo { activators: 0, port_be: (20_000 + number % 10_000).to_be() };
+        let state = SvcState { offset: 0, count: 0, generation: 1, mode: Mode::Activator };
+        for (family, address) in addresses(number).into_iter().enumerate() {
+            let service = FIRST_SERVICE + 2 * u32::from(number) + family as u32;
+            let address = match address {
+                IpAddr::V4(four) => four.to_ipv6_mapped().octets(),
+                IpAddr::V6(six) => six.octets(),
+            };
+            let key = FrontendKey { address, port_be: 1u16.to_be(), protocol: 6, reserved: 0 };
+            table.frontends.insert(key, service);
+            table.services.insert(service, (state, info, Vec::new()));
+        }
+    }
+    table.written.services = FIRST_SERVICE + 2 * u32::from(services);
+    table
+}
+
+fn addresses(number: u16) -> [IpAddr; 2] {
+    let [high, low] = number.to_be_bytes();
+    [[10, 96, high, low].into(), [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number].into()]
 }
 
 fn take(planner: &mut Planner, changes: Vec<RouteChange>, now: &mut u64) {
@@ -51,14 +85,10 @@ fn take(planner: &mut Planner, changes: Vec<RouteChange>, now: &mut u64) {
 
 /// What the controller says of a service that sleeps, and of its revision.
 fn sleeping(number: u16) -> Vec<RouteChange> {
-    let [high, low] = number.to_be_bytes();
     let (name, revision) = names(number);
     let service = Service {
         name: name.clone(),
-        addresses: vec![
-            IpAddr::from([10, 96, high, low]),
-            IpAddr::from([0xfd00, 0x10, 0x96, 0, 0, 0, 0, number]),
-        ],
+        addresses: addresses(number).into(),
         port: NonZeroU16::MIN,
         activator_port: NonZeroU16::MIN.saturating_add(20_000 + number % 10_000),
         targets: vec![Target { revision: revision.clone(), percent: 100 }],
