@@ -70,7 +70,7 @@ pub fn service(value: &Value, config: &AutoscalerConfig) -> Result<(Name, Manife
     kind(object)?;
     keys(object, "", &["apiVersion", "kind", "metadata", "spec", "status"], &mut problems);
     let meta: ObjectMeta = typed(object.get("metadata"), "metadata", &mut problems);
-    let name = check_name(&meta, &mut problems);
+    let name = check_name(&meta, object.get("metadata"), &mut problems);
     service_annotations(&meta, &mut problems);
     let spec = match object.get("spec") {
         Some(Value::Object(spec)) => spec,
@@ -127,10 +127,16 @@ fn kind(object: &Map<String, Value>) -> Result<(), Vec<Problem>> {
     Err(vec![Problem::invalid("kind", found).advise(advice)])
 }
 
-fn check_name(meta: &ObjectMeta, problems: &mut Vec<Problem>) -> Name {
-    let name = meta.name.clone().unwrap_or_default();
+fn check_name(meta: &ObjectMeta, raw: Option<&Value>, problems: &mut Vec<Problem>) -> Name {
+    // Where some type in the metadata is wrong, which was said, `meta` is empty but the name may be there.
+    let written = raw.and_then(|meta| meta.get("name")).filter(|name| !name.is_null());
+    let name = written.and_then(Value::as_str).or(meta.name.as_deref()).unwrap_or_default();
+    let name = name.to_owned();
     if name.is_empty() {
-        problems.push(Problem::missing("metadata.name"));
+        let is_object = raw.is_none_or(|meta| meta.is_object() || meta.is_null());
+        if is_object && written.is_none_or(Value::is_string) {
+            problems.push(Problem::missing("metadata.name"));
+        }
     } else if !is_dns1035(&name) || name.len() > MAX_NAME {
         let advice = "use 1 to 57 of a-z, 0-9 and -, beginning with a letter";
         problems.push(Problem::invalid("metadata.name", &name).advise(advice));

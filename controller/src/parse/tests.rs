@@ -108,7 +108,11 @@ fn what_cannot_be_read_is_refused_with_its_path() {
         ),
         (
             refusal(&HELLO.replace("{name: hello}", "{name: hello, labels: {a: 1}}")),
-            "missing field(s): metadata.name; wrong type: invalid type: integer `1`, expected a string: metadata.labels.a",
+            "wrong type: invalid type: integer `1`, expected a string: metadata.labels.a",
+        ),
+        (
+            refusal(&HELLO.replace("{name: hello}", "{name: 1}")),
+            "wrong type: invalid type: integer `1`, expected a string: metadata.name",
         ),
         (
             refusal(&HELLO.replace("kind: Service", "kind: Deployment")),
