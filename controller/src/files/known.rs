@@ -42,12 +42,15 @@ impl FileStamp {
     }
 }
 
+/// A file as it was read, with the names in it where its path does not say them.
+type File = (FileStamp, Option<Box<[Name]>>);
+
 /// The files below a folder.
 #[derive(Debug)]
 pub(super) struct Known {
     folder: PathBuf,
     /// By path below the folder. The names are absent where the path says them.
-    files: BTreeMap<Box<Path>, (FileStamp, Option<Box<[Name]>>)>,
+    files: BTreeMap<Box<Path>, File>,
     /// How many files name each service that some file names in another way.
     others: BTreeMap<Name, u32>,
 }
@@ -132,7 +135,7 @@ mod tests {
         known.insert(other, FileStamp(1), vec![a.clone(), b.clone()]);
         assert_eq!(known.others.len(), 2, "the path of the first says it");
         assert_eq!(known.paths().collect::<Vec<_>>(), [own, other]);
-        assert_eq!(known.remove(own), [a.clone()]);
+        assert_eq!(known.remove(own), std::slice::from_ref(&a));
         assert!(known.names(&a) && known.names(&b));
         assert_eq!(known.remove(other), [a.clone(), b.clone()]);
         assert!(!known.names(&a) && !known.names(&b) && known.others.is_empty());

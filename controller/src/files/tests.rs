@@ -224,14 +224,14 @@ async fn a_file_without_a_name_is_refused_under_its_own() {
     assert!(temp.has("services/default/broken.yaml"));
 }
 
-#[test]
-fn a_look_at_everything_reads_only_files_that_changed() {
+#[tokio::test]
+async fn a_look_at_everything_reads_only_files_that_changed() {
     let temp = Temp::new();
     let file = |at: usize| temp.0.join(format!("manifests/default_s-{at}.yaml"));
     for at in 0..20 {
         fs::write(file(at), HELLO.replace("hello,", &format!("s-{at},"))).expect("written");
     }
-    std::thread::sleep(known::RACY * 2);
+    tokio::time::sleep(known::RACY * 2).await;
     let (shared, _orders) = shared("b", 1);
     let mut files = Files::open(&temp.0, Arc::clone(&shared)).expect("folders");
     assert_eq!((files.reads, files.changed()), (20, BTreeSet::new()));
