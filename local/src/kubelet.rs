@@ -22,6 +22,7 @@ use crate::runtime::Runtime;
 use crate::sys;
 
 mod exits;
+mod health;
 mod held;
 mod logs;
 mod start;
@@ -103,7 +104,10 @@ impl Kubelet {
                 Some(fd) => {
                     let fd = Arc::new(fd);
                     held.processes[at] = Some(Arc::clone(&fd));
-                    self.watch(&uid, &container.name, at, fd);
+                    self.watch(&uid, &container.name, at, Arc::clone(&fd));
+                    let (shared, work) = (Arc::clone(&self.shared), Arc::clone(&held.work));
+                    let addresses = held.pod.addresses().to_vec();
+                    tokio::spawn(health::follow(shared, work, at, fd, addresses));
                 }
                 // A start that was cut off must not meet the next one.
                 None => {
@@ -244,6 +248,7 @@ impl Kubelet {
                     ordered: held.ordered,
                 };
                 let reports = self.reports.clone();
+                let addresses = asked.addresses.clone();
                 let uid = uid.to_owned();
                 tokio::spawn(async move {
                     let name = work.containers[at].name.clone();
@@ -253,8 +258,13 @@ impl Kubelet {
                         Extra::Process(fd) => Some(Arc::clone(fd)),
                         _ => None,
                     };
+                    let ended = process.clone();
                     let _ = reports.send(Report { uid: uid.clone(), event, extra }).await;
                     if let Some(fd) = process {
+                        let (shared, fd) = (Arc::clone(&shared), Arc::clone(&fd));
+                        tokio::spawn(health::follow(shared, Arc::clone(&work), at, fd, addresses));
+                    }
+                    if let Some(fd) = ended {
                         exits::report(shared, reports, uid, name, at, fd, Some(id)).await;
                     }
                 });

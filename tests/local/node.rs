@@ -104,6 +104,30 @@ fn a_crashing_container_waits_and_says_why() {
 }
 
 #[test]
+fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
+    let mut node = TestNode::new("liveness");
+    let probe = json!({ "httpGet": { "path": "/live", "port": 80 }, "periodSeconds": 1, "failureThreshold": 2 });
+    let startup =
+        json!({ "tcpSocket": { "port": 80 }, "periodSeconds": 1, "failureThreshold": 60 });
+    let extra = json!({ "container": { "livenessProbe": probe, "startupProbe": startup } });
+    let well = pod(
+        "b",
+        &["listen=80"],
+        json!({ "container": { "livenessProbe": { "tcpSocket": { "port": 80 }, "periodSeconds": 1 } } }),
+    );
+    node.order([pod("a", &["sick", "polite", "listen=80"], extra), well]);
+    let failed = |state: &ContainerState| matches!(state, ContainerState::Waiting { message, .. } if message.contains("liveness probe failed: no answer"));
+    node.wait_pod("a restart for want of answers", "a", |pod| {
+        pod.containers.iter().any(|one| failed(&one.state))
+    });
+    node.wait_pod("another start", "a", |pod| {
+        pod.containers.iter().any(|one| one.restarts > 0 && one.state == ContainerState::Running)
+    });
+    let other = node.wait_pod("the other", "b", |pod| pod.phase == PodPhase::Running);
+    assert_eq!(other.containers[0].restarts, 0);
+}
+
+#[test]
 fn a_missing_image_and_a_missing_program_say_what_to_do() {
     let mut node = TestNode::new("missing");
     let image =

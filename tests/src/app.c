@@ -53,7 +53,17 @@ int main(int count, char **words) {
             int server = socket(AF_INET, SOCK_STREAM, 0);
             if (bind(server, (void *)&at, sizeof at) || listen(server, 16)) return 9;
             for (;;) {
+                char head[512];
                 int client = accept(server, 0, 0);
+                if (!strcmp(words[1], "sick")) {
+                    /* Answers well a few times, then never again. */
+                    static int asked;
+                    if (asked++ >= 3) for (;;) pause();
+                    read(client, head, sizeof head);
+                    write(client, "HTTP/1.1 204 Well\r\n\r\n", 21);
+                    close(client);
+                    continue;
+                }
                 write(client, "hello\n", 6);
                 close(client);
             }
