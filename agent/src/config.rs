@@ -30,6 +30,11 @@ pub struct Config {
     #[arg(long, env = "ROUSE_PODS_CGROUP", default_value = "/sys/fs/cgroup/kubepods.slice")]
     pub pods_cgroup: PathBuf,
 
+    /// Folder in which the platform names a pod's network namespace by its uid before its first process runs; none:
+    /// a namespace is found by the processes in it, while their runtime still sets them up.
+    #[arg(long, env = "ROUSE_NAMESPACES")]
+    pub namespaces: Option<PathBuf>,
+
     /// Network namespace of an activator on this node, in which one listener may then serve the ports of all services;
     /// none: the activator opens a socket a port.
     #[arg(long, env = "ROUSE_ACTIVATOR_NETNS")]

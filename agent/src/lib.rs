@@ -115,7 +115,11 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     tasks.spawn(async move { usage_link.report_usage(&totals).await });
 
     let (found, finds) = mpsc::channel(FOUND);
-    let finder = pods::find::start(config.pods_cgroup.clone(), found).map_err(Error::Find)?;
+    let places = pods::find::Places {
+        cgroups: config.pods_cgroup.clone(),
+        namespaces: config.namespaces.clone(),
+    };
+    let finder = pods::find::start(places, found).map_err(Error::Find)?;
     let marks = Marks::open(&pins)?;
     let ends =
         Ends { maps, marks, finder, reports, usage, settled, metrics, troubles: troubles.clone() };

@@ -252,6 +252,7 @@ impl Running {
             pins: layout.bpf(),
             clients_cgroup: layout.cgroup(&cgroups.v2),
             pods_cgroup: layout.pods_cgroup(&cgroups.v2),
+            namespaces: Some(layout.namespaces()),
             activator_netns: Some(layout.node_namespace()),
             admin: Part::Agent.admin(),
         };

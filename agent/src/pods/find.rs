@@ -1,5 +1,8 @@
 //! Shell: finds pods by their cgroups, and through the processes in them their network namespaces.
 //!
+//! Where the platform names the namespaces of pods before anything runs in them, they are found there, which leaves
+//! nothing to do but to read the maps when a pod's process listens.
+//!
 //! All of it runs on one thread of its own: reading cgroup files may wait for a lock that the container runtime
 //! holds, and entering namespaces needs threads of their own anyway. The directories are watched by inotify, so
 //! that a pod is found while its runtime still sets it up, before its process listens.
@@ -52,12 +55,21 @@ pub enum Command {
     Hurry,
 }
 
+/// Where pods are looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// Cgroup below which the pods' own cgroups are.
+    pub cgroups: PathBuf,
+    /// Folder of their network namespaces by uid, if the platform keeps one.
+    pub namespaces: Option<PathBuf>,
+}
+
 /// Starts the thread. It ends when the sender is dropped, or nobody takes its events any more.
-pub fn start(root: PathBuf, events: Sender<Event>) -> io::Result<Sender<Command>> {
+pub fn start(places: Places, events: Sender<Event>) -> io::Result<Sender<Command>> {
     let (send, receive) = mpsc::channel(COMMANDS);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("agent-find".into()).spawn(move || {
-        if let Err(error) = runtime.block_on(run(root, events, receive)) {
+        if let Err(error) = runtime.block_on(run(places, events, receive)) {
             warn!(%error, "cannot look for pods");
         }
     })?;
@@ -65,11 +77,11 @@ pub fn start(root: PathBuf, events: Sender<Event>) -> io::Result<Sender<Command>
 }
 
 async fn run(
-    root: PathBuf,
+    places: Places,
     events: Sender<Event>,
     mut commands: Receiver<Command>,
 ) -> io::Result<()> {
-    let mut finder = Finder::new(root, events)?;
+    let mut finder = Finder::new(places, events)?;
     loop {
         let next = finder.next_retry();
         let retry = async {
@@ -108,7 +120,7 @@ impl AsRawFd for Watches {
 }
 
 struct Finder {
-    root: PathBuf,
+    places: Places,
     /// Namespaces that are not a pod's: the agent's own and that of the first process.
     foreign: Vec<u64>,
     inotify: AsyncFd<Watches>,
@@ -138,12 +150,12 @@ enum Missing {
 }
 
 impl Finder {
-    fn new(root: PathBuf, events: Sender<Event>) -> io::Result<Self> {
+    fn new(places: Places, events: Sender<Event>) -> io::Result<Self> {
         let own = namespace::inode(Path::new("/proc/thread-self/ns/net"));
         let first = namespace::inode(Path::new("/proc/1/ns/net"));
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         let mut finder = Self {
-            root: root.clone(),
+            places: places.clone(),
             foreign: [own, first].into_iter().flatten().collect(),
             inotify: sys::readable(Watches(inotify))?,
             trees: HashMap::new(),
@@ -152,22 +164,29 @@ impl Finder {
             wanted: HashMap::new(),
             events,
         };
-        finder.tree(&root);
+        finder.tree(&places.cgroups);
+        if let Some(dir) = &places.namespaces {
+            finder.watch(dir);
+        }
         Ok(finder)
     }
 
     /// Watches a directory that may hold pods, then lists it: what is created in between is seen twice, not never.
     fn tree(&mut self, dir: &Path) -> Vec<String> {
-        let mask = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_ONLYDIR;
-        match self.inotify.get_ref().0.add_watch(dir, mask) {
-            Ok(watch) => drop(self.trees.insert(watch, dir.to_owned())),
-            Err(error) => warn!(dir = %dir.display(), %error, "cannot watch cgroup directory"),
-        }
+        self.watch(dir);
         let mut found = Vec::new();
         for child in children(dir) {
             found.extend(self.directory(child));
         }
         found
+    }
+
+    fn watch(&mut self, dir: &Path) {
+        let mask = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_ONLYDIR;
+        match self.inotify.get_ref().0.add_watch(dir, mask) {
+            Ok(watch) => drop(self.trees.insert(watch, dir.to_owned())),
+            Err(error) => warn!(dir = %dir.display(), %error, "cannot watch directory of pods"),
+        }
     }
 
     /// Takes in a directory and returns the pods that came with it.
@@ -176,7 +195,8 @@ impl Finder {
             self.known.insert(uid.clone(), dir);
             return vec![uid];
         }
-        let depth = dir.components().count().saturating_sub(self.root.components().count());
+        let depth =
+            dir.components().count().saturating_sub(self.places.cgroups.components().count());
         if depth < DEPTH { self.tree(&dir) } else { Vec::new() }
     }
 
@@ -237,7 +257,7 @@ impl Finder {
 
     async fn notice(&mut self, event: InotifyEvent) {
         if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-            let root = self.root.clone();
+            let root = self.places.cgroups.clone();
             self.tree(&root);
             return self.obey(Command::Hurry).await;
         }
@@ -256,7 +276,7 @@ impl Finder {
             return;
         };
         if !event.mask.contains(AddWatchFlags::IN_ISDIR) {
-            return;
+            return self.named(&name.to_string_lossy()).await;
         }
         if event.mask.contains(AddWatchFlags::IN_DELETE) {
             pod_of(&name).and_then(|uid| self.known.remove(&uid));
@@ -266,6 +286,13 @@ impl Finder {
             if self.wanted.contains_key(&uid) {
                 self.look(&uid).await;
             }
+        }
+    }
+
+    /// A namespace has got its name, unless it just lost it.
+    async fn named(&mut self, uid: &str) {
+        if self.wanted.get(uid).is_some_and(|wanted| !wanted.found) {
+            self.look(uid).await;
         }
     }
 
@@ -313,8 +340,17 @@ impl Finder {
     }
 
     fn namespace(&self, uid: &str) -> Result<Namespace, Missing> {
-        let dir = self.known.get(uid).ok_or(Missing::Nobody)?;
         let mut missing = Missing::Nobody;
+        if let Some(path) = self.places.namespaces.as_ref().map(|dir| dir.join(uid)) {
+            if namespace::is_mounted(&path) {
+                return Namespace::open(path).map_err(|_gone| Missing::Early);
+            }
+            // The name is there a moment before the namespace is.
+            if path.exists() {
+                missing = Missing::Early;
+            }
+        }
+        let Some(dir) = self.known.get(uid) else { return Err(missing) };
         for pid in processes(dir) {
             let path = PathBuf::from(format!("/proc/{pid}/ns/net"));
             match namespace::inode(&path) {
@@ -399,7 +435,8 @@ mod tests {
         let root = std::env::temp_dir().join(format!("rouse-find-{}", std::process::id()));
         fs::create_dir_all(&root).expect("a folder");
         let (send, mut events) = mpsc::channel(8);
-        let commands = start(root.clone(), send).expect("a thread");
+        let commands =
+            start(Places { cgroups: root.clone(), namespaces: None }, send).expect("a thread");
         commands.send(Command::Watch("a".into())).await.expect("it runs");
         fs::create_dir(root.join("poda")).expect("a folder");
         commands.send(Command::Inspect("a".into(), 7)).await.expect("it runs");

@@ -114,6 +114,12 @@ impl Namespace {
     }
 }
 
+/// Whether a namespace is mounted at `path`.
+pub(crate) fn is_mounted(path: &Path) -> bool {
+    nix::sys::statfs::statfs(path)
+        .is_ok_and(|found| found.filesystem_type() == nix::sys::statfs::NSFS_MAGIC)
+}
+
 /// Identity of the namespace at `path`, to compare two of them.
 pub(crate) fn inode(path: &Path) -> io::Result<u64> {
     Ok(std::fs::metadata(path)?.ino())
