@@ -1,6 +1,9 @@
 //! Pure: all revisions: who reports on them, which are due, and what is decided.
 //!
 //! A sleeping revision has no timer and is in no list; it costs its entry here until news of it arrives.
+//!
+//! Usage and routes come on streams of their own, so a request may be reported before its revision is known.
+//! What is reported is kept by revision until then: a sender says a thing once and not again until it changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +16,7 @@ use common::wire::{
 
 use crate::{
     revision::{Counts, Revision, Sight},
-    usage::Stream,
+    usage::{Load, Stream},
 };
 
 /// Every revision of the RouteTable and what is known of its load.
@@ -22,6 +25,8 @@ pub struct Fleet {
     tick: Duration,
     /// Boxed, since there are many: half of a tree's slots are empty.
     revisions: BTreeMap<Name, Box<Revision>>,
+    /// What streams that stand have reported of revisions not in the table; at most what those streams name.
+    strangers: BTreeMap<Name, Load>,
     policies: Policies,
     pods: BTreeMap<String, Pod>,
     /// The pods of each revision that has any.
@@ -63,6 +68,7 @@ impl Fleet {
         Self {
             tick,
             revisions: BTreeMap::new(),
+            strangers: BTreeMap::new(),
             policies: Policies::default(),
             pods: BTreeMap::new(),
             pods_of: BTreeMap::new(),
@@ -106,7 +112,9 @@ impl Fleet {
         let told = told.map(|(it, policy)| (it, self.policies.share(policy)));
         let Some((it, policy)) = told else {
             self.unschedule(name);
-            return self.revisions.remove(name).map(|_| Step::Gone(name.clone()));
+            let gone = self.revisions.remove(name)?;
+            self.keep_load(name, gone.load);
+            return Some(Step::Gone(name.clone()));
         };
         match self.revisions.get_mut(name) {
             Some(known) => {
@@ -122,11 +130,38 @@ impl Fleet {
             None => {
                 let mut new = Revision::new(it, policy);
                 new.pods = self.counts(name);
+                new.load = self.strangers.remove(name).unwrap_or_default();
                 self.revisions.insert(name.clone(), Box::new(new));
             }
         }
         self.schedule(name, now);
         None
+    }
+
+    /// Keeps what is reported of a revision that is not in the table.
+    fn keep_load(&mut self, name: &Name, mut load: Load) {
+        load.sleep();
+        if !load.is_empty() {
+            self.strangers.insert(name.clone(), load);
+        }
+    }
+
+    /// What is known of the revision's load, whether or not it is in the table.
+    fn load(&mut self, name: &Name) -> Option<&mut Load> {
+        match self.revisions.get_mut(name) {
+            Some(revision) => Some(&mut revision.load),
+            None => self.strangers.get_mut(name),
+        }
+    }
+
+    /// Every load, those of revisions not in the table too.
+    fn each_load(&mut self, change: impl Fn(&mut Load)) {
+        self.revisions.values_mut().for_each(|it| change(&mut it.load));
+        self.strangers.retain(|_, load| {
+            change(load);
+            load.sleep();
+            !load.is_empty()
+        });
     }
 
     fn counts(&self, revision: &Name) -> Counts {
@@ -163,15 +198,20 @@ impl Fleet {
             phase: it.phase,
             has_address: it.address.is_some(),
         });
-        if let Some(old) = self.drop_pod(uid)
-            && let Some(revision) = self.revisions.get_mut(&old.revision)
-        {
-            *old.place(&mut revision.pods) -= 1;
-            let counts = new.as_ref().is_some_and(Pod::counts);
-            revision.load.count_pod(now, uid, counts);
-            self.schedule(&old.revision, now);
+        if let Some(old) = self.drop_pod(uid) {
+            if let Some(revision) = self.revisions.get_mut(&old.revision) {
+                *old.place(&mut revision.pods) -= 1;
+                self.schedule(&old.revision, now);
+            }
+            if let Some(load) = self.load(&old.revision) {
+                load.count_pod(now, uid, false);
+            }
         }
         if let Some(new) = new {
+            // Its usage may have been told before it.
+            if let Some(load) = self.load(&new.revision) {
+                load.count_pod(now, uid, new.counts());
+            }
             if let Some(revision) = self.revisions.get_mut(&new.revision) {
                 *new.place(&mut revision.pods) += 1;
                 self.schedule(&new.revision, now);
@@ -202,7 +242,7 @@ impl Fleet {
     pub fn close(&mut self, now: Duration, stream: Stream) {
         let Some(sender) = self.sender(stream) else { return };
         sender.is_online = false;
-        self.revisions.values_mut().for_each(|it| it.load.lost(now, stream.sender));
+        self.each_load(|load| load.lost(now, stream.sender));
     }
 
     /// The stream has named every subject of a batch; after the first, what it did not name is gone.
@@ -212,7 +252,7 @@ impl Fleet {
         }
         if let Some(sender) = self.sender(stream) {
             sender.stream.synced = true;
-            self.revisions.values_mut().for_each(|it| it.load.synced(stream));
+            self.each_load(|load| load.synced(stream));
         }
         Stream { synced: true, ..stream }
     }
@@ -225,7 +265,10 @@ impl Fleet {
         let pod = seen.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
         let counts = pod.is_none_or(Pod::counts);
         let name = &seen.key.revision;
-        let Some(revision) = self.revisions.get_mut(name) else { return };
+        let Some(revision) = self.revisions.get_mut(name) else {
+            let load = self.strangers.entry(name.clone()).or_default();
+            return load.seen(now, stream, counts, seen);
+        };
         if counts && revision.load.is_news(stream, seen) {
             revision.wake(now);
         }
@@ -238,10 +281,13 @@ impl Fleet {
 
     /// A subject is gone from its sender.
     pub fn gone(&mut self, now: Duration, stream: Stream, key: &UsageKey) {
-        if self.sender(stream).is_some()
-            && let Some(revision) = self.revisions.get_mut(&key.revision)
-        {
-            revision.load.gone(now, stream.sender, key.pod.as_deref());
+        if self.sender(stream).is_none() {
+            return;
+        }
+        let Some(load) = self.load(&key.revision) else { return };
+        load.gone(now, stream.sender, key.pod.as_deref());
+        if load.is_empty() {
+            self.strangers.remove(&key.revision);
         }
     }
 

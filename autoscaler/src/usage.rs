@@ -84,6 +84,11 @@ impl Load {
         self.sources.shrink_to_fit();
     }
 
+    /// Whether no sender has told anything that is still kept.
+    pub fn is_empty(&self) -> bool {
+        self.sources.is_empty()
+    }
+
     /// Whether these totals mean load: requests in flight, or begun since the last news.
     pub fn is_news(&self, stream: Stream, seen: &UsageSeen) -> bool {
         let begun = match self.find(stream.sender, seen.key.pod.as_deref()) {

@@ -411,3 +411,97 @@ fn a_whole_table_takes_along_what_it_does_not_name() {
     let gone = sim.fleet.routes(sim.now, &RouteTable::default(), &keys);
     assert_eq!((gone, sim.fleet.keys()), (vec![Step::Gone(sim.name.clone())], BTreeSet::new()));
 }
+
+/// A service whose revision the controller has not told of yet.
+fn untold() -> (Sim, RouteRevision) {
+    let mut sim = Sim::new(short());
+    let later = sim.table.revisions.remove(&sim.name).unwrap();
+    sim.route([RouteKey::Revision(sim.name.clone())]);
+    assert!(sim.fleet.revisions.is_empty());
+    sim.trace.clear();
+    (sim, RouteRevision { initial_scale_reached: true, ..later })
+}
+
+impl Sim {
+    fn tell(&mut self, revision: RouteRevision) {
+        self.table.revisions.insert(self.name.clone(), revision);
+        self.route([RouteKey::Revision(self.name.clone())]);
+    }
+}
+
+#[test]
+fn a_request_that_is_told_before_its_revision_wakes_it() {
+    let (mut sim, revision) = untold();
+    sim.arrive(1);
+    sim.pass(Duration::from_secs(5));
+    assert_eq!((sim.trace.len(), sim.fleet.next_due()), (0, None));
+    sim.tell(revision);
+    assert_eq!(sim.trace, ["5.0 0→1 Direct Activating: stable load"]);
+    assert_eq!(sim.state().load.waiting(), 1);
+    assert!(sim.fleet.strangers.is_empty());
+}
+
+#[test]
+fn what_is_over_before_its_revision_is_told_wakes_nothing() {
+    let over: [fn(&mut Sim); 3] = [
+        |sim| {
+            sim.line.finish(sim.ns());
+            sim.report(None, sim.line);
+        },
+        |sim| {
+            sim.fleet.close(sim.now, sim.activator);
+            assert!(sim.fleet.strangers.is_empty(), "kept no longer than the stream");
+        },
+        |sim| {
+            let key = UsageKey { revision: sim.name.clone(), pod: None };
+            sim.fleet.gone(sim.now, sim.activator, &key);
+            assert!(sim.fleet.strangers.is_empty(), "kept no longer than its subject");
+        },
+    ];
+    for over in over {
+        let (mut sim, revision) = untold();
+        sim.arrive(1);
+        over(&mut sim);
+        sim.tell(revision);
+        assert_eq!((sim.trace.len(), sim.pods.len(), sim.fleet.next_due()), (0, 0, None));
+        assert!(sim.fleet.strangers.is_empty());
+    }
+}
+
+#[test]
+fn only_the_latest_report_on_an_unknown_revision_is_kept() {
+    let (mut sim, revision) = untold();
+    (0..100).for_each(|_| sim.arrive(1));
+    assert_eq!(sim.fleet.strangers.len(), 1);
+    sim.activator = sim.fleet.open(sim.now, who(Role::Activator));
+    sim.arrive(1);
+    sim.activator = sim.fleet.synced(sim.activator);
+    sim.tell(revision);
+    assert_eq!(sim.state().load.waiting(), 101);
+}
+
+#[test]
+fn a_request_outlasts_its_revisions_absence_from_the_table() {
+    let mut sim = Sim::new(short());
+    sim.arrive(1);
+    sim.trace.clear();
+    let revision = sim.table.revisions.remove(&sim.name).unwrap();
+    sim.table.pods.clear();
+    let gone = [RouteKey::Revision(sim.name.clone()), RouteKey::Pod("pod-0001".into())];
+    sim.route(gone);
+    sim.pods.clear();
+    sim.tell(RouteRevision { initial_scale_reached: true, ..revision });
+    assert_eq!(sim.trace, ["0.0 0→1 Direct Activating: stable load"]);
+}
+
+#[test]
+fn a_draining_pod_asks_for_no_other_though_its_usage_is_told_first() {
+    let mut sim = Sim::new(short());
+    let mut totals = Totals::default();
+    totals.start(sim.ns());
+    sim.report(Some("leaving"), totals);
+    assert_eq!(sim.state().load.in_flight(), 1);
+    sim.table.pods.insert("leaving".into(), pod("leaving", &sim.name, PodPhase::Draining));
+    sim.route([RouteKey::Pod("leaving".into())]);
+    assert_eq!(sim.state().load.in_flight(), 0);
+}
