@@ -115,6 +115,7 @@ impl Gateway {
         client: Client,
     ) -> Result<Response<Reply>, Failure> {
         let (mut head, body) = request.into_parts();
+        headers::check_host(&head)?;
         if let (Door::Port(_), Some(probe)) = (door, head.headers.get(K_NETWORK_PROBE)) {
             return Ok(probed(probe, &head));
         }

@@ -68,6 +68,61 @@ pub fn host(head: &request::Parts) -> Option<String> {
     (!host.is_empty()).then(|| host.to_ascii_lowercase())
 }
 
+/// Refuses a request that does not say plainly which host it is for (RFC 9112 §3.2): two ends of a way that
+/// choose differently among two hosts would not mean the same request. HTTP/1.0 may leave it out.
+pub fn check_host(head: &request::Parts) -> Result<(), Failure> {
+    let refused = |text: &str| Err(Failure::BadRequest(text.to_owned()));
+    let mut named = head.headers.get_all(header::HOST).iter();
+    match (named.next(), named.next()) {
+        (None, _) if head.version >= Version::HTTP_11 => refused("missing required Host header"),
+        (_, Some(_)) => refused("too many Host headers"),
+        (Some(host), None) if !is_host(host.as_bytes()) => refused("malformed Host header"),
+        _ if head.uri.authority().is_some_and(|it| !is_host(it.as_str().as_bytes())) => {
+            refused("malformed host in the request's target")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether this is `uri-host [":" port]` (RFC 3986 §3.2); like there, the host may be empty.
+fn is_host(text: &[u8]) -> bool {
+    let (host, port) = match text.iter().rposition(|&byte| byte == b':' || byte == b']') {
+        Some(at) if text[at] == b':' => (&text[..at], &text[at + 1..]),
+        Some(_) | None => (text, &[][..]),
+    };
+    let is_name = match host {
+        [b'[', inner @ .., b']'] => is_literal(inner),
+        name => is_reg_name(name),
+    };
+    is_name && port.iter().all(u8::is_ascii_digit)
+}
+
+/// Whether this may stand in brackets: an IPv6 address, with a zone or not.
+fn is_literal(inner: &[u8]) -> bool {
+    let text = std::str::from_utf8(inner).unwrap_or_default();
+    let (address, zone) =
+        text.split_once("%25").map_or((text, None), |(it, zone)| (it, Some(zone)));
+    address.parse::<std::net::Ipv6Addr>().is_ok()
+        && zone.is_none_or(|zone| !zone.is_empty() && is_reg_name(zone.as_bytes()))
+}
+
+fn is_reg_name(mut name: &[u8]) -> bool {
+    loop {
+        name = match name {
+            [] => return true,
+            [b'%', high, low, rest @ ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+                rest
+            }
+            [byte, rest @ ..]
+                if byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=".contains(byte) =>
+            {
+                rest
+            }
+            _ => return false,
+        };
+    }
+}
+
 /// Turns a head as it arrived into one for a pod. Returns the protocol the client wants to switch to.
 pub fn to_pod(
     head: &mut request::Parts,
@@ -132,9 +187,6 @@ fn settle_host(
     }
     if head.headers.contains_key(header::HOST) {
         return Ok(());
-    }
-    if head.version >= Version::HTTP_11 {
-        return Err(Failure::BadRequest("missing required Host header".to_owned()));
     }
     // HTTP/1.0 knows no Host, the request to the pod needs one.
     let own = HeaderValue::from_str(&service_host());

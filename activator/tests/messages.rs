@@ -224,6 +224,61 @@ async fn malformed_and_oversize_heads_are_refused_and_harm_nobody() {
     assert_eq!((pod.requests(), world.waited()), (1, (0, 0)));
 }
 
+/// What the gateway for requests from outside answers.
+async fn outside(world: &World, request: &str) -> String {
+    let mut client = TcpStream::connect(world.outside).await.unwrap();
+    client.write_all(request.as_bytes()).await.unwrap();
+    rest(&mut client).await
+}
+
+#[tokio::test]
+async fn a_request_for_no_host_or_two_is_refused_at_every_door() {
+    let mut world = World::new().await;
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    let known = "host: hello.default.example.com\r\n";
+    let two = format!("{known}{known}");
+    let other = format!("{known}Host: other.example\r\n");
+    for (version, hosts, text) in [
+        ("1.1", "", "missing required Host header"),
+        ("1.1", two.as_str(), "too many Host headers"),
+        ("1.1", &other, "too many Host headers"),
+        ("1.0", &two, "too many Host headers"),
+        ("1.1", "host: a b\r\n", "malformed Host header"),
+        ("1.1", "host: user@hello.default.example.com\r\n", "malformed Host header"),
+        ("1.1", "host: hello.default.example.com:http\r\n", "malformed Host header"),
+        ("1.1", "host: caf\u{e9}\r\n", "malformed Host header"),
+    ] {
+        let request = format!("GET / HTTP/{version}\r\n{hosts}connection: close\r\n\r\n");
+        for answer in [world.exchange(&request).await, outside(&world, &request).await] {
+            assert_eq!(answer.get(9..12), Some("400"), "{request} {answer}");
+            assert!(answer.ends_with(&format!("\r\n\r\n{text}")), "{request} {answer}");
+        }
+    }
+    assert_eq!((pod.requests(), world.waited()), (0, (0, 0)));
+}
+
+#[tokio::test]
+async fn a_bare_address_or_foreign_host_wakes_a_service_port() {
+    let mut world = World::new().await;
+    let pod = server(OK, Duration::ZERO).await;
+    let hosts = ["10.96.0.7", "10.96.0.7:80", "[fd00:10:96::7]:80", "foreign.example", ""];
+    let mut asked = Vec::new();
+    for host in hosts {
+        let mut client = world.connect().await;
+        let request = format!("GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+        asked.push(client);
+    }
+    world.waiting(hosts.len()).await;
+    world.ready("p", pod.address);
+    for mut client in asked {
+        assert!(rest(&mut client).await.ends_with("hello"));
+    }
+    let heads = pod.heads();
+    assert!(hosts.iter().all(|host| heads.contains(&format!("host: {host}\r\n"))), "{heads}");
+}
+
 #[tokio::test]
 async fn a_body_that_makes_no_sense_is_the_clients_fault() {
     let mut world = World::new().await;

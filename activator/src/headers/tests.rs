@@ -50,11 +50,12 @@ fn an_absolute_uri_wins_over_the_host_header() {
 
 #[test]
 fn a_host_is_required_from_1_1_on_and_supplied_for_1_0() {
-    let mut new = head("/", &[]);
-    let refused = to_pod(&mut new, Side::Inside, CLIENT, String::new).expect_err("no host");
+    let new = head("/", &[]);
+    let refused = check_host(&new).expect_err("no host");
     assert_eq!(refused.to_string(), "missing required Host header");
     let mut old = head("/", &[]);
     old.version = Version::HTTP_10;
+    check_host(&old).expect("HTTP/1.0 knows no Host");
     to_pod(&mut old, Side::Inside, CLIENT, || "hello.default.svc".into()).expect("fine");
     assert_eq!((field(&old, "host"), old.version), (Some("hello.default.svc"), Version::HTTP_11));
 }
@@ -144,4 +145,60 @@ fn connect_is_refused() {
     head.method = Method::CONNECT;
     let refused = to_pod(&mut head, Side::Inside, CLIENT, String::new).expect_err("refused");
     assert_eq!(refused.status(), 405);
+}
+
+#[test]
+fn a_host_is_a_name_or_an_address_with_or_without_a_port() {
+    for good in [
+        "",
+        "a",
+        "Hello.default.example.com.",
+        "a:80",
+        "a:",
+        "under_score",
+        "10.96.0.7:8080",
+        "[fd00::1]",
+        "[fd00::1]:80",
+        "[fe80::1%25eth0]:80",
+        "caf%C3%A9.example",
+    ] {
+        assert!(is_host(good.as_bytes()), "{good}");
+    }
+    for bad in [
+        "a b",
+        "a/b",
+        "user@a",
+        "a:b",
+        "a:80:80",
+        "fd00::1",
+        "[fd00::1",
+        "fd00::1]",
+        "[fd00::1]x",
+        "[a]",
+        "[fe80::1%25]",
+        "100%",
+        "%zz",
+        "a?b",
+        "a#b",
+        "a\\b",
+        "<a>",
+        "caf\u{e9}",
+        "a\t",
+    ] {
+        assert!(!is_host(bad.as_bytes()), "{bad}");
+    }
+}
+
+#[test]
+fn one_host_is_named_once() {
+    let told = |uri, hosts: &[(&str, &str)]| {
+        check_host(&head(uri, hosts)).map_err(|failure| failure.to_string())
+    };
+    assert_eq!(told("/", &[("host", "a")]), Ok(()));
+    assert_eq!(told("http://a:80/", &[("host", "b")]), Ok(()));
+    let twice = Err("too many Host headers".to_owned());
+    assert_eq!(told("/", &[("host", "a"), ("host", "a")]), twice);
+    assert_eq!(told("/", &[("host", "a b")]), Err("malformed Host header".to_owned()));
+    let target = Err("malformed host in the request's target".to_owned());
+    assert_eq!(told("http://user@a/", &[("host", "a")]), target);
 }
