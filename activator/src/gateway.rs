@@ -1,6 +1,6 @@
 //! Shell: one request from its arrival to its answer.
 
-use std::{convert::Infallible, net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc};
 
 use common::wire::Path;
 use http::{HeaderValue, Request, Response, StatusCode, header, request};
@@ -94,7 +94,7 @@ impl Gateway {
         request: Request<Incoming>,
         door: Door,
         client: Client,
-    ) -> Result<Response<Reply>, Infallible> {
+    ) -> Response<Reply> {
         let mut cancelled = Cancelled(Some(&self.metrics));
         let response = match self.answer(request, door, client).await {
             Ok(response) => response,
@@ -105,7 +105,7 @@ impl Gateway {
         };
         cancelled.0 = None;
         self.metrics.answered(response.status());
-        Ok(response)
+        response
     }
 
     async fn answer(

@@ -15,6 +15,7 @@
 //! | [`gateway`], [`reply`] | Shell: one request from arrival to answer |
 //! | [`revision`], [`pods`] | Shell: a revision's line and the connections to its pods |
 //! | [`server`], [`ports`] | Shell: clients' connections; the listener, or listeners, of services |
+//! | [`socket`] | Shell: a client's socket, and whether the client is still there |
 //! | [`routes`], [`controller`] | Shell: the RouteTable |
 //! | [`autoscaler`] | Shell: usage reports |
 //! | [`admin`], [`clock`] | Shell: metrics; time and chance |
@@ -58,6 +59,7 @@ pub mod reply;
 pub mod revision;
 pub mod routes;
 pub mod server;
+pub mod socket;
 
 pub use config::Config;
 

@@ -36,6 +36,9 @@ pub enum CutOff {
     /// A bound of the revision was over.
     #[error("activator request timeout")]
     Timeout,
+    /// Nobody listens any more.
+    #[error("client has gone")]
+    Client,
 }
 
 /// One request's clock: a single timer, set to whichever bound is over first.

@@ -12,6 +12,7 @@ use crate::{
     balance::Lot,
     clock::chance,
     gateway::{Client, Door, Gateway},
+    socket::{Gone, Socket, Watched},
 };
 
 /// Bounds of what a client may send.
@@ -38,6 +39,8 @@ impl Server {
             .header_read_timeout(bounds.head_timeout)
             .max_buf_size(bounds.head_bytes)
             .max_header_size(bounds.head_bytes)
+            // Whether a client that has closed its sending half is gone is for the socket to say.
+            .half_close(true)
             .auto_date_header(false);
         Self { gateway, http }
     }
@@ -95,8 +98,21 @@ impl Server {
         client: SocketAddr,
     ) -> Result<(), hyper::Error> {
         let client = Client { address: client.ip().to_canonical(), lot: Lot::draw(chance()) };
-        let service = service_fn(|request| self.gateway.handle(request, door, client));
-        let connection = self.http.serve_connection(TokioIo::new(stream), service).with_upgrades();
+        let socket = Socket::new(stream);
+        let service = service_fn(|request| {
+            let socket = socket.clone();
+            async move {
+                tokio::select! {
+                    biased;
+                    answer = self.gateway.handle(request, door, client) => {
+                        Ok(answer.map(|body| Watched::new(body, socket)))
+                    }
+                    () = socket.gone() => Err(Gone),
+                }
+            }
+        });
+        let io = TokioIo::new(socket.clone());
+        let connection = self.http.serve_connection(io, service).with_upgrades();
         tokio::pin!(connection);
         tokio::select! {
             ended = connection.as_mut() => return ended,

@@ -201,27 +201,55 @@ async fn the_first_of_two_requests_sent_at_once_is_answered_first() {
 }
 
 #[tokio::test]
-async fn malformed_and_oversize_heads_are_refused_and_harm_nobody() {
-    let mut world = World::with(|config| config.head_timeout_ms = 100).await;
+async fn bad_and_slow_clients_are_refused_and_harm_nobody() {
+    let mut world = World::with(|config| config.head_timeout_ms = 300).await;
     let pod = server(OK, Duration::ZERO).await;
     world.ready("p", pod.address);
     let mut kept = world.connect().await;
-    kept.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n").await.unwrap();
+    kept.write_all(GET_ON.as_bytes()).await.unwrap();
+    read_until(&mut kept, "hello").await;
+    let mut cut = world.connect().await;
+    cut.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n").await.unwrap();
+    let slow = tokio::spawn(trickle(world.connect().await));
     let long = format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "y".repeat(70_000));
-    let none = "GET / HTTP/1.1\r\n\r\n";
-    let both = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n";
-    for (request, code) in
-        [("nonsense\r\n\r\n", "400"), (long.as_str(), "431"), (both, "400"), (none, "400")]
-    {
+    let endless = format!("GET / HTTP/1.1\r\nhost: a\r\n{}", "x: y\r\n".repeat(20_000));
+    let path = format!("GET /{} HTTP/1.1\r\nhost: a\r\n\r\n", "y".repeat(70_000));
+    let lengths = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n";
+    let framings =
+        "POST / HTTP/1.0\r\nhost: a\r\ntransfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n";
+    for (request, codes) in [
+        ("nonsense\r\n\r\n", "400"),
+        ("\u{16}\u{3}\u{1}\u{2}\u{0}", "400"),
+        ("GET / HTTP/9.9\r\nhost: a\r\n\r\n", "400"),
+        ("GET / HTTP/1.1\r\nhost : a\r\n\r\n", "400"),
+        (long.as_str(), "431"),
+        (&endless, "431"),
+        (&path, "414 431"),
+        (lengths, "400"),
+        (framings, "400"),
+    ] {
         let mut client = world.connect().await;
         client.write_all(request.as_bytes()).await.ok();
         let answer = read_head(&mut client).await;
-        assert_eq!(answer.get(9..12), Some(code), "{request:.40} {answer}");
+        let code = answer.get(9..12).unwrap_or_default();
+        assert!(code.len() == 3 && codes.contains(code), "{request:.40} {answer}");
+        kept.write_all(GET_ON.as_bytes()).await.unwrap();
+        assert!(read_until(&mut kept, "hello").await.starts_with("HTTP/1.1 200"));
     }
-    let slow = tokio::time::timeout(LONG, rest(&mut kept)).await.unwrap();
-    assert_eq!(slow, "", "a head that does not come to its end is given up");
+    assert_eq!(rest(&mut cut).await, "", "a head that does not come to its end is given up");
+    slow.await.unwrap();
     assert!(world.exchange(GET).await.ends_with("hello"));
-    assert_eq!((pod.requests(), world.waited()), (1, (0, 0)));
+    assert_eq!((pod.requests(), world.waited()), (11, (0, 0)));
+}
+
+/// Sends a head byte by byte, each in time, the whole never; ends when it is given up.
+async fn trickle(mut client: TcpStream) {
+    let sent = async {
+        while client.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(LONG, sent).await.expect("is given up");
 }
 
 /// What the gateway for requests from outside answers.
@@ -291,18 +319,157 @@ async fn a_body_that_makes_no_sense_is_the_clients_fault() {
     assert_eq!(world.exchange(request).await.get(9..12), Some("400"));
 }
 
+const POST: &str =
+    "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello";
+
 #[tokio::test]
-async fn a_half_closed_client_is_gone_and_frees_its_place() {
+async fn a_half_closed_client_gets_its_whole_answer_after_it_waited() {
+    let whole = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
+    let two = format!("{GET_ON}{GET_ON}");
+    for (request, count) in [(GET, 1), (GET_ON, 1), (POST, 1), (&two, 2)] {
+        let mut world = World::new().await;
+        let at = reader(OK).await;
+        let mut client = world.connect().await;
+        client.write_all(request.as_bytes()).await.unwrap();
+        world.waiting(1).await;
+        client.shutdown().await.unwrap();
+        // The beginning of the answer comes as soon as the half is closed, the rest when it is there.
+        assert_eq!(client.read_u8().await.unwrap(), b'H');
+        world.waiting(1).await;
+        world.ready("p", at);
+        let answer = format!("H{}", rest(&mut client).await);
+        assert_eq!(answer.replace("connection: close\r\n", ""), whole.repeat(count), "{request}");
+        let waited = u64::try_from(count).unwrap();
+        assert!(world.waited().0 <= waited && world.waited().0 == world.waited().1);
+    }
+}
+
+const GET_ON: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+
+/// A pod that answers every request, and reads bodies of five bytes.
+async fn reader(answer: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                loop {
+                    let head = read_head(&mut stream).await;
+                    if !head.ends_with("\r\n\r\n") {
+                        return;
+                    }
+                    if head.contains("content-length: 5\r\n") {
+                        stream.read_exact(&mut [0; 5]).await.ok();
+                    }
+                    stream.write_all(answer.as_bytes()).await.ok();
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_half_closed_client_gets_every_kind_of_answer() {
+    let old = "GET / HTTP/1.0\r\n\r\n";
+    let large = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
+    for (request, answer, pause, end) in [
+        (old, OK, 30, "\r\n\r\nhello"),
+        (GET, large, 30, "5\r\nhello\r\n0\r\n\r\n"),
+        (GET, "HTTP/1.1 204 No Content\r\n\r\n", 30, "\r\n\r\n"),
+        (GET, OK, 0, "\r\n\r\nhello"),
+        (GET, "HTTP/1.1 x\r\n\r\n", 30, "invalid HTTP status-code parsed"),
+    ] {
+        let mut world = World::new().await;
+        let pod = server(answer, Duration::from_millis(pause)).await;
+        world.ready("p", pod.address);
+        let mut client = world.connect().await;
+        client.write_all(request.as_bytes()).await.unwrap();
+        client.shutdown().await.unwrap();
+        let told = rest(&mut client).await;
+        assert!(told.starts_with("HTTP/1.") && told.ends_with(end), "{request} {told}");
+    }
+}
+
+#[tokio::test]
+async fn a_half_closed_client_is_told_that_its_time_is_over() {
     let mut world = World::new().await;
+    world.change(|table| {
+        table.revisions.get_mut(&harness::revision()).unwrap().timeout = Duration::from_millis(50);
+    });
     let mut client = world.connect().await;
     client.write_all(GET.as_bytes()).await.unwrap();
-    world.waiting(1).await;
     client.shutdown().await.unwrap();
-    world.waiting(0).await;
-    let pod = server(OK, Duration::ZERO).await;
+    let told = rest(&mut client).await;
+    assert!(told.starts_with("HTTP/1.1 504 ") && told.ends_with("request timeout"), "{told}");
+    assert_eq!(world.waited(), (1, 1));
+}
+
+#[tokio::test]
+async fn a_client_that_closes_wholly_while_it_waits_leaves_the_line() {
+    let body = "x".repeat(100_000);
+    let unread = format!("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n{body}");
+    let broken_off = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nhello";
+    let two = format!("{GET_ON}{GET_ON}");
+    for request in [GET, POST, &unread, broken_off, &two] {
+        for (half_first, reset) in [(false, false), (true, false), (false, true)] {
+            let world = World::new().await;
+            let mut client = world.connect().await;
+            client.write_all(request.as_bytes()).await.unwrap();
+            world.waiting(1).await;
+            if half_first {
+                client.shutdown().await.unwrap();
+                assert_eq!(client.peek(&mut [0]).await.unwrap(), 1);
+                world.waiting(1).await;
+            }
+            if reset {
+                client.set_zero_linger().unwrap();
+            }
+            drop(client);
+            world.waiting(0).await;
+            until(|| world.waited() == (1, 1)).await;
+            until(|| world.metric("rouse_activator_client_connections") == 0.0).await;
+            let cancelled = "rouse_activator_requests_total{code=\"cancelled\"}";
+            assert_eq!(world.metric(cancelled), 1.0);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_goes_while_its_request_runs_frees_the_pods_place() {
+    let mut world = World::new().await;
+    world.change(|table| {
+        table.revisions.get_mut(&harness::revision()).unwrap().container_concurrency = 1;
+    });
+    let pod = server(OK, LONG).await;
     world.ready("p", pod.address);
-    assert!(world.exchange(GET).await.ends_with("hello"));
-    assert_eq!((pod.requests(), world.waited()), (1, (1, 1)));
+    for count in 1..=3 {
+        let mut client = world.connect().await;
+        client.write_all(POST.as_bytes()).await.unwrap();
+        until(|| pod.requests() == count).await;
+    }
+}
+
+#[tokio::test]
+async fn a_silent_answer_ends_once_nobody_listens() {
+    let mut world = World::new().await;
+    world.change(|table| {
+        table.revisions.get_mut(&harness::revision()).unwrap().timeout = Duration::from_secs(300);
+    });
+    let (ended, end) = tokio::sync::oneshot::channel();
+    let at = pod(|mut stream, _| async move {
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.unwrap();
+        ended.send(stream.read_u8().await.is_err()).unwrap();
+    })
+    .await;
+    world.ready("p", at);
+    let mut client = world.connect().await;
+    client.write_all(GET.as_bytes()).await.unwrap();
+    read_head(&mut client).await;
+    tokio::time::pause();
+    drop(client);
+    assert!(tokio::time::timeout(LONG, end).await.unwrap().unwrap());
 }
 
 #[tokio::test]

@@ -1,0 +1,250 @@
+//! Shell: a client's socket: bytes for the HTTP library, and whether the client is still there.
+//!
+//! A client that has closed only its sending half still reads its answer, one that has closed wholly never
+//! will; both have sent the same FIN. What tells them apart is a byte sent to them: the first answers it with
+//! an ACK, the second with a reset. Every answer begins with the same byte, so that byte is sent ahead, and the
+//! library's own is left out later: whoever reads sees one whole answer.
+
+use std::{
+    future::{pending, poll_fn},
+    io::{self, IoSlice},
+    os::fd::AsFd as _,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::FutureExt as _;
+use http_body::{Body, Frame, SizeHint};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
+    net::TcpStream,
+    time::Sleep,
+};
+
+use crate::reply::{CutOff, Reply};
+
+/// What every answer begins with, a final one or not: `HTTP/1.…`.
+const FIRST: &[u8] = b"H";
+/// While bytes lie unread, a FIN behind them is watched for only in requests that last longer than this: it
+/// takes a descriptor.
+const UNREAD: Duration = Duration::from_millis(100);
+/// An answer that was begun before the client's FIN goes on; one that says nothing for so long is given up.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// A client's socket. Clones are the same socket: the library has one, whoever watches it another. All are
+/// used by one task, so the lock is never waited for.
+#[derive(Clone, Debug)]
+pub struct Socket(Arc<Mutex<Inner>>);
+
+/// The client has closed its connection for good.
+#[derive(Debug, thiserror::Error)]
+#[error("client has gone")]
+pub struct Gone;
+
+#[derive(Debug)]
+struct Inner {
+    stream: TcpStream,
+    /// Whether the library has passed on all it had to say since the request came.
+    is_settled: bool,
+    /// Whether the first byte of the answer was sent ahead.
+    is_ahead: bool,
+    /// Waits for `is_settled`.
+    waker: Option<Waker>,
+}
+
+impl Socket {
+    /// A client's socket.
+    pub fn new(stream: TcpStream) -> Self {
+        let inner = Inner { stream, is_settled: false, is_ahead: false, waker: None };
+        Self(Arc::new(Mutex::new(inner)))
+    }
+
+    /// Waits until the client has closed its connection for good. To be called when a request has come, and
+    /// dropped when its answer begins.
+    pub async fn gone(&self) {
+        self.lock().is_settled = false;
+        // Costs no system call while nothing comes, which is the usual case.
+        let _ = poll_fn(|cx| self.lock().stream.poll_read_ready(cx)).await;
+        Box::pin(self.told()).await;
+    }
+
+    /// The same, once something has come.
+    async fn told(&self) {
+        if !self.is_closed() {
+            tokio::time::sleep(UNREAD).await;
+        }
+        // The stream's own readiness stays "closed" from the FIN on and cannot tell of the reset.
+        let copy = self.lock().stream.as_fd().try_clone_to_owned();
+        let copy = copy.and_then(|copy| TcpStream::from_std(copy.into()));
+        let Ok(watch) = copy else { return pending().await };
+        let _ = watch.ready(Interest::PRIORITY | Interest::ERROR).await;
+        if poll_fn(|cx| self.poll_ask(cx)).await.is_ok() {
+            let _ = watch.ready(Interest::ERROR).await;
+        }
+    }
+
+    /// Whether the client has closed its sending half, or more.
+    fn is_closed(&self) -> bool {
+        // The kernel's closing is told along with "priority" data, which nobody sends.
+        self.lock().stream.ready(Interest::PRIORITY).now_or_never().is_some()
+    }
+
+    /// Whether the client's kernel has said that nobody is there.
+    fn is_reset(&self) -> bool {
+        self.lock().stream.ready(Interest::ERROR).now_or_never().is_some()
+    }
+
+    /// Sends the first byte of the answer once nothing of another answer can come after it.
+    fn poll_ask(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut inner = self.lock();
+        if !inner.is_settled {
+            inner.waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        if inner.is_ahead {
+            return Poll::Ready(Ok(()));
+        }
+        match inner.stream.try_write(FIRST) {
+            Ok(sent) => inner.is_ahead = sent == FIRST.len(),
+            // What is on its way already asks the same.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Poll::Ready(Err(error)),
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing that runs under the lock leaves a socket half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.lock().stream).poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        from: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let mut inner = self.lock();
+        inner.is_settled = false;
+        match from {
+            [_sent, rest @ ..] if inner.is_ahead => inner.poll_write_rest(cx, rest),
+            _ => Pin::new(&mut inner.stream).poll_write(cx, from),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        from: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut inner = self.lock();
+        inner.is_settled = false;
+        match from.iter().find(|slice| !slice.is_empty()).map(|slice| &**slice) {
+            Some([_sent, rest @ ..]) if inner.is_ahead => inner.poll_write_rest(cx, rest),
+            _ => Pin::new(&mut inner.stream).poll_write_vectored(cx, from),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.lock().stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut inner = self.lock();
+        ready!(Pin::new(&mut inner.stream).poll_flush(cx))?;
+        inner.is_settled = true;
+        inner.waker.take().into_iter().for_each(Waker::wake);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.lock().stream).poll_shutdown(cx)
+    }
+}
+
+impl Inner {
+    /// Writes what follows the byte that was sent ahead, and counts that byte.
+    fn poll_write_rest(&mut self, cx: &mut Context<'_>, rest: &[u8]) -> Poll<io::Result<usize>> {
+        let sent = match rest {
+            [] => 0,
+            rest => ready!(Pin::new(&mut self.stream).poll_write(cx, rest))?,
+        };
+        self.is_ahead = false;
+        Poll::Ready(Ok(sent + FIRST.len()))
+    }
+}
+
+/// The body of an answer, with an eye on its client: a silent answer would never learn that nobody listens.
+#[derive(Debug)]
+pub struct Watched {
+    body: Reply,
+    socket: Socket,
+    /// The client had closed its sending half before, and was there: it waits for the whole answer.
+    is_awaited: bool,
+    /// Runs since the client's FIN, while the answer is silent.
+    silence: Option<Pin<Box<Sleep>>>,
+}
+
+impl Watched {
+    /// The body of an answer to the client at `socket`.
+    pub fn new(body: Reply, socket: Socket) -> Self {
+        let is_awaited = !body.is_end_stream() && socket.is_closed();
+        Self { body, socket, is_awaited, silence: None }
+    }
+
+    /// Resolves when the client has closed its half and nothing was said to it for a while.
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_awaited {
+            return Poll::Pending;
+        }
+        // Only asks to be woken; an error shows as a closed half.
+        let _ = ready!(self.socket.lock().stream.poll_read_ready(cx));
+        if !self.socket.is_closed() {
+            return Poll::Pending;
+        }
+        if self.socket.is_reset() {
+            return Poll::Ready(());
+        }
+        let silence = || Box::pin(tokio::time::sleep(SILENCE));
+        self.silence.get_or_insert_with(silence).as_mut().poll(cx)
+    }
+}
+
+impl Body for Watched {
+    type Data = Bytes;
+    type Error = CutOff;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+        if let Poll::Ready(next) = Pin::new(&mut self.body).poll_frame(cx) {
+            self.silence = None;
+            return Poll::Ready(next);
+        }
+        ready!(self.poll_gone(cx));
+        Poll::Ready(Some(Err(CutOff::Client)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
