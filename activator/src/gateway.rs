@@ -1,4 +1,7 @@
 //! Shell: one request from its arrival to its answer.
+//!
+//! Of a pod's answers only the final one is passed on: `hyper`'s client can tell of a 103 (`ext::on_informational`),
+//! its server cannot send one; 100 it sends itself, once a pod takes the body.
 
 use std::{net::IpAddr, sync::Arc};
 

@@ -122,6 +122,31 @@ async fn answers_without_a_body_end_at_their_head() {
 }
 
 #[tokio::test]
+async fn a_body_is_asked_for_once_a_pod_takes_it() {
+    let mut world = World::new().await;
+    let mut client = world.connect().await;
+    let head = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\nexpect: 100-continue\r\n\
+                content-length: 5\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    world.waiting(1).await;
+    let nothing = tokio::time::timeout(Duration::from_millis(20), client.peek(&mut [0])).await;
+    assert!(nothing.is_err(), "a body sent while the request waits would only be held");
+    world.ready("p", reader("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n").await);
+    assert_eq!(read_head(&mut client).await, "HTTP/1.1 100 Continue\r\n\r\n");
+    client.write_all(b"hello").await.unwrap();
+    assert!(rest(&mut client).await.starts_with("HTTP/1.1 204 "));
+}
+
+#[tokio::test]
+async fn of_several_answers_to_a_request_the_final_one_is_passed_on() {
+    let hints = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n\
+                 HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
+    let told = answered(GET, hints).await;
+    assert!(told.starts_with("HTTP/1.1 200 OK\r\n") && told.ends_with("\r\n\r\nhello"), "{told}");
+    assert!(!told.contains("link"), "{told}");
+}
+
+#[tokio::test]
 async fn after_an_answer_without_a_body_the_connection_serves_the_next() {
     let mut world = World::new().await;
     let pod = server("HTTP/1.1 204 No Content\r\n\r\n", Duration::ZERO).await;
