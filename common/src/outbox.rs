@@ -5,7 +5,7 @@
 //! the stream was away is said once.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -29,6 +29,8 @@ struct Inner<K, V> {
     states: HashMap<Arc<K>, (u64, Option<Box<V>>)>,
     /// Subjects by the version of their latest change.
     order: BTreeMap<u64, Arc<K>>,
+    /// Versions at which subjects went whose marks are still kept.
+    gone: BTreeSet<u64>,
     /// How far each stream has got.
     cursors: BTreeMap<u64, u64>,
     next_cursor: u64,
@@ -89,6 +91,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
             version,
             states: HashMap::new(),
             order: BTreeMap::new(),
+            gone: BTreeSet::new(),
             cursors: BTreeMap::new(),
             next_cursor: 0,
         };
@@ -136,9 +139,13 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
 impl<K: Eq + Hash, V> Inner<K, V> {
     fn put(&mut self, key: K, value: Option<Box<V>>) {
         self.version += 1;
+        if value.is_none() {
+            self.gone.insert(self.version);
+        }
         let key = match self.states.get_mut(&key) {
             Some(state) => {
                 let (at, _) = std::mem::replace(state, (self.version, value));
+                self.gone.remove(&at);
                 self.order.remove(&at).expect("each state stands in the order under its version")
             }
             None => {
@@ -153,12 +160,10 @@ impl<K: Eq + Hash, V> Inner<K, V> {
     /// Drops the marks of gone subjects that every stream has heard of.
     fn forget_passed(&mut self) {
         let heard = self.cursors.values().copied().min().unwrap_or(u64::MAX);
-        let passed = self.order.range(..=heard.min(self.version));
-        let gone = |key: &&Arc<K>| matches!(self.states.get(*key), Some((_, None)));
-        let marks: Vec<Arc<K>> = passed.map(|(_, key)| key).filter(gone).cloned().collect();
-        for key in marks {
-            if let Some((at, _)) = self.states.remove(&key) {
-                self.order.remove(&at);
+        while let Some(at) = self.gone.first().copied().filter(|at| *at <= heard) {
+            self.gone.remove(&at);
+            if let Some(key) = self.order.remove(&at) {
+                self.states.remove(&key);
             }
         }
     }
@@ -237,6 +242,8 @@ impl<K: Eq + Hash + Clone, V: Clone> fmt::Debug for Cursor<K, V> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     fn all(cursor: &mut Cursor<&'static str, u8>) -> Vec<(&'static str, Option<u8>)> {
@@ -286,6 +293,42 @@ mod tests {
         assert_eq!(outbox.lock().states.len(), 0);
     }
 
+    thread_local! {
+        static LOOKED_AT: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// A subject that counts how often it is looked up.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    struct Counted(u32);
+
+    impl Hash for Counted {
+        fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+            LOOKED_AT.set(LOOKED_AT.get() + 1);
+            self.0.hash(state);
+        }
+    }
+
+    #[test]
+    fn a_removal_looks_at_no_other_subject() {
+        let looked_at = |states: u32, streams: usize| {
+            let outbox = Outbox::new();
+            (0..states).for_each(|at| outbox.set(Counted(at), 1));
+            let mut cursors: Vec<_> = (0..streams).map(|_| outbox.subscribe()).collect();
+            let said = |cursor: &mut Cursor<Counted, u8>| {
+                cursor.take().map_or(0, |batch| batch.steps.len())
+            };
+            cursors.iter_mut().for_each(|cursor| drop(cursor.take()));
+            LOOKED_AT.set(0);
+            (0..10).for_each(|at| outbox.remove(&Counted(at)));
+            let removed = LOOKED_AT.replace(0);
+            assert!(cursors.iter_mut().all(|cursor| said(cursor) == 10));
+            (removed, LOOKED_AT.get())
+        };
+        for streams in [0, 1, 3] {
+            assert_eq!(looked_at(1_000, streams), looked_at(100, streams));
+        }
+    }
+
     #[tokio::test]
     async fn next_wakes_on_a_change() {
         let outbox = Outbox::new();
@@ -312,6 +355,7 @@ mod tests {
             }
             absorb(&mut cursor, &mut seen);
             proptest::prop_assert_eq!(&seen, &truth);
+            proptest::prop_assert!(outbox.lock().gone.is_empty());
             proptest::prop_assert_eq!(outbox.lock().states.len(), truth.len());
         }
     }
