@@ -404,9 +404,14 @@ fn mount_bpffs(folder: &Path) -> Result<(), Error> {
 }
 
 fn rows() -> Result<u32, Error> {
+    Ok(abi::PODS_MAX * cpus()?)
+}
+
+/// Possible CPUs.
+fn cpus() -> Result<u32, Error> {
     let cpus = aya::util::nr_cpus();
     let cpus = cpus.map_err(|(path, source)| place("read", Path::new(path), source))?;
-    Ok(abi::PODS_MAX * u32::try_from(cpus).unwrap_or(u32::MAX / abi::PODS_MAX))
+    Ok(u32::try_from(cpus).unwrap_or(u32::MAX / abi::PODS_MAX))
 }
 
 /// Refuses pinned maps of another shape: the loader would take them without a look.
@@ -426,6 +431,8 @@ fn check_pins(pins: &Path) -> Result<(), Error> {
         (maps::COUNTERS, [ARRAY, 4, size(size_of::<abi::Counters>()), rows()?]),
         (maps::RESPONSES, [ARRAY, 4, size(size_of::<abi::Responses>()), rows()?]),
         (maps::CONTROL, [ARRAY, 4, 8, abi::CONTROL_WORDS]),
+        (maps::CLAIMS, [ARRAY, 4, 8, abi::CLIENTS_MAX]),
+        (maps::CLIENTS, [ARRAY, 4, size(size_of::<abi::Client>()), abi::CLIENTS_MAX]),
     ];
     for (name, wanted) in wanted {
         let path = pins.join(name);
@@ -440,18 +447,21 @@ fn check_pins(pins: &Path) -> Result<(), Error> {
 
 fn load_object(object: &[u8], pins: &Path) -> Result<Ebpf, Error> {
     let rows = rows()?;
+    let probes = abi::PROBES_MAX.max(256 * cpus()?);
     // An unreadable version counts as the oldest: fallbacks work everywhere.
     let kernel = KernelVersion::current().unwrap_or(KernelVersion::new(0, 0, 0));
     let have = |major, minor| u8::from(kernel >= KernelVersion::new(major, minor, 0));
-    let (retval, cookie) = (have(5, 18), have(5, 15));
+    let (retval, cookie, mptcp) = (have(5, 18), have(5, 15), have(5, 19));
     let loaded = EbpfLoader::new()
         .default_map_pin_directory(pins)
-        .map_pin_path(maps::CLIENTS, pins.join(maps::CLIENTS))
+        .map_pin_path(maps::OVERFLOW, pins.join(maps::OVERFLOW))
         .map_pin_path(maps::CONNS, pins.join(maps::CONNS))
         .map_max_entries(maps::COUNTERS, rows)
         .map_max_entries(maps::RESPONSES, rows)
+        .map_max_entries(maps::PROBES, probes)
         .override_global("HAVE_SET_RETVAL", &retval, true)
         .override_global("HAVE_SOCK_OPS_COOKIE", &cookie, true)
+        .override_global("HAVE_MPTCP_SOCK", &mptcp, true)
         .load(object);
     loaded.map_err(|e| Error::Load(Box::new(e)))
 }

@@ -11,10 +11,10 @@
 use core::mem::size_of;
 
 /// Version of everything in this file, of [`crate::flow`]'s packing and of the maps' meaning.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// Stands in the kernel object's read-only data, so that the agent knows its version before loading it.
-pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000001";
+pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000002";
 
 /// How long a freed backend, extent or service number rests before reuse, in ns.
 ///
@@ -57,8 +57,12 @@ pub mod maps {
     pub const KEPT: &str = "KEPT";
     /// LRU hash: [`ProbeKey`](super::ProbeKey) → until when it holds, CLOCK_MONOTONIC ns (`u64`).
     pub const PROBES: &str = "PROBES";
-    /// Socket storage of client sockets: [`Client`](super::Client).
+    /// Array by socket cookie modulo `CLIENTS_MAX`: not 0 while a socket has that row of `CLIENTS` (`u64`).
+    pub const CLAIMS: &str = "CLAIMS";
+    /// Array by socket cookie modulo `CLIENTS_MAX`: [`Client`](super::Client).
     pub const CLIENTS: &str = "CLIENTS";
+    /// Socket storage of client sockets whose row of `CLIENTS` is taken: [`Client`](super::Client).
+    pub const OVERFLOW: &str = "OVERFLOW";
     /// Socket storage of listeners and what they accept: [`Conn`](super::Conn).
     pub const CONNS: &str = "CONNS";
     /// Socket hash: an activator's address (16 bytes in memory order, IPv4 as mapped) → the socket that listens there for
@@ -70,14 +74,17 @@ pub mod maps {
 pub const FRONTENDS_MAX: u32 = 32_768;
 /// Most service numbers: one for each frontend, the two activator lists, and some to rest.
 pub const SERVICES_MAX: u32 = 40_960;
-/// Most backend numbers in lists, counting resting extents. Holds 10 000 services of which some have 5 000 pods.
-pub const SLOTS_MAX: u32 = 262_144;
+/// Most backend numbers in lists, counting resting extents. Holds each backend in two lists (a revision and its route)
+/// while both rest and are written anew.
+pub const SLOTS_MAX: u32 = 131_072;
 /// Most different backends.
-pub const BACKENDS_MAX: u32 = 65_536;
+pub const BACKENDS_MAX: u32 = 32_768;
 /// Most pods of Rouse on one node, plus one: slot 0 means none. Kubernetes' own bound is 110 to 500.
 pub const PODS_MAX: u32 = 1_024;
 /// Most (namespace, port) pairs with a listener.
 pub const LISTEN_MAX: u32 = 16_384;
+/// Rows for client sockets: 576 KiB. With 1 000 open, one connect in eight finds its row taken.
+pub const CLIENTS_MAX: u32 = 8_192;
 /// Most addresses of activators in one network namespace.
 pub const PORTS_MAX: u32 = 16;
 /// First and last port of services at the activators; one listener serves them all.
@@ -106,14 +113,19 @@ pub const CANARY: FrontendKey = FrontendKey {
 pub const CONTROL_DROPPED: u32 = 0;
 /// `CONTROL` word: connects to a frontend of mode `Canary`.
 pub const CONTROL_CANARY: u32 = 1;
-/// `CONTROL` word: connects whose bookkeeping failed; they went through without it.
+/// `CONTROL` word: connects that went through without bookkeeping: there was no memory for it, or they were MPTCP's.
 pub const CONTROL_UNTRACKED: u32 = 2;
 /// `CONTROL` word: connects that fell back to the activator because no local pick listened.
 pub const CONTROL_FALLBACK: u32 = 3;
 /// `CONTROL` word: listeners that found `LISTEN` full.
 pub const CONTROL_LISTEN_FULL: u32 = 4;
+/// `CONTROL` word: client sockets that use `OVERFLOW`. Read by every socket that closes, so it and those behind it
+/// share no cache line with the counters above.
+pub const CONTROL_OVERFLOW: u32 = 8;
+/// `CONTROL` word: when data last came to a listener before its connection was established, in jiffies; 0: never.
+pub const CONTROL_EARLY: u32 = 9;
 /// Words in `CONTROL`.
-pub const CONTROL_WORDS: u32 = 8;
+pub const CONTROL_WORDS: u32 = 16;
 
 /// Address and port clients connect to: key of `FRONTENDS`.
 #[repr(C)]
@@ -295,7 +307,12 @@ pub struct Responses {
 }
 const _: () = assert!(size_of::<Responses>() == 192);
 
-/// What a client socket remembers of its rewritten connect.
+/// What a client socket remembers of its rewritten connect: value of `CLIENTS` and `OVERFLOW`.
+///
+/// Storage takes a connect 1 µs to allocate, a row of an array nearly nothing. A socket's row is
+/// `cookie % CLIENTS_MAX`; while another socket has that one, it takes storage. Rows are given back when the socket
+/// closes (sock_release), which the kernel does not report for sockets of its own, such as a mount's: their rows stay
+/// taken, and at worst all sockets use storage.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Client {
@@ -305,18 +322,18 @@ pub struct Client {
     pub given: [u8; 16],
     /// Generation of the backend at the time.
     pub generation: u64,
+    /// The socket's cookie. Stays when the row is free again.
+    pub cookie: u64,
     /// Number of the backend.
     pub backend: u32,
     /// Port asked for, network byte order.
     pub asked_port_be: u16,
     /// Port given, network byte order.
     pub given_port_be: u16,
-    /// 1 while the socket counts in the backend's gauge.
-    pub counted: u32,
-    /// Always zero.
-    pub reserved: u32,
+    /// Fills the cache line.
+    pub spare: u64,
 }
-const _: () = assert!(size_of::<Client>() == 56);
+const _: () = assert!(size_of::<Client>() == 64);
 
 /// What a listener, and each connection it accepts, remembers.
 #[repr(C)]
@@ -401,8 +418,9 @@ pub struct ProbeKey {
 }
 const _: () = assert!(size_of::<ProbeKey>() == 20);
 
-/// Most probes under way at once: a few for each pod.
-pub const PROBES_MAX: u32 = 4_096;
+/// Most probes under way at once, on up to four CPUs: one for each pod. The agent sets 256 for each CPU if that is
+/// more, because each keeps up to 128 free entries for itself and then takes used ones.
+pub const PROBES_MAX: u32 = 1_024;
 
 /// Most bytes of a segment that are kept: one packet of Ethernet's size.
 pub const KEPT_BYTES: usize = 1_504;
@@ -464,6 +482,8 @@ mod pod {
     unsafe impl aya::Pod for super::Counters {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Responses {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Client {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Event {}
     // SAFETY: as above.

@@ -2,9 +2,11 @@
 //!
 //! Fail open: whatever is missing or in doubt leaves the address as the program gave it.
 
+use core::{ffi::c_void, ptr};
+
 use aya_ebpf::{
     bindings::{bpf_sock, bpf_sock_addr},
-    helpers::generated::bpf_get_prandom_u32,
+    helpers::generated::{bpf_get_prandom_u32, bpf_get_socket_cookie},
 };
 use common::{
     abi::{self, Backend, Client, FrontendKey, ListenKey},
@@ -14,13 +16,15 @@ use common::{
 use crate::{
     context::{ALLOW, Address, bytes, refuse, words},
     maps::{
-        BACKENDS, CLIENTS, FRONTENDS, LISTEN, POD_STATE, PODS, SLOTS, SVC_INFO, SVC_STATE, add,
-        note,
+        BACKENDS, CLAIMS, CLIENTS, CONTROL, FRONTENDS, LISTEN, OVERFLOW, POD_STATE, PODS, SLOTS,
+        SVC_INFO, SVC_STATE, add, note, note_by,
     },
 };
 
 /// Picks of two before the activator takes the connect.
 const PICKS: u32 = 4;
+/// Minus one, for blind adds.
+const LESS: u64 = 1u64.wrapping_neg();
 
 /// Why a connect is not rewritten.
 enum Refusal {
@@ -101,18 +105,24 @@ pub fn getpeername6(ctx: *mut bpf_sock_addr) -> i32 {
     ALLOW
 }
 
-/// A socket closes for good: it leaves the gauge of its backend.
+/// A socket closes for good: it leaves the gauge of its backend, and its row.
 #[inline(always)]
 pub fn release(socket: *mut bpf_sock) -> i32 {
-    if let Some(client) = CLIENTS.get(socket.cast()) {
+    // SAFETY: the helper takes the context as it is.
+    let cookie = unsafe { bpf_get_socket_cookie(socket.cast()) };
+    if let Some((row, claims)) = own(cookie) {
+        leave(row);
+        add(claims, LESS);
+    } else if let Some(client) = overflowed(socket.cast()) {
         leave(client);
+        note_by(abi::CONTROL_OVERFLOW, LESS);
     }
     ALLOW
 }
 
 #[inline(always)]
-fn asked(ctx: Address, peer: [u32; 4]) -> Option<&'static Client> {
-    let client = CLIENTS.get(ctx.socket())?;
+fn asked(ctx: Address, peer: [u32; 4]) -> Option<&'static mut Client> {
+    let client = remembered(ctx.socket(), ctx.socket_cookie())?;
     (words(client.given) == peer && client.given_port_be == ctx.port_be()).then_some(client)
 }
 
@@ -155,12 +165,12 @@ fn pod(list: &SvcState) -> Option<Target> {
     if list.count == 0 {
         return None;
     }
+    if list.count == 1 {
+        return backend(list.offset).filter(listens);
+    }
     for _ in 0..PICKS {
         let (first, second) = flow::two(random(), list.count);
         let first = backend(list.offset + first)?;
-        if list.count == 1 {
-            return listens(&first).then_some(first);
-        }
         let second = backend(list.offset + second)?;
         let (better, other) = if flow::prefers_first(load(&first), load(&second)) {
             (first, second)
@@ -222,20 +232,32 @@ fn listens(target: &Target) -> bool {
     }
     let key = ListenKey { cookie, port: u32::from(u16::from_be(target.port_be)), reserved: 0 };
     // SAFETY: one word is read at once.
-    if unsafe { LISTEN.get(&key) }.is_some_and(|found| found.open != 0) {
+    if unsafe { LISTEN.get(key) }.is_some_and(|found| found.open != 0) {
         return true;
     }
     // SAFETY: as above.
-    unsafe { PODS.get(&cookie) }.is_some_and(|pod| pod.flags & abi::POD_LISTENS != 0)
+    unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_LISTENS != 0)
 }
 
 #[inline(always)]
 fn remember(ctx: Address, key: &FrontendKey, target: &Target, given: [u32; 4]) {
-    let Some(client) = CLIENTS.get_or_zero(ctx.socket()) else {
+    // The kernel closes such sockets without a word, so they would count for ever.
+    if ctx.is_flow() {
         return note(abi::CONTROL_UNTRACKED);
+    }
+    let (socket, cookie) = (ctx.socket(), ctx.socket_cookie());
+    let client = match remembered(socket, cookie) {
+        // A socket may connect again after a failed try.
+        Some(client) => {
+            leave(client);
+            client
+        }
+        None => match claim(cookie).or_else(|| overflow(socket)) {
+            Some(client) => client,
+            None => return note(abi::CONTROL_UNTRACKED),
+        },
     };
-    // A socket may connect again after a failed try.
-    leave(client);
+    client.cookie = cookie;
     client.asked = key.address;
     client.asked_port_be = key.port_be;
     client.given = bytes(given);
@@ -243,25 +265,88 @@ fn remember(ctx: Address, key: &FrontendKey, target: &Target, given: [u32; 4]) {
     client.backend = target.backend;
     // SAFETY: as in `backend`.
     client.generation = unsafe { (*target.row).generation };
-    client.counted = 1;
     // SAFETY: a live map value.
     add(unsafe { &raw mut (*target.row).open }, 1);
 }
 
 /// Takes a socket out of its backend's gauge, unless the number has been given to another backend since.
 #[inline(always)]
-fn leave(client: &mut Client) {
-    if client.counted == 0 {
-        return;
-    }
-    client.counted = 0;
+fn leave(client: &Client) {
     if let Some(row) = BACKENDS.get_ptr_mut(client.backend) {
         // SAFETY: a live map value.
         if unsafe { (*row).generation } == client.generation {
             // SAFETY: as above.
-            add(unsafe { &raw mut (*row).open }, 1u64.wrapping_neg());
+            add(unsafe { &raw mut (*row).open }, LESS);
         }
     }
+}
+
+/// What a socket remembers of its rewritten connect.
+#[inline(always)]
+fn remembered(socket: *mut c_void, cookie: u64) -> Option<&'static mut Client> {
+    match own(cookie) {
+        Some((row, _)) => Some(row),
+        None => overflowed(socket),
+    }
+}
+
+/// The row that a socket has claimed, and its claims. A row keeps the cookie of the socket that had it last, and
+/// cookies are never used twice.
+#[inline(always)]
+fn own(cookie: u64) -> Option<(&'static mut Client, *mut u64)> {
+    let claims = claims(cookie)?;
+    // Most sockets that close never had a row; their rows, which are cold, are not looked at.
+    // SAFETY: a word of a live map value. Volatile, as another CPU may write it.
+    if unsafe { ptr::read_volatile(claims) } == 0 {
+        return None;
+    }
+    let row = row(cookie)?;
+    (row.cookie == cookie).then_some((row, claims))
+}
+
+/// Claims a socket's row, if it is free. There is no compare-and-swap before 5.12: whoever finds its own claim to be
+/// the only one has the row; of two that try at once, both may fail.
+#[inline(always)]
+fn claim(cookie: u64) -> Option<&'static mut Client> {
+    let claims = claims(cookie)?;
+    // SAFETY: as in `own`.
+    if unsafe { ptr::read_volatile(claims) } != 0 {
+        return None;
+    }
+    add(claims, 1);
+    // SAFETY: as in `own`.
+    if unsafe { ptr::read_volatile(claims) } == 1 {
+        return row(cookie);
+    }
+    add(claims, LESS);
+    None
+}
+
+#[inline(always)]
+fn claims(cookie: u64) -> Option<*mut u64> {
+    CLAIMS.get_ptr_mut(cookie as u32 % abi::CLIENTS_MAX)
+}
+
+#[inline(always)]
+fn row(cookie: u64) -> Option<&'static mut Client> {
+    let row = CLIENTS.get_ptr_mut(cookie as u32 % abi::CLIENTS_MAX)?;
+    // SAFETY: a live map value; only the socket that claimed it writes it.
+    Some(unsafe { &mut *row })
+}
+
+/// A socket's storage, made for it.
+#[inline(always)]
+fn overflow(socket: *mut c_void) -> Option<&'static mut Client> {
+    let client = OVERFLOW.get_or_zero(socket)?;
+    note(abi::CONTROL_OVERFLOW);
+    Some(client)
+}
+
+/// A socket's storage, if it has any; not looked for while no socket has.
+#[inline(always)]
+fn overflowed(socket: *mut c_void) -> Option<&'static mut Client> {
+    let sockets = *CONTROL.get(abi::CONTROL_OVERFLOW)?;
+    if sockets == 0 { None } else { OVERFLOW.get(socket) }
 }
 
 #[inline(always)]

@@ -7,7 +7,9 @@ use core::{ffi::c_void, mem::transmute, ptr};
 
 use aya_ebpf::{
     bindings::bpf_sock_addr,
-    helpers::generated::{bpf_get_netns_cookie, bpf_set_retval},
+    helpers::generated::{
+        bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval, bpf_skc_to_mptcp_sock,
+    },
 };
 use common::flow;
 
@@ -23,6 +25,10 @@ const ECONNREFUSED: i32 = 111;
 /// Whether `bpf_set_retval` exists (5.18); without it a refusal is EPERM. Set by the agent before loading.
 #[unsafe(no_mangle)]
 static HAVE_SET_RETVAL: u8 = 0;
+
+/// Whether `bpf_skc_to_mptcp_sock` exists (5.19). Set by the agent before loading.
+#[unsafe(no_mangle)]
+static HAVE_MPTCP_SOCK: u8 = 0;
 
 /// The context of a connect, bind or getpeername.
 #[derive(Clone, Copy)]
@@ -99,6 +105,22 @@ impl Address {
     pub fn socket(self) -> *mut c_void {
         // SAFETY: a live context; the field is a pointer in every kernel that runs this program type with storage.
         unsafe { (*self.0).__bindgen_anon_1.sk.cast() }
+    }
+
+    /// Whether the socket is the kernel's own, a flow of an MPTCP socket; not known before 5.19.
+    #[inline(always)]
+    pub fn is_flow(self) -> bool {
+        // SAFETY: a live static; volatile because the agent overwrites it before loading.
+        let known = unsafe { ptr::read_volatile(&HAVE_MPTCP_SOCK) } != 0;
+        // SAFETY: a socket of the context. Where the helper is missing, the verifier drops this call.
+        known && !unsafe { bpf_skc_to_mptcp_sock(self.socket()) }.is_null()
+    }
+
+    /// A number that no other socket has or will have.
+    #[inline(always)]
+    pub fn socket_cookie(self) -> u64 {
+        // SAFETY: the helper takes the context as it is.
+        unsafe { bpf_get_socket_cookie(self.0.cast()) }
     }
 
     /// Cookie of the caller's network namespace.

@@ -60,9 +60,13 @@ pub static SOCKETS: ProgramArray = ProgramArray::pinned(1, 0);
 /// Filled by the activator; a socket that closes leaves by itself.
 #[map]
 pub static PORTS: SockHash<[u32; 4]> = SockHash::pinned(abi::PORTS_MAX, 0);
+#[map]
+pub static CLAIMS: Array<u64> = Array::pinned(abi::CLIENTS_MAX, 0);
+#[map]
+pub static CLIENTS: Array<abi::Client> = Array::pinned(abi::CLIENTS_MAX, 0);
 /// Not cloned: what a client asked for concerns its own socket only.
 #[btf_map]
-pub static CLIENTS: SocketStorage<abi::Client, { BPF_F_NO_PREALLOC as usize }> =
+pub static OVERFLOW: SocketStorage<abi::Client, { BPF_F_NO_PREALLOC as usize }> =
     SocketStorage::new();
 /// Cloned: an accepted socket begins with what its listener knows.
 #[btf_map]
@@ -143,8 +147,14 @@ pub fn add32(word: *mut u32, by: u32) {
 /// Counts in a word of `CONTROL`.
 #[inline(always)]
 pub fn note(word: u32) {
+    note_by(word, 1);
+}
+
+/// Adds to a word of `CONTROL`.
+#[inline(always)]
+pub fn note_by(word: u32, by: u64) {
     if let Some(word) = CONTROL.get_ptr_mut(word) {
-        add(word, 1);
+        add(word, by);
     }
 }
 

@@ -6,6 +6,8 @@
 //! | `prefork ADDRESS NAME N` | the same with N children that share one listener | `ok ADDRESS` |
 //! | `close` | ends the listener that was opened last | `ok` |
 //! | `connect ADDRESS` | connects, keeps the socket | `ok NAME PEER` |
+//! | `retry BAD GOOD` | connects to GOOD with a socket whose connect to BAD was refused, keeps it | `ok NAME PEER` |
+//! | `mptcp ADDRESS` | connects by MPTCP, keeps the socket | `ok NAME PEER` |
 //! | `hammer ADDRESS N` | connects N times | `ok NAME=COUNT …` |
 //! | `drop` | closes every connection | `ok` |
 //!
@@ -22,11 +24,16 @@ use std::{
     time::Duration,
 };
 
-use nix::sys::socket::{
-    AddressFamily, Backlog, Shutdown, SockFlag, SockType, SockaddrStorage, bind, listen,
-    setsockopt, shutdown, socket, sockopt,
+use nix::{
+    errno::Errno,
+    sys::socket::{
+        AddressFamily, Backlog, Shutdown, SockFlag, SockType, SockaddrStorage, bind, connect,
+        listen, setsockopt, shutdown, socket, sockopt,
+    },
 };
+use socket2::{Domain, Protocol, Socket, Type};
 
+const IPPROTO_MPTCP: i32 = 262;
 const ROLE: &str = "ROUSE_TEST_ACTOR";
 
 /// Not a test: what this program does as an actor. Run by the tests.
@@ -130,16 +137,7 @@ impl Stage {
             }
             ["prefork", address, name, count] => {
                 let listener = open(address, false)?;
-                // A child that only holds the inherited socket stands for a worker: it keeps the listener open.
-                for _ in 0..count.parse().map_err(io::Error::other)? {
-                    let inherited = Stdio::from(OwnedFd::from(listener.try_clone()?));
-                    let hold = Command::new("sleep")
-                        .arg("60")
-                        .stdin(inherited)
-                        .stdout(Stdio::null())
-                        .spawn();
-                    self.children.push(hold?);
-                }
+                self.share(&listener, count.parse().map_err(io::Error::other)?)?;
                 self.serve(listener, name)
             }
             ["close"] => {
@@ -162,15 +160,22 @@ impl Stage {
                 Ok(String::new())
             }
             ["connect", address] => {
-                let (stream, name) = connect(address)?;
-                let peer = stream.peer_addr()?;
-                self.connections.push(stream);
-                Ok(format!("{name} {peer}"))
+                let stream = TcpStream::connect(parse(address)?)?;
+                self.keep(stream)
+            }
+            ["mptcp", address] => {
+                let stream = mptcp(parse(address)?)?;
+                self.keep(stream)
+            }
+            ["retry", bad, good] => {
+                let stream = retry(parse(bad)?, parse(good)?)?;
+                self.keep(stream)
             }
             ["hammer", address, count] => {
                 let mut seen = BTreeMap::<String, u32>::new();
                 for _ in 0..count.parse().map_err(io::Error::other)? {
-                    *seen.entry(connect(address)?.1).or_default() += 1;
+                    let mut stream = TcpStream::connect(parse(address)?)?;
+                    *seen.entry(greeting(&mut stream)?).or_default() += 1;
                 }
                 let seen: Vec<_> =
                     seen.iter().map(|(name, count)| format!("{name}={count}")).collect();
@@ -184,6 +189,23 @@ impl Stage {
         }
     }
 
+    /// A child that only holds the inherited socket stands for a worker: it keeps the listener open.
+    fn share(&mut self, listener: &TcpListener, children: u32) -> io::Result<()> {
+        for _ in 0..children {
+            let inherited = Stdio::from(OwnedFd::from(listener.try_clone()?));
+            let hold =
+                Command::new("sleep").arg("60").stdin(inherited).stdout(Stdio::null()).spawn();
+            self.children.push(hold?);
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, mut stream: TcpStream) -> io::Result<String> {
+        let (name, peer) = (greeting(&mut stream)?, stream.peer_addr()?);
+        self.connections.push(stream);
+        Ok(format!("{name} {peer}"))
+    }
+
     fn serve(&mut self, listener: TcpListener, name: &str) -> io::Result<String> {
         let at = listener.local_addr()?;
         greet(listener.try_clone()?, name.to_owned());
@@ -192,15 +214,40 @@ impl Stage {
     }
 }
 
+fn parse(address: &str) -> io::Result<SocketAddr> {
+    address.parse().map_err(io::Error::other)
+}
+
 fn open(address: &str, reuseport: bool) -> io::Result<TcpListener> {
-    let address: SocketAddr = address.parse().map_err(io::Error::other)?;
-    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let fd: OwnedFd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let address = parse(address)?;
+    let fd = tcp(address)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
     setsockopt(&fd, sockopt::ReusePort, &reuseport)?;
     bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
     listen(&fd, Backlog::new(128)?)?;
     Ok(TcpListener::from(fd))
+}
+
+fn tcp(address: SocketAddr) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    Ok(socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?)
+}
+
+fn mptcp(address: SocketAddr) -> io::Result<TcpStream> {
+    let protocol = Some(Protocol::from(IPPROTO_MPTCP));
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, protocol)?;
+    socket.connect(&address.into())?;
+    Ok(socket.into())
+}
+
+fn retry(bad: SocketAddr, good: SocketAddr) -> io::Result<TcpStream> {
+    let fd = tcp(bad)?;
+    let refused = connect(fd.as_raw_fd(), &SockaddrStorage::from(bad));
+    if refused != Err(Errno::ECONNREFUSED) {
+        return Err(io::Error::other(format!("{refused:?} instead of a refusal")));
+    }
+    connect(fd.as_raw_fd(), &SockaddrStorage::from(good))?;
+    Ok(TcpStream::from(fd))
 }
 
 fn greet(listener: TcpListener, name: String) {
@@ -217,17 +264,15 @@ fn greet(listener: TcpListener, name: String) {
     });
 }
 
-/// Connects and reads the greeting.
-fn connect(address: &str) -> io::Result<(TcpStream, String)> {
-    let address: SocketAddr = address.parse().map_err(io::Error::other)?;
-    let mut stream = TcpStream::connect(address)?;
+/// The name with which the server greets.
+fn greeting(stream: &mut TcpStream) -> io::Result<String> {
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     let mut name = Vec::new();
     let mut byte = [0];
     loop {
         stream.read_exact(&mut byte)?;
         if byte[0] == b'\n' {
-            return Ok((stream, String::from_utf8_lossy(&name).into_owned()));
+            return Ok(String::from_utf8_lossy(&name).into_owned());
         }
         name.push(byte[0]);
     }

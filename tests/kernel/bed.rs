@@ -135,11 +135,11 @@ impl Bed {
         let service = Service {
             name: name_of(number),
             addresses: vec![
-                format!("10.96.0.{number}").parse().unwrap(),
-                format!("fd96::{number:x}").parse().unwrap(),
+                format!("10.96.0.{number}").parse().expect("an address"),
+                format!("fd96::{number:x}").parse().expect("an address"),
             ],
-            port: 80.try_into().unwrap(),
-            activator_port: (20_000 + u16::from(number)).try_into().unwrap(),
+            port: 80.try_into().expect("not 0"),
+            activator_port: (20_000 + u16::from(number)).try_into().expect("not 0"),
             targets: vec![Target { revision: name_of(number), percent: 100 }],
             path: way,
             hosts: vec![],
@@ -153,7 +153,7 @@ impl Bed {
     }
 
     pub(crate) fn set(&mut self, pod: &Place, service: u8, phase: PodPhase, address: String) {
-        let address = std::net::SocketAddr::new(address.parse().unwrap(), SERVING);
+        let address = std::net::SocketAddr::new(address.parse().expect("an address"), SERVING);
         let listen = Probe {
             how: ProbeHow::Listen,
             port: None,
@@ -170,14 +170,15 @@ impl Bed {
             zone: String::new(),
             phase,
             address: Some(address),
-            port: SERVING.try_into().unwrap(),
+            port: SERVING.try_into().expect("not 0"),
             probe: listen,
         };
         self.table.pods.insert(pod.uid.clone(), pod);
     }
 
     pub(crate) fn activator(&mut self, at: &Place) {
-        let addresses = vec![at.four().parse().unwrap(), at.six().parse().unwrap()];
+        let addresses =
+            vec![at.four().parse().expect("an address"), at.six().parse().expect("an address")];
         let activator =
             Activator { name: "a".into(), node: "here".into(), zone: String::new(), addresses };
         self.table.activators.insert("a".into(), activator);

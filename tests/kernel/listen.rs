@@ -6,7 +6,7 @@ use common::{abi, wire::Path as Way};
 use crate::bed::{Bed, Place, SERVING};
 
 fn open(bed: &Bed, pod: &Place) -> u32 {
-    bed.maps.listen(pod.cookie, SERVING).unwrap().open
+    bed.maps.listen(pod.cookie, SERVING).expect("readable").open
 }
 
 fn events(events: &mut Events) -> Vec<(u32, u32, u64)> {

@@ -29,13 +29,15 @@ struct Listening(Option<(CancellationToken, JoinHandle<()>)>);
 impl Listening {
     fn start(bed: &Bed, at: &Place) -> Self {
         let (netns, map) = (netns(at), ports_map(&bed.places().bpffs));
-        let addresses = [at.four().parse().unwrap(), at.six().parse().unwrap()];
+        let addresses =
+            [at.four().parse().expect("an address"), at.six().parse().expect("an address")];
         let stop = CancellationToken::new();
         let (ready, listening) = oneshot::channel();
         let inside = stop.clone();
         let thread = std::thread::spawn(move || {
-            setns(File::open(netns).unwrap(), CloneFlags::CLONE_NEWNET).expect("root may enter it");
-            let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+            setns(File::open(netns).expect("`ip netns add` made it"), CloneFlags::CLONE_NEWNET)
+                .expect("root may enter it");
+            let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(serve(&map, &addresses, ready, inside));
         });
         listening.blocking_recv().expect("the listeners are in the map");

@@ -3,6 +3,7 @@
 mod actor;
 mod agent;
 mod bed;
+mod clients;
 mod count;
 mod listen;
 mod lookup;

@@ -1,0 +1,170 @@
+//! Shell: what the kernel half remembers of clients' connects, and for how long.
+
+use agent::plan::Backend;
+use aya::maps::{Array, Map, MapData};
+use common::{
+    abi::{self, maps},
+    wire::Path as Way,
+};
+
+use crate::{
+    actor::Actor,
+    bed::{Bed, Place, SERVING},
+};
+
+const ENOPROTOOPT: i32 = 92;
+const EPROTONOSUPPORT: i32 = 93;
+const ECONNREFUSED: i32 = 111;
+
+/// A client, a service 1 whose pod answers, and a service 2 whose pod refuses.
+struct Scene {
+    bed: Bed,
+    client: Actor,
+    pods: [Place; 2],
+    _server: Actor,
+    claims: Array<MapData, u64>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let mut bed = Bed::new();
+        let (client, pods) = (bed.client(), [bed.pod(), bed.pod()]);
+        let mut server = pods[0].actor();
+        server.must(&format!("listen [::]:{SERVING} one"));
+        for (pod, number) in pods.iter().zip(1..) {
+            bed.service(number, Way::Direct);
+            bed.ready(pod, number);
+        }
+        bed.plan();
+        let pin = bed.places().pins().join(maps::CLAIMS);
+        let claims = Map::Array(MapData::from_pin(pin).expect("it is pinned"));
+        let claims = Array::try_from(claims).expect("an array of words");
+        Self { client: client.actor(), bed, pods, _server: server, claims }
+    }
+
+    /// Makes every row seem taken, so that sockets use storage.
+    fn fill(&mut self) {
+        for row in 0..abi::CLIENTS_MAX {
+            self.claims.set(row, 1, 0).expect("inside the array");
+        }
+    }
+
+    fn rows_taken(&self) -> usize {
+        self.claims.iter().filter(|claims| *claims.as_ref().expect("readable") != 0).count()
+    }
+
+    /// Sockets that use storage.
+    fn overflown(&self) -> u64 {
+        self.bed.maps.control(abi::CONTROL_OVERFLOW)
+    }
+
+    /// Open connections to the two pods.
+    fn open(&self) -> [u64; 2] {
+        let backends = self.bed.maps.read().expect("readable").backends;
+        let of = |pod: &Place| {
+            let to_pod = |backend: &Backend| backend.address.ends_with(&[10, 99, 0, pod.number]);
+            let ids = backends.iter().filter(|(_, backend)| to_pod(backend));
+            ids.map(|(id, _)| self.bed.maps.open_connections(*id)).sum()
+        };
+        [of(&self.pods[0]), of(&self.pods[1])]
+    }
+}
+
+#[test]
+fn a_connected_socket_has_one_row_until_it_closes() {
+    let mut scene = Scene::new();
+    for connected in 1..=20 {
+        assert_eq!(scene.client.must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
+        assert_eq!(scene.open(), [connected, 0]);
+    }
+    assert_eq!(scene.rows_taken() as u64 + scene.overflown(), 20);
+    scene.client.must("drop");
+    assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], 0, 0));
+}
+
+#[test]
+fn more_sockets_than_rows_come_and_go_without_a_trace() {
+    let mut scene = Scene::new();
+    let count = abi::CLIENTS_MAX + 100;
+    let seen = scene.client.must(&format!("hammer 10.96.0.1:80 {count}"));
+    assert_eq!(seen, format!("one={count}"));
+    assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], 0, 0));
+    assert_eq!(scene.bed.maps.control(abi::CONTROL_UNTRACKED), 0);
+}
+
+#[test]
+fn a_socket_whose_row_is_taken_is_remembered_in_storage() {
+    let mut scene = Scene::new();
+    scene.fill();
+    assert_eq!(scene.client.must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
+    assert_eq!(scene.client.must("connect [fd96::1]:80"), "one [fd96::1]:80");
+    assert_eq!((scene.open(), scene.overflown()), ([2, 0], 2));
+    scene.client.must("drop");
+    assert_eq!((scene.open(), scene.overflown()), ([0, 0], 0));
+    assert_eq!(scene.rows_taken(), abi::CLIENTS_MAX as usize, "others' rows are left alone");
+}
+
+#[test]
+fn a_refused_connect_leaves_nothing_behind() {
+    for full in [false, true] {
+        let mut scene = Scene::new();
+        if full {
+            scene.fill();
+        }
+        let before = scene.rows_taken();
+        assert_eq!(scene.client.ask("connect 10.96.0.2:80"), Err(ECONNREFUSED));
+        assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], before, 0));
+    }
+}
+
+#[test]
+fn a_socket_that_connects_again_counts_once_at_its_new_pod() {
+    for full in [false, true] {
+        let mut scene = Scene::new();
+        if full {
+            scene.fill();
+        }
+        let before = scene.rows_taken();
+        let again = "retry 10.96.0.2:80 10.96.0.1:80";
+        assert_eq!(scene.client.must(again), "one 10.96.0.1:80");
+        let taken = scene.rows_taken() - before;
+        assert_eq!((scene.open(), taken as u64 + scene.overflown()), ([1, 0], 1));
+        scene.client.must("drop");
+        assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], before, 0));
+    }
+}
+
+#[test]
+fn an_mptcp_client_reaches_its_pod_and_leaves_no_row_taken() {
+    let mut scene = Scene::new();
+    match scene.client.ask("mptcp 10.96.0.1:80") {
+        // This kernel has no MPTCP, or it is switched off.
+        Err(ENOPROTOOPT | EPROTONOSUPPORT) => return,
+        answer => assert!(answer.expect("it connects").starts_with("one ")),
+    }
+    assert_eq!(scene.bed.maps.control(abi::CONTROL_UNTRACKED), 1);
+    scene.client.must("drop");
+    assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], 0, 0));
+}
+
+#[test]
+fn a_killed_client_gives_its_row_back() {
+    let mut scene = Scene::new();
+    scene.client.must("connect 10.96.0.1:80");
+    assert_eq!(scene.open(), [1, 0]);
+    // Another takes its place: the one that connected is killed.
+    scene.client = scene.pods[1].actor();
+    assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], 0, 0));
+}
+
+#[test]
+fn the_next_agent_keeps_what_is_remembered() {
+    let mut scene = Scene::new();
+    scene.client.must("connect 10.96.0.1:80");
+    drop(scene.bed.programs.take());
+    let again = agent::programs::Programs::load(scene.bed.places().clone()).expect("as before");
+    scene.bed.programs = Some(again);
+    assert_eq!(scene.open(), [1, 0]);
+    scene.client.must("drop");
+    assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], 0, 0));
+}
