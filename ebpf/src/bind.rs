@@ -64,7 +64,7 @@ fn identify(ctx: Address) -> Option<&'static mut Conn> {
 fn may_widen(conn: &Conn, port_be: u16, family: u32) -> bool {
     let port = u16::from_be(port_be);
     // SAFETY: the fields are read at once.
-    let Some(pod) = (unsafe { PODS.get(&conn.cookie) }) else { return false };
+    let Some(pod) = (unsafe { PODS.get(conn.cookie) }) else { return false };
     if pod.port != port
         || pod.flags & (abi::POD_WIDEN_BIND | abi::POD_LISTENS) != abi::POD_WIDEN_BIND
     {
@@ -90,7 +90,7 @@ pub fn entry(key: &ListenKey) -> Option<*mut Listen> {
         return Some(found);
     }
     let fresh = Listen { open: 0, widened: 0, loopback: 0, families: 0, since_ns: 0 };
-    let _lost_a_race_or_full = LISTEN.insert(key, &fresh, NOEXIST);
+    let _lost_a_race_or_full = LISTEN.insert(key, fresh, NOEXIST);
     LISTEN.get_ptr_mut(key)
 }
 

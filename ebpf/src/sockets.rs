@@ -69,27 +69,43 @@ fn listening(ops: *mut bpf_sock_ops) {
 /// A connection was accepted. It has its listener's storage, or none when its listener has none.
 #[inline(always)]
 fn established(ops: *mut bpf_sock_ops) {
-    let Some(conn) = identified(ops) else { return };
-    if conn.flags & abi::CONN_OPEN == 0 {
-        open(ops, conn);
+    let inherited = CONNS.get(socket(ops));
+    let (cookie, is_open) = match &inherited {
+        Some(conn) if conn.cookie != 0 => (conn.cookie, conn.flags & abi::CONN_OPEN != 0),
+        _ => (netns_cookie(ops), false),
+    };
+    // Else this program runs anew, for more of the first request.
+    if !is_open {
+        let slot = slot(ops, cookie);
+        let Some(conn) = inherited.or_else(|| made(ops, slot)) else { return };
+        conn.cookie = cookie;
+        conn.slot = slot;
+        conn.flags = 0;
+        if slot == 0 {
+            return;
+        }
+        conn.flags = abi::CONN_OPEN;
+        watch(ops);
+        count::opened(ops, conn);
     }
-    // Also when this program runs anew for more of the first request.
-    if conn.slot != 0 {
+    if let Some(conn) = CONNS.get(socket(ops)) {
         count::first_requests(ops, conn);
     }
 }
 
+/// Storage for a connection that counts; the others go without.
 #[inline(always)]
-fn open(ops: *mut bpf_sock_ops, conn: &mut Conn) {
-    conn.slot = 0;
-    conn.flags = 0;
+fn made(ops: *mut bpf_sock_ops, slot: u32) -> Option<&'static mut Conn> {
+    if slot == 0 { None } else { CONNS.get_or_zero(socket(ops)) }
+}
+
+/// The slot of the pod that a connection brings requests to; 0: none.
+#[inline(always)]
+fn slot(ops: *mut bpf_sock_ops, cookie: u64) -> u32 {
     // SAFETY: the fields are read at once.
-    let Some(pod) = (unsafe { PODS.get(&conn.cookie) }) else { return };
-    if u32::from(pod.port) == port(ops) && !is_private(ops) {
-        conn.slot = pod.slot;
-        conn.flags = abi::CONN_OPEN;
-        watch(ops);
-        count::opened(ops, conn);
+    match unsafe { PODS.get(cookie) } {
+        Some(pod) if u32::from(pod.port) == port(ops) && !is_private(ops) => pod.slot,
+        _ => 0,
     }
 }
 
@@ -103,8 +119,8 @@ fn is_private(ops: *mut bpf_sock_ops) -> bool {
         return true;
     }
     // SAFETY: the value is read at once.
-    let Some(until) = (unsafe { PROBES.get(&key).copied() }) else { return false };
-    let _gone_already = PROBES.remove(&key);
+    let Some(until) = (unsafe { PROBES.get(key).copied() }) else { return false };
+    let _gone_already = PROBES.remove(key);
     now() < until
 }
 
@@ -152,12 +168,21 @@ fn stopped(ops: *mut bpf_sock_ops, conn: &mut Conn) {
 #[inline(always)]
 fn identified(ops: *mut bpf_sock_ops) -> Option<&'static mut Conn> {
     let conn = CONNS.get_or_zero(socket(ops))?;
-    // SAFETY: a live static; volatile because the agent overwrites it before loading.
-    if conn.cookie == 0 && unsafe { ptr::read_volatile(&HAVE_SOCK_OPS_COOKIE) } != 0 {
-        // SAFETY: the helper takes the context as it is. Where it is missing, the verifier drops this branch.
-        conn.cookie = unsafe { bpf_get_netns_cookie(ops.cast()) };
+    if conn.cookie == 0 {
+        conn.cookie = netns_cookie(ops);
     }
     (conn.cookie != 0).then_some(conn)
+}
+
+/// Cookie of the socket's network namespace; 0: not known.
+#[inline(always)]
+fn netns_cookie(ops: *mut bpf_sock_ops) -> u64 {
+    // SAFETY: a live static; volatile because the agent overwrites it before loading.
+    if unsafe { ptr::read_volatile(&HAVE_SOCK_OPS_COOKIE) } == 0 {
+        return 0;
+    }
+    // SAFETY: the helper takes the context as it is. Where it is missing, the verifier drops this branch.
+    unsafe { bpf_get_netns_cookie(ops.cast()) }
 }
 
 /// Asks for a call at each change of the socket's state.
