@@ -1,6 +1,6 @@
 //! Pure: where everything of one node lies. The only file that spells these paths.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -22,10 +22,8 @@ pub const PODS_V4_PREFIX: u8 = 16;
 /// Prefix length of the pods' IPv6 network.
 pub const PODS_V6_PREFIX: u8 = 64;
 /// Address of the client namespace.
-pub const CLIENT: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(10, 244, 0, 2)),
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 2)),
-];
+pub const CLIENT: (Ipv4Addr, Ipv6Addr) =
+    (Ipv4Addr::new(10, 244, 0, 2), Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 2));
 
 /// A node's name that cannot be used.
 #[derive(Debug, Error)]

@@ -8,14 +8,16 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use netlink_packet_route::address::{AddressAttribute, AddressFlags};
-use netlink_packet_route::link::{InfoBridge, InfoData, InfoVeth, LinkAttribute};
+use netlink_packet_route::link::InfoBridge;
 use netlink_packet_route::route::RouteType;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
-use rtnetlink::{Handle, LinkBridge, LinkUnspec, LinkVeth, RouteMessageBuilder};
+use rtnetlink::{Handle, LinkBridge, LinkUnspec, RouteMessageBuilder};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
+
+mod cable;
 
 use crate::addresses::PodAddress;
 use crate::layout::{
@@ -26,6 +28,8 @@ use crate::layout::{
 const LO: u32 = 1;
 /// Index given to `eth0` in the namespaces made here.
 const ETH0: u32 = 2;
+/// Hardware address of the bridge. Fixed: otherwise it changes with each pod, and neighbours would have to learn it anew.
+const BRIDGE_MAC: [u8; 6] = [0x02, 0x72, 0x6f, 0x75, 0x73, 0x65];
 /// Namespaces kept ready: one burst of a small service finds its network made.
 const READY: usize = 4;
 
@@ -165,7 +169,7 @@ pub fn create_node(node: &Path, client: &Path) -> Result<(), NetError> {
                 let fd = make(home.as_fd())?;
                 let addresses = crate::layout::CLIENT;
                 within(open(node)?.as_fd(), async |handle| {
-                    attach(&handle, "client", fd.as_fd(), addresses).await
+                    cable::lay(&handle, "client", fd.as_fd(), addresses).await
                 })?;
                 publish(fd.as_fd(), client)?;
             }
@@ -185,8 +189,7 @@ async fn set_up_node(handle: Handle) -> Result<(), NetError> {
         .index(ETH0)
         .append_info_data(InfoBridge::ForwardDelay(0))
         .append_info_data(InfoBridge::MulticastSnooping(false))
-        // A fixed address: otherwise it changes with each pod, and neighbours would have to learn it anew.
-        .address(vec![0x02, 0x72, 0x6f, 0x75, 0x73, 0x65]);
+        .address(BRIDGE_MAC.to_vec());
     handle.link().add(bridge.build()).execute().await.map_err(link("make the bridge", BRIDGE))?;
     add_address(&handle, ETH0, GATEWAY_V4.into(), PODS_V4_PREFIX).await?;
     v6(add_address(&handle, ETH0, GATEWAY_V6.into(), PODS_V6_PREFIX).await);
@@ -221,42 +224,6 @@ async fn add_address(handle: &Handle, index: u32, ip: IpAddr, prefix: u8) -> Res
         request.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
     }
     request.execute().await.map_err(link("set the address", ip))
-}
-
-/// Connects namespace `fd` to the bridge, called in the node's namespace: veth pair, addresses, default routes.
-async fn attach(
-    handle: &Handle,
-    name: &str,
-    fd: BorrowedFd<'_>,
-    addresses: [IpAddr; 2],
-) -> Result<(), NetError> {
-    let peer = LinkUnspec::new_with_index(ETH0)
-        .name("eth0")
-        .append_extra_attribute(LinkAttribute::NetNsFd(fd.as_raw_fd()))
-        .build();
-    let veth = LinkVeth::new(name, "eth0")
-        .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
-        .controller(ETH0)
-        .up();
-    handle.link().add(veth.build()).execute().await.map_err(link("make the cable", name))?;
-    let home = current()?;
-    enter(fd)?;
-    let inside = connect();
-    enter(home.as_fd())?;
-    let inside = inside?;
-    up(&inside, LO).await?;
-    up(&inside, ETH0).await?;
-    add_address(&inside, ETH0, addresses[0], PODS_V4_PREFIX).await?;
-    let route = RouteMessageBuilder::<Ipv4Addr>::new().gateway(GATEWAY_V4).build();
-    inside.route().add(route).execute().await.map_err(link("set the route", name))?;
-    v6(attach_v6(&inside, addresses[1], name).await);
-    Ok(())
-}
-
-async fn attach_v6(inside: &Handle, address: IpAddr, name: &str) -> Result<(), NetError> {
-    add_address(inside, ETH0, address, PODS_V6_PREFIX).await?;
-    let route = RouteMessageBuilder::<Ipv6Addr>::new().gateway(GATEWAY_V6).build();
-    inside.route().add(route).execute().await.map_err(link("set the route", name))
 }
 
 /// A pod's network, made and connected.
@@ -346,7 +313,10 @@ impl Maker {
                 Err(mpsc::error::TryRecvError::Disconnected) => return,
             };
             match job {
-                Job::Release(address) => self.addresses.release(address),
+                Job::Release(address) => {
+                    cable::forget(&self.handle, (address.v4(), address.v6())).await;
+                    self.addresses.release(address);
+                }
                 Job::Take(reply) => {
                     let network = match self.ready.pop() {
                         Some(network) => Ok(network),
@@ -372,7 +342,8 @@ impl Maker {
     async fn cable(&self, address: PodAddress) -> Result<PodNetwork, NetError> {
         let namespace = make(self.home.as_fd())?;
         let name = format!("pod{}", address.host());
-        attach(&self.handle, &name, namespace.as_fd(), address.both()).await?;
+        let addresses = (address.v4(), address.v6());
+        cable::lay(&self.handle, &name, namespace.as_fd(), addresses).await?;
         Ok(PodNetwork { namespace, address })
     }
 }

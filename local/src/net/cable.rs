@@ -1,0 +1,117 @@
+//! Shell: what connects one namespace to the node's bridge.
+//!
+//! Nobody asks a hundred pods who has an address: a broadcast goes to every port of the bridge, each pod there looks at
+//! it, and the first packet waits 0.2 ms for them. Hardware addresses follow from the IPv4 address; the node knows each
+//! pod's for good, each pod knows the node's, and over IPv4 the bridge answers for the pods to one another.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+
+use futures::TryStreamExt as _;
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::link::{InfoBridgePort, InfoData, InfoVeth, LinkAttribute};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
+};
+use rtnetlink::{Handle, LinkBridgePort, LinkUnspec, LinkVeth, RouteMessageBuilder};
+
+use super::{BRIDGE_MAC, ETH0, LO, NetError, add_address, connect, current, enter, link, up, v6};
+use crate::layout::{GATEWAY_V4, GATEWAY_V6, PODS_V4_PREFIX, PODS_V6_PREFIX};
+
+/// The addresses of one end.
+type Addresses = (Ipv4Addr, Ipv6Addr);
+
+/// Connects namespace `fd` to the bridge, called in the node's namespace: veth pair, addresses, default routes, neighbours.
+pub(super) async fn lay(
+    handle: &Handle,
+    name: &str,
+    fd: BorrowedFd<'_>,
+    addresses: Addresses,
+) -> Result<(), NetError> {
+    let mac = mac_of(addresses.0);
+    let peer = LinkUnspec::new_with_index(ETH0)
+        .name("eth0")
+        .address(mac.to_vec())
+        .append_extra_attribute(LinkAttribute::NetNsFd(fd.as_raw_fd()))
+        .build();
+    let veth = LinkVeth::new(name, "eth0")
+        .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+        .controller(ETH0)
+        .up();
+    handle.link().add(veth.build()).execute().await.map_err(link("make the cable", name))?;
+    let home = current()?;
+    enter(fd)?;
+    let inside = connect();
+    enter(home.as_fd())?;
+    set_up_inside(&inside?, name, addresses).await?;
+    set_up_port(handle, name, mac).await?;
+    add_neighbour(handle, addresses.0.into(), mac).await?;
+    v6(add_neighbour(handle, addresses.1.into(), mac).await);
+    Ok(())
+}
+
+/// The end in the namespace.
+async fn set_up_inside(
+    inside: &Handle,
+    name: &str,
+    (v4, v6_address): Addresses,
+) -> Result<(), NetError> {
+    up(inside, LO).await?;
+    up(inside, ETH0).await?;
+    add_address(inside, ETH0, v4.into(), PODS_V4_PREFIX).await?;
+    add_neighbour(inside, GATEWAY_V4.into(), BRIDGE_MAC).await?;
+    let route = RouteMessageBuilder::<Ipv4Addr>::new().gateway(GATEWAY_V4).build();
+    inside.route().add(route).execute().await.map_err(link("set the route", name))?;
+    v6(set_up_inside_v6(inside, name, v6_address).await);
+    Ok(())
+}
+
+async fn set_up_inside_v6(inside: &Handle, name: &str, v6: Ipv6Addr) -> Result<(), NetError> {
+    add_address(inside, ETH0, v6.into(), PODS_V6_PREFIX).await?;
+    add_neighbour(inside, GATEWAY_V6.into(), BRIDGE_MAC).await?;
+    let route = RouteMessageBuilder::<Ipv6Addr>::new().gateway(GATEWAY_V6).build();
+    inside.route().add(route).execute().await.map_err(link("set the route", name))
+}
+
+/// The end at the bridge: frames for `mac` go there, ARP requests from there are answered by the bridge.
+async fn set_up_port(handle: &Handle, name: &str, mac: [u8; 6]) -> Result<(), NetError> {
+    let find = link("find the cable", name);
+    let mut found = handle.link().get().match_name(name).execute();
+    let Some(port) = found.try_next().await.map_err(find)? else { return Ok(()) };
+    let index = port.header.index;
+    let quiet = LinkBridgePort::new(index).append_info_data(InfoBridgePort::ProxyARP(true));
+    let set = handle.link().set_port(quiet.build()).execute().await;
+    set.map_err(link("answer for the neighbours", name))?;
+    // What bridges call permanent is an address of their own.
+    let known = handle.neighbours().add_bridge(index, &mac).state(NeighbourState::Noarp);
+    let known = known.flags(NeighbourFlags::Controller).replace();
+    known.execute().await.map_err(link("set the hardware address", name))
+}
+
+/// Neighbours on the bridge, or on the one cable that leads there, have the same index.
+async fn add_neighbour(handle: &Handle, ip: IpAddr, mac: [u8; 6]) -> Result<(), NetError> {
+    let neighbour = handle.neighbours().add(ETH0, ip).link_layer_address(&mac).replace();
+    neighbour.execute().await.map_err(link("set the neighbour", ip))
+}
+
+/// Takes back what the node knows of a namespace that is gone.
+pub(super) async fn forget(handle: &Handle, (v4, v6): Addresses) {
+    let families = [
+        (AddressFamily::Inet, NeighbourAddress::Inet(v4)),
+        (AddressFamily::Inet6, NeighbourAddress::Inet6(v6)),
+    ];
+    for (family, address) in families {
+        let mut neighbour = NeighbourMessage::default();
+        neighbour.header.family = family;
+        neighbour.header.ifindex = ETH0;
+        neighbour.attributes.push(NeighbourAttribute::Destination(address));
+        // Not there any more: that is what was wanted.
+        let _ = handle.neighbours().del(neighbour).execute().await;
+    }
+}
+
+/// Locally administered, and different for each address.
+fn mac_of(v4: Ipv4Addr) -> [u8; 6] {
+    let [a, b, c, d] = v4.octets();
+    [0x02, 0x72, a, b, c, d]
+}
