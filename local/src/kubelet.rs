@@ -1,7 +1,8 @@
 //! Shell: drives every pod's machine: orders and events in, actions and statuses out.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ use crate::process::ProcessId;
 use crate::runtime::Runtime;
 use crate::sys;
 
+mod book;
 mod exits;
 mod health;
 mod held;
@@ -28,6 +30,7 @@ mod logs;
 mod start;
 mod state;
 
+use book::{Dues, News};
 use held::Held;
 use state::Saved;
 pub(crate) use state::load;
@@ -73,15 +76,29 @@ pub(crate) struct Kubelet {
     pods: BTreeMap<String, Held>,
     reports: mpsc::Sender<Report>,
     inbox: mpsc::Receiver<Report>,
-    outbox: VecDeque<PodStatus>,
+    outbox: News<String, PodStatus>,
+    /// When pods ask to be looked at.
+    dues: Dues<String, Instant>,
+    /// A container has started, and what its runtime left may not have been reaped.
+    has_helpers: bool,
+    /// A pod has gone, and old logs may be too many.
+    has_left: bool,
 }
 
 impl Kubelet {
     /// Finds the pods a predecessor left and takes them over.
     pub(crate) fn adopt(shared: Arc<Shared>, saved: Vec<Saved>) -> Self {
         let (reports, inbox) = mpsc::channel(1024);
-        let pods = BTreeMap::new();
-        let mut kubelet = Self { shared, pods, reports, inbox, outbox: VecDeque::new() };
+        let mut kubelet = Self {
+            shared,
+            pods: BTreeMap::new(),
+            reports,
+            inbox,
+            outbox: News::new(),
+            dues: Dues::new(),
+            has_helpers: true,
+            has_left: true,
+        };
         for saved in saved {
             kubelet.adopt_one(saved);
         }
@@ -133,7 +150,7 @@ impl Kubelet {
             orders.mark_changed();
         }
         loop {
-            let due = self.pods.values().filter_map(|held| held.pod.due()).min();
+            let due = self.dues.first();
             let wake = async {
                 match due {
                     Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -144,14 +161,14 @@ impl Kubelet {
                 () = shutdown.cancelled() => return,
                 changed = orders.changed() => match changed {
                     Ok(()) => {
-                        let wanted = orders.borrow_and_update().clone();
-                        self.order(wanted);
+                        let (gone, new) = self.changes(&orders.borrow_and_update());
+                        self.order(gone, new);
                     }
                     // The controller's part is gone with this process; pods stay for the next.
                     Err(_) => return shutdown.cancelled().await,
                 },
                 Some(report) = self.inbox.recv() => self.step(&report.uid, report.event, report.extra),
-                slot = statuses.reserve(), if !self.outbox.is_empty() => match (slot, self.outbox.pop_front()) {
+                slot = statuses.reserve(), if !self.outbox.is_empty() => match (slot, self.outbox.take()) {
                     (Ok(slot), Some(status)) => slot.send(status),
                     _ => return shutdown.cancelled().await,
                 },
@@ -161,34 +178,51 @@ impl Kubelet {
         }
     }
 
-    fn tidy(&self) {
+    fn tidy(&mut self) {
         // Copying takes its time, and pods must not wait for it.
         let shared = Arc::clone(&self.shared);
-        tokio::task::spawn_blocking(move || logs::bound(&shared.layout));
+        let alive = std::mem::take(&mut self.has_left).then(|| self.log_folders());
+        tokio::task::spawn_blocking(move || {
+            logs::bound(&shared.layout);
+            if let Some(alive) = alive {
+                logs::prune(&shared.layout, &alive);
+            }
+        });
         exits::reap_helpers(&self.shared);
+    }
+
+    fn log_folders(&self) -> BTreeSet<PathBuf> {
+        let orders = self.pods.values().map(|held| &held.work.order);
+        let folder =
+            |order: &PodOrder| self.shared.layout.pod_logs(&order.revision.namespace, &order.name);
+        orders.map(folder).collect()
     }
 
     fn tick(&mut self) {
         let now = Instant::now();
-        let due = |held: &Held| held.pod.due().is_some_and(|due| due <= now);
-        let uids: Vec<String> =
-            self.pods.iter().filter(|(_, held)| due(held)).map(|(uid, _)| uid.clone()).collect();
-        for uid in uids {
+        let due: Vec<String> = std::iter::from_fn(|| self.dues.take(now)).collect();
+        for uid in due {
             self.step(&uid, Event::Tick, Extra::None);
         }
     }
 
+    /// What orders change: pods to stop, and pods to begin. Names are none of the kubelet's business.
+    fn changes(&self, wanted: &Orders) -> (Vec<String>, Vec<PodOrder>) {
+        let (gone, new) = book::difference(&self.pods, &wanted.pods);
+        let stands = |uid: &&String| {
+            self.pods.get(*uid).is_some_and(|held| held.pod.phase() != PodPhase::Terminating)
+        };
+        let gone = gone.into_iter().filter(stands).cloned();
+        (gone.collect(), new.into_iter().cloned().collect())
+    }
+
     /// Begins what is new and stops what is no longer wanted.
-    fn order(&mut self, wanted: Orders) {
-        let gone: Vec<String> =
-            self.pods.keys().filter(|uid| !wanted.pods.contains_key(*uid)).cloned().collect();
+    fn order(&mut self, gone: Vec<String>, new: Vec<PodOrder>) {
         for uid in gone {
             self.step(&uid, Event::Stop, Extra::None);
         }
-        for (uid, order) in wanted.pods {
-            if self.pods.contains_key(&uid) {
-                continue;
-            }
+        for order in new {
+            let uid = order.uid.clone();
             info!(pod = order.name, uid, revision = %order.revision, "pod ordered");
             if let Err(error) = start::make_room(&self.shared, &order) {
                 warn!(uid, error = &error as &dyn std::error::Error, "no room made for the pod");
@@ -206,19 +240,21 @@ impl Kubelet {
         held.keep(&event, extra);
         let restarts = held.restarts();
         let connected = matches!(event, Event::Network(_));
-        let actions = held.pod.step(Instant::now(), event);
+        self.has_helpers |= matches!(event, Event::Started { .. } | Event::NotStarted { .. });
+        let now = Instant::now();
+        let actions = held.pod.step(now, event);
         if connected || restarts != held.restarts() {
             state::save(&self.shared.layout, &held.saved());
         }
+        self.dues.set(&held.work.order.uid, now, held.pod.due());
         let status = held.status();
         if held.told.as_ref() != Some(&status) {
             held.told = Some(status.clone());
             log_change(&held.work.order, &status);
-            self.outbox.retain(|old| old.uid != uid);
-            self.outbox.push_back(status);
+            self.outbox.put(status.uid.clone(), status);
         }
         let gone = held.pod.phase() == PodPhase::Gone;
-        if gone {
+        if gone && std::mem::take(&mut self.has_helpers) {
             exits::reap_helpers(&self.shared);
         }
         for action in actions {
@@ -226,6 +262,7 @@ impl Kubelet {
         }
         if gone {
             self.pods.remove(uid);
+            self.has_left = true;
         }
     }
 

@@ -34,10 +34,14 @@ pub(super) fn reap_helpers(shared: &Shared) {
     for thread in threads.flatten() {
         let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
         for pid in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
-            if is_helper(pid, &pods) {
-                let child = Id::Pid(nix::unistd::Pid::from_raw(pid));
-                // Running still: the next round finds it.
-                let _ = waitid(child, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG);
+            let child = || Id::Pid(nix::unistd::Pid::from_raw(pid));
+            let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
+            // Nearly all are containers that run, and those are not to cost two files each. A helper that
+            // runs still is found by the next round.
+            let runs =
+                matches!(waitid(child(), look | WaitPidFlag::WNOWAIT), Ok(WaitStatus::StillAlive));
+            if !runs && is_helper(pid, &pods) {
+                let _ = waitid(child(), look);
             }
         }
     }

@@ -49,16 +49,12 @@ fn turn(log: &Path) -> std::io::Result<()> {
     copied.map(drop)
 }
 
-/// Removes the oldest logs of pods that are gone.
-pub(super) fn prune(layout: &Layout) {
+/// Removes the oldest logs, but none in the folders of pods that are `alive`.
+pub(super) fn prune(layout: &Layout, alive: &BTreeSet<PathBuf>) {
     let mut folders: Vec<(SystemTime, PathBuf)> = entries(&layout.logs())
         .into_iter()
         .filter_map(|folder| Some((fs::metadata(&folder).ok()?.modified().ok()?, folder)))
         .collect();
-    let alive = super::load(layout)
-        .into_iter()
-        .map(|saved| layout.pod_logs(&saved.order.revision.namespace, &saved.order.name));
-    let alive: BTreeSet<PathBuf> = alive.collect();
     folders.retain(|(_, folder)| !alive.contains(folder));
     folders.sort();
     let surplus = folders.len().saturating_sub(MOST_PODS);

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Volume;
 use thiserror::Error as ThisError;
 use tracing::{info, warn};
 
-use super::{Extra, Shared, Work, logs};
+use super::{Extra, Shared, Work};
 use crate::addresses::PodAddress;
 use crate::bundle::{self, BundleError, Surroundings};
 use crate::cgroups::{CgroupError, ContainerCgroup};
@@ -290,7 +290,6 @@ pub(super) async fn remove(
                 _ => {}
             }
         }
-        logs::prune(layout);
     });
     let _ = done.await;
     if let Some(address) = address {

@@ -1,0 +1,213 @@
+//! Pure: what the kubelet has to do next. Each entry costs the same however many others there are.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What differs between the pods there are and those ordered: uids without an order, and orders without a pod.
+///
+/// Both are walked once, side by side; an order that stands costs one comparison and is not looked into.
+pub(super) fn difference<'a, K: Ord, H, W>(
+    have: &'a BTreeMap<K, H>,
+    wanted: &'a BTreeMap<K, W>,
+) -> (Vec<&'a K>, Vec<&'a W>) {
+    let (mut have, mut wanted) = (have.keys().peekable(), wanted.iter().peekable());
+    let (mut gone, mut new) = (Vec::new(), Vec::new());
+    loop {
+        match (have.peek(), wanted.peek()) {
+            (None, None) => return (gone, new),
+            (Some(_), None) => gone.extend(have.next()),
+            (None, Some(_)) => new.extend(wanted.next().map(|(_, order)| order)),
+            (Some(held), Some((uid, _))) => match held.cmp(uid) {
+                std::cmp::Ordering::Less => gone.extend(have.next()),
+                std::cmp::Ordering::Greater => new.extend(wanted.next().map(|(_, order)| order)),
+                std::cmp::Ordering::Equal => {
+                    have.next();
+                    wanted.next();
+                }
+            },
+        }
+    }
+}
+
+/// When each subject is to be looked at, earliest first.
+#[derive(Debug)]
+pub(super) struct Dues<K, T> {
+    order: BTreeSet<(T, K)>,
+    at: BTreeMap<K, T>,
+}
+
+impl<K: Ord + Clone, T: Ord + Copy> Dues<K, T> {
+    pub(super) fn new() -> Self {
+        Self { order: BTreeSet::new(), at: BTreeMap::new() }
+    }
+
+    /// Sets when the subject, looked at `now`, is due again; `None`: not at all.
+    ///
+    /// One that is still due although it was looked at waits for something else: its time alone would bring it
+    /// back at once, for ever.
+    pub(super) fn set(&mut self, key: &K, now: T, due: Option<T>) {
+        let due = due.filter(|due| *due > now);
+        let before = match due {
+            Some(due) => self.at.insert(key.clone(), due),
+            None => self.at.remove(key),
+        };
+        if before == due {
+            return;
+        }
+        if let Some(before) = before {
+            self.order.remove(&(before, key.clone()));
+        }
+        self.order.extend(due.map(|due| (due, key.clone())));
+    }
+
+    /// When the first is due.
+    pub(super) fn first(&self) -> Option<T> {
+        self.order.first().map(|(due, _)| *due)
+    }
+
+    /// Takes one that is due by `now`.
+    pub(super) fn take(&mut self, now: T) -> Option<K> {
+        let (_, key) = self.order.first().filter(|(due, _)| *due <= now)?.clone();
+        self.set(&key, now, None);
+        Some(key)
+    }
+}
+
+/// What is yet to be said, by subject: the latest counts, and goes to the end of the line.
+#[derive(Debug)]
+pub(super) struct News<K, V> {
+    line: BTreeMap<u64, (K, V)>,
+    places: BTreeMap<K, u64>,
+    next: u64,
+}
+
+impl<K: Ord + Clone, V> News<K, V> {
+    pub(super) fn new() -> Self {
+        Self { line: BTreeMap::new(), places: BTreeMap::new(), next: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.line.is_empty()
+    }
+
+    /// Puts what is to be said of the subject in the place of what was.
+    pub(super) fn put(&mut self, key: K, value: V) {
+        if let Some(old) = self.places.insert(key.clone(), self.next) {
+            self.line.remove(&old);
+        }
+        self.line.insert(self.next, (key, value));
+        self.next += 1;
+    }
+
+    /// Takes what is to be said first.
+    pub(super) fn take(&mut self) -> Option<V> {
+        let (_, (key, value)) = self.line.pop_first()?;
+        self.places.remove(&key);
+        Some(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::cmp::Ordering;
+
+    use super::*;
+
+    thread_local! {
+        static COMPARED: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// A subject that counts how often it is compared.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    struct Counted(u32);
+
+    impl Ord for Counted {
+        fn cmp(&self, other: &Self) -> Ordering {
+            COMPARED.set(COMPARED.get() + 1);
+            self.0.cmp(&other.0)
+        }
+    }
+
+    impl PartialOrd for Counted {
+        fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+            Some(self.cmp(other))
+        }
+    }
+
+    fn compared(work: impl FnOnce()) -> u32 {
+        COMPARED.set(0);
+        work();
+        COMPARED.get()
+    }
+
+    #[test]
+    fn what_differs_is_found_in_one_walk() {
+        let have: BTreeMap<_, ()> = (0..1_000).map(|at| (Counted(at), ())).collect();
+        let wanted: BTreeMap<_, _> = (2..1_001).map(|at| (Counted(at), at)).collect();
+        let walk = compared(|| {
+            let (gone, new) = difference(&have, &wanted);
+            assert_eq!((gone, new), (vec![&Counted(0), &Counted(1)], vec![&1_000]));
+        });
+        assert!(walk <= 1_000, "{walk}");
+        let none = BTreeMap::<Counted, u32>::new();
+        assert_eq!(difference(&have, &none).0.len(), 1_000);
+        assert_eq!(difference(&none, &wanted).1.len(), 999);
+        assert_eq!(difference(&have, &have), (vec![], vec![]));
+    }
+
+    #[test]
+    fn the_earliest_is_due_first_and_a_new_time_replaces_the_old() {
+        let mut dues = Dues::new();
+        for (key, due) in
+            [("a", Some(5)), ("b", Some(3)), ("c", Some(4)), ("a", Some(1)), ("b", None)]
+        {
+            dues.set(&key, 0, due);
+        }
+        assert_eq!(dues.first(), Some(1));
+        assert_eq!(
+            (dues.take(0), dues.take(9), dues.take(9), dues.take(9)),
+            (None, Some("a"), Some("c"), None)
+        );
+        assert!(dues.at.is_empty());
+    }
+
+    #[test]
+    fn what_waits_for_something_else_than_time_is_not_due() {
+        let mut dues = Dues::new();
+        dues.set(&"stuck", 0, Some(5));
+        assert_eq!(dues.take(5), Some("stuck"));
+        dues.set(&"stuck", 5, Some(5));
+        assert_eq!((dues.first(), dues.take(9)), (None, None));
+    }
+
+    #[test]
+    fn the_latest_of_a_subject_is_said_once_and_last() {
+        let mut news = News::new();
+        for (key, value) in [("a", 1), ("b", 2), ("a", 3), ("c", 4)] {
+            news.put(key, value);
+        }
+        let said: Vec<_> = std::iter::from_fn(|| news.take()).collect();
+        assert_eq!(said, [2, 3, 4]);
+        assert!(news.is_empty() && news.places.is_empty());
+    }
+
+    #[test]
+    fn a_hundred_times_as_many_pods_make_no_step_much_dearer() {
+        let cost = |pods: u32| {
+            let (mut dues, mut news) = (Dues::new(), News::new());
+            for at in 0..pods {
+                dues.set(&Counted(at), 0, Some(at + 1));
+                news.put(Counted(at), at);
+            }
+            let middle = Counted(pods / 2);
+            compared(|| {
+                dues.set(&middle, 0, Some(pods + 1));
+                dues.take(1);
+                news.put(middle.clone(), 7);
+                news.take();
+            })
+        };
+        // A tree of a hundred times as many entries is about two levels deeper.
+        assert!(cost(10_000) < 3 * cost(100), "{} {}", cost(10_000), cost(100));
+    }
+}
