@@ -22,5 +22,7 @@ async fn main() -> anyhow::Result<()> {
         }
         stop.cancel();
     });
-    activator::run(config, shutdown).await.context("activator failed")
+    // Spawned, as this thread would otherwise be one more that tasks are handed to and fro with.
+    let end = tokio::spawn(activator::run(config, shutdown)).await.context("activator panicked")?;
+    end.context("activator failed")
 }

@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use common::{
@@ -30,6 +31,12 @@ use crate::{
     machine::{Event, Said},
     shared::Shared,
 };
+
+/// How much later than activators everybody else hears of a change.
+///
+/// Requests may wait for it there. Nothing waits elsewhere: until an agent has sent connects straight to a new pod, they go
+/// by the activator. On a small node it is the same processors that bring the first request to its pod meanwhile.
+const AFTER_ACTIVATORS: Duration = Duration::from_millis(1);
 
 /// Serves all three at `endpoint` until `shutdown`.
 pub async fn serve(
@@ -84,8 +91,11 @@ fn items(
     cursor: Cursor<RouteKey, Said>,
     role: Role,
 ) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send {
-    let batches = stream::unfold((shared, cursor), |(shared, mut cursor)| async move {
+    let batches = stream::unfold((shared, cursor), move |(shared, mut cursor)| async move {
         let batch = shared.next_routes(&mut cursor).await;
+        if role != Role::Activator {
+            tokio::time::sleep(AFTER_ACTIVATORS).await;
+        }
         Some((batch, (shared, cursor)))
     });
     batches.flat_map(move |Batch { version, steps }| {

@@ -3,6 +3,7 @@
 use std::{
     io::Write as _,
     net::{SocketAddr, TcpListener},
+    num::NonZero,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
@@ -286,9 +287,9 @@ impl Running {
         };
         info!(node = layout.name(), "node stops");
         self.shutdown.cancel();
-        let mut result = ended.unwrap_or(Ok(()));
+        let mut result = ended.unwrap_or_else(|| Ok(()));
         while let Some(ended) = self.tasks.join_next().await {
-            result = result.and(of_task(ended));
+            result = result.and_then(|()| of_task(ended));
         }
         result
     }
@@ -301,18 +302,28 @@ async fn on_own_threads(
     part: impl Future<Output = Result<()>> + Send + 'static,
 ) -> Result<()> {
     let mut builder = match name {
-        // Carries traffic: as many threads as there are processors.
-        "activator" => tokio::runtime::Builder::new_multi_thread(),
+        "activator" => carrying_traffic(),
         _ => tokio::runtime::Builder::new_current_thread(),
     };
     let runtime = builder.enable_all().thread_name(name).build()?;
     let (ended, end) = oneshot::channel();
     let body = move || {
+        // Spawned, as this thread would otherwise be one more that tasks are handed to and fro with.
+        let part = runtime.block_on(runtime.spawn(part)).context("it panicked");
         // Nobody listens any more only when the whole process goes down.
-        let _ = ended.send(runtime.block_on(part));
+        let _ = ended.send(part.flatten());
     };
     std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
     end.await.context("it panicked")?
+}
+
+/// Half of the processors, as the pods need the others: a thread that is woken where none is free only takes the place
+/// of the one that woke it, with the request in hand.
+fn carrying_traffic() -> tokio::runtime::Builder {
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads((processors / 2).max(1));
+    builder
 }
 
 /// How a part ended, with its name.
