@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -113,7 +113,62 @@ pub struct Runtime {
     program: PathBuf,
     state: PathBuf,
     birth: Arc<OwnedFd>,
+    roots: Roots,
     jobs: mpsc::Sender<Job>,
+}
+
+/// Mounts of ours that have done their work, as each container has its own copy.
+///
+/// Unmounting waits for every processor, just when the new process begins to serve. So it is put off a little.
+#[derive(Clone, Debug)]
+struct Roots {
+    left: Arc<Mutex<Vec<PathBuf>>>,
+    more: mpsc::Sender<()>,
+}
+
+impl Roots {
+    /// How long one is left.
+    const LATER: Duration = Duration::from_millis(100);
+
+    /// Says as well what is to run on a thread that sees the mounts; it ends when all clones are gone.
+    fn new() -> (Self, impl FnOnce() + Send + 'static) {
+        let (more, unmounts) = mpsc::channel();
+        let left = Arc::<Mutex<Vec<PathBuf>>>::default();
+        let roots = Self { left: Arc::clone(&left), more };
+        #[allow(clippy::disallowed_methods, reason = "a thread of its own, without a runtime")]
+        let unmounting = move || {
+            while unmounts.recv().is_ok() {
+                thread::sleep(Self::LATER);
+                while unmounts.try_recv().is_ok() {}
+                lock(&left).drain(..).for_each(|root| unmount(&root));
+            }
+        };
+        (roots, unmounting)
+    }
+
+    fn leave(&self, root: PathBuf) {
+        lock(&self.left).push(root);
+        // Without the thread that unmounts they go with the process.
+        let _ = self.more.send(());
+    }
+
+    /// Sees to it that `root` is not mounted any more.
+    fn unmount(&self, root: &Path) {
+        let mut left = lock(&self.left);
+        if let Some(at) = left.iter().position(|it| it == root) {
+            unmount(&left.swap_remove(at));
+        }
+    }
+}
+
+/// Held while they are unmounted: whoever mounts another one there waits.
+fn lock(left: &Mutex<Vec<PathBuf>>) -> MutexGuard<'_, Vec<PathBuf>> {
+    left.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn unmount(root: &Path) {
+    // Not mounted: nothing to do.
+    let _ = umount2(root, MntFlags::MNT_DETACH);
 }
 
 impl Runtime {
@@ -130,18 +185,21 @@ impl Runtime {
         let (kind, program) = found.ok_or(RuntimeError::Missing)?;
         let (jobs, inbox) = mpsc::channel::<Job>();
         let (ready, started) = mpsc::channel();
+        let (roots, unmounting) = Roots::new();
         let first = move || {
             let entered = private_mounts();
             let usable = entered.is_ok();
             let _ = ready.send(entered);
             if usable {
+                // Without this thread they go with the process.
+                let _ = thread::Builder::new().name("unmount".to_owned()).spawn(unmounting);
                 work(inbox);
             }
         };
         let spawned = thread::Builder::new().name("runtime".to_owned()).spawn(first);
         spawned.map_err(file("start a thread for", &program))?;
         started.recv().ok().ok_or(RuntimeError::Ended)??;
-        Ok(Self { kind, program, state, birth: Arc::new(birth), jobs })
+        Ok(Self { kind, program, state, birth: Arc::new(birth), roots, jobs })
     }
 
     /// The runtime's name.
@@ -175,11 +233,11 @@ impl Runtime {
     fn launch(&self, launch: &Launch) -> Result<Launched, RuntimeError> {
         let begin = Instant::now();
         let root = launch.bundle.join("rootfs");
+        self.roots.unmount(&root);
         mount_root(launch, &root)?;
         let mounted = Instant::now();
         let started = self.start_mounted(launch);
-        // The container has its own copy of the mount; ours has done its work.
-        let _ = umount2(&root, MntFlags::MNT_DETACH);
+        self.roots.leave(root);
         let (process, pidfd) = started?;
         let (mount_time, runtime_time) = (mounted - begin, mounted.elapsed());
         Ok(Launched { process, pidfd, mount_time, runtime_time })
@@ -290,7 +348,7 @@ fn work(inbox: mpsc::Receiver<Job>) {
     let inbox = Arc::new(Mutex::new(inbox));
     let serve = |inbox: Arc<Mutex<mpsc::Receiver<Job>>>| {
         loop {
-            let job = inbox.lock().unwrap_or_else(std::sync::PoisonError::into_inner).recv();
+            let job = inbox.lock().unwrap_or_else(PoisonError::into_inner).recv();
             match job {
                 Ok(job) => job(),
                 Err(mpsc::RecvError) => return,
