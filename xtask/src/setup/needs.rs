@@ -92,8 +92,8 @@ pub(crate) struct Facts {
     pub(crate) has_sudo: bool,
 }
 
-/// Oldest kernel that has every hook used (`cgroup/getpeername` came last, in 5.8) and is still maintained.
-const OLDEST: (u32, u32) = (5, 10);
+/// Oldest maintained kernel that names network namespaces by cookie: to user space since 5.14, to `sock_ops` since 5.15.
+const OLDEST: (u32, u32) = (5, 15);
 
 /// Capabilities by bit number (linux/capability.h) and what they are for.
 const CAPABILITIES: [(u32, &str, &str); 4] = [
@@ -113,7 +113,7 @@ pub(crate) fn lacking(facts: &Facts) -> Vec<String> {
         )),
         Some(_) => {}
         None => lines
-            .push("no Linux kernel release found in /proc; Linux 5.10 or later is needed".into()),
+            .push("no Linux kernel release found in /proc; Linux 5.15 or later is needed".into()),
     }
     if !facts.has_cgroup2 {
         lines.push(
