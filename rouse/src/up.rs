@@ -321,9 +321,14 @@ async fn on_own_threads(
 /// of the one that woke it, with the request in hand.
 fn carrying_traffic() -> tokio::runtime::Builder {
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads((processors / 2).max(1));
-    builder
+    match processors / 2 {
+        0 | 1 => tokio::runtime::Builder::new_current_thread(),
+        many => {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(many);
+            builder
+        }
+    }
 }
 
 /// How a part ended, with its name.
