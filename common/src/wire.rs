@@ -109,7 +109,7 @@ pub enum Role {
 
 // --- RouteTable -----------------------------------------------------------------------------------------
 
-/// Everything the data plane follows, by subject. Built from a stream with [`RouteTable::absorb`].
+/// Everything the data plane follows, by subject. A receiver keeps it in a [`RouteView`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RouteTable {
     /// Addressable names: routes and their tags.
