@@ -92,6 +92,7 @@ impl Files {
         self.changed().iter().for_each(|path| self.read(path));
         let removed = known.iter().filter(|name| !self.known.names(name));
         removed.for_each(|name| self.shared.step(Event::Delete(name.clone())));
+        self.shared.read_back();
         let services = self.shared.look(|machine| machine.world().apps.len());
         info!(services, objects = read.keys.len(), "objects read");
         // What was on disk and belongs to nobody now.

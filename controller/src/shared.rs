@@ -31,6 +31,8 @@ pub struct Shared {
     machine: Mutex<Machine>,
     routes: Outbox<RouteKey, Said>,
     orders: watch::Sender<Orders>,
+    /// Orders held back until [`Shared::read_back`]: a pod that they do not name is stopped.
+    held: Mutex<Option<Orders>>,
     /// Objects to be written.
     dirty: Mutex<BTreeSet<ObjectKey>>,
     written: Notify,
@@ -49,6 +51,7 @@ impl Shared {
             routes: machine.routes().clone(),
             machine: Mutex::new(machine),
             orders,
+            held: Mutex::new(Some(Orders::default())),
             dirty: Mutex::default(),
             written: Notify::new(),
             timer: Notify::new(),
@@ -97,21 +100,17 @@ impl Shared {
         if effects.start.is_empty() && effects.stop.is_empty() && effects.names.is_empty() {
             return;
         }
-        self.orders.send_modify(|orders| {
-            for pod in &effects.start {
-                orders.pods.insert(pod.uid.clone(), pod.clone());
-            }
-            for uid in &effects.stop {
-                orders.pods.remove(uid);
-            }
-            for (name, addresses) in &effects.names {
-                if addresses.is_empty() {
-                    orders.names.remove(name);
-                } else {
-                    orders.names.insert(name.clone(), addresses.clone());
-                }
-            }
-        });
+        match &mut *self.held() {
+            Some(held) => amend(held, effects),
+            None => self.orders.send_modify(|orders| amend(orders, effects)),
+        }
+    }
+
+    /// Everything that an earlier run left has been taken in: from now on orders are given.
+    pub fn read_back(&self) {
+        if let Some(held) = self.held().take() {
+            self.orders.send_replace(held);
+        }
     }
 
     /// Lets `look` see the machine.
@@ -164,7 +163,27 @@ impl Shared {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn held(&self) -> MutexGuard<'_, Option<Orders>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn dirty(&self) -> MutexGuard<'_, BTreeSet<ObjectKey>> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn amend(orders: &mut Orders, effects: &Effects) {
+    for pod in &effects.start {
+        orders.pods.insert(pod.uid.clone(), pod.clone());
+    }
+    for uid in &effects.stop {
+        orders.pods.remove(uid);
+    }
+    for (name, addresses) in &effects.names {
+        if addresses.is_empty() {
+            orders.names.remove(name);
+        } else {
+            orders.names.insert(name.clone(), addresses.clone());
+        }
     }
 }

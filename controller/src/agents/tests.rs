@@ -87,6 +87,7 @@ async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route(
     let (endpoint, shutdown) = (endpoint(), CancellationToken::new());
     let (orders, mut ordered) = watch::channel(Orders::default());
     let shared = Arc::new(Shared::new(Machine::new(World::default(), Outbox::new()), orders));
+    shared.read_back();
     let Document::Service(name, manifest) =
         parse::documents(HELLO, &AutoscalerConfig::default()).remove(0)
     else {
@@ -140,6 +141,7 @@ async fn who_no_longer_follows_is_not_waited_for() {
     let (endpoint, shutdown) = (endpoint(), CancellationToken::new());
     let (orders, _ordered) = watch::channel(Orders::default());
     let shared = Arc::new(Shared::new(Machine::new(World::default(), Outbox::new()), orders));
+    shared.read_back();
     let (server, at, stop) = (Arc::clone(&shared), endpoint.clone(), shutdown.clone());
     let server = tokio::spawn(async move { serve(server, &at, stop).await });
     let gone = CancellationToken::new();

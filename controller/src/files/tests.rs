@@ -192,6 +192,22 @@ async fn a_restart_goes_on_with_the_same_objects_and_pods() {
 }
 
 #[tokio::test]
+async fn no_order_is_given_before_everything_is_read_back() {
+    let temp = Temp::new();
+    fs::write(temp.manifest(), HELLO).expect("written");
+    let (first, _orders) = run(&temp, "b", 1).await;
+    wake(&first);
+    let name = Name::new("default", "hello");
+    let app = first.look(|machine| machine.world().apps[&name].clone());
+
+    let (second, orders) = shared("b", 2);
+    second.step(Event::Restore(name, app));
+    assert!(!orders.has_changed().expect("a sender"), "pods not read back yet would be stopped");
+    second.read_back();
+    assert_eq!((orders.has_changed().expect("a sender"), orders.borrow().pods.len()), (true, 1));
+}
+
+#[tokio::test]
 async fn pods_of_another_boot_and_objects_without_manifest_are_forgotten() {
     let temp = Temp::new();
     fs::write(temp.manifest(), HELLO).expect("written");
