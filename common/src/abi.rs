@@ -122,8 +122,6 @@ pub const CONTROL_LISTEN_FULL: u32 = 4;
 /// `CONTROL` word: client sockets that use `OVERFLOW`. Read by every socket that closes, so it and those behind it
 /// share no cache line with the counters above.
 pub const CONTROL_OVERFLOW: u32 = 8;
-/// `CONTROL` word: when data last came to a listener before its connection was established, in jiffies; 0: never.
-pub const CONTROL_EARLY: u32 = 9;
 /// Words in `CONTROL`.
 pub const CONTROL_WORDS: u32 = 16;
 

@@ -13,8 +13,7 @@ use aya_ebpf::{
     EbpfContext as _,
     bindings::{__sk_buff, bpf_sock_ops},
     helpers::generated::{
-        bpf_get_smp_processor_id, bpf_jiffies64, bpf_skb_load_bytes, bpf_spin_lock,
-        bpf_spin_unlock, bpf_tcp_sock,
+        bpf_get_smp_processor_id, bpf_skb_load_bytes, bpf_spin_lock, bpf_spin_unlock, bpf_tcp_sock,
     },
     maps::ProgramArray,
     programs::{SkBuffContext, SockOpsContext},
@@ -27,8 +26,8 @@ use common::{
 
 use crate::{
     maps::{
-        BLANK, CONNS, CONTROL, COUNTERS, EGRESS, INGRESS, KEPT, POD_STATE, PODS, RESPONSES,
-        SOCKETS, add, announce, now,
+        BLANK, CONNS, COUNTERS, EGRESS, INGRESS, KEPT, POD_STATE, PODS, RESPONSES, SOCKETS, add,
+        announce, now,
     },
     packet::{self, Segment},
 };
@@ -37,9 +36,6 @@ use crate::{
 const PASS: i32 = 1;
 /// Windows read of one packet in one run of a program.
 const ROUNDS: u32 = 2;
-/// For how long data on a listener may wait for its connection, in jiffies: two minutes or more, longer than a handshake
-/// takes. Without such data in that time, connections do not look for theirs.
-const EARLY: u64 = 120_000;
 /// Minus one, for blind adds.
 const LESS: u64 = 1u64.wrapping_neg();
 const AF_INET6: u32 = 10;
@@ -95,9 +91,6 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn) {
 /// Takes in what came to the listener before its connection was established.
 #[inline(always)]
 pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut Conn) {
-    if CONTROL.get(abi::CONTROL_EARLY).is_none_or(|at| jiffies().wrapping_sub(*at) > EARLY) {
-        return;
-    }
     // SAFETY: a live context; a single word.
     let seq = unsafe { ptr::read_volatile(&raw const (*ops).rcv_nxt) };
     let key = KeptKey { remote: remote(ops), remote_port: remote_port(ops), seq };
@@ -180,12 +173,8 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
 #[inline(always)]
 fn early(skb: *mut __sk_buff, segment: &Segment, conn: &Conn) {
     // SAFETY: only asks whether there is one.
-    if unsafe { PODS.get(conn.cookie) }.is_some()
-        && keep(skb, segment)
-        && let Some(at) = CONTROL.get_ptr_mut(abi::CONTROL_EARLY)
-    {
-        // SAFETY: a live map value; a single word.
-        unsafe { ptr::write_volatile(at, jiffies()) };
+    if unsafe { PODS.get(conn.cookie) }.is_some() {
+        keep(skb, segment);
     }
 }
 
@@ -503,13 +492,6 @@ fn keep(skb: *mut __sk_buff, segment: &Segment) -> bool {
 fn kept(skb: *mut __sk_buff, seq: u32) -> Option<*const Kept> {
     let (remote, remote_port) = packet::sender(skb)?;
     KEPT.get_ptr(KeptKey { remote, remote_port, seq })
-}
-
-/// A clock that costs nothing to read, in steps of 1 to 10 ms.
-#[inline(always)]
-fn jiffies() -> u64 {
-    // SAFETY: takes nothing and always answers.
-    unsafe { bpf_jiffies64() }
 }
 
 #[inline(always)]
