@@ -4,7 +4,7 @@
 //! token ends it. What was missed meanwhile is said again by the [`Outbox`] it is fed from.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet},
     hash::Hash,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
@@ -22,7 +22,7 @@ use tonic::{
 use tracing::{info, warn};
 
 use crate::{
-    outbox::{Cursor, Outbox},
+    outbox::{Batch, Cursor, Outbox},
     wire::{
         Decision, Name, PodItem, Refused, RouteChange, RouteItem, RouteKey, RouteView, ScaleItem,
         Subscriber, UsageItem, UsageKey, UsageSeen,
@@ -142,48 +142,16 @@ impl Link {
 
     /// Follows the RouteTable. `each` gets the whole table and the subjects touched by one batch.
     pub async fn watch_routes(&self, mut each: impl FnMut(&RouteView, &BTreeSet<RouteKey>)) {
-        let (mut view, mut wait) = (RouteView::default(), FIRST_RETRY);
-        while self.again(&mut wait, self.watch_once(&mut view, &mut each)).await {}
-    }
-
-    async fn watch_once(
-        &self,
-        view: &mut RouteView,
-        each: &mut impl FnMut(&RouteView, &BTreeSet<RouteKey>),
-    ) -> Result<(), LinkError> {
-        let mut client = RoutesClient::new(self.connect().await?);
-        let opened = client.watch(raw::Subscriber::from(self.who.clone())).await;
-        let mut items = opened.map_err(|status| self.broke(status))?.into_inner();
-        self.opened("routes");
-        view.restart();
-        while let Some(item) = items.message().await.map_err(|status| self.broke(status))? {
-            let Some(item) = accept::<_, RouteItem>(item) else { continue };
-            if let Some(changed) = view.absorb(item) {
-                each(view, &changed);
+        let mut view = RouteView::default();
+        self.watch_batches(|RouteBatch { version, is_whole, changes }| {
+            if is_whole {
+                view.restart();
             }
-        }
-        Ok(())
-    }
-
-    /// Follows the RouteTable without keeping it. A subject that a new stream does not name any more is `Gone`.
-    pub async fn watch_changes(&self, mut each: impl FnMut(u64, Changes)) {
-        let mut known = HashSet::new();
-        self.watch_batches(|mut batch| {
-            if batch.is_whole {
-                let unnamed = |key: &RouteKey| !batch.changes.contains_key(key);
-                let gone: Vec<RouteKey> = known.extract_if(unnamed).collect();
-                batch
-                    .changes
-                    .extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Gone(key))));
-            }
-            for (key, change) in &batch.changes {
-                if matches!(change, RouteChange::Gone(_)) {
-                    known.remove(key);
-                } else if !known.contains(key) {
-                    known.insert(key.clone());
+            for change in changes.into_values().chain([RouteChange::Synced]) {
+                if let Some(changed) = view.absorb(RouteItem { version, change }) {
+                    each(&view, &changed);
                 }
             }
-            each(batch.version, batch.changes);
         })
         .await;
     }
@@ -344,9 +312,7 @@ where
     stream::iter([first]).chain(batches).map(R::from)
 }
 
-fn batches<K, V>(
-    cursor: Cursor<K, V>,
-) -> impl Stream<Item = crate::outbox::Batch<K, V>> + Send + 'static
+fn batches<K, V>(cursor: Cursor<K, V>) -> impl Stream<Item = Batch<K, V>> + Send + 'static
 where
     K: Eq + Hash + Clone + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
@@ -354,23 +320,31 @@ where
     stream::unfold(cursor, |mut cursor| async move { Some((cursor.next().await, cursor)) })
 }
 
-/// The RouteTable stream for one subscriber: each change as `shape` lets that subscriber see it.
-///
-/// Where `shape` returns `None` the subscriber is told that the subject is gone, which means nothing to it
-/// unless it knew the subject before. `shutdown` ends the stream, so that a server can stop.
+/// The RouteTable stream for one subscriber, from the box that keeps its states. See [`route_items`].
 pub fn route_stream(
     cursor: Cursor<RouteKey, RouteChange>,
     shutdown: CancellationToken,
     shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + 'static,
 ) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send + 'static {
-    let items = batches(cursor).flat_map(move |batch| {
+    route_items(batches(cursor), shutdown, shape)
+}
+
+/// Batches of the RouteTable as they travel, each ended by `Synced`: each change as `shape` lets a subscriber see it.
+///
+/// Where `shape` returns `None` the subscriber is told that the subject is gone, which means nothing to it
+/// unless it knew the subject before. `shutdown` ends the stream, so that a server can stop.
+pub fn route_items(
+    batches: impl Stream<Item = Batch<RouteKey, RouteChange>> + Send + 'static,
+    shutdown: CancellationToken,
+    shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + 'static,
+) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send + 'static {
+    let items = batches.flat_map(move |Batch { version, steps }| {
         let item = |(key, change): (RouteKey, Option<RouteChange>)| {
             change.and_then(&shape).unwrap_or(RouteChange::Gone(key))
         };
-        let steps = batch.steps.into_iter().map(item).chain([RouteChange::Synced]);
-        let version = batch.version;
+        let changes = steps.into_iter().map(item).chain([RouteChange::Synced]);
         let raw = |change| Ok(RouteItem { version, change }.into());
-        stream::iter(steps.map(raw).collect::<Vec<_>>())
+        stream::iter(changes.map(raw).collect::<Vec<_>>())
     });
     items.take_until(shutdown.cancelled_owned())
 }

@@ -43,7 +43,6 @@ async fn measure(folder: &Path, services: usize) -> std::io::Result<()> {
     let (empty, started) = (live(), Instant::now());
     let (orders, _ordered) = watch::channel(Orders::default());
     let shared = Arc::new(Shared::new(Machine::new(World::default(), Outbox::new()), orders));
-    shared.read_back();
     let files = Files::open(folder, Arc::clone(&shared)).map_err(std::io::Error::other)?;
     for at in 0..services {
         shared.step(Event::Decide(asleep(at)));

@@ -11,9 +11,9 @@ use std::{
 
 use common::{
     link::{self, LinkError},
-    outbox::{Batch, Cursor},
+    outbox::Cursor,
     wire::{
-        PodItem, Revision, Role, RouteChange, RouteItem, RouteKey, ScaleItem, Subscriber,
+        PodItem, Revision, Role, RouteChange, RouteKey, ScaleItem, Subscriber,
         raw::{
             self,
             pods_server::{Pods, PodsServer},
@@ -28,7 +28,7 @@ use tonic::{Request, Response, Status, Streaming, transport::Server};
 use tracing::info;
 
 use crate::{
-    machine::{Event, Said},
+    machine::{self, Event, Said},
     shared::Shared,
 };
 
@@ -72,8 +72,9 @@ impl Routes for Border {
         let follower = Follower::new(self, who);
         let role = follower.who.role;
         let cursor = self.shared.routes().subscribe();
-        let items = items(Arc::clone(&self.shared), cursor, role);
-        let items = items.take_until(self.shutdown.clone().cancelled_owned());
+        let batches = batches(Arc::clone(&self.shared), cursor, role);
+        let items =
+            link::route_items(batches, self.shutdown.clone(), move |change| shape(change, role));
         // The stream owns the follower: when it is dropped, for whatever reason, nobody follows any more.
         let items = items.map(move |item| {
             let _ = &follower;
@@ -83,27 +84,18 @@ impl Routes for Border {
     }
 }
 
-/// The RouteTable for one follower, each batch ended by `Synced`.
-///
-/// A subject that the role does not see is said to be gone, which means nothing to who never knew it.
-fn items(
+/// The RouteTable's batches for one follower.
+fn batches(
     shared: Arc<Shared>,
     cursor: Cursor<RouteKey, Said>,
     role: Role,
-) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send {
-    let batches = stream::unfold((shared, cursor), move |(shared, mut cursor)| async move {
+) -> impl Stream<Item = machine::Routes> + Send {
+    stream::unfold((shared, cursor), move |(shared, mut cursor)| async move {
         let batch = shared.next_routes(&mut cursor).await;
         if role != Role::Activator {
             tokio::time::sleep(AFTER_ACTIVATORS).await;
         }
         Some((batch, (shared, cursor)))
-    });
-    batches.flat_map(move |Batch { version, steps }| {
-        let item = move |(key, change): (RouteKey, Option<RouteChange>)| {
-            change.and_then(|it| shape(it, role)).unwrap_or(RouteChange::Gone(key))
-        };
-        let changes = steps.into_iter().map(item).chain([RouteChange::Synced]);
-        stream::iter(changes.map(move |change| Ok(RouteItem { version, change }.into())))
     })
 }
 

@@ -63,11 +63,12 @@ async fn changes_name_what_a_new_stream_does_not() {
     let shutdown = CancellationToken::new();
     let link = Link::new(endpoint.clone(), who, shutdown.clone());
     let watcher = tokio::spawn(async move {
-        let named = |changes: Changes| {
-            let state = |(key, change)| (key, !matches!(change, RouteChange::Gone(_)));
-            changes.into_iter().map(state).collect::<Vec<_>>()
+        let named = |view: &RouteView, changed: &BTreeSet<RouteKey>| {
+            let there: BTreeSet<_> = view.table.states().filter_map(|it| it.key()).collect();
+            let state = |key: &RouteKey| (key.clone(), there.contains(key));
+            changed.iter().map(state).collect::<Vec<_>>()
         };
-        link.watch_changes(|_, changes| send.try_send(named(changes)).expect("room")).await;
+        link.watch_routes(|view, changed| send.try_send(named(view, changed)).expect("room")).await;
     });
     let is = |name: &str, there| (RouteKey::Activator(name.into()), there);
 
