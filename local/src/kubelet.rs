@@ -295,15 +295,17 @@ impl Kubelet {
                         Extra::Process(fd) => Some(Arc::clone(fd)),
                         _ => None,
                     };
-                    let ended = process.clone();
                     let _ = reports.send(Report { uid: uid.clone(), event, extra }).await;
-                    if let Some(fd) = process {
-                        let (shared, fd) = (Arc::clone(&shared), Arc::clone(&fd));
-                        tokio::spawn(health::follow(shared, Arc::clone(&work), at, fd, addresses));
-                    }
-                    if let Some(fd) = ended {
-                        exits::report(shared, reports, uid, name, at, fd, Some(id)).await;
-                    }
+                    let Some(fd) = process else { return };
+                    let followed = Arc::clone(&fd);
+                    tokio::spawn(health::follow(
+                        Arc::clone(&shared),
+                        Arc::clone(&work),
+                        at,
+                        followed,
+                        addresses,
+                    ));
+                    exits::report(shared, reports, uid, name, at, fd, Some(id)).await;
                 });
             }
             Action::Terminate(at) => {
