@@ -140,10 +140,17 @@ impl Roots {
             while unmounts.recv().is_ok() {
                 thread::sleep(Self::LATER);
                 while unmounts.try_recv().is_ok() {}
-                lock(&left).drain(..).for_each(|root| unmount(&root));
+                while Self::unmount_one(&left) {}
             }
         };
         (roots, unmounting)
+    }
+
+    /// One at a time, so that who mounts another one waits for one at most. Says whether there was one.
+    fn unmount_one(left: &Mutex<Vec<PathBuf>>) -> bool {
+        let mut left = lock(left);
+        let root = left.pop();
+        root.inspect(|root| unmount(root)).is_some()
     }
 
     fn leave(&self, root: PathBuf) {
@@ -161,7 +168,7 @@ impl Roots {
     }
 }
 
-/// Held while they are unmounted: whoever mounts another one there waits.
+/// Held while one is unmounted: whoever mounts another one there waits.
 fn lock(left: &Mutex<Vec<PathBuf>>) -> MutexGuard<'_, Vec<PathBuf>> {
     left.lock().unwrap_or_else(PoisonError::into_inner)
 }
