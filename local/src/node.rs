@@ -166,12 +166,7 @@ impl Node {
         unmount_below(&layout.run());
         unmount_below(&layout.pods_data());
         for path in [layout.run(), layout.pods_data(), layout.objects()] {
-            match fs::remove_dir_all(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(file("remove", &path)(error));
-                }
-                _ => {}
-            }
+            remove_folder(&path)?;
         }
         // Only when this was the last node.
         let _ = fs::remove_dir("/run/rouse");
@@ -182,17 +177,20 @@ impl Node {
     /// Removes also what [`Node::destroy`] leaves: manifests, images and logs.
     pub fn purge(layout: &Layout) -> Result<(), NodeError> {
         Self::destroy(layout)?;
-        match fs::remove_dir_all(layout.data()) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(file("remove", &layout.data())(error));
-            }
-            _ => {}
-        }
+        remove_folder(&layout.data())?;
         // Only when this was the last node.
         if let Some(all) = layout.data().parent() {
             let _ = fs::remove_dir(all);
         }
         Ok(())
+    }
+}
+
+/// Removes a folder with all it holds; none there is fine.
+fn remove_folder(path: &Path) -> Result<(), NodeError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file("remove", path)(error)),
+        _ => Ok(()),
     }
 }
 
