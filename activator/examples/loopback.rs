@@ -56,6 +56,7 @@ fn table(port: NonZeroU16) -> RouteTable {
         targets: vec![Target { revision: revision(), percent: 100 }],
         path: Path::Activator,
         hosts: vec![],
+        ingress: None,
     };
     table.services.insert(service.name.clone(), service);
     let served = Revision {
@@ -70,6 +71,7 @@ fn table(port: NonZeroU16) -> RouteTable {
         policy: None,
         reachable: true,
         initial_scale_reached: true,
+        activators: Box::default(),
     };
     table.revisions.insert(served.name.clone(), served);
     table

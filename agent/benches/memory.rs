@@ -94,6 +94,7 @@ fn sleeping(number: u16) -> Vec<RouteChange> {
         targets: vec![Target { revision: revision.clone(), percent: 100 }],
         path: Path::Direct,
         hosts: vec![format!("{}.{}.127.0.0.1.sslip.io", name.name, name.namespace)],
+        ingress: None,
     };
     let revision = Revision {
         name: revision,
@@ -107,6 +108,7 @@ fn sleeping(number: u16) -> Vec<RouteChange> {
         policy: None,
         reachable: true,
         initial_scale_reached: true,
+        activators: Box::default(),
     };
     vec![RouteChange::Revision(revision), RouteChange::Service(service)]
 }

@@ -85,6 +85,7 @@ fn table() -> RouteTable {
             targets,
             path,
             hosts,
+            ingress: None,
         };
         table.services.insert(service, it);
     }
@@ -105,6 +106,7 @@ fn revision(name: Name) -> Revision {
         policy: Some(Arc::new(ScalePolicy::default())),
         reachable: true,
         initial_scale_reached: true,
+        activators: Box::default(),
     }
 }
 

@@ -59,6 +59,7 @@ fn table(services: usize) -> RouteTable {
             targets: vec![Target { revision: name, percent: 100 }],
             path: Path::Direct,
             hosts: vec![],
+            ingress: None,
         };
         table.services.insert(service, it);
     }
@@ -78,5 +79,6 @@ fn revision(name: Name, service: &str) -> Revision {
         policy: Some(Arc::new(ScalePolicy::default())),
         reachable: true,
         initial_scale_reached: true,
+        activators: Box::default(),
     }
 }

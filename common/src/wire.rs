@@ -139,6 +139,50 @@ pub struct Service {
     pub path: Path,
     /// Host names that reach it through the gateway, lower case, without port.
     pub hosts: Vec<String>,
+    /// What a gateway does for it beyond `hosts`; few services have any, so the rest pay for one word.
+    pub ingress: Option<Box<Ingress>>,
+}
+
+/// What a gateway does for a service beyond leading its hosts to it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ingress {
+    /// Whether `hosts` answer http from outside with a redirection to https (`http-protocol: Redirected`).
+    pub redirects: bool,
+    /// Further hosts that reach it from outside: DomainMappings.
+    pub domains: Vec<Domain>,
+    /// Tag header routing (Knative's feature `tag-header-based-routing`); `None`: off. A header needs somebody who
+    /// reads it, so such a service has [`Path::Activator`].
+    pub tags: Option<TagRouting>,
+}
+
+/// One DomainMapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Domain {
+    /// The host, lower case, without port.
+    pub host: String,
+    /// The host its pods are asked for; the client's then stands in `K-Original-Host`. `None`: as the client asked,
+    /// which is what an app sees in the end where Knative's sidecar restores it.
+    pub rewrite: Option<String>,
+    /// Whether it answers http from outside with a redirection to https.
+    pub redirects: bool,
+}
+
+/// What the header `Knative-Serving-Tag` does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TagRouting {
+    /// The service is a route: the header chooses one of these, and whatever it does not name is default traffic.
+    Choice(Vec<Tag>),
+    /// The service is this tag of such a route; its pods are told so.
+    Tag(String),
+}
+
+/// One tag of a route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// As it stands in the header.
+    pub name: String,
+    /// The tag's own service, which has its targets.
+    pub service: Name,
 }
 
 /// One revision's share of a service.
@@ -184,6 +228,9 @@ pub struct Revision {
     pub reachable: bool,
     /// Whether its initial scale was reached once.
     pub initial_scale_reached: bool,
+    /// Names of the activators that share its pods under a hard limit, each its own part, in this order; empty: all
+    /// activators of the table, by name.
+    pub activators: Box<[String]>,
 }
 
 /// What a revision's pods speak on their serving port.

@@ -202,6 +202,7 @@ impl World {
             policy: None,
             reachable: true,
             initial_scale_reached: true,
+            activators: Box::default(),
         };
         let address = (phase != PodPhase::Starting).then(|| ADDRESS.parse().expect("an address"));
         let pod = Pod {
@@ -609,6 +610,7 @@ impl World {
             targets: vec![Target { revision: Name::new("default", "hello-00001"), percent: 100 }],
             path: wire::Path::Direct,
             hosts: Vec::new(),
+            ingress: None,
         };
         self.routes.set(RouteKey::Service(name), RouteChange::Service(service));
     }

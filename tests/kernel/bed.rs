@@ -143,6 +143,7 @@ impl Bed {
             targets: vec![Target { revision: name_of(number), percent: 100 }],
             path: way,
             hosts: vec![],
+            ingress: None,
         };
         self.table.services.insert(service.name.clone(), service);
     }

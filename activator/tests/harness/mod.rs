@@ -184,6 +184,7 @@ pub fn hello(port: u16) -> Service {
         targets: vec![Target { revision: revision(), percent: 100 }],
         path: Path::Activator,
         hosts: vec!["hello.default.example.com".to_owned()],
+        ingress: None,
     }
 }
 
@@ -200,6 +201,7 @@ pub fn hello_1() -> Revision {
         policy: None,
         reachable: true,
         initial_scale_reached: true,
+        activators: Box::default(),
     }
 }
 

@@ -109,6 +109,7 @@ fn service(number: u8, path: Path) -> Service {
         targets: vec![Target { revision: name(number), percent: 100 }],
         path,
         hosts: vec![],
+        ingress: None,
     }
 }
 
@@ -357,6 +358,7 @@ fn nothing_is_kept_of_what_is_gone() {
         policy: None,
         reachable: true,
         initial_scale_reached: true,
+        activators: Box::default(),
     };
     let mut full =
         table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[activator(1)]);

@@ -73,6 +73,7 @@ fn revision(name: &Name) -> RouteChange {
         policy: Some(policy().into()),
         reachable: true,
         initial_scale_reached: true,
+        activators: Box::default(),
     })
 }
 

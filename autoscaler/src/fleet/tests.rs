@@ -48,6 +48,7 @@ fn revision(name: &Name, policy: ScalePolicy) -> RouteRevision {
         policy: Some(policy.into()),
         reachable: true,
         initial_scale_reached: false,
+        activators: Box::default(),
     }
 }
 

@@ -199,6 +199,7 @@ impl TryFrom<raw::Service> for Service {
             targets,
             path,
             hosts: it.hosts,
+            ingress: it.ingress.map(|it| it.try_into().map(Box::new)).transpose()?,
         })
     }
 }
@@ -213,7 +214,68 @@ impl From<Service> for raw::Service {
             targets: it.targets.into_iter().map(Into::into).collect(),
             path: raw_path(it.path),
             hosts: it.hosts,
+            ingress: it.ingress.map(|it| (*it).into()),
         }
+    }
+}
+
+impl TryFrom<raw::Ingress> for Ingress {
+    type Error = Refused;
+    fn try_from(it: raw::Ingress) -> Checked<Self> {
+        use raw::ingress::Tags;
+        let tags = match it.tags {
+            None => None,
+            Some(Tags::Choice(among)) => {
+                let tags = among.tags.into_iter().map(Tag::try_from).collect::<Checked<_>>()?;
+                Some(TagRouting::Choice(tags))
+            }
+            Some(Tags::Tag(own)) => Some(TagRouting::Tag(nonempty("ingress.tag", own)?)),
+        };
+        let domains = it.domains.into_iter().map(Domain::try_from).collect::<Checked<_>>()?;
+        Ok(Self { redirects: it.redirects, domains, tags })
+    }
+}
+
+impl From<Ingress> for raw::Ingress {
+    fn from(it: Ingress) -> Self {
+        use raw::ingress::Tags;
+        let tags = it.tags.map(|it| match it {
+            TagRouting::Choice(tags) => {
+                Tags::Choice(raw::TagChoice { tags: tags.into_iter().map(Into::into).collect() })
+            }
+            TagRouting::Tag(own) => Tags::Tag(own),
+        });
+        let domains = it.domains.into_iter().map(Into::into).collect();
+        Self { redirects: it.redirects, domains, tags }
+    }
+}
+
+impl TryFrom<raw::Domain> for Domain {
+    type Error = Refused;
+    fn try_from(it: raw::Domain) -> Checked<Self> {
+        let host = nonempty("domain.host", it.host)?;
+        let rewrite = (!it.rewrite.is_empty()).then_some(it.rewrite);
+        Ok(Self { host, rewrite, redirects: it.redirects })
+    }
+}
+
+impl From<Domain> for raw::Domain {
+    fn from(it: Domain) -> Self {
+        let rewrite = it.rewrite.unwrap_or_default();
+        Self { host: it.host, rewrite, redirects: it.redirects }
+    }
+}
+
+impl TryFrom<raw::Tag> for Tag {
+    type Error = Refused;
+    fn try_from(it: raw::Tag) -> Checked<Self> {
+        Ok(Self { name: nonempty("tag.name", it.name)?, service: it.service.parse()? })
+    }
+}
+
+impl From<Tag> for raw::Tag {
+    fn from(it: Tag) -> Self {
+        Self { name: it.name, service: it.service.to_string() }
     }
 }
 
@@ -261,6 +323,7 @@ impl TryFrom<raw::Revision> for Revision {
             policy: it.policy.map(ScalePolicy::try_from).transpose()?.map(Arc::new),
             reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
+            activators: it.activators.into(),
         })
     }
 }
@@ -283,6 +346,7 @@ impl From<Revision> for raw::Revision {
             policy: it.policy.map(|it| Arc::unwrap_or_clone(it).into()),
             reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
+            activators: it.activators.into_vec(),
         }
     }
 }

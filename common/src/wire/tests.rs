@@ -77,6 +77,36 @@ fn a_ready_pod_needs_an_address() {
     assert_eq!(raw::Pod::from(pod).address, addressed.address);
 }
 
+/// What a part of the version before sends and understands: everything but the newer fields.
+#[test]
+fn a_neighbour_that_knows_no_ingress_is_understood() {
+    let old = raw::Service {
+        name: "default/hello".into(),
+        port: 80,
+        activator_port: 20_000,
+        path: raw::Path::Direct.into(),
+        hosts: std::vec!["hello.default.example.com".into()],
+        ..raw::Service::default()
+    };
+    assert_eq!(Service::try_from(old).expect("valid").ingress, None);
+}
+
+#[test]
+fn what_a_gateway_does_for_a_service_comes_back_as_it_was_sent() {
+    let tag = |tag: &str| Tag { name: tag.into(), service: Name::new("default", "blue-hello") };
+    for tags in
+        [None, Some(TagRouting::Choice(std::vec![tag("blue")])), Some(TagRouting::Tag("b".into()))]
+    {
+        let domain = |rewrite| Domain { host: "a.example".into(), rewrite, redirects: true };
+        let domains = std::vec![domain(None), domain(Some("hello.default.svc".into()))];
+        let ingress = Ingress { redirects: true, domains, tags };
+        assert_eq!(Ingress::try_from(raw::Ingress::from(ingress.clone())), Ok(ingress));
+    }
+    let nameless = raw::Domain::default();
+    let refused = Domain::try_from(nameless).expect_err("no host");
+    assert_eq!(refused.to_string(), "field domain.host is \"\": must not be empty");
+}
+
 #[test]
 fn the_integral_counts_open_and_closed_requests() {
     let mut totals = Totals::default();

@@ -152,6 +152,7 @@ impl Facts {
             policy: Some(Arc::clone(&self.policy)),
             reachable: revision.routing.0 != Routing::Reserve,
             initial_scale_reached: revision.reached,
+            activators: Box::default(),
         }
     }
 

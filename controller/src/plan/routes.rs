@@ -111,6 +111,7 @@ fn service(
         targets: if hopeless { Vec::new() } else { shares.iter().map(target).collect() },
         path: only.map_or(Path::Activator, |(revision, view)| path(app, revision, &view)),
         hosts: if local { Vec::new() } else { vec![host()] },
+        ingress: None,
     }
 }
 
