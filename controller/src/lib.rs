@@ -11,6 +11,7 @@
 //! | [`plan`] | world → objects, pods, routes, timers |
 //! | [`machine`] | event → plan of the app it touches → what changed |
 //! | [`render`], [`restore`] | facts → objects, and back after a restart |
+//! | [`children`] | facts → the whole objects that Kubernetes holds |
 //! | [`shared`] | the machine behind a lock, with a clock |
 //! | [`agents`] | routes out, reports and decisions in |
 //! | [`files`], [`local`] | the local platform: folders and node |
@@ -24,6 +25,7 @@ use tracing::info;
 
 pub mod admin;
 pub mod agents;
+pub mod children;
 pub mod config;
 pub mod files;
 pub mod knative;

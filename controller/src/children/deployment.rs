@@ -1,0 +1,73 @@
+//! Pure: the Deployment of a Revision (knative/serving `pkg/reconciler/revision/resources/deploy.go`), without the
+//! sidecar.
+
+use k8s_openapi::{
+    api::{
+        apps::v1::{DeploymentSpec, DeploymentStrategy, RollingUpdateDeployment},
+        core::v1::PodTemplateSpec,
+    },
+    apimachinery::pkg::{
+        apis::meta::v1::{LabelSelector, ObjectMeta},
+        util::intstr::IntOrString,
+    },
+};
+use serde_json::json;
+
+use super::{Config, Object, Resource, Revision, child_name, meta, pod};
+use crate::{knative::key, parse, policy::parse_duration};
+
+/// Names the container that `kubectl logs` and `kubectl exec` mean.
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+
+/// Its name.
+pub fn name(revision: &str) -> String {
+    child_name(revision, "-deployment")
+}
+
+/// The Deployment; `replicas` counts only where there is none yet.
+pub fn deployment(revision: &Revision<'_>, config: &Config, replicas: i32) -> Object {
+    let spec = DeploymentSpec {
+        replicas: Some(replicas),
+        selector: LabelSelector {
+            match_labels: Some(meta::selector(revision)),
+            ..LabelSelector::default()
+        },
+        progress_deadline_seconds: Some(progress_deadline(revision, config)),
+        // A Revision never changes, so there is nothing to roll back to.
+        revision_history_limit: Some(0),
+        strategy: Some(DeploymentStrategy {
+            type_: Some("RollingUpdate".into()),
+            rolling_update: Some(RollingUpdateDeployment {
+                max_unavailable: Some(IntOrString::Int(0)),
+                ..RollingUpdateDeployment::default()
+            }),
+        }),
+        template: template(revision, config),
+        ..DeploymentSpec::default()
+    };
+    let meta = meta::meta(revision, name(revision.name));
+    Object::new(Resource::Deployment, meta, json!({"spec": spec}))
+}
+
+fn progress_deadline(revision: &Revision<'_>, config: &Config) -> i32 {
+    let own = key::PROGRESS_DEADLINE.iter().find_map(|name| revision.annotations.get(*name));
+    let seconds = own.and_then(|text| parse_duration(text)).map(|it| it.as_secs());
+    let seconds = seconds.and_then(|it| i32::try_from(it).ok()).filter(|it| *it > 0);
+    seconds.unwrap_or(config.progress_deadline_seconds)
+}
+
+fn template(revision: &Revision<'_>, config: &Config) -> PodTemplateSpec {
+    let containers = &revision.spec.pod.containers;
+    let mut annotations = meta::annotations(revision);
+    if let Some(serving) = containers.get(parse::serving_index(containers)) {
+        annotations.insert(DEFAULT_CONTAINER.into(), serving.name.clone());
+    }
+    PodTemplateSpec {
+        metadata: Some(ObjectMeta {
+            labels: Some(meta::labels(revision)),
+            annotations: Some(annotations),
+            ..ObjectMeta::default()
+        }),
+        spec: Some(pod::spec(revision, config)),
+    }
+}

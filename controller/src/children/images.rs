@@ -1,0 +1,35 @@
+//! Pure: what caches of images and owners of domains look at.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::json;
+
+use super::{Object, Resource, Revision, child_name, meta};
+
+/// One Image a container, so that an image cache may fetch it ahead.
+pub fn images(revision: &Revision<'_>) -> Vec<Object> {
+    let pod = &revision.spec.pod;
+    let containers = pod.init_containers.iter().flatten().chain(&pod.containers);
+    let one = |container: &k8s_openapi::api::core::v1::Container| {
+        let known = revision.image(&container.name);
+        let image = known.or(container.image.as_deref()).unwrap_or_default();
+        let mut spec = json!({ "image": image });
+        let account = pod.service_account_name.as_deref().filter(|it| !it.is_empty());
+        if let Some(account) = account {
+            spec["serviceAccountName"] = json!(account);
+        }
+        if let Some(secrets) = pod.image_pull_secrets.as_ref().filter(|it| !it.is_empty()) {
+            spec["imagePullSecrets"] = json!(secrets);
+        }
+        let name = child_name(revision.name, &format!("-cache-{}", container.name));
+        Object::new(Resource::Image, meta::meta(revision, name), json!({ "spec": spec }))
+    };
+    containers.map(one).collect()
+}
+
+/// Says that a namespace may use a domain. It stands for the whole cluster and is therefore owned by nobody: the
+/// DomainMapping's finalizer removes it.
+pub fn domain_claim(domain: &str, namespace: &str) -> Object {
+    let meta = ObjectMeta { name: Some(domain.into()), ..ObjectMeta::default() };
+    let spec = json!({"spec": {"namespace": namespace}});
+    Object::new(Resource::ClusterDomainClaim, meta, spec)
+}

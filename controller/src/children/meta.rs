@@ -1,0 +1,69 @@
+//! Pure: names, labels, annotations and owners of a Revision's children.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::Revision;
+use crate::knative::key;
+
+/// Labels of a Revision that its children do not get: they change while it runs.
+const UNSHARED_LABELS: [&str; 2] = [key::ROUTING_STATE, "serving.knative.dev/route"];
+/// Annotations of a Revision that its children do not get, for the same reason.
+const UNSHARED_ANNOTATIONS: [&str; 6] = [
+    "serving.knative.dev/lastPinned",
+    key::NO_GC,
+    key::ROUTING_STATE_MODIFIED,
+    key::ROUTES,
+    key::REACHED,
+    "kubectl.kubernetes.io/last-applied-configuration",
+];
+/// Annotations that speak to the autoscaler, and stand on its object alone.
+const AUTOSCALING: &str = "autoscaling.knative.dev/";
+/// Groups pods in dashboards that know nothing of Knative.
+const APP: &str = "app";
+
+/// Labels of everything made for a Revision (`pkg/reconciler/revision/resources/meta.go`).
+pub fn labels(revision: &Revision<'_>) -> BTreeMap<String, String> {
+    let mut labels = revision.labels.clone();
+    labels.retain(|key, _| !UNSHARED_LABELS.contains(&key.as_str()));
+    labels.entry(APP.into()).or_insert_with(|| revision.name.into());
+    labels.insert(key::REVISION.into(), revision.name.into());
+    labels.insert(key::REVISION_UID.into(), revision.uid.into());
+    labels.insert(key::CONFIGURATION.into(), revision.configuration.into());
+    if !revision.service.is_empty() {
+        labels.insert(key::SERVICE.into(), revision.service.into());
+    }
+    labels
+}
+
+/// Annotations of everything made for a Revision but the PodAutoscaler.
+pub fn annotations(revision: &Revision<'_>) -> BTreeMap<String, String> {
+    let mut annotations = scaling_annotations(revision);
+    annotations.retain(|key, _| !key.starts_with(AUTOSCALING));
+    annotations
+}
+
+/// Annotations of the objects that speak of scale.
+pub fn scaling_annotations(revision: &Revision<'_>) -> BTreeMap<String, String> {
+    let mut annotations = revision.annotations.clone();
+    annotations.retain(|key, _| !UNSHARED_ANNOTATIONS.contains(&key.as_str()));
+    annotations
+}
+
+/// What selects the Revision's pods, and no other ones.
+pub fn selector(revision: &Revision<'_>) -> BTreeMap<String, String> {
+    BTreeMap::from([(key::REVISION_UID.into(), revision.uid.into())])
+}
+
+/// Metadata of a child of this name.
+pub fn meta(revision: &Revision<'_>, name: String) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name),
+        namespace: Some(revision.namespace.into()),
+        labels: Some(labels(revision)),
+        annotations: Some(annotations(revision)).filter(|it| !it.is_empty()),
+        owner_references: Some(vec![revision.owner().reference()]),
+        ..ObjectMeta::default()
+    }
+}

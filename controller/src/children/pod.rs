@@ -1,0 +1,171 @@
+//! Pure: the pods of a Revision: what the user wrote, and what the platform adds.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::{
+        Affinity, Container, ContainerPort, EnvVar, HTTPGetAction, Lifecycle, LifecycleHandler,
+        PodAffinityTerm, PodAntiAffinity, PodSpec, Probe, WeightedPodAffinityTerm,
+    },
+    apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString},
+};
+
+use super::{Config, Revision, meta};
+use crate::{knative::key, parse};
+
+/// The port of a container that names none (knative/serving `networking.DefaultUserPort`).
+const DEFAULT_PORT: i32 = 8080;
+/// Where a node's agent answers once a pod may stop (knative/serving `networking.QueueAdminPort`).
+pub const DRAIN_PORT: i32 = 8022;
+/// What is asked for there (knative/serving `queue.RequestQueueDrainPath`).
+pub const DRAIN_PATH: &str = "/wait-for-drain";
+/// `timeoutSeconds` where nothing is said.
+const TIMEOUT_SECONDS: i64 = 300;
+
+/// The pods' spec.
+pub fn spec(revision: &Revision<'_>, config: &Config) -> PodSpec {
+    let mut pod = revision.spec.pod.clone();
+    let timeout = revision.spec.timeout_seconds.filter(|it| *it > 0);
+    pod.termination_grace_period_seconds = Some(timeout.unwrap_or(TIMEOUT_SECONDS));
+    pod.enable_service_links = pod.enable_service_links.or(config.service_links);
+    if pod.service_account_name.as_deref().unwrap_or_default().is_empty() {
+        let token = pod.automount_service_account_token;
+        pod.automount_service_account_token = token.or(config.automount_token);
+    }
+    if config.spread_over_nodes && pod.affinity.is_none() {
+        pod.affinity = Some(spread(revision.name));
+    }
+    if pod.runtime_class_name.is_none() {
+        pod.runtime_class_name = runtime_class(&config.runtime_classes, &meta::labels(revision));
+    }
+    // On the node's own network the port would be the node's, and not tell which pod asks.
+    let drains = config.wait_for_drain && pod.host_network != Some(true);
+    let serving = parse::serving_index(&pod.containers);
+    let port = serving_port(pod.containers.get(serving));
+    for (index, container) in pod.containers.iter_mut().enumerate() {
+        user_container(container, revision);
+        let own = (index == serving).then_some(port);
+        ports_and_probes(container, own, config);
+        container.lifecycle = drains.then(wait_for_drain);
+    }
+    for container in pod.init_containers.iter_mut().flatten() {
+        user_container(container, revision);
+    }
+    pod
+}
+
+/// What the serving container listens on.
+pub fn serving_port(container: Option<&Container>) -> i32 {
+    let port = container.and_then(|it| it.ports.as_ref()?.first());
+    port.map(|it| it.container_port).filter(|it| *it > 0).unwrap_or(DEFAULT_PORT)
+}
+
+/// What every container of the user gets.
+fn user_container(container: &mut Container, revision: &Revision<'_>) {
+    let env = container.env.get_or_insert_default();
+    env.push(variable("K_REVISION", revision.name));
+    env.push(variable("K_CONFIGURATION", revision.configuration));
+    env.push(variable("K_SERVICE", revision.service));
+    container.stdin = None;
+    container.tty = None;
+    container.termination_message_policy.get_or_insert_with(|| "FallbackToLogsOnError".into());
+    if let Some(image) = revision.image(&container.name) {
+        container.image = Some(image.into());
+    }
+}
+
+fn variable(name: &str, value: &str) -> EnvVar {
+    EnvVar { name: name.into(), value: Some(value.into()), ..EnvVar::default() }
+}
+
+/// `serving` is the port of the serving container, and none for another one.
+fn ports_and_probes(container: &mut Container, serving: Option<i32>, config: &Config) {
+    container.ports = serving.map(|port| {
+        vec![ContainerPort {
+            name: Some("user-port".into()),
+            container_port: port,
+            protocol: Some("TCP".into()),
+            ..ContainerPort::default()
+        }]
+    });
+    if let Some(port) = serving {
+        let env = container.env.get_or_insert_default();
+        env.push(variable("PORT", &port.to_string()));
+        if let Some(probe) = &mut container.liveness_probe {
+            // A liveness probe asks what serves, whatever port it names.
+            set_port(probe, port, !config.probe_any_port);
+        }
+        for probe in [&mut container.readiness_probe, &mut container.startup_probe] {
+            probe.iter_mut().for_each(|probe| set_port(probe, port, false));
+        }
+    }
+    if let Some(probe) = &mut container.readiness_probe {
+        // Knative's "as fast as sensible". The agent asks every few milliseconds; a kubelet no faster than this.
+        probe.period_seconds = probe.period_seconds.map(|seconds| seconds.max(1));
+    }
+}
+
+/// Fills in the port of a probe that names none, and of every probe where `always`.
+fn set_port(probe: &mut Probe, port: i32, always: bool) {
+    let fill = |have: &mut IntOrString| {
+        let none = match have {
+            IntOrString::Int(number) => *number == 0,
+            IntOrString::String(name) => name.is_empty(),
+        };
+        if none || always {
+            *have = IntOrString::Int(port);
+        }
+    };
+    probe.http_get.iter_mut().for_each(|it| fill(&mut it.port));
+    probe.tcp_socket.iter_mut().for_each(|it| fill(&mut it.port));
+    for grpc in probe.grpc.iter_mut().filter(|it| always || it.port == 0) {
+        grpc.port = port;
+    }
+}
+
+/// No host: the kubelet then asks the pod's own address, where the node's agent answers inside the pod's network
+/// namespace. Without an agent nothing listens there, and the pod stops as any other one.
+fn wait_for_drain() -> Lifecycle {
+    let get = HTTPGetAction {
+        path: Some(DRAIN_PATH.into()),
+        port: IntOrString::Int(DRAIN_PORT),
+        ..HTTPGetAction::default()
+    };
+    let hook = LifecycleHandler { http_get: Some(get), ..LifecycleHandler::default() };
+    Lifecycle { pre_stop: Some(hook), ..Lifecycle::default() }
+}
+
+fn spread(revision: &str) -> Affinity {
+    let pods = BTreeMap::from([(key::REVISION.into(), revision.into())]);
+    let term = WeightedPodAffinityTerm {
+        weight: 100,
+        pod_affinity_term: PodAffinityTerm {
+            topology_key: "kubernetes.io/hostname".into(),
+            label_selector: Some(LabelSelector {
+                match_labels: Some(pods),
+                ..LabelSelector::default()
+            }),
+            ..PodAffinityTerm::default()
+        },
+    };
+    Affinity {
+        pod_anti_affinity: Some(PodAntiAffinity {
+            preferred_during_scheduling_ignored_during_execution: Some(vec![term]),
+            ..PodAntiAffinity::default()
+        }),
+        ..Affinity::default()
+    }
+}
+
+/// The class that asks for the most of these labels; the first by name among equals.
+fn runtime_class(
+    classes: &BTreeMap<String, BTreeMap<String, String>>,
+    labels: &BTreeMap<String, String>,
+) -> Option<String> {
+    let fits = |wanted: &BTreeMap<String, String>| {
+        wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
+    };
+    let fitting = classes.iter().filter(|(_, wanted)| fits(wanted));
+    let best = fitting.rev().max_by_key(|(_, wanted)| wanted.len());
+    best.map(|(name, _)| name.clone())
+}

@@ -1,0 +1,95 @@
+//! Pure: the objects by which tools see how a Revision scales: PodAutoscaler, ServerlessService, Metric.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{Object, Resource, Revision, deployment, meta};
+use crate::policy::go_duration;
+
+/// Whether a route leads to a Revision, as a PodAutoscaler says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reachability {
+    /// Not known yet.
+    Unknown,
+    /// One does.
+    Reachable,
+    /// None does.
+    Unreachable,
+}
+
+/// Which way new connections to a Revision go, as a ServerlessService says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Straight to its pods.
+    Serve,
+    /// Through activators.
+    Proxy,
+}
+
+/// The windows of a Revision's averages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// The long one.
+    pub stable: Duration,
+    /// The short one.
+    pub panic: Duration,
+}
+
+fn protocol(revision: &Revision<'_>) -> &'static str {
+    if revision.h2c() { "h2c" } else { "http1" }
+}
+
+fn target(revision: &Revision<'_>) -> Value {
+    json!({
+        "apiVersion": Resource::Deployment.api_version(),
+        "kind": Resource::Deployment.kind(),
+        "name": deployment::name(revision.name),
+    })
+}
+
+fn named(revision: &Revision<'_>, resource: Resource, spec: &Value) -> Object {
+    let mut meta = meta::meta(revision, revision.name.into());
+    meta.annotations = Some(meta::scaling_annotations(revision)).filter(|it| !it.is_empty());
+    Object::new(resource, meta, json!({ "spec": spec }))
+}
+
+/// What scales the Revision.
+pub fn autoscaler(revision: &Revision<'_>, reachability: Reachability) -> Object {
+    let reachability = match reachability {
+        Reachability::Unknown => "",
+        Reachability::Reachable => "Reachable",
+        Reachability::Unreachable => "Unreachable",
+    };
+    let spec = json!({
+        "containerConcurrency": revision.spec.container_concurrency.unwrap_or(0),
+        "scaleTargetRef": target(revision),
+        "reachability": reachability,
+        "protocolType": protocol(revision),
+    });
+    named(revision, Resource::PodAutoscaler, &spec)
+}
+
+/// How the Revision is reached; `activators` take part, 0 meaning all of them.
+pub fn serverless_service(revision: &Revision<'_>, mode: Mode, activators: i32) -> Object {
+    let spec = json!({
+        "mode": match mode {
+            Mode::Serve => "Serve",
+            Mode::Proxy => "Proxy",
+        },
+        "objectRef": target(revision),
+        "protocolType": protocol(revision),
+        "numActivators": activators,
+    });
+    named(revision, Resource::ServerlessService, &spec)
+}
+
+/// What is measured of the Revision. Nothing is scraped: the kernel counts.
+pub fn metric(revision: &Revision<'_>, windows: Windows) -> Object {
+    let spec = json!({
+        "stableWindow": go_duration(windows.stable),
+        "panicWindow": go_duration(windows.panic),
+        "scrapeTarget": "",
+    });
+    named(revision, Resource::Metric, &spec)
+}

@@ -1,0 +1,148 @@
+//! Pure: Kubernetes' own Services: two of each Revision, one of each name of a Route.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::{ServicePort, ServiceSpec},
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+};
+use serde_json::json;
+
+use super::{Object, Owner, Resource, Revision, child_name, meta, pod};
+use crate::{knative::key, parse};
+
+/// `Public` or `Private`: which of a Revision's two Services it is (knative.dev/networking).
+const SERVICE_TYPE: &str = "networking.internal.knative.dev/serviceType";
+/// The ServerlessService it belongs to.
+const SERVERLESS_SERVICE: &str = "networking.internal.knative.dev/serverlessservice";
+/// Port of a Service for HTTP/1.1.
+const HTTP: i32 = 80;
+/// Port of a Service for HTTP/2 without TLS.
+const HTTP2: i32 = 81;
+/// Where the service's own port number at the activators is kept.
+pub const ACTIVATOR_PORT: &str = "rouse.dev/activator-port";
+
+/// Name of the Service that selects a Revision's pods.
+pub fn private_name(revision: &str) -> String {
+    child_name(revision, "-private")
+}
+
+/// The Service that selects the Revision's pods.
+pub fn private(revision: &Revision<'_>) -> Object {
+    let containers = &revision.spec.pod.containers;
+    let port = pod::serving_port(containers.get(parse::serving_index(containers)));
+    let spec = ServiceSpec {
+        selector: Some(meta::selector(revision)),
+        ports: Some(vec![service_port(revision.h2c(), Some(port))]),
+        ..ServiceSpec::default()
+    };
+    service_of(revision, private_name(revision.name), "Private", spec)
+}
+
+/// The Service that carries the Revision's name, without a selector.
+pub fn public(revision: &Revision<'_>) -> Object {
+    let spec = ServiceSpec {
+        ports: Some(vec![service_port(revision.h2c(), None)]),
+        ..ServiceSpec::default()
+    };
+    service_of(revision, revision.name.into(), "Public", spec)
+}
+
+fn service_of(revision: &Revision<'_>, name: String, class: &str, spec: ServiceSpec) -> Object {
+    let mut meta = meta::meta(revision, name);
+    let labels = meta.labels.get_or_insert_default();
+    labels.insert(SERVICE_TYPE.into(), class.into());
+    labels.insert(SERVERLESS_SERVICE.into(), revision.name.into());
+    Object::new(Resource::Service, meta, json!({"spec": spec}))
+}
+
+fn service_port(h2c: bool, target: Option<i32>) -> ServicePort {
+    let port = if h2c { HTTP2 } else { HTTP };
+    ServicePort {
+        name: Some(if h2c { "http2" } else { "http" }.into()),
+        app_protocol: h2c.then(|| "kubernetes.io/h2c".into()),
+        port,
+        protocol: Some("TCP".into()),
+        target_port: Some(IntOrString::Int(target.unwrap_or(port))),
+        ..ServicePort::default()
+    }
+}
+
+/// One name of a Route: the Route's own or that of a tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placeholder<'a> {
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// The Route.
+    pub route: &'a str,
+    /// The Route's UID.
+    pub uid: &'a str,
+    /// The tag, for `<tag>-<route>`.
+    pub tag: Option<&'a str>,
+    /// The Service the Route came from; empty without one.
+    pub service: &'a str,
+    /// Whether nobody outside may reach it.
+    pub cluster_local: bool,
+    /// The name's own port number at the activators, once it is allotted.
+    pub activator_port: Option<u16>,
+}
+
+impl Placeholder<'_> {
+    /// `<route>` or `<tag>-<route>`.
+    pub fn name(&self) -> String {
+        match self.tag {
+            None => self.route.into(),
+            Some(tag) => child_name(&format!("{tag}-"), self.route),
+        }
+    }
+
+    /// Labels of its Service and slices.
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        let mut labels = BTreeMap::from([(key_route().into(), self.route.into())]);
+        if !self.service.is_empty() {
+            labels.insert(key::SERVICE.into(), self.service.into());
+        }
+        if self.cluster_local {
+            labels.insert(key::VISIBILITY.into(), "cluster-local".into());
+        }
+        labels
+    }
+
+    /// The Route as owner.
+    pub fn owner(&self) -> Owner<'_> {
+        Owner { resource: Resource::Route, name: self.route, uid: self.uid }
+    }
+}
+
+/// The Route a child belongs to.
+const fn key_route() -> &'static str {
+    "serving.knative.dev/route"
+}
+
+/// The Service that gives a Route's name its ClusterIPs. It has no selector: its EndpointSlices name activators, and
+/// the kernel leads past them.
+pub fn placeholder(of: &Placeholder<'_>) -> Object {
+    let port = of.activator_port.map(|port| (ACTIVATOR_PORT.to_owned(), port.to_string()));
+    let meta = ObjectMeta {
+        name: Some(of.name()),
+        namespace: Some(of.namespace.into()),
+        labels: Some(of.labels()),
+        annotations: Some(port.into_iter().collect()).filter(|it: &BTreeMap<_, _>| !it.is_empty()),
+        owner_references: Some(vec![of.owner().reference()]),
+        ..ObjectMeta::default()
+    };
+    let spec = ServiceSpec {
+        // The address must stay when a first tag or revision changes, so it is a plain ClusterIP.
+        type_: Some("ClusterIP".into()),
+        ip_family_policy: Some("PreferDualStack".into()),
+        ports: Some(vec![ServicePort {
+            name: Some("http".into()),
+            port: HTTP,
+            protocol: Some("TCP".into()),
+            target_port: Some(IntOrString::Int(HTTP)),
+            ..ServicePort::default()
+        }]),
+        ..ServiceSpec::default()
+    };
+    Object::new(Resource::Service, meta, json!({"spec": spec}))
+}

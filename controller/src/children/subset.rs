@@ -1,0 +1,118 @@
+//! Pure: which few of all activators a name uses (knative/pkg `hash/hash.go`, `ChooseSubset`).
+//!
+//! Everyone who knows the same activators chooses the same ones, names spread evenly over activators, and one that
+//! comes or goes moves few names. All stand on a circle, at places that depend on the name too; from an angle that
+//! the name gives, steps as wide as the name says each take the next one that is not taken.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Places on the circle; a power of two, so that a 64-bit hash falls on each equally often.
+const PLACES: u64 = 1 << 11;
+
+/// At most `count` of `all`, for the name `target`.
+pub fn choose<'a>(
+    all: impl IntoIterator<Item = &'a str>,
+    count: usize,
+    target: &str,
+) -> BTreeSet<&'a str> {
+    let all: BTreeSet<&str> = all.into_iter().collect();
+    // More than there are places could not all stand there.
+    if count >= all.len() || all.len() as u64 >= PLACES {
+        return all;
+    }
+    let circle: Vec<(u64, &str)> = places(&all, target).into_iter().collect();
+    let angle = |salt: &str| fnv(&[target, salt]) % PLACES;
+    let (mut at, step) = (angle("start-angle-salt"), angle("step-angle-salt"));
+    let mut taken = BTreeSet::new();
+    while taken.len() < count {
+        let first = circle.partition_point(|(place, _)| *place < at);
+        let mut around = (first..circle.len()).chain(0..first);
+        let Some(next) = around.find(|index| !taken.contains(index)) else { break };
+        taken.insert(next);
+        at = (at + step) % PLACES;
+    }
+    taken.into_iter().map(|index| circle[index].1).collect()
+}
+
+fn places<'a>(all: &BTreeSet<&'a str>, target: &str) -> BTreeMap<u64, &'a str> {
+    let mut places = BTreeMap::new();
+    for name in all {
+        let mut text = format!("{name}{target}");
+        let mut hash = fnv(&[&text]);
+        while places.contains_key(&(hash % PLACES)) {
+            text.push_str(&format!("{hash:x}"));
+            hash = fnv(&[&text]);
+        }
+        places.insert(hash % PLACES, *name);
+    }
+    places
+}
+
+/// FNV-1a, 64 bit.
+fn fnv(parts: &[&str]) -> u64 {
+    let bytes = parts.iter().flat_map(|part| part.bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn activators(count: usize) -> Vec<String> {
+        (0..count).map(|it| format!("activator-7c9d-{it:05}")).collect()
+    }
+
+    fn chosen<'a>(all: &'a [String], count: usize, target: &str) -> BTreeSet<&'a str> {
+        choose(all.iter().map(String::as_str), count, target)
+    }
+
+    #[test]
+    fn hashes_as_gos_fnv_does() {
+        // The offset basis, and the sums of "a" and "foobar" from the FNV reference.
+        assert_eq!(fnv(&[""]), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv(&["a"]), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fnv(&["foo", "bar"]), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn every_activator_gets_its_share_of_names() {
+        let all = activators(10);
+        let mut uses: BTreeMap<&str, usize> = BTreeMap::new();
+        for name in (0..1000).map(|it| format!("default/service-{it}")) {
+            for activator in chosen(&all, 2, &name) {
+                *uses.entry(activator).or_default() += 1;
+            }
+        }
+        // 200 each if it were perfectly even.
+        assert!(uses.len() == 10 && uses.values().all(|it| (100..=300).contains(it)), "{uses:?}");
+    }
+
+    #[test]
+    fn an_activator_that_leaves_moves_little_more_than_the_names_that_used_it() {
+        let all = activators(20);
+        let (mut moved, mut used) = (0, 0);
+        for name in (0..1000).map(|it| format!("default/service-{it}")) {
+            let before = chosen(&all, 3, &name);
+            let after = chosen(&all[1..], 3, &name);
+            used += usize::from(before.contains(all[0].as_str()));
+            moved += after.difference(&before).count();
+        }
+        assert!(used > 0 && moved <= used + used / 3, "{moved} moved, {used} used it");
+    }
+
+    proptest! {
+        #[test]
+        fn chooses_as_many_as_asked_whatever_the_order(
+            size in 0_usize..40, count in 0_usize..45, target in "[a-z/]{1,20}",
+        ) {
+            let all = activators(size);
+            let chosen = chosen(&all, count, &target);
+            prop_assert_eq!(chosen.len(), count.min(size));
+            let turned: Vec<&str> = all.iter().rev().map(String::as_str).collect();
+            prop_assert_eq!(chosen, choose(turned, count, &target));
+        }
+    }
+}

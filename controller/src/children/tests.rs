@@ -1,0 +1,411 @@
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+
+use super::{
+    scaling::{Mode, Reachability, Windows},
+    services::Placeholder,
+    slices::Activator,
+    *,
+};
+
+/// A Revision that owns its facts, made from the template a user writes.
+struct Fixture {
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    spec: RevisionSpec,
+    digests: Vec<(Box<str>, Box<str>)>,
+}
+
+impl Fixture {
+    fn new(spec: Value) -> Self {
+        let labels = [
+            ("serving.knative.dev/configuration", "hello"),
+            ("serving.knative.dev/configurationGeneration", "1"),
+            ("serving.knative.dev/configurationUID", "c-uid"),
+            ("serving.knative.dev/service", "hello"),
+            ("serving.knative.dev/routingState", "active"),
+            ("team", "blue"),
+        ];
+        let annotations = [
+            ("autoscaling.knative.dev/min-scale", "2"),
+            ("serving.knative.dev/routes", "hello"),
+            ("serving.knative.dev/routingStateModified", "2026-01-01T00:00:00Z"),
+            ("serving.knative.dev/creator", "me"),
+        ];
+        let owned = |all: &[(&str, &str)]| {
+            all.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        Self {
+            labels: owned(&labels),
+            annotations: owned(&annotations),
+            spec: serde_json::from_value(spec).unwrap(),
+            digests: Vec::new(),
+        }
+    }
+
+    fn plain() -> Self {
+        let probe = json!({"tcpSocket": {"port": 0}, "periodSeconds": 0, "successThreshold": 1});
+        let container =
+            json!({"name": "user-container", "image": "dev.local/hello", "readinessProbe": probe});
+        Self::new(json!({"timeoutSeconds": 60, "containers": [container]}))
+    }
+
+    fn revision(&self) -> Revision<'_> {
+        Revision {
+            namespace: "default",
+            name: "hello-00001",
+            uid: "r-uid",
+            service: "hello",
+            configuration: "hello",
+            labels: &self.labels,
+            annotations: &self.annotations,
+            spec: &self.spec,
+            digests: &self.digests,
+        }
+    }
+
+    fn deployment(&self, config: &Config) -> Value {
+        deployment::deployment(&self.revision(), config, 1).body
+    }
+}
+
+fn at<'a>(body: &'a Value, path: &str) -> &'a Value {
+    body.pointer(path).unwrap_or(&Value::Null)
+}
+
+fn pod(deployment: &Value) -> &Value {
+    at(deployment, "/spec/template/spec")
+}
+
+const ROUTE: Placeholder<'static> = Placeholder {
+    namespace: "default",
+    route: "hello",
+    uid: "t-uid",
+    tag: None,
+    service: "hello",
+    cluster_local: false,
+    activator_port: Some(20_007),
+};
+
+fn activator(number: u8, addresses: &[&str]) -> Activator {
+    Activator {
+        pod: format!("activator-{number}"),
+        namespace: "knative-serving".into(),
+        node: format!("node-{number}"),
+        zone: String::new(),
+        addresses: addresses.iter().map(|it| it.parse::<IpAddr>().unwrap()).collect(),
+        ready: true,
+        leaving: false,
+    }
+}
+
+fn addresses(slice: &Object) -> Vec<&str> {
+    let endpoints = at(&slice.body, "/endpoints").as_array().unwrap();
+    endpoints.iter().filter_map(|it| at(it, "/addresses/0").as_str()).collect()
+}
+
+fn spread() -> Value {
+    json!({"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{
+        "weight": 100,
+        "podAffinityTerm": {
+            "topologyKey": "kubernetes.io/hostname",
+            "labelSelector": {"matchLabels": {"serving.knative.dev/revision": "hello-00001"}},
+        },
+    }]}})
+}
+
+#[test]
+fn a_plain_revision_becomes_this_deployment() {
+    let labels = json!({
+        "app": "hello-00001",
+        "serving.knative.dev/configuration": "hello",
+        "serving.knative.dev/configurationGeneration": "1",
+        "serving.knative.dev/configurationUID": "c-uid",
+        "serving.knative.dev/revision": "hello-00001",
+        "serving.knative.dev/revisionUID": "r-uid",
+        "serving.knative.dev/service": "hello",
+        "team": "blue",
+    });
+    let owner = json!([{
+        "apiVersion": "serving.knative.dev/v1", "kind": "Revision", "name": "hello-00001", "uid": "r-uid",
+        "controller": true, "blockOwnerDeletion": true,
+    }]);
+    let container = json!({
+        "name": "user-container",
+        "image": "dev.local/hello",
+        "env": [
+            {"name": "K_REVISION", "value": "hello-00001"},
+            {"name": "K_CONFIGURATION", "value": "hello"},
+            {"name": "K_SERVICE", "value": "hello"},
+            {"name": "PORT", "value": "8080"},
+        ],
+        "ports": [{"name": "user-port", "containerPort": 8080, "protocol": "TCP"}],
+        "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1, "successThreshold": 1},
+        "lifecycle": {"preStop": {"httpGet": {"path": "/wait-for-drain", "port": 8022}}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    });
+    let expected = json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": "hello-00001-deployment", "namespace": "default", "labels": labels,
+            "annotations": {"serving.knative.dev/creator": "me"}, "ownerReferences": owner,
+        },
+        "spec": {
+            "replicas": 1,
+            "progressDeadlineSeconds": 600,
+            "revisionHistoryLimit": 0,
+            "selector": {"matchLabels": {"serving.knative.dev/revisionUID": "r-uid"}},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0}},
+            "template": {
+                "metadata": {
+                    "labels": labels,
+                    "annotations": {
+                        "serving.knative.dev/creator": "me",
+                        "kubectl.kubernetes.io/default-container": "user-container",
+                    },
+                },
+                "spec": {
+                    "affinity": spread(), "containers": [container], "enableServiceLinks": false,
+                    "terminationGracePeriodSeconds": 60,
+                },
+            },
+        },
+    });
+    assert_eq!(Fixture::plain().deployment(&Config::default()), expected);
+}
+
+#[test]
+fn only_the_container_with_ports_serves() {
+    let probe = |port: i32| json!({"httpGet": {"path": "/ok", "port": port}});
+    let fixture = Fixture::new(json!({
+        "initContainers": [{"name": "first", "image": "init"}],
+        "containers": [
+            {"name": "side", "image": "side", "readinessProbe": {"exec": {"command": ["true"]}, "periodSeconds": 7}},
+            {
+                "name": "main", "image": "main", "tty": true, "ports": [{"name": "h2c", "containerPort": 9000}],
+                "env": [{"name": "A", "value": "b"}], "terminationMessagePolicy": "File",
+                "readinessProbe": {"grpc": {"port": 0, "service": ""}},
+                "livenessProbe": probe(1234), "startupProbe": probe(1234),
+            },
+        ],
+    }));
+    let body = fixture.deployment(&Config::default());
+    let names = |path: &str| -> Vec<&str> {
+        let env = at(pod(&body), path).as_array().unwrap();
+        env.iter().filter_map(|it| it["name"].as_str()).collect()
+    };
+    let own = ["K_REVISION", "K_CONFIGURATION", "K_SERVICE"];
+    assert_eq!(names("/initContainers/0/env"), own);
+    assert_eq!(names("/containers/0/env"), own);
+    assert_eq!(names("/containers/1/env"), ["A", own[0], own[1], own[2], "PORT"]);
+    let (side, main) = (&pod(&body)["containers"][0], &pod(&body)["containers"][1]);
+    assert_eq!(side["ports"], Value::Null);
+    assert_eq!(side["readinessProbe"], json!({"exec": {"command": ["true"]}, "periodSeconds": 7}));
+    let ports = json!([{"name": "user-port", "containerPort": 9000, "protocol": "TCP"}]);
+    assert_eq!((&main["ports"], &main["tty"]), (&ports, &Value::Null));
+    assert_eq!(main["terminationMessagePolicy"], "File");
+    assert_eq!(at(main, "/readinessProbe/grpc/port"), 9000);
+    assert_eq!(at(main, "/livenessProbe/httpGet/port"), 9000, "liveness asks what serves");
+    assert_eq!(at(main, "/startupProbe/httpGet/port"), 1234, "startup asks as written");
+    assert_eq!(at(pod(&body), "/initContainers/0/lifecycle"), &Value::Null);
+    let default = at(&body, "/spec/template/metadata/annotations");
+    assert_eq!(default["kubectl.kubernetes.io/default-container"], "main");
+    assert_eq!(at(pod(&body), "/terminationGracePeriodSeconds"), 300);
+}
+
+#[test]
+fn images_are_replaced_once_their_digest_is_known() {
+    let mut fixture = Fixture::plain();
+    fixture.digests = vec![("user-container".into(), "dev.local/hello@sha256:aa".into())];
+    let body = fixture.deployment(&Config::default());
+    assert_eq!(at(pod(&body), "/containers/0/image"), "dev.local/hello@sha256:aa");
+    let images = images::images(&fixture.revision());
+    assert_eq!(images[0].name, "hello-00001-cache-user-container");
+    assert_eq!(at(&images[0].body, "/spec/image"), "dev.local/hello@sha256:aa");
+    // A registry that is skipped gives a tag in place of a digest.
+    fixture.digests = vec![("user-container".into(), "".into())];
+    let body = fixture.deployment(&Config::default());
+    assert_eq!(at(pod(&body), "/containers/0/image"), "dev.local/hello");
+}
+
+#[test]
+fn operators_choose_token_affinity_links_class_and_deadline() {
+    let class = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
+    };
+    let config = Config {
+        progress_deadline_seconds: 30,
+        spread_over_nodes: false,
+        runtime_classes: [
+            ("any".to_owned(), class(&[])),
+            ("blue".to_owned(), class(&[("team", "blue")])),
+            ("azure".to_owned(), class(&[("team", "blue")])),
+            ("red".to_owned(), class(&[("team", "red"), ("a", "b")])),
+        ]
+        .into(),
+        service_links: None,
+        automount_token: Some(false),
+        wait_for_drain: false,
+        ..Config::default()
+    };
+    let mut fixture = Fixture::plain();
+    let body = fixture.deployment(&config);
+    let spec = pod(&body);
+    assert_eq!(at(&body, "/spec/progressDeadlineSeconds"), 30);
+    assert_eq!(spec["automountServiceAccountToken"], false);
+    assert_eq!(spec["runtimeClassName"], "azure");
+    for missing in ["affinity", "enableServiceLinks"] {
+        assert_eq!(spec[missing], Value::Null, "{missing}");
+    }
+    assert_eq!(at(spec, "/containers/0/lifecycle"), &Value::Null);
+
+    fixture.spec.pod.service_account_name = Some("robot".into());
+    fixture.spec.pod.runtime_class_name = Some("own".into());
+    fixture.annotations.insert("serving.knative.dev/progress-deadline".into(), "90s".into());
+    let body = fixture.deployment(&config);
+    let spec = pod(&body);
+    assert_eq!(
+        spec["automountServiceAccountToken"],
+        Value::Null,
+        "an account that is named is meant"
+    );
+    assert_eq!(spec["runtimeClassName"], "own");
+    assert_eq!(at(&body, "/spec/progressDeadlineSeconds"), 90);
+}
+
+#[test]
+fn a_pod_on_its_nodes_network_does_not_ask_the_agent() {
+    let mut fixture = Fixture::plain();
+    fixture.spec.pod.host_network = Some(true);
+    let body = fixture.deployment(&Config::default());
+    assert_eq!(at(pod(&body), "/containers/0/lifecycle"), &Value::Null);
+}
+
+#[test]
+fn a_revision_has_two_services() {
+    let fixture = Fixture::plain();
+    let private = services::private(&fixture.revision());
+    assert_eq!(private.name, "hello-00001-private");
+    let selector = json!({"serving.knative.dev/revisionUID": "r-uid"});
+    assert_eq!(at(&private.body, "/spec/selector"), &selector);
+    let port = json!([{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}]);
+    assert_eq!(at(&private.body, "/spec/ports"), &port);
+    let public = services::public(&fixture.revision());
+    assert_eq!(
+        (public.name.as_str(), &public.body["spec"]["selector"]),
+        ("hello-00001", &Value::Null)
+    );
+    let class = "/metadata/labels/networking.internal.knative.dev~1serviceType";
+    assert_eq!(
+        (at(&private.body, class), at(&public.body, class)),
+        (&json!("Private"), &json!("Public"))
+    );
+}
+
+#[test]
+fn tools_see_how_a_revision_scales() {
+    let fixture = Fixture::plain();
+    let revision = fixture.revision();
+    let target =
+        json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "hello-00001-deployment"});
+    let pa = scaling::autoscaler(&revision, Reachability::Reachable);
+    let spec = json!({
+        "containerConcurrency": 0, "scaleTargetRef": target, "reachability": "Reachable", "protocolType": "http1",
+    });
+    assert_eq!(pa.body["spec"], spec);
+    assert_eq!(pa.body["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"], "2");
+    let sks = scaling::serverless_service(&revision, Mode::Proxy, 2);
+    let spec =
+        json!({"mode": "Proxy", "objectRef": target, "protocolType": "http1", "numActivators": 2});
+    assert_eq!(sks.body["spec"], spec);
+    let seconds = std::time::Duration::from_secs;
+    let metric = scaling::metric(&revision, Windows { stable: seconds(60), panic: seconds(6) });
+    let spec = json!({"stableWindow": "1m0s", "panicWindow": "6s", "scrapeTarget": ""});
+    assert_eq!(metric.body["spec"], spec);
+}
+
+#[test]
+fn a_service_with_one_revision_costs_fifteen_objects() {
+    let fixture = Fixture::plain();
+    let seconds = std::time::Duration::from_secs;
+    let parts = Parts {
+        replicas: 0,
+        reachability: Reachability::Reachable,
+        mode: Mode::Proxy,
+        activators: 2,
+        metric: Some(Windows { stable: seconds(60), panic: seconds(6) }),
+    };
+    let of_revision = of_revision(&fixture.revision(), &Config::default(), &parts);
+    let of_route = 1 + slices::slices(&ROUTE, &[activator(1, &["10.0.0.1"])], 2).len();
+    // Service, Configuration, Route, Revision; Kubernetes' own ReplicaSet and EndpointSlice.
+    let (knative, kubernetes) = (4, 2);
+    assert_eq!(knative + kubernetes + of_revision.len() + of_route, 15);
+}
+
+#[test]
+fn a_routes_name_gets_a_service_without_selector() {
+    let tagged = Placeholder { tag: Some("blue"), cluster_local: true, ..ROUTE };
+    let service = services::placeholder(&tagged);
+    assert_eq!(service.name, "blue-hello");
+    let meta = json!({
+        "name": "blue-hello", "namespace": "default",
+        "labels": {
+            "serving.knative.dev/route": "hello", "serving.knative.dev/service": "hello",
+            "networking.knative.dev/visibility": "cluster-local",
+        },
+        "annotations": {"rouse.dev/activator-port": "20007"},
+        "ownerReferences": [{
+            "apiVersion": "serving.knative.dev/v1", "kind": "Route", "name": "hello", "uid": "t-uid",
+            "controller": true, "blockOwnerDeletion": true,
+        }],
+    });
+    assert_eq!(service.body["metadata"], meta);
+    let spec = json!({
+        "type": "ClusterIP", "ipFamilyPolicy": "PreferDualStack",
+        "ports": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 80}],
+    });
+    assert_eq!(service.body["spec"], spec);
+}
+
+#[test]
+fn slices_name_activators_by_family_with_the_services_own_port() {
+    let both = [activator(1, &["10.0.0.1", "fd00::1"]), activator(2, &["10.0.0.2"])];
+    let slices = slices::slices(&ROUTE, &both, 0);
+    let [four, six] = slices.as_slice() else { panic!("{slices:?}") };
+    assert_eq!((four.name.as_str(), six.name.as_str()), ("hello", "hello-v6"));
+    assert_eq!(addresses(four), ["10.0.0.1", "10.0.0.2"]);
+    assert_eq!((addresses(six), &six.body["addressType"]), (vec!["fd00::1"], &json!("IPv6")));
+    assert_eq!(four.body["ports"], json!([{"name": "http", "port": 20007, "protocol": "TCP"}]));
+    let labels = &four.body["metadata"]["labels"];
+    assert_eq!(labels["endpointslice.kubernetes.io/managed-by"], "rouse.dev");
+    assert_eq!(labels["kubernetes.io/service-name"], "hello");
+    let endpoint = json!({
+        "addresses": ["10.0.0.1"], "nodeName": "node-1",
+        "conditions": {"ready": true, "serving": true, "terminating": false},
+        "targetRef": {"kind": "Pod", "namespace": "knative-serving", "name": "activator-1"},
+    });
+    assert_eq!(four.body["endpoints"][0], endpoint);
+
+    let only_four = slices::slices(&ROUTE, &both[1..], 0);
+    assert_eq!(only_four.len(), 1, "no slice of a family without addresses");
+}
+
+#[test]
+fn slices_wait_for_a_port_and_pass_over_activators_that_leave_or_are_not_ready() {
+    let unallotted = Placeholder { activator_port: None, ..ROUTE };
+    let mut all = [1, 2, 3].map(|it| activator(it, &[&format!("10.0.0.{it}")]));
+    assert_eq!(slices::slices(&unallotted, &all, 0), []);
+    all[0].leaving = true;
+    all[1].ready = false;
+    let slices = slices::slices(&ROUTE, &all, 2);
+    assert_eq!(addresses(&slices[0]), ["10.0.0.3"]);
+    all[2].ready = false;
+    let slices = slices::slices(&ROUTE, &all, 2);
+    assert_eq!(
+        addresses(&slices[0]),
+        ["10.0.0.2", "10.0.0.3"],
+        "rather one that may answer than none"
+    );
+}
