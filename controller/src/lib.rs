@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`knative`] | the objects as users see them |
 //! | [`parse`], [`policy`] | manifest → checked facts, or every broken rule |
+//! | [`config_maps`] | the `config-*` ConfigMaps as settings |
 //! | [`world`] | everything observed at one moment |
 //! | [`plan`] | world → objects, pods, routes, timers |
 //! | [`machine`] | event → plan of the app it touches → what changed |
@@ -27,6 +28,7 @@ pub mod admin;
 pub mod agents;
 pub mod children;
 pub mod config;
+pub mod config_maps;
 pub mod files;
 pub mod knative;
 pub mod local;

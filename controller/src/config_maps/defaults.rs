@@ -1,0 +1,320 @@
+//! Pure: `config-defaults`: what a revision gets where its template says nothing.
+//!
+//! Keys, defaults, bounds and messages: knative/serving `pkg/apis/config/defaults.go` at 98e5ef9.
+
+use k8s_openapi::{
+    api::core::v1::ResourceRequirements,
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
+};
+
+use super::{
+    ConfigMap,
+    keys::Keys,
+    template::{Template, Values},
+};
+use crate::parse::Problem;
+
+/// What a container is called where its user gave no name (`DefaultUserContainerName`).
+const CONTAINER: &str = "user-container";
+/// The same of an init container (`DefaultInitContainerName`).
+const INIT_CONTAINER: &str = "init-container";
+
+/// `config-defaults`, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Defaults {
+    /// `revision-timeout-seconds`: bound of a whole request. Default 300, at most `max_timeout_seconds`.
+    pub timeout_seconds: i64,
+    /// `max-revision-timeout-seconds`: the longest a revision may ask for. Default 600.
+    pub max_timeout_seconds: i64,
+    /// `revision-response-start-timeout-seconds`: bound until the first byte. Default: `timeout_seconds`, which it may
+    /// not exceed.
+    pub response_start_timeout_seconds: i64,
+    /// `revision-idle-timeout-seconds`: bound between two bytes; 0: none. Default 0, at most `timeout_seconds`.
+    pub idle_timeout_seconds: i64,
+    /// `container-concurrency`: requests a pod may have at once; 0: no limit. Default 0.
+    pub container_concurrency: i64,
+    /// `container-concurrency-max-limit`: the most a revision may ask for. Default 1000, at least 1.
+    pub container_concurrency_max_limit: i64,
+    /// `allow-container-concurrency-zero`: whether a revision may ask for no limit. Default true.
+    pub allow_container_concurrency_zero: bool,
+    /// `enable-service-links`; `None` leaves the field to Kubernetes. Default false.
+    pub enable_service_links: Option<bool>,
+    /// `revision-cpu-request`. Default unset.
+    pub cpu_request: Option<Quantity>,
+    /// `revision-memory-request`. Default unset.
+    pub memory_request: Option<Quantity>,
+    /// `revision-ephemeral-storage-request`. Default unset.
+    pub ephemeral_storage_request: Option<Quantity>,
+    /// `revision-cpu-limit`. Default unset.
+    pub cpu_limit: Option<Quantity>,
+    /// `revision-memory-limit`. Default unset.
+    pub memory_limit: Option<Quantity>,
+    /// `revision-ephemeral-storage-limit`. Default unset.
+    pub ephemeral_storage_limit: Option<Quantity>,
+    /// `automount-service-account-token`, Rouse's own: what pods get that name no service account and say nothing.
+    /// Default unset: Kubernetes' own rule. `false` saves 260–300 ms of every cold start.
+    pub automount_service_account_token: Option<bool>,
+    container_name: Option<Template>,
+    init_container_name: Option<Template>,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self {
+            timeout_seconds: 300,
+            max_timeout_seconds: 600,
+            response_start_timeout_seconds: 300,
+            idle_timeout_seconds: 0,
+            container_concurrency: 0,
+            container_concurrency_max_limit: 1000,
+            allow_container_concurrency_zero: true,
+            enable_service_links: Some(false),
+            cpu_request: None,
+            memory_request: None,
+            ephemeral_storage_request: None,
+            cpu_limit: None,
+            memory_limit: None,
+            ephemeral_storage_limit: None,
+            automount_service_account_token: None,
+            container_name: None,
+            init_container_name: None,
+        }
+    }
+}
+
+impl Defaults {
+    /// The name of a container without one; `parent` is the object that holds the template.
+    pub fn container_name(&self, parent: &ObjectMeta) -> String {
+        name(self.container_name.as_ref(), CONTAINER, parent)
+    }
+
+    /// The name of an init container without one.
+    pub fn init_container_name(&self, parent: &ObjectMeta) -> String {
+        name(self.init_container_name.as_ref(), INIT_CONTAINER, parent)
+    }
+
+    /// Adds the resources that a container does not name itself.
+    pub fn fill(&self, resources: &mut ResourceRequirements) {
+        let requests = [
+            ("cpu", &self.cpu_request),
+            ("memory", &self.memory_request),
+            ("ephemeral-storage", &self.ephemeral_storage_request),
+        ];
+        let limits = [
+            ("cpu", &self.cpu_limit),
+            ("memory", &self.memory_limit),
+            ("ephemeral-storage", &self.ephemeral_storage_limit),
+        ];
+        for (to, from) in [(&mut resources.requests, requests), (&mut resources.limits, limits)] {
+            for (name, quantity) in from {
+                if let Some(quantity) = quantity {
+                    let all = to.get_or_insert_default();
+                    all.entry(name.into()).or_insert_with(|| quantity.clone());
+                }
+            }
+        }
+    }
+
+    fn check(&self, keys: &mut Keys<'_>) {
+        let (timeout, longest) = (self.timeout_seconds, self.max_timeout_seconds);
+        let (start, idle) = (self.response_start_timeout_seconds, self.idle_timeout_seconds);
+        if timeout > longest {
+            keys.wrong(format!(
+                "revision-timeout-seconds ({timeout}) cannot be greater than max-revision-timeout-seconds ({longest})"
+            ));
+        }
+        for (key, value) in [
+            ("revision-response-start-timeout-seconds", start),
+            ("revision-idle-timeout-seconds", idle),
+        ] {
+            if value > 0 && value > timeout {
+                keys.wrong(format!(
+                    "{key} ({value}) cannot be greater than revision-timeout-seconds ({timeout})"
+                ));
+            }
+        }
+        let (limit, most) = (self.container_concurrency, self.container_concurrency_max_limit);
+        if most < 1 {
+            let key = "container-concurrency-max-limit";
+            keys.refuse(Problem::bounds(key, 1, most, i32::MAX));
+        }
+        if limit < 0 || limit > most {
+            keys.refuse(Problem::bounds("container-concurrency", 0, limit, most));
+        }
+    }
+}
+
+impl ConfigMap for Defaults {
+    const NAME: &'static str = "config-defaults";
+
+    fn read(keys: &mut Keys<'_>) -> Self {
+        let mut it = Self::default();
+        template(keys, "init-container-name-template", &mut it.init_container_name);
+        template(keys, "container-name-template", &mut it.container_name);
+        keys.flag("allow-container-concurrency-zero", &mut it.allow_container_concurrency_zero);
+        it.enable_service_links = tri_state(keys, "enable-service-links", it.enable_service_links);
+        keys.int64("revision-timeout-seconds", &mut it.timeout_seconds);
+        keys.int64("max-revision-timeout-seconds", &mut it.max_timeout_seconds);
+        keys.int64("revision-idle-timeout-seconds", &mut it.idle_timeout_seconds);
+        keys.int64("container-concurrency", &mut it.container_concurrency);
+        keys.int64("container-concurrency-max-limit", &mut it.container_concurrency_max_limit);
+        keys.quantity("revision-cpu-request", &mut it.cpu_request);
+        keys.quantity("revision-memory-request", &mut it.memory_request);
+        keys.quantity("revision-ephemeral-storage-request", &mut it.ephemeral_storage_request);
+        keys.quantity("revision-cpu-limit", &mut it.cpu_limit);
+        keys.quantity("revision-memory-limit", &mut it.memory_limit);
+        keys.quantity("revision-ephemeral-storage-limit", &mut it.ephemeral_storage_limit);
+        it.response_start_timeout_seconds = it.timeout_seconds;
+        let start = "revision-response-start-timeout-seconds";
+        keys.int64(start, &mut it.response_start_timeout_seconds);
+        let mut automount = false;
+        if keys.get("automount-service-account-token").is_some_and(|text| text != "default") {
+            keys.flag("automount-service-account-token", &mut automount);
+            it.automount_service_account_token = Some(automount);
+        }
+        it.check(keys);
+        it
+    }
+}
+
+/// `true`, `false`, and for anything else Kubernetes' own default.
+fn tri_state(keys: &mut Keys<'_>, key: &'static str, unset: Option<bool>) -> Option<bool> {
+    match keys.get(key).map(str::to_ascii_lowercase).as_deref() {
+        None => unset,
+        Some("true") => Some(true),
+        Some("false") => Some(false),
+        Some("default") => None,
+        Some(other) => {
+            keys.warn(format!("{key} = {other:?} is read as \"default\""));
+            None
+        }
+    }
+}
+
+fn template(keys: &mut Keys<'_>, key: &'static str, to: &mut Option<Template>) {
+    let Some(source) = keys.get(key) else { return };
+    let read = Template::parse("container-template", source, &Values::OF_META);
+    let read = read.and_then(|template| {
+        let tried = template.render(&Values::of(&ObjectMeta::default()));
+        tried.map(|_name| template).map_err(|why| format!("error executing template: {why}"))
+    });
+    match read {
+        Ok(template) => *to = Some(template),
+        Err(why) => keys.wrong(why),
+    }
+}
+
+/// A name that cannot be made is empty, and then the container is refused for having none, as in Knative.
+fn name(template: Option<&Template>, unset: &str, parent: &ObjectMeta) -> String {
+    match template {
+        None => unset.to_owned(),
+        Some(template) => template.render(&Values::of(parent)).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{config_maps::read, parse::line};
+
+    fn map(pairs: &[(&str, &str)]) -> Result<Defaults, String> {
+        let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
+        let read = read::<Defaults>(&data).map_err(|problems| line(&problems))?;
+        assert_eq!(read.warnings, [] as [String; 0]);
+        Ok(read.value)
+    }
+
+    #[test]
+    fn keys_are_read_with_knatives_defaults() {
+        assert_eq!(map(&[]), Ok(Defaults::default()));
+        let want = Defaults {
+            timeout_seconds: 123,
+            response_start_timeout_seconds: 123,
+            max_timeout_seconds: 456,
+            container_concurrency: 10,
+            enable_service_links: None,
+            cpu_request: Some(Quantity("123m".into())),
+            memory_limit: Some(Quantity("500M".into())),
+            automount_service_account_token: Some(false),
+            ..Defaults::default()
+        };
+        let read = map(&[
+            ("revision-timeout-seconds", "123"),
+            ("max-revision-timeout-seconds", "456"),
+            ("container-concurrency", "10"),
+            ("enable-service-links", "default"),
+            ("revision-cpu-request", "123m"),
+            ("revision-memory-limit", "500M"),
+            ("automount-service-account-token", "false"),
+        ]);
+        assert_eq!(read, Ok(want));
+    }
+
+    #[test]
+    fn names_follow_their_templates() {
+        let parent = ObjectMeta { name: Some("shop".into()), ..ObjectMeta::default() };
+        assert_eq!(Defaults::default().container_name(&parent), "user-container");
+        assert_eq!(Defaults::default().init_container_name(&parent), "init-container");
+        let named = map(&[("container-name-template", "{{.Name}}-user")]).unwrap();
+        assert_eq!(named.container_name(&parent), "shop-user");
+    }
+
+    #[test]
+    fn every_refusal_is_in_knatives_words() {
+        let greater = |a, b| Err::<Defaults, _>(format!("{a} cannot be greater than {b}"));
+        for (pairs, want) in [
+            (
+                &[("revision-timeout-seconds", "asdf")][..],
+                Err("failed to parse \"revision-timeout-seconds\": strconv.ParseInt: parsing \
+                     \"asdf\": invalid syntax"
+                    .into()),
+            ),
+            (
+                &[("revision-timeout-seconds", "601")],
+                greater("revision-timeout-seconds (601)", "max-revision-timeout-seconds (600)"),
+            ),
+            (
+                &[("revision-response-start-timeout-seconds", "301")],
+                greater(
+                    "revision-response-start-timeout-seconds (301)",
+                    "revision-timeout-seconds (300)",
+                ),
+            ),
+            (
+                &[("revision-idle-timeout-seconds", "400")],
+                greater("revision-idle-timeout-seconds (400)", "revision-timeout-seconds (300)"),
+            ),
+            (
+                &[("container-concurrency-max-limit", "0")],
+                Err("expected 1 <= 0 <= 2147483647: container-concurrency-max-limit".into()),
+            ),
+            (
+                &[("container-concurrency", "1001")],
+                Err("expected 0 <= 1001 <= 1000: container-concurrency".into()),
+            ),
+            (
+                &[("revision-cpu-request", "bad")],
+                Err("failed to parse \"revision-cpu-request\": quantities must match the regular \
+                     expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+                    .into()),
+            ),
+        ] {
+            assert_eq!(map(pairs), want, "{pairs:?}");
+        }
+        assert!(map(&[("container-name-template", "{{animals")]).is_err());
+    }
+
+    #[test]
+    fn only_resources_that_are_not_named_are_filled() {
+        let defaults =
+            map(&[("revision-cpu-request", "100m"), ("revision-cpu-limit", "1")]).unwrap();
+        let mut have = ResourceRequirements {
+            requests: Some([("cpu".to_owned(), Quantity("2".into()))].into()),
+            ..ResourceRequirements::default()
+        };
+        let mut want = have.clone();
+        want.limits = Some([("cpu".to_owned(), Quantity("1".into()))].into());
+        defaults.fill(&mut have);
+        assert_eq!(have, want);
+    }
+}

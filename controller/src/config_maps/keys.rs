@@ -1,0 +1,159 @@
+//! Pure: the keys of one ConfigMap, read by name; what is wrong with them, and what nobody reads.
+//!
+//! Messages are those of knative/pkg `configmap/parser` at 521cb33. Knative stops at the first bad key; here all of
+//! them are told, so that one edit can mend them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::{
+    ConfigMap, Read,
+    go::{self, Span},
+};
+use crate::parse::Problem;
+
+/// The key that holds examples and is never read (knative/pkg `configmap.ExampleKey`).
+pub const EXAMPLE: &str = "_example";
+
+/// One ConfigMap's data while it is read.
+#[derive(Debug)]
+pub struct Keys<'a> {
+    data: &'a BTreeMap<String, String>,
+    known: BTreeSet<&'a str>,
+    older: BTreeMap<&'static str, &'a str>,
+    problems: Vec<Problem>,
+    warnings: Vec<String>,
+}
+
+impl<'a> Keys<'a> {
+    fn new(data: &'a BTreeMap<String, String>) -> Self {
+        Self {
+            data,
+            known: BTreeSet::from([EXAMPLE]),
+            older: BTreeMap::new(),
+            problems: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// Accepts names of older releases, each with its successor. The newer name wins where both are set.
+    pub fn renamed(&mut self, names: &[(&'static str, &'static str)]) {
+        for &(old, new) in names {
+            self.known.insert(old);
+            if let Some(text) = self.data.get(old) {
+                self.warnings.push(format!("key {old:?} is of an older release: use {new:?}"));
+                self.older.insert(new, text);
+            }
+        }
+    }
+
+    /// Accepts keys that change nothing here, each with the reason.
+    pub fn without_effect(&mut self, keys: &[(&'static str, &str)]) {
+        for &(key, why) in keys {
+            self.known.insert(key);
+            if self.data.contains_key(key) {
+                self.warnings.push(format!("key {key:?} has no effect: {why}"));
+            }
+        }
+    }
+
+    /// The text of a key, or that of its older name.
+    pub fn get(&mut self, key: &'static str) -> Option<&'a str> {
+        self.known.insert(key);
+        self.data.get(key).map(String::as_str).or_else(|| self.older.get(key).copied())
+    }
+
+    /// All keys with their texts, for ConfigMaps whose keys are names of things.
+    pub fn all(&mut self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
+        self.known.extend(self.data.keys().map(String::as_str));
+        let all = self.data.iter().map(|(key, text)| (key.as_str(), text.as_str()));
+        all.filter(|(key, _)| *key != EXAMPLE)
+    }
+
+    /// Says what is wrong.
+    pub fn wrong(&mut self, message: impl Into<String>) {
+        self.problems.push(Problem::new("", message));
+    }
+
+    /// Says what is wrong with one key, where the message alone does not name it.
+    pub fn refuse(&mut self, problem: Problem) {
+        self.problems.push(problem);
+    }
+
+    /// Says what a person should know although it is accepted.
+    pub fn warn(&mut self, message: impl Into<String>) {
+        self.warnings.push(message.into());
+    }
+
+    fn read<T>(
+        &mut self,
+        key: &'static str,
+        to: &mut T,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) {
+        match self.get(key).map(parse) {
+            None => {}
+            Some(Ok(value)) => *to = value,
+            Some(Err(why)) => self.wrong(format!("failed to parse {key:?}: {why}")),
+        }
+    }
+
+    /// Text without spaces around it.
+    pub fn text(&mut self, key: &'static str, to: &mut String) {
+        self.read(key, to, |text| Ok(text.trim().to_owned()));
+    }
+
+    /// A boolean.
+    pub fn flag(&mut self, key: &'static str, to: &mut bool) {
+        self.read(key, to, go::parse_bool);
+    }
+
+    /// A whole number of 64 bits.
+    pub fn int64(&mut self, key: &'static str, to: &mut i64) {
+        self.read(key, to, |text| go::parse_int(text, 64));
+    }
+
+    /// A whole number of 32 bits.
+    pub fn int32(&mut self, key: &'static str, to: &mut i64) {
+        self.read(key, to, |text| go::parse_int(text, 32));
+    }
+
+    /// A number.
+    pub fn float(&mut self, key: &'static str, to: &mut f64) {
+        self.read(key, to, go::parse_float);
+    }
+
+    /// A length of time.
+    pub fn span(&mut self, key: &'static str, to: &mut Span) {
+        self.read(key, to, go::parse_span);
+    }
+
+    /// A quantity of a resource.
+    pub fn quantity(&mut self, key: &'static str, to: &mut Option<Quantity>) {
+        self.read(key, to, |text| go::parse_quantity(text).map(Some));
+    }
+
+    /// Names divided by commas.
+    pub fn set(&mut self, key: &'static str, to: &mut BTreeSet<String>) {
+        self.read(key, to, |text| Ok(text.split(',').map(|it| it.trim().to_owned()).collect()));
+    }
+
+    fn unknown(&mut self) {
+        let unknown = self.data.keys().filter(|key| !self.known.contains(key.as_str()));
+        self.warnings
+            .extend(unknown.map(|key| format!("key {key:?} is unknown and has no effect")));
+    }
+}
+
+/// Reads the data of one ConfigMap: its value with what to warn of, or everything that is wrong with it.
+pub fn read<T: ConfigMap>(data: &BTreeMap<String, String>) -> Result<Read<T>, Vec<Problem>> {
+    let mut keys = Keys::new(data);
+    let value = T::read(&mut keys);
+    keys.unknown();
+    if keys.problems.is_empty() {
+        Ok(Read { value, warnings: keys.warnings })
+    } else {
+        Err(keys.problems)
+    }
+}

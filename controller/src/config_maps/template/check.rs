@@ -1,0 +1,101 @@
+//! Pure: what Go refuses of a template before it ever runs.
+//!
+//! gotmpl reads more than Go does: it stops at an `{{end}}` too many, and takes the end of the text for one that is
+//! missing. It looks for functions and values only where a template comes by them. In a setting that all services
+//! share, a branch that is wrong must be refused at once, not on the day that one takes it.
+
+use gotmpl::parse::{BranchNode, Expr, ListNode, Node, Parser, PipeNode};
+
+/// Ends every text that is checked: no template contains it, so where it stands last the whole text was read.
+const END: &str = "\u{1}";
+
+/// The functions of Go's text/template.
+const FUNCTIONS: [&str; 19] = [
+    "and", "call", "eq", "ge", "gt", "html", "index", "js", "le", "len", "lt", "ne", "not", "or",
+    "print", "printf", "println", "slice", "urlquery",
+];
+
+/// Refuses what Go refuses. `fields` are the names that dot has at the start.
+pub(super) fn check(name: &str, source: &str, fields: &[&str]) -> Result<(), String> {
+    let whole = format!("{source}{END}");
+    let parser = Parser::with_name(Some(name), &whole, "{{", "}}");
+    let parsed = parser.and_then(Parser::parse).map_err(|wrong| wrong.to_string())?;
+    let (body, defines) = parsed;
+    let last = |it: &Node| matches!(it, Node::Text(text) if text.text.ends_with(END));
+    if source.contains(END) || !body.nodes.last().is_some_and(last) {
+        return Err(format!("template: {name}: unexpected {{{{end}}}}, or one is missing"));
+    }
+    let names: Vec<&str> = defines.iter().map(|it| it.name.as_str()).collect();
+    let walk = Walk { name, fields, defines: &names };
+    walk.list(&body, true)?;
+    defines.iter().try_for_each(|it| walk.list(&it.body, false))
+}
+
+struct Walk<'a> {
+    name: &'a str,
+    fields: &'a [&'a str],
+    defines: &'a [&'a str],
+}
+
+impl Walk<'_> {
+    /// `root` says whether dot is still what it was at the start.
+    fn list(&self, list: &ListNode, root: bool) -> Result<(), String> {
+        list.nodes.iter().try_for_each(|node| self.node(node, root))
+    }
+
+    fn node(&self, node: &Node, root: bool) -> Result<(), String> {
+        match node {
+            Node::List(list) => self.list(list, root),
+            Node::Text(_) | Node::Break(_) | Node::Continue(_) => Ok(()),
+            Node::Action(action) => self.pipe(&action.pipe, root),
+            Node::If(branch) => self.branch(branch, root, root),
+            Node::Range(branch) | Node::With(branch) => self.branch(branch, root, false),
+            Node::Define(define) => self.list(&define.body, false),
+            Node::Template(call) if !self.defines.contains(&call.name.as_str()) => {
+                Err(format!("template: {}: template {:?} not defined", self.name, call.name))
+            }
+            Node::Template(call) => call.pipe.as_ref().map_or(Ok(()), |pipe| self.pipe(pipe, root)),
+        }
+    }
+
+    fn branch(&self, branch: &BranchNode, root: bool, inside: bool) -> Result<(), String> {
+        self.pipe(&branch.pipe, root)?;
+        self.list(&branch.body, inside)?;
+        branch.else_body.as_ref().map_or(Ok(()), |list| self.list(list, root))
+    }
+
+    fn pipe(&self, pipe: &PipeNode, root: bool) -> Result<(), String> {
+        let args = pipe.commands.iter().flat_map(|command| &command.args);
+        args.into_iter().try_for_each(|arg| self.expr(arg, root))
+    }
+
+    fn expr(&self, expr: &Expr, root: bool) -> Result<(), String> {
+        match expr {
+            Expr::Identifier(_, function) if !FUNCTIONS.contains(&function.as_str()) => {
+                Err(format!("template: {}: function {function:?} not defined", self.name))
+            }
+            Expr::Field(_, names) if root => self.field(names.first().map(|it| it.as_str())),
+            // `$` alone is dot as it was at the start, wherever it stands.
+            Expr::Variable(_, variable, names) if variable == "$" => {
+                self.field(names.first().map(|it| it.as_str()))
+            }
+            Expr::Pipe(_, pipe) => self.pipe(pipe, root),
+            Expr::Chain(_, inner, _) => self.expr(inner, root),
+            Expr::Dot(_)
+            | Expr::Field(..)
+            | Expr::Variable(..)
+            | Expr::Identifier(..)
+            | Expr::String(..)
+            | Expr::Number(..)
+            | Expr::Bool(..)
+            | Expr::Nil(_) => Ok(()),
+        }
+    }
+
+    fn field(&self, field: Option<&str>) -> Result<(), String> {
+        let Some(field) = field.filter(|it| !self.fields.contains(it)) else { return Ok(()) };
+        let have: Vec<String> = self.fields.iter().map(|it| format!(".{it}")).collect();
+        let (name, have) = (self.name, have.join(", "));
+        Err(format!("template: {name}: can't evaluate field {field}: there are {have}"))
+    }
+}
