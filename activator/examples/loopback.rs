@@ -86,6 +86,8 @@ fn ready(address: SocketAddr) -> anyhow::Result<Pod> {
         zone: String::new(),
         phase: PodPhase::Ready,
         address: Some(address),
+        also: None,
+        confirmed: false,
         port: NonZeroU16::new(address.port()).context("POD needs a port")?,
         probe: Probe {
             how: ProbeHow::Listen,

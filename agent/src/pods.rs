@@ -400,6 +400,7 @@ impl Tracked {
         PodSeen {
             uid: self.uid(),
             address: self.address(),
+            also: None,
             listening: self.is_listening(),
             ready: self.readiness.is_ready(),
             drained: self.drained,

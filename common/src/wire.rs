@@ -374,6 +374,10 @@ pub struct Pod {
     pub phase: PodPhase,
     /// Where it serves; unknown until its network exists.
     pub address: Option<SocketAddr>,
+    /// Its address of the other family, where it has one and serves there too, at the same port.
+    pub also: Option<IpAddr>,
+    /// Whether the kubelet calls it ready: other nodes need not try whether they reach it.
+    pub confirmed: bool,
     /// Its serving port (`PORT`).
     pub port: NonZeroU16,
     /// How the agent on its node tells that it is ready.
@@ -647,6 +651,8 @@ pub struct PodSeen {
     pub uid: String,
     /// Where it serves, read from its own network namespace.
     pub address: Option<SocketAddr>,
+    /// Its address of the other family, where it serves too.
+    pub also: Option<IpAddr>,
     /// Whether a process listens on the serving port.
     pub listening: bool,
     /// Whether it listens and its probe passes.

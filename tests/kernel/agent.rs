@@ -213,6 +213,8 @@ impl World {
             zone: String::new(),
             phase,
             address,
+            also: None,
+            confirmed: false,
             port: NonZeroU16::new(8080).expect("not zero"),
             probe: Probe {
                 how,

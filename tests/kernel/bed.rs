@@ -171,6 +171,8 @@ impl Bed {
             zone: String::new(),
             phase,
             address: Some(address),
+            also: None,
+            confirmed: false,
             port: SERVING.try_into().expect("not 0"),
             probe: listen,
         };

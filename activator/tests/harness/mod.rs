@@ -214,6 +214,8 @@ pub fn pod(uid: &str, address: SocketAddr, phase: PodPhase) -> Pod {
         zone: String::new(),
         phase,
         address: Some(address),
+        also: None,
+        confirmed: false,
         port: NonZeroU16::new(address.port()).unwrap(),
         probe: Probe {
             how: ProbeHow::Listen,

@@ -122,6 +122,8 @@ fn pod(number: u8, revision: u8, phase: PodPhase) -> Pod {
         zone: String::new(),
         phase,
         address: Some(SocketAddr::from(([10, 244, 0, number], 8080))),
+        also: None,
+        confirmed: false,
         port: NonZeroU16::new(8080).unwrap(),
         probe: Probe {
             how: ProbeHow::Listen,

@@ -15,6 +15,8 @@ fn pod(uid: &str, how: ProbeHow) -> wire::Pod {
         zone: String::new(),
         phase: PodPhase::Starting,
         address: None,
+        also: None,
+        confirmed: false,
         port: NonZeroU16::new(8080).expect("not zero"),
         probe: Probe {
             how,
@@ -78,6 +80,7 @@ fn idle() -> PodSeen {
     PodSeen {
         uid: "a".into(),
         address: Some(at("10.244.0.5:8080")),
+        also: None,
         listening: false,
         ready: false,
         drained: false,

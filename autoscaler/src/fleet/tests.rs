@@ -61,6 +61,8 @@ fn pod(uid: &str, revision: &Name, phase: PodPhase) -> RoutePod {
         zone: String::new(),
         phase,
         address: Some(([10, 244, 1, 2], 8080).into()),
+        also: None,
+        confirmed: false,
         port: NonZeroU16::new(8080).unwrap(),
         probe: Probe {
             how: ProbeHow::Listen,

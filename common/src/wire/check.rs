@@ -46,6 +46,11 @@ fn address(field: &'static str, bytes: &[u8]) -> Checked<IpAddr> {
         .ok_or_else(|| Refused::new(field, bytes.len(), "must have 4 or 16 bytes"))
 }
 
+/// An address that may be missing.
+fn maybe(field: &'static str, bytes: &[u8]) -> Checked<Option<IpAddr>> {
+    if bytes.is_empty() { Ok(None) } else { address(field, bytes).map(Some) }
+}
+
 fn addresses(field: &'static str, all: &[Vec<u8>]) -> Checked<Vec<IpAddr>> {
     all.iter().map(|bytes| address(field, bytes)).collect()
 }
@@ -457,6 +462,8 @@ impl TryFrom<raw::Pod> for Pod {
             zone: it.zone,
             phase,
             address: at,
+            also: maybe("pod.also", &it.also)?,
+            confirmed: it.confirmed,
             port: port("pod.port", it.port)?,
             probe: need("pod.probe", it.probe)?.try_into()?,
         })
@@ -480,6 +487,8 @@ impl From<Pod> for raw::Pod {
             address: it.address.map(|at| octets(at.ip())).unwrap_or_default(),
             port: it.port.get().into(),
             probe: Some(it.probe.into()),
+            also: it.also.map(octets).unwrap_or_default(),
+            confirmed: it.confirmed,
         }
     }
 }
@@ -602,6 +611,7 @@ impl TryFrom<raw::PodSeen> for PodSeen {
         Ok(Self {
             uid: nonempty("pod_seen.uid", it.uid)?,
             address: at,
+            also: maybe("pod_seen.also", &it.also)?,
             listening: it.listening,
             ready: it.ready,
             drained: it.drained,
@@ -624,6 +634,7 @@ impl From<PodSeen> for raw::PodSeen {
             in_flight: it.in_flight,
             listening_since_ns: it.listening_since_ns,
             trouble: it.trouble,
+            also: it.also.map(octets).unwrap_or_default(),
         }
     }
 }

@@ -72,9 +72,12 @@ fn a_ready_pod_needs_an_address() {
     };
     let refused = Pod::try_from(raw.clone()).expect_err("no address");
     assert_eq!(refused.to_string(), "field pod.address is \"\": a ready pod has an address");
-    let addressed = raw::Pod { address: std::vec![10, 0, 0, 7], ..raw };
+    let also = std::vec![7; 16];
+    let addressed = raw::Pod { address: std::vec![10, 0, 0, 7], also, confirmed: true, ..raw };
     let pod = Pod::try_from(addressed.clone()).expect("an address");
-    assert_eq!(raw::Pod::from(pod).address, addressed.address);
+    let back = raw::Pod::from(pod);
+    assert_eq!((&back.address, &back.also), (&addressed.address, &addressed.also));
+    assert!(back.confirmed);
 }
 
 /// What a part of the version before sends and understands: everything but the newer fields.

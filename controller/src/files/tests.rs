@@ -94,6 +94,7 @@ fn seen(uid: &str) -> Event {
     let seen = PodSeen {
         uid: uid.into(),
         address: Some(([10, 244, 0, 9], 8080).into()),
+        also: None,
         listening: true,
         ready: true,
         drained: false,

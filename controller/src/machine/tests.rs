@@ -171,6 +171,7 @@ pub(super) fn seen(uid: &str) -> PodSeen {
     PodSeen {
         uid: uid.into(),
         address: Some(([10, 244, 0, 9], 8080).into()),
+        also: None,
         listening: true,
         ready: true,
         drained: false,

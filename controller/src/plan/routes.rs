@@ -65,6 +65,8 @@ fn pod(pod: &world::Pod, revision: &Revision, view: &View<'_>) -> Option<Pod> {
         zone: String::new(),
         phase,
         address,
+        also: seen.and_then(|seen| seen.also),
+        confirmed: false,
         port: view.facts.port,
         probe: view.facts.probe(),
     })

@@ -124,6 +124,7 @@ fn event(act: &Act, machine: &Machine) -> Option<Event> {
             let seen = PodSeen {
                 uid: pick(pod)?,
                 address: Some(([10, 0, 0, 1], 8080).into()),
+                also: None,
                 listening: ready || drained,
                 ready,
                 drained,
