@@ -19,12 +19,11 @@ use tracing::info;
 use crate::{
     plan::{self, Facts, Plan},
     render::ObjectKey,
-    world::{
-        App, Decided, Kind, Manifest, Meta, Peer, Pod, Revision, Stage, Stamp, Truth, Uid, World,
-    },
+    world::{App, Decided, Kind, Manifest, Peer, Pod, Revision, Stage, Stamp, Truth, World},
 };
 
 mod allot;
+mod manifest;
 mod said;
 
 pub use said::{Routes, Said};
@@ -176,89 +175,10 @@ impl Machine {
         std::mem::take(&mut self.effects)
     }
 
-    fn apply(&mut self, name: Name, mut manifest: Manifest, now: Stamp) {
-        manifest.template = self.world.templates.share(&manifest.template);
-        let before = self.world.apps.get(&name).map(|app| App::clone(app));
-        let clash = before.as_ref().filter(|app| !app.leaving).and_then(|app| {
-            let named = manifest.revision.as_ref().and_then(|revision| app.revision(revision))?;
-            (named.template != manifest.template).then(|| named.name.clone())
-        });
-        if let Some(revision) = clash {
-            let why = format!(
-                "Saw the following changes without a name change (-old +new): spec.template.metadata.name (give another name than {revision:?}, or none)"
-            );
-            return self.refuse(name, &why, now);
-        }
-        let mut app = match before.clone().filter(|app| !app.leaving) {
-            Some(app) => app,
-            None => self.fresh(&name, now),
-        };
-        let template = app.manifest.template != manifest.template;
-        let traffic = app.manifest.traffic != manifest.traffic;
-        app.configuration.generation += u32::from(template);
-        app.route.generation += u32::from(traffic);
-        app.meta.generation += u32::from(template || traffic);
-        if before
-            .as_ref()
-            .is_some_and(|it| !it.leaving && it.manifest == manifest && it.refused.is_none())
-        {
-            return;
-        }
-        info!(service = %name, generation = app.meta.generation, template, traffic, "manifest applied");
-        app.manifest = manifest;
-        app.refused = None;
-        allot::allot(&mut app, &name, &mut self.world);
-        if let Some(leaving) = before.as_ref().filter(|app| app.leaving) {
-            // The autoscaler still speaks of the Revision of this name, and only when something changes.
-            plan::revision::ensure(&mut app, &name, self.world.seed, now);
-            for revision in &mut app.revisions {
-                revision.decided = leaving.revision(&revision.name).and_then(|it| it.decided);
-            }
-        }
-        self.world.apps.insert(name.clone(), Box::new(app));
-        self.settle(&name, before.as_ref(), true, now);
-    }
-
-    fn fresh(&mut self, name: &Name, now: Stamp) -> App {
-        self.born += 1;
-        let born = self.born.to_string();
-        let meta = |kind: &str| Meta {
-            uid: Uid::derive(self.world.seed, &[kind, &name.namespace, &name.name, &born]),
-            generation: 0,
-            created: now,
-        };
-        App {
-            meta: meta("Service"),
-            configuration: meta("Configuration"),
-            route: meta("Route"),
-            ..App::default()
-        }
-    }
-
-    fn refuse(&mut self, name: Name, why: &str, now: Stamp) {
-        let before = self.world.apps.get(&name).map(|app| App::clone(app));
-        let mut app = match before.clone().filter(|app| !app.leaving) {
-            Some(app) => app,
-            None => self.fresh(&name, now),
-        };
-        info!(service = %name, why, "manifest refused");
-        app.refused = Some(why.into());
-        self.world.apps.insert(name.clone(), Box::new(app));
-        self.settle(&name, before.as_ref(), true, now);
-    }
-
-    fn delete(&mut self, name: &Name, now: Stamp) {
-        let Some(app) = self.world.apps.get_mut(name).filter(|app| !app.leaving) else { return };
-        let before = App::clone(app);
-        app.leaving = true;
-        info!(service = %name, "service deleted");
-        self.settle(name, Some(&before), true, now);
-        allot::release(&before, &mut self.world);
-    }
-
     fn restore(&mut self, name: Name, mut app: App, now: Stamp) {
         let texts = app.revisions.iter_mut().map(|it| &mut it.template);
-        for template in texts.chain([&mut app.manifest.template]) {
+        let texts = texts.chain(app.service.as_mut().map(|it| &mut it.manifest.template));
+        for template in texts.chain(app.configuration.as_mut().map(|it| &mut it.template)) {
             *template = self.world.templates.share(template);
         }
         allot::claim(&app, &mut self.world);
@@ -492,22 +412,22 @@ impl Machine {
 
     fn objects(&mut self, name: &Name, before: &App, after: Option<&App>, rewrite: bool) {
         let out = &mut self.effects.objects;
-        let gone = after.is_none_or(|app| app.leaving);
+        let gone = after.is_none_or(App::leaving);
         let own = |app: &App| {
             let names: Vec<Box<str>> = app.revisions.iter().map(|it| it.name.clone()).collect();
             (
                 app.conditions.clone(),
-                app.latest_ready.clone(),
-                app.traffic.clone(),
+                app.latest_ready().map(str::to_owned),
+                app.traffic().to_vec(),
                 names.last().cloned(),
             )
         };
         if rewrite || gone || after.is_some_and(|app| own(app) != own(before)) {
             out.extend(ObjectKey::of_app(name));
             let names = |app: &App, none: bool| -> Vec<(Name, Vec<IpAddr>)> {
-                let all = app.allotted.iter().map(|it| {
+                let all = app.allotted().iter().map(|it| {
                     let host = plan::host_name(it, &name.name);
-                    let addresses = self.world.settings.addresses(it.host).to_vec();
+                    let addresses = self.world.settings.addresses(&it.addresses);
                     let addresses = if none { Vec::new() } else { addresses };
                     (Name::new(name.namespace.as_str(), host), addresses)
                 });
@@ -565,7 +485,7 @@ fn reporter(who: &Subscriber) -> String {
 fn keys(name: &Name, app: &App) -> impl Iterator<Item = RouteKey> {
     let full = |own: &str| Name::new(name.namespace.as_str(), own);
     let services =
-        app.allotted.iter().map(|it| RouteKey::Service(full(&plan::host_name(it, &name.name))));
+        app.allotted().iter().map(|it| RouteKey::Service(full(&plan::host_name(it, &name.name))));
     let pods = app.pods().map(|(_, pod)| RouteKey::Pod(pod.uid.to_string()));
     let revisions = app.revisions.iter().map(|it| RouteKey::Revision(full(&it.name)));
     services.chain(pods).chain(revisions).collect::<Vec<_>>().into_iter()

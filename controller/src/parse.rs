@@ -259,9 +259,9 @@ fn concurrency_and_timeouts(spec: &crate::knative::RevisionSpec, problems: &mut 
 }
 
 /// Checks traffic targets. None at all means everything to the latest Revision.
-fn traffic(targets: Vec<TrafficTarget>, problems: &mut Vec<Problem>) -> Box<[Traffic]> {
+fn traffic(targets: Vec<TrafficTarget>, problems: &mut Vec<Problem>) -> Arc<[Traffic]> {
     if targets.is_empty() {
-        return Box::new([Traffic { tag: None, revision: None, percent: 100 }]);
+        return Arc::new([Traffic { percent: 100, ..Traffic::default() }]);
     }
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     for (index, target) in targets.iter().enumerate() {
@@ -284,6 +284,7 @@ fn traffic(targets: Vec<TrafficTarget>, problems: &mut Vec<Problem>) -> Box<[Tra
     let own = |target: &TrafficTarget| Traffic {
         tag: target.tag.as_deref().filter(|tag| !tag.is_empty()).map(Into::into),
         revision: target.revision_name.as_deref().filter(|name| !name.is_empty()).map(Into::into),
+        configuration: None,
         percent: percent(target).unwrap_or(0),
     };
     targets.iter().map(own).collect()

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use common::wire::{Name, RouteChange};
 
-use crate::world::{App, Revision, Stamp, World};
+use crate::world::{App, Pod, Revision, Stamp, World};
 
 mod drain;
 pub mod revision;
@@ -40,7 +40,7 @@ pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
         return Plan { app: None, routes: Vec::new(), timer: None };
     };
     let (mut app, mut timer) = (App::clone(have), Timer::default());
-    revision::ensure(&mut app, name, world.seed, now);
+    revision::ensure(&mut app, name, world, now);
     let facts: Vec<_> = app.revisions.iter().map(|it| Facts::of(it, world)).collect();
     // What a step decides an earlier one may depend on, so all are taken until nothing changes any more.
     for _ in 0..PASSES {
@@ -53,7 +53,8 @@ pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
     }
     let routes = routes::subjects(&app, name, &facts, world);
     revision::collect(&mut app, now, &mut timer);
-    let ended = app.leaving && app.revisions.iter().all(|it| it.pods.is_empty());
+    let ended = app.service.is_none() && app.configuration.is_none() && app.route.is_none();
+    let ended = (ended || app.leaving()) && app.revisions.iter().all(|it| it.pods.is_empty());
     Plan { app: (!ended).then_some(app), routes, timer: timer.0 }
 }
 
@@ -80,15 +81,16 @@ fn pass(
     }
     traffic::latest_ready(app);
     status::configuration(app, now);
-    traffic::assign(app, name, now);
-    traffic::label(app, now);
-    for (revision, facts) in app.revisions.iter_mut().zip(facts) {
+    traffic::assign(app, name, world, now);
+    traffic::label(app, name, world, now);
+    let leaving = app.leaving();
+    for (revision, facts) in app.revisions.iter_mut().zip(facts).filter(|_| world.leads) {
         let view = View { world, namespace: &name.namespace, facts, now };
-        scale::pods(revision, app.leaving, &view, timer);
+        scale::pods(revision, leaving, &view, timer);
         drain::advance(revision, &view, timer);
     }
     status::route(app, now);
-    status::service(app, now);
+    status::service(app, name, now);
 }
 
 /// Plans every app.
@@ -105,6 +107,12 @@ struct View<'a> {
 }
 
 impl View<'_> {
+    /// The zone of a pod's node; empty when unknown.
+    fn zone(&self, pod: &Pod) -> String {
+        let zone = pod.placed.as_ref().and_then(|it| self.world.zones.get(&*it.node));
+        zone.cloned().unwrap_or_default()
+    }
+
     fn key(&self, revision: &Revision) -> Name {
         Name::new(self.namespace, &*revision.name)
     }

@@ -21,7 +21,8 @@ use crate::{
     },
     plan::Facts,
     world::{
-        App, Assigned, Conditions, Kind, Meta, Pod, Revision, Routing, Stage, Stamp, Truth, World,
+        Addresses, App, Assigned, Conditions, Configuration, Kind, Meta, Pod, Revision, Route,
+        Routing, Service, Stage, Stamp, Truth, World,
     },
 };
 
@@ -93,14 +94,23 @@ impl fmt::Display for ObjectKey {
 /// The object as it is now; `None` when there is none.
 pub fn object(world: &World, key: &ObjectKey) -> Option<Value> {
     let name = &key.name;
-    let app = || world.apps.get(name).filter(|app| !app.leaving);
+    let app = || world.apps.get(name).filter(|app| !app.leaving());
     match key.kind {
-        ObjectKind::Service => app().map(|app| service(app, name, world)),
-        ObjectKind::Configuration => app().map(|app| configuration(app, name)),
-        ObjectKind::Route => app().map(|app| route(app, name, world)),
+        ObjectKind::Service => {
+            let app = app()?;
+            Some(service(app, app.service.as_ref()?, name, world))
+        }
+        ObjectKind::Configuration => {
+            let app = app()?;
+            Some(configuration(app, app.configuration.as_ref()?, name))
+        }
+        ObjectKind::Route => {
+            let app = app()?;
+            Some(route(app, app.route.as_ref()?, name, world))
+        }
         ObjectKind::Revision => {
             let owner = world.app_of(name)?;
-            let app = world.apps.get(&owner).filter(|app| !app.leaving)?;
+            let app = world.apps.get(&owner).filter(|app| !app.leaving())?;
             Some(revision(app, app.revision(&name.name)?, &owner))
         }
         ObjectKind::Pod => {
@@ -158,15 +168,16 @@ fn template(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_default()
 }
 
-fn wanted_traffic(app: &App) -> Vec<TrafficTarget> {
+fn wanted_traffic(traffic: &[crate::world::Traffic]) -> Vec<TrafficTarget> {
     let target = |it: &crate::world::Traffic| TrafficTarget {
         tag: it.tag.as_deref().map(Into::into),
         revision_name: it.revision.as_deref().map(Into::into),
+        configuration_name: it.configuration.as_deref().map(Into::into),
         latest_revision: Some(it.revision.is_none()),
         percent: Some(it.percent.into()),
         ..TrafficTarget::default()
     };
-    app.manifest.traffic.iter().map(target).collect()
+    traffic.iter().map(target).collect()
 }
 
 fn url(own: &str, name: &Name, world: &World) -> String {
@@ -179,7 +190,7 @@ fn inner_url(name: &Name, world: &World) -> Option<Address> {
 }
 
 fn outer_url(app: &App, name: &Name, world: &World) -> String {
-    match app.manifest.labels.get(key::VISIBILITY) {
+    match app.route_label(key::VISIBILITY) {
         Some("cluster-local") => inner_url(name, world).map(|it| it.url).unwrap_or_default(),
         _ => url(&name.name, name, world),
     }
@@ -194,25 +205,26 @@ fn assigned(app: &App, name: &Name, world: &World) -> Vec<TrafficTarget> {
         percent: Some(it.percent.into()),
         configuration_name: None,
     };
-    app.traffic.iter().map(target).collect()
+    app.traffic().iter().map(target).collect()
 }
 
-fn service(app: &App, name: &Name, world: &World) -> Value {
-    let mut metadata = meta(name, &app.meta);
-    metadata.labels = Some(app.manifest.labels.to_map()).filter(|it| !it.is_empty());
-    metadata.annotations = Some(app.manifest.annotations.to_map()).filter(|it| !it.is_empty());
-    let routed = !app.traffic.is_empty();
+fn service(app: &App, service: &Service, name: &Name, world: &World) -> Value {
+    let manifest = &service.manifest;
+    let mut metadata = meta(name, &service.meta);
+    metadata.labels = Some(manifest.labels.to_map()).filter(|it| !it.is_empty());
+    metadata.annotations = Some(manifest.annotations.to_map()).filter(|it| !it.is_empty());
+    let routed = !app.traffic().is_empty();
     let status = ServiceStatus {
-        observed_generation: app.meta.generation.into(),
+        observed_generation: service.meta.generation.into(),
         conditions: conditions(&app.conditions, &SERVICE),
         latest_created_revision_name: latest_created(app),
-        latest_ready_revision_name: app.latest_ready.as_deref().unwrap_or_default().into(),
+        latest_ready_revision_name: app.latest_ready().unwrap_or_default().into(),
         url: if routed { outer_url(app, name, world) } else { String::new() },
         address: inner_url(name, world).filter(|_| routed),
         traffic: assigned(app, name, world),
     };
-    let spec =
-        json!({"template": template(&app.manifest.template), "traffic": wanted_traffic(app)});
+    let traffic = wanted_traffic(&manifest.traffic);
+    let spec = json!({"template": template(&manifest.template), "traffic": traffic});
     whole("Service", metadata, spec, status)
 }
 
@@ -220,52 +232,60 @@ fn latest_created(app: &App) -> String {
     app.latest_created().map(|it| it.name.to_string()).unwrap_or_default()
 }
 
-fn configuration(app: &App, name: &Name) -> Value {
-    let mut metadata = meta(name, &app.configuration);
-    let mut labels = app.manifest.labels.to_map();
-    labels.insert(key::SERVICE.into(), name.name.clone());
-    labels.insert(key::SERVICE_UID.into(), app.meta.uid.to_string());
-    metadata.labels = Some(labels);
-    let mut annotations = app.manifest.annotations.to_map();
-    annotations.retain(|name, _| !key::ROLLOUT_DURATION.contains(&name.as_str()));
-    annotations.insert(key::ROUTES.into(), name.name.clone());
-    metadata.annotations = Some(annotations);
-    metadata.owner_references = owned("Service", &name.name, &app.meta);
+fn configuration(app: &App, configuration: &Configuration, name: &Name) -> Value {
+    let mut metadata = meta(name, &configuration.meta);
+    if let Some(Service { meta, manifest, .. }) = &app.service {
+        let mut labels = manifest.labels.to_map();
+        labels.insert(key::SERVICE.into(), name.name.clone());
+        labels.insert(key::SERVICE_UID.into(), meta.uid.to_string());
+        metadata.labels = Some(labels);
+        let mut annotations = manifest.annotations.to_map();
+        annotations.retain(|name, _| !key::ROLLOUT_DURATION.contains(&name.as_str()));
+        annotations.insert(key::ROUTES.into(), name.name.clone());
+        metadata.annotations = Some(annotations);
+        metadata.owner_references = owned("Service", &name.name, meta);
+    }
     let status = ConfigurationStatus {
-        observed_generation: app.configuration.generation.into(),
+        observed_generation: configuration.meta.generation.into(),
         conditions: conditions(&app.conditions, &CONFIGURATION),
         latest_created_revision_name: latest_created(app),
-        latest_ready_revision_name: app.latest_ready.as_deref().unwrap_or_default().into(),
+        latest_ready_revision_name: app.latest_ready().unwrap_or_default().into(),
     };
-    whole("Configuration", metadata, json!({"template": template(&app.manifest.template)}), status)
+    let spec = json!({"template": template(&configuration.template)});
+    whole("Configuration", metadata, spec, status)
 }
 
-fn route(app: &App, name: &Name, world: &World) -> Value {
-    let mut metadata = meta(name, &app.route);
-    let mut labels = app.manifest.labels.to_map();
-    labels.insert(key::SERVICE.into(), name.name.clone());
-    metadata.labels = Some(labels);
-    let mut annotations = app.manifest.annotations.to_map();
-    annotations.insert(key::ALLOTTED.into(), allotted(app));
-    metadata.annotations = Some(annotations);
-    metadata.owner_references = owned("Service", &name.name, &app.meta);
-    let routed = !app.traffic.is_empty();
+fn route(app: &App, route: &Route, name: &Name, world: &World) -> Value {
+    let mut metadata = meta(name, &route.meta);
+    let (mut labels, mut annotations) = (route.labels.to_map(), route.annotations.to_map());
+    if let Some(Service { meta, manifest, .. }) = &app.service {
+        labels = manifest.labels.to_map();
+        labels.insert(key::SERVICE.into(), name.name.clone());
+        annotations = manifest.annotations.to_map();
+        metadata.owner_references = owned("Service", &name.name, meta);
+    }
+    annotations.insert(key::ALLOTTED.into(), allotted(route));
+    (metadata.labels, metadata.annotations) = (Some(labels), Some(annotations));
+    let routed = !route.traffic.is_empty();
     let status = RouteStatus {
-        observed_generation: app.route.generation.into(),
+        observed_generation: route.meta.generation.into(),
         conditions: conditions(&app.conditions, &ROUTE),
         url: if routed { outer_url(app, name, world) } else { String::new() },
         address: inner_url(name, world).filter(|_| routed),
         traffic: assigned(app, name, world),
     };
-    whole("Route", metadata, json!({"traffic": wanted_traffic(app)}), status)
+    whole("Route", metadata, json!({"traffic": wanted_traffic(&route.wanted)}), status)
 }
 
 /// `tag=host:port` for each name, space between; the route itself has an empty tag.
-fn allotted(app: &App) -> String {
-    let one = |it: &crate::world::Allotment| {
-        format!("{}={}:{}", it.tag.as_deref().unwrap_or_default(), it.host, it.port)
+fn allotted(route: &Route) -> String {
+    let one = |it: &crate::world::Allotment| match &it.addresses {
+        Addresses::Host(host) => {
+            Some(format!("{}={host}:{}", it.tag.as_deref().unwrap_or_default(), it.port))
+        }
+        Addresses::Given(_) => None,
     };
-    app.allotted.iter().map(one).collect::<Vec<_>>().join(" ")
+    route.allotted.iter().filter_map(one).collect::<Vec<_>>().join(" ")
 }
 
 fn revision(app: &App, revision: &Revision, owner: &Name) -> Value {
@@ -282,15 +302,18 @@ fn revision(app: &App, revision: &Revision, owner: &Name) -> Value {
         Routing::Active => "active",
         Routing::Reserve => "reserve",
     };
+    let configuration = app.configuration.as_ref().map(|it| it.meta.clone()).unwrap_or_default();
     for (key, value) in [
         (key::CONFIGURATION, owner.name.clone()),
         (key::CONFIGURATION_GENERATION, revision.meta.generation.to_string()),
-        (key::CONFIGURATION_UID, app.configuration.uid.to_string()),
-        (key::SERVICE, owner.name.clone()),
-        (key::SERVICE_UID, app.meta.uid.to_string()),
+        (key::CONFIGURATION_UID, configuration.uid.to_string()),
         (key::ROUTING_STATE, state.into()),
     ] {
         labels.insert(key.into(), value);
+    }
+    if let Some(service) = &app.service {
+        labels.insert(key::SERVICE.into(), owner.name.clone());
+        labels.insert(key::SERVICE_UID.into(), service.meta.uid.to_string());
     }
     metadata.labels = Some(labels);
     let mut annotations = given.annotations.unwrap_or_default();
@@ -302,7 +325,7 @@ fn revision(app: &App, revision: &Revision, owner: &Name) -> Value {
         annotations.insert(key::REACHED.into(), "true".into());
     }
     metadata.annotations = Some(annotations);
-    metadata.owner_references = owned("Configuration", &owner.name, &app.configuration);
+    metadata.owner_references = owned("Configuration", &owner.name, &configuration);
     let digest = |(name, digest): &(Box<str>, Box<str>)| ContainerDigest {
         name: name.to_string(),
         image_digest: digest.to_string(),

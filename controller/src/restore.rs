@@ -9,8 +9,8 @@ use crate::{
     knative::{Condition, key},
     render::{ADDRESS, BOOT, CONFIGURATION, REVISION, ROUTE, SERVICE},
     world::{
-        Allotment, App, Assigned, Conditions, Kind, Manifest, Meta, Pairs, Pod, Revision, Routing,
-        Stage, Stamp, Traffic, Truth, Uid, Why,
+        Addresses, Allotment, App, Assigned, Conditions, Configuration, Kind, Manifest, Meta,
+        Pairs, Pod, Revision, Route, Routing, Service, Stage, Stamp, Traffic, Truth, Uid, Why,
     },
 };
 
@@ -31,17 +31,25 @@ pub struct Objects {
 
 /// The app these objects describe. `boot` names this boot of the machine: pods of another one are no more.
 pub fn app(objects: &Objects, boot: &str) -> App {
+    let manifest = manifest(&objects.service);
+    let status = &objects.service["status"];
     let mut app = App {
-        meta: meta(&objects.service),
-        configuration: meta(&objects.configuration),
-        route: meta(&objects.route),
-        manifest: manifest(&objects.service),
-        allotted: allotted(&objects.route),
+        configuration: Some(Configuration {
+            meta: meta(&objects.configuration),
+            revision: manifest.revision.clone(),
+            template: Arc::clone(&manifest.template),
+            latest_ready: text(&status["latestReadyRevisionName"]),
+            ..Configuration::default()
+        }),
+        route: Some(Route {
+            meta: meta(&objects.route),
+            wanted: Arc::clone(&manifest.traffic),
+            allotted: allotted(&objects.route),
+            traffic: array(&status["traffic"]).filter_map(assigned).collect(),
+            ..Route::default()
+        }),
         ..App::default()
     };
-    let status = &objects.service["status"];
-    app.latest_ready = text(&status["latestReadyRevisionName"]);
-    app.traffic = array(&status["traffic"]).filter_map(assigned).collect();
     app.revisions = objects.revisions.iter().map(|it| revision(it, objects, boot)).collect();
     app.revisions.sort_by(|a, b| (a.meta.generation, &a.name).cmp(&(b.meta.generation, &b.name)));
     conditions(&mut app.conditions, &objects.service, &SERVICE);
@@ -49,10 +57,12 @@ pub fn app(objects: &Objects, boot: &str) -> App {
     conditions(&mut app.conditions, &objects.route, &ROUTE);
     // Share the newest template, as it was before the restart.
     for revision in &mut app.revisions {
-        if revision.template == app.manifest.template {
-            revision.template = Arc::clone(&app.manifest.template);
+        if revision.template == manifest.template {
+            revision.template = Arc::clone(&manifest.template);
         }
     }
+    let meta = meta(&objects.service);
+    app.service = Some(Service { meta, manifest, ..Service::default() });
     app
 }
 
@@ -109,6 +119,7 @@ fn traffic(value: &Value) -> Traffic {
     Traffic {
         tag: text(&value["tag"]),
         revision: text(&value["revisionName"]),
+        configuration: text(&value["configurationName"]),
         percent: percent(value),
     }
 }
@@ -132,7 +143,8 @@ fn allotted(route: &Value) -> Vec<Allotment> {
         let (tag, numbers) = word.split_once('=')?;
         let (host, port) = numbers.split_once(':')?;
         let tag = Some(tag).filter(|tag| !tag.is_empty()).map(Into::into);
-        Some(Allotment { tag, host: host.parse().ok()?, port: port.parse().ok()? })
+        let addresses = Addresses::Host(host.parse().ok()?);
+        Some(Allotment { tag, addresses, port: port.parse().ok()? })
     };
     let words = annotation(route, key::ALLOTTED).unwrap_or_default().split_whitespace();
     words.filter_map(word).collect()
@@ -202,6 +214,7 @@ fn pod(value: &Value, boot: &str) -> Option<Pod> {
         was_ready: remembered.is_some(),
         stage: Stage::Serving,
         remembered,
+        placed: None,
     })
 }
 

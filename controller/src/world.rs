@@ -1,7 +1,8 @@
 //! Pure: everything observed at one moment, small enough for ten thousand sleeping services.
 //!
-//! One [`App`] is a Service with all that was made of it: Configuration, Route, Revisions and their pods. Nothing
-//! in one app depends on another, so a change needs one app planned again and no more.
+//! One [`App`] is a Service with all that was made of it: Configuration, Route, Revisions and their pods. A Service
+//! depends on no other, so a change needs one app planned again and no more; a Route that stands by itself may name
+//! others' Revisions, and [`World::referrers`] says which.
 
 use std::{
     borrow::Cow,
@@ -125,46 +126,97 @@ pub struct Manifest {
     pub revision: Option<Box<str>>,
     /// The template with defaults, as JSON. Shared by Service, Configuration and newest Revision.
     pub template: Arc<str>,
-    /// Traffic with defaults; percents add up to 100.
-    pub traffic: Box<[Traffic]>,
+    /// Traffic with defaults; percents add up to 100. Shared with the Route.
+    pub traffic: Arc<[Traffic]>,
 }
 
 /// One traffic target as wanted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Also reachable as `<tag>-<route>`.
     pub tag: Option<Box<str>>,
-    /// A Revision by name; `None`: the latest ready one.
+    /// A Revision by name; `None`: the latest ready one of the Configuration.
     pub revision: Option<Box<str>>,
+    /// The Configuration; `None`: the one of the route's own name.
+    pub configuration: Option<Box<str>>,
     /// Share in percent.
     pub percent: u8,
 }
 
-/// A Service with everything made of it.
+/// Everything of one name in a namespace: a Service with what is made of it, or a Configuration or Route by itself.
+///
+/// An object with the UID 0 is wanted and not made yet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct App {
-    /// The Service itself.
+    /// The Service.
+    pub service: Option<Service>,
+    /// The Configuration.
+    pub configuration: Option<Configuration>,
+    /// The Route.
+    pub route: Option<Route>,
+    /// Revisions, oldest first.
+    pub revisions: Vec<Revision>,
+    /// Conditions of Service, Configuration and Route.
+    pub conditions: Conditions,
+}
+
+/// A Service.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Service {
+    /// Its own.
     pub meta: Meta,
     /// What is in force.
     pub manifest: Manifest,
     /// Why the newest manifest is not in force.
     pub refused: Option<Box<str>>,
-    /// Its manifest is gone: it leaves once its pods have drained.
+    /// It is gone for its user, and leaves once its pods have drained.
     pub leaving: bool,
-    /// The Configuration.
-    pub configuration: Meta,
+}
+
+/// Whose an object is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Owner {
+    /// The Service of the same name; what that says of labels and annotations counts.
+    #[default]
+    Service,
+    /// Nobody: its user made it.
+    Nobody,
+    /// Somebody else.
+    Other,
+}
+
+/// A Configuration: the newest template, which makes Revisions.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Configuration {
+    /// Its own.
+    pub meta: Meta,
+    /// Whose it is.
+    pub owner: Owner,
+    /// The name the user gave the Revision of the template.
+    pub revision: Option<Box<str>>,
+    /// The template with defaults, as JSON.
+    pub template: Arc<str>,
     /// Newest Revision that was ready.
     pub latest_ready: Option<Box<str>>,
-    /// The Route.
-    pub route: Meta,
-    /// What the Route's names hold.
+}
+
+/// A Route: which Revisions a name leads to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Route {
+    /// Its own.
+    pub meta: Meta,
+    /// Whose it is.
+    pub owner: Owner,
+    /// Labels of one that no Service owns.
+    pub labels: Pairs,
+    /// Annotations of one that no Service owns.
+    pub annotations: Pairs,
+    /// Traffic as wanted, with defaults.
+    pub wanted: Arc<[Traffic]>,
+    /// What its names hold.
     pub allotted: Vec<Allotment>,
     /// Who gets the requests now.
     pub traffic: Vec<Assigned>,
-    /// Revisions, oldest first.
-    pub revisions: Vec<Revision>,
-    /// Conditions of Service, Configuration and Route.
-    pub conditions: Conditions,
 }
 
 /// The numbers one name of a route holds for as long as it lives.
@@ -172,10 +224,19 @@ pub struct App {
 pub struct Allotment {
     /// Which name; `None`: the route itself.
     pub tag: Option<Box<str>>,
-    /// Last 16 bits of its ClusterIPs.
-    pub host: u16,
+    /// Its ClusterIPs.
+    pub addresses: Addresses,
     /// Its port at the activators.
     pub port: u16,
+}
+
+/// Where the ClusterIPs of a name come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Addresses {
+    /// Ours: their last 16 bits.
+    Host(u16),
+    /// The API server's; none yet when empty.
+    Given(Box<[IpAddr]>),
 }
 
 /// One traffic target as it is in force.
@@ -262,6 +323,38 @@ pub struct Pod {
     pub stage: Stage,
     /// Where it served before this controller started, until its agent has spoken.
     pub remembered: Option<SocketAddr>,
+    /// What Kubernetes says of it; `None` on the local node.
+    pub placed: Option<Box<Placed>>,
+}
+
+impl Pod {
+    /// Whether somebody else has ended it.
+    pub fn is_deleted(&self) -> bool {
+        self.placed.as_ref().is_some_and(|it| it.deleted)
+    }
+}
+
+/// What Kubernetes says of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placed {
+    /// The node it runs on; empty before it was scheduled.
+    pub node: Box<str>,
+    /// What the kubelet says of its readiness.
+    pub kubelet: Kubelet,
+    /// Somebody deleted it.
+    pub deleted: bool,
+}
+
+/// What the kubelet says of a pod's readiness.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kubelet {
+    /// Nothing yet, or not yet ready.
+    #[default]
+    Waits,
+    /// It is ready.
+    Ready,
+    /// It was and is no longer.
+    Lost,
 }
 
 /// What is to become of a pod.
@@ -450,9 +543,21 @@ impl Conditions {
     }
 }
 
-/// What does not change while the controller runs.
+/// Who makes objects and pods of what is planned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Platform {
+    /// The controller itself, at once; a local node starts the pods.
+    #[default]
+    Local,
+    /// The API server: what is planned is there once it is observed.
+    Kubernetes,
+}
+
+/// What holds for all apps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
+    /// Who makes objects and pods.
+    pub platform: Platform,
     /// Domain of URLs from outside: `http://NAME.NAMESPACE.DOMAIN`.
     pub domain: String,
     /// Domain of names inside: `NAME.NAMESPACE.svc.CLUSTER_DOMAIN`.
@@ -476,6 +581,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            platform: Platform::Local,
             domain: "localhost".into(),
             cluster_domain: "cluster.local".into(),
             node: "rouse".into(),
@@ -490,11 +596,15 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The ClusterIPs of an allotted number, IPv4 first.
-    pub fn addresses(&self, host: u16) -> [IpAddr; 2] {
+    /// The ClusterIPs of a name, IPv4 first.
+    pub fn addresses(&self, of: &Addresses) -> Vec<IpAddr> {
+        let host = match of {
+            Addresses::Host(host) => *host,
+            Addresses::Given(addresses) => return addresses.to_vec(),
+        };
         let ([a, b], [c, d]) = (self.cluster_v4, host.to_be_bytes());
         let [s, t, u, v, w, x, y] = self.cluster_v6;
-        [IpAddr::from([a, b, c, d]), IpAddr::from([s, t, u, v, w, x, y, host])]
+        vec![IpAddr::from([a, b, c, d]), IpAddr::from([s, t, u, v, w, x, y, host])]
     }
 }
 
@@ -510,7 +620,7 @@ pub struct Peer {
 }
 
 /// Everything observed at one moment.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct World {
     /// What does not change.
     pub settings: Arc<Settings>,
@@ -532,16 +642,65 @@ pub struct World {
     pub hosts: BTreeSet<u16>,
     /// Activator ports in use.
     pub ports: BTreeSet<u16>,
+    /// Zones of nodes, where they have one.
+    pub zones: BTreeMap<String, String>,
+    /// Whether what is planned is carried out. On Kubernetes one replica of the controller leads; the others only watch.
+    pub leads: bool,
+    /// Routes that name Revisions of another app, by that app.
+    pub referrers: BTreeMap<Name, BTreeSet<Name>>,
+    /// Which app a Revision belongs to, where its name does not begin with the app's.
+    pub odd: BTreeMap<Name, Name>,
 }
 
 impl App {
+    /// Whether it is on its way out.
+    pub fn leaving(&self) -> bool {
+        self.service.as_ref().is_some_and(|it| it.leaving)
+    }
+
     /// The Revision of the newest template, once it was made.
     pub fn latest_created(&self) -> Option<&Revision> {
-        let generation = self.configuration.generation;
-        self.revisions.iter().find(|it| match &self.manifest.revision {
+        let configuration = self.configuration.as_ref()?;
+        self.revisions.iter().find(|it| match &configuration.revision {
             Some(name) => it.name == *name,
-            None => it.meta.generation == generation,
+            None => it.meta.generation == configuration.meta.generation,
         })
+    }
+
+    /// The newest Revision that was ready.
+    pub fn latest_ready(&self) -> Option<&str> {
+        self.configuration.as_ref()?.latest_ready.as_deref()
+    }
+
+    /// Who gets the requests now.
+    pub fn traffic(&self) -> &[Assigned] {
+        self.route.as_ref().map(|it| &*it.traffic).unwrap_or_default()
+    }
+
+    /// What the names of its route hold.
+    pub fn allotted(&self) -> &[Allotment] {
+        self.route.as_ref().map(|it| &*it.allotted).unwrap_or_default()
+    }
+
+    /// A label of its route, or of the Service that owns that.
+    pub fn route_label(&self, key: &str) -> Option<&str> {
+        self.of_route(|manifest| &manifest.labels, |route| &route.labels)?.get(key)
+    }
+
+    /// An annotation of its route, or of the Service that owns that.
+    pub fn route_annotation(&self, key: &str) -> Option<&str> {
+        self.of_route(|manifest| &manifest.annotations, |route| &route.annotations)?.get(key)
+    }
+
+    fn of_route<'a>(
+        &'a self,
+        service: impl FnOnce(&'a Manifest) -> &'a Pairs,
+        own: impl FnOnce(&'a Route) -> &'a Pairs,
+    ) -> Option<&'a Pairs> {
+        match self.route.as_ref()?.owner {
+            Owner::Service => self.service.as_ref().map(|it| service(&it.manifest)),
+            Owner::Nobody | Owner::Other => self.route.as_ref().map(own),
+        }
     }
 
     /// A Revision by name.
@@ -555,14 +714,43 @@ impl App {
     }
 }
 
+impl Default for World {
+    fn default() -> Self {
+        Self {
+            settings: Arc::default(),
+            seed: 0,
+            apps: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            statuses: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            templates: Templates::default(),
+            hosts: BTreeSet::new(),
+            ports: BTreeSet::new(),
+            zones: BTreeMap::new(),
+            leads: true,
+            referrers: BTreeMap::new(),
+            odd: BTreeMap::new(),
+        }
+    }
+}
+
 impl World {
     /// Whether every live agent and activator has the RouteTable `version` in force.
     pub fn all_applied(&self, version: u64) -> bool {
         self.peers.values().all(|peer| peer.applied >= version)
     }
 
-    /// The app a revision belongs to: its name begins with the app's, then `-`.
+    /// A Revision by name, whichever app it belongs to.
+    pub fn revision(&self, namespace: &str, name: &str) -> Option<&Revision> {
+        let app = self.app_of(&Name::new(namespace, name))?;
+        self.apps.get(&app)?.revision(name)
+    }
+
+    /// The app a revision belongs to: its name begins with the app's, then `-`, unless that would be too long.
     pub fn app_of(&self, revision: &Name) -> Option<Name> {
+        if let Some(app) = self.odd.get(revision) {
+            return Some(app.clone());
+        }
         let cuts = revision.name.rmatch_indices('-').map(|(at, _)| &revision.name[..at]);
         let apps = cuts.map(|app| Name::new(revision.namespace.as_str(), app));
         apps.into_iter().find(|name| {

@@ -2,43 +2,56 @@
 
 use common::wire::Name;
 
-use crate::world::{Allotment, App, World};
+use crate::world::{Addresses, Allotment, App, Platform, World};
 
 /// Allots what the app's names lack and releases what no name needs any more.
 pub(super) fn allot(app: &mut App, name: &Name, world: &mut World) {
+    let Some(route) = &mut app.route else { return };
     let mut tags: Vec<Option<Box<str>>> = vec![None];
-    tags.extend(app.manifest.traffic.iter().filter(|it| it.tag.is_some()).map(|it| it.tag.clone()));
+    tags.extend(route.wanted.iter().filter(|it| it.tag.is_some()).map(|it| it.tag.clone()));
     let (kept, left): (Vec<_>, Vec<_>) =
-        app.allotted.drain(..).partition(|it| tags.contains(&it.tag));
+        route.allotted.drain(..).partition(|it| tags.contains(&it.tag));
     give_back(&left, world);
-    app.allotted = kept;
+    route.allotted = kept;
     for tag in tags {
-        if app.allotted.iter().any(|it| it.tag == tag) {
+        if route.allotted.iter().any(|it| it.tag == tag) {
             continue;
         }
         let hash = hash(name, tag.as_deref());
-        if let (Some(host), Some(port)) = (free_host(hash, world), free_port(hash, world)) {
-            world.hosts.insert(host);
-            world.ports.insert(port);
-            app.allotted.push(Allotment { tag, host, port });
+        let addresses = match world.settings.platform {
+            Platform::Local => free_host(hash, world).map(Addresses::Host),
+            Platform::Kubernetes => Some(Addresses::Given(Box::new([]))),
+        };
+        if let (Some(addresses), Some(port)) = (addresses, free_port(hash, world)) {
+            let allotted = Allotment { tag, addresses, port };
+            take(&allotted, world);
+            route.allotted.push(allotted);
         }
     }
 }
 
 /// Marks what a restored app holds as taken.
 pub(super) fn claim(app: &App, world: &mut World) {
-    world.hosts.extend(app.allotted.iter().map(|it| it.host));
-    world.ports.extend(app.allotted.iter().map(|it| it.port));
+    app.allotted().iter().for_each(|it| take(it, world));
+}
+
+fn take(allotted: &Allotment, world: &mut World) {
+    if let Addresses::Host(host) = allotted.addresses {
+        world.hosts.insert(host);
+    }
+    world.ports.insert(allotted.port);
 }
 
 /// Gives back everything the app holds.
 pub(super) fn release(app: &App, world: &mut World) {
-    give_back(&app.allotted, world);
+    give_back(app.allotted(), world);
 }
 
 fn give_back(all: &[Allotment], world: &mut World) {
     for it in all {
-        world.hosts.remove(&it.host);
+        if let Addresses::Host(host) = it.addresses {
+            world.hosts.remove(&host);
+        }
         world.ports.remove(&it.port);
     }
 }

@@ -96,7 +96,7 @@ impl Machine {
             cuts.map(|(tag, rest)| (tag, Name::new(name.namespace.as_str(), &rest[1..])));
         let holds = |tag: &str, app: &Name| {
             let app = self.world.apps.get(app);
-            app.is_some_and(|app| app.allotted.iter().any(|it| it.tag.as_deref() == Some(tag)))
+            app.is_some_and(|app| app.allotted().iter().any(|it| it.tag.as_deref() == Some(tag)))
         };
         apps.find(|(tag, app)| holds(tag, app)).map(|(_, app)| app)
     }

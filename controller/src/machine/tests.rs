@@ -81,6 +81,16 @@ impl Sim {
         &self.machine.world.apps[&hello()]
     }
 
+    /// Generations of Service, Configuration and Route.
+    pub(super) fn generations(&self) -> [Option<u32>; 3] {
+        let app = self.app();
+        [
+            app.service.as_ref().map(|it| it.meta.generation),
+            app.configuration.as_ref().map(|it| it.meta.generation),
+            app.route.as_ref().map(|it| it.meta.generation),
+        ]
+    }
+
     pub(super) fn table(&self) -> RouteTable {
         let mut table = RouteTable::default();
         let mut cursor = self.machine.routes.subscribe();
@@ -332,10 +342,9 @@ fn only_a_changed_template_makes_a_revision() {
     let mut sim = Sim::new();
     sim.apply(HELLO);
     sim.apply(&HELLO.replace("{name: hello}", "{name: hello, labels: {team: a}}"));
-    assert_eq!((sim.app().meta.generation, sim.app().revisions.len()), (1, 1));
+    assert_eq!((sim.generations(), sim.app().revisions.len()), ([Some(1); 3], 1));
     sim.apply(&HELLO.replace(":v1", ":v2"));
-    assert_eq!((sim.app().meta.generation, sim.app().configuration.generation), (2, 2));
-    assert_eq!(sim.app().route.generation, 1);
+    assert_eq!(sim.generations(), [Some(2), Some(2), Some(1)]);
     let routing: Vec<_> = sim.app().revisions.iter().map(|it| (&*it.name, it.routing.0)).collect();
     assert_eq!(routing, [("hello-00001", Routing::Reserve), ("hello-00002", Routing::Active)]);
     assert!(!sim.table().revisions.contains_key(&Name::new("default", "hello-00001")));
@@ -498,13 +507,14 @@ fn a_deleted_service_drains_and_then_is_gone() {
 fn a_service_applied_again_while_it_leaves_starts_anew() {
     let mut sim = Sim::new();
     sim.apply(HELLO);
-    let uid = sim.app().meta.uid;
+    let uid = |sim: &Sim| sim.app().service.as_ref().map(|it| it.meta.uid);
+    let before = uid(&sim);
     sim.decide(1);
     sim.ready_all();
     sim.step(Event::Delete(hello()));
     sim.now = sim.now.plus_ms(1);
     sim.apply(HELLO);
-    assert_ne!(sim.app().meta.uid, uid);
+    assert_ne!(uid(&sim), before);
     assert_eq!(sim.table().services.len(), 1);
     assert_eq!(sim.names.len(), 1);
 }

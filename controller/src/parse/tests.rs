@@ -66,7 +66,7 @@ fn a_small_service_gets_knatives_defaults() {
         },
     });
     assert_eq!(template, want);
-    assert_eq!(*manifest.traffic, [Traffic { tag: None, revision: None, percent: 100 }]);
+    assert_eq!(*manifest.traffic, [Traffic { percent: 100, ..Traffic::default() }]);
 }
 
 /// knative.md §1.12.

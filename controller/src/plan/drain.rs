@@ -12,7 +12,8 @@ const SILENT_MS: u64 = 1000;
 
 /// Moves every draining pod as far as it may go.
 pub(super) fn advance(revision: &mut Revision, view: &View<'_>, timer: &mut Timer) {
-    for pod in &mut revision.pods {
+    // A pod that somebody else deleted is drained too, but its end is not ours to order.
+    for pod in revision.pods.iter_mut().filter(|pod| !pod.is_deleted()) {
         if may_stop(pod, view, timer) {
             pod.stage = Stage::Stopping { since: view.now };
         }

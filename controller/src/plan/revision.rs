@@ -22,7 +22,7 @@ use crate::{
     knative::{RevisionTemplate, key},
     parse,
     policy::parse_duration,
-    world::{App, Meta, Pod, Revision, Routing, Stamp, Uid, World},
+    world::{App, Meta, Platform, Pod, Revision, Routing, Stamp, Uid, World},
 };
 
 /// The port of a container that names none (knative/serving `networking.DefaultUserPort`).
@@ -122,6 +122,14 @@ impl Facts {
     /// An annotation of the template.
     pub fn annotation(&self, name: &str) -> Option<&str> {
         self.template.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+    }
+
+    /// Whether only the kubelet can tell that a pod is ready: it runs `exec` and startup probes.
+    pub fn kubelet_probes(&self) -> bool {
+        let containers = self.template.spec.pod.containers.iter();
+        let exec = |it: &UserProbe| it.exec.is_some();
+        containers.clone().any(|it| it.startup_probe.is_some())
+            || containers.flat_map(|it| &it.readiness_probe).any(exec)
     }
 
     /// How the agent tells that a pod is ready.
@@ -251,20 +259,25 @@ fn convert(probe: &UserProbe) -> Probe {
 }
 
 /// Makes the Revision of the newest template where it is missing.
-pub(crate) fn ensure(app: &mut App, name: &Name, seed: u128, now: Stamp) {
-    if app.leaving || app.configuration.generation == 0 || app.latest_created().is_some() {
+pub(crate) fn ensure(app: &mut App, name: &Name, world: &World, now: Stamp) {
+    let Some(configuration) = &app.configuration else { return };
+    let generation = configuration.meta.generation;
+    if app.leaving() || generation == 0 || app.latest_created().is_some() {
         return;
     }
-    let generation = app.configuration.generation;
     let counted = || format!("{}-{generation:05}", name.name).into_boxed_str();
-    let revision = app.manifest.revision.clone().unwrap_or_else(counted);
-    let maker = app.configuration.uid.to_string();
-    let uid = Uid::derive(seed, &[&maker, &revision, &generation.to_string()]);
+    let revision = configuration.revision.clone().unwrap_or_else(counted);
+    let maker = configuration.meta.uid.to_string();
+    let uid = match world.settings.platform {
+        Platform::Local => Uid::derive(world.seed, &[&maker, &revision, &generation.to_string()]),
+        Platform::Kubernetes => Uid::default(),
+    };
+    let template = Arc::clone(&configuration.template);
     // Most services have one Revision, and there are many services: no room for three more.
     app.revisions.reserve_exact(1);
     app.revisions.push(Revision {
         meta: Meta { uid, generation, created: now },
-        template: app.manifest.template.clone(),
+        template,
         routing: (Routing::Pending, now),
         name: revision,
         ..Revision::default()
@@ -280,7 +293,7 @@ pub(super) fn collect(app: &mut App, now: Stamp, timer: &mut Timer) {
         .revisions
         .iter()
         .filter(|it| it.routing.0 == Routing::Reserve && it.pods.is_empty())
-        .filter(|it| app.latest_ready.as_ref() != Some(&it.name) && !protected(it))
+        .filter(|it| app.latest_ready() != Some(&*it.name) && !protected(it))
         .map(|it| (it.routing.1.max(it.meta.created), it.name.clone(), it.meta.created))
         .collect();
     idle.sort();

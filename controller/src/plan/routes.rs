@@ -24,7 +24,8 @@ pub(super) fn subjects(
     let mut out = Vec::new();
     let pairs = || app.revisions.iter().zip(facts);
     let shown = |it: &&(&Revision, &Arc<Facts>)| {
-        it.0.routing.0 != Routing::Reserve || !it.0.pods.is_empty()
+        let starts = !it.0.reached && !app.leaving();
+        it.0.routing.0 != Routing::Reserve || !it.0.pods.is_empty() || starts
     };
     for (revision, facts) in pairs().filter(|it| shown(&it)) {
         out.push(RouteChange::Revision(facts.wire(name, revision)));
@@ -34,10 +35,10 @@ pub(super) fn subjects(
         let pods = revision.pods.iter().filter_map(|it| pod(it, revision, &view));
         out.extend(pods.map(|it| RouteChange::Pod(it.into())));
     }
-    if app.leaving {
+    if app.leaving() {
         return out;
     }
-    for allotted in &app.allotted {
+    for allotted in app.allotted() {
         let own = service(allotted, app, name, facts, world);
         out.push(RouteChange::Service(own));
     }
@@ -61,8 +62,11 @@ fn pod(pod: &world::Pod, revision: &Revision, view: &View<'_>) -> Option<Pod> {
         uid: pod.uid.to_string(),
         name: pod.name.to_string(),
         revision: view.key(revision),
-        node: view.world.settings.node.clone(),
-        zone: String::new(),
+        node: pod
+            .placed
+            .as_ref()
+            .map_or_else(|| view.world.settings.node.clone(), |it| it.node.to_string()),
+        zone: view.zone(pod),
         phase,
         address,
         also: seen.and_then(|seen| seen.also),
@@ -82,38 +86,53 @@ fn service(
     let settings = &world.settings;
     let own = host_name(allotted, &name.name);
     let shares = match &allotted.tag {
-        None => traffic::shares(&app.traffic),
+        None => traffic::shares(app.traffic()),
         Some(tag) => {
-            let tagged = app.traffic.iter().find(|it| it.tag.as_ref() == Some(tag));
+            let tagged = app.traffic().iter().find(|it| it.tag.as_ref() == Some(tag));
             tagged.map(|it| (&*it.revision, 100)).into_iter().collect()
         }
     };
     let only = match shares.as_slice() {
-        [(revision, _)] => {
-            let found = app.revisions.iter().zip(facts).find(|(it, _)| *it.name == **revision);
-            found.map(|(revision, facts)| {
-                let now = Stamp::default();
-                (revision, View { world, namespace: &name.namespace, facts, now })
-            })
-        }
+        [(revision, _)] => found(revision, app, name, facts, world),
         _ => None,
     };
-    let hopeless = only.as_ref().is_some_and(|(it, view)| status::is_hopeless(it, view));
+    let view = |facts| View { world, namespace: &name.namespace, facts, now: Stamp::default() };
+    let hopeless = only.as_ref().is_some_and(|(it, facts)| status::is_hopeless(it, &view(facts)));
     let target = |(revision, percent): &(&str, u8)| Target {
         revision: Name::new(name.namespace.as_str(), *revision),
         percent: *percent,
     };
-    let local = app.manifest.labels.get(key::VISIBILITY) == Some("cluster-local");
+    let local = app.route_label(key::VISIBILITY) == Some("cluster-local");
     let host = || format!("{own}.{}.{}", name.namespace, settings.domain);
     Service {
         name: Name::new(name.namespace.as_str(), own.as_str()),
-        addresses: settings.addresses(allotted.host).to_vec(),
+        addresses: settings.addresses(&allotted.addresses),
         port: SERVICE_PORT,
         activator_port: NonZeroU16::new(allotted.port).unwrap_or(SERVICE_PORT),
         targets: if hopeless { Vec::new() } else { shares.iter().map(target).collect() },
-        path: only.map_or(Path::Activator, |(revision, view)| path(app, revision, &view)),
+        path: only
+            .as_ref()
+            .map_or(Path::Activator, |(revision, facts)| path(app, revision, &view(facts))),
         hosts: if local { Vec::new() } else { vec![host()] },
         ingress: None,
+    }
+}
+
+/// A Revision with what its template says; a Route by itself may name other apps'.
+fn found<'a>(
+    revision: &str,
+    app: &'a App,
+    name: &Name,
+    facts: &[Arc<Facts>],
+    world: &'a World,
+) -> Option<(&'a Revision, Arc<Facts>)> {
+    let mut own = app.revisions.iter().zip(facts);
+    match own.find(|(it, _)| *it.name == *revision) {
+        Some((own, facts)) => Some((own, Arc::clone(facts))),
+        None => {
+            let other = world.revision(&name.namespace, revision)?;
+            Some((other, Facts::of(other, world)))
+        }
     }
 }
 
@@ -130,8 +149,7 @@ pub(crate) fn host_name(allotted: &Allotment, route: &str) -> String {
 /// Not with a hard limit, which only the activator can queue for; nor with h2c, whose requests it balances one
 /// by one, unless the user asks; nor with bounds only it can keep; nor where burst capacity forbids it.
 fn path(app: &App, revision: &Revision, view: &View<'_>) -> Path {
-    let asked =
-        app.manifest.annotations.get(key::PATH).or_else(|| view.facts.annotation(key::PATH));
+    let asked = app.route_annotation(key::PATH).or_else(|| view.facts.annotation(key::PATH));
     let spec = &view.facts.template.spec;
     // A default that the user did not write is no wish.
     let start = spec.response_start_timeout_seconds.filter(|it| *it != 0 && *it != RESPONSE_START);

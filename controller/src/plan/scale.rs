@@ -6,7 +6,7 @@ use common::{
 };
 
 use super::{Timer, View};
-use crate::world::{Pod, Revision, Routing, Stage, Stamp, Uid};
+use crate::world::{Kubelet, Platform, Pod, Revision, Routing, Stage, Stamp, Uid};
 
 /// How long to wait before another pod when the last one vanished before it ever was ready.
 const RETRY_MS: u64 = 1000;
@@ -45,8 +45,9 @@ fn wanted(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
     let wanted = match decided {
         _ if leaving => 0,
         Some(wanted) => wanted,
-        None if reserve => 0,
+        // One that no route leads to proves itself once as well: its Configuration is not ready before it.
         None if !revision.reached => policy.initial_scale.max(least),
+        None if reserve => 0,
         None => serving.max(least),
     };
     if policy.max_scale > 0 { wanted.min(policy.max_scale) } else { wanted }
@@ -61,7 +62,8 @@ pub(super) fn pods(revision: &mut Revision, leaving: bool, view: &View<'_>, time
     if target > serving {
         let missing = target - serving;
         let revived = revive(revision, missing, view);
-        if missing > revived && timer.passed(revision.retry_at, view.now) {
+        let ours = view.world.settings.platform == Platform::Local;
+        if ours && missing > revived && timer.passed(revision.retry_at, view.now) {
             (revived..missing).for_each(|_| add(revision, view));
         }
     } else {
@@ -71,7 +73,8 @@ pub(super) fn pods(revision: &mut Revision, leaving: bool, view: &View<'_>, time
 
 /// Draining pods serve again, busiest first: they are warm.
 fn revive(revision: &mut Revision, missing: usize, view: &View<'_>) -> usize {
-    let draining = |pod: &&mut Pod| matches!(pod.stage, Stage::Draining { .. });
+    let draining =
+        |pod: &&mut Pod| matches!(pod.stage, Stage::Draining { .. }) && !pod.is_deleted();
     let mut pods: Vec<&mut Pod> = revision.pods.iter_mut().filter(draining).collect();
     pods.sort_by_key(|pod| std::cmp::Reverse(load(pod, view)));
     let revived = pods.into_iter().take(missing).map(|pod| pod.stage = Stage::Serving);
@@ -89,6 +92,7 @@ fn add(revision: &mut Revision, view: &View<'_>) {
         was_ready: false,
         stage: Stage::Serving,
         remembered: None,
+        placed: None,
     });
 }
 
@@ -127,10 +131,16 @@ fn release(revision: &mut Revision, count: usize, view: &View<'_>) {
 /// Whether requests may be sent to a pod: it is seen ready, and none of its containers has crashed.
 ///
 /// A container that has not begun yet is no objection: that something listens is known before the runtime's word.
+/// Where no agent sees the pod, or only the kubelet can run its probes, the kubelet's word counts.
 pub(super) fn is_ready(pod: &Pod, view: &View<'_>) -> bool {
+    let kubelet = pod.placed.as_ref().map(|it| it.kubelet);
     let ready = match view.world.seen.get(&*pod.uid) {
+        _ if kubelet == Some(Kubelet::Lost) => false,
+        Some(_) if kubelet.is_some() && view.facts.kubelet_probes() => {
+            kubelet == Some(Kubelet::Ready)
+        }
         Some(seen) => seen.ready,
-        None => pod.remembered.is_some(),
+        None => pod.remembered.is_some() || kubelet == Some(Kubelet::Ready),
     };
     ready && !view.world.statuses.get(&*pod.uid).is_some_and(has_crashed)
 }

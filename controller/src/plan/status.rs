@@ -5,11 +5,13 @@
 
 use common::{
     node::{ContainerState, PodPhase, PodStatus},
-    wire::Activity,
+    wire::{Activity, Name},
 };
 
 use super::{Timer, View, scale};
-use crate::world::{App, Kind, Pod, Revision, Routing, Stage, Stamp, Truth, Why};
+use crate::world::{
+    Addresses, Allotment, App, Kind, Owner, Pod, Revision, Routing, Stage, Stamp, Truth, Why,
+};
 
 /// Restarts after which a crashing container is not waited for any more.
 const HOPELESS_RESTARTS: u32 = 3;
@@ -192,10 +194,14 @@ fn digests(revision: &mut Revision, view: &View<'_>) {
 
 /// Configuration: ready as its newest Revision is.
 pub(super) fn configuration(app: &mut App, now: Stamp) {
+    if app.configuration.is_none() {
+        return;
+    }
     let ready =
         app.latest_created().map(|it| (it.name.clone(), it.conditions.get(Kind::RevisionReady)));
-    let truth = match (ready, &app.refused) {
-        (_, Some(refused)) => Truth::False(Why::new("InvalidManifest", refused.to_string())),
+    let refused = app.service.as_ref().and_then(|it| it.refused.as_deref());
+    let truth = match (ready, refused) {
+        (_, Some(refused)) => Truth::False(Why::new("InvalidManifest", refused.to_owned())),
         (None, None) => Truth::Unknown(None),
         (Some((_, Truth::True(_))), None) => Truth::True(None),
         (Some((_, Truth::Unknown(why))), None) => Truth::Unknown(why),
@@ -209,15 +215,18 @@ pub(super) fn configuration(app: &mut App, now: Stamp) {
 
 /// Route: `AllTrafficAssigned` was set when traffic was assigned.
 pub(super) fn route(app: &mut App, now: Stamp) {
-    let names = 1 + app.traffic.iter().filter(|it| it.tag.is_some()).count();
-    let ingress = if app.allotted.len() < names && !app.traffic.is_empty() {
-        let message = "No ClusterIP or activator port is left: delete a service or a tag";
-        Truth::False(Why::new("NoAddressLeft", message))
-    } else if app.traffic.is_empty() {
+    let Some(route) = &app.route else { return };
+    let names = 1 + route.traffic.iter().filter(|it| it.tag.is_some()).count();
+    let unaddressed =
+        |it: &Allotment| matches!(&it.addresses, Addresses::Given(none) if none.is_empty());
+    let ingress = if route.traffic.is_empty() || route.allotted.iter().any(unaddressed) {
         Truth::Unknown(Some(Why::new(
             "IngressNotConfigured",
             "Ingress has not yet been reconciled.",
         )))
+    } else if route.allotted.len() < names {
+        let message = "No ClusterIP or activator port is left: delete a service or a tag";
+        Truth::False(Why::new("NoAddressLeft", message))
     } else {
         Truth::True(None)
     };
@@ -229,11 +238,35 @@ pub(super) fn route(app: &mut App, now: Stamp) {
 }
 
 /// Service: as its Configuration and its Route.
-pub(super) fn service(app: &mut App, now: Stamp) {
-    let configuration = app.conditions.get(Kind::ConfigurationReady);
-    let route = app.conditions.get(Kind::RouteReady);
+pub(super) fn service(app: &mut App, name: &Name, now: Stamp) {
+    let Some(service) = &app.service else { return };
+    let foreign = |kind: &str, owner: Option<Owner>| {
+        let message = format!("There is an existing {kind} {:?} that we do not own.", name.name);
+        let foreign = matches!(owner, Some(Owner::Nobody | Owner::Other));
+        foreign.then(|| Truth::False(Why::new("NotOwned", message)))
+    };
+    let refused = service.refused.as_deref();
+    let refused = refused.map(|why| Truth::False(Why::new("InvalidManifest", why.to_owned())));
+    let configuration = foreign("Configuration", app.configuration.as_ref().map(|it| it.owner))
+        .or(refused)
+        .unwrap_or_else(|| app.conditions.get(Kind::ConfigurationReady));
+    let route = foreign("Route", app.route.as_ref().map(|it| it.owner))
+        .unwrap_or_else(|| app.conditions.get(Kind::RouteReady));
+    let route = match route {
+        Truth::True(_) if !is_migrated(app) => Truth::Unknown(Some(Why::new(
+            "TrafficNotMigrated",
+            "Traffic is not yet migrated to the latest revision.",
+        ))),
+        route => route,
+    };
     app.conditions.set(Kind::ServiceConfigurations, configuration, now);
     app.conditions.set(Kind::ServiceRoutes, route, now);
     let ready = app.conditions.ready(&[Kind::ServiceConfigurations, Kind::ServiceRoutes]);
     app.conditions.set(Kind::ServiceReady, ready, now);
+}
+
+/// Whether all that is to follow the latest ready Revision does.
+fn is_migrated(app: &App) -> bool {
+    let latest = app.latest_ready();
+    app.traffic().iter().filter(|it| it.latest).all(|it| Some(&*it.revision) == latest)
 }

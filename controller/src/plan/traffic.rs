@@ -2,47 +2,50 @@
 
 use common::wire::Name;
 
-use crate::world::{App, Assigned, Kind, Revision, Routing, Stamp, Truth, Why};
+use crate::world::{App, Assigned, Kind, Revision, Route, Routing, Stamp, Truth, Why, World};
 
 /// Moves `latestReady` to the newest Revision that is ready, never backwards but by name.
 pub(super) fn latest_ready(app: &mut App) {
     let is_ready = |revision: &&Revision| revision.conditions.is_true(Kind::RevisionReady);
+    let Some(configuration) = &app.configuration else { return };
     let created = app.latest_created().filter(is_ready);
-    let least = app.latest_ready.as_ref().and_then(|name| app.revision(name));
+    let least = configuration.latest_ready.as_ref().and_then(|name| app.revision(name));
     let least = least.map_or(0, |revision| revision.meta.generation);
-    let up_to = app.configuration.generation;
+    let up_to = configuration.meta.generation;
     let newest = || {
         let all = app.revisions.iter().filter(is_ready);
         let between = all.filter(|it| (least..=up_to).contains(&it.meta.generation));
         between.max_by_key(|it| it.meta.generation)
     };
-    if let Some(revision) = created.or_else(newest) {
-        app.latest_ready = Some(revision.name.clone());
+    let newest = created.or_else(newest).map(|it| it.name.clone());
+    if let (Some(newest), Some(configuration)) = (newest, &mut app.configuration) {
+        configuration.latest_ready = Some(newest);
     }
 }
 
 /// Assigns traffic. Where a target cannot be resolved the old assignment stays in force.
-pub(super) fn assign(app: &mut App, name: &Name, now: Stamp) {
-    if app.leaving {
-        app.traffic.clear();
-        return;
-    }
-    let truth = match resolve(app, name) {
-        Ok(assigned) => {
-            app.traffic = assigned;
+pub(super) fn assign(app: &mut App, name: &Name, world: &World, now: Stamp) {
+    let leaving = app.leaving();
+    let Some(route) = &app.route else { return };
+    let resolved = if leaving { Ok(Vec::new()) } else { resolve(app, route, name, world) };
+    let truth = match (resolved, &mut app.route) {
+        (Ok(assigned), Some(route)) => {
+            route.traffic = assigned;
             Truth::True(None)
         }
-        Err(truth) => truth,
+        (Ok(_), None) => return,
+        (Err(truth), _) => truth,
     };
-    app.conditions.set(Kind::RouteTraffic, truth, now);
+    if !leaving {
+        app.conditions.set(Kind::RouteTraffic, truth, now);
+    }
 }
 
-fn resolve(app: &App, name: &Name) -> Result<Vec<Assigned>, Truth> {
-    let targets = app.manifest.traffic.iter();
-    let assigned = targets.map(|target| {
+fn resolve(app: &App, route: &Route, name: &Name, world: &World) -> Result<Vec<Assigned>, Truth> {
+    let assigned = route.wanted.iter().map(|target| {
         let revision = match &target.revision {
-            None => latest(app, name)?,
-            Some(wanted) => named(app, wanted)?,
+            None => latest(target.configuration.as_deref(), app, name, world)?,
+            Some(wanted) => named(wanted, app, name, world)?,
         };
         Ok(Assigned {
             tag: target.tag.clone(),
@@ -54,11 +57,23 @@ fn resolve(app: &App, name: &Name) -> Result<Vec<Assigned>, Truth> {
     assigned.collect()
 }
 
-fn latest(app: &App, name: &Name) -> Result<Box<str>, Truth> {
-    if let Some(latest) = &app.latest_ready {
-        return Ok(latest.clone());
+fn latest(
+    configuration: Option<&str>,
+    app: &App,
+    name: &Name,
+    world: &World,
+) -> Result<Box<str>, Truth> {
+    let configuration = configuration.unwrap_or(&name.name);
+    let other = Name::new(name.namespace.as_str(), configuration);
+    let app =
+        if configuration == name.name { Some(app) } else { world.apps.get(&other).map(|it| &**it) };
+    let Some(app) = app.filter(|it| it.configuration.is_some()) else {
+        let message = format!("Configuration {configuration:?} referenced in traffic not found.");
+        return Err(Truth::False(Why::new("ConfigurationMissing", message)));
+    };
+    if let Some(latest) = app.latest_ready() {
+        return Ok(latest.into());
     }
-    let configuration = &name.name;
     Err(match app.conditions.get(Kind::ConfigurationReady) {
         Truth::False(_) => Truth::False(Why::new(
             "RevisionMissing",
@@ -71,13 +86,25 @@ fn latest(app: &App, name: &Name) -> Result<Box<str>, Truth> {
     })
 }
 
-fn named(app: &App, wanted: &str) -> Result<Box<str>, Truth> {
+fn named(wanted: &str, app: &App, name: &Name, world: &World) -> Result<Box<str>, Truth> {
     let missing = |message| Truth::False(Why::new("RevisionMissing", message));
-    let Some(revision) = app.revision(wanted) else {
-        return Err(missing(format!("Revision {wanted:?} referenced in traffic not found.")));
+    let revision = match (app.revision(wanted), world.revision(&name.namespace, wanted)) {
+        (Some(own), _) => own,
+        (None, Some(_)) if app.service.is_some() => {
+            // A route of a Service may name that Service's Revisions only.
+            let message = format!(
+                "Revision {wanted:?} referenced in traffic does not belong to Service {:?}.",
+                name.name
+            );
+            return Err(Truth::False(Why::new("RevisionNotOwned", message)));
+        }
+        (None, Some(other)) => other,
+        (None, None) => {
+            return Err(missing(format!("Revision {wanted:?} referenced in traffic not found.")));
+        }
     };
     // One that had traffic keeps it: its pods may come back, and nobody else was named.
-    let had = app.traffic.iter().any(|it| *it.revision == *wanted);
+    let had = app.traffic().iter().any(|it| *it.revision == *wanted);
     match revision.conditions.get(Kind::RevisionReady) {
         Truth::True(_) => Ok(revision.name.clone()),
         Truth::Unknown(_) | Truth::False(_) if had => Ok(revision.name.clone()),
@@ -90,18 +117,46 @@ fn named(app: &App, wanted: &str) -> Result<Box<str>, Truth> {
 }
 
 /// Notes which Revisions a route leads to (knative/serving `pkg/reconciler/labeler`).
-pub(super) fn label(app: &mut App, now: Stamp) {
-    let mut active: Vec<Box<str>> = app.traffic.iter().map(|it| it.revision.clone()).collect();
-    if !app.leaving {
-        active.extend(app.manifest.traffic.iter().filter_map(|it| it.revision.clone()));
-        if app.manifest.traffic.iter().any(|it| it.revision.is_none()) {
-            active.extend(app.latest_created().map(|it| it.name.clone()));
+pub(super) fn label(app: &mut App, name: &Name, world: &World, now: Stamp) {
+    let mut active = Vec::new();
+    let created = app.latest_created().map(|it| it.name.clone());
+    if let Some(route) = &app.route {
+        lead(route, name, app.leaving(), name, created.as_deref(), &mut active);
+    }
+    for other in world.referrers.get(name).into_iter().flatten() {
+        if let Some(route) = world.apps.get(other).and_then(|it| it.route.as_ref()) {
+            lead(route, other, false, name, created.as_deref(), &mut active);
         }
     }
     for revision in &mut app.revisions {
-        let is = if active.contains(&revision.name) { Routing::Active } else { Routing::Reserve };
+        let is = match (active.contains(&revision.name), revision.routing.0) {
+            (true, _) => Routing::Active,
+            // Never led to, by a Configuration without a Route: it is as good as any.
+            (false, Routing::Pending) if app.route.is_none() => Routing::Pending,
+            (false, _) => Routing::Reserve,
+        };
         if revision.routing.0 != is {
             revision.routing = (is, now);
+        }
+    }
+}
+
+/// The Revisions of the app `of` to which the route called `own` leads now or is to lead.
+fn lead(
+    route: &Route,
+    own: &Name,
+    leaving: bool,
+    of: &Name,
+    created: Option<&str>,
+    active: &mut Vec<Box<str>>,
+) {
+    active.extend(route.traffic.iter().map(|it| it.revision.clone()));
+    for target in route.wanted.iter().filter(|_| !leaving) {
+        let configuration = target.configuration.as_deref().unwrap_or(&own.name);
+        match &target.revision {
+            Some(name) => active.push(name.clone()),
+            None if configuration == of.name => active.extend(created.map(Into::into)),
+            None => {}
         }
     }
 }

@@ -1,0 +1,112 @@
+//! Pure: what the local platform's API does with a manifest: generations, UIDs, and objects that are there at once.
+
+use std::sync::Arc;
+
+use common::wire::Name;
+use tracing::info;
+
+use super::{Machine, allot};
+use crate::{
+    plan,
+    world::{App, Configuration, Manifest, Meta, Route, Service, Stamp, Uid},
+};
+
+impl Machine {
+    pub(super) fn apply(&mut self, name: Name, mut manifest: Manifest, now: Stamp) {
+        manifest.template = self.world.templates.share(&manifest.template);
+        let before = self.world.apps.get(&name).map(|app| App::clone(app));
+        let staying = before.clone().filter(|app| !app.leaving());
+        if let Some(revision) = staying.as_ref().and_then(|app| clash(app, &manifest)) {
+            let why = format!(
+                "Saw the following changes without a name change (-old +new): spec.template.metadata.name (give another name than {revision:?}, or none)"
+            );
+            return self.refuse(name, &why, now);
+        }
+        let mut app = staying.unwrap_or_else(|| self.fresh(&name, now));
+        if !amend(&mut app, manifest, &name) {
+            return;
+        }
+        allot::allot(&mut app, &name, &mut self.world);
+        if let Some(leaving) = before.as_ref().filter(|app| app.leaving()) {
+            // The autoscaler still speaks of the Revision of this name, and only when something changes.
+            plan::revision::ensure(&mut app, &name, &self.world, now);
+            for revision in &mut app.revisions {
+                revision.decided = leaving.revision(&revision.name).and_then(|it| it.decided);
+            }
+        }
+        self.world.apps.insert(name.clone(), Box::new(app));
+        self.settle(&name, before.as_ref(), true, now);
+    }
+
+    fn fresh(&mut self, name: &Name, now: Stamp) -> App {
+        self.born += 1;
+        let born = self.born.to_string();
+        let meta = |kind: &str| Meta {
+            uid: Uid::derive(self.world.seed, &[kind, &name.namespace, &name.name, &born]),
+            generation: 0,
+            created: now,
+        };
+        App {
+            service: Some(Service { meta: meta("Service"), ..Service::default() }),
+            configuration: Some(Configuration {
+                meta: meta("Configuration"),
+                ..Configuration::default()
+            }),
+            route: Some(Route { meta: meta("Route"), ..Route::default() }),
+            ..App::default()
+        }
+    }
+
+    pub(super) fn refuse(&mut self, name: Name, why: &str, now: Stamp) {
+        let before = self.world.apps.get(&name).map(|app| App::clone(app));
+        let staying = before.clone().filter(|app| !app.leaving());
+        let mut app = staying.unwrap_or_else(|| self.fresh(&name, now));
+        info!(service = %name, why, "manifest refused");
+        if let Some(service) = &mut app.service {
+            service.refused = Some(why.into());
+        }
+        self.world.apps.insert(name.clone(), Box::new(app));
+        self.settle(&name, before.as_ref(), true, now);
+    }
+
+    pub(super) fn delete(&mut self, name: &Name, now: Stamp) {
+        let Some(app) = self.world.apps.get_mut(name).filter(|app| !app.leaving()) else { return };
+        let before = App::clone(app);
+        if let Some(service) = &mut app.service {
+            service.leaving = true;
+        }
+        info!(service = %name, "service deleted");
+        self.settle(name, Some(&before), true, now);
+        allot::release(&before, &mut self.world);
+    }
+}
+
+/// A Revision of the name that the manifest gives its own, and of another template.
+fn clash(app: &App, manifest: &Manifest) -> Option<Box<str>> {
+    let named = app.revision(manifest.revision.as_ref()?)?;
+    (named.template != manifest.template).then(|| named.name.clone())
+}
+
+/// Puts a manifest in force: what changes has a new generation. Returns whether anything changed.
+fn amend(app: &mut App, manifest: Manifest, name: &Name) -> bool {
+    let (Some(service), Some(configuration), Some(route)) =
+        (&mut app.service, &mut app.configuration, &mut app.route)
+    else {
+        return false;
+    };
+    let template = service.manifest.template != manifest.template;
+    let traffic = service.manifest.traffic != manifest.traffic;
+    if service.manifest == manifest && service.refused.is_none() {
+        return false;
+    }
+    configuration.meta.generation += u32::from(template);
+    route.meta.generation += u32::from(traffic);
+    service.meta.generation += u32::from(template || traffic);
+    info!(service = %name, generation = service.meta.generation, template, traffic, "manifest applied");
+    configuration.template = Arc::clone(&manifest.template);
+    configuration.revision.clone_from(&manifest.revision);
+    route.wanted = Arc::clone(&manifest.traffic);
+    service.manifest = manifest;
+    service.refused = None;
+    true
+}
