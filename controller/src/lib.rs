@@ -15,6 +15,7 @@
 //! | [`children`] | facts → the whole objects that Kubernetes holds |
 //! | [`shared`] | the machine behind a lock, with a clock |
 //! | [`agents`] | routes out, reports and decisions in |
+//! | [`kube`] | Kubernetes: watches, writes, leadership |
 //! | [`files`], [`local`] | the local platform: folders and node |
 #![forbid(unsafe_code)]
 
@@ -31,6 +32,7 @@ pub mod config;
 pub mod config_maps;
 pub mod files;
 pub mod knative;
+pub mod kube;
 pub mod local;
 pub mod machine;
 pub mod parse;

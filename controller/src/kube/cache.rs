@@ -1,0 +1,244 @@
+//! Pure: what must be remembered of each object the API server holds, in about a hundred bytes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{Hash as _, Hasher},
+};
+
+use common::wire::Name;
+use serde_json::Value;
+
+use super::scope::Scope;
+use crate::children::Resource;
+
+/// Holds the hash of the body that was applied last.
+pub const APPLIED: &str = "rouse.dev/applied";
+
+/// What is remembered of one object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Its UID.
+    pub uid: Box<str>,
+    /// Which version of it this is.
+    pub version: Box<str>,
+    /// How often its spec changed; 0 where the API does not count.
+    pub generation: i64,
+    /// What we applied last, if we did.
+    pub applied: Option<u64>,
+    /// UID of the object that controls it.
+    pub controller: Option<Box<str>>,
+    /// Hash of its status.
+    pub status: u64,
+    /// `spec.replicas`.
+    pub replicas: Option<i64>,
+    /// Whether it was told to go.
+    pub deleting: bool,
+}
+
+impl Seen {
+    /// What is remembered of `object`.
+    pub fn of(object: &Value) -> Self {
+        let meta = &object["metadata"];
+        let text = |field: &str| meta[field].as_str().unwrap_or_default().into();
+        let applied = meta["annotations"][APPLIED].as_str();
+        let owners = meta["ownerReferences"].as_array();
+        let controller = owners.into_iter().flatten().find(|it| it["controller"] == true);
+        Self {
+            uid: text("uid"),
+            version: text("resourceVersion"),
+            generation: meta["generation"].as_i64().unwrap_or(0),
+            applied: applied.and_then(|hash| u64::from_str_radix(hash, 16).ok()),
+            controller: controller.and_then(|it| it["uid"].as_str()).map(Into::into),
+            status: hash(&object["status"]),
+            replicas: object["spec"]["replicas"].as_i64(),
+            deleting: meta["deletionTimestamp"].is_string(),
+        }
+    }
+}
+
+/// FNV-1a, 64 bit: the same in every release, unlike the standard library's, since it is kept on objects.
+struct Fnv(u64);
+
+impl Hasher for Fnv {
+    fn write(&mut self, bytes: &[u8]) {
+        let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        self.0 = bytes.iter().fold(self.0, step);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// A hash of a JSON value that does not depend on the order of its fields.
+pub fn hash(value: &Value) -> u64 {
+    let mut hasher = Fnv(0xcbf2_9ce4_8422_2325);
+    feed(value, &mut hasher);
+    hasher.finish()
+}
+
+fn feed(value: &Value, out: &mut Fnv) {
+    match value {
+        Value::Null => 0_u8.hash(out),
+        Value::Bool(it) => (1_u8, it).hash(out),
+        Value::Number(it) => (2_u8, it.to_string()).hash(out),
+        Value::String(it) => (3_u8, it).hash(out),
+        Value::Array(all) => {
+            (4_u8, all.len()).hash(out);
+            all.iter().for_each(|it| feed(it, out));
+        }
+        Value::Object(fields) => {
+            let sorted: BTreeMap<&String, &Value> = fields.iter().collect();
+            (5_u8, sorted.len()).hash(out);
+            for (key, value) in sorted {
+                key.hash(out);
+                feed(value, out);
+            }
+        }
+    }
+}
+
+/// All objects that are watched, as they were last seen.
+#[derive(Debug, Default)]
+pub struct Cache {
+    seen: BTreeMap<Resource, BTreeMap<Name, Seen>>,
+    /// Objects that the lists under way have not named yet.
+    unnamed: Vec<(Scope, BTreeSet<Name>)>,
+}
+
+impl Cache {
+    /// What is known of an object.
+    pub fn get(&self, resource: Resource, name: &Name) -> Option<&Seen> {
+        self.seen.get(&resource)?.get(name)
+    }
+
+    /// How many objects of a kind there are.
+    pub fn count(&self, resource: Resource) -> usize {
+        self.seen.get(&resource).map_or(0, BTreeMap::len)
+    }
+
+    /// A list of all objects that a watch covers begins.
+    pub fn begin(&mut self, scope: &Scope) {
+        let all = self.seen.get(&scope.resource).into_iter().flat_map(BTreeMap::keys);
+        let names = all.filter(|name| scope.covers(name)).cloned().collect();
+        self.unnamed.retain(|(have, _)| have != scope);
+        self.unnamed.push((scope.clone(), names));
+    }
+
+    /// The list is complete. Returns what it did not name: that is gone.
+    pub fn end(&mut self, scope: &Scope) -> Vec<Name> {
+        let Some(at) = self.unnamed.iter().position(|(have, _)| have == scope) else {
+            return Vec::new();
+        };
+        let (_, gone) = self.unnamed.swap_remove(at);
+        for name in &gone {
+            self.remove(scope.resource, name);
+        }
+        gone.into_iter().collect()
+    }
+
+    /// An object is as in `seen`. Returns whether that is news: a watch may lag behind our own writes.
+    pub fn put(&mut self, resource: Resource, name: &Name, seen: Seen) -> bool {
+        for (_, names) in self.unnamed.iter_mut().filter(|(scope, _)| scope.resource == resource) {
+            names.remove(name);
+        }
+        let all = self.seen.entry(resource).or_default();
+        if all.get(name).is_some_and(|have| have.uid == seen.uid && is_older(&seen, have)) {
+            return false;
+        }
+        all.insert(name.clone(), seen);
+        true
+    }
+
+    /// An object is gone.
+    pub fn remove(&mut self, resource: Resource, name: &Name) {
+        if let Some(all) = self.seen.get_mut(&resource) {
+            all.remove(name);
+        }
+    }
+}
+
+/// Kubernetes says since 1.35 that versions of one kind compare as numbers; before, they did without a promise.
+/// Where they are none, the newest to arrive is believed.
+fn is_older(new: &Seen, have: &Seen) -> bool {
+    let number = |seen: &Seen| seen.version.parse::<u128>().ok();
+    number(new).zip(number(have)).is_some_and(|(new, have)| new < have)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn name(own: &str) -> Name {
+        Name::new("default", own)
+    }
+
+    fn seen(version: &str) -> Seen {
+        Seen { uid: "u".into(), version: version.into(), ..Seen::default() }
+    }
+
+    #[test]
+    fn remembers_what_writing_depends_on() {
+        let object = json!({
+            "metadata": {
+                "uid": "u", "resourceVersion": "7", "generation": 3, "deletionTimestamp": "2026-01-01T00:00:00Z",
+                "annotations": {"rouse.dev/applied": "ff"},
+                "ownerReferences": [{"uid": "other"}, {"uid": "boss", "controller": true}],
+            },
+            "spec": {"replicas": 4},
+            "status": {"a": 1},
+        });
+        let expected = Seen {
+            uid: "u".into(),
+            version: "7".into(),
+            generation: 3,
+            applied: Some(255),
+            controller: Some("boss".into()),
+            status: hash(&json!({"a": 1})),
+            replicas: Some(4),
+            deleting: true,
+        };
+        assert_eq!(Seen::of(&object), expected);
+    }
+
+    #[test]
+    fn order_of_fields_does_not_change_a_hash_and_everything_else_does() {
+        let of = |text: &str| hash(&serde_json::from_str(text).unwrap());
+        assert_eq!(of(r#"{"a":1,"b":[2]}"#), of(r#"{"b":[2],"a":1}"#));
+        let all = ["{}", "[]", "null", "\"\"", "0", "[0]", "[[0]]", r#"{"a":0}"#, r#"{"a":null}"#];
+        let hashes: BTreeSet<u64> = all.iter().map(|it| of(it)).collect();
+        assert_eq!(hashes.len(), all.len());
+    }
+
+    #[test]
+    fn what_a_new_list_does_not_name_is_gone() {
+        let mut cache = Cache::default();
+        let kind = Resource::Pod;
+        let pods = |it: &&Scope| it.resource == kind && it.except.is_some();
+        let scopes = crate::kube::scope::scopes("default-system");
+        let scope = scopes.iter().find(pods).unwrap();
+        cache.put(kind, &Name::new("default-system", "part"), seen("1"));
+        for own in ["a", "b"] {
+            cache.put(kind, &name(own), seen("1"));
+        }
+        cache.begin(scope);
+        cache.put(kind, &name("b"), seen("1"));
+        cache.put(kind, &name("c"), seen("2"));
+        assert_eq!(cache.end(scope), [name("a")]);
+        assert_eq!(cache.count(kind), 3);
+        assert_eq!(cache.end(scope), []);
+    }
+
+    #[test]
+    fn a_watch_that_lags_does_not_undo_what_was_written() {
+        let mut cache = Cache::default();
+        let kind = Resource::Deployment;
+        assert!(cache.put(kind, &name("a"), seen("10")));
+        assert!(!cache.put(kind, &name("a"), seen("9")));
+        assert_eq!(cache.get(kind, &name("a")), Some(&seen("10")));
+        let other = Seen { uid: "v".into(), ..seen("8") };
+        assert!(cache.put(kind, &name("a"), other.clone()), "another object of the name");
+        assert_eq!(cache.get(kind, &name("a")), Some(&other));
+    }
+}

@@ -1,0 +1,250 @@
+//! Pure: what is wanted of an object and what is there → what to write.
+
+use common::wire::Name;
+use serde_json::{Value, json};
+
+use super::{
+    Key, Part, Trouble, Want,
+    cache::{APPLIED, Seen, hash},
+};
+use crate::children::Resource;
+
+/// What to write.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Nothing.
+    None,
+    /// The object is not there: look whether that is so, then apply this.
+    Create(Value),
+    /// Apply this.
+    Apply(Value),
+    /// Apply this to the status.
+    Status(Value),
+    /// Scale to so many, after marking pods that should be the ones to go.
+    Scale {
+        /// So many.
+        replicas: i64,
+        /// Those pods.
+        leaving: Vec<Name>,
+    },
+    /// Delete the object, if it still has this UID.
+    Delete(Box<str>),
+    /// Somebody else's object has the name.
+    NotOwned(Trouble),
+}
+
+/// What to write so that the object of `key`, which was last seen as `seen`, becomes as wanted.
+///
+/// `wrote` is what the status was asked to be last, with the hash of what the API server made of it: a field it
+/// drops or adds must not be written for ever.
+pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u64)>) -> Action {
+    match (want, key.part) {
+        (Want::Any, _) => Action::None,
+        (Want::Gone, Part::Object) => gone(seen),
+        (Want::Scale { replicas, leaving }, Part::Scale) => scale(replicas, leaving, seen),
+        // No part of an object but the object itself can go, or have what only another part has.
+        (Want::Gone | Want::Scale { .. }, _) | (Want::Body(_), Part::Scale) => Action::None,
+        (Want::Body(body), Part::Object) => object(key, body, seen),
+        (Want::Body(status), Part::Status) => {
+            let Some(seen) = seen.filter(|_| key.resource.has_status()) else {
+                return Action::None;
+            };
+            let wanted = hash(&status);
+            if seen.status == wanted || wrote == Some((wanted, seen.status)) {
+                return Action::None;
+            }
+            let mut body = identity(key, seen);
+            body["status"] = status;
+            Action::Status(body)
+        }
+    }
+}
+
+/// Only what we applied is ours to delete.
+fn gone(seen: Option<&Seen>) -> Action {
+    match seen {
+        Some(seen) if seen.applied.is_some() && !seen.deleting => Action::Delete(seen.uid.clone()),
+        Some(_) | None => Action::None,
+    }
+}
+
+fn identity(key: &Key, seen: &Seen) -> Value {
+    let mut meta = json!({"name": key.name.name, "uid": seen.uid});
+    if key.resource.namespaced() {
+        meta["namespace"] = json!(key.name.namespace);
+    }
+    json!({"apiVersion": key.resource.api_version(), "kind": key.resource.kind(), "metadata": meta})
+}
+
+fn object(key: &Key, mut body: Value, seen: Option<&Seen>) -> Action {
+    let wanted = body_hash(key.resource, &body);
+    body["metadata"]["annotations"][APPLIED] = json!(format!("{wanted:016x}"));
+    let Some(seen) = seen else { return Action::Create(body) };
+    if let Some(trouble) = foreign(key, &body, seen) {
+        return Action::NotOwned(trouble);
+    }
+    // What goes cannot be held; once it is gone the watch says so, and it is made anew.
+    if seen.applied == Some(wanted) || seen.deleting {
+        return Action::None;
+    }
+    if key.resource == Resource::Deployment {
+        // Replicas follow the load. An apply must name them, or it would give them up, and must not turn them
+        // back: with the version it was read at, it cannot.
+        body["spec"]["replicas"] = json!(seen.replicas);
+        body["metadata"]["resourceVersion"] = json!(seen.version);
+    }
+    body["metadata"]["uid"] = json!(seen.uid);
+    Action::Apply(body)
+}
+
+/// The hash of a body as it is kept on the object.
+pub fn body_hash(resource: Resource, body: &Value) -> u64 {
+    if resource != Resource::Deployment {
+        return hash(body);
+    }
+    let mut body = body.clone();
+    if let Some(spec) = body.pointer_mut("/spec").and_then(Value::as_object_mut) {
+        spec.remove("replicas");
+    }
+    hash(&body)
+}
+
+/// Whether the object belongs to somebody else than the wanted one. One without an owner is the user's own, and
+/// then we apply only the few fields that are ours.
+fn foreign(key: &Key, body: &Value, seen: &Seen) -> Option<Trouble> {
+    let owners = body["metadata"]["ownerReferences"].as_array()?;
+    let owner = owners.iter().find(|it| it["controller"] == true)?["uid"].as_str()?;
+    (seen.controller.as_deref() != Some(owner)).then(|| not_owned(key))
+}
+
+/// Knative's words for an object that is in the way.
+pub fn not_owned(key: &Key) -> Trouble {
+    let (kind, name) = (key.resource.kind(), &key.name.name);
+    let message = format!("There is an existing {kind} {name:?} that we do not own.");
+    Trouble { reason: "NotOwned", message }
+}
+
+fn scale(replicas: i64, leaving: Vec<Name>, seen: Option<&Seen>) -> Action {
+    match seen.filter(|it| !it.deleting) {
+        Some(seen) if seen.replicas != Some(replicas) => Action::Scale { replicas, leaving },
+        Some(_) | None => Action::None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(resource: Resource, part: Part) -> Key {
+        Key::new(resource, part, Name::new("default", "hello"))
+    }
+
+    fn body() -> Value {
+        json!({
+            "metadata": {"name": "hello", "ownerReferences": [{"uid": "boss", "controller": true}]},
+            "spec": {"replicas": 1, "a": "b"},
+        })
+    }
+
+    fn ours(applied: Option<u64>) -> Seen {
+        Seen {
+            uid: "u".into(),
+            version: "7".into(),
+            controller: Some("boss".into()),
+            replicas: Some(5),
+            applied,
+            ..Seen::default()
+        }
+    }
+
+    fn deployment(seen: Option<&Seen>) -> Action {
+        decide(&key(Resource::Deployment, Part::Object), Want::Body(body()), seen, None)
+    }
+
+    #[test]
+    fn creates_what_is_missing_with_the_hash_of_its_body() {
+        let Action::Create(made) = deployment(None) else { panic!("not created") };
+        let hash = format!("{:016x}", body_hash(Resource::Deployment, &body()));
+        assert_eq!(made["metadata"]["annotations"][APPLIED], json!(hash));
+        assert_eq!(made["spec"]["replicas"], 1);
+    }
+
+    #[test]
+    fn applies_only_what_differs_and_never_the_replicas() {
+        let current = body_hash(Resource::Deployment, &body());
+        assert_eq!(deployment(Some(&ours(Some(current)))), Action::None);
+        let Action::Apply(body) = deployment(Some(&ours(Some(1)))) else { panic!("not applied") };
+        assert_eq!(body["spec"], json!({"replicas": 5, "a": "b"}));
+        assert_eq!(body["metadata"]["resourceVersion"], "7");
+        assert_eq!(body["metadata"]["uid"], "u");
+    }
+
+    #[test]
+    fn replicas_do_not_count_as_a_difference() {
+        let mut other = body();
+        other["spec"]["replicas"] = json!(9);
+        let of = |resource| (body_hash(resource, &body()), body_hash(resource, &other));
+        let (one, two) = of(Resource::Deployment);
+        assert_eq!(one, two);
+        let (one, two) = of(Resource::Service);
+        assert_ne!(one, two);
+    }
+
+    #[test]
+    fn an_object_of_somebody_else_is_reported_and_left_alone() {
+        let key = key(Resource::Service, Part::Object);
+        let message = "There is an existing Service \"hello\" that we do not own.".to_owned();
+        let trouble = Trouble { reason: "NotOwned", message };
+        for controller in [None, Some("another".into())] {
+            let seen = Seen { controller, ..ours(Some(1)) };
+            let action = decide(&key, Want::Body(body()), Some(&seen), None);
+            assert_eq!(action, Action::NotOwned(trouble.clone()));
+        }
+    }
+
+    #[test]
+    fn deletes_only_what_was_applied_and_only_that_object() {
+        let key = key(Resource::Service, Part::Object);
+        let gone = |seen: &Seen| decide(&key, Want::Gone, Some(seen), None);
+        assert_eq!(gone(&ours(Some(1))), Action::Delete("u".into()));
+        assert_eq!(gone(&ours(None)), Action::None);
+        assert_eq!(gone(&Seen { deleting: true, ..ours(Some(1)) }), Action::None);
+        assert_eq!(decide(&key, Want::Gone, None, None), Action::None);
+    }
+
+    #[test]
+    fn waits_until_what_goes_is_gone() {
+        assert_eq!(deployment(Some(&Seen { deleting: true, ..ours(Some(1)) })), Action::None);
+    }
+
+    #[test]
+    fn a_status_is_written_when_it_differs_and_not_again_when_the_server_made_it_another() {
+        let key = key(Resource::Revision, Part::Status);
+        let status = json!({"ready": true});
+        let write =
+            |seen: &Seen, wrote| decide(&key, Want::Body(status.clone()), Some(seen), wrote);
+        let same = Seen { status: hash(&status), ..ours(None) };
+        assert_eq!(write(&same, None), Action::None);
+        let other = Seen { status: 3, ..ours(None) };
+        let Action::Status(body) = write(&other, None) else { panic!("not written") };
+        let meta = json!({"name": "hello", "namespace": "default", "uid": "u"});
+        assert_eq!((&body["metadata"], &body["status"]), (&meta, &status));
+        assert_eq!(write(&other, Some((hash(&status), 3))), Action::None);
+        assert!(
+            matches!(write(&other, Some((hash(&status), 4))), Action::Status(_)),
+            "changed by others"
+        );
+    }
+
+    #[test]
+    fn scales_only_to_another_number() {
+        let key = key(Resource::Deployment, Part::Scale);
+        let leaving = vec![Name::new("default", "pod")];
+        let scale = |replicas: i64| {
+            let want = Want::Scale { replicas, leaving: leaving.clone() };
+            decide(&key, want, Some(&ours(None)), None)
+        };
+        assert_eq!(scale(5), Action::None);
+        assert_eq!(scale(0), Action::Scale { replicas: 0, leaving: leaving.clone() });
+    }
+}

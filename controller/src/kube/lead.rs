@@ -1,0 +1,210 @@
+//! Shell: takes and renews the Lease, and tells whether we may write.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::{
+    api::coordination::v1::{Lease as LeaseObject, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client,
+    api::PostParams,
+    runtime::{WatchStreamExt as _, watcher},
+};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::lease::{Lease, Moment, Record, Step, Times};
+
+/// The Lease's name.
+pub const LEASE: &str = "rouse-controller";
+
+/// Whether we may write, for all who ask.
+#[derive(Clone, Debug)]
+pub struct Leadership {
+    start: Instant,
+    until: watch::Receiver<Option<Moment>>,
+}
+
+impl Leadership {
+    /// Whether a write may be begun now.
+    pub fn may_write(&self) -> bool {
+        let now = self.start.elapsed();
+        self.until.borrow().is_some_and(|end| now < end)
+    }
+
+    /// Waits until that may have changed.
+    pub async fn changed(&mut self) {
+        let left =
+            self.until.borrow_and_update().map(|end| end.saturating_sub(self.start.elapsed()));
+        let lapse = async {
+            match left.filter(|left| !left.is_zero()) {
+                Some(left) => sleep(left).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // Once nobody is left to tell us, what was promised lapses.
+            Ok(()) = self.until.changed() => {}
+            () = lapse => {}
+        }
+    }
+
+    /// We may write for ever: where there is one controller only, as in tests.
+    pub fn always() -> Self {
+        let (_, until) = watch::channel(Some(Moment::MAX));
+        Self { start: Instant::now(), until }
+    }
+}
+
+/// Follows the Lease for as long as it runs.
+#[derive(Debug)]
+pub struct Candidate {
+    api: Api<LeaseObject>,
+    lease: Arc<Mutex<Lease>>,
+    me: String,
+    times: Times,
+    start: Instant,
+    until: watch::Sender<Option<Moment>>,
+}
+
+impl Candidate {
+    /// A candidate named `me`, for the Lease in `namespace`.
+    pub fn new(client: Client, namespace: &str, me: &str, times: Times) -> Self {
+        Self {
+            api: Api::namespaced(client, namespace),
+            lease: Arc::new(Mutex::new(Lease::new(me, times))),
+            me: me.into(),
+            times,
+            start: Instant::now(),
+            until: watch::channel(None).0,
+        }
+    }
+
+    /// Tells whether we may write.
+    pub fn leadership(&self) -> Leadership {
+        Leadership { start: self.start, until: self.until.subscribe() }
+    }
+
+    /// Takes part until `shutdown`, then gives back what we hold.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let config = watcher::Config::default().fields(&format!("metadata.name={LEASE}"));
+        // A release is learnt at once; without this watch it would be at the next attempt.
+        let news = watcher(self.api.clone(), config).default_backoff().touched_objects();
+        let mut news = std::pin::pin!(news.map_ok(|it| self.is_free(&it)).fuse());
+        loop {
+            self.attempt().await;
+            let mut next = std::pin::pin!(sleep(self.times.retry));
+            loop {
+                tokio::select! {
+                    () = &mut next => break,
+                    free = news.next() => if matches!(free, Some(Ok(true))) { break },
+                    () = shutdown.cancelled() => return self.release().await,
+                }
+            }
+        }
+    }
+
+    fn is_free(&self, lease: &LeaseObject) -> bool {
+        let holder = lease.spec.as_ref().and_then(|it| it.holder_identity.as_deref());
+        holder.unwrap_or_default().is_empty() && !self.with(|it| it.may_write(self.start.elapsed()))
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Lease) -> T) -> T {
+        act(&mut self.lease.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    async fn attempt(&self) {
+        let led = self.with(|it| it.may_write(self.start.elapsed()));
+        let tried = timeout(self.times.renew, self.try_once()).await;
+        match tried {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(error = %error, "cannot use the lease"),
+            Err(_elapsed) => warn!("the lease does not answer"),
+        }
+        let leads = self.with(|it| it.may_write(self.start.elapsed()));
+        self.until.send_replace(self.with(|it| it.valid_until()));
+        if led != leads {
+            info!(lease = LEASE, holder = self.me, leads, "leadership changed");
+        }
+    }
+
+    async fn try_once(&self) -> Result<(), kube::Error> {
+        let version = match self.with(|it| it.held()) {
+            Some(version) => Some(version),
+            None => {
+                let found = self.api.get_opt(LEASE).await?;
+                let now = self.start.elapsed();
+                match self.with(|it| it.saw(found.as_ref().map(record), now)) {
+                    Step::Wait => return Ok(()),
+                    Step::Take(version) => version,
+                }
+            }
+        };
+        let began = self.start.elapsed();
+        let body = self.body(version.clone(), &self.me);
+        let params =
+            PostParams { field_manager: Some(super::FIELD_MANAGER.into()), dry_run: false };
+        let written = match version {
+            Some(_) => self.api.replace(LEASE, &params, &body).await,
+            None => self.api.create(&params, &body).await,
+        };
+        match written {
+            Ok(lease) => {
+                let version = lease.metadata.resource_version.unwrap_or_default();
+                self.with(|it| it.took(version, began, self.start.elapsed()));
+                Ok(())
+            }
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
+                self.with(Lease::lost);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn release(&self) {
+        self.until.send_replace(None);
+        let Some(version) = self.with(Lease::release) else { return };
+        let body = self.body(Some(version), "");
+        let params =
+            PostParams { field_manager: Some(super::FIELD_MANAGER.into()), dry_run: false };
+        match timeout(self.times.renew, self.api.replace(LEASE, &params, &body)).await {
+            Ok(Ok(_)) => info!(lease = LEASE, holder = self.me, "lease released"),
+            Ok(Err(error)) => warn!(error = %error, "cannot release the lease: the next one waits"),
+            Err(_elapsed) => warn!("cannot release the lease in time: the next one waits"),
+        }
+    }
+
+    fn body(&self, version: Option<String>, holder: &str) -> LeaseObject {
+        let now = MicroTime(Timestamp::now());
+        LeaseObject {
+            metadata: ObjectMeta {
+                name: Some(LEASE.into()),
+                resource_version: version,
+                ..ObjectMeta::default()
+            },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(holder.into()),
+                lease_duration_seconds: i32::try_from(self.times.duration.as_secs()).ok(),
+                renew_time: Some(now.clone()),
+                acquire_time: Some(now),
+                ..LeaseSpec::default()
+            }),
+        }
+    }
+}
+
+fn record(lease: &LeaseObject) -> Record {
+    let holder = lease.spec.as_ref().and_then(|it| it.holder_identity.clone());
+    Record {
+        version: lease.metadata.resource_version.clone().unwrap_or_default(),
+        holder: holder.unwrap_or_default(),
+    }
+}

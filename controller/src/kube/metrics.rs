@@ -1,0 +1,114 @@
+//! Pure: what is counted of our dealings with the API server.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::{Registry, Unit},
+};
+
+use super::{Key, outcome::Outcome};
+use crate::children::Resource;
+
+/// Which writes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct WriteLabels {
+    resource: String,
+    part: &'static str,
+    outcome: &'static str,
+}
+
+/// Which watch.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct WatchLabels {
+    resource: String,
+}
+
+/// Which keys.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct QueueLabels {
+    state: &'static str,
+}
+
+/// What is counted.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    writes: Family<WriteLabels, Counter>,
+    took: Histogram,
+    restarts: Family<WatchLabels, Counter>,
+    events: Family<WatchLabels, Counter>,
+    queue: Family<QueueLabels, Gauge>,
+    leads: Gauge,
+    lost: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        // 1 ms to about 16 s.
+        let bounds = (0..15).map(|power| 1e-3 * f64::from(1_u32 << power));
+        Self {
+            writes: Family::default(),
+            took: Histogram::new(bounds),
+            restarts: Family::default(),
+            events: Family::default(),
+            queue: Family::default(),
+            leads: Gauge::default(),
+            lost: Counter::default(),
+        }
+    }
+}
+
+impl Metrics {
+    /// A write has ended.
+    pub fn wrote(&self, key: &Key, outcome: &Outcome, took: std::time::Duration) {
+        let part = match key.part {
+            super::Part::Scale => "scale",
+            super::Part::Object => "object",
+            super::Part::Status => "status",
+        };
+        let labels =
+            WriteLabels { resource: key.resource.to_string(), part, outcome: outcome.label() };
+        self.writes.get_or_create(&labels).inc();
+        self.took.observe(took.as_secs_f64());
+    }
+
+    /// A watch brought an event.
+    pub fn watched(&self, resource: Resource) {
+        self.events.get_or_create(&WatchLabels { resource: resource.to_string() }).inc();
+    }
+
+    /// A watch broke and is begun again.
+    pub fn restarted(&self, resource: Resource) {
+        self.restarts.get_or_create(&WatchLabels { resource: resource.to_string() }).inc();
+    }
+
+    /// So many keys wait for their turn, wait for time, are being written.
+    pub fn queued(&self, (waiting, later, busy): (usize, usize, usize)) {
+        for (state, count) in [("waiting", waiting), ("later", later), ("writing", busy)] {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            self.queue.get_or_create(&QueueLabels { state }).set(count);
+        }
+    }
+
+    /// Whether we write.
+    pub fn leads(&self, leads: bool) {
+        self.leads.set(leads.into());
+    }
+
+    /// An event for people found no room.
+    pub fn lost_event(&self) {
+        self.lost.inc();
+    }
+
+    /// Shows all of it.
+    pub fn register(&self, registry: &mut Registry) {
+        let own = registry.sub_registry_with_prefix("rouse_controller_kube");
+        own.register("writes", "Writes to the API server", self.writes.clone());
+        let help = "Time the API server took for a write";
+        own.register_with_unit("write", help, Unit::Seconds, self.took.clone());
+        own.register("watch_restarts", "Watches begun again", self.restarts.clone());
+        own.register("watch_events", "Events of watches", self.events.clone());
+        own.register("queue", "Objects to be written", self.queue.clone());
+        own.register("leader", "1 while this replica writes", self.leads.clone());
+        own.register("events_lost", "Events for people that found no room", self.lost.clone());
+    }
+}

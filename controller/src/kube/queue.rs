@@ -1,0 +1,283 @@
+//! Pure: which object is written when.
+//!
+//! A key waits once however often it is added, and is never written twice at the same time; what is added while it
+//! is being written is written once more. Scale has a lane of its own, so that no pile of statuses delays a wake.
+//! What failed waits longer each time, by a share that differs from key to key.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+};
+
+use super::{Key, Part, outcome::Outcome};
+use crate::world::Stamp;
+
+/// First wait after a failure.
+const FIRST_MS: u64 = 20;
+/// Longest wait after failures.
+const LONGEST_MS: u64 = 60_000;
+/// Wait after a refusal that only a change can end.
+const REFUSED_MS: u64 = 300_000;
+
+/// How many writes may be under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Of scale.
+    pub scale: usize,
+    /// Of everything else.
+    pub rest: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { scale: 64, rest: 32 }
+    }
+}
+
+/// Keys that wait, and keys that are being written.
+#[derive(Debug, Default)]
+pub struct Queue {
+    limits: Limits,
+    scale: VecDeque<Key>,
+    rest: VecDeque<Key>,
+    waiting: HashSet<Key>,
+    /// Those being written; whether once more.
+    busy: HashMap<Key, bool>,
+    failures: HashMap<Key, u32>,
+    later: BTreeSet<(Stamp, Key)>,
+    later_of: BTreeMap<Key, Stamp>,
+}
+
+impl Queue {
+    /// An empty queue.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// Writes a key as soon as may be.
+    pub fn add(&mut self, key: Key) {
+        if let Some(again) = self.busy.get_mut(&key) {
+            *again = true;
+            return;
+        }
+        self.not_later(&key);
+        if self.waiting.insert(key.clone()) {
+            self.lane(key.part).push_back(key);
+        }
+    }
+
+    /// The next key to write, which is then being written until [`done`](Self::done).
+    pub fn next(&mut self, now: Stamp) -> Option<Key> {
+        while let Some((at, key)) = self.later.first().cloned() {
+            if at > now {
+                break;
+            }
+            self.add(key);
+        }
+        let scaling = self.busy.keys().filter(|key| key.part == Part::Scale).count();
+        let lanes = [
+            (Part::Scale, scaling < self.limits.scale),
+            (Part::Object, self.busy.len() - scaling < self.limits.rest),
+        ];
+        let key = lanes.into_iter().find_map(|(part, free)| {
+            let lane = self.lane(part);
+            if free { lane.pop_front() } else { None }
+        })?;
+        self.waiting.remove(&key);
+        self.busy.insert(key.clone(), false);
+        Some(key)
+    }
+
+    /// A key was written, or was not.
+    pub fn done(&mut self, key: &Key, outcome: &Outcome, now: Stamp) {
+        let again = self.busy.remove(key).unwrap_or(false);
+        let wait = match outcome {
+            Outcome::Done | Outcome::Pointless => {
+                self.failures.remove(key);
+                None
+            }
+            Outcome::Refused(_) => Some(REFUSED_MS),
+            Outcome::RetryAfter(seconds) => Some(u64::from(*seconds) * 1000),
+            Outcome::Conflict | Outcome::Missing | Outcome::Retry(_) => Some(self.patience(key)),
+        };
+        if again && matches!(outcome, Outcome::Done | Outcome::Pointless | Outcome::Refused(_)) {
+            return self.add(key.clone());
+        }
+        if let Some(wait) = wait {
+            let at = now.plus_ms(wait);
+            self.later.insert((at, key.clone()));
+            self.later_of.insert(key.clone(), at);
+        }
+    }
+
+    /// When [`next`](Self::next) may have something new by time alone.
+    pub fn next_at(&self) -> Option<Stamp> {
+        self.later.first().map(|(at, _)| *at)
+    }
+
+    /// Keys that wait for their turn, keys that wait for time, keys being written.
+    pub fn depth(&self) -> (usize, usize, usize) {
+        (self.waiting.len(), self.later.len(), self.busy.len())
+    }
+
+    /// Forgets what waits: somebody else writes now.
+    pub fn clear(&mut self) {
+        let limits = self.limits;
+        let busy = std::mem::take(&mut self.busy);
+        *self = Self { limits, busy, ..Self::default() };
+        self.busy.values_mut().for_each(|again| *again = false);
+    }
+
+    fn lane(&mut self, part: Part) -> &mut VecDeque<Key> {
+        match part {
+            Part::Scale => &mut self.scale,
+            Part::Object | Part::Status => &mut self.rest,
+        }
+    }
+
+    fn not_later(&mut self, key: &Key) {
+        if let Some(at) = self.later_of.remove(key) {
+            self.later.remove(&(at, key.clone()));
+        }
+    }
+
+    /// Doubles with each failure; between half and all of that, by the key and the number of its failures, so that
+    /// keys that failed together do not come back together.
+    fn patience(&mut self, key: &Key) -> u64 {
+        let failures = self.failures.entry(key.clone()).or_default();
+        let whole = FIRST_MS.saturating_mul(1 << (*failures).min(20)).min(LONGEST_MS);
+        let mut hasher = DefaultHasher::new();
+        (key, *failures).hash(&mut hasher);
+        *failures += 1;
+        whole / 2 + hasher.finish() % (whole / 2 + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{children::Resource, kube::Trouble};
+    use common::wire::Name;
+
+    const NOW: Stamp = Stamp(1_000_000);
+
+    fn key(own: &str, part: Part) -> Key {
+        Key::new(Resource::Deployment, part, Name::new("default", own))
+    }
+
+    fn object(own: &str) -> Key {
+        key(own, Part::Object)
+    }
+
+    fn all(queue: &mut Queue, now: Stamp) -> Vec<Key> {
+        std::iter::from_fn(|| queue.next(now)).collect()
+    }
+
+    #[test]
+    fn a_key_waits_once_and_is_written_again_when_it_changed_meanwhile() {
+        let mut queue = Queue::new(Limits::default());
+        queue.add(object("a"));
+        queue.add(object("a"));
+        assert_eq!(all(&mut queue, NOW), [object("a")]);
+        queue.add(object("a"));
+        assert_eq!(all(&mut queue, NOW), [], "it is being written");
+        queue.done(&object("a"), &Outcome::Done, NOW);
+        assert_eq!(all(&mut queue, NOW), [object("a")]);
+        queue.done(&object("a"), &Outcome::Done, NOW);
+        assert_eq!((all(&mut queue, NOW), queue.depth()), (vec![], (0, 0, 0)));
+    }
+
+    #[test]
+    fn scale_overtakes_everything_and_has_room_of_its_own() {
+        let mut queue = Queue::new(Limits { scale: 1, rest: 1 });
+        let (fast, other) = (key("a", Part::Scale), key("b", Part::Scale));
+        for it in [object("a"), object("b"), fast.clone(), other.clone()] {
+            queue.add(it);
+        }
+        assert_eq!(all(&mut queue, NOW), [fast.clone(), object("a")]);
+        queue.done(&object("a"), &Outcome::Done, NOW);
+        assert_eq!(all(&mut queue, NOW), [object("b")]);
+        queue.done(&fast, &Outcome::Done, NOW);
+        assert_eq!(all(&mut queue, NOW), [other]);
+    }
+
+    #[test]
+    fn failures_wait_longer_each_time_and_never_longer_than_a_minute() {
+        let mut queue = Queue::new(Limits::default());
+        queue.add(object("a"));
+        let (mut now, mut waits) = (NOW, Vec::new());
+        for _ in 0..20 {
+            assert_eq!(queue.next(now), Some(object("a")));
+            queue.done(&object("a"), &Outcome::Retry(None), now);
+            let at = queue.next_at().unwrap();
+            assert_eq!(queue.next(Stamp(at.0 - 1)), None, "too early");
+            waits.push(at.0 - now.0);
+            now = at;
+        }
+        assert!((10..=20).contains(&waits[0]), "{waits:?}");
+        assert!(waits[..10].windows(2).all(|it| it[0] <= it[1]), "{waits:?}");
+        assert!(waits[12..].iter().all(|it| (30_000..=60_000).contains(it)), "{waits:?}");
+        assert!(waits[12..].iter().collect::<BTreeSet<_>>().len() > 1, "no jitter: {waits:?}");
+        queue.next(now);
+        queue.done(&object("a"), &Outcome::Done, now);
+        queue.add(object("a"));
+        queue.next(now);
+        queue.done(&object("a"), &Outcome::Retry(None), now);
+        assert!(queue.next_at().unwrap().0 - now.0 <= 20, "success forgets failures");
+    }
+
+    #[test]
+    fn keys_that_fail_together_do_not_come_back_together() {
+        let mut queue = Queue::new(Limits::default());
+        let keys: Vec<Key> = (0..20).map(|it| object(&format!("k{it}"))).collect();
+        let mut now = NOW;
+        for _ in 0..8 {
+            keys.iter().for_each(|key| queue.add(key.clone()));
+            for key in all(&mut queue, now) {
+                queue.done(&key, &Outcome::Retry(None), now);
+            }
+            now = now.plus_ms(1);
+        }
+        let moments: BTreeSet<Stamp> = queue.later.iter().map(|(at, _)| *at).collect();
+        assert!(moments.len() > 15, "{moments:?}");
+    }
+
+    #[test]
+    fn news_end_a_wait_and_a_refusal_waits_for_news() {
+        let mut queue = Queue::new(Limits::default());
+        let trouble = Trouble { reason: "Invalid", message: String::new() };
+        queue.add(object("a"));
+        queue.next(NOW);
+        queue.done(&object("a"), &Outcome::Refused(trouble), NOW);
+        assert_eq!(queue.next_at(), Some(NOW.plus_ms(REFUSED_MS)));
+        queue.add(object("a"));
+        assert_eq!(queue.next(NOW), Some(object("a")));
+        assert_eq!(queue.next_at(), None);
+        queue.done(&object("a"), &Outcome::RetryAfter(3), NOW);
+        assert_eq!(queue.next_at(), Some(NOW.plus_ms(3000)));
+    }
+
+    #[test]
+    fn a_failure_is_not_tried_at_once_because_of_news_that_came_meanwhile() {
+        let mut queue = Queue::new(Limits::default());
+        queue.add(object("a"));
+        queue.next(NOW);
+        queue.add(object("a"));
+        queue.done(&object("a"), &Outcome::Retry(None), NOW);
+        assert_eq!(queue.next(NOW), None);
+        assert!(queue.next_at().is_some());
+    }
+
+    #[test]
+    fn whoever_loses_the_lease_forgets_what_waits() {
+        let mut queue = Queue::new(Limits::default());
+        for own in ["a", "b"] {
+            queue.add(object(own));
+        }
+        queue.next(NOW);
+        queue.add(object("a"));
+        queue.clear();
+        queue.done(&object("a"), &Outcome::Done, NOW);
+        assert_eq!((all(&mut queue, NOW), queue.depth()), (vec![], (0, 0, 0)));
+    }
+}

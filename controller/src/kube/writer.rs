@@ -1,0 +1,383 @@
+//! Shell: writes what differs, for as long as we may.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use common::wire::Name;
+use kube::{
+    Client,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
+    core::Status,
+};
+use serde_json::{Value, json};
+use tokio::{
+    sync::Notify,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{
+    FIELD_MANAGER, Key, Part, Source,
+    cache::{Cache, Seen},
+    client::api_of,
+    decide::{Action, decide},
+    lead::Leadership,
+    metrics::Metrics,
+    outcome::{Answer, Outcome, outcome},
+    queue::{Limits, Queue},
+    watch::{Observed, chain},
+};
+use crate::{children::Resource, world::Stamp};
+
+/// Kubernetes removes the pods with the lowest number first.
+const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// The API server has so long to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What waits to be written and what is known of what is there.
+pub struct Writer {
+    client: Client,
+    state: Mutex<State>,
+    wake: Notify,
+    start: Instant,
+    metrics: Arc<Metrics>,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: Queue,
+    cache: Cache,
+    /// What each status was asked to be last, with the hash of what the API server made of it.
+    wrote: HashMap<Key, (u64, u64)>,
+}
+
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Writer").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl Writer {
+    /// A writer that has nothing to write yet.
+    pub fn new(client: Client, limits: Limits, metrics: Arc<Metrics>) -> Self {
+        let state =
+            State { queue: Queue::new(limits), cache: Cache::default(), wrote: HashMap::new() };
+        Self {
+            client,
+            state: Mutex::new(state),
+            wake: Notify::new(),
+            start: Instant::now(),
+            metrics,
+        }
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        // Nothing in there is left half done, whatever panics.
+        act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn now(&self) -> Stamp {
+        Stamp(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// Writes these as soon as may be.
+    pub fn add(&self, keys: impl IntoIterator<Item = Key>) {
+        self.with(|state| keys.into_iter().for_each(|key| state.queue.add(key)));
+        self.wake.notify_one();
+    }
+
+    /// Objects that wait for their turn, that wait for time, that are being written.
+    pub fn depth(&self) -> (usize, usize, usize) {
+        self.with(|state| state.queue.depth())
+    }
+
+    /// What is known of an object.
+    pub fn seen(&self, resource: Resource, name: &Name) -> Option<Seen> {
+        self.with(|state| state.cache.get(resource, name).cloned())
+    }
+
+    /// Remembers what was observed. Returns the objects that it says are gone.
+    ///
+    /// An object that we keep and that changed is looked at again, whoever changed it.
+    pub fn observe(&self, observed: &Observed) -> Vec<(Resource, Name)> {
+        let gone = self.with(|state| state.observe(observed));
+        self.wake.notify_one();
+        gone
+    }
+
+    /// Writes until `shutdown`, while `lead` says that we may.
+    pub async fn run(
+        self: Arc<Self>,
+        source: Arc<dyn Source>,
+        mut lead: Leadership,
+        shutdown: CancellationToken,
+    ) {
+        let mut tasks: JoinSet<()> = JoinSet::new();
+        let mut led = false;
+        loop {
+            let leads = lead.may_write();
+            if led && !leads {
+                // What is under way is dropped: it might arrive after somebody else's.
+                tasks.shutdown().await;
+                self.with(State::forget);
+            }
+            led = leads;
+            self.metrics.leads(leads);
+            while leads && let Some(key) = self.with(|state| state.queue.next(self.now())) {
+                let (writer, source, lead) = (Arc::clone(&self), Arc::clone(&source), lead.clone());
+                tasks.spawn(async move { writer.write(key, &*source, &lead).await });
+            }
+            self.metrics.queued(self.with(|state| state.queue.depth()));
+            let next = self.with(|state| state.queue.next_at());
+            let wait = next.map(|at| Duration::from_millis(at.0.saturating_sub(self.now().0)));
+            tokio::select! {
+                () = self.wake.notified() => {}
+                Some(_) = tasks.join_next() => {}
+                () = lead.changed() => {}
+                () = pause(wait) => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
+    }
+
+    async fn write(&self, key: Key, source: &dyn Source, lead: &Leadership) {
+        let began = Instant::now();
+        let action = self.with(|state| {
+            let wrote = state.wrote.get(&key).copied();
+            decide(&key, source.want(&key), state.cache.get(key.resource, &key.name), wrote)
+        });
+        if action == Action::None {
+            return self.settle(&key, &Outcome::Done, source);
+        }
+        let outcome = if lead.may_write() {
+            let done = timeout(PATIENCE, self.act(&key, action)).await;
+            done.unwrap_or(Outcome::Retry(None))
+        } else {
+            Outcome::Pointless
+        };
+        self.metrics.wrote(&key, &outcome, began.elapsed());
+        self.settle(&key, &outcome, source);
+    }
+
+    fn settle(&self, key: &Key, outcome: &Outcome, source: &dyn Source) {
+        match outcome {
+            Outcome::Done => source.trouble(key, None),
+            Outcome::Retry(Some(trouble)) | Outcome::Refused(trouble) => {
+                warn!(object = %key, reason = trouble.reason, message = trouble.message, "not written");
+                source.trouble(key, Some(trouble.clone()));
+            }
+            Outcome::Conflict
+            | Outcome::Missing
+            | Outcome::Retry(None)
+            | Outcome::RetryAfter(_)
+            | Outcome::Pointless => debug!(object = %key, outcome = outcome.label(), "not written"),
+        }
+        self.with(|state| state.queue.done(key, outcome, self.now()));
+        self.wake.notify_one();
+    }
+
+    async fn act(&self, key: &Key, action: Action) -> Outcome {
+        match action {
+            Action::None => Outcome::Done,
+            Action::NotOwned(trouble) => Outcome::Refused(trouble),
+            Action::Create(body) => self.create(key, body).await,
+            Action::Apply(body) => self.apply(key, body).await,
+            Action::Status(body) => self.status(key, body).await,
+            Action::Scale { replicas, leaving } => self.scale(key, replicas, &leaving).await,
+            Action::Delete(uid) => self.delete(key, &uid).await,
+        }
+    }
+
+    /// Looks first: an apply cannot say that there must be no such object, and would take over somebody else's.
+    async fn create(&self, key: &Key, body: Value) -> Outcome {
+        let api = api_of(&self.client, key.resource, &key.name);
+        match api.get_opt(&key.name.name).await {
+            Ok(None) => self.apply(key, body).await,
+            Ok(Some(object)) => {
+                self.learn(key, object);
+                // Now it is known, so the next decision is another one.
+                Outcome::Conflict
+            }
+            Err(error) => self.failed(key, error).await,
+        }
+    }
+
+    async fn apply(&self, key: &Key, body: Value) -> Outcome {
+        let api = api_of(&self.client, key.resource, &key.name);
+        match api.patch(&key.name.name, &apply(), &Patch::Apply(&body)).await {
+            Ok(object) => {
+                info!(object = %key, "applied");
+                self.learn(key, object);
+                Outcome::Done
+            }
+            Err(error) => self.failed(key, error).await,
+        }
+    }
+
+    async fn status(&self, key: &Key, body: Value) -> Outcome {
+        let api = api_of(&self.client, key.resource, &key.name);
+        let asked = super::cache::hash(&body["status"]);
+        match api.patch_status(&key.name.name, &apply(), &Patch::Apply(&body)).await {
+            Ok(object) => {
+                if let Some(seen) = self.learn(key, object) {
+                    self.with(|state| state.wrote.insert(key.clone(), (asked, seen.status)));
+                }
+                Outcome::Done
+            }
+            Err(error) => self.failed(key, error).await,
+        }
+    }
+
+    async fn scale(&self, key: &Key, replicas: i64, leaving: &[Name]) -> Outcome {
+        let cost = json!({"metadata": {"annotations": {DELETION_COST: deletion_cost()}}});
+        let marks = leaving.iter().map(|pod| self.merge(Resource::Pod, pod, &cost));
+        for marked in futures::future::join_all(marks).await {
+            match marked {
+                // One that is gone already need not be chosen.
+                Ok(_) | Err(kube::Error::Api(_)) => {}
+                Err(error) => return self.failed(key, error).await,
+            }
+        }
+        let patch = json!({"spec": {"replicas": replicas}});
+        match self.merge(key.resource, &key.name, &patch).await {
+            Ok(object) => {
+                debug!(object = %key, replicas, "scaled");
+                self.learn(key, object);
+                Outcome::Done
+            }
+            Err(error) => self.failed(key, error).await,
+        }
+    }
+
+    async fn merge(
+        &self,
+        resource: Resource,
+        name: &Name,
+        patch: &Value,
+    ) -> Result<DynamicObject, kube::Error> {
+        let params =
+            PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        let api = api_of(&self.client, resource, name);
+        api.patch(&name.name, &params, &Patch::Merge(patch)).await
+    }
+
+    async fn delete(&self, key: &Key, uid: &str) -> Outcome {
+        let api = api_of(&self.client, key.resource, &key.name);
+        let preconditions = Preconditions { uid: Some(uid.into()), resource_version: None };
+        let params = DeleteParams::background().preconditions(preconditions);
+        match api.delete(&key.name.name, &params).await {
+            Ok(_) => {
+                info!(object = %key, "deleted");
+                Outcome::Done
+            }
+            Err(kube::Error::Api(status)) if status.code == 404 => Outcome::Done,
+            Err(error) => self.failed(key, error).await,
+        }
+    }
+
+    /// What the API server answered is newer than what the watch has brought.
+    fn learn(&self, key: &Key, object: DynamicObject) -> Option<Seen> {
+        let seen = Seen::of(&serde_json::to_value(object).ok()?);
+        self.with(|state| state.cache.put(key.resource, &key.name, seen.clone()));
+        Some(seen)
+    }
+
+    /// After a conflict the object is read, so that the next attempt knows what it meets.
+    async fn failed(&self, key: &Key, error: kube::Error) -> Outcome {
+        let message = chain(&error);
+        let none = Status::default();
+        let status = match &error {
+            kube::Error::Api(status) => status,
+            _ => &none,
+        };
+        let details = status.details.as_ref();
+        let cause = details.and_then(|it| it.causes.first()).map(|it| it.reason.as_str());
+        let outcome = outcome(Answer {
+            code: status.code,
+            reason: &status.reason,
+            message: if status.message.is_empty() { &message } else { &status.message },
+            cause: cause.unwrap_or_default(),
+            retry_after: details.map_or(0, |it| it.retry_after_seconds),
+        });
+        debug!(object = %key, outcome = outcome.label(), error = message, "write failed");
+        if matches!(outcome, Outcome::Conflict | Outcome::Missing) {
+            self.read_again(key).await;
+        }
+        outcome
+    }
+
+    async fn read_again(&self, key: &Key) {
+        let api = api_of(&self.client, key.resource, &key.name);
+        match api.get_opt(&key.name.name).await {
+            Ok(Some(object)) => {
+                self.learn(key, object);
+            }
+            Ok(None) => self.with(|state| state.cache.remove(key.resource, &key.name)),
+            Err(error) => debug!(object = %key, error = %chain(&error), "not read again"),
+        }
+    }
+}
+
+impl State {
+    fn observe(&mut self, observed: &Observed) -> Vec<(Resource, Name)> {
+        match observed {
+            Observed::Begin(scope) => {
+                self.cache.begin(scope);
+                Vec::new()
+            }
+            Observed::Synced(scope) => {
+                let gone = self.cache.end(scope);
+                gone.iter().for_each(|name| self.gone(scope.resource, name));
+                gone.into_iter().map(|name| (scope.resource, name)).collect()
+            }
+            Observed::Gone(resource, name) => {
+                self.cache.remove(*resource, name);
+                self.gone(*resource, name);
+                vec![(*resource, name.clone())]
+            }
+            Observed::Object(resource, name, object) => {
+                let seen = Seen::of(object);
+                let known = self.cache.get(*resource, name);
+                let same = known.is_some_and(|have| have.version == seen.version);
+                let ours = seen.applied.is_some();
+                if self.cache.put(*resource, name, seen) && !same && ours {
+                    self.queue.add(Key::new(*resource, Part::Object, name.clone()));
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    /// What is gone may have to be made anew, or have been in the way.
+    fn gone(&mut self, resource: Resource, name: &Name) {
+        self.wrote.remove(&Key::new(resource, Part::Status, name.clone()));
+        self.queue.add(Key::new(resource, Part::Object, name.clone()));
+    }
+
+    fn forget(&mut self) {
+        self.queue.clear();
+        self.wrote.clear();
+    }
+}
+
+/// Lower than that of every pod chosen before, so that one chosen once and kept after all is not chosen again.
+fn deletion_cost() -> String {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    format!("-{}", since.unwrap_or_default().as_secs().min(2_000_000_000))
+}
+
+fn apply() -> PatchParams {
+    PatchParams::apply(FIELD_MANAGER).force()
+}
+
+async fn pause(wait: Option<Duration>) {
+    match wait {
+        Some(wait) => tokio::time::sleep(wait).await,
+        None => std::future::pending().await,
+    }
+}

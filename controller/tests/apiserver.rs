@@ -1,0 +1,425 @@
+//! The shells of `kube` against a real API server.
+//!
+//! Run by the cluster tier, which starts etcd and an API server of their own and names its kubeconfig in
+//! `ROUSE_TEST_APISERVER`. Without one these tests fail.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use common::wire::Name;
+use controller::{
+    children::{Config, Object, Resource, Revision, deployment, services, services::Placeholder},
+    kube::{
+        FIELD_MANAGER, Key, Part, Source, Trouble, Want,
+        client::{api_of, connect},
+        lead::{Candidate, Leadership},
+        lease::Times,
+        metrics::Metrics,
+        queue::Limits,
+        watch::{Observed, watch},
+        writer::Writer,
+    },
+};
+use kube::{
+    Client,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+async fn client() -> Client {
+    let file = std::env::var_os("ROUSE_TEST_APISERVER")
+        .expect("ROUSE_TEST_APISERVER names no kubeconfig: run `cargo xtask test --tier cluster`");
+    connect(Some(&PathBuf::from(file))).await.unwrap()
+}
+
+/// What the tests want, and what they are told.
+#[derive(Default)]
+struct Wishes {
+    wants: Mutex<HashMap<Key, Want>>,
+    troubles: Mutex<Vec<(Key, Trouble)>>,
+}
+
+impl Source for Wishes {
+    fn want(&self, key: &Key) -> Want {
+        self.wants.lock().unwrap().get(key).cloned().unwrap_or(Want::Any)
+    }
+
+    fn trouble(&self, key: &Key, trouble: Option<Trouble>) {
+        if let Some(trouble) = trouble {
+            self.troubles.lock().unwrap().push((key.clone(), trouble));
+        }
+    }
+}
+
+/// A namespace of its own, a writer with its watches, and the Revision that owns what is written.
+struct Bed {
+    client: Client,
+    namespace: String,
+    wishes: Arc<Wishes>,
+    writer: Arc<Writer>,
+    owner: String,
+    stop: CancellationToken,
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Bed {
+    async fn new(namespace: &str) -> Self {
+        let client = client().await;
+        crds(&client).await;
+        let namespace = format!("{namespace}-{}", std::process::id());
+        let body =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+        raw(&client, "api/v1", "Namespace", "namespaces", &body).await;
+        let stop = CancellationToken::new();
+        let metrics = Arc::new(Metrics::default());
+        let wishes = Arc::new(Wishes::default());
+        let writer = Arc::new(Writer::new(client.clone(), Limits::default(), Arc::clone(&metrics)));
+        let mut news = watch(&client, "knative-serving", &metrics, &stop);
+        let taking = Arc::clone(&writer);
+        tokio::spawn(async move {
+            while let Some(observed) = news.recv().await {
+                taking.observe(&observed);
+            }
+        });
+        let source: Arc<dyn Source> = wishes.clone();
+        tokio::spawn(Arc::clone(&writer).run(source, Leadership::always(), stop.clone()));
+        let mut bed = Self { client, namespace, wishes, writer, owner: String::new(), stop };
+        let spec = json!({"spec": {}});
+        let revision = bed.make(Resource::Revision, "hello-00001", spec).await;
+        bed.owner = revision.metadata.uid.unwrap();
+        bed
+    }
+
+    fn name(&self, own: &str) -> Name {
+        Name::new(self.namespace.as_str(), own)
+    }
+
+    fn key(&self, resource: Resource, part: Part, own: &str) -> Key {
+        Key::new(resource, part, self.name(own))
+    }
+
+    /// Makes an object as a user would.
+    async fn make(&self, resource: Resource, own: &str, mut body: Value) -> DynamicObject {
+        body["apiVersion"] = json!(resource.api_version());
+        body["kind"] = json!(resource.kind());
+        body["metadata"] = json!({"name": own, "namespace": self.namespace});
+        let object: DynamicObject = serde_json::from_value(body).unwrap();
+        let api = api_of(&self.client, resource, &self.name(own));
+        api.create(&PostParams::default(), &object).await.unwrap()
+    }
+
+    async fn get(&self, resource: Resource, own: &str) -> Option<Value> {
+        let found = api_of(&self.client, resource, &self.name(own)).get_opt(own).await.unwrap();
+        found.map(|it| serde_json::to_value(it).unwrap())
+    }
+
+    fn want(&self, key: &Key, want: Want) {
+        self.wishes.wants.lock().unwrap().insert(key.clone(), want);
+        self.writer.add([key.clone()]);
+    }
+
+    /// Waits until the object is as `good` says.
+    async fn until(
+        &self,
+        resource: Resource,
+        own: &str,
+        good: impl Fn(Option<&Value>) -> bool,
+    ) -> Option<Value> {
+        for _ in 0..600 {
+            let found = self.get(resource, own).await;
+            if good(found.as_ref()) {
+                return found;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        panic!("{resource} {own} did not become as wanted: {:?}", self.get(resource, own).await);
+    }
+
+    fn deployment(&self, image: &str) -> Object {
+        let (labels, annotations) = (BTreeMap::new(), BTreeMap::new());
+        let spec = json!({"containers": [{"name": "user-container", "image": image}]});
+        let spec = serde_json::from_value(spec).unwrap();
+        let revision = Revision {
+            namespace: &self.namespace,
+            name: "hello-00001",
+            uid: &self.owner,
+            service: "hello",
+            configuration: "hello",
+            labels: &labels,
+            annotations: &annotations,
+            spec: &spec,
+            digests: &[],
+        };
+        deployment::deployment(&revision, &Config::default(), 1)
+    }
+
+    fn placeholder(&self) -> Object {
+        services::placeholder(&Placeholder {
+            namespace: &self.namespace,
+            route: "hello",
+            uid: &self.owner,
+            tag: None,
+            service: "hello",
+            cluster_local: false,
+            activator_port: Some(20_000),
+        })
+    }
+}
+
+async fn raw(client: &Client, path: &str, kind: &str, plural: &str, body: &Value) {
+    let (group, version) = match path {
+        "api/v1" => ("", "v1"),
+        other => other.split_once('/').unwrap(),
+    };
+    let kind = kube::api::ApiResource {
+        group: group.into(),
+        version: version.into(),
+        api_version: body["apiVersion"].as_str().unwrap().into(),
+        kind: kind.into(),
+        plural: plural.into(),
+    };
+    let api: kube::Api<DynamicObject> = kube::Api::all_with(client.clone(), &kind);
+    let name = body["metadata"]["name"].as_str().unwrap();
+    let params = PatchParams::apply("test").force();
+    api.patch(name, &params, &Patch::Apply(body)).await.unwrap();
+}
+
+/// Kinds of Knative that take any field.
+async fn crds(client: &Client) {
+    let ours = Resource::ALL.into_iter().filter(|it| it.group().ends_with("knative.dev"));
+    for resource in ours {
+        let any = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+        let name = format!("{}.{}", resource.plural(), resource.group());
+        let lower = resource.kind().to_lowercase();
+        let body = json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": name},
+            "spec": {
+                "group": resource.group(),
+                "scope": if resource.namespaced() { "Namespaced" } else { "Cluster" },
+                "names": {"kind": resource.kind(), "plural": resource.plural(), "singular": lower},
+                "versions": [{
+                    "name": resource.version(), "served": true, "storage": true,
+                    "schema": {"openAPIV3Schema": any}, "subresources": {"status": {}},
+                }],
+            },
+        });
+        let group = "apiextensions.k8s.io/v1";
+        raw(client, group, "CustomResourceDefinition", "customresourcedefinitions", &body).await;
+        let api = api_of(client, resource, &Name::new("default", ""));
+        while api.list(&kube::api::ListParams::default().limit(1)).await.is_err() {
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_deployment_is_applied_once_and_keeps_its_replicas() {
+    let bed = Bed::new("deployment").await;
+    let own = "hello-00001-deployment";
+    let key = bed.key(Resource::Deployment, Part::Object, own);
+    bed.want(&key, Want::Body(bed.deployment("dev.local/a").body));
+    let made = bed.until(Resource::Deployment, own, |it| it.is_some()).await.unwrap();
+    assert_eq!(made["spec"]["replicas"], 1);
+    assert_eq!(made["metadata"]["managedFields"][0]["manager"], FIELD_MANAGER);
+
+    bed.want(
+        &bed.key(Resource::Deployment, Part::Scale, own),
+        Want::Scale { replicas: 3, leaving: vec![bed.name("no-such-pod")] },
+    );
+    let scaled = bed.until(Resource::Deployment, own, |it| it.unwrap()["spec"]["replicas"] == 3);
+    let scaled = scaled.await.unwrap();
+
+    bed.writer.add([key.clone()]);
+    bed.want(&key, Want::Body(bed.deployment("dev.local/b").body));
+    let image = "/spec/template/spec/containers/0/image";
+    let changed = bed.until(Resource::Deployment, own, |it| {
+        it.unwrap().pointer(image) == Some(&json!("dev.local/b"))
+    });
+    let changed = changed.await.unwrap();
+    assert_eq!(changed["spec"]["replicas"], 3, "an apply does not scale");
+    assert_ne!(scaled["metadata"]["generation"], changed["metadata"]["generation"]);
+
+    // Nothing differs: nothing is written, however often somebody asks.
+    for _ in 0..5 {
+        bed.writer.add([key.clone()]);
+    }
+    // One more object through the same queue shows that the former were looked at.
+    let route = bed.key(Resource::Service, Part::Object, "hello");
+    bed.want(&route, Want::Body(bed.placeholder().body));
+    bed.until(Resource::Service, "hello", |it| it.is_some()).await;
+    let same = bed.get(Resource::Deployment, own).await.unwrap();
+    assert_eq!(same["metadata"]["resourceVersion"], changed["metadata"]["resourceVersion"]);
+}
+
+#[tokio::test]
+async fn somebody_elses_service_is_reported_and_left_alone_until_it_goes() {
+    let bed = Bed::new("foreign").await;
+    let spec = json!({"spec": {"ports": [{"port": 5432}]}});
+    bed.make(Resource::Service, "hello", spec).await;
+    let key = bed.key(Resource::Service, Part::Object, "hello");
+    bed.want(&key, Want::Body(bed.placeholder().body));
+    let told = async {
+        loop {
+            let found = bed.wishes.troubles.lock().unwrap().first().cloned();
+            if let Some(found) = found {
+                return found;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let (about, trouble) = timeout(Duration::from_secs(30), told).await.unwrap();
+    assert_eq!((about, trouble.reason), (key, "NotOwned"));
+    let service = bed.get(Resource::Service, "hello").await.unwrap();
+    assert_eq!(service.pointer("/spec/ports/0/port"), Some(&json!(5432)));
+
+    let api = api_of(&bed.client, Resource::Service, &bed.name("hello"));
+    api.delete("hello", &DeleteParams::default()).await.unwrap();
+    let ours = bed.until(Resource::Service, "hello", |it| {
+        it.is_some_and(|it| it.pointer("/spec/ports/0/port") == Some(&json!(80)))
+    });
+    let ours = ours.await.unwrap();
+    assert!(ours.pointer("/spec/clusterIP").is_some_and(Value::is_string), "{ours}");
+}
+
+#[tokio::test]
+async fn what_somebody_deletes_comes_back_and_what_is_unwanted_goes() {
+    let bed = Bed::new("delete").await;
+    let key = bed.key(Resource::Service, Part::Object, "hello");
+    bed.want(&key, Want::Body(bed.placeholder().body));
+    let first = bed.until(Resource::Service, "hello", |it| it.is_some()).await.unwrap();
+    let api = api_of(&bed.client, Resource::Service, &bed.name("hello"));
+    api.delete("hello", &DeleteParams::default()).await.unwrap();
+    let uid = first["metadata"]["uid"].clone();
+    bed.until(Resource::Service, "hello", |it| it.is_some_and(|it| it["metadata"]["uid"] != uid))
+        .await;
+    bed.want(&key, Want::Gone);
+    bed.until(Resource::Service, "hello", |it| it.is_none()).await;
+
+    // What we never applied is not ours to delete.
+    bed.make(Resource::Service, "other", json!({"spec": {"ports": [{"port": 1}]}})).await;
+    let other = bed.key(Resource::Service, Part::Object, "other");
+    bed.want(&other, Want::Gone);
+    bed.want(&key, Want::Body(bed.placeholder().body));
+    bed.until(Resource::Service, "hello", |it| it.is_some()).await;
+    assert!(bed.get(Resource::Service, "other").await.is_some());
+}
+
+#[tokio::test]
+async fn a_status_is_written_apart_from_the_rest() {
+    let bed = Bed::new("status").await;
+    let key = bed.key(Resource::Revision, Part::Status, "hello-00001");
+    // The watch must have brought the Revision before its status can be compared.
+    while bed.writer.seen(Resource::Revision, &bed.name("hello-00001")).is_none() {
+        sleep(Duration::from_millis(20)).await;
+    }
+    let status =
+        json!({"observedGeneration": 1, "conditions": [{"type": "Ready", "status": "True"}]});
+    bed.want(&key, Want::Body(status.clone()));
+    let good = |it: Option<&Value>| it.is_some_and(|it| it["status"] == status);
+    bed.until(Resource::Revision, "hello-00001", good).await;
+    // Somebody else's change is put right.
+    let other = json!({"status": {"conditions": []}});
+    let api = api_of(&bed.client, Resource::Revision, &bed.name("hello-00001"));
+    let params = PatchParams::default();
+    api.patch_status("hello-00001", &params, &Patch::Merge(&other)).await.unwrap();
+    bed.writer.add([key]);
+    bed.until(Resource::Revision, "hello-00001", good).await;
+}
+
+#[tokio::test]
+async fn nothing_is_tried_again_in_a_namespace_that_goes() {
+    let bed = Bed::new("leaving").await;
+    let kind = kube::api::ApiResource {
+        group: String::new(),
+        version: "v1".into(),
+        api_version: "v1".into(),
+        kind: "Namespace".into(),
+        plural: "namespaces".into(),
+    };
+    let api: kube::Api<DynamicObject> = kube::Api::all_with(bed.client.clone(), &kind);
+    // Nothing here ends a namespace, so it stays as it is while it goes.
+    api.delete(&bed.namespace, &DeleteParams::default()).await.unwrap();
+    let key = bed.key(Resource::Service, Part::Object, "hello");
+    bed.want(&key, Want::Body(bed.placeholder().body));
+    let settled = async {
+        while bed.writer.depth() != (0, 0, 0) {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), settled).await.expect("it is still being tried");
+    assert!(bed.get(Resource::Service, "hello").await.is_none());
+    assert!(bed.wishes.troubles.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn watches_name_everything_and_then_what_changes() {
+    let bed = Bed::new("watch").await;
+    bed.make(Resource::Route, "first", json!({"spec": {}})).await;
+    let stop = CancellationToken::new();
+    let mut news = watch(&bed.client, "knative-serving", &Arc::default(), &stop);
+    let mine = |observed: &Observed| match observed {
+        Observed::Object(Resource::Route, name, _) | Observed::Gone(Resource::Route, name) => {
+            name.namespace == bed.namespace
+        }
+        Observed::Begin(scope) | Observed::Synced(scope) => scope.resource == Resource::Route,
+        Observed::Object(..) | Observed::Gone(..) => false,
+    };
+    let mut next = async || loop {
+        let observed = timeout(Duration::from_secs(30), news.recv()).await.unwrap().unwrap();
+        if mine(&observed) {
+            return match observed {
+                Observed::Begin(_) => "begin".to_owned(),
+                Observed::Synced(_) => "synced".to_owned(),
+                Observed::Object(_, name, _) => format!("is {}", name.name),
+                Observed::Gone(_, name) => format!("no {}", name.name),
+            };
+        }
+    };
+    assert_eq!([next().await, next().await, next().await], ["begin", "is first", "synced"]);
+    bed.make(Resource::Route, "second", json!({"spec": {}})).await;
+    assert_eq!(next().await, "is second");
+    let api = api_of(&bed.client, Resource::Route, &bed.name("first"));
+    api.delete("first", &DeleteParams::default()).await.unwrap();
+    assert_eq!(next().await, "no first");
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn one_leads_and_hands_over_when_it_stops() {
+    let client = client().await;
+    let namespace = format!("lease-{}", std::process::id());
+    let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+    raw(&client, "api/v1", "Namespace", "namespaces", &body).await;
+    let start = |me: &str| {
+        let stop = CancellationToken::new();
+        let candidate = Candidate::new(client.clone(), &namespace, me, Times::default());
+        let lead = candidate.leadership();
+        (lead, tokio::spawn(candidate.run(stop.clone())), stop)
+    };
+    let (mut one, first, stop) = start("one");
+    while !one.may_write() {
+        timeout(Duration::from_secs(30), one.changed()).await.expect("nobody leads");
+    }
+    let (mut two, _second, _stop) = start("two");
+    // Long enough for two attempts of the other one, which must not succeed.
+    sleep(Duration::from_millis(2500)).await;
+    assert!(one.may_write() && !two.may_write());
+    stop.cancel();
+    first.await.unwrap();
+    assert!(!one.may_write());
+    while !two.may_write() {
+        timeout(Duration::from_secs(30), two.changed()).await.expect("it was not handed over");
+    }
+}
