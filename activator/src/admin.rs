@@ -1,7 +1,10 @@
 //! Shell: the activator's metrics.
 
+use std::{fmt, sync::Arc};
+
 use prometheus_client::{
-    encoding::EncodeLabelSet,
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _},
     metrics::{
         counter::Counter,
         family::Family,
@@ -10,6 +13,8 @@ use prometheus_client::{
     },
     registry::Registry,
 };
+
+use crate::gateway::Gateway;
 
 /// Numbers the activator shows, kept as handles: counting takes no lock.
 #[derive(Debug, Clone)]
@@ -97,5 +102,48 @@ impl Metrics {
     pub fn answered(&self, status: http::StatusCode) {
         let digit = usize::from(status.as_u16() / 100).clamp(1, 5);
         self.classes[digit - 1].inc();
+    }
+}
+
+/// Figures of each revision that has pods or requests, read when somebody asks for metrics. Names and labels are what
+/// Knative's activator exports (`pkg/activator/handler/metrics.go`, in Prometheus' spelling).
+#[derive(Debug)]
+pub struct Figures(pub Arc<Gateway>);
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfRevision {
+    k8s_namespace_name: String,
+    kn_revision_name: String,
+}
+
+impl Collector for Figures {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let revisions = self.0.routes.revisions();
+        let all = revisions.iter().map(|it| (&it.name, it.figures()));
+        let all = all.filter(|(_, figures)| *figures != (false, 0, 0));
+        let [queued, active, concurrency] =
+            [(); 3].map(|()| Family::<OfRevision, Gauge>::default());
+        for (name, (_, waiting, at_pods)) in all {
+            let of = OfRevision {
+                k8s_namespace_name: name.namespace.clone(),
+                kn_revision_name: name.name.clone(),
+            };
+            let (waiting, at_pods) = (
+                i64::try_from(waiting).unwrap_or(i64::MAX),
+                i64::try_from(at_pods).unwrap_or(i64::MAX),
+            );
+            queued.get_or_create(&of).set(waiting);
+            active.get_or_create(&of).set(at_pods);
+            concurrency.get_or_create(&of).set(waiting.saturating_add(at_pods));
+        }
+        for (name, help, family) in [
+            ("kn_revision_request_queued", "Requests that wait for a pod", queued),
+            ("kn_revision_request_active", "Requests at pods", active),
+            ("kn_revision_request_concurrency", "Requests that wait or are at pods", concurrency),
+        ] {
+            let each = encoder.encode_descriptor(name, help, None, family.metric_type())?;
+            family.encode(each)?;
+        }
+        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Shell: tells the autoscaler how many requests wait here.
+//! Shell: tells the autoscaler how many requests wait here, and of pods those that no kernel can count.
 //!
 //! A new waiting request is reported at once; everything else once a second. While nothing changes nothing
 //! is said.
@@ -12,11 +12,11 @@ use std::{
 use common::{
     link::Link,
     outbox::Outbox,
-    wire::{Name, UsageKey, UsageSeen},
+    wire::{Name, Totals, UsageKey, UsageSeen},
 };
 use tokio::{sync::Notify, time::MissedTickBehavior};
 
-use crate::revision::Revision;
+use crate::{clock::now_ns, revision::Revision};
 
 /// The rest is reported this often (Knative: every second).
 const PERIOD: Duration = Duration::from_secs(1);
@@ -49,7 +49,12 @@ impl Usage {
     /// The revision is no more.
     pub fn gone(&self, revision: &Name) {
         self.changed.lock().unwrap_or_else(PoisonError::into_inner).remove(revision);
-        self.outbox.remove(&key(revision));
+        self.outbox.remove(&key(revision, None));
+    }
+
+    /// A pod of the revision is no more.
+    pub fn pod_gone(&self, revision: &Name, uid: &str) {
+        self.outbox.remove(&key(revision, Some(uid.to_owned())));
     }
 
     /// Reports over `link` until it is shut down.
@@ -83,19 +88,19 @@ impl Usage {
             // Cleared before the totals are read: a change after that enters the list anew.
             revision.in_report.store(false, Ordering::Release);
             let (totals, at_ns) = revision.totals();
-            let key = key(&revision.name);
-            let seen = UsageSeen {
-                key: key.clone(),
-                at_ns,
-                totals,
-                status: Vec::new(),
-                latency: Vec::new(),
-            };
-            self.outbox.set(key, seen);
+            self.set(key(&revision.name, None), at_ns, totals);
+            for (uid, totals) in revision.pod_totals() {
+                self.set(key(&revision.name, Some(uid)), now_ns(), totals);
+            }
         }
+    }
+
+    fn set(&self, key: UsageKey, at_ns: u64, totals: Totals) {
+        let (status, latency) = (Vec::new(), Vec::new());
+        self.outbox.set(key.clone(), UsageSeen { key, at_ns, totals, status, latency });
     }
 }
 
-fn key(revision: &Name) -> UsageKey {
-    UsageKey { revision: revision.clone(), pod: None }
+fn key(revision: &Name, pod: Option<String>) -> UsageKey {
+    UsageKey { revision: revision.clone(), pod }
 }

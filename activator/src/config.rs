@@ -1,14 +1,15 @@
 //! Pure: what the activator is told at its start.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    num::NonZeroU16,
     path::PathBuf,
     time::Duration,
 };
 
 use clap::Parser;
 
-use crate::queue::Bounds;
+use crate::{gateway::Door, queue::Bounds};
 
 /// Settings of one activator. Each has a flag and an environment variable.
 #[derive(Debug, Parser)]
@@ -18,9 +19,13 @@ use crate::queue::Bounds;
     about = "Holds requests until a pod is ready, then forwards them"
 )]
 pub struct Config {
-    /// Name of this activator, unique among activators.
-    #[arg(long, env = "ROUSE_ACTIVATOR_NAME", default_value = "activator")]
+    /// Name of this activator, unique among activators: on Kubernetes its pod's (`POD_NAME`).
+    #[arg(long, env = "ROUSE_ACTIVATOR_NAME", default_value = "")]
     pub name: String,
+
+    /// Stands in for the name where none is given.
+    #[arg(long, env = "POD_NAME", default_value = "activator", hide = true)]
+    pub pod_name: String,
 
     /// Node it runs on.
     #[arg(long, env = "ROUSE_NODE", default_value = "")]
@@ -34,14 +39,18 @@ pub struct Config {
     #[arg(long, env = "ROUSE_AUTOSCALER", default_value = "unix:/run/rouse/rouse/autoscaler.sock")]
     pub autoscaler: String,
 
-    /// Addresses on which every service's own port is opened.
-    #[arg(
-        long,
-        env = "ROUSE_ACTIVATOR_LISTEN",
-        value_delimiter = ',',
-        default_value = "10.244.0.1,fd00:10:244::1"
-    )]
+    /// Addresses on which every service's own port is opened: on Kubernetes the pod's, at most one a family (`POD_IPS`,
+    /// else `POD_IP`); otherwise the local node's.
+    #[arg(long, env = "ROUSE_ACTIVATOR_LISTEN", value_delimiter = ',')]
     pub listen: Vec<IpAddr>,
+
+    /// Stand in for the addresses where none are given.
+    #[arg(long, env = "POD_IPS", value_delimiter = ',', hide = true)]
+    pub pod_ips: Vec<IpAddr>,
+
+    /// Stands in for the addresses where none are given.
+    #[arg(long, env = "POD_IP", hide = true)]
+    pub pod_ip: Option<IpAddr>,
 
     /// The agent's pinned map of listeners: one listener then serves the ports of all services. Without it, and while it
     /// cannot be used, a socket is opened for each port.
@@ -51,6 +60,19 @@ pub struct Config {
     /// Address of the gateway for requests from outside, routed by Host; none: no gateway.
     #[arg(long, env = "ROUSE_ACTIVATOR_OUTSIDE")]
     pub outside: Option<SocketAddr>,
+
+    /// Port of the gateway for requests from outside, on each of the addresses to listen on; none: no such port.
+    #[arg(long, env = "ROUSE_ACTIVATOR_OUTSIDE_PORT")]
+    pub outside_port: Option<NonZeroU16>,
+
+    /// Port of the gateway for workloads of the cluster, on each of the addresses to listen on: it knows every service by
+    /// Host, also by its names within the cluster; none: no such port.
+    #[arg(long, env = "ROUSE_ACTIVATOR_INSIDE_PORT")]
+    pub inside_port: Option<NonZeroU16>,
+
+    /// The cluster's domain.
+    #[arg(long, env = "ROUSE_CLUSTER_DOMAIN", default_value = "cluster.local")]
+    pub cluster_domain: String,
 
     /// The gateway's listener, bound already: it may live in another network namespace. Wins over `outside`.
     #[arg(skip)]
@@ -89,10 +111,26 @@ pub struct Config {
     #[arg(long, env = "ROUSE_ACTIVATOR_POD_IDLE_MS", default_value_t = 1_000)]
     pub pod_idle_ms: u64,
 
-    /// Milliseconds that requests in flight get to end once the activator is told to stop.
+    /// Milliseconds that an activator goes on taking connections once it is told to stop, at most 600000: until routes and
+    /// EndpointSlices have led everybody elsewhere. It ends sooner when the table names it no more. Knative's drain time
+    /// is 45 000; 0, for a node of its own, stops at once.
+    #[arg(long, env = "ROUSE_ACTIVATOR_LINGER_MS", default_value_t = 0)]
+    pub linger_ms: u64,
+
+    /// Milliseconds that requests in flight get to end after that, at most 600000, which is Knative's grace period.
     #[arg(long, env = "ROUSE_ACTIVATOR_DRAIN_MS", default_value_t = 30_000)]
     pub drain_ms: u64,
+
+    /// Milliseconds of these that connections which have switched protocols get; Knative's sidecar gives them 60 000.
+    #[arg(long, env = "ROUSE_ACTIVATOR_TUNNEL_DRAIN_MS", default_value_t = 0)]
+    pub tunnel_drain_ms: u64,
 }
+
+/// Where the local node's gateway lives.
+const LOCAL: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 1)),
+];
 
 /// A setting out of its range.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -115,12 +153,20 @@ impl Config {
             let refused = || BadSetting { name, value: value.to_string(), rule };
             (low..=high).contains(&value).then_some(()).ok_or_else(refused)
         };
-        if self.name.is_empty() {
+        if self.name().is_empty() {
             return Err(BadSetting {
                 name: "--name",
                 value: "empty".to_owned(),
                 rule: "give each activator a name of its own",
             });
+        }
+        for (name, value) in [
+            ("--linger-ms", self.linger_ms),
+            ("--drain-ms", self.drain_ms),
+            ("--tunnel-drain-ms", self.tunnel_drain_ms),
+        ] {
+            let value = usize::try_from(value).unwrap_or(usize::MAX);
+            within(name, value, 0, 600_000, "must be at most 600000")?;
         }
         within("--max-waiting", self.max_waiting, 1, 1_000_000, "must be 1 to 1000000")?;
         let bytes = self.max_waiting_bytes;
@@ -130,9 +176,45 @@ impl Config {
         within("--pod-backlog", backlog, 2, 65_535, "must be 2 to 65535")
     }
 
+    /// This activator's name.
+    pub fn name(&self) -> &str {
+        if self.name.is_empty() { &self.pod_name } else { &self.name }
+    }
+
+    /// Where to listen.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let pod = if self.pod_ips.is_empty() { self.pod_ip.as_slice() } else { &self.pod_ips };
+        match (self.listen.as_slice(), pod) {
+            ([], []) => LOCAL.to_vec(),
+            ([], pod) => pod.to_vec(),
+            (listen, _) => listen.to_vec(),
+        }
+    }
+
+    /// Gateways to open: where, and whether for requests from outside.
+    pub fn gateways(&self) -> Vec<(SocketAddr, Door)> {
+        let on = |port: Option<NonZeroU16>, door| {
+            let each = self.addresses().into_iter();
+            each.filter_map(move |ip| Some((SocketAddr::new(ip, port?.get()), door)))
+        };
+        let given = self.outside.map(|address| (address, Door::Outside));
+        let ports = on(self.outside_port, Door::Outside).chain(on(self.inside_port, Door::Inside));
+        given.into_iter().chain(ports).collect()
+    }
+
     /// Bounds of each revision's line.
     pub fn bounds(&self) -> Bounds {
         Bounds { requests: self.max_waiting, bytes: self.max_waiting_bytes }
+    }
+
+    /// How long connections are taken on after the word to stop.
+    pub fn linger(&self) -> Duration {
+        Duration::from_millis(self.linger_ms)
+    }
+
+    /// How long connections that have switched protocols get after that.
+    pub fn tunnel_drain(&self) -> Duration {
+        Duration::from_millis(self.tunnel_drain_ms)
     }
 
     /// How long requests in flight get to end.
@@ -148,6 +230,24 @@ mod tests {
     #[test]
     fn the_defaults_are_valid() {
         assert_eq!(Config::defaults().validate(), Ok(()));
+    }
+
+    #[test]
+    fn a_pod_listens_on_its_own_addresses_and_is_called_by_its_own_name() {
+        let config = |args: &[&str]| Config::parse_from([&["activator"], args].concat());
+        let pod = config(&["--pod-ips", "10.1.0.7,fd00::7", "--pod-name", "activator-x"]);
+        let both: Vec<IpAddr> =
+            vec!["10.1.0.7".parse().expect("v4"), "fd00::7".parse().expect("v6")];
+        assert_eq!((pod.addresses(), pod.name()), (both.clone(), "activator-x"));
+        let one = config(&["--pod-ip", "10.1.0.7"]);
+        assert_eq!(one.addresses(), both[..1]);
+        let given = config(&["--pod-ip", "10.1.0.7", "--listen", "fd00::7", "--name", "a"]);
+        assert_eq!((given.addresses(), given.name()), (both[1..].to_vec(), "a"));
+        assert_eq!(config(&[]).addresses(), LOCAL);
+        let gate =
+            config(&["--pod-ip", "10.1.0.7", "--outside-port", "8080", "--inside-port", "8081"]);
+        let at = |port| SocketAddr::new(both[0], port);
+        assert_eq!(gate.gateways(), [(at(8080), Door::Outside), (at(8081), Door::Inside)]);
     }
 
     #[test]

@@ -5,11 +5,9 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use common::wire::Path;
-use http::{HeaderValue, Request, Response, StatusCode, header, request};
+use common::wire::{Path, Protocol, TagRouting};
+use http::{HeaderValue, Request, Response, StatusCode, Version, header, request};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
-use hyper_util::rt::TokioIo;
-use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, info};
 
@@ -17,12 +15,15 @@ use crate::{
     admin::Metrics,
     balance::{Lot, split},
     clock::chance,
+    connection::{Ask, Connection},
     failure::Failure,
-    headers::{self, K_NETWORK_HASH, K_NETWORK_PROBE, Side},
-    pods::Connection,
+    headers::{self, Passage, Side},
+    host,
+    probe::{self, Health, K_NETWORK_HASH, Probe},
     reply::{Reply, Timer},
-    revision::{Place, Revision, Timeouts},
-    routes::{Routes, Service},
+    revision::{Place, Revision, Terms, Timeouts},
+    routes::{ByHostFound, Routes, Service},
+    tunnel::tunnel,
 };
 
 /// A request is tried this often at pods that refuse before the client is told: with the pauses between,
@@ -34,10 +35,21 @@ const MAX_STALE: u32 = 10;
 /// Where a connection came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
-    /// A service's own port.
+    /// A service's own port: it is that service's, whatever its Host says.
     Port(u16),
-    /// The gateway for requests from outside.
+    /// The gateway for workloads of the cluster, which names every service by Host.
+    Inside,
+    /// The gateway for requests from outside: only public hosts.
     Outside,
+}
+
+impl Door {
+    fn side(self) -> Side {
+        match self {
+            Self::Port(_) | Self::Inside => Side::Inside,
+            Self::Outside => Side::Outside,
+        }
+    }
 }
 
 /// Whose connection a request came over.
@@ -58,18 +70,28 @@ pub struct Gateway {
     pub metrics: Metrics,
     /// Connections and tunnels that run.
     pub tasks: TaskTracker,
-    /// Ends tunnels.
+    /// The cluster's domain, as in `<name>.<namespace>.svc.<domain>`.
+    pub cluster_domain: String,
+    /// The activator is being stopped: clients are asked to go elsewhere, and served until they do.
+    pub leaving: CancellationToken,
+    /// Connections end as soon as nothing is in flight on them.
     pub stop: CancellationToken,
+    /// Ends tunnels.
+    pub cut: CancellationToken,
 }
 
 /// A request that has been looked at.
 struct Errand {
-    request: Request<Incoming>,
+    request: Request<Ask>,
     revision: Arc<Revision>,
+    /// What the pod is asked in.
+    protocol: Protocol,
     timeouts: Timeouts,
     /// The protocol the client wants to switch to, and its side of the connection then.
     upgrade: Option<OnUpgrade>,
     bytes: usize,
+    /// What the client speaks.
+    version: Version,
 }
 
 /// A pod's answer, with what it occupies.
@@ -118,45 +140,104 @@ impl Gateway {
         client: Client,
     ) -> Result<Response<Reply>, Failure> {
         let (mut head, body) = request.into_parts();
-        headers::check_host(&head)?;
-        if let (Door::Port(_), Some(probe)) = (door, head.headers.get(K_NETWORK_PROBE)) {
-            return Ok(probed(probe, &head));
+        host::check_host(&head)?;
+        if let Some(asked) = probe::probe(&head).filter(|_| door.side() == Side::Inside) {
+            return Ok(self.probed(asked, door, &head));
         }
-        let service = self.service(door, &head)?;
-        let (revision, timeouts) = revision(&service)?;
-        let side = match door {
-            Door::Port(_) => Side::Inside,
-            Door::Outside => Side::Outside,
+        let found = self.find(door, &head)?;
+        if door == Door::Outside && found.redirects() {
+            return redirected(&head);
+        }
+        let (service, tag) = self.tagged(&found, &head);
+        let (revision, terms) = revision(&service)?;
+        let passage = Passage {
+            side: door.side(),
+            client: client.address,
+            rewrite: found.domain().and_then(|domain| domain.rewrite.as_deref()),
+            tags: tag.as_ref().or_else(|| service.tags()),
+            protocol: terms.protocol,
+            chance,
         };
         let own_host = || format!("{}.{}.svc", service.name.name, service.name.namespace);
-        let wanted = headers::to_pod(&mut head, side, client.address, own_host)?;
+        let version = head.version;
+        let wanted = headers::to_pod(&mut head, passage, own_host)?;
+        let protocol = if wanted.is_some() { Protocol::Http1 } else { terms.protocol };
         let upgrade = wanted.and_then(|_protocol| head.extensions.remove::<OnUpgrade>());
         let bytes = headers::weight(&head);
-        let request = Request::from_parts(head, body);
-        let errand = Errand { request, revision: Arc::clone(&revision), timeouts, upgrade, bytes };
+        let request = Request::from_parts(head, Ask::from(body));
+        let (served, timeouts) = (Arc::clone(&revision), terms.timeouts);
+        let errand = Errand { request, revision, protocol, timeouts, upgrade, bytes, version };
         let mut response = self.timed(errand).await?;
-        if side == Side::Inside
-            && response.status() != StatusCode::SWITCHING_PROTOCOLS
-            && self.may_go(&service, &revision, client.lot)
-        {
-            // The client's next connection goes straight to a pod.
-            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-            self.metrics.direct_closed.inc();
-        }
+        self.send_off(&mut response, door, &service, &served, client.lot);
         Ok(response)
     }
 
-    fn service(&self, door: Door, head: &request::Parts) -> Result<Arc<Service>, Failure> {
-        match door {
-            Door::Port(port) => {
-                let found = self.routes.by_port(port);
-                found.ok_or_else(|| Failure::UnknownService(format!("port {port}")))
-            }
-            Door::Outside => {
-                let host = headers::host(head).unwrap_or_default();
-                self.routes.by_host(&host).ok_or(Failure::UnknownService(host))
-            }
+    /// Asks the client to open another connection for its next request, where that leads somewhere better.
+    fn send_off(
+        &self,
+        response: &mut Response<Reply>,
+        door: Door,
+        service: &Service,
+        revision: &Revision,
+        lot: Lot,
+    ) {
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return;
         }
+        let goes_direct = matches!(door, Door::Port(_)) && self.may_go(service, revision, lot);
+        if goes_direct {
+            self.metrics.direct_closed.inc();
+        }
+        if goes_direct || self.leaving.is_cancelled() {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+    }
+
+    fn find(&self, door: Door, head: &request::Parts) -> Result<ByHostFound, Failure> {
+        let host = || host::host(head).unwrap_or_default();
+        let found = match door {
+            Door::Port(port) => self.routes.by_port(port).map(ByHostFound::from),
+            Door::Outside => self.routes.by_host(&host()),
+            Door::Inside => {
+                let host = host();
+                let local = host::local_name(&host, &self.cluster_domain);
+                let local = local.and_then(|name| self.routes.by_name(&name));
+                local.map(ByHostFound::from).or_else(|| self.routes.by_host(&host))
+            }
+        };
+        found.ok_or_else(|| match door {
+            Door::Port(port) => Failure::UnknownService(format!("port {port}")),
+            Door::Inside | Door::Outside => Failure::UnknownService(host()),
+        })
+    }
+
+    /// The service whose revisions serve the request: the one that was found, or the tag of it that a header chooses.
+    fn tagged(
+        &self,
+        found: &ByHostFound,
+        head: &request::Parts,
+    ) -> (Arc<Service>, Option<TagRouting>) {
+        let service = Arc::clone(&found.service);
+        let Some(TagRouting::Choice(tags)) = service.tags() else { return (service, None) };
+        let asked = head.headers.get(headers::TAG).map(HeaderValue::as_bytes);
+        let tag = asked.and_then(|asked| tags.iter().find(|tag| tag.name.as_bytes() == asked));
+        let chosen = tag.and_then(|tag| {
+            Some((self.routes.by_name(&tag.service)?, Some(TagRouting::Tag(tag.name.clone()))))
+        });
+        chosen.unwrap_or((service, None))
+    }
+
+    fn probed(&self, asked: Probe, door: Door, head: &request::Parts) -> Response<Reply> {
+        let has_pod = || {
+            let service = self.find(door, head).ok()?.service;
+            Some(service.targets.iter().any(|it| it.revision.ready_since().is_some()))
+        };
+        let has_pod = asked == Probe::Queue && has_pod().unwrap_or(false);
+        let told = asked.answer(Health { is_leaving: self.leaving.is_cancelled(), has_pod });
+        let mut response = Response::new(Reply::own(told.text));
+        *response.status_mut() = told.status;
+        told.hash.map(|hash| response.headers_mut().insert(K_NETWORK_HASH, hash));
+        response
     }
 
     /// Whether a kept connection should end now, because the next one leads straight to a pod.
@@ -169,20 +250,21 @@ impl Gateway {
     }
 
     async fn timed(&self, errand: Errand) -> Result<Response<Reply>, Failure> {
-        let Errand { request, revision, timeouts, upgrade, bytes } = errand;
+        let Errand { request, revision, protocol, timeouts, upgrade, bytes, version } = errand;
         let mut timer = Timer::start(timeouts);
         let answered = tokio::select! {
             biased;
-            answered = self.forward(request, &revision, bytes) => answered?,
+            answered = self.forward(request, &revision, protocol, bytes) => answered?,
             () = timer.expired() => return Err(Failure::Timeout),
         };
-        Ok(self.relay(answered, upgrade, timer))
+        Ok(self.relay(answered, upgrade, version, timer))
     }
 
     async fn forward(
         &self,
-        mut request: Request<Incoming>,
+        mut request: Request<Ask>,
         revision: &Arc<Revision>,
+        protocol: Protocol,
         bytes: usize,
     ) -> Result<Answered, Failure> {
         let mut visit = revision.visit(bytes);
@@ -190,7 +272,7 @@ impl Gateway {
         loop {
             let place = visit.place().await?;
             let address = place.pod.key.address;
-            let mut connection = match place.pod.connect().await {
+            let mut connection = match place.pod.connect(protocol).await {
                 Ok(connection) => connection,
                 Err(error) => {
                     refusals += 1;
@@ -203,17 +285,16 @@ impl Gateway {
                 }
             };
             visit.leave();
-            let mut error = match connection.sender.try_send_request(request).await {
+            let error = match connection.send(request).await {
                 Ok(response) => {
                     place.pod.note_answer();
                     return Ok(Answered { response, connection, place });
                 }
                 Err(error) => error,
             };
-            // The library gives the request back only when no byte of it was written.
-            match error.take_message() {
-                Some(unsent) if stale < MAX_STALE => request = unsent,
-                _ => return Err(broken(address, &error.into_error())),
+            match error.unseen {
+                Some(unseen) if stale < MAX_STALE => request = unseen,
+                _ => return Err(broken(address, &error.error)),
             }
             stale += 1;
             self.metrics.retries.inc();
@@ -224,11 +305,13 @@ impl Gateway {
         &self,
         answered: Answered,
         upgrade: Option<OnUpgrade>,
+        version: Version,
         timer: Timer,
     ) -> Response<Reply> {
         let Answered { mut response, connection, place } = answered;
         let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-        headers::to_client(response.headers_mut(), switched);
+        let status = response.status();
+        headers::to_client(response.headers_mut(), status, version);
         if !switched {
             return response.map(|body| Reply::pod(body, timer, (connection, place)));
         }
@@ -238,46 +321,28 @@ impl Gateway {
             return failure.response(Reply::own);
         };
         let pod = hyper::upgrade::on(&mut response);
-        self.tasks.spawn(tunnel(client, pod, place, timer.whole(), self.stop.clone()));
+        self.tasks.spawn(tunnel(client, pod, place, timer.whole(), self.cut.clone()));
         response.map(|_empty| Reply::own(""))
     }
 }
 
-/// One of the service's revisions by their shares, and the bounds of a request there.
-fn revision(service: &Service) -> Result<(Arc<Revision>, Timeouts), Failure> {
+/// One of the service's revisions by their shares, and what holds there.
+fn revision(service: &Service) -> Result<(Arc<Revision>, Terms), Failure> {
     let chosen = split(&service.targets, |it| it.percent, chance());
     let share = chosen.ok_or_else(|| Failure::NoTarget(service.name.to_string()))?;
     let terms = share.revision.terms();
     let unknown = || Failure::UnknownRevision(share.revision.name.to_string());
-    Ok((Arc::clone(&share.revision), terms.ok_or_else(unknown)?.timeouts))
+    Ok((Arc::clone(&share.revision), terms.ok_or_else(unknown)?))
 }
 
-/// Carries bytes both ways until both ends have closed, the request's time is up or the activator stops.
-///
-/// Knative ends upgraded connections by `timeoutSeconds` too.
-async fn tunnel(
-    client: OnUpgrade,
-    pod: OnUpgrade,
-    place: Place,
-    until: Instant,
-    stop: CancellationToken,
-) {
-    let carry = async {
-        let (client, pod) = futures::future::try_join(client, pod).await?;
-        let (mut client, mut pod) = (TokioIo::new(client), TokioIo::new(pod));
-        let carried = tokio::io::copy_bidirectional(&mut client, &mut pod).await;
-        debug!(pod = %place.pod.uid, ?carried, "upgraded connection ended");
-        Ok::<_, hyper::Error>(())
-    };
-    tokio::select! {
-        ended = carry => if let Err(error) = ended {
-            debug!(pod = %place.pod.uid, %error, "upgrade failed");
-        },
-        () = tokio::time::sleep_until(until) => {
-            info!(pod = %place.pod.uid, "upgraded connection ended: request timeout");
-        }
-        () = stop.cancelled() => {}
-    }
+/// Leads to the same over https (`http-protocol: Redirected`).
+fn redirected(head: &request::Parts) -> Result<Response<Reply>, Failure> {
+    let unnamed = || Failure::UnknownService(String::new());
+    let mut response = Response::new(Reply::own(""));
+    *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
+    let location = headers::secure_location(head).ok_or_else(unnamed)?;
+    response.headers_mut().insert(header::LOCATION, location);
+    Ok(response)
 }
 
 /// Refusals that a flood of requests would repeat are only counted.
@@ -294,32 +359,6 @@ fn note(door: Door, client: IpAddr, failure: &Failure) {
         | Failure::BadRequest(_)
         | Failure::Connect
         | Failure::ShuttingDown => debug!(?door, %client, code, %failure, "request refused"),
-    }
-}
-
-/// Answers Knative's own probes (`pkg/activator/handler`, `networking/pkg/probe`).
-fn probed(probe: &HeaderValue, head: &request::Parts) -> Response<Reply> {
-    let answer = |status, text: String| {
-        let mut response = Response::new(Reply::own(text));
-        *response.status_mut() = status;
-        response
-    };
-    match (probe.to_str().unwrap_or_default(), head.headers.get(K_NETWORK_HASH)) {
-        ("activator", _) => answer(StatusCode::OK, "activator".to_owned()),
-        ("probe", Some(hash)) => {
-            let mut response = answer(StatusCode::OK, String::new());
-            response.headers_mut().insert(K_NETWORK_HASH, hash.clone());
-            response
-        }
-        ("probe", None) => {
-            let text =
-                format!("a probe request must contain a non-empty {K_NETWORK_HASH:?} header");
-            answer(StatusCode::BAD_REQUEST, text)
-        }
-        (other, _) => {
-            let text = format!("unexpected probe header value: {other:?}");
-            answer(StatusCode::BAD_REQUEST, text)
-        }
     }
 }
 

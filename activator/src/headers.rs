@@ -3,34 +3,42 @@
 use std::net::IpAddr;
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, header, request, uri::Authority,
-    uri::PathAndQuery,
+    HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, header, request,
+    uri::{Authority, PathAndQuery, Scheme},
 };
 
-use crate::failure::Failure;
+use common::wire::{Protocol, TagRouting};
 
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+use crate::{
+    failure::Failure,
+    forwarded::{forwarded, traced},
+    host,
+    probe::{K_KUBELET_PROBE, K_NETWORK_HASH, K_NETWORK_PROBE},
+};
+
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
-/// Asks the platform, not the app (`networking/pkg/http/header/header.go`).
-pub const K_NETWORK_PROBE: HeaderName = HeaderName::from_static("k-network-probe");
-/// Goes with a probe.
-pub const K_NETWORK_HASH: HeaderName = HeaderName::from_static("k-network-hash");
+const K_ORIGINAL_HOST: HeaderName = HeaderName::from_static("k-original-host");
+/// Chooses a tag of a route, or says which one was chosen (`networking/pkg/http/header/header.go`).
+pub const TAG: HeaderName = HeaderName::from_static("knative-serving-tag");
+const DEFAULT_ROUTE: HeaderName = HeaderName::from_static("knative-serving-default-route");
 
-/// Headers by which Knative's parts talk to each other; an app never sees them.
-const INTERNAL: [HeaderName; 8] = [
+/// Headers by which Knative's parts talk to each other; an app never sees what a client wrote there.
+const INTERNAL: [HeaderName; 10] = [
     HeaderName::from_static("knative-serving-revision"),
     HeaderName::from_static("knative-serving-namespace"),
+    TAG,
+    DEFAULT_ROUTE,
     HeaderName::from_static("k-proxy-request"),
-    HeaderName::from_static("k-original-host"),
-    HeaderName::from_static("k-kubelet-probe"),
+    K_ORIGINAL_HOST,
+    K_KUBELET_PROBE,
     HeaderName::from_static("k-passthrough-lb"),
     K_NETWORK_PROBE,
     K_NETWORK_HASH,
 ];
+/// From outside nothing of these names is taken: they are the platform's, also those to come.
+const PLATFORM: [&str; 2] = ["k-", "knative-serving-"];
 
 /// Meant for one hop only (RFC 9110 §7.6.1). `Transfer-Encoding` is rewritten by the HTTP library, which
 /// needs to see it; `Trailer` has to reach the other end.
@@ -46,101 +54,46 @@ const HOP: [HeaderName; 6] = [
 /// Where a request came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// From a workload of the cluster, on the service's own port.
+    /// From a workload of the cluster.
     Inside,
     /// Through the gateway: what it says of its own way is not believed.
     Outside,
 }
 
-/// The host a request asks for: lower case, without port and final dot.
-pub fn host(head: &request::Parts) -> Option<String> {
-    let named = match head.uri.authority() {
-        Some(authority) => authority.as_str(),
-        None => head.headers.get(header::HOST)?.to_str().ok()?,
-    };
-    let bare = named.rsplit_once('@').map_or(named, |(_, host)| host);
-    let end = if bare.starts_with('[') {
-        bare.find(']')? + 1
-    } else {
-        bare.find(':').unwrap_or(bare.len())
-    };
-    let host = bare[..end].trim_end_matches('.');
-    (!host.is_empty()).then(|| host.to_ascii_lowercase())
+/// What the table and the connection say of a request, beyond its own words.
+#[derive(Clone, Copy, Debug)]
+pub struct Passage<'a> {
+    /// Where it came in.
+    pub side: Side,
+    /// Who sent it.
+    pub client: IpAddr,
+    /// The host its pod is asked for, where that is not the client's.
+    pub rewrite: Option<&'a str>,
+    /// What tags mean for it.
+    pub tags: Option<&'a TagRouting>,
+    /// What its pod speaks.
+    pub protocol: Protocol,
+    /// Uniform over u64, for the number of a new trace.
+    pub chance: fn() -> u64,
 }
 
-/// Refuses a request that does not say plainly which host it is for (RFC 9112 §3.2): two ends of a way that
-/// choose differently among two hosts would not mean the same request. HTTP/1.0 may leave it out.
-pub fn check_host(head: &request::Parts) -> Result<(), Failure> {
-    let refused = |text: &str| Err(Failure::BadRequest(text.to_owned()));
-    let mut named = head.headers.get_all(header::HOST).iter();
-    match (named.next(), named.next()) {
-        (None, _) if head.version >= Version::HTTP_11 => refused("missing required Host header"),
-        (_, Some(_)) => refused("too many Host headers"),
-        (Some(host), None) if !is_host(host.as_bytes()) => refused("malformed Host header"),
-        _ if head.uri.authority().is_some_and(|it| !is_host(it.as_str().as_bytes())) => {
-            refused("malformed host in the request's target")
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Whether this is `uri-host [":" port]` (RFC 3986 §3.2); like there, the host may be empty.
-fn is_host(text: &[u8]) -> bool {
-    let (host, port) = match text.iter().rposition(|&byte| byte == b':' || byte == b']') {
-        Some(at) if text[at] == b':' => (&text[..at], &text[at + 1..]),
-        Some(_) | None => (text, &[][..]),
-    };
-    let is_name = match host {
-        [b'[', inner @ .., b']'] => is_literal(inner),
-        name => is_reg_name(name),
-    };
-    is_name && port.iter().all(u8::is_ascii_digit)
-}
-
-/// Whether this may stand in brackets: an IPv6 address, with a zone or not.
-fn is_literal(inner: &[u8]) -> bool {
-    let text = std::str::from_utf8(inner).unwrap_or_default();
-    let (address, zone) =
-        text.split_once("%25").map_or((text, None), |(it, zone)| (it, Some(zone)));
-    address.parse::<std::net::Ipv6Addr>().is_ok()
-        && zone.is_none_or(|zone| !zone.is_empty() && is_reg_name(zone.as_bytes()))
-}
-
-fn is_reg_name(mut name: &[u8]) -> bool {
-    loop {
-        name = match name {
-            [] => return true,
-            [b'%', high, low, rest @ ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
-                rest
-            }
-            [byte, rest @ ..]
-                if byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=".contains(byte) =>
-            {
-                rest
-            }
-            _ => return false,
-        };
-    }
-}
-
-/// Turns a head as it arrived into one for a pod. Returns the protocol the client wants to switch to.
+/// Turns a head as it arrived into one for a pod. Returns the protocol the client wants to switch to, which only
+/// HTTP/1.1 can: the pod is then asked in HTTP/1.1 too.
 pub fn to_pod(
     head: &mut request::Parts,
-    side: Side,
-    client: IpAddr,
+    passage: Passage<'_>,
     service_host: impl FnOnce() -> String,
 ) -> Result<Option<HeaderValue>, Failure> {
     if head.method == Method::CONNECT {
         return Err(Failure::Connect);
     }
     settle_host(head, service_host)?;
-    let upgrade = upgrade_of(&head.headers);
+    let upgrade = if head.version == Version::HTTP_11 { upgrade_of(&head.headers) } else { None };
     let wants_trailers = mentions(&head.headers, header::TE, "trailers");
+    let tag = head.headers.get(TAG).cloned();
     strip_hop(&mut head.headers);
     head.headers.remove(header::TE);
-    for name in &INTERNAL {
-        head.headers.remove(name);
-    }
+    strip_platform(&mut head.headers, passage.side);
     if wants_trailers {
         head.headers.insert(header::TE, HeaderValue::from_static("trailers"));
     }
@@ -148,15 +101,35 @@ pub fn to_pod(
         head.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         head.headers.insert(header::UPGRADE, protocol.clone());
     }
-    forwarded(&mut head.headers, side, client);
-    head.version = Version::HTTP_11;
+    say_tag(&mut head.headers, tag, passage.tags)?;
+    forwarded(&mut head.headers, passage.side, passage.client);
+    traced(&mut head.headers, passage.chance);
+    rewrite_host(&mut head.headers, passage.rewrite)?;
+    match passage.protocol {
+        Protocol::H2c if upgrade.is_none() => speak_http2(head),
+        Protocol::H2c | Protocol::Http1 => {
+            join_cookies(&mut head.headers);
+            head.version = Version::HTTP_11;
+        }
+    }
     Ok(upgrade)
 }
 
-/// Turns a pod's head into one for the client.
-pub fn to_client(headers: &mut HeaderMap, switched: bool) {
+/// Where a request from outside is led by `http-protocol: Redirected`: the same over https.
+pub fn secure_location(head: &request::Parts) -> Option<HeaderValue> {
+    let host = host::host(head)?;
+    let path = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    HeaderValue::try_from(format!("https://{host}{path}")).ok()
+}
+
+/// Turns a pod's head into one for the client, who spoke `version`.
+pub fn to_client(headers: &mut HeaderMap, status: StatusCode, version: Version) {
+    let switched = status == StatusCode::SWITCHING_PROTOCOLS;
     let upgrade = switched.then(|| headers.get(header::UPGRADE).cloned()).flatten();
     strip_hop(headers);
+    if version == Version::HTTP_2 {
+        headers.remove(header::TRANSFER_ENCODING);
+    }
     if let Some(protocol) = upgrade {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, protocol);
@@ -230,52 +203,78 @@ fn tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
-/// Adds what the app may want to know of the client (Knative runtime contract; RFC 7239).
-fn forwarded(headers: &mut HeaderMap, side: Side, client: IpAddr) {
-    let way = match list(headers, &X_FORWARDED_FOR) {
-        Some(before) => format!("{before}, {client}"),
-        None => client.to_string(),
-    };
-    let outside = side == Side::Outside;
-    if outside || !headers.contains_key(&X_FORWARDED_PROTO) {
-        headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+fn strip_platform(headers: &mut HeaderMap, side: Side) {
+    for name in &INTERNAL {
+        headers.remove(name);
     }
-    if outside || !headers.contains_key(&X_FORWARDED_HOST) {
-        let host = headers.get(header::HOST).cloned();
-        host.map(|host| headers.insert(X_FORWARDED_HOST, host));
+    if side == Side::Inside {
+        return;
     }
-    if !headers.contains_key(header::FORWARDED) {
-        let (host, proto) = (list(headers, &X_FORWARDED_HOST), list(headers, &X_FORWARDED_PROTO));
-        let text = rfc7239(&way, &host.unwrap_or_default(), &proto.unwrap_or_default());
-        if let Ok(value) = HeaderValue::try_from(text) {
-            headers.insert(header::FORWARDED, value);
+    let is_ours = |name: &&HeaderName| PLATFORM.iter().any(|it| name.as_str().starts_with(it));
+    let ours: Vec<HeaderName> = headers.keys().filter(is_ours).cloned().collect();
+    for name in ours {
+        headers.remove(name);
+    }
+}
+
+/// Says which tag was chosen, or that none was (`kn.route.tag` of Knative's metrics rests on these two).
+fn say_tag(
+    headers: &mut HeaderMap,
+    asked: Option<HeaderValue>,
+    tags: Option<&TagRouting>,
+) -> Result<(), Failure> {
+    match tags {
+        None => {}
+        Some(TagRouting::Tag(own)) => {
+            headers.insert(TAG, value("tag", own)?);
+        }
+        Some(TagRouting::Choice(_)) => {
+            headers.insert(DEFAULT_ROUTE, HeaderValue::from_static("true"));
+            asked.map(|asked| headers.insert(TAG, asked));
         }
     }
-    if let Ok(value) = HeaderValue::try_from(way) {
-        headers.insert(X_FORWARDED_FOR, value);
+    Ok(())
+}
+
+fn rewrite_host(headers: &mut HeaderMap, rewrite: Option<&str>) -> Result<(), Failure> {
+    let Some(rewrite) = rewrite else { return Ok(()) };
+    if let Some(asked) = headers.insert(header::HOST, value("host", rewrite)?) {
+        headers.insert(K_ORIGINAL_HOST, asked);
     }
+    Ok(())
 }
 
-fn list(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
-    let all: Vec<&str> = headers.get_all(name).iter().filter_map(|it| it.to_str().ok()).collect();
-    (!all.is_empty()).then(|| all.join(", "))
+fn value(what: &str, text: &str) -> Result<HeaderValue, Failure> {
+    let refused = |error| Failure::BadRequest(format!("bad {what}: {error}"));
+    HeaderValue::from_str(text).map_err(refused)
 }
 
-/// `for=<first>;host=<host>;proto=<proto>, for=<next>…`, as Knative's sidecar writes it.
-fn rfc7239(way: &str, host: &str, proto: &str) -> String {
-    let node = |hop: &str| match hop.parse::<std::net::Ipv6Addr>() {
-        Ok(six) => format!("\"[{six}]\""),
-        Err(_) => hop.to_owned(),
+/// HTTP/2 names host and scheme in the target, and knows no hops (RFC 9113 §8.3.1).
+fn speak_http2(head: &mut request::Parts) {
+    head.version = Version::HTTP_2;
+    let host = head.headers.get(header::HOST).map(HeaderValue::as_bytes);
+    let Some(authority) = host.and_then(|host| Authority::try_from(host).ok()) else {
+        // Not to be named there: `Host` itself stays, as when HTTP/1.1 is passed on.
+        head.version = Version::HTTP_11;
+        return;
     };
-    let quoted = if host.contains(':') { format!("\"{host}\"") } else { host.to_owned() };
-    let mut hops = way.split(',').map(str::trim);
-    let first = node(hops.next().unwrap_or_default());
-    let mut text = format!("for={first};host={quoted};proto={proto}");
-    for hop in hops {
-        text.push_str(", for=");
-        text.push_str(&node(hop));
+    let mut uri = std::mem::take(&mut head.uri).into_parts();
+    (uri.scheme, uri.authority) = (Some(Scheme::HTTP), Some(authority));
+    uri.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
+    head.uri = Uri::from_parts(uri).expect("scheme, authority and path are all there");
+    head.headers.remove(header::HOST);
+}
+
+/// HTTP/2 may cut cookies into fields, HTTP/1.1 may not (RFC 9113 §8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    if headers.get_all(header::COOKIE).iter().nth(1).is_none() {
+        return;
     }
-    text
+    let all: Vec<&[u8]> =
+        headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if let Ok(joined) = HeaderValue::from_bytes(&all.join(&b"; "[..])) {
+        headers.insert(header::COOKIE, joined);
+    }
 }
 
 #[cfg(test)]

@@ -9,11 +9,13 @@
 //! | [`queue`] | Pure: the waiting line of one revision |
 //! | [`balance`] | Pure: which pod, which revision |
 //! | [`dial`] | Pure: one connection, brought about by up to 16 sockets |
+//! | [`share`] | Pure: which pods are this activator's, where a hard limit holds |
 //! | [`pool`] | Pure: one pod's connections and who gets them |
-//! | [`headers`], [`failure`] | Pure: heads on their way, and what is said when there is no answer |
+//! | [`host`], [`headers`], [`forwarded`] | Pure: heads on their way |
+//! | [`probe`], [`failure`] | Pure: what the platform is asked, and what is said when there is no answer |
 //! | [`config`] | Pure: settings |
-//! | [`gateway`], [`reply`] | Shell: one request from arrival to answer |
-//! | [`revision`], [`pods`] | Shell: a revision's line and the connections to its pods |
+//! | [`gateway`], [`reply`], [`tunnel`] | Shell: one request from arrival to answer |
+//! | [`revision`], [`pods`], [`connection`] | Shell: a revision's line and the connections to its pods |
 //! | [`server`], [`ports`] | Shell: clients' connections; the listener, or listeners, of services |
 //! | [`socket`] | Shell: a client's socket, and whether the client is still there |
 //! | [`routes`], [`controller`] | Shell: the RouteTable |
@@ -45,26 +47,32 @@ pub mod autoscaler;
 pub mod balance;
 pub mod clock;
 pub mod config;
+pub mod connection;
 pub mod controller;
 pub mod dial;
 pub mod failure;
+pub mod forwarded;
 pub mod gateway;
 pub mod headers;
+pub mod host;
 pub mod pods;
 pub mod pool;
 pub mod ports;
+pub mod probe;
 pub mod queue;
 pub mod range;
 pub mod reply;
 pub mod revision;
 pub mod routes;
 pub mod server;
+pub mod share;
 pub mod socket;
+pub mod tunnel;
 
 pub use config::Config;
 
 use crate::{
-    admin::Metrics,
+    admin::{Figures, Metrics},
     autoscaler::Usage,
     config::BadSetting,
     controller::Seen,
@@ -72,12 +80,15 @@ use crate::{
     pods::PodSettings,
     ports::Ports,
     revision::RevisionSettings,
-    routes::Routes,
+    routes::{Listed, Routes},
     server::{ClientBounds, Server},
+    share::Part,
 };
 
 /// Idle connections and failed ports are looked after this often.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
+/// After the table has named this activator no more: kube-proxies and resolvers of other nodes follow a little later.
+const AFTERGLOW: Duration = Duration::from_secs(5);
 
 /// The activator could not start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -85,9 +96,9 @@ pub enum Error {
     /// A setting is out of its range.
     #[error("bad configuration")]
     Config(#[from] BadSetting),
-    /// The gateway's listener could not be had.
-    #[error("cannot listen for requests from outside on {address}")]
-    Outside {
+    /// A gateway's listener could not be had.
+    #[error("cannot listen for requests by host on {address}")]
+    Gateway {
         /// Where.
         address: String,
         /// Why not.
@@ -123,6 +134,8 @@ impl Activator {
             metrics: metrics.clone(),
         };
         let settings = RevisionSettings {
+            own_name: config.name().to_owned(),
+            peers: Part::WHOLE.into(),
             bounds: config.bounds(),
             pods,
             usage: Arc::clone(&usage),
@@ -132,8 +145,12 @@ impl Activator {
             routes: Routes::new(settings),
             metrics,
             tasks: TaskTracker::new(),
+            cluster_domain: config.cluster_domain.clone(),
+            leaving: CancellationToken::new(),
             stop: shutdown.clone(),
+            cut: CancellationToken::new(),
         });
+        registry.register_collector(Box::new(Figures(Arc::clone(&gateway))));
         let bounds = ClientBounds {
             head_bytes: config.max_head_bytes,
             head_timeout: Duration::from_millis(config.head_timeout_ms),
@@ -142,7 +159,7 @@ impl Activator {
         let ports = Arc::new(Ports::new(
             Arc::clone(&server),
             Arc::clone(&gateway),
-            config.listen.clone(),
+            config.addresses(),
             config.ports_map.clone(),
             shutdown.clone(),
         ));
@@ -161,26 +178,52 @@ impl Activator {
         }
     }
 
-    /// Lets requests in flight end, for at most `bound`.
-    async fn drain(&self, bound: Duration) {
-        let tasks = &self.gateway.tasks;
+    /// Goes on serving while others may still be led here, for at most `bound`. Clients are asked to connect anew.
+    async fn linger(&self, bound: Duration) {
+        self.gateway.leaving.cancel();
+        let mut listed = self.gateway.routes.listed();
+        let left = async {
+            // The sender lives in the gateway.
+            let _ = listed.wait_for(|it| *it == Listed::NoMore).await;
+            tokio::time::sleep(AFTERGLOW).await;
+        };
+        info!(?bound, "leaving: connections are still taken");
+        let is_left = tokio::time::timeout(bound, left).await.is_ok();
+        info!(is_left, "no connections are taken any more");
+    }
+
+    /// Lets requests in flight end.
+    async fn drain(&self, config: &Config) {
+        let (tasks, bound) = (&self.gateway.tasks, config.drain());
         tasks.close();
         info!(connections = tasks.len(), ?bound, "draining");
-        if tokio::time::timeout(bound, tasks.wait()).await.is_err() {
+        let cut = async {
+            tokio::time::sleep(config.tunnel_drain()).await;
+            self.gateway.cut.cancel();
+            std::future::pending::<()>().await;
+        };
+        let ended = async {
+            tokio::select! {
+                () = tasks.wait() => {}
+                () = cut => {}
+            }
+        };
+        if tokio::time::timeout(bound, ended).await.is_err() {
             warn!(connections = tasks.len(), "connections cut off");
         }
     }
 }
 
-/// Runs the activator until `shutdown`, then lets requests in flight end.
+/// Runs the activator until `shutdown`; then it lingers until nobody is led here, and lets requests in flight end.
 pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), Error> {
     config.validate()?;
-    let outside = outside_listener(&mut config)?;
+    let gateways = gateways(&mut config)?;
     let mut registry = Registry::default();
-    let activator = Activator::new(&config, &mut registry, &shutdown);
-    if let Some(listener) = outside {
+    let stop = CancellationToken::new();
+    let activator = Activator::new(&config, &mut registry, &stop);
+    for (listener, door) in gateways {
         let server = Arc::clone(&activator.server);
-        tokio::spawn(server.accept(listener, Some(Door::Outside), shutdown.clone()));
+        tokio::spawn(server.accept(listener, Some(door), stop.clone()));
     }
     // Routes and reports outlive the signal: waiting requests still want their pod while we drain.
     let finished = CancellationToken::new();
@@ -196,9 +239,11 @@ pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), 
     );
     let end = async {
         shutdown.cancelled().await;
-        activator.drain(config.drain()).await;
+        activator.linger(config.linger()).await;
+        stop.cancel();
+        activator.drain(&config).await;
     };
-    info!(name = %config.name, controller = %config.controller, "activator started");
+    info!(name = %config.name(), controller = %config.controller, "activator started");
     tokio::select! {
         served = pages => served.map_err(Error::from),
         () = follow => Ok(()),
@@ -206,7 +251,7 @@ pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), 
         () = activator.look_after() => Ok(()),
         () = end => {
             finished.cancel();
-            info!(name = %config.name, "activator stopped");
+            info!(name = %config.name(), "activator stopped");
             Ok(())
         }
     }
@@ -225,7 +270,7 @@ impl Links {
     fn new(config: &Config, finished: &CancellationToken) -> Self {
         let who = Subscriber {
             role: Role::Activator,
-            name: config.name.clone(),
+            name: config.name().to_owned(),
             node: config.node.clone(),
         };
         let link = |endpoint: &str| Link::new(endpoint, who.clone(), finished.clone());
@@ -259,13 +304,19 @@ fn troubles(
     })
 }
 
-fn outside_listener(config: &mut Config) -> Result<Option<TcpListener>, Error> {
-    let named = config.outside.map_or_else(|| "a given socket".to_owned(), |it| it.to_string());
-    let failed = |source| Error::Outside { address: named, source };
+/// The gateways' listeners, bound before anything else starts.
+fn gateways(config: &mut Config) -> Result<Vec<(TcpListener, Door)>, Error> {
+    let failed = |address: String| move |source| Error::Gateway { address, source };
     if let Some(listener) = config.outside_listener.take() {
+        config.outside = None;
         let ready = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
-        return ready.map(Some).map_err(failed);
+        let given = ready.map_err(failed("a given socket".to_owned()))?;
+        let mut all = gateways(config)?;
+        all.push((given, Door::Outside));
+        return Ok(all);
     }
-    let Some(address) = config.outside else { return Ok(None) };
-    ports::listen(SocketAddr::new(address.ip(), address.port())).map(Some).map_err(failed)
+    let open = |(address, door): (SocketAddr, Door)| {
+        Ok((ports::listen(address).map_err(failed(address.to_string()))?, door))
+    };
+    config.gateways().into_iter().map(open).collect()
 }

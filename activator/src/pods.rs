@@ -11,32 +11,22 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::wire::{Protocol, Totals};
 use futures::{StreamExt as _, stream::FuturesUnordered};
-use hyper::{body::Incoming, client::conn::http1};
-use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, sync::oneshot};
-use tracing::{debug, info};
+use tracing::info;
 
 use crate::{
     admin::Metrics,
     balance::PodKey,
+    connection::Connection,
     dial::{Action, Dial, Event, FIRST_WAIT},
     pool::{Next, Pool},
 };
 
-/// Bytes a pod's head may have.
-const MAX_POD_HEAD: usize = 1 << 20;
 /// A pod that refused is tried again after 10 ms, then after twice as long each time, at most 1.28 s.
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const RETRY_DOUBLINGS: u32 = 7;
-
-/// A connection over which one request at a time is sent.
-#[derive(Debug)]
-pub struct Connection {
-    /// Where requests go in.
-    pub sender: http1::SendRequest<Incoming>,
-    used: Instant,
-}
 
 /// Why a dial brought no connection. Cheap to clone: everyone who waited for it is told.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -63,25 +53,52 @@ pub struct Pod {
     pub key: PodKey,
     /// Its uid, for the log.
     pub uid: String,
+    /// Requests that the kernel cannot see: it counts an HTTP/2 connection as one request, this all beyond the first.
+    pub counted: Arc<Counted>,
+    protocol: Protocol,
     settings: PodSettings,
     pool: Mutex<Pool<Connection, oneshot::Sender<Answer>>>,
     answered: AtomicBool,
     refusals: AtomicU32,
 }
 
-impl Pod {
-    /// A pod nobody has talked to yet.
-    pub fn new(key: PodKey, uid: String, settings: PodSettings) -> Self {
-        let pool = Mutex::new(Pool::new(settings.backlog));
-        let (answered, refusals) = (AtomicBool::new(false), AtomicU32::new(0));
-        Self { key, uid, settings, pool, answered, refusals }
+/// Totals of a pod's requests.
+#[derive(Debug, Default)]
+pub struct Counted(Mutex<Totals>);
+
+impl Counted {
+    /// The totals now.
+    pub fn totals(&self) -> Totals {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection to send one request over: an idle one, or the first that comes.
-    pub async fn connect(self: &Arc<Self>) -> Answer {
+    /// Changes them.
+    pub fn change(&self, change: impl FnOnce(&mut Totals)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Pod {
+    /// A pod nobody has talked to yet, that speaks `protocol`.
+    pub fn new(key: PodKey, uid: String, protocol: Protocol, settings: PodSettings) -> Self {
+        let pool = Mutex::new(match protocol {
+            Protocol::Http1 => Pool::new(settings.backlog),
+            Protocol::H2c => Pool::shared(),
+        });
+        let (answered, refusals) = (AtomicBool::new(false), AtomicU32::new(0));
+        Self { key, uid, counted: Arc::default(), protocol, settings, pool, answered, refusals }
+    }
+
+    /// A connection to send one request over: one that has room for it, or the first that comes. In HTTP/1.1 it is one
+    /// of its own where the pod speaks HTTP/2: nobody else would use it.
+    pub async fn connect(self: &Arc<Self>, protocol: Protocol) -> Answer {
+        if protocol != self.protocol {
+            self.settings.metrics.dials.inc();
+            return self.open(protocol).await.map_err(|error| DialError(Arc::new(error)));
+        }
         let answer = {
             let mut pool = self.pool();
-            if let Some(idle) = pool.take(|it| self.is_usable(it)) {
+            if let Some(idle) = pool.take() {
                 return Ok(idle);
             }
             let (whom, answer) = oneshot::channel();
@@ -95,18 +112,20 @@ impl Pod {
     }
 
     /// Takes a connection back whose exchange has ended in order.
-    pub fn give_back(self: &Arc<Self>, mut connection: Connection) {
-        if connection.sender.is_closed() {
+    pub fn give_back(self: &Arc<Self>, connection: Connection) {
+        // A shared one has never left the pool.
+        let Connection::Single { mut sender, max_idle, .. } = connection else { return };
+        if sender.is_closed() || self.protocol != Protocol::Http1 {
             return;
         }
-        connection.used = Instant::now();
-        if connection.sender.is_ready() {
-            return self.free(connection, Pool::on_free);
+        let used = Instant::now();
+        if sender.is_ready() {
+            return self.free(Connection::Single { sender, used, max_idle }, Pool::on_free);
         }
         let pod = Arc::clone(self);
         tokio::spawn(async move {
-            if connection.sender.ready().await.is_ok() {
-                pod.free(connection, Pool::on_free);
+            if sender.ready().await.is_ok() {
+                pod.free(Connection::Single { sender, used, max_idle }, Pool::on_free);
             }
         });
     }
@@ -139,11 +158,7 @@ impl Pod {
 
     /// Ends connections that lay idle too long.
     pub fn prune(&self) {
-        self.pool().prune(|it| self.is_usable(it));
-    }
-
-    fn is_usable(&self, connection: &Connection) -> bool {
-        connection.sender.is_ready() && connection.used.elapsed() < self.settings.max_idle
+        self.pool().prune(Connection::is_good);
     }
 
     fn pool(&self) -> MutexGuard<'_, Pool<Connection, oneshot::Sender<Answer>>> {
@@ -164,8 +179,11 @@ impl Pod {
         loop {
             self.dial(next.dial);
             let Some((whom, connection)) = next.hand else { return };
-            let Err(Ok(unwanted)) = whom.send(Ok(connection)) else { return };
-            next = self.pool().on_free(unwanted);
+            next = match whom.send(Ok(connection)) {
+                Err(Ok(unwanted @ Connection::Single { .. })) => self.pool().on_free(unwanted),
+                _ if self.protocol == Protocol::H2c => self.pool().on_served(),
+                _ => return,
+            };
         }
     }
 
@@ -177,7 +195,7 @@ impl Pod {
     }
 
     async fn dial_once(self: Arc<Self>) {
-        match self.open().await {
+        match self.open(self.protocol).await {
             Ok(connection) => {
                 self.refusals.store(0, Ordering::Relaxed);
                 self.free(connection, Pool::on_dialled);
@@ -200,23 +218,13 @@ impl Pod {
         }
     }
 
-    async fn open(&self) -> io::Result<Connection> {
+    async fn open(&self, protocol: Protocol) -> io::Result<Connection> {
         let (stream, sockets) = dial(self.key.address).await?;
         if sockets > 1 {
             self.settings.metrics.dial_repeats.inc_by(u64::from(sockets - 1));
             info!(pod = %self.uid, address = %self.key.address, sockets, "dial repeated");
         }
-        stream.set_nodelay(true)?;
-        let builder = http1::Builder::new().max_buf_size(MAX_POD_HEAD).to_owned();
-        let (sender, driver) =
-            builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-        let uid = self.uid.clone();
-        tokio::spawn(async move {
-            if let Err(error) = driver.with_upgrades().await {
-                debug!(pod = %uid, %error, "connection to pod ended");
-            }
-        });
-        Ok(Connection { sender, used: Instant::now() })
+        Connection::open(stream, protocol, self.settings.max_idle, &self.counted).await
     }
 }
 

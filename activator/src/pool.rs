@@ -5,12 +5,34 @@
 //! has answered its first request, a dial counts as under way from its start until that answer, or until it
 //! has stood for a moment; afterwards only until it is connected.
 //!
-//! `C` is a connection, `W` whom to hand one to; the pool only keeps and returns them.
+//! A connection that carries several requests at once stays in the pool while requests use it, and serves everyone who
+//! wants one for as long as it has room.
+//!
+//! `C` is a connection or one use of it, `W` whom to hand one to; the pool only keeps and returns them.
 
 use std::collections::VecDeque;
 
 /// Listen backlog of a pod where it is not known: the least common default (libuv, Python, Java: 50 to 511).
 pub const BACKLOG: u32 = 128;
+
+/// What a connection that lies in the pool is to a request.
+#[derive(Debug)]
+pub enum Offer<C> {
+    /// It is the request's alone.
+    Whole,
+    /// One more use of it.
+    Share(C),
+    /// It is in use as much as it can be.
+    Busy,
+    /// It is of no use any more.
+    Stale,
+}
+
+/// A connection as the pool sees it.
+pub trait Lend: Sized {
+    /// What it is to a request now.
+    fn offer(&self) -> Offer<Self>;
+}
 
 /// One pod's connections.
 #[derive(Debug)]
@@ -36,25 +58,37 @@ pub struct Next<C, W> {
     pub dial: u32,
 }
 
-impl<C, W> Pool<C, W> {
+impl<C: Lend, W> Pool<C, W> {
     /// No connections yet, to a pod with this listen backlog.
     pub fn new(backlog: u32) -> Self {
+        Self::dialling((backlog / 2).max(1))
+    }
+
+    /// The same, for connections that carry several requests: one is dialled at a time.
+    pub fn shared() -> Self {
+        Self::dialling(1)
+    }
+
+    fn dialling(at_once: u32) -> Self {
         Self {
             idle: Vec::new(),
             wanting: VecDeque::new(),
             connecting: 0,
             fresh: 0,
-            at_once: (backlog / 2).max(1),
+            at_once,
             answered: false,
             closed: false,
         }
     }
 
-    /// The idle connection used last that `usable` accepts. Others met on the way are dropped.
-    pub fn take(&mut self, usable: impl Fn(&C) -> bool) -> Option<C> {
-        while let Some(connection) = self.idle.pop() {
-            if usable(&connection) {
-                return Some(connection);
+    /// A connection for one request: the one that came last and can be had. Stale ones met on the way are dropped.
+    pub fn take(&mut self) -> Option<C> {
+        for at in (0..self.idle.len()).rev() {
+            match self.idle[at].offer() {
+                Offer::Whole => return Some(self.idle.remove(at)),
+                Offer::Share(one) => return Some(one),
+                Offer::Busy => {}
+                Offer::Stale => drop(self.idle.remove(at)),
             }
         }
         None
@@ -104,14 +138,41 @@ impl<C, W> Pool<C, W> {
     /// A connection is free for the next request.
     pub fn on_free(&mut self, connection: C) -> Next<C, W> {
         let hand = match self.wanting.pop_front() {
-            Some(whom) => Some((whom, connection)),
-            None if self.closed => None,
+            Some(whom) => Some((whom, self.hand_out(connection))),
             None => {
-                self.idle.push(connection);
+                self.keep(connection);
                 None
             }
         };
         Next { hand, dial: self.more_dials() }
+    }
+
+    /// Somebody was served: whether a shared connection has room for another.
+    pub fn on_served(&mut self) -> Next<C, W> {
+        let free = if self.wanting.is_empty() { None } else { self.take() };
+        let hand = free.and_then(|connection| Some((self.wanting.pop_front()?, connection)));
+        if self.closed && self.wanting.is_empty() {
+            self.idle.clear();
+        }
+        Next { hand, dial: self.more_dials() }
+    }
+
+    /// What one request gets of a connection that is new or free.
+    fn hand_out(&mut self, connection: C) -> C {
+        match connection.offer() {
+            Offer::Share(one) => {
+                self.idle.push(connection);
+                one
+            }
+            // Of what use it is shows when it is used; whoever uses it counts that.
+            Offer::Whole | Offer::Busy | Offer::Stale => connection,
+        }
+    }
+
+    fn keep(&mut self, connection: C) {
+        if !self.closed {
+            self.idle.push(connection);
+        }
     }
 
     /// Drops idle connections that `keep` does not accept.
@@ -152,9 +213,51 @@ impl<C, W> Pool<C, W> {
 
 #[cfg(test)]
 mod tests {
+    use std::{cell::Cell, rc::Rc};
+
     use proptest::prelude::*;
 
     use super::*;
+
+    impl Lend for u32 {
+        fn offer(&self) -> Offer<Self> {
+            Offer::Whole
+        }
+    }
+
+    /// Carries two requests at once; each use is a connection without room of its own.
+    #[derive(Debug, Clone)]
+    struct Two(Rc<Cell<u32>>, bool);
+
+    impl Lend for Two {
+        fn offer(&self) -> Offer<Self> {
+            match self.0.get() {
+                2.. => Offer::Busy,
+                uses => {
+                    self.0.set(uses + 1);
+                    Offer::Share(Self(Rc::clone(&self.0), true))
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_shared_connection_serves_all_it_has_room_for() {
+        let mut pool = Pool::<Two, u32>::shared();
+        assert_eq!((0..5).map(|name| pool.want(name)).sum::<u32>(), 1);
+        let uses = Rc::new(Cell::new(0));
+        let mut handed = Vec::new();
+        let mut next = pool.on_dialled(Two(Rc::clone(&uses), false));
+        while let Some((whom, one)) = next.hand {
+            assert!(one.1, "a use, not the connection");
+            handed.push(whom);
+            next = pool.on_served();
+        }
+        assert_eq!((handed, pool.idle(), pool.on_answer()), (vec![0, 1], 1, 1));
+        uses.set(1);
+        assert_eq!(pool.on_served().hand.map(|(whom, _)| whom), Some(2));
+        assert!(pool.take().is_none(), "as much in use as it can be");
+    }
 
     #[test]
     fn half_the_backlog_is_dialled_until_the_first_answer() {
@@ -178,17 +281,17 @@ mod tests {
 
     #[test]
     fn a_connection_given_back_goes_to_who_wants_one() {
-        let mut pool = Pool::new(128);
+        let mut pool = Pool::<u32, _>::new(128);
         assert_eq!(pool.want("a"), 1);
         assert_eq!(pool.on_free(7), Next { hand: Some(("a", 7)), dial: 0 });
         assert_eq!(pool.on_dialled(8), Next { hand: None, dial: 0 });
-        assert_eq!(pool.take(|_| true), Some(8));
-        assert_eq!(pool.take(|_| true), None);
+        assert_eq!(pool.take(), Some(8));
+        assert_eq!(pool.take(), None);
     }
 
     #[test]
     fn a_failed_dial_sends_everyone_elsewhere() {
-        let mut pool = Pool::<u8, _>::new(2);
+        let mut pool = Pool::<u32, _>::new(2);
         assert_eq!(pool.want("a") + pool.want("b"), 1);
         assert_eq!(pool.on_dial_failed(), ["a", "b"]);
         assert_eq!(pool.want("c"), 1);
@@ -196,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_closed_pool_keeps_nothing_idle() {
-        let mut pool = Pool::new(2);
+        let mut pool = Pool::<u32, _>::new(2);
         assert_eq!(pool.on_free(1).hand, None);
         assert_eq!(pool.want("a"), 1);
         assert_eq!(pool.close(), ["a"]);
@@ -213,7 +316,7 @@ mod tests {
             let (mut connecting, mut fresh, mut busy) = (0u32, 0u32, 0u32);
             for op in ops {
                 match op {
-                    0 => if pool.take(|_| true).is_some() { busy += 1 } else { connecting += pool.want(0) },
+                    0 => if pool.take().is_some() { busy += 1 } else { connecting += pool.want(0) },
                     1 if connecting > 0 => {
                         connecting -= 1;
                         fresh += u32::from(!pool.is_answered());

@@ -10,10 +10,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::balance::{PodKey, Slot, pick};
 
+/// Requests that may wait for each pod with a hard limit, in multiples of that limit: what Knative's sidecar lets wait
+/// (`cmd/queue`, `pkg/queue/breaker.go`), for which this line stands in.
+const PER_POD: usize = 10;
+
 /// How much may wait for one revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Requests. Default 10 000: Knative's QueueDepth (`pkg/activator/net/throttler.go`).
+    /// Requests, before what pods with a hard limit add. Default 10 000: Knative's QueueDepth
+    /// (`pkg/activator/net/throttler.go`).
     pub requests: usize,
     /// Bytes held for them. Default 64 MiB.
     pub bytes: usize,
@@ -36,6 +41,8 @@ pub struct Line<W> {
     bounds: Bounds,
     /// containerConcurrency; 0: no limit.
     limit: u32,
+    /// Pods that the table calls ready, also those that refuse for a moment.
+    ready: usize,
     /// Pods that take requests, by key.
     open: Vec<Slot>,
     /// Pods that take none for now and still have requests: draining, gone or refusing.
@@ -60,6 +67,7 @@ impl<W> Line<W> {
         Self {
             bounds,
             limit: 0,
+            ready: 0,
             open: Vec::new(),
             closed: BTreeMap::new(),
             refusing: BTreeSet::new(),
@@ -86,7 +94,7 @@ impl<W> Line<W> {
     /// Puts a request in the line, at the place of its turn.
     pub fn wait(&mut self, turn: Turn, bytes: usize, waiter: W) -> Result<(), Full> {
         let held = self.bytes.saturating_add(bytes);
-        if self.waiting.len() >= self.bounds.requests || held > self.bounds.bytes {
+        if self.waiting.len() >= self.room() || held > self.bounds.bytes {
             return Err(Full);
         }
         self.bytes = held;
@@ -109,7 +117,7 @@ impl<W> Line<W> {
         chance: impl FnMut() -> u64,
     ) -> Vec<Go<W>> {
         let ready: BTreeSet<PodKey> = ready.into_iter().collect();
-        self.limit = limit;
+        (self.limit, self.ready) = (limit, ready.len());
         self.refusing.retain(|pod| ready.contains(pod));
         for slot in std::mem::take(&mut self.open) {
             self.closed.insert(slot.pod, slot.in_flight);
@@ -168,6 +176,13 @@ impl<W> Line<W> {
     pub fn in_flight(&self) -> u64 {
         let open = self.open.iter().map(|slot| slot.in_flight);
         open.chain(self.closed.values().copied()).map(u64::from).sum()
+    }
+
+    /// Requests that may wait now. Example: depth 10 000, two pods, containerConcurrency 4: 10 080.
+    fn room(&self) -> usize {
+        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        let of_pods = self.ready.saturating_mul(limit).saturating_mul(PER_POD);
+        self.bounds.requests.saturating_add(of_pods)
     }
 
     fn find(&self, pod: PodKey) -> Result<usize, usize> {

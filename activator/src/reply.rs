@@ -1,4 +1,8 @@
 //! Shell: the body of an answer, carried from the pod to the client as it comes.
+//!
+//! A bound that is over after the answer has begun ends it in Knative's way (`pkg/http/handler/timeout.go`): the code
+//! stays, the text of the failure is appended, and the answer ends. One whose length was promised cannot end before it:
+//! it is cut off behind the text, or without it where the text would not fit.
 
 use std::{
     pin::Pin,
@@ -14,7 +18,8 @@ use tokio::time::{Instant, Sleep};
 use tracing::warn;
 
 use crate::{
-    pods::Connection,
+    connection::Connection,
+    failure::Failure,
     revision::{Place, Timeouts},
 };
 
@@ -84,6 +89,8 @@ pub struct FromPod {
     body: Incoming,
     timer: Timer,
     lease: Option<(Connection, Place)>,
+    /// A bound was over, and its text is said: whether the answer may end there.
+    ended: Option<bool>,
 }
 
 impl Reply {
@@ -95,7 +102,7 @@ impl Reply {
     /// A pod's body; connection and place are given back at its end.
     pub fn pod(body: Incoming, mut timer: Timer, lease: (Connection, Place)) -> Self {
         timer.answered();
-        let mut reply = FromPod { body, timer, lease: Some(lease) };
+        let mut reply = FromPod { body, timer, lease: Some(lease), ended: None };
         if reply.body.is_end_stream() {
             reply.finish();
             return Self::Own(None);
@@ -113,12 +120,14 @@ impl FromPod {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+        match self.ended {
+            Some(true) => return Poll::Ready(None),
+            Some(false) => return Poll::Ready(Some(Err(CutOff::Timeout))),
+            None => {}
+        }
         let Poll::Ready(next) = Pin::new(&mut self.body).poll_frame(cx) else {
             ready!(self.timer.sleep.as_mut().poll(cx));
-            if let Some((_, place)) = self.lease.take() {
-                warn!(pod = %place.pod.uid, "answer cut off: request timeout");
-            }
-            return Poll::Ready(Some(Err(CutOff::Timeout)));
+            return Poll::Ready(Some(self.time_out()));
         };
         match &next {
             Some(Ok(_)) if self.body.is_end_stream() => self.finish(),
@@ -128,6 +137,24 @@ impl FromPod {
             None => self.finish(),
         }
         Poll::Ready(next.map(|frame| frame.map_err(CutOff::Pod)))
+    }
+
+    /// Says that a bound is over, as far as there is room for it.
+    fn time_out(&mut self) -> Result<Frame<Bytes>, CutOff> {
+        if let Some((_, place)) = self.lease.take() {
+            warn!(pod = %place.pod.uid, "answer cut off: request timeout");
+        }
+        let text = Failure::Timeout.to_string();
+        let room = self.body.size_hint().exact();
+        self.ended = Some(room.is_none());
+        match room {
+            Some(room) if room < text.len() as u64 => Err(CutOff::Timeout),
+            Some(_) | None => Ok(Frame::data(text.into())),
+        }
+    }
+
+    fn is_ended(&self) -> bool {
+        self.ended == Some(true) || (self.ended.is_none() && self.body.is_end_stream())
     }
 }
 
@@ -148,7 +175,7 @@ impl Body for Reply {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Own(text) => text.is_none(),
-            Self::Pod(reply) => reply.body.is_end_stream(),
+            Self::Pod(reply) => reply.is_ended(),
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::wire::{self, Name, Totals};
+use common::wire::{self, Name, Protocol, Totals};
 use tokio::sync::oneshot;
 use tracing::info;
 
@@ -21,11 +21,16 @@ use crate::{
     failure::Failure,
     pods::{Pod, PodSettings},
     queue::{Bounds, Go, Line, Turn},
+    share::Part,
 };
 
 /// What all revisions share.
 #[derive(Debug)]
 pub struct RevisionSettings {
+    /// This activator's name.
+    pub own_name: String,
+    /// Its place among all activators of the table.
+    pub peers: Mutex<Part>,
     /// Bounds of each line.
     pub bounds: Bounds,
     /// For their pods.
@@ -36,23 +41,41 @@ pub struct RevisionSettings {
     pub met: AtomicU64,
 }
 
+impl RevisionSettings {
+    /// Takes over this activator's place among all of the table.
+    pub fn set_peers(&self, part: Part) {
+        *self.peers.lock().unwrap_or_else(PoisonError::into_inner) = part;
+    }
+
+    fn peers(&self) -> Part {
+        *self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// What the table says of a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// containerConcurrency; 0: no limit.
     pub limit: u32,
+    /// What its pods speak.
+    pub protocol: Protocol,
+    /// This activator's place among those that share its pods; `None`: as among all.
+    part: Option<Part>,
     /// Bounds in time of its requests.
     pub timeouts: Timeouts,
 }
 
-impl From<&wire::Revision> for Terms {
-    fn from(told: &wire::Revision) -> Self {
+impl Terms {
+    /// The terms of a revision at the activator of this name.
+    pub fn new(told: &wire::Revision, own_name: &str) -> Self {
         let timeouts = Timeouts {
             whole: told.timeout,
             start: told.response_start_timeout,
             idle: told.idle_timeout,
         };
-        Self { limit: told.container_concurrency, timeouts }
+        let part =
+            (!told.activators.is_empty()).then(|| Part::find(own_name, told.activators.iter()));
+        Self { limit: told.container_concurrency, protocol: told.protocol, part, timeouts }
     }
 }
 
@@ -118,9 +141,19 @@ pub struct Place {
     revision: Arc<Revision>,
 }
 
+impl Place {
+    /// The pod's own totals have changed: they are reported from here.
+    pub fn note_counted(&self) {
+        self.revision.settings.usage.changed(&self.revision);
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         self.revision.done(self.pod.key);
+        if self.pod.counted.totals().started > 0 {
+            self.note_counted();
+        }
     }
 }
 
@@ -156,6 +189,22 @@ impl Revision {
         self.core().live.as_ref().map_or(0, |live| live.line.waiting())
     }
 
+    /// Whether some pod is ready, and requests by where they are: waiting, at pods.
+    pub fn figures(&self) -> (bool, usize, u64) {
+        let core = self.core();
+        let of =
+            |live: &Live| (live.ready_since.is_some(), live.line.waiting(), live.line.in_flight());
+        core.live.as_deref().map_or((false, 0, 0), of)
+    }
+
+    /// Totals of pods whose requests are counted here, by uid.
+    pub fn pod_totals(&self) -> Vec<(String, Totals)> {
+        let core = self.core();
+        let pods = core.live.iter().flat_map(|live| live.pods.values());
+        let counted = pods.map(|pod| (pod.uid.clone(), pod.counted.totals()));
+        counted.filter(|(_, totals)| totals.started > 0).collect()
+    }
+
     /// Ends connections to pods that lay idle too long.
     pub fn prune(&self) {
         let pods: Vec<Arc<Pod>> =
@@ -169,18 +218,21 @@ impl Revision {
         if pods.is_empty() && core.live.is_none() {
             return;
         }
-        let limit = core.limit();
+        let (limit, protocol, part) = core.rules(&self.settings);
         let live = core.live(self.settings.bounds);
-        let ready = live.meet(pods, &self.settings);
+        let (ready, gone_pods) = live.meet(pods, protocol, &self.settings);
         let since = live.ready_since.unwrap_or_else(Instant::now);
         live.ready_since = (!ready.is_empty()).then_some(since);
         let (count, waiting) = (ready.len(), live.line.waiting());
+        let limit = part.of_limit(limit, count);
+        let ready = if limit == 0 { ready } else { part.of_pods(&ready) };
         let gone = live.line.on_routes(ready, limit, chance);
         let places = self.places(live, gone);
         core.tidy();
         drop(core);
         let released = places.len();
         tell(places);
+        gone_pods.iter().for_each(|uid| self.settings.usage.pod_gone(&self.name, uid));
         if waiting > 0 {
             info!(revision = %self.name, ready = count, limit, waiting, released, "pods changed");
         }
@@ -255,8 +307,10 @@ fn tell(places: Told) {
 }
 
 impl Core {
-    fn limit(&self) -> u32 {
-        self.terms.map_or(0, |terms| terms.limit)
+    /// Limit of a pod, what it speaks, and which pods are this activator's.
+    fn rules(&self, settings: &RevisionSettings) -> (u32, Protocol, Part) {
+        let part = self.terms.and_then(|terms| terms.part).unwrap_or_else(|| settings.peers());
+        self.terms.map_or((0, Protocol::Http1, part), |it| (it.limit, it.protocol, part))
     }
 
     fn live(&mut self, bounds: Bounds) -> &mut Live {
@@ -276,8 +330,14 @@ impl Core {
 }
 
 impl Live {
-    /// Keeps a [`Pod`] for each pod of the table that has an address. Returns the ready ones.
-    fn meet(&mut self, told: &PodsTold, settings: &RevisionSettings) -> Vec<PodKey> {
+    /// Keeps a [`Pod`] for each pod of the table that has an address. Returns the ready ones by address, and the uids of
+    /// those that left.
+    fn meet(
+        &mut self,
+        told: &PodsTold,
+        protocol: Protocol,
+        settings: &RevisionSettings,
+    ) -> (Vec<PodKey>, Vec<String>) {
         let mut before: HashMap<(String, SocketAddr), Arc<Pod>> =
             self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
         let mut ready = Vec::new();
@@ -286,7 +346,7 @@ impl Live {
             let known = before.remove(&(uid.clone(), address));
             let pod = known.unwrap_or_else(|| {
                 let key = PodKey { address, id: settings.met.fetch_add(1, Ordering::Relaxed) };
-                Arc::new(Pod::new(key, uid.clone(), settings.pods.clone()))
+                Arc::new(Pod::new(key, uid.clone(), protocol, settings.pods.clone()))
             });
             pod.set_open(it.is_ready);
             if it.is_ready {
@@ -295,7 +355,9 @@ impl Live {
             self.pods.insert(pod.key, pod);
         }
         before.values().for_each(|pod| pod.set_open(false));
-        ready
+        ready.sort_unstable();
+        let is_gone = |uid: &String| !told.contains_key(uid);
+        (ready, before.into_keys().map(|(uid, _)| uid).filter(is_gone).collect())
     }
 }
 
@@ -336,7 +398,7 @@ impl Visit {
         answer.await.map_err(|_dropped| Failure::ShuttingDown)
     }
 
-    /// The request leaves for its pod, where the kernel counts it.
+    /// The request leaves for its pod, where it is counted from now on.
     pub fn leave(&mut self) {
         let Some(since) = self.counted.take() else { return };
         self.revision.core().totals.finish(now_ns());

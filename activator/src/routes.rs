@@ -13,16 +13,33 @@ use std::{
 
 use common::{
     link::{Changes, RouteBatch},
-    wire::{self, Name, Path, PodPhase, RouteChange, RouteKey},
+    wire::{self, Domain, Ingress, Name, Path, PodPhase, RouteChange, RouteKey, TagRouting},
 };
+use tokio::sync::watch;
 
-use crate::revision::{PodTold, PodsTold, Revision, RevisionSettings, Terms};
+use crate::{
+    revision::{PodTold, PodsTold, Revision, RevisionSettings, Terms},
+    share::Part,
+};
 
 /// Look-ups by port, host and name. Shared by all connections; locks are held for single look-ups.
 #[derive(Debug)]
 pub struct Routes {
     settings: Arc<RevisionSettings>,
     index: RwLock<Index>,
+    listed: watch::Sender<Listed>,
+}
+
+/// Whether the table names this activator: while it does, connections are led here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Listed {
+    /// It never has, so it says nothing.
+    #[default]
+    Never,
+    /// It does.
+    Now,
+    /// Not any more.
+    NoMore,
 }
 
 /// One addressable name, as requests see it.
@@ -38,6 +55,53 @@ pub struct Service {
     pub since: Instant,
     port: u16,
     hosts: Box<[Box<str>]>,
+    ingress: Option<Box<Ingress>>,
+}
+
+/// A service, and the DomainMapping by which it was found.
+#[derive(Debug)]
+pub struct ByHostFound {
+    /// The service.
+    pub service: Arc<Service>,
+    domain: Option<usize>,
+}
+
+impl ByHostFound {
+    /// The DomainMapping.
+    pub fn domain(&self) -> Option<&Domain> {
+        self.service.domains().get(self.domain?)
+    }
+
+    /// Whether http from outside is led to https.
+    pub fn redirects(&self) -> bool {
+        match self.domain() {
+            Some(domain) => domain.redirects,
+            None => self.service.ingress.as_ref().is_some_and(|it| it.redirects),
+        }
+    }
+}
+
+impl From<Arc<Service>> for ByHostFound {
+    fn from(service: Arc<Service>) -> Self {
+        Self { service, domain: None }
+    }
+}
+
+impl Service {
+    /// What tags mean for its requests.
+    pub fn tags(&self) -> Option<&TagRouting> {
+        self.ingress.as_ref()?.tags.as_ref()
+    }
+
+    fn domains(&self) -> &[Domain] {
+        self.ingress.as_ref().map_or(&[], |it| &it.domains)
+    }
+
+    /// Every host that reaches it from outside: its own, then its DomainMappings'.
+    fn host(&self, at: usize) -> Option<&str> {
+        let own = self.hosts.get(at).map(AsRef::as_ref);
+        own.or_else(|| Some(self.domains().get(at - self.hosts.len())?.host.as_str()))
+    }
 }
 
 /// One revision's share of a service.
@@ -61,12 +125,14 @@ struct Index {
     /// Pods by revision; revisions without any are not here.
     pods: BTreeMap<Name, PodsTold>,
     revision_of: HashMap<String, Name>,
+    activators: BTreeSet<String>,
 }
 
 impl Routes {
     /// Nothing is routed yet.
     pub fn new(settings: RevisionSettings) -> Self {
-        Self { settings: Arc::new(settings), index: RwLock::default() }
+        let listed = watch::Sender::new(Listed::Never);
+        Self { settings: Arc::new(settings), index: RwLock::default(), listed }
     }
 
     /// The service behind a port of the activator.
@@ -75,8 +141,21 @@ impl Routes {
     }
 
     /// The service behind a host, lower case and without port.
-    pub fn by_host(&self, host: &str) -> Option<Arc<Service>> {
-        self.read().by_host.get(host).map(|it| Arc::clone(&it.service))
+    pub fn by_host(&self, host: &str) -> Option<ByHostFound> {
+        let index = self.read();
+        let ByHost { service, at } = index.by_host.get(host)?;
+        let domain = at.checked_sub(service.hosts.len());
+        Some(ByHostFound { service: Arc::clone(service), domain })
+    }
+
+    /// A service by name.
+    pub fn by_name(&self, name: &Name) -> Option<Arc<Service>> {
+        self.read().services.get(name).map(|it| Arc::clone(&it.0))
+    }
+
+    /// Whether the table names this activator, and every change of that.
+    pub fn listed(&self) -> watch::Receiver<Listed> {
+        self.listed.subscribe()
     }
 
     /// A revision by name.
@@ -89,6 +168,11 @@ impl Routes {
         let index = self.read();
         let found = index.pods.keys().filter_map(|name| index.revisions.get(name));
         found.map(|it| Arc::clone(&it.0)).collect()
+    }
+
+    /// Every revision there is.
+    pub fn revisions(&self) -> Vec<Arc<Revision>> {
+        self.read().revisions.iter().map(|it| Arc::clone(&it.0)).collect()
     }
 
     /// Ports that should be open.
@@ -115,7 +199,7 @@ impl Routes {
     /// Takes over what changed in the table. Requests that wait for a pod that is ready now go at once.
     /// Returns whether other ports than before should be open.
     pub fn apply(&self, batch: RouteBatch) -> bool {
-        let (mut touched, mut other_ports) = (BTreeSet::new(), false);
+        let (mut touched, mut other_ports, mut other_peers) = (BTreeSet::new(), false, false);
         let mut index = self.write();
         let mut changes = batch.changes;
         if batch.is_whole {
@@ -126,7 +210,8 @@ impl Routes {
             match change {
                 RouteChange::Service(it) => other_ports |= index.set_service(it, &self.settings),
                 RouteChange::Revision(it) => {
-                    index.tell(&it.name, Some(Terms::from(&it)), &self.settings);
+                    let terms = Terms::new(&it, &self.settings.own_name);
+                    index.tell(&it.name, Some(terms), &self.settings);
                     touched.insert(it.name);
                 }
                 RouteChange::Pod(it) => touched.extend(index.set_pod(*it)),
@@ -138,15 +223,33 @@ impl Routes {
                     touched.insert(name);
                 }
                 RouteChange::Gone(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
-                RouteChange::Activator(_)
-                | RouteChange::Gone(RouteKey::Activator(_))
-                | RouteChange::Synced => {}
+                RouteChange::Activator(it) => other_peers |= index.activators.insert(it.name),
+                RouteChange::Gone(RouteKey::Activator(name)) => {
+                    other_peers |= index.activators.remove(&name);
+                }
+                RouteChange::Synced => {}
             }
+        }
+        if other_peers {
+            self.settings.set_peers(Part::find(&self.settings.own_name, &index.activators));
+            touched.extend(index.pods.keys().cloned());
+            self.list(index.activators.contains(&self.settings.own_name));
         }
         drop(index);
         touched.iter().for_each(|name| self.update(name));
         self.forget_left();
         other_ports
+    }
+
+    fn list(&self, is_named: bool) {
+        self.listed.send_if_modified(|listed| {
+            let now = match (*listed, is_named) {
+                (_, true) => Listed::Now,
+                (Listed::Never, false) => Listed::Never,
+                (Listed::Now | Listed::NoMore, false) => Listed::NoMore,
+            };
+            std::mem::replace(listed, now) != now
+        });
     }
 
     fn update(&self, name: &Name) {
@@ -184,9 +287,10 @@ impl Index {
             since: since.unwrap_or_else(Instant::now),
             port: told.activator_port.get(),
             hosts: told.hosts.into_iter().map(Into::into).collect(),
+            ingress: told.ingress,
         });
         self.by_port.insert(service.port, Arc::clone(&service));
-        for at in 0..service.hosts.len() {
+        for at in 0..service.hosts.len() + service.domains().len() {
             // Whoever names a host last has it.
             self.by_host.replace(ByHost { service: Arc::clone(&service), at });
         }
@@ -202,9 +306,9 @@ impl Index {
         if self.by_port.get(&old.port).is_some_and(|it| Arc::ptr_eq(it, &old)) {
             self.by_port.remove(&old.port);
         }
-        for host in &old.hosts {
-            if self.by_host.get(&**host).is_some_and(|it| Arc::ptr_eq(&it.service, &old)) {
-                self.by_host.remove(&**host);
+        for host in (0..).map_while(|at| old.host(at)) {
+            if self.by_host.get(host).is_some_and(|it| Arc::ptr_eq(&it.service, &old)) {
+                self.by_host.remove(host);
             }
         }
         Some(old.port)
@@ -273,7 +377,8 @@ impl Index {
         let services = self.services.iter().map(|it| RouteKey::Service(it.0.name.clone()));
         let revisions = self.revisions.iter().map(|it| RouteKey::Revision(it.0.name.clone()));
         let pods = self.revision_of.keys().cloned().map(RouteKey::Pod);
-        let all = services.chain(revisions).chain(pods);
+        let activators = self.activators.iter().cloned().map(RouteKey::Activator);
+        let all = services.chain(revisions).chain(pods).chain(activators);
         all.filter(|key| !named.contains_key(key)).collect()
     }
 }
@@ -323,7 +428,7 @@ struct ByHost {
 
 impl Borrow<str> for ByHost {
     fn borrow(&self) -> &str {
-        &self.service.hosts[self.at]
+        self.service.host(self.at).expect("the index holds only places that the service has")
     }
 }
 

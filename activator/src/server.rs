@@ -1,10 +1,17 @@
 //! Shell: clients and their connections.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use hyper::{server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use http::header;
+use hyper::{
+    server::conn::{http1, http2},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::{error::Elapsed, timeout},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -14,6 +21,17 @@ use crate::{
     gateway::{Client, Door, Gateway},
     socket::{Gone, Socket, Watched},
 };
+
+/// Requests a client may have at once over one HTTP/2 connection: Go's default.
+const MAX_STREAMS: u32 = 250;
+/// Bytes of a body that a client may send before a pod takes them, and of all bodies over one connection.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 16 * STREAM_WINDOW;
+/// A client that does not answer a ping for this long is gone; it is asked as often while something is open.
+const PING_EVERY: Duration = Duration::from_secs(30);
+
+/// Time for the first words of a client that had connected just before the activator stopped.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// Bounds of what a client may send.
 #[derive(Clone, Copy, Debug)]
@@ -28,21 +46,34 @@ pub struct ClientBounds {
 #[derive(Debug)]
 pub struct Server {
     gateway: Arc<Gateway>,
-    http: http1::Builder,
+    http1: http1::Builder,
+    http2: http2::Builder<TokioExecutor>,
+    head_timeout: Duration,
 }
 
 impl Server {
     /// A server in front of `gateway`.
     pub fn new(gateway: Arc<Gateway>, bounds: ClientBounds) -> Self {
-        let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new())
+        let mut http1 = http1::Builder::new();
+        http1
+            .timer(TokioTimer::new())
             .header_read_timeout(bounds.head_timeout)
             .max_buf_size(bounds.head_bytes)
             .max_header_size(bounds.head_bytes)
             // Whether a client that has closed its sending half is gone is for the socket to say.
             .half_close(true)
             .auto_date_header(false);
-        Self { gateway, http }
+        let mut http2 = http2::Builder::new(TokioExecutor::new());
+        http2
+            .timer(TokioTimer::new())
+            .max_header_list_size(u32::try_from(bounds.head_bytes).unwrap_or(u32::MAX))
+            .max_concurrent_streams(MAX_STREAMS)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(PING_EVERY)
+            .auto_date_header(false);
+        Self { gateway, http1, http2, head_timeout: bounds.head_timeout }
     }
 
     /// Accepts from `listener` until `closed`, by `door` or else by the port each client asked for; connections are served on until `stop`, then end politely.
@@ -99,6 +130,31 @@ impl Server {
     ) -> Result<(), hyper::Error> {
         let client = Client { address: client.ip().to_canonical(), lot: Lot::draw(chance()) };
         let socket = Socket::new(stream);
+        match self.first_words(&socket).await {
+            Ok(Ok(true)) => self.serve_http2(socket, door, client).await,
+            Ok(Ok(false)) => self.serve_http1(socket, door, client).await,
+            // It is gone, or has nothing to say.
+            Ok(Err(_)) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Whether the client speaks HTTP/2.
+    async fn first_words(&self, socket: &Socket) -> Result<io::Result<bool>, Elapsed> {
+        let words = socket.speaks_http2();
+        tokio::pin!(words);
+        tokio::select! {
+            biased;
+            first = timeout(self.head_timeout, words.as_mut()) => first,
+            () = self.gateway.stop.cancelled() => timeout(LAST_WORDS, words).await,
+        }
+    }
+
+    async fn serve_http1(
+        &self,
+        socket: Socket,
+        door: Door,
+        client: Client,
+    ) -> Result<(), hyper::Error> {
         let service = service_fn(|request| {
             let socket = socket.clone();
             async move {
@@ -112,10 +168,40 @@ impl Server {
             }
         });
         let io = TokioIo::new(socket.clone());
-        let connection = self.http.serve_connection(io, service).with_upgrades();
+        let connection = self.http1.serve_connection(io, service).with_upgrades();
         tokio::pin!(connection);
         tokio::select! {
             ended = connection.as_mut() => return ended,
+            () = self.gateway.stop.cancelled() => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        connection.await
+    }
+
+    /// Requests are apart from each other, on tasks of their own; one that its client resets is dropped.
+    async fn serve_http2(
+        &self,
+        socket: Socket,
+        door: Door,
+        client: Client,
+    ) -> Result<(), hyper::Error> {
+        let leave = CancellationToken::new();
+        let service = service_fn(|request| {
+            let (gateway, leave) = (Arc::clone(&self.gateway), leave.clone());
+            async move {
+                let mut answer = gateway.handle(request, door, client).await;
+                // HTTP/2 says so with GOAWAY, once for the connection.
+                if answer.headers_mut().remove(header::CONNECTION).is_some() {
+                    leave.cancel();
+                }
+                Ok::<_, Infallible>(answer)
+            }
+        });
+        let connection = self.http2.serve_connection(TokioIo::new(socket), service);
+        tokio::pin!(connection);
+        tokio::select! {
+            ended = connection.as_mut() => return ended,
+            () = leave.cancelled() => {}
             () = self.gateway.stop.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();

@@ -34,6 +34,9 @@ const UNREAD: Duration = Duration::from_millis(100);
 /// An answer that was begun before the client's FIN goes on; one that says nothing for so long is given up.
 const SILENCE: Duration = Duration::from_secs(5);
 
+/// What a client that speaks HTTP/2 without asking says first (RFC 9113 §3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
 /// A client's socket. Clones are the same socket: the library has one, whoever watches it another. All are
 /// used by one task, so the lock is never waited for.
 #[derive(Clone, Debug)]
@@ -60,6 +63,26 @@ impl Socket {
     pub fn new(stream: TcpStream) -> Self {
         let inner = Inner { stream, is_settled: false, is_ahead: false, waker: None };
         Self(Arc::new(Mutex::new(inner)))
+    }
+
+    /// Waits for the client's first words and tells whether they are HTTP/2's. Nothing is read.
+    pub async fn speaks_http2(&self) -> io::Result<bool> {
+        let mut before = 0;
+        loop {
+            let mut bytes = [0; PREFACE.len()];
+            let mut into = ReadBuf::new(&mut bytes);
+            let said = poll_fn(|cx| self.lock().stream.poll_peek(cx, &mut into)).await?;
+            match said {
+                // Nothing new: the client has closed its half. Or it says something else.
+                _ if said == before || !PREFACE.starts_with(&bytes[..said]) => return Ok(false),
+                _ if said == PREFACE.len() => return Ok(true),
+                _ => before = said,
+            }
+            // What has come is not news any more: wait for the rest.
+            let stream = &self.lock().stream;
+            let _ = stream
+                .try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+        }
     }
 
     /// Waits until the client has closed its connection for good. To be called when a request has come, and

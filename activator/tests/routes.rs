@@ -57,7 +57,7 @@ async fn a_host_that_moved_to_another_service_stays_there_when_the_first_goes() 
     let host = heir.hosts[0].clone();
     routes.apply(batch(vec![RouteChange::Service(heir)], false));
     routes.apply(batch(vec![RouteChange::Gone(common::wire::RouteKey::Service(service()))], false));
-    assert_eq!(routes.by_host(&host).unwrap().name.name, "heir");
+    assert_eq!(routes.by_host(&host).unwrap().service.name.name, "heir");
 }
 
 #[tokio::test]

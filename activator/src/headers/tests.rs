@@ -9,28 +9,27 @@ fn head(uri: &str, fields: &[(&str, &str)]) -> request::Parts {
     builder.body(()).expect("valid").into_parts().0
 }
 
+fn passage(side: Side) -> Passage<'static> {
+    let (rewrite, tags, protocol) = (None, None, Protocol::Http1);
+    Passage { side, client: CLIENT, rewrite, tags, protocol, chance: || 7 }
+}
+
 fn sent(uri: &str, side: Side, fields: &[(&str, &str)]) -> (request::Parts, Option<HeaderValue>) {
+    by(uri, passage(side), fields)
+}
+
+fn by(
+    uri: &str,
+    passage: Passage<'_>,
+    fields: &[(&str, &str)],
+) -> (request::Parts, Option<HeaderValue>) {
     let mut head = head(uri, fields);
-    let upgrade = to_pod(&mut head, side, CLIENT, || "hello.default.svc".into()).expect("fine");
+    let upgrade = to_pod(&mut head, passage, || "hello.default.svc".into()).expect("fine");
     (head, upgrade)
 }
 
 fn field<'a>(head: &'a request::Parts, name: &str) -> Option<&'a str> {
     head.headers.get(name).map(|value| value.to_str().expect("text"))
-}
-
-#[test]
-fn a_host_is_compared_without_port_case_and_final_dot() {
-    let named = |uri, host| super::host(&head(uri, &[("host", host)]));
-    assert_eq!(
-        named("/", "Hello.Default.Example.COM:8080"),
-        Some("hello.default.example.com".into())
-    );
-    assert_eq!(named("/", "a.b."), Some("a.b".into()));
-    assert_eq!(named("/", "[fd00::1]:80"), Some("[fd00::1]".into()));
-    assert_eq!(named("http://real:9/x", "other"), Some("real".into()));
-    assert_eq!(named("/", ""), None);
-    assert_eq!(super::host(&head("/", &[])), None);
 }
 
 #[test]
@@ -51,12 +50,12 @@ fn an_absolute_uri_wins_over_the_host_header() {
 #[test]
 fn a_host_is_required_from_1_1_on_and_supplied_for_1_0() {
     let new = head("/", &[]);
-    let refused = check_host(&new).expect_err("no host");
+    let refused = host::check_host(&new).expect_err("no host");
     assert_eq!(refused.to_string(), "missing required Host header");
     let mut old = head("/", &[]);
     old.version = Version::HTTP_10;
-    check_host(&old).expect("HTTP/1.0 knows no Host");
-    to_pod(&mut old, Side::Inside, CLIENT, || "hello.default.svc".into()).expect("fine");
+    host::check_host(&old).expect("HTTP/1.0 knows no Host");
+    to_pod(&mut old, passage(Side::Inside), || "hello.default.svc".into()).expect("fine");
     assert_eq!((field(&old, "host"), old.version), (Some("hello.default.svc"), Version::HTTP_11));
 }
 
@@ -75,17 +74,77 @@ fn headers_of_one_hop_and_of_the_platform_end_here() {
             ("knative-serving-namespace", "n"),
             ("k-network-probe", "queue"),
             ("k-proxy-request", "activator"),
-            ("k-mine", "stays"),
+            ("k-to-come", "stays inside"),
+            ("knative-serving-to-come", "too"),
+            ("knative-mine", "stays"),
         ],
     );
     let mut names: Vec<_> = head.headers.keys().map(HeaderName::as_str).collect();
     names.sort_unstable();
-    let kept = ["forwarded", "host", "k-mine", "te"];
+    let kept = ["forwarded", "host", "knative-mine", "te", "traceparent"];
     assert_eq!(
         names,
         [&kept[..], &["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"]].concat()
     );
     assert_eq!(field(&head, "te"), Some("trailers"));
+}
+
+#[test]
+fn inside_only_what_the_platform_uses_itself_is_taken_away() {
+    let fields = [("host", "a"), ("k-mine", "stays"), ("knative-serving-revision", "r")];
+    let (head, _) = sent("/", Side::Inside, &fields);
+    let told = ["k-mine", "knative-serving-revision"].map(|name| field(&head, name));
+    assert_eq!(told, [Some("stays"), None]);
+}
+
+#[test]
+fn a_pod_is_told_which_tag_was_chosen_or_that_none_was() {
+    let tag = TagRouting::Tag("blue".into());
+    let choice = TagRouting::Choice(vec![]);
+    let told = |tags, asked: &[(&str, &str)]| {
+        let passage = Passage { tags, ..passage(Side::Outside) };
+        let (head, _) = by("/", passage, &[&[("host", "a")], asked].concat());
+        let own = |name| field(&head, name).map(str::to_owned);
+        (own("knative-serving-tag"), own("knative-serving-default-route"))
+    };
+    let asked = [("knative-serving-tag", "green"), ("knative-serving-default-route", "no")];
+    let text = |it: &str| Some(it.to_owned());
+    assert_eq!(told(None, &asked), (None, None));
+    assert_eq!(told(Some(&tag), &asked), (text("blue"), None));
+    assert_eq!(told(Some(&choice), &asked), (text("green"), text("true")));
+    assert_eq!(told(Some(&choice), &[]), (None, text("true")));
+}
+
+#[test]
+fn a_host_that_is_rewritten_is_kept_beside() {
+    let passage = Passage { rewrite: Some("hello.default.svc"), ..passage(Side::Outside) };
+    let (head, _) = by("/", passage, &[("host", "shop.example"), ("k-original-host", "evil")]);
+    let told = ["host", "k-original-host", "x-forwarded-host"].map(|name| field(&head, name));
+    assert_eq!(told, [Some("hello.default.svc"), Some("shop.example"), Some("shop.example")]);
+}
+
+#[test]
+fn http2_names_host_and_scheme_in_its_target() {
+    let passage = Passage { protocol: Protocol::H2c, ..passage(Side::Inside) };
+    let (asked, upgrade) = by("/a?b", passage, &[("host", "a:80"), ("connection", "close")]);
+    assert_eq!((asked.uri.to_string().as_str(), upgrade), ("http://a:80/a?b", None));
+    assert_eq!((asked.version, field(&asked, "host")), (Version::HTTP_2, None));
+    assert_eq!(field(&asked, "connection"), None);
+    let fields = [("host", "a"), ("connection", "upgrade"), ("upgrade", "websocket")];
+    let (asked, upgrade) = by("/", passage, &fields);
+    assert_eq!((asked.version, upgrade.is_some()), (Version::HTTP_11, true));
+}
+
+#[test]
+fn cookies_that_http2_has_cut_are_joined() {
+    let (head, _) = sent("/", Side::Inside, &[("host", "a"), ("cookie", "a=1"), ("cookie", "b=2")]);
+    assert_eq!(head.headers.get_all("cookie").iter().collect::<Vec<_>>(), ["a=1; b=2"]);
+}
+
+#[test]
+fn the_same_over_https_has_neither_port_nor_another_path() {
+    let head = head("/a?b=c", &[("host", "Shop.example:8080")]);
+    assert_eq!(secure_location(&head).expect("a host"), "https://shop.example/a?b=c");
 }
 
 #[test]
@@ -105,37 +164,13 @@ fn an_upgrade_is_passed_on_but_not_to_http2() {
 }
 
 #[test]
-fn the_app_learns_who_asked() {
-    let (head, _) = sent("/", Side::Inside, &[("host", "a:80")]);
-    assert_eq!(field(&head, "forwarded"), Some("for=10.0.0.9;host=\"a:80\";proto=http"));
-    assert_eq!(field(&head, "x-forwarded-for"), Some("10.0.0.9"));
-    let (head, _) = sent(
-        "/",
-        Side::Outside,
-        &[
-            ("host", "a"),
-            ("x-forwarded-for", "fd00::7"),
-            ("x-forwarded-proto", "https"),
-            ("x-forwarded-host", "evil"),
-        ],
-    );
-    assert_eq!(
-        field(&head, "forwarded"),
-        Some("for=\"[fd00::7]\";host=a;proto=http, for=10.0.0.9")
-    );
-    let (head, _) = sent("/", Side::Inside, &[("host", "a"), ("x-forwarded-proto", "https")]);
-    assert_eq!(field(&head, "x-forwarded-proto"), Some("https"));
-    let (head, _) = sent("/", Side::Inside, &[("host", "a"), ("forwarded", "for=x")]);
-    assert_eq!(field(&head, "forwarded"), Some("for=x"));
-}
-
-#[test]
 fn an_answer_loses_only_what_was_for_one_hop() {
     let mut headers =
         head("/", &[("connection", "upgrade"), ("upgrade", "websocket"), ("a", "b")]).headers;
-    to_client(&mut headers, true);
+    to_client(&mut headers, StatusCode::SWITCHING_PROTOCOLS, Version::HTTP_11);
     assert_eq!(headers.len(), 3);
-    to_client(&mut headers, false);
+    headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    to_client(&mut headers, StatusCode::OK, Version::HTTP_2);
     assert_eq!(headers.keys().collect::<Vec<_>>(), ["a"]);
 }
 
@@ -143,62 +178,6 @@ fn an_answer_loses_only_what_was_for_one_hop() {
 fn connect_is_refused() {
     let mut head = head("a:80", &[]);
     head.method = Method::CONNECT;
-    let refused = to_pod(&mut head, Side::Inside, CLIENT, String::new).expect_err("refused");
+    let refused = to_pod(&mut head, passage(Side::Inside), String::new).expect_err("refused");
     assert_eq!(refused.status(), 405);
-}
-
-#[test]
-fn a_host_is_a_name_or_an_address_with_or_without_a_port() {
-    for good in [
-        "",
-        "a",
-        "Hello.default.example.com.",
-        "a:80",
-        "a:",
-        "under_score",
-        "10.96.0.7:8080",
-        "[fd00::1]",
-        "[fd00::1]:80",
-        "[fe80::1%25eth0]:80",
-        "caf%C3%A9.example",
-    ] {
-        assert!(is_host(good.as_bytes()), "{good}");
-    }
-    for bad in [
-        "a b",
-        "a/b",
-        "user@a",
-        "a:b",
-        "a:80:80",
-        "fd00::1",
-        "[fd00::1",
-        "fd00::1]",
-        "[fd00::1]x",
-        "[a]",
-        "[fe80::1%25]",
-        "100%",
-        "%zz",
-        "a?b",
-        "a#b",
-        "a\\b",
-        "<a>",
-        "caf\u{e9}",
-        "a\t",
-    ] {
-        assert!(!is_host(bad.as_bytes()), "{bad}");
-    }
-}
-
-#[test]
-fn one_host_is_named_once() {
-    let told = |uri, hosts: &[(&str, &str)]| {
-        check_host(&head(uri, hosts)).map_err(|failure| failure.to_string())
-    };
-    assert_eq!(told("/", &[("host", "a")]), Ok(()));
-    assert_eq!(told("http://a:80/", &[("host", "b")]), Ok(()));
-    let twice = Err("too many Host headers".to_owned());
-    assert_eq!(told("/", &[("host", "a"), ("host", "a")]), twice);
-    assert_eq!(told("/", &[("host", "a b")]), Err("malformed Host header".to_owned()));
-    let target = Err("malformed host in the request's target".to_owned());
-    assert_eq!(told("http://user@a/", &[("host", "a")]), target);
 }

@@ -56,6 +56,20 @@ fn the_line_is_bounded_by_requests_and_by_bytes() {
 }
 
 #[test]
+fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
+    let mut line = Line::new(Bounds { requests: 1, ..WIDE });
+    assert_eq!(line.on_routes([pod(1), pod(2)], 2, || 0), []);
+    let admitted = (0..10).filter(|_| line.admit(0).is_some()).count();
+    let waits = |line: &mut Line<()>| {
+        let turn = line.on_request();
+        line.wait(turn, 0, ()).is_ok()
+    };
+    assert_eq!((admitted, (0..100).filter(|_| waits(&mut line)).count()), (4, 41));
+    assert!(line.on_refused(pod(1)), "who refuses for a moment still counts");
+    assert_eq!(line.on_routes([pod(2)], 0, || 0).len(), 41);
+}
+
+#[test]
 fn who_left_the_line_is_not_let_go() {
     let mut line = Line::new(WIDE);
     let first = wait(&mut line, 1);
@@ -152,7 +166,8 @@ impl Model {
             let at = self.waiting.partition_point(|(other, _)| *other < turn);
             self.waiting.insert(at, (turn, name));
         } else {
-            assert_eq!(self.waiting.len(), 5, "refused only when full");
+            let of_pods = self.ready.len() * usize::try_from(self.limit).unwrap_or(0) * 10;
+            assert!(self.waiting.len() >= 5 + of_pods, "refused only when full");
             self.ended.push(name);
         }
     }

@@ -1,0 +1,213 @@
+//! Pure: which host a request is for, and which service a name within the cluster means.
+
+use http::{Version, header, request};
+
+use common::wire::Name;
+
+use crate::failure::Failure;
+
+/// The host a request asks for: lower case, without port and final dot.
+pub fn host(head: &request::Parts) -> Option<String> {
+    let named = match head.uri.authority() {
+        Some(authority) => authority.as_str(),
+        None => head.headers.get(header::HOST)?.to_str().ok()?,
+    };
+    let bare = named.rsplit_once('@').map_or(named, |(_, host)| host);
+    let end = if bare.starts_with('[') {
+        bare.find(']')? + 1
+    } else {
+        bare.find(':').unwrap_or(bare.len())
+    };
+    let host = bare[..end].trim_end_matches('.');
+    (!host.is_empty()).then(|| host.to_ascii_lowercase())
+}
+
+/// Refuses a request that does not say plainly which host it is for (RFC 9112 §3.2): two ends of a way that
+/// choose differently among two hosts would not mean the same request. HTTP/1.0 may leave it out.
+pub fn check_host(head: &request::Parts) -> Result<(), Failure> {
+    let refused = |text: &str| Err(Failure::BadRequest(text.to_owned()));
+    let mut named = head.headers.get_all(header::HOST).iter();
+    match (named.next(), named.next()) {
+        (None, _) if head.version == Version::HTTP_11 => refused("missing required Host header"),
+        // HTTP/2 names it in the target (RFC 9113 §8.3.1).
+        (None, _) if head.version == Version::HTTP_2 && head.uri.authority().is_none() => {
+            refused("missing required :authority")
+        }
+        (_, Some(_)) => refused("too many Host headers"),
+        (Some(host), None) if !is_host(host.as_bytes()) => refused("malformed Host header"),
+        _ if head.uri.authority().is_some_and(|it| !is_host(it.as_str().as_bytes())) => {
+            refused("malformed host in the request's target")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether this is `uri-host [":" port]` (RFC 3986 §3.2); like there, the host may be empty.
+fn is_host(text: &[u8]) -> bool {
+    let (host, port) = match text.iter().rposition(|&byte| byte == b':' || byte == b']') {
+        Some(at) if text[at] == b':' => (&text[..at], &text[at + 1..]),
+        Some(_) | None => (text, &[][..]),
+    };
+    let is_name = match host {
+        [b'[', inner @ .., b']'] => is_literal(inner),
+        name => is_reg_name(name),
+    };
+    is_name && port.iter().all(u8::is_ascii_digit)
+}
+
+/// Whether this may stand in brackets: an IPv6 address, with a zone or not.
+fn is_literal(inner: &[u8]) -> bool {
+    let text = std::str::from_utf8(inner).unwrap_or_default();
+    let (address, zone) =
+        text.split_once("%25").map_or((text, None), |(it, zone)| (it, Some(zone)));
+    address.parse::<std::net::Ipv6Addr>().is_ok()
+        && zone.is_none_or(|zone| !zone.is_empty() && is_reg_name(zone.as_bytes()))
+}
+
+fn is_reg_name(mut name: &[u8]) -> bool {
+    loop {
+        name = match name {
+            [] => return true,
+            [b'%', high, low, rest @ ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+                rest
+            }
+            [byte, rest @ ..]
+                if byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=".contains(byte) =>
+            {
+                rest
+            }
+            _ => return false,
+        };
+    }
+}
+
+/// The service that a name within the cluster means: `name.ns`, `name.ns.svc` or `name.ns.svc.<cluster domain>`,
+/// lower case and without port.
+///
+/// Example: with the cluster domain `cluster.local`, `hello.default.svc` means `default/hello`.
+pub fn local_name(host: &str, cluster_domain: &str) -> Option<Name> {
+    let (name, rest) = host.split_once('.')?;
+    let (namespace, rest) =
+        rest.split_once('.').map_or((rest, None), |(ns, rest)| (ns, Some(rest)));
+    let is_local = match rest {
+        None | Some("svc") => true,
+        Some(rest) => rest.strip_prefix("svc.").is_some_and(|domain| domain == cluster_domain),
+    };
+    let is_name = !name.is_empty() && !namespace.is_empty();
+    (is_local && is_name).then(|| Name::new(namespace, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn head(uri: &str, fields: &[(&str, &str)]) -> request::Parts {
+        let builder = Request::builder().uri(uri);
+        let builder = fields.iter().fold(builder, |it, (k, v)| it.header(*k, *v));
+        builder.body(()).expect("valid").into_parts().0
+    }
+
+    #[test]
+    fn http2_names_its_host_in_the_target() {
+        let told = |uri| {
+            let mut head = head(uri, &[]);
+            head.version = Version::HTTP_2;
+            check_host(&head).map_err(|failure| failure.to_string())
+        };
+        assert_eq!(told("http://a:80/"), Ok(()));
+        assert_eq!(told("/"), Err("missing required :authority".to_owned()));
+    }
+
+    #[test]
+    fn a_name_within_the_cluster_means_a_service() {
+        let local = |host| local_name(host, "cluster.local");
+        let hello = Some(Name::new("default", "hello"));
+        for host in ["hello.default", "hello.default.svc", "hello.default.svc.cluster.local"] {
+            assert_eq!(local(host), hello, "{host}");
+        }
+        for host in [
+            "",
+            "hello",
+            ".default",
+            "hello.",
+            "hello.default.svc.",
+            "hello.default.svc.example.com",
+            "hello.default.example.com",
+            "hello.default.svc.cluster.local.example.com",
+        ] {
+            assert_eq!(local(host), None, "{host}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_compared_without_port_case_and_final_dot() {
+        let named = |uri, it| host(&head(uri, &[("host", it)]));
+        assert_eq!(
+            named("/", "Hello.Default.Example.COM:8080"),
+            Some("hello.default.example.com".into())
+        );
+        assert_eq!(named("/", "a.b."), Some("a.b".into()));
+        assert_eq!(named("/", "[fd00::1]:80"), Some("[fd00::1]".into()));
+        assert_eq!(named("http://real:9/x", "other"), Some("real".into()));
+        assert_eq!(named("/", ""), None);
+        assert_eq!(host(&head("/", &[])), None);
+    }
+
+    #[test]
+    fn a_host_is_a_name_or_an_address_with_or_without_a_port() {
+        for good in [
+            "",
+            "a",
+            "Hello.default.example.com.",
+            "a:80",
+            "a:",
+            "under_score",
+            "10.96.0.7:8080",
+            "[fd00::1]",
+            "[fd00::1]:80",
+            "[fe80::1%25eth0]:80",
+            "caf%C3%A9.example",
+        ] {
+            assert!(is_host(good.as_bytes()), "{good}");
+        }
+        for bad in [
+            "a b",
+            "a/b",
+            "user@a",
+            "a:b",
+            "a:80:80",
+            "fd00::1",
+            "[fd00::1",
+            "fd00::1]",
+            "[fd00::1]x",
+            "[a]",
+            "[fe80::1%25]",
+            "100%",
+            "%zz",
+            "a?b",
+            "a#b",
+            "a\\b",
+            "<a>",
+            "caf\u{e9}",
+            "a\t",
+        ] {
+            assert!(!is_host(bad.as_bytes()), "{bad}");
+        }
+    }
+
+    #[test]
+    fn one_host_is_named_once() {
+        let told = |uri, hosts: &[(&str, &str)]| {
+            check_host(&head(uri, hosts)).map_err(|failure| failure.to_string())
+        };
+        assert_eq!(told("/", &[("host", "a")]), Ok(()));
+        assert_eq!(told("http://a:80/", &[("host", "b")]), Ok(()));
+        let twice = Err("too many Host headers".to_owned());
+        assert_eq!(told("/", &[("host", "a"), ("host", "a")]), twice);
+        assert_eq!(told("/", &[("host", "a b")]), Err("malformed Host header".to_owned()));
+        let target = Err("malformed host in the request's target".to_owned());
+        assert_eq!(told("http://user@a/", &[("host", "a")]), target);
+    }
+}

@@ -1,0 +1,148 @@
+//! Pure: requests that ask the platform, not the app.
+//!
+//! From inside they are answered here and never wake a service, in Knative's words (`pkg/activator/handler`,
+//! `pkg/queue/health`, `networking/pkg/probe`): whoever asks for `queue` would reach a pod's sidecar there, which this
+//! activator stands in for. From outside none of this is a probe: the headers are dropped, and the request is the app's.
+
+use http::{HeaderName, HeaderValue, StatusCode, header, request};
+
+/// Asks the platform, not the app (`networking/pkg/http/header/header.go`).
+pub const K_NETWORK_PROBE: HeaderName = HeaderName::from_static("k-network-probe");
+/// Goes with a probe.
+pub const K_NETWORK_HASH: HeaderName = HeaderName::from_static("k-network-hash");
+/// Marks a kubelet's probe that a mesh has rewritten.
+pub const K_KUBELET_PROBE: HeaderName = HeaderName::from_static("k-kubelet-probe");
+
+/// What a probe asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// Whether this process is well: a kubelet asks, by its name or by a header.
+    Health,
+    /// Whether an activator is in the way.
+    Activator,
+    /// Whether a pod of the service is ready.
+    Queue,
+    /// Which version of a route is in force: the number comes back.
+    Route(Option<HeaderValue>),
+    /// Nothing we know.
+    Unknown(String),
+}
+
+/// What is known when a probe is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// The activator is being stopped.
+    pub is_leaving: bool,
+    /// The service that was asked for has a ready pod.
+    pub has_pod: bool,
+}
+
+/// What a probe is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The code.
+    pub status: StatusCode,
+    /// The text.
+    pub text: String,
+    /// Comes back as `K-Network-Hash`.
+    pub hash: Option<HeaderValue>,
+}
+
+/// What this request asks of the platform. `None`: it is for the app.
+pub fn probe(head: &request::Parts) -> Option<Probe> {
+    let headers = &head.headers;
+    let agent = headers.get(header::USER_AGENT);
+    if agent.is_some_and(|agent| agent.as_bytes().starts_with(b"kube-probe/"))
+        || headers.contains_key(K_KUBELET_PROBE)
+    {
+        return Some(Probe::Health);
+    }
+    Some(match headers.get(K_NETWORK_PROBE)?.to_str().unwrap_or_default() {
+        "activator" => Probe::Activator,
+        "queue" => Probe::Queue,
+        "probe" => {
+            let hash = headers.get(K_NETWORK_HASH);
+            Probe::Route(hash.filter(|hash| !hash.is_empty()).cloned())
+        }
+        other => Probe::Unknown(other.to_owned()),
+    })
+}
+
+impl Probe {
+    /// What it is told.
+    pub fn answer(self, health: Health) -> Told {
+        let told = |status, text: &str| Told { status, text: text.to_owned(), hash: None };
+        match self {
+            Self::Health | Self::Queue if health.is_leaving => {
+                told(StatusCode::SERVICE_UNAVAILABLE, "shutting down")
+            }
+            Self::Health => told(StatusCode::OK, ""),
+            Self::Activator => told(StatusCode::OK, "activator"),
+            Self::Queue if health.has_pod => told(StatusCode::OK, "queue"),
+            Self::Queue => told(StatusCode::SERVICE_UNAVAILABLE, ""),
+            Self::Route(Some(hash)) => Told { hash: Some(hash), ..told(StatusCode::OK, "") },
+            Self::Route(None) => {
+                let text = "a probe request must contain a non-empty \"K-Network-Hash\" header";
+                told(StatusCode::BAD_REQUEST, text)
+            }
+            Self::Unknown(value) => {
+                let text = format!("unexpected probe header value: {value}");
+                told(StatusCode::BAD_REQUEST, &text)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn ask(name: &str, value: &str) -> Option<Probe> {
+        let request = Request::builder().header(name, value).body(()).expect("valid");
+        probe(&request.into_parts().0)
+    }
+
+    fn told(asked: Option<Probe>, is_leaving: bool, has_pod: bool) -> (u16, String) {
+        let told = asked.expect("a probe").answer(Health { is_leaving, has_pod });
+        (told.status.as_u16(), told.text)
+    }
+
+    #[test]
+    fn each_probe_is_told_what_knative_tells_it() {
+        let activator = || ask("k-network-probe", "activator");
+        let queue = || ask("k-network-probe", "queue");
+        assert_eq!(told(activator(), false, false), (200, "activator".into()));
+        assert_eq!(told(activator(), true, false), (200, "activator".into()));
+        assert_eq!(told(queue(), false, true), (200, "queue".into()));
+        assert_eq!(told(queue(), false, false), (503, String::new()));
+        assert_eq!(told(queue(), true, true), (503, "shutting down".into()));
+        let other = ask("k-network-probe", "other");
+        assert_eq!(told(other, false, false), (400, "unexpected probe header value: other".into()));
+    }
+
+    #[test]
+    fn a_kubelet_is_told_whether_we_are_well() {
+        for (name, value) in [("user-agent", "kube-probe/1.35"), ("k-kubelet-probe", "x")] {
+            assert_eq!(told(ask(name, value), false, false), (200, String::new()));
+            assert_eq!(told(ask(name, value), true, true), (503, "shutting down".into()));
+        }
+        assert_eq!(ask("user-agent", "curl/8 kube-probe/1"), None);
+    }
+
+    #[test]
+    fn a_number_comes_back_and_must_be_there() {
+        let hash = HeaderValue::from_static("abc");
+        let request = Request::builder()
+            .header(K_NETWORK_PROBE, "probe")
+            .header(K_NETWORK_HASH, &hash)
+            .body(())
+            .expect("valid");
+        let told_all = probe(&request.into_parts().0)
+            .expect("a probe")
+            .answer(Health { is_leaving: false, has_pod: false });
+        assert_eq!((told_all.status.as_u16(), told_all.hash), (200, Some(hash)));
+        assert_eq!(told(ask("k-network-probe", "probe"), false, false).0, 400);
+    }
+}

@@ -1,0 +1,304 @@
+//! Pods and clients that speak HTTP/2 without TLS.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    net::{Ipv4Addr, SocketAddr},
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use http::{HeaderMap, Request, Response, request};
+use http_body_util::{BodyExt as _, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{
+    body::{Frame, Incoming},
+    client, server,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+};
+
+use crate::harness::LONG;
+
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+pub type Asked = request::Parts;
+type Answering = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+
+/// A pod, and what it saw.
+#[derive(Clone)]
+pub struct Pod {
+    pub address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
+    dropped: Arc<AtomicUsize>,
+    seen: Arc<Mutex<Vec<Asked>>>,
+    /// After so many requests a connection is ended with GOAWAY; 0: never.
+    pub goaway_every: Arc<AtomicUsize>,
+}
+
+/// Counts when it is dropped.
+struct Ended(Arc<AtomicUsize>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Pod {
+    async fn bind() -> (Self, TcpListener) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let pod = Self {
+            address: listener.local_addr().unwrap(),
+            connections: Arc::default(),
+            requests: Arc::default(),
+            dropped: Arc::default(),
+            seen: Arc::default(),
+            goaway_every: Arc::default(),
+        };
+        (pod, listener)
+    }
+
+    pub async fn start(answer: fn(Incoming) -> Answering) -> Self {
+        let (pod, listener) = Self::bind().await;
+        let serving = pod.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                serving.connections.fetch_add(1, Ordering::SeqCst);
+                tokio::spawn(serving.clone().serve(stream, answer));
+            }
+        });
+        pod
+    }
+
+    async fn serve(self, stream: TcpStream, answer: fn(Incoming) -> Answering) {
+        let here = Arc::new(AtomicUsize::new(0));
+        let enough = Arc::new(tokio::sync::Notify::new());
+        let service = service_fn(|request: Request<Incoming>| {
+            let (pod, here, enough) = (self.clone(), Arc::clone(&here), Arc::clone(&enough));
+            async move {
+                let (head, body) = request.into_parts();
+                pod.seen.lock().unwrap().push(head);
+                pod.requests.fetch_add(1, Ordering::SeqCst);
+                let _ended = Ended(Arc::clone(&pod.dropped));
+                if here.fetch_add(1, Ordering::SeqCst) + 1
+                    == pod.goaway_every.load(Ordering::SeqCst)
+                {
+                    enough.notify_one();
+                }
+                Ok::<_, Infallible>(answer(body).await)
+            }
+        });
+        let connection = server::conn::http2::Builder::new(TokioExecutor::new())
+            .serve_connection(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = enough.notified() => connection.as_mut().graceful_shutdown(),
+        }
+        connection.await.ok();
+    }
+
+    pub fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+
+    /// Requests that ended, answered or not.
+    pub fn dropped(&self) -> usize {
+        self.dropped.load(Ordering::SeqCst)
+    }
+
+    pub fn seen(&self) -> Vec<Asked> {
+        self.seen.lock().unwrap().clone()
+    }
+}
+
+/// Answers with what it was sent, as it comes, and with the trailers of a call that went well.
+pub fn echo(body: Incoming) -> Answering {
+    let said = body.into_data_stream().map(|data| Ok(Frame::data(data.unwrap_or_default())));
+    let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
+    let end = futures::stream::once(async { Ok(Frame::trailers(trailers)) });
+    let body = StreamBody::new(said.chain(end)).boxed_unsync();
+    Box::pin(async { Response::new(body) })
+}
+
+/// The same, a little later.
+pub fn slow(body: Incoming) -> Answering {
+    Box::pin(async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        echo(body).await
+    })
+}
+
+/// Never answers.
+pub fn never(_body: Incoming) -> Answering {
+    Box::pin(std::future::pending())
+}
+
+/// Begins an answer and never ends it.
+pub fn stall(_body: Incoming) -> Answering {
+    let begun = futures::stream::once(async { Ok(Frame::data(Bytes::from("begun"))) });
+    let body = StreamBody::new(begun.chain(futures::stream::pending())).boxed_unsync();
+    Box::pin(async { Response::new(body) })
+}
+
+/// A pod that refuses the first `count` requests before it looks at them.
+pub async fn refusing(count: usize) -> Pod {
+    let (pod, listener) = Pod::bind().await;
+    let serving = pod.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let serving = serving.clone();
+            tokio::spawn(async move {
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                while let Some(Ok((_request, mut respond))) = connection.accept().await {
+                    if serving.requests.fetch_add(1, Ordering::SeqCst) < count {
+                        respond.send_reset(h2::Reason::REFUSED_STREAM);
+                    } else {
+                        respond.send_response(Response::new(()), true).ok();
+                    }
+                }
+            });
+        }
+    });
+    pod
+}
+
+/// A GET at the service's public host.
+pub fn get(path: &str) -> request::Builder {
+    Request::get(format!("http://hello.default.example.com{path}"))
+}
+
+/// A client's connection.
+#[derive(Clone)]
+pub struct Client(client::conn::http2::SendRequest<Body>);
+
+/// A whole answer.
+#[derive(Debug)]
+pub struct Answer {
+    pub head: Response<()>,
+    pub body: String,
+    trailers: HeaderMap,
+}
+
+impl Answer {
+    pub fn trailer(&self, name: &str) -> Option<&str> {
+        self.trailers.get(name).map(|it| it.to_str().unwrap())
+    }
+}
+
+impl Client {
+    pub async fn connect(port: u16) -> Self {
+        Self::at((Ipv4Addr::LOCALHOST, port).into()).await
+    }
+
+    pub async fn at(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let (sender, driver) =
+            client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+                .await
+                .unwrap();
+        tokio::spawn(driver);
+        Self(sender)
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
+    /// Sends a request with a body in these parts, and reads the whole answer.
+    pub fn ask(
+        &self,
+        request: request::Builder,
+        parts: &[&str],
+    ) -> impl Future<Output = Result<Answer, hyper::Error>> + Send + use<> {
+        let mut sender = self.0.clone();
+        let parts: Vec<_> =
+            parts.iter().map(|it| Ok(Frame::data(Bytes::from((*it).to_owned())))).collect();
+        let body = match parts.is_empty() {
+            true => http_body_util::Empty::new().boxed_unsync(),
+            false => StreamBody::new(futures::stream::iter(parts)).boxed_unsync(),
+        };
+        let request = request.body(body).unwrap();
+        async move {
+            let answering = async {
+                let (head, body) = sender.send_request(request).await?.into_parts();
+                let body = body.collect().await?;
+                let trailers = body.trailers().cloned().unwrap_or_default();
+                let body = String::from_utf8(body.to_bytes().into()).unwrap();
+                Ok(Answer { head: Response::from_parts(head, ()), body, trailers })
+            };
+            tokio::time::timeout(LONG, answering).await.expect("answers in time")
+        }
+    }
+
+    /// Begins a request whose body is said piece by piece. Dropping the call resets it.
+    pub async fn call(&self, request: request::Builder) -> Call {
+        let mut sender = self.0.clone();
+        let (say, parts) = mpsc::channel(1);
+        let parts = futures::stream::unfold(parts, async |mut parts: mpsc::Receiver<Bytes>| {
+            let part = parts.recv().await?;
+            Some((Ok(Frame::data(part)), parts))
+        });
+        let body = StreamBody::new(parts).boxed_unsync();
+        let request = request.body(body).unwrap();
+        let mut answer: Pin<Box<dyn Future<Output = _> + Send>> =
+            Box::pin(async move { sender.send_request(request).await });
+        // Sends the request, and nothing more than that.
+        let now = futures::poll!(answer.as_mut());
+        assert!(now.is_pending());
+        Call { say: Some(say), answer }
+    }
+}
+
+/// A request under way.
+pub struct Call {
+    say: Option<mpsc::Sender<Bytes>>,
+    answer: Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>,
+}
+
+/// An answer under way.
+pub struct Answers(Incoming);
+
+impl Call {
+    pub async fn say(&mut self, text: &str) {
+        self.say.as_ref().unwrap().send(Bytes::from(text.to_owned())).await.unwrap();
+    }
+
+    /// Waits for the head of the answer.
+    pub async fn head(&mut self) -> Answers {
+        let answer = tokio::time::timeout(LONG, self.answer.as_mut()).await;
+        Answers(answer.expect("answers in time").unwrap().into_body())
+    }
+
+    pub fn end(&mut self) {
+        self.say = None;
+    }
+}
+
+impl Answers {
+    /// The next piece of the answer.
+    pub async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            let frame = tokio::time::timeout(LONG, self.0.frame()).await.expect("in time")?;
+            if let Ok(data) = frame.unwrap().into_data() {
+                return Some(data);
+            }
+        }
+    }
+}

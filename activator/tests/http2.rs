@@ -1,0 +1,366 @@
+//! HTTP/2 without TLS, by prior knowledge: from clients, to pods, and between it and HTTP/1.1.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod h2c;
+mod harness;
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use bytes::Bytes;
+use common::wire::{Path, PodPhase, Protocol};
+use futures::future::join_all;
+use h2c::{Client, Pod, get};
+use harness::{GET, OK, World, pod, rest, revision, server, service, until};
+use http::{Request, StatusCode, Version};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+/// A world whose pods speak HTTP/2.
+async fn world() -> World {
+    let mut world = World::new().await;
+    world.change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().protocol = Protocol::H2c;
+    });
+    world
+}
+
+#[tokio::test]
+async fn requests_wait_and_share_one_connection_to_the_pod() {
+    let mut world = world().await;
+    let pod = Pod::start(h2c::echo).await;
+    let client = Client::connect(world.port).await;
+    let asked = (0..50).map(|_| client.ask(get("/"), &[]));
+    let asked = tokio::spawn(join_all(asked.collect::<Vec<_>>()));
+    world.waiting(50).await;
+    world.ready("p", pod.address);
+    for answer in asked.await.unwrap() {
+        assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
+    }
+    assert_eq!((pod.requests(), pod.connections(), world.waited()), (50, 1, (50, 50)));
+}
+
+#[tokio::test]
+async fn a_call_carries_messages_and_trailers_as_grpc_does() {
+    let mut world = world().await;
+    let pod = Pod::start(h2c::echo).await;
+    world.ready("p", pod.address);
+    let client = Client::connect(world.port).await;
+    let request = Request::post("http://hello.default.example.com:8080/pkg.Service/Method")
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
+    let answer = client.ask(request, &["one", "two"]).await.unwrap();
+    assert_eq!((answer.body.as_str(), answer.trailer("grpc-status")), ("onetwo", Some("0")));
+    let seen = pod.seen();
+    let field = |name: &str| seen[0].headers.get(name).map(|it| it.to_str().unwrap().to_owned());
+    assert_eq!(field("te").as_deref(), Some("trailers"));
+    assert_eq!(field("host"), None);
+    assert_eq!(seen[0].uri.to_string(), "http://hello.default.example.com:8080/pkg.Service/Method");
+    let way = "for=127.0.0.1;host=\"hello.default.example.com:8080\";proto=http";
+    assert_eq!(field("forwarded").as_deref(), Some(way));
+}
+
+#[tokio::test]
+async fn both_ends_may_talk_at_once() {
+    let mut world = world().await;
+    let pod = Pod::start(h2c::echo).await;
+    world.ready("p", pod.address);
+    let client = Client::connect(world.port).await;
+    let mut call = client.call(Request::post("http://a/")).await;
+    let mut answer = None;
+    for number in 0..20 {
+        let said = format!("message {number}");
+        call.say(&said).await;
+        if answer.is_none() {
+            answer = Some(call.head().await);
+        }
+        assert_eq!(answer.as_mut().unwrap().next().await.as_deref(), Some(said.as_bytes()));
+    }
+    call.end();
+    assert_eq!(answer.as_mut().unwrap().next().await, None);
+}
+
+#[tokio::test]
+async fn large_bodies_pass_whole_while_others_stand_still() {
+    let mut world = world().await;
+    let pod = Pod::start(h2c::echo).await;
+    world.ready("p", pod.address);
+    let client = Client::connect(world.port).await;
+    let mut stuck = Vec::new();
+    for _ in 0..20 {
+        // An answer that nobody reads.
+        let mut call = client.call(Request::post("http://a/")).await;
+        call.say(&"x".repeat(60_000)).await;
+        stuck.push((call.head().await, call));
+    }
+    let large = "0123456789abcdef".repeat(256 << 10);
+    let parts: Vec<&str> =
+        large.as_bytes().chunks(65_536).map(|it| str::from_utf8(it).unwrap()).collect();
+    let answer = client.ask(Request::post("http://a/"), &parts).await.unwrap();
+    assert!(answer.body == large, "{} of {}", answer.body.len(), large.len());
+}
+
+#[tokio::test]
+async fn requests_of_one_connection_are_balanced_one_by_one() {
+    let mut world = world().await;
+    let (one, two) = (Pod::start(h2c::slow).await, Pod::start(h2c::slow).await);
+    world.ready("one", one.address);
+    world.ready("two", two.address);
+    let client = Client::connect(world.port).await;
+    for answer in join_all((0..100).map(|_| client.ask(get("/"), &[]))).await {
+        assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
+    }
+    assert_eq!(one.requests() + two.requests(), 100);
+    assert!((40..=60).contains(&one.requests()), "{}", one.requests());
+}
+
+#[tokio::test]
+async fn a_client_and_a_pod_may_speak_differently() {
+    let mut world = world().await;
+    let pod = Pod::start(h2c::echo).await;
+    world.ready("p", pod.address);
+    let chunked = "POST /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nte: trailers\r\n\
+        connection: close, te\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
+    let answer = world.exchange(chunked).await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("hello"), "{answer}");
+    assert_eq!(pod.seen()[0].version, Version::HTTP_2);
+
+    world.change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().protocol = Protocol::Http1;
+        table.pods.clear();
+    });
+    let old = server(OK, Duration::ZERO).await;
+    world.ready("old", old.address);
+    let client = Client::connect(world.port).await;
+    let request = get("/b").header("cookie", "a=1").header("cookie", "b=2");
+    let answer = client.ask(request, &[]).await.unwrap();
+    assert_eq!((answer.head.status(), answer.body.as_str()), (StatusCode::OK, "hello"));
+    let heads = old.heads();
+    assert!(heads.starts_with("GET /b HTTP/1.1\r\n"), "{heads}");
+    assert!(heads.contains("host: hello.default.example.com\r\n"), "{heads}");
+    assert!(heads.contains("cookie: a=1; b=2\r\n"), "{heads}");
+}
+
+/// A server that only speaks HTTP/2 where the port's name does not say so: what it answers is for the client to see.
+#[tokio::test]
+async fn what_a_pod_says_about_the_wrong_protocol_reaches_the_client() {
+    let mut world = World::new().await;
+    let pod = server("HTTP/1.1 426 Upgrade Required\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n", Duration::ZERO).await;
+    world.ready("p", pod.address);
+    assert!(world.exchange(GET).await.starts_with("HTTP/1.1 426 "));
+    let answer = Client::connect(world.port).await.ask(get("/"), &[]).await.unwrap();
+    assert_eq!(answer.head.status(), StatusCode::UPGRADE_REQUIRED);
+}
+
+#[tokio::test]
+async fn a_connection_that_may_go_direct_is_asked_to_and_loses_nothing() {
+    let mut world = world().await;
+    let pod = Pod::start(h2c::slow).await;
+    world.ready("p", pod.address);
+    let client = Client::connect(world.port).await;
+    let asked =
+        tokio::spawn(join_all((0..20).map(|_| client.ask(get("/"), &[])).collect::<Vec<_>>()));
+    until(|| pod.requests() == 20).await;
+    world.change(|table| table.services.get_mut(&service()).unwrap().path = Path::Direct);
+    for answer in asked.await.unwrap() {
+        let answer = answer.unwrap();
+        assert_eq!(
+            (answer.head.status(), answer.head.headers().get("connection")),
+            (StatusCode::OK, None)
+        );
+    }
+    let last = (0..5).map(|_| client.ask(get("/"), &[])).collect::<Vec<_>>();
+    for answer in join_all(last).await {
+        assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
+    }
+    until(|| client.is_closed()).await;
+    assert_eq!(pod.requests(), 25);
+    // The gateway for requests from outside keeps its clients.
+    let outside = Client::at(world.outside).await;
+    for _ in 0..3 {
+        assert_eq!(outside.ask(get("/"), &[]).await.unwrap().head.status(), StatusCode::OK);
+    }
+    assert!(!outside.is_closed());
+}
+
+#[tokio::test]
+async fn a_request_that_a_pod_has_not_processed_is_sent_again() {
+    let mut world = world().await;
+    let pod = h2c::refusing(3).await;
+    world.ready("p", pod.address);
+    let client = Client::connect(world.port).await;
+    let answer = client.ask(get("/"), &[]).await.unwrap();
+    assert_eq!((answer.head.status(), pod.requests()), (StatusCode::OK, 4));
+    let pod = h2c::refusing(1).await;
+    world.change(|table| table.pods.clear());
+    world.ready("q", pod.address);
+    // Its body has gone to the pod already.
+    let answer = client.ask(Request::post("http://a/"), &["body"]).await.unwrap();
+    assert_eq!((answer.head.status(), pod.requests()), (StatusCode::BAD_GATEWAY, 1));
+}
+
+#[tokio::test]
+async fn pods_that_end_their_connections_politely_lose_no_request() {
+    let mut world = world().await;
+    let pod = Pod::start(h2c::echo).await;
+    pod.goaway_every.store(5, Ordering::SeqCst);
+    world.ready("p", pod.address);
+    let client = Client::connect(world.port).await;
+    for _ in 0..20 {
+        for answer in join_all((0..8).map(|_| client.ask(get("/"), &[]))).await {
+            assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
+        }
+    }
+    assert_eq!(pod.requests(), 160);
+    assert!(pod.connections() > 10, "{}", pod.connections());
+}
+
+#[tokio::test]
+async fn a_request_that_its_client_resets_leaves_line_and_pod() {
+    let mut world = world().await;
+    world.change(|table| table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1);
+    let client = Client::connect(world.port).await;
+    let call = client.call(get("/")).await;
+    world.waiting(1).await;
+    drop(call);
+    until(|| world.waited() == (1, 1)).await;
+    let pod = Pod::start(h2c::never).await;
+    world.ready("p", pod.address);
+    for count in 1..=5 {
+        let call = client.call(get("/")).await;
+        until(|| pod.requests() == count).await;
+        drop(call);
+        until(|| pod.dropped() == count).await;
+    }
+    assert_eq!(
+        (pod.connections(), world.waited().0, world.waited().1),
+        (1, world.waited().1, world.waited().0)
+    );
+}
+
+#[tokio::test]
+async fn a_websocket_reaches_a_pod_that_speaks_both() {
+    let mut world = world().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    world.ready("p", listener.local_addr().unwrap());
+    let pod = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let head = harness::read_head(&mut stream).await;
+        let switch =
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+        stream.write_all(switch.as_bytes()).await.unwrap();
+        let mut said = [0; 4];
+        stream.read_exact(&mut said).await.unwrap();
+        stream.write_all(&said).await.unwrap();
+        head
+    };
+    let client = async {
+        let mut stream = world.connect().await;
+        let ask = "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+        stream.write_all(ask.as_bytes()).await.unwrap();
+        let head = harness::read_head(&mut stream).await;
+        stream.write_all(b"ping").await.unwrap();
+        let mut said = [0; 4];
+        stream.read_exact(&mut said).await.unwrap();
+        (head, said)
+    };
+    let (asked, (head, said)) = tokio::join!(pod, client);
+    assert!(asked.contains("upgrade: websocket\r\n"), "{asked}");
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    assert_eq!(&said, b"ping");
+}
+
+#[tokio::test]
+async fn requests_at_pods_are_counted_here_beyond_one_for_each_connection() {
+    let mut world = world().await;
+    let pod = Pod::start(h2c::never).await;
+    world.ready("p", pod.address);
+    let client = Client::connect(world.port).await;
+    let mut calls = Vec::new();
+    for count in 1..=10 {
+        calls.push(client.call(get("/")).await);
+        until(|| pod.requests() == count).await;
+    }
+    let served = world.activator.gateway.routes.revision(&revision()).unwrap();
+    let totals = || served.pod_totals().pop().unwrap().1;
+    assert_eq!((totals().started, totals().in_flight()), (10, 9));
+    calls.clear();
+    until(|| totals().in_flight() == 0).await;
+    assert_eq!((totals().started, totals().finished), (10, 10));
+}
+
+#[tokio::test]
+async fn each_bound_of_time_ends_a_call() {
+    let mut world = world().await;
+    let pod = Pod::start(h2c::never).await;
+    world.ready("p", pod.address);
+    world.change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().timeout = Duration::from_millis(50);
+    });
+    let client = Client::connect(world.port).await;
+    let answer = client.ask(get("/"), &[]).await.unwrap();
+    let told = (answer.head.status(), answer.body.as_str());
+    assert_eq!(told, (StatusCode::GATEWAY_TIMEOUT, "activator request timeout"));
+    until(|| pod.dropped() == 1).await;
+    assert!(!client.is_closed(), "other requests of the connection go on");
+}
+
+#[tokio::test]
+async fn an_answer_that_had_begun_ends_with_the_text_of_the_timeout() {
+    let mut world = world().await;
+    let pod = Pod::start(h2c::stall).await;
+    world.ready("p", pod.address);
+    world.change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().idle_timeout =
+            Some(Duration::from_millis(50));
+    });
+    let client = Client::connect(world.port).await;
+    let answer = client.ask(get("/"), &[]).await.unwrap();
+    assert_eq!(
+        (answer.head.status(), answer.body.as_str()),
+        (StatusCode::OK, "begunactivator request timeout")
+    );
+}
+
+#[tokio::test]
+async fn a_half_preface_or_none_harms_nobody() {
+    let mut world = world().await;
+    let pod = Pod::start(h2c::echo).await;
+    world.ready("p", pod.address);
+    let mut early = world.connect().await;
+    early.write_all(b"PRI * HTTP/2.0\r\n").await.unwrap();
+    early.shutdown().await.unwrap();
+    let answer = rest(&mut early).await;
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    let mut slow = world.connect().await;
+    let get = "PRINT / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    for part in get.as_bytes().chunks(1).take(5) {
+        slow.write_all(part).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    slow.write_all(&get.as_bytes()[5..]).await.unwrap();
+    assert!(rest(&mut slow).await.starts_with("HTTP/1.1 200 "));
+    assert_eq!(pod.seen()[0].method, "PRINT");
+}
+
+#[tokio::test]
+async fn a_pod_that_leaves_keeps_the_calls_it_has() {
+    let mut world = world().await;
+    let (one, two) = (Pod::start(h2c::echo).await, Pod::start(h2c::echo).await);
+    world.ready("one", one.address);
+    let client = Client::connect(world.port).await;
+    let mut call = client.call(Request::post("http://a/")).await;
+    call.say("before").await;
+    let mut answer = call.head().await;
+    assert_eq!(answer.next().await, Some(Bytes::from("before")));
+    world.change(|table| {
+        drop(table.pods.insert("one".into(), pod("one", one.address, PodPhase::Draining)))
+    });
+    world.ready("two", two.address);
+    for _ in 0..5 {
+        assert_eq!(client.ask(get("/"), &[]).await.unwrap().head.status(), StatusCode::OK);
+    }
+    call.say("after").await;
+    assert_eq!(answer.next().await, Some(Bytes::from("after")));
+    call.end();
+    assert_eq!(answer.next().await, None);
+    assert_eq!((one.requests(), two.requests()), (1, 5));
+}
