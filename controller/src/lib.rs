@@ -7,7 +7,8 @@
 //! |---|---|
 //! | [`knative`] | the objects as users see them |
 //! | [`parse`], [`policy`] | manifest → checked facts, or every broken rule |
-//! | [`config_maps`] | the `config-*` ConfigMaps as settings |
+//! | [`config_maps`] | the `config-*` ConfigMaps as settings, followed live |
+//! | [`domains`], [`rollout`], [`retention`] | names of routes, gradual rollouts, old Revisions |
 //! | [`world`] | everything observed at one moment |
 //! | [`plan`] | world → objects, pods, routes, timers |
 //! | [`machine`] | event → plan of the app it touches → what changed |
@@ -30,6 +31,7 @@ pub mod agents;
 pub mod children;
 pub mod config;
 pub mod config_maps;
+pub mod domains;
 pub mod files;
 pub mod knative;
 pub mod kube;
@@ -40,6 +42,8 @@ pub mod plan;
 pub mod policy;
 pub mod render;
 pub mod restore;
+pub mod retention;
+pub mod rollout;
 pub mod shared;
 pub mod world;
 

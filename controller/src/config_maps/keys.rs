@@ -22,6 +22,7 @@ pub struct Keys<'a> {
     data: &'a BTreeMap<String, String>,
     known: BTreeSet<&'a str>,
     older: BTreeMap<&'static str, &'a str>,
+    prefix: &'static str,
     problems: Vec<Problem>,
     warnings: Vec<String>,
 }
@@ -32,6 +33,7 @@ impl<'a> Keys<'a> {
             data,
             known: BTreeSet::from([EXAMPLE]),
             older: BTreeMap::new(),
+            prefix: "",
             problems: Vec::new(),
             warnings: Vec::new(),
         }
@@ -44,6 +46,18 @@ impl<'a> Keys<'a> {
             if let Some(text) = self.data.get(old) {
                 self.warnings.push(format!("key {old:?} is of an older release: use {new:?}"));
                 self.older.insert(new, text);
+            }
+        }
+    }
+
+    /// Accepts names of older releases whose values no longer mean anything, each with its successor.
+    pub fn superseded(&mut self, names: &[(&'static str, &'static str)]) {
+        for &(old, new) in names {
+            self.known.insert(old);
+            if self.data.contains_key(old) {
+                let message =
+                    format!("key {old:?} is of an older release and has no effect: use {new:?}");
+                self.warnings.push(message);
             }
         }
     }
@@ -71,6 +85,29 @@ impl<'a> Keys<'a> {
         all.filter(|(key, _)| *key != EXAMPLE)
     }
 
+    /// All keys that start so, by the rest of their names.
+    pub fn with_prefix(&mut self, prefix: &str) -> Vec<(&'a str, &'a str)> {
+        let named = self.data.iter().filter(|(key, _)| key.starts_with(prefix));
+        let mut found = Vec::new();
+        for (key, text) in named {
+            self.known.insert(key);
+            found.extend(key.strip_prefix(prefix).map(|rest| (rest, text.as_str())));
+        }
+        found
+    }
+
+    /// Accepts all keys that start so and change nothing here.
+    pub fn ignore_prefix(&mut self, prefix: &str, why: &str) {
+        for (rest, _) in self.with_prefix(prefix) {
+            self.warnings.push(format!("key \"{prefix}{rest}\" has no effect: {why}"));
+        }
+    }
+
+    /// Puts this before what is said of values that cannot be read.
+    pub fn prefix(&mut self, prefix: &'static str) {
+        self.prefix = prefix;
+    }
+
     /// Says what is wrong.
     pub fn wrong(&mut self, message: impl Into<String>) {
         self.problems.push(Problem::new("", message));
@@ -95,7 +132,10 @@ impl<'a> Keys<'a> {
         match self.get(key).map(parse) {
             None => {}
             Some(Ok(value)) => *to = value,
-            Some(Err(why)) => self.wrong(format!("failed to parse {key:?}: {why}")),
+            Some(Err(why)) => {
+                let prefix = self.prefix;
+                self.wrong(format!("{prefix}failed to parse {key:?}: {why}"));
+            }
         }
     }
 

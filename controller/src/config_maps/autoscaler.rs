@@ -1,0 +1,311 @@
+//! Pure: `config-autoscaler`: how revisions scale that say nothing themselves.
+//!
+//! Keys, defaults, bounds and messages: knative/serving `pkg/autoscaler/config/config.go` at 98e5ef9. Two shipped
+//! defaults differ, see [`AutoscalerConfig`].
+
+use super::{ConfigMap, go::Span, keys::Keys};
+use crate::policy::AutoscalerConfig;
+
+/// Least target (`autoscaling.TargetMin`).
+const TARGET_MIN: f64 = 0.01;
+/// Bounds of the stable window (`autoscaling.WindowMin`, `WindowMax`).
+const WINDOW: (Span, Span) = (Span::seconds(6), Span::seconds(3600));
+/// The only class that scales here.
+const CLASS: &str = "kpa.autoscaling.knative.dev";
+
+impl ConfigMap for AutoscalerConfig {
+    const NAME: &'static str = "config-autoscaler";
+
+    fn read(keys: &mut Keys<'_>) -> Self {
+        keys.prefix("failed to parse data: ");
+        older(keys);
+        class(keys);
+        let mut it = Self::default();
+        keys.flag("enable-scale-to-zero", &mut it.policy.scale_to_zero);
+        keys.flag("allow-zero-initial-scale", &mut it.allow_zero_initial_scale);
+        targets(keys, &mut it);
+        rates(keys, &mut it);
+        windows(keys, &mut it);
+        scales(keys, &mut it);
+        it
+    }
+}
+
+fn older(keys: &mut Keys<'_>) {
+    keys.superseded(&[
+        ("panic-window", "panic-window-percentage"),
+        ("container-concurrency-target-single", "container-concurrency-target-default"),
+        ("container-concurrency-target-multi", "container-concurrency-target-default"),
+    ]);
+    keys.without_effect(&[
+        ("tick-interval", "decisions follow load at once"),
+        ("enable-graceful-scaledown", "pods with the least in flight always leave first"),
+        ("enable-vertical-pod-autoscaling", "use a VerticalPodAutoscaler"),
+        ("scale-to-zero-threshold", "use \"stable-window\" and \"scale-to-zero-grace-period\""),
+    ]);
+}
+
+fn class(keys: &mut Keys<'_>) {
+    let mut class = CLASS.to_owned();
+    keys.text("pod-autoscaler-class", &mut class);
+    if class != CLASS {
+        keys.warn(format!(
+            "pod-autoscaler-class = {class:?} has no effect: only {CLASS} scales here"
+        ));
+    }
+}
+
+/// What one pod may carry.
+fn targets(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
+    let p = &mut it.policy;
+    keys.float("container-concurrency-target-percentage", &mut p.utilization);
+    keys.float("container-concurrency-target-default", &mut p.total);
+    keys.float("requests-per-second-target-default", &mut it.rps_target);
+    keys.float("target-burst-capacity", &mut p.target_burst_capacity);
+    keys.float("activator-capacity", &mut p.activator_capacity);
+    // Up to 1 it is a share already: so it was once written, and so Knative still reads it.
+    if p.utilization > 1.0 {
+        p.utilization /= 100.0;
+    }
+    let (burst, share) = (p.target_burst_capacity, p.utilization);
+    if burst < 0.0 && burst.to_bits() != (-1.0_f64).to_bits() {
+        keys.wrong(format!(
+            "target-burst-capacity must be either non-negative or -1 (for unlimited), was: {burst:.6}"
+        ));
+    }
+    if share <= 0.0 || share > 1.0 {
+        keys.wrong(format!(
+            "container-concurrency-target-percentage = {share:.6} is outside of valid range of (0, 100]"
+        ));
+    } else if share * p.total < TARGET_MIN {
+        keys.wrong(format!(
+            "container-concurrency-target-percentage and container-concurrency-target-default yield target \
+             concurrency of {}, can't be less than {TARGET_MIN}",
+            share * p.total
+        ));
+    }
+    if it.rps_target < TARGET_MIN {
+        keys.wrong(format!(
+            "requests-per-second-target-default must be at least {TARGET_MIN}, was: {}",
+            it.rps_target
+        ));
+    }
+    if p.activator_capacity < 1.0 {
+        keys.wrong(format!("activator-capacity = {}, must be at least 1", p.activator_capacity));
+    }
+}
+
+/// How fast it may change.
+fn rates(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
+    let p = &mut it.policy;
+    for (key, rate) in [
+        ("max-scale-up-rate", &mut p.max_scale_up_rate),
+        ("max-scale-down-rate", &mut p.max_scale_down_rate),
+    ] {
+        keys.float(key, rate);
+        if *rate <= 1.0 {
+            keys.wrong(format!("{key} = {rate}, must be greater than 1.0"));
+        }
+    }
+    keys.float("panic-threshold-percentage", &mut p.panic_threshold_percent);
+    keys.float("panic-window-percentage", &mut p.panic_window_percent);
+    let panic = p.panic_window_percent;
+    if !(1.0..=100.0).contains(&panic) {
+        keys.wrong(format!("panic-window-percentage = {panic}, must be in [1, 100] interval"));
+    }
+}
+
+fn windows(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
+    let p = &mut it.policy;
+    let precision = |key, span: Span| {
+        format!("{key} = {span}, must be specified with at most second precision")
+    };
+    let mut window = Span::from(p.stable_window);
+    keys.span("stable-window", &mut window);
+    if window < WINDOW.0 || window > WINDOW.1 {
+        let (low, high) = WINDOW;
+        keys.wrong(format!("stable-window = {window}, must be in [{low}; {high}] range"));
+    }
+    if !window.is_whole() {
+        keys.wrong(precision("stable-window", window));
+    }
+    let mut delay = Span::from(p.scale_down_delay);
+    keys.span("scale-down-delay", &mut delay);
+    if delay.0 < 0 {
+        keys.wrong(format!("scale-down-delay cannot be negative, was: {delay}"));
+    }
+    if !delay.is_whole() {
+        keys.wrong(precision("scale-down-delay", delay));
+    }
+    let mut grace = Span::from(p.grace);
+    keys.span("scale-to-zero-grace-period", &mut grace);
+    if grace.0 <= 0 {
+        keys.wrong(format!("scale-to-zero-grace-period must be positive, was: {grace}"));
+    }
+    let mut retention = Span::from(p.retention);
+    keys.span("scale-to-zero-pod-retention-period", &mut retention);
+    if retention.0 < 0 {
+        let key = "scale-to-zero-pod-retention-period";
+        keys.wrong(format!("{key} cannot be negative, was: {retention}"));
+    }
+    (p.stable_window, p.scale_down_delay) = (window.duration(), delay.duration());
+    (p.grace, p.retention) = (grace.duration(), retention.duration());
+}
+
+fn scales(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
+    let p = &mut it.policy;
+    let [mut initial, mut min, mut max] =
+        [p.initial_scale, p.min_scale, p.max_scale].map(i64::from);
+    let mut limit = i64::from(it.max_scale_limit);
+    keys.int32("initial-scale", &mut initial);
+    keys.int32("min-scale", &mut min);
+    keys.int32("max-scale", &mut max);
+    keys.int32("max-scale-limit", &mut limit);
+    if initial < 0 || (initial == 0 && !it.allow_zero_initial_scale) {
+        keys.wrong(format!(
+            "initial-scale = {initial}, must be at least 0 (or at least 1 when allow-zero-initial-scale is false)"
+        ));
+    }
+    if min < 0 {
+        keys.wrong(format!("min-scale = {min}, must be at least 0"));
+    }
+    let least = i64::from(limit > 0);
+    if max < least || (limit > 0 && max > limit) {
+        keys.wrong(format!(
+            "max-scale = {max}, must be in [{least}, max-scale-limit({limit})] range"
+        ));
+    }
+    if limit < 0 {
+        keys.wrong(format!("max-scale-limit = {limit}, must be at least 0"));
+    }
+    if min > max && max > 0 {
+        keys.wrong(format!("min-scale ({min}) must be less than max-scale ({max})"));
+    }
+    let number = |it: i64| u32::try_from(it).unwrap_or(0);
+    (p.initial_scale, p.min_scale, p.max_scale) = (number(initial), number(min), number(max));
+    it.max_scale_limit = number(limit);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{config_maps::read, parse::line};
+
+    fn map(pairs: &[(&str, &str)]) -> Result<AutoscalerConfig, String> {
+        let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
+        read::<AutoscalerConfig>(&data).map(|it| it.value).map_err(|it| line(&it))
+    }
+
+    #[test]
+    fn an_empty_map_ships_rouses_defaults() {
+        assert_eq!(map(&[]), Ok(AutoscalerConfig::default()));
+        assert!(AutoscalerConfig::default().policy.target_burst_capacity.abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn every_key_is_followed() {
+        let read = map(&[
+            ("container-concurrency-target-percentage", "50"),
+            ("container-concurrency-target-default", "10.5"),
+            ("requests-per-second-target-default", "12"),
+            ("target-burst-capacity", "-1"),
+            ("stable-window", "2m"),
+            ("panic-window-percentage", "20"),
+            ("panic-threshold-percentage", "110"),
+            ("max-scale-up-rate", "1.1"),
+            ("max-scale-down-rate", "3"),
+            ("enable-scale-to-zero", "false"),
+            ("scale-to-zero-grace-period", "1s"),
+            ("scale-to-zero-pod-retention-period", "1m1s"),
+            ("activator-capacity", "95"),
+            ("initial-scale", "3"),
+            ("allow-zero-initial-scale", "false"),
+            ("min-scale", "2"),
+            ("max-scale", "9"),
+            ("max-scale-limit", "10"),
+            ("scale-down-delay", "15m"),
+        ]);
+        let mut want = AutoscalerConfig::default();
+        let p = &mut want.policy;
+        (p.utilization, p.total, p.target_burst_capacity) = (0.5, 10.5, -1.0);
+        (want.rps_target, want.max_scale_limit, want.allow_zero_initial_scale) = (12.0, 10, false);
+        (p.stable_window, p.panic_window_percent) = (Duration::from_secs(120), 20.0);
+        (p.panic_threshold_percent, p.activator_capacity) = (110.0, 95.0);
+        (p.max_scale_up_rate, p.max_scale_down_rate, p.scale_to_zero) = (1.1, 3.0, false);
+        (p.grace, p.retention) = (Duration::from_secs(1), Duration::from_secs(61));
+        (p.initial_scale, p.min_scale, p.max_scale) = (3, 2, 9);
+        p.scale_down_delay = Duration::from_secs(900);
+        assert_eq!(read, Ok(want));
+    }
+
+    #[test]
+    fn a_share_written_as_one_is_read_as_one() {
+        let share = map(&[("container-concurrency-target-percentage", "0.7")]).unwrap();
+        assert!((share.policy.utilization - 0.7).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn every_bound_is_refused_in_knatives_words() {
+        for (pairs, said) in [
+            (
+                &[("max-scale-up-rate", "not a float")][..],
+                "failed to parse data: failed to parse \"max-scale-up-rate\": strconv.ParseFloat: \
+                 parsing \"not a float\": invalid syntax",
+            ),
+            (
+                &[("target-burst-capacity", "-2")],
+                "target-burst-capacity must be either non-negative or -1 (for unlimited), was: -2.000000",
+            ),
+            (
+                &[("container-concurrency-target-percentage", "101")],
+                "container-concurrency-target-percentage = 1.010000 is outside of valid range of (0, 100]",
+            ),
+            (
+                &[("container-concurrency-target-default", "0.01")],
+                "container-concurrency-target-percentage and container-concurrency-target-default yield \
+                 target concurrency of 0.006999999999999999, can't be less than 0.01",
+            ),
+            (
+                &[("requests-per-second-target-default", "-1")],
+                "requests-per-second-target-default must be at least 0.01, was: -1",
+            ),
+            (&[("activator-capacity", "0.5")], "activator-capacity = 0.5, must be at least 1"),
+            (&[("max-scale-up-rate", "1")], "max-scale-up-rate = 1, must be greater than 1.0"),
+            (
+                &[("max-scale-down-rate", "0.5")],
+                "max-scale-down-rate = 0.5, must be greater than 1.0",
+            ),
+            (&[("stable-window", "5s")], "stable-window = 5s, must be in [6s; 1h0m0s] range"),
+            (
+                &[("stable-window", "6500ms")],
+                "stable-window = 6.5s, must be specified with at most second precision",
+            ),
+            (
+                &[("panic-window-percentage", "110")],
+                "panic-window-percentage = 110, must be in [1, 100] interval",
+            ),
+            (&[("scale-down-delay", "-1s")], "scale-down-delay cannot be negative, was: -1s"),
+            (
+                &[("scale-to-zero-grace-period", "0s")],
+                "scale-to-zero-grace-period must be positive, was: 0s",
+            ),
+            (
+                &[("initial-scale", "0"), ("allow-zero-initial-scale", "false")],
+                "initial-scale = 0, must be at least 0 (or at least 1 when allow-zero-initial-scale is false)",
+            ),
+            (&[("min-scale", "-1")], "min-scale = -1, must be at least 0"),
+            (
+                &[("max-scale-limit", "5")],
+                "max-scale = 0, must be in [1, max-scale-limit(5)] range",
+            ),
+            (
+                &[("min-scale", "3"), ("max-scale", "2")],
+                "min-scale (3) must be less than max-scale (2)",
+            ),
+        ] {
+            assert_eq!(map(pairs), Err(said.to_owned()), "{pairs:?}");
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Pure: `config-deployment`: digests, deadlines, and what pods of revisions get.
+//!
+//! Keys, defaults, bounds and messages: knative/serving `pkg/deployment/config.go` at 98e5ef9. What concerns the
+//! sidecar is read and has no effect: there is none.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use common::wire::is_subdomain;
+use serde::Deserialize;
+
+use super::{ConfigMap, go::Span, keys::Keys};
+
+/// Which nodes the pods of one revision prefer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Affinity {
+    /// Whatever the scheduler does.
+    None,
+    /// Nodes that have none of them yet (`prefer-spread-revision-over-nodes`).
+    Spread,
+}
+
+/// `config-deployment`, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deployment {
+    /// `registries-skipping-tag-resolving`. Default kind.local, ko.local, dev.local.
+    pub skipped_registries: BTreeSet<String>,
+    /// `digest-resolution-timeout`. Default 10 s, above 0.
+    pub digest_timeout: Duration,
+    /// `progress-deadline`. Default 600 s, whole seconds above 0.
+    pub progress_deadline: Duration,
+    /// `default-affinity-type`. Default spread.
+    pub affinity: Affinity,
+    /// `pod-is-always-schedulable`: a pod that finds no node is no failure. Default false.
+    pub always_schedulable: bool,
+    runtime_classes: BTreeMap<String, RuntimeClass>,
+}
+
+/// Which revisions get a runtime class.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct RuntimeClass {
+    selector: BTreeMap<String, String>,
+}
+
+impl Default for Deployment {
+    fn default() -> Self {
+        let skipped = ["kind.local", "ko.local", "dev.local"];
+        Self {
+            skipped_registries: skipped.into_iter().map(str::to_owned).collect(),
+            digest_timeout: Duration::from_secs(10),
+            progress_deadline: Duration::from_secs(600),
+            affinity: Affinity::Spread,
+            always_schedulable: false,
+            runtime_classes: BTreeMap::new(),
+        }
+    }
+}
+
+impl Deployment {
+    /// The runtime class of a revision with these labels: that with the most labels that match, then the first by
+    /// name.
+    pub fn runtime_class(&self, labels: &BTreeMap<String, String>) -> Option<&str> {
+        best(self.runtime_classes.iter().map(|(name, it)| (name.as_str(), &it.selector)), labels)
+    }
+}
+
+/// The one whose selector matches with the most labels; of equal ones the first by name.
+pub(super) fn best<'a>(
+    all: impl Iterator<Item = (&'a str, &'a BTreeMap<String, String>)>,
+    labels: &BTreeMap<String, String>,
+) -> Option<&'a str> {
+    let matches = |it: &(&str, &BTreeMap<String, String>)| {
+        it.1.iter().all(|(label, value)| labels.get(label) == Some(value))
+    };
+    let found = all.filter(matches);
+    let best = found.max_by(|a, b| a.1.len().cmp(&b.1.len()).then_with(|| b.0.cmp(a.0)));
+    best.map(|(name, _)| name).filter(|name| !name.is_empty())
+}
+
+impl ConfigMap for Deployment {
+    const NAME: &'static str = "config-deployment";
+
+    fn read(keys: &mut Keys<'_>) -> Self {
+        keys.renamed(&[
+            ("progressDeadline", "progress-deadline"),
+            ("digestResolutionTimeout", "digest-resolution-timeout"),
+            ("registriesSkippingTagResolving", "registries-skipping-tag-resolving"),
+        ]);
+        sidecar(keys);
+        let mut it = Self::default();
+        keys.set("registries-skipping-tag-resolving", &mut it.skipped_registries);
+        keys.flag("pod-is-always-schedulable", &mut it.always_schedulable);
+        it.progress_deadline = positive(keys, "progress-deadline", it.progress_deadline);
+        if it.progress_deadline.subsec_nanos() != 0 {
+            let was = Span::from(it.progress_deadline);
+            keys.wrong(format!("progress-deadline must be rounded to a whole second, was: {was}"));
+        }
+        it.digest_timeout = positive(keys, "digest-resolution-timeout", it.digest_timeout);
+        it.affinity = affinity(keys);
+        it.runtime_classes = runtime_classes(keys);
+        it
+    }
+}
+
+/// Everything about the sidecar, of this and of older releases.
+fn sidecar(keys: &mut Keys<'_>) {
+    const WHY: &str = "there is no sidecar";
+    for key in [
+        "queue-sidecar-image",
+        "queue-sidecar-cpu-request",
+        "queue-sidecar-cpu-limit",
+        "queue-sidecar-memory-request",
+        "queue-sidecar-memory-limit",
+        "queue-sidecar-ephemeral-storage-request",
+        "queue-sidecar-ephemeral-storage-limit",
+        "queue-sidecar-token-audiences",
+        "queue-sidecar-tokens",
+        "queue-sidecar-rootca",
+        "queue-sidecar-tls-min-version",
+        "queue-sidecar-tls-max-version",
+        "queue-sidecar-tls-cipher-suites",
+        "queue-sidecar-tls-curve-preferences",
+        "queueSidecarImage",
+        "queueSidecarCPURequest",
+        "queueSidecarCPULimit",
+        "queueSidecarMemoryRequest",
+        "queueSidecarMemoryLimit",
+        "queueSidecarEphemeralStorageRequest",
+        "queueSidecarEphemeralStorageLimit",
+    ] {
+        keys.without_effect(&[(key, WHY)]);
+    }
+    for key in ["concurrency-state-endpoint", "concurrencyStateEndpoint"] {
+        keys.without_effect(&[(key, "containers are not frozen here")]);
+    }
+}
+
+fn positive(keys: &mut Keys<'_>, key: &'static str, unset: Duration) -> Duration {
+    let mut span = Span::from(unset);
+    keys.span(key, &mut span);
+    if span.0 <= 0 {
+        keys.wrong(format!("{key} cannot be a non-positive duration, was {span}"));
+    }
+    span.duration()
+}
+
+fn affinity(keys: &mut Keys<'_>) -> Affinity {
+    let key = "default-affinity-type";
+    match keys.get(key) {
+        None | Some("prefer-spread-revision-over-nodes") => Affinity::Spread,
+        Some("none") => Affinity::None,
+        Some(other) => {
+            keys.wrong(format!("unsupported {key} value: {other:?}"));
+            Affinity::Spread
+        }
+    }
+}
+
+fn runtime_classes(keys: &mut Keys<'_>) -> BTreeMap<String, RuntimeClass> {
+    let key = "runtime-class-name";
+    let text = keys.get(key).unwrap_or_default();
+    if text.trim().is_empty() {
+        return BTreeMap::new();
+    }
+    let classes: BTreeMap<String, Option<RuntimeClass>> = match serde_norway::from_str(text) {
+        Ok(classes) => classes,
+        Err(why) => {
+            keys.wrong(format!("{key} cannot be parsed, please check the format: {why}"));
+            return BTreeMap::new();
+        }
+    };
+    for class in classes.keys().filter(|class| !is_subdomain(class)) {
+        keys.wrong(format!("{key} {class} selector not valid DNSSubdomain"));
+    }
+    classes.into_iter().map(|(class, it)| (class, it.unwrap_or_default())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config_maps::{Read, read},
+        parse::line,
+    };
+
+    fn map(pairs: &[(&str, &str)]) -> Result<Read<Deployment>, String> {
+        let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
+        read::<Deployment>(&data).map_err(|it| line(&it))
+    }
+
+    #[test]
+    fn every_key_is_followed() {
+        assert_eq!(map(&[]).map(|it| it.value), Ok(Deployment::default()));
+        let want = Deployment {
+            skipped_registries: ["a.b".to_owned(), "c".to_owned()].into(),
+            digest_timeout: Duration::from_millis(60),
+            progress_deadline: Duration::from_secs(444),
+            affinity: Affinity::None,
+            always_schedulable: true,
+            runtime_classes: BTreeMap::new(),
+        };
+        let read = map(&[
+            ("registries-skipping-tag-resolving", "a.b, c"),
+            ("digest-resolution-timeout", "60ms"),
+            ("progress-deadline", "444s"),
+            ("default-affinity-type", "none"),
+            ("pod-is-always-schedulable", "true"),
+        ]);
+        assert_eq!(read, Ok(Read { value: want, warnings: vec![] }));
+    }
+
+    #[test]
+    fn the_sidecars_keys_are_accepted_and_told() {
+        let read = map(&[("queue-sidecar-image", "x"), ("queueSidecarCPURequest", "25m")]).unwrap();
+        assert_eq!(read.value, Deployment::default());
+        let want = [
+            "key \"queue-sidecar-image\" has no effect: there is no sidecar",
+            "key \"queueSidecarCPURequest\" has no effect: there is no sidecar",
+        ];
+        assert_eq!(read.warnings, want);
+    }
+
+    #[test]
+    fn a_runtime_class_goes_to_the_labels_that_say_most() {
+        let classes = "gvisor: {}\nkata:\n  selector:\n    some: \"value\"\nabc:\n";
+        let read = map(&[("runtime-class-name", classes)]).unwrap().value;
+        let labels = |pairs: &[(&str, &str)]| {
+            let owned = pairs.iter().map(|&(a, b)| (a.to_owned(), b.to_owned())).collect();
+            read.runtime_class(&owned).map(str::to_owned)
+        };
+        assert_eq!(labels(&[]).as_deref(), Some("abc"));
+        assert_eq!(labels(&[("some", "value")]).as_deref(), Some("kata"));
+        assert_eq!(Deployment::default().runtime_class(&BTreeMap::new()), None);
+    }
+
+    #[test]
+    fn every_refusal_is_in_knatives_words() {
+        for (pair, said) in [
+            (
+                ("progress-deadline", "-1s"),
+                "progress-deadline cannot be a non-positive duration, was -1s",
+            ),
+            (
+                ("progress-deadline", "1500ms"),
+                "progress-deadline must be rounded to a whole second, was: 1.5s",
+            ),
+            (
+                ("digest-resolution-timeout", "0s"),
+                "digest-resolution-timeout cannot be a non-positive duration, was 0s",
+            ),
+            (
+                ("default-affinity-type", "coconut"),
+                "unsupported default-affinity-type value: \"coconut\"",
+            ),
+            (
+                ("runtime-class-name", "???: {}"),
+                "runtime-class-name ??? selector not valid DNSSubdomain",
+            ),
+        ] {
+            assert_eq!(map(&[pair]), Err(said.to_owned()), "{pair:?}");
+        }
+        let torn = map(&[("runtime-class-name", "a: [")]).unwrap_err();
+        assert!(torn.starts_with("runtime-class-name cannot be parsed, please check the format: "));
+    }
+}

@@ -1,0 +1,112 @@
+//! Pure: `config-domain`: which domain a route's names stand below.
+//!
+//! Rules: knative/serving `pkg/reconciler/route/config/domain.go` at 98e5ef9.
+
+use std::collections::BTreeMap;
+
+use common::wire::is_subdomain;
+use serde::Deserialize;
+
+use super::{ConfigMap, deployment::best, keys::Keys};
+
+/// `config-domain`, checked: domains by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Domain(BTreeMap<String, Choice>);
+
+/// Which routes a domain is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct Choice {
+    /// Labels a route must have; none: all routes.
+    selector: BTreeMap<String, String>,
+    /// `wildcard` where one certificate serves a whole namespace.
+    r#type: String,
+}
+
+impl Domain {
+    /// The domain of a route with these labels: that with the most labels that match, then the first by name. `None`:
+    /// no domain is for it, and its names stand below `svc.` and the cluster's domain, where nobody outside asks.
+    pub fn of(&self, labels: &BTreeMap<String, String>) -> Option<&str> {
+        best(self.0.iter().map(|(name, it)| (name.as_str(), &it.selector)), labels)
+    }
+
+    /// Whether one certificate may serve all names of a namespace below this domain.
+    pub fn is_wildcard(&self, domain: &str) -> bool {
+        self.0.get(domain).is_none_or(|it| it.selector.is_empty() || it.r#type == "wildcard")
+    }
+}
+
+impl ConfigMap for Domain {
+    const NAME: &'static str = "config-domain";
+
+    fn read(keys: &mut Keys<'_>) -> Self {
+        let mut domains = BTreeMap::new();
+        let all: Vec<_> = keys.all().collect();
+        for (domain, text) in all {
+            // An empty value says nothing, which is: all routes.
+            let choice = serde_norway::from_str::<Option<Choice>>(text);
+            match choice {
+                Ok(choice) => {
+                    domains.insert(domain.to_owned(), choice.unwrap_or_default());
+                }
+                Err(why) => keys.wrong(format!("failed to parse {domain:?}: {why}")),
+            }
+            if !is_subdomain(domain) {
+                keys.warn(format!("{domain:?} is no domain name: no route can stand below it"));
+            }
+        }
+        Self(domains)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config_maps::read;
+
+    fn map(pairs: &[(&str, &str)]) -> Domain {
+        let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
+        let read = read::<Domain>(&data).unwrap();
+        assert_eq!(read.warnings, [] as [String; 0]);
+        read.value
+    }
+
+    fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|&(a, b)| (a.to_owned(), b.to_owned())).collect()
+    }
+
+    #[test]
+    fn the_domain_with_the_most_labels_wins_and_the_first_of_equals() {
+        let domains = map(&[
+            ("default.com", ""),
+            ("other-default.com", ""),
+            ("prod.com", "selector:\n  app: prod\n"),
+            ("gold.com", "selector:\n  app: prod\n  tier: gold\ntype: wildcard\n"),
+            ("_example", "anything: goes"),
+        ]);
+        for (have, want) in [
+            (&[][..], "default.com"),
+            (&[("app", "test")], "default.com"),
+            (&[("app", "prod")], "prod.com"),
+            (&[("app", "prod"), ("tier", "gold")], "gold.com"),
+        ] {
+            assert_eq!(domains.of(&labels(have)), Some(want), "{have:?}");
+        }
+        let wild = |domain| domains.is_wildcard(domain);
+        assert_eq!((wild("default.com"), wild("prod.com"), wild("gold.com")), (true, false, true));
+    }
+
+    #[test]
+    fn without_a_domain_for_all_some_routes_have_none() {
+        let domains = map(&[("prod.com", "selector:\n  app: prod\n")]);
+        assert_eq!(domains.of(&labels(&[])), None);
+        assert_eq!(Domain::default().of(&labels(&[("app", "prod")])), None);
+    }
+
+    #[test]
+    fn a_value_that_is_no_selector_is_refused() {
+        let data = [("a.com".to_owned(), "selector: 5".to_owned())].into();
+        let said = read::<Domain>(&data).unwrap_err();
+        assert!(said[0].to_string().starts_with("failed to parse \"a.com\": "), "{said:?}");
+    }
+}

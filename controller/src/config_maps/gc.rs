@@ -1,0 +1,186 @@
+//! Pure: `config-gc`: how long Revisions stay that no route leads to.
+//!
+//! Keys, defaults, bounds and messages: knative/serving `pkg/gc/config.go` at 98e5ef9.
+
+use std::time::Duration;
+
+use super::{
+    ConfigMap,
+    go::{Span, parse_span},
+    keys::Keys,
+};
+
+/// `config-gc`, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gc {
+    /// `retain-since-create-time`: none younger goes for its age; `None`: `disabled`. Default 48 h.
+    pub since_created: Option<Duration>,
+    /// `retain-since-last-active-time`: none used later goes for its age; `None`: `disabled`. Default 15 h.
+    pub since_active: Option<Duration>,
+    /// `min-non-active-revisions`: so many stay whatever their age. Default 20.
+    pub min: u64,
+    /// `max-non-active-revisions`: beyond it the oldest go whatever their age; `None`: `disabled`. Default 1000.
+    pub max: Option<u64>,
+}
+
+impl Default for Gc {
+    fn default() -> Self {
+        Self {
+            since_created: Some(Duration::from_secs(48 * 3600)),
+            since_active: Some(Duration::from_secs(15 * 3600)),
+            min: 20,
+            max: Some(1000),
+        }
+    }
+}
+
+impl ConfigMap for Gc {
+    const NAME: &'static str = "config-gc";
+
+    fn read(keys: &mut Keys<'_>) -> Self {
+        keys.renamed(&[
+            ("stale-revision-create-delay", "retain-since-create-time"),
+            ("stale-revision-timeout", "retain-since-last-active-time"),
+            ("stale-revision-minimum-generations", "min-non-active-revisions"),
+        ]);
+        let pinned = "routes are remembered with their Revisions";
+        keys.without_effect(&[("stale-revision-lastpinned-debounce", pinned)]);
+        keys.prefix("failed to parse data: ");
+        let mut it = Self::default();
+        span(keys, "retain-since-create-time", &mut it.since_created);
+        span(keys, "retain-since-last-active-time", &mut it.since_active);
+        let mut min = i64::try_from(it.min).unwrap_or(i64::MAX);
+        keys.int64("min-non-active-revisions", &mut min);
+        most(keys, &mut it.max);
+        match u64::try_from(min) {
+            Ok(min) => it.min = min,
+            Err(_negative) => {
+                keys.wrong(format!("min-non-active-revisions must be non-negative, was: {min}"));
+            }
+        }
+        if let Some(max) = it.max.filter(|max| it.min > *max) {
+            keys.wrong(format!(
+                "min-non-active-revisions({}) must be <= max-non-active-revisions({max})",
+                it.min
+            ));
+        }
+        it
+    }
+}
+
+/// A length of time, or `disabled`; nothing keeps the default.
+fn span(keys: &mut Keys<'_>, key: &'static str, to: &mut Option<Duration>) {
+    let text = keys.get(key).unwrap_or_default().trim();
+    if text.is_empty() {
+        return;
+    }
+    if text.eq_ignore_ascii_case("disabled") {
+        *to = None;
+        return;
+    }
+    match parse_span(text) {
+        Ok(Span(nanos)) if nanos < 0 => {
+            keys.wrong(format!("failed to parse {key}: must be non-negative"));
+        }
+        Ok(span) => *to = Some(span.duration()),
+        Err(why) => keys.wrong(format!("failed to parse {key}: {why}")),
+    }
+}
+
+/// A number, or `disabled`; nothing keeps the default.
+fn most(keys: &mut Keys<'_>, to: &mut Option<u64>) {
+    let key = "max-non-active-revisions";
+    let text = keys.get(key).unwrap_or_default().trim();
+    if text.is_empty() {
+        return;
+    }
+    let most = i64::MAX.unsigned_abs();
+    match text.parse::<u64>() {
+        _ if text.eq_ignore_ascii_case("disabled") => *to = None,
+        Ok(max) if max <= most => *to = Some(max),
+        Ok(_) => keys.wrong(format!("failed to parse {key}: value should be lower than {most}")),
+        Err(_) => keys.wrong(format!(
+            "failed to parse {key}: strconv.ParseUint: parsing {text:?}: invalid syntax"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config_maps::{Read, read},
+        parse::line,
+    };
+
+    fn map(pairs: &[(&str, &str)]) -> Result<Read<Gc>, String> {
+        let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
+        read::<Gc>(&data).map_err(|it| line(&it))
+    }
+
+    #[test]
+    fn each_bound_can_be_set_and_switched_off() {
+        assert_eq!(map(&[]).map(|it| it.value), Ok(Gc::default()));
+        let off = Gc { since_created: None, since_active: None, min: 0, max: None };
+        let read = map(&[
+            ("retain-since-create-time", "Disabled"),
+            ("retain-since-last-active-time", "disabled"),
+            ("min-non-active-revisions", "0"),
+            ("max-non-active-revisions", "DISABLED"),
+        ]);
+        assert_eq!(read, Ok(Read { value: off, warnings: vec![] }));
+        let set = Gc {
+            since_created: Some(Duration::from_secs(600)),
+            since_active: Some(Duration::ZERO),
+            min: 1,
+            max: Some(2),
+        };
+        let read = map(&[
+            ("retain-since-create-time", "10m"),
+            ("retain-since-last-active-time", "0s"),
+            ("min-non-active-revisions", "1"),
+            ("max-non-active-revisions", "2"),
+        ]);
+        assert_eq!(read, Ok(Read { value: set, warnings: vec![] }));
+    }
+
+    #[test]
+    fn keys_of_older_releases_count_until_their_successor_is_set() {
+        let older = ("stale-revision-create-delay", "24h");
+        let warning = "key \"stale-revision-create-delay\" is of an older release: \
+                       use \"retain-since-create-time\"";
+        let day = Gc { since_created: Some(Duration::from_secs(86_400)), ..Gc::default() };
+        let want = Read { value: day, warnings: vec![warning.to_owned()] };
+        assert_eq!(map(&[older]), Ok(want));
+        let both = map(&[older, ("retain-since-create-time", "1h")]).unwrap();
+        assert_eq!(both.value.since_created, Some(Duration::from_secs(3600)));
+    }
+
+    #[test]
+    fn every_refusal_is_in_knatives_words() {
+        for (pairs, said) in [
+            (
+                &[("retain-since-create-time", "invalid")][..],
+                "failed to parse retain-since-create-time: time: invalid duration \"invalid\"",
+            ),
+            (
+                &[("retain-since-last-active-time", "-1h")],
+                "failed to parse retain-since-last-active-time: must be non-negative",
+            ),
+            (
+                &[("min-non-active-revisions", "-1")],
+                "min-non-active-revisions must be non-negative, was: -1",
+            ),
+            (
+                &[("max-non-active-revisions", "-1")],
+                "failed to parse max-non-active-revisions: strconv.ParseUint: parsing \"-1\": invalid syntax",
+            ),
+            (
+                &[("min-non-active-revisions", "20"), ("max-non-active-revisions", "10")],
+                "min-non-active-revisions(20) must be <= max-non-active-revisions(10)",
+            ),
+        ] {
+            assert_eq!(map(pairs), Err(said.to_owned()));
+        }
+    }
+}

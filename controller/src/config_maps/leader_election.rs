@@ -1,0 +1,121 @@
+//! Pure: `config-leader-election`: how soon another controller writes when one is gone.
+//!
+//! Keys and messages: knative/pkg `leaderelection/config.go` at 521cb33. The defaults are shorter than Knative's 60 s,
+//! 40 s and 10 s: a wake must not wait for a leader.
+
+use std::time::Duration;
+
+use super::{ConfigMap, go::Span, keys::Keys};
+
+/// `config-leader-election`, checked. Read at start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaderElection {
+    /// `lease-duration`: a lease not renewed for so long may be taken. Default 5 s.
+    pub lease: Duration,
+    /// `renew-deadline`: a leader that could not renew for so long stops writing. Default 3 s, below `lease`.
+    pub renew: Duration,
+    /// `retry-period`: how often it is tried. Default 1 s, below `renew`.
+    pub retry: Duration,
+}
+
+impl Default for LeaderElection {
+    fn default() -> Self {
+        let [lease, renew, retry] = [5, 3, 1].map(Duration::from_secs);
+        Self { lease, renew, retry }
+    }
+}
+
+impl ConfigMap for LeaderElection {
+    const NAME: &'static str = "config-leader-election";
+
+    fn read(keys: &mut Keys<'_>) -> Self {
+        keys.renamed(&[
+            ("leaseDuration", "lease-duration"),
+            ("renewDeadline", "renew-deadline"),
+            ("retryPeriod", "retry-period"),
+        ]);
+        keys.superseded(&[("resourceLock", "lease-duration"), ("enabledComponents", "buckets")]);
+        buckets(keys);
+        let mut it = Self::default();
+        for (key, to) in [
+            ("lease-duration", &mut it.lease),
+            ("renew-deadline", &mut it.renew),
+            ("retry-period", &mut it.retry),
+        ] {
+            let mut span = Span::from(*to);
+            keys.span(key, &mut span);
+            if span.0 <= 0 {
+                keys.wrong(format!("{key} must be greater than zero, was {span}"));
+            }
+            *to = span.duration();
+        }
+        let [lease, renew, retry] = [it.lease, it.renew, it.retry].map(Span::from);
+        if lease <= renew {
+            keys.wrong(format!(
+                "lease-duration ({lease}) must be greater than renew-deadline ({renew})"
+            ));
+        }
+        if renew <= retry {
+            keys.wrong(format!(
+                "renew-deadline ({renew}) must be greater than retry-period ({retry})"
+            ));
+        }
+        it
+    }
+}
+
+/// Work is not divided among leaders here: one writes, all others serve.
+fn buckets(keys: &mut Keys<'_>) {
+    let mut buckets = 1;
+    keys.int32("buckets", &mut buckets);
+    if !(1..=10).contains(&buckets) {
+        keys.wrong(format!("buckets: value must be between 1 <= {buckets} <= 10"));
+    } else if buckets > 1 {
+        keys.warn("buckets has no effect: one controller writes, and all of them serve");
+    }
+    keys.ignore_prefix("map-lease-prefix", "one lease is held");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config_maps::{Read, read},
+        parse::line,
+    };
+
+    fn map(pairs: &[(&str, &str)]) -> Result<Read<LeaderElection>, String> {
+        let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
+        read::<LeaderElection>(&data).map_err(|it| line(&it))
+    }
+
+    #[test]
+    fn spans_are_followed_also_by_their_older_names() {
+        let [lease, renew, retry] = [60, 40, 10].map(Duration::from_secs);
+        let want = LeaderElection { lease, renew, retry };
+        let read = map(&[
+            ("lease-duration", "60s"),
+            ("renewDeadline", "40s"),
+            ("retry-period", "10s"),
+            ("map-lease-prefix.a.b", "c"),
+        ]);
+        let read = read.unwrap();
+        assert_eq!(read.value, want);
+        assert_eq!(read.warnings.len(), 2, "{:?}", read.warnings);
+    }
+
+    #[test]
+    fn a_lease_that_could_not_be_held_is_refused() {
+        for (pair, said) in [
+            (("buckets", "11"), "buckets: value must be between 1 <= 11 <= 10"),
+            (("retry-period", "0s"), "retry-period must be greater than zero, was 0s"),
+            (
+                ("renew-deadline", "5s"),
+                "lease-duration (5s) must be greater than renew-deadline (5s)",
+            ),
+            (("retry-period", "3s"), "renew-deadline (3s) must be greater than retry-period (3s)"),
+        ] {
+            assert_eq!(map(&[pair]), Err(said.to_owned()));
+        }
+    }
+}

@@ -1,0 +1,116 @@
+use super::*;
+use crate::{
+    config_maps::{Read, read},
+    parse::line,
+};
+
+fn map(pairs: &[(&str, &str)]) -> Result<Read<Network>, String> {
+    let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
+    read::<Network>(&data).map_err(|it| line(&it))
+}
+
+#[test]
+fn every_key_is_followed() {
+    assert_eq!(map(&[]), Ok(Read { value: Network::default(), warnings: vec![] }));
+    let source = "{{.Name}}.{{.Domain}}";
+    let want = Network {
+        ingress_class: "kourier.ingress.networking.knative.dev".into(),
+        certificate_class: "none".into(),
+        wildcard_selector: Some(LabelSelector::default()),
+        domain_template: Some(Template::parse("domain-template", source, &DOMAIN_FIELDS).unwrap()),
+        tag_template: Some(
+            Template::parse("tag-template", "{{.Name}}-{{.Tag}}", &TAG_FIELDS).unwrap(),
+        ),
+        external_tls: true,
+        cluster_local_tls: true,
+        system_internal_tls: true,
+        http: HttpProtocol::Redirected,
+        rollout: Duration::from_secs(380),
+        autocreate_claims: true,
+        mesh_pod_addressability: true,
+        mesh: MeshMode::Disabled,
+        external_scheme: "https".into(),
+        path: Some(Path::Activator),
+    };
+    let read = map(&[
+        ("ingress-class", "kourier.ingress.networking.knative.dev"),
+        ("certificate-class", "none"),
+        ("namespace-wildcard-cert-selector", "{}"),
+        ("domain-template", source),
+        ("tag-template", "{{.Name}}-{{.Tag}}"),
+        ("external-domain-tls", "Enabled"),
+        ("cluster-local-domain-tls", "enabled"),
+        ("system-internal-tls", "ENABLED"),
+        ("http-protocol", "Redirected"),
+        ("rollout-duration", "380"),
+        ("autocreate-cluster-domain-claims", "true"),
+        ("enable-mesh-pod-addressability", "true"),
+        ("mesh-compatibility-mode", "disabled"),
+        ("default-external-scheme", "https"),
+        ("rouse.dev.path", "activator"),
+    ]);
+    assert_eq!(read, Ok(Read { value: want, warnings: vec![] }));
+}
+
+#[test]
+fn keys_of_older_releases_name_their_successors() {
+    let read = map(&[
+        ("autoTLS", "enabled"),
+        ("httpProtocol", "redirected"),
+        ("internal-encryption", "true"),
+        ("dataplane-trust", "mutual"),
+    ]);
+    let read = read.unwrap();
+    let want = Network {
+        external_tls: true,
+        http: HttpProtocol::Redirected,
+        system_internal_tls: true,
+        ..Network::default()
+    };
+    assert_eq!(read.value, want);
+    for (old, new) in [
+        ("autoTLS", "external-domain-tls"),
+        ("httpProtocol", "http-protocol"),
+        ("internal-encryption", "system-internal-tls"),
+        ("dataplane-trust", "system-internal-tls"),
+    ] {
+        let told = |it: &String| it.contains(old) && it.contains(new);
+        assert!(read.warnings.iter().any(told), "{old}: {:?}", read.warnings);
+    }
+}
+
+#[test]
+fn every_refusal_names_key_and_value() {
+    for (pair, said) in [
+        (("rollout-duration", "-1"), "rollout-duration must be a positive integer, but was -1"),
+        (
+            ("rollout-duration", "5s"),
+            "failed to parse \"rollout-duration\": strconv.ParseInt: parsing \"5s\": invalid syntax",
+        ),
+        (("http-protocol", "foo"), "httpProtocol foo in config-network ConfigMap is not supported"),
+        (
+            ("system-internal-tls", "wrong"),
+            "system-internal-tls with value: \"wrong\" in config-network ConfigMap is not supported",
+        ),
+        (
+            ("cluster-local-domain-tls", "wrong"),
+            "cluster-local-domain-tls with value: \"wrong\" in config-network ConfigMap is not supported",
+        ),
+        (("domain-template", ""), "empty hostname"),
+        (("domain-template", "{{.Name}}/{{.Namespace}}"), "domain template has url path: /bar"),
+        (
+            ("domain-template", "{{.Annotations.sub}}.{{.Domain}}"),
+            "domain template gives \"<no value>.baz.com\": '<' in host name",
+        ),
+        (
+            ("tag-template", "{{.Namespace}}"),
+            "template: tag-template: can't evaluate field Namespace: there are .Name, .Tag",
+        ),
+        (
+            ("rouse.dev.path", "wire"),
+            "rouse.dev.path = \"wire\", must be \"direct\" or \"activator\"",
+        ),
+    ] {
+        assert_eq!(map(&[pair]), Err(said.to_owned()), "{pair:?}");
+    }
+}

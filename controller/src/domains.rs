@@ -1,0 +1,329 @@
+//! Pure: under which names and URLs a Route is reachable (knative/serving `pkg/reconciler/route/domains`,
+//! `…/visibility` and `…/config/domain.go` at 98e5ef9; `knative.md` §6.2).
+//!
+//! ```text
+//! tag ──tag-template──▶ object name ──domain-template, config-domain──▶ public host
+//!                            └──────── namespace, cluster domain ─────▶ local hosts
+//! ```
+
+use std::collections::BTreeMap;
+
+use common::wire::{is_label, is_subdomain};
+
+use crate::{
+    config_maps::{
+        Domain, Network,
+        network::{domain_values, tag_values},
+    },
+    knative::key,
+};
+
+/// Names follow from these settings.
+#[derive(Clone, Copy, Debug)]
+pub struct Names<'a> {
+    /// `config-network`.
+    pub network: &'a Network,
+    /// `config-domain`.
+    pub domain: &'a Domain,
+    /// Domain of names inside, such as `cluster.local`.
+    pub cluster_domain: &'a str,
+}
+
+/// A Route, as far as its names go.
+#[derive(Clone, Copy, Debug)]
+pub struct Route<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// Its labels: they choose the domain, and may hide it.
+    pub labels: &'a BTreeMap<String, String>,
+    /// Its annotations, which a domain template may use.
+    pub annotations: &'a BTreeMap<String, String>,
+}
+
+/// One name of a Route: its own, or that of a tag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The tag; `None`: the Route itself.
+    pub tag: Option<String>,
+    /// Name of its Service.
+    pub name: String,
+    /// Whether only the cluster may ask.
+    pub is_local: bool,
+    /// Host of its URL: the public one, or the longest local one.
+    pub host: String,
+    /// Its URL in statuses.
+    pub url: String,
+}
+
+/// Why a name cannot be had. Shown in the Route's conditions.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// A template cannot be carried out.
+    #[error("domain name error: error executing the {which}: {why}")]
+    Template {
+        /// `DomainTemplate` or `TagTemplate`.
+        which: &'static str,
+        /// Why.
+        why: String,
+    },
+    /// What came out is no domain name.
+    #[error(
+        "domain name error: invalid domain name {host:?}: use lower-case letters, digits, '-' and '.', with at least \
+         two parts of at most 63 characters (see domain-template in config-network)"
+    )]
+    Host {
+        /// What came out.
+        host: String,
+    },
+    /// What came out is no name of a Service.
+    #[error(
+        "domain name error: invalid service name {name:?} for tag {tag:?}: use at most 63 lower-case letters, digits \
+         and '-' (see tag-template in config-network)"
+    )]
+    Service {
+        /// What came out.
+        name: String,
+        /// The tag it is for.
+        tag: String,
+    },
+}
+
+impl Names<'_> {
+    /// The name of a Route, or of one of its tags. `hidden` are Services whose own label makes them private.
+    pub fn target(
+        &self,
+        route: &Route<'_>,
+        tag: Option<&str>,
+        hidden: impl Fn(&str) -> bool,
+    ) -> Result<Target, NameError> {
+        let name = self.service(route.name, tag)?;
+        let is_local = self.is_local(route) || hidden(&name);
+        let host = if is_local {
+            self.local_host(&name, route.namespace)
+        } else {
+            self.public_host(route, &name)?
+        };
+        let url = format!("{}://{host}", self.scheme(is_local));
+        Ok(Target { tag: tag.map(str::to_owned), name, is_local, host, url })
+    }
+
+    /// The name of a Route's Service, or of that of one of its tags.
+    pub fn service(&self, route: &str, tag: Option<&str>) -> Result<String, NameError> {
+        let Some(tag) = tag.filter(|tag| !tag.is_empty()) else { return Ok(route.to_owned()) };
+        let name = match &self.network.tag_template {
+            None => format!("{tag}-{route}"),
+            Some(template) => template
+                .render(&tag_values(route, tag))
+                .map_err(|why| NameError::Template { which: "TagTemplate", why })?,
+        };
+        if is_label(&name) {
+            Ok(name)
+        } else {
+            Err(NameError::Service { name, tag: tag.to_owned() })
+        }
+    }
+
+    /// Whether the whole Route is private: by its label, or because no domain outside is for it.
+    pub fn is_local(&self, route: &Route<'_>) -> bool {
+        is_hidden(route.labels) || self.domain(route).is_none()
+    }
+
+    /// The domain outside that is for it.
+    fn domain(&self, route: &Route<'_>) -> Option<&str> {
+        let inside = |it: &str| it.strip_prefix("svc.") == Some(self.cluster_domain);
+        self.domain.of(route.labels).filter(|it| !inside(it))
+    }
+
+    fn public_host(&self, route: &Route<'_>, name: &str) -> Result<String, NameError> {
+        let domain = self.domain(route).unwrap_or_default();
+        let host = match &self.network.domain_template {
+            None => format!("{name}.{}.{domain}", route.namespace),
+            Some(template) => {
+                let (annotations, labels) = (pairs(route.annotations), pairs(route.labels));
+                let values = domain_values(name, route.namespace, domain, annotations, labels);
+                template
+                    .render(&values)
+                    .map_err(|why| NameError::Template { which: "DomainTemplate", why })?
+            }
+        };
+        if host.contains('.') && is_subdomain(&host) {
+            Ok(host)
+        } else {
+            Err(NameError::Host { host })
+        }
+    }
+
+    /// The longest local host of a Service; private names never follow the user's template.
+    pub fn local_host(&self, name: &str, namespace: &str) -> String {
+        format!("{name}.{namespace}.svc.{}", self.cluster_domain)
+    }
+
+    /// All hosts by which a Service is asked inside: `name.ns`, `name.ns.svc`, `name.ns.svc.<cluster domain>`.
+    pub fn local_hosts(&self, name: &str, namespace: &str) -> [String; 3] {
+        let (short, long) = (format!("{name}.{namespace}"), self.local_host(name, namespace));
+        [short.clone(), format!("{short}.svc"), long]
+    }
+
+    /// `status.address.url`: inside there is no TLS in front of a service.
+    pub fn address(&self, route: &Route<'_>) -> String {
+        format!("http://{}", self.local_host(route.name, route.namespace))
+    }
+
+    fn scheme(&self, is_local: bool) -> &str {
+        if is_local { "http" } else { &self.network.external_scheme }
+    }
+
+    /// Every host a target answers to from outside and inside. With `tag-header-based-routing` the header
+    /// `Knative-Serving-Tag` chooses among these by tag.
+    pub fn hosts(&self, target: &Target, namespace: &str) -> Vec<String> {
+        let public = (!target.is_local).then(|| target.host.clone());
+        public.into_iter().chain(self.local_hosts(&target.name, namespace)).collect()
+    }
+
+    /// Hosts by tag, as the annotation `networking.internal.knative.dev/tag-to-host` has them.
+    pub fn tag_hosts(&self, targets: &[Target], namespace: &str) -> BTreeMap<String, Vec<String>> {
+        let tagged = targets.iter().filter_map(|it| Some((it.tag.clone()?, it)));
+        tagged.map(|(tag, it)| (tag, self.hosts(it, namespace))).collect()
+    }
+}
+
+/// Whether the label of a Service, Route or placeholder makes it private.
+pub fn is_hidden(labels: &BTreeMap<String, String>) -> bool {
+    labels.get(key::VISIBILITY).is_some_and(|it| it == "cluster-local")
+}
+
+fn pairs(map: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)> {
+    map.iter().map(|(key, text)| (key.as_str(), text.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config_maps::{ConfigMap, read};
+
+    fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect()
+    }
+
+    fn config<T: ConfigMap>(pairs: &[(&str, &str)]) -> T {
+        read(&map(pairs)).unwrap().value
+    }
+
+    struct Case {
+        network: Network,
+        domain: Domain,
+        labels: BTreeMap<String, String>,
+        annotations: BTreeMap<String, String>,
+    }
+
+    impl Case {
+        fn new(network: &[(&str, &str)], domain: &[(&str, &str)], labels: &[(&str, &str)]) -> Self {
+            Self {
+                network: config(network),
+                domain: config(domain),
+                labels: map(labels),
+                annotations: map(&[("sub", "www")]),
+            }
+        }
+
+        fn target(&self, tag: Option<&str>, hidden: &str) -> Result<Target, NameError> {
+            let (labels, annotations) = (&self.labels, &self.annotations);
+            let route = Route { name: "shop", namespace: "team", labels, annotations };
+            self.names().target(&route, tag, |name| name == hidden)
+        }
+
+        fn names(&self) -> Names<'_> {
+            let (network, domain) = (&self.network, &self.domain);
+            Names { network, domain, cluster_domain: "c1.local" }
+        }
+
+        fn url(&self, tag: Option<&str>) -> String {
+            self.target(tag, "").map_or_else(|it| it.to_string(), |it| it.url)
+        }
+    }
+
+    const PUBLIC: &[(&str, &str)] = &[("example.com", "")];
+
+    #[test]
+    fn names_follow_their_templates() {
+        for (network, tag, url) in [
+            (&[][..], None, "http://shop.team.example.com"),
+            (&[], Some("v1"), "http://v1-shop.team.example.com"),
+            (&[("default-external-scheme", "https")], None, "https://shop.team.example.com"),
+            (&[("domain-template", "{{.Name}}.{{.Domain}}")], None, "http://shop.example.com"),
+            (
+                &[("domain-template", "{{.Name}}-{{.Namespace}}.{{.Domain}}")],
+                Some("v1"),
+                "http://v1-shop-team.example.com",
+            ),
+            (
+                &[("tag-template", "{{.Name}}--{{.Tag}}")],
+                Some("v1"),
+                "http://shop--v1.team.example.com",
+            ),
+            (
+                &[("domain-template", "{{or (index .Annotations \"sub\") .Name}}.{{.Domain}}")],
+                None,
+                "http://www.example.com",
+            ),
+        ] {
+            assert_eq!(Case::new(network, PUBLIC, &[]).url(tag), url, "{network:?}");
+        }
+    }
+
+    #[test]
+    fn labels_choose_the_domain_and_may_hide_everything() {
+        let domains = &[("example.com", ""), ("prod.com", "selector:\n  app: prod\n")];
+        let own = &[("domain-template", "{{.Name}}.{{.Domain}}")];
+        let inside = "http://shop.team.svc.c1.local";
+        let hidden = ("networking.knative.dev/visibility", "cluster-local");
+        for (domains, labels, url) in [
+            (&domains[..], &[][..], "http://shop.example.com"),
+            (domains, &[("app", "prod")], "http://shop.prod.com"),
+            (domains, &[("app", "prod"), hidden], inside),
+            (&domains[1..], &[], inside),
+            (&[], &[], inside),
+            (&[("svc.c1.local", "")], &[], inside),
+        ] {
+            assert_eq!(Case::new(own, domains, labels).url(None), url, "{domains:?} {labels:?}");
+        }
+    }
+
+    #[test]
+    fn a_label_on_the_placeholder_hides_one_tag() {
+        let case = Case::new(&[("default-external-scheme", "https")], PUBLIC, &[]);
+        let tag = case.target(Some("v1"), "v1-shop").unwrap();
+        let want = Target {
+            tag: Some("v1".into()),
+            name: "v1-shop".into(),
+            is_local: true,
+            host: "v1-shop.team.svc.c1.local".into(),
+            url: "http://v1-shop.team.svc.c1.local".into(),
+        };
+        assert_eq!(tag, want);
+        let own = case.target(None, "v1-shop").unwrap();
+        assert!(!own.is_local);
+        let local = ["v1-shop.team", "v1-shop.team.svc", "v1-shop.team.svc.c1.local"];
+        let hosts = case.names().tag_hosts(&[own.clone(), tag], "team");
+        assert_eq!(hosts, [("v1".to_owned(), local.map(str::to_owned).to_vec())].into());
+        let all = ["shop.team.example.com", "shop.team", "shop.team.svc", "shop.team.svc.c1.local"];
+        assert_eq!(case.names().hosts(&own, "team"), all);
+    }
+
+    #[test]
+    fn what_can_be_no_name_is_told_with_what_to_change() {
+        let one = Case::new(&[("domain-template", "{{.Name}}")], PUBLIC, &[]);
+        assert_eq!(one.target(None, ""), Err(NameError::Host { host: "shop".into() }));
+        let upper = &[("domain-template", "{{index .Labels \"zone\"}}x.{{.Domain}}")];
+        let upper = Case::new(upper, PUBLIC, &[("zone", "EU")]);
+        let want = NameError::Host { host: "EUx.example.com".into() };
+        assert_eq!(upper.target(None, ""), Err(want));
+        let long = "t".repeat(60);
+        let said = Case::new(&[], PUBLIC, &[]).target(Some(&long), "").unwrap_err();
+        let name = format!("{long}-shop");
+        assert_eq!(said, NameError::Service { name, tag: long });
+        assert!(said.to_string().contains("see tag-template in config-network"));
+    }
+}

@@ -1,0 +1,175 @@
+//! Pure: which Revisions are too old to keep (`config-gc`; knative/serving `pkg/reconciler/gc/gc.go` at 98e5ef9).
+
+use std::time::Duration;
+
+use crate::{
+    config_maps::Gc,
+    world::{Routing, Stamp},
+};
+
+/// What counts of one Revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// When it was made.
+    pub created: Stamp,
+    /// Whether a route leads to it.
+    pub routing: Routing,
+    /// When that changed last; `None`: never.
+    pub routing_modified: Option<Stamp>,
+    /// Whether its user wants it kept: annotation `serving.knative.dev/no-gc: "true"`, in any case of letters.
+    pub is_kept: bool,
+    /// Whether it is its Configuration's latest ready one.
+    pub is_latest_ready: bool,
+}
+
+impl Candidate<'_> {
+    fn last_active(&self) -> Stamp {
+        self.routing_modified.unwrap_or(self.created)
+    }
+
+    /// One that was never looked at, and so has no routing state yet, stays.
+    fn is_active(&self) -> bool {
+        self.is_latest_ready || self.is_kept || self.routing != Routing::Reserve
+    }
+
+    /// When it becomes old enough to go; `None`: never for its age.
+    fn stale_at(&self, config: &Gc) -> Option<Stamp> {
+        let after = |from: Stamp, keep: Option<Duration>| {
+            keep.map(|it| from.plus_ms(u64::try_from(it.as_millis()).unwrap_or(u64::MAX)))
+        };
+        let created = after(self.created, config.since_created);
+        let active = after(self.last_active(), config.since_active);
+        created.max(active)
+    }
+}
+
+/// What to do about old Revisions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stale<'a> {
+    /// These go, oldest first.
+    pub delete: Vec<&'a str>,
+    /// When to look again, if nothing happens before; `None`: time alone changes nothing.
+    pub next: Option<Stamp>,
+}
+
+/// Which Revisions of one Configuration go now.
+pub fn stale<'a>(revisions: &[Candidate<'a>], config: &Gc, now: Stamp) -> Stale<'a> {
+    let min = usize::try_from(config.min).unwrap_or(usize::MAX);
+    let off = (config.max, config.since_created, config.since_active) == (None, None, None);
+    if off || revisions.len() <= min {
+        return Stale::default();
+    }
+    let mut idle: Vec<_> = revisions.iter().filter(|it| !it.is_active()).collect();
+    if idle.len() <= min {
+        return Stale::default();
+    }
+    idle.sort_by_key(|it| (it.last_active(), it.created, it.name));
+    let most = idle.len() - min;
+    let aged = |it: &&&Candidate<'_>| it.stale_at(config).is_some_and(|at| at <= now);
+    let mut delete: Vec<&str> = idle.iter().filter(aged).take(most).map(|it| it.name).collect();
+    if delete.len() == most {
+        return Stale { delete, next: None };
+    }
+    idle.retain(|it| !delete.contains(&it.name));
+    let max = config.max.and_then(|max| usize::try_from(max).ok()).unwrap_or(usize::MAX);
+    let beyond = idle.len().saturating_sub(max);
+    delete.extend(idle.drain(..beyond).map(|it| it.name));
+    let later = idle.iter().filter_map(|it| it.stale_at(config));
+    let next = later.min().filter(|_| idle.len() > min);
+    Stale { delete, next }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: u64 = 3_600_000;
+    const NOW: Stamp = Stamp(1000 * HOUR);
+
+    /// A Revision made and last used so many hours ago.
+    fn old(name: &str, created: u64, active: u64) -> Candidate<'_> {
+        Candidate {
+            name,
+            created: Stamp(NOW.0 - created * HOUR),
+            routing: Routing::Reserve,
+            routing_modified: Some(Stamp(NOW.0 - active * HOUR)),
+            is_kept: false,
+            is_latest_ready: false,
+        }
+    }
+
+    fn config(created: Option<u64>, active: Option<u64>, min: u64, max: Option<u64>) -> Gc {
+        let hours = |it: Option<u64>| it.map(|it| Duration::from_secs(it * 3600));
+        Gc { since_created: hours(created), since_active: hours(active), min, max }
+    }
+
+    fn gone<'a>(revisions: &[Candidate<'a>], config: &Gc) -> Vec<&'a str> {
+        stale(revisions, config, NOW).delete
+    }
+
+    #[test]
+    fn the_oldest_go_until_the_least_number_is_left() {
+        let all = [old("c", 70, 30), old("a", 90, 50), old("b", 80, 40), old("new", 1, 1)];
+        for (config, want) in [
+            (config(Some(48), Some(15), 0, None), &["a", "b", "c"][..]),
+            (config(Some(48), Some(15), 2, None), &["a", "b"]),
+            (config(Some(48), Some(15), 3, None), &["a"]),
+            (config(Some(48), Some(15), 4, None), &[]),
+            (config(Some(75), None, 0, None), &["a", "b"]),
+            (config(None, Some(45), 0, None), &["a"]),
+            (config(Some(85), Some(35), 0, None), &["a"]),
+            (config(None, None, 0, None), &[]),
+            (config(None, None, 0, Some(1)), &["a", "b", "c"]),
+            (config(None, None, 0, Some(3)), &["a"]),
+            (config(Some(85), None, 1, Some(2)), &["a", "b"]),
+            (config(Some(0), Some(0), 0, Some(1000)), &["a", "b", "c", "new"]),
+        ] {
+            assert_eq!(gone(&all, &config), want, "{config:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_in_use_or_kept_stays_and_does_not_count_as_idle() {
+        let all = [
+            Candidate { is_latest_ready: true, ..old("ready", 99, 99) },
+            Candidate { is_kept: true, ..old("kept", 99, 99) },
+            Candidate { routing: Routing::Active, ..old("routed", 99, 99) },
+            Candidate { routing: Routing::Pending, ..old("unseen", 99, 99) },
+            old("a", 99, 99),
+            old("b", 98, 98),
+        ];
+        assert_eq!(gone(&all, &config(Some(1), Some(1), 0, None)), ["a", "b"]);
+        assert_eq!(gone(&all, &config(Some(1), Some(1), 1, None)), ["a"]);
+        assert_eq!(gone(&all, &config(Some(1), Some(1), 2, None)), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn one_that_was_never_routed_counts_from_its_creation() {
+        let all = [Candidate { routing_modified: None, ..old("a", 20, 0) }, old("b", 20, 10)];
+        assert_eq!(gone(&all, &config(None, Some(15), 0, None)), ["a"]);
+    }
+
+    #[test]
+    fn it_says_when_the_next_one_will_be_old_enough() {
+        let all = [old("a", 40, 14), old("b", 47, 14)];
+        let found = stale(&all, &config(Some(48), Some(15), 0, None), NOW);
+        assert_eq!(found, Stale { delete: vec![], next: Some(Stamp(NOW.0 + HOUR)) });
+        let then = stale(&all, &config(Some(48), Some(15), 0, None), Stamp(NOW.0 + HOUR));
+        let want = Stale { delete: vec!["b"], next: Some(Stamp(NOW.0 + 8 * HOUR)) };
+        assert_eq!(then, want);
+        let enough = stale(&all, &config(Some(48), Some(15), 2, None), NOW);
+        assert_eq!(enough, Stale::default());
+        assert_eq!(stale(&all, &config(None, None, 0, Some(9)), NOW).next, None);
+    }
+
+    #[test]
+    fn thousands_of_revisions_are_bounded_by_the_greatest_number() {
+        let names: Vec<String> = (0..1500).map(|it| format!("r-{it:05}")).collect();
+        let all: Vec<_> = names.iter().map(|it| old(it, 1, 1)).collect();
+        let delete = gone(&all, &Gc::default());
+        assert_eq!(delete.len(), 500);
+        assert!(delete.iter().copied().eq(names.iter().take(500).map(String::as_str)));
+    }
+}

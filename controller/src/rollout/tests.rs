@@ -1,0 +1,210 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const S: Nanos = 1_000_000_000;
+
+fn wanted(targets: &[(&str, &str, &str, i32)]) -> Rollout {
+    let mut all = Rollout::default();
+    for &(tag, configuration, revision, percent) in targets {
+        all.add(tag, configuration, revision, percent);
+    }
+    all
+}
+
+fn event(wanted: Rollout, seconds: u64, in_force: bool) -> Event {
+    Event { wanted, duration: Duration::from_secs(seconds), in_force }
+}
+
+fn of(state: &Rollout) -> Vec<(&str, i32)> {
+    let all = state.configurations.iter().flat_map(|it| &it.revisions);
+    all.map(|it| (it.revision_name.as_str(), it.percent)).collect()
+}
+
+/// Rolls from `a` to `b` over so many seconds, where the first 1 % takes `first` seconds; the share of `b` after each
+/// step.
+fn roll(percent: i32, seconds: u64, first: Nanos) -> Vec<i32> {
+    let goal = |revision| wanted(&[("", "cfg", revision, percent)]);
+    let start = 100 * S;
+    let mut done = step(Some(goal("a")), start, event(goal("b"), seconds, false));
+    let mut now = start + first * S;
+    let mut shares = vec![of(&done.state).last().unwrap().1];
+    done = step(Some(done.state), now, event(goal("b"), seconds, true));
+    while !done.state.is_done() {
+        now = done.next.unwrap();
+        done = step(Some(done.state), now, event(goal("b"), seconds, false));
+        shares.push(of(&done.state).last().unwrap().1);
+    }
+    assert_eq!((done.next, &done.state), (None, &goal("b")));
+    shares
+}
+
+#[test]
+fn shares_move_in_equal_steps() {
+    assert_eq!(roll(100, 5, 1), [1, 26, 51, 76, 100]);
+    assert_eq!(roll(100, 120, 50), [1, 72, 100]);
+    assert_eq!(roll(100, 10, 60), [1, 100]);
+    assert_eq!(roll(50, 6, 1), [1, 11, 21, 31, 41, 50]);
+    assert_eq!(roll(2, 600, 1), [1, 2]);
+    assert_eq!(roll(100, 3600, 1), (1..=100).collect::<Vec<_>>());
+}
+
+#[test]
+fn without_a_state_or_a_duration_everything_moves_at_once() {
+    let (a, b) = (wanted(&[("", "cfg", "a", 100)]), wanted(&[("", "cfg", "b", 100)]));
+    let at_once = Stepped { state: b.clone(), next: None };
+    assert_eq!(step(None, S, event(b.clone(), 60, true)), at_once);
+    assert_eq!(step(Some(Rollout::default()), S, event(b.clone(), 60, true)), at_once);
+    assert_eq!(step(Some(a), S, event(b, 0, true)), at_once);
+}
+
+#[test]
+fn the_first_percent_waits_until_it_is_in_force() {
+    let (a, b) = (wanted(&[("", "cfg", "a", 100)]), wanted(&[("", "cfg", "b", 100)]));
+    let begun = step(Some(a), 10 * S, event(b.clone(), 60, false));
+    assert_eq!((of(&begun.state), begun.next), (vec![("a", 99), ("b", 1)], None));
+    let still = step(Some(begun.state.clone()), 30 * S, event(b.clone(), 60, false));
+    assert_eq!(still, begun);
+    let planned = step(Some(begun.state), 12 * S, event(b, 60, true));
+    let want = Steps {
+        start_time: 10 * S,
+        next_step_time: 12 * S + 2 * S,
+        step_duration: 2 * S,
+        step_size: 3,
+    };
+    assert_eq!(planned.next, Some(want.next_step_time));
+    assert_eq!(planned.state.configurations[0].step_params, want);
+    assert_eq!(of(&planned.state), [("a", 99), ("b", 1)]);
+}
+
+#[test]
+fn a_third_revision_begins_anew_and_drains_the_newest_first() {
+    let goal = |revision| wanted(&[("", "cfg", revision, 100)]);
+    let mut state = goal("a");
+    state.configurations[0].revisions = vec![
+        Share { revision_name: "a".into(), percent: 70 },
+        Share { revision_name: "b".into(), percent: 30 },
+    ];
+    state.configurations[0].step_params =
+        Steps { start_time: S, next_step_time: 9 * S, step_duration: S, step_size: 10 };
+    let begun = step(Some(state), 5 * S, event(goal("c"), 6, false));
+    assert_eq!(of(&begun.state), [("a", 70), ("b", 29), ("c", 1)]);
+    let fresh = Steps { start_time: 5 * S, ..Steps::default() };
+    assert_eq!(begun.state.configurations[0].step_params, fresh);
+    let planned = step(Some(begun.state), 6 * S, event(goal("c"), 6, true));
+    let next = step(Some(planned.state), 7 * S, event(goal("c"), 6, false));
+    assert_eq!(of(&next.state), [("a", 70), ("b", 9), ("c", 21)]);
+    let next = step(Some(next.state), 8 * S, event(goal("c"), 6, false));
+    assert_eq!(of(&next.state), [("a", 59), ("c", 41)]);
+}
+
+#[test]
+fn a_target_that_grows_gives_to_the_newest_and_one_that_shrinks_takes_from_the_oldest() {
+    let state = || {
+        let mut state = wanted(&[("", "cfg", "b", 60)]);
+        state.configurations[0].revisions = vec![
+            Share { revision_name: "a".into(), percent: 40 },
+            Share { revision_name: "b".into(), percent: 20 },
+        ];
+        state.configurations[0].step_params =
+            Steps { start_time: S, next_step_time: 9 * S, step_duration: S, step_size: 10 };
+        state
+    };
+    let moved = |percent, now| {
+        let goal = wanted(&[("", "cfg", "b", percent)]);
+        step(Some(state()), now, event(goal, 60, false)).state
+    };
+    assert_eq!(of(&moved(80, 2 * S)), [("a", 40), ("b", 40)]);
+    assert_eq!(of(&moved(30, 2 * S)), [("a", 10), ("b", 20)]);
+    assert_eq!(of(&moved(15, 2 * S)), [("b", 15)]);
+    // Of `a` 5 % are left, and a step of 10 % takes all of them.
+    assert_eq!(of(&moved(25, 9 * S)), [("b", 25)]);
+}
+
+#[test]
+fn tags_and_configurations_roll_by_themselves() {
+    let before = wanted(&[("", "one", "a", 50), ("", "two", "x", 50), ("t", "one", "a", 100)]);
+    let goal = wanted(&[
+        ("", "one", "b", 50),
+        ("", "two", "x", 50),
+        ("t", "one", "b", 100),
+        ("new", "one", "b", 100),
+    ]);
+    let begun = step(Some(before), S, event(goal, 60, false)).state;
+    let shares = |tag, configuration| {
+        let found = begun.shares(tag, configuration).unwrap();
+        found.iter().map(|it| (it.revision_name.as_str(), it.percent)).collect::<Vec<_>>()
+    };
+    assert_eq!(shares("", "one"), [("a", 49), ("b", 1)]);
+    assert_eq!(shares("", "two"), [("x", 50)]);
+    assert_eq!(shares("t", "one"), [("a", 99), ("b", 1)]);
+    assert_eq!(shares("new", "one"), [("b", 100)]);
+    assert_eq!(begun.shares("none", "one"), None);
+}
+
+#[test]
+fn one_percent_and_nothing_are_not_rolled() {
+    let before = wanted(&[("", "one", "a", 1), ("", "two", "x", 99)]);
+    let goal = wanted(&[("", "one", "b", 1), ("", "two", "x", 99)]);
+    assert_eq!(step(Some(before), S, event(goal.clone(), 60, false)).state, goal);
+    let tagged = wanted(&[("", "two", "x", 100), ("", "one", "b", 0)]);
+    let rolled = step(Some(goal), S, event(tagged, 60, false)).state;
+    assert_eq!(rolled, wanted(&[("", "two", "x", 100)]));
+}
+
+#[test]
+fn the_annotation_is_knatives_and_what_does_not_add_up_is_dropped() {
+    let json = r#"{"configurations":[{"configurationName":"cfg","tag":"t","percent":100,"revisions":[{"revisionName":"a","percent":99},{"revisionName":"b","percent":1}],"stepParams":{"starttime":5,"nextStepTime":7,"stepDuration":2,"stepSize":25}}]}"#;
+    let read = Rollout::parse(json).unwrap();
+    assert_eq!(read.to_json(), json);
+    let rest = wanted(&[("", "cfg", "a", 100)]);
+    let json = r#"{"configurations":[{"configurationName":"cfg","percent":100,"revisions":[{"revisionName":"a","percent":100}],"stepParams":{}}]}"#;
+    assert_eq!(rest.to_json(), json);
+    for (from, to) in
+        [("\"percent\":100,", "\"percent\":101,"), ("\"percent\":99", "\"percent\":98")]
+    {
+        assert_eq!(Rollout::parse(&read.to_json().replace(from, to)), None, "{from} {to}");
+    }
+    assert_eq!(Rollout::parse(&read.to_json().replace("25", "101")), None);
+    assert_eq!(Rollout::parse(&read.to_json().replace("99", "-99")), None);
+    assert_eq!(Rollout::parse("{"), None);
+    assert_eq!(Rollout::parse("{}"), Some(Rollout::default()));
+}
+
+proptest! {
+    /// Whatever happens in whatever order: shares add up to what the target has, nobody has nothing, and the newest
+    /// only gains while it stays the newest of an unchanged target. Left alone, every rollout ends.
+    #[test]
+    fn shares_always_add_up_and_every_rollout_ends(
+        events in prop::collection::vec(
+            (0..5_u8, 2..=100_i32, 0..200_i64, any::<bool>(), any::<bool>()), 1..40),
+        seconds in 1..1000_u64,
+    ) {
+        let (mut revision, mut percent, mut now) = (0_u8, 100, S);
+        let goal = |revision: u8, percent| wanted(&[("", "cfg", &format!("r{revision}"), percent)]);
+        let mut state = goal(revision, percent);
+        for (new, share, later, resize, in_force) in events {
+            let before = (revision, percent, of(&state).last().map_or(0, |it| it.1));
+            revision = if new > 2 { new } else { revision };
+            percent = if resize { share } else { percent };
+            now += later * S;
+            let done = step(Some(state), now, event(goal(revision, percent), seconds, in_force));
+            state = Rollout::parse(&done.state.to_json()).unwrap();
+            prop_assert_eq!(&state, &done.state);
+            let shares = of(&state);
+            prop_assert_eq!(shares.iter().map(|it| it.1).sum::<i32>(), percent);
+            prop_assert!(shares.iter().all(|it| it.1 > 0), "{:?}", shares);
+            let (name, newest) = *shares.last().unwrap();
+            prop_assert_eq!(name, format!("r{revision}"));
+            if (revision, percent) == (before.0, before.1) {
+                prop_assert!(newest >= before.2, "{:?}", shares);
+            }
+        }
+        for _ in 0..110 {
+            now += i64::try_from(seconds).unwrap() * S;
+            let done = step(Some(state), now, event(goal(revision, percent), seconds, true));
+            state = done.state;
+        }
+        prop_assert_eq!(state, goal(revision, percent));
+    }
+}
