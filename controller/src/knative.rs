@@ -1,54 +1,21 @@
-//! Pure: Knative's objects as users and tools see them, `serving.knative.dev/v1`.
+//! Pure: Knative's objects as users and tools see them: `serving.knative.dev` here, the others in the modules.
 //!
 //! These are the types at the border: manifests are read into them and objects are written from them. Inside,
 //! [`world`](crate::world) keeps the same facts in far less memory.
 
 use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Group and version of every object here.
 pub const API_VERSION: &str = "serving.knative.dev/v1";
 
-/// Labels and annotations, in Knative's words (knative/serving `pkg/apis/serving/register.go`).
-pub mod key {
-    /// Owning Configuration of a Revision.
-    pub const CONFIGURATION: &str = "serving.knative.dev/configuration";
-    /// Generation of the Configuration that made the Revision.
-    pub const CONFIGURATION_GENERATION: &str = "serving.knative.dev/configurationGeneration";
-    /// UID of the owning Configuration.
-    pub const CONFIGURATION_UID: &str = "serving.knative.dev/configurationUID";
-    /// Owning Service.
-    pub const SERVICE: &str = "serving.knative.dev/service";
-    /// UID of the owning Service.
-    pub const SERVICE_UID: &str = "serving.knative.dev/serviceUID";
-    /// The Revision a pod serves.
-    pub const REVISION: &str = "serving.knative.dev/revision";
-    /// UID of that Revision.
-    pub const REVISION_UID: &str = "serving.knative.dev/revisionUID";
-    /// `pending`, `active` or `reserve`: whether a Route leads to the Revision.
-    pub const ROUTING_STATE: &str = "serving.knative.dev/routingState";
-    /// When the routing state changed last.
-    pub const ROUTING_STATE_MODIFIED: &str = "serving.knative.dev/routingStateModified";
-    /// Routes that name the object.
-    pub const ROUTES: &str = "serving.knative.dev/routes";
-    /// Keeps a Revision from being collected.
-    pub const NO_GC: &str = "serving.knative.dev/no-gc";
-    /// Seconds a gradual rollout takes.
-    pub const ROLLOUT_DURATION: [&str; 2] =
-        ["serving.knative.dev/rollout-duration", "serving.knative.dev/rolloutDuration"];
-    /// How long a start may take.
-    pub const PROGRESS_DEADLINE: [&str; 2] =
-        ["serving.knative.dev/progress-deadline", "serving.knative.dev/progressDeadline"];
-    /// Set to `cluster-local` it hides the service from outside.
-    pub const VISIBILITY: &str = "networking.knative.dev/visibility";
-    /// `direct` or `activator`: the way of new connections, whatever the path rule says.
-    pub const PATH: &str = "rouse.dev/path";
-    /// On a Route: the addresses and ports its names hold, so that they survive a restart.
-    pub const ALLOTTED: &str = "rouse.dev/allotted";
-    /// On a Revision: its initial scale was reached once.
-    pub const REACHED: &str = "rouse.dev/initial-scale-reached";
-}
+pub mod autoscaling;
+pub mod caching;
+pub mod domain;
+pub mod key;
+pub mod networking;
 
 /// One object: what every kind has, around its own `spec` and `status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -76,7 +43,7 @@ pub type Revision = Object<RevisionSpec, RevisionStatus>;
 pub type Route = Object<RouteSpec, RouteStatus>;
 
 /// What is wanted of a service.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceSpec {
     /// What to run.
@@ -86,7 +53,7 @@ pub struct ServiceSpec {
 }
 
 /// What is wanted of a configuration.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConfigurationSpec {
     /// What to run.
@@ -94,17 +61,34 @@ pub struct ConfigurationSpec {
 }
 
 /// What a Revision will be made of.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RevisionTemplate {
     /// Labels and annotations of the Revision; a name where the user brings one.
+    #[schemars(with = "TemplateMetadata")]
     pub metadata: ObjectMeta,
     /// What to run.
     pub spec: RevisionSpec,
 }
 
+/// What of its metadata a template may say; the schema's view of it.
+#[derive(JsonSchema)]
+#[allow(dead_code, reason = "only its schema is used")]
+struct TemplateMetadata {
+    /// Annotations of the Revision.
+    annotations: Option<std::collections::BTreeMap<String, String>>,
+    /// Finalizers of the Revision.
+    finalizers: Option<Vec<String>>,
+    /// Labels of the Revision and its pods.
+    labels: Option<std::collections::BTreeMap<String, String>>,
+    /// Name of the Revision, where the user brings one: it begins with the Configuration's and a dash.
+    name: Option<String>,
+    /// Has no effect.
+    namespace: Option<String>,
+}
+
 /// What a Revision runs.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RevisionSpec {
     /// Requests a pod may have at once; 0: no limit.
@@ -125,7 +109,7 @@ pub struct RevisionSpec {
 }
 
 /// What is wanted of a route.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RouteSpec {
     /// Who gets the requests.
@@ -133,7 +117,7 @@ pub struct RouteSpec {
 }
 
 /// One share of the requests, and one name of its own if it has a tag.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TrafficTarget {
     /// Also reachable as `<tag>-<route>`.
@@ -157,7 +141,7 @@ pub struct TrafficTarget {
 }
 
 /// One condition of an object.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Condition {
     /// Which.
@@ -178,7 +162,7 @@ pub struct Condition {
 }
 
 /// Where an object is reachable inside.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Address {
     /// URL.
@@ -186,7 +170,7 @@ pub struct Address {
 }
 
 /// How a service fares.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceStatus {
     /// Generation the rest speaks of.
@@ -209,7 +193,7 @@ pub struct ServiceStatus {
 }
 
 /// How a configuration fares.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConfigurationStatus {
     /// Generation the rest speaks of.
@@ -225,16 +209,22 @@ pub struct ConfigurationStatus {
 }
 
 /// How a revision fares.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RevisionStatus {
     /// Generation the rest speaks of.
     pub observed_generation: i64,
     /// `Ready` and what it depends on, and `Active`.
     pub conditions: Vec<Condition>,
+    /// Where its logs can be read.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub log_url: String,
     /// Images by container.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub container_statuses: Vec<ContainerDigest>,
+    /// Images by init container.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub init_container_statuses: Vec<ContainerDigest>,
     /// Ready pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub actual_replicas: Option<i32>,
@@ -244,7 +234,7 @@ pub struct RevisionStatus {
 }
 
 /// Which image a container runs.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerDigest {
     /// Container.
@@ -255,7 +245,7 @@ pub struct ContainerDigest {
 }
 
 /// How a route fares.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RouteStatus {
     /// Generation the rest speaks of.

@@ -6,7 +6,8 @@
 //! | module | what |
 //! |---|---|
 //! | [`knative`] | the objects as users see them |
-//! | [`parse`], [`policy`] | manifest → checked facts, or every broken rule |
+//! | [`parse`], [`policy`] | manifest → checked facts, or every broken rule; admission |
+//! | [`crds`] | the types as CustomResourceDefinitions |
 //! | [`config_maps`] | the `config-*` ConfigMaps as settings, followed live |
 //! | [`domains`], [`rollout`], [`retention`] | names of routes, gradual rollouts, old Revisions |
 //! | [`world`] | everything observed at one moment |
@@ -31,6 +32,7 @@ pub mod agents;
 pub mod children;
 pub mod config;
 pub mod config_maps;
+pub mod crds;
 pub mod domains;
 pub mod files;
 pub mod knative;

@@ -1,7 +1,9 @@
 //! Runs the controller alone, without a local node: objects, routes and orders, but nothing that carries them out.
 
+use std::io::Write as _;
+
 use anyhow::Context as _;
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use common::node::Orders;
 use controller::{Config, local::Node};
 use tokio::{
@@ -13,12 +15,25 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug, Parser)]
 #[command(version, about)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     #[command(flatten)]
     config: Config,
 }
 
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Prints the CustomResourceDefinitions, to be applied to Kubernetes.
+    Crds,
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    if let Some(Command::Crds) = args.command {
+        let yaml = controller::crds::yaml().context("cannot write the CRDs")?;
+        return std::io::stdout().write_all(yaml.as_bytes()).context("cannot write the CRDs");
+    }
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
@@ -34,5 +49,5 @@ async fn main() -> anyhow::Result<()> {
     });
     let (_statuses, statuses) = mpsc::channel(1);
     let node = Node { orders: watch::channel(Orders::default()).0, statuses };
-    controller::run(Args::parse().config, node, shutdown).await.context("controller failed")
+    controller::run(args.config, node, shutdown).await.context("controller failed")
 }

@@ -10,6 +10,8 @@ use common::wire::{Aggregation, Metric, ScalePolicy};
 
 use crate::parse::Problem;
 
+/// Group of all annotations read here.
+pub const GROUP: &str = "autoscaling.knative.dev";
 /// Prefix of all annotations read here.
 pub const PREFIX: &str = "autoscaling.knative.dev/";
 /// Least target, Knative's `TargetMin`.
@@ -18,6 +20,10 @@ const TARGET_MIN: f64 = 0.01;
 const WINDOW: (Duration, Duration) = (Duration::from_secs(6), Duration::from_secs(3600));
 const HOUR: Duration = Duration::from_secs(3600);
 const MAX_SCALE: i64 = i32::MAX as i64;
+/// The classes that the group itself defines; a class of another group is another controller's.
+const CLASSES: [&str; 2] = [KPA, "hpa.autoscaling.knative.dev"];
+/// The class that scales here.
+pub const KPA: &str = "kpa.autoscaling.knative.dev";
 
 /// Knative's `config-autoscaler`, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,39 +97,59 @@ impl AutoscalerConfig {
         read.class();
         self.target(&mut read, &mut p, container_concurrency);
         read.burst(&mut p.target_burst_capacity);
-        read.span(&mut p.stable_window, &["window"], WINDOW);
+        read.window(&mut p.stable_window);
         let panic = ["panic-window-percentage", "panicWindowPercentage"];
         read.set(&mut p.panic_window_percent, &panic, 1.0..=100.0);
         let threshold = ["panic-threshold-percentage", "panicThresholdPercentage"];
         read.set(&mut p.panic_threshold_percent, &threshold, 110.0..=1000.0);
-        read.count(&mut p.min_scale, &["min-scale", "minScale"], 0..=MAX_SCALE);
-        read.count(&mut p.max_scale, &["max-scale", "maxScale"], 0..=MAX_SCALE);
+        self.scales(&mut read, &mut p);
         read.initial(&mut p.initial_scale, self.allow_zero_initial_scale);
-        read.count(
-            &mut p.activation_scale,
-            &["activation-scale", "activationScale"],
-            2..=MAX_SCALE,
-        );
         let delay = ["scale-down-delay", "scaleDownDelay"];
-        read.span(&mut p.scale_down_delay, &delay, (Duration::ZERO, HOUR));
+        let hour = (Duration::ZERO, HOUR);
+        read.precise(&mut p.scale_down_delay, &delay, hour);
         let retention = ["scale-to-zero-pod-retention-period", "scaleToZeroPodRetentionPeriod"];
-        read.span(&mut p.retention, &retention, (Duration::ZERO, HOUR));
+        read.within(&mut p.retention, &retention, hour);
         read.aggregation(&mut p.aggregation);
-        read.scales(&p, self.max_scale_limit);
         read.done(p)
+    }
+
+    /// Least, most and first pods, and how they must stand to each other.
+    fn scales(&self, read: &mut Reader<'_>, p: &mut ScalePolicy) {
+        let (mut min, mut max) = (0, 0);
+        read.count(&mut min, &["min-scale", "minScale"], 0..=MAX_SCALE);
+        read.count(&mut max, &["max-scale", "maxScale"], 0..=MAX_SCALE);
+        let said = |read: &Reader<'_>, names: &[&'static str]| read.get(names).is_some();
+        if max > 0 && max < min {
+            let path = format!("{}, {}", read.at("max-scale"), read.at("min-scale"));
+            let message = format!("max-scale={max} is less than min-scale={min}");
+            read.problems.push(Problem::new(path, message));
+        }
+        if let Some((name, _)) = read.get(&["max-scale", "maxScale"]) {
+            read.limit(name, max, self.max_scale_limit);
+            p.max_scale = max;
+        }
+        if said(read, &["min-scale", "minScale"]) {
+            p.min_scale = min;
+        } else if p.max_scale > 0 {
+            // The installation's least gives way to what the service says is the most.
+            p.min_scale = p.min_scale.min(p.max_scale);
+        }
+        read.activation(&mut p.activation_scale, min, max);
     }
 
     /// Metric, total and utilisation (knative/serving `pkg/reconciler/autoscaling/resources/target.go`).
     fn target(&self, read: &mut Reader<'_>, p: &mut ScalePolicy, limit: u32) {
+        let class = read.get(&["class"]).map_or(KPA, |(_, class)| class);
         match read.get(&["metric"]).map(|(_, value)| value) {
-            None | Some("concurrency") => {
-                p.total = if limit > 0 { f64::from(limit) } else { p.total };
-            }
-            Some("rps") => (p.metric, p.total) = (Metric::Rps, self.rps_target),
-            Some(other) => {
+            Some("rps") if class == KPA => (p.metric, p.total) = (Metric::Rps, self.rps_target),
+            Some(other) if other != "concurrency" && class == KPA => {
                 let problem = Problem::invalid(read.at("metric"), other);
                 read.problems.push(problem.advise("use concurrency or rps"));
             }
+            Some("") if CLASSES.contains(&class) => {
+                read.problems.push(Problem::invalid(read.at("metric"), ""));
+            }
+            _ => p.total = if limit > 0 { f64::from(limit) } else { p.total },
         }
         if let Some((name, text)) = read.get(&["target"]) {
             match text.parse::<f64>() {
@@ -131,8 +157,8 @@ impl AutoscalerConfig {
                     let bounded = limit > 0 && p.metric == Metric::Concurrency;
                     p.total = if bounded { target.min(f64::from(limit)) } else { target };
                 }
-                Ok(target) => {
-                    let message = format!("target {target} should be at least {TARGET_MIN}");
+                Ok(_) => {
+                    let message = format!("target {text} should be at least {TARGET_MIN}");
                     read.problems.push(Problem::new(read.at(name), message));
                 }
                 Err(_) => read.problems.push(Problem::invalid(read.at(name), text)),
@@ -172,8 +198,8 @@ impl<'a> Reader<'a> {
         let (name, text) = self.get(names)?;
         match text.parse::<f64>() {
             Ok(value) if value.is_finite() && bounds.contains(&value) => return Some(value),
-            Ok(value) if bounds.end() < &f64::MAX => {
-                let problem = Problem::bounds(self.at(name), bounds.start(), value, bounds.end());
+            Ok(_) if bounds.end() < &f64::MAX => {
+                let problem = Problem::bounds(self.at(name), bounds.start(), text, bounds.end());
                 self.problems.push(problem);
             }
             Ok(value) => {
@@ -210,30 +236,103 @@ impl<'a> Reader<'a> {
         let Some((name, text)) = self.get(names) else { return };
         match text.parse::<i64>() {
             Ok(value) if bounds.contains(&value) => *to = u32::try_from(value).unwrap_or(*to),
-            Ok(value) if name.starts_with("activation") => {
-                let message = format!("activation-scale={value} must be greater than 1");
-                self.problems.push(Problem::new(self.at(name), message));
+            Err(_) if !is_integer(text) => {
+                self.problems.push(Problem::invalid(self.at(name), text))
             }
-            Ok(value) => {
-                let problem = Problem::bounds(self.at(name), bounds.start(), value, bounds.end());
+            Ok(_) | Err(_) => {
+                let problem = Problem::bounds(self.at(name), bounds.start(), text, bounds.end());
                 self.problems.push(problem);
             }
-            Err(_) => self.problems.push(Problem::invalid(self.at(name), text)),
+        }
+    }
+
+    /// `activation-scale`: at least 2, between the least and the most.
+    fn activation(&mut self, to: &mut u32, min: u32, max: u32) {
+        let Some((name, text)) = self.get(&["activation-scale", "activationScale"]) else { return };
+        let Ok(value) = text.parse::<i32>() else {
+            self.problems.push(Problem::invalid(self.at(name), text));
+            return;
+        };
+        let message = if i64::from(min) > i64::from(value) {
+            format!("min-scale={min} is greater than activation-scale={value}")
+        } else if max > 0 && i64::from(max) < i64::from(value) {
+            format!("max-scale={max} is less than activation-scale={value}")
+        } else if value < 2 {
+            format!("activation-scale={value} must be greater than 1")
+        } else {
+            *to = value.unsigned_abs();
+            return;
+        };
+        self.problems.push(Problem::new(self.at(name), message));
+    }
+
+    /// `max-scale` against `max-scale-limit`.
+    fn limit(&mut self, name: &str, max: u32, limit: u32) {
+        if limit > 0 && max == 0 {
+            let message = format!("max-scale=0 (unlimited), must be less than {limit}");
+            self.problems.push(Problem::new(self.at(name), message));
+        } else if limit > 0 && max > limit {
+            self.problems.push(Problem::bounds(self.at(name), 1, max, limit));
         }
     }
 
     fn initial(&mut self, to: &mut u32, allow_zero: bool) {
         let Some((name, text)) = self.get(&["initial-scale", "initialScale"]) else { return };
-        let message = match text.parse::<u32>() {
-            Ok(0) if !allow_zero => format!("{name}=0 not allowed by cluster"),
-            Ok(value) => {
+        let at = self.at(name);
+        // The rule stands behind the path: so Knative writes these two.
+        self.problems.push(match text.parse::<i32>() {
+            Ok(0) if !allow_zero => {
+                Problem::invalid(format!("{at}=0 not allowed by cluster"), text)
+            }
+            Ok(value) if value >= 0 => {
+                *to = value.unsigned_abs();
+                return;
+            }
+            Ok(_) => Problem::invalid(format!("{at} must be greater than 0"), text),
+            Err(_) => Problem::invalid(at, text),
+        });
+    }
+
+    /// `window`.
+    fn window(&mut self, to: &mut Duration) {
+        self.precise(to, &["window"], WINDOW);
+    }
+
+    /// A duration annotation in whole seconds within bounds.
+    fn precise(&mut self, to: &mut Duration, names: &[&'static str], bounds: (Duration, Duration)) {
+        let mut value = *to;
+        self.within(&mut value, names, bounds);
+        match self.get(names) {
+            Some((name, _)) if value.subsec_nanos() != 0 => {
+                let message = "must be specified with at most second precision";
+                self.problems.push(Problem::new(self.at(name), message));
+            }
+            _ => *to = value,
+        }
+    }
+
+    /// A duration annotation within bounds.
+    fn within(
+        &mut self,
+        to: &mut Duration,
+        names: &[&'static str],
+        (low, high): (Duration, Duration),
+    ) {
+        let Some((name, text)) = self.get(names) else { return };
+        let negative = text.strip_prefix('-').and_then(parse_duration);
+        let problem = match parse_duration(text) {
+            Some(value) if value >= low && value <= high => {
                 *to = value;
                 return;
             }
-            Err(_) if text.parse::<i64>().is_ok() => format!("{name}={text} must be at least 0"),
-            Err(_) => format!("invalid value: {text}"),
+            None if negative.is_none() => {
+                Problem::invalid(self.at(name), text).advise("write it as 30s or 1m30s")
+            }
+            Some(_) | None => {
+                Problem::bounds(self.at(name), go_duration(low), text, go_duration(high))
+            }
         };
-        self.problems.push(Problem::new(self.at(name), message));
+        self.problems.push(problem);
     }
 
     /// A duration in whole seconds within bounds.
@@ -273,9 +372,8 @@ impl<'a> Reader<'a> {
 
     fn class(&mut self) {
         let Some((name, class)) = self.get(&["class"]) else { return };
-        if class != "kpa.autoscaling.knative.dev" {
-            let problem = Problem::invalid(self.at(name), class);
-            self.problems.push(problem.advise("only kpa.autoscaling.knative.dev scales here"));
+        if class.ends_with(GROUP) && !CLASSES.contains(&class) {
+            self.problems.push(Problem::invalid(self.at(name), class));
         }
     }
 
@@ -287,27 +385,23 @@ impl<'a> Reader<'a> {
             Some((_, "weighted-exponential" | "weightedExponential")) => {
                 *to = Aggregation::WeightedExponential;
             }
-            Some((name, other)) => self.problems.push(Problem::invalid(self.at(name), other)),
+            // Without the class Knative does not look: another autoscaler may know the word.
+            Some((name, other)) if self.get(&["class"]).is_some_and(|(_, it)| it == KPA) => {
+                self.problems.push(Problem::invalid(self.at(name), other));
+            }
+            Some(_) => {}
         }
     }
 
-    /// How minimum, maximum and activation scale must stand to each other.
+    /// How the minimum and maximum of the configuration must stand to each other and to the limit.
     fn scales(&mut self, p: &ScalePolicy, limit: u32) {
-        let (min, max, activation) = (p.min_scale, p.max_scale, p.activation_scale);
+        let (min, max) = (p.min_scale, p.max_scale);
         let mut say = |name: &str, message| {
             let at = self.at(name);
             self.problems.push(Problem::new(at, message));
         };
         if max > 0 && max < min {
             say("max-scale", format!("max-scale={max} is less than min-scale={min}"));
-        }
-        if activation > 0 && min > activation {
-            let message = format!("min-scale={min} is greater than activation-scale={activation}");
-            say("min-scale", message);
-        }
-        if activation > 0 && max > 0 && activation > max {
-            let message = format!("activation-scale={activation} is greater than max-scale={max}");
-            say("activation-scale", message);
         }
         if limit > 0 && max == 0 {
             say("max-scale", format!("max-scale=0 (unlimited), must be less than {limit}"));
@@ -319,6 +413,12 @@ impl<'a> Reader<'a> {
     fn done<T>(self, value: T) -> Result<T, Vec<Problem>> {
         if self.problems.is_empty() { Ok(value) } else { Err(self.problems) }
     }
+}
+
+/// Whether `text` is a whole number, however large.
+fn is_integer(text: &str) -> bool {
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+    !digits.is_empty() && digits.bytes().all(|it| it.is_ascii_digit())
 }
 
 /// Reads a duration as Go writes it: `6s`, `1m30s`, `1.5h`, `0`.

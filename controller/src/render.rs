@@ -336,6 +336,7 @@ fn revision(app: &App, revision: &Revision, owner: &Name) -> Value {
         container_statuses: revision.digests.iter().map(digest).collect(),
         actual_replicas: i32::try_from(revision.actual).ok(),
         desired_replicas: i32::try_from(revision.desired).ok(),
+        ..RevisionStatus::default()
     };
     let spec = template.get_mut("spec").map(Value::take).unwrap_or_default();
     whole("Revision", metadata, spec, status)

@@ -1,13 +1,119 @@
-//! Pure: rules of probes (knative/serving `pkg/apis/serving/k8s_validation.go`).
+//! Pure: rules of probes (knative/serving `pkg/apis/serving/k8s_validation.go`, knative.md §1.13).
 
-use k8s_openapi::{api::core::v1::Probe, apimachinery::pkg::util::intstr::IntOrString};
+use k8s_openapi::{
+    api::core::v1::{Container, Probe},
+    apimachinery::pkg::util::intstr::IntOrString,
+};
 
-use super::Problem;
+use super::{
+    Problem,
+    pod::{Port, Role},
+};
+use crate::config_maps::{Features, Flag};
 
-/// Checks one probe of the container whose serving port is `port`.
-pub(super) fn check(probe: &Probe, port: Option<i32>, path: &str, problems: &mut Vec<Problem>) {
-    handlers(probe, path, problems);
-    ports(probe, port, path, problems);
+/// Checks all probes of a container whose pod serves on `port`.
+pub(super) fn all(
+    container: &Container,
+    role: Role,
+    port: &Port,
+    at: &str,
+    features: &Features,
+    problems: &mut Vec<Problem>,
+) {
+    let anywhere = features.multi_container_probing == Flag::Enabled;
+    let probes = [
+        ("livenessProbe", &container.liveness_probe),
+        ("readinessProbe", &container.readiness_probe),
+        ("startupProbe", &container.startup_probe),
+    ];
+    for (name, probe) in probes {
+        let Some(probe) = probe else { continue };
+        let path = format!("{at}.{name}");
+        match role {
+            Role::Init => {
+                problems.push(Problem::new(path, "field not allowed in an init container"));
+                continue;
+            }
+            Role::Sidecar if !anywhere => {
+                problems.push(Problem::disallowed(path));
+                continue;
+            }
+            Role::Sidecar => ports(probe, Asked::Named, &path, problems),
+            Role::Serving if anywhere => {}
+            Role::Serving => ports(probe, Asked::Only(port), &path, problems),
+        }
+        handlers(probe, &path, problems);
+        if name == "readinessProbe" {
+            thresholds(probe, &path, problems);
+        }
+    }
+}
+
+fn handlers(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
+    let all = [
+        ("httpGet", probe.http_get.is_some()),
+        ("tcpSocket", probe.tcp_socket.is_some()),
+        ("exec", probe.exec.is_some()),
+        ("grpc", probe.grpc.is_some()),
+    ];
+    let paths = |only_set: bool| -> Vec<String> {
+        let wanted = all.iter().filter(|(_, set)| *set || !only_set);
+        let mut paths: Vec<_> = wanted.map(|(name, _)| format!("{path}.{name}")).collect();
+        paths.sort();
+        paths
+    };
+    match paths(true).len() {
+        0 => problems.push(Problem::neither(paths(false).join(", "))),
+        1 => {}
+        _ => problems.push(Problem::both(paths(true).join(", "))),
+    }
+}
+
+/// Which ports a probe may ask.
+#[derive(Clone, Copy)]
+enum Asked<'a> {
+    /// The one that serves, by number, by name or by silence.
+    Only(&'a Port),
+    /// Any, but it must be named.
+    Named,
+}
+
+fn ports(probe: &Probe, asked: Asked<'_>, path: &str, problems: &mut Vec<Problem>) {
+    let mut check = |name: &str, port: &IntOrString| {
+        let (fits, rule) = match (asked, port) {
+            (Asked::Only(serving), IntOrString::Int(port)) => {
+                (*port == 0 || *port == serving.number, "Probe port must match container port")
+            }
+            (Asked::Only(serving), IntOrString::String(port)) => {
+                let fits = port.is_empty() || *port == serving.name;
+                (fits, "Probe port must match container port")
+            }
+            (Asked::Named, IntOrString::Int(port)) => (*port != 0, "Probe port must be specified"),
+            (Asked::Named, IntOrString::String(port)) => {
+                (!port.is_empty(), "Probe port must be specified")
+            }
+        };
+        if !fits {
+            let value = match port {
+                IntOrString::Int(port) => port.to_string(),
+                IntOrString::String(port) => port.clone(),
+            };
+            problems.push(Problem::invalid(format!("{path}.{name}"), value).details(rule));
+        }
+    };
+    if let Some(http) = &probe.http_get {
+        check("httpGet.port", &http.port);
+    }
+    if let Some(tcp) = &probe.tcp_socket {
+        check("tcpSocket.port", &tcp.port);
+    }
+    if let Some(grpc) = &probe.grpc {
+        check("grpc.port", &IntOrString::Int(grpc.port));
+    }
+}
+
+/// Only the readiness probe is Knative's; Kubernetes judges the numbers of the others.
+fn thresholds(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
     let at = |name: &str| format!("{path}.{name}");
     let mut least = |name: &str, value: Option<i32>, least: i32| {
         if let Some(value) = value.filter(|value| *value < least) {
@@ -17,8 +123,7 @@ pub(super) fn check(probe: &Probe, port: Option<i32>, path: &str, problems: &mut
     least("periodSeconds", probe.period_seconds, 0);
     least("initialDelaySeconds", probe.initial_delay_seconds, 0);
     least("successThreshold", probe.success_threshold, 1);
-    let aggressive = probe.period_seconds == Some(0);
-    if !aggressive {
+    if probe.period_seconds != Some(0) {
         least("failureThreshold", probe.failure_threshold, 1);
         least("timeoutSeconds", probe.timeout_seconds, 1);
         return;
@@ -31,42 +136,4 @@ pub(super) fn check(probe: &Probe, port: Option<i32>, path: &str, problems: &mut
     };
     never("failureThreshold", probe.failure_threshold);
     never("timeoutSeconds", probe.timeout_seconds);
-}
-
-fn handlers(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
-    let set = [
-        ("exec", probe.exec.is_some()),
-        ("grpc", probe.grpc.is_some()),
-        ("httpGet", probe.http_get.is_some()),
-        ("tcpSocket", probe.tcp_socket.is_some()),
-    ];
-    let set: Vec<&str> = set.iter().filter(|(_, set)| *set).map(|(name, _)| *name).collect();
-    if set.len() > 1 {
-        let paths: Vec<String> = set.iter().map(|name| format!("{path}.{name}")).collect();
-        problems.push(Problem::new(paths.join(", "), "expected exactly one, got both"));
-    }
-}
-
-fn ports(probe: &Probe, port: Option<i32>, path: &str, problems: &mut Vec<Problem>) {
-    let serving = port.unwrap_or(8080);
-    let mut check = |name: &str, asked: &IntOrString| {
-        let fits = match asked {
-            IntOrString::Int(asked) => *asked == 0 || *asked == serving,
-            IntOrString::String(asked) => asked.is_empty(),
-        };
-        if !fits {
-            let problem =
-                Problem::new(format!("{path}.{name}"), "Probe port must match container port");
-            problems.push(problem.advise(format!("leave it out or write {serving}")));
-        }
-    };
-    if let Some(http) = &probe.http_get {
-        check("httpGet.port", &http.port);
-    }
-    if let Some(tcp) = &probe.tcp_socket {
-        check("tcpSocket.port", &tcp.port);
-    }
-    if let Some(grpc) = &probe.grpc {
-        check("grpc.port", &IntOrString::Int(grpc.port));
-    }
 }

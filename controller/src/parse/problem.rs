@@ -1,22 +1,24 @@
-//! Pure: what is wrong with an object, in Knative's words: `<message>: <path>`, then what to do.
+//! Pure: what is wrong with an object, in Knative's words: `<message>: <path>`, then details.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 /// One broken rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// Field at fault, such as `spec.template.spec.containers[0].image`.
+    /// Field at fault, such as `spec.template.spec.containers[0].image`; several are parted by `, `.
     pub path: String,
     /// What is wrong, in Knative's words where Knative has any.
     pub message: String,
-    /// What to do, where the message does not say it.
+    /// What Knative says beneath it, on a line of its own.
+    pub details: Option<String>,
+    /// What to do, where the message does not say it. Knative has no such thing: only our own pages show it.
     pub advice: Option<String>,
 }
 
 impl Problem {
     /// A broken rule that no constructor below names.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { path: path.into(), message: message.into(), advice: None }
+        Self { path: path.into(), message: message.into(), details: None, advice: None }
     }
 
     /// Something needed is not there.
@@ -34,6 +36,21 @@ impl Problem {
         Self::new(path, format!("invalid value: {value}"))
     }
 
+    /// A key that may not stand there.
+    pub fn key(path: impl Into<String>, key: &str) -> Self {
+        Self::new(path, format!("invalid key name {key:?}"))
+    }
+
+    /// None of the fields that exclude each other is set.
+    pub fn neither(paths: impl Into<String>) -> Self {
+        Self::new(paths, "expected exactly one, got neither")
+    }
+
+    /// More than one of the fields that exclude each other is set.
+    pub fn both(paths: impl Into<String>) -> Self {
+        Self::new(paths, "expected exactly one, got both")
+    }
+
     /// The value is out of bounds.
     pub fn bounds(
         path: impl Into<String>,
@@ -42,6 +59,11 @@ impl Problem {
         high: impl fmt::Display,
     ) -> Self {
         Self::new(path, format!("expected {low} <= {value} <= {high}"))
+    }
+
+    /// The same with what Knative says beneath it.
+    pub fn details(self, details: impl Into<String>) -> Self {
+        Self { details: Some(details.into()), ..self }
     }
 
     /// The same with what to do.
@@ -56,7 +78,8 @@ impl fmt::Display for Problem {
             "" => write!(out, "{}", self.message)?,
             path => write!(out, "{}: {path}", self.message)?,
         }
-        self.advice.as_ref().map_or(Ok(()), |advice| write!(out, " ({advice})"))
+        let more = self.details.as_deref().or(self.advice.as_deref());
+        more.map_or(Ok(()), |more| write!(out, " ({})", more.trim_end().replace('\n', "; ")))
     }
 }
 
@@ -66,4 +89,42 @@ pub fn line(problems: &[Problem]) -> String {
     lines.sort();
     lines.dedup();
     lines.join("; ")
+}
+
+/// All of them as Knative's webhook writes them: equal messages share a line, details stand beneath.
+///
+/// knative/pkg `apis/field_error.go`: merged by message and details, sorted by both, paths sorted.
+pub fn knative(problems: &[Problem]) -> String {
+    let mut merged: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    for problem in problems {
+        let details = problem.details.as_deref().unwrap_or_default();
+        let paths = merged.entry((&problem.message, details)).or_default();
+        paths.extend(problem.path.split(", "));
+    }
+    let lines = merged.into_iter().map(|((message, details), mut paths)| {
+        paths.sort_unstable();
+        paths.dedup();
+        let head = format!("{message}: {}", paths.join(", "));
+        if details.is_empty() { head } else { format!("{head}\n{details}") }
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_messages_share_a_line_and_details_stand_beneath() {
+        let all = [
+            Problem::missing("spec.b"),
+            Problem::invalid("spec.c", 1).details("must be 2").advise("not shown"),
+            Problem::missing("spec.a"),
+            Problem::missing("spec.b"),
+        ];
+        let want = "invalid value: 1: spec.c\nmust be 2\nmissing field(s): spec.a, spec.b";
+        assert_eq!(knative(&all), want);
+        let want = "invalid value: 1: spec.c (must be 2); missing field(s): spec.a; missing field(s): spec.b";
+        assert_eq!(line(&all), want);
+    }
 }

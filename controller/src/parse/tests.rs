@@ -152,7 +152,7 @@ fn containers_follow_knatives_rules() {
         (container("{name: a}"), "missing field(s): spec.template.spec.containers[0].image"),
         (
             container("{image: 'Not an image'}"),
-            "Failed to parse image reference: spec.template.spec.containers[0].image (image: \"Not an image\", error: the name must be lower-case letters, digits, '.', '_', '-' and '/')",
+            "Failed to parse image reference: spec.template.spec.containers[0].image (image: \"Not an image\", error: could not parse reference: Not an image: the name must be lower-case letters, digits, '.', '_', '-' and '/')",
         ),
         (container("{image: 'oci:/srv/hello'}"), "fine"),
         (container("{image: 'localhost:5000/a/b:v1'}"), "fine"),
@@ -166,7 +166,7 @@ fn containers_follow_knatives_rules() {
         ),
         (
             container("{image: a, ports: [{containerPort: 8012}]}"),
-            "8012 is a reserved port, please use a different value: spec.template.spec.containers[0].ports[0].containerPort",
+            "invalid value: 8012 is a reserved port: spec.template.spec.containers[0].ports[0].containerPort (8012 is a reserved port, please use a different value)",
         ),
         (
             container("{image: a, ports: [{containerPort: 0}]}"),
@@ -174,11 +174,11 @@ fn containers_follow_knatives_rules() {
         ),
         (
             container("{image: a, ports: [{containerPort: 80}, {containerPort: 81}]}"),
-            "more than one container port is set: spec.template.spec.containers[0].ports (Only a single port is allowed)",
+            "more than one container port is set: spec.template.spec.containers[*].ports (Only a single port is allowed across all containers)",
         ),
         (
             container("{image: a, ports: [{containerPort: 80, name: grpc}]}"),
-            "Port name grpc is not allowed: spec.template.spec.containers[0].ports[0].name (Name must be empty, or one of: 'h2c', 'http1')",
+            "Port name grpc is not allowed: spec.template.spec.containers[0].ports[0] (Name must be empty, or one of: 'h2c', 'http1')",
         ),
         (
             spec(
@@ -223,7 +223,7 @@ fn fields_outside_the_mask_must_not_be_set() {
         ),
         (
             container("{image: a, securityContext: {privileged: true}}"),
-            "invalid value: true: spec.template.spec.containers[0].securityContext.privileged",
+            "must not set the field(s): spec.template.spec.containers[0].securityContext.privileged",
         ),
     ]);
 }
@@ -237,9 +237,7 @@ fn probes_follow_knatives_rules() {
         (probe("{httpGet: {path: /}}"), "fine"),
         (
             probe("{httpGet: {port: 81}}"),
-            &format!(
-                "Probe port must match container port: {AT}.httpGet.port (leave it out or write 8080)"
-            ),
+            &format!("invalid value: 81: {AT}.httpGet.port (Probe port must match container port)"),
         ),
         (
             probe("{httpGet: {}, tcpSocket: {}}"),
@@ -256,9 +254,10 @@ fn probes_follow_knatives_rules() {
             &format!("expected 0 <= -1 <= 2147483647: {AT}.periodSeconds"),
         ),
         (
-            probe("{successThreshold: 0}"),
-            &format!("expected 1 <= 0 <= 2147483647: {AT}.successThreshold"),
+            probe("{successThreshold: -1}"),
+            &format!("expected 1 <= -1 <= 2147483647: {AT}.successThreshold"),
         ),
+        (probe("{successThreshold: 0}"), "fine"),
     ]);
 }
 
@@ -283,11 +282,11 @@ fn limits_and_annotations_are_bounded() {
                 "{name: hello}",
                 "{name: hello, annotations: {autoscaling.knative.dev/min-scale: '1'}}",
             )),
-            "autoscaling annotations must be put under \"spec.template.metadata.annotations\" to work: metadata.annotations.autoscaling.knative.dev/min-scale",
+            "invalid key name \"autoscaling.knative.dev/min-scale\": metadata.annotations (autoscaling annotations must be put under \"spec.template.metadata.annotations\" to work)",
         ),
         (
             annotated("serving.knative.dev/progress-deadline: 1500ms"),
-            "serving.knative.dev/progress-deadline=1500ms is not at second precision: spec.template.metadata.annotations.serving.knative.dev/progress-deadline",
+            "progress-deadline=1500ms is not at second precision: spec.template.metadata.annotations.serving.knative.dev/progress-deadline",
         ),
         (
             annotated("rouse.dev/path: quick"),
@@ -313,7 +312,10 @@ fn traffic_follows_knatives_rules() {
             targets("[{percent: 100, tag: a}, {revisionName: hello-00001, tag: a}]"),
             "Multiple definitions for \"a\": spec.traffic[0].tag, spec.traffic[1].tag",
         ),
-        (targets("[{percent: 100, tag: 1a}]"), "invalid value: 1a: spec.traffic[0].tag"),
+        (
+            targets("[{percent: 100, tag: 1a}]"),
+            "invalid value: not a DNS 1035 label: [a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')]: spec.traffic[0].tag",
+        ),
         (
             targets("[{percent: 100, latestRevision: true, revisionName: hello-00001}]"),
             "may not set revisionName \"hello-00001\" when latestRevision is true: spec.traffic[0].latestRevision",

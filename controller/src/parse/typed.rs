@@ -12,12 +12,10 @@ pub(super) fn typed<T: DeserializeOwned + Default>(
     problems: &mut Vec<Problem>,
 ) -> T {
     let Some(value) = value.filter(|value| !value.is_null()) else { return T::default() };
-    let (mut track, mut unknown) = (serde_path_to_error::Track::new(), Vec::new());
-    let mut ignored = |at: serde_ignored::Path<'_>| unknown.push(dotted(&at.to_string()));
-    let tracked = serde_path_to_error::Deserializer::new(value, &mut track);
-    let read = T::deserialize(serde_ignored::Deserializer::new(tracked, &mut ignored));
+    let mut track = serde_path_to_error::Track::new();
+    let (read, unknown) = read(value, &mut track);
     for field in unknown {
-        problems.push(Problem::new(join(path, &field), "unknown field"));
+        problems.push(Problem::new(join(path, &field.to_string()), "unknown field"));
     }
     read.unwrap_or_else(|error| {
         let at = match track.path().to_string().as_str() {
@@ -27,6 +25,76 @@ pub(super) fn typed<T: DeserializeOwned + Default>(
         problems.push(Problem::new(at, format!("wrong type: {error}")));
         T::default()
     })
+}
+
+/// Takes out of `value` what a `T` does not have; returns the path of each.
+pub(super) fn prune<T: DeserializeOwned>(value: &mut Value, path: &str) -> Vec<String> {
+    let (_, unknown) = read::<T>(value, &mut serde_path_to_error::Track::new());
+    unknown
+        .iter()
+        .filter(|field| field.remove_from(value))
+        .map(|field| join(path, &field.to_string()))
+        .collect()
+}
+
+fn read<T: DeserializeOwned>(
+    value: &Value,
+    track: &mut serde_path_to_error::Track,
+) -> (Result<T, serde_json::Error>, Vec<Field>) {
+    let mut unknown = Vec::new();
+    let mut ignored = |at: serde_ignored::Path<'_>| unknown.push(Field::of(&at));
+    let tracked = serde_path_to_error::Deserializer::new(value, track);
+    let read = T::deserialize(serde_ignored::Deserializer::new(tracked, &mut ignored));
+    (read, unknown)
+}
+
+/// Where a field stands in a document.
+struct Field(Vec<Step>);
+
+enum Step {
+    Key(String),
+    Index(usize),
+}
+
+impl Field {
+    fn of(path: &serde_ignored::Path<'_>) -> Self {
+        use serde_ignored::Path;
+        let (parent, step) = match path {
+            Path::Root => return Self(Vec::new()),
+            Path::Seq { parent, index } => (parent, Some(Step::Index(*index))),
+            Path::Map { parent, key } => (parent, Some(Step::Key(key.clone()))),
+            Path::Some { parent }
+            | Path::NewtypeStruct { parent }
+            | Path::NewtypeVariant { parent } => (parent, None),
+        };
+        let mut steps = Self::of(parent).0;
+        steps.extend(step);
+        Self(steps)
+    }
+
+    /// Whether there was such a field.
+    fn remove_from(&self, value: &mut Value) -> bool {
+        let Some((Step::Key(last), steps)) = self.0.split_last() else { return false };
+        let found = steps.iter().try_fold(value, |value, step| match step {
+            Step::Key(key) => value.get_mut(key),
+            Step::Index(index) => value.get_mut(index),
+        });
+        found.and_then(Value::as_object_mut).is_some_and(|parent| parent.remove(last).is_some())
+    }
+}
+
+impl std::fmt::Display for Field {
+    /// As people write it: `containers[0].imagge`.
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Key(key) if index == 0 => write!(out, "{key}")?,
+                Step::Key(key) => write!(out, ".{key}")?,
+                Step::Index(number) => write!(out, "[{number}]")?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Says which keys of `object` are not in `allowed`.
@@ -46,13 +114,4 @@ fn join(path: &str, field: &str) -> String {
         (_, Some(b'[')) => format!("{path}{field}"),
         _ => format!("{path}.{field}"),
     }
-}
-
-/// `containers.0.?.imagge` as people write it: `containers[0].imagge`.
-fn dotted(path: &str) -> String {
-    let parts = path.split('.').filter(|part| *part != "?");
-    parts.fold(String::new(), |out, part| match part.parse::<usize>() {
-        Ok(index) => format!("{out}[{index}]"),
-        Err(_) => join(&out, part),
-    })
 }

@@ -126,24 +126,47 @@ fn annotations_and_their_alternates_mean_the_same() {
 fn annotations_out_of_bounds_are_refused_in_knatives_words() {
     let at = |name: &str| format!(": a.{PREFIX}{name}");
     for (name, value, message) in [
-        ("class", "hpa.autoscaling.knative.dev", "invalid value: hpa.autoscaling.knative.dev"),
+        ("class", "vpa.autoscaling.knative.dev", "invalid value: vpa.autoscaling.knative.dev"),
         ("metric", "cpu", "invalid value: cpu"),
         ("target", "0.001", "target 0.001 should be at least 0.01"),
         ("target", "many", "invalid value: many"),
         ("target-utilization-percentage", "0", "expected 1 <= 0 <= 100"),
         ("min-scale", "-1", "expected 0 <= -1 <= 2147483647"),
         ("max-scale", "x", "invalid value: x"),
-        ("initial-scale", "-1", "initial-scale=-1 must be at least 0"),
+        ("min-scale", "99999999999999999999", "expected 0 <= 99999999999999999999 <= 2147483647"),
+        ("initial-scale", "x", "invalid value: x"),
         ("activation-scale", "1", "activation-scale=1 must be greater than 1"),
         ("window", "5s", "expected 6s <= 5s <= 1h0m0s"),
         ("window", "2h", "expected 6s <= 2h <= 1h0m0s"),
+        ("window", "-6s", "expected 6s <= -6s <= 1h0m0s"),
+        ("window", "6500ms", "must be specified with at most second precision"),
         ("window", "6", "invalid value: 6"),
+        ("scale-down-delay", "1s500ms", "must be specified with at most second precision"),
+        ("scale-to-zero-pod-retention-period", "61m", "expected 0s <= 61m <= 1h0m0s"),
         ("panic-threshold-percentage", "109", "expected 110 <= 109 <= 1000"),
-        ("metric-aggregation-algorithm", "median", "invalid value: median"),
     ] {
         let refused = policy(&[(name, value)], 0).expect_err(name);
         assert!(refused.starts_with(&format!("{message}{}", at(name))), "{name}: {refused}");
     }
+    let refused = policy(&[("initial-scale", "-1")], 0).expect_err("negative");
+    assert_eq!(refused, format!("invalid value: -1{} must be greater than 0", at("initial-scale")));
+    let median = ("metric-aggregation-algorithm", "median");
+    let refused = policy(&[("class", KPA), median], 0).expect_err("no such algorithm");
+    assert!(refused.starts_with("invalid value: median"), "{refused}");
+}
+
+/// knative/serving `pkg/apis/autoscaling/annotation_validation.go`: what is another autoscaler's is left alone.
+#[test]
+fn annotations_of_other_classes_are_left_to_them() {
+    for pairs in [
+        &[("class", "hpa.autoscaling.knative.dev"), ("metric", "cpu")][..],
+        &[("class", "keda.example.com"), ("metric", "queue-length")],
+        &[("metric-aggregation-algorithm", "median")],
+    ] {
+        assert!(policy(pairs, 0).is_ok(), "{pairs:?}");
+    }
+    let nothing = [("class", "hpa.autoscaling.knative.dev"), ("metric", "")];
+    assert!(policy(&nothing, 0).is_err());
 }
 
 /// knative.md §1.13, `max vs min scale`.
@@ -157,7 +180,7 @@ fn scales_that_contradict_each_other_are_refused() {
         ),
         (
             &[("activation-scale", "4"), ("max-scale", "2")],
-            "activation-scale=4 is greater than max-scale=2",
+            "max-scale=2 is less than activation-scale=4",
         ),
     ] {
         let refused = policy(pairs, 0).expect_err("contradiction");
@@ -167,7 +190,29 @@ fn scales_that_contradict_each_other_are_refused() {
         AutoscalerConfig { allow_zero_initial_scale: false, ..AutoscalerConfig::default() };
     let refused = strict.policy(&annotated(&[("initial-scale", "0")]), 0, "a");
     let refused = crate::parse::line(&refused.expect_err("not allowed"));
-    assert!(refused.starts_with("initial-scale=0 not allowed by cluster"), "{refused}");
+    let want = "invalid value: 0: a.autoscaling.knative.dev/initial-scale=0 not allowed by cluster";
+    assert_eq!(refused, want);
+}
+
+#[test]
+fn the_most_is_bounded_by_the_installation() {
+    let limited = AutoscalerConfig { max_scale_limit: 10, ..AutoscalerConfig::default() };
+    let refused = |value| {
+        let read = limited.policy(&annotated(&[("max-scale", value)]), 0, "a");
+        read.map_err(|problems| crate::parse::line(&problems)).expect_err("over the limit")
+    };
+    let at = format!("a.{PREFIX}max-scale");
+    assert_eq!(refused("11"), format!("expected 1 <= 11 <= 10: {at}"));
+    assert_eq!(refused("0"), format!("max-scale=0 (unlimited), must be less than 10: {at}"));
+    assert!(limited.policy(&annotated(&[]), 0, "a").is_ok(), "what is not said is not refused");
+}
+
+#[test]
+fn the_installations_least_gives_way_to_the_services_most() {
+    let mut config = AutoscalerConfig::default();
+    config.policy.min_scale = 5;
+    let read = config.policy(&annotated(&[("max-scale", "2")]), 0, "a").expect("valid");
+    assert_eq!((read.min_scale, read.max_scale), (2, 2));
 }
 
 /// knative/serving `pkg/reconciler/autoscaling/resources/target.go`.

@@ -1,0 +1,154 @@
+use std::collections::BTreeSet;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+
+use super::*;
+
+fn typed() -> Vec<CustomResourceDefinition> {
+    let read = |it: &Value| serde_json::from_value(it.clone()).expect("a definition");
+    all().iter().map(read).collect()
+}
+
+fn find(name: &str) -> Value {
+    all().into_iter().find(|it| it["metadata"]["name"] == name).expect("such a kind")
+}
+
+fn schema(it: &Value) -> &Value {
+    &it["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+}
+
+/// Calls `visit` with every schema in `it` and where it stands.
+fn walk(it: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
+    visit(path, it);
+    for (name, inner) in it["properties"].as_object().into_iter().flatten() {
+        walk(inner, &format!("{path}.{name}"), visit);
+    }
+    for name in ["items", "additionalProperties"] {
+        if it[name].is_object() {
+            walk(&it[name], &format!("{path}[]"), visit);
+        }
+    }
+}
+
+/// knative.md §1.3 to §1.9.
+#[test]
+fn kinds_are_named_as_in_knative() {
+    let names: Vec<_> = typed()
+        .iter()
+        .map(|it| {
+            let names = &it.spec.names;
+            let short = names.short_names.clone().unwrap_or_default().join(",");
+            let categories = names.categories.clone().unwrap_or_default().join(",");
+            format!("{} {} {short} {categories}", it.metadata.name.as_deref().unwrap(), names.kind)
+        })
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "services.serving.knative.dev Service kservice,ksvc all,knative,serving",
+            "configurations.serving.knative.dev Configuration config,cfg all,knative,serving",
+            "revisions.serving.knative.dev Revision rev all,knative,serving",
+            "routes.serving.knative.dev Route rt all,knative,serving",
+            "domainmappings.serving.knative.dev DomainMapping dm all,knative,serving",
+            "podautoscalers.autoscaling.internal.knative.dev PodAutoscaler kpa,pa knative-internal,autoscaling",
+            "metrics.autoscaling.internal.knative.dev Metric  knative-internal,autoscaling",
+            "serverlessservices.networking.internal.knative.dev ServerlessService sks knative-internal,networking",
+            "clusterdomainclaims.networking.internal.knative.dev ClusterDomainClaim cdc knative-internal,networking",
+            "images.caching.internal.knative.dev Image img knative-internal,caching",
+        ]
+    );
+}
+
+#[test]
+fn every_kind_has_a_status_of_its_own_and_one_stored_version() {
+    for it in typed() {
+        let [version] = &it.spec.versions[..] else { panic!("one version") };
+        assert!(version.served && version.storage);
+        let subresources = version.subresources.as_ref().expect("subresources");
+        assert!(subresources.status.is_some());
+    }
+}
+
+/// Structural schema rules of apiextensions: every node has a type, an int-or-string mark, or is left open; `properties`
+/// and `additionalProperties` exclude each other; what no structural schema may hold is not there.
+#[test]
+fn every_schema_is_structural() {
+    for it in all() {
+        let name = it["metadata"]["name"].clone();
+        walk(schema(&it), "", &mut |path, node| {
+            let at = format!("{name} {path}");
+            let open = node["x-kubernetes-preserve-unknown-fields"] == true
+                || node["x-kubernetes-int-or-string"] == true;
+            assert!(node["type"].is_string() || open, "{at} has no type: {node}");
+            assert!(
+                node["properties"].is_null() || node["additionalProperties"].is_null(),
+                "{at} has both"
+            );
+            for key in ["$ref", "$defs", "allOf", "oneOf", "title", "$schema", "const"] {
+                assert!(node.get(key).is_none(), "{at} has {key}");
+            }
+            for required in node["required"].as_array().into_iter().flatten() {
+                let known = node["properties"].get(required.as_str().unwrap()).is_some();
+                assert!(known, "{at} requires {required}");
+            }
+        });
+    }
+}
+
+/// knative.md §1.13: the fields a user may write, and nothing of what is the platform's.
+#[test]
+fn a_template_has_the_fields_that_users_may_write() {
+    let service = find("services.serving.knative.dev");
+    let spec =
+        &schema(&service)["properties"]["spec"]["properties"]["template"]["properties"]["spec"];
+    let fields = &spec["properties"];
+    let names = |it: &Value| -> BTreeSet<String> {
+        it.as_object().expect("properties").keys().cloned().collect()
+    };
+    for name in ["containers", "timeoutSeconds", "containerConcurrency", "affinity", "volumes"] {
+        assert!(names(fields).contains(name), "{name}");
+    }
+    for name in ["nodeName", "restartPolicy", "terminationGracePeriodSeconds"] {
+        assert!(!names(fields).contains(name), "{name}");
+    }
+    let container = &fields["containers"]["items"];
+    assert_eq!(names(&container["properties"]).len(), 17);
+    assert_eq!(container["x-kubernetes-preserve-unknown-fields"], true);
+    assert_eq!(container["required"], Value::Null);
+    let protocol = &container["properties"]["ports"]["items"]["properties"]["protocol"];
+    assert_eq!(protocol["default"], "TCP");
+    let limits = &container["properties"]["resources"]["properties"]["limits"];
+    assert_eq!(limits["additionalProperties"]["x-kubernetes-int-or-string"], true);
+    let port =
+        &container["properties"]["readinessProbe"]["properties"]["httpGet"]["properties"]["port"];
+    assert_eq!(port["x-kubernetes-int-or-string"], true);
+    assert_eq!(fields["nodeSelector"]["x-kubernetes-preserve-unknown-fields"], true);
+    assert_eq!(fields["tolerations"]["type"], "array");
+    assert_eq!(fields["runtimeClassName"]["type"], "string");
+}
+
+#[test]
+fn every_field_can_be_explained() {
+    for it in all() {
+        let spec = &schema(&it)["properties"]["spec"];
+        let fields = spec["properties"].as_object().expect("fields");
+        for (name, field) in fields {
+            assert!(field["description"].is_string(), "{} {name}", it["metadata"]["name"]);
+        }
+    }
+}
+
+/// `kubectl apply` keeps a copy of the object in an annotation, which has a bound.
+#[test]
+fn every_definition_is_small_enough_to_be_applied() {
+    for it in all() {
+        let size = it.to_string().len();
+        assert!(size < 200_000, "{}: {size}", it["metadata"]["name"]);
+    }
+}
+
+#[test]
+fn the_yaml_holds_every_definition() {
+    let text = yaml().expect("YAML");
+    assert_eq!(text.matches("\n---\n").count() + 1, all().len());
+}

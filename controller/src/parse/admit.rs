@@ -1,0 +1,353 @@
+//! Pure: what an API server's admission asks about an object: fill it in, and may it be so?
+//!
+//! knative/serving `pkg/apis/serving/{v1,v1beta1}`, `pkg/apis/autoscaling/v1alpha1` and knative/networking
+//! `pkg/apis/networking/v1alpha1`; knative.md §1.12, §1.13.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{api::core::v1::PodSpec, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Problem, defaults, diff, metadata,
+    rules::{Parent, Rules},
+    security, template, traffic,
+    typed::{prune, typed},
+};
+use crate::{
+    knative::{RevisionSpec, TrafficTarget, key},
+    policy,
+};
+
+mod internal;
+
+/// The kinds that admission knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `serving.knative.dev/v1` Service.
+    Service,
+    /// `serving.knative.dev/v1` Configuration.
+    Configuration,
+    /// `serving.knative.dev/v1` Revision.
+    Revision,
+    /// `serving.knative.dev/v1` Route.
+    Route,
+    /// `serving.knative.dev/v1beta1` DomainMapping.
+    DomainMapping,
+    /// `autoscaling.internal.knative.dev/v1alpha1` PodAutoscaler.
+    PodAutoscaler,
+    /// `autoscaling.internal.knative.dev/v1alpha1` Metric.
+    Metric,
+    /// `networking.internal.knative.dev/v1alpha1` ServerlessService.
+    ServerlessService,
+    /// `networking.internal.knative.dev/v1alpha1` ClusterDomainClaim.
+    ClusterDomainClaim,
+}
+
+impl Kind {
+    /// The kind of that group and name.
+    pub fn of(group: &str, kind: &str) -> Option<Self> {
+        const AUTOSCALING: &str = "autoscaling.internal.knative.dev";
+        const NETWORKING: &str = "networking.internal.knative.dev";
+        Some(match (group, kind) {
+            ("serving.knative.dev", "Service") => Self::Service,
+            ("serving.knative.dev", "Configuration") => Self::Configuration,
+            ("serving.knative.dev", "Revision") => Self::Revision,
+            ("serving.knative.dev", "Route") => Self::Route,
+            ("serving.knative.dev", "DomainMapping") => Self::DomainMapping,
+            (AUTOSCALING, "PodAutoscaler") => Self::PodAutoscaler,
+            (AUTOSCALING, "Metric") => Self::Metric,
+            (NETWORKING, "ServerlessService") => Self::ServerlessService,
+            (NETWORKING, "ClusterDomainClaim") => Self::ClusterDomainClaim,
+            _ => return None,
+        })
+    }
+
+    /// Where the PodSpec of such an object stands.
+    fn pod(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Service | Self::Configuration => {
+                Some(("/spec/template/spec", "spec.template.spec"))
+            }
+            Self::Revision => Some(("/spec", "spec")),
+            _ => None,
+        }
+    }
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// What it is about.
+    pub kind: Kind,
+    /// The object as it shall be.
+    pub object: &'a Value,
+    /// The object as it is; none where it is being made.
+    pub old: Option<&'a Value>,
+    /// Who asks the API server; none where the controller asks itself.
+    pub user: Option<&'a str>,
+    /// What the rules depend on.
+    pub rules: Rules<'a>,
+}
+
+/// The object with everything that it leaves to defaults.
+///
+/// The paths are those of fields that no pod has: they are taken out, as the API server does with what a schema does
+/// not name.
+pub fn default(it: &Question<'_>) -> (Value, Vec<String>) {
+    let mut object = it.object.clone();
+    let unknown = match it.kind.pod() {
+        Some((pointer, path)) => prune_pod(&mut object, pointer, path),
+        None => Vec::new(),
+    };
+    let meta: ObjectMeta = typed(object.get("metadata"), "", &mut Vec::new());
+    let created = it.old.is_none();
+    match it.kind {
+        Kind::Service | Kind::Configuration => {
+            if !keeps_its_revision(it) {
+                fill_template(&mut object, &meta, created, &it.rules);
+            }
+            if it.kind == Kind::Service {
+                traffic_of(&mut object, true);
+            }
+        }
+        Kind::Route => traffic_of(&mut object, false),
+        Kind::Revision if created => {
+            if let Some(spec) = object.get_mut("spec") {
+                defaults::revision_spec(spec, &meta, created, &it.rules);
+            }
+        }
+        Kind::DomainMapping => internal::reference_namespace(&mut object, &meta),
+        Kind::PodAutoscaler => internal::class_and_metric(&mut object),
+        Kind::Revision | Kind::Metric | Kind::ServerlessService | Kind::ClusterDomainClaim => {}
+    }
+    user(&mut object, &meta, it);
+    (object, unknown)
+}
+
+/// Whether everything about it is as it must be, and what should be known besides.
+pub fn validate(it: &Question<'_>) -> Verdict {
+    let mut verdict = Verdict::default();
+    let problems = &mut verdict.problems;
+    let meta: ObjectMeta = typed(it.object.get("metadata"), "metadata", problems);
+    match it.kind {
+        Kind::Service | Kind::Configuration | Kind::Route => serving(it, &meta, problems),
+        Kind::Revision => revision(it, &meta, problems),
+        Kind::DomainMapping => internal::domain_mapping(it, &meta, problems),
+        Kind::PodAutoscaler => internal::pod_autoscaler(it, &meta, problems),
+        Kind::ServerlessService => internal::serverless_service(it, &meta, problems),
+        Kind::Metric => metadata::name(&meta, problems),
+        Kind::ClusterDomainClaim => internal::domain_claim(it, problems),
+    }
+    warn(it, &meta, &mut verdict.warnings);
+    verdict
+}
+
+/// What the rules say of an object.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Verdict {
+    /// Broken rules; none: it may be so.
+    pub problems: Vec<Problem>,
+    /// What should be known although it may be so.
+    pub warnings: Vec<Problem>,
+}
+
+fn prune_pod(object: &mut Value, pointer: &str, path: &str) -> Vec<String> {
+    let Some(Value::Object(spec)) = object.pointer_mut(pointer) else { return Vec::new() };
+    let own: Vec<_> = template::LIMITS.iter().filter_map(|name| spec.remove_entry(*name)).collect();
+    let mut pod = Value::Object(std::mem::take(spec));
+    let unknown = prune::<PodSpec>(&mut pod, path);
+    if let Value::Object(pod) = pod {
+        *spec = pod;
+    }
+    spec.extend(own);
+    unknown
+}
+
+/// A template that brings its name describes one Revision for ever: a new default of the installation must not force
+/// its user to choose another name.
+fn keeps_its_revision(it: &Question<'_>) -> bool {
+    let name = |object: &Value| {
+        let name = object.pointer("/spec/template/metadata/name").and_then(Value::as_str);
+        name.filter(|name| !name.is_empty()).map(str::to_owned)
+    };
+    let new = name(it.object);
+    new.is_some() && new == it.old.and_then(name)
+}
+
+fn fill_template(object: &mut Value, meta: &ObjectMeta, created: bool, rules: &Rules<'_>) {
+    if let Some(template) = object.pointer_mut("/spec/template") {
+        defaults::template(template, meta, created, rules);
+    }
+}
+
+fn traffic_of(object: &mut Value, is_service: bool) {
+    if let Some(Value::Object(spec)) = object.get_mut("spec") {
+        defaults::traffic(spec, is_service);
+    }
+}
+
+/// Notes who made it and who changed its spec. Children are their parent's: nobody is noted there.
+fn user(object: &mut Value, meta: &ObjectMeta, it: &Question<'_>) {
+    let Some(user) = it.user else { return };
+    let owned = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
+    let noted = match it.kind {
+        Kind::Service | Kind::DomainMapping => true,
+        Kind::Configuration | Kind::Route => !owned,
+        _ => false,
+    };
+    let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
+    let changed = it.old.is_none_or(|old| !diff::same(&spec(old), &spec(object)));
+    if !noted || !changed {
+        return;
+    }
+    let Some(annotations) = annotations_mut(object) else { return };
+    if it.old.is_none() {
+        annotations.insert(key::CREATOR.into(), user.into());
+    }
+    annotations.insert(key::LAST_MODIFIER.into(), user.into());
+}
+
+fn annotations_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
+    let metadata = defaults::object(object.as_object_mut()?, "metadata")?;
+    defaults::object(metadata, "annotations")
+}
+
+/// Service, Configuration and Route.
+fn serving(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+    let annotations = meta.annotations.clone().unwrap_or_default();
+    metadata::name(meta, problems);
+    metadata::no_autoscaling(&annotations, problems);
+    if it.kind != Kind::Configuration {
+        metadata::route_annotations(&annotations, problems);
+    }
+    if it.kind != Kind::Service {
+        metadata::owner(meta, problems);
+    }
+    let spec = it.object.get("spec").filter(|spec| !spec.is_null());
+    let Some(Value::Object(spec)) = spec else {
+        problems.push(Problem::missing("spec"));
+        return;
+    };
+    if it.kind != Kind::Route {
+        revision_template(spec, Parent::of(meta), &it.rules, problems);
+    }
+    if it.kind != Kind::Configuration {
+        let before = problems.len();
+        let targets: Vec<TrafficTarget> = typed(spec.get("traffic"), "spec.traffic", problems);
+        if problems.len() == before {
+            traffic::check(&targets, it.kind == Kind::Service, problems);
+        }
+    }
+    let Some(old) = it.old else { return };
+    let owned = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
+    if it.kind == Kind::Service || !owned {
+        same_creator(old, it.object, &annotations, problems);
+    }
+    if it.kind != Kind::Route {
+        name_change(old, it.object, problems);
+    }
+}
+
+fn revision_template(
+    spec: &Map<String, Value>,
+    parent: Parent<'_>,
+    rules: &Rules<'_>,
+    problems: &mut Vec<Problem>,
+) {
+    const AT: &str = "spec.template";
+    let empty = |value: &Value| value.as_object().is_some_and(Map::is_empty);
+    let Some(template) = spec.get("template").filter(|it| !it.is_null() && !empty(it)) else {
+        problems.push(Problem::missing(AT));
+        return;
+    };
+    let at = format!("{AT}.metadata");
+    let meta: ObjectMeta = typed(template.get("metadata"), &at, problems);
+    let spec = template::spec(template.get("spec"), &format!("{AT}.spec"), rules, problems);
+    metadata::revision_name(&meta, parent, problems);
+    let annotations = meta.annotations.unwrap_or_default();
+    template::annotations(&annotations, &spec, &format!("{at}.annotations"), rules, problems);
+}
+
+/// A template that keeps its name may not change otherwise: the Revision of that name is there.
+fn name_change(old: &Value, new: &Value, problems: &mut Vec<Problem>) {
+    let template = |object: &Value| object.pointer("/spec/template").cloned().unwrap_or_default();
+    let (old, new) = (template(old), template(new));
+    let name = |template: &Value| {
+        template.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
+    if name(&new).is_empty() || name(&new) != name(&old) {
+        return;
+    }
+    if let Some(diff) = diff::diff(&old, &new) {
+        let message = "Saw the following changes without a name change (-old +new)";
+        problems.push(Problem::new("spec.template.metadata.name", message).details(diff));
+    }
+}
+
+fn same_creator(
+    old: &Value,
+    new: &Value,
+    annotations: &BTreeMap<String, String>,
+    problems: &mut Vec<Problem>,
+) {
+    let before: ObjectMeta = typed(old.get("metadata"), "", &mut Vec::new());
+    let before = before.annotations.unwrap_or_default();
+    let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
+    metadata::creator(&before, annotations, diff::same(&spec(old), &spec(new)), problems);
+}
+
+fn revision(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+    metadata::name(meta, problems);
+    metadata::revision_owner(meta, problems);
+    if let Some(old) = it.old {
+        let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
+        if let Some(diff) = diff::diff(&spec(old), &spec(it.object)) {
+            let message = "Immutable fields changed (-old +new)";
+            problems.push(Problem::new("spec", message).details(diff));
+        }
+        return;
+    }
+    let spec = template::spec(it.object.get("spec"), "spec", &it.rules, problems);
+    let annotations = meta.annotations.clone().unwrap_or_default();
+    // What a Revision's annotations may be was judged in its template, but the autoscaler's are also read from here.
+    if let Err(more) =
+        it.rules.autoscaler.policy(&annotations, limit(&spec), "metadata.annotations")
+    {
+        problems.extend(more);
+    }
+}
+
+fn limit(spec: &RevisionSpec) -> u32 {
+    spec.container_concurrency.and_then(|limit| u32::try_from(limit).ok()).unwrap_or(0)
+}
+
+fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
+    let own = meta.annotations.clone().unwrap_or_default();
+    match it.kind {
+        Kind::Service | Kind::Configuration | Kind::Route | Kind::DomainMapping => {
+            metadata::old_spellings(&own, "metadata.annotations", warnings);
+        }
+        _ => return,
+    }
+    if it.kind != Kind::Service && it.kind != Kind::Configuration {
+        return;
+    }
+    let at = "spec.template.metadata.annotations";
+    let inner: ObjectMeta =
+        typed(it.object.pointer("/spec/template/metadata"), at, &mut Vec::new());
+    metadata::old_spellings(&inner.annotations.unwrap_or_default(), at, warnings);
+    let pod: PodSpec = match it.object.pointer("/spec/template/spec") {
+        Some(spec) => serde_json::from_value(spec.clone()).unwrap_or_default(),
+        None => PodSpec::default(),
+    };
+    security::warn(&pod, "spec.template.spec", warnings);
+}
+
+/// The metric of a class that names none.
+pub(super) fn default_metric(class: &str) -> Value {
+    if class == policy::KPA { json!("concurrency") } else { json!("cpu") }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+//! Pure: admission of DomainMapping and of the internal kinds.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Map, Value};
+
+use super::{super::Problem, Question, annotations_mut, default_metric, same_creator};
+use crate::{
+    parse::{defaults, dns, metadata},
+    policy,
+};
+
+/// A DomainMapping leads to something in its own namespace, which need not be said.
+pub(super) fn reference_namespace(object: &mut Value, meta: &ObjectMeta) {
+    let Some(namespace) = meta.namespace.as_deref() else { return };
+    if let Some(Value::Object(reference)) = object.pointer_mut("/spec/ref")
+        && defaults::text(reference, "namespace").is_empty()
+    {
+        reference.insert("namespace".into(), namespace.into());
+    }
+}
+
+/// A PodAutoscaler says who scales it and by what.
+pub(super) fn class_and_metric(object: &mut Value) {
+    let Some(annotations) = annotations_mut(object) else { return };
+    let (class, metric) = (format!("{}class", policy::PREFIX), format!("{}metric", policy::PREFIX));
+    annotations.entry(&class).or_insert_with(|| policy::KPA.into());
+    let class = defaults::text(annotations, &class);
+    annotations.entry(&metric).or_insert_with(|| default_metric(&class));
+}
+
+pub(super) fn domain_mapping(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+    let name = meta.name.as_deref().unwrap_or_default();
+    if meta.generate_name.as_deref().is_some_and(|it| !it.is_empty()) {
+        problems.push(Problem::disallowed("metadata.generateName"));
+    }
+    let at = "metadata.name";
+    if let Some(why) = not_qualified(name) {
+        problems.push(Problem::new(at, format!("invalid name {name:?}: {why}")));
+    }
+    let domain = it.rules.cluster_domain;
+    if name.ends_with(&format!(".{domain}")) || name == domain {
+        let message = format!(
+            "invalid name {name:?}: must not be a subdomain of cluster local domain {domain:?}"
+        );
+        problems.push(Problem::new(at, message));
+    }
+    if let Some(old) = it.old {
+        let annotations = meta.annotations.clone().unwrap_or_default();
+        same_creator(old, it.object, &annotations, problems);
+    }
+    let Some(Value::Object(reference)) = it.object.pointer("/spec/ref") else {
+        problems.push(Problem::missing("spec.ref"));
+        return;
+    };
+    self::reference(reference, meta, problems);
+}
+
+/// Why `name` is no full domain name (apimachinery `IsFullyQualifiedDomainName`).
+fn not_qualified(name: &str) -> Option<String> {
+    let bare = name.strip_suffix('.').unwrap_or(name);
+    if bare.is_empty() {
+        return Some("name: Required value".into());
+    }
+    if let Some(why) = dns::subdomain(bare).first() {
+        return Some(format!("name: Invalid value: {name:?}: {why}"));
+    }
+    if !bare.contains('.') {
+        let why = "should be a domain with at least two segments separated by dots";
+        return Some(format!("name: Invalid value: {name:?}: {why}"));
+    }
+    let long = bare.split('.').find(|label| label.len() > 63)?;
+    Some(format!("name: Invalid value: {long:?}: must be no more than 63 characters"))
+}
+
+/// knative/pkg `apis/duck/v1/knative_reference.go`.
+fn reference(reference: &Map<String, Value>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+    for name in ["apiVersion", "kind", "name", "namespace"] {
+        if defaults::text(reference, name).is_empty() {
+            problems.push(Problem::missing(format!("spec.ref.{name}")));
+        }
+    }
+    let (there, here) =
+        (defaults::text(reference, "namespace"), meta.namespace.as_deref().unwrap_or_default());
+    if !there.is_empty() && !here.is_empty() && there != here {
+        let problem = Problem::new("spec.ref.namespace", "mismatched namespaces");
+        let details = format!("parent namespace: {here:?} does not match ref: {there:?}");
+        problems.push(problem.details(details));
+    }
+}
+
+pub(super) fn pod_autoscaler(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+    metadata::name(meta, problems);
+    let annotations = meta.annotations.clone().unwrap_or_default();
+    let Some(Value::Object(spec)) = it.object.get("spec").filter(|spec| !is_empty(spec)) else {
+        problems.push(Problem::missing("spec"));
+        return;
+    };
+    let limit = spec.get("containerConcurrency").and_then(Value::as_i64).unwrap_or(0);
+    let bounded = u32::try_from(limit).unwrap_or(0);
+    if let Err(more) = it.rules.autoscaler.policy(&annotations, bounded, "metadata.annotations") {
+        problems.extend(more);
+    }
+    let most = it.rules.defaults.container_concurrency_max_limit;
+    let least = i64::from(!it.rules.defaults.allow_container_concurrency_zero);
+    if !(least..=most).contains(&limit) {
+        problems.push(Problem::bounds("spec.containerConcurrency", least, limit, most));
+    }
+    object_reference(spec.get("scaleTargetRef"), "spec.scaleTargetRef", problems);
+}
+
+pub(super) fn serverless_service(
+    it: &Question<'_>,
+    meta: &ObjectMeta,
+    problems: &mut Vec<Problem>,
+) {
+    metadata::name(meta, problems);
+    let Some(Value::Object(spec)) = it.object.get("spec").filter(|spec| !is_empty(spec)) else {
+        problems.push(Problem::missing("spec"));
+        return;
+    };
+    for (name, known) in [("mode", ["Serve", "Proxy"]), ("protocolType", ["http1", "h2c"])] {
+        let value = defaults::text(spec, name);
+        if value.is_empty() {
+            problems.push(Problem::missing(format!("spec.{name}")));
+        } else if !known.contains(&value.as_str()) {
+            problems.push(Problem::invalid(format!("spec.{name}"), value));
+        }
+    }
+    object_reference(spec.get("objectRef"), "spec.objectRef", problems);
+}
+
+pub(super) fn domain_claim(it: &Question<'_>, problems: &mut Vec<Problem>) {
+    let namespace = it.object.pointer("/spec/namespace").and_then(Value::as_str);
+    if namespace.unwrap_or_default().is_empty() {
+        problems.push(Problem::missing("spec.namespace"));
+    }
+}
+
+/// An object of the same namespace (knative/serving `ValidateNamespacedObjectReference`).
+fn object_reference(value: Option<&Value>, at: &str, problems: &mut Vec<Problem>) {
+    let nothing = Map::new();
+    let all = value.and_then(Value::as_object).unwrap_or(&nothing);
+    for (name, value) in all {
+        if !matches!(name.as_str(), "apiVersion" | "kind" | "name") && !value.is_null() {
+            problems.push(Problem::disallowed(format!("{at}.{name}")));
+        }
+    }
+    type Rule = fn(&str) -> Vec<String>;
+    let rules: [(&str, Rule); 3] =
+        [("apiVersion", dns::qualified), ("kind", c_identifier), ("name", dns::dns1123)];
+    for (name, rule) in rules {
+        let (value, path) = (defaults::text(all, name), format!("{at}.{name}"));
+        if value.is_empty() {
+            problems.push(Problem::missing(path));
+            continue;
+        }
+        let why = rule(&value);
+        if !why.is_empty() {
+            problems.push(Problem::invalid(path, why.join(", ")));
+        }
+    }
+}
+
+fn c_identifier(text: &str) -> Vec<String> {
+    let starts = text.starts_with(|it: char| it.is_ascii_alphabetic() || it == '_');
+    let fits = starts && text.chars().all(|it| it.is_ascii_alphanumeric() || it == '_');
+    let rule = "a valid C identifier must start with alphabetic character or '_', followed by a string of \
+        alphanumeric characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is \
+        '[A-Za-z_][A-Za-z0-9_]*')";
+    (!fits).then(|| rule.to_owned()).into_iter().collect()
+}
+
+fn is_empty(spec: &Value) -> bool {
+    spec.is_null() || spec.as_object().is_some_and(Map::is_empty)
+}

@@ -1,0 +1,156 @@
+//! Pure: rules of containers (knative/serving `pkg/apis/serving/k8s_validation.go`, knative.md §1.13).
+
+use k8s_openapi::api::core::v1::{Container, ContainerPort, EnvFromSource, EnvVar};
+
+use super::{
+    Problem, dns,
+    pod::{Port, Role},
+    probe,
+    rules::{Platform, Rules},
+    security,
+};
+
+const RESERVED_ENV: [&str; 4] = ["PORT", "K_SERVICE", "K_CONFIGURATION", "K_REVISION"];
+/// Ports of Knative's sidecar and profiler. Nothing listens on most of them here, but a manifest that is accepted here
+/// is to work there too, and 8022 is where an agent answers a pod's preStop.
+const RESERVED_PORTS: [i32; 6] = [8008, 8012, 8013, 8022, 9090, 9091];
+
+/// Checks one container; `port` is the one that gets the pod's requests.
+pub(super) fn check(
+    container: &Container,
+    role: Role,
+    port: &Port,
+    at: &str,
+    rules: &Rules<'_>,
+    problems: &mut Vec<Problem>,
+) {
+    name(container, at, problems);
+    image(container, at, rules.platform, problems);
+    env(container, role, at, problems);
+    env_from(container.env_from.as_deref().unwrap_or_default(), at, problems);
+    ports(container, role, at, problems);
+    probe::all(container, role, port, at, rules.features, problems);
+    security::container(container, at, rules, problems);
+    let policy = container.termination_message_policy.as_deref().unwrap_or_default();
+    if !matches!(policy, "" | "File" | "FallbackToLogsOnError") {
+        problems.push(Problem::invalid(format!("{at}.terminationMessagePolicy"), policy));
+    }
+}
+
+fn name(container: &Container, at: &str, problems: &mut Vec<Problem>) {
+    let name = &container.name;
+    if name == "queue-proxy" {
+        let message = format!("{name:?} is a reserved container name");
+        problems.push(Problem::new(format!("{at}.name"), message));
+    } else if !name.is_empty() && !dns::dns1123(name).is_empty() {
+        // Knative leaves this to the Deployment, which then never comes to be.
+        problems.push(Problem::invalid(format!("{at}.name"), name));
+    }
+}
+
+fn image(container: &Container, at: &str, platform: Platform, problems: &mut Vec<Problem>) {
+    let at = format!("{at}.image");
+    let image = container.image.as_deref().unwrap_or_default();
+    if image.is_empty() {
+        problems.push(Problem::missing(at));
+        return;
+    }
+    if let Err(why) = image_reference(image, platform) {
+        let problem = Problem::new(at, "Failed to parse image reference");
+        problems.push(problem.details(format!("image: {image:?}, error: {why}")));
+    }
+}
+
+fn env(container: &Container, role: Role, at: &str, problems: &mut Vec<Problem>) {
+    // Only the serving container gets PORT from the platform.
+    let reserved =
+        |name: &str| RESERVED_ENV.contains(&name) && (role == Role::Serving || name != "PORT");
+    for (index, EnvVar { name, .. }) in container.env.iter().flatten().enumerate() {
+        let path = format!("{at}.env[{index}].name");
+        if name.is_empty() {
+            problems.push(Problem::missing(path));
+        } else if reserved(name) {
+            let message = format!("{name:?} is a reserved environment variable");
+            problems.push(Problem::new(path, message));
+        }
+    }
+}
+
+fn env_from(all: &[EnvFromSource], at: &str, problems: &mut Vec<Problem>) {
+    for (index, one) in all.iter().enumerate() {
+        let at = format!("{at}.envFrom[{index}]");
+        let paths = format!("{at}.configMapRef, {at}.secretRef");
+        match (&one.config_map_ref, &one.secret_ref) {
+            (Some(_), Some(_)) => problems.push(Problem::both(paths)),
+            (None, None) => problems.push(Problem::neither(paths)),
+            _ => {}
+        }
+    }
+}
+
+fn ports(container: &Container, role: Role, at: &str, problems: &mut Vec<Problem>) {
+    let ports = container.ports.as_deref().unwrap_or_default();
+    if role == Role::Init && !ports.is_empty() {
+        let message = "field not allowed in an init container";
+        problems.push(Problem::new(format!("{at}.ports"), message));
+        return;
+    }
+    for (index, port) in ports.iter().enumerate() {
+        self::port(port, &format!("{at}.ports[{index}]"), problems);
+    }
+}
+
+fn port(port: &ContainerPort, at: &str, problems: &mut Vec<Problem>) {
+    let number = port.container_port;
+    let path = format!("{at}.containerPort");
+    if RESERVED_PORTS.contains(&number) {
+        let problem = Problem::invalid(path, format!("{number} is a reserved port"));
+        let details = format!("{number} is a reserved port, please use a different value");
+        problems.push(problem.details(details));
+    } else if !(1..=65535).contains(&number) {
+        problems.push(Problem::bounds(path, 1, number, 65535));
+    }
+    if let Some(name) = port.name.as_deref().filter(|n| !matches!(*n, "" | "h2c" | "http1")) {
+        let problem = Problem::new(at, format!("Port name {name} is not allowed"));
+        problems.push(problem.details("Name must be empty, or one of: 'h2c', 'http1'"));
+    }
+    if let Some(protocol) = port.protocol.as_deref().filter(|it| !matches!(*it, "" | "TCP")) {
+        problems.push(Problem::invalid(format!("{at}.protocol"), protocol).advise("use TCP"));
+    }
+}
+
+/// Whether `image` is a reference: `[host[:port]/]path[:tag][@digest]`, or `oci:PATH` for a layout on the local disk.
+fn image_reference(image: &str, platform: Platform) -> Result<(), String> {
+    if let (Some(path), Platform::Local) = (image.strip_prefix("oci:"), platform) {
+        return if path.is_empty() { Err("oci: needs a path".into()) } else { Ok(()) };
+    }
+    // go-containerregistry's way of saying it, and then which part is at fault.
+    let wrong = |why: &str| Err(format!("could not parse reference: {image}: {why}"));
+    let (rest, digest) = image.split_once('@').map_or((image, None), |(rest, it)| (rest, Some(it)));
+    if let Some(digest) = digest {
+        let hex = digest.strip_prefix("sha256:").unwrap_or_default();
+        if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return wrong("the digest must be sha256: and 64 hexadecimal digits");
+        }
+    }
+    let (path, tag) = match rest.rsplit_once(':') {
+        Some((path, tag)) if !tag.contains('/') => (path, Some(tag)),
+        _ => (rest, None),
+    };
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    if tag.is_some_and(|tag| tag.is_empty() || tag.len() > 128 || !tag.bytes().all(word)) {
+        return wrong("the tag must be 1 to 128 of letters, digits, '.', '_' and '-'");
+    }
+    let (host, path) = match path.split_once('/') {
+        Some((host, path)) if host.contains(['.', ':']) || host == "localhost" => (host, path),
+        _ => ("", path),
+    };
+    let lower = |byte: u8| word(byte) && !byte.is_ascii_uppercase();
+    if path.len() > 255 || path.split('/').any(|it| it.is_empty() || !it.bytes().all(lower)) {
+        return wrong("the name must be lower-case letters, digits, '.', '_', '-' and '/'");
+    }
+    if !host.bytes().all(|byte| word(byte) || byte == b':') {
+        return wrong("the registry must be a host name and maybe a port");
+    }
+    Ok(())
+}

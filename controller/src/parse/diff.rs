@@ -1,0 +1,97 @@
+//! Pure: how two documents differ, for people.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+/// Differences shown; a reader of more looks at the documents.
+const SHOWN: usize = 16;
+/// Objects whose presence says something although they are empty.
+const MEANINGFUL: [&str; 4] = ["emptyDir", "ephemeral", "tcpSocket", "exec"];
+
+/// Says what changed between `old` and `new`; nothing where they mean the same.
+///
+/// `null`, an empty list and an empty object mean what a missing field means, as in Go's types.
+pub(super) fn diff(old: &Value, new: &Value) -> Option<String> {
+    let (old, new) = (plain(old), plain(new));
+    let mut lines = Vec::new();
+    compare(&old, &new, "", &mut lines);
+    let more = lines.len().saturating_sub(SHOWN);
+    lines.truncate(SHOWN);
+    if more > 0 {
+        lines.push(format!("and {more} more\n"));
+    }
+    (!lines.is_empty()).then(|| lines.concat())
+}
+
+/// Whether both mean the same.
+pub(super) fn same(old: &Value, new: &Value) -> bool {
+    plain(old) == plain(new)
+}
+
+fn plain(value: &Value) -> Value {
+    match value {
+        Value::Object(all) => {
+            let mut out = Map::new();
+            for (name, value) in all {
+                let value = plain(value);
+                let empty = match &value {
+                    Value::Null => true,
+                    Value::Array(all) => all.is_empty(),
+                    Value::Object(all) => all.is_empty() && !MEANINGFUL.contains(&name.as_str()),
+                    Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+                };
+                if !empty {
+                    out.insert(name.clone(), value);
+                }
+            }
+            Value::Object(out)
+        }
+        Value::Array(all) => Value::Array(all.iter().map(plain).collect()),
+        other => other.clone(),
+    }
+}
+
+fn compare(old: &Value, new: &Value, path: &str, lines: &mut Vec<String>) {
+    match (old, new) {
+        _ if old == new => {}
+        (Value::Object(before), Value::Object(after)) => {
+            let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+            for name in names {
+                let at = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                let get = |all: &Map<String, Value>| all.get(name).cloned().unwrap_or_default();
+                compare(&get(before), &get(after), &at, lines);
+            }
+        }
+        (Value::Array(before), Value::Array(after)) => {
+            for index in 0..before.len().max(after.len()) {
+                let get = |all: &[Value]| all.get(index).cloned().unwrap_or_default();
+                compare(&get(before), &get(after), &format!("{path}[{index}]"), lines);
+            }
+        }
+        _ => {
+            let text = |value: &Value| match value {
+                Value::Null => "<unset>".to_owned(),
+                other => other.to_string(),
+            };
+            lines.push(format!("{path}:\n\t-: {}\n\t+: {}\n", text(old), text(new)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_what_means_something_else_is_told() {
+        let old = json!({"a": {"b": [1, 2], "c": null}, "volumes": [{"emptyDir": {}}], "x": {}});
+        let same = json!({"a": {"b": [1, 2]}, "volumes": [{"emptyDir": {}}], "y": []});
+        assert_eq!(diff(&old, &same), None);
+        let new = json!({"a": {"b": [1, 3]}, "volumes": [{}]});
+        let want = "a.b[1]:\n\t-: 2\n\t+: 3\nvolumes[0].emptyDir:\n\t-: {}\n\t+: <unset>\n";
+        assert_eq!(diff(&old, &new).as_deref(), Some(want));
+    }
+}

@@ -1,0 +1,102 @@
+//! Pure: what Kubernetes takes for a name, in the words of its own checks (apimachinery `util/validation`).
+
+/// Longest label.
+const LABEL: usize = 63;
+/// Longest name made of labels.
+const SUBDOMAIN: usize = 253;
+
+/// Why `text` is no DNS-1035 label; nothing if it is one.
+pub(crate) fn dns1035(text: &str) -> Vec<String> {
+    let fits = is_label(text) && text.starts_with(|it: char| it.is_ascii_lowercase());
+    let rule = "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic \
+        character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation \
+        is '[a-z]([-a-z0-9]*[a-z0-9])?')";
+    why(text, LABEL, fits, rule)
+}
+
+/// The same of a prefix to which a random suffix will be appended: it may end in a dash.
+pub(crate) fn dns1035_prefix(text: &str) -> Vec<String> {
+    match text.strip_suffix('-') {
+        Some(head) if !head.is_empty() => dns1035(&format!("{head}a")),
+        _ => dns1035(text),
+    }
+}
+
+/// Why `text` is no DNS-1123 label.
+pub(crate) fn dns1123(text: &str) -> Vec<String> {
+    let rule = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start \
+        and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is \
+        '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
+    why(text, LABEL, is_label(text), rule)
+}
+
+/// Why `text` is no name made of DNS-1123 labels.
+pub(crate) fn subdomain(text: &str) -> Vec<String> {
+    let rule = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and \
+        must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
+        '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
+    why(text, SUBDOMAIN, text.split('.').all(is_label), rule)
+}
+
+/// Why `text` is no qualified name: letters, digits, `-`, `_`, `.`, and maybe a domain before a slash.
+pub(crate) fn qualified(text: &str) -> Vec<String> {
+    let (prefix, name) = match text.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, text),
+    };
+    let edge = |it: Option<char>| it.is_some_and(|it| it.is_ascii_alphanumeric());
+    let inner = |it: char| it.is_ascii_alphanumeric() || matches!(it, '-' | '_' | '.');
+    let fits = edge(name.chars().next()) && edge(name.chars().last()) && name.chars().all(inner);
+    let rule = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
+        alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is \
+        '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+    let mut out = match prefix.map(subdomain) {
+        Some(all) => all.into_iter().map(|why| format!("prefix part {why}")).collect(),
+        None => Vec::new(),
+    };
+    out.extend(why(name, LABEL, fits, rule));
+    out
+}
+
+/// A list as Go prints one.
+pub(crate) fn list(all: &[String]) -> String {
+    format!("[{}]", all.join(" "))
+}
+
+fn why(text: &str, longest: usize, fits: bool, rule: &str) -> Vec<String> {
+    let long = (text.len() > longest).then(|| format!("must be no more than {longest} characters"));
+    // Too long is one broken rule, of the wrong letters another.
+    let shaped = fits || (text.len() > longest && is_shaped(text));
+    long.into_iter().chain((!shaped).then(|| rule.to_owned())).collect()
+}
+
+fn is_label(text: &str) -> bool {
+    text.len() <= LABEL && is_shaped(text)
+}
+
+fn is_shaped(text: &str) -> bool {
+    let edge =
+        |it: Option<&u8>| it.is_some_and(|it| it.is_ascii_lowercase() || it.is_ascii_digit());
+    let bytes = text.as_bytes();
+    let inner = |it: &u8| it.is_ascii_lowercase() || it.is_ascii_digit() || *it == b'-';
+    edge(bytes.first()) && edge(bytes.last()) && bytes.iter().all(inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_judged_as_kubernetes_does() {
+        assert!(dns1035("hello").is_empty() && dns1123("1a").is_empty());
+        for bad in ["", "1a", "Hello", "a-", "-a", "a.b", "ä"] {
+            assert_eq!(dns1035(bad).len(), 1, "{bad}");
+        }
+        assert_eq!(dns1035(&"a".repeat(64)), ["must be no more than 63 characters"]);
+        assert_eq!(dns1035(&"A".repeat(64)).len(), 2);
+        assert!(dns1035_prefix("hello-").is_empty() && !dns1035_prefix("-").is_empty());
+        assert!(!dns1035_prefix("Ä-").is_empty());
+        assert!(subdomain("a.b-c.d1").is_empty() && !subdomain("a..b").is_empty());
+        assert!(qualified("example.com/My_Name").is_empty() && !qualified("a/").is_empty());
+    }
+}

@@ -1,0 +1,251 @@
+//! Pure: which fields of a pod users may write (knative/serving `pkg/apis/serving/fieldmask.go`, knative.md §1.13).
+//!
+//! One table for both uses: webhooks refuse what stands outside it, and the schemas of the CRDs are cut to it.
+
+use serde_json::Value;
+
+use super::Problem;
+use crate::config_maps::{Features, Flag, SecureDefaults};
+
+/// The fields of one object that users may write.
+#[derive(Debug)]
+pub(crate) struct Mask(pub &'static [(&'static str, Field)]);
+
+/// One field.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Field {
+    /// Whatever Kubernetes allows there.
+    Any,
+    /// An object, or a list of them, with a mask of its own.
+    In(&'static Mask),
+    /// Only with a feature; then whatever Kubernetes allows there.
+    If(Feature),
+    /// The same with a mask of its own.
+    IfIn(Feature, &'static Mask),
+}
+
+/// A key of `config-features`, with how to look it up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Feature {
+    pub key: &'static str,
+    on: fn(&Features) -> bool,
+}
+
+macro_rules! feature {
+    ($key:literal, $field:ident) => {
+        Feature { key: $key, on: |features| features.$field != Flag::Disabled }
+    };
+}
+
+use Field::{Any, If, IfIn, In};
+
+/// A PodSpec. What no table names, such as `nodeName` and `restartPolicy`, is the platform's own.
+pub(crate) static POD: Mask = Mask(&[
+    ("affinity", If(feature!("kubernetes.podspec-affinity", podspec_affinity))),
+    ("automountServiceAccountToken", Any),
+    ("containers", In(&CONTAINER)),
+    ("dnsConfig", If(feature!("kubernetes.podspec-dnsconfig", podspec_dnsconfig))),
+    ("dnsPolicy", If(feature!("kubernetes.podspec-dnspolicy", podspec_dnspolicy))),
+    ("enableServiceLinks", Any),
+    ("hostAliases", If(feature!("kubernetes.podspec-hostaliases", podspec_hostaliases))),
+    ("hostIPC", If(feature!("kubernetes.podspec-hostipc", podspec_hostipc))),
+    ("hostNetwork", If(feature!("kubernetes.podspec-hostnetwork", podspec_hostnetwork))),
+    ("hostPID", If(feature!("kubernetes.podspec-hostpid", podspec_hostpid))),
+    ("imagePullSecrets", Any),
+    // Its own message says more than "must not set".
+    ("initContainers", In(&CONTAINER)),
+    ("nodeSelector", If(feature!("kubernetes.podspec-nodeselector", podspec_nodeselector))),
+    (
+        "priorityClassName",
+        If(feature!("kubernetes.podspec-priorityclassname", podspec_priorityclassname)),
+    ),
+    (
+        "runtimeClassName",
+        If(feature!("kubernetes.podspec-runtimeclassname", podspec_runtimeclassname)),
+    ),
+    ("schedulerName", If(feature!("kubernetes.podspec-schedulername", podspec_schedulername))),
+    ("securityContext", IfIn(POD_SECURITY_FEATURE, &POD_SECURITY)),
+    ("serviceAccountName", Any),
+    (
+        "shareProcessNamespace",
+        If(feature!("kubernetes.podspec-shareprocessnamespace", podspec_shareprocessnamespace)),
+    ),
+    ("tolerations", If(feature!("kubernetes.podspec-tolerations", podspec_tolerations))),
+    (
+        "topologySpreadConstraints",
+        If(feature!(
+            "kubernetes.podspec-topologyspreadconstraints",
+            podspec_topologyspreadconstraints
+        )),
+    ),
+    ("volumes", In(&VOLUME)),
+]);
+
+const POD_SECURITY_FEATURE: Feature = Feature {
+    key: "kubernetes.podspec-securitycontext",
+    on: |it| {
+        it.podspec_securitycontext != Flag::Disabled
+            || it.secure_pod_defaults != SecureDefaults::Disabled
+    },
+};
+
+static POD_SECURITY: Mask = Mask(&[
+    ("fsGroup", Any),
+    ("runAsGroup", Any),
+    ("runAsNonRoot", Any),
+    ("runAsUser", Any),
+    ("seccompProfile", Any),
+    ("supplementalGroups", Any),
+]);
+
+static CONTAINER: Mask = Mask(&[
+    ("args", Any),
+    ("command", Any),
+    ("env", In(&ENV)),
+    ("envFrom", In(&ENV_FROM)),
+    ("image", Any),
+    ("imagePullPolicy", Any),
+    ("livenessProbe", In(&PROBE)),
+    ("name", Any),
+    ("ports", In(&PORT)),
+    ("readinessProbe", In(&PROBE)),
+    ("resources", In(&Mask(&[("limits", Any), ("requests", Any)]))),
+    ("securityContext", In(&SECURITY)),
+    ("startupProbe", In(&PROBE)),
+    ("terminationMessagePath", Any),
+    ("terminationMessagePolicy", Any),
+    ("volumeMounts", In(&MOUNT)),
+    ("workingDir", Any),
+]);
+
+static ENV: Mask = Mask(&[("name", Any), ("value", Any), ("valueFrom", In(&ENV_SOURCE))]);
+
+const FIELD_REF: Feature = feature!("kubernetes.podspec-fieldref", podspec_fieldref);
+
+static ENV_SOURCE: Mask = Mask(&[
+    ("configMapKeyRef", In(&KEY_SELECTOR)),
+    ("fieldRef", If(FIELD_REF)),
+    ("resourceFieldRef", If(FIELD_REF)),
+    ("secretKeyRef", In(&KEY_SELECTOR)),
+]);
+
+static KEY_SELECTOR: Mask = Mask(&[("key", Any), ("name", Any), ("optional", Any)]);
+
+static ENV_FROM: Mask =
+    Mask(&[("configMapRef", In(&REFERENCE)), ("prefix", Any), ("secretRef", In(&REFERENCE))]);
+
+static REFERENCE: Mask = Mask(&[("name", Any), ("optional", Any)]);
+
+static PORT: Mask = Mask(&[("containerPort", Any), ("name", Any), ("protocol", Any)]);
+
+static PROBE: Mask = Mask(&[
+    ("exec", Any),
+    ("failureThreshold", Any),
+    ("grpc", Any),
+    ("httpGet", Any),
+    ("initialDelaySeconds", Any),
+    ("periodSeconds", Any),
+    ("successThreshold", Any),
+    ("tcpSocket", Any),
+    ("timeoutSeconds", Any),
+]);
+
+static SECURITY: Mask = Mask(&[
+    ("allowPrivilegeEscalation", Any),
+    // `add` has a rule of its own, in `security.rs`.
+    ("capabilities", In(&Mask(&[("add", Any), ("drop", Any)]))),
+    // Only as false: a rule of its own too.
+    ("privileged", Any),
+    ("readOnlyRootFilesystem", Any),
+    ("runAsGroup", Any),
+    ("runAsNonRoot", Any),
+    ("runAsUser", Any),
+    ("seccompProfile", Any),
+]);
+
+static MOUNT: Mask = Mask(&[
+    ("mountPath", Any),
+    (
+        "mountPropagation",
+        If(feature!(
+            "kubernetes.podspec-volumes-mount-propagation",
+            podspec_volumes_mount_propagation
+        )),
+    ),
+    ("name", Any),
+    ("readOnly", Any),
+    ("subPath", Any),
+]);
+
+static VOLUME: Mask = Mask(&[
+    ("configMap", Any),
+    ("csi", If(feature!("kubernetes.podspec-volumes-csi", podspec_volumes_csi))),
+    ("emptyDir", If(feature!("kubernetes.podspec-volumes-emptydir", podspec_volumes_emptydir))),
+    ("ephemeral", If(feature!("kubernetes.podspec-volumes-ephemeral", podspec_volumes_ephemeral))),
+    ("hostPath", If(feature!("kubernetes.podspec-volumes-hostpath", podspec_volumes_hostpath))),
+    ("image", If(feature!("kubernetes.podspec-volumes-image", podspec_volumes_image))),
+    ("name", Any),
+    (
+        "persistentVolumeClaim",
+        If(feature!("kubernetes.podspec-persistent-volume-claim", podspec_persistent_volume_claim)),
+    ),
+    ("projected", In(&Mask(&[("defaultMode", Any), ("sources", In(&PROJECTION))]))),
+    ("secret", Any),
+]);
+
+static PROJECTION: Mask = Mask(&[
+    ("configMap", Any),
+    ("downwardAPI", Any),
+    ("secret", Any),
+    ("serviceAccountToken", Any),
+]);
+
+impl Mask {
+    pub(crate) fn field(&self, name: &str) -> Option<Field> {
+        self.0.iter().find(|(have, _)| *have == name).map(|(_, field)| *field)
+    }
+
+    /// Says which fields of `value` users may not write.
+    pub(super) fn check(
+        &self,
+        value: &Value,
+        features: &Features,
+        path: &str,
+        problems: &mut Vec<Problem>,
+    ) {
+        for (name, inner) in value.as_object().into_iter().flatten() {
+            // `null` says nothing, and is how Go's types write what they leave out.
+            if inner.is_null() {
+                continue;
+            }
+            let at = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+            match self.field(name) {
+                Some(field) => field.check(inner, features, &at, problems),
+                None => problems.push(Problem::disallowed(at)),
+            }
+        }
+    }
+}
+
+impl Field {
+    fn check(self, value: &Value, features: &Features, path: &str, problems: &mut Vec<Problem>) {
+        let mask = match self {
+            Any => return,
+            In(mask) => mask,
+            If(feature) | IfIn(feature, _) if !(feature.on)(features) => {
+                problems.push(Problem::disallowed(path));
+                return;
+            }
+            If(_) => return,
+            IfIn(_, mask) => mask,
+        };
+        match value.as_array() {
+            None => mask.check(value, features, path, problems),
+            Some(all) => {
+                for (index, one) in all.iter().enumerate() {
+                    mask.check(one, features, &format!("{path}[{index}]"), problems);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Pure: rules of names, labels and annotations (knative/serving `pkg/apis/serving/metadata_validation.go` and
+//! `pkg/apis/serving/v1/*_validation.go`, knative.md §1.1 and §1.13).
+
+use std::{collections::BTreeMap, time::Duration};
+
+use k8s_openapi::{
+    api::core::v1::ResourceRequirements, apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use serde_json::json;
+
+use super::{Problem, dns, rules::Parent};
+use crate::{
+    knative::key,
+    policy::{self, parse_duration},
+};
+
+type Annotations = BTreeMap<String, String>;
+
+/// Group of the creator annotations.
+const GROUP: &str = "serving.knative.dev";
+/// Template annotations that Knative's sidecar reads. There is none here: they are checked and have no effect.
+const SIDECAR: &str = "queue.sidecar.serving.knative.dev/";
+/// Its quantities, in both spellings.
+const SIDECAR_RESOURCES: [[&str; 2]; 6] = [
+    ["cpu-resource-request", "cpuResourceRequest"],
+    ["cpu-resource-limit", "cpuResourceLimit"],
+    ["memory-resource-request", "memoryResourceRequest"],
+    ["memory-resource-limit", "memoryResourceLimit"],
+    ["ephemeral-storage-resource-request", "ephemeralStorageResourceRequest"],
+    ["ephemeral-storage-resource-limit", "ephemeralStorageResourceLimit"],
+];
+
+/// Checks the name of an object that is named by a DNS-1035 label.
+pub(super) fn name(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+    let parent = Parent::of(meta);
+    let prefix = dns::dns1035_prefix(parent.generate_name);
+    if !parent.generate_name.is_empty() && !prefix.is_empty() {
+        let message = format!("not a DNS 1035 label prefix: {}", dns::list(&prefix));
+        problems.push(Problem::new("metadata.generateName", message));
+    } else if !parent.name.is_empty() {
+        let why = dns::dns1035(parent.name);
+        if !why.is_empty() {
+            let message = format!("not a DNS 1035 label: {}", dns::list(&why));
+            problems.push(Problem::new("metadata.name", message));
+        }
+    } else if parent.generate_name.is_empty() {
+        problems.push(Problem::new("metadata.name", "name or generateName is required"));
+    }
+}
+
+/// Checks the name that a template brings for its Revision.
+pub(super) fn revision_name(meta: &ObjectMeta, parent: Parent<'_>, problems: &mut Vec<Problem>) {
+    let (name, generate) = (Parent::of(meta).name, Parent::of(meta).generate_name);
+    const AT: &str = "spec.template.metadata";
+    let prefix = dns::dns1035_prefix(generate);
+    if !generate.is_empty() && !prefix.is_empty() {
+        let value = format!("not a DNS 1035 label prefix: {}", dns::list(&prefix));
+        problems.push(Problem::invalid(format!("{AT}.generateName"), value));
+        return;
+    }
+    if name.is_empty() {
+        return;
+    }
+    let at = format!("{AT}.name");
+    let why = dns::dns1035(name);
+    if !why.is_empty() {
+        let value = format!("not a DNS 1035 label: {}", dns::list(&why));
+        problems.push(Problem::invalid(at, value));
+    } else if parent.name.is_empty() && !parent.generate_name.is_empty() {
+        problems.push(Problem::disallowed(at));
+    } else if !name.starts_with(&format!("{}-", parent.name)) {
+        let value = format!("{name:?} must have prefix \"{}-\"", parent.name);
+        problems.push(Problem::invalid(at, value));
+    }
+}
+
+/// Refuses annotations on Service, Configuration and Route that only a template may bear.
+pub(super) fn no_autoscaling(annotations: &Annotations, problems: &mut Vec<Problem>) {
+    for name in annotations.keys().filter(|name| name.starts_with(policy::GROUP)) {
+        let rule = "autoscaling annotations must be put under \"spec.template.metadata.annotations\" to work";
+        problems.push(Problem::key("metadata.annotations", name).details(rule));
+    }
+}
+
+/// Checks the annotations of a Service or Route.
+pub(super) fn route_annotations(annotations: &Annotations, problems: &mut Vec<Problem>) {
+    const AT: &str = "metadata.annotations";
+    if let Some((name, text)) = first(annotations, &key::ROLLOUT_DURATION) {
+        seconds("rollout-duration", name, text, true, AT, problems);
+    }
+    path(annotations, AT, problems);
+    http_protocol(annotations, problems);
+}
+
+/// Checks the annotations of a template, but those of the autoscaler.
+pub(super) fn template_annotations(
+    annotations: &Annotations,
+    at: &str,
+    problems: &mut Vec<Problem>,
+) {
+    if let Some((name, text)) = first(annotations, &key::PROGRESS_DEADLINE) {
+        seconds("progress-deadline", name, text, false, at, problems);
+    }
+    path(annotations, at, problems);
+    sidecar(annotations, at, problems);
+    for (name, value) in annotations {
+        let problem = match name.strip_prefix("features.knative.dev/") {
+            None if name.starts_with("networking.knative.dev/") => Problem::key(at, name),
+            Some("http-full-duplex" | "queueproxy-podinfo")
+                if !matches!(value.to_ascii_lowercase().as_str(), "enabled" | "disabled") =>
+            {
+                Problem::invalid(format!("{at}.{name}"), value)
+            }
+            _ => continue,
+        };
+        problems.push(problem);
+    }
+}
+
+/// A duration annotation in whole seconds.
+fn seconds(what: &str, name: &str, text: &str, zero: bool, at: &str, problems: &mut Vec<Problem>) {
+    let path = format!("{at}.{name}");
+    let (text, negative) = match text.strip_prefix('-') {
+        Some(rest) => (rest, true),
+        None => (text, false),
+    };
+    let sign = if negative { "-" } else { "" };
+    problems.push(match parse_duration(text) {
+        None => Problem::invalid(path, format!("{sign}{text}")).advise("write it as 30s or 1m30s"),
+        Some(it) if it.subsec_nanos() != 0 => {
+            Problem::new(path, format!("{what}={sign}{text} is not at second precision"))
+        }
+        Some(it) if (negative && it > Duration::ZERO) || (it == Duration::ZERO && !zero) => {
+            Problem::new(path, format!("{what}={sign}{text} must be positive"))
+        }
+        Some(_) => return,
+    });
+}
+
+/// Our own annotation.
+fn path(all: &Annotations, at: &str, problems: &mut Vec<Problem>) {
+    if let Some(value) =
+        all.get(key::PATH).filter(|it| !matches!(it.as_str(), "direct" | "activator"))
+    {
+        let problem = Problem::invalid(format!("{at}.{}", key::PATH), value);
+        problems.push(problem.details("use direct or activator"));
+    }
+}
+
+fn http_protocol(all: &Annotations, problems: &mut Vec<Problem>) {
+    if let Some((name, value)) = first(all, &key::HTTP_PROTOCOL)
+        && !matches!(value.to_ascii_lowercase().as_str(), "" | "enabled" | "redirected")
+    {
+        problems.push(Problem::invalid(format!("metadata.annotations.{name}"), value));
+    }
+}
+
+fn sidecar(all: &Annotations, at: &str, problems: &mut Vec<Problem>) {
+    let mut say = |problem: fn(String, &str) -> Problem, name: &str, value: &str| {
+        problems.push(problem(format!("{at}.[{SIDECAR}{name}]"), value));
+    };
+    for name in ["resource-percentage", "resourcePercentage"] {
+        let Some(value) = all.get(&format!("{SIDECAR}{name}")) else { continue };
+        match value.parse::<f64>() {
+            Ok(percent) if (0.1..=100.0).contains(&percent) => {}
+            Ok(_) => say(|at, value| Problem::bounds(at, 0.1, value, 100), name, value),
+            Err(_) => say(|at, value| Problem::invalid(at, value), name, value),
+        }
+    }
+    for name in SIDECAR_RESOURCES.iter().flatten() {
+        if let Some(value) = all.get(&format!("{SIDECAR}{name}"))
+            && !is_quantity(value)
+        {
+            say(|at, value| Problem::invalid(at, value), name, value);
+        }
+    }
+}
+
+/// Whether `text` is a quantity as Kubernetes writes them: a number and a unit.
+pub(super) fn is_quantity(text: &str) -> bool {
+    let text = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let digits = text.find(|it: char| !it.is_ascii_digit() && it != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let numeric = number.bytes().any(|it| it.is_ascii_digit())
+        && number.bytes().filter(|it| *it == b'.').count() <= 1;
+    let exponent = |rest: &str| rest.parse::<i32>().is_ok();
+    let known =
+        ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    numeric
+        && (known.contains(&unit) || unit.strip_prefix(['e', 'E']).is_some_and(exponent))
+        && serde_json::from_value::<ResourceRequirements>(json!({"limits": {"cpu": text}})).is_ok()
+}
+
+/// Checks that an object labelled as a Service's is owned by it.
+pub(super) fn owner(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+    let Some(service) = meta.labels.as_ref().and_then(|all| all.get(key::SERVICE)) else { return };
+    owned_by(meta, "Service", service, key::SERVICE, problems);
+}
+
+/// Checks that a Revision labelled as a Configuration's is owned by it.
+pub(super) fn revision_owner(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+    let labels = meta.labels.as_ref();
+    let Some(name) = labels.and_then(|all| all.get(key::CONFIGURATION)) else { return };
+    owned_by(meta, "Configuration", name, key::CONFIGURATION, problems);
+}
+
+fn owned_by(meta: &ObjectMeta, kind: &str, name: &str, label: &str, problems: &mut Vec<Problem>) {
+    let owners = meta.owner_references.as_deref().unwrap_or_default();
+    if !owners.iter().any(|owner| owner.kind == kind && owner.name == name) {
+        problems.push(Problem::missing(format!("metadata.labels.{label}")));
+    }
+}
+
+/// Checks that nobody rewrote who made an object and who changed it last.
+pub(super) fn creator(
+    old: &Annotations,
+    new: &Annotations,
+    same_spec: bool,
+    problems: &mut Vec<Problem>,
+) {
+    let at = |name: &str| format!("metadata.annotations.{name}");
+    if old.get(key::CREATOR) != new.get(key::CREATOR) {
+        problems.push(Problem::new(at(key::CREATOR), "annotation value is immutable"));
+    }
+    if same_spec && old.get(key::LAST_MODIFIER) != new.get(key::LAST_MODIFIER) {
+        let value = new.get(key::LAST_MODIFIER).map(String::as_str).unwrap_or_default();
+        problems.push(Problem::invalid(at(key::LAST_MODIFIER), value));
+    }
+}
+
+/// Older spellings that are still read, as warnings that name the successor.
+pub(super) fn old_spellings(annotations: &Annotations, at: &str, warnings: &mut Vec<Problem>) {
+    for name in annotations.keys() {
+        let Some((group, key)) = name.split_once('/') else { continue };
+        let successor = match (group, key) {
+            (policy::GROUP, _) if key.contains(|it: char| it.is_ascii_uppercase()) => kebab(key),
+            (GROUP, "rolloutDuration") => "rollout-duration".into(),
+            (GROUP, "progressDeadline") => "progress-deadline".into(),
+            ("networking.knative.dev", "httpOption" | "httpProtocol") => "http-protocol".into(),
+            ("networking.knative.dev", "disable-auto-tls" | "disableAutoTLS") => {
+                "disable-external-domain-tls".into()
+            }
+            ("networking.knative.dev", "ingress.class") => "ingress-class".into(),
+            ("networking.knative.dev", "certificate.class") => "certificate-class".into(),
+            _ => continue,
+        };
+        let message = format!("{name} is an older spelling, use {group}/{successor}");
+        warnings.push(Problem::new(format!("{at}.{name}"), message));
+    }
+    for name in annotations.keys().filter(|name| name.starts_with(SIDECAR)) {
+        let message = format!("{name} has no effect: pods have no sidecar here");
+        warnings.push(Problem::new(format!("{at}.{name}"), message));
+    }
+}
+
+/// `targetBurstCapacity` as `target-burst-capacity`.
+fn kebab(name: &str) -> String {
+    let mut out = String::new();
+    for it in name.chars() {
+        if it.is_ascii_uppercase() {
+            out.push('-');
+        }
+        out.push(it.to_ascii_lowercase());
+    }
+    out
+}
+
+fn first<'a>(all: &'a Annotations, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
+    names.iter().find_map(|name| all.get(*name).map(|text| (*name, text.as_str())))
+}

@@ -1,0 +1,118 @@
+//! Pure: rules of security contexts, and warnings about defaults that are not safe (knative/serving
+//! `pkg/apis/serving/k8s_validation.go`, knative.md §1.13).
+
+use k8s_openapi::api::core::v1::{Container, PodSecurityContext, PodSpec, SecurityContext};
+
+use super::{Problem, rules::Rules};
+use crate::config_maps::{Flag, SecureDefaults};
+
+/// Highest user and group.
+const MAX_ID: i64 = i32::MAX as i64;
+
+/// Checks the pod's own context.
+pub(super) fn pod(pod: &PodSpec, at: &str, rules: &Rules<'_>, problems: &mut Vec<Problem>) {
+    let Some(context) = &pod.security_context else { return };
+    let at = format!("{at}.securityContext");
+    id("runAsUser", context.run_as_user, &at, problems);
+    id("runAsGroup", context.run_as_group, &at, problems);
+    id("fsGroup", context.fs_group, &at, problems);
+    for (index, group) in context.supplemental_groups.iter().flatten().enumerate() {
+        id(&format!("supplementalGroups[{index}]"), Some(*group), &at, problems);
+    }
+    if rules.features.podspec_securitycontext == Flag::Disabled {
+        bounded(context, &at, problems);
+    }
+}
+
+/// Without the feature, `secure-pod-defaults` lets users take back what it sets, and no more.
+fn bounded(context: &PodSecurityContext, at: &str, problems: &mut Vec<Problem>) {
+    let seccomp = context.seccomp_profile.as_ref().map(|it| it.type_.as_str());
+    let fields = [
+        ("fsGroup", context.fs_group.is_some()),
+        ("runAsGroup", context.run_as_group.is_some()),
+        ("runAsNonRoot", context.run_as_non_root == Some(true)),
+        ("runAsUser", context.run_as_user.is_some()),
+        (
+            "seccompProfile",
+            seccomp.is_some_and(|it| !matches!(it, "RuntimeDefault" | "Unconfined")),
+        ),
+        ("supplementalGroups", context.supplemental_groups.is_some()),
+    ];
+    for (name, _) in fields.iter().filter(|(_, set)| *set) {
+        problems.push(Problem::disallowed(format!("{at}.{name}")));
+    }
+}
+
+/// Checks a container's context.
+pub(super) fn container(
+    container: &Container,
+    at: &str,
+    rules: &Rules<'_>,
+    problems: &mut Vec<Problem>,
+) {
+    let Some(context) = &container.security_context else { return };
+    let at = format!("{at}.securityContext");
+    if context.privileged == Some(true) {
+        problems.push(Problem::disallowed(format!("{at}.privileged")));
+    }
+    let add = context.capabilities.as_ref().and_then(|it| it.add.as_ref());
+    if let Some(add) = add {
+        let secure = rules.features.secure_pod_defaults != SecureDefaults::Disabled;
+        let bind = secure && add.as_slice() == ["NET_BIND_SERVICE"];
+        if rules.features.containerspec_addcapabilities == Flag::Disabled && !bind {
+            problems.push(Problem::disallowed(format!("{at}.capabilities.add")));
+        }
+    }
+    id("runAsUser", context.run_as_user, &at, problems);
+    id("runAsGroup", context.run_as_group, &at, problems);
+}
+
+fn id(name: &str, value: Option<i64>, at: &str, problems: &mut Vec<Problem>) {
+    if let Some(value) = value.filter(|value| !(0..=MAX_ID).contains(value)) {
+        problems.push(Problem::bounds(format!("{at}.{name}"), 0, value, MAX_ID));
+    }
+}
+
+/// Warns of what is left to Kubernetes' own defaults although those are not safe.
+pub(super) fn warn(pod: &PodSpec, at: &str, warnings: &mut Vec<Problem>) {
+    let lists = [
+        ("containers", pod.containers.as_slice()),
+        ("initContainers", pod.init_containers.as_deref().unwrap_or_default()),
+    ];
+    let around = pod.security_context.clone().unwrap_or_default();
+    for (list, containers) in lists {
+        for (index, container) in containers.iter().enumerate() {
+            let at = format!("{at}.{list}[{index}].securityContext");
+            let own = container.security_context.clone().unwrap_or_default();
+            warn_of(&around, &own, &at, warnings);
+        }
+    }
+}
+
+fn warn_of(pod: &PodSecurityContext, own: &SecurityContext, at: &str, warnings: &mut Vec<Problem>) {
+    let mut insecure = |name: &str| {
+        let message = "Kubernetes default value is insecure, Knative may default this to secure in a future release";
+        warnings.push(Problem::new(format!("{at}.{name}"), message));
+    };
+    if pod.run_as_non_root.is_none() && own.run_as_non_root.is_none() {
+        insecure("runAsNonRoot");
+    }
+    if own.allow_privilege_escalation.is_none() {
+        insecure("allowPrivilegeEscalation");
+    }
+    let profiles = [pod.seccomp_profile.as_ref(), own.seccomp_profile.as_ref()];
+    if profiles.iter().all(Option::is_none) {
+        insecure("seccompProfile");
+    } else if profiles.iter().flatten().all(|it| it.type_.is_empty()) {
+        insecure("seccompProfile.type");
+    }
+    match own.capabilities.as_ref().map(|it| it.drop.as_deref()) {
+        None => insecure("capabilities"),
+        Some(None) => insecure("capabilities.drop"),
+        Some(Some([first, ..])) if first == "all" => {
+            let problem = Problem::invalid(format!("{at}.capabilities.drop"), "all");
+            warnings.push(problem.details("Must be spelled as 'ALL'"));
+        }
+        Some(Some(_)) => {}
+    }
+}

@@ -1,0 +1,80 @@
+//! Pure: rules of what a Revision runs (knative/serving `pkg/apis/serving/v1/revision_validation.go`,
+//! knative.md §1.13).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::PodSpec;
+use serde_json::Value;
+
+use super::{
+    Problem, metadata, pod,
+    rules::Rules,
+    typed::{prune, typed},
+};
+use crate::knative::RevisionSpec;
+
+/// Fields of a Revision's spec that are Knative's own.
+pub(super) const LIMITS: [&str; 4] =
+    ["containerConcurrency", "timeoutSeconds", "responseStartTimeoutSeconds", "idleTimeoutSeconds"];
+
+/// Reads a Revision's spec and checks all of it. What is wrong goes to `problems`.
+pub(super) fn spec(
+    value: Option<&Value>,
+    at: &str,
+    rules: &Rules<'_>,
+    problems: &mut Vec<Problem>,
+) -> RevisionSpec {
+    let Some(Value::Object(object)) = value else {
+        problems.push(Problem::missing(format!("{at}.containers")));
+        return RevisionSpec::default();
+    };
+    let (mut own, mut pod) = (object.clone(), object.clone());
+    own.retain(|key, _| LIMITS.contains(&key.as_str()));
+    pod.retain(|key, _| !LIMITS.contains(&key.as_str()));
+    // Knative's one way to say it, instead of a missing field of a type.
+    pod.entry("containers").or_insert_with(|| Value::Array(Vec::new()));
+    let mut spec: RevisionSpec = typed(Some(&Value::Object(own)), at, problems);
+    let before = problems.len();
+    let mut pod = Value::Object(pod);
+    spec.pod = typed(Some(&pod), at, problems);
+    // That a field is unknown was said; that it may not be set says nothing more.
+    prune::<PodSpec>(&mut pod, at);
+    // What could not be read at all is no pod without containers.
+    if problems.len() == before || spec.pod != PodSpec::default() {
+        pod::check(&pod, &spec.pod, at, rules, problems);
+    }
+    limits(&spec, at, rules, problems);
+    spec
+}
+
+fn limits(spec: &RevisionSpec, at: &str, rules: &Rules<'_>, problems: &mut Vec<Problem>) {
+    let mut within = |name: &str, value: Option<i64>, low: i64, high: i64| {
+        if let Some(value) = value.filter(|value| !(low..=high).contains(value)) {
+            problems.push(Problem::bounds(format!("{at}.{name}"), low, value, high));
+        }
+    };
+    let it = rules.defaults;
+    let least = i64::from(!it.allow_container_concurrency_zero);
+    let most = it.container_concurrency_max_limit;
+    within("containerConcurrency", spec.container_concurrency, least, most);
+    within("timeoutSeconds", spec.timeout_seconds, 0, it.max_timeout_seconds);
+    // Knative does not look at these two; a negative one would be no bound at all.
+    let start = spec.response_start_timeout_seconds;
+    within("responseStartTimeoutSeconds", start, 0, i64::from(u32::MAX));
+    within("idleTimeoutSeconds", spec.idle_timeout_seconds, 0, i64::from(u32::MAX));
+}
+
+/// Checks the annotations of a Revision, which a template bears for it.
+pub(super) fn annotations(
+    annotations: &BTreeMap<String, String>,
+    spec: &RevisionSpec,
+    at: &str,
+    rules: &Rules<'_>,
+    problems: &mut Vec<Problem>,
+) {
+    metadata::template_annotations(annotations, at, problems);
+    let limit = spec.container_concurrency.and_then(|limit| u32::try_from(limit).ok());
+    if let Err(more) = rules.autoscaler.policy(annotations, limit.unwrap_or(0), at) {
+        problems.extend(more);
+    }
+}

@@ -1,0 +1,89 @@
+//! Pure: rules of who gets the requests (knative/serving `pkg/apis/serving/v1/route_validation.go`, knative.md §1.13).
+
+use std::collections::BTreeMap;
+
+use super::{Problem, dns};
+use crate::knative::TrafficTarget;
+
+const AT: &str = "spec.traffic";
+
+/// Checks all targets. A Service's never name a Configuration: it has one of its own.
+pub(super) fn check(targets: &[TrafficTarget], is_service: bool, problems: &mut Vec<Problem>) {
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    for (index, target) in targets.iter().enumerate() {
+        let at = format!("{AT}[{index}]");
+        self::target(target, is_service, &at, problems);
+        if let Some(tag) = target.tag.as_deref().filter(|tag| !tag.is_empty()) {
+            self::tag(tag, &at, problems);
+            if let Some(first) = seen.get(tag) {
+                let message = format!("Multiple definitions for {tag:?}");
+                problems.push(Problem::new(format!("{AT}[{first}].tag, {at}.tag"), message));
+            } else {
+                seen.insert(tag, index);
+            }
+        }
+    }
+    let percents = targets.iter().filter_map(|target| target.percent);
+    let sum = percents.fold(0_i64, i64::saturating_add);
+    if sum != 100 {
+        problems.push(Problem::new(AT, format!("Traffic targets sum to {sum}, want 100")));
+    }
+}
+
+fn target(target: &TrafficTarget, is_service: bool, at: &str, problems: &mut Vec<Problem>) {
+    latest(target, at, problems);
+    names(target, is_service, at, problems);
+    if let Some(percent) = target.percent.filter(|percent| !(0..=100).contains(percent)) {
+        problems.push(Problem::bounds(format!("{at}.percent"), 0, percent, 100));
+    }
+    if target.url.as_deref().is_some_and(|url| !url.is_empty()) {
+        problems.push(Problem::disallowed(format!("{at}.url")));
+    }
+}
+
+/// A target either follows the latest Revision or names one.
+fn latest(target: &TrafficTarget, at: &str, problems: &mut Vec<Problem>) {
+    let revision = target.revision_name.as_deref().unwrap_or_default();
+    if let Some(latest) = target.latest_revision
+        && latest != revision.is_empty()
+    {
+        let message =
+            format!("may not set revisionName {revision:?} when latestRevision is {latest}");
+        problems.push(Problem::new(format!("{at}.latestRevision"), message));
+    }
+}
+
+fn names(target: &TrafficTarget, is_service: bool, at: &str, problems: &mut Vec<Problem>) {
+    let text = |name: &Option<String>| name.clone().unwrap_or_default();
+    let revision = text(&target.revision_name);
+    let configuration = text(&target.configuration_name);
+    let mut qualified = |field: &str, name: &str| {
+        let why = dns::qualified(name);
+        if !why.is_empty() {
+            let problem = Problem::key(format!("{at}.{field}"), name);
+            problems.push(problem.details(why.join(", ")));
+        }
+    };
+    match (revision.is_empty(), configuration.is_empty()) {
+        (_, false) if is_service => {
+            problems.push(Problem::disallowed(format!("{at}.configurationName")));
+        }
+        (false, false) => {
+            problems.push(Problem::both(format!("{at}.revisionName, {at}.configurationName")));
+        }
+        (false, true) => qualified("revisionName", &revision),
+        (true, false) => qualified("configurationName", &configuration),
+        (true, true) if is_service => {}
+        (true, true) => {
+            problems.push(Problem::neither(format!("{at}.configurationName, {at}.revisionName")));
+        }
+    }
+}
+
+fn tag(tag: &str, at: &str, problems: &mut Vec<Problem>) {
+    let why = dns::dns1035(tag);
+    if !why.is_empty() {
+        let value = format!("not a DNS 1035 label: {}", dns::list(&why));
+        problems.push(Problem::invalid(format!("{at}.tag"), value));
+    }
+}
