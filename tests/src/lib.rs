@@ -1,6 +1,7 @@
 //! What the tiers share.
 
 pub mod client;
+pub mod cluster;
 pub mod node;
 pub mod parts;
 pub mod rouse;

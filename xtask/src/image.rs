@@ -1,6 +1,6 @@
 //! Shell: builds static programs and writes them as container images.
 
-mod layout;
+pub(crate) mod layout;
 
 use std::{fs, path::Path, path::PathBuf};
 
@@ -12,6 +12,11 @@ use crate::{sh, workspace::Workspace};
 /// Our programs that become images: package (and program) and the image's name.
 const IMAGES: [(&str, &str); 2] =
     [("hello", "dev.local/hello:v1"), ("rouse", "dev.local/rouse:v0.1.0")];
+
+/// The packages that become images, and the images' names.
+pub(crate) fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
+    IMAGES.into_iter()
+}
 
 /// Which images, and where to.
 #[derive(Debug, clap::Args)]

@@ -13,6 +13,7 @@ mod bench;
 mod build;
 mod build_ebpf;
 mod ci;
+mod cluster;
 mod coldstart;
 mod demo;
 mod image;
@@ -49,6 +50,8 @@ enum Task {
     BuildEbpf,
     /// Run the tests: pure, shell, kernel, local, cluster
     Test(test::Args),
+    /// A real Kubernetes on this machine, in namespaces of its own
+    Cluster(cluster::Args),
     /// Write the container images of the parts and the examples as OCI layouts
     Image(image::Args),
     /// Hold the code to the layout rules of ARCHITECTURE.md
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Task::Setup(args) => setup::run(&args),
         Task::BuildEbpf => build_ebpf::run(),
         Task::Test(args) => test::run(&args),
+        Task::Cluster(args) => cluster::run(&args),
         Task::Image(args) => image::run(&args),
         Task::Tidy => tidy::run(),
         Task::Bench(args) => bench::run(&args),

@@ -21,10 +21,7 @@ pub(crate) struct Args {
 
 /// `cargo xtask setup`: everything for building, running, testing and measuring.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    prepare(
-        &[Purpose::Build, Purpose::Kernel, Purpose::Node, Purpose::Test, Purpose::Bench],
-        args.yes,
-    )?;
+    prepare(&Purpose::ALL, args.yes)?;
     println!("setup: this machine is ready");
     Ok(())
 }

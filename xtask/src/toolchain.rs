@@ -213,7 +213,7 @@ fn cached_linker(llvm: u32) -> Result<PathBuf> {
 }
 
 /// Our folder in the user's cache: outside the checkout, so that all checkouts share it.
-fn cache() -> Result<PathBuf> {
+pub(crate) fn cache() -> Result<PathBuf> {
     let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = cache.or_else(home).context("neither XDG_CACHE_HOME nor HOME is set: set one")?;

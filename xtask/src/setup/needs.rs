@@ -13,13 +13,19 @@ pub(crate) enum Purpose {
     Test,
     /// Measure.
     Bench,
+    /// Run a whole Kubernetes.
+    Cluster,
 }
 
 impl Purpose {
+    /// Everything.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Build, Self::Kernel, Self::Node, Self::Test, Self::Bench, Self::Cluster];
+
     /// Whether it loads programs into the kernel.
     pub(crate) fn needs_kernel(self) -> bool {
         match self {
-            Self::Build => false,
+            Self::Build | Self::Cluster => false,
             Self::Kernel | Self::Node | Self::Test | Self::Bench => true,
         }
     }
@@ -45,13 +51,13 @@ const fn need(
 }
 
 /// Everything that comes from packages. The kernel half's compiler is `toolchain.rs`'s matter.
-const NEEDS: [Need; 7] = [
+const NEEDS: [Need; 12] = [
     need(&[Purpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
     need(&[Purpose::Build], "git", &["git"], "names the commit in figures"),
     need(&[Purpose::Node], "crun", &["crun", "runc"], "starts containers"),
     need(&[Purpose::Node], "curl", &["curl"], "sends requests by hand: rouse run -- curl …"),
     need(
-        &[Purpose::Test, Purpose::Bench],
+        &[Purpose::Test, Purpose::Bench, Purpose::Cluster],
         "iproute2",
         &["ip"],
         "makes network namespaces for tests and controls",
@@ -67,6 +73,21 @@ const NEEDS: [Need; 7] = [
         "docker-registry",
         &["docker-registry"],
         "a registry on loopback to pull images from",
+    ),
+    need(&[Purpose::Cluster], "runc", &["runc"], "starts the containers of the cluster's pods"),
+    need(
+        &[Purpose::Cluster],
+        "containernetworking-plugins",
+        &["/usr/lib/cni/bridge", "/opt/cni/bin/bridge"],
+        "gives pods their network",
+    ),
+    need(&[Purpose::Cluster], "iptables", &["iptables"], "rules of kube-proxy and of host ports"),
+    need(&[Purpose::Cluster], "nftables", &["nft"], "rules of kube-proxy in its newer mode"),
+    need(
+        &[Purpose::Cluster],
+        "golang-go",
+        &["go", "/usr/local/go/bin/go"],
+        "builds Kubernetes; fetches a newer Go by itself where it is too old",
     ),
 ];
 

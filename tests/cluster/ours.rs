@@ -1,0 +1,169 @@
+//! What only a cluster that xtask made can show: faults, and that nothing is left behind.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use tests::cluster::{Cluster, Namespace, inside, variable, xtask_output};
+
+/// A cluster that one test brings up for itself and takes down again, also when it fails.
+struct Own {
+    name: String,
+    xtask: PathBuf,
+}
+
+impl Own {
+    fn up(test: &str) -> Self {
+        let own = Self {
+            name: format!("{test}-{}", std::process::id()),
+            xtask: PathBuf::from(variable("ROUSE_XTASK")),
+        };
+        own.xtask(&["up", "--nodes", "1", "--image", "hello"]);
+        own
+    }
+
+    fn xtask(&self, args: &[&str]) -> String {
+        xtask_output(&self.xtask, &self.name, args)
+            .unwrap_or_else(|said| panic!("{args:?}: {said}"))
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let _down = xtask_output(&self.xtask, &self.name, &["down"]);
+    }
+}
+
+/// How much on this machine bears the cluster's name: processes, mounts, cgroups, files.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Traces {
+    processes: usize,
+    mounts: usize,
+    cgroups: usize,
+    files: usize,
+}
+
+fn traces(name: &str) -> Traces {
+    let mark = format!("rouse-cluster-{name}");
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let is_its = |entry: &fs::DirEntry| {
+        fs::read_to_string(entry.path().join("cgroup")).is_ok_and(|text| text.contains(&mark))
+    };
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let hierarchies = fs::read_dir("/sys/fs/cgroup").unwrap().flatten();
+    let folders =
+        ["/run/rouse-cluster", "/var/lib/rouse-cluster"].map(|base| Path::new(base).join(name));
+    Traces {
+        processes: processes.filter(is_its).count(),
+        mounts: mounts.lines().filter(|line| line.contains(&format!("/{name}/"))).count(),
+        cgroups: hierarchies.filter(|entry| entry.path().join(&mark).exists()).count()
+            + usize::from(Path::new("/sys/fs/cgroup").join(&mark).exists()),
+        files: folders.iter().filter(|folder| folder.exists()).count(),
+    }
+}
+
+/// The host's own devices and routes.
+fn host_network() -> (Vec<String>, String) {
+    let devices = fs::read_dir("/sys/class/net").unwrap().flatten();
+    let mut devices: Vec<String> =
+        devices.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    devices.sort();
+    (devices, fs::read_to_string("/proc/net/route").unwrap())
+}
+
+#[test]
+fn down_leaves_nothing() {
+    let before = host_network();
+    let own = Own::up("leaves");
+    let during = traces(&own.name);
+    assert!(during.processes > 8 && during.mounts >= 2 && during.cgroups > 0, "{during:?}");
+    assert_eq!(host_network(), before, "the host's network is not touched");
+    own.xtask(&["down"]);
+    assert_eq!(traces(&own.name), Traces::default());
+    assert_eq!(host_network(), before);
+}
+
+#[test]
+fn up_repairs_what_was_killed() {
+    let own = Own::up("repair");
+    for part in ["node1", "kube-scheduler", "forward"] {
+        own.xtask(&["fault", "kill", part]);
+    }
+    own.xtask(&["fault", "stop", "kube-controller-manager"]);
+    let table = own.xtask(&["up", "--image", "hello"]);
+    assert!(table.contains("node1    yes"), "{table}");
+    // Everything runs, so one more time there is nothing to do but look.
+    let table = own.xtask(&["up", "--image", "hello"]);
+    assert!(table.contains("[ 1/1]"), "{table}");
+}
+
+#[test]
+fn no_packet_leaves_the_cluster() {
+    let cluster = Cluster::at_hand();
+    let status = cluster.status();
+    let netns = |value: &serde_json::Value| PathBuf::from(value.as_str().unwrap_or_default());
+    let nodes = status["nodes"].as_array().expect("there are nodes");
+    for file in nodes.iter().map(|node| netns(&node["netns"])).chain([netns(&status["netns"])]) {
+        let outside: SocketAddr = "192.0.2.1:80".parse().unwrap();
+        let socket = inside(&file, || {
+            let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
+            socket.connect(outside)
+        });
+        assert!(socket.is_err(), "{} has a route to the outside", file.display());
+    }
+}
+
+#[test]
+fn a_node_agent_sees_its_own_nodes_cgroups_and_bpf_file_system() {
+    let cluster = Cluster::at_hand();
+    let namespace = Namespace::new(&cluster, "agent-view");
+    let name = &namespace.name;
+    let yaml = format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: look, namespace: {name}}}
+spec:
+  nodeName: node2
+  hostNetwork: true
+  containers:
+  - name: look
+    image: dev.local/hello:v1
+    imagePullPolicy: Never
+    env: [{{name: PORT, value: \"18080\"}}]
+    securityContext: {{privileged: true, runAsUser: 0}}
+    volumeMounts:
+    - {{name: bpf, mountPath: /sys/fs/bpf, mountPropagation: HostToContainer}}
+    - {{name: cgroup, mountPath: /sys/fs/cgroup, mountPropagation: HostToContainer}}
+  volumes:
+  - {{name: bpf, hostPath: {{path: /sys/fs/bpf}}}}
+  - {{name: cgroup, hostPath: {{path: /sys/fs/cgroup}}}}
+"
+    );
+    cluster.apply(&yaml).unwrap();
+    cluster.wait("the pod", || {
+        let pod = cluster.get(&["pod", "--namespace", name, "look"]);
+        (pod["status"]["phase"] == "Running").then_some(())
+    });
+    // Whatever the pod sees is seen through its first process.
+    let pid = cluster.netns_of(name, "look");
+    let root = pid.parent().and_then(Path::parent).expect("a process has a folder").join("root");
+    let mounts = fs::read_to_string(root.parent().unwrap().join("mountinfo")).unwrap();
+    let v2 = mounts
+        .lines()
+        .filter_map(|line| line.split_once(" - "))
+        .find(|(_, kind)| kind.starts_with("cgroup2 "))
+        .and_then(|(left, _)| left.split(' ').nth(4))
+        .expect("cgroup v2 is mounted in the pod");
+    let kubepods = root.join(v2.trim_start_matches('/')).join("kubepods");
+    assert!(kubepods.is_dir(), "{} is not there", kubepods.display());
+    let seen = fs::metadata(&kubepods).unwrap();
+    let status = cluster.status();
+    let of_node = |node: usize| {
+        let group = status["nodes"][node]["cgroup"].as_str().unwrap_or_default().to_owned();
+        fs::metadata(Path::new(&group).join("kubepods")).unwrap()
+    };
+    use std::os::unix::fs::MetadataExt as _;
+    assert_eq!(seen.ino(), of_node(1).ino(), "it is its own node's");
+    assert_ne!(seen.ino(), of_node(0).ino(), "and not the other's");
+    assert!(mounts.lines().any(|line| line.contains(" /sys/fs/bpf ") && line.contains(" - bpf ")));
+}

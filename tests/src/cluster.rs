@@ -1,0 +1,244 @@
+//! A real Kubernetes: the one that `cargo xtask cluster up` made, or one that `--kubeconfig FILE` names.
+//!
+//! `cargo xtask test --tier cluster` says which through the environment. An ambient `KUBECONFIG` is never read.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, setns};
+use serde_json::Value;
+
+/// Whatever a test waits for has come by then, or will not.
+pub const LIMIT: Duration = Duration::from_secs(120);
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A cluster to test with.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    kubectl: PathBuf,
+    kubeconfig: PathBuf,
+    /// `xtask` and the cluster's name; `None` for a cluster that xtask did not make.
+    ours: Option<(PathBuf, String)>,
+}
+
+impl Cluster {
+    /// The cluster that this run is about.
+    pub fn at_hand() -> Self {
+        if let Some(kubeconfig) = std::env::var_os("ROUSE_KUBECONFIG") {
+            return Self { kubectl: "kubectl".into(), kubeconfig: kubeconfig.into(), ours: None };
+        }
+        Self::named(&variable("ROUSE_CLUSTER"))
+    }
+
+    /// The cluster `name`, which xtask made.
+    pub fn named(name: &str) -> Self {
+        let xtask = PathBuf::from(variable("ROUSE_XTASK"));
+        let status = xtask_output(&xtask, name, &["status"]).expect("the cluster is up");
+        let status: Value = serde_json::from_str(&status).expect("the status is JSON");
+        let path = |key: &str| PathBuf::from(status[key].as_str().unwrap_or_default());
+        Self {
+            kubectl: path("kubectl"),
+            kubeconfig: path("kubeconfig"),
+            ours: Some((xtask, name.to_owned())),
+        }
+    }
+
+    /// What `xtask cluster status` says.
+    pub fn status(&self) -> Value {
+        let text = self.xtask(&["status"]).expect("the cluster is up");
+        serde_json::from_str(&text).expect("the status is JSON")
+    }
+
+    /// `kubectl ARGS` on the host.
+    pub fn kubectl(&self, args: &[&str]) -> Result<String, String> {
+        let mut command = Command::new(&self.kubectl);
+        command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&self.kubeconfig).args(args);
+        output(&mut command)
+    }
+
+    /// An object or a list as JSON; null where there is none.
+    pub fn get(&self, args: &[&str]) -> Value {
+        let mut words = vec!["get", "--output", "json"];
+        words.extend(args);
+        let text = self.kubectl(&words).unwrap_or_default();
+        serde_json::from_str(&text).unwrap_or_default()
+    }
+
+    /// Applies a manifest.
+    pub fn apply(&self, yaml: &str) -> Result<(), String> {
+        let mut command = Command::new(&self.kubectl);
+        command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&self.kubeconfig);
+        command.args(["apply", "-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.stdout(Stdio::null()).spawn().map_err(|error| error.to_string())?;
+        let mut stdin = child.stdin.take().expect("the child's input was piped");
+        stdin.write_all(yaml.as_bytes()).map_err(|error| error.to_string())?;
+        drop(stdin);
+        let done = child.wait_with_output().map_err(|error| error.to_string())?;
+        match done.status.success() {
+            true => Ok(()),
+            false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
+        }
+    }
+
+    /// A program in the control plane's network namespace, with `KUBECONFIG` set.
+    pub fn run(&self, command: &[&str]) -> Result<String, String> {
+        let mut words = vec!["run", "--"];
+        words.extend(command);
+        self.xtask(&words)
+    }
+
+    /// A program on a node, in all of its namespaces.
+    pub fn on_node(&self, node: &str, command: &[&str]) -> Result<String, String> {
+        let mut words = vec!["run", "--node", node.trim_start_matches("node"), "--"];
+        words.extend(command);
+        self.xtask(&words)
+    }
+
+    /// Does harm: `action` is stop, resume, kill, start, cut or join; `part` is etcd, kube-apiserver, node1,
+    /// node1/kubelet, … Refused for a cluster that xtask did not make.
+    pub fn fault(&self, action: &str, part: &str) -> Result<(), String> {
+        self.xtask(&["fault", action, part]).map(drop)
+    }
+
+    /// Brings everything back that a fault broke.
+    pub fn repair(&self) -> Result<(), String> {
+        let (xtask, name) = self.ours()?;
+        xtask_output(xtask, name, &["up", "--image", "hello"]).map(drop)
+    }
+
+    fn xtask(&self, args: &[&str]) -> Result<String, String> {
+        let (xtask, name) = self.ours()?;
+        xtask_output(xtask, name, args)
+    }
+
+    fn ours(&self) -> Result<&(PathBuf, String), String> {
+        let config = self.kubeconfig.display();
+        self.ours
+            .as_ref()
+            .ok_or_else(|| format!("{config} leads to a cluster that xtask did not make"))
+    }
+
+    /// Waits for `look` to find something.
+    pub fn wait<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let started = Instant::now();
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            if started.elapsed() > LIMIT {
+                let pods = self.kubectl(&["get", "pods", "-A", "-o", "wide"]).unwrap_or_default();
+                let events = self.kubectl(&["get", "events", "-A"]).unwrap_or_default();
+                panic!("waited in vain for {what}\n{pods}\n{events}");
+            }
+            #[allow(clippy::disallowed_methods, reason = "a test waits for other processes")]
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// The network namespace of a running pod, by a file below `/proc`.
+    pub fn netns_of(&self, namespace: &str, pod: &str) -> PathBuf {
+        let object = self.get(&["pod", "--namespace", namespace, pod]);
+        let id =
+            object["status"]["containerStatuses"][0]["containerID"].as_str().unwrap_or_default();
+        let id = id.trim_start_matches("containerd://").to_owned();
+        let node = object["spec"]["nodeName"].as_str().unwrap_or_default();
+        let socket = "/run/containerd/containerd.sock";
+        let tasks = self.on_node(node, &["ctr", "-a", socket, "-n", "k8s.io", "tasks", "ls"]);
+        let tasks = tasks.expect("containerd answers");
+        let line = tasks.lines().find(|line| line.starts_with(&id) && !id.is_empty());
+        let pid = line.and_then(|line| line.split_whitespace().nth(1)).expect("the pod runs");
+        PathBuf::from(format!("/proc/{pid}/ns/net"))
+    }
+}
+
+/// A namespace of Kubernetes with a name of its own; deleted, with all in it, when it goes out of scope.
+#[derive(Debug)]
+pub struct Namespace<'a> {
+    /// Its name.
+    pub name: String,
+    cluster: &'a Cluster,
+}
+
+impl<'a> Namespace<'a> {
+    /// Makes it.
+    pub fn new(cluster: &'a Cluster, test: &str) -> Self {
+        let name = format!("{test}-{}", std::process::id());
+        cluster.kubectl(&["create", "namespace", &name]).expect("a new namespace");
+        Self { name, cluster }
+    }
+}
+
+impl Drop for Namespace<'_> {
+    fn drop(&mut self) {
+        let args = ["delete", "namespace", &self.name, "--wait=false"];
+        if let Err(error) = self.cluster.kubectl(&args) {
+            eprintln!("namespace {}: {error}", self.name);
+        }
+    }
+}
+
+/// Runs `work` on a thread inside the network namespace `file`.
+pub fn inside<T: Send>(file: &Path, work: impl FnOnce() -> T + Send) -> T {
+    let namespace = File::open(file).expect("the namespace exists");
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter it");
+            work()
+        });
+        thread.join().expect("the work does not panic")
+    })
+}
+
+/// Asks `server` for the IPv4 (type 1) or IPv6 (type 28) addresses of `name`, as text, in the order of the answer.
+pub fn resolve(server: SocketAddr, name: &str, kind: u8) -> std::io::Result<Vec<String>> {
+    let mut question = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name.split('.') {
+        question.push(u8::try_from(label.len()).expect("labels are short"));
+        question.extend(label.as_bytes());
+    }
+    question.extend([0, 0, kind, 0, 1]);
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+    socket.send_to(&question, server)?;
+    let mut answer = [0; 1500];
+    let length = socket.recv(&mut answer)?;
+    let size = if kind == 1 { 4 } else { 16 };
+    // The question is repeated; each record after it ends in the address, whose length stands before it.
+    let mut rest = answer.get(question.len()..length).unwrap_or_default();
+    let mut found = Vec::new();
+    while let Some(at) = rest.windows(2).position(|two| two == [0, size]) {
+        let Some(bytes) = rest.get(at + 2..at + 2 + usize::from(size)) else { break };
+        found.push(match <[u8; 4]>::try_from(bytes) {
+            Ok(v4) => std::net::Ipv4Addr::from(v4).to_string(),
+            Err(_) => <[u8; 16]>::try_from(bytes)
+                .map(|v6| std::net::Ipv6Addr::from(v6).to_string())
+                .unwrap_or_default(),
+        });
+        rest = &rest[at + 2 + usize::from(size)..];
+    }
+    Ok(found)
+}
+
+/// `xtask cluster --name NAME ARGS`, of any name.
+pub fn xtask_output(xtask: &Path, name: &str, args: &[&str]) -> Result<String, String> {
+    output(Command::new(xtask).args(["cluster", "--name", name]).args(args))
+}
+
+fn output(command: &mut Command) -> Result<String, String> {
+    let done = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
+    match done.status.success() {
+        true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
+        false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
+    }
+}
+
+/// A variable that `cargo xtask test` sets.
+pub fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `cargo xtask test`"))
+}

@@ -1,0 +1,39 @@
+//! Pure: who has which address. Nothing of it is seen outside the cluster's own namespaces.
+
+/// Addresses of Services.
+pub(crate) const SERVICES: [&str; 2] = ["10.96.0.0/16", "fd00:10:96::/112"];
+/// Addresses of all pods.
+pub(crate) const PODS: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
+/// The name server's Service.
+pub(crate) const DNS: &str = "10.96.0.10";
+/// The control plane's own.
+pub(crate) const HUB: [&str; 2] = ["10.89.0.1", "fd00:10:89::1"];
+/// The API server's Service.
+pub(crate) const KUBERNETES: [&str; 2] = ["10.96.0.1", "fd00:10:96::1"];
+
+/// A node's own addresses, IPv4 first.
+pub(crate) fn of_node(node: u8) -> [String; 2] {
+    [format!("10.89.0.{}", 10 + node), format!("fd00:10:89::{:x}", 0x10 + u16::from(node))]
+}
+
+/// The pods of a node, IPv4 first.
+pub(crate) fn pods_of(node: u8) -> [String; 2] {
+    [format!("10.244.{node}.0/24"), format!("fd00:10:244:{node:x}::/64")]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::plan::MOST_NODES;
+
+    #[test]
+    fn no_two_nodes_share_an_address() {
+        let all: Vec<String> = (1..=MOST_NODES)
+            .flat_map(|node| of_node(node).into_iter().chain(pods_of(node)))
+            .collect();
+        let mut once = all.clone();
+        once.sort();
+        once.dedup();
+        assert_eq!(once.len(), all.len());
+    }
+}

@@ -1,0 +1,236 @@
+//! Shell: the cluster's own branch in each cgroup hierarchy of the machine: v2 alone, v1, or both.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::sh;
+
+/// One mounted hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hierarchy {
+    pub(crate) mount: PathBuf,
+    /// `-o` of its mount, for v1; `None` is v2.
+    pub(crate) v1: Option<String>,
+}
+
+impl Hierarchy {
+    /// Whether it is the v1 hierarchy that binds to processors.
+    fn has_cpuset(&self) -> bool {
+        self.v1.as_deref().is_some_and(|v1| v1.split(',').any(|word| word == "cpuset"))
+    }
+}
+
+/// All hierarchies below `/sys/fs/cgroup`.
+pub(crate) fn hierarchies() -> Result<Vec<Hierarchy>> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
+    Ok(parse(&mounts))
+}
+
+fn parse(mountinfo: &str) -> Vec<Hierarchy> {
+    let mut found: Vec<Hierarchy> = Vec::new();
+    for line in mountinfo.lines() {
+        let Some((left, right)) = line.split_once(" - ") else { continue };
+        let Some(mount) = left.split(' ').nth(4).filter(|at| at.starts_with("/sys/fs/cgroup"))
+        else {
+            continue;
+        };
+        let mut right = right.split(' ');
+        let (kind, options) = (right.next(), right.nth(1).unwrap_or_default());
+        let v1 = match kind {
+            Some("cgroup") => Some(controllers(options)),
+            Some("cgroup2") => None,
+            _ => continue,
+        };
+        found.push(Hierarchy { mount: mount.into(), v1 });
+    }
+    found
+}
+
+/// The options that name a v1 hierarchy: `rw,cpu,cpuacct` → `cpu,cpuacct`, `rw,name=systemd` → `none,name=systemd`.
+fn controllers(options: &str) -> String {
+    let plain = |word: &&str| {
+        !matches!(*word, "rw" | "ro" | "relatime" | "xattr" | "clone_children" | "seclabel")
+            && !word.starts_with("release_agent=")
+    };
+    let words: Vec<&str> = options.split(',').filter(plain).collect();
+    match words.iter().any(|word| word.starts_with("name=")) {
+        true => format!("none,{}", words.join(",")),
+        false => words.join(","),
+    }
+}
+
+/// Makes `path` (below every mount) in each hierarchy, ready to hold processes.
+pub(crate) fn make(path: &str) -> Result<()> {
+    let all = hierarchies()?;
+    // Beside v1 the kubelet finds the controllers there, and what is left for v2 is none of its business.
+    let is_v2_alone = all.iter().all(|one| one.v1.is_none());
+    for hierarchy in all {
+        let mut at = hierarchy.mount.clone();
+        for part in path.split('/') {
+            let parent = at.clone();
+            at.push(part);
+            fs::create_dir_all(&at).with_context(|| format!("cannot make {}", at.display()))?;
+            if hierarchy.has_cpuset() {
+                inherit_cpuset(&parent, &at)?;
+            }
+            if is_v2_alone {
+                delegate(&parent);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes `path/leaf` in each hierarchy while processes still stand in `path`.
+pub(crate) fn make_leaf(path: &str, leaf: &str) -> Result<()> {
+    for hierarchy in hierarchies()? {
+        let parent = hierarchy.mount.join(path);
+        let at = parent.join(leaf);
+        fs::create_dir_all(&at).with_context(|| format!("cannot make {}", at.display()))?;
+        if hierarchy.has_cpuset() {
+            inherit_cpuset(&parent, &at)?;
+        }
+    }
+    Ok(())
+}
+
+/// A new v1 cpuset is empty, and an empty one takes no process.
+fn inherit_cpuset(parent: &Path, child: &Path) -> Result<()> {
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let have = fs::read_to_string(child.join(file)).unwrap_or_default();
+        if have.trim().is_empty() {
+            let value = fs::read_to_string(parent.join(file))?;
+            fs::write(child.join(file), value.trim())
+                .with_context(|| format!("cannot set {file} of {}", child.display()))?;
+        }
+    }
+    Ok(())
+}
+
+fn delegate(parent: &Path) {
+    let all = fs::read_to_string(parent.join("cgroup.controllers")).unwrap_or_default();
+    for controller in all.split_whitespace() {
+        let _refused = fs::write(parent.join("cgroup.subtree_control"), format!("+{controller}"));
+    }
+}
+
+/// The files to which a process writes itself to enter `path` in each hierarchy.
+pub(crate) fn entries(path: &str) -> Result<Vec<PathBuf>> {
+    let all = hierarchies()?;
+    Ok(all.iter().map(|one| one.mount.join(path).join("cgroup.procs")).collect())
+}
+
+/// The v2 hierarchy's directory of `path`.
+pub(crate) fn v2(path: &str) -> Result<PathBuf> {
+    let all = hierarchies()?;
+    let v2 = all.into_iter().find(|one| one.v1.is_none());
+    Ok(v2.context("cgroup v2 is not mounted below /sys/fs/cgroup")?.mount.join(path))
+}
+
+/// Ends every process below `path` and waits until none is left.
+pub(crate) fn kill(path: &str) -> Result<()> {
+    let started = Instant::now();
+    let v2 = v2(path)?;
+    let _not_frozen = fs::write(v2.join("cgroup.freeze"), "0");
+    loop {
+        let _gone = fs::write(v2.join("cgroup.kill"), "1");
+        let left = processes(path)?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        if started.elapsed() > Duration::from_secs(20) {
+            bail!("processes of the cgroup {path} do not end: {left:?}");
+        }
+        for pid in left {
+            // Those that only a v1 hierarchy knows of.
+            let pid = nix::unistd::Pid::from_raw(pid);
+            let _gone = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+        sh::pause(Duration::from_millis(50));
+    }
+}
+
+/// Processes below `path` in any hierarchy.
+fn processes(path: &str) -> Result<Vec<i32>> {
+    let mut pids = Vec::new();
+    for hierarchy in hierarchies()? {
+        for folder in tree(&hierarchy.mount.join(path)) {
+            let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+            pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+        }
+    }
+    pids.retain(|&pid| pid > 0);
+    pids.sort_unstable();
+    pids.dedup();
+    Ok(pids)
+}
+
+/// Removes `path` and all below it from each hierarchy. Its processes must have ended.
+pub(crate) fn remove(path: &str) -> Result<()> {
+    for hierarchy in hierarchies()? {
+        for folder in tree(&hierarchy.mount.join(path)) {
+            remove_one(&folder)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove_one(folder: &Path) -> Result<()> {
+    let started = Instant::now();
+    // The kernel lets go of the last process a moment after it is gone.
+    loop {
+        match fs::remove_dir(folder) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(_) if started.elapsed() < Duration::from_secs(10) => {
+                sh::pause(Duration::from_millis(20));
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot remove {}", folder.display()));
+            }
+        }
+    }
+}
+
+/// `root` and all directories below it, the deepest first.
+fn tree(root: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut left: Vec<PathBuf> = root.is_dir().then(|| root.to_owned()).into_iter().collect();
+    while let Some(folder) = left.pop() {
+        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        left.extend(entries.map(|entry| entry.path()).filter(|path| path.is_dir()));
+        found.push(folder);
+    }
+    found.reverse();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hierarchies_are_read_from_the_mounts() {
+        let text = "30 25 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+                    31 30 0:27 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct\n\
+                    32 30 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n\
+                    33 30 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let v1 = |mount: &str, v1: Option<&str>| Hierarchy {
+            mount: mount.into(),
+            v1: v1.map(str::to_owned),
+        };
+        assert_eq!(
+            parse(text),
+            [
+                v1("/sys/fs/cgroup/cpu", Some("cpu,cpuacct")),
+                v1("/sys/fs/cgroup/systemd", Some("none,name=systemd")),
+                v1("/sys/fs/cgroup/unified", None),
+            ]
+        );
+    }
+}

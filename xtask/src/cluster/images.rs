@@ -1,0 +1,164 @@
+//! Shell: container images for the nodes: ours, the examples', the sandbox's and CoreDNS's.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{config::PAUSE, plan::Process, programs::Programs, start::Starter, state::State};
+use crate::{
+    image::{self, layout},
+    sh,
+    workspace::Workspace,
+};
+
+const PAUSE_C: &str = include_str!("pause.c");
+/// Name of the image that the cluster's name server runs from.
+pub(crate) const COREDNS: &str = "dev.local/coredns:v1";
+
+/// Images as tar files, ready to be imported, by name: file and digest of the manifest.
+pub(crate) type Images = BTreeMap<String, (PathBuf, String)>;
+
+/// Builds `packages` (all when none is named) and what every node needs, as tar files.
+pub(crate) fn make(
+    workspace: &Workspace,
+    programs: &Programs,
+    packages: &[String],
+    to: &Path,
+) -> Result<Images> {
+    check_examples(workspace)?;
+    let known: Vec<(&str, &str)> = image::all().collect();
+    let wanted: Vec<&str> = match packages.is_empty() {
+        true => known.iter().map(|(package, _)| *package).collect(),
+        false => packages.iter().map(String::as_str).collect(),
+    };
+    let layouts = workspace.target.join("images");
+    image::make(workspace, &wanted, &layouts)?;
+    fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
+    let mut images = Images::new();
+    for (package, name) in known.iter().filter(|(package, _)| wanted.contains(package)) {
+        images.insert((*name).to_owned(), archive(&layouts.join(package), name, to)?);
+    }
+    let pause = pause(to)?;
+    images.insert(PAUSE.to_owned(), single("pause", PAUSE, &pause, to)?);
+    images.insert(COREDNS.to_owned(), single("coredns", COREDNS, programs.file("coredns")?, to)?);
+    Ok(images)
+}
+
+/// Every image that an example names must be one that the nodes get: no registry can be asked.
+fn check_examples(workspace: &Workspace) -> Result<()> {
+    let folder = workspace.root.join("examples");
+    for entry in fs::read_dir(&folder).with_context(|| format!("no {}", folder.display()))? {
+        let file = entry?.path();
+        if file.extension().is_none_or(|extension| extension != "yaml") {
+            continue;
+        }
+        for line in fs::read_to_string(&file)?.lines() {
+            let Some(name) = image_named(line) else { continue };
+            if !image::all().any(|(_, known)| known == name) {
+                bail!("{} names the image {name}, which xtask does not make", file.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The image that a line of a manifest names: `- image: dev.local/hello:v1  # …`.
+fn image_named(line: &str) -> Option<&str> {
+    let rest = line.trim().trim_start_matches("- ").strip_prefix("image:")?;
+    let name = rest.split('#').next()?.trim().trim_matches(['"', '\'']);
+    (!name.is_empty()).then_some(name)
+}
+
+fn pause(to: &Path) -> Result<PathBuf> {
+    let (source, program) = (to.join("pause.c"), to.join("pause"));
+    let same = fs::read_to_string(&source).is_ok_and(|text| text == PAUSE_C);
+    if !same || !program.exists() {
+        fs::write(&source, PAUSE_C)?;
+        let mut cc = Command::new("cc");
+        sh::capture(cc.args(["-static", "-Os", "-s", "-o"]).arg(&program).arg(&source))?;
+    }
+    Ok(program)
+}
+
+fn single(short: &str, name: &str, program: &Path, to: &Path) -> Result<(PathBuf, String)> {
+    let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
+    let folder = to.join(format!("{short}.layout"));
+    layout::write(&layout::Image { name, program: short, bytes: &bytes }, &folder)?;
+    archive(&folder, name, to)
+}
+
+/// Packs a layout so that containerd takes its image under its full name.
+fn archive(layout: &Path, name: &str, to: &Path) -> Result<(PathBuf, String)> {
+    let index = layout.join("index.json");
+    let text = fs::read_to_string(&index).with_context(|| format!("no {}", index.display()))?;
+    let mut index: serde_json::Value = serde_json::from_str(&text)?;
+    let manifest = &mut index["manifests"][0];
+    let digest = manifest["digest"].as_str().context("a manifest has a digest")?.to_owned();
+    manifest["annotations"]["io.containerd.image.name"] = name.into();
+    let short = layout.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let file = to.join(format!("{short}.tar"));
+    let mut tar = tar::Builder::new(fs::File::create(&file)?);
+    tar.append_dir_all("blobs", layout.join("blobs"))?;
+    tar.append_path_with_name(layout.join("oci-layout"), "oci-layout")?;
+    let bytes = index.to_string().into_bytes();
+    let mut header = tar::Header::new_gnu();
+    header.set_size(bytes.len() as u64);
+    header.set_mode(0o644);
+    header.set_cksum();
+    tar.append_data(&mut header, "index.json", bytes.as_slice())?;
+    tar.finish().with_context(|| format!("cannot write {}", file.display()))?;
+    Ok((file, digest))
+}
+
+/// Whether `node` was given all `images` as they are now.
+pub(crate) fn is_loaded(state: &State, node: u8, images: &Images) -> bool {
+    let have = noted(state, node);
+    images.iter().all(|(name, (_, digest))| have.get(name) == Some(digest))
+}
+
+/// Gives `node` the images that it lacks.
+pub(crate) fn load(starter: &Starter<'_>, node: u8, images: &Images) -> Result<()> {
+    let mut have = noted(starter.state, node);
+    for (name, (file, digest)) in images {
+        if have.get(name) == Some(digest) {
+            continue;
+        }
+        // The node does not see the checkout's folders, so the tar goes in through a pipe.
+        let tar =
+            fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let mut ctr = starter.ctr(node, &["images", "import", "-"])?;
+        let done = ctr.stdin(tar).output().context("cannot start ctr")?;
+        if !done.status.success() {
+            let said = String::from_utf8_lossy(&done.stderr).into_owned();
+            bail!("{} does not take {name}: {said}", Process::Containerd(node));
+        }
+        have.insert(name.clone(), digest.clone());
+        let note = starter.state.node(node).join("images.json");
+        fs::write(note, serde_json::to_string(&have)?)?;
+    }
+    Ok(())
+}
+
+/// The digests of what `node` was given, by name.
+fn noted(state: &State, node: u8) -> BTreeMap<String, String> {
+    let text = fs::read_to_string(state.node(node).join("images.json")).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_found_in_manifests() {
+        assert_eq!(image_named("        - image: dev.local/hello:v1"), Some("dev.local/hello:v1"));
+        assert_eq!(image_named("  image: \"x:v1\" # why"), Some("x:v1"));
+        assert_eq!(image_named("  # image: x:v1"), None);
+        assert_eq!(image_named("  imagePullPolicy: Never"), None);
+    }
+}

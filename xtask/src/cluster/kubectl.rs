@@ -1,0 +1,188 @@
+//! Shell: asks the cluster's API server, with kubectl from inside its namespace.
+
+use std::{
+    io::Write as _,
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{
+    addresses::{DNS, of_node, pods_of},
+    config, network,
+    plan::Process,
+    start::Starter,
+    state::{State, write},
+};
+use crate::sh;
+
+const COREDNS: &str = include_str!("coredns.yaml");
+/// A cluster that is not ready by then will not be.
+const READY_WITHIN: Duration = Duration::from_secs(180);
+
+impl Starter<'_> {
+    /// `kubectl ARGS` of this cluster.
+    pub(crate) fn kubectl(&self, args: &[&str]) -> Result<Command> {
+        let netns = self.state.netns(None);
+        let mut command =
+            network::inside(&netns, &self.programs.file("kubectl")?.to_string_lossy());
+        command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(self.state.kubeconfig());
+        command.args(args);
+        Ok(command)
+    }
+
+    /// What `kubectl ARGS` prints; `None` when it fails.
+    fn ask(&self, args: &[&str]) -> Result<Option<String>> {
+        let done =
+            self.kubectl(args)?.stderr(Stdio::null()).output().context("cannot start kubectl")?;
+        let text = || String::from_utf8_lossy(&done.stdout).into_owned();
+        Ok(done.status.success().then(text))
+    }
+
+    /// Writes the kubeconfig for people: with the certificates in it, so that it can be copied.
+    pub(crate) fn write_kubeconfig(&self) -> Result<()> {
+        let file = self.state.kubeconfig();
+        let server = format!("https://127.0.0.1:{}", self.mark.port);
+        let whole = config::kubeconfig(&self.state.pki(), "admin", &server).to_string();
+        let aside = file.with_extension("files");
+        write(&aside, &whole)?;
+        let mut kubectl = Command::new(self.programs.file("kubectl")?);
+        kubectl.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&aside);
+        let flat = sh::capture(kubectl.args(["config", "view", "--flatten", "--raw"]))?;
+        std::fs::remove_file(&aside)?;
+        write(&file, &flat)?;
+        hand_over(&file)
+    }
+
+    /// Waits until the API server answers.
+    pub(crate) fn wait_for_answer(&self) -> Result<()> {
+        let started = Instant::now();
+        while self.ask(&["get", "--raw", "/readyz"])?.is_none() {
+            self.check(Process::ApiServer, started, Duration::from_secs(120))?;
+            sh::pause(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn has_addons(&self) -> bool {
+        let args = ["get", "--namespace", "kube-system", "service/kube-dns", "deployment/coredns"];
+        self.ask(&args).is_ok_and(|answer| answer.is_some())
+    }
+
+    pub(crate) fn apply_addons(&self) -> Result<()> {
+        let mut kubectl = self.kubectl(&["apply", "-f", "-"])?;
+        let mut child = kubectl.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+        child.stdin.take().context("the child's input was piped")?.write_all(COREDNS.as_bytes())?;
+        if !child.wait()?.success() {
+            bail!("cannot apply CoreDNS");
+        }
+        Ok(())
+    }
+
+    /// Waits until every node is Ready, knows its pods' addresses, and the name server answers.
+    pub(crate) fn wait_until_ready(&self) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let nodes = self.nodes()?;
+            let ready = nodes.iter().filter(|node| node.is_ready).count();
+            if ready == usize::from(self.mark.nodes) && self.has_names()? {
+                break;
+            }
+            for node in 1..=self.mark.nodes {
+                for process in Process::of_node(node) {
+                    self.check(process, started, READY_WITHIN)?;
+                }
+            }
+            sh::pause(Duration::from_millis(300));
+        }
+        for node in self.nodes()?.iter().filter(|node| !node.has_pods) {
+            self.set_pod_addresses(&node.name)?;
+        }
+        Ok(())
+    }
+
+    /// Kubernetes hands out no addresses here, but tools look for them.
+    fn set_pod_addresses(&self, name: &str) -> Result<()> {
+        let number = name.trim_start_matches("node").parse().unwrap_or(0);
+        let pods = pods_of(number);
+        let patch = serde_json::json!({"spec": {"podCIDR": pods[0], "podCIDRs": pods}}).to_string();
+        sh::capture(&mut self.kubectl(&["patch", "node", name, "--patch", &patch])?).map(drop)
+    }
+
+    fn has_names(&self) -> Result<bool> {
+        let jsonpath = "jsonpath={.status.readyReplicas}";
+        let args =
+            ["get", "--namespace", "kube-system", "deployment/coredns", "--output", jsonpath];
+        Ok(self.ask(&args)?.is_some_and(|text| text.trim() == "1"))
+    }
+
+    /// The nodes that the API server knows.
+    pub(crate) fn nodes(&self) -> Result<Vec<Node>> {
+        let text = self.ask(&["get", "nodes", "--output", "json"])?.unwrap_or_default();
+        let list: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        let items = list["items"].as_array().cloned().unwrap_or_default();
+        Ok(items.iter().map(Node::read).collect())
+    }
+}
+
+/// A node in the API server's words.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) is_ready: bool,
+    has_pods: bool,
+    pub(crate) version: String,
+}
+
+impl Node {
+    fn read(object: &serde_json::Value) -> Self {
+        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let is_ready = |one: &serde_json::Value| one["type"] == "Ready" && one["status"] == "True";
+        Self {
+            name: text(&object["metadata"]["name"]),
+            is_ready: conditions.iter().any(is_ready),
+            has_pods: object["spec"]["podCIDR"].is_string(),
+            version: text(&object["status"]["nodeInfo"]["kubeletVersion"]),
+        }
+    }
+}
+
+/// Gives the file to whoever called sudo.
+fn hand_over(file: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600))?;
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+    if let (Some(user), Some(group)) = (number("SUDO_UID"), number("SUDO_GID")) {
+        std::os::unix::fs::chown(file, Some(user), Some(group))?;
+    }
+    Ok(())
+}
+
+/// What to know about a running cluster, as rows for people and as JSON for programs.
+pub(crate) fn describe(starter: &Starter<'_>, state: &State) -> Result<serde_json::Value> {
+    let mark = starter.mark;
+    let nodes: Vec<serde_json::Value> = starter
+        .nodes()?
+        .iter()
+        .map(|node| {
+            let number = node.name.trim_start_matches("node").parse().unwrap_or(0);
+            let group = format!("{}/{}", state.cgroup(), node.name);
+            let cgroup = super::cgroups::v2(&group).map(|path| path.display().to_string());
+            serde_json::json!({
+                "name": node.name, "ready": node.is_ready, "version": node.version,
+                "addresses": of_node(number), "pods": pods_of(number),
+                "netns": state.netns(Some(number)), "cgroup": cgroup.unwrap_or_default(),
+            })
+        })
+        .collect();
+    Ok(serde_json::json!({
+        "name": state.name, "kubernetes": mark.kubernetes, "proxy": mark.proxy, "dns": DNS,
+        "kubeconfig": state.kubeconfig(), "netns": state.netns(None),
+        "server": format!("https://127.0.0.1:{}", mark.port),
+        "kubectl": starter.programs.file("kubectl")?, "logs": state.folder().join("log"),
+        "kn": starter.programs.file("kn").ok(), "nodes": nodes,
+    }))
+}

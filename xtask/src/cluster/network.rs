@@ -1,0 +1,166 @@
+//! Shell: the network namespaces of the cluster and the bridge between them. The host's own is not touched.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{
+    addresses::{HUB, SERVICES, of_node, pods_of},
+    state::State,
+};
+use crate::sh;
+
+/// `/proc/sys/net` settings of every namespace.
+const SETTINGS: [(&str, &str); 9] = [
+    ("ipv4/ip_forward", "1"),
+    ("ipv6/conf/all/forwarding", "1"),
+    ("ipv6/conf/all/accept_dad", "0"),
+    ("ipv6/conf/default/accept_dad", "0"),
+    ("ipv4/conf/all/rp_filter", "0"),
+    ("ipv4/conf/default/rp_filter", "0"),
+    // Pods of one node that meet at its bridge pass by the rules for Services as well.
+    ("bridge/bridge-nf-call-iptables", "1"),
+    ("bridge/bridge-nf-call-ip6tables", "1"),
+    ("ipv4/ip_unprivileged_port_start", "0"),
+];
+
+/// A command in the network namespace `netns`.
+pub(crate) fn inside(netns: &Path, program: &str) -> Command {
+    let mut command = Command::new("nsenter");
+    // `ip netns exec` would mount /sys anew and hide the cgroups.
+    command.arg(format!("--net={}", netns.display())).arg(program);
+    command
+}
+
+/// Makes the namespace of a node, or of the control plane (`None`), with what belongs to it alone.
+pub(crate) fn make(state: &State, node: Option<u8>) -> Result<()> {
+    let netns = state.netns(node);
+    if is_namespace(&netns) {
+        return Ok(());
+    }
+    fs::create_dir_all(netns.parent().context("namespaces have a folder")?)?;
+    fs::write(&netns, "").with_context(|| format!("cannot make {}", netns.display()))?;
+    let kept = format!("--net={}", netns.display());
+    sh::capture(Command::new("unshare").arg(kept).arg("true"))?;
+    for (name, value) in SETTINGS {
+        let script =
+            format!("[ ! -e /proc/sys/net/{name} ] || echo {value} > /proc/sys/net/{name}");
+        sh::capture(inside(&netns, "sh").args(["-c", &script]))?;
+    }
+    match node {
+        None => batch(&netns, &hub_lines()),
+        Some(node) => {
+            join(state, node)?;
+            batch(&netns, &node_lines(node))
+        }
+    }
+}
+
+/// Whether `file` holds a namespace; a plain file there is what a killed `up` left.
+fn is_namespace(file: &Path) -> bool {
+    let filesystem = nix::sys::statfs::statfs(file).map(|stat| stat.filesystem_type());
+    filesystem.is_ok_and(|kind| kind == nix::sys::statfs::NSFS_MAGIC)
+}
+
+fn hub_lines() -> Vec<String> {
+    let [v4, v6] = HUB;
+    vec![
+        "link set lo up".to_owned(),
+        "link add br0 type bridge".to_owned(),
+        format!("addr add {v4}/24 dev br0"),
+        format!("addr add {v6}/64 dev br0 nodad"),
+        "link set br0 up".to_owned(),
+    ]
+}
+
+/// A pair of devices from the bridge to the node.
+fn join(state: &State, node: u8) -> Result<()> {
+    let far = state.netns(Some(node));
+    let lines = [
+        format!("link add node{node} type veth peer name eth0 netns {}", far.display()),
+        format!("link set node{node} master br0 up"),
+    ];
+    batch(&state.netns(None), &lines)
+}
+
+fn node_lines(node: u8) -> Vec<String> {
+    let [v4, v6] = of_node(node);
+    vec![
+        "link set lo up".to_owned(),
+        format!("addr add {v4}/24 dev eth0"),
+        format!("addr add {v6}/64 dev eth0 nodad"),
+        "link set eth0 up".to_owned(),
+        // A connect to a Service needs a route before anything translates it. What nothing translates
+        // ends in this bridge, which leads nowhere; there is no default route, so nothing else leaves.
+        "link add services type bridge".to_owned(),
+        "link set services arp off up".to_owned(),
+        format!("route add {} dev services src {v4}", SERVICES[0]),
+        format!("route add {} dev services src {v6}", SERVICES[1]),
+    ]
+}
+
+/// Tells every namespace where the pods of every node are, and the control plane who translates Services.
+pub(crate) fn route(state: &State, nodes: u8) -> Result<()> {
+    for from in std::iter::once(None).chain((1..=nodes).map(Some)) {
+        let mut lines = Vec::new();
+        for to in (1..=nodes).filter(|&to| Some(to) != from) {
+            let ways = pods_of(to).into_iter().zip(of_node(to));
+            lines.extend(ways.map(|(pods, via)| format!("route replace {pods} via {via}")));
+        }
+        if from.is_none() {
+            // By hand and for tools only: the API server itself asks endpoints.
+            let ways = SERVICES.iter().zip(of_node(1));
+            lines.extend(ways.map(|(services, via)| format!("route replace {services} via {via}")));
+        }
+        batch(&state.netns(from), &lines)?;
+    }
+    Ok(())
+}
+
+/// Cuts the node off from all others, or joins it again.
+pub(crate) fn set_cut(state: &State, node: u8, is_cut: bool) -> Result<()> {
+    let word = if is_cut { "down" } else { "up" };
+    batch(&state.netns(None), &[format!("link set node{node} {word}")])
+}
+
+/// Runs lines of `ip` in the namespace `netns`.
+fn batch(netns: &Path, lines: &[String]) -> Result<()> {
+    let mut child = inside(netns, "ip")
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("cannot start nsenter")?;
+    let mut stdin = child.stdin.take().context("the child's input was piped")?;
+    for line in lines {
+        writeln!(stdin, "{line}")?;
+    }
+    drop(stdin);
+    if !child.wait()?.success() {
+        bail!("cannot set up the network of {}:\n{}", netns.display(), lines.join("\n"));
+    }
+    Ok(())
+}
+
+/// Removes all namespaces of the cluster.
+pub(crate) fn remove(state: &State) -> Result<()> {
+    let folder = state.run_folder().join("netns");
+    for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+        let file = entry.path();
+        // More than once where a killed `up` made it again.
+        while is_namespace(&file) {
+            nix::mount::umount2(&file, nix::mount::MntFlags::MNT_DETACH)
+                .with_context(|| format!("cannot unmount {}", file.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the control plane's namespace exists.
+pub(crate) fn exists(state: &State) -> bool {
+    is_namespace(&state.netns(None))
+}

@@ -1,0 +1,100 @@
+//! Shell: the cluster's certificates, made once for as many nodes as there may be.
+
+use std::{fs, os::unix::fs::OpenOptionsExt as _, path::Path};
+
+use anyhow::{Context as _, Result};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+
+use super::{
+    addresses::{HUB, KUBERNETES, of_node},
+    plan::MOST_NODES,
+};
+
+/// A certificate's file name, its subject (name and group), and the names it serves under.
+struct Subject<'a> {
+    file: String,
+    name: String,
+    group: &'a str,
+    serves: Vec<String>,
+}
+
+/// Writes all keys and certificates to `folder`.
+pub(crate) fn write(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    let key = KeyPair::generate()?;
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.distinguished_name.push(DnType::CommonName, "rouse test cluster");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    let authority = params.self_signed(&key)?;
+    save(folder, "ca.crt", &authority.pem())?;
+    save(folder, "ca.key", &key.serialize_pem())?;
+    let issuer = Issuer::new(params, key);
+    for subject in subjects() {
+        sign(folder, &subject, &issuer)?;
+    }
+    let accounts = KeyPair::generate()?;
+    save(folder, "service-account.key", &accounts.serialize_pem())?;
+    save(folder, "service-account.pub", &accounts.public_key_pem())
+}
+
+fn subjects() -> Vec<Subject<'static>> {
+    let user = |file: &str, name: &str, group| Subject {
+        file: file.to_owned(),
+        name: name.to_owned(),
+        group,
+        serves: Vec::new(),
+    };
+    let names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"];
+    let names =
+        names.into_iter().chain(["kubernetes.default.svc.cluster.local", "127.0.0.1", "::1"]);
+    let mut all = vec![
+        user("admin", "admin", "system:masters"),
+        user("kube-controller-manager", "system:kube-controller-manager", ""),
+        user("kube-scheduler", "system:kube-scheduler", ""),
+        user("kube-proxy", "system:kube-proxy", ""),
+        user("apiserver-kubelet-client", "kube-apiserver", "system:masters"),
+        user("front-proxy-client", "front-proxy-client", ""),
+        Subject {
+            serves: names.chain(HUB).chain(KUBERNETES).map(str::to_owned).collect(),
+            ..user("apiserver", "kube-apiserver", "")
+        },
+    ];
+    for node in 1..=MOST_NODES {
+        let name = format!("system:node:node{node}");
+        all.push(user(&format!("node{node}"), &name, "system:nodes"));
+        let serves = of_node(node).into_iter().chain([format!("node{node}")]).collect();
+        let file = format!("node{node}-serving");
+        all.push(Subject { serves, ..user(&file, &name, "system:nodes") });
+    }
+    all
+}
+
+fn sign(folder: &Path, subject: &Subject<'_>, issuer: &Issuer<'_, KeyPair>) -> Result<()> {
+    let key = KeyPair::generate()?;
+    let mut params = CertificateParams::new(subject.serves.clone())?;
+    params.distinguished_name.push(DnType::CommonName, subject.name.as_str());
+    if !subject.group.is_empty() {
+        params.distinguished_name.push(DnType::OrganizationName, subject.group);
+    }
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = match subject.serves.is_empty() {
+        true => vec![ExtendedKeyUsagePurpose::ClientAuth],
+        false => vec![ExtendedKeyUsagePurpose::ServerAuth],
+    };
+    let certificate = params.signed_by(&key, issuer)?;
+    save(folder, &format!("{}.crt", subject.file), &certificate.pem())?;
+    save(folder, &format!("{}.key", subject.file), &key.serialize_pem())
+}
+
+fn save(folder: &Path, name: &str, text: &str) -> Result<()> {
+    use std::io::Write as _;
+    let path = folder.join(name);
+    let mut options = fs::OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(&path);
+    file.and_then(|mut file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("cannot write {}", path.display()))
+}

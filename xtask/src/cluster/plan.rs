@@ -1,0 +1,261 @@
+//! Pure: what a cluster consists of, and what `up` still has to do.
+
+use std::{collections::BTreeSet, fmt, str::FromStr};
+
+/// Nodes that have an address and certificates.
+pub(crate) const MOST_NODES: u8 = 20;
+
+/// A process of the cluster that xtask starts itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Process {
+    Etcd,
+    ApiServer,
+    ControllerManager,
+    Scheduler,
+    /// Carries connections from the host's loopback to the API server.
+    Forward,
+    /// Keeps the namespaces of a node.
+    Node(u8),
+    Containerd(u8),
+    Kubelet(u8),
+    Proxy(u8),
+}
+
+impl Process {
+    /// The processes of one node, in the order of their start.
+    pub(crate) fn of_node(node: u8) -> [Self; 4] {
+        [Self::Node(node), Self::Containerd(node), Self::Kubelet(node), Self::Proxy(node)]
+    }
+
+    /// The node that it runs on; `None` beside all nodes.
+    pub(crate) fn node(self) -> Option<u8> {
+        match self {
+            Self::Node(node) | Self::Containerd(node) | Self::Kubelet(node) | Self::Proxy(node) => {
+                Some(node)
+            }
+            Self::Etcd
+            | Self::ApiServer
+            | Self::ControllerManager
+            | Self::Scheduler
+            | Self::Forward => None,
+        }
+    }
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Etcd => out.write_str("etcd"),
+            Self::ApiServer => out.write_str("kube-apiserver"),
+            Self::ControllerManager => out.write_str("kube-controller-manager"),
+            Self::Scheduler => out.write_str("kube-scheduler"),
+            Self::Forward => out.write_str("forward"),
+            Self::Node(node) => write!(out, "node{node}"),
+            Self::Containerd(node) => write!(out, "node{node}/containerd"),
+            Self::Kubelet(node) => write!(out, "node{node}/kubelet"),
+            Self::Proxy(node) => write!(out, "node{node}/kube-proxy"),
+        }
+    }
+}
+
+impl FromStr for Process {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = match text {
+            "etcd" => Some(Self::Etcd),
+            "kube-apiserver" | "apiserver" => Some(Self::ApiServer),
+            "kube-controller-manager" => Some(Self::ControllerManager),
+            "kube-scheduler" => Some(Self::Scheduler),
+            "forward" => Some(Self::Forward),
+            _ => on_node(text),
+        };
+        found.ok_or_else(|| {
+            format!(
+                "`{text}` is no part of a cluster: write etcd, kube-apiserver, kube-controller-manager, \
+                 kube-scheduler, forward, node1, node1/containerd, node1/kubelet or node1/kube-proxy"
+            )
+        })
+    }
+}
+
+fn on_node(text: &str) -> Option<Process> {
+    let rest = text.strip_prefix("node")?;
+    let (number, part) = rest.split_once('/').map_or((rest, None), |(n, part)| (n, Some(part)));
+    let node = number.parse().ok().filter(|node| (1..=MOST_NODES).contains(node))?;
+    match part {
+        None => Some(Process::Node(node)),
+        Some("containerd") => Some(Process::Containerd(node)),
+        Some("kubelet") => Some(Process::Kubelet(node)),
+        Some("kube-proxy") => Some(Process::Proxy(node)),
+        Some(_) => None,
+    }
+}
+
+/// What there is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Have {
+    /// Processes that run.
+    pub(crate) alive: BTreeSet<Process>,
+    /// Nodes whose containerd holds all images as they are now.
+    pub(crate) loaded: BTreeSet<u8>,
+    /// Whether certificates, network and cgroups of the control plane exist.
+    pub(crate) is_laid: bool,
+    /// Whether the API server has the objects that every cluster has.
+    pub(crate) has_addons: bool,
+}
+
+/// One thing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Make certificates, cgroups and the network between nodes.
+    Lay,
+    Start(Process),
+    /// Wait until the API server answers.
+    Answer,
+    /// Give a node its images.
+    Load(u8),
+    /// Apply name service and what else every cluster has.
+    Addons,
+    /// Wait until all nodes are Ready and names resolve.
+    Ready,
+}
+
+impl Step {
+    /// Seconds it takes on two cores, for telling how long is left.
+    pub(crate) fn seconds(self) -> u32 {
+        match self {
+            Self::Start(_) | Self::Lay => 1,
+            Self::Answer => 8,
+            Self::Load(_) => 3,
+            Self::Addons => 3,
+            Self::Ready => 20,
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lay => out.write_str("certificates, cgroups and network"),
+            Self::Start(process) => write!(out, "start {process}"),
+            Self::Answer => out.write_str("wait for the API server"),
+            Self::Load(node) => write!(out, "load images into node{node}"),
+            Self::Addons => out.write_str("apply CoreDNS"),
+            Self::Ready => out.write_str("wait until nodes and names are ready"),
+        }
+    }
+}
+
+/// Lists what turns `have` into a cluster of `nodes` nodes, in order.
+///
+/// A node without its namespaces has lost everything that ran in them, so all of it is started anew.
+pub(crate) fn plan(have: &Have, nodes: u8) -> Vec<Step> {
+    let mut steps = Vec::new();
+    if !have.is_laid {
+        steps.push(Step::Lay);
+    }
+    let dead = |process: &Process| !have.alive.contains(process);
+    let control =
+        [Process::Etcd, Process::ApiServer, Process::ControllerManager, Process::Scheduler];
+    for process in control.iter().filter(|process| dead(process)) {
+        steps.push(Step::Start(*process));
+        if *process == Process::ApiServer {
+            steps.push(Step::Answer);
+        }
+    }
+    steps.extend(Some(Process::Forward).filter(dead).map(Step::Start));
+    for node in 1..=nodes {
+        steps.extend(node_steps(have, node));
+    }
+    if !have.has_addons {
+        steps.push(Step::Addons);
+    }
+    steps.push(Step::Ready);
+    steps
+}
+
+fn node_steps(have: &Have, node: u8) -> Vec<Step> {
+    let all = Process::of_node(node);
+    let is_gone = !have.alive.contains(&Process::Node(node));
+    let mut steps = Vec::new();
+    for process in all {
+        if is_gone || !have.alive.contains(&process) {
+            steps.push(Step::Start(process));
+        }
+        // Before the kubelet asks for a pod whose image would then be looked for in a registry.
+        if matches!(process, Process::Containerd(_)) && !have.loaded.contains(&node) {
+            steps.push(Step::Load(node));
+        }
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whole(nodes: u8) -> Have {
+        let control = [
+            Process::Etcd,
+            Process::ApiServer,
+            Process::ControllerManager,
+            Process::Scheduler,
+            Process::Forward,
+        ];
+        Have {
+            alive: control.into_iter().chain((1..=nodes).flat_map(Process::of_node)).collect(),
+            loaded: (1..=nodes).collect(),
+            is_laid: true,
+            has_addons: true,
+        }
+    }
+
+    #[test]
+    fn a_whole_cluster_needs_nothing_but_a_look() {
+        assert_eq!(plan(&whole(2), 2), [Step::Ready]);
+    }
+
+    #[test]
+    fn a_node_without_namespaces_is_started_from_its_beginning() {
+        let mut have = whole(2);
+        have.alive.remove(&Process::Node(2));
+        assert_eq!(
+            plan(&have, 2),
+            [
+                Step::Start(Process::Node(2)),
+                Step::Start(Process::Containerd(2)),
+                Step::Start(Process::Kubelet(2)),
+                Step::Start(Process::Proxy(2)),
+                Step::Ready
+            ]
+        );
+    }
+
+    #[test]
+    fn images_are_there_before_the_kubelet() {
+        let steps = plan(&whole(1), 2);
+        let at = |step| steps.iter().position(|&found| found == step).unwrap();
+        assert!(at(Step::Load(2)) < at(Step::Start(Process::Kubelet(2))));
+        assert!(at(Step::Load(2)) > at(Step::Start(Process::Containerd(2))));
+    }
+
+    #[test]
+    fn from_nothing_the_api_server_answers_before_anyone_asks_it() {
+        let steps = plan(&Have::default(), 1);
+        assert_eq!(steps.first(), Some(&Step::Lay));
+        let at = |step| steps.iter().position(|&found| found == step).unwrap();
+        assert!(at(Step::Answer) < at(Step::Start(Process::ControllerManager)));
+        assert!(at(Step::Answer) < at(Step::Start(Process::Kubelet(1))));
+    }
+
+    #[test]
+    fn every_process_is_found_by_the_name_it_is_shown_with() {
+        for process in whole(2).alive {
+            assert_eq!(process.to_string().parse(), Ok(process));
+        }
+        for bad in ["", "node0", "node21", "node1/etcd", "nodeX", "sshd"] {
+            assert!(bad.parse::<Process>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Shell: the programs of the cluster, built once into the user's cache.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead as _, BufReader, IsTerminal as _, Write as _},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{
+    golang::Golang,
+    recipes::Recipe,
+    versions::{NEWEST, Version},
+};
+use crate::{sh, toolchain};
+
+/// What envtest users set: a folder with `kube-apiserver`, `etcd` and `kubectl`.
+const ASSETS: &str = "KUBEBUILDER_ASSETS";
+
+/// Where each program is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Programs {
+    files: BTreeMap<String, PathBuf>,
+}
+
+impl Programs {
+    /// The file of `name`, which [`Programs::find`] has looked for.
+    pub(crate) fn file(&self, name: &str) -> Result<&Path> {
+        let file = self.files.get(name).map(PathBuf::as_path);
+        file.with_context(|| format!("the program {name} was neither found nor built"))
+    }
+
+    /// Folders of all programs, to put before `PATH`.
+    pub(crate) fn folders(&self) -> Vec<PathBuf> {
+        let mut folders: Vec<PathBuf> =
+            self.files.values().filter_map(|file| file.parent().map(PathBuf::from)).collect();
+        folders.sort();
+        folders.dedup();
+        folders
+    }
+
+    /// What stands in the cache and in `KUBEBUILDER_ASSETS`, without building.
+    pub(crate) fn find(version: Version) -> Result<Self> {
+        let mut programs = Self::default();
+        for recipe in recipes(version) {
+            programs.add(&recipe, &folder(&recipe)?);
+        }
+        // Any version of Knative's client will do; people have their own.
+        if let Some(kn) = sh::which("kn") {
+            programs.files.entry("kn".to_owned()).or_insert(kn);
+        }
+        if let Some(assets) = std::env::var_os(ASSETS).map(PathBuf::from) {
+            programs.add_assets(&assets, version)?;
+        }
+        Ok(programs)
+    }
+
+    fn add(&mut self, recipe: &Recipe, folder: &Path) {
+        for (_, program) in &recipe.programs {
+            let file = folder.join(program);
+            if file.is_file() {
+                self.files.insert((*program).to_owned(), file);
+            }
+        }
+    }
+
+    /// Takes API server, etcd and kubectl from `assets`, where they are of the version that is wanted.
+    fn add_assets(&mut self, assets: &Path, version: Version) -> Result<()> {
+        let held = version_of(assets)?;
+        if held.minor != version.minor {
+            bail!(
+                "{ASSETS} holds {held}, but {version} is wanted: unset it, or leave out --kubernetes"
+            );
+        }
+        for program in ["kube-apiserver", "etcd", "kubectl"] {
+            let file = assets.join(program);
+            if file.is_file() {
+                self.files.insert(program.to_owned(), file);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The version to run where none is named: that of `KUBEBUILDER_ASSETS`, or the newest.
+pub(crate) fn default_version() -> Result<Version> {
+    match std::env::var_os(ASSETS) {
+        Some(assets) => version_of(Path::new(&assets)),
+        None => Ok(NEWEST),
+    }
+}
+
+fn version_of(assets: &Path) -> Result<Version> {
+    let says = sh::capture(Command::new(assets.join("kube-apiserver")).arg("--version"))
+        .with_context(|| format!("{ASSETS} is {}, where no API server runs", assets.display()))?;
+    let word = says.split_whitespace().last().unwrap_or_default();
+    word.parse().ok().with_context(|| format!("{ASSETS} holds `{}`, no release", says.trim()))
+}
+
+fn recipes(version: Version) -> Vec<Recipe> {
+    let mut all = Recipe::others().to_vec();
+    // kubectl and the API server are what others wait for, so Kubernetes comes right after etcd.
+    all.insert(1, Recipe::kubernetes(version));
+    all
+}
+
+/// What is still to be built.
+pub(crate) fn missing(version: Version) -> Result<Vec<Recipe>> {
+    let mut missing = Vec::new();
+    for recipe in recipes(version) {
+        let folder = folder(&recipe)?;
+        let is_hopeless = recipe.is_optional && refusal(&recipe)?.exists();
+        // KUBEBUILDER_ASSETS holds no kubelet, so the rest of Kubernetes is built all the same.
+        if !is_hopeless
+            && !recipe.programs.iter().all(|(_, program)| folder.join(program).is_file())
+        {
+            missing.push(recipe);
+        }
+    }
+    Ok(missing)
+}
+
+fn folder(recipe: &Recipe) -> Result<PathBuf> {
+    Ok(toolchain::cache()?.join("cluster").join(recipe.folder()))
+}
+
+/// Says why an optional recipe could not be built, so that it is tried only once.
+fn refusal(recipe: &Recipe) -> Result<PathBuf> {
+    let folder = folder(recipe)?;
+    Ok(folder.with_file_name(format!("{}.refused", recipe.folder())))
+}
+
+/// Builds `recipe` into the cache. One that is optional may fail, which is said and noted.
+pub(crate) fn build(recipe: &Recipe, go: &Golang) -> Result<()> {
+    match build_whole(recipe, go) {
+        Err(error) if recipe.is_optional => {
+            let note = refusal(recipe)?;
+            println!("    {} is left out, see {}", recipe.name, note.display());
+            fs::write(&note, format!("{error:#}\n")).context("cannot write to the cache")
+        }
+        done => done,
+    }
+}
+
+fn build_whole(recipe: &Recipe, go: &Golang) -> Result<()> {
+    let folder = folder(recipe)?;
+    let base = folder.parent().context("the cache has folders")?;
+    // Built aside and moved, so that an interrupted build leaves nothing that looks whole.
+    let name = format!("{}.new-{}", recipe.folder(), std::process::id());
+    let aside = base.join(name);
+    fs::create_dir_all(&aside).with_context(|| format!("cannot make {}", aside.display()))?;
+    let built = build_into(recipe, go, &aside).and_then(|()| {
+        let _absent_or_broken = fs::remove_dir_all(&folder);
+        fs::rename(&aside, &folder).with_context(|| format!("cannot fill {}", base.display()))
+    });
+    if built.is_err() {
+        let _absent = fs::remove_dir_all(&aside);
+    }
+    built
+}
+
+fn build_into(recipe: &Recipe, go: &Golang, folder: &Path) -> Result<()> {
+    let published = published_go_mod(recipe, go, folder)?;
+    fs::write(folder.join("go.mod"), recipe.go_mod(&published))?;
+    if let Some(main) = recipe.main {
+        fs::write(folder.join("main.go"), main)?;
+    }
+    for (package, program) in &recipe.programs {
+        let file = folder.join(program).display().to_string();
+        let mut command = go.command(folder, &recipe.build_args(package, &file));
+        watch(&mut command, program)?;
+    }
+    Ok(())
+}
+
+/// The `go.mod` that the module's authors published.
+fn published_go_mod(recipe: &Recipe, go: &Golang, folder: &Path) -> Result<String> {
+    let module = format!("{}@{}", recipe.module, recipe.version);
+    let args = ["mod", "download", "-json", &module].map(str::to_owned);
+    // Outside of any module, so that nothing but this one is asked for.
+    let told = sh::capture(&mut go.command(folder, &args))
+        .with_context(|| format!("cannot fetch the Go module {module}"))?;
+    let told: serde_json::Value = serde_json::from_str(&told)?;
+    let file = told["GoMod"].as_str().with_context(|| format!("{module} has no go.mod"))?;
+    fs::read_to_string(file).with_context(|| format!("cannot read {file}"))
+}
+
+/// Runs a build and shows how far it is: go names each package when it is done.
+fn watch(command: &mut Command, program: &str) -> Result<()> {
+    let mut child = command.stderr(Stdio::piped()).spawn().context("cannot start go")?;
+    let stderr = child.stderr.take().context("the child's output was piped")?;
+    let started = Instant::now();
+    let is_terminal = std::io::stdout().is_terminal();
+    let (mut packages, mut said, mut last) = (0_u32, 0, Vec::new());
+    for line in BufReader::new(stderr).lines() {
+        let line = line?;
+        packages += u32::from(!line.contains(' '));
+        // Downloads and compiled packages are no news when something fails.
+        if line.contains(' ') && !line.starts_with("go: downloading") {
+            last.push(line);
+        }
+        let seconds = started.elapsed().as_secs();
+        if seconds >= said + if is_terminal { 1 } else { 20 } {
+            said = seconds;
+            let end = if is_terminal { '\r' } else { '\n' };
+            print!("    {program}: {packages} packages compiled in {seconds} s{end}");
+            std::io::stdout().flush()?;
+        }
+    }
+    if !child.wait()?.success() {
+        bail!("cannot build {program}:\n{}", last.join("\n"));
+    }
+    println!("    {program}: built in {} s            ", started.elapsed().as_secs());
+    Ok(())
+}

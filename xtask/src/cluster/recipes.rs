@@ -1,0 +1,199 @@
+//! Pure: what is built from which Go module, and how.
+
+use sha2::{Digest as _, Sha256};
+
+use super::versions::{CONTAINERD, COREDNS, ETCD, KN, Version};
+
+/// CoreDNS with the plugins of a cluster only; all of them would bring three clouds' libraries.
+const COREDNS_MAIN: &str = include_str!("coredns.go");
+/// Kubernetes' staged modules are replaced by the published ones of the same release.
+const KUBERNETES: &str = "k8s.io/kubernetes";
+/// Changes when the way of building does, so that the cache holds no mixture.
+const WAY: &str = "CGO_ENABLED=0 -trimpath -mod=mod 1";
+
+/// The programs of Kubernetes, those that others wait for first.
+pub(crate) const KUBERNETES_PROGRAMS: [&str; 6] = [
+    "kube-apiserver",
+    "kubectl",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+];
+
+/// One set of programs of one module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Recipe {
+    /// What people call it.
+    pub(crate) name: &'static str,
+    pub(crate) module: &'static str,
+    pub(crate) version: String,
+    tags: &'static str,
+    ldflags: String,
+    /// Package to build, and the name of the program.
+    pub(crate) programs: Vec<(String, &'static str)>,
+    /// Our own main package in place of the module's.
+    pub(crate) main: Option<&'static str>,
+    /// Version of the staged modules, for Kubernetes.
+    pub(crate) staging: Option<String>,
+    /// Whether a cluster is one without it as well.
+    pub(crate) is_optional: bool,
+    /// Seconds it took on two cores from nothing.
+    pub(crate) seconds: u32,
+}
+
+impl Recipe {
+    /// Kubernetes itself.
+    pub(crate) fn kubernetes(version: Version) -> Self {
+        let stamp = "k8s.io/component-base/version";
+        let ldflags = format!(
+            "-s -w -X {stamp}.gitVersion={version} -X {stamp}.gitMajor=1 -X {stamp}.gitMinor={} \
+             -X {stamp}.gitTreeState=clean",
+            version.minor
+        );
+        let package = |program| (format!("{KUBERNETES}/cmd/{program}"), program);
+        Self {
+            name: "kubernetes",
+            module: KUBERNETES,
+            version: version.to_string(),
+            tags: "",
+            ldflags,
+            programs: KUBERNETES_PROGRAMS.map(package).to_vec(),
+            main: None,
+            staging: Some(version.staging()),
+            is_optional: false,
+            seconds: 380,
+        }
+    }
+
+    /// Everything that goes with each version of Kubernetes.
+    pub(crate) fn others() -> [Self; 4] {
+        [Self::etcd(), Self::containerd(), Self::coredns(), Self::kn()]
+    }
+
+    fn etcd() -> Self {
+        let module = "go.etcd.io/etcd/server/v3";
+        plain("etcd", module, ETCD, vec![(module.to_owned(), "etcd")], 15)
+    }
+
+    fn containerd() -> Self {
+        let module = "github.com/containerd/containerd/v2";
+        let programs = ["containerd", "containerd-shim-runc-v2", "ctr"];
+        let programs = programs.map(|program| (format!("{module}/cmd/{program}"), program));
+        Self {
+            // What they would store images on is not used, and would ask for C libraries.
+            tags: "no_btrfs no_zfs no_devmapper",
+            ..plain("containerd", module, CONTAINERD, programs.to_vec(), 70)
+        }
+    }
+
+    fn coredns() -> Self {
+        let module = "github.com/coredns/coredns";
+        let programs = vec![(".".to_owned(), "coredns")];
+        Self { main: Some(COREDNS_MAIN), ..plain("coredns", module, COREDNS, programs, 60) }
+    }
+
+    fn kn() -> Self {
+        let module = "knative.dev/client";
+        let programs = vec![(format!("{module}/cmd/kn"), "kn")];
+        // Not all that it is made of is published everywhere; who has kn on the PATH needs none of it.
+        Self { is_optional: true, ..plain("kn", module, KN, programs, 60) }
+    }
+
+    /// Name of its folder in the cache: after all that makes a difference.
+    pub(crate) fn folder(&self) -> String {
+        let mut hash = Sha256::new();
+        let Self { name, module, version, tags, ldflags, programs, main, staging, .. } = self;
+        hash.update(format!(
+            "{WAY} {} {name} {module} {version} {tags} {ldflags}",
+            std::env::consts::ARCH
+        ));
+        hash.update(format!("{programs:?} {main:?} {staging:?}"));
+        let digest: String =
+            hash.finalize()[..6].iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{}-{}-{digest}", self.name, self.version)
+    }
+
+    /// The scratch module's `go.mod`. `published` is the `go.mod` of the module that is built.
+    pub(crate) fn go_mod(&self, published: &str) -> String {
+        let go = published.lines().find(|line| line.starts_with("go ")).unwrap_or("go 1.24");
+        let mut text = format!(
+            "module rouse.dev/{}\n\n{go}\n\nrequire {} {}\n",
+            self.name, self.module, self.version
+        );
+        let Some(version) = &self.staging else { return text };
+        for module in staged(published) {
+            text.push_str(&format!("replace {module} => {module} {version}\n"));
+        }
+        text
+    }
+
+    /// Arguments of `go` that build `package` into `file`.
+    pub(crate) fn build_args(&self, package: &str, file: &str) -> Vec<String> {
+        let args = ["build", "-v", "-trimpath", "-tags", self.tags, "-ldflags", &self.ldflags];
+        let args = args.into_iter().chain(["-o", file, package]);
+        args.map(str::to_owned).collect()
+    }
+}
+
+fn plain(
+    name: &'static str,
+    module: &'static str,
+    version: &str,
+    programs: Vec<(String, &'static str)>,
+    seconds: u32,
+) -> Recipe {
+    Recipe {
+        name,
+        module,
+        version: version.to_owned(),
+        tags: "",
+        ldflags: "-s -w".to_owned(),
+        programs,
+        main: None,
+        staging: None,
+        is_optional: false,
+        seconds,
+    }
+}
+
+/// The modules that Kubernetes' own `go.mod` replaces by folders of its repository.
+fn staged(go_mod: &str) -> impl Iterator<Item = &str> {
+    go_mod.lines().filter_map(|line| {
+        let (module, to) = line.trim().trim_start_matches("replace ").split_once(" => ")?;
+        to.starts_with("./staging/").then_some(module.trim())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PUBLISHED: &str = "module k8s.io/kubernetes\n\ngo 1.26.0\n\nreplace (\n\tk8s.io/api => ./staging/src/k8s.io/api\n\tother => ./elsewhere\n)\n";
+
+    #[test]
+    fn staged_modules_are_replaced_by_the_published_ones() {
+        let version = Version { minor: 36, patch: 3 };
+        assert_eq!(
+            Recipe::kubernetes(version).go_mod(PUBLISHED),
+            "module rouse.dev/kubernetes\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes v1.36.3\n\
+             replace k8s.io/api => k8s.io/api v0.36.3\n"
+        );
+    }
+
+    #[test]
+    fn each_version_has_a_folder_of_its_own() {
+        let folder = |minor| Recipe::kubernetes(Version { minor, patch: 1 }).folder();
+        assert_ne!(folder(35), folder(36));
+        assert_eq!(folder(36), folder(36));
+        assert!(folder(36).starts_with("kubernetes-v1.36.1-"));
+    }
+
+    #[test]
+    fn the_version_is_stamped_into_the_programs() {
+        let recipe = Recipe::kubernetes(Version { minor: 33, patch: 13 });
+        let args = recipe.build_args("k8s.io/kubernetes/cmd/kubelet", "/x/kubelet");
+        assert!(args.iter().any(|arg| arg.contains("gitVersion=v1.33.13")));
+        assert_eq!(args.last().map(String::as_str), Some("k8s.io/kubernetes/cmd/kubelet"));
+    }
+}

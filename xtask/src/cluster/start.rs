@@ -1,0 +1,263 @@
+//! Shell: starts each process of the cluster with its configuration, in the place where it belongs.
+
+use std::{
+    ffi::OsString,
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{
+    addresses::HUB,
+    cgroups,
+    config::{self, ProxyMode},
+    network,
+    plan::Process,
+    process::{self, Launch},
+    programs::Programs,
+    state::{Mark, State, write},
+};
+use crate::sh;
+
+const NODE: &str = include_str!("node.sh");
+
+/// What all starts need to know.
+#[derive(Debug)]
+pub(crate) struct Starter<'a> {
+    pub(crate) state: &'a State,
+    pub(crate) mark: &'a Mark,
+    pub(crate) programs: &'a Programs,
+}
+
+impl Starter<'_> {
+    /// Starts `process`, whatever of it is left from before.
+    pub(crate) fn start(&self, process: Process) -> Result<()> {
+        match process {
+            Process::Etcd => {
+                let data = self.state.folder().join("etcd");
+                self.hub(process, "etcd", config::etcd(&data))
+            }
+            Process::ApiServer => {
+                let args = config::api_server(&self.state.pki(), self.mark.port);
+                self.hub(process, "kube-apiserver", args)
+            }
+            Process::ControllerManager => {
+                let program = "kube-controller-manager";
+                let args = config::controller_manager(&self.state.pki(), &self.access(program)?);
+                self.hub(process, program, args)
+            }
+            Process::Scheduler => {
+                let program = "kube-scheduler";
+                self.hub(process, program, config::scheduler(&self.access(program)?))
+            }
+            Process::Forward => self.forward(),
+            Process::Node(node) => self.node(node),
+            Process::Containerd(node) => self.containerd(node),
+            Process::Kubelet(node) => self.kubelet(node),
+            Process::Proxy(node) => self.proxy(node),
+        }
+    }
+
+    /// A kubeconfig of the control plane's own parts.
+    fn access(&self, user: &str) -> Result<PathBuf> {
+        let file = self.state.folder().join(format!("{user}.kubeconfig"));
+        self.write_access(&file, user)?;
+        Ok(file)
+    }
+
+    fn write_access(&self, file: &Path, user: &str) -> Result<()> {
+        let server = format!("https://{}:{}", HUB[0], self.mark.port);
+        write(file, &config::kubeconfig(&self.state.pki(), user, &server).to_string())
+    }
+
+    fn hub(&self, process: Process, program: &str, args: Vec<String>) -> Result<()> {
+        let netns = format!("--net={}", self.state.netns(None).display());
+        let mut argv: Vec<OsString> = vec!["nsenter".into(), netns.into()];
+        argv.push(self.programs.file(program)?.into());
+        argv.extend(args.into_iter().map(OsString::from));
+        self.launch(process, argv, None)
+    }
+
+    fn launch(
+        &self,
+        process: Process,
+        argv: Vec<OsString>,
+        stdin: Option<std::os::fd::OwnedFd>,
+    ) -> Result<()> {
+        let place =
+            process.node().map_or_else(|| "hub".to_owned(), |node| format!("node{node}/daemons"));
+        let path = format!("{}/{place}", self.state.cgroup());
+        cgroups::make(&path)?;
+        let cgroups = cgroups::entries(&path)?;
+        let launch = Launch { cgroups, argv, stdin, path: self.programs.folders() };
+        process::start(self.state, process, launch)
+    }
+
+    /// A listener made here belongs to the host; what it accepts is carried on from inside the namespace.
+    fn forward(&self) -> Result<()> {
+        let address = format!("127.0.0.1:{}", self.mark.port);
+        let listener = TcpListener::bind(&address).with_context(|| {
+            format!("{address} is taken, which leads to the cluster `{}`", self.state.name)
+        })?;
+        // A copy, because the one that runs now is replaced by the next build.
+        let program = self.state.folder().join("xtask");
+        let _absent = fs::remove_file(&program);
+        fs::copy(std::env::current_exe()?, &program).context("cannot copy xtask")?;
+        let netns = format!("--net={}", self.state.netns(None).display());
+        let to = format!("{}:{}", HUB[0], self.mark.port);
+        let argv: [OsString; 6] = [
+            "nsenter".into(),
+            netns.into(),
+            program.into(),
+            "cluster".into(),
+            "carry".into(),
+            to.into(),
+        ];
+        self.launch(Process::Forward, argv.to_vec(), Some(listener.into()))
+    }
+
+    /// Makes the namespaces of a node anew. Whatever ran in the old ones has lost its ground and is ended.
+    fn node(&self, node: u8) -> Result<()> {
+        let name = format!("node{node}");
+        let group = format!("{}/{name}", self.state.cgroup());
+        cgroups::kill(&group)?;
+        // Anew: on a machine with v2 alone, one that has given controllers to children takes no process.
+        cgroups::remove(&group)?;
+        cgroups::make(&group)?;
+        network::make(self.state, Some(node))?;
+        let folder = self.state.node(node);
+        let script = folder.join("node.sh");
+        let ready = folder.join("ready");
+        write(&script, NODE)?;
+        let _absent = fs::remove_file(&ready);
+        let netns = format!("--net={}", self.state.netns(Some(node)).display());
+        let mut argv: Vec<OsString> =
+            ["nsenter", &netns, "unshare", "--mount", "--uts", "--cgroup"]
+                .map(OsString::from)
+                .to_vec();
+        argv.extend(["--propagation".into(), "private".into(), "sh".into(), script.into()]);
+        argv.extend([folder.clone().into(), name.into(), "/var/lib/rouse-cluster".into()]);
+        argv.push(ready.clone().into());
+        argv.extend(mounts()?.into_iter().map(OsString::from));
+        // In the node's own cgroup and not below it: here the view of its namespace begins.
+        let cgroups = cgroups::entries(&group)?;
+        let launch = Launch { cgroups, argv, stdin: None, path: Vec::new() };
+        process::start(self.state, Process::Node(node), launch)?;
+        self.wait(Process::Node(node), || ready.exists())?;
+        self.settle_keeper(node)
+    }
+
+    /// Moves the keeper below the node's cgroup: one that gives controllers to children may hold no process.
+    fn settle_keeper(&self, node: u8) -> Result<()> {
+        let id = process::id(self.state, Process::Node(node)).context("the node's keeper ended")?;
+        let group = format!("{}/node{node}", self.state.cgroup());
+        cgroups::make_leaf(&group, "daemons")?;
+        for file in cgroups::entries(&format!("{group}/daemons"))? {
+            fs::write(&file, id.to_string())
+                .with_context(|| format!("cannot move the keeper to {}", file.display()))?;
+        }
+        cgroups::make(&format!("{group}/daemons"))
+    }
+
+    /// `nsenter …` into the namespaces of a node.
+    pub(crate) fn enter(&self, node: u8) -> Result<Vec<OsString>> {
+        let Some(id) = process::id(self.state, Process::Node(node)) else {
+            bail!("node{node} does not run: `cargo xtask cluster up` starts it");
+        };
+        let target = format!("--target={id}");
+        Ok(["nsenter", &target, "--mount", "--uts", "--net", "--cgroup"]
+            .map(OsString::from)
+            .to_vec())
+    }
+
+    fn on_node(&self, process: Process, node: u8, program: &str, args: Vec<String>) -> Result<()> {
+        let mut argv = self.enter(node)?;
+        argv.push(self.programs.file(program)?.into());
+        argv.extend(args.into_iter().map(OsString::from));
+        self.launch(process, argv, None)
+    }
+
+    fn containerd(&self, node: u8) -> Result<()> {
+        let folder = self.state.node(node);
+        let cni = folder.join("cni");
+        write(&cni.join("10-pods.conflist"), &config::cni(node).to_string())?;
+        let file = folder.join("containerd.toml");
+        write(&file, &config::containerd(&cni))?;
+        let args = vec!["--config".to_owned(), file.display().to_string()];
+        self.on_node(Process::Containerd(node), node, "containerd", args)?;
+        let started = Instant::now();
+        while !self.ctr(node, &["version"])?.output().is_ok_and(|done| done.status.success()) {
+            self.check(Process::Containerd(node), started, Duration::from_secs(60))?;
+            sh::pause(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    /// `ctr ARGS` against the containerd of `node`.
+    pub(crate) fn ctr(&self, node: u8, args: &[&str]) -> Result<Command> {
+        let argv = self.enter(node)?;
+        let mut command = Command::new("nsenter");
+        command.args(&argv[1..]).arg(self.programs.file("ctr")?);
+        command.args(["-a", "/run/containerd/containerd.sock", "-n", "k8s.io"]).args(args);
+        Ok(command)
+    }
+
+    fn kubelet(&self, node: u8) -> Result<()> {
+        let folder = self.state.node(node);
+        let config = config::kubelet(&self.state.pki(), node);
+        write(&folder.join("kubelet.json"), &config.to_string())?;
+        self.write_access(&folder.join("kubeconfig"), &format!("node{node}"))?;
+        self.on_node(Process::Kubelet(node), node, "kubelet", config::kubelet_args(&folder, node))
+    }
+
+    fn proxy(&self, node: u8) -> Result<()> {
+        let folder = self.state.node(node);
+        let mode = match self.mark.proxy.as_str() {
+            "nftables" => ProxyMode::Nftables,
+            _ => ProxyMode::Iptables,
+        };
+        let file = folder.join("kube-proxy.json");
+        write(&file, &config::proxy(&folder, node, mode).to_string())?;
+        self.write_access(&folder.join("kube-proxy.kubeconfig"), "kube-proxy")?;
+        let args = vec![format!("--config={}", file.display())];
+        self.on_node(Process::Proxy(node), node, "kube-proxy", args)
+    }
+
+    fn wait(&self, process: Process, is_done: impl Fn() -> bool) -> Result<()> {
+        let started = Instant::now();
+        while !is_done() {
+            self.check(process, started, Duration::from_secs(30))?;
+            sh::pause(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// An error when `process` ended or took too long, with what it said last.
+    pub(crate) fn check(&self, process: Process, since: Instant, patience: Duration) -> Result<()> {
+        let log = self.state.log(process);
+        let what = match process::id(self.state, process) {
+            None => "ended",
+            Some(_) if since.elapsed() > patience => "is not ready",
+            Some(_) => return Ok(()),
+        };
+        bail!("{process} {what}; {} ends with:\n{}", log.display(), process::last_lines(&log))
+    }
+}
+
+/// The cgroup mounts of a node as pairs for `node.sh`, each below those it stands on.
+fn mounts() -> Result<Vec<String>> {
+    let all = cgroups::hierarchies()?;
+    let mut pairs = Vec::new();
+    if all.iter().any(|one| one.mount != Path::new("/sys/fs/cgroup")) {
+        pairs.extend(["tmpfs".to_owned(), String::new()]);
+    }
+    for one in all {
+        pairs.push(one.mount.display().to_string());
+        pairs.push(one.v1.unwrap_or_else(|| "v2".to_owned()));
+    }
+    Ok(pairs)
+}

@@ -1,0 +1,295 @@
+//! Shell: brings a cluster up from nothing, from what a killed `up` left, or from what a fault broke.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::sys::signal::Signal;
+
+use super::{
+    ProxyMode, State, Version, cgroups, fault,
+    golang::Golang,
+    images::{self, Images},
+    kubectl, network, pki,
+    plan::{self, Have, MOST_NODES, Process, Step},
+    process,
+    programs::{self, Programs},
+    start::Starter,
+    state::Mark,
+    with,
+};
+use crate::{
+    setup::{self, Purpose},
+    sh,
+    workspace::Workspace,
+};
+
+/// Which cluster to bring up.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct UpArgs {
+    /// Number of nodes [default: 2, or as many as there are]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_NODES)))]
+    pub(crate) nodes: Option<u8>,
+    /// Version of Kubernetes: newest, oldest or vX.Y.Z [default: newest, or that of KUBEBUILDER_ASSETS]
+    #[arg(long)]
+    pub(crate) kubernetes: Option<Version>,
+    /// How kube-proxy translates addresses of Services [default: iptables]
+    #[arg(long, value_enum)]
+    pub(crate) proxy: Option<ProxyMode>,
+    /// Packages whose images the nodes get; all when none is named
+    #[arg(long = "image", value_name = "PACKAGE")]
+    pub(crate) images: Vec<String>,
+    /// Write what the cluster is to FILE
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Install what is missing without asking
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// What was built before the step that needs root
+    #[arg(long, hide = true)]
+    prepared: Option<PathBuf>,
+}
+
+/// `cargo xtask cluster up`.
+pub(crate) fn run(state: &State, args: &UpArgs) -> Result<()> {
+    let version = wanted(state, args)?;
+    if let Some(file) = &args.prepared {
+        return raise_cluster(state, args, version, &read_images(file)?);
+    }
+    setup::prepare(&[Purpose::Build, Purpose::Cluster], args.yes)?;
+    build(version)?;
+    let images = build_images(version, &args.images)?;
+    if sh::is_root() {
+        return raise_cluster(state, args, version, &images);
+    }
+    again_as_root(&images)
+}
+
+/// `cargo xtask cluster load`.
+pub(crate) fn load(state: &State, packages: &[String], prepared: Option<&Path>) -> Result<()> {
+    let mark = state.existing()?;
+    let version: Version = mark.kubernetes.parse().map_err(anyhow::Error::msg)?;
+    let images = match prepared {
+        Some(file) => read_images(file)?,
+        None => build_images(version, packages)?,
+    };
+    if !sh::is_root() {
+        return again_as_root(&images);
+    }
+    with(state, |starter| {
+        for node in 1..=mark.nodes {
+            images::load(starter, node, &images)?;
+        }
+        println!("cluster {}: {} images in each of {} nodes", state.name, images.len(), mark.nodes);
+        Ok(())
+    })
+}
+
+/// The version that is wanted; that of the cluster where there is one and none is named.
+fn wanted(state: &State, args: &UpArgs) -> Result<Version> {
+    let running = state.mark()?.map(|mark| mark.kubernetes.parse::<Version>());
+    match (args.kubernetes, running) {
+        (Some(version), _) => Ok(version),
+        (None, Some(running)) => running.map_err(anyhow::Error::msg),
+        (None, None) => programs::default_version(),
+    }
+}
+
+fn build(version: Version) -> Result<()> {
+    let missing = programs::missing(version)?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let go = Golang::find()?;
+    println!("The cluster's programs are built once, from their Go modules:");
+    let mut left: u32 = missing.iter().map(|recipe| recipe.seconds).sum();
+    for (number, recipe) in missing.iter().enumerate() {
+        let (at, all) = (number + 1, missing.len());
+        let (name, version) = (recipe.name, &recipe.version);
+        println!("[{at}/{all}] build {name} {version} (about {} min left)", left.div_ceil(60));
+        programs::build(recipe, &go)?;
+        left -= recipe.seconds;
+    }
+    go.forget();
+    Ok(())
+}
+
+fn build_images(version: Version, packages: &[String]) -> Result<Images> {
+    let workspace = Workspace::load()?;
+    let to = workspace.target.join("cluster-images");
+    images::make(&workspace, &Programs::find(version)?, packages, &to)
+}
+
+fn read_images(file: &Path) -> Result<Images> {
+    let text = fs::read_to_string(file).with_context(|| format!("no {}", file.display()))?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// Starts this command again through sudo, with what was built for it as the user.
+fn again_as_root(images: &Images) -> Result<()> {
+    let file = Workspace::load()?.target.join("cluster-images/images.json");
+    fs::write(&file, serde_json::to_string(images)?)?;
+    let assets = std::env::var_os("KUBEBUILDER_ASSETS");
+    let vars: Vec<_> =
+        assets.iter().map(|value| ("KUBEBUILDER_ASSETS", value.as_os_str())).collect();
+    let mut command = sh::raised_with(std::env::current_exe()?, &vars);
+    sh::run(command.args(std::env::args_os().skip(1)).arg("--prepared").arg(file))
+}
+
+/// Everything that needs root.
+fn raise_cluster(state: &State, args: &UpArgs, version: Version, images: &Images) -> Result<()> {
+    let mark = mark(state, args, version)?;
+    state.set_mark(&mark)?;
+    let lock = File::create(state.folder().join("lock"))?;
+    lock.lock().context("cannot wait for another `up` of this cluster")?;
+    let programs = Programs::find(version)?;
+    let starter = Starter { state, mark: &mark, programs: &programs };
+    resume(state, &mark);
+    let steps = plan::plan(&have(&starter, images), mark.nodes);
+    let started = Instant::now();
+    let mut left: u32 = steps.iter().map(|step| step.seconds()).sum();
+    for (number, step) in steps.iter().enumerate() {
+        println!("[{:>2}/{}] {step} (about {left} s left)", number + 1, steps.len());
+        carry_out(*step, &starter, images)?;
+        left -= step.seconds();
+    }
+    println!("cluster {}: up after {} s\n", state.name, started.elapsed().as_secs());
+    show(&starter, args.json.as_deref())
+}
+
+/// The mark of the cluster as it will be; refuses what would need another cluster.
+fn mark(state: &State, args: &UpArgs, version: Version) -> Result<Mark> {
+    let Some(old) = state.mark()? else {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let proxy = args.proxy.unwrap_or(ProxyMode::Iptables);
+        return Ok(Mark::new(version.to_string(), args.nodes.unwrap_or(2), proxy, port));
+    };
+    let name = &state.name;
+    if old.kubernetes != version.to_string() {
+        bail!("cluster {name} runs {}: run `cargo xtask cluster down` first", old.kubernetes);
+    }
+    if args.proxy.is_some_and(|proxy| proxy.name() != old.proxy) {
+        bail!(
+            "cluster {name} has kube-proxy in mode {}: run `cargo xtask cluster down` first",
+            old.proxy
+        );
+    }
+    let nodes = args.nodes.unwrap_or(old.nodes);
+    if nodes < old.nodes {
+        bail!("cluster {name} has {} nodes: run `cargo xtask cluster down` first", old.nodes);
+    }
+    Ok(old.with_nodes(nodes))
+}
+
+/// Lets go on whatever somebody stopped, and joins what was cut off.
+fn resume(state: &State, mark: &Mark) {
+    for node in 1..=mark.nodes {
+        let _not_there = fault::freeze(state, node, false);
+        if state.netns(Some(node)).exists() {
+            let _not_there = network::set_cut(state, node, false);
+        }
+    }
+    for process in processes(mark.nodes) {
+        if process::id(state, process).is_some_and(process::is_stopped) {
+            let _gone = process::signal(state, process, Signal::SIGCONT);
+        }
+    }
+}
+
+fn processes(nodes: u8) -> impl Iterator<Item = Process> {
+    let control = [
+        Process::Etcd,
+        Process::ApiServer,
+        Process::ControllerManager,
+        Process::Scheduler,
+        Process::Forward,
+    ];
+    control.into_iter().chain((1..=nodes).flat_map(Process::of_node))
+}
+
+fn have(starter: &Starter<'_>, images: &Images) -> Have {
+    let state = starter.state;
+    let alive: BTreeSet<Process> =
+        processes(starter.mark.nodes).filter(|&one| process::id(state, one).is_some()).collect();
+    let nodes = 1..=starter.mark.nodes;
+    Have {
+        loaded: nodes.filter(|&node| images::is_loaded(state, node, images)).collect(),
+        is_laid: state.folder().join("laid").exists() && network::exists(state),
+        has_addons: alive.contains(&Process::ApiServer) && starter.has_addons(),
+        alive,
+    }
+}
+
+fn carry_out(step: Step, starter: &Starter<'_>, images: &Images) -> Result<()> {
+    match step {
+        Step::Lay => lay(starter),
+        Step::Start(process) => {
+            starter.start(process)?;
+            match process {
+                Process::Node(_) => route(starter),
+                _ => Ok(()),
+            }
+        }
+        Step::Answer => starter.wait_for_answer(),
+        Step::Load(node) => images::load(starter, node, images),
+        Step::Addons => starter.apply_addons(),
+        Step::Ready => starter.wait_until_ready(),
+    }
+}
+
+/// What the control plane stands on. Keys that exist stay: kubelets and pods trust them.
+fn lay(starter: &Starter<'_>) -> Result<()> {
+    let state = starter.state;
+    cgroups::make(&format!("{}/hub", state.cgroup()))?;
+    network::make(state, None)?;
+    let laid = state.folder().join("laid");
+    if !laid.exists() {
+        pki::write(&state.pki())?;
+        starter.write_kubeconfig()?;
+    }
+    fs::write(&laid, "").with_context(|| format!("cannot write {}", laid.display()))
+}
+
+/// Routes between those nodes that have a namespace by now.
+pub(crate) fn route(starter: &Starter<'_>) -> Result<()> {
+    let state = starter.state;
+    let there = (1..=starter.mark.nodes).take_while(|&node| state.netns(Some(node)).exists());
+    network::route(state, there.last().unwrap_or(0))
+}
+
+/// Ends with what one may want to type next.
+fn show(starter: &Starter<'_>, json: Option<&Path>) -> Result<()> {
+    let state = starter.state;
+    let described = kubectl::describe(starter, state)?;
+    if let Some(file) = json {
+        fs::write(file, serde_json::to_string_pretty(&described)?)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    println!("node     ready  version    address        pods");
+    for node in described["nodes"].as_array().into_iter().flatten() {
+        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        let ready = if node["ready"] == true { "yes" } else { "NO" };
+        let (name, version) = (text(&node["name"]), text(&node["version"]));
+        let (address, pods) = (text(&node["addresses"][0]), text(&node["pods"][0]));
+        println!("{name:<8} {ready:<6} {version:<10} {address:<14} {pods}");
+    }
+    let name = match state.name.as_str() {
+        "rouse" => String::new(),
+        other => format!("--name {other} "),
+    };
+    let (kubectl, config) = (starter.programs.file("kubectl")?, state.kubeconfig());
+    println!(
+        "\nfrom this machine      {} --kubeconfig {} get nodes",
+        kubectl.display(),
+        config.display()
+    );
+    println!("inside the network     cargo xtask cluster {name}run -- kubectl get pods -A");
+    println!("on a node              cargo xtask cluster {name}run --node 1 -- ip address");
+    println!("remove it              cargo xtask cluster {name}down");
+    Ok(())
+}

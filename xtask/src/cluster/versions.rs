@@ -1,0 +1,113 @@
+//! Pure: which Kubernetes, and which versions of everything around it.
+
+use std::{fmt, str::FromStr};
+
+/// The newest Kubernetes that the cluster is tried with.
+pub(crate) const NEWEST: Version = Version { minor: 36, patch: 3 };
+/// The oldest: the last patch of the oldest of the four newest minors, which is what Kubernetes and Knative support.
+pub(crate) const OLDEST: Version = Version { minor: 33, patch: 13 };
+
+pub(crate) const CONTAINERD: &str = "v2.4.2";
+pub(crate) const ETCD: &str = "v3.7.3";
+pub(crate) const COREDNS: &str = "v1.15.0";
+/// The newest of Knative's client that is published as a Go module.
+pub(crate) const KN: &str = "v0.38.0";
+/// The Go that builds all of them, fetched where the machine's own is older.
+pub(crate) const GO: Go = Go { major: 1, minor: 26, patch: 8 };
+
+/// A release of Kubernetes: `v1.<minor>.<patch>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version {
+    pub(crate) minor: u32,
+    pub(crate) patch: u32,
+}
+
+impl Version {
+    /// The version of the modules that Kubernetes is staged from: `v0.<minor>.<patch>`.
+    pub(crate) fn staging(self) -> String {
+        format!("v0.{}.{}", self.minor, self.patch)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "v1.{}.{}", self.minor, self.patch)
+    }
+}
+
+impl FromStr for Version {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "newest" => return Ok(NEWEST),
+            "oldest" => return Ok(OLDEST),
+            _ => {}
+        }
+        let numbers = text.strip_prefix("v1.").and_then(|rest| rest.split_once('.'));
+        let parsed = numbers.and_then(|(minor, patch)| {
+            Some(Self { minor: minor.parse().ok()?, patch: patch.parse().ok()? })
+        });
+        parsed.ok_or_else(|| format!("`{text}` is no version: write newest, oldest or v1.36.3"))
+    }
+}
+
+/// A release of Go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Go {
+    major: u32,
+    minor: u32,
+    patch: u32,
+}
+
+impl Go {
+    /// Reads what `go version` prints: `go version go1.26.8 linux/amd64`.
+    pub(crate) fn parse(printed: &str) -> Option<Self> {
+        let word = printed.split_whitespace().find_map(|word| word.strip_prefix("go1."))?;
+        let mut numbers = word.split(|letter: char| !letter.is_ascii_digit());
+        let minor = numbers.next()?.parse().ok()?;
+        let patch = numbers.next().and_then(|text| text.parse().ok()).unwrap_or(0);
+        Some(Self { major: 1, minor, patch })
+    }
+
+    /// Whether it can build what `GO` builds.
+    pub(crate) fn is_enough(self) -> bool {
+        (self.major, self.minor) >= (GO.major, GO.minor)
+    }
+}
+
+impl fmt::Display for Go {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "go{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_named_or_written_out() {
+        assert_eq!("newest".parse(), Ok(NEWEST));
+        assert_eq!("oldest".parse(), Ok(OLDEST));
+        assert_eq!("v1.34.2".parse(), Ok(Version { minor: 34, patch: 2 }));
+        for bad in ["", "1.34.2", "v1.34", "v2.0.0", "v1.x.1"] {
+            assert!(bad.parse::<Version>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_oldest_is_of_the_four_newest_minors() {
+        assert_eq!(NEWEST.minor - OLDEST.minor, 3);
+        assert_eq!(OLDEST.staging(), "v0.33.13");
+    }
+
+    #[test]
+    fn go_says_which_it_is() {
+        let go = Go::parse("go version go1.26.8 linux/amd64").unwrap();
+        assert!(go.is_enough());
+        assert_eq!(go.to_string(), "go1.26.8");
+        assert!(!Go::parse("go version go1.19.8 linux/amd64").unwrap().is_enough());
+        assert!(Go::parse("go version go1.27rc1 linux/amd64").unwrap().is_enough());
+    }
+}
