@@ -117,6 +117,11 @@ pub struct Config {
     #[arg(long, env = "ROUSE_ACTIVATOR_LINGER_MS", default_value_t = 0)]
     pub linger_ms: u64,
 
+    /// Milliseconds it still goes on once the table names it no more, at most 600000: kube-proxies and resolvers of other
+    /// nodes follow EndpointSlices a little later.
+    #[arg(long, env = "ROUSE_ACTIVATOR_SETTLE_MS", default_value_t = 5_000)]
+    pub settle_ms: u64,
+
     /// Milliseconds that requests in flight get to end after that, at most 600000, which is Knative's grace period.
     #[arg(long, env = "ROUSE_ACTIVATOR_DRAIN_MS", default_value_t = 30_000)]
     pub drain_ms: u64,
@@ -162,6 +167,7 @@ impl Config {
         }
         for (name, value) in [
             ("--linger-ms", self.linger_ms),
+            ("--settle-ms", self.settle_ms),
             ("--drain-ms", self.drain_ms),
             ("--tunnel-drain-ms", self.tunnel_drain_ms),
         ] {
@@ -210,6 +216,11 @@ impl Config {
     /// How long connections are taken on after the word to stop.
     pub fn linger(&self) -> Duration {
         Duration::from_millis(self.linger_ms)
+    }
+
+    /// How long it still goes on once the table names it no more.
+    pub fn settle(&self) -> Duration {
+        Duration::from_millis(self.settle_ms)
     }
 
     /// How long connections that have switched protocols get after that.

@@ -285,6 +285,7 @@ impl Gateway {
                 }
             };
             visit.leave();
+            place.note_counted();
             let error = match connection.send(request).await {
                 Ok(response) => {
                     place.pod.note_answer();

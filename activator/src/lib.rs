@@ -87,8 +87,6 @@ use crate::{
 
 /// Idle connections and failed ports are looked after this often.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
-/// After the table has named this activator no more: kube-proxies and resolvers of other nodes follow a little later.
-const AFTERGLOW: Duration = Duration::from_secs(5);
 
 /// The activator could not start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -178,14 +176,15 @@ impl Activator {
         }
     }
 
-    /// Goes on serving while others may still be led here, for at most `bound`. Clients are asked to connect anew.
-    async fn linger(&self, bound: Duration) {
+    /// Goes on serving while others may still be led here, for at most the linger time. Clients are asked to connect anew.
+    async fn linger(&self, config: &Config) {
+        let bound = config.linger();
         self.gateway.leaving.cancel();
         let mut listed = self.gateway.routes.listed();
         let left = async {
             // The sender lives in the gateway.
             let _ = listed.wait_for(|it| *it == Listed::NoMore).await;
-            tokio::time::sleep(AFTERGLOW).await;
+            tokio::time::sleep(config.settle()).await;
         };
         info!(?bound, "leaving: connections are still taken");
         let is_left = tokio::time::timeout(bound, left).await.is_ok();
@@ -239,7 +238,7 @@ pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), 
     );
     let end = async {
         shutdown.cancelled().await;
-        activator.linger(config.linger()).await;
+        activator.linger(&config).await;
         stop.cancel();
         activator.drain(&config).await;
     };

@@ -89,6 +89,11 @@ impl Pod {
         Self { key, uid, counted: Arc::default(), protocol, settings, pool, answered, refusals }
     }
 
+    /// Whether the kernel cannot tell its requests apart.
+    pub fn is_counted_here(&self) -> bool {
+        self.protocol == Protocol::H2c
+    }
+
     /// A connection to send one request over: one that has room for it, or the first that comes. In HTTP/1.1 it is one
     /// of its own where the pod speaks HTTP/2: nobody else would use it.
     pub async fn connect(self: &Arc<Self>, protocol: Protocol) -> Answer {

@@ -89,8 +89,20 @@ pub struct FromPod {
     body: Incoming,
     timer: Timer,
     lease: Option<(Connection, Place)>,
-    /// A bound was over, and its text is said: whether the answer may end there.
-    ended: Option<bool>,
+    end: End,
+}
+
+/// How an answer ends whose time is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It is not over.
+    Open,
+    /// All is said.
+    Whole,
+    /// The text is said, and has to leave before the connection breaks.
+    Said,
+    /// Nothing can be added to what was promised.
+    Broken,
 }
 
 impl Reply {
@@ -102,7 +114,7 @@ impl Reply {
     /// A pod's body; connection and place are given back at its end.
     pub fn pod(body: Incoming, mut timer: Timer, lease: (Connection, Place)) -> Self {
         timer.answered();
-        let mut reply = FromPod { body, timer, lease: Some(lease), ended: None };
+        let mut reply = FromPod { body, timer, lease: Some(lease), end: End::Open };
         if reply.body.is_end_stream() {
             reply.finish();
             return Self::Own(None);
@@ -120,10 +132,15 @@ impl FromPod {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
-        match self.ended {
-            Some(true) => return Poll::Ready(None),
-            Some(false) => return Poll::Ready(Some(Err(CutOff::Timeout))),
-            None => {}
+        match self.end {
+            End::Open => {}
+            End::Whole => return Poll::Ready(None),
+            End::Said => {
+                self.end = End::Broken;
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            End::Broken => return Poll::Ready(Some(Err(CutOff::Timeout))),
         }
         let Poll::Ready(next) = Pin::new(&mut self.body).poll_frame(cx) else {
             ready!(self.timer.sleep.as_mut().poll(cx));
@@ -145,16 +162,23 @@ impl FromPod {
             warn!(pod = %place.pod.uid, "answer cut off: request timeout");
         }
         let text = Failure::Timeout.to_string();
-        let room = self.body.size_hint().exact();
-        self.ended = Some(room.is_none());
-        match room {
-            Some(room) if room < text.len() as u64 => Err(CutOff::Timeout),
-            Some(_) | None => Ok(Frame::data(text.into())),
+        self.end = match self.body.size_hint().exact() {
+            None => End::Whole,
+            Some(room) if room < text.len() as u64 => End::Broken,
+            Some(_) => End::Said,
+        };
+        match self.end {
+            End::Open | End::Broken => Err(CutOff::Timeout),
+            End::Whole | End::Said => Ok(Frame::data(text.into())),
         }
     }
 
     fn is_ended(&self) -> bool {
-        self.ended == Some(true) || (self.ended.is_none() && self.body.is_end_stream())
+        match self.end {
+            End::Open => self.body.is_end_stream(),
+            End::Whole => true,
+            End::Said | End::Broken => false,
+        }
     }
 }
 

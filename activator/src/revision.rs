@@ -142,18 +142,18 @@ pub struct Place {
 }
 
 impl Place {
-    /// The pod's own totals have changed: they are reported from here.
+    /// A request has begun or ended at the pod: where no kernel counts it, it is reported from here.
     pub fn note_counted(&self) {
-        self.revision.settings.usage.changed(&self.revision);
+        if self.pod.is_counted_here() {
+            self.revision.settings.usage.changed(&self.revision);
+        }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         self.revision.done(self.pod.key);
-        if self.pod.counted.totals().started > 0 {
-            self.note_counted();
-        }
+        self.note_counted();
     }
 }
 

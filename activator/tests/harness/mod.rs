@@ -35,6 +35,7 @@ pub struct World {
     pub table: RouteTable,
     pub port: u16,
     pub outside: SocketAddr,
+    pub inside: SocketAddr,
     pub shutdown: CancellationToken,
     pub registry: Registry,
 }
@@ -63,13 +64,18 @@ impl World {
         let shutdown = CancellationToken::new();
         let mut registry = Registry::default();
         let activator = Activator::new(&config, &mut registry, &shutdown);
-        let gate = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let outside = gate.local_addr().unwrap();
-        let server = Arc::clone(&activator.server);
-        tokio::spawn(server.accept(gate, Some(Door::Outside), shutdown.clone()));
+        let [outside, inside] = [Door::Outside, Door::Inside].map(|door| {
+            let gate = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            gate.set_nonblocking(true).unwrap();
+            let address = gate.local_addr().unwrap();
+            let server = Arc::clone(&activator.server);
+            let gate = TcpListener::from_std(gate).unwrap();
+            tokio::spawn(server.accept(gate, Some(door), shutdown.clone()));
+            address
+        });
         let port = free_port();
         let table = RouteTable::default();
-        let mut world = Self { activator, table, port, outside, shutdown, registry };
+        let mut world = Self { activator, table, port, outside, inside, shutdown, registry };
         world.change(|table| {
             table.services.insert(service(), hello(port));
             table.revisions.insert(revision(), hello_1());
@@ -102,7 +108,12 @@ impl World {
 
     /// Sends raw bytes on a connection of their own and returns everything that comes back.
     pub async fn exchange(&self, request: &str) -> String {
-        let mut stream = self.connect().await;
+        self.exchange_at((Ipv4Addr::LOCALHOST, self.port).into(), request).await
+    }
+
+    /// The same at another door.
+    pub async fn exchange_at(&self, door: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(door).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         rest(&mut stream).await
     }

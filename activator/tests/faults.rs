@@ -1,0 +1,181 @@
+//! Clients and pods that break off anywhere: nothing stays behind.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod h2c;
+mod harness;
+
+use std::time::Duration;
+
+use common::wire::Protocol;
+use h2c::{Client, Pod};
+use harness::{GET, OK, World, read_head, revision, until};
+use http::Request;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+
+/// A sequence that looks random and is the same each time (xorshift64, Marsaglia 2003).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % u64::try_from(bound).unwrap()).unwrap()
+    }
+}
+
+/// A pod that answers as it should, or breaks off at some point with a reset or an end.
+async fn rude(seed: u64, http2: bool) -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let whole = Pod::start(h2c::echo).await;
+    tokio::spawn(async move {
+        let mut chance = Chance(seed);
+        while let Ok((stream, _)) = listener.accept().await {
+            let (kind, at, reset) = (chance.below(3), chance.below(OK.len()), chance.below(2) == 0);
+            if http2 {
+                tokio::spawn(break_http2(stream, whole.address, kind, at * 20, reset));
+            } else {
+                tokio::spawn(break_http1(stream, kind, at, reset));
+            }
+        }
+    });
+    address
+}
+
+async fn break_http1(mut stream: TcpStream, kind: usize, at: usize, reset: bool) {
+    if reset {
+        stream.set_zero_linger().unwrap();
+    }
+    match kind {
+        0 => return,
+        1 => {
+            read_head(&mut stream).await;
+            stream.write_all(&OK.as_bytes()[..at]).await.ok();
+            return;
+        }
+        _ => {}
+    }
+    while read_head(&mut stream).await.ends_with("\r\n\r\n") {
+        stream.write_all(OK.as_bytes()).await.ok();
+    }
+}
+
+/// Carries bytes to a good pod, and breaks off after so many of its answer.
+async fn break_http2(
+    mut stream: TcpStream,
+    whole: std::net::SocketAddr,
+    kind: usize,
+    at: usize,
+    reset: bool,
+) {
+    if reset {
+        stream.set_zero_linger().unwrap();
+    }
+    if kind == 0 {
+        return;
+    }
+    let mut pod = TcpStream::connect(whole).await.unwrap();
+    let (mut from, mut to) = stream.split();
+    let (mut answers, mut asks) = pod.split();
+    let up = tokio::io::copy(&mut from, &mut asks);
+    let down = async {
+        if kind == 1 {
+            tokio::io::copy(&mut (&mut answers).take(at as u64), &mut to).await
+        } else {
+            tokio::io::copy(&mut answers, &mut to).await
+        }
+    };
+    tokio::select! {
+        _ = up => {}
+        _ = down => {}
+    }
+}
+
+/// A client that breaks off after so many bytes of its request, or of its answer.
+async fn leave(mut stream: TcpStream, request: &[u8], at: usize, reset: bool, answer: usize) {
+    if reset {
+        stream.set_zero_linger().unwrap();
+    }
+    stream.write_all(&request[..at.min(request.len())]).await.ok();
+    let mut some = vec![0; answer];
+    let read = tokio::time::timeout(Duration::from_millis(5), stream.read_exact(&mut some));
+    read.await.ok();
+}
+
+async fn is_clean(world: &World) {
+    let served = world.activator.gateway.routes.revision(&revision()).unwrap();
+    until(|| (served.figures().2, served.waiting()) == (0, 0)).await;
+    until(|| served.pod_totals().iter().all(|(_, totals)| totals.in_flight() == 0)).await;
+    until(|| world.waited().0 == world.waited().1).await;
+    assert_eq!(world.metric("rouse_activator_waiting_requests"), 0.0);
+}
+
+async fn torment(protocol: Protocol) {
+    let mut world = World::new().await;
+    world.change(|table| {
+        let it = table.revisions.get_mut(&revision()).unwrap();
+        (it.container_concurrency, it.protocol) = (2, protocol);
+    });
+    let mut chance = Chance(0x5eed);
+    let mut tasks = Vec::new();
+    for round in 0..300 {
+        match round % 50 {
+            0 => {
+                let pod = rude(round + 1, protocol == Protocol::H2c).await;
+                world.ready("p", pod);
+            }
+            40 => world.change(|table| table.pods.clear()),
+            _ => {}
+        }
+        let stream = world.connect().await;
+        let (at, reset, answer) =
+            (chance.below(2 * GET.len()), chance.below(2) == 0, chance.below(60));
+        if chance.below(2) == 0 {
+            tasks.push(tokio::spawn(async move {
+                leave(stream, GET.as_bytes(), at, reset, answer).await
+            }));
+            continue;
+        }
+        let client = Client::connect(world.port).await;
+        tasks.push(tokio::spawn(async move {
+            let mut call = client.call(Request::post("http://a/")).await;
+            if answer % 3 > 0 {
+                call.say("something").await;
+            }
+            if answer % 3 > 1 {
+                let head = tokio::time::timeout(Duration::from_millis(5), call.try_head());
+                head.await.ok();
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    is_clean(&world).await;
+    let good = Pod::start(h2c::echo).await;
+    world.change(|table| table.pods.clear());
+    if protocol == Protocol::H2c {
+        world.ready("good", good.address);
+    } else {
+        world.ready("good", harness::server(OK, Duration::ZERO).await.address);
+    }
+    for _ in 0..10 {
+        assert!(world.exchange(GET).await.starts_with("HTTP/1.1 200 "));
+    }
+    is_clean(&world).await;
+    assert!(world.waited().0 > 0, "some waited");
+}
+
+#[tokio::test]
+async fn http1_pods_and_clients_that_break_off_leave_nothing() {
+    torment(Protocol::Http1).await;
+}
+
+#[tokio::test]
+async fn http2_pods_and_clients_that_break_off_leave_nothing() {
+    torment(Protocol::H2c).await;
+}

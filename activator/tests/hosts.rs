@@ -1,0 +1,207 @@
+//! Which service a host means, at which door, and what its pod is told.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod h2c;
+mod harness;
+
+use std::{net::SocketAddr, time::Duration};
+
+use common::wire::{Domain, Ingress, Name, Tag, TagRouting, Target};
+use h2c::Client;
+use harness::{OK, Server, World, hello, hello_1, server, service};
+use http::Request;
+
+fn status(answer: &str) -> &str {
+    answer.get(9..12).unwrap_or(answer)
+}
+
+fn get(host: &str, fields: &str) -> String {
+    format!("GET /a?b=c HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{fields}\r\n")
+}
+
+fn ingress(world: &mut World, ingress: Ingress) {
+    world.change(|table| {
+        table.services.get_mut(&service()).unwrap().ingress = Some(Box::new(ingress));
+    });
+}
+
+fn domain(host: &str, rewrite: Option<&str>) -> Domain {
+    Domain { host: host.into(), rewrite: rewrite.map(Into::into), redirects: false }
+}
+
+async fn awake() -> (World, Server) {
+    let mut world = World::new().await;
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    (world, pod)
+}
+
+#[tokio::test]
+async fn each_door_knows_its_own_hosts() {
+    let (mut world, pod) = awake().await;
+    ingress(
+        &mut world,
+        Ingress { domains: vec![domain("shop.example", None)], ..Ingress::default() },
+    );
+    let port = SocketAddr::from(([127, 0, 0, 1], world.port));
+    let local = ["hello.default", "hello.default.svc", "hello.default.svc.cluster.local"];
+    let public = ["hello.default.example.com", "shop.example"];
+    let mut expected = 0;
+    for (door, known, unknown) in [
+        (port, [&local[..], &public, &["foreign.example", "10.96.0.7"]].concat(), vec![]),
+        (
+            world.inside,
+            [&local[..], &public].concat(),
+            vec!["foreign.example", "other.default.svc"],
+        ),
+        (world.outside, public.to_vec(), [&local[..], &["foreign.example", "hello"]].concat()),
+    ] {
+        for host in &known {
+            for host in [(*host).to_owned(), format!("{}:8080", host.to_uppercase())] {
+                let answer = world.exchange_at(door, &get(&host, "")).await;
+                assert_eq!(status(&answer), "200", "{host} at {door}");
+                let request = Request::get(format!("http://{host}/"));
+                let answer = Client::at(door).await.ask(request, &[]).await.unwrap();
+                assert_eq!(answer.head.status(), 200, "{host} at {door}");
+                expected += 2;
+            }
+        }
+        for host in unknown {
+            let answer = world.exchange_at(door, &get(host, "")).await;
+            assert_eq!(status(&answer), "404", "{host} at {door}");
+        }
+    }
+    assert_eq!(pod.requests(), expected);
+}
+
+#[tokio::test]
+async fn a_domain_reaches_its_service_and_goes_with_it() {
+    let (mut world, pod) = awake().await;
+    let domains =
+        vec![domain("shop.example", None), domain("old.example", Some("hello.default.svc"))];
+    ingress(&mut world, Ingress { domains, ..Ingress::default() });
+    assert_eq!(status(&world.exchange_at(world.outside, &get("Shop.example", "")).await), "200");
+    let heads = pod.heads();
+    assert!(heads.contains("host: Shop.example\r\n"), "{heads}");
+    assert!(heads.contains("x-forwarded-host: Shop.example\r\n"), "{heads}");
+    assert!(!heads.contains("k-original-host"), "{heads}");
+    pod.heads.lock().unwrap().clear();
+    let evil = "k-original-host: evil\r\n";
+    assert_eq!(status(&world.exchange_at(world.outside, &get("old.example", evil)).await), "200");
+    let heads = pod.heads();
+    assert!(heads.contains("host: hello.default.svc\r\n"), "{heads}");
+    assert!(
+        heads.contains("k-original-host: old.example\r\n") && !heads.contains("evil"),
+        "{heads}"
+    );
+
+    ingress(
+        &mut world,
+        Ingress { domains: vec![domain("shop.example", None)], ..Ingress::default() },
+    );
+    let known =
+        async |host: &str| status(&world.exchange_at(world.outside, &get(host, "")).await) == "200";
+    assert_eq!((known("shop.example").await, known("old.example").await), (true, false));
+    world.change(|table| table.services.clear());
+    let answer = world.exchange_at(world.outside, &get("shop.example", "")).await;
+    assert_eq!(status(&answer), "404");
+}
+
+#[tokio::test]
+async fn a_redirected_host_leads_to_https_from_outside_only() {
+    let (mut world, pod) = awake().await;
+    let redirected = Domain { redirects: true, ..domain("shop.example", None) };
+    let domains = vec![redirected, domain("plain.example", None)];
+    ingress(&mut world, Ingress { redirects: true, domains, tags: None });
+    for (host, to) in [
+        ("hello.default.example.com:8080", Some("https://hello.default.example.com/a?b=c")),
+        ("Shop.example", Some("https://shop.example/a?b=c")),
+        ("plain.example", None),
+    ] {
+        let answer = world.exchange_at(world.outside, &get(host, "")).await;
+        let wanted = if to.is_some() { "301" } else { "200" };
+        assert_eq!(status(&answer), wanted, "{answer}");
+        let location = to.is_none_or(|to| answer.contains(&format!("location: {to}\r\n")));
+        assert!(location, "{answer}");
+    }
+    assert_eq!(status(&world.exchange(&get("hello.default", "")).await), "200");
+    assert_eq!(pod.requests(), 2);
+}
+
+#[tokio::test]
+async fn a_header_chooses_a_tag_where_the_route_says_so() {
+    let (mut world, pod) = awake().await;
+    let blue = server("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nblue", Duration::ZERO).await;
+    let (tagged, second) = (Name::new("default", "blue-hello"), Name::new("default", "hello-2"));
+    world.change(|table| {
+        let mut it = hello_1();
+        it.name = second.clone();
+        table.revisions.insert(second.clone(), it);
+        let mut pod = harness::pod("blue", blue.address, common::wire::PodPhase::Ready);
+        pod.revision = second.clone();
+        table.pods.insert("blue".into(), pod);
+        let mut it = hello(4711);
+        it.name = tagged.clone();
+        it.hosts = vec!["blue-hello.default.example.com".into()];
+        it.targets = vec![Target { revision: second.clone(), percent: 100 }];
+        let tags = Some(TagRouting::Tag("blue".into()));
+        it.ingress = Some(Box::new(Ingress { tags, ..Ingress::default() }));
+        table.services.insert(tagged.clone(), it);
+    });
+    let asked = "knative-serving-tag: blue\r\n";
+    let host = "hello.default.example.com";
+    let answer = world.exchange_at(world.outside, &get(host, asked)).await;
+    assert!(answer.ends_with("hello"), "tag routing is off: {answer}");
+    assert!(!pod.heads().contains("knative-serving-tag"), "{}", pod.heads());
+
+    let tags = vec![Tag { name: "blue".into(), service: tagged.clone() }];
+    let tags = Some(TagRouting::Choice(tags));
+    ingress(&mut world, Ingress { tags, ..Ingress::default() });
+    let port = SocketAddr::from(([127, 0, 0, 1], world.port));
+    for door in [world.outside, port, world.inside] {
+        let answer = world.exchange_at(door, &get(host, asked)).await;
+        assert!(answer.ends_with("blue"), "{answer}");
+    }
+    let heads = blue.heads();
+    assert!(heads.contains(asked) && !heads.contains("knative-serving-default-route"), "{heads}");
+    for other in ["knative-serving-tag: green\r\n", ""] {
+        pod.heads.lock().unwrap().clear();
+        let answer = world.exchange_at(world.outside, &get(host, other)).await;
+        assert!(answer.ends_with("hello"), "{answer}");
+        let heads = pod.heads();
+        assert!(
+            heads.contains("knative-serving-default-route: true\r\n") && heads.contains(other),
+            "{heads}"
+        );
+    }
+    blue.heads.lock().unwrap().clear();
+    let answer = world.exchange_at(world.outside, &get("blue-hello.default.example.com", "")).await;
+    assert!(answer.ends_with("blue") && blue.heads().contains(asked), "{answer}");
+}
+
+#[tokio::test]
+async fn what_a_pod_is_told_depends_on_the_door() {
+    let (world, pod) = awake().await;
+    let fields = "forwarded: for=evil\r\nx-forwarded-proto: https\r\nx-forwarded-for: 1.2.3.4\r\n\
+        knative-serving-revision: other\r\nk-network-probe: queue\r\nk-anything: evil\r\n\
+        traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n";
+    let host = "hello.default.example.com";
+    let answer = world.exchange_at(world.outside, &get(host, fields)).await;
+    assert_eq!(status(&answer), "200", "no probe from outside: {answer}");
+    let heads = pod.heads();
+    let way = "forwarded: for=1.2.3.4;host=hello.default.example.com;proto=http, for=127.0.0.1\r\n";
+    assert!(heads.contains(way) && heads.contains("x-forwarded-proto: http\r\n"), "{heads}");
+    for gone in ["evil", "knative-serving-revision", "k-network-probe"] {
+        assert!(!heads.contains(gone), "{heads}");
+    }
+    let trace = "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n";
+    assert!(heads.contains(trace), "{heads}");
+    pod.heads.lock().unwrap().clear();
+    world.exchange(&get("hello.default", "x-forwarded-proto: https\r\n")).await;
+    let heads = pod.heads();
+    assert!(
+        heads.contains("forwarded: for=127.0.0.1;host=hello.default;proto=https\r\n"),
+        "{heads}"
+    );
+    assert!(heads.contains("traceparent: 00-"), "{heads}");
+}

@@ -1,0 +1,159 @@
+//! containerConcurrency: no pod ever has more, nobody is lost, and activators share pods.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod h2c;
+mod harness;
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use common::wire::{Activator, Protocol};
+use futures::future::join_all;
+use h2c::{Client, Pod};
+use harness::{GET, OK, World, read_head, revision, server, until};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpListener, TcpStream},
+};
+
+fn limit(world: &mut World, limit: u32, protocol: Protocol) {
+    world.change(|table| {
+        let it = table.revisions.get_mut(&revision()).unwrap();
+        (it.container_concurrency, it.protocol) = (limit, protocol);
+    });
+}
+
+/// A pod that can do one thing at a time, and says 500 when it is asked for two.
+async fn single_threaded() -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (busy, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let seen = Arc::clone(&most);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(answer(stream, Arc::clone(&busy), Arc::clone(&seen)));
+        }
+    });
+    (address, most)
+}
+
+async fn answer(mut stream: TcpStream, busy: Arc<AtomicUsize>, most: Arc<AtomicUsize>) {
+    while read_head(&mut stream).await.ends_with("\r\n\r\n") {
+        let now = busy.fetch_add(1, Ordering::SeqCst) + 1;
+        most.fetch_max(now, Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let told = if now > 1 { OK.replace("200 OK", "500 Overlap") } else { OK.to_owned() };
+        busy.fetch_sub(1, Ordering::SeqCst);
+        stream.write_all(told.as_bytes()).await.ok();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn five_loops_never_overlap_at_a_pod_that_takes_one() {
+    let mut world = World::new().await;
+    limit(&mut world, 1, Protocol::Http1);
+    let (pod, most) = single_threaded().await;
+    world.ready("p", pod);
+    let world = Arc::new(world);
+    let loops = (0..5).map(|_| {
+        let world = Arc::clone(&world);
+        tokio::spawn(async move {
+            for _ in 0..100 {
+                let answer = world.exchange(GET).await;
+                assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+            }
+        })
+    });
+    for ended in join_all(loops).await {
+        ended.unwrap();
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn http2_pods_have_no_more_than_their_limit_either() {
+    let mut world = World::new().await;
+    limit(&mut world, 3, Protocol::H2c);
+    let pods = [Pod::start(h2c::never).await, Pod::start(h2c::never).await];
+    world.ready("one", pods[0].address);
+    world.ready("two", pods[1].address);
+    let client = Client::connect(world.port).await;
+    let mut calls = Vec::new();
+    for _ in 0..20 {
+        calls.push(client.call(h2c::get("/")).await);
+    }
+    world.waiting(14).await;
+    until(|| pods.iter().all(|pod| pod.requests() == 3)).await;
+    // Each that goes makes room for exactly one.
+    calls.drain(..20);
+    until(|| pods.iter().all(|pod| pod.requests() == pod.dropped())).await;
+    world.waiting(0).await;
+    let served = world.activator.gateway.routes.revision(&revision()).unwrap();
+    until(|| served.figures().2 == 0).await;
+}
+
+#[tokio::test]
+async fn a_burst_from_zero_is_answered_whole() {
+    let mut world = World::new().await;
+    limit(&mut world, 1, Protocol::Http1);
+    let world_ref = &world;
+    let asked = join_all((0..100).map(|_| async {
+        let mut stream = world_ref.connect().await;
+        stream.write_all(GET.as_bytes()).await.unwrap();
+        stream
+    }))
+    .await;
+    world.waiting(100).await;
+    let mut most = Vec::new();
+    for number in 0..10 {
+        let (pod, seen) = single_threaded().await;
+        world.ready(&format!("p{number}"), pod);
+        most.push(seen);
+    }
+    for mut stream in asked {
+        let answer = harness::rest(&mut stream).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+    assert_eq!(most.iter().map(|it| it.load(Ordering::SeqCst)).collect::<Vec<_>>(), [1; 10]);
+    assert_eq!(world.waited(), (100, 100));
+}
+
+#[tokio::test]
+async fn activators_share_pods_that_have_a_limit() {
+    let mut world = World::with(|config| config.name = "b".into()).await;
+    limit(&mut world, 2, Protocol::Http1);
+    let mut pods = Vec::new();
+    for number in 0..4 {
+        let pod = server(OK, Duration::from_millis(1)).await;
+        world.ready(&format!("p{number}"), pod.address);
+        pods.push(pod);
+    }
+    pods.sort_by_key(|pod| pod.address);
+    let ask = async |world: &World| {
+        join_all((0..40).map(|_| world.exchange(GET))).await;
+    };
+    let asked =
+        |pods: &[harness::Server]| pods.iter().map(|pod| pod.requests() > 0).collect::<Vec<_>>();
+    let peer = |name: &str| {
+        let (name, node, zone) = (name.to_owned(), String::new(), String::new());
+        Activator { name, node, zone, addresses: vec![] }
+    };
+    world.change(|table| {
+        table.activators = ["a", "b"].map(|name| (name.to_owned(), peer(name))).into();
+    });
+    ask(&world).await;
+    assert_eq!(asked(&pods), [false, false, true, true], "the second of two has the second half");
+    world.change(|table| {
+        let own = vec!["b".to_owned()].into();
+        table.revisions.get_mut(&revision()).unwrap().activators = own;
+    });
+    // Its part is told again with its pods.
+    ask(&world).await;
+    assert_eq!(asked(&pods), [true; 4], "the only one of those that share them has all");
+}

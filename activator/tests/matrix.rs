@@ -1,0 +1,339 @@
+//! The answers that Knative's data plane gives when no app does, in both versions of HTTP.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod h2c;
+mod harness;
+
+use std::{net::SocketAddr, time::Duration};
+
+use common::wire::{Ingress, Revision};
+use futures::future::{BoxFuture, join_all};
+use h2c::Client;
+use harness::{GET, LONG, OK, World, revision, server, service};
+use http::Request;
+use tokio::{io::AsyncWriteExt as _, net::TcpListener};
+
+/// What is done before the question.
+type Setup = fn(&mut World) -> BoxFuture<'_, ()>;
+
+struct Row {
+    trigger: &'static str,
+    setup: Setup,
+    fields: &'static [(&'static str, &'static str)],
+    status: u16,
+    body: &'static str,
+}
+
+const HOST: &str = "hello.default.example.com";
+
+fn terms(world: &mut World, change: impl FnOnce(&mut Revision)) {
+    world.change(|table| change(table.revisions.get_mut(&revision()).unwrap()));
+}
+
+fn nothing(_world: &mut World) -> BoxFuture<'_, ()> {
+    Box::pin(async {})
+}
+
+/// A pod that takes requests and never answers.
+fn silent(world: &mut World) -> BoxFuture<'_, ()> {
+    Box::pin(async {
+        let pod = server(OK, LONG * 100).await;
+        world.ready("p", pod.address);
+    })
+}
+
+fn awake(world: &mut World) -> BoxFuture<'_, ()> {
+    Box::pin(async {
+        let pod = server(OK, Duration::ZERO).await;
+        world.ready("p", pod.address);
+    })
+}
+
+/// One request at the pod and as many waiting as may.
+fn full(world: &mut World) -> BoxFuture<'_, ()> {
+    Box::pin(async {
+        terms(world, |it| it.container_concurrency = 1);
+        silent(world).await;
+        for mut stream in join_all((0..13).map(|_| world.connect())).await {
+            stream.write_all(GET.as_bytes()).await.unwrap();
+            std::mem::forget(stream);
+        }
+        world.waiting(12).await;
+    })
+}
+
+fn refusing(world: &mut World) -> BoxFuture<'_, ()> {
+    Box::pin(async {
+        let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        world.ready("gone", gone);
+    })
+}
+
+/// A pod that closes when it has read a request.
+fn closing(world: &mut World) -> BoxFuture<'_, ()> {
+    Box::pin(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        world.ready("p", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                harness::read_head(&mut stream).await;
+            }
+        });
+    })
+}
+
+const SOON: Duration = Duration::from_millis(50);
+
+const ROWS: &[Row] = &[
+    Row {
+        trigger: "ten times the limit wait for each pod",
+        setup: full,
+        fields: &[],
+        status: 503,
+        body: "pending request queue full",
+    },
+    Row {
+        trigger: "timeoutSeconds while it waits",
+        setup: |world| {
+            terms(world, |it| it.timeout = SOON);
+            nothing(world)
+        },
+        fields: &[],
+        status: 504,
+        body: "activator request timeout",
+    },
+    Row {
+        trigger: "timeoutSeconds at a pod",
+        setup: |world| {
+            terms(world, |it| it.timeout = SOON);
+            silent(world)
+        },
+        fields: &[],
+        status: 504,
+        body: "activator request timeout",
+    },
+    Row {
+        trigger: "responseStartTimeoutSeconds",
+        setup: |world| {
+            terms(world, |it| it.response_start_timeout = Some(SOON));
+            silent(world)
+        },
+        fields: &[],
+        status: 504,
+        body: "activator request timeout",
+    },
+    Row {
+        trigger: "idleTimeoutSeconds before the first byte",
+        setup: |world| {
+            terms(world, |it| it.idle_timeout = Some(SOON));
+            silent(world)
+        },
+        fields: &[],
+        status: 504,
+        body: "activator request timeout",
+    },
+    Row {
+        trigger: "a revision that is unknown",
+        setup: |world| {
+            world.change(|table| table.revisions.clear());
+            nothing(world)
+        },
+        fields: &[],
+        status: 404,
+        body: "Error getting active endpoint: ",
+    },
+    Row {
+        trigger: "no connection to a pod",
+        setup: refusing,
+        fields: &[],
+        status: 502,
+        body: "cannot connect to pod at ",
+    },
+    Row {
+        trigger: "an exchange that breaks",
+        setup: closing,
+        fields: &[],
+        status: 502,
+        body: "pod at ",
+    },
+    Row {
+        trigger: "a kubelet's probe",
+        setup: nothing,
+        fields: &[("user-agent", "kube-probe/1.35")],
+        status: 200,
+        body: "",
+    },
+    Row {
+        trigger: "a kubelet's probe while draining",
+        setup: |world| {
+            world.activator.gateway.leaving.cancel();
+            nothing(world)
+        },
+        fields: &[("user-agent", "kube-probe/1.35")],
+        status: 503,
+        body: "shutting down",
+    },
+    Row {
+        trigger: "probe for queue, with a pod",
+        setup: awake,
+        fields: &[("k-network-probe", "queue")],
+        status: 200,
+        body: "queue",
+    },
+    Row {
+        trigger: "probe for queue, without",
+        setup: nothing,
+        fields: &[("k-network-probe", "queue")],
+        status: 503,
+        body: "",
+    },
+    Row {
+        trigger: "probe for activator",
+        setup: nothing,
+        fields: &[("k-network-probe", "activator")],
+        status: 200,
+        body: "activator",
+    },
+    Row {
+        trigger: "probe with a hash",
+        setup: nothing,
+        fields: &[("k-network-probe", "probe"), ("k-network-hash", "abc")],
+        status: 200,
+        body: "",
+    },
+    Row {
+        trigger: "probe without a hash",
+        setup: nothing,
+        fields: &[("k-network-probe", "probe")],
+        status: 400,
+        body: "a probe request must contain a non-empty \"K-Network-Hash\" header",
+    },
+    Row {
+        trigger: "a probe of no known kind",
+        setup: nothing,
+        fields: &[("k-network-probe", "other")],
+        status: 400,
+        body: "unexpected probe header value: other",
+    },
+    Row {
+        trigger: "no revision to serve it",
+        setup: |world| {
+            world.change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
+            nothing(world)
+        },
+        fields: &[],
+        status: 503,
+        body: "service default/hello has no revision to serve it yet",
+    },
+];
+
+async fn http1(door: SocketAddr, world: &World, row: &Row) -> (u16, String) {
+    let fields = row.fields.iter().map(|(name, value)| format!("{name}: {value}\r\n"));
+    let fields = fields.collect::<String>();
+    let request = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n{fields}\r\n");
+    let answer = world.exchange_at(door, &request).await;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, "no answer"));
+    (head.get(9..12).and_then(|it| it.parse().ok()).unwrap_or(0), body.to_owned())
+}
+
+async fn http2(door: SocketAddr, row: &Row) -> (u16, String) {
+    let request = Request::get(format!("http://{HOST}/"));
+    let request = row.fields.iter().fold(request, |it, (name, value)| it.header(*name, *value));
+    let answer = Client::at(door).await.ask(request, &[]).await.unwrap();
+    (answer.head.status().as_u16(), answer.body)
+}
+
+#[tokio::test]
+async fn whoever_gets_no_answer_from_an_app_gets_knatives() {
+    for row in ROWS {
+        let mut world = World::with(|config| config.max_waiting = 2).await;
+        (row.setup)(&mut world).await;
+        let door = SocketAddr::from(([127, 0, 0, 1], world.port));
+        let (old, new) = tokio::join!(http1(door, &world, row), http2(door, row));
+        for (status, body) in [old, new] {
+            assert_eq!(status, row.status, "{}: {body}", row.trigger);
+            let is_said = match row.body {
+                begun if begun.ends_with(' ') => {
+                    body.starts_with(begun) && body.len() > begun.len()
+                }
+                whole => body == whole,
+            };
+            assert!(is_said, "{}: {body}", row.trigger);
+        }
+    }
+}
+
+#[tokio::test]
+async fn from_outside_a_probe_is_a_request() {
+    for row in ROWS.iter().filter(|row| !row.fields.is_empty()) {
+        let mut world = World::new().await;
+        awake(&mut world).await;
+        assert_eq!(
+            http1(world.outside, &world, row).await,
+            (200, "hello".into()),
+            "{}",
+            row.trigger
+        );
+        assert_eq!(http2(world.outside, row).await, (200, "hello".into()), "{}", row.trigger);
+    }
+}
+
+#[tokio::test]
+async fn a_redirected_host_answers_301() {
+    let mut world = World::new().await;
+    world.change(|table| {
+        let ingress = Ingress { redirects: true, ..Ingress::default() };
+        table.services.get_mut(&service()).unwrap().ingress = Some(Box::new(ingress));
+    });
+    let row = &ROWS[0];
+    assert_eq!(http1(world.outside, &world, row).await.0, 301);
+    assert_eq!(http2(world.outside, row).await.0, 301);
+}
+
+#[tokio::test]
+async fn a_hash_comes_back() {
+    let world = World::new().await;
+    let request = Request::get(format!("http://{HOST}/"))
+        .header("k-network-probe", "probe")
+        .header("k-network-hash", "abc");
+    let answer = Client::connect(world.port).await.ask(request, &[]).await.unwrap();
+    assert_eq!(answer.head.headers()["k-network-hash"], "abc");
+}
+
+/// A started answer keeps its code; how it ends depends on what was promised of its length.
+#[tokio::test]
+async fn a_timeout_after_the_head_is_said_at_the_end_of_the_body() {
+    const TEXT: &str = "activator request timeout";
+    for (head, body, ends) in [
+        // Nothing was promised: it ends in order.
+        ("transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n", "hello", true),
+        // More than the text has room for.
+        ("content-length: 100\r\n\r\nhello", "hello", false),
+        // The text would not fit.
+        ("content-length: 9\r\n\r\nhello", "hello", false),
+    ] {
+        for bound in ["whole", "idle"] {
+            let mut world = World::new().await;
+            terms(&mut world, |it| match bound {
+                "whole" => it.timeout = SOON,
+                _ => it.idle_timeout = Some(SOON),
+            });
+            let answer: &'static str = format!("HTTP/1.1 200 OK\r\n{head}").leak();
+            let pod = server(answer, Duration::ZERO).await;
+            world.ready("p", pod.address);
+            let answer = world.exchange(GET).await;
+            let (head, told) = answer.split_once("\r\n\r\n").unwrap();
+            assert!(head.starts_with("HTTP/1.1 200 OK"), "{bound}: {answer}");
+            let wanted = match ends {
+                true => format!("5\r\n{body}\r\n19\r\n{TEXT}\r\n0\r\n\r\n"),
+                false if answer.contains("content-length: 100") => format!("{body}{TEXT}"),
+                false => body.to_owned(),
+            };
+            if ends {
+                assert!(told.starts_with(&wanted), "{bound}: {told}");
+            } else {
+                assert_eq!(told, wanted, "{bound}");
+            }
+        }
+    }
+}

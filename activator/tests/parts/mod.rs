@@ -1,0 +1,154 @@
+//! An activator as a whole, between a controller and an autoscaler that tests speak for.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{net::Ipv4Addr, path::PathBuf, pin::Pin};
+
+use activator::Config;
+use common::{
+    link,
+    outbox::Outbox,
+    wire::{
+        PodItem, RouteChange, RouteKey, UsageItem,
+        raw::{
+            self,
+            pods_server::{Pods, PodsServer},
+            routes_server::{Routes, RoutesServer},
+            usage_server::{Usage, UsageServer},
+        },
+    },
+};
+use futures::Stream;
+use tokio::{sync::mpsc, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming, transport::Server};
+
+use crate::harness::LONG;
+
+pub struct Controller {
+    pub routes: Outbox<RouteKey, RouteChange>,
+    pub stop: CancellationToken,
+}
+
+#[tonic::async_trait]
+impl Routes for Controller {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<raw::RouteItem, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        _who: Request<raw::Subscriber>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        Ok(Response::new(Box::pin(link::route_stream(
+            self.routes.subscribe(),
+            self.stop.clone(),
+            Some,
+        ))))
+    }
+}
+
+pub struct Reports(pub mpsc::Sender<PodItem>, pub CancellationToken);
+
+#[tonic::async_trait]
+impl Pods for Reports {
+    async fn report(
+        &self,
+        items: Request<Streaming<raw::PodItem>>,
+    ) -> Result<Response<raw::Empty>, Status> {
+        let each = |item| drop(self.0.try_send(item));
+        link::receive(items.into_inner(), &self.1, each).await?;
+        Ok(Response::new(raw::Empty {}))
+    }
+}
+
+pub struct Autoscaler(pub mpsc::Sender<UsageItem>, pub CancellationToken);
+
+#[tonic::async_trait]
+impl Usage for Autoscaler {
+    async fn report(
+        &self,
+        items: Request<Streaming<raw::UsageItem>>,
+    ) -> Result<Response<raw::Empty>, Status> {
+        let each = |item| drop(self.0.try_send(item));
+        link::receive(items.into_inner(), &self.1, each).await?;
+        Ok(Response::new(raw::Empty {}))
+    }
+}
+
+/// An activator that runs, and what it is told and tells.
+pub struct Running {
+    pub routes: Outbox<RouteKey, RouteChange>,
+    pub pods: mpsc::Receiver<PodItem>,
+    pub usages: mpsc::Receiver<UsageItem>,
+    /// Tells it to stop.
+    pub stop: CancellationToken,
+    activator: JoinHandle<Result<(), activator::Error>>,
+    /// Ends the others.
+    end: CancellationToken,
+    folder: PathBuf,
+}
+
+impl Running {
+    pub async fn start(name: &str, change: impl FnOnce(&mut Config)) -> Self {
+        let folder = std::env::temp_dir().join(format!("activator-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let endpoint = |name: &str| format!("unix:{}/{name}.sock", folder.display());
+        let (stop, end) = (CancellationToken::new(), CancellationToken::new());
+        let routes = Outbox::new();
+        let (seen, pods) = mpsc::channel(1000);
+        let (told, usages) = mpsc::channel(1000);
+        let control = Server::builder()
+            .add_service(RoutesServer::new(Controller {
+                routes: routes.clone(),
+                stop: end.clone(),
+            }))
+            .add_service(PodsServer::new(Reports(seen, end.clone())));
+        let scale = Server::builder().add_service(UsageServer::new(Autoscaler(told, end.clone())));
+        let (at_controller, at_autoscaler) = (endpoint("controller"), endpoint("autoscaler"));
+        let mut config = Config::defaults();
+        config.listen = vec![Ipv4Addr::LOCALHOST.into()];
+        config.admin = "127.0.0.1:0".parse().unwrap();
+        (config.controller, config.autoscaler) = (at_controller.clone(), at_autoscaler.clone());
+        config.drain_ms = 100;
+        change(&mut config);
+        let (control_end, scale_end) = (end.clone(), end.clone());
+        tokio::spawn(async move { link::serve(&at_controller, control, control_end).await });
+        tokio::spawn(async move { link::serve(&at_autoscaler, scale, scale_end).await });
+        let activator = tokio::spawn(activator::run(config, stop.clone()));
+        Self { routes, pods, usages, stop, activator, end, folder }
+    }
+
+    /// Waits until everything that was said is in force.
+    pub async fn in_force(&mut self) {
+        let version = self.routes.version();
+        next(&mut self.pods, |item| applied(item).filter(|it| *it == version)).await;
+    }
+
+    /// Whether the activator has ended.
+    pub fn is_over(&self) -> bool {
+        self.activator.is_finished()
+    }
+
+    /// Waits until the activator has ended.
+    pub async fn over(mut self) {
+        tokio::time::timeout(LONG, &mut self.activator).await.unwrap().unwrap().unwrap();
+        self.end.cancel();
+        std::fs::remove_dir_all(&self.folder).unwrap();
+    }
+}
+
+/// The next item for which `wanted` has an answer.
+pub async fn next<T, R>(items: &mut mpsc::Receiver<T>, wanted: impl Fn(T) -> Option<R>) -> R {
+    let find = async {
+        loop {
+            let item = items.recv().await.expect("the stream stands");
+            if let Some(found) = wanted(item) {
+                return found;
+            }
+        }
+    };
+    tokio::time::timeout(LONG, find).await.expect("is told in time")
+}
+
+pub fn applied(item: PodItem) -> Option<u64> {
+    if let PodItem::Applied(version) = item { Some(version) } else { None }
+}

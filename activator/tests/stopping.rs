@@ -1,0 +1,133 @@
+//! An activator that is told to stop: who is still led to it is served.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod h2c;
+mod harness;
+mod parts;
+
+use std::{net::SocketAddr, time::Duration};
+
+use common::wire::{Activator, PodPhase, RouteChange, RouteKey};
+use h2c::Client;
+use harness::{
+    GET, LONG, OK, hello, hello_1, pod, read_head, rest, revision, server, service, until,
+};
+use parts::Running;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+fn free() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+async fn ask(port: u16, request: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    rest(&mut stream).await
+}
+
+fn own() -> (RouteKey, RouteChange) {
+    let (name, node, zone) = ("activator".to_owned(), String::new(), String::new());
+    let activator = Activator { name: name.clone(), node, zone, addresses: vec![] };
+    (RouteKey::Activator(name), RouteChange::Activator(activator))
+}
+
+/// An activator with a service whose pod answers after `pause`.
+async fn lingering(name: &str, linger_ms: u64, pause: Duration) -> (Running, u16, u16) {
+    let admin = free();
+    let mut running = Running::start(name, |config| {
+        config.admin = SocketAddr::from(([127, 0, 0, 1], admin));
+        (config.linger_ms, config.settle_ms, config.drain_ms) = (linger_ms, 10, 20_000);
+    })
+    .await;
+    let (port, server) = (free(), server(OK, pause).await);
+    let (key, change) = own();
+    running.routes.set(key, change);
+    running.routes.set(RouteKey::Revision(revision()), RouteChange::Revision(hello_1()));
+    running.routes.set(RouteKey::Service(service()), RouteChange::Service(hello(port)));
+    let ready = pod("p", server.address, PodPhase::Ready);
+    running.routes.set(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
+    running.in_force().await;
+    (running, port, admin)
+}
+
+#[tokio::test]
+async fn it_serves_until_the_table_names_it_no_more() {
+    let (mut running, port, admin) = lingering("stopping", 600_000, Duration::ZERO).await;
+    let ready = "GET /readyz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    // Until the stream to the autoscaler stands, too.
+    while !ask(admin, ready).await.starts_with("HTTP/1.1 200 ") {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let mut kept = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let get = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+    kept.write_all(get.as_bytes()).await.unwrap();
+    assert!(!read_head(&mut kept).await.contains("connection: close"));
+    kept.read_exact(&mut [0; 5]).await.unwrap();
+
+    running.stop.cancel();
+    while ask(admin, ready).await.starts_with("HTTP/1.1 200 ") {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(ask(admin, ready).await.ends_with("shutting down\n"));
+    let probe =
+        "GET / HTTP/1.1\r\nhost: a\r\nuser-agent: kube-probe/1\r\nconnection: close\r\n\r\n";
+    let answer = ask(port, probe).await;
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.ends_with("shutting down"), "{answer}");
+    kept.write_all(get.as_bytes()).await.unwrap();
+    let answer = rest(&mut kept).await;
+    assert!(answer.contains("connection: close\r\n") && answer.ends_with("hello"), "{answer}");
+    for _ in 0..20 {
+        assert!(ask(port, GET).await.ends_with("hello"), "new connections are served");
+    }
+    // HTTP/2 clients are asked to go by GOAWAY.
+    let client = Client::connect(port).await;
+    client.ask(h2c::get("/"), &[]).await.unwrap();
+    until(|| client.is_closed()).await;
+    assert!(!running.is_over());
+
+    running.routes.remove(&own().0);
+    running.in_force().await;
+    running.over().await;
+    assert!(TcpStream::connect(("127.0.0.1", port)).await.is_err());
+}
+
+#[tokio::test]
+async fn it_goes_when_its_time_is_over_and_lets_requests_in_flight_end() {
+    let (running, port, _) = lingering("late", 50, Duration::from_millis(500)).await;
+    let mut asked = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    asked.write_all(GET.as_bytes()).await.unwrap();
+    let call = Client::connect(port).await;
+    let second = tokio::spawn(call.ask(h2c::get("/"), &[]));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    running.stop.cancel();
+    assert!(rest(&mut asked).await.ends_with("hello"));
+    assert_eq!(second.await.unwrap().unwrap().body, "hello");
+    running.over().await;
+}
+
+#[tokio::test]
+async fn a_request_that_waits_still_gets_its_pod() {
+    let (mut running, port, _) = lingering("waits", 10, Duration::ZERO).await;
+    running.routes.remove(&RouteKey::Pod("p".to_owned()));
+    running.in_force().await;
+    let mut asked = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    asked.write_all(GET.as_bytes()).await.unwrap();
+    let waits = |item| matches!(item, common::wire::UsageItem::Seen(_)).then_some(());
+    parts::next(&mut running.usages, waits).await;
+    running.stop.cancel();
+    // No connection is taken any more.
+    let closed = async {
+        while TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(LONG, closed).await.unwrap();
+    let late = server(OK, Duration::ZERO).await;
+    let ready = pod("late", late.address, PodPhase::Ready);
+    running.routes.set(RouteKey::Pod("late".to_owned()), RouteChange::Pod(ready.into()));
+    assert!(rest(&mut asked).await.ends_with("hello"));
+    running.over().await;
+}
