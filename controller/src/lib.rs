@@ -39,6 +39,7 @@ pub mod knative;
 pub mod kube;
 pub mod local;
 pub mod machine;
+pub mod observe;
 pub mod parse;
 pub mod plan;
 pub mod policy;
@@ -47,6 +48,7 @@ pub mod restore;
 pub mod retention;
 pub mod rollout;
 pub mod shared;
+pub mod want;
 pub mod world;
 
 pub use config::Config;

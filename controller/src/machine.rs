@@ -14,16 +14,23 @@ use common::{
     outbox::Outbox,
     wire::{Decision, Name, PodSeen, Role, RouteChange, RouteKey, Subscriber},
 };
+use serde_json::Value;
 use tracing::info;
 
 use crate::{
+    children::Resource,
+    kube::{Key, Trouble},
     plan::{self, Facts, Plan},
     render::ObjectKey,
-    world::{App, Decided, Kind, Manifest, Peer, Pod, Revision, Stage, Stamp, Truth, World},
+    world::{
+        App, Decided, Kind, Manifest, Peer, Platform, Pod, Revision, Stage, Stamp, Truth, World,
+    },
 };
 
 mod allot;
+mod keys;
 mod manifest;
+mod observe;
 mod said;
 
 pub use said::{Routes, Said};
@@ -63,6 +70,12 @@ pub enum Event {
     Unfollow(Subscriber, u64),
     /// The node says how a pod fares.
     Status(PodStatus),
+    /// An object of the API server as it is; without one: it is gone.
+    Observe(Resource, Name, Option<Box<Value>>),
+    /// An object cannot be written, for this reason; or it can again.
+    Trouble(Key, Option<Trouble>),
+    /// Whether this replica writes.
+    Lead(bool),
     /// Time has passed.
     Tick,
 }
@@ -76,8 +89,10 @@ pub struct Effects {
     pub stop: Vec<String>,
     /// Names that now lead to these addresses; empty: the name is gone.
     pub names: Vec<(Name, Vec<IpAddr>)>,
-    /// Objects that changed or went.
+    /// Objects that changed or went, on the local platform.
     pub objects: Vec<ObjectKey>,
+    /// Parts of objects that may have to be written, on Kubernetes.
+    pub keys: Vec<Key>,
 }
 
 /// The controller's core.
@@ -87,6 +102,8 @@ pub struct Machine {
     routes: Outbox<RouteKey, Said>,
     /// Which app a pod belongs to, by UID.
     owners: BTreeMap<String, Name>,
+    /// UIDs of observed pods.
+    uids: BTreeMap<Name, Box<str>>,
     /// Pods each reporter has named, by reporter.
     reports: BTreeMap<String, Report>,
     /// Revisions the current decision stream has not named yet.
@@ -117,6 +134,7 @@ impl Machine {
             world,
             routes,
             owners: BTreeMap::new(),
+            uids: BTreeMap::new(),
             reports: BTreeMap::new(),
             undecided: None,
             draining: BTreeSet::new(),
@@ -170,6 +188,11 @@ impl Machine {
             Event::Follow(who, stream) => self.follow(&who, stream),
             Event::Unfollow(who, stream) => self.unfollow(&who, stream, now),
             Event::Status(status) => self.status(status, now),
+            Event::Observe(resource, name, object) => {
+                self.observe(resource, name, object.as_deref(), now);
+            }
+            Event::Trouble(key, trouble) => self.trouble(&key, trouble, now),
+            Event::Lead(leads) => self.lead(leads, now),
             Event::Tick => self.tick(now),
         }
         std::mem::take(&mut self.effects)
@@ -349,8 +372,16 @@ impl Machine {
         let plan = plan::app(&self.world, name, now);
         let before = before.unwrap_or(&current);
         let stamped = self.say_routes(name, before, &plan);
-        self.orders(name, before, plan.app.as_ref());
-        self.objects(name, before, plan.app.as_ref(), rewrite);
+        match self.world.settings.platform {
+            Platform::Local => {
+                self.orders(name, before, plan.app.as_ref());
+                self.objects(name, before, plan.app.as_ref(), rewrite);
+            }
+            Platform::Kubernetes => {
+                let keys = keys::changed(name, before, plan.app.as_ref(), &self.world);
+                self.effects.keys.extend(keys);
+            }
+        }
         self.set_timer(name, plan.timer);
         let Some(mut app) = plan.app else {
             self.forget(name);

@@ -17,7 +17,7 @@ mod status;
 mod traffic;
 
 pub use revision::{Facts, Templates};
-pub(crate) use routes::host_name;
+pub(crate) use routes::{host_name, tagged};
 
 /// What one app should be.
 #[derive(Clone, Debug, PartialEq)]

@@ -288,9 +288,39 @@ fn allotted(route: &Route) -> String {
     route.allotted.iter().filter_map(one).collect::<Vec<_>>().join(" ")
 }
 
-fn revision(app: &App, revision: &Revision, owner: &Name) -> Value {
+/// Configuration or Route as made for a Service, without status.
+pub(crate) fn made_for_service(kind: ObjectKind, service: &Service, name: &Name) -> Value {
+    let Service { meta: own, manifest, .. } = service;
+    let (mut labels, mut annotations) = (manifest.labels.to_map(), manifest.annotations.to_map());
+    labels.insert(key::SERVICE.into(), name.name.clone());
+    let spec = if kind == ObjectKind::Configuration {
+        labels.insert(key::SERVICE_UID.into(), own.uid.to_string());
+        annotations.retain(|name, _| !key::ROLLOUT_DURATION.contains(&name.as_str()));
+        annotations.insert(key::ROUTES.into(), name.name.clone());
+        json!({"template": template(&manifest.template)})
+    } else {
+        let mut traffic = wanted_traffic(&manifest.traffic);
+        for target in traffic.iter_mut().filter(|it| it.revision_name.is_none()) {
+            target.configuration_name = Some(name.name.clone());
+        }
+        json!({"traffic": traffic})
+    };
+    let metadata = ObjectMeta {
+        name: Some(name.name.clone()),
+        namespace: Some(name.namespace.clone()),
+        labels: Some(labels),
+        annotations: Some(annotations).filter(|it| !it.is_empty()),
+        owner_references: owned("Service", &name.name, own),
+        ..ObjectMeta::default()
+    };
+    let kind = if kind == ObjectKind::Configuration { "Configuration" } else { "Route" };
+    json!({"apiVersion": API_VERSION, "kind": kind, "metadata": value(metadata), "spec": spec})
+}
+
+/// Labels, annotations and owner of a Revision.
+pub(crate) fn revision_meta(app: &App, revision: &Revision, owner: &Name) -> ObjectMeta {
     let name = Name::new(owner.namespace.as_str(), &*revision.name);
-    let mut template = template(&revision.template);
+    let template = template(&revision.template);
     let metadata = template.get("metadata").cloned().unwrap_or_default();
     let given: ObjectMeta = serde_json::from_value(metadata).unwrap_or_default();
     let mut metadata = meta(&name, &revision.meta);
@@ -326,6 +356,12 @@ fn revision(app: &App, revision: &Revision, owner: &Name) -> Value {
     }
     metadata.annotations = Some(annotations);
     metadata.owner_references = owned("Configuration", &owner.name, &configuration);
+    metadata
+}
+
+fn revision(app: &App, revision: &Revision, owner: &Name) -> Value {
+    let metadata = revision_meta(app, revision, owner);
+    let mut template = template(&revision.template);
     let digest = |(name, digest): &(Box<str>, Box<str>)| ContainerDigest {
         name: name.to_string(),
         image_digest: digest.to_string(),

@@ -66,11 +66,11 @@ pub fn app(objects: &Objects, boot: &str) -> App {
     app
 }
 
-fn array(value: &Value) -> impl Iterator<Item = &Value> {
+pub(crate) fn array(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-fn text(value: &Value) -> Option<Box<str>> {
+pub(crate) fn text(value: &Value) -> Option<Box<str>> {
     value.as_str().filter(|text| !text.is_empty()).map(Into::into)
 }
 
@@ -82,7 +82,7 @@ fn stamp(time: &Time) -> Stamp {
     Stamp(u64::try_from(time.0.as_millisecond()).unwrap_or_default())
 }
 
-fn meta(object: &Value) -> Meta {
+pub(crate) fn meta(object: &Value) -> Meta {
     let meta = object_meta(object);
     Meta {
         uid: meta.uid.as_deref().and_then(Uid::parse).unwrap_or_default(),
@@ -105,7 +105,7 @@ fn manifest(service: &Value) -> Manifest {
 }
 
 /// The template as `parse` writes it, whatever order its keys had on disk.
-fn canonical(template: &Value) -> Arc<str> {
+pub(crate) fn canonical(template: &Value) -> Arc<str> {
     let typed: crate::knative::RevisionTemplate =
         serde_json::from_value(template.clone()).unwrap_or_default();
     serde_json::to_string(&typed).unwrap_or_default().into()
@@ -115,7 +115,7 @@ fn percent(value: &Value) -> u8 {
     value["percent"].as_u64().and_then(|it| u8::try_from(it).ok()).unwrap_or_default()
 }
 
-fn traffic(value: &Value) -> Traffic {
+pub(crate) fn traffic(value: &Value) -> Traffic {
     Traffic {
         tag: text(&value["tag"]),
         revision: text(&value["revisionName"]),
@@ -124,7 +124,7 @@ fn traffic(value: &Value) -> Traffic {
     }
 }
 
-fn assigned(value: &Value) -> Option<Assigned> {
+pub(crate) fn assigned(value: &Value) -> Option<Assigned> {
     Some(Assigned {
         tag: text(&value["tag"]),
         revision: text(&value["revisionName"])?,
@@ -180,12 +180,8 @@ fn revision(value: &Value, objects: &Objects, boot: &str) -> Revision {
 /// The template a Revision was made of: its metadata without what the controller added.
 fn revision_template(value: &Value, own: &ObjectMeta, objects: &Objects) -> Arc<str> {
     let user = |map: &Option<std::collections::BTreeMap<String, String>>| {
-        let theirs = [key::PROGRESS_DEADLINE[0], key::PROGRESS_DEADLINE[1], key::NO_GC];
         let mut map = map.clone().unwrap_or_default();
-        map.retain(|name, _| {
-            theirs.contains(&name.as_str())
-                || !(name.starts_with("serving.knative.dev/") || *name == key::REACHED)
-        });
+        map.retain(|name, _| key::is_users(name));
         Some(map).filter(|map| !map.is_empty())
     };
     let wanted = &objects.service["spec"]["template"]["metadata"]["name"];
@@ -218,7 +214,7 @@ fn pod(value: &Value, boot: &str) -> Option<Pod> {
     })
 }
 
-fn conditions(into: &mut Conditions, object: &Value, table: &[(Kind, &str)]) {
+pub(crate) fn conditions(into: &mut Conditions, object: &Value, table: &[(Kind, &str)]) {
     let all: Vec<Condition> =
         serde_json::from_value(object["status"]["conditions"].clone()).unwrap_or_default();
     for (kind, name) in table {

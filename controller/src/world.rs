@@ -17,7 +17,7 @@ use common::{
 };
 use k8s_openapi::jiff;
 
-use crate::{plan::Templates, policy::AutoscalerConfig};
+use crate::{children, observe::Standing, plan::Templates, policy::AutoscalerConfig};
 
 /// A moment, in milliseconds since 1970. The shell's clock never runs backwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -217,6 +217,8 @@ pub struct Route {
     pub allotted: Vec<Allotment>,
     /// Who gets the requests now.
     pub traffic: Vec<Assigned>,
+    /// Why one of its names cannot be had.
+    pub blocked: Option<Box<Why>>,
 }
 
 /// The numbers one name of a route holds for as long as it lives.
@@ -228,6 +230,15 @@ pub struct Allotment {
     pub addresses: Addresses,
     /// Its port at the activators.
     pub port: u16,
+}
+
+/// What the Service of a name says of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placeholder {
+    /// Its ClusterIPs, IPv4 first.
+    pub addresses: Box<[IpAddr]>,
+    /// Its port at the activators, once one is allotted.
+    pub port: Option<u16>,
 }
 
 /// Where the ClusterIPs of a name come from.
@@ -279,6 +290,8 @@ pub struct Revision {
     pub reached: bool,
     /// Why its pods do not become ready; kept until one does.
     pub failure: Option<Box<Why>>,
+    /// Why Kubernetes makes no pods for it.
+    pub blocked: Option<Box<Why>>,
     /// What the autoscaler decided last, if it has decided.
     pub decided: Option<Decided>,
     /// Pods wanted by the latest plan.
@@ -343,6 +356,8 @@ pub struct Placed {
     pub kubelet: Kubelet,
     /// Somebody deleted it.
     pub deleted: bool,
+    /// Why no node takes it.
+    pub unschedulable: Option<Why>,
 }
 
 /// What the kubelet says of a pod's readiness.
@@ -558,6 +573,10 @@ pub enum Platform {
 pub struct Settings {
     /// Who makes objects and pods.
     pub platform: Platform,
+    /// The namespace of our own parts.
+    pub namespace: String,
+    /// What operators chose for Deployments.
+    pub children: children::Config,
     /// Domain of URLs from outside: `http://NAME.NAMESPACE.DOMAIN`.
     pub domain: String,
     /// Domain of names inside: `NAME.NAMESPACE.svc.CLUSTER_DOMAIN`.
@@ -582,6 +601,8 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             platform: Platform::Local,
+            namespace: "knative-serving".into(),
+            children: children::Config::default(),
             domain: "localhost".into(),
             cluster_domain: "cluster.local".into(),
             node: "rouse".into(),
@@ -642,6 +663,10 @@ pub struct World {
     pub hosts: BTreeSet<u16>,
     /// Activator ports in use.
     pub ports: BTreeSet<u16>,
+    /// What stands on Services that are names of routes; by their names.
+    pub placeholders: BTreeMap<Name, Placeholder>,
+    /// Activators' pods.
+    pub activators: BTreeMap<String, (Activator, Standing)>,
     /// Zones of nodes, where they have one.
     pub zones: BTreeMap<String, String>,
     /// Whether what is planned is carried out. On Kubernetes one replica of the controller leads; the others only watch.
@@ -726,6 +751,8 @@ impl Default for World {
             templates: Templates::default(),
             hosts: BTreeSet::new(),
             ports: BTreeSet::new(),
+            placeholders: BTreeMap::new(),
+            activators: BTreeMap::new(),
             zones: BTreeMap::new(),
             leads: true,
             referrers: BTreeMap::new(),
@@ -744,6 +771,21 @@ impl World {
     pub fn revision(&self, namespace: &str, name: &str) -> Option<&Revision> {
         let app = self.app_of(&Name::new(namespace, name))?;
         self.apps.get(&app)?.revision(name)
+    }
+
+    /// The app that holds a name: its own, or one of its tags'.
+    pub fn app_named(&self, name: &Name) -> Option<Name> {
+        if self.apps.get(name).is_some_and(|app| app.route.is_some()) {
+            return Some(name.clone());
+        }
+        let cuts = name.name.match_indices('-').map(|(at, _)| name.name.split_at(at));
+        let mut apps =
+            cuts.map(|(tag, rest)| (tag, Name::new(name.namespace.as_str(), &rest[1..])));
+        let holds = |tag: &str, app: &Name| {
+            let app = self.apps.get(app);
+            app.is_some_and(|app| app.allotted().iter().any(|it| it.tag.as_deref() == Some(tag)))
+        };
+        apps.find(|(tag, app)| holds(tag, app)).map(|(_, app)| app)
     }
 
     /// The app a revision belongs to: its name begins with the app's, then `-`, unless that would be too long.

@@ -73,3 +73,11 @@ pub const PATH: &str = "rouse.dev/path";
 pub const ALLOTTED: &str = "rouse.dev/allotted";
 /// On a Revision: its initial scale was reached once.
 pub const REACHED: &str = "rouse.dev/initial-scale-reached";
+
+/// Whether a label or annotation of a Revision was the user's, and not put there by the controller.
+pub fn is_users(name: &str) -> bool {
+    let theirs = [PROGRESS_DEADLINE[0], PROGRESS_DEADLINE[1], NO_GC];
+    let ours = name.starts_with("serving.knative.dev/") || name == REACHED;
+    let written = name == crate::kube::cache::APPLIED;
+    theirs.contains(&name) || !(ours || written)
+}

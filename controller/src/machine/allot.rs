@@ -2,7 +2,10 @@
 
 use common::wire::Name;
 
-use crate::world::{Addresses, Allotment, App, Platform, World};
+use crate::{
+    plan,
+    world::{Addresses, Allotment, App, Platform, World},
+};
 
 /// Allots what the app's names lack and releases what no name needs any more.
 pub(super) fn allot(app: &mut App, name: &Name, world: &mut World) {
@@ -14,20 +17,44 @@ pub(super) fn allot(app: &mut App, name: &Name, world: &mut World) {
     give_back(&left, world);
     route.allotted = kept;
     for tag in tags {
-        if route.allotted.iter().any(|it| it.tag == tag) {
-            continue;
-        }
-        let hash = hash(name, tag.as_deref());
-        let addresses = match world.settings.platform {
-            Platform::Local => free_host(hash, world).map(Addresses::Host),
-            Platform::Kubernetes => Some(Addresses::Given(Box::new([]))),
+        let held = route.allotted.iter_mut().find(|it| it.tag == tag);
+        let allotted = match (world.settings.platform, held) {
+            (Platform::Local, Some(_)) => continue,
+            (Platform::Local, None) => ours(name, tag, world),
+            (Platform::Kubernetes, Some(held)) => {
+                if let Some(seen) = world.placeholders.get(&service(name, held.tag.as_deref())) {
+                    held.addresses = Addresses::Given(seen.addresses.clone());
+                }
+                continue;
+            }
+            (Platform::Kubernetes, None) => given(name, tag, world),
         };
-        if let (Some(addresses), Some(port)) = (addresses, free_port(hash, world)) {
-            let allotted = Allotment { tag, addresses, port };
+        if let Some(allotted) = allotted {
             take(&allotted, world);
             route.allotted.push(allotted);
         }
     }
+}
+
+fn ours(name: &Name, tag: Option<Box<str>>, world: &World) -> Option<Allotment> {
+    let hash = hash(name, tag.as_deref());
+    let addresses = Addresses::Host(free_host(hash, world)?);
+    Some(Allotment { tag, addresses, port: free_port(hash, world)? })
+}
+
+/// What the Service of the name holds. Only who leads allots a port that no Service holds yet, or that two hold.
+fn given(name: &Name, tag: Option<Box<str>>, world: &World) -> Option<Allotment> {
+    let seen = world.placeholders.get(&service(name, tag.as_deref()));
+    let kept = seen.and_then(|it| it.port).filter(|port| !world.ports.contains(port));
+    let fresh = || free_port(hash(name, tag.as_deref()), world).filter(|_| world.leads);
+    let port = kept.or_else(fresh)?;
+    let addresses = seen.map(|it| it.addresses.clone()).unwrap_or_default();
+    Some(Allotment { tag, addresses: Addresses::Given(addresses), port })
+}
+
+/// The Service that bears a name of a route.
+fn service(name: &Name, tag: Option<&str>) -> Name {
+    Name::new(name.namespace.as_str(), plan::tagged(tag, &name.name))
 }
 
 /// Marks what a restored app holds as taken.
@@ -47,7 +74,7 @@ pub(super) fn release(app: &App, world: &mut World) {
     give_back(app.allotted(), world);
 }
 
-fn give_back(all: &[Allotment], world: &mut World) {
+pub(super) fn give_back(all: &[Allotment], world: &mut World) {
     for it in all {
         if let Addresses::Host(host) = it.addresses {
             world.hosts.remove(&host);

@@ -66,7 +66,7 @@ impl Machine {
         last: &mut Option<(Name, Vec<RouteChange>)>,
     ) -> Option<RouteChange> {
         let app = match key {
-            RouteKey::Service(name) => self.app_named(name)?,
+            RouteKey::Service(name) => self.world.app_named(name)?,
             RouteKey::Revision(name) => self.world.app_of(name)?,
             RouteKey::Pod(uid) => self.owners.get(uid)?.clone(),
             RouteKey::Activator(name) => {
@@ -84,20 +84,5 @@ impl Machine {
         }
         let (_, subjects) = last.as_ref()?;
         subjects.iter().find(|change| change.key().as_ref() == Some(key)).cloned()
-    }
-
-    /// The app that holds a name: its own, or one of its tags'.
-    fn app_named(&self, name: &Name) -> Option<Name> {
-        if self.world.apps.contains_key(name) {
-            return Some(name.clone());
-        }
-        let cuts = name.name.match_indices('-').map(|(at, _)| name.name.split_at(at));
-        let mut apps =
-            cuts.map(|(tag, rest)| (tag, Name::new(name.namespace.as_str(), &rest[1..])));
-        let holds = |tag: &str, app: &Name| {
-            let app = self.world.apps.get(app);
-            app.is_some_and(|app| app.allotted().iter().any(|it| it.tag.as_deref() == Some(tag)))
-        };
-        apps.find(|(tag, app)| holds(tag, app)).map(|(_, app)| app)
     }
 }

@@ -19,6 +19,7 @@ use k8s_openapi::{
 
 use super::Timer;
 use crate::{
+    children::child_name,
     knative::{RevisionTemplate, key},
     parse,
     policy::parse_duration,
@@ -265,7 +266,7 @@ pub(crate) fn ensure(app: &mut App, name: &Name, world: &World, now: Stamp) {
     if app.leaving() || generation == 0 || app.latest_created().is_some() {
         return;
     }
-    let counted = || format!("{}-{generation:05}", name.name).into_boxed_str();
+    let counted = || child_name(&name.name, &format!("-{generation:05}")).into_boxed_str();
     let revision = configuration.revision.clone().unwrap_or_else(counted);
     let maker = configuration.meta.uid.to_string();
     let uid = match world.settings.platform {

@@ -6,6 +6,7 @@ use common::wire::{Name, Path, Pod, PodPhase, Protocol, RouteChange, Service, Ta
 
 use super::{Facts, View, scale, status, traffic};
 use crate::{
+    children::child_name,
     knative::key,
     parse::RESPONSE_START,
     world::{self, Allotment, App, Revision, Routing, Stage, Stamp, World},
@@ -138,9 +139,14 @@ fn found<'a>(
 
 /// `<route>` or `<tag>-<route>`.
 pub(crate) fn host_name(allotted: &Allotment, route: &str) -> String {
-    match &allotted.tag {
+    tagged(allotted.tag.as_deref(), route)
+}
+
+/// The name of a tag of a route, or its own.
+pub(crate) fn tagged(tag: Option<&str>, route: &str) -> String {
+    match tag {
         None => route.to_owned(),
-        Some(tag) => format!("{tag}-{route}"),
+        Some(tag) => child_name(&format!("{tag}-"), route),
     }
 }
 

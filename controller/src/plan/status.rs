@@ -52,6 +52,13 @@ fn resources(revision: &Revision, view: &View<'_>, timer: &mut Timer) -> Truth {
     if revision.reached {
         return Truth::True(None);
     }
+    if let Some(why) = &revision.blocked {
+        return Truth::False((**why).clone());
+    }
+    let placed = revision.pods.iter().filter_map(|pod| pod.placed.as_ref());
+    if let Some(why) = placed.filter_map(|it| it.unschedulable.clone()).next() {
+        return Truth::False(why);
+    }
     let deadline = view.facts.policy.progress_deadline.as_millis().try_into().unwrap_or(u64::MAX);
     let late = timer.passed(revision.meta.created.plus_ms(deadline), view.now);
     if late || revision.decided.is_some_and(|it| it.activity == Activity::TimedOut) {
@@ -219,7 +226,9 @@ pub(super) fn route(app: &mut App, now: Stamp) {
     let names = 1 + route.traffic.iter().filter(|it| it.tag.is_some()).count();
     let unaddressed =
         |it: &Allotment| matches!(&it.addresses, Addresses::Given(none) if none.is_empty());
-    let ingress = if route.traffic.is_empty() || route.allotted.iter().any(unaddressed) {
+    let ingress = if let Some(why) = &route.blocked {
+        Truth::False((**why).clone())
+    } else if route.traffic.is_empty() || route.allotted.iter().any(unaddressed) {
         Truth::Unknown(Some(Why::new(
             "IngressNotConfigured",
             "Ingress has not yet been reconciled.",

@@ -1,0 +1,81 @@
+//! Pure: what changed of an app → which parts of which objects may have to be written.
+//!
+//! Naming too many costs a rendering each, since what is as it was is not written; naming too few loses a change.
+
+use common::wire::Name;
+
+use super::Machine;
+use crate::{
+    children::Resource,
+    kube::{Key, Trouble},
+    want,
+    world::{App, Revision, Stamp, Why, World},
+};
+
+/// Parts of objects that may differ between two states of an app.
+pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &World) -> Vec<Key> {
+    let Some(after) = after else { return Vec::new() };
+    let mut keys = Vec::new();
+    if before.service != after.service
+        || before.configuration != after.configuration
+        || before.route != after.route
+    {
+        keys.extend(want::objects(name));
+        keys.extend(want::names(name, after));
+        keys.extend(want::names(name, before));
+    }
+    if keys.is_empty()
+        && before.conditions == after.conditions
+        && before.revisions == after.revisions
+    {
+        return keys;
+    }
+    keys.extend(want::statuses(name));
+    for revision in &after.revisions {
+        let old = before.revision(&revision.name);
+        if old.is_none_or(|old| shape(old) != shape(revision)) {
+            let containers = want::containers(revision, world);
+            keys.extend(want::made(&name.namespace, revision, &containers));
+        }
+        if old != Some(revision) {
+            keys.extend(want::scaled(&name.namespace, revision));
+        }
+    }
+    let lost = before.revisions.iter().filter(|it| after.revision(&it.name).is_none());
+    keys.extend(lost.map(|it| {
+        let name = Name::new(name.namespace.as_str(), &*it.name);
+        Key::new(Resource::Revision, crate::kube::Part::Object, name)
+    }));
+    keys
+}
+
+/// What of a Revision its children's objects depend on.
+fn shape(revision: &Revision) -> impl PartialEq + '_ {
+    (&revision.meta, &revision.template, &revision.routing, &revision.digests, revision.reached)
+}
+
+impl Machine {
+    /// An object cannot be written, or can again: its Revision or Route says so.
+    pub(super) fn trouble(&mut self, key: &Key, trouble: Option<Trouble>, now: Stamp) {
+        let why = trouble.map(|it| Why::new(it.reason, it.message));
+        let owner = match key.resource {
+            Resource::Service | Resource::EndpointSlice => self.world.app_named(&key.name),
+            _ => None,
+        };
+        if let Some(owner) = owner {
+            self.change(owner, now, |app, _| {
+                if let Some(route) = &mut app.route {
+                    route.blocked = why.map(Box::new);
+                }
+            });
+            return;
+        }
+        let Some((owner, revision)) = want::maker_of(&self.world, key) else { return };
+        self.change(owner, now, |app, _| {
+            let mut all = app.revisions.iter_mut();
+            if let Some(revision) = all.find(|it| it.name == revision) {
+                revision.blocked = why.map(Box::new);
+            }
+        });
+    }
+}

@@ -1,0 +1,324 @@
+//! Pure: what the API server holds → the world. Observations come in any order and more than once.
+
+use common::{
+    node::PodPhase,
+    wire::{Activator, Name, RouteChange, RouteKey},
+};
+use serde_json::Value;
+use tracing::info;
+
+use super::{Machine, Said, allot};
+use crate::{
+    children::Resource,
+    observe::{self, Standing},
+    render, restore,
+    world::{App, Configuration, Kubelet, Pod, Revision, Route, Service, Stage, Stamp, World},
+};
+
+impl Machine {
+    /// An object as it is now; `None`: it is gone.
+    pub(super) fn observe(
+        &mut self,
+        resource: Resource,
+        name: Name,
+        object: Option<&Value>,
+        now: Stamp,
+    ) {
+        match resource {
+            Resource::KnativeService => self.observe_service(name, object, now),
+            Resource::Configuration => self.observe_configuration(name, object, now),
+            Resource::Route => self.observe_route(name, object, now),
+            Resource::Revision => self.observe_revision(&name, object, now),
+            Resource::Deployment => self.observe_deployment(&name, object, now),
+            Resource::Pod => self.observe_pod(&name, object, now),
+            Resource::Service => self.observe_placeholder(&name, object, now),
+            Resource::Node => {
+                let zone = object.and_then(observe::zone);
+                match zone {
+                    Some(zone) => drop(self.world.zones.insert(name.name, zone)),
+                    None => drop(self.world.zones.remove(&name.name)),
+                }
+            }
+            // Followed elsewhere, or only written.
+            Resource::DomainMapping
+            | Resource::ConfigMap
+            | Resource::EndpointSlice
+            | Resource::PodAutoscaler
+            | Resource::ServerlessService
+            | Resource::Metric
+            | Resource::Image
+            | Resource::ClusterDomainClaim => {}
+        }
+    }
+
+    /// Changes one app and plans it. One of which nothing is left is forgotten.
+    pub(super) fn change(
+        &mut self,
+        name: Name,
+        now: Stamp,
+        change: impl FnOnce(&mut App, &mut World),
+    ) {
+        let before = self.world.apps.remove(&name).unwrap_or_default();
+        let mut app = before.clone();
+        change(&mut app, &mut self.world);
+        if app == before && app != Box::default() {
+            self.world.apps.insert(name, app);
+            return;
+        }
+        self.world.apps.insert(name.clone(), app);
+        self.settle(&name, Some(&before), true, now);
+        for other in self.world.referrers.get(&name).cloned().into_iter().flatten() {
+            self.settle(&other, None, false, now);
+        }
+    }
+
+    fn observe_service(&mut self, name: Name, object: Option<&Value>, now: Stamp) {
+        self.change(name, now, |app, world| {
+            let config = &world.settings.autoscaler;
+            let seen = object.map(|it| observe::service(it, config, app.service.as_ref()));
+            if let (None, Some(object)) = (&app.service, object) {
+                restore::conditions(&mut app.conditions, object, &render::SERVICE);
+            }
+            app.service = seen.map(|it| Service { manifest: shared(it.manifest, world), ..it });
+        });
+    }
+
+    fn observe_configuration(&mut self, name: Name, object: Option<&Value>, now: Stamp) {
+        self.change(name, now, |app, world| {
+            if let (None, Some(object)) = (&app.configuration, object) {
+                restore::conditions(&mut app.conditions, object, &render::CONFIGURATION);
+            }
+            let before = app.configuration.take().filter(|it| it.meta.uid != crate::world::Uid(0));
+            app.configuration = object.map(observe::configuration).map(|it| Configuration {
+                template: world.templates.share(&it.template),
+                // What we know is newer than what we wrote.
+                latest_ready: before.and_then(|it| it.latest_ready).or(it.latest_ready),
+                ..it
+            });
+        });
+    }
+
+    fn observe_route(&mut self, name: Name, object: Option<&Value>, now: Stamp) {
+        self.forget_references(&name);
+        if let Some(object) = object {
+            self.note_references(&name, &observe::route(object));
+        }
+        let own = name.clone();
+        self.change(name, now, |app, world| {
+            let before = app.route.take();
+            if let (None, Some(object)) = (&before, object) {
+                restore::conditions(&mut app.conditions, object, &render::ROUTE);
+            }
+            match (object.map(observe::route), before) {
+                (Some(seen), before) => {
+                    let before = before.unwrap_or_else(|| seen.clone());
+                    app.route =
+                        Some(Route { allotted: before.allotted, traffic: before.traffic, ..seen });
+                    allot::allot(app, &own, world);
+                }
+                (None, Some(before)) => allot::give_back(&before.allotted, world),
+                (None, None) => {}
+            }
+        });
+    }
+
+    /// Other apps whose Revisions a route names.
+    fn note_references(&mut self, name: &Name, route: &Route) {
+        for target in route.wanted.iter() {
+            let configuration = target.configuration.as_deref();
+            let by_revision = target.revision.as_deref().and_then(|revision| {
+                self.world.app_of(&Name::new(name.namespace.as_str(), revision))
+            });
+            let by_name = configuration.map(|it| Name::new(name.namespace.as_str(), it));
+            for other in by_revision.into_iter().chain(by_name).filter(|it| it != name) {
+                self.world.referrers.entry(other).or_default().insert(name.clone());
+            }
+        }
+    }
+
+    fn forget_references(&mut self, name: &Name) {
+        self.world.referrers.retain(|_, from| {
+            from.remove(name);
+            !from.is_empty()
+        });
+    }
+
+    fn observe_revision(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
+        let owner = object.and_then(observe::app).or_else(|| self.world.app_of(name));
+        let Some(owner) = owner else { return };
+        let Some(object) = object else {
+            self.world.odd.remove(name);
+            return self
+                .change(owner, now, |app, _| app.revisions.retain(|it| *it.name != *name.name));
+        };
+        if !name.name.strip_prefix(&*owner.name).is_some_and(|rest| rest.starts_with('-')) {
+            self.world.odd.insert(name.clone(), owner.clone());
+        }
+        self.change(owner, now, |app, world| {
+            let mut seen = observe::revision(object);
+            seen.template = world.templates.share(&seen.template);
+            match app.revisions.iter_mut().find(|it| it.name == seen.name) {
+                // All else is what we say of it, and newer.
+                Some(known) if known.meta.uid == seen.meta.uid => known.template = seen.template,
+                Some(known) if known.meta.uid == crate::world::Uid(0) => {
+                    *known = Revision { meta: seen.meta, template: seen.template, ..known.clone() };
+                }
+                Some(known) => *known = seen,
+                None => app.revisions.push(seen),
+            }
+            app.revisions
+                .sort_by(|a, b| (a.meta.generation, &a.name).cmp(&(b.meta.generation, &b.name)));
+        });
+    }
+
+    fn observe_deployment(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
+        let revision = match object {
+            Some(object) => observe::made_for(object).map(Into::into),
+            None => name.name.strip_suffix("-deployment").map(str::to_owned),
+        };
+        let Some(revision) = revision else { return };
+        let blocked = object.and_then(observe::deployment).map(Box::new);
+        let key = Name::new(name.namespace.as_str(), revision);
+        let Some(owner) = self.world.app_of(&key) else { return };
+        self.change(owner, now, |app, _| {
+            let mut all = app.revisions.iter_mut();
+            if let Some(revision) = all.find(|it| *it.name == *key.name) {
+                revision.blocked = blocked;
+            }
+        });
+    }
+
+    fn observe_pod(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
+        if let Some((activator, standing)) = object.and_then(observe::activator) {
+            return self.observe_activator(activator, standing, now);
+        }
+        if self.world.activators.contains_key(&name.name) && object.is_none() {
+            return self.lose_activator(&name.name, now);
+        }
+        match object.filter(|it| observe::made_for(it).is_some()).and_then(|it| {
+            let owner = observe::app(it)?;
+            Some((owner, observe::made_for(it)?.to_owned(), observe::pod(it)?))
+        }) {
+            Some((owner, revision, (pod, status))) => {
+                self.owners.insert(pod.uid.to_string(), owner.clone());
+                self.uids.insert(name.clone(), pod.uid.clone());
+                let same = self.world.statuses.get(&*pod.uid) == Some(&status);
+                self.world.statuses.insert(pod.uid.to_string(), status);
+                self.change(owner.clone(), now, |app, _| put_pod(app, &revision, pod, now));
+                if !same {
+                    self.settle(&owner, None, false, now);
+                }
+            }
+            None => self.lose_pod(name, now),
+        }
+    }
+
+    fn lose_pod(&mut self, name: &Name, now: Stamp) {
+        let Some(uid) = self.uids.remove(name) else { return };
+        let Some(owner) = self.owners.get(&*uid).cloned() else { return };
+        if let Some(status) = self.world.statuses.get_mut(&*uid) {
+            status.phase = PodPhase::Gone;
+        }
+        self.change(owner, now, |app, _| {
+            for revision in &mut app.revisions {
+                revision.pods.retain(|pod| pod.uid != uid);
+            }
+        });
+        self.world.statuses.remove(&*uid);
+        self.world.seen.remove(&*uid);
+        self.owners.remove(&*uid);
+    }
+
+    fn observe_placeholder(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
+        match object.and_then(observe::placeholder) {
+            Some(seen) => drop(self.world.placeholders.insert(name.clone(), seen)),
+            None => {
+                if self.world.placeholders.remove(name).is_none() {
+                    return;
+                }
+            }
+        }
+        let Some(owner) = self.world.app_named(name) else { return };
+        let own = owner.clone();
+        self.change(owner, now, |app, world| allot::allot(app, &own, world));
+    }
+
+    fn observe_activator(&mut self, mut activator: Activator, standing: Standing, now: Stamp) {
+        activator.zone = self.world.zones.get(&activator.node).cloned().unwrap_or_default();
+        let seen = (activator.clone(), standing);
+        let before = self.world.activators.insert(activator.name.clone(), seen.clone());
+        if before.as_ref() == Some(&seen) {
+            return;
+        }
+        info!(activator = activator.name, ?standing, "activator seen");
+        let key = RouteKey::Activator(activator.name.clone());
+        match standing {
+            Standing::Ready => self.routes.set(key, Said::of(&RouteChange::Activator(activator))),
+            Standing::Waits | Standing::Leaving => self.routes.remove(&key),
+        }
+        self.activators_changed(now);
+    }
+
+    fn lose_activator(&mut self, name: &str, now: Stamp) {
+        self.world.activators.remove(name);
+        self.routes.remove(&RouteKey::Activator(name.to_owned()));
+        self.activators_changed(now);
+    }
+
+    /// Every name's slices are looked at again; only those whose choice changed are written.
+    fn activators_changed(&mut self, _now: Stamp) {
+        let names = self.world.apps.iter().filter(|(_, app)| app.route.is_some());
+        let keys = names.flat_map(|(name, app)| crate::want::slices(name, app));
+        self.effects.keys.extend(keys.collect::<Vec<_>>());
+    }
+
+    /// We lead now, or do not any more.
+    pub(super) fn lead(&mut self, leads: bool, now: Stamp) {
+        self.world.leads = leads;
+        if !leads {
+            return;
+        }
+        info!(apps = self.world.apps.len(), "leads");
+        let names: Vec<Name> = self.world.apps.keys().cloned().collect();
+        for name in names {
+            let own = name.clone();
+            self.change(name.clone(), now, |app, world| allot::allot(app, &own, world));
+            self.settle(&name, None, false, now);
+            if let Some(app) = self.world.apps.get(&name) {
+                let keys = crate::want::keys(&name, app, &self.world);
+                self.effects.keys.extend(keys);
+            }
+        }
+    }
+}
+
+fn shared(mut manifest: crate::world::Manifest, world: &World) -> crate::world::Manifest {
+    manifest.template = world.templates.share(&manifest.template);
+    manifest
+}
+
+/// Puts a pod where it belongs. What was decided of one that is known stays, but for what only Kubernetes knows.
+fn put_pod(app: &mut App, revision: &str, mut pod: Pod, now: Stamp) {
+    let Some(revision) = app.revisions.iter_mut().find(|it| *it.name == *revision) else { return };
+    let deleted = pod.is_deleted();
+    match revision.pods.iter_mut().find(|it| it.uid == pod.uid) {
+        Some(known) => {
+            let was = known.placed.as_ref().map(|it| it.kubelet);
+            if let (Some(placed), Some(Kubelet::Ready | Kubelet::Lost)) = (&mut pod.placed, was)
+                && placed.kubelet == Kubelet::Waits
+            {
+                placed.kubelet = Kubelet::Lost;
+            }
+            known.placed = pod.placed;
+            if deleted && known.stage == Stage::Serving {
+                known.stage = Stage::Draining { version: None, since: now };
+            }
+        }
+        None => {
+            if deleted && pod.stage == Stage::Serving {
+                pod.stage = Stage::Draining { version: None, since: now };
+            }
+            revision.pods.push(pod);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Pure: an object as the API server holds it → the facts that are kept of it.
+//!
+//! What cannot be read is left out rather than refused: the object is there all the same.
+
+use std::{net::IpAddr, sync::Arc};
+
+use common::{
+    node::{ContainerState, ContainerStatus, PodPhase, PodStatus},
+    wire::{Activator, Name},
+};
+use serde_json::Value;
+
+use crate::{
+    children::services::ACTIVATOR_PORT,
+    knative::key,
+    parse,
+    policy::AutoscalerConfig,
+    render,
+    restore::{self, array, text},
+    world::{
+        Conditions, Configuration, Kubelet, Meta, Owner, Pairs, Placed, Placeholder, Pod, Revision,
+        Route, Routing, Service, Stage, Stamp, Why,
+    },
+};
+
+/// On a pod that drains: the moment since when.
+pub const DRAINING: &str = "rouse.dev/draining";
+/// The zone of a node.
+const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// An object's name and namespace.
+pub fn name(object: &Value) -> Name {
+    let field = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
+    Name::new(field("namespace"), field("name"))
+}
+
+fn is_deleted(object: &Value) -> bool {
+    object["metadata"]["deletionTimestamp"].is_string()
+}
+
+fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
+    object["metadata"]["labels"][key].as_str()
+}
+
+fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
+    object["metadata"]["annotations"][key].as_str()
+}
+
+fn pairs(object: &Value, field: &str) -> Pairs {
+    let map = serde_json::from_value(object["metadata"][field].clone());
+    map.ok().as_ref().map(Pairs::from).unwrap_or_default()
+}
+
+/// A Service. One that breaks a rule, which the webhook would have refused, keeps what was in force before.
+pub fn service(object: &Value, config: &AutoscalerConfig, before: Option<&Service>) -> Service {
+    let (meta, leaving) = (restore::meta(object), is_deleted(object));
+    match parse::service(object, config) {
+        Ok((_, manifest)) => Service { meta, manifest, refused: None, leaving },
+        Err(problems) => {
+            let manifest = before.map(|it| it.manifest.clone()).unwrap_or_default();
+            Service { meta, manifest, refused: Some(parse::line(&problems).into()), leaving }
+        }
+    }
+}
+
+/// Whose an object is: the Service of its own name, nobody's, or another one's.
+fn owner(object: &Value) -> Owner {
+    let all = object["metadata"]["ownerReferences"].as_array();
+    let controller = all.into_iter().flatten().find(|it| it["controller"] == true);
+    match controller {
+        None => Owner::Nobody,
+        Some(it) if it["kind"] == "Service" && it["name"] == object["metadata"]["name"] => {
+            Owner::Service
+        }
+        Some(_) => Owner::Other,
+    }
+}
+
+/// A Configuration.
+pub fn configuration(object: &Value) -> Configuration {
+    let template = &object["spec"]["template"];
+    Configuration {
+        meta: restore::meta(object),
+        owner: owner(object),
+        revision: text(&template["metadata"]["name"]),
+        template: restore::canonical(template),
+        latest_ready: text(&object["status"]["latestReadyRevisionName"]),
+    }
+}
+
+/// A Route, without what its names hold.
+pub fn route(object: &Value) -> Route {
+    let owner = owner(object);
+    let own = |field| if owner == Owner::Service { Pairs::default() } else { pairs(object, field) };
+    Route {
+        meta: restore::meta(object),
+        owner,
+        labels: own("labels"),
+        annotations: own("annotations"),
+        wanted: array(&object["spec"]["traffic"]).map(restore::traffic).collect(),
+        allotted: Vec::new(),
+        traffic: array(&object["status"]["traffic"]).filter_map(restore::assigned).collect(),
+        blocked: None,
+    }
+}
+
+/// The app that a Revision, or something made for one, belongs to: that of its Configuration.
+pub fn app(object: &Value) -> Option<Name> {
+    let configuration = label(object, key::CONFIGURATION)?;
+    Some(Name::new(name(object).namespace, configuration))
+}
+
+/// The Revision that something was made for.
+pub fn made_for(object: &Value) -> Option<&str> {
+    label(object, key::REVISION)
+}
+
+/// A Revision, as one that has just been learnt of.
+pub fn revision(object: &Value) -> Revision {
+    let name = name(object).name;
+    let generation = label(object, key::CONFIGURATION_GENERATION).and_then(|it| it.parse().ok());
+    let routing = match label(object, key::ROUTING_STATE) {
+        Some("active") => Routing::Active,
+        Some("reserve") => Routing::Reserve,
+        _ => Routing::Pending,
+    };
+    let since = annotation(object, key::ROUTING_STATE_MODIFIED).and_then(Stamp::parse);
+    let digest = |it: &Value| Some((text(&it["name"])?, text(&it["imageDigest"])?));
+    let digests = array(&object["status"]["containerStatuses"])
+        .chain(array(&object["status"]["initContainerStatuses"]));
+    let mut conditions = Conditions::default();
+    restore::conditions(&mut conditions, object, &render::REVISION);
+    Revision {
+        meta: Meta { generation: generation.unwrap_or_default(), ..restore::meta(object) },
+        template: template(object),
+        routing: (routing, since.unwrap_or_default()),
+        // Resources were there once, which is what it means; nothing takes that back but a late deadline.
+        reached: conditions.is_true(crate::world::Kind::RevisionResources),
+        digests: digests.filter_map(digest).collect(),
+        conditions,
+        name: name.into(),
+        ..Revision::default()
+    }
+}
+
+/// The template a Revision was made of: what of its metadata is the user's, and its spec.
+fn template(object: &Value) -> Arc<str> {
+    let user = |field: &str| {
+        let mut map: std::collections::BTreeMap<String, String> =
+            serde_json::from_value(object["metadata"][field].clone()).unwrap_or_default();
+        map.retain(|name, _| key::is_users(name));
+        map
+    };
+    restore::canonical(&serde_json::json!({
+        "metadata": {"labels": user("labels"), "annotations": user("annotations")},
+        "spec": object["spec"],
+    }))
+}
+
+/// What a Deployment says that its pods cannot: why there are none.
+pub fn deployment(object: &Value) -> Option<Why> {
+    let conditions = || array(&object["status"]["conditions"]);
+    let failed =
+        conditions().find(|it| it["type"] == "ReplicaFailure" && it["status"] == "True")?;
+    let word = |field: &str| failed[field].as_str().unwrap_or_default().to_owned();
+    Some(Why::new(word("reason"), word("message")))
+}
+
+/// A pod with how it fares; `None` once every container of it has ended for good.
+pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
+    let meta = &object["metadata"];
+    let status = &object["status"];
+    if matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")) {
+        return None;
+    }
+    let deleted = is_deleted(object);
+    let since = annotation(object, DRAINING).and_then(Stamp::parse);
+    let uid: Box<str> = text(&meta["uid"])?;
+    let pod = Pod {
+        uid: uid.clone(),
+        name: text(&meta["name"])?,
+        created: restore::meta(object).created,
+        was_ready: false,
+        stage: since.map_or(Stage::Serving, |since| Stage::Draining { version: None, since }),
+        remembered: None,
+        placed: Some(Box::new(Placed {
+            node: text(&object["spec"]["nodeName"]).unwrap_or_default(),
+            kubelet: kubelet(status),
+            deleted,
+            unschedulable: unschedulable(status),
+        })),
+    };
+    let phase = match status["phase"].as_str() {
+        _ if deleted => PodPhase::Terminating,
+        Some("Running") => PodPhase::Running,
+        _ => PodPhase::Pending,
+    };
+    let all = array(&status["initContainerStatuses"]).chain(array(&status["containerStatuses"]));
+    let status = PodStatus {
+        uid: uid.into(),
+        phase,
+        addresses: addresses(status),
+        containers: all.map(container).collect(),
+    };
+    Some((pod, status))
+}
+
+/// The kubelet's word. It is [`Kubelet::Lost`] only beside an earlier one, which the caller knows.
+fn kubelet(status: &Value) -> Kubelet {
+    let mut conditions = array(&status["conditions"]);
+    match conditions.find(|it| it["type"] == "Ready") {
+        Some(it) if it["status"] == "True" => Kubelet::Ready,
+        _ => Kubelet::Waits,
+    }
+}
+
+fn unschedulable(status: &Value) -> Option<Why> {
+    let mut conditions = array(&status["conditions"]);
+    let it = conditions.find(|it| it["type"] == "PodScheduled" && it["status"] == "False")?;
+    let word = |field: &str| it[field].as_str().unwrap_or_default().to_owned();
+    Some(Why::new(word("reason"), word("message")))
+}
+
+/// Addresses, IPv4 first.
+fn addresses(status: &Value) -> Vec<IpAddr> {
+    let many = array(&status["podIPs"]).filter_map(|it| it["ip"].as_str());
+    let all = status["podIP"].as_str().into_iter().chain(many);
+    let mut all: Vec<IpAddr> = all.filter_map(|it| it.parse().ok()).collect();
+    all.sort_by_key(|it| !it.is_ipv4());
+    all.dedup();
+    all
+}
+
+fn container(it: &Value) -> ContainerStatus {
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let code = |value: &Value| value.as_i64().and_then(|it| i32::try_from(it).ok());
+    let (state, last) = (&it["state"], &it["lastState"]["terminated"]);
+    let state = if let Some(ended) = state.get("terminated").filter(|it| it["exitCode"] != 0) {
+        ContainerState::Terminated {
+            code: code(&ended["exitCode"]).unwrap_or(-1),
+            reason: word(&ended["reason"]),
+            message: word(&ended["message"]),
+        }
+    } else if let Some(waiting) = state.get("waiting") {
+        // The message of a container that crashes is that of its last end, not the kubelet's about waiting.
+        let message = if last.is_object() { &last["message"] } else { &waiting["message"] };
+        ContainerState::Waiting {
+            reason: word(&waiting["reason"]),
+            message: word(message),
+            last_exit: code(&last["exitCode"]),
+        }
+    } else {
+        // An init container that ended well is no objection.
+        ContainerState::Running
+    };
+    ContainerStatus {
+        name: word(&it["name"]),
+        state,
+        restarts: it["restartCount"].as_u64().and_then(|it| u32::try_from(it).ok()).unwrap_or(0),
+        image_digest: None,
+    }
+}
+
+/// What a name holds: the ClusterIPs and the port that stand on its Service.
+pub fn placeholder(object: &Value) -> Option<Placeholder> {
+    label(object, key::ROUTE)?;
+    let given = array(&object["spec"]["clusterIPs"]).filter_map(Value::as_str);
+    let mut addresses: Vec<IpAddr> = given.filter_map(|it| it.parse().ok()).collect();
+    addresses.sort_by_key(|it| !it.is_ipv4());
+    let port = annotation(object, ACTIVATOR_PORT).and_then(|it| it.parse().ok());
+    Some(Placeholder { addresses: addresses.into(), port })
+}
+
+/// A node's zone, if it has one.
+pub fn zone(object: &Value) -> Option<String> {
+    label(object, ZONE).map(Into::into)
+}
+
+/// An activator's pod, with whether it is ready and stays.
+pub fn activator(object: &Value) -> Option<(Activator, Standing)> {
+    if label(object, "app") != Some("activator") {
+        return None;
+    }
+    let status = &object["status"];
+    let activator = Activator {
+        name: name(object).name,
+        node: object["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
+        zone: String::new(),
+        addresses: addresses(status),
+    };
+    let standing = match kubelet(status) {
+        _ if is_deleted(object) => Standing::Leaving,
+        Kubelet::Ready => Standing::Ready,
+        Kubelet::Waits | Kubelet::Lost => Standing::Waits,
+    };
+    Some((activator, standing)).filter(|(it, _)| !it.addresses.is_empty())
+}
+
+/// Whether an activator may be sent requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Not yet, or not now.
+    Waits,
+    /// Yes.
+    Ready,
+    /// It is about to stop.
+    Leaving,
+}

@@ -1,0 +1,435 @@
+//! Pure: an app → what the API server should hold for it, one part of one object at a time.
+//!
+//! Only what is ours: a Service is its user's, so we want nothing but its status; a Configuration, a Route or a
+//! Revision is ours where it is made for something, and its status always.
+
+use common::wire::Name;
+use serde_json::Value;
+
+use crate::{
+    children::{self, Object, Resource, child_name, deployment, images, scaling, services, slices},
+    knative::key,
+    kube::{Key, Part, Want},
+    plan::{self, Facts},
+    render::{self, ObjectKey, ObjectKind},
+    world::{Allotment, App, Owner, Pod, Revision, Routing, Stage, Uid, World},
+};
+
+mod status;
+
+/// What the object of this key should be.
+pub fn want(world: &World, key: &Key) -> Want {
+    match key.resource {
+        Resource::KnativeService => knative(world, key, ObjectKind::Service),
+        Resource::Configuration => knative(world, key, ObjectKind::Configuration),
+        Resource::Route => knative(world, key, ObjectKind::Route),
+        Resource::Revision => revision(world, key),
+        Resource::Deployment
+        | Resource::PodAutoscaler
+        | Resource::ServerlessService
+        | Resource::Metric
+        | Resource::Image => child(world, key),
+        Resource::Service => service(world, key),
+        Resource::EndpointSlice => slice(world, key),
+        Resource::DomainMapping
+        | Resource::ClusterDomainClaim
+        | Resource::Pod
+        | Resource::Node
+        | Resource::ConfigMap => Want::Any,
+    }
+}
+
+/// Whether anything should be made for it now.
+fn stays(app: &App) -> bool {
+    !app.leaving() && app.service.as_ref().is_none_or(|it| it.refused.is_none())
+}
+
+/// Service, Configuration or Route.
+fn knative(world: &World, key: &Key, kind: ObjectKind) -> Want {
+    let Some(app) = world.apps.get(&key.name) else { return Want::Any };
+    let (there, owner) = match kind {
+        ObjectKind::Configuration => app
+            .configuration
+            .as_ref()
+            .map_or((false, Owner::Service), |it| (it.meta.uid != Uid(0), it.owner)),
+        ObjectKind::Route => app
+            .route
+            .as_ref()
+            .map_or((false, Owner::Service), |it| (it.meta.uid != Uid(0), it.owner)),
+        ObjectKind::Service | ObjectKind::Revision | ObjectKind::Pod => {
+            (app.service.is_some(), Owner::Nobody)
+        }
+    };
+    match key.part {
+        Part::Scale => Want::Any,
+        Part::Status if there => {
+            let whole = render::object(world, &ObjectKey { kind, name: key.name.clone() });
+            whole.map_or(Want::Any, |it| Want::Body(without_nulls(it["status"].clone())))
+        }
+        Part::Status => Want::Any,
+        Part::Object => {
+            let ours = owner == Owner::Service && app.service.is_some() && stays(app);
+            match (ours, &app.service) {
+                (true, Some(service)) => {
+                    Want::Body(render::made_for_service(kind, service, &key.name))
+                }
+                _ => Want::Any,
+            }
+        }
+    }
+}
+
+fn revision(world: &World, key: &Key) -> Want {
+    let Some(owner) = world.app_of(&key.name) else { return Want::Gone };
+    let Some(app) = world.apps.get(&owner) else { return Want::Any };
+    if !stays(app) || app.configuration.is_none() {
+        return Want::Any;
+    }
+    let Some(revision) = app.revision(&key.name.name) else { return Want::Gone };
+    let Some(mut whole) =
+        render::object(world, &ObjectKey { kind: ObjectKind::Revision, name: key.name.clone() })
+    else {
+        return Want::Any;
+    };
+    match key.part {
+        Part::Scale => Want::Any,
+        Part::Status if revision.meta.uid == Uid(0) => Want::Any,
+        Part::Status => Want::Body(without_nulls(whole["status"].take())),
+        Part::Object => Want::Body(applicable(whole)),
+    }
+}
+
+/// An object as it is applied: without what the API server gives it.
+pub(crate) fn applicable(mut whole: Value) -> Value {
+    if let Value::Object(fields) = &mut whole {
+        fields.remove("status");
+    }
+    if let Some(Value::Object(meta)) = whole.get_mut("metadata") {
+        for given in ["uid", "generation", "creationTimestamp", "resourceVersion"] {
+            meta.remove(given);
+        }
+    }
+    whole
+}
+
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let kept = fields.into_iter().filter(|(_, value)| !value.is_null());
+            kept.map(|(name, value)| (name, without_nulls(value))).collect()
+        }
+        Value::Array(all) => all.into_iter().map(without_nulls).collect(),
+        other => other,
+    }
+}
+
+/// A Revision with the app it belongs to, where it is there and things are made for it.
+struct Made<'a> {
+    world: &'a World,
+    owner: Name,
+    app: &'a App,
+    revision: &'a Revision,
+}
+
+impl<'a> Made<'a> {
+    fn of(world: &'a World, owner: &Name, revision: &'a Revision) -> Option<Self> {
+        let app = world.apps.get(owner).filter(|app| stays(app))?;
+        (revision.meta.uid != Uid(0)).then(|| Self { world, owner: owner.clone(), app, revision })
+    }
+
+    /// Calls `make` with the Revision as its children see it.
+    fn with<T>(&self, make: impl FnOnce(&children::Revision<'_>, &Facts) -> T) -> T {
+        let facts = Facts::of(self.revision, self.world);
+        let meta = render::revision_meta(self.app, self.revision, &self.owner);
+        let (labels, annotations) =
+            (meta.labels.unwrap_or_default(), meta.annotations.unwrap_or_default());
+        let uid = self.revision.meta.uid.to_string();
+        let seen = children::Revision {
+            namespace: &self.owner.namespace,
+            name: &self.revision.name,
+            uid: &uid,
+            service: if self.app.service.is_some() { &self.owner.name } else { "" },
+            configuration: &self.owner.name,
+            labels: &labels,
+            annotations: &annotations,
+            spec: &facts.template.spec,
+            digests: &self.revision.digests,
+        };
+        make(&seen, &facts)
+    }
+}
+
+/// The Revision whose child bears a name: the app is found by what the name begins with.
+fn maker<'a>(
+    world: &'a World,
+    name: &Name,
+    bears: impl Fn(&str) -> bool,
+) -> Option<(Name, &'a Revision)> {
+    let in_app = |app: Name| {
+        let revisions = &world.apps.get(&app)?.revisions;
+        revisions.iter().find(|it| bears(&it.name)).map(|it| (app, it))
+    };
+    if let Some(app) = world.odd.get(name) {
+        return in_app(app.clone());
+    }
+    let ends = name.name.match_indices('-').map(|(at, _)| at).chain([name.name.len()]);
+    let mut apps = ends.map(|at| Name::new(name.namespace.as_str(), &name.name[..at]));
+    apps.find_map(in_app)
+}
+
+/// The Revision that an object is made for.
+pub fn maker_of(world: &World, key: &Key) -> Option<(Name, Box<str>)> {
+    let found = maker(world, &key.name, |revision| bears(key, revision));
+    found.map(|(owner, revision)| (owner, revision.name.clone()))
+}
+
+/// Whether a Revision's object has the name of this key.
+fn bears(key: &Key, revision: &str) -> bool {
+    match key.resource {
+        Resource::Deployment => deployment::name(revision) == key.name.name,
+        // Several a Revision: any that begins so.
+        Resource::Image => key.name.name.starts_with(&format!("{revision}-cache-")),
+        Resource::Service => {
+            revision == key.name.name || services::private_name(revision) == key.name.name
+        }
+        _ => revision == key.name.name,
+    }
+}
+
+fn child(world: &World, key: &Key) -> Want {
+    let Some((owner, revision)) = maker(world, &key.name, |it| bears(key, it)) else {
+        return Want::Gone;
+    };
+    let Some(made) = Made::of(world, &owner, revision) else { return Want::Any };
+    match (key.resource, key.part) {
+        (Resource::Deployment, Part::Scale) => scale(&made),
+        (_, Part::Scale)
+        | (Resource::Deployment | Resource::Metric | Resource::Image, Part::Status) => Want::Any,
+        (Resource::PodAutoscaler, Part::Status) => Want::Body(status::autoscaler(world, revision)),
+        (Resource::ServerlessService, Part::Status) => {
+            Want::Body(status::serverless(world, revision))
+        }
+        (_, Part::Status) => Want::Any,
+        (resource, Part::Object) => {
+            let object = made.with(|it, facts| object(&made, resource, &key.name, it, facts));
+            object.map_or(Want::Gone, |it| Want::Body(it.body))
+        }
+    }
+}
+
+fn object(
+    made: &Made<'_>,
+    resource: Resource,
+    name: &Name,
+    revision: &children::Revision<'_>,
+    facts: &Facts,
+) -> Option<Object> {
+    Some(match resource {
+        Resource::Deployment => {
+            deployment::deployment(revision, &made.world.settings.children, initial(made, facts))
+        }
+        Resource::PodAutoscaler => {
+            let reachability = match made.revision.routing.0 {
+                Routing::Pending => scaling::Reachability::Unknown,
+                Routing::Active => scaling::Reachability::Reachable,
+                Routing::Reserve => scaling::Reachability::Unreachable,
+            };
+            scaling::autoscaler(revision, reachability)
+        }
+        Resource::ServerlessService => {
+            let (mode, activators) = status::mode(made.world, made.revision);
+            scaling::serverless_service(revision, mode, activators)
+        }
+        Resource::Metric => {
+            let stable = facts.policy.stable_window;
+            let panic = stable.mul_f64(facts.policy.panic_window_percent / 100.0);
+            scaling::metric(revision, scaling::Windows { stable, panic })
+        }
+        Resource::Image => {
+            return images::images(revision).into_iter().find(|it| it.name == name.name);
+        }
+        _ => return None,
+    })
+}
+
+fn count(pods: usize) -> i64 {
+    i64::try_from(pods).unwrap_or(i64::MAX)
+}
+
+/// What a Deployment that is not there yet begins with.
+fn initial(made: &Made<'_>, facts: &Facts) -> i32 {
+    let wanted =
+        if made.revision.reached { made.revision.desired } else { facts.policy.initial_scale };
+    i32::try_from(wanted).unwrap_or(i32::MAX)
+}
+
+/// Pods that should be there: those wanted, and those that still have requests to answer. Where that is fewer than
+/// there are, those go that have none left.
+fn scale(made: &Made<'_>) -> Want {
+    let pods = || made.revision.pods.iter().filter(|pod| !pod.is_deleted());
+    let draining = pods().filter(|pod| matches!(pod.stage, Stage::Draining { .. })).count();
+    let name = |pod: &Pod| Name::new(made.owner.namespace.as_str(), &*pod.name);
+    let leaving = pods().filter(|pod| matches!(pod.stage, Stage::Stopping { .. })).map(name);
+    let replicas = i64::from(made.revision.desired).saturating_add(count(draining));
+    Want::Scale { replicas, leaving: leaving.collect() }
+}
+
+/// A Service of Kubernetes: a Route's name, or one of a Revision's two.
+fn service(world: &World, key: &Key) -> Want {
+    if key.part != Part::Object {
+        return Want::Any;
+    }
+    if let Some((owner, allotment)) = named(world, &key.name) {
+        let placeholder =
+            placeholder(world, &owner, allotment, |it| services::placeholder(&it).body);
+        return placeholder.map_or(Want::Any, Want::Body);
+    }
+    let Some((owner, revision)) = maker(world, &key.name, |it| bears(key, it)) else {
+        return Want::Gone;
+    };
+    let Some(made) = Made::of(world, &owner, revision) else { return Want::Any };
+    Want::Body(made.with(|it, _| match *revision.name == *key.name.name {
+        true => services::public(it).body,
+        false => services::private(it).body,
+    }))
+}
+
+/// The route that holds a name.
+fn named<'a>(world: &'a World, name: &Name) -> Option<(Name, &'a Allotment)> {
+    let owner = world.app_named(name)?;
+    let mut all = world.apps.get(&owner)?.allotted().iter();
+    let held = all.find(|it| plan::host_name(it, &owner.name) == name.name)?;
+    Some((owner, held))
+}
+
+/// Calls `make` with a route's name as its objects see it, where there is the route.
+fn placeholder<T>(
+    world: &World,
+    owner: &Name,
+    held: &Allotment,
+    make: impl FnOnce(services::Placeholder<'_>) -> T,
+) -> Option<T> {
+    let app = world.apps.get(owner).filter(|app| stays(app))?;
+    let route = app.route.as_ref().filter(|it| it.meta.uid != Uid(0))?;
+    let uid = route.meta.uid.to_string();
+    Some(make(services::Placeholder {
+        namespace: &owner.namespace,
+        route: &owner.name,
+        uid: &uid,
+        tag: held.tag.as_deref(),
+        service: if app.service.is_some() { &owner.name } else { "" },
+        cluster_local: app.route_label(key::VISIBILITY) == Some("cluster-local"),
+        activator_port: Some(held.port),
+    }))
+}
+
+fn slice(world: &World, key: &Key) -> Want {
+    let own = Name::new(
+        key.name.namespace.as_str(),
+        key.name.name.strip_suffix("-v6").unwrap_or_default(),
+    );
+    let found = named(world, &key.name).or_else(|| named(world, &own));
+    let Some((owner, held)) = found else { return Want::Gone };
+    let activators = world.activators.values().map(|(it, standing)| slices::Activator {
+        pod: it.name.clone(),
+        namespace: world.settings.namespace.clone(),
+        node: it.node.clone(),
+        zone: it.zone.clone(),
+        addresses: it.addresses.clone(),
+        ready: *standing == crate::observe::Standing::Ready,
+        leaving: *standing == crate::observe::Standing::Leaving,
+    });
+    let activators: Vec<_> = activators.collect();
+    let all = placeholder(world, &owner, held, |it| slices::slices(&it, &activators, SUBSET));
+    let Some(all) = all else { return Want::Any };
+    let found = all.into_iter().find(|it| it.name == key.name.name);
+    found.map_or(Want::Gone, |it| Want::Body(it.body))
+}
+
+/// How many activators a name's slice holds (knative/serving `kpa.go`: never fewer than two).
+const SUBSET: usize = 2;
+
+/// The slices of a route's names.
+pub fn slices(name: &Name, app: &App) -> Vec<Key> {
+    let of = |it: &Allotment| {
+        let own = plan::host_name(it, &name.name);
+        let key = |name: String, space: &str| {
+            Key::new(Resource::EndpointSlice, Part::Object, Name::new(space, name))
+        };
+        [key(own.clone(), &name.namespace), key(child_name(&own, "-v6"), &name.namespace)]
+    };
+    app.allotted().iter().flat_map(of).collect()
+}
+
+/// Status of Service, Configuration and Route.
+pub fn statuses(name: &Name) -> [Key; 3] {
+    [Resource::KnativeService, Resource::Configuration, Resource::Route]
+        .map(|resource| Key::new(resource, Part::Status, name.clone()))
+}
+
+/// What changes as a Revision is scaled.
+pub fn scaled(namespace: &str, revision: &Revision) -> [Key; 5] {
+    let name = |name: String| Name::new(namespace, name);
+    let own = || name(revision.name.to_string());
+    [
+        Key::new(Resource::Deployment, Part::Scale, name(deployment::name(&revision.name))),
+        Key::new(Resource::Revision, Part::Status, own()),
+        Key::new(Resource::PodAutoscaler, Part::Status, own()),
+        Key::new(Resource::ServerlessService, Part::Object, own()),
+        Key::new(Resource::ServerlessService, Part::Status, own()),
+    ]
+}
+
+/// Objects made for a Revision, itself among them.
+pub fn made(namespace: &str, revision: &Revision, containers: &[String]) -> Vec<Key> {
+    let key = |resource, name: String| Key::new(resource, Part::Object, Name::new(namespace, name));
+    let own = || revision.name.to_string();
+    let mut all = vec![
+        key(Resource::Revision, own()),
+        key(Resource::Deployment, deployment::name(&revision.name)),
+        key(Resource::PodAutoscaler, own()),
+        key(Resource::ServerlessService, own()),
+        key(Resource::Metric, own()),
+        key(Resource::Service, own()),
+        key(Resource::Service, services::private_name(&revision.name)),
+    ];
+    let image =
+        |it: &String| key(Resource::Image, child_name(&revision.name, &format!("-cache-{it}")));
+    all.extend(containers.iter().map(image));
+    all
+}
+
+/// Everything of an app.
+pub fn keys(name: &Name, app: &App, world: &World) -> Vec<Key> {
+    let mut all: Vec<Key> = statuses(name).into();
+    all.extend(objects(name));
+    all.extend(names(name, app));
+    for revision in &app.revisions {
+        all.extend(made(&name.namespace, revision, &containers(revision, world)));
+        all.extend(scaled(&name.namespace, revision));
+    }
+    all
+}
+
+/// Names of a Revision's containers.
+pub fn containers(revision: &Revision, world: &World) -> Vec<String> {
+    let facts = Facts::of(revision, world);
+    let pod = &facts.template.spec.pod;
+    let all = pod.init_containers.iter().flatten().chain(&pod.containers);
+    all.map(|it| it.name.clone()).collect()
+}
+
+/// Configuration and Route.
+pub fn objects(name: &Name) -> [Key; 2] {
+    [Resource::Configuration, Resource::Route]
+        .map(|resource| Key::new(resource, Part::Object, name.clone()))
+}
+
+/// The Services and slices of a route's names.
+pub fn names(name: &Name, app: &App) -> Vec<Key> {
+    let service = |it: &Allotment| {
+        let own = Name::new(name.namespace.as_str(), plan::host_name(it, &name.name));
+        Key::new(Resource::Service, Part::Object, own)
+    };
+    app.allotted().iter().map(service).chain(slices(name, app)).collect()
+}

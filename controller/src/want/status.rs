@@ -1,0 +1,96 @@
+//! Pure: what tools read of a Revision's scale: statuses of PodAutoscaler and ServerlessService
+//! (knative/serving `pkg/apis/autoscaling/v1alpha1/pa_lifecycle.go`, `pkg/reconciler/serverlessservice`).
+
+use common::wire::Path;
+use serde_json::{Value, json};
+
+use crate::{
+    children::{scaling::Mode, services},
+    world::{Kind, Revision, Stamp, Truth, Why, World},
+};
+
+/// One condition; information only where `info`.
+fn condition(name: &str, truth: &Truth, since: Stamp, info: bool) -> Value {
+    let (status, why) = match truth {
+        Truth::True(why) => ("True", why.clone()),
+        Truth::Unknown(why) => ("Unknown", why.clone()),
+        Truth::False(why) => ("False", Some(why.clone())),
+    };
+    let mut out = json!({"type": name, "status": status, "lastTransitionTime": since.rfc3339()});
+    if let Some(Why { reason, message }) = why {
+        for (field, text) in [("reason", reason), ("message", message)] {
+            if !text.is_empty() {
+                out[field] = json!(text);
+            }
+        }
+    }
+    if info {
+        out["severity"] = json!("Info");
+    }
+    out
+}
+
+fn since(revision: &Revision, kind: Kind) -> (Stamp, Truth) {
+    let found = revision.conditions.iter().find(|(have, _, _)| *have == kind);
+    found.map_or((revision.meta.created, Truth::Unknown(None)), |(_, at, truth)| (at, truth))
+}
+
+/// Status of the PodAutoscaler.
+pub(super) fn autoscaler(world: &World, revision: &Revision) -> Value {
+    let (at, active) = since(revision, Kind::RevisionActive);
+    let initialized = match revision.reached {
+        true => Truth::True(None),
+        false => Truth::Unknown(None),
+    };
+    let (populated_at, populated) = populated(world, revision);
+    let ready = [&active, &initialized, &populated];
+    let worst = ready.iter().find(|it| matches!(it, Truth::False(_)));
+    let worst = worst.or_else(|| ready.iter().find(|it| matches!(it, Truth::Unknown(_))));
+    let ready = worst.map_or(Truth::True(None), |it| (**it).clone());
+    json!({
+        "observedGeneration": 1,
+        "serviceName": &*revision.name,
+        "metricsServiceName": services::private_name(&revision.name),
+        "desiredScale": revision.desired,
+        "actualScale": revision.actual,
+        "conditions": [
+            condition("Active", &active, at, false),
+            condition("Ready", &ready, at, false),
+            condition("SKSReady", &populated, populated_at, false),
+            condition("ScaleTargetInitialized", &initialized, revision.meta.created, false),
+        ],
+    })
+}
+
+/// Which way new connections go: straight to pods once one is ready, and nothing keeps the activator before them.
+pub(super) fn mode(world: &World, revision: &Revision) -> (Mode, i32) {
+    let direct = revision.decided.map_or(Path::Activator, |it| it.path) == Path::Direct;
+    let serves = direct && revision.actual > 0;
+    let activators = i32::try_from(world.activators.len()).unwrap_or(i32::MAX);
+    (if serves { Mode::Serve } else { Mode::Proxy }, activators.min(2))
+}
+
+fn populated(_world: &World, revision: &Revision) -> (Stamp, Truth) {
+    let (at, _) = since(revision, Kind::RevisionActive);
+    let none = || Why::new("NoHealthyBackends", "SKS has no healthy backends");
+    (at, if revision.actual > 0 { Truth::True(None) } else { Truth::Unknown(Some(none())) })
+}
+
+/// Status of the ServerlessService.
+pub(super) fn serverless(world: &World, revision: &Revision) -> Value {
+    let (at, populated) = populated(world, revision);
+    let activators = match mode(world, revision).0 {
+        Mode::Proxy => Truth::True(None),
+        Mode::Serve => Truth::False(Why::new("", "")),
+    };
+    json!({
+        "observedGeneration": 1,
+        "serviceName": &*revision.name,
+        "privateServiceName": services::private_name(&revision.name),
+        "conditions": [
+            condition("ActivatorEndpointsPopulated", &activators, at, true),
+            condition("EndpointsPopulated", &populated, at, false),
+            condition("Ready", &populated, at, false),
+        ],
+    })
+}
