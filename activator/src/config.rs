@@ -8,6 +8,7 @@ use std::{
 };
 
 use clap::Parser;
+use common::replicas;
 
 use crate::{gateway::Door, queue::Bounds};
 
@@ -31,11 +32,12 @@ pub struct Config {
     #[arg(long, env = "ROUSE_NODE", default_value = "")]
     pub node: String,
 
-    /// Where the controller serves routes: `unix:/path` or `http://host:port`.
+    /// Where the controller serves routes: `unix:/path`, `dns:NAME:PORT`, or `http://ip:port` or `https://ip:port`,
+    /// several joined by commas.
     #[arg(long, env = "ROUSE_CONTROLLER", default_value = "unix:/run/rouse/rouse/controller.sock")]
     pub controller: String,
 
-    /// Where the autoscaler takes usage: `unix:/path` or `http://host:port`.
+    /// Where the autoscaler takes usage, likewise.
     #[arg(long, env = "ROUSE_AUTOSCALER", default_value = "unix:/run/rouse/rouse/autoscaler.sock")]
     pub autoscaler: String,
 
@@ -173,6 +175,13 @@ impl Config {
         ] {
             let value = usize::try_from(value).unwrap_or(usize::MAX);
             within(name, value, 0, 600_000, "must be at most 600000")?;
+        }
+        for (name, value) in
+            [("--controller", &self.controller), ("--autoscaler", &self.autoscaler)]
+        {
+            if value.parse::<replicas::Setting>().is_err() {
+                return Err(BadSetting { name, value: value.clone(), rule: replicas::RULE });
+            }
         }
         within("--max-waiting", self.max_waiting, 1, 1_000_000, "must be 1 to 1000000")?;
         let bytes = self.max_waiting_bytes;

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use common::{
-    link::{Link, PodKey},
+    link::{Draining, Link, PodKey},
     outbox::Outbox,
     wire::PodItem,
 };
@@ -23,13 +23,16 @@ pub async fn follow(
     seen: &AtomicBool,
 ) {
     let outbox = Outbox::new();
+    let mut draining = Draining::default();
     let watch = link.watch_batches(|batch| {
         let version = batch.version;
+        draining.follow(&batch);
         if gateway.routes.apply(batch) {
             ports.apply();
         }
         gateway.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));
         outbox.set(PodKey::Applied, PodItem::Applied(version));
+        draining.in_force(&outbox);
         if !seen.swap(true, Ordering::Relaxed) {
             let (services, pods) = gateway.routes.counts();
             info!(version, services, pods, "first routes in force");

@@ -34,8 +34,8 @@ use std::{
 
 use common::{
     admin::{Admin, AdminError},
-    link::Link,
-    wire::{Role, Subscriber},
+    link::{Finder, Link},
+    wire::{self, Role, Subscriber},
 };
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -272,11 +272,14 @@ impl Links {
             name: config.name().to_owned(),
             node: config.node.clone(),
         };
-        let link = |endpoint: &str| Link::new(endpoint, who.clone(), finished.clone());
+        let controllers = Finder::of(&config.controller);
+        let autoscalers = Finder::of(&config.autoscaler);
+        let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), who.clone(), finished.clone());
+        let routes = link(&controllers).tells(wire::Part::Controller, Arc::clone(&controllers));
         Self {
-            routes: link(&config.controller),
-            reports: link(&config.controller),
-            usage: link(&config.autoscaler),
+            routes: routes.tells(wire::Part::Autoscaler, Arc::clone(&autoscalers)),
+            reports: link(&controllers),
+            usage: link(&autoscalers),
             seen: Seen::default(),
         }
     }

@@ -227,7 +227,9 @@ impl Routes {
                 RouteChange::Gone(RouteKey::Activator(name)) => {
                     other_peers |= index.activators.remove(&name);
                 }
-                RouteChange::Synced => {}
+                RouteChange::Replicas(_)
+                | RouteChange::Gone(RouteKey::Replicas(_))
+                | RouteChange::Synced => {}
             }
         }
         if other_peers {

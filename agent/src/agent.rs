@@ -12,7 +12,7 @@ use std::{
 
 use common::{
     abi,
-    link::{PodKey, RouteBatch, chain},
+    link::{Draining, PodKey, RouteBatch, chain},
     outbox::Outbox,
     wire::{PodItem, PodSeen, RouteChange, RouteKey},
 };
@@ -91,6 +91,8 @@ pub(crate) struct Agent {
     planner: Planner,
     /// Version of the RouteTable that the planner has taken in.
     version: u64,
+    /// Its draining pods, and what the controller was told of them.
+    draining: Draining,
     /// Whether a write failed half-way, so that the planner has to look at the maps again.
     torn: bool,
     /// Whether the maps may differ from what the table and the local pods want.
@@ -131,6 +133,7 @@ impl Agent {
             uids: HashMap::new(),
             planner,
             version: 0,
+            draining: Draining::default(),
             torn: false,
             stale: false,
             first_table: None,
@@ -349,6 +352,7 @@ impl Agent {
 
     /// Takes in news of the RouteTable.
     fn absorb(&mut self, mut news: RouteBatch) {
+        self.draining.follow(&news);
         if news.is_whole {
             let gone = self.planner.table().missing(&news.changes);
             news.changes.extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Gone(key))));
@@ -387,6 +391,7 @@ impl Agent {
                 self.ends.metrics.apply.observe(begun.elapsed().as_secs_f64());
                 self.ends.metrics.version.set(version);
                 self.ends.reports.set(PodKey::Applied, PodItem::Applied(version));
+                self.draining.in_force(&self.ends.reports);
                 self.ends.troubles.set("maps", None);
             }
             Err(refused) => {

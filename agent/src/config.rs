@@ -2,6 +2,8 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use common::replicas;
+
 /// Settings of one agent. Printed once at start.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Parser)]
 #[command(name = "rouse-agent", about = "Rouse's agent: one on each node", version)]
@@ -10,11 +12,12 @@ pub struct Config {
     #[arg(long, env = "ROUSE_NODE")]
     pub node: String,
 
-    /// Where the controller serves routes and takes pod reports: `unix:/path` or `http://ip:port`.
+    /// Where the controller serves routes and takes pod reports: `unix:/path`, `dns:NAME:PORT`, or `http://ip:port` or
+    /// `https://ip:port`, several joined by commas.
     #[arg(long, env = "ROUSE_CONTROLLER")]
     pub controller: String,
 
-    /// Where the autoscaler takes usage reports: `unix:/path` or `http://ip:port`.
+    /// Where the autoscaler takes usage reports, likewise.
     #[arg(long, env = "ROUSE_AUTOSCALER")]
     pub autoscaler: String,
 
@@ -65,8 +68,8 @@ impl Config {
             ));
         }
         for (name, value) in [("controller", &self.controller), ("autoscaler", &self.autoscaler)] {
-            if !value.starts_with("unix:/") && !value.starts_with("http://") {
-                return Err(invalid(name, value, "must be unix:/path or http://ip:port"));
+            if value.parse::<replicas::Setting>().is_err() {
+                return Err(invalid(name, value, replicas::RULE));
             }
         }
         for (name, path) in [

@@ -33,9 +33,9 @@ use std::{io, sync::Arc};
 
 use common::{
     admin as pages,
-    link::Link,
+    link::{Finder, Link},
     outbox::Outbox,
-    wire::{Role, Subscriber},
+    wire::{Part, Role, Subscriber},
 };
 use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -98,20 +98,25 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     tasks.spawn(kernel.watch(troubles.clone(), shutdown.clone()));
     let who =
         Subscriber { role: Role::Agent, name: config.node.clone(), node: config.node.clone() };
-    let link = |endpoint: &str| Arc::new(Link::new(endpoint, who.clone(), shutdown.clone()));
+    let controllers = Finder::of(&config.controller);
+    let autoscalers = Finder::of(&config.autoscaler);
+    let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), who.clone(), shutdown.clone());
 
     let routes = Arc::new(Routes::default());
-    let (following, routes_link) = (Arc::clone(&routes), link(&config.controller));
+    let routes_link = link(&controllers)
+        .tells(Part::Controller, Arc::clone(&controllers))
+        .tells(Part::Autoscaler, Arc::clone(&autoscalers));
+    let following = Arc::clone(&routes);
     tasks.spawn(async move { following.follow(&routes_link).await });
     let (reports, settled) = (Outbox::new(), CancellationToken::new());
     tasks.spawn(controller::report(
-        link(&config.controller),
+        Arc::new(link(&controllers)),
         reports.clone(),
         settled.clone(),
         shutdown.clone(),
     ));
     let usage = autoscaler::Usage::default();
-    let (totals, usage_link) = (usage.outbox(), link(&config.autoscaler));
+    let (totals, usage_link) = (usage.outbox(), link(&autoscalers));
     tasks.spawn(async move { usage_link.report_usage(&totals).await });
 
     let (found, finds) = mpsc::channel(FOUND);

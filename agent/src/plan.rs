@@ -200,7 +200,9 @@ impl Planner {
                 self.due.extend(self.table.set_pod(&uid, None))
             }
             RouteChange::Gone(RouteKey::Activator(name)) => self.set_activator(&name, None),
-            RouteChange::Synced => {}
+            RouteChange::Replicas(_)
+            | RouteChange::Gone(RouteKey::Replicas(_))
+            | RouteChange::Synced => {}
         }
     }
 

@@ -13,7 +13,7 @@ use common::{
     },
 };
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status, Streaming, transport::Server};
+use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
 use crate::{controller::Brain, usage::Stream};
@@ -25,7 +25,7 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) -> Result<(), LinkError> {
     let service = UsageServer::new(Reports { brain, shutdown: shutdown.clone() });
-    link::serve(endpoint, Server::builder().add_service(service), shutdown).await
+    link::serve(endpoint, link::server().add_service(service), shutdown).await
 }
 
 #[derive(Debug)]

@@ -3,15 +3,17 @@
 use std::{net::SocketAddr, time::Duration};
 
 use clap::Args;
+use common::replicas;
 
 /// Settings of the autoscaler.
 #[derive(Args, Clone, Debug)]
 pub struct Config {
-    /// Where agents and activators report usage: `unix:/path` or `http://address:port`.
+    /// Where agents and activators report usage: `unix:/path`, `http://ip:port` or `https://ip:port`.
     #[arg(long, env = "ROUSE_USAGE", default_value = "unix:/run/rouse/rouse/autoscaler.sock")]
     pub usage: String,
 
-    /// Where the controller serves routes and takes decisions: `unix:/path` or `http://address:port`.
+    /// Where the controller serves routes and takes decisions: `unix:/path`, `dns:NAME:PORT`, or `http://ip:port` or
+    /// `https://ip:port`, several joined by commas.
     #[arg(long, env = "ROUSE_CONTROLLER", default_value = "unix:/run/rouse/rouse/controller.sock")]
     pub controller: String,
 
@@ -49,10 +51,15 @@ impl Config {
         if self.name.is_empty() {
             return bad("name", &self.name, "must not be empty");
         }
-        for (name, endpoint) in [("usage", &self.usage), ("controller", &self.controller)] {
-            if !endpoint.starts_with("unix:/") && !endpoint.starts_with("http://") {
-                return bad(name, endpoint, "must be unix:/path or http://address:port");
-            }
+        if self.usage.parse::<replicas::Endpoint>().is_err() {
+            return bad(
+                "usage",
+                &self.usage,
+                "must be unix:/path, http://IP:PORT or https://IP:PORT",
+            );
+        }
+        if self.controller.parse::<replicas::Setting>().is_err() {
+            return bad("controller", &self.controller, replicas::RULE);
         }
         Ok(())
     }

@@ -19,12 +19,15 @@
 //! Nothing runs for a sleeping revision: it has no timer, and news of it is decided in the task that receives
 //! it. It never talks to Kubernetes; losing it leaves the last decisions in force.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use common::{
     admin::AdminError,
-    link::{Link, LinkError},
-    wire::{Role, Subscriber},
+    link::{Finder, Link, LinkError},
+    wire::{Part, Role, Subscriber},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -61,8 +64,10 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     config.validate()?;
     info!(?config, "autoscaler starts");
     let who = Subscriber { role: Role::Autoscaler, name: config.name.clone(), node: String::new() };
-    let link = |to: &str| Arc::new(Link::new(to, who.clone(), shutdown.clone()));
-    let (routes, decisions) = (link(&config.controller), link(&config.controller));
+    let controllers = Finder::of(&config.controller);
+    let link = || Link::to(Arc::clone(&controllers), who.clone(), shutdown.clone());
+    let routes = Arc::new(link().tells(Part::Controller, Arc::clone(&controllers)));
+    let decisions = link().since(now_ms());
     let brain = Arc::new(controller::Brain::new(config.tick()));
     let admin = admin::admin(Arc::clone(&brain), Arc::clone(&routes));
     let usage =
@@ -81,4 +86,10 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     tokio::try_join!(usage, pages, streams)?;
     info!("autoscaler stopped");
     Ok(())
+}
+
+/// Milliseconds since 1970: tells replicas apart by how long they have heard usage.
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }

@@ -11,7 +11,9 @@
 //! | [`wire`] | user-space parts | the four messages |
 //! | [`node`] | controller, local node | pods to run and how they fare |
 //! | [`outbox`] | sender and stream | latest state by subject |
+//! | [`replicas`] | user-space parts | where the replicas of a part are, and which to try next |
 //! | [`link`] | user-space parts | the one way a stream is opened, kept and served |
+//! | [`tls`] | user-space parts | who is who, and that nobody listens in |
 //! | [`admin`] | user-space parts, operators | health, readiness, metrics |
 #![cfg_attr(not(any(feature = "user", test)), no_std)]
 #![warn(missing_docs)]
@@ -27,5 +29,9 @@ pub mod link;
 pub mod node;
 #[cfg(feature = "user")]
 pub mod outbox;
+#[cfg(feature = "user")]
+pub mod replicas;
+#[cfg(feature = "shell")]
+pub mod tls;
 #[cfg(feature = "user")]
 pub mod wire;

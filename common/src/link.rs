@@ -1,30 +1,31 @@
 //! Shell: the one way a stream between two parts is opened, kept open and served.
 //!
-//! A stream that breaks is opened again, at first after 10 ms, later after at most 1 s, until the shutdown
-//! token ends it. What was missed meanwhile is said again by the [`Outbox`] it is fed from.
+//! A part may have several replicas. Routes come from one of them, and from another as soon as that stream breaks; the
+//! table in force stays so meanwhile. Reports and decisions go to every replica, each on a stream of its own from
+//! the same [`Outbox`], which says again whatever a stream missed. A replica that failed is tried again at first
+//! after 10 ms, later after at most 1 s, until the shutdown token ends it all.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    hash::Hash,
-    path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    collections::BTreeSet,
+    hash::{BuildHasher as _, Hasher as _, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
-use futures::{Stream, StreamExt as _, stream};
-use tokio::net::{TcpListener, UnixListener};
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Status, Streaming,
-    transport::{Channel, Endpoint, server::Router},
-};
+use tonic::{Code, Status};
 use tracing::{info, warn};
 
 use crate::{
-    outbox::{Batch, Cursor, Outbox},
+    outbox::Outbox,
+    replicas::{Chooser, Endpoint, Known, Next},
     wire::{
-        Decision, Name, PodItem, Refused, RouteChange, RouteItem, RouteKey, RouteView, ScaleItem,
+        Decision, Name, Part, PodItem, RouteChange, RouteItem, RouteKey, RouteView, ScaleItem,
         Subscriber, UsageItem, UsageKey, UsageSeen,
         raw::{
             self, pods_client::PodsClient, routes_client::RoutesClient, scale_client::ScaleClient,
@@ -33,17 +34,32 @@ use crate::{
     },
 };
 
-const FIRST_RETRY: Duration = Duration::from_millis(10);
-const LAST_RETRY: Duration = Duration::from_secs(1);
-/// A dead TCP peer is noticed within interval + timeout; unix sockets notice at once.
-const KEEPALIVE: Duration = Duration::from_secs(5);
+pub(crate) mod dial;
+mod finder;
+mod routes;
+mod serve;
+
+pub use finder::{Finder, Lookup, SystemLookup};
+pub use routes::{Changes, Draining, RouteBatch};
+pub use serve::{Door, receive, route_items, route_stream, serve, serve_to, server};
+
+/// A stream that has not named every subject is given up after this long without a word.
+const SILENT: Duration = Duration::from_secs(10);
+/// A stream that lasted this long had been wanted by its server.
+const LASTED: Duration = Duration::from_secs(1);
 
 /// A stream could not be opened or broke.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The endpoint's text makes no sense.
-    #[error("endpoint {endpoint:?} is not `unix:/path` or `http://host:port`")]
+    #[error("endpoint {endpoint:?}: {}", crate::replicas::RULE)]
     Endpoint {
+        /// As given.
+        endpoint: String,
+    },
+    /// The endpoint is spoken to over TLS, which needs a certificate.
+    #[error("{endpoint} is spoken to over TLS: give this part a token and authorities")]
+    NoIdentity {
         /// As given.
         endpoint: String,
     },
@@ -65,6 +81,12 @@ pub enum LinkError {
         #[source]
         source: Box<Status>,
     },
+    /// The peer has said nothing for too long.
+    #[error("{endpoint} has not sent a whole table")]
+    Silent {
+        /// Who.
+        endpoint: String,
+    },
     /// The endpoint could not be listened on.
     #[error("cannot listen on {endpoint}")]
     Listen {
@@ -85,13 +107,16 @@ pub enum LinkError {
     },
 }
 
-/// A part's way to one other part.
+/// A part's way to the replicas of one other part.
 #[derive(Debug)]
 pub struct Link {
-    endpoint: String,
+    to: Arc<Finder>,
+    /// Whom the RouteTable tells of its replicas.
+    told: Vec<(Part, Arc<Finder>)>,
     who: Subscriber,
+    since_ms: u64,
     shutdown: CancellationToken,
-    up: AtomicBool,
+    up: AtomicUsize,
 }
 
 /// Names what a PodReport stream speaks of.
@@ -101,42 +126,40 @@ pub enum PodKey {
     Pod(String),
     /// The RouteTable version in force.
     Applied,
-}
-
-/// Newest states of the subjects that changed.
-pub type Changes = BTreeMap<RouteKey, RouteChange>;
-
-/// What one batch of a RouteTable stream says.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct RouteBatch {
-    /// In force once every change is.
-    pub version: u64,
-    /// Whether it is a stream's first: every subject that it does not name is gone.
-    pub is_whole: bool,
-    /// Newest state of each subject that changed.
-    pub changes: Changes,
-}
-
-impl RouteBatch {
-    /// Takes in the batch that came next.
-    pub fn follow(&mut self, next: Self) {
-        if next.is_whole {
-            *self = next;
-            return;
-        }
-        self.version = next.version;
-        self.changes.extend(next.changes);
-    }
+    /// A draining pod that the sender opens no connection to, by uid.
+    Avoided(String),
 }
 
 impl Link {
-    /// A link from `who` to the part at `endpoint` (`unix:/path` or `http://host:port`), until `shutdown`.
-    pub fn new(endpoint: impl Into<String>, who: Subscriber, shutdown: CancellationToken) -> Self {
-        Self { endpoint: endpoint.into(), who, shutdown, up: AtomicBool::new(false) }
+    /// A link from `who` to the part at `endpoint`, until `shutdown`. See [`crate::replicas::Setting`].
+    pub fn new(endpoint: impl AsRef<str>, who: Subscriber, shutdown: CancellationToken) -> Self {
+        Self::to(Finder::of(endpoint.as_ref()), who, shutdown)
     }
 
-    /// Whether the latest stream stands.
+    /// A link from `who` to the replicas that `to` finds, until `shutdown`.
+    pub fn to(to: Arc<Finder>, who: Subscriber, shutdown: CancellationToken) -> Self {
+        Self { to, told: Vec::new(), who, since_ms: 0, shutdown, up: AtomicUsize::new(0) }
+    }
+
+    /// What the RouteTable says of this part's replicas is told to `finder`.
+    pub fn tells(mut self, part: Part, finder: Arc<Finder>) -> Self {
+        self.told.push((part, finder));
+        self
+    }
+
+    /// Since when the sender of decisions has heard usage, in ms since 1970.
+    pub fn since(mut self, ms: u64) -> Self {
+        self.since_ms = ms;
+        self
+    }
+
+    /// Whether a stream stands.
     pub fn is_up(&self) -> bool {
+        self.standing() > 0
+    }
+
+    /// How many streams stand.
+    pub fn standing(&self) -> usize {
         self.up.load(Ordering::Relaxed)
     }
 
@@ -157,122 +180,244 @@ impl Link {
     }
 
     /// Follows the RouteTable without remembering anything of it: what a whole table leaves out is gone.
-    pub async fn watch_batches(&self, mut each: impl FnMut(RouteBatch)) {
-        let mut wait = FIRST_RETRY;
-        while self.again(&mut wait, self.watch_batches_once(&mut each)).await {}
+    pub async fn watch_batches(&self, each: impl FnMut(RouteBatch)) {
+        tokio::select! {
+            () = self.follow(each) => {}
+            () = self.to.keep_looking() => {}
+            () = self.shutdown.cancelled() => {}
+        }
     }
 
-    async fn watch_batches_once(&self, each: &mut impl FnMut(RouteBatch)) -> Result<(), LinkError> {
-        let mut client = RoutesClient::new(self.connect().await?);
-        let opened = client.watch(raw::Subscriber::from(self.who.clone())).await;
-        let mut items = opened.map_err(|status| self.broke(status))?.into_inner();
-        self.opened("routes");
-        let (mut changes, mut is_whole) = (Changes::new(), true);
-        while let Some(item) = items.message().await.map_err(|status| self.broke(status))? {
-            let Some(RouteItem { version, change }) = accept(item) else { continue };
-            match change.key() {
-                Some(key) => drop(changes.insert(key, change)),
-                None => {
-                    let changes = std::mem::take(&mut changes);
-                    each(RouteBatch { version, is_whole, changes });
-                    is_whole = false;
+    async fn follow(&self, mut each: impl FnMut(RouteBatch)) {
+        let mut chooser = Chooser::default();
+        let mut table = routes::InForce::default();
+        let begin = Instant::now();
+        loop {
+            let endpoint = self.choose(&mut chooser, begin).await;
+            let opened = Instant::now();
+            let ended = self.follow_one(&endpoint, &mut table, &mut each).await;
+            let wait =
+                chooser.failed(begin.elapsed(), &endpoint, opened.elapsed() >= LASTED, chance());
+            self.ended(&endpoint, ended, wait);
+        }
+    }
+
+    /// Waits until some replica may be tried.
+    async fn choose(&self, chooser: &mut Chooser, begin: Instant) -> Endpoint {
+        let mut known = self.to.known();
+        loop {
+            let all = known.borrow_and_update().all();
+            chooser.retain(&all);
+            let wait = match chooser.next(begin.elapsed(), &all, chance()) {
+                Next::Try(endpoint) => return endpoint,
+                Next::Wait(until) => Some(begin + until),
+                Next::Nobody => None,
+            };
+            let timer = async {
+                match wait {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
                 }
+            };
+            tokio::select! {
+                () = timer => {}
+                _ = known.changed() => {}
             }
         }
-        Ok(())
     }
 
-    /// Reports pods and the table version in force. Values are `PodItem::Seen` and `PodItem::Applied`.
-    pub async fn report_pods(&self, outbox: &Outbox<PodKey, PodItem>) {
-        let mut wait = FIRST_RETRY;
-        while self.again(&mut wait, self.report_pods_once(outbox)).await {}
-    }
-
-    async fn report_pods_once(&self, outbox: &Outbox<PodKey, PodItem>) -> Result<(), LinkError> {
-        let gone = |key| match key {
-            PodKey::Pod(uid) => PodItem::Gone(uid),
-            PodKey::Applied => PodItem::Applied(0),
-        };
-        let first = PodItem::Sender(self.who.clone());
-        let items = outgoing(first, outbox.subscribe(), |_, it| it, gone, PodItem::Synced);
-        let mut client = PodsClient::new(self.connect().await?);
-        self.opened("pods");
-        client.report(items).await.map(drop).map_err(|status| self.broke(status))
-    }
-
-    /// Reports usage.
-    pub async fn report_usage(&self, outbox: &Outbox<UsageKey, UsageSeen>) {
-        let mut wait = FIRST_RETRY;
-        while self.again(&mut wait, self.report_usage_once(outbox)).await {}
-    }
-
-    async fn report_usage_once(
+    async fn follow_one(
         &self,
-        outbox: &Outbox<UsageKey, UsageSeen>,
+        endpoint: &Endpoint,
+        table: &mut routes::InForce,
+        each: &mut impl FnMut(RouteBatch),
     ) -> Result<(), LinkError> {
-        let first = UsageItem::Sender(self.who.clone());
-        let seen = |_, it| UsageItem::Seen(it);
-        let items = outgoing(first, outbox.subscribe(), seen, UsageItem::Gone, UsageItem::Synced);
-        let mut client = UsageClient::new(self.connect().await?);
-        self.opened("usage");
-        client.report(items).await.map(drop).map_err(|status| self.broke(status))
+        let broke = |status| broke(endpoint, status);
+        let mut client = RoutesClient::new(self.to.dial(endpoint).await?);
+        let opening = client.watch(raw::Subscriber::from(self.who.clone()));
+        let opened = tokio::time::timeout(SILENT, opening).await;
+        let silent = |_elapsed| LinkError::Silent { endpoint: endpoint.to_string() };
+        let mut items = opened.map_err(silent)?.map_err(broke)?.into_inner();
+        let _up = self.opened(endpoint, "routes");
+        table.restart(endpoint);
+        loop {
+            let patience = if table.is_whole_next() { Some(Instant::now() + SILENT) } else { None };
+            let item = tokio::select! {
+                item = items.message() => item.map_err(broke)?,
+                () = sleep_until(patience) => {
+                    return Err(LinkError::Silent { endpoint: endpoint.to_string() });
+                }
+                () = sleep_until(table.held_until()) => {
+                    each(table.release());
+                    continue;
+                }
+            };
+            let Some(item) = item else { return Ok(()) };
+            let Some(item) = serve::accept::<_, RouteItem>(item) else { continue };
+            if let Some(batch) = table.absorb(item) {
+                self.tell(&batch);
+                each(batch);
+            }
+        }
     }
 
-    /// Sends scale decisions.
+    /// Passes on what a batch says of the replicas of parts.
+    fn tell(&self, batch: &RouteBatch) {
+        for (part, finder) in &self.told {
+            match batch.changes.get(&RouteKey::Replicas(*part)) {
+                Some(RouteChange::Replicas(it)) => {
+                    finder.tell(it.members.iter().map(|it| it.address));
+                }
+                Some(_) => finder.tell([]),
+                None if batch.is_whole => finder.tell([]),
+                None => {}
+            }
+        }
+    }
+
+    /// Reports pods and what of the table is in force to every replica. Values are [`PodItem`]s that have no key of
+    /// their own: `Seen`, `Applied`, `Avoided`.
+    pub async fn report_pods(&self, outbox: &Outbox<PodKey, PodItem>) {
+        self.to_all(|endpoint| async move {
+            let gone = |key| match key {
+                PodKey::Pod(uid) => PodItem::Gone(uid),
+                PodKey::Applied => PodItem::Applied(0),
+                PodKey::Avoided(uid) => PodItem::AvoidedNoMore(uid),
+            };
+            let first = vec![PodItem::Sender(self.who.clone())];
+            let channel = self.to.dial(&endpoint).await?;
+            let items =
+                serve::outgoing(first, outbox.subscribe(), |_, it| it, gone, PodItem::Synced);
+            let _up = self.opened(&endpoint, "pods");
+            let ended = PodsClient::new(channel).report(items).await;
+            ended.map(drop).map_err(|status| broke(&endpoint, status))
+        })
+        .await;
+    }
+
+    /// Reports usage to every replica.
+    pub async fn report_usage(&self, outbox: &Outbox<UsageKey, UsageSeen>) {
+        self.to_all(|endpoint| async move {
+            let first = vec![UsageItem::Sender(self.who.clone())];
+            let seen = |_, it| UsageItem::Seen(it);
+            let (gone, synced) = (UsageItem::Gone, UsageItem::Synced);
+            let channel = self.to.dial(&endpoint).await?;
+            let items = serve::outgoing(first, outbox.subscribe(), seen, gone, synced);
+            let _up = self.opened(&endpoint, "usage");
+            let ended = UsageClient::new(channel).report(items).await;
+            ended.map(drop).map_err(|status| broke(&endpoint, status))
+        })
+        .await;
+    }
+
+    /// Sends scale decisions to every replica.
     pub async fn decide(&self, outbox: &Outbox<Name, Decision>) {
-        let mut wait = FIRST_RETRY;
-        while self.again(&mut wait, self.decide_once(outbox)).await {}
+        self.to_all(|endpoint| async move {
+            let mut first = vec![ScaleItem::Sender(self.who.clone())];
+            first.extend((self.since_ms > 0).then_some(ScaleItem::Since(self.since_ms)));
+            let state = |_, it| ScaleItem::Decision(it);
+            let (gone, synced) = (ScaleItem::Gone, ScaleItem::Synced);
+            let channel = self.to.dial(&endpoint).await?;
+            let items = serve::outgoing(first, outbox.subscribe(), state, gone, synced);
+            let _up = self.opened(&endpoint, "decisions");
+            let ended = ScaleClient::new(channel).decide(items).await;
+            ended.map(drop).map_err(|status| broke(&endpoint, status))
+        })
+        .await;
     }
 
-    async fn decide_once(&self, outbox: &Outbox<Name, Decision>) -> Result<(), LinkError> {
-        let first = ScaleItem::Sender(self.who.clone());
-        let state = |_, it| ScaleItem::Decision(it);
-        let items = outgoing(first, outbox.subscribe(), state, ScaleItem::Gone, ScaleItem::Synced);
-        let mut client = ScaleClient::new(self.connect().await?);
-        self.opened("decisions");
-        client.decide(items).await.map(drop).map_err(|status| self.broke(status))
-    }
-
-    async fn connect(&self) -> Result<Channel, LinkError> {
-        let bad = |_| LinkError::Endpoint { endpoint: self.endpoint.clone() };
-        let endpoint = Endpoint::from_shared(self.endpoint.clone()).map_err(bad)?;
-        let endpoint = endpoint.http2_keep_alive_interval(KEEPALIVE).keep_alive_timeout(KEEPALIVE);
-        let failed = |source| LinkError::Connect { endpoint: self.endpoint.clone(), source };
-        endpoint.connect().await.map_err(failed)
-    }
-
-    fn opened(&self, what: &'static str) {
-        self.up.store(true, Ordering::Relaxed);
-        info!(endpoint = %self.endpoint, what, "stream opened");
-    }
-
-    fn broke(&self, status: Status) -> LinkError {
-        LinkError::Broke { endpoint: self.endpoint.clone(), source: Box::new(status) }
-    }
-
-    /// Runs one attempt and waits before the next. Returns false once the link is shut down.
+    /// Keeps a stream to every replica until shutdown.
     ///
-    /// A stream that stood starts the waiting anew.
-    async fn again(
-        &self,
-        wait: &mut Duration,
-        attempt: impl Future<Output = Result<(), LinkError>>,
-    ) -> bool {
-        let ended = tokio::select! {
-            ended = attempt => ended,
-            () = self.shutdown.cancelled() => return false,
+    /// A stream that stands is left alone when its replica is known no more: who goes ends it himself, and a name
+    /// server's hiccup must not.
+    async fn to_all<F>(&self, once: impl Fn(Endpoint) -> F)
+    where
+        F: Future<Output = Result<(), LinkError>>,
+    {
+        let all = async {
+            let (mut known, mut kept) = (self.to.known(), BTreeSet::new());
+            let mut streams = FuturesUnordered::new();
+            loop {
+                for endpoint in known.borrow_and_update().all() {
+                    if kept.insert(endpoint.clone()) {
+                        streams.push(self.keep(endpoint, &once));
+                    }
+                }
+                tokio::select! {
+                    Some(endpoint) = streams.next() => drop(kept.remove(&endpoint)),
+                    _ = known.changed() => {}
+                }
+            }
         };
-        if self.up.swap(false, Ordering::Relaxed) {
-            *wait = FIRST_RETRY;
+        tokio::select! {
+            () = all => {}
+            () = self.to.keep_looking() => {}
+            () = self.shutdown.cancelled() => {}
         }
-        match ended {
-            Ok(()) => info!(endpoint = %self.endpoint, "stream ended by peer"),
-            Err(error) => warn!(error = %chain(&error), retry = ?wait, "stream down"),
-        }
-        let waited = self.shutdown.run_until_cancelled(tokio::time::sleep(*wait)).await;
-        *wait = (*wait * 2).min(LAST_RETRY);
-        waited.is_some()
     }
+
+    /// Keeps one stream open for as long as its replica is known.
+    async fn keep<F>(&self, endpoint: Endpoint, once: &impl Fn(Endpoint) -> F) -> Endpoint
+    where
+        F: Future<Output = Result<(), LinkError>>,
+    {
+        let (mut chooser, begin) = (Chooser::default(), Instant::now());
+        let mut known = self.to.known();
+        while self.to.knows(&endpoint) {
+            let opened = Instant::now();
+            let ended = once(endpoint.clone()).await;
+            let stood = opened.elapsed() >= LASTED;
+            let wait = chooser.failed(begin.elapsed(), &endpoint, stood, chance());
+            self.ended(&endpoint, ended, wait);
+            let forgotten = known.wait_for(|known: &Known| !known.contains(&endpoint));
+            let _either = tokio::time::timeout(wait, forgotten).await;
+        }
+        endpoint
+    }
+
+    fn opened(&self, endpoint: &Endpoint, what: &'static str) -> Up<'_> {
+        self.up.fetch_add(1, Ordering::Relaxed);
+        info!(%endpoint, what, "stream opened");
+        Up(&self.up)
+    }
+
+    fn ended(&self, endpoint: &Endpoint, ended: Result<(), LinkError>, retry: Duration) {
+        match ended {
+            Ok(()) => info!(%endpoint, "stream ended by peer"),
+            Err(error) => {
+                // What is refused is for people to mend; everything else is what happens to networks.
+                let refused = matches!(&error, LinkError::Broke { source, .. }
+                    if matches!(source.code(), Code::PermissionDenied | Code::Unauthenticated));
+                warn!(error = %chain(&error), refused, ?retry, "stream down");
+            }
+        }
+        self.to.look_again();
+    }
+}
+
+/// A stream that stands, for as long as the value lives.
+struct Up<'a>(&'a AtomicUsize);
+
+impl Drop for Up<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn broke(endpoint: &Endpoint, status: Status) -> LinkError {
+    LinkError::Broke { endpoint: endpoint.to_string(), source: Box::new(status) }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A number nobody can foresee.
+pub(crate) fn chance() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 /// The error with all its causes, on one line.
@@ -285,124 +430,6 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
-}
-
-/// The items of a stream: who speaks, then batches from the box, each ended by `synced`.
-fn outgoing<K, V, T, R>(
-    first: T,
-    cursor: Cursor<K, V>,
-    state: impl Fn(K, V) -> T + Send + 'static,
-    gone: impl Fn(K) -> T + Send + 'static,
-    synced: T,
-) -> impl Stream<Item = R> + Send + 'static
-where
-    K: Eq + Hash + Clone + Send + Sync + 'static,
-    V: Clone + Send + Sync + 'static,
-    T: Clone + Send + 'static,
-    R: From<T> + Send + 'static,
-{
-    let batches = batches(cursor).flat_map(move |batch| {
-        let item = |(key, value): (K, Option<V>)| match value {
-            Some(value) => state(key, value),
-            None => gone(key),
-        };
-        let items: Vec<T> = batch.steps.into_iter().map(item).chain([synced.clone()]).collect();
-        stream::iter(items)
-    });
-    stream::iter([first]).chain(batches).map(R::from)
-}
-
-fn batches<K, V>(cursor: Cursor<K, V>) -> impl Stream<Item = Batch<K, V>> + Send + 'static
-where
-    K: Eq + Hash + Clone + Send + Sync + 'static,
-    V: Clone + Send + Sync + 'static,
-{
-    stream::unfold(cursor, |mut cursor| async move { Some((cursor.next().await, cursor)) })
-}
-
-/// The RouteTable stream for one subscriber, from the box that keeps its states. See [`route_items`].
-pub fn route_stream(
-    cursor: Cursor<RouteKey, RouteChange>,
-    shutdown: CancellationToken,
-    shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + 'static,
-) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send + 'static {
-    route_items(batches(cursor), shutdown, shape)
-}
-
-/// Batches of the RouteTable as they travel, each ended by `Synced`: each change as `shape` lets a subscriber see it.
-///
-/// Where `shape` returns `None` the subscriber is told that the subject is gone, which means nothing to it
-/// unless it knew the subject before. `shutdown` ends the stream, so that a server can stop.
-pub fn route_items(
-    batches: impl Stream<Item = Batch<RouteKey, RouteChange>> + Send + 'static,
-    shutdown: CancellationToken,
-    shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + 'static,
-) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send + 'static {
-    let items = batches.flat_map(move |Batch { version, steps }| {
-        let item = |(key, change): (RouteKey, Option<RouteChange>)| {
-            change.and_then(&shape).unwrap_or(RouteChange::Gone(key))
-        };
-        let changes = steps.into_iter().map(item).chain([RouteChange::Synced]);
-        let raw = |change| Ok(RouteItem { version, change }.into());
-        stream::iter(changes.map(raw).collect::<Vec<_>>())
-    });
-    items.take_until(shutdown.cancelled_owned())
-}
-
-/// Hands each item of an incoming stream to `each` until the stream ends or `shutdown`.
-///
-/// Refused items are logged and skipped: one bad subject must not stop the others.
-pub async fn receive<R, T>(
-    mut items: Streaming<R>,
-    shutdown: &CancellationToken,
-    mut each: impl FnMut(T),
-) -> Result<(), Status>
-where
-    T: TryFrom<R, Error = Refused>,
-{
-    while let Some(item) = shutdown.run_until_cancelled(items.message()).await {
-        match item?.map(accept) {
-            Some(item) => item.into_iter().for_each(&mut each),
-            None => return Ok(()),
-        }
-    }
-    Err(Status::unavailable("shutting down"))
-}
-
-fn accept<R, T: TryFrom<R, Error = Refused>>(item: R) -> Option<T> {
-    T::try_from(item).inspect_err(|refused| warn!(%refused, "message refused")).ok()
-}
-
-/// Serves `router` at `endpoint` until `shutdown`. A stale unix socket is replaced.
-///
-/// Returns once every stream has ended: handlers must heed `shutdown` too, as [`route_stream`] and
-/// [`receive`] do.
-pub async fn serve(
-    endpoint: &str,
-    router: Router,
-    shutdown: CancellationToken,
-) -> Result<(), LinkError> {
-    let listen = |source| LinkError::Listen { endpoint: endpoint.to_owned(), source };
-    let failed = |source| LinkError::Serve { endpoint: endpoint.to_owned(), source };
-    let stop = shutdown.cancelled_owned();
-    if let Some(path) = endpoint.strip_prefix("unix:") {
-        let listener = bind_unix(Path::new(path)).map_err(listen)?;
-        let incoming = UnixListenerStream::new(listener);
-        return router.serve_with_incoming_shutdown(incoming, stop).await.map_err(failed);
-    }
-    let Some(address) = endpoint.strip_prefix("http://") else {
-        return Err(LinkError::Endpoint { endpoint: endpoint.to_owned() });
-    };
-    let incoming = TcpListenerStream::new(TcpListener::bind(address).await.map_err(listen)?);
-    router.serve_with_incoming_shutdown(incoming, stop).await.map_err(failed)
-}
-
-fn bind_unix(path: &Path) -> std::io::Result<UnixListener> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    UnixListener::bind(path)
 }
 
 #[cfg(test)]

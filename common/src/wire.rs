@@ -120,6 +120,8 @@ pub struct RouteTable {
     pub pods: BTreeMap<String, Pod>,
     /// Activators by name.
     pub activators: BTreeMap<String, Activator>,
+    /// Replicas of parts that are found by the table. None where there is one of each.
+    pub replicas: BTreeMap<Part, Replicas>,
 }
 
 /// One addressable name: a route, or a tag of one (`<tag>-<route>`).
@@ -450,6 +452,35 @@ pub struct Activator {
     pub addresses: Vec<IpAddr>,
 }
 
+/// A part that other parts open streams to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// Serves routes, takes reports and decisions.
+    Controller,
+    /// Takes usage.
+    Autoscaler,
+}
+
+/// Every replica of a part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replicas {
+    /// The part.
+    pub part: Part,
+    /// Where each takes streams.
+    pub members: Vec<Replica>,
+    /// Name of the one that counts; `None`: none yet. Of autoscalers: the one whose decisions are carried out.
+    pub chosen: Option<String>,
+}
+
+/// One replica of a part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replica {
+    /// Its name, as in [`Subscriber`].
+    pub name: String,
+    /// Where it takes streams.
+    pub address: SocketAddr,
+}
+
 /// One step of a RouteTable stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouteItem {
@@ -470,6 +501,8 @@ pub enum RouteChange {
     Pod(Box<Pod>),
     /// An activator's whole state.
     Activator(Activator),
+    /// A part's replicas. Links follow them; their users need not.
+    Replicas(Replicas),
     /// The subject is no more.
     Gone(RouteKey),
     /// The end of a batch: everything up to this version has been said.
@@ -487,6 +520,8 @@ pub enum RouteKey {
     Pod(String),
     /// An activator, by name.
     Activator(String),
+    /// The replicas of a part.
+    Replicas(Part),
 }
 
 impl RouteChange {
@@ -497,6 +532,7 @@ impl RouteChange {
             Self::Revision(it) => Some(RouteKey::Revision(it.name.clone())),
             Self::Pod(it) => Some(RouteKey::Pod(it.uid.clone())),
             Self::Activator(it) => Some(RouteKey::Activator(it.name.clone())),
+            Self::Replicas(it) => Some(RouteKey::Replicas(it.part)),
             Self::Gone(key) => Some(key.clone()),
             Self::Synced => None,
         }
@@ -510,12 +546,14 @@ impl RouteTable {
         let revisions = self.revisions.values().cloned().map(RouteChange::Revision);
         let pods = self.pods.values().cloned().map(|it| RouteChange::Pod(it.into()));
         let activators = self.activators.values().cloned().map(RouteChange::Activator);
-        activators.chain(revisions).chain(pods).chain(services)
+        let replicas = self.replicas.values().cloned().map(RouteChange::Replicas);
+        replicas.chain(activators).chain(revisions).chain(pods).chain(services)
     }
 
     /// The steps that turn `self` into `next`: states first, then ends.
     pub fn changes(&self, next: &Self) -> Vec<RouteChange> {
         let mut out = Vec::new();
+        changed(&self.replicas, &next.replicas, |v| out.push(RouteChange::Replicas(v)));
         changed(&self.activators, &next.activators, |v| out.push(RouteChange::Activator(v)));
         changed(&self.revisions, &next.revisions, |v| out.push(RouteChange::Revision(v)));
         changed(&self.pods, &next.pods, |v| out.push(RouteChange::Pod(v.into())));
@@ -531,7 +569,8 @@ impl RouteTable {
         let revisions = self.revisions.keys().cloned().map(RouteKey::Revision);
         let pods = self.pods.keys().cloned().map(RouteKey::Pod);
         let activators = self.activators.keys().cloned().map(RouteKey::Activator);
-        services.chain(revisions).chain(pods).chain(activators).collect()
+        let replicas = self.replicas.keys().copied().map(RouteKey::Replicas);
+        services.chain(revisions).chain(pods).chain(activators).chain(replicas).collect()
     }
 
     fn contains(&self, key: &RouteKey) -> bool {
@@ -540,6 +579,7 @@ impl RouteTable {
             RouteKey::Revision(name) => self.revisions.contains_key(name),
             RouteKey::Pod(uid) => self.pods.contains_key(uid),
             RouteKey::Activator(name) => self.activators.contains_key(name),
+            RouteKey::Replicas(part) => self.replicas.contains_key(part),
         }
     }
 
@@ -551,6 +591,7 @@ impl RouteTable {
             RouteChange::Revision(it) => drop(self.revisions.insert(it.name.clone(), it)),
             RouteChange::Pod(it) => drop(self.pods.insert(it.uid.clone(), *it)),
             RouteChange::Activator(it) => drop(self.activators.insert(it.name.clone(), it)),
+            RouteChange::Replicas(it) => drop(self.replicas.insert(it.part, it)),
             RouteChange::Gone(_) => self.remove(&key),
             RouteChange::Synced => {}
         }
@@ -563,6 +604,7 @@ impl RouteTable {
             RouteKey::Revision(name) => drop(self.revisions.remove(name)),
             RouteKey::Pod(uid) => drop(self.pods.remove(uid)),
             RouteKey::Activator(name) => drop(self.activators.remove(name)),
+            RouteKey::Replicas(part) => drop(self.replicas.remove(part)),
         }
     }
 }
@@ -638,8 +680,12 @@ pub enum PodItem {
     Seen(PodSeen),
     /// The pod is not on this node any more.
     Gone(String),
-    /// This version of the RouteTable is in force at the sender.
+    /// This version of the RouteTable is in force at the sender. Speaks to the replica that serves it.
     Applied(u64),
+    /// No new connection of the sender's goes to this draining pod. Speaks to every replica.
+    Avoided(String),
+    /// New connections may go to it again, or it is in the table no more.
+    AvoidedNoMore(String),
     /// Every pod has been named.
     Synced,
 }
@@ -756,6 +802,8 @@ impl Totals {
 pub enum ScaleItem {
     /// Who decides.
     Sender(Subscriber),
+    /// Since when the sender has heard usage, in ms since 1970: the longer, the fuller its windows.
+    Since(u64),
     /// What is wanted of one revision.
     Decision(Decision),
     /// The revision is no more.

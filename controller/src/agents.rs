@@ -3,7 +3,7 @@
 use std::{
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -24,10 +24,11 @@ use common::{
 };
 use futures::{Stream, StreamExt as _, stream};
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status, Streaming, transport::Server};
+use tonic::{Request, Response, Status, Streaming};
 use tracing::info;
 
 use crate::{
+    deciders::{self, Deciders},
     machine::{self, Event, Said},
     shared::Shared,
 };
@@ -44,9 +45,13 @@ pub async fn serve(
     endpoint: &str,
     shutdown: CancellationToken,
 ) -> Result<(), LinkError> {
-    let border =
-        Border { shared, streams: Arc::new(AtomicU64::new(1)), shutdown: shutdown.clone() };
-    let router = Server::builder()
+    let border = Border {
+        shared,
+        streams: Arc::new(AtomicU64::new(1)),
+        deciders: Arc::default(),
+        shutdown: shutdown.clone(),
+    };
+    let router = link::server()
         .add_service(RoutesServer::new(border.clone()))
         .add_service(PodsServer::new(border.clone()))
         .add_service(ScaleServer::new(border));
@@ -57,6 +62,7 @@ pub async fn serve(
 struct Border {
     shared: Arc<Shared>,
     streams: Arc<AtomicU64>,
+    deciders: Arc<Mutex<Deciders>>,
     shutdown: CancellationToken,
 }
 
@@ -153,6 +159,7 @@ impl Pods for Border {
                 PodItem::Seen(seen) => Event::Seen(who, seen),
                 PodItem::Gone(uid) => Event::Unseen(who, uid),
                 PodItem::Applied(version) => Event::Applied(who, version),
+                PodItem::Avoided(_) | PodItem::AvoidedNoMore(_) => return,
                 PodItem::Synced => Event::ReportSynced(who),
                 PodItem::Sender(_) => return,
             });
@@ -168,16 +175,61 @@ impl Scale for Border {
         &self,
         request: Request<Streaming<raw::ScaleItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
-        let each = |item: ScaleItem| {
-            self.shared.step(match item {
-                ScaleItem::Sender(_) => Event::DecisionsBegin,
-                ScaleItem::Decision(decision) => Event::Decide(decision),
-                ScaleItem::Gone(revision) => Event::Undecide(revision),
-                ScaleItem::Synced => Event::DecisionsSynced,
-            });
-        };
+        let mut decider = Decider::new(self);
+        let each = |item: ScaleItem| decider.take(item);
         link::receive(request.into_inner(), &self.shutdown, each).await?;
         Ok(Response::new(raw::Empty {}))
+    }
+}
+
+/// One autoscaler's stream, for as long as the value lives.
+struct Decider {
+    shared: Arc<Shared>,
+    deciders: Arc<Mutex<Deciders>>,
+    stream: u64,
+}
+
+impl Decider {
+    fn new(border: &Border) -> Self {
+        let stream = border.streams.fetch_add(1, Ordering::Relaxed);
+        Self { shared: Arc::clone(&border.shared), deciders: Arc::clone(&border.deciders), stream }
+    }
+
+    fn take(&mut self, item: ScaleItem) {
+        let stream = self.stream;
+        self.pass_on(|all| match item {
+            ScaleItem::Sender(who) => all.begin(stream, &who.name),
+            ScaleItem::Since(ms) => {
+                all.since(stream, ms);
+                Vec::new()
+            }
+            ScaleItem::Decision(decision) => all.decide(stream, decision),
+            ScaleItem::Gone(revision) => all.undecide(stream, revision),
+            ScaleItem::Synced => all.synced(stream),
+        });
+    }
+
+    /// Steps the machine with what counts, in the order it came to count.
+    fn pass_on(&self, news: impl FnOnce(&mut Deciders) -> Vec<deciders::Step>) {
+        let mut all = self.deciders.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = all.chosen().map(str::to_owned);
+        for step in news(&mut all) {
+            self.shared.step(match step {
+                deciders::Step::Begin => Event::DecisionsBegin,
+                deciders::Step::Decide(decision) => Event::Decide(decision),
+                deciders::Step::Undecide(revision) => Event::Undecide(revision),
+                deciders::Step::Synced => Event::DecisionsSynced,
+            });
+        }
+        if all.chosen() != before.as_deref() {
+            info!(before, now = all.chosen(), "another autoscaler's decisions count");
+        }
+    }
+}
+
+impl Drop for Decider {
+    fn drop(&mut self) {
+        self.pass_on(|all| all.end(self.stream));
     }
 }
 

@@ -18,6 +18,7 @@
 //! | [`shared`] | the machine behind a lock, with a clock |
 //! | [`agents`] | routes out, reports and decisions in |
 //! | [`kube`] | Kubernetes: watches, writes, leadership |
+//! | [`followers`], [`deciders`] | who has let go of a pod; whose decisions count |
 //! | [`files`], [`local`] | the local platform: folders and node |
 #![forbid(unsafe_code)]
 
@@ -33,8 +34,10 @@ pub mod children;
 pub mod config;
 pub mod config_maps;
 pub mod crds;
+pub mod deciders;
 pub mod domains;
 pub mod files;
+pub mod followers;
 pub mod knative;
 pub mod kube;
 pub mod local;

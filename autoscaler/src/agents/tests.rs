@@ -97,7 +97,7 @@ async fn a_waiting_request_is_decided_over_the_wire() {
     routes.set(RouteKey::Revision(kept.clone()), RouteChange::Revision(it));
     let serve =
         |decisions| Controller { routes: routes.clone(), decisions, shutdown: shutdown.clone() };
-    let router = Server::builder()
+    let router = link::server()
         .add_service(RoutesServer::new(serve(send.clone())))
         .add_service(ScaleServer::new(serve(send)));
     let (at, stop) = (controller.clone(), shutdown.clone());

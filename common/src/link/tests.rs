@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use futures::Stream;
 use tokio::sync::mpsc;
 use tonic::{Request, Response, transport::Server};
 
@@ -13,6 +14,8 @@ use crate::wire::{
     Activator, Role,
     raw::routes_server::{Routes, RoutesServer},
 };
+
+mod replicas;
 
 struct Fake {
     outbox: Outbox<RouteKey, RouteChange>,

@@ -124,6 +124,7 @@ impl TryFrom<raw::RouteItem> for RouteItem {
             What::Revision(it) => RouteChange::Revision(it.try_into()?),
             What::Pod(it) => RouteChange::Pod(Box::new(it.try_into()?)),
             What::Activator(it) => RouteChange::Activator(it.try_into()?),
+            What::Replicas(it) => RouteChange::Replicas(it.try_into()?),
             What::Gone(it) => RouteChange::Gone(it.try_into()?),
             What::Synced(_) => RouteChange::Synced,
         };
@@ -139,6 +140,7 @@ impl From<RouteItem> for raw::RouteItem {
             RouteChange::Revision(it) => What::Revision(it.into()),
             RouteChange::Pod(it) => What::Pod((*it).into()),
             RouteChange::Activator(it) => What::Activator(it.into()),
+            RouteChange::Replicas(it) => What::Replicas(it.into()),
             RouteChange::Gone(it) => What::Gone(it.into()),
             RouteChange::Synced => What::Synced(raw::Empty {}),
         };
@@ -155,6 +157,7 @@ impl TryFrom<raw::RouteGone> for RouteKey {
             Key::Revision(name) => Self::Revision(name.parse()?),
             Key::Pod(uid) => Self::Pod(nonempty("gone.pod", uid)?),
             Key::Activator(name) => Self::Activator(nonempty("gone.activator", name)?),
+            Key::Replicas(at) => Self::Replicas(part("gone.replicas", at)?),
         })
     }
 }
@@ -167,6 +170,7 @@ impl From<RouteKey> for raw::RouteGone {
             RouteKey::Revision(name) => Key::Revision(name.to_string()),
             RouteKey::Pod(uid) => Key::Pod(uid),
             RouteKey::Activator(name) => Key::Activator(name),
+            RouteKey::Replicas(part) => Key::Replicas(raw_part(part)),
         };
         Self { key: Some(key) }
     }
@@ -569,6 +573,58 @@ impl From<Activator> for raw::Activator {
     }
 }
 
+fn part(field: &'static str, it: i32) -> Checked<Part> {
+    match raw::Part::try_from(it) {
+        Ok(raw::Part::Controller) => Ok(Part::Controller),
+        Ok(raw::Part::Autoscaler) => Ok(Part::Autoscaler),
+        Ok(raw::Part::Unspecified) | Err(_) => Err(Refused::new(field, it, "must be a known part")),
+    }
+}
+
+fn raw_part(it: Part) -> i32 {
+    match it {
+        Part::Controller => raw::Part::Controller.into(),
+        Part::Autoscaler => raw::Part::Autoscaler.into(),
+    }
+}
+
+impl TryFrom<raw::Replicas> for Replicas {
+    type Error = Refused;
+    fn try_from(it: raw::Replicas) -> Checked<Self> {
+        Ok(Self {
+            part: part("replicas.part", it.part)?,
+            members: it.members.into_iter().map(Replica::try_from).collect::<Checked<_>>()?,
+            chosen: (!it.chosen.is_empty()).then_some(it.chosen),
+        })
+    }
+}
+
+impl From<Replicas> for raw::Replicas {
+    fn from(it: Replicas) -> Self {
+        Self {
+            part: raw_part(it.part),
+            members: it.members.into_iter().map(Into::into).collect(),
+            chosen: it.chosen.unwrap_or_default(),
+        }
+    }
+}
+
+impl TryFrom<raw::Replica> for Replica {
+    type Error = Refused;
+    fn try_from(it: raw::Replica) -> Checked<Self> {
+        let ip = address("replica.address", &it.address)?;
+        let address = SocketAddr::new(ip, port("replica.port", it.port)?.get());
+        Ok(Self { name: nonempty("replica.name", it.name)?, address })
+    }
+}
+
+impl From<Replica> for raw::Replica {
+    fn from(it: Replica) -> Self {
+        let (address, port) = (octets(it.address.ip()), it.address.port().into());
+        Self { name: it.name, address, port }
+    }
+}
+
 impl TryFrom<raw::PodItem> for PodItem {
     type Error = Refused;
     fn try_from(it: raw::PodItem) -> Checked<Self> {
@@ -578,6 +634,8 @@ impl TryFrom<raw::PodItem> for PodItem {
             What::Pod(it) => Self::Seen(it.try_into()?),
             What::Gone(uid) => Self::Gone(nonempty("pod_item.gone", uid)?),
             What::Applied(it) => Self::Applied(it.version),
+            What::Avoided(it) if it.ended => Self::AvoidedNoMore(nonempty("avoided.uid", it.uid)?),
+            What::Avoided(it) => Self::Avoided(nonempty("avoided.uid", it.uid)?),
             What::Synced(_) => Self::Synced,
         })
     }
@@ -591,6 +649,8 @@ impl From<PodItem> for raw::PodItem {
             PodItem::Seen(it) => What::Pod(it.into()),
             PodItem::Gone(uid) => What::Gone(uid),
             PodItem::Applied(version) => What::Applied(raw::Applied { version }),
+            PodItem::Avoided(uid) => What::Avoided(raw::Avoided { uid, ended: false }),
+            PodItem::AvoidedNoMore(uid) => What::Avoided(raw::Avoided { uid, ended: true }),
             PodItem::Synced => What::Synced(raw::Empty {}),
         };
         Self { what: Some(what) }
@@ -721,6 +781,7 @@ impl TryFrom<raw::ScaleItem> for ScaleItem {
         use raw::scale_item::What;
         Ok(match need("scale_item.what", it.what)? {
             What::Sender(it) => Self::Sender(it.try_into()?),
+            What::SinceMs(ms) => Self::Since(ms),
             What::Decision(it) => Self::Decision(it.try_into()?),
             What::Gone(name) => Self::Gone(name.parse()?),
             What::Synced(_) => Self::Synced,
@@ -733,6 +794,7 @@ impl From<ScaleItem> for raw::ScaleItem {
         use raw::scale_item::What;
         let what = match it {
             ScaleItem::Sender(it) => What::Sender(it.into()),
+            ScaleItem::Since(ms) => What::SinceMs(ms),
             ScaleItem::Decision(it) => What::Decision(it.into()),
             ScaleItem::Gone(name) => What::Gone(name.to_string()),
             ScaleItem::Synced => What::Synced(raw::Empty {}),

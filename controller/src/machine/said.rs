@@ -69,6 +69,7 @@ impl Machine {
             RouteKey::Service(name) => self.world.app_named(name)?,
             RouteKey::Revision(name) => self.world.app_of(name)?,
             RouteKey::Pod(uid) => self.owners.get(uid)?.clone(),
+            RouteKey::Replicas(_) => return None,
             RouteKey::Activator(name) => {
                 let all = self.world.settings.activators.iter();
                 return all

@@ -101,6 +101,7 @@ impl Sim {
                 RouteChange::Revision(it) => drop(table.revisions.insert(it.name.clone(), it)),
                 RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), *it)),
                 RouteChange::Activator(it) => drop(table.activators.insert(it.name.clone(), it)),
+                RouteChange::Replicas(it) => drop(table.replicas.insert(it.part, it)),
                 RouteChange::Gone(_) | RouteChange::Synced => unreachable!("states only"),
             }
         }

@@ -1,0 +1,57 @@
+//! Shell: one connection to one replica.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tonic::transport::{self, Channel};
+
+use super::LinkError;
+use crate::{
+    replicas::Endpoint,
+    tls::{Credentials, client_config, peer::Holder},
+};
+
+/// A dead TCP peer is noticed within interval + timeout; unix sockets notice at once.
+pub(super) const KEEPALIVE: Duration = Duration::from_secs(5);
+/// A peer whose machine is gone does not answer at all.
+const CONNECT: Duration = Duration::from_secs(3);
+
+fn endpoint(endpoint: &Endpoint, uri: String) -> Result<transport::Endpoint, LinkError> {
+    let bad = |_| LinkError::Endpoint { endpoint: endpoint.to_string() };
+    let to = transport::Endpoint::from_shared(uri).map_err(bad)?.connect_timeout(CONNECT);
+    Ok(to.http2_keep_alive_interval(KEEPALIVE).keep_alive_timeout(KEEPALIVE))
+}
+
+/// Connects without TLS.
+pub(super) async fn plain(to: &Endpoint) -> Result<Channel, LinkError> {
+    let failed = |source| LinkError::Connect { endpoint: to.to_string(), source };
+    endpoint(to, to.to_string())?.connect().await.map_err(failed)
+}
+
+/// Connects over TLS to a `holder`; `named`: showing the own certificate.
+pub(crate) async fn secure(
+    address: SocketAddr,
+    credentials: &Arc<Credentials>,
+    holder: Holder,
+    named: bool,
+) -> Result<Channel, LinkError> {
+    let to = Endpoint::Tcp { address, tls: true };
+    let failed = |source| LinkError::Connect { endpoint: to.to_string(), source };
+    let tls = TlsConnector::from(Arc::new(client_config(credentials, holder, named)));
+    let connect = tower::service_fn(move |_: Uri| {
+        let tls = tls.clone();
+        async move {
+            let socket = TcpStream::connect(address).await?;
+            socket.set_nodelay(true)?;
+            let stream = tls.connect(ServerName::from(address.ip()), socket).await?;
+            Ok::<_, io::Error>(TokioIo::new(stream))
+        }
+    });
+    // TLS is the connector's own: what tonic is told is where the calls go.
+    let uri = format!("http://{address}");
+    endpoint(&to, uri)?.connect_with_connector(connect).await.map_err(failed)
+}

@@ -1,0 +1,536 @@
+//! Several replicas on loopback that die, come back, and change places under a name.
+
+use std::{collections::HashMap, io, net::SocketAddr, time::Duration};
+
+use proptest::{prelude::*, test_runner::TestCaseError};
+use tokio::{
+    net::TcpListener,
+    sync::{broadcast, mpsc::Receiver, watch},
+};
+use tonic::Streaming;
+
+use super::*;
+use crate::{
+    replicas::Setting,
+    wire::{
+        Pod, PodPhase, PodSeen, Probe, ProbeHow, Replica, Replicas,
+        raw::{
+            pods_server::{Pods, PodsServer},
+            scale_server::{Scale, ScaleServer},
+        },
+    },
+};
+
+/// What one replica holds of what it was told, by sender.
+type Heard = BTreeMap<String, BTreeMap<String, bool>>;
+
+/// A controller's replica: serves a table and remembers what the streams that stand have said.
+#[derive(Clone)]
+struct Controller {
+    name: &'static str,
+    routes: Outbox<RouteKey, RouteChange>,
+    heard: Arc<Mutex<Heard>>,
+    word: broadcast::Sender<()>,
+    watched: Arc<AtomicUsize>,
+    stop: CancellationToken,
+}
+
+impl Controller {
+    fn named(name: &'static str) -> Self {
+        Self {
+            name,
+            routes: Outbox::new(),
+            heard: Arc::default(),
+            word: broadcast::channel(64).0,
+            watched: Arc::default(),
+            stop: CancellationToken::new(),
+        }
+    }
+
+    /// Serves at `at`, or at a free port; until killed.
+    async fn serve(&mut self, at: Option<SocketAddr>) -> SocketAddr {
+        self.stop = CancellationToken::new();
+        let at = at.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)));
+        let listener = loop {
+            // A port that was just closed may need a moment.
+            match TcpListener::bind(at).await {
+                Ok(listener) => break listener,
+                Err(_busy) => tokio::task::yield_now().await,
+            }
+        };
+        let at = listener.local_addr().expect("an address");
+        let router = Server::builder()
+            .add_service(RoutesServer::new(self.clone()))
+            .add_service(PodsServer::new(self.clone()))
+            .add_service(ScaleServer::new(self.clone()));
+        let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+        let stop = self.stop.clone().cancelled_owned();
+        // Handlers end with the token too, so that the port is free again.
+        tokio::spawn(router.serve_with_incoming_shutdown(incoming, stop));
+        at
+    }
+
+    fn heard(&self) -> Heard {
+        self.heard.lock().expect("no panic").clone()
+    }
+
+    fn says(&self, name: &str) {
+        set(&self.routes, name);
+    }
+
+    async fn until(&self, want: impl Fn(&Heard) -> bool) {
+        let mut word = self.word.subscribe();
+        while !want(&self.heard()) {
+            let _lagged = word.recv().await;
+        }
+    }
+
+    async fn hear<R, T>(
+        &self,
+        items: Streaming<R>,
+        mut each: impl FnMut(&mut BTreeMap<String, bool>, &mut String, T),
+    ) -> Result<Response<raw::Empty>, Status>
+    where
+        T: TryFrom<R, Error = crate::wire::Refused>,
+    {
+        let mut from = String::new();
+        let done = receive(items, &self.stop, |item| {
+            let mut heard = self.heard.lock().expect("no panic");
+            let key = from.clone();
+            each(heard.entry(key).or_default(), &mut from, item);
+            if heard.get("").is_some_and(BTreeMap::is_empty) {
+                heard.remove("");
+            }
+            heard.entry(from.clone()).or_default();
+            drop(heard);
+            let _nobody = self.word.send(());
+        })
+        .await;
+        self.heard.lock().expect("no panic").remove(&from);
+        let _nobody = self.word.send(());
+        done.map(|()| Response::new(raw::Empty {}))
+    }
+}
+
+#[tonic::async_trait]
+impl Routes for Controller {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<raw::RouteItem, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        _: Request<raw::Subscriber>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        self.watched.fetch_add(1, Ordering::Relaxed);
+        let items = route_stream(self.routes.subscribe(), self.stop.clone(), Some);
+        Ok(Response::new(Box::pin(items)))
+    }
+}
+
+#[tonic::async_trait]
+impl Pods for Controller {
+    async fn report(
+        &self,
+        request: Request<Streaming<raw::PodItem>>,
+    ) -> Result<Response<raw::Empty>, Status> {
+        self.hear(request.into_inner(), |pods, from, item| match item {
+            PodItem::Sender(who) => *from = who.name,
+            PodItem::Seen(seen) => drop(pods.insert(seen.uid, seen.ready)),
+            PodItem::Gone(uid) => drop(pods.remove(&uid)),
+            PodItem::Avoided(uid) => drop(pods.insert(format!("avoided/{uid}"), true)),
+            PodItem::AvoidedNoMore(uid) => drop(pods.remove(&format!("avoided/{uid}"))),
+            PodItem::Applied(_) | PodItem::Synced => {}
+        })
+        .await
+    }
+}
+
+#[tonic::async_trait]
+impl Scale for Controller {
+    async fn decide(
+        &self,
+        request: Request<Streaming<raw::ScaleItem>>,
+    ) -> Result<Response<raw::Empty>, Status> {
+        self.hear(request.into_inner(), |_, from, item| {
+            if let ScaleItem::Sender(who) = item {
+                *from = who.name;
+            }
+        })
+        .await
+    }
+}
+
+/// A name server whose answer can be changed, or taken away.
+#[derive(Clone, Debug)]
+struct Names(Arc<watch::Sender<Option<Vec<SocketAddr>>>>, Arc<watch::Sender<u64>>);
+
+#[tonic::async_trait]
+impl Lookup for Names {
+    async fn lookup(&self, _: &str, _: u16) -> io::Result<Vec<SocketAddr>> {
+        self.1.send_modify(|asked| *asked += 1);
+        self.0.borrow().clone().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl Names {
+    fn of(all: impl Into<Vec<SocketAddr>>) -> Self {
+        Self(Arc::new(watch::Sender::new(Some(all.into()))), Arc::new(watch::Sender::new(0)))
+    }
+
+    /// Answers this from now on. Returns once it was taken in.
+    async fn answer(&self, finder: &Finder, answer: Option<Vec<SocketAddr>>) {
+        self.0.send_replace(answer);
+        let mut asked = self.1.subscribe();
+        // The second question after the change shows that the answer to the first was taken in.
+        let enough = *asked.borrow() + 2;
+        while *asked.borrow() < enough {
+            finder.look_again();
+            let _short = tokio::time::timeout(Duration::from_millis(50), asked.changed()).await;
+        }
+    }
+
+    fn finder(&self) -> Arc<Finder> {
+        let setting = Setting::Dns { name: "rouse-controller".into(), port: 7100 };
+        Finder::new(setting, Arc::new(self.clone()), None)
+    }
+}
+
+fn agent(name: &str) -> Subscriber {
+    Subscriber { role: Role::Agent, name: name.into(), node: name.into() }
+}
+
+fn fixed(all: &[SocketAddr]) -> String {
+    let all: Vec<_> = all.iter().map(|at| format!("http://{at}")).collect();
+    all.join(",")
+}
+
+fn seen(uid: &str, ready: bool) -> (PodKey, PodItem) {
+    let seen = PodSeen {
+        uid: uid.into(),
+        address: Some(SocketAddr::from(([10, 0, 0, 1], 80))),
+        also: None,
+        listening: true,
+        ready,
+        drained: false,
+        in_flight: 0,
+        listening_since_ns: 1,
+        trouble: String::new(),
+    };
+    (PodKey::Pod(uid.into()), PodItem::Seen(seen))
+}
+
+fn pod(uid: &str, phase: PodPhase) -> (RouteKey, RouteChange) {
+    let probe = Probe {
+        how: ProbeHow::Listen,
+        port: None,
+        period: Duration::ZERO,
+        timeout: Duration::ZERO,
+        success_threshold: 1,
+        failure_threshold: 1,
+    };
+    let pod = Pod {
+        uid: uid.into(),
+        name: uid.into(),
+        revision: Name::new("a", "b"),
+        node: "n1".into(),
+        zone: String::new(),
+        phase,
+        address: Some(SocketAddr::from(([10, 0, 0, 1], 80))),
+        port: std::num::NonZeroU16::MIN,
+        also: None,
+        confirmed: false,
+        probe,
+    };
+    (RouteKey::Pod(uid.into()), RouteChange::Pod(pod.into()))
+}
+
+/// Follows routes and hands out the names of activators after each batch.
+fn follow(link: Arc<Link>) -> Receiver<BTreeSet<String>> {
+    let (send, receive) = mpsc::channel(64);
+    tokio::spawn(async move {
+        link.watch_routes(|view, _| {
+            let _full = send.try_send(view.table.activators.keys().cloned().collect());
+        })
+        .await;
+    });
+    receive
+}
+
+fn names(all: &[&str]) -> Option<BTreeSet<String>> {
+    Some(all.iter().map(|name| (*name).to_owned()).collect())
+}
+
+#[tokio::test]
+async fn routes_come_from_another_replica_when_one_dies() {
+    let (mut one, mut two) = (Controller::named("one"), Controller::named("two"));
+    one.says("one");
+    two.says("two");
+    let all = [one.serve(None).await, two.serve(None).await];
+    let stop = CancellationToken::new();
+    let mut tables = follow(Arc::new(Link::new(fixed(&all), agent("n1"), stop.clone())));
+    let first = tables.recv().await;
+    let (serving, other) = if first == names(&["one"]) { (&one, &two) } else { (&two, &one) };
+    assert_eq!((first, other.watched.load(Ordering::Relaxed)), (names(&[serving.name]), 0));
+    serving.stop.cancel();
+    // The whole of the other's table, and nothing of a table without either.
+    assert_eq!(tables.recv().await, names(&[other.name]));
+    other.says("later");
+    assert_eq!(tables.recv().await, names(&[other.name, "later"]));
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn the_table_in_force_stays_while_all_are_dead() {
+    let mut one = Controller::named("one");
+    one.says("a");
+    let at = one.serve(None).await;
+    let stop = CancellationToken::new();
+    let mut tables = follow(Arc::new(Link::new(fixed(&[at]), agent("n1"), stop.clone())));
+    assert_eq!(tables.recv().await, names(&["a"]));
+    one.stop.cancel();
+    let mut again = Controller::named("again");
+    again.says("b");
+    again.serve(Some(at)).await;
+    // No batch in between: the next thing said is the whole of the new table.
+    assert_eq!(tables.recv().await, names(&["b"]));
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn reports_reach_every_replica_and_again_after_it_was_away() {
+    let (mut one, mut two) = (Controller::named("one"), Controller::named("two"));
+    let all = [one.serve(None).await, two.serve(None).await];
+    let stop = CancellationToken::new();
+    let link = Arc::new(Link::new(fixed(&all), agent("n1"), stop.clone()));
+    let outbox = Outbox::new();
+    let (key, value) = seen("p1", true);
+    outbox.set(key, value);
+    let (reporting, said) = (Arc::clone(&link), outbox.clone());
+    tokio::spawn(async move { reporting.report_pods(&said).await });
+    let has = |uid: &'static str| move |heard: &Heard| heard["n1"].contains_key(uid);
+    let knows = |uid: &'static str| {
+        let has = has(uid);
+        move |heard: &Heard| heard.contains_key("n1") && has(heard)
+    };
+    one.until(knows("p1")).await;
+    two.until(knows("p1")).await;
+    assert_eq!(link.standing(), 2);
+
+    two.stop.cancel();
+    two.until(|heard| heard.is_empty()).await;
+    let (key, value) = seen("p2", false);
+    outbox.set(key, value);
+    outbox.remove(&PodKey::Pod("p1".into()));
+    one.until(knows("p2")).await;
+    two.serve(Some(all[1])).await;
+    two.until(knows("p2")).await;
+    assert_eq!(two.heard(), one.heard());
+    assert_eq!(two.heard()["n1"], BTreeMap::from([("p2".to_owned(), false)]));
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn a_changed_answer_brings_streams_to_new_replicas() {
+    let (mut one, mut two) = (Controller::named("one"), Controller::named("two"));
+    let (at_one, at_two) = (one.serve(None).await, two.serve(None).await);
+    let names = Names::of([at_one]);
+    let stop = CancellationToken::new();
+    let finder = names.finder();
+    let link = Arc::new(Link::to(Arc::clone(&finder), agent("n1"), stop.clone()));
+    let outbox = Outbox::new();
+    let (reporting, said) = (Arc::clone(&link), outbox.clone());
+    tokio::spawn(async move { reporting.report_pods(&said).await });
+    one.until(|heard| heard.contains_key("n1")).await;
+    names.answer(&finder, Some(vec![at_one, at_two])).await;
+    two.until(|heard| heard.contains_key("n1")).await;
+    // No answer, an empty answer, one without the first: streams that stand are left alone.
+    for answer in [None, Some(vec![]), Some(vec![at_two])] {
+        names.answer(&finder, answer).await;
+        assert_eq!(link.standing(), 2);
+    }
+    // One that is known no more is not sought again.
+    one.stop.cancel();
+    one.until(|heard| heard.is_empty()).await;
+    one.serve(Some(at_one)).await;
+    names.answer(&finder, Some(vec![at_two])).await;
+    assert_eq!((link.standing(), one.heard().len()), (1, 0));
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn the_table_tells_of_replicas_that_no_name_leads_to() {
+    let (mut one, mut two) = (Controller::named("one"), Controller::named("two"));
+    let (at_one, at_two) = (one.serve(None).await, two.serve(None).await);
+    let member = |name: &str, address| Replica { name: name.into(), address };
+    let replicas = Replicas {
+        part: Part::Controller,
+        members: vec![member("one", at_one), member("two", at_two)],
+        chosen: None,
+    };
+    one.routes.set(RouteKey::Replicas(Part::Controller), RouteChange::Replicas(replicas));
+    let (lookup, stop) = (Names::of([at_one]), CancellationToken::new());
+    let finder = lookup.finder();
+    let link = Link::to(Arc::clone(&finder), agent("n1"), stop.clone());
+    let mut tables = follow(Arc::new(link.tells(Part::Controller, Arc::clone(&finder))));
+    let reports = Link::to(finder, agent("n1"), stop.clone());
+    let outbox = Outbox::<PodKey, PodItem>::new();
+    tokio::spawn(async move { reports.report_pods(&outbox).await });
+    assert_eq!(tables.recv().await, names(&[]));
+    two.until(|heard| heard.contains_key("n1")).await;
+    // The name server and the replica it knew die together.
+    lookup.0.send_replace(None);
+    two.says("two");
+    one.stop.cancel();
+    assert_eq!(tables.recv().await, names(&["two"]));
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn a_draining_pod_stays_avoided_over_a_move_to_a_replica_that_lags() {
+    let (mut ahead, mut behind) = (Controller::named("ahead"), Controller::named("behind"));
+    let put = |to: &Controller, (key, change)| to.routes.set(key, change);
+    put(&ahead, pod("p1", PodPhase::Draining));
+    put(&behind, pod("p1", PodPhase::Ready));
+    let first = ahead.serve(None).await;
+    let lookup = Names::of([first]);
+    let stop = CancellationToken::new();
+    let finder = lookup.finder();
+    let link = Link::to(Arc::clone(&finder), agent("n1"), stop.clone());
+    let (send, mut phases) = mpsc::channel(16);
+    let (outbox, mut draining) = (Outbox::new(), Draining::default());
+    let reports = outbox.clone();
+    tokio::spawn(async move {
+        link.watch_batches(|batch| {
+            draining.follow(&batch);
+            draining.in_force(&reports);
+            let phase = batch.changes.into_values().find_map(|change| match change {
+                RouteChange::Pod(pod) => Some(pod.phase),
+                _ => None,
+            });
+            let avoided = reports.get(&PodKey::Avoided("p1".into())).is_some();
+            send.try_send((batch.is_whole, phase, avoided)).expect("room");
+        })
+        .await;
+    });
+    assert_eq!(phases.recv().await, Some((true, Some(PodPhase::Draining), true)));
+    let second = behind.serve(None).await;
+    lookup.answer(&finder, Some(vec![second])).await;
+    ahead.stop.cancel();
+    assert_eq!(phases.recv().await, Some((true, Some(PodPhase::Draining), true)));
+    // It was put back to work in truth: after the lag it counts as ready again.
+    assert_eq!(phases.recv().await, Some((false, Some(PodPhase::Ready), false)));
+    put(&behind, pod("p1", PodPhase::Draining));
+    assert_eq!(phases.recv().await, Some((false, Some(PodPhase::Draining), true)));
+    behind.routes.remove(&RouteKey::Pod("p1".into()));
+    assert_eq!(phases.recv().await, Some((false, None, false)));
+    stop.cancel();
+}
+
+/// What may happen while an agent reports to three replicas.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Set(u8, bool),
+    Remove(u8),
+    Kill(usize),
+    Start(usize),
+    Answer(u8),
+    Wait,
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![
+        (0u8..5, any::<bool>()).prop_map(|(pod, ready)| Fault::Set(pod, ready)),
+        (0u8..5).prop_map(Fault::Remove),
+        (0usize..3).prop_map(Fault::Kill),
+        (0usize..3).prop_map(Fault::Start),
+        (0u8..8).prop_map(Fault::Answer),
+        Just(Fault::Wait),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Whatever died, came back or changed its place: in the end every replica that lives knows exactly what is,
+    /// and routes are followed from one of them.
+    #[test]
+    fn nothing_is_lost_whatever_fails(faults in proptest::collection::vec(fault(), 1..30)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(with_faults(faults))?;
+    }
+}
+
+async fn with_faults(faults: Vec<Fault>) -> Result<(), TestCaseError> {
+    let mut all = [Controller::named("a"), Controller::named("b"), Controller::named("c")];
+    let mut places = Vec::new();
+    for it in &mut all {
+        it.says(it.name);
+        places.push(it.serve(None).await);
+    }
+    let lookup = Names::of(places.clone());
+    let (finder, stop) = (lookup.finder(), CancellationToken::new());
+    let (routes, reports) = (
+        Arc::new(Link::to(Arc::clone(&finder), agent("n1"), stop.clone())),
+        Arc::new(Link::to(Arc::clone(&finder), agent("n1"), stop.clone())),
+    );
+    let table = Arc::new(Mutex::new(BTreeSet::new()));
+    let (view, following) = (Arc::clone(&table), Arc::clone(&routes));
+    tokio::spawn(async move {
+        let see = |names| *view.lock().expect("no panic") = names;
+        following
+            .watch_routes(|view, _| see(view.table.activators.keys().cloned().collect()))
+            .await;
+    });
+    let (outbox, mut truth) = (Outbox::new(), HashMap::new());
+    let (said, reporting) = (outbox.clone(), Arc::clone(&reports));
+    tokio::spawn(async move { reporting.report_pods(&said).await });
+    let mut alive = [true; 3];
+    for fault in faults {
+        match fault {
+            Fault::Set(pod, ready) => {
+                let (key, value) = seen(&format!("p{pod}"), ready);
+                outbox.set(key, value);
+                truth.insert(format!("p{pod}"), ready);
+            }
+            Fault::Remove(pod) => {
+                outbox.remove(&PodKey::Pod(format!("p{pod}")));
+                truth.remove(&format!("p{pod}"));
+            }
+            Fault::Kill(which) => {
+                all[which].stop.cancel();
+                alive[which] = false;
+            }
+            Fault::Start(which) if !alive[which] => {
+                all[which].serve(Some(places[which])).await;
+                alive[which] = true;
+            }
+            Fault::Start(_) => {}
+            Fault::Answer(0) => drop(lookup.0.send_replace(None)),
+            Fault::Answer(bits) => {
+                let some = (0..3).filter(|at| bits & (1 << at) != 0).map(|at| places[at]);
+                lookup.0.send_replace(Some(some.collect()));
+            }
+            Fault::Wait => tokio::time::sleep(Duration::from_millis(3)).await,
+        }
+    }
+    // Peace: all live, all are named.
+    lookup.answer(&finder, Some(places.clone())).await;
+    for which in 0..3 {
+        if !alive[which] {
+            all[which].serve(Some(places[which])).await;
+        }
+    }
+    let truth: BTreeMap<String, bool> = truth.into_iter().collect();
+    for it in &all {
+        let settled = it.until(|heard| heard.get("n1") == Some(&truth));
+        let known = tokio::time::timeout(Duration::from_secs(30), settled).await;
+        prop_assert!(known.is_ok(), "{} knows {:?}, not {truth:?}", it.name, it.heard());
+        // One stream each, so one state each.
+        prop_assert_eq!(it.heard().len(), 1);
+    }
+    prop_assert_eq!(reports.standing(), 3);
+    let at = table.lock().expect("no panic").clone();
+    prop_assert!(at.len() == 1, "{at:?}");
+    stop.cancel();
+    all.iter().for_each(|it| it.stop.cancel());
+    Ok(())
+}

@@ -1,0 +1,226 @@
+//! Shell: connections from clients, each with its peer's identity, none for longer than it may take.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::{Stream, stream};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    time::{Sleep, sleep, timeout},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::transport::server::Connected;
+use tracing::{debug, warn};
+
+use super::{Credentials, identity_of, peer::Peer, server_config};
+
+/// How many may be let in without a certificate, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// A handshake ends within this.
+    pub handshake: Duration,
+    /// A connection without a certificate ends after this.
+    pub anonymous: Duration,
+    /// So many connections that have not shown a certificate, from anywhere.
+    pub strangers: usize,
+    /// … and from one address.
+    pub strangers_each: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            handshake: Duration::from_secs(5),
+            anonymous: Duration::from_secs(30),
+            strangers: 1_024,
+            strangers_each: 32,
+        }
+    }
+}
+
+/// Connections whose handshake is done and that wait to be served.
+const WAITING: usize = 64;
+/// After a failed accept: most likely there are too many open files.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Accepts connections until `shutdown`. `open`: also from those who have no certificate yet.
+pub fn incoming(
+    listener: TcpListener,
+    credentials: &Arc<Credentials>,
+    open: bool,
+    bounds: Bounds,
+    shutdown: CancellationToken,
+) -> impl Stream<Item = io::Result<Connection>> + Send + 'static {
+    let acceptor = TlsAcceptor::from(Arc::new(server_config(credentials, open)));
+    let (send, receive) = mpsc::channel(WAITING);
+    let credentials = Arc::clone(credentials);
+    tokio::spawn(shutdown.run_until_cancelled_owned(async move {
+        credentials.ready().await;
+        Doorkeeper { acceptor, bounds, strangers: Strangers::default(), send }.work(listener).await;
+    }));
+    let next = async |mut receive: mpsc::Receiver<Connection>| {
+        let connection = receive.recv().await?;
+        Some((Ok(connection), receive))
+    };
+    stream::unfold(receive, next)
+}
+
+struct Doorkeeper {
+    acceptor: TlsAcceptor,
+    bounds: Bounds,
+    strangers: Strangers,
+    send: mpsc::Sender<Connection>,
+}
+
+impl Doorkeeper {
+    async fn work(self, listener: TcpListener) {
+        let handshakes = TaskTracker::new();
+        loop {
+            let (socket, from) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    warn!(%error, "cannot accept");
+                    sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let Some(place) = self.strangers.enter(from.ip(), &self.bounds) else {
+                debug!(%from, "too many strangers: connection dropped");
+                continue;
+            };
+            let (acceptor, bounds, send) = (self.acceptor.clone(), self.bounds, self.send.clone());
+            handshakes.spawn(async move {
+                match timeout(bounds.handshake, shake(acceptor, socket, from, place, bounds)).await
+                {
+                    Ok(Ok(connection)) => drop(send.send(connection).await),
+                    Ok(Err(error)) => warn!(%from, %error, "handshake refused"),
+                    Err(_elapsed) => warn!(%from, "handshake took too long"),
+                }
+            });
+        }
+    }
+}
+
+async fn shake(
+    acceptor: TlsAcceptor,
+    socket: TcpStream,
+    from: SocketAddr,
+    place: Place,
+    bounds: Bounds,
+) -> io::Result<Connection> {
+    socket.set_nodelay(true)?;
+    let stream = acceptor.accept(socket).await?;
+    let (_, session) = stream.get_ref();
+    let shown = session.peer_certificates().and_then(<[_]>::first);
+    let identity = shown.map(identity_of).transpose().map_err(io::Error::other)?;
+    let (peer, leash) = match identity {
+        Some(identity) => (Peer::Known(Arc::new(identity)), None),
+        None => (Peer::Anonymous, Some((Box::pin(sleep(bounds.anonymous)), place))),
+    };
+    debug!(%from, ?peer, "connection accepted");
+    Ok(Connection { stream: Box::new(stream), peer, leash })
+}
+
+/// Counts connections that have not shown a certificate.
+#[derive(Clone, Debug, Default)]
+struct Strangers(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+/// One stranger's place, for as long as the value lives.
+#[derive(Debug)]
+struct Place(Strangers, IpAddr);
+
+impl Strangers {
+    fn enter(&self, from: IpAddr, bounds: &Bounds) -> Option<Place> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let total: usize = all.values().sum();
+        let same = all.get(&from).copied().unwrap_or_default();
+        if total >= bounds.strangers || same >= bounds.strangers_each {
+            return None;
+        }
+        all.insert(from, same + 1);
+        Some(Place(self.clone(), from))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = all.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.1);
+            }
+        }
+    }
+}
+
+/// A connection whose handshake is done. One without a certificate is on a leash.
+#[derive(Debug)]
+pub struct Connection {
+    stream: Box<TlsStream<TcpStream>>,
+    peer: Peer,
+    leash: Option<(Pin<Box<Sleep>>, Place)>,
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Some((end, _)) = &mut self.leash
+            && end.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

@@ -1,0 +1,179 @@
+//! Shell: gets this part's certificate from the controller, and the next one before it ends.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, pem::PemObject as _};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use tracing::{info, warn};
+
+use super::{Credentials, TlsError};
+use crate::{
+    link::{Finder, LinkError, chain},
+    wire::raw::{IssueRequest, identity_client::IdentityClient},
+};
+
+/// A controller that does not answer is given up.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two tries, at first and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// The file of authorities is read again this often.
+const REREAD: Duration = Duration::from_secs(30);
+
+/// Where the platform puts what proves who this process is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// The projected service-account token, audience `rouse`. The kubelet replaces it before it ends.
+    pub token: PathBuf,
+    /// The controller's authorities in PEM: a mounted ConfigMap.
+    pub authorities: PathBuf,
+}
+
+/// A certificate could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum EnrolError {
+    /// A file of the platform's could not be read.
+    #[error("cannot read {}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file of authorities holds none.
+    #[error("{} holds no certificate in PEM", path.display())]
+    NoAuthority {
+        /// Which.
+        path: PathBuf,
+    },
+    /// No key or request could be made.
+    #[error("cannot make a key")]
+    Key(#[from] rcgen::Error),
+    /// The controller could not be reached.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The controller refused.
+    #[error("the controller signs nothing for us")]
+    Refused(#[source] Box<Status>),
+    /// The controller did not answer.
+    #[error("the controller did not answer")]
+    Silent,
+    /// What came cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+/// Keeps `credentials` fresh until `shutdown`.
+pub async fn keep(
+    credentials: Arc<Credentials>,
+    controllers: Arc<Finder>,
+    files: Files,
+    shutdown: CancellationToken,
+) {
+    let mut enrolment = Enrolment { credentials, controllers, files, told: Vec::new(), tries: 0 };
+    let controllers = Arc::clone(&enrolment.controllers);
+    tokio::select! {
+        () = enrolment.run() => {}
+        () = controllers.keep_looking() => {}
+        () = shutdown.cancelled() => {}
+    }
+}
+
+struct Enrolment {
+    credentials: Arc<Credentials>,
+    controllers: Arc<Finder>,
+    files: Files,
+    /// Authorities that the controller named when it last signed.
+    told: Vec<CertificateDer<'static>>,
+    tries: u32,
+}
+
+impl Enrolment {
+    async fn run(&mut self) {
+        loop {
+            let wait = match self.once().await {
+                Ok(lifetime) => {
+                    self.tries = 0;
+                    half(lifetime)
+                }
+                Err(error) => {
+                    let wait = RETRY.0.saturating_mul(1 << self.tries.min(16)).min(RETRY.1);
+                    self.tries += 1;
+                    warn!(error = %chain(&error), retry = ?wait, "no certificate");
+                    wait
+                }
+            };
+            self.rest(wait).await;
+        }
+    }
+
+    /// Waits, and looks whether the authorities have changed meanwhile.
+    async fn rest(&self, wait: Duration) {
+        let mut left = wait;
+        while !left.is_zero() {
+            let step = left.min(REREAD);
+            sleep(step).await;
+            left -= step;
+            if let Err(error) = self.trust().await {
+                warn!(error = %chain(&error), "authorities not read; the last known stay");
+            }
+        }
+    }
+
+    /// Trusts those in the file and those the controller named: while they change, one may be ahead of the other.
+    async fn trust(&self) -> Result<(), EnrolError> {
+        let path = &self.files.authorities;
+        let text = read(path).await?;
+        let read = CertificateDer::pem_slice_iter(text.as_bytes()).filter_map(Result::ok);
+        let mut all: Vec<_> = read.map(CertificateDer::into_owned).collect();
+        if all.is_empty() {
+            return Err(EnrolError::NoAuthority { path: path.clone() });
+        }
+        all.extend(self.told.iter().filter(|it| !all.contains(it)).cloned().collect::<Vec<_>>());
+        Ok(self.credentials.trust(&all)?)
+    }
+
+    /// Gets a certificate for a new key. Returns for how long it can be used.
+    async fn once(&mut self) -> Result<Duration, EnrolError> {
+        self.trust().await?;
+        let token = read(&self.files.token).await?.trim().to_owned();
+        let key = KeyPair::generate()?;
+        let request = CertificateParams::default().serialize_request(&key)?;
+        let request = IssueRequest { token, request: request.der().to_vec() };
+        let channel = self.controllers.dial_nameless().await?;
+        let asked = timeout(PATIENCE, async { IdentityClient::new(channel).issue(request).await });
+        let answer = asked.await.map_err(|_elapsed| EnrolError::Silent)?;
+        let reply = answer.map_err(|status| EnrolError::Refused(Box::new(status)))?.into_inner();
+        self.told = reply.authorities.into_iter().map(CertificateDer::from).collect();
+        self.trust().await?;
+        let chain = reply.chain.into_iter().map(CertificateDer::from).collect();
+        let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+        let identity = self.credentials.show(chain, key)?;
+        let end = UNIX_EPOCH + Duration::from_millis(reply.not_after_ms);
+        let lifetime = end.duration_since(SystemTime::now()).unwrap_or_default();
+        info!(%identity, ?lifetime, "certificate received");
+        Ok(lifetime)
+    }
+}
+
+/// Between four and six tenths of a lifetime, so that those who began together do not go on together.
+fn half(lifetime: Duration) -> Duration {
+    let share = u32::try_from(crate::link::chance() % 201).unwrap_or_default();
+    (lifetime * (400 + share) / 1_000).max(Duration::from_secs(1))
+}
+
+async fn read(path: &Path) -> Result<String, EnrolError> {
+    let read = tokio::task::spawn_blocking({
+        let path = path.to_owned();
+        move || std::fs::read_to_string(path)
+    });
+    let text = read.await.unwrap_or_else(|panicked| Err(std::io::Error::other(panicked)));
+    text.map_err(|source| EnrolError::File { path: path.to_owned(), source })
+}

@@ -1,0 +1,433 @@
+use std::{
+    io,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, SystemTime},
+};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    SanType,
+};
+use tokio::{
+    io::AsyncReadExt as _,
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use super::{accept::Bounds, peer::*, *};
+use crate::{
+    link::{self, Door, Finder, Link, PodKey},
+    outbox::Outbox,
+    wire::{
+        PodItem, Role, Subscriber,
+        raw::{
+            self,
+            identity_server::{Identity as Issuing, IdentityServer},
+            pods_client::PodsClient,
+            pods_server::{Pods, PodsServer},
+        },
+    },
+};
+
+/// An authority of the test's own.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        let key = KeyPair::generate().expect("a key");
+        Self(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
+    }
+
+    fn der(&self) -> CertificateDer<'static> {
+        self.0.der().clone()
+    }
+
+    /// A certificate for these names, from an hour ago to `end`.
+    fn sign(&self, key: &KeyPair, names: &[&str], end: SystemTime) -> CertificateDer<'static> {
+        let mut params = CertificateParams::default();
+        let uri = |name: &&str| SanType::URI((*name).try_into().expect("ASCII"));
+        params.subject_alt_names = names.iter().map(uri).collect();
+        params.not_before = (SystemTime::now() - Duration::from_secs(3_600)).into();
+        params.not_after = end.into();
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.signed_by(key, &self.0).expect("signed").der().clone()
+    }
+
+    /// Credentials that show `name` and trust this authority.
+    fn credentials(&self, name: &str) -> Arc<Credentials> {
+        let all = Credentials::new();
+        all.trust(&[self.der()]).expect("trusted");
+        self.give(&all, name, later());
+        all
+    }
+
+    fn give(&self, to: &Credentials, name: &str, end: SystemTime) {
+        let key = KeyPair::generate().expect("a key");
+        let chain = vec![self.sign(&key, &[name], end)];
+        to.show(chain, PrivatePkcs8KeyDer::from(key.serialize_der())).expect("shown");
+    }
+}
+
+fn later() -> SystemTime {
+    SystemTime::now() + Duration::from_secs(3_600)
+}
+
+const CONTROLLER: &str = "spiffe://rouse/controller/n1/controller-1/c1";
+const AGENT: &str = "spiffe://rouse/agent/n1/agent-1/a1";
+const ACTIVATOR: &str = "spiffe://rouse/activator/n1/activator-1/b1";
+
+/// Tells who reports, or why it may not; issues certificates to whoever shows the token.
+#[derive(Clone)]
+struct Server {
+    word: mpsc::Sender<(Peer, String)>,
+    authority: Arc<Authority>,
+    issued: Arc<AtomicUsize>,
+    lifetime: Duration,
+}
+
+#[tonic::async_trait]
+impl Pods for Server {
+    async fn report(
+        &self,
+        request: Request<Streaming<raw::PodItem>>,
+    ) -> Result<Response<raw::Empty>, Status> {
+        let peer = peer(&request);
+        let mut items = request.into_inner();
+        while let Some(item) = items.message().await? {
+            let Ok(PodItem::Sender(who)) = PodItem::try_from(item) else { continue };
+            peer.may_be(&who).map_err(|denied| status(&denied))?;
+            let _full = self.word.try_send((peer.clone(), who.name));
+        }
+        Ok(Response::new(raw::Empty {}))
+    }
+}
+
+#[tonic::async_trait]
+impl Issuing for Server {
+    async fn issue(
+        &self,
+        request: Request<raw::IssueRequest>,
+    ) -> Result<Response<raw::IssueReply>, Status> {
+        let request = request.into_inner();
+        if request.token != "good" {
+            return Err(Status::unauthenticated("unknown token"));
+        }
+        self.issued.fetch_add(1, Ordering::Relaxed);
+        let request = rcgen::CertificateSigningRequestParams::from_der(&request.request.into());
+        let request = request.map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let end = SystemTime::now() + self.lifetime;
+        let mut params = CertificateParams::default();
+        params.subject_alt_names = vec![SanType::URI(AGENT.try_into().expect("ASCII"))];
+        params.not_after = end.into();
+        let signed = params.signed_by(&request.public_key, &self.authority.0).expect("signed");
+        let end = end.duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+        Ok(Response::new(raw::IssueReply {
+            chain: vec![signed.der().to_vec()],
+            authorities: vec![self.authority.der().to_vec()],
+            not_after_ms: u64::try_from(end.as_millis()).expect("small"),
+        }))
+    }
+}
+
+struct Bed {
+    authority: Arc<Authority>,
+    at: SocketAddr,
+    word: mpsc::Receiver<(Peer, String)>,
+    issued: Arc<AtomicUsize>,
+    shown: Arc<Credentials>,
+    stop: CancellationToken,
+}
+
+impl Bed {
+    async fn new() -> Self {
+        Self::with(Bounds::default(), Duration::from_secs(3_600)).await
+    }
+
+    async fn with(bounds: Bounds, lifetime: Duration) -> Self {
+        let authority = Arc::new(Authority::new());
+        let shown = authority.credentials(CONTROLLER);
+        let stop = CancellationToken::new();
+        let (send, word) = mpsc::channel(16);
+        let issued = Arc::new(AtomicUsize::new(0));
+        let server = Server {
+            word: send,
+            authority: Arc::clone(&authority),
+            issued: Arc::clone(&issued),
+            lifetime,
+        };
+        let at = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr();
+        let at = at.expect("an address");
+        let router = link::server()
+            .add_service(PodsServer::new(server.clone()))
+            .add_service(IdentityServer::new(server));
+        let door = Door { credentials: Arc::clone(&shown), open: true, bounds };
+        let (to, ending) = (format!("https://{at}"), stop.clone());
+        tokio::spawn(async move { link::serve_to(&to, router, Some(&door), ending).await });
+        while TcpStream::connect(at).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+        Self { authority, at, word, issued, shown, stop }
+    }
+
+    fn finder(&self, credentials: &Arc<Credentials>) -> Arc<Finder> {
+        Finder::known_as(Holder::Controller, &format!("https://{}", self.at), Some(credentials))
+    }
+
+    /// Reports as `who`. Returns how that ended.
+    async fn report(&self, credentials: &Arc<Credentials>, who: Subscriber) -> Result<(), Code> {
+        let channel = link::dial::secure(self.at, credentials, Holder::Controller, true).await;
+        let channel = channel.map_err(|_| Code::Unavailable)?;
+        let items = futures::stream::iter([raw::PodItem::from(PodItem::Sender(who))]);
+        let done = PodsClient::new(channel).report(items).await;
+        done.map(drop).map_err(|status| status.code())
+    }
+
+    /// A link that reports, until the bed is left.
+    fn link(&self, credentials: &Arc<Credentials>) -> Arc<Link> {
+        let link = Arc::new(Link::to(self.finder(credentials), agent("n1"), self.stop.clone()));
+        let (outbox, reporting) = (Outbox::<PodKey, PodItem>::new(), Arc::clone(&link));
+        tokio::spawn(async move { reporting.report_pods(&outbox).await });
+        link
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn agent(node: &str) -> Subscriber {
+    Subscriber { role: Role::Agent, name: node.into(), node: node.into() }
+}
+
+fn activator(name: &str) -> Subscriber {
+    Subscriber { role: Role::Activator, name: name.into(), node: "n1".into() }
+}
+
+#[tokio::test]
+async fn both_sides_know_each_other() {
+    let mut bed = Bed::new().await;
+    let credentials = bed.authority.credentials(AGENT);
+    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
+    let identity = Arc::new(AGENT.parse().expect("an identity"));
+    assert_eq!(bed.word.recv().await, Some((Peer::Known(identity), "n1".into())));
+}
+
+#[tokio::test]
+async fn nobody_may_be_somebody_else() {
+    let bed = Bed::new().await;
+    let credentials = bed.authority.credentials(AGENT);
+    for other in [agent("n2"), activator("agent-1"), activator("activator-1")] {
+        assert_eq!(bed.report(&credentials, other).await, Err(Code::PermissionDenied));
+    }
+    let credentials = bed.authority.credentials(ACTIVATOR);
+    assert_eq!(bed.report(&credentials, agent("n1")).await, Err(Code::PermissionDenied));
+    assert_eq!(bed.report(&credentials, activator("activator-1")).await, Ok(()));
+}
+
+#[tokio::test]
+async fn without_a_certificate_nothing_can_be_said() {
+    let bed = Bed::new().await;
+    let nobody = Credentials::new();
+    nobody.trust(&[bed.authority.der()]).expect("trusted");
+    assert_eq!(bed.report(&nobody, agent("n1")).await, Err(Code::Unauthenticated));
+}
+
+#[tokio::test]
+async fn a_certificate_that_no_authority_vouches_for_now_is_refused() {
+    let bed = Bed::new().await;
+    let refused = async |credentials: &Arc<Credentials>| {
+        bed.report(credentials, agent("n1")).await.expect_err("refused");
+    };
+    // Another authority's, though its holder trusts ours.
+    let foreign = Authority::new().credentials(AGENT);
+    foreign.trust(&[bed.authority.der()]).expect("trusted");
+    refused(&foreign).await;
+    // One that has ended.
+    let ended = bed.authority.credentials(AGENT);
+    bed.authority.give(&ended, AGENT, SystemTime::now() - Duration::from_secs(60));
+    refused(&ended).await;
+    // One that names nobody, and one that names two.
+    for names in [&["spiffe://elsewhere/agent"][..], &[AGENT, ACTIVATOR]] {
+        let key = KeyPair::generate().expect("a key");
+        let chain = vec![bed.authority.sign(&key, names, later())];
+        let shown = ended.show(chain, PrivatePkcs8KeyDer::from(key.serialize_der()));
+        assert!(shown.is_err(), "{names:?}");
+    }
+    // A key that is not the certificate's.
+    let (key, other) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
+    let chain = vec![bed.authority.sign(&key, &[AGENT], later())];
+    assert!(ended.show(chain, PrivatePkcs8KeyDer::from(other.serialize_der())).is_err());
+}
+
+#[tokio::test]
+async fn who_holds_a_certificate_cannot_sign_others() {
+    let bed = Bed::new().await;
+    let key = KeyPair::generate().expect("a key");
+    let own = bed.authority.sign(&key, &[AGENT], later());
+    let issuer = rcgen::Issuer::from_ca_cert_der(&own, key).expect("an issuer");
+    let forged = KeyPair::generate().expect("a key");
+    let mut params = CertificateParams::default();
+    params.subject_alt_names = vec![SanType::URI(CONTROLLER.try_into().expect("ASCII"))];
+    let certificate = params.signed_by(&forged, &issuer).expect("signed").der().clone();
+    let credentials = Credentials::new();
+    credentials.trust(&[bed.authority.der()]).expect("trusted");
+    let chain = vec![certificate, own];
+    credentials.show(chain, PrivatePkcs8KeyDer::from(forged.serialize_der())).expect("shown");
+    bed.report(&credentials, agent("n1")).await.expect_err("refused");
+}
+
+#[tokio::test]
+async fn a_client_talks_to_no_impostor() {
+    let bed = Bed::new().await;
+    let credentials = bed.authority.credentials(AGENT);
+    // The server is somebody, but no controller.
+    bed.authority.give(&bed.shown, ACTIVATOR, later());
+    assert_eq!(bed.report(&credentials, agent("n1")).await, Err(Code::Unavailable));
+    // It is the controller, on another authority's word.
+    let foreign = Authority::new();
+    foreign.give(&bed.shown, CONTROLLER, later());
+    assert_eq!(bed.report(&credentials, agent("n1")).await, Err(Code::Unavailable));
+    bed.authority.give(&bed.shown, CONTROLLER, later());
+    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
+}
+
+#[tokio::test]
+async fn who_says_nothing_is_shown_the_door() {
+    let bounds = Bounds {
+        handshake: Duration::from_millis(200),
+        anonymous: Duration::from_millis(200),
+        strangers: 4,
+        strangers_each: 2,
+    };
+    let mut bed = Bed::with(bounds, Duration::from_secs(3_600)).await;
+    // Those that begin no handshake are let go, whether or not there was a place for them.
+    let mut buffer = [0; 1];
+    for _ in 0..3 {
+        let mut stream = TcpStream::connect(bed.at).await.expect("accepted");
+        let end = stream.read(&mut buffer).await;
+        assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
+    }
+    // A connection without a certificate ends too, though its handshake was fine.
+    let nobody = Credentials::new();
+    nobody.trust(&[bed.authority.der()]).expect("trusted");
+    let config = client_config(&nobody, Holder::Controller, false);
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let socket = TcpStream::connect(bed.at).await.expect("accepted");
+    let name = ServerName::from(bed.at.ip());
+    let mut stream = connector.connect(name, socket).await.expect("a handshake");
+    let mut all = Vec::new();
+    // The server's settings may come first; what matters is that it ends.
+    let _either: io::Result<usize> = stream.read_to_end(&mut all).await;
+    // And those who belong here are served.
+    let credentials = bed.authority.credentials(AGENT);
+    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
+    assert!(bed.word.recv().await.is_some());
+}
+
+/// Files as the platform mounts them.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str, token: &str, authority: &Authority) -> (Self, enrol::Files) {
+        let folder = std::env::temp_dir().join(format!("rouse-tls-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let files =
+            enrol::Files { token: folder.join("token"), authorities: folder.join("ca.pem") };
+        std::fs::write(&files.token, token).expect("written");
+        std::fs::write(&files.authorities, authority.0.pem()).expect("written");
+        (Self(folder), files)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn keep(
+    bed: &Bed,
+    credentials: &Arc<Credentials>,
+    files: &enrol::Files,
+) -> impl Future<Output = ()> + Send + 'static {
+    let (credentials, finder) = (Arc::clone(credentials), bed.finder(credentials));
+    enrol::keep(credentials, finder, files.clone(), bed.stop.clone())
+}
+
+#[tokio::test]
+async fn a_part_gets_its_certificate_and_its_stream_goes_on_over_the_next_ones() {
+    // Certificates of two seconds are replaced about every second.
+    let mut bed = Bed::with(Bounds::default(), Duration::from_secs(2)).await;
+    let (_folder, files) = Folder::new("rotate", "good\n", &bed.authority);
+    let credentials = Credentials::new();
+    tokio::spawn(keep(&bed, &credentials, &files));
+    let link = bed.link(&credentials);
+    assert!(bed.word.recv().await.is_some());
+    let shown = credentials.key().expect("a certificate").cert[0].clone();
+    while bed.issued.load(Ordering::Relaxed) < 4 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // Its first certificate has ended by now; its stream has not.
+    assert_ne!(credentials.key().expect("a certificate").cert[0], shown);
+    assert_eq!(link.standing(), 1);
+    assert!(bed.word.try_recv().is_err(), "no second stream was opened");
+    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_refused_token_brings_no_certificate_until_the_platform_brings_another() {
+    let bed = Bed::new().await;
+    let (_folder, files) = Folder::new("refused", "stolen", &bed.authority);
+    let credentials = Credentials::new();
+    tokio::spawn(keep(&bed, &credentials, &files));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!((credentials.identity(), bed.issued.load(Ordering::Relaxed)), (None, 0));
+    std::fs::write(&files.token, "good").expect("written");
+    credentials.ready().await;
+    assert_eq!(credentials.identity().map(|it| it.to_string()), Some(AGENT.into()));
+}
+
+#[tokio::test]
+async fn a_controller_of_another_authority_is_shown_no_token() {
+    let bed = Bed::new().await;
+    let (_folder, files) = Folder::new("impostor", "good", &Authority::new());
+    let credentials = Credentials::new();
+    let _elapsed =
+        tokio::time::timeout(Duration::from_millis(500), keep(&bed, &credentials, &files)).await;
+    assert_eq!(bed.issued.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn authorities_change_with_an_overlap_and_no_stream_breaks() {
+    let mut bed = Bed::new().await;
+    let credentials = bed.authority.credentials(AGENT);
+    let link = bed.link(&credentials);
+    assert!(bed.word.recv().await.is_some());
+    // Both trust both; then each moves to the new one in its own time.
+    let next = Authority::new();
+    for side in [&credentials, &bed.shown] {
+        side.trust(&[bed.authority.der(), next.der()]).expect("trusted");
+    }
+    next.give(&bed.shown, CONTROLLER, later());
+    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
+    next.give(&credentials, AGENT, later());
+    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
+    for side in [&credentials, &bed.shown] {
+        side.trust(&[next.der()]).expect("trusted");
+    }
+    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
+    // The old authority counts no more.
+    let late = bed.authority.credentials(AGENT);
+    late.trust(&[next.der()]).expect("trusted");
+    bed.report(&late, agent("n1")).await.expect_err("refused");
+    assert_eq!(link.standing(), 1);
+}

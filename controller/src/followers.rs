@@ -1,0 +1,139 @@
+//! Pure: who must have let go of a pod before it may stop.
+//!
+//! Every agent and activator reports to every replica of the controller, whichever of them serves its routes. It says
+//! of each draining pod that no new connection of its own goes there; the one that writes waits until all have
+//! said so. Table versions play no part: they compare within one stream only.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Agents and activators, and which pods each avoids.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Followers {
+    all: BTreeMap<String, Follower>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Follower {
+    /// The newest stream of its reports.
+    stream: u64,
+    avoids: BTreeSet<String>,
+    /// Avoided by what an earlier stream said, until this one has named everything.
+    unnamed: BTreeSet<String>,
+}
+
+impl Followers {
+    /// `who` has begun to report on this stream; it will name again what it avoids.
+    pub fn begin(&mut self, who: &str, stream: u64) {
+        let follower = self.all.entry(who.to_owned()).or_default();
+        follower.stream = stream;
+        follower.unnamed = follower.avoids.clone();
+    }
+
+    /// It opens no connection to this draining pod.
+    pub fn avoids(&mut self, who: &str, stream: u64, uid: &str) {
+        if let Some(follower) = self.current(who, stream) {
+            follower.unnamed.remove(uid);
+            follower.avoids.insert(uid.to_owned());
+        }
+    }
+
+    /// It may open connections to the pod again.
+    pub fn avoids_no_more(&mut self, who: &str, stream: u64, uid: &str) {
+        if let Some(follower) = self.current(who, stream) {
+            follower.unnamed.remove(uid);
+            follower.avoids.remove(uid);
+        }
+    }
+
+    /// It has named everything.
+    pub fn synced(&mut self, who: &str, stream: u64) {
+        if let Some(follower) = self.current(who, stream) {
+            let unnamed = std::mem::take(&mut follower.unnamed);
+            follower.avoids.retain(|uid| !unnamed.contains(uid));
+        }
+    }
+
+    /// The stream has ended. A follower that comes back on another is not forgotten by the end of the first.
+    pub fn end(&mut self, who: &str, stream: u64) {
+        if self.all.get(who).is_some_and(|it| it.stream == stream) {
+            self.all.remove(who);
+        }
+    }
+
+    /// The pod was put back to work, or is gone: whatever was said of it speaks of the past.
+    ///
+    /// Without this, a pod that drains a second time could be stopped on word from the first.
+    pub fn forget(&mut self, uid: &str) {
+        for follower in self.all.values_mut() {
+            follower.avoids.remove(uid);
+            follower.unnamed.remove(uid);
+        }
+    }
+
+    /// Who has not let go of the pod yet.
+    pub fn missing<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a str> {
+        self.all.iter().filter(|(_, it)| !it.avoids.contains(uid)).map(|(who, _)| who.as_str())
+    }
+
+    /// Whether all have let go of the pod.
+    pub fn all_avoid(&self, uid: &str) -> bool {
+        self.missing(uid).next().is_none()
+    }
+
+    fn current(&mut self, who: &str, stream: u64) -> Option<&mut Follower> {
+        self.all.get_mut(who).filter(|it| it.stream == stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing(followers: &Followers) -> Vec<&str> {
+        followers.missing("p").collect()
+    }
+
+    #[test]
+    fn a_pod_is_left_once_everybody_says_so() {
+        let mut all = Followers::default();
+        assert!(all.all_avoid("p"));
+        all.begin("agent/n1", 1);
+        all.begin("activator/a", 2);
+        all.avoids("agent/n1", 1, "p");
+        assert_eq!(missing(&all), ["activator/a"]);
+        all.avoids("activator/a", 2, "p");
+        assert!(all.all_avoid("p"));
+        all.avoids_no_more("agent/n1", 1, "p");
+        assert_eq!(missing(&all), ["agent/n1"]);
+        all.end("agent/n1", 1);
+        assert!(all.all_avoid("p"));
+    }
+
+    #[test]
+    fn a_new_stream_keeps_what_it_names_and_nothing_else() {
+        let mut all = Followers::default();
+        all.begin("a", 1);
+        all.avoids("a", 1, "p");
+        all.avoids("a", 1, "q");
+        all.begin("a", 2);
+        // The old stream ends later than the new one begins, and may have left something on the way.
+        all.avoids_no_more("a", 1, "p");
+        all.end("a", 1);
+        assert!(all.all_avoid("p"), "it has not said otherwise");
+        all.avoids("a", 2, "p");
+        all.synced("a", 2);
+        assert!(all.all_avoid("p"));
+        assert!(!all.all_avoid("q"));
+    }
+
+    #[test]
+    fn word_from_before_a_pod_worked_again_does_not_count() {
+        let mut all = Followers::default();
+        all.begin("a", 1);
+        all.avoids("a", 1, "p");
+        all.forget("p");
+        assert_eq!(missing(&all), ["a"]);
+        all.avoids("a", 1, "p");
+        assert!(all.all_avoid("p"));
+    }
+}
