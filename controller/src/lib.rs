@@ -17,6 +17,7 @@
 //! | [`children`] | facts → the whole objects that Kubernetes holds |
 //! | [`shared`] | the machine behind a lock, with a clock |
 //! | [`agents`] | routes out, reports and decisions in |
+//! | [`webhook`] | the API server asks before it takes an object |
 //! | [`kube`] | Kubernetes: watches, writes, leadership |
 //! | [`followers`], [`deciders`] | who has let go of a pod; whose decisions count |
 //! | [`files`], [`local`] | the local platform: folders and node |
@@ -52,6 +53,7 @@ pub mod retention;
 pub mod rollout;
 pub mod shared;
 pub mod want;
+pub mod webhook;
 pub mod world;
 
 pub use config::Config;

@@ -1,0 +1,164 @@
+//! Shell: the API server asks here about every object of ours before it takes it.
+//!
+//! Every replica answers; the certificate is one that the leader made ([`certs`]), and the API server is told to ask
+//! only once an answer was got that way ([`register`]). What the answers are stands in [`review`].
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::Bytes,
+    extract::{DefaultBodyLimit, State},
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{debug, info};
+
+pub mod certs;
+pub mod register;
+pub mod review;
+
+use certs::Certificates;
+use review::{Hook, Settings};
+
+/// A question holds an object twice, and etcd takes objects of 1.5 MiB.
+const LONGEST_QUESTION: usize = 8 << 20;
+/// How long a client may take to say who it is and what it wants. The API server itself waits 10 s.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Connections at once; the API server needs a handful.
+const CONNECTIONS: usize = 1024;
+
+/// Admission could not be served.
+#[derive(Debug, thiserror::Error)]
+pub enum WebhookError {
+    /// Nobody could ask.
+    #[error("cannot listen for the API server on {address}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Certificates could not be used.
+    #[error("cannot set TLS up for the API server")]
+    Tls(#[from] rustls::Error),
+}
+
+/// The settings that answers depend on, as they are in force.
+pub type InForce = watch::Receiver<Arc<Settings>>;
+
+/// Answers the API server until `shutdown`, and then what was asked before it.
+pub async fn serve(
+    listener: TcpListener,
+    certificates: Arc<Certificates>,
+    settings: InForce,
+    shutdown: CancellationToken,
+) -> Result<(), WebhookError> {
+    let acceptor = TlsAcceptor::from(Arc::new(certificates.server()?));
+    let (router, tasks) = (router(settings), TaskTracker::new());
+    let limit = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(permit) = Arc::clone(&limit).acquire_owned().await else { break };
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Out of file descriptors, most likely: somebody must close one first.
+                    debug!(%error, "connection not accepted");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+            () = shutdown.cancelled() => break,
+        };
+        let (acceptor, router, stop) = (acceptor.clone(), router.clone(), shutdown.clone());
+        tasks.spawn(async move {
+            connection(stream, acceptor, router, stop).await;
+            drop(permit);
+        });
+    }
+    tasks.close();
+    tasks.wait().await;
+    info!("webhook stopped");
+    Ok(())
+}
+
+/// Opens the port on which the API server asks.
+pub async fn listen(address: SocketAddr) -> Result<TcpListener, WebhookError> {
+    let bound = TcpListener::bind(address).await;
+    bound.map_err(|source| WebhookError::Listen { address, source })
+}
+
+async fn connection(
+    stream: TcpStream,
+    acceptor: TlsAcceptor,
+    router: Router,
+    stop: CancellationToken,
+) {
+    let accepted = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await;
+    let stream = match accepted {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            debug!(%error, "TLS handshake failed");
+            return;
+        }
+        Err(_) => return,
+    };
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(120));
+    let serving = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    tokio::pin!(serving);
+    tokio::select! {
+        ended = serving.as_mut() => {
+            if let Err(error) = ended {
+                debug!(%error, "connection of the API server ended");
+            }
+        }
+        () = stop.cancelled() => {
+            serving.as_mut().graceful_shutdown();
+            // Whatever ends the rest was told to whom it concerns.
+            let _ = tokio::time::timeout(HANDSHAKE, serving).await;
+        }
+    }
+}
+
+fn router(settings: InForce) -> Router {
+    let hook = |hook: Hook| {
+        post(move |State(settings): State<InForce>, body: Bytes| async move {
+            answer(hook, &body, &settings)
+        })
+    };
+    Router::new()
+        .route("/defaulting", hook(Hook::Defaulting))
+        .route("/resource-validation", hook(Hook::Validation))
+        .route("/config-validation", hook(Hook::Config))
+        .route("/healthz", get(|| async { "ok" }))
+        .layer(DefaultBodyLimit::max(LONGEST_QUESTION))
+        .with_state(settings)
+}
+
+fn answer(hook: Hook, body: &[u8], settings: &InForce) -> Response {
+    let settings = Arc::clone(&settings.borrow());
+    match review::answer(hook, body, &settings) {
+        Ok(answer) => {
+            let json = HeaderValue::from_static("application/json");
+            ([(header::CONTENT_TYPE, json)], answer).into_response()
+        }
+        Err(why) => (StatusCode::BAD_REQUEST, why.to_string()).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

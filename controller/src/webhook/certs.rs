@@ -1,0 +1,233 @@
+//! Shell: an authority of our own and the certificate the API server sees, made here and kept in a Secret.
+//!
+//! Keys of the Secret are Knative's. The authority lives ten years and the certificate thirty days; the leader makes
+//! another after twenty, under the same authority, so that nobody has to learn a new one.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError, RwLock},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use k8s_openapi::ByteString;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, date_time_ymd,
+};
+use rustls::{
+    ServerConfig,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const AUTHORITY_LIFE: Duration = Duration::from_secs(3650 * 24 * 3600);
+const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Clocks of machines differ.
+const SKEW: Duration = Duration::from_secs(3600);
+const CA: &str = "ca-cert.pem";
+const CA_KEY: &str = "ca-key.pem";
+const CERT: &str = "server-cert.pem";
+const KEY: &str = "server-key.pem";
+/// When to make another certificate, in seconds since 1970; kept beside the certificate.
+const RENEW: &str = "renew-after";
+/// The same of the authority.
+const RENEW_CA: &str = "renew-ca-after";
+
+/// Certificates could not be made or read.
+#[derive(Debug, thiserror::Error)]
+pub enum CertError {
+    /// They could not be made.
+    #[error("cannot make the webhook's certificate")]
+    Make(#[from] rcgen::Error),
+    /// They could not be read.
+    #[error("cannot read {key} of the webhook's Secret")]
+    Read {
+        /// Key of the Secret.
+        key: &'static str,
+        /// Why.
+        #[source]
+        source: rustls::pki_types::pem::Error,
+    },
+    /// Key and certificate do not fit.
+    #[error("cannot use the webhook's certificate")]
+    Use(#[from] rustls::Error),
+}
+
+/// What the Secret holds.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Bundle {
+    /// The authority's certificate, as PEM.
+    pub authority: String,
+    authority_key: String,
+    certificate: String,
+    key: String,
+    renew_after: u64,
+    renew_authority_after: u64,
+}
+
+impl std::fmt::Debug for Bundle {
+    /// Without the keys.
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Bundle").field("renew_after", &self.renew_after).finish_non_exhaustive()
+    }
+}
+
+impl Bundle {
+    /// Makes a certificate for `names`, under the authority of `before` where that still holds.
+    pub fn make(
+        names: &[String],
+        before: Option<&Self>,
+        now: SystemTime,
+    ) -> Result<Self, CertError> {
+        let kept = before.filter(|it| seconds(now) < it.renew_authority_after);
+        let own = match kept {
+            Some(it) => Self::issuer(&it.authority, &it.authority_key).ok(),
+            None => None,
+        };
+        let (authority, authority_key, issuer, renew_authority_after) = match (own, kept) {
+            (Some(issuer), Some(it)) => {
+                (it.authority.clone(), it.authority_key.clone(), issuer, it.renew_authority_after)
+            }
+            _ => {
+                let (pem, key) = authority(now)?;
+                let issuer = Self::issuer(&pem, &key)?;
+                (pem, key, issuer, seconds(now + AUTHORITY_LIFE - LIFE - DAY))
+            }
+        };
+        let key = KeyPair::generate()?;
+        let certificate = certificate(names, now)?.signed_by(&key, &issuer)?.pem();
+        Ok(Self {
+            authority,
+            authority_key,
+            certificate,
+            key: key.serialize_pem(),
+            renew_after: seconds(now + LIFE * 2 / 3),
+            renew_authority_after,
+        })
+    }
+
+    fn issuer(pem: &str, key: &str) -> Result<Issuer<'static, KeyPair>, rcgen::Error> {
+        Issuer::from_ca_cert_pem(pem, KeyPair::from_pem(key)?)
+    }
+
+    /// Whether another certificate should be made.
+    pub fn is_due(&self, now: SystemTime) -> bool {
+        seconds(now) >= self.renew_after
+    }
+
+    /// Reads what [`data`](Self::data) wrote; none where something is missing or foreign.
+    pub fn read(data: &BTreeMap<String, ByteString>) -> Option<Self> {
+        let text = |key: &str| {
+            let bytes = data.get(key)?;
+            String::from_utf8(bytes.0.clone()).ok().filter(|text| !text.is_empty())
+        };
+        let bundle = Self {
+            authority: text(CA)?,
+            authority_key: text(CA_KEY)?,
+            certificate: text(CERT)?,
+            key: text(KEY)?,
+            renew_after: text(RENEW)?.parse().ok()?,
+            renew_authority_after: text(RENEW_CA)?.parse().ok()?,
+        };
+        bundle.certified().is_ok().then_some(bundle)
+    }
+
+    /// As a Secret holds it.
+    pub fn data(&self) -> BTreeMap<String, ByteString> {
+        let (renew, renew_ca) =
+            (self.renew_after.to_string(), self.renew_authority_after.to_string());
+        let pairs = [
+            (CA, &self.authority),
+            (CA_KEY, &self.authority_key),
+            (CERT, &self.certificate),
+            (KEY, &self.key),
+            (RENEW, &renew),
+            (RENEW_CA, &renew_ca),
+        ];
+        let bytes = |text: &str| ByteString(text.as_bytes().to_vec());
+        pairs.map(|(key, text)| (key.to_owned(), bytes(text))).into()
+    }
+
+    fn certified(&self) -> Result<CertifiedKey, CertError> {
+        let chain: Result<Vec<_>, _> =
+            CertificateDer::pem_slice_iter(self.certificate.as_bytes()).collect();
+        let chain = chain.map_err(|source| CertError::Read { key: CERT, source })?;
+        let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes())
+            .map_err(|source| CertError::Read { key: KEY, source })?;
+        let provider = rustls::crypto::ring::default_provider();
+        Ok(CertifiedKey::from_der(chain, key, &provider)?)
+    }
+}
+
+/// The certificate in use: another one takes its place without a connection being lost.
+#[derive(Debug, Default)]
+pub struct Certificates(RwLock<Option<(Bundle, Arc<CertifiedKey>)>>);
+
+impl Certificates {
+    /// Uses `bundle` for every handshake from now on. Says whether it is another one than before.
+    pub fn set(&self, bundle: &Bundle) -> Result<bool, CertError> {
+        if self.bundle().as_ref() == Some(bundle) {
+            return Ok(false);
+        }
+        let certified = Arc::new(bundle.certified()?);
+        let mut slot = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        *slot = Some((bundle.clone(), certified));
+        Ok(true)
+    }
+
+    /// What is in use.
+    pub fn bundle(&self) -> Option<Bundle> {
+        let slot = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        slot.as_ref().map(|(bundle, _)| bundle.clone())
+    }
+
+    /// How to shake hands.
+    pub(super) fn server(self: &Arc<Self>) -> Result<ServerConfig, rustls::Error> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::clone(self) as Arc<dyn ResolvesServerCert>);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(config)
+    }
+}
+
+impl ResolvesServerCert for Certificates {
+    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let slot = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        slot.as_ref().map(|(_, certified)| Arc::clone(certified))
+    }
+}
+
+fn authority(now: SystemTime) -> Result<(String, String), rcgen::Error> {
+    let mut params = CertificateParams::new(Vec::<String>::new())?;
+    params.distinguished_name.push(DnType::CommonName, "rouse webhook authority");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    valid(&mut params, now, AUTHORITY_LIFE);
+    let key = KeyPair::generate()?;
+    Ok((params.self_signed(&key)?.pem(), key.serialize_pem()))
+}
+
+fn certificate(names: &[String], now: SystemTime) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(names.to_vec())?;
+    params.distinguished_name.push(DnType::CommonName, "rouse webhook");
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.use_authority_key_identifier_extension = true;
+    valid(&mut params, now, LIFE);
+    Ok(params)
+}
+
+fn valid(params: &mut CertificateParams, now: SystemTime, life: Duration) {
+    let at = |moment: SystemTime| date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds(moment));
+    params.not_before = at(now - SKEW);
+    params.not_after = at(now + life);
+}
+
+fn seconds(moment: SystemTime) -> u64 {
+    moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

@@ -1,0 +1,242 @@
+//! Pure: an AdmissionReview's question and its answer (`admission.k8s.io/v1`).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    config_maps::{self, Defaults, Features},
+    parse::{
+        Platform, Problem, Rules,
+        admit::{self, Kind, Question},
+        problem,
+    },
+    policy::AutoscalerConfig,
+};
+
+/// What is asked: one path of the server for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// `/defaulting`: fill the object in.
+    Defaulting,
+    /// `/resource-validation`: may the object be so?
+    Validation,
+    /// `/config-validation`: may the ConfigMap be so?
+    Config,
+}
+
+/// What answers depend on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// `config-defaults`.
+    pub defaults: std::sync::Arc<Defaults>,
+    /// `config-features`.
+    pub features: std::sync::Arc<Features>,
+    /// `config-autoscaler`.
+    pub autoscaler: std::sync::Arc<AutoscalerConfig>,
+    /// Domain of names inside the cluster.
+    pub cluster_domain: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            defaults: Default::default(),
+            features: Default::default(),
+            autoscaler: Default::default(),
+            cluster_domain: "cluster.local".into(),
+        }
+    }
+}
+
+impl Settings {
+    fn rules(&self) -> Rules<'_> {
+        Rules {
+            platform: Platform::Kubernetes,
+            defaults: &self.defaults,
+            features: &self.features,
+            autoscaler: &self.autoscaler,
+            cluster_domain: &self.cluster_domain,
+        }
+    }
+}
+
+/// A body that is no question.
+#[derive(Debug, thiserror::Error)]
+pub enum BadReview {
+    /// It is not an AdmissionReview.
+    #[error("could not decode body: {0}")]
+    Decode(#[from] serde_json::Error),
+    /// It asks nothing.
+    #[error("the AdmissionReview has no request")]
+    Empty,
+}
+
+#[derive(Deserialize)]
+struct Review {
+    request: Option<Request>,
+}
+
+/// What of a request is looked at.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Request {
+    uid: String,
+    kind: GroupKind,
+    sub_resource: Option<String>,
+    operation: String,
+    user_info: User,
+    object: Option<Value>,
+    old_object: Option<Value>,
+    options: Option<Options>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct GroupKind {
+    group: String,
+    kind: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct User {
+    username: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Options {
+    field_validation: Option<String>,
+}
+
+/// What is answered.
+#[derive(Debug, Default, PartialEq)]
+struct Answer {
+    /// Why not; none: it may be so.
+    refusal: Option<String>,
+    warnings: Vec<String>,
+    patch: Option<Vec<u8>>,
+}
+
+/// Answers one review.
+pub fn answer(hook: Hook, body: &[u8], settings: &Settings) -> Result<Vec<u8>, BadReview> {
+    let review: Review = serde_json::from_slice(body)?;
+    let request = review.request.ok_or(BadReview::Empty)?;
+    let answer = decide(hook, &request, settings)?;
+    let mut response = json!({"uid": request.uid, "allowed": answer.refusal.is_none()});
+    if let Some(message) = answer.refusal {
+        response["status"] = json!({
+            "status": "Failure",
+            "message": message,
+            "reason": "BadRequest",
+            "code": 400,
+        });
+    }
+    if !answer.warnings.is_empty() {
+        response["warnings"] = answer.warnings.into();
+    }
+    if let Some(patch) = answer.patch {
+        response["patchType"] = "JSONPatch".into();
+        response["patch"] = serde_json::to_value(ByteString(patch))?;
+    }
+    let whole = json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "response": response,
+    });
+    Ok(serde_json::to_vec(&whole)?)
+}
+
+fn decide(hook: Hook, request: &Request, settings: &Settings) -> Result<Answer, BadReview> {
+    // Statuses are ours to write, and what is being deleted is judged no more.
+    let sub = request.sub_resource.as_deref().unwrap_or_default();
+    let asked = matches!(request.operation.as_str(), "CREATE" | "UPDATE") && sub.is_empty();
+    let Some(object) = request.object.as_ref().filter(|it| asked && !it.is_null()) else {
+        return Ok(Answer::default());
+    };
+    if hook == Hook::Config {
+        return Ok(config_map(object));
+    }
+    let Some(kind) = Kind::of(&request.kind.group, &request.kind.kind) else {
+        let message = format!("unhandled kind: {}/{}", request.kind.group, request.kind.kind);
+        return Ok(Answer { refusal: Some(message), ..Answer::default() });
+    };
+    let deleted = object.pointer("/metadata/deletionTimestamp").is_some_and(|it| !it.is_null());
+    if deleted {
+        // Its finalizer must be taken off whatever the rules have become.
+        return Ok(Answer::default());
+    }
+    let old = request.old_object.as_ref().filter(|it| !it.is_null());
+    let user = Some(request.user_info.username.as_str()).filter(|name| !name.is_empty());
+    let rules = settings.rules();
+    let question = Question { kind, object, old, user, rules };
+    match hook {
+        Hook::Defaulting => defaulted(&question, request),
+        Hook::Validation | Hook::Config => Ok(validated(&question)),
+    }
+}
+
+/// The patch that fills the object in; what no pod has goes as the client asked (`fieldValidation`).
+fn defaulted(question: &Question<'_>, request: &Request) -> Result<Answer, BadReview> {
+    let (object, unknown) = admit::default(question);
+    let unknown: Vec<String> =
+        unknown.iter().map(|field| format!("unknown field {field:?}")).collect();
+    let said = request.options.as_ref().and_then(|options| options.field_validation.as_deref());
+    let warnings = match said {
+        Some("Strict") if !unknown.is_empty() => {
+            let refusal = format!("strict decoding error: {}", unknown.join(", "));
+            return Ok(Answer { refusal: Some(refusal), ..Answer::default() });
+        }
+        Some("Ignore") => Vec::new(),
+        _ => unknown,
+    };
+    let patch = json_patch::diff(question.object, &object);
+    let patch = (!patch.is_empty()).then(|| serde_json::to_vec(&patch)).transpose()?;
+    Ok(Answer { refusal: None, warnings, patch })
+}
+
+fn validated(question: &Question<'_>) -> Answer {
+    let verdict = admit::validate(question);
+    let refusal = refusal(&verdict.problems);
+    let warnings = if refusal.is_some() { Vec::new() } else { warnings(&verdict.warnings) };
+    Answer { refusal, warnings, patch: None }
+}
+
+fn refusal(problems: &[Problem]) -> Option<String> {
+    let said = || format!("validation failed: {}", problem::knative(problems));
+    (!problems.is_empty()).then(said)
+}
+
+/// Equal messages share a line; a warning is a header and holds no line end.
+fn warnings(all: &[Problem]) -> Vec<String> {
+    let mut messages: Vec<&str> = all.iter().map(|it| it.message.as_str()).collect();
+    messages.sort_unstable();
+    messages.dedup();
+    let of = |message: &str| {
+        let same: Vec<Problem> = all.iter().filter(|it| it.message == message).cloned().collect();
+        problem::knative(&same).replace('\n', "; ")
+    };
+    messages.into_iter().map(of).collect()
+}
+
+fn config_map(object: &Value) -> Answer {
+    let map = |pointer: &str| -> BTreeMap<String, String> {
+        let value = object.pointer(pointer).cloned().unwrap_or_default();
+        serde_json::from_value(value).unwrap_or_default()
+    };
+    let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+    match config_maps::admit(name, &map("/metadata/annotations"), &map("/data")) {
+        Ok(warnings) => Answer { warnings, ..Answer::default() },
+        Err(problems) => {
+            let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+            let message = format!("validation failed: {}", lines.join("\n"));
+            Answer { refusal: Some(message), ..Answer::default() }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

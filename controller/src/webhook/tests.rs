@@ -1,0 +1,93 @@
+use std::time::SystemTime;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::{
+    certs::Bundle,
+    register::{Place, self_call},
+    *,
+};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+fn bundle(before: Option<&Bundle>, now: SystemTime) -> Bundle {
+    Bundle::make(&Place::new("knative-serving", 0).names(), before, now).expect("made")
+}
+
+#[test]
+fn a_certificate_is_renewed_in_time_under_the_same_authority() {
+    let now = SystemTime::now();
+    let first = bundle(None, now);
+    assert!(!first.is_due(now + DAY * 19) && first.is_due(now + DAY * 20));
+    let second = bundle(Some(&first), now + DAY * 20);
+    assert_eq!(second.authority, first.authority);
+    assert_ne!(second, first);
+    let last = bundle(Some(&second), now + DAY * 3640);
+    assert_ne!(last.authority, first.authority, "an authority ends too");
+}
+
+#[test]
+fn what_a_secret_holds_is_read_back_or_made_anew() {
+    let bundle = bundle(None, SystemTime::now());
+    let mut data = bundle.data();
+    assert_eq!(Bundle::read(&data), Some(bundle));
+    let other = self::bundle(None, SystemTime::now()).data();
+    data.insert("server-key.pem".into(), other["server-key.pem"].clone());
+    assert_eq!(Bundle::read(&data), None, "a key of another certificate");
+    data.remove("ca-cert.pem");
+    assert_eq!(Bundle::read(&data), None);
+    assert_eq!(Bundle::read(&Default::default()), None);
+}
+
+#[test]
+fn no_key_is_printed() {
+    let text = format!("{:?}", bundle(None, SystemTime::now()));
+    assert!(!text.contains("PRIVATE"), "{text}");
+}
+
+struct Bed {
+    place: Place,
+    certificates: Arc<Certificates>,
+    stop: CancellationToken,
+    served: tokio::task::JoinHandle<Result<(), WebhookError>>,
+}
+
+async fn bed() -> Bed {
+    let listener = listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let (certificates, stop) = (Arc::new(Certificates::default()), CancellationToken::new());
+    let (_, settings) = watch::channel(Arc::new(Settings::default()));
+    let served = tokio::spawn(serve(listener, Arc::clone(&certificates), settings, stop.clone()));
+    Bed { place: Place::new("knative-serving", port), certificates, stop, served }
+}
+
+#[tokio::test]
+async fn questions_are_answered_over_tls_and_another_certificate_takes_over() {
+    let bed = bed().await;
+    let first = bundle(None, SystemTime::now());
+    assert!(self_call(&bed.place, &first).await.is_err(), "no certificate yet");
+    assert!(bed.certificates.set(&first).expect("usable"));
+    assert!(!bed.certificates.set(&first).expect("usable"), "the same again");
+    self_call(&bed.place, &first).await.expect("answered");
+    let other = bundle(None, SystemTime::now());
+    let error = self_call(&bed.place, &other).await.expect_err("another authority");
+    assert!(error.to_string().contains("does not answer"), "{error}");
+    bed.certificates.set(&other).expect("usable");
+    self_call(&bed.place, &other).await.expect("answered");
+    bed.stop.cancel();
+    bed.served.await.expect("no panic").expect("served");
+}
+
+#[tokio::test]
+async fn rubbish_ends_its_own_connection_only() {
+    let bed = bed().await;
+    let bundle = bundle(None, SystemTime::now());
+    bed.certificates.set(&bundle).expect("usable");
+    let mut rubbish = TcpStream::connect(("127.0.0.1", bed.place.port)).await.expect("open");
+    rubbish.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("sent");
+    let mut answer = Vec::new();
+    // An alert or a reset: either way nothing of use.
+    let _ = rubbish.read_to_end(&mut answer).await;
+    assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
+    self_call(&bed.place, &bundle).await.expect("answered");
+}

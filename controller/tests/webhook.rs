@@ -1,0 +1,324 @@
+//! CRDs and admission against a real API server.
+//!
+//! Run by the cluster tier, which starts etcd and an API server of their own and names its kubeconfig in
+//! `ROUSE_TEST_APISERVER`. Without one this test fails. The API server must run beside it: it asks on 127.0.0.1.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a panic in a test names the line, which is what a test is for"
+)]
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use controller::{
+    crds,
+    kube::{FIELD_MANAGER, client::connect, lead::Leadership},
+    webhook::{self, certs::Certificates, register, review::Settings},
+};
+use k8s_openapi::{
+    api::{
+        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+        core::v1::{ConfigMap, Namespace, Secret},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+const HOOKS: [&str; 3] = [
+    "webhook.serving.knative.dev",
+    "validation.webhook.serving.knative.dev",
+    "config.webhook.serving.knative.dev",
+];
+
+async fn client() -> Client {
+    let file = std::env::var_os("ROUSE_TEST_APISERVER")
+        .expect("ROUSE_TEST_APISERVER names no kubeconfig: run `cargo xtask test --tier cluster`");
+    connect(Some(&PathBuf::from(file))).await.unwrap()
+}
+
+async fn apply_crds(client: &Client) {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let params = PatchParams::apply(FIELD_MANAGER).force();
+    for crd in crds::all() {
+        let name = crd["metadata"]["name"].as_str().unwrap().to_owned();
+        api.patch(&name, &params, &Patch::Apply(&crd)).await.unwrap();
+        let established = async {
+            loop {
+                let status = api.get(&name).await.unwrap().status.unwrap_or_default();
+                let all = status.conditions.unwrap_or_default();
+                if all.iter().any(|it| it.type_ == "Established" && it.status == "True") {
+                    return;
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(Duration::from_secs(30), established).await.expect(&name);
+    }
+}
+
+/// A controller's webhook, its registration kept by this process.
+struct Replica {
+    certificates: Arc<Certificates>,
+    settings: watch::Sender<Arc<Settings>>,
+    stop: CancellationToken,
+}
+
+async fn replica(client: &Client, namespace: &str, leadership: Leadership) -> Replica {
+    let listener = webhook::listen(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let place = register::Place {
+        url: Some(format!("https://127.0.0.1:{port}")),
+        ..register::Place::new(namespace, port)
+    };
+    let (settings, in_force) = watch::channel(Arc::new(Settings::default()));
+    let (certificates, stop) = (Arc::new(Certificates::default()), CancellationToken::new());
+    tokio::spawn(webhook::serve(listener, Arc::clone(&certificates), in_force, stop.clone()));
+    let (client, kept) = (client.clone(), Arc::clone(&certificates));
+    tokio::spawn(register::keep(client, place, kept, leadership, stop.clone()));
+    Replica { certificates, settings, stop }
+}
+
+/// Waits until the API server was told of the certificate in the Secret.
+async fn registered(client: &Client, authority: &str) {
+    let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let told = async {
+        loop {
+            let bundle = api
+                .get_opt(HOOKS[0])
+                .await
+                .unwrap()
+                .and_then(|it| it.webhooks?.first()?.client_config.ca_bundle.clone());
+            if bundle.is_some_and(|it| it.0 == authority.as_bytes()) {
+                return;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), told).await.expect("registered");
+}
+
+async fn loaded(certificates: &Certificates) -> String {
+    let there = async {
+        loop {
+            if let Some(bundle) = certificates.bundle() {
+                return bundle.authority;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), there).await.expect("a certificate")
+}
+
+fn api(
+    client: &Client,
+    namespace: &str,
+    group: &str,
+    version: &str,
+    kind: &str,
+) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk(group, version, kind);
+    Api::namespaced_with(client.clone(), namespace, &ApiResource::from_gvk(&kind))
+}
+
+fn service(name: &str, spec: Value) -> DynamicObject {
+    serde_json::from_value(json!({
+        "apiVersion": "serving.knative.dev/v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": spec,
+    }))
+    .unwrap()
+}
+
+fn template(container: Value) -> Value {
+    json!({"template": {"spec": {"containers": [container]}}})
+}
+
+/// Why the API server did not take `object`.
+async fn refusal(api: &Api<DynamicObject>, object: &DynamicObject) -> String {
+    match api.create(&PostParams::default(), object).await {
+        Ok(made) => panic!("taken: {}", serde_json::to_string(&made).unwrap()),
+        Err(kube::Error::Api(status)) => status.message,
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// A webhook that nobody answers would stop every later test: it goes whatever happened.
+async fn unregister(client: &Client) {
+    let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    let _ = mutating.delete(HOOKS[0], &Default::default()).await;
+    for name in &HOOKS[1..] {
+        let _ = validating.delete(name, &Default::default()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_api_server_asks_before_it_takes_an_object() {
+    let client = client().await;
+    let done = tokio::spawn(story(client.clone())).await;
+    unregister(&client).await;
+    if let Err(panic) = done {
+        std::panic::resume_unwind(panic.into_panic());
+    }
+}
+
+async fn story(client: Client) {
+    let namespace = format!("webhook-{}", std::process::id());
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let mut own = Namespace::default();
+    own.metadata.name = Some(namespace.clone());
+    namespaces.create(&PostParams::default(), &own).await.unwrap();
+    apply_crds(&client).await;
+    let leader = replica(&client, &namespace, Leadership::always()).await;
+    let authority = loaded(&leader.certificates).await;
+    registered(&client, &authority).await;
+
+    objects_are_filled_in_and_judged(&client, &namespace).await;
+    settings_hold_from_the_next_question_on(&client, &namespace, &leader).await;
+    config_maps_are_judged(&client, &namespace).await;
+    certificates_are_renewed_without_an_error(&client, &namespace, &leader).await;
+    leader.stop.cancel();
+    namespaces.delete(&namespace, &Default::default()).await.unwrap();
+}
+
+async fn objects_are_filled_in_and_judged(client: &Client, namespace: &str) {
+    let services = api(client, namespace, "serving.knative.dev", "v1", "Service");
+    let create = PostParams::default();
+    let made = services.create(&create, &service("a", template(json!({"image": "a"})))).await;
+    let made = made.unwrap();
+    let container = &made.data["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["name"], "user-container");
+    assert_eq!(made.data["spec"]["traffic"][0]["latestRevision"], true);
+    let annotations = made.metadata.annotations.clone().unwrap_or_default();
+    assert_eq!(annotations["serving.knative.dev/creator"], "admin");
+
+    let refused = |container| {
+        let (services, object) = (services.clone(), service("b", template(container)));
+        async move { refusal(&services, &object).await }
+    };
+    const DENIED: &str = "admission webhook \"validation.webhook.serving.knative.dev\" denied the request: validation failed: ";
+    let at = "spec.template.spec.containers[0]";
+    let said = refused(json!({"image": "a", "env": [{"name": "PORT", "value": "1"}]})).await;
+    let want = format!("{DENIED}\"PORT\" is a reserved environment variable: {at}.env[0].name");
+    assert_eq!(said, want);
+    // What no schema of ours names must reach the webhook: it says that it may not be set.
+    let hook = json!({"image": "a", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}});
+    assert_eq!(refused(hook).await, format!("{DENIED}must not set the field(s): {at}.lifecycle"));
+    let split = json!({
+        "template": {"spec": {"containers": [{"image": "a"}]}},
+        "traffic": [{"percent": 60}, {"revisionName": "b-1", "percent": 60}],
+    });
+    let said = refusal(&services, &service("b", split)).await;
+    assert_eq!(said, format!("{DENIED}Traffic targets sum to 120, want 100: spec.traffic"));
+
+    // These two are the schema's own.
+    let percent = json!({
+        "template": {"spec": {"containers": [{"image": "a"}]}},
+        "traffic": [{"percent": 101}],
+    });
+    let said = refusal(&services, &service("b", percent)).await;
+    assert!(said.contains("expected 0 <= percent <= 100"), "{said}");
+    let named = json!({"template": {
+        "metadata": {"name": "x-1"},
+        "spec": {"containers": [{"image": "a"}]},
+    }});
+    let said = refusal(&services, &service("b", named)).await;
+    assert!(said.contains("\"x-1\" must have prefix \"b-\""), "{said}");
+
+    let typo = json!({"image": "a", "imagge": "b"});
+    let taken = services.create(&create, &service("typo", template(typo))).await.unwrap();
+    let container = &taken.data["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container.get("imagge"), None, "{container}");
+
+    revisions_do_not_change(client, namespace).await;
+}
+
+async fn revisions_do_not_change(client: &Client, namespace: &str) {
+    let revisions = api(client, namespace, "serving.knative.dev", "v1", "Revision");
+    let revision: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "serving.knative.dev/v1",
+        "kind": "Revision",
+        "metadata": {"name": "a-00001"},
+        "spec": {"containers": [{"image": "a"}]},
+    }))
+    .unwrap();
+    revisions.create(&PostParams::default(), &revision).await.unwrap();
+    let patch = json!({"spec": {"timeoutSeconds": 7}});
+    let changed = revisions.patch("a-00001", &PatchParams::default(), &Patch::Merge(&patch)).await;
+    let Err(kube::Error::Api(status)) = changed else { panic!("{changed:?}") };
+    assert!(status.message.contains("Immutable fields changed (-old +new): spec\ntimeoutSeconds:"));
+    // A status asks nobody.
+    let patch = json!({"status": {"observedGeneration": 1, "conditions": [{
+        "type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]}});
+    let merge = Patch::Merge(&patch);
+    revisions.patch_status("a-00001", &PatchParams::default(), &merge).await.unwrap();
+}
+
+async fn settings_hold_from_the_next_question_on(
+    client: &Client,
+    namespace: &str,
+    leader: &Replica,
+) {
+    let services = api(client, namespace, "serving.knative.dev", "v1", "Service");
+    let mut settings = Settings::default();
+    Arc::make_mut(&mut settings.defaults).timeout_seconds = 17;
+    leader.settings.send_replace(Arc::new(settings));
+    let object = service("settings", template(json!({"image": "a"})));
+    let made = services.create(&PostParams::default(), &object).await.unwrap();
+    assert_eq!(made.data["spec"]["template"]["spec"]["timeoutSeconds"], 17);
+}
+
+async fn config_maps_are_judged(client: &Client, namespace: &str) {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let map = |name: &str, label: &str, value: &str| -> ConfigMap {
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": {"app.kubernetes.io/name": label}},
+            "data": {"revision-timeout-seconds": value},
+        }))
+        .unwrap()
+    };
+    let create = PostParams::default();
+    let refused = maps.create(&create, &map("config-defaults", "rouse", "x")).await;
+    let Err(kube::Error::Api(status)) = refused else { panic!("{refused:?}") };
+    let want = "admission webhook \"config.webhook.serving.knative.dev\" denied the request: validation failed: ";
+    assert!(status.message.starts_with(want), "{}", status.message);
+    maps.create(&create, &map("config-defaults", "rouse", "100")).await.unwrap();
+    maps.create(&create, &map("other", "somebody", "x")).await.unwrap();
+}
+
+async fn certificates_are_renewed_without_an_error(
+    client: &Client,
+    namespace: &str,
+    leader: &Replica,
+) {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    let due = json!({"stringData": {"renew-after": "0"}});
+    secrets.patch("webhook-certs", &PatchParams::default(), &Patch::Merge(&due)).await.unwrap();
+    let before = leader.certificates.bundle().unwrap();
+    let services = api(client, namespace, "serving.knative.dev", "v1", "Service");
+    let renewed = async {
+        let mut number = 0;
+        // Asks all the time: no handshake may fail in between.
+        while leader.certificates.bundle().as_ref() == Some(&before) {
+            number += 1;
+            let object = service(&format!("r-{number}"), template(json!({"image": "a"})));
+            services.create(&PostParams::default(), &object).await.unwrap();
+            sleep(Duration::from_millis(200)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), renewed).await.expect("renewed");
+    let after = leader.certificates.bundle().unwrap();
+    assert_eq!(after.authority, before.authority, "nobody has to learn a new authority");
+    let object = service("renewed", template(json!({"image": "a"})));
+    services.create(&PostParams::default(), &object).await.unwrap();
+}
