@@ -46,8 +46,13 @@ struct Traces {
 fn traces(name: &str) -> Traces {
     let mark = format!("rouse-cluster-{name}");
     let processes = fs::read_dir("/proc").unwrap().flatten();
+    // One that has ended and only waits to be collected by process 1 is gone.
+    let has_ended = |entry: &fs::DirEntry| {
+        fs::read_to_string(entry.path().join("stat")).map_or(true, |text| text.contains(") Z "))
+    };
     let is_its = |entry: &fs::DirEntry| {
-        fs::read_to_string(entry.path().join("cgroup")).is_ok_and(|text| text.contains(&mark))
+        let group = fs::read_to_string(entry.path().join("cgroup"));
+        group.is_ok_and(|text| text.contains(&mark)) && !has_ended(entry)
     };
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let hierarchies = fs::read_dir("/sys/fs/cgroup").unwrap().flatten();

@@ -82,11 +82,16 @@ impl Starter<'_> {
     }
 
     /// Waits until every node is Ready, knows its pods' addresses, and the name server answers.
-    pub(crate) fn wait_until_ready(&self) -> Result<()> {
+    ///
+    /// A node whose kubelet was started must have said so since: its last word in `before` is of the one that died.
+    pub(crate) fn wait_until_ready(&self, before: &[Node]) -> Result<()> {
         let started = Instant::now();
+        let is_news = |node: &Node| {
+            before.iter().all(|old| old.name != node.name || old.heartbeat != node.heartbeat)
+        };
         loop {
             let nodes = self.nodes()?;
-            let ready = nodes.iter().filter(|node| node.is_ready).count();
+            let ready = nodes.iter().filter(|node| node.is_ready && is_news(node)).count();
             if ready == usize::from(self.mark.nodes) && self.has_names()? {
                 break;
             }
@@ -132,6 +137,8 @@ impl Starter<'_> {
 pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) is_ready: bool,
+    /// When its kubelet last wrote about it.
+    heartbeat: String,
     has_pods: bool,
     pub(crate) version: String,
 }
@@ -140,10 +147,12 @@ impl Node {
     fn read(object: &serde_json::Value) -> Self {
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
         let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let is_ready = |one: &serde_json::Value| one["type"] == "Ready" && one["status"] == "True";
+        let ready = conditions.iter().find(|one| one["type"] == "Ready");
+        let ready = ready.cloned().unwrap_or_default();
         Self {
             name: text(&object["metadata"]["name"]),
-            is_ready: conditions.iter().any(is_ready),
+            is_ready: ready["status"] == "True",
+            heartbeat: text(&ready["lastHeartbeatTime"]),
             has_pods: object["spec"]["podCIDR"].is_string(),
             version: text(&object["status"]["nodeInfo"]["kubeletVersion"]),
         }

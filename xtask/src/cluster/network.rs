@@ -40,9 +40,13 @@ pub(crate) fn inside(netns: &Path, program: &str) -> Command {
 /// Makes the namespace of a node, or of the control plane (`None`), with what belongs to it alone.
 pub(crate) fn make(state: &State, node: Option<u8>) -> Result<()> {
     let netns = state.netns(node);
-    if is_namespace(&netns) {
+    // Written last: a namespace without it is what a killed `up` left, and is made anew.
+    let laid = netns.with_extension("laid");
+    if is_namespace(&netns) && laid.exists() {
         return Ok(());
     }
+    let _absent = fs::remove_file(&laid);
+    unmount(&netns)?;
     fs::create_dir_all(netns.parent().context("namespaces have a folder")?)?;
     fs::write(&netns, "").with_context(|| format!("cannot make {}", netns.display()))?;
     let kept = format!("--net={}", netns.display());
@@ -53,12 +57,13 @@ pub(crate) fn make(state: &State, node: Option<u8>) -> Result<()> {
         sh::capture(inside(&netns, "sh").args(["-c", &script]))?;
     }
     match node {
-        None => batch(&netns, &hub_lines()),
+        None => batch(&netns, &hub_lines())?,
         Some(node) => {
             join(state, node)?;
-            batch(&netns, &node_lines(node))
+            batch(&netns, &node_lines(node))?;
         }
     }
+    fs::write(&laid, "").with_context(|| format!("cannot write {}", laid.display()))
 }
 
 /// Whether `file` holds a namespace; a plain file there is what a killed `up` left.
@@ -81,6 +86,11 @@ fn hub_lines() -> Vec<String> {
 /// A pair of devices from the bridge to the node.
 fn join(state: &State, node: u8) -> Result<()> {
     let far = state.netns(Some(node));
+    // One whose namespace is gone goes too, but a little later.
+    let device = format!("node{node}");
+    let mut delete = inside(&state.netns(None), "ip");
+    delete.args(["link", "delete", &device]).stderr(Stdio::null());
+    let _absent = delete.status().context("cannot start nsenter")?;
     let lines = [
         format!("link add node{node} type veth peer name eth0 netns {}", far.display()),
         format!("link set node{node} master br0 up"),
@@ -150,12 +160,16 @@ fn batch(netns: &Path, lines: &[String]) -> Result<()> {
 pub(crate) fn remove(state: &State) -> Result<()> {
     let folder = state.run_folder().join("netns");
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-        let file = entry.path();
-        // More than once where a killed `up` made it again.
-        while is_namespace(&file) {
-            nix::mount::umount2(&file, nix::mount::MntFlags::MNT_DETACH)
-                .with_context(|| format!("cannot unmount {}", file.display()))?;
-        }
+        unmount(&entry.path())?;
+    }
+    Ok(())
+}
+
+fn unmount(file: &Path) -> Result<()> {
+    // More than once where a killed `up` made it again.
+    while is_namespace(file) {
+        nix::mount::umount2(file, nix::mount::MntFlags::MNT_DETACH)
+            .with_context(|| format!("cannot unmount {}", file.display()))?;
     }
     Ok(())
 }

@@ -151,11 +151,13 @@ fn raise_cluster(state: &State, args: &UpArgs, version: Version, images: &Images
     let starter = Starter { state, mark: &mark, programs: &programs };
     resume(state, &mark);
     let steps = plan::plan(&have(&starter, images), mark.nodes);
+    let mut stale = starter.nodes().unwrap_or_default();
+    stale.retain(|node| steps.iter().any(|step| starts_kubelet(*step, &node.name)));
     let started = Instant::now();
     let mut left: u32 = steps.iter().map(|step| step.seconds()).sum();
     for (number, step) in steps.iter().enumerate() {
         println!("[{:>2}/{}] {step} (about {left} s left)", number + 1, steps.len());
-        carry_out(*step, &starter, images)?;
+        carry_out(*step, &starter, images, &stale)?;
         left -= step.seconds();
     }
     println!("cluster {}: up after {} s\n", state.name, started.elapsed().as_secs());
@@ -225,7 +227,16 @@ fn have(starter: &Starter<'_>, images: &Images) -> Have {
     }
 }
 
-fn carry_out(step: Step, starter: &Starter<'_>, images: &Images) -> Result<()> {
+fn starts_kubelet(step: Step, name: &str) -> bool {
+    matches!(step, Step::Start(Process::Kubelet(node)) if name == format!("node{node}"))
+}
+
+fn carry_out(
+    step: Step,
+    starter: &Starter<'_>,
+    images: &Images,
+    stale: &[kubectl::Node],
+) -> Result<()> {
     match step {
         Step::Lay => lay(starter),
         Step::Start(process) => {
@@ -238,7 +249,7 @@ fn carry_out(step: Step, starter: &Starter<'_>, images: &Images) -> Result<()> {
         Step::Answer => starter.wait_for_answer(),
         Step::Load(node) => images::load(starter, node, images),
         Step::Addons => starter.apply_addons(),
-        Step::Ready => starter.wait_until_ready(),
+        Step::Ready => starter.wait_until_ready(stale),
     }
 }
 
