@@ -110,6 +110,11 @@ pub(crate) fn exists(name: &str) -> Result<bool> {
     Ok(State::new(name)?.mark()?.is_some())
 }
 
+/// Whether Knative's client is on the `PATH` or could be built.
+pub(crate) fn has_kn() -> Result<bool> {
+    Ok(Programs::find(programs::default_version()?, None)?.file("kn").is_ok())
+}
+
 /// Does `work` when we are root; else starts this very command again through sudo.
 fn as_root(work: impl FnOnce() -> Result<()>) -> Result<()> {
     if sh::is_root() {
@@ -122,7 +127,7 @@ fn as_root(work: impl FnOnce() -> Result<()>) -> Result<()> {
 fn with<T>(state: &State, work: impl FnOnce(&Starter<'_>) -> Result<T>) -> Result<T> {
     let mark = state.existing()?;
     let version: Version = mark.kubernetes.parse().map_err(anyhow::Error::msg)?;
-    let programs = Programs::find(version)?;
+    let programs = Programs::find(version, mark.assets.as_deref())?;
     work(&Starter { state, mark: &mark, programs: &programs })
 }
 

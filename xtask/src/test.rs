@@ -74,8 +74,8 @@ impl Tier {
 /// How a tier went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// It ran; counts as libtest gave them, and whether everything passed.
-    Ran { counts: Counts, ok: bool },
+    /// It ran; counts as libtest gave them, whether everything passed, and what was left out and why.
+    Ran { counts: Counts, ok: bool, left_out: String },
     /// It could not run, and should have.
     CannotRun(String),
 }
@@ -236,7 +236,7 @@ fn run_counted(command: &mut Command) -> Result<Outcome> {
         println!("{line}");
         counts.absorb(line);
     })?;
-    Ok(Outcome::Ran { counts, ok })
+    Ok(Outcome::Ran { counts, ok, left_out: String::new() })
 }
 
 /// A tier and how it went.
@@ -250,9 +250,10 @@ struct Row {
 impl fmt::Display for Row {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (word, detail) = match &self.outcome {
-            Outcome::Ran { counts, ok } => (
+            Outcome::Ran { counts, ok, left_out } => (
                 if *ok { "passed" } else { "FAILED" },
-                format!("{} passed, {} failed", counts.passed, counts.failed),
+                // Never silent: what was not run must not look as if it had passed.
+                format!("{} passed, {} failed{left_out}", counts.passed, counts.failed),
             ),
             Outcome::CannotRun(why) => ("FAILED", format!("cannot run: {why}")),
         };
@@ -268,7 +269,7 @@ fn conclude(rows: &[Row]) -> Result<()> {
     for row in rows {
         println!("{row}");
         match &row.outcome {
-            Outcome::Ran { counts, ok } => {
+            Outcome::Ran { counts, ok, .. } => {
                 total.passed += counts.passed;
                 total.failed += counts.failed;
                 if !ok {
@@ -307,7 +308,11 @@ mod tests {
     fn a_run_without_a_test_is_no_success() {
         let ran = Row {
             tier: Tier::Pure,
-            outcome: Outcome::Ran { counts: Counts { passed: 1, failed: 0 }, ok: true },
+            outcome: Outcome::Ran {
+                counts: Counts { passed: 1, failed: 0 },
+                ok: true,
+                left_out: String::new(),
+            },
             seconds: 0.0,
         };
         assert!(conclude(&[ran]).is_ok());

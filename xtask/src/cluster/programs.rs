@@ -20,6 +20,7 @@ use crate::{sh, toolchain};
 
 /// What envtest users set: a folder with `kube-apiserver`, `etcd` and `kubectl`.
 const ASSETS: &str = "KUBEBUILDER_ASSETS";
+const SUPPLIED: [&str; 3] = ["kube-apiserver", "etcd", "kubectl"];
 
 /// Where each program is.
 #[derive(Clone, Debug, Default)]
@@ -43,18 +44,19 @@ impl Programs {
         folders
     }
 
-    /// What stands in the cache and in `KUBEBUILDER_ASSETS`, without building.
-    pub(crate) fn find(version: Version) -> Result<Self> {
+    /// What stands in the cache and in `assets`, without building.
+    pub(crate) fn find(version: Version, assets: Option<&Path>) -> Result<Self> {
         let mut programs = Self::default();
-        for recipe in recipes(version) {
+        for recipe in recipes(version, assets) {
             programs.add(&recipe, &folder(&recipe)?);
         }
         // Any version of Knative's client will do; people have their own.
         if let Some(kn) = sh::which("kn") {
             programs.files.entry("kn".to_owned()).or_insert(kn);
         }
-        if let Some(assets) = std::env::var_os(ASSETS).map(PathBuf::from) {
-            programs.add_assets(&assets, version)?;
+        if let Some(assets) = assets {
+            let supplied = SUPPLIED.map(|program| (program.to_owned(), assets.join(program)));
+            programs.files.extend(supplied.into_iter().filter(|(_, file)| file.is_file()));
         }
         Ok(programs)
     }
@@ -67,23 +69,18 @@ impl Programs {
             }
         }
     }
+}
 
-    /// Takes API server, etcd and kubectl from `assets`, where they are of the version that is wanted.
-    fn add_assets(&mut self, assets: &Path, version: Version) -> Result<()> {
-        let held = version_of(assets)?;
-        if held.minor != version.minor {
-            bail!(
-                "{ASSETS} holds {held}, but {version} is wanted: unset it, or leave out --kubernetes"
-            );
-        }
-        for program in ["kube-apiserver", "etcd", "kubectl"] {
-            let file = assets.join(program);
-            if file.is_file() {
-                self.files.insert(program.to_owned(), file);
-            }
-        }
-        Ok(())
+/// The folder that `KUBEBUILDER_ASSETS` names, when its API server is of the minor version that is wanted.
+pub(crate) fn assets(version: Version) -> Result<Option<PathBuf>> {
+    let Some(assets) = std::env::var_os(ASSETS).map(PathBuf::from) else { return Ok(None) };
+    let held = version_of(&assets)?;
+    if held.minor != version.minor {
+        bail!(
+            "{ASSETS} holds {held}, but {version} is wanted: unset it, or leave out --kubernetes"
+        );
     }
+    Ok(Some(assets))
 }
 
 /// The version to run where none is named: that of `KUBEBUILDER_ASSETS`, or the newest.
@@ -101,20 +98,27 @@ fn version_of(assets: &Path) -> Result<Version> {
     word.parse().ok().with_context(|| format!("{ASSETS} holds `{}`, no release", says.trim()))
 }
 
-fn recipes(version: Version) -> Vec<Recipe> {
+/// What is to be built: all but what `assets` supplies.
+fn recipes(version: Version, assets: Option<&Path>) -> Vec<Recipe> {
     let mut all = Recipe::others().to_vec();
     // kubectl and the API server are what others wait for, so Kubernetes comes right after etcd.
     all.insert(1, Recipe::kubernetes(version));
+    let is_supplied = |program: &str| {
+        assets.is_some_and(|assets| SUPPLIED.contains(&program) && assets.join(program).is_file())
+    };
+    for recipe in &mut all {
+        recipe.programs.retain(|(_, program)| !is_supplied(program));
+    }
+    all.retain(|recipe| !recipe.programs.is_empty());
     all
 }
 
 /// What is still to be built.
-pub(crate) fn missing(version: Version) -> Result<Vec<Recipe>> {
+pub(crate) fn missing(version: Version, assets: Option<&Path>) -> Result<Vec<Recipe>> {
     let mut missing = Vec::new();
-    for recipe in recipes(version) {
+    for recipe in recipes(version, assets) {
         let folder = folder(&recipe)?;
         let is_hopeless = recipe.is_optional && refusal(&recipe)?.exists();
-        // KUBEBUILDER_ASSETS holds no kubelet, so the rest of Kubernetes is built all the same.
         if !is_hopeless
             && !recipe.programs.iter().all(|(_, program)| folder.join(program).is_file())
         {

@@ -26,12 +26,19 @@ pub(crate) struct Mark {
     pub(crate) proxy: String,
     /// The API server's port, the same in its namespace and on the host's loopback.
     pub(crate) port: u16,
+    /// Folder of programs that were not built here.
+    #[serde(default)]
+    pub(crate) assets: Option<PathBuf>,
 }
 
 impl Mark {
     pub(crate) fn new(kubernetes: String, nodes: u8, proxy: ProxyMode, port: u16) -> Self {
         let proxy = proxy.name().to_owned();
-        Self { made_by: MAKER.to_owned(), kubernetes, nodes, proxy, port }
+        Self { made_by: MAKER.to_owned(), kubernetes, nodes, proxy, port, assets: None }
+    }
+
+    pub(crate) fn with_assets(self, assets: Option<PathBuf>) -> Self {
+        Self { assets, ..self }
     }
 
     pub(crate) fn with_nodes(self, nodes: u8) -> Self {

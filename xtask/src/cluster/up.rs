@@ -62,8 +62,10 @@ pub(crate) fn run(state: &State, args: &UpArgs) -> Result<()> {
         return raise_cluster(state, args, version, &read_images(file)?);
     }
     setup::prepare(&[Purpose::Build, Purpose::Cluster], args.yes)?;
-    build(version)?;
-    let images = build_images(version, &args.images)?;
+    let assets = programs::assets(version)?;
+    build(version, assets.as_deref())?;
+    let programs = Programs::find(version, assets.as_deref())?;
+    let images = build_images(&programs, &args.images)?;
     if sh::is_root() {
         return raise_cluster(state, args, version, &images);
     }
@@ -76,7 +78,7 @@ pub(crate) fn load(state: &State, packages: &[String], prepared: Option<&Path>) 
     let version: Version = mark.kubernetes.parse().map_err(anyhow::Error::msg)?;
     let images = match prepared {
         Some(file) => read_images(file)?,
-        None => build_images(version, packages)?,
+        None => build_images(&Programs::find(version, mark.assets.as_deref())?, packages)?,
     };
     if !sh::is_root() {
         return again_as_root(&images);
@@ -100,8 +102,8 @@ fn wanted(state: &State, args: &UpArgs) -> Result<Version> {
     }
 }
 
-fn build(version: Version) -> Result<()> {
-    let missing = programs::missing(version)?;
+fn build(version: Version, assets: Option<&Path>) -> Result<()> {
+    let missing = programs::missing(version, assets)?;
     if missing.is_empty() {
         return Ok(());
     }
@@ -119,10 +121,10 @@ fn build(version: Version) -> Result<()> {
     Ok(())
 }
 
-fn build_images(version: Version, packages: &[String]) -> Result<Images> {
+fn build_images(programs: &Programs, packages: &[String]) -> Result<Images> {
     let workspace = Workspace::load()?;
     let to = workspace.target.join("cluster-images");
-    images::make(&workspace, &Programs::find(version)?, packages, &to)
+    images::make(&workspace, programs, packages, &to)
 }
 
 fn read_images(file: &Path) -> Result<Images> {
@@ -147,7 +149,7 @@ fn raise_cluster(state: &State, args: &UpArgs, version: Version, images: &Images
     state.set_mark(&mark)?;
     let lock = File::create(state.folder().join("lock"))?;
     lock.lock().context("cannot wait for another `up` of this cluster")?;
-    let programs = Programs::find(version)?;
+    let programs = Programs::find(version, mark.assets.as_deref())?;
     let starter = Starter { state, mark: &mark, programs: &programs };
     resume(state, &mark);
     let steps = plan::plan(&have(&starter, images), mark.nodes);
@@ -169,7 +171,8 @@ fn mark(state: &State, args: &UpArgs, version: Version) -> Result<Mark> {
     let Some(old) = state.mark()? else {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let proxy = args.proxy.unwrap_or(ProxyMode::Iptables);
-        return Ok(Mark::new(version.to_string(), args.nodes.unwrap_or(2), proxy, port));
+        let mark = Mark::new(version.to_string(), args.nodes.unwrap_or(2), proxy, port);
+        return Ok(mark.with_assets(programs::assets(version)?));
     };
     let name = &state.name;
     if old.kubernetes != version.to_string() {

@@ -31,25 +31,47 @@ pub(super) fn run(args: &Args, workspace: &Workspace) -> Result<Outcome> {
     if args.yes {
         up.arg("--yes");
     }
+    let mut left_out = Vec::new();
+    if !cluster::has_kn()? {
+        left_out.push(("kn::", "no kn is on the PATH and none could be built"));
+    }
     let vars = [("ROUSE_CLUSTER", OsStr::new(NAME)), ("ROUSE_XTASK", xtask.as_os_str())];
-    let outcome =
-        sh::run(&mut up).and_then(|()| privileged("cluster", args, workspace, &vars, &[]));
+    let outcome = sh::run(&mut up).and_then(|()| tests(args, workspace, &vars, &left_out));
     if !was_there {
         sh::run(Command::new(&xtask).args(["cluster", "--name", NAME, "down"]))?;
     }
     outcome
 }
 
-/// Faults and traces are xtask's own clusters' matter, so their tests are left out and named.
+/// Runs all tests but those of the modules named in `left_out`, each with its reason.
+fn tests(
+    args: &Args,
+    workspace: &Workspace,
+    vars: &[(&str, &OsStr)],
+    left_out: &[(&str, &str)],
+) -> Result<Outcome> {
+    let words: Vec<&str> = left_out.iter().flat_map(|(module, _)| ["--skip", module]).collect();
+    let mut outcome = privileged("cluster", args, workspace, vars, &words)?;
+    if let Outcome::Ran { left_out: said, .. } = &mut outcome {
+        for (module, why) in left_out {
+            said.push_str(&format!("; left out {module} ({why})"));
+        }
+    }
+    Ok(outcome)
+}
+
+/// Faults and traces are xtask's own clusters' matter.
 fn existing(file: &Path, args: &Args, workspace: &Workspace) -> Result<Outcome> {
     if !file.is_file() {
         bail!("--kubeconfig names {}, which is no file", file.display());
     }
-    println!(
-        "left out: `ours` (faults, traces) and `kn`, because {} leads to a cluster that xtask did not make",
-        file.display()
-    );
     let file = file.canonicalize()?;
     let vars = [("ROUSE_KUBECONFIG", file.as_os_str())];
-    privileged("cluster", args, workspace, &vars, &["--skip", "ours::", "--skip", "kn::"])
+    let why = "xtask did not make this cluster";
+    tests(
+        args,
+        workspace,
+        &vars,
+        &[("ours::", why), ("kn::", why), ("paths::", "its nodes cannot be entered")],
+    )
 }

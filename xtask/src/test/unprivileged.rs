@@ -29,11 +29,11 @@ pub(super) fn run(tier: Tier, names: &[String], workspace: &Workspace) -> Result
         docs.args(["test", "--quiet", "--doc"]).current_dir(&workspace.root);
         absorb(run_counted(&mut docs)?, &mut total, &mut all_ok);
     }
-    Ok(Outcome::Ran { counts: total, ok: all_ok })
+    Ok(Outcome::Ran { counts: total, ok: all_ok, left_out: String::new() })
 }
 
 fn absorb(outcome: Outcome, total: &mut Counts, all_ok: &mut bool) {
-    let Outcome::Ran { counts, ok } = outcome else { return };
+    let Outcome::Ran { counts, ok, .. } = outcome else { return };
     total.passed += counts.passed;
     total.failed += counts.failed;
     *all_ok &= ok;

@@ -1,0 +1,51 @@
+//! Paths between pods, seen from inside them, before anything of Rouse is installed.
+
+use std::net::SocketAddr;
+
+use tests::client;
+use tests::cluster::{Cluster, Namespace, inside, resolve};
+
+use crate::plain::{applied, nodes, pod_of};
+
+#[test]
+fn a_service_answers_a_pod_on_the_other_node_in_both_families() {
+    let cluster = Cluster::at_hand();
+    let namespace = Namespace::new(&cluster, "plain-path");
+    let nodes = nodes(&cluster);
+    applied(&cluster, &namespace, "far", &nodes[0]);
+    applied(&cluster, &namespace, "near", &nodes[1]);
+    let service = cluster.get(&["service", "--namespace", &namespace.name, "far"]);
+    let addresses = service["spec"]["clusterIPs"].as_array().expect("it has addresses").clone();
+    assert_eq!(addresses.len(), 2, "{addresses:?}");
+    let netns = cluster.netns_of(&namespace.name, &pod_of(&cluster, &namespace.name, "near"));
+    let far = pod_of(&cluster, &namespace.name, "far");
+    for address in addresses {
+        let ip = address.as_str().unwrap_or_default().parse().expect("an address");
+        let to = SocketAddr::new(ip, 80);
+        let body = cluster.wait("an answer through kube-proxy", || {
+            inside(&netns, || client::get(to, "far", "/")).ok().map(|answer| answer.body)
+        });
+        assert!(body.contains(&far), "{body} does not come from {far}");
+    }
+}
+
+#[test]
+fn names_of_services_resolve_inside_pods() {
+    let cluster = Cluster::at_hand();
+    let namespace = Namespace::new(&cluster, "plain-names");
+    applied(&cluster, &namespace, "named", &nodes(&cluster)[1]);
+    let service = cluster.get(&["service", "--namespace", &namespace.name, "named"]);
+    let netns = cluster.netns_of(&namespace.name, &pod_of(&cluster, &namespace.name, "named"));
+    let dns = cluster.get(&["service", "--namespace", "kube-system", "kube-dns"]);
+    let dns: SocketAddr =
+        format!("{}:53", dns["spec"]["clusterIP"].as_str().unwrap()).parse().unwrap();
+    let name = format!("named.{}.svc.cluster.local", namespace.name);
+    for (kind, want) in
+        [(1, &service["spec"]["clusterIPs"][0]), (28, &service["spec"]["clusterIPs"][1])]
+    {
+        let found = cluster.wait("the name", || {
+            inside(&netns, || resolve(dns, &name, kind)).ok().filter(|found| !found.is_empty())
+        });
+        assert_eq!(found, [want.as_str().unwrap_or_default()]);
+    }
+}
