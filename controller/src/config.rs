@@ -65,6 +65,40 @@ impl Default for Config {
     }
 }
 
+/// What the controller is told beside that on Kubernetes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Cluster {
+    /// Reaches the API server that FILE names; without it that of the pod we run in.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Where Rouse's own parts and the `config-*` ConfigMaps are.
+    #[arg(long, env = "SYSTEM_NAMESPACE", default_value = "knative-serving")]
+    pub system_namespace: String,
+    /// Name of the pod we run in; names us in the lease.
+    #[arg(long, env = "POD_NAME", default_value = "controller")]
+    pub pod: String,
+    /// Domain of names inside the cluster.
+    #[arg(long, env = "CLUSTER_DOMAIN", default_value = "cluster.local")]
+    pub cluster_domain: String,
+}
+
+impl Cluster {
+    /// Refuses values that cannot work.
+    pub fn validate(&self) -> Result<(), BadConfig> {
+        let bad = |name, value: &str, rule| Err(BadConfig { name, value: value.into(), rule });
+        if !is_label(&self.system_namespace) {
+            return bad("system-namespace", &self.system_namespace, "must be a DNS label");
+        }
+        if !is_subdomain(&self.pod) {
+            return bad("pod", &self.pod, "must be a pod's name");
+        }
+        if !is_subdomain(&self.cluster_domain) {
+            return bad("cluster-domain", &self.cluster_domain, "must be a domain name");
+        }
+        Ok(())
+    }
+}
+
 /// A setting that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is {value:?}: {rule}")]

@@ -10,6 +10,7 @@
 //! | [`outcome`] | the API server's answer → whether and when to try again |
 //! | [`queue`], [`writer`] | which object is written when, and the writing |
 //! | [`lease`], [`lead`] | who writes |
+//! | [`run`] | all of them together |
 //! | [`events`] | what people read under `kubectl describe` |
 
 use std::fmt;
@@ -28,6 +29,7 @@ pub mod lease;
 pub mod metrics;
 pub mod outcome;
 pub mod queue;
+pub mod run;
 pub mod scope;
 pub mod watch;
 pub mod writer;
@@ -106,6 +108,9 @@ pub struct Trouble {
 pub trait Source: Send + Sync + 'static {
     /// What the object of this key should be now.
     fn want(&self, key: &Key) -> Want;
+
+    /// It was made, with this body.
+    fn made(&self, key: &Key, body: &Value);
 
     /// It could not be written, for this reason; or it could again.
     fn trouble(&self, key: &Key, trouble: Option<Trouble>);

@@ -59,7 +59,7 @@ pub mod world;
 pub use config::Config;
 use machine::Machine;
 use shared::Shared;
-use world::World;
+use world::{Platform, Settings, World};
 
 /// The controller could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +73,9 @@ pub enum Error {
     /// Manifests or objects could not be used.
     #[error("cannot keep objects")]
     Files(#[from] files::FilesError),
+    /// The API server cannot be used.
+    #[error("cannot use Kubernetes")]
+    Kubernetes(#[from] kube::client::ClientError),
     /// Health and metrics could not be served.
     #[error("cannot serve health and metrics")]
     Admin(#[from] pages::AdminError),
@@ -118,6 +121,52 @@ pub async fn run(
 async fn forever(work: impl Future<Output = ()>, shutdown: &CancellationToken) {
     work.await;
     shutdown.cancelled().await;
+}
+
+/// Runs one replica of the controller on Kubernetes until `shutdown`.
+pub async fn run_on_kubernetes(
+    config: Config,
+    cluster: config::Cluster,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    config.validate()?;
+    cluster.validate()?;
+    let shutdown = shutdown.child_token();
+    let _ended = shutdown.clone().drop_guard();
+    let settings = Settings {
+        platform: Platform::Kubernetes,
+        cluster_domain: cluster.cluster_domain.clone(),
+        namespace: cluster.system_namespace.clone(),
+        activators: Vec::new(),
+        ..config.settings(String::new(), policy::AutoscalerConfig::default())
+    };
+    let world = World { settings: Arc::new(settings), seed: seed(), ..World::default() };
+    let routes = Outbox::starting_at(first_version());
+    // Nobody takes orders: the API server's objects are what pods are made of.
+    let orders = tokio::sync::watch::channel(common::node::Orders::default()).0;
+    let shared = Arc::new(Shared::new(Machine::new(world, routes).loading(), orders));
+    let platform = kube::run::Platform::new(&cluster, Arc::clone(&shared)).await?;
+    let stop = || shutdown.clone();
+    info!(listen = config.listen, pod = cluster.pod, "controller started");
+    let synced = platform.synced();
+    let serving = async {
+        // A table from before everything is known would take routes away.
+        synced.cancelled().await;
+        agents::serve(Arc::clone(&shared), &config.listen, stop()).await
+    };
+    let admin = platform.admin(admin::admin(&shared));
+    let done = tokio::select! {
+        served = serving => served.map_err(Error::from),
+        served = pages::serve(config.admin, admin, axum::Router::new(), stop()) => {
+            served.map_err(Error::from)
+        }
+        () = shared.keep_time(stop()) => Ok(()),
+        () = platform.run(stop()) => Ok(()),
+    };
+    shutdown.cancel();
+    platform.ended().await;
+    info!("controller stopped");
+    done
 }
 
 /// Names this boot of the machine; empty where the kernel does not say, and then no pod outlives a restart.

@@ -74,6 +74,8 @@ pub enum Event {
     Observe(Resource, Name, Option<Box<Value>>),
     /// An object cannot be written, for this reason; or it can again.
     Trouble(Key, Option<Trouble>),
+    /// Everything that there was at the start has been observed.
+    Known,
     /// Whether this replica writes.
     Lead(bool),
     /// Time has passed.
@@ -102,6 +104,8 @@ pub struct Machine {
     routes: Outbox<RouteKey, Said>,
     /// Which app a pod belongs to, by UID.
     owners: BTreeMap<String, Name>,
+    /// Not everything there is has been observed: nothing is planned on half of it.
+    loading: bool,
     /// UIDs of observed pods.
     uids: BTreeMap<Name, Box<str>>,
     /// Pods each reporter has named, by reporter.
@@ -134,6 +138,7 @@ impl Machine {
             world,
             routes,
             owners: BTreeMap::new(),
+            loading: false,
             uids: BTreeMap::new(),
             reports: BTreeMap::new(),
             undecided: None,
@@ -142,6 +147,19 @@ impl Machine {
             timers: BTreeSet::new(),
             timer_of: BTreeMap::new(),
             effects: Effects::default(),
+        }
+    }
+
+    /// Plans nothing before [`Event::Known`].
+    #[must_use]
+    pub fn loading(self) -> Self {
+        Self { loading: true, ..self }
+    }
+
+    fn known(&mut self, now: Stamp) {
+        self.loading = false;
+        for name in self.world.apps.keys().cloned().collect::<Vec<_>>() {
+            self.settle(&name, None, true, now);
         }
     }
 
@@ -192,6 +210,7 @@ impl Machine {
                 self.observe(resource, name, object.as_deref(), now);
             }
             Event::Trouble(key, trouble) => self.trouble(&key, trouble, now),
+            Event::Known => self.known(now),
             Event::Lead(leads) => self.lead(leads, now),
             Event::Tick => self.tick(now),
         }
@@ -368,6 +387,9 @@ impl Machine {
 
     /// Plans one app and makes the world as planned. `before` is the app before the event touched it.
     fn settle(&mut self, name: &Name, before: Option<&App>, rewrite: bool, now: Stamp) {
+        if self.loading {
+            return;
+        }
         let Some(current) = self.world.apps.get(name).cloned() else { return };
         let plan = plan::app(&self.world, name, now);
         let before = before.unwrap_or(&current);

@@ -1,11 +1,11 @@
-//! Runs the controller alone, without a local node: objects, routes and orders, but nothing that carries them out.
+//! Runs the controller alone: on Kubernetes, or without a node that would carry out its orders.
 
 use std::io::Write as _;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use common::node::Orders;
-use controller::{Config, local::Node};
+use controller::{Config, config::Cluster, local::Node};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
@@ -17,8 +17,21 @@ use tokio_util::sync::CancellationToken;
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,
+    /// Where objects and pods are.
+    #[arg(long, env = "ROUSE_PLATFORM", value_enum, default_value = "local")]
+    platform: Platform,
     #[command(flatten)]
     config: Config,
+    #[command(flatten)]
+    cluster: Cluster,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Platform {
+    /// In folders.
+    Local,
+    /// In a cluster.
+    Kubernetes,
 }
 
 #[derive(Debug, Subcommand)]
@@ -47,6 +60,10 @@ async fn main() -> anyhow::Result<()> {
         }
         stop.cancel();
     });
+    if args.platform == Platform::Kubernetes {
+        let run = controller::run_on_kubernetes(args.config, args.cluster, shutdown);
+        return run.await.context("controller failed");
+    }
     let (_statuses, statuses) = mpsc::channel(1);
     let node = Node { orders: watch::channel(Orders::default()).0, statuses };
     controller::run(args.config, node, shutdown).await.context("controller failed")

@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -20,8 +20,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admin::Metrics,
+    kube::{Key, Source, Trouble, Want, events::Events, writer::Writer},
     machine::{Effects, Event, Machine, Routes, Said},
     render::{self, ObjectKey},
+    want,
     world::{Settings, Stamp},
 };
 
@@ -35,6 +37,12 @@ pub struct Shared {
     held: Mutex<Option<Orders>>,
     /// Objects to be written.
     dirty: Mutex<BTreeSet<ObjectKey>>,
+    /// Who writes on Kubernetes.
+    writer: OnceLock<Arc<Writer>>,
+    /// Who tells people on Kubernetes.
+    events: OnceLock<Events>,
+    /// What could not be written.
+    troubled: Mutex<BTreeSet<Key>>,
     written: Notify,
     timer: Notify,
     start: (Instant, u64),
@@ -53,6 +61,9 @@ impl Shared {
             orders,
             held: Mutex::new(Some(Orders::default())),
             dirty: Mutex::default(),
+            writer: OnceLock::new(),
+            events: OnceLock::new(),
+            troubled: Mutex::default(),
             written: Notify::new(),
             timer: Notify::new(),
             start: (Instant::now(), wall),
@@ -90,7 +101,9 @@ impl Shared {
         if timer != before {
             self.timer.notify_one();
         }
-        if !effects.objects.is_empty() {
+        if let Some(writer) = self.writer.get() {
+            writer.add(effects.keys);
+        } else if !effects.objects.is_empty() {
             self.dirty().extend(effects.objects);
             self.written.notify_one();
         }
@@ -111,6 +124,13 @@ impl Shared {
         if let Some(held) = self.held().take() {
             self.orders.send_replace(held);
         }
+    }
+
+    /// From now on `writer` writes what changes, not the local node, and `events` tells people.
+    pub fn write_to(&self, writer: Arc<Writer>, events: Events) {
+        // Whoever came first stays: there is one of each in a process.
+        let _ = self.writer.set(writer);
+        let _ = self.events.set(events);
     }
 
     /// Lets `look` see the machine.
@@ -167,8 +187,42 @@ impl Shared {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn troubled(&self) -> MutexGuard<'_, BTreeSet<Key>> {
+        self.troubled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn dirty(&self) -> MutexGuard<'_, BTreeSet<ObjectKey>> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Source for Shared {
+    fn want(&self, key: &Key) -> Want {
+        want::want(self.lock().world(), key)
+    }
+
+    fn made(&self, key: &Key, body: &Value) {
+        if let Some(events) = self.events.get() {
+            events.tell_made(key, body);
+        }
+    }
+
+    fn trouble(&self, key: &Key, trouble: Option<Trouble>) {
+        if let (Some(events), Some(trouble)) = (self.events.get(), &trouble)
+            && let Want::Body(body) = self.want(key)
+        {
+            events.tell_trouble(key, &body, trouble);
+        }
+        let news = match trouble {
+            Some(_) => {
+                self.troubled().insert(key.clone());
+                true
+            }
+            None => self.troubled().remove(key),
+        };
+        if news {
+            self.step(Event::Trouble(key.clone(), trouble));
+        }
     }
 }
 

@@ -237,7 +237,7 @@ fn object(
             scaling::autoscaler(revision, reachability)
         }
         Resource::ServerlessService => {
-            let (mode, activators) = status::mode(made.world, made.revision);
+            let (mode, activators) = status::mode(made.revision);
             scaling::serverless_service(revision, mode, activators)
         }
         Resource::Metric => {
@@ -326,7 +326,7 @@ fn placeholder<T>(
 fn slice(world: &World, key: &Key) -> Want {
     let own = Name::new(
         key.name.namespace.as_str(),
-        key.name.name.strip_suffix("-v6").unwrap_or_default(),
+        key.name.name.strip_suffix(slices::V6).unwrap_or_default(),
     );
     let found = named(world, &key.name).or_else(|| named(world, &own));
     let Some((owner, held)) = found else { return Want::Gone };
@@ -356,7 +356,7 @@ pub fn slices(name: &Name, app: &App) -> Vec<Key> {
         let key = |name: String, space: &str| {
             Key::new(Resource::EndpointSlice, Part::Object, Name::new(space, name))
         };
-        [key(own.clone(), &name.namespace), key(child_name(&own, "-v6"), &name.namespace)]
+        [key(own.clone(), &name.namespace), key(child_name(&own, slices::V6), &name.namespace)]
     };
     app.allotted().iter().flat_map(of).collect()
 }

@@ -43,11 +43,16 @@ async fn client() -> Client {
 struct Wishes {
     wants: Mutex<HashMap<Key, Want>>,
     troubles: Mutex<Vec<(Key, Trouble)>>,
+    made: Mutex<Vec<Key>>,
 }
 
 impl Source for Wishes {
     fn want(&self, key: &Key) -> Want {
         self.wants.lock().unwrap().get(key).cloned().unwrap_or(Want::Any)
+    }
+
+    fn made(&self, key: &Key, _body: &Value) {
+        self.made.lock().unwrap().push(key.clone());
     }
 
     fn trouble(&self, key: &Key, trouble: Option<Trouble>) {
@@ -95,7 +100,7 @@ impl Bed {
         let source: Arc<dyn Source> = wishes.clone();
         tokio::spawn(Arc::clone(&writer).run(source, Leadership::always(), stop.clone()));
         let mut bed = Self { client, namespace, wishes, writer, owner: String::new(), stop };
-        let spec = json!({"spec": {}});
+        let spec = json!({"spec": {"containers": [{"name": "user-container", "image": "any"}]}});
         let revision = bed.make(Resource::Revision, "hello-00001", spec).await;
         bed.owner = revision.metadata.uid.unwrap();
         bed
@@ -195,28 +200,13 @@ async fn raw(client: &Client, path: &str, kind: &str, plural: &str, body: &Value
     api.patch(name, &params, &Patch::Apply(body)).await.unwrap();
 }
 
-/// Kinds of Knative that take any field.
 async fn crds(client: &Client) {
+    for crd in controller::crds::all() {
+        let (group, plural) = ("apiextensions.k8s.io/v1", "customresourcedefinitions");
+        raw(client, group, "CustomResourceDefinition", plural, &crd).await;
+    }
     let ours = Resource::ALL.into_iter().filter(|it| it.group().ends_with("knative.dev"));
     for resource in ours {
-        let any = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-        let name = format!("{}.{}", resource.plural(), resource.group());
-        let lower = resource.kind().to_lowercase();
-        let body = json!({
-            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": {"name": name},
-            "spec": {
-                "group": resource.group(),
-                "scope": if resource.namespaced() { "Namespaced" } else { "Cluster" },
-                "names": {"kind": resource.kind(), "plural": resource.plural(), "singular": lower},
-                "versions": [{
-                    "name": resource.version(), "served": true, "storage": true,
-                    "schema": {"openAPIV3Schema": any}, "subresources": {"status": {}},
-                }],
-            },
-        });
-        let group = "apiextensions.k8s.io/v1";
-        raw(client, group, "CustomResourceDefinition", "customresourcedefinitions", &body).await;
         let api = api_of(client, resource, &Name::new("default", ""));
         while api.list(&kube::api::ListParams::default().limit(1)).await.is_err() {
             sleep(Duration::from_millis(100)).await;
@@ -259,6 +249,7 @@ async fn a_deployment_is_applied_once_and_keeps_its_replicas() {
     let route = bed.key(Resource::Service, Part::Object, "hello");
     bed.want(&route, Want::Body(bed.placeholder().body));
     bed.until(Resource::Service, "hello", |it| it.is_some()).await;
+    assert_eq!(bed.wishes.made.lock().unwrap().iter().filter(|it| **it == key).count(), 1);
     let same = bed.get(Resource::Deployment, own).await.unwrap();
     assert_eq!(same["metadata"]["resourceVersion"], changed["metadata"]["resourceVersion"]);
 }

@@ -17,6 +17,8 @@ use super::{Object, Resource, child_name, services::Placeholder, subset};
 pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 /// Us.
 pub const MANAGER: &str = "rouse.dev";
+/// Ends the name of a slice of IPv6 addresses. No Service's name has a dot, so it is no other's slice.
+pub const V6: &str = ".v6";
 /// The Service a slice belongs to.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
@@ -40,14 +42,14 @@ pub struct Activator {
 }
 
 /// The slices of one name, one for each family in which any of its activators has an address: IPv4's is named as the
-/// Service, IPv6's with `-v6` behind.
+/// Service, IPv6's with [`V6`] behind.
 ///
 /// The name chooses `count` of all activators that are ready and stay; 0 means all. A name is never left without: as
 /// long as none is ready, those that are not stand in.
 pub fn slices(of: &Placeholder<'_>, activators: &[Activator], count: usize) -> Vec<Object> {
     let chosen = chosen(of, activators, count);
     let Some(port) = of.activator_port else { return Vec::new() };
-    let families = [("IPv4", ""), ("IPv6", "-v6")];
+    let families = [("IPv4", ""), ("IPv6", V6)];
     let slice = |(family, suffix): (&str, &str)| {
         let four = family == "IPv4";
         let endpoints: Vec<Endpoint> =

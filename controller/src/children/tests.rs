@@ -374,7 +374,7 @@ fn slices_name_activators_by_family_with_the_services_own_port() {
     let both = [activator(1, &["10.0.0.1", "fd00::1"]), activator(2, &["10.0.0.2"])];
     let slices = slices::slices(&ROUTE, &both, 0);
     let [four, six] = slices.as_slice() else { panic!("{slices:?}") };
-    assert_eq!((four.name.as_str(), six.name.as_str()), ("hello", "hello-v6"));
+    assert_eq!((four.name.as_str(), six.name.as_str()), ("hello", "hello.v6"));
     assert_eq!(addresses(four), ["10.0.0.1", "10.0.0.2"]);
     assert_eq!((addresses(six), &six.body["addressType"]), (vec!["fd00::1"], &json!("IPv6")));
     assert_eq!(four.body["ports"], json!([{"name": "http", "port": 20007, "protocol": "TCP"}]));

@@ -45,10 +45,14 @@ pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u6
         // No part of an object but the object itself can go, or have what only another part has.
         (Want::Gone | Want::Scale { .. }, _) | (Want::Body(_), Part::Scale) => Action::None,
         (Want::Body(body), Part::Object) => object(key, body, seen),
-        (Want::Body(status), Part::Status) => {
+        (Want::Body(mut status), Part::Status) => {
             let Some(seen) = seen.filter(|_| key.resource.has_status()) else {
                 return Action::None;
             };
+            // Who renders it may not know which generation it is that was applied.
+            if status.get("observedGeneration").is_none() && seen.generation > 0 {
+                status["observedGeneration"] = json!(seen.generation);
+            }
             let wanted = hash(&status);
             if seen.status == wanted || wrote == Some((wanted, seen.status)) {
                 return Action::None;
@@ -60,12 +64,10 @@ pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u6
     }
 }
 
-/// Only what we applied is ours to delete.
+/// Only what we applied for something is ours to delete: a copy that a user made of it has no owner.
 fn gone(seen: Option<&Seen>) -> Action {
-    match seen {
-        Some(seen) if seen.applied.is_some() && !seen.deleting => Action::Delete(seen.uid.clone()),
-        Some(_) | None => Action::None,
-    }
+    let ours = |it: &&Seen| it.applied.is_some() && it.controller.is_some() && !it.deleting;
+    seen.filter(ours).map_or(Action::None, |it| Action::Delete(it.uid.clone()))
 }
 
 fn identity(key: &Key, seen: &Seen) -> Value {
@@ -208,6 +210,7 @@ mod tests {
         let gone = |seen: &Seen| decide(&key, Want::Gone, Some(seen), None);
         assert_eq!(gone(&ours(Some(1))), Action::Delete("u".into()));
         assert_eq!(gone(&ours(None)), Action::None);
+        assert_eq!(gone(&Seen { controller: None, ..ours(Some(1)) }), Action::None, "a copy");
         assert_eq!(gone(&Seen { deleting: true, ..ours(Some(1)) }), Action::None);
         assert_eq!(decide(&key, Want::Gone, None, None), Action::None);
     }

@@ -5,17 +5,19 @@
 
 use std::sync::Arc;
 
+use common::wire::Name;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Client,
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
+use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::metrics::Metrics;
-use crate::children::Resource;
+use super::{Key, Trouble, metrics::Metrics};
+use crate::children::{Resource, services::ACTIVATOR_PORT};
 
 /// So many events may wait.
 const ROOM: usize = 1024;
@@ -26,7 +28,7 @@ pub struct News {
     /// Its kind.
     pub resource: Resource,
     /// Its namespace and name.
-    pub name: common::wire::Name,
+    pub name: Name,
     /// Its UID.
     pub uid: String,
     /// Whether somebody should look.
@@ -45,12 +47,50 @@ pub struct Events {
 }
 
 impl Events {
+    /// Tells of an object that was made, on its owner; Knative does so for the few that people look for.
+    pub fn tell_made(&self, key: &Key, body: &Value) {
+        let told = match key.resource {
+            Resource::Configuration | Resource::Route | Resource::Revision => true,
+            Resource::Service => body["metadata"]["annotations"][ACTIVATOR_PORT].is_string(),
+            _ => false,
+        };
+        let (kind, name) = (key.resource.kind(), &key.name.name);
+        let message = format!("Created {kind} {name:?}");
+        if let Some(owner) = owner(key, body).filter(|_| told) {
+            self.tell(News { warning: false, reason: "Created".into(), message, ..owner });
+        }
+    }
+
+    /// Tells why an object could not be written, on its owner.
+    pub fn tell_trouble(&self, key: &Key, body: &Value, trouble: &Trouble) {
+        if let Some(owner) = owner(key, body) {
+            let message = format!("{key}: {}", trouble.message);
+            self.tell(News { warning: true, reason: trouble.reason.into(), message, ..owner });
+        }
+    }
+
     /// Tells people, unless there is too much to tell.
     pub fn tell(&self, news: News) {
         if self.inbox.try_send(news).is_err() {
             self.metrics.lost_event();
         }
     }
+}
+
+/// News on the object that controls the one of `body`.
+fn owner(key: &Key, body: &Value) -> Option<News> {
+    let owners = body["metadata"]["ownerReferences"].as_array()?;
+    let owner = owners.iter().find(|it| it["controller"] == true)?;
+    let text = |field: &str| owner[field].as_str().unwrap_or_default().to_owned();
+    let of = |it: &Resource| it.kind() == text("kind") && it.api_version() == text("apiVersion");
+    Some(News {
+        resource: Resource::ALL.into_iter().find(of)?,
+        name: Name::new(key.name.namespace.as_str(), text("name")),
+        uid: text("uid"),
+        warning: false,
+        reason: String::new(),
+        message: String::new(),
+    })
 }
 
 /// An inbox, and what writes its news down until `shutdown`.

@@ -1,8 +1,8 @@
 //! Pure: which object is written when.
 //!
 //! A key waits once however often it is added, and is never written twice at the same time; what is added while it
-//! is being written is written once more. Scale has a lane of its own, so that no pile of statuses delays a wake.
-//! What failed waits longer each time, by a share that differs from key to key.
+//! is being written is written once more. Scale has a lane of its own, so that no pile of statuses delays a wake;
+//! EndpointSlices have one with a set rate, since an activator that comes or goes concerns many at once. What failed waits longer each time, by a share that differs from key to key.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{Key, Part, outcome::Outcome};
-use crate::world::Stamp;
+use crate::{children::Resource, world::Stamp};
 
 /// First wait after a failure.
 const FIRST_MS: u64 = 20;
@@ -19,6 +19,27 @@ const LONGEST_MS: u64 = 60_000;
 /// Wait after a refusal that only a change can end.
 const REFUSED_MS: u64 = 300_000;
 
+/// What of the slices' rate may be used at once.
+const BURST_MS: u64 = 1000;
+
+/// Where a key waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    Scale,
+    Slices,
+    Rest,
+}
+
+impl Lane {
+    fn of(key: &Key) -> Self {
+        match (key.part, key.resource) {
+            (Part::Scale, _) => Self::Scale,
+            (_, Resource::EndpointSlice) => Self::Slices,
+            (Part::Object | Part::Status, _) => Self::Rest,
+        }
+    }
+}
+
 /// How many writes may be under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -26,11 +47,13 @@ pub struct Limits {
     pub scale: usize,
     /// Of everything else.
     pub rest: usize,
+    /// EndpointSlices begun in a second, 1 to 1000; those of one second may come at once.
+    pub slices_per_s: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { scale: 64, rest: 32 }
+        Self { scale: 64, rest: 32, slices_per_s: 100 }
     }
 }
 
@@ -40,6 +63,9 @@ pub struct Queue {
     limits: Limits,
     scale: VecDeque<Key>,
     rest: VecDeque<Key>,
+    slices: VecDeque<Key>,
+    /// When the slices begun so far will have used up the rate.
+    paid: Stamp,
     waiting: HashSet<Key>,
     /// Those being written; whether once more.
     busy: HashMap<Key, bool>,
@@ -62,7 +88,7 @@ impl Queue {
         }
         self.not_later(&key);
         if self.waiting.insert(key.clone()) {
-            self.lane(key.part).push_back(key);
+            self.lane(Lane::of(&key)).push_back(key);
         }
     }
 
@@ -75,14 +101,21 @@ impl Queue {
             self.add(key);
         }
         let scaling = self.busy.keys().filter(|key| key.part == Part::Scale).count();
+        let room = self.busy.len() - scaling < self.limits.rest;
         let lanes = [
-            (Part::Scale, scaling < self.limits.scale),
-            (Part::Object, self.busy.len() - scaling < self.limits.rest),
+            (Lane::Scale, scaling < self.limits.scale),
+            (Lane::Rest, room),
+            (Lane::Slices, room && self.paid <= now.plus_ms(BURST_MS)),
         ];
-        let key = lanes.into_iter().find_map(|(part, free)| {
-            let lane = self.lane(part);
-            if free { lane.pop_front() } else { None }
-        })?;
+        let found = lanes.into_iter().find_map(|(lane, free)| {
+            let key = if free { self.lane(lane).pop_front() } else { None };
+            key.map(|key| (lane, key))
+        });
+        let (lane, key) = found?;
+        if lane == Lane::Slices {
+            let cost = 1000 / self.limits.slices_per_s.clamp(1, 1000);
+            self.paid = self.paid.max(now).plus_ms(cost);
+        }
         self.waiting.remove(&key);
         self.busy.insert(key.clone(), false);
         Some(key)
@@ -112,7 +145,9 @@ impl Queue {
 
     /// When [`next`](Self::next) may have something new by time alone.
     pub fn next_at(&self) -> Option<Stamp> {
-        self.later.first().map(|(at, _)| *at)
+        let later = self.later.first().map(|(at, _)| *at);
+        let slices = (!self.slices.is_empty()).then(|| Stamp(self.paid.0.saturating_sub(BURST_MS)));
+        later.into_iter().chain(slices).min()
     }
 
     /// Keys that wait for their turn, keys that wait for time, keys being written.
@@ -128,10 +163,11 @@ impl Queue {
         self.busy.values_mut().for_each(|again| *again = false);
     }
 
-    fn lane(&mut self, part: Part) -> &mut VecDeque<Key> {
-        match part {
-            Part::Scale => &mut self.scale,
-            Part::Object | Part::Status => &mut self.rest,
+    fn lane(&mut self, lane: Lane) -> &mut VecDeque<Key> {
+        match lane {
+            Lane::Scale => &mut self.scale,
+            Lane::Slices => &mut self.slices,
+            Lane::Rest => &mut self.rest,
         }
     }
 
@@ -156,7 +192,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{children::Resource, kube::Trouble};
+    use crate::kube::Trouble;
     use common::wire::Name;
 
     const NOW: Stamp = Stamp(1_000_000);
@@ -189,7 +225,7 @@ mod tests {
 
     #[test]
     fn scale_overtakes_everything_and_has_room_of_its_own() {
-        let mut queue = Queue::new(Limits { scale: 1, rest: 1 });
+        let mut queue = Queue::new(Limits { scale: 1, rest: 1, ..Limits::default() });
         let (fast, other) = (key("a", Part::Scale), key("b", Part::Scale));
         for it in [object("a"), object("b"), fast.clone(), other.clone()] {
             queue.add(it);
@@ -199,6 +235,28 @@ mod tests {
         assert_eq!(all(&mut queue, NOW), [object("b")]);
         queue.done(&fast, &Outcome::Done, NOW);
         assert_eq!(all(&mut queue, NOW), [other]);
+    }
+
+    #[test]
+    fn slices_keep_a_rate_and_hold_up_nothing_else() {
+        let mut queue = Queue::new(Limits { rest: 10_000, slices_per_s: 100, ..Limits::default() });
+        for it in 0..1000 {
+            let name = Name::new("default", format!("s{it}"));
+            queue.add(Key::new(Resource::EndpointSlice, Part::Object, name));
+        }
+        queue.add(object("a"));
+        let (mut now, mut begun) = (NOW, Vec::new());
+        assert_eq!(queue.next(now), Some(object("a")), "others go first");
+        while begun.len() < 1000 {
+            begun.extend(all(&mut queue, now).iter().map(|_| now));
+            now = queue.next_at().map_or(now, |at| at.max(now.plus_ms(1)));
+        }
+        let second = |from: u64| {
+            let within = NOW.plus_ms(from)..NOW.plus_ms(from + 1000);
+            begun.iter().filter(|at| within.contains(at)).count()
+        };
+        assert!(begun.iter().filter(|at| **at == NOW).count() > 90, "a few come at once");
+        assert!((95..=105).contains(&second(2000)), "{} in the third second", second(2000));
     }
 
     #[test]

@@ -25,6 +25,14 @@ impl Scope {
         Self { resource, namespace: None, except: None, labels: None, metadata_only: false }
     }
 
+    /// Tells it from other watches.
+    pub fn label(&self) -> String {
+        match &self.namespace {
+            Some(namespace) => format!("{} of {namespace}", self.resource),
+            None => self.resource.to_string(),
+        }
+    }
+
     /// Whether an object that this watch does not name is gone.
     pub fn covers(&self, name: &Name) -> bool {
         self.namespace.as_ref().is_none_or(|it| *it == name.namespace)

@@ -87,8 +87,14 @@ impl Writer {
 
     /// Writes these as soon as may be.
     pub fn add(&self, keys: impl IntoIterator<Item = Key>) {
-        self.with(|state| keys.into_iter().for_each(|key| state.queue.add(key)));
-        self.wake.notify_one();
+        let any = self.with(|state| {
+            let before = state.queue.depth().0;
+            keys.into_iter().for_each(|key| state.queue.add(key));
+            before != state.queue.depth().0
+        });
+        if any {
+            self.wake.notify_one();
+        }
     }
 
     /// Objects that wait for their turn, that wait for time, that are being written.
@@ -147,15 +153,16 @@ impl Writer {
 
     async fn write(&self, key: Key, source: &dyn Source, lead: &Leadership) {
         let began = Instant::now();
+        let want = source.want(&key);
         let action = self.with(|state| {
             let wrote = state.wrote.get(&key).copied();
-            decide(&key, source.want(&key), state.cache.get(key.resource, &key.name), wrote)
+            decide(&key, want, state.cache.get(key.resource, &key.name), wrote)
         });
         if action == Action::None {
             return self.settle(&key, &Outcome::Done, source);
         }
         let outcome = if lead.may_write() {
-            let done = timeout(PATIENCE, self.act(&key, action)).await;
+            let done = timeout(PATIENCE, self.act(&key, action, source)).await;
             done.unwrap_or(Outcome::Retry(None))
         } else {
             Outcome::Pointless
@@ -181,12 +188,12 @@ impl Writer {
         self.wake.notify_one();
     }
 
-    async fn act(&self, key: &Key, action: Action) -> Outcome {
+    async fn act(&self, key: &Key, action: Action, source: &dyn Source) -> Outcome {
         match action {
             Action::None => Outcome::Done,
             Action::NotOwned(trouble) => Outcome::Refused(trouble),
-            Action::Create(body) => self.create(key, body).await,
-            Action::Apply(body) => self.apply(key, body).await,
+            Action::Create(body) => self.create(key, &body, source).await,
+            Action::Apply(body) => self.apply(key, &body).await,
             Action::Status(body) => self.status(key, body).await,
             Action::Scale { replicas, leaving } => self.scale(key, replicas, &leaving).await,
             Action::Delete(uid) => self.delete(key, &uid).await,
@@ -194,10 +201,16 @@ impl Writer {
     }
 
     /// Looks first: an apply cannot say that there must be no such object, and would take over somebody else's.
-    async fn create(&self, key: &Key, body: Value) -> Outcome {
+    async fn create(&self, key: &Key, body: &Value, source: &dyn Source) -> Outcome {
         let api = api_of(&self.client, key.resource, &key.name);
         match api.get_opt(&key.name.name).await {
-            Ok(None) => self.apply(key, body).await,
+            Ok(None) => {
+                let outcome = self.apply(key, body).await;
+                if outcome == Outcome::Done {
+                    source.made(key, body);
+                }
+                outcome
+            }
             Ok(Some(object)) => {
                 self.learn(key, object);
                 // Now it is known, so the next decision is another one.
@@ -207,9 +220,9 @@ impl Writer {
         }
     }
 
-    async fn apply(&self, key: &Key, body: Value) -> Outcome {
+    async fn apply(&self, key: &Key, body: &Value) -> Outcome {
         let api = api_of(&self.client, key.resource, &key.name);
-        match api.patch(&key.name.name, &apply(), &Patch::Apply(&body)).await {
+        match api.patch(&key.name.name, &apply(), &Patch::Apply(body)).await {
             Ok(object) => {
                 info!(object = %key, "applied");
                 self.learn(key, object);

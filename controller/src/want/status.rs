@@ -9,6 +9,9 @@ use crate::{
     world::{Kind, Revision, Stamp, Truth, Why, World},
 };
 
+/// The fewest activators Knative lets take part.
+const ACTIVATORS: i32 = 2;
+
 /// One condition; information only where `info`.
 fn condition(name: &str, truth: &Truth, since: Stamp, info: bool) -> Value {
     let (status, why) = match truth {
@@ -48,7 +51,6 @@ pub(super) fn autoscaler(world: &World, revision: &Revision) -> Value {
     let worst = worst.or_else(|| ready.iter().find(|it| matches!(it, Truth::Unknown(_))));
     let ready = worst.map_or(Truth::True(None), |it| (**it).clone());
     json!({
-        "observedGeneration": 1,
         "serviceName": &*revision.name,
         "metricsServiceName": services::private_name(&revision.name),
         "desiredScale": revision.desired,
@@ -63,11 +65,10 @@ pub(super) fn autoscaler(world: &World, revision: &Revision) -> Value {
 }
 
 /// Which way new connections go: straight to pods once one is ready, and nothing keeps the activator before them.
-pub(super) fn mode(world: &World, revision: &Revision) -> (Mode, i32) {
+pub(super) fn mode(revision: &Revision) -> (Mode, i32) {
     let direct = revision.decided.map_or(Path::Activator, |it| it.path) == Path::Direct;
     let serves = direct && revision.actual > 0;
-    let activators = i32::try_from(world.activators.len()).unwrap_or(i32::MAX);
-    (if serves { Mode::Serve } else { Mode::Proxy }, activators.min(2))
+    (if serves { Mode::Serve } else { Mode::Proxy }, ACTIVATORS)
 }
 
 fn populated(_world: &World, revision: &Revision) -> (Stamp, Truth) {
@@ -79,12 +80,11 @@ fn populated(_world: &World, revision: &Revision) -> (Stamp, Truth) {
 /// Status of the ServerlessService.
 pub(super) fn serverless(world: &World, revision: &Revision) -> Value {
     let (at, populated) = populated(world, revision);
-    let activators = match mode(world, revision).0 {
+    let activators = match mode(revision).0 {
         Mode::Proxy => Truth::True(None),
         Mode::Serve => Truth::False(Why::new("", "")),
     };
     json!({
-        "observedGeneration": 1,
         "serviceName": &*revision.name,
         "privateServiceName": services::private_name(&revision.name),
         "conditions": [

@@ -1,0 +1,208 @@
+//! Shell: a replica of the controller on Kubernetes: watches in, writes out, under one lease.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use common::admin::Admin;
+use tokio::{sync::mpsc, task::JoinHandle};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::info;
+
+use super::{
+    Source,
+    client::{ClientError, connect},
+    events,
+    lead::{Candidate, Leadership},
+    lease::Times,
+    metrics::Metrics,
+    queue::Limits,
+    scope::scopes,
+    watch::{Observed, watch},
+    writer::Writer,
+};
+use crate::{children::Resource, config::Cluster, machine::Event, shared::Shared};
+
+/// The order in which what there is at the start is taken in: what others depend on first. Kinds that only the
+/// writer follows are not named.
+const ORDER: [Resource; 10] = [
+    Resource::ConfigMap,
+    Resource::Node,
+    Resource::Service,
+    Resource::Configuration,
+    Resource::Revision,
+    Resource::Deployment,
+    Resource::Pod,
+    Resource::Route,
+    Resource::KnativeService,
+    Resource::DomainMapping,
+];
+
+/// Everything between the machine and the API server.
+pub struct Platform {
+    client: kube::Client,
+    shared: Arc<Shared>,
+    writer: Arc<Writer>,
+    metrics: Arc<Metrics>,
+    system_namespace: String,
+    pod: String,
+    synced: CancellationToken,
+    /// Watches that have not named everything yet.
+    missing: Arc<Mutex<BTreeSet<String>>>,
+    /// Gives back the lease when it ends.
+    candidate: Mutex<Option<JoinHandle<()>>>,
+    /// Ends the recorder of events.
+    _telling: DropGuard,
+}
+
+impl std::fmt::Debug for Platform {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Platform").field("pod", &self.pod).finish_non_exhaustive()
+    }
+}
+
+impl Platform {
+    /// Reaches the API server. Nothing is watched or written yet.
+    pub async fn new(cluster: &Cluster, shared: Arc<Shared>) -> Result<Self, ClientError> {
+        let client = connect(cluster.kubeconfig.as_deref()).await?;
+        let metrics = Arc::new(Metrics::default());
+        let writer = Writer::new(client.clone(), Limits::default(), Arc::clone(&metrics));
+        let writer = Arc::new(writer);
+        let stop = CancellationToken::new();
+        let (events, telling) =
+            events::recorder(client.clone(), &cluster.pod, Arc::clone(&metrics), stop.clone());
+        tokio::spawn(telling);
+        shared.write_to(Arc::clone(&writer), events);
+        let missing = scopes(&cluster.system_namespace).iter().map(|it| it.label()).collect();
+        Ok(Self {
+            client,
+            shared,
+            writer,
+            metrics,
+            system_namespace: cluster.system_namespace.clone(),
+            pod: cluster.pod.clone(),
+            synced: CancellationToken::new(),
+            missing: Arc::new(Mutex::new(missing)),
+            candidate: Mutex::default(),
+            _telling: stop.drop_guard(),
+        })
+    }
+
+    /// Is cancelled once everything there is has been taken in.
+    pub fn synced(&self) -> CancellationToken {
+        self.synced.clone()
+    }
+
+    /// `admin` with what is counted here, and not ready before everything is known.
+    pub fn admin(&self, mut admin: Admin) -> Admin {
+        self.metrics.register(&mut admin.registry);
+        let (missing, before) = (Arc::clone(&self.missing), admin.troubles);
+        admin.troubles = Box::new(move || {
+            let missing = missing.lock().unwrap_or_else(PoisonError::into_inner);
+            let waits = missing.iter().map(|it| format!("{it} are not all known yet"));
+            before().into_iter().chain(waits).collect()
+        });
+        admin
+    }
+
+    /// Watches and writes until `shutdown`.
+    pub async fn run(&self, shutdown: CancellationToken) {
+        let mut news = watch(&self.client, &self.system_namespace, &self.metrics, &shutdown);
+        self.begin(&mut news).await;
+        self.shared.step(Event::Known);
+        info!("everything is known");
+        self.synced.cancel();
+        let lead = self.stand(&shutdown);
+        let source: Arc<dyn Source> = Arc::clone(&self.shared) as Arc<dyn Source>;
+        let writing = Arc::clone(&self.writer).run(source, lead.clone(), shutdown.clone());
+        tokio::select! {
+            () = writing => {}
+            () = self.follow_lead(lead) => {}
+            () = self.follow(&mut news) => {}
+            () = shutdown.cancelled() => {}
+        }
+    }
+
+    /// Waits until the lease is given back.
+    pub async fn ended(&self) {
+        let candidate = self.candidate.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(candidate) = candidate {
+            // Only a panic could fail here, and that was logged.
+            let _ = candidate.await;
+        }
+    }
+
+    /// Stands for the lease.
+    fn stand(&self, shutdown: &CancellationToken) -> Leadership {
+        let candidate = Candidate::new(
+            self.client.clone(),
+            &self.system_namespace,
+            &self.pod,
+            Times::default(),
+        );
+        let lead = candidate.leadership();
+        let task = tokio::spawn(candidate.run(shutdown.clone()));
+        *self.candidate.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        lead
+    }
+
+    /// Takes in everything there is, once all of it has been named, so that nothing is planned on half of it.
+    async fn begin(&self, news: &mut mpsc::Receiver<Observed>) {
+        let mut held = BTreeMap::new();
+        while !self.missing.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+            let Some(observed) = news.recv().await else { return };
+            if let Observed::Synced(scope) = &observed {
+                let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+                missing.remove(&scope.label());
+            }
+            for gone in self.writer.observe(&observed) {
+                held.remove(&gone);
+            }
+            if let Observed::Object(resource, name, object) = observed {
+                held.insert((resource, name), object);
+            }
+        }
+        let place = |resource| ORDER.iter().position(|it| *it == resource);
+        let mut held: Vec<_> = held.into_iter().collect();
+        held.sort_by_key(|((resource, _), _)| place(*resource));
+        for ((resource, name), object) in held {
+            if place(resource).is_some() {
+                self.shared.step(Event::Observe(resource, name, Some(object)));
+            }
+        }
+    }
+
+    async fn follow(&self, news: &mut mpsc::Receiver<Observed>) {
+        while let Some(observed) = news.recv().await {
+            self.take(observed);
+        }
+    }
+
+    /// The machine hears of it first: what it then wants is compared with what the writer has been told.
+    fn take(&self, observed: Observed) {
+        let followed = |resource: &Resource| ORDER.contains(resource);
+        if let Observed::Object(resource, name, object) = &observed
+            && followed(resource)
+        {
+            self.shared.step(Event::Observe(*resource, name.clone(), Some(object.clone())));
+        }
+        for (resource, name) in self.writer.observe(&observed) {
+            if followed(&resource) {
+                self.shared.step(Event::Observe(resource, name, None));
+            }
+        }
+    }
+
+    async fn follow_lead(&self, mut lead: Leadership) {
+        let mut led = false;
+        loop {
+            let leads = lead.may_write();
+            if led != leads {
+                self.shared.step(Event::Lead(leads));
+                led = leads;
+            }
+            lead.changed().await;
+        }
+    }
+}

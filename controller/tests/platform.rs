@@ -1,0 +1,264 @@
+//! The controller as a whole against a real API server, with pods played by the test.
+//!
+//! Run by the cluster tier like `apiserver.rs`, and not at the same time: here everything in the API server is the
+//! controller's.
+
+use std::{path::PathBuf, time::Duration};
+
+use common::wire::Name;
+use controller::{
+    Config,
+    children::Resource,
+    config::Cluster,
+    kube::client::{api_of, connect},
+    run_on_kubernetes,
+};
+use kube::{
+    Client,
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tokio::{task::JoinHandle, time::sleep};
+use tokio_util::sync::CancellationToken;
+
+/// What a Service with one Revision has in its namespace, without what Kubernetes adds.
+const OBJECTS: [(Resource, &str); 12] = [
+    (Resource::KnativeService, "hello"),
+    (Resource::Configuration, "hello"),
+    (Resource::Route, "hello"),
+    (Resource::Revision, "hello-00001"),
+    (Resource::Deployment, "hello-00001-deployment"),
+    (Resource::PodAutoscaler, "hello-00001"),
+    (Resource::ServerlessService, "hello-00001"),
+    (Resource::Image, "hello-00001-cache-user-container"),
+    (Resource::Service, "hello"),
+    (Resource::Service, "hello-00001"),
+    (Resource::Service, "hello-00001-private"),
+    (Resource::EndpointSlice, "hello"),
+];
+
+fn kubeconfig() -> PathBuf {
+    std::env::var_os("ROUSE_TEST_APISERVER")
+        .expect("ROUSE_TEST_APISERVER names no kubeconfig: run `cargo xtask test --tier cluster`")
+        .into()
+}
+
+struct Bed {
+    client: Client,
+    namespace: String,
+    system: String,
+}
+
+struct Replica {
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Replica {
+    async fn end(self) {
+        self.stop.cancel();
+        self.task.await.unwrap();
+    }
+}
+
+impl Bed {
+    async fn new() -> Self {
+        let client = connect(Some(&kubeconfig())).await.unwrap();
+        let number = std::process::id();
+        let bed = Self {
+            client,
+            namespace: format!("platform-{number}"),
+            system: format!("system-{number}"),
+        };
+        for name in [&bed.namespace, &bed.system] {
+            let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+            bed.put("", "v1", "Namespace", "namespaces", &body).await;
+        }
+        bed.put_crds().await;
+        bed
+    }
+
+    async fn put(&self, group: &str, version: &str, kind: &str, plural: &str, body: &Value) {
+        let kind = kube::api::ApiResource {
+            group: group.into(),
+            version: version.into(),
+            api_version: body["apiVersion"].as_str().unwrap().into(),
+            kind: kind.into(),
+            plural: plural.into(),
+        };
+        let api: kube::Api<DynamicObject> = kube::Api::all_with(self.client.clone(), &kind);
+        let name = body["metadata"]["name"].as_str().unwrap();
+        api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(body)).await.unwrap();
+    }
+
+    async fn put_crds(&self) {
+        for crd in controller::crds::all() {
+            let (kind, plural) = ("CustomResourceDefinition", "customresourcedefinitions");
+            self.put("apiextensions.k8s.io", "v1", kind, plural, &crd).await;
+        }
+        for resource in Resource::ALL.into_iter().filter(|it| it.group().ends_with("knative.dev")) {
+            let api = api_of(&self.client, resource, &Name::new("default", ""));
+            while api.list(&ListParams::default().limit(1)).await.is_err() {
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+
+    fn replica(&self, pod: &str) -> Replica {
+        let listen = std::env::temp_dir().join(format!("{}-{pod}.sock", self.system));
+        let config = Config {
+            listen: format!("unix:{}", listen.display()),
+            admin: ([127, 0, 0, 1], 0).into(),
+            domain: "example.com".into(),
+            ..Config::default()
+        };
+        let cluster = Cluster {
+            kubeconfig: Some(kubeconfig()),
+            system_namespace: self.system.clone(),
+            pod: pod.into(),
+            cluster_domain: "cluster.local".into(),
+        };
+        let stop = CancellationToken::new();
+        let run = run_on_kubernetes(config, cluster, stop.clone());
+        Replica { stop, task: tokio::spawn(async { run.await.unwrap() }) }
+    }
+
+    async fn apply(&self, resource: Resource, name: &Name, mut body: Value) {
+        body["apiVersion"] = json!(resource.api_version());
+        body["kind"] = json!(resource.kind());
+        body["metadata"]["name"] = json!(name.name);
+        body["metadata"]["namespace"] = json!(name.namespace);
+        let params = PatchParams::apply("test").force();
+        let api = api_of(&self.client, resource, name);
+        api.patch(&name.name, &params, &Patch::Apply(&body)).await.unwrap();
+    }
+
+    fn name(&self, own: &str) -> Name {
+        Name::new(self.namespace.as_str(), own)
+    }
+
+    async fn get(&self, resource: Resource, own: &str) -> Option<Value> {
+        let found = api_of(&self.client, resource, &self.name(own)).get_opt(own).await.unwrap();
+        found.map(|it| serde_json::to_value(it).unwrap())
+    }
+
+    async fn until(&self, resource: Resource, own: &str, good: impl Fn(&Value) -> bool) -> Value {
+        for _ in 0..600 {
+            match self.get(resource, own).await {
+                Some(found) if good(&found) => return found,
+                Some(_) | None => sleep(Duration::from_millis(50)).await,
+            }
+        }
+        panic!("{resource} {own} did not become as wanted: {:?}", self.get(resource, own).await);
+    }
+
+    /// Plays a kubelet: a pod that runs and is ready.
+    async fn run_pod(&self, name: &Name, address: &str, labels: Value) {
+        let spec = json!({
+            "nodeName": "node", "automountServiceAccountToken": false,
+            "containers": [{"name": "user-container", "image": "any"}],
+        });
+        let account =
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+        let kind = kube::api::ApiResource {
+            group: String::new(),
+            version: "v1".into(),
+            api_version: "v1".into(),
+            kind: "ServiceAccount".into(),
+            plural: "serviceaccounts".into(),
+        };
+        let accounts: kube::Api<DynamicObject> =
+            kube::Api::namespaced_with(self.client.clone(), &name.namespace, &kind);
+        let params = PatchParams::apply("test").force();
+        accounts.patch("default", &params, &Patch::Apply(&account)).await.unwrap();
+        self.apply(Resource::Pod, name, json!({"metadata": {"labels": labels}, "spec": spec}))
+            .await;
+        let status = json!({"status": {
+            "phase": "Running", "podIP": address, "podIPs": [{"ip": address}],
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [{
+                "name": "user-container", "image": "any", "imageID": "", "ready": true, "restartCount": 0,
+                "state": {"running": {}},
+            }],
+        }});
+        let api = api_of(&self.client, Resource::Pod, name);
+        let merge = Patch::Merge(&status);
+        api.patch_status(&name.name, &PatchParams::default(), &merge).await.unwrap();
+    }
+
+    async fn versions(&self) -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        for (resource, own) in OBJECTS {
+            let object = self.until(resource, own, |_| true).await;
+            let version = object["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+            all.push((format!("{resource}/{own}"), version));
+        }
+        all
+    }
+}
+
+fn ready(object: &Value) -> bool {
+    let conditions = object["status"]["conditions"].as_array();
+    conditions.into_iter().flatten().any(|it| it["type"] == "Ready" && it["status"] == "True")
+}
+
+async fn deploy(bed: &Bed) {
+    let template = json!({"spec": {"containers": [{"image": "dev.local/hello"}]}});
+    let body = json!({"spec": {"template": template}});
+    bed.apply(Resource::KnativeService, &bed.name("hello"), body).await;
+    let revision = bed.until(Resource::Revision, "hello-00001", |_| true).await;
+    let deployment = bed.until(Resource::Deployment, "hello-00001-deployment", |_| true).await;
+    assert_eq!(deployment["spec"]["replicas"], 1);
+    let labels = deployment["spec"]["template"]["metadata"]["labels"].clone();
+    assert_eq!(labels["serving.knative.dev/revisionUID"], revision["metadata"]["uid"]);
+    bed.run_pod(&bed.name("hello-00001-deployment-a-b"), "10.0.1.1", labels).await;
+    for number in 1..=3 {
+        let name = Name::new(bed.system.as_str(), format!("activator-{number}"));
+        bed.run_pod(&name, &format!("10.0.0.{number}"), json!({"app": "activator"})).await;
+    }
+}
+
+/// One test, since the steps follow from each other and each needs the whole API server.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
+    let bed = Bed::new().await;
+    let first = bed.replica("first");
+    deploy(&bed).await;
+    let service = bed.until(Resource::KnativeService, "hello", ready).await;
+    assert_eq!(service["status"]["url"], format!("http://hello.{}.example.com", bed.namespace));
+    assert_eq!(service["status"]["traffic"][0]["revisionName"], "hello-00001");
+    let slice = bed.until(Resource::EndpointSlice, "hello", |it| {
+        it["endpoints"].as_array().is_some_and(|it| it.len() == 2)
+    });
+    let slice = slice.await;
+    let placeholder = bed.until(Resource::Service, "hello", |_| true).await;
+    let port = placeholder["metadata"]["annotations"]["rouse.dev/activator-port"].as_str().unwrap();
+    assert_eq!(slice["ports"][0]["port"].to_string(), port);
+
+    // Somebody who deletes a child gets it back.
+    let api = api_of(&bed.client, Resource::Service, &bed.name("hello"));
+    api.delete("hello", &DeleteParams::default()).await.unwrap();
+    let uid = placeholder["metadata"]["uid"].clone();
+    let again = bed.until(Resource::Service, "hello", |it| it["metadata"]["uid"] != uid).await;
+    let kept = &again["metadata"]["annotations"]["rouse.dev/activator-port"];
+    assert_eq!(kept, port, "its port at the activators stays");
+
+    // A second replica waits, takes over, and has nothing to write.
+    let second = bed.replica("second");
+    sleep(Duration::from_secs(2)).await;
+    let before = bed.versions().await;
+    first.end().await;
+    let lease =
+        json!({"spec": {"template": {"spec": {"containers": [{"image": "dev.local/two"}]}}}});
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(bed.versions().await, before, "nothing differs, so nothing is written");
+
+    // It leads: a new template makes a second Revision.
+    bed.apply(Resource::KnativeService, &bed.name("hello"), lease).await;
+    bed.until(Resource::Revision, "hello-00002", |_| true).await;
+    let still = bed.until(Resource::KnativeService, "hello", |it| {
+        it["status"]["latestCreatedRevisionName"] == "hello-00002"
+    });
+    assert_eq!(still.await["status"]["traffic"][0]["revisionName"], "hello-00001");
+    second.end().await;
+}
