@@ -6,7 +6,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use common::wire::{Path, Protocol, TagRouting};
-use http::{HeaderValue, Request, Response, StatusCode, Version, header, request};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, info};
@@ -21,7 +21,7 @@ use crate::{
     host,
     probe::{self, Health, K_NETWORK_HASH, Probe},
     reply::{Reply, Timer},
-    revision::{Place, Revision, Terms, Timeouts},
+    revision::{Place, Revision, Terms},
     routes::{ByHostFound, Routes, Service},
     tunnel::tunnel,
 };
@@ -80,18 +80,53 @@ pub struct Gateway {
     pub cut: CancellationToken,
 }
 
-/// A request that has been looked at.
+/// A request that has been looked at. It stands in one place on the heap while it waits: thousands may.
 struct Errand {
-    request: Request<Ask>,
+    /// As it came, until a pod has room for it; `None` while it is on its way.
+    request: Option<Request<Ask>>,
+    /// Whether its head is as the pod gets it.
+    is_ready: bool,
+    door: Door,
+    client: Client,
+    found: ByHostFound,
+    /// Whose revisions serve it.
+    service: Arc<Service>,
+    /// The tag that a header chose.
+    tag: Option<TagRouting>,
     revision: Arc<Revision>,
-    /// What the pod is asked in.
-    protocol: Protocol,
-    timeouts: Timeouts,
-    /// The protocol the client wants to switch to, and its side of the connection then.
-    upgrade: Option<OnUpgrade>,
-    bytes: usize,
+    terms: Terms,
     /// What the client speaks.
     version: Version,
+    /// Its side of the connection, once it switches to another protocol.
+    upgrade: Option<OnUpgrade>,
+}
+
+impl Errand {
+    /// Makes the head as the pod gets it, the first time. Only now, since it grows by that.
+    fn prepare(&mut self) -> Result<(), Failure> {
+        if self.is_ready {
+            return Ok(());
+        }
+        let Some(request) = self.request.take() else { return Ok(()) };
+        let (mut head, body) = request.into_parts();
+        let passage = Passage {
+            side: self.door.side(),
+            client: self.client.address,
+            rewrite: self.found.domain().and_then(|domain| domain.rewrite.as_deref()),
+            tags: self.tag.as_ref().or_else(|| self.service.tags()),
+            protocol: self.terms.protocol,
+            chance,
+        };
+        let own_host = || format!("{}.{}.svc", self.service.name.name, self.service.name.namespace);
+        if headers::to_pod(&mut head, passage, own_host)?.is_some() {
+            self.upgrade = head.extensions.remove::<OnUpgrade>();
+            // Only HTTP/1.1 switches that way.
+            self.terms.protocol = Protocol::Http1;
+        }
+        self.is_ready = true;
+        self.request = Some(Request::from_parts(head, body));
+        Ok(())
+    }
 }
 
 /// A pod's answer, with what it occupies.
@@ -113,78 +148,88 @@ impl Drop for Cancelled<'_> {
 }
 
 impl Gateway {
-    /// Answers one request.
-    pub async fn handle(
+    /// Answers one request. It is looked at at once; what has to wait takes little room.
+    pub fn handle(
         &self,
         request: Request<Incoming>,
         door: Door,
         client: Client,
-    ) -> Response<Reply> {
-        let mut cancelled = Cancelled(Some(&self.metrics));
-        let response = match self.answer(request, door, client).await {
-            Ok(response) => response,
-            Err(failure) => {
+    ) -> impl Future<Output = Response<Reply>> + Send + use<'_> {
+        let looked = self.look(request, door, client);
+        async move {
+            let mut cancelled = Cancelled(Some(&self.metrics));
+            let answered = match looked {
+                Ok(errand) => self.answer(errand).await,
+                Err(told) => told.map(|response| *response),
+            };
+            let response = answered.unwrap_or_else(|failure| {
                 note(door, client.address, &failure);
                 failure.response(Reply::own)
-            }
-        };
-        cancelled.0 = None;
-        self.metrics.answered(response.status());
-        response
+            });
+            cancelled.0 = None;
+            self.metrics.answered(response.status());
+            response
+        }
     }
 
-    async fn answer(
+    /// Finds out whom a request is for; or what it is told at once.
+    fn look(
         &self,
         request: Request<Incoming>,
         door: Door,
         client: Client,
-    ) -> Result<Response<Reply>, Failure> {
-        let (mut head, body) = request.into_parts();
-        host::check_host(&head)?;
-        if let Some(asked) = probe::probe(&head).filter(|_| door.side() == Side::Inside) {
-            return Ok(self.probed(asked, door, &head));
+    ) -> Result<Box<Errand>, Result<Box<Response<Reply>>, Failure>> {
+        let (head, body) = request.into_parts();
+        host::check_host(&head).map_err(Err)?;
+        if head.method == Method::CONNECT {
+            return Err(Err(Failure::Connect));
         }
-        let found = self.find(door, &head)?;
+        if let Some(asked) = probe::probe(&head).filter(|_| door.side() == Side::Inside) {
+            return Err(Ok(self.probed(asked, door, &head).into()));
+        }
+        let found = self.find(door, &head).map_err(Err)?;
         if door == Door::Outside && found.redirects() {
-            return redirected(&head);
+            return Err(redirected(&head).map(Box::new));
         }
         let (service, tag) = self.tagged(&found, &head);
-        let (revision, terms) = revision(&service)?;
-        let passage = Passage {
-            side: door.side(),
-            client: client.address,
-            rewrite: found.domain().and_then(|domain| domain.rewrite.as_deref()),
-            tags: tag.as_ref().or_else(|| service.tags()),
-            protocol: terms.protocol,
-            chance,
-        };
-        let own_host = || format!("{}.{}.svc", service.name.name, service.name.namespace);
+        let (revision, terms) = revision(&service).map_err(Err)?;
         let version = head.version;
-        let wanted = headers::to_pod(&mut head, passage, own_host)?;
-        let protocol = if wanted.is_some() { Protocol::Http1 } else { terms.protocol };
-        let upgrade = wanted.and_then(|_protocol| head.extensions.remove::<OnUpgrade>());
-        let bytes = headers::weight(&head);
-        let request = Request::from_parts(head, Ask::from(body));
-        let (served, timeouts) = (Arc::clone(&revision), terms.timeouts);
-        let errand = Errand { request, revision, protocol, timeouts, upgrade, bytes, version };
-        let mut response = self.timed(errand).await?;
-        self.send_off(&mut response, door, &service, &served, client.lot);
+        let request = Some(Request::from_parts(head, Ask::from(body)));
+        let (is_ready, upgrade) = (false, None);
+        Ok(Box::new(Errand {
+            request,
+            is_ready,
+            door,
+            client,
+            found,
+            service,
+            tag,
+            revision,
+            terms,
+            version,
+            upgrade,
+        }))
+    }
+
+    async fn answer(&self, mut errand: Box<Errand>) -> Result<Response<Reply>, Failure> {
+        let mut timer = Timer::start(errand.terms.timeouts);
+        let answered = tokio::select! {
+            biased;
+            answered = self.forward(&mut errand) => answered?,
+            () = timer.expired() => return Err(Failure::Timeout),
+        };
+        let mut response = self.relay(answered, &mut errand, timer);
+        self.send_off(&mut response, &errand);
         Ok(response)
     }
 
     /// Asks the client to open another connection for its next request, where that leads somewhere better.
-    fn send_off(
-        &self,
-        response: &mut Response<Reply>,
-        door: Door,
-        service: &Service,
-        revision: &Revision,
-        lot: Lot,
-    ) {
+    fn send_off(&self, response: &mut Response<Reply>, errand: &Errand) {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return;
         }
-        let goes_direct = matches!(door, Door::Port(_)) && self.may_go(service, revision, lot);
+        let goes_direct = matches!(errand.door, Door::Port(_))
+            && self.may_go(&errand.service, &errand.revision, errand.client.lot);
         if goes_direct {
             self.metrics.direct_closed.inc();
         }
@@ -249,30 +294,15 @@ impl Gateway {
         lot.goes(ready.max(service.since).elapsed(), connections)
     }
 
-    async fn timed(&self, errand: Errand) -> Result<Response<Reply>, Failure> {
-        let Errand { request, revision, protocol, timeouts, upgrade, bytes, version } = errand;
-        let mut timer = Timer::start(timeouts);
-        let answered = tokio::select! {
-            biased;
-            answered = self.forward(request, &revision, protocol, bytes) => answered?,
-            () = timer.expired() => return Err(Failure::Timeout),
-        };
-        Ok(self.relay(answered, upgrade, version, timer))
-    }
-
-    async fn forward(
-        &self,
-        mut request: Request<Ask>,
-        revision: &Arc<Revision>,
-        protocol: Protocol,
-        bytes: usize,
-    ) -> Result<Answered, Failure> {
-        let mut visit = revision.visit(bytes);
+    async fn forward(&self, errand: &mut Errand) -> Result<Answered, Failure> {
+        let revision = Arc::clone(&errand.revision);
+        let mut visit = revision.visit(errand.request.as_ref().map_or(0, headers::weight));
         let (mut refusals, mut stale) = (0, 0);
         loop {
             let place = visit.place().await?;
             let address = place.pod.key.address;
-            let mut connection = match place.pod.connect(protocol).await {
+            errand.prepare()?;
+            let mut connection = match place.pod.connect(errand.terms.protocol).await {
                 Ok(connection) => connection,
                 Err(error) => {
                     refusals += 1;
@@ -286,6 +316,7 @@ impl Gateway {
             };
             visit.leave();
             place.note_counted();
+            let request = errand.request.take().expect("it is put back whenever it was not sent");
             let error = match connection.send(request).await {
                 Ok(response) => {
                     place.pod.note_answer();
@@ -294,7 +325,7 @@ impl Gateway {
                 Err(error) => error,
             };
             match error.unseen {
-                Some(unseen) if stale < MAX_STALE => request = unseen,
+                Some(unseen) if stale < MAX_STALE => errand.request = Some(unseen),
                 _ => return Err(broken(address, &error.error)),
             }
             stale += 1;
@@ -302,21 +333,15 @@ impl Gateway {
         }
     }
 
-    fn relay(
-        &self,
-        answered: Answered,
-        upgrade: Option<OnUpgrade>,
-        version: Version,
-        timer: Timer,
-    ) -> Response<Reply> {
+    fn relay(&self, answered: Answered, errand: &mut Errand, timer: Timer) -> Response<Reply> {
         let Answered { mut response, connection, place } = answered;
         let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         let status = response.status();
-        headers::to_client(response.headers_mut(), status, version);
+        headers::to_client(response.headers_mut(), status, errand.version);
         if !switched {
             return response.map(|body| Reply::pod(body, timer, (connection, place)));
         }
-        let Some(client) = upgrade else {
+        let Some(client) = errand.upgrade.take() else {
             let text = "pod switched protocols unasked".to_owned();
             let failure = Failure::Broken { address: place.pod.key.address, reason: text };
             return failure.response(Reply::own);

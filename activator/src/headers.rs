@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, header, request,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version, header, request,
     uri::{Authority, PathAndQuery, Scheme},
 };
 
@@ -137,11 +137,11 @@ pub fn to_client(headers: &mut HeaderMap, status: StatusCode, version: Version) 
 }
 
 /// Bytes a head takes while it waits, roughly: names, values and what the map adds to each.
-pub fn weight(head: &request::Parts) -> usize {
+pub fn weight<B>(request: &Request<B>) -> usize {
     const PER_REQUEST: usize = 1024;
     const PER_HEADER: usize = 32;
-    let line = head.uri.path_and_query().map_or(1, |it| it.as_str().len());
-    let fields = head.headers.iter();
+    let line = request.uri().path_and_query().map_or(1, |it| it.as_str().len());
+    let fields = request.headers().iter();
     let fields = fields.map(|(name, value)| name.as_str().len() + value.len() + PER_HEADER);
     PER_REQUEST + line + fields.sum::<usize>()
 }

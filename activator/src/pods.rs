@@ -99,7 +99,9 @@ impl Pod {
     pub async fn connect(self: &Arc<Self>, protocol: Protocol) -> Answer {
         if protocol != self.protocol {
             self.settings.metrics.dials.inc();
-            return self.open(protocol).await.map_err(|error| DialError(Arc::new(error)));
+            // Rare, and it would take room in everybody's wait.
+            let opened = Box::pin(self.open(protocol)).await;
+            return opened.map_err(|error| DialError(Arc::new(error)));
         }
         let answer = {
             let mut pool = self.pool();
