@@ -157,6 +157,19 @@ configs! {
 }
 
 impl Configs {
+    /// Takes a ConfigMap as the API server holds it, or that it is gone.
+    pub fn observe(&mut self, name: &str, object: Option<&serde_json::Value>) -> Update {
+        // Without any key there is no `data` at all.
+        let data = object.map(|it| {
+            let pairs = it["data"].as_object().into_iter().flatten();
+            let text = |(key, text): (&String, &serde_json::Value)| {
+                Some((key.clone(), text.as_str()?.to_owned()))
+            };
+            pairs.filter_map(text).collect::<BTreeMap<String, String>>()
+        });
+        self.update(name, data.as_ref())
+    }
+
     /// ConfigMaps whose last data could not be used, each with the reason.
     pub fn refused(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.seen.iter().filter_map(|(name, seen)| Some((*name, seen.refused.as_deref()?)))

@@ -9,6 +9,7 @@
 //! | [`parse`], [`policy`] | manifest → checked facts, or every broken rule; admission |
 //! | [`crds`] | the types as CustomResourceDefinitions |
 //! | [`config_maps`] | the `config-*` ConfigMaps as settings, followed live |
+//! | [`digests`] | tags of images → digests, in the background |
 //! | [`domains`], [`rollout`], [`retention`] | names of routes, gradual rollouts, old Revisions |
 //! | [`world`] | everything observed at one moment |
 //! | [`plan`] | world → objects, pods, routes, timers |
@@ -36,6 +37,7 @@ pub mod config;
 pub mod config_maps;
 pub mod crds;
 pub mod deciders;
+pub mod digests;
 pub mod domains;
 pub mod files;
 pub mod followers;

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bad_input_http;
+mod digests;
 mod images;
 mod logs;
 mod node;

@@ -56,6 +56,20 @@ fn hints_are_told_although_the_value_counts() {
 }
 
 #[test]
+fn objects_are_read_as_the_api_server_holds_them() {
+    let mut configs = Configs::default();
+    let object = serde_json::json!({
+        "kind": "ConfigMap", "metadata": { "name": "config-features" },
+        "data": { "multi-container": "disabled" },
+    });
+    assert!(configs.observe("config-features", Some(&object)).is_changed);
+    assert_eq!(configs.features.multi_container, Flag::Disabled);
+    let empty = serde_json::json!({ "metadata": { "name": "config-features" } });
+    assert!(configs.observe("config-features", Some(&empty)).is_changed);
+    assert_eq!(*configs.features, Features::default());
+}
+
+#[test]
 fn config_maps_of_others_mean_nothing() {
     let mut configs = Configs::default();
     let foreign = data(&[("anything", "goes")]);

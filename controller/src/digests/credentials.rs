@@ -1,0 +1,243 @@
+//! Pure: pull secrets → who to be at a registry (Kubernetes' `pkg/credentialprovider`).
+
+use std::{collections::BTreeMap, fmt};
+
+use base64::{Engine, engine::general_purpose};
+use serde::Deserialize;
+
+use super::reference::Tag;
+
+/// A Secret that may hold credentials.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PullSecret {
+    /// Its name, for messages.
+    pub name: String,
+    /// Its type: `kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`; others hold none.
+    pub kind: String,
+    /// Its data, decoded.
+    pub data: BTreeMap<String, Vec<u8>>,
+}
+
+impl fmt::Debug for PullSecret {
+    /// Never what is in it.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("PullSecret")
+            .field("name", &self.name)
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Who to be.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Login {
+    /// User and password.
+    Basic(String, String),
+    /// A token that the registry takes as it is.
+    Bearer(String),
+}
+
+impl fmt::Debug for Login {
+    /// Never what is secret.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Basic(user, _) => out.debug_tuple("Basic").field(user).finish_non_exhaustive(),
+            Self::Bearer(_) => out.debug_tuple("Bearer").finish_non_exhaustive(),
+        }
+    }
+}
+
+/// Who to be where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Keyring {
+    /// By registry and path, the closest first.
+    entries: Vec<(Place, Login)>,
+}
+
+/// A registry, and a path at it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    path: String,
+    host: String,
+}
+
+#[derive(Deserialize)]
+struct Config {
+    #[serde(default)]
+    auths: BTreeMap<String, Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(default)]
+#[derive(Default)]
+struct Entry {
+    auth: String,
+    username: String,
+    password: String,
+    registrytoken: String,
+}
+
+impl Keyring {
+    /// All that these secrets hold, and which of them could not be read.
+    pub fn new(secrets: &[PullSecret]) -> (Self, Vec<String>) {
+        let (mut it, mut unread) = (Self::default(), Vec::new());
+        for secret in secrets {
+            match entries(secret) {
+                Ok(found) => {
+                    let logins = found.into_iter();
+                    let logins = logins.filter_map(|(key, it)| Some((place(&key), it.login()?)));
+                    it.entries.extend(logins);
+                }
+                Err(why) => unread.push(format!("pull secret {:?}: {why}", secret.name)),
+            }
+        }
+        // The longest path wins; of equal ones the secret named first.
+        it.entries.sort_by(|(a, _), (b, _)| b.path.len().cmp(&a.path.len()));
+        (it, unread)
+    }
+
+    /// Who to be for this image, the best first.
+    pub fn logins(&self, tag: &Tag) -> Vec<Login> {
+        let (registry, repository) = (tag.registry(), tag.repository());
+        let fits =
+            |place: &Place| is_host(&place.host, registry) && is_path(&place.path, repository);
+        let found = self.entries.iter().filter(|(place, _)| fits(place));
+        found.map(|(_, login)| login.clone()).collect()
+    }
+}
+
+impl Entry {
+    fn login(self) -> Option<Login> {
+        if !self.registrytoken.is_empty() {
+            return Some(Login::Bearer(self.registrytoken));
+        }
+        if !self.username.is_empty() {
+            return Some(Login::Basic(self.username, self.password));
+        }
+        let decoded = general_purpose::STANDARD
+            .decode(self.auth.trim())
+            .or_else(|_padded| general_purpose::STANDARD_NO_PAD.decode(self.auth.trim()));
+        let text = String::from_utf8(decoded.ok()?).ok()?;
+        let (user, password) = text.split_once(':')?;
+        Some(Login::Basic(user.to_owned(), password.trim_end_matches('\0').to_owned()))
+    }
+}
+
+fn entries(secret: &PullSecret) -> Result<BTreeMap<String, Entry>, String> {
+    let read = |key: &str| secret.data.get(key).ok_or_else(|| format!("it has no key {key:?}"));
+    match secret.kind.as_str() {
+        "kubernetes.io/dockerconfigjson" => {
+            let config: Result<Config, _> = serde_json::from_slice(read(".dockerconfigjson")?);
+            config.map(|it| it.auths).map_err(|why| why.to_string())
+        }
+        "kubernetes.io/dockercfg" => {
+            serde_json::from_slice(read(".dockercfg")?).map_err(|why| why.to_string())
+        }
+        other => Err(format!("its type is {other:?}, not kubernetes.io/dockerconfigjson")),
+    }
+}
+
+/// Where an entry counts. Docker's own has a scheme and an API version that mean nothing.
+fn place(key: &str) -> Place {
+    let key = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
+    let (host, path) = key.split_once('/').unwrap_or((key, ""));
+    let path = path.trim_end_matches('/');
+    let path = if matches!(path, "v1" | "v2") { "" } else { path };
+    let path = path.strip_prefix("v1/").or_else(|| path.strip_prefix("v2/")).unwrap_or(path);
+    let host = if host == "docker.io" { "index.docker.io" } else { host };
+    Place { host: host.to_owned(), path: path.to_owned() }
+}
+
+/// `*` in a part of the entry's host stands for any text in that part; ports must be equal.
+fn is_host(entry: &str, registry: &str) -> bool {
+    let split = |it: &str| {
+        let (host, port) = it.rsplit_once(':').unwrap_or((it, ""));
+        (host.split('.').map(str::to_owned).collect::<Vec<_>>(), port.to_owned())
+    };
+    let ((want, want_port), (have, have_port)) = (split(entry), split(registry));
+    want_port == have_port
+        && want.len() == have.len()
+        && want.iter().zip(&have).all(|(want, have)| is_part(want, have))
+}
+
+fn is_part(pattern: &str, text: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else { return pattern == text };
+    let Some(text) = text.strip_prefix(first) else { return false };
+    (0..=text.len()).filter_map(|at| text.get(at..)).any(|text| is_part(rest, text))
+}
+
+fn is_path(prefix: &str, repository: &str) -> bool {
+    let rest = repository.strip_prefix(prefix);
+    prefix.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::digests::reference::Image;
+
+    fn secret(name: &str, json: &str) -> PullSecret {
+        let data = [(".dockerconfigjson".to_owned(), json.as_bytes().to_vec())].into();
+        PullSecret { name: name.into(), kind: "kubernetes.io/dockerconfigjson".into(), data }
+    }
+
+    fn users(keyring: &Keyring, image: &str) -> Vec<String> {
+        let Ok(Image::Tag(tag)) = Image::parse(image) else { panic!("{image}") };
+        let user = |it: Login| match it {
+            Login::Basic(user, password) => format!("{user}:{password}"),
+            Login::Bearer(token) => token,
+        };
+        keyring.logins(&tag).into_iter().map(user).collect()
+    }
+
+    #[test]
+    fn the_closest_entry_comes_first() {
+        let (keyring, unread) = Keyring::new(&[
+            secret(
+                "one",
+                r#"{"auths": {
+                    "https://index.docker.io/v1/": {"auth": "aHViOm9uZQ=="},
+                    "127.0.0.1:5000": {"auth": "dXNlcjpwYXNzOndvcmQ"},
+                    "127.0.0.1:5000/team": {"username": "team", "password": "two"},
+                    "*.example.com": {"username": "any", "password": "x"},
+                    "token.io": {"registrytoken": "t0ken"}
+                }}"#,
+            ),
+            secret("two", r#"{"auths": {"127.0.0.1:5000": {"username": "second"}}}"#),
+        ]);
+        assert_eq!(unread, [] as [String; 0]);
+        for (image, want) in [
+            ("nginx", &["hub:one"][..]),
+            ("127.0.0.1:5000/hello", &["user:pass:word", "second:"]),
+            ("127.0.0.1:5000/team/hello", &["team:two", "user:pass:word", "second:"]),
+            ("127.0.0.1:5000/teams/hello", &["user:pass:word", "second:"]),
+            ("127.0.0.1:5001/hello", &[]),
+            ("eu.example.com/a", &["any:x"]),
+            ("example.com/a", &[]),
+            ("a.eu.example.com/a", &[]),
+            ("token.io/a", &["t0ken"]),
+        ] {
+            assert_eq!(users(&keyring, image), want, "{image}");
+        }
+    }
+
+    #[test]
+    fn the_old_format_is_read_too() {
+        let json = br#"{"ghcr.io": {"auth": "YTpi"}}"#.to_vec();
+        let data = [(".dockercfg".to_owned(), json)].into();
+        let old = PullSecret { name: "old".into(), kind: "kubernetes.io/dockercfg".into(), data };
+        assert_eq!(users(&Keyring::new(&[old]).0, "ghcr.io/a/b"), ["a:b"]);
+    }
+
+    #[test]
+    fn a_secret_that_cannot_be_read_is_told_and_others_count() {
+        let opaque = PullSecret { kind: "Opaque".into(), ..secret("opaque", "") };
+        let good = secret("good", r#"{"auths": {"ghcr.io": {"auth": "YTpi"}}}"#);
+        let (keyring, unread) = Keyring::new(&[opaque, secret("torn", "{"), good]);
+        assert_eq!(users(&keyring, "ghcr.io/a/b"), ["a:b"]);
+        let name = |it: &String| it.split('"').nth(1).map(str::to_owned);
+        let names: Vec<_> = unread.iter().filter_map(name).collect();
+        assert_eq!(names, ["opaque", "torn"]);
+        assert!(!format!("{:?}", secret("s", "password")).contains("password"));
+    }
+}

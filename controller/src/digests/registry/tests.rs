@@ -1,0 +1,155 @@
+//! A registry of our own on loopback, which can be wrong in ways that a real one cannot be asked for. The real one is
+//! met in `tests/local/digests.rs`.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::digests::{PullSecret, reference::Image};
+
+const DIGEST: &str = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+const LIMIT: Duration = Duration::from_secs(20);
+
+#[derive(Default)]
+struct Registry {
+    /// `Authorization` it wants, if any.
+    login: Option<&'static str>,
+    /// What it answers instead.
+    status: Option<StatusCode>,
+    is_slow: bool,
+    asked: AtomicUsize,
+}
+
+async fn answer(State(registry): State<Arc<Registry>>, request: Request) -> Response {
+    registry.asked.fetch_add(1, Ordering::Relaxed);
+    if registry.is_slow {
+        std::future::pending::<()>().await;
+    }
+    let sent = request.headers().get(header::AUTHORIZATION);
+    let sent = sent.and_then(|it| it.to_str().ok());
+    if registry.login.is_some() && registry.login != sent {
+        let realm = [(header::WWW_AUTHENTICATE, "Basic realm=\"test\"")];
+        return (StatusCode::UNAUTHORIZED, realm).into_response();
+    }
+    if let Some(status) = registry.status {
+        return status.into_response();
+    }
+    if request.uri().path() == "/v2/" {
+        return StatusCode::OK.into_response();
+    }
+    if request.uri().path() != "/v2/team/app/manifests/v1" {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    // An index is only given to who can read one: otherwise the digest would be one platform's.
+    let accepts = |headers: &HeaderMap, kind: &str| {
+        let all = headers.get_all(header::ACCEPT).iter().filter_map(|it| it.to_str().ok());
+        all.into_iter().any(|it| it.contains(kind))
+    };
+    let index = "application/vnd.oci.image.index.v1+json";
+    if !accepts(request.headers(), index) {
+        return StatusCode::NOT_ACCEPTABLE.into_response();
+    }
+    ([("docker-content-digest", DIGEST), ("content-type", index)]).into_response()
+}
+
+/// Serves until the test ends; the image `v1` of it, and what it counts.
+async fn serve(registry: Registry) -> (Tag, Arc<Registry>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let registry = Arc::new(registry);
+    let router = Router::new().fallback(answer).with_state(Arc::clone(&registry));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (tag(&format!("127.0.0.1:{port}/team/app:v1")), registry)
+}
+
+fn tag(image: &str) -> Tag {
+    match Image::parse(image) {
+        Ok(Image::Tag(tag)) => tag,
+        other => panic!("{image}: {other:?}"),
+    }
+}
+
+fn keyring(tag: &Tag, users: &[&str]) -> Keyring {
+    let secret = |user: &&str| {
+        let json = serde_json::json!({ "auths": { tag.registry():
+            { "username": user, "password": "secret" } } });
+        PullSecret {
+            name: (*user).to_owned(),
+            kind: "kubernetes.io/dockerconfigjson".into(),
+            data: [(".dockerconfigjson".to_owned(), json.to_string().into_bytes())].into(),
+        }
+    };
+    Keyring::new(&users.iter().map(secret).collect::<Vec<_>>()).0
+}
+
+async fn ask(tag: &Tag, keyring: &Keyring) -> Result<String, String> {
+    Registries::new(&[]).digest(tag, keyring, LIMIT).await.map_err(|it| it.line())
+}
+
+#[tokio::test]
+async fn a_tag_leads_to_the_digest_of_its_index() {
+    let (tag, _) = serve(Registry::default()).await;
+    let want = format!("{}/team/app@{DIGEST}", tag.registry());
+    assert_eq!(ask(&tag, &Keyring::default()).await, Ok(want));
+}
+
+#[tokio::test]
+async fn each_login_that_fits_is_tried() {
+    // `good:secret`.
+    let login = Some("Basic Z29vZDpzZWNyZXQ=");
+    let (tag, _) = serve(Registry { login, ..Registry::default() }).await;
+    let said = ask(&tag, &keyring(&tag, &["bad", "good"])).await;
+    assert_eq!(said, Ok(format!("{}/team/app@{DIGEST}", tag.registry())));
+    let said = ask(&tag, &keyring(&tag, &["bad"])).await.unwrap_err();
+    assert!(said.contains(" refuses the credentials: check the pull secrets"), "{said}");
+    let said = ask(&tag, &Keyring::default()).await.unwrap_err();
+    assert!(said.contains(" wants credentials: name a pull secret"), "{said}");
+}
+
+#[tokio::test]
+async fn a_missing_tag_and_a_broken_registry_read_apart() {
+    let (tag, _) = serve(Registry::default()).await;
+    let none = super::tests::tag(&format!("{}/team/none:v1", tag.registry()));
+    let said = ask(&none, &Keyring::default()).await.unwrap_err();
+    assert!(said.contains(" does not have it: check its name and tag"), "{said}");
+    let status = Some(StatusCode::INTERNAL_SERVER_ERROR);
+    let (tag, _) = serve(Registry { status, ..Registry::default() }).await;
+    let said = ask(&tag, &Keyring::default()).await.unwrap_err();
+    assert!(said.contains(" gave no answer that can be used") && said.contains("500"), "{said}");
+    assert!(!said.contains('\n'), "{said}");
+}
+
+#[tokio::test]
+async fn a_slow_registry_is_given_up_in_time() {
+    let (tag, registry) = serve(Registry { is_slow: true, ..Registry::default() }).await;
+    let limit = Duration::from_millis(1500);
+    let said = Registries::new(&[]).digest(&tag, &Keyring::default(), limit).await.unwrap_err();
+    let want = format!("registry {} gave no answer within 1.5s", tag.registry());
+    assert_eq!(said.line(), want);
+    assert!(registry.asked.load(Ordering::Relaxed) > 0);
+}
+
+#[tokio::test]
+async fn a_registry_that_is_not_there_is_told() {
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let said = ask(&tag(&format!("127.0.0.1:{free}/a:v1")), &Keyring::default()).await;
+    let said = said.unwrap_err();
+    assert!(said.contains(" gave no answer that can be used: "), "{said}");
+}
+
+#[tokio::test]
+async fn roots_are_trusted_one_by_one() {
+    let pem = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n";
+    assert_eq!(certificates(&format!("# who\n{pem}{pem}rest")).len(), 2);
+    assert_eq!(certificates("nothing").len(), 0);
+}

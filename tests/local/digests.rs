@@ -1,0 +1,163 @@
+//! Tags resolved at Debian's docker-registry on loopback, with and without credentials.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use common::wire::Name;
+use controller::digests::{Account, Answer, PullSecret, Registries, Resolver, Wanted};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// `rouse:secret`, as htpasswd writes it.
+const HTPASSWD: &str = "rouse:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
+/// The same as docker keeps it.
+const AUTH: &str = "cm91c2U6c2VjcmV0";
+/// An index without platforms: all that a tag needs to lead somewhere.
+const INDEX: &str =
+    r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#;
+
+struct Registry {
+    process: Child,
+    folder: PathBuf,
+    port: u16,
+}
+
+impl Registry {
+    fn start(name: &str, with_login: bool) -> Self {
+        let folder = format!("rouse-test-digests-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(folder);
+        fs::create_dir_all(&folder).expect("a folder");
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = free.local_addr().expect("bound").port();
+        drop(free);
+        let mut config = json!({
+            "version": "0.1",
+            "storage": { "filesystem": { "rootdirectory": folder.join("data") } },
+            "http": { "addr": format!("127.0.0.1:{port}") },
+        });
+        if with_login {
+            fs::write(folder.join("htpasswd"), HTPASSWD).expect("written");
+            let path = folder.join("htpasswd");
+            config["auth"] = json!({ "htpasswd": { "realm": "test", "path": path } });
+        }
+        // JSON is YAML.
+        fs::write(folder.join("config.yml"), config.to_string()).expect("written");
+        let mut command = Command::new("docker-registry");
+        command.arg("serve").arg(folder.join("config.yml"));
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let process = command.spawn().expect("docker-registry: apt-get install docker-registry");
+        // Whole from the start, so that it is ended also when it never listens.
+        let registry = Self { process, folder, port };
+        for _ in 0..1200 {
+            if TcpStream::connect(("127.0.0.1", port)).is_ok() {
+                return registry;
+            }
+            std::thread::park_timeout(Duration::from_millis(50));
+        }
+        panic!("docker-registry never listened");
+    }
+
+    fn image(&self, name: &str) -> String {
+        format!("127.0.0.1:{}/{name}", self.port)
+    }
+
+    /// Puts an index under a tag; its digest, as the registry says it.
+    fn push(&self, repository: &str, tag: &str) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connected");
+        let request = format!(
+            "PUT /v2/{repository}/manifests/{tag} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\
+             Authorization: Basic {AUTH}\r\nContent-Type: application/vnd.oci.image.index.v1+json\r\n\
+             Content-Length: {}\r\n\r\n{INDEX}",
+            INDEX.len()
+        );
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("answered");
+        assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
+        let digest = answer.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            name.eq_ignore_ascii_case("docker-content-digest").then(|| value.trim().to_owned())
+        });
+        digest.expect("the digest of what was put there")
+    }
+
+    fn secret(&self) -> PullSecret {
+        let config = json!({ "auths": { format!("127.0.0.1:{}", self.port): { "auth": AUTH } } });
+        PullSecret {
+            name: "pull".into(),
+            kind: "kubernetes.io/dockerconfigjson".into(),
+            data: [(".dockerconfigjson".to_owned(), config.to_string().into_bytes())].into(),
+        }
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// What comes out for one Revision with these images, in a namespace with these secrets.
+async fn resolve(images: &[&str], secrets: Vec<PullSecret>) -> Answer {
+    let (changed, mut heard) = mpsc::channel(8);
+    let secrets = std::collections::BTreeMap::from([("team".to_owned(), secrets)]);
+    let resolver = Resolver::new(secrets, Registries::new(&[]), changed);
+    let shutdown = CancellationToken::new();
+    let running = tokio::spawn(std::sync::Arc::clone(&resolver).run(shutdown.clone()));
+    let revision = Name::new("team", "r-00001");
+    let wanted = Wanted {
+        account: Account { namespace: "team".into(), ..Account::default() },
+        images: images.iter().map(|it| ((*it).to_owned(), (*it).to_owned())).collect(),
+        timeout: Duration::from_secs(60),
+        ..Wanted::default()
+    };
+    let mut answer = resolver.want(&revision, wanted.clone());
+    while answer == Answer::Pending {
+        assert_eq!(heard.recv().await, Some(revision.clone()));
+        answer = resolver.want(&revision, wanted.clone());
+    }
+    shutdown.cancel();
+    running.await.expect("the resolver ends");
+    answer
+}
+
+#[tokio::test]
+async fn a_tag_is_resolved_without_credentials_where_none_are_wanted() {
+    let registry = Registry::start("open", false);
+    let digest = registry.push("team/app", "v1");
+    let image = registry.image("team/app:v1");
+    let resolved = format!("{}@{digest}", registry.image("team/app"));
+    let pinned = resolved.clone();
+    let want = vec![(image.clone(), resolved.clone()), (pinned.clone(), resolved)];
+    assert_eq!(resolve(&[&image, &pinned], Vec::new()).await, Answer::Resolved(want));
+}
+
+#[tokio::test]
+async fn credentials_of_the_account_are_used_where_they_are_wanted() {
+    let registry = Registry::start("login", true);
+    let digest = registry.push("team/app", "v1");
+    let image = registry.image("team/app:v1");
+    let want = vec![(image.clone(), format!("{}@{digest}", registry.image("team/app")))];
+    assert_eq!(resolve(&[&image], vec![registry.secret()]).await, Answer::Resolved(want));
+    let Answer::Failed(why) = resolve(&[&image], Vec::new()).await else { panic!("resolved") };
+    let begin = format!("Unable to fetch image {image:?}: failed to resolve image to digest: ");
+    assert!(why.starts_with(&begin) && why.contains("wants credentials"), "{why}");
+}
+
+#[tokio::test]
+async fn a_tag_that_is_not_there_is_told() {
+    let registry = Registry::start("missing", false);
+    registry.push("team/app", "v1");
+    let image = registry.image("team/app:v2");
+    let Answer::Failed(why) = resolve(&[&image], Vec::new()).await else { panic!("resolved") };
+    assert!(why.contains("does not have it: check its name and tag"), "{why}");
+}
