@@ -103,6 +103,16 @@ fn up_repairs_what_was_killed() {
 }
 
 #[test]
+fn kubectl_finds_the_cluster_from_every_place() {
+    let cluster = Cluster::at_hand();
+    let ask = ["kubectl", "get", "nodes", "--output", "name"];
+    let said = [cluster.kubectl(&ask[1..]), cluster.run(&ask), cluster.on_node("node2", &ask)];
+    for said in said {
+        assert!(said.unwrap().contains("node/node2"));
+    }
+}
+
+#[test]
 fn no_packet_leaves_the_cluster() {
     let cluster = Cluster::at_hand();
     let status = cluster.status();

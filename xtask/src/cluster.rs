@@ -165,13 +165,14 @@ fn run_inside(state: &State, node: Option<u8>, command: &[OsString]) -> Result<(
         };
         Ok((enter, starter.programs.folders()))
     })?;
+    let config = node.map_or_else(|| state.kubeconfig(), |_| state.kubeconfig_inside());
     let mut path = folders;
     path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
     let error = Command::new(&enter[0])
         .args(&enter[1..])
         .args(command)
         .env("PATH", std::env::join_paths(path)?)
-        .env("KUBECONFIG", state.kubeconfig())
+        .env("KUBECONFIG", config)
         .exec();
     Err(error).context("cannot start nsenter")
 }

@@ -53,6 +53,8 @@ impl Starter<'_> {
         let flat = sh::capture(kubectl.args(["config", "view", "--flatten", "--raw"]))?;
         std::fs::remove_file(&aside)?;
         write(&file, &flat)?;
+        // On a node the loopback address leads nowhere.
+        self.write_access(&self.state.kubeconfig_inside(), "admin")?;
         hand_over(&file)
     }
 

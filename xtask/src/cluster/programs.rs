@@ -129,13 +129,13 @@ pub(crate) fn missing(version: Version, assets: Option<&Path>) -> Result<Vec<Rec
 }
 
 fn folder(recipe: &Recipe) -> Result<PathBuf> {
-    Ok(toolchain::cache()?.join("cluster").join(recipe.folder()))
+    Ok(toolchain::cache()?.join("cluster").join(recipe.folder(std::env::consts::ARCH)))
 }
 
 /// Says why an optional recipe could not be built, so that it is tried only once.
 fn refusal(recipe: &Recipe) -> Result<PathBuf> {
     let folder = folder(recipe)?;
-    Ok(folder.with_file_name(format!("{}.refused", recipe.folder())))
+    Ok(folder.with_file_name(format!("{}.refused", recipe.folder(std::env::consts::ARCH))))
 }
 
 /// Builds `recipe` into the cache. One that is optional may fail, which is said and noted.
@@ -153,8 +153,9 @@ pub(crate) fn build(recipe: &Recipe, go: &Golang) -> Result<()> {
 fn build_whole(recipe: &Recipe, go: &Golang) -> Result<()> {
     let folder = folder(recipe)?;
     let base = folder.parent().context("the cache has folders")?;
+    sweep(base, recipe);
     // Built aside and moved, so that an interrupted build leaves nothing that looks whole.
-    let name = format!("{}.new-{}", recipe.folder(), std::process::id());
+    let name = format!("{}.new-{}", recipe.folder(std::env::consts::ARCH), std::process::id());
     let aside = base.join(name);
     fs::create_dir_all(&aside).with_context(|| format!("cannot make {}", aside.display()))?;
     let built = build_into(recipe, go, &aside).and_then(|()| {
@@ -165,6 +166,18 @@ fn build_whole(recipe: &Recipe, go: &Golang) -> Result<()> {
         let _absent = fs::remove_dir_all(&aside);
     }
     built
+}
+
+/// Removes what builds that were killed left beside the folder.
+fn sweep(base: &Path, recipe: &Recipe) {
+    let prefix = format!("{}.new-", recipe.folder(std::env::consts::ARCH));
+    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let builder = name.strip_prefix(&prefix);
+        if builder.is_some_and(|id| !Path::new("/proc").join(id).exists()) {
+            let _gone = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 fn build_into(recipe: &Recipe, go: &Golang, folder: &Path) -> Result<()> {

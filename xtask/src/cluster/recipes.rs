@@ -100,14 +100,11 @@ impl Recipe {
         Self { is_optional: true, ..plain("kn", module, KN, programs, 60) }
     }
 
-    /// Name of its folder in the cache: after all that makes a difference.
-    pub(crate) fn folder(&self) -> String {
+    /// Name of its folder in the cache, for processors of the kind `arch`: after all that makes a difference.
+    pub(crate) fn folder(&self, arch: &str) -> String {
         let mut hash = Sha256::new();
         let Self { name, module, version, tags, ldflags, programs, main, staging, .. } = self;
-        hash.update(format!(
-            "{WAY} {} {name} {module} {version} {tags} {ldflags}",
-            std::env::consts::ARCH
-        ));
+        hash.update(format!("{WAY} {arch} {name} {module} {version} {tags} {ldflags}"));
         hash.update(format!("{programs:?} {main:?} {staging:?}"));
         let digest: String =
             hash.finalize()[..6].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -183,7 +180,7 @@ mod tests {
 
     #[test]
     fn each_version_has_a_folder_of_its_own() {
-        let folder = |minor| Recipe::kubernetes(Version { minor, patch: 1 }).folder();
+        let folder = |minor| Recipe::kubernetes(Version { minor, patch: 1 }).folder("x86_64");
         assert_ne!(folder(35), folder(36));
         assert_eq!(folder(36), folder(36));
         assert!(folder(36).starts_with("kubernetes-v1.36.1-"));

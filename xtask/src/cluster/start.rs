@@ -69,7 +69,7 @@ impl Starter<'_> {
         Ok(file)
     }
 
-    fn write_access(&self, file: &Path, user: &str) -> Result<()> {
+    pub(crate) fn write_access(&self, file: &Path, user: &str) -> Result<()> {
         let server = format!("https://{}:{}", HUB[0], self.mark.port);
         write(file, &config::kubeconfig(&self.state.pki(), user, &server).to_string())
     }

@@ -83,6 +83,11 @@ impl State {
         self.folder().join("kubeconfig")
     }
 
+    /// The kubeconfig that is good on nodes.
+    pub(crate) fn kubeconfig_inside(&self) -> PathBuf {
+        self.folder().join("admin.kubeconfig")
+    }
+
     pub(crate) fn log(&self, process: Process) -> PathBuf {
         self.folder().join("log").join(format!("{}.log", process.to_string().replace('/', "-")))
     }
