@@ -114,23 +114,25 @@ pub struct Config {
     pub pod_idle_ms: u64,
 
     /// Milliseconds that an activator goes on taking connections once it is told to stop, at most 600000: until routes and
-    /// EndpointSlices have led everybody elsewhere. It ends sooner when the table names it no more. Knative's drain time
-    /// is 45 000; 0, for a node of its own, stops at once.
-    #[arg(long, env = "ROUSE_ACTIVATOR_LINGER_MS", default_value_t = 0)]
-    pub linger_ms: u64,
+    /// EndpointSlices have led everybody elsewhere. It ends sooner when the table names it no more. Without a value: in a
+    /// pod 45 000, Knative's drain time; on a node of its own none.
+    #[arg(long, env = "ROUSE_ACTIVATOR_LINGER_MS")]
+    pub linger_ms: Option<u64>,
 
     /// Milliseconds it still goes on once the table names it no more, at most 600000: kube-proxies and resolvers of other
     /// nodes follow EndpointSlices a little later.
     #[arg(long, env = "ROUSE_ACTIVATOR_SETTLE_MS", default_value_t = 5_000)]
     pub settle_ms: u64,
 
-    /// Milliseconds that requests in flight get to end after that, at most 600000, which is Knative's grace period.
-    #[arg(long, env = "ROUSE_ACTIVATOR_DRAIN_MS", default_value_t = 30_000)]
-    pub drain_ms: u64,
+    /// Milliseconds that requests in flight get to end after that, at most 600000. Without a value: in a pod 555 000, so
+    /// that both together are Knative's grace period; on a node of its own 30 000.
+    #[arg(long, env = "ROUSE_ACTIVATOR_DRAIN_MS")]
+    pub drain_ms: Option<u64>,
 
-    /// Milliseconds of these that connections which have switched protocols get; Knative's sidecar gives them 60 000.
-    #[arg(long, env = "ROUSE_ACTIVATOR_TUNNEL_DRAIN_MS", default_value_t = 0)]
-    pub tunnel_drain_ms: u64,
+    /// Milliseconds of these that connections which have switched protocols get. Without a value: in a pod 60 000, as
+    /// Knative's sidecar gives them; on a node of its own none.
+    #[arg(long, env = "ROUSE_ACTIVATOR_TUNNEL_DRAIN_MS")]
+    pub tunnel_drain_ms: Option<u64>,
 }
 
 /// Where the local node's gateway lives.
@@ -168,12 +170,12 @@ impl Config {
             });
         }
         for (name, value) in [
-            ("--linger-ms", self.linger_ms),
-            ("--settle-ms", self.settle_ms),
-            ("--drain-ms", self.drain_ms),
-            ("--tunnel-drain-ms", self.tunnel_drain_ms),
+            ("--linger-ms", self.linger()),
+            ("--settle-ms", self.settle()),
+            ("--drain-ms", self.drain()),
+            ("--tunnel-drain-ms", self.tunnel_drain()),
         ] {
-            let value = usize::try_from(value).unwrap_or(usize::MAX);
+            let value = usize::try_from(value.as_millis()).unwrap_or(usize::MAX);
             within(name, value, 0, 600_000, "must be at most 600000")?;
         }
         for (name, value) in
@@ -222,9 +224,15 @@ impl Config {
         Bounds { requests: self.max_waiting, bytes: self.max_waiting_bytes }
     }
 
+    /// A given bound, or else what holds in a pod or on a node of its own.
+    fn bound(&self, given: Option<u64>, in_pod_ms: u64, else_ms: u64) -> Duration {
+        let is_pod = !self.pod_ips.is_empty() || self.pod_ip.is_some();
+        Duration::from_millis(given.unwrap_or(if is_pod { in_pod_ms } else { else_ms }))
+    }
+
     /// How long connections are taken on after the word to stop.
     pub fn linger(&self) -> Duration {
-        Duration::from_millis(self.linger_ms)
+        self.bound(self.linger_ms, 45_000, 0)
     }
 
     /// How long it still goes on once the table names it no more.
@@ -234,12 +242,12 @@ impl Config {
 
     /// How long connections that have switched protocols get after that.
     pub fn tunnel_drain(&self) -> Duration {
-        Duration::from_millis(self.tunnel_drain_ms)
+        self.bound(self.tunnel_drain_ms, 60_000, 0)
     }
 
     /// How long requests in flight get to end.
     pub fn drain(&self) -> Duration {
-        Duration::from_millis(self.drain_ms)
+        self.bound(self.drain_ms, 555_000, 30_000)
     }
 }
 
@@ -264,6 +272,14 @@ mod tests {
         let given = config(&["--pod-ip", "10.1.0.7", "--listen", "fd00::7", "--name", "a"]);
         assert_eq!((given.addresses(), given.name()), (both[1..].to_vec(), "a"));
         assert_eq!(config(&[]).addresses(), LOCAL);
+        let stop = |config: Config| [config.linger(), config.drain(), config.tunnel_drain()];
+        let seconds = |all: [u64; 3]| all.map(Duration::from_secs);
+        assert_eq!(stop(one), seconds([45, 555, 60]));
+        assert_eq!(stop(config(&[])), seconds([0, 30, 0]));
+        assert_eq!(
+            stop(config(&["--pod-ip", "10.1.0.7", "--linger-ms", "1000"]))[0],
+            seconds([1, 0, 0])[0]
+        );
         let gate =
             config(&["--pod-ip", "10.1.0.7", "--outside-port", "8080", "--inside-port", "8081"]);
         let at = |port| SocketAddr::new(both[0], port);

@@ -4,9 +4,7 @@
 //! nothing but references to that.
 
 use std::{
-    borrow::Borrow,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    hash::{Hash, Hasher},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::Instant,
 };
@@ -21,6 +19,10 @@ use crate::{
     revision::{PodTold, PodsTold, Revision, RevisionSettings, Terms},
     share::Part,
 };
+
+mod keys;
+
+use keys::{ByHost, ByName};
 
 /// Look-ups by port, host and name. Shared by all connections; locks are held for single look-ups.
 #[derive(Debug)]
@@ -382,70 +384,5 @@ impl Index {
         let activators = self.activators.iter().cloned().map(RouteKey::Activator);
         let all = services.chain(revisions).chain(pods).chain(activators);
         all.filter(|key| !named.contains_key(key)).collect()
-    }
-}
-
-/// A thing that is found by its own name.
-#[derive(Debug)]
-struct ByName<T>(Arc<T>);
-
-impl Borrow<Name> for ByName<Service> {
-    fn borrow(&self) -> &Name {
-        &self.0.name
-    }
-}
-
-impl Borrow<Name> for ByName<Revision> {
-    fn borrow(&self) -> &Name {
-        &self.0.name
-    }
-}
-
-impl<T> PartialEq for ByName<T>
-where
-    Self: Borrow<Name>,
-{
-    fn eq(&self, other: &Self) -> bool {
-        self.borrow() == other.borrow()
-    }
-}
-
-impl<T> Eq for ByName<T> where Self: Borrow<Name> {}
-
-impl<T> Hash for ByName<T>
-where
-    Self: Borrow<Name>,
-{
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.borrow().hash(state);
-    }
-}
-
-/// A service that is found by one of its hosts.
-#[derive(Debug)]
-struct ByHost {
-    service: Arc<Service>,
-    at: usize,
-}
-
-impl Borrow<str> for ByHost {
-    fn borrow(&self) -> &str {
-        self.service.host(self.at).expect("the index holds only places that the service has")
-    }
-}
-
-impl PartialEq for ByHost {
-    fn eq(&self, other: &Self) -> bool {
-        let (own, others): (&str, &str) = (self.borrow(), other.borrow());
-        own == others
-    }
-}
-
-impl Eq for ByHost {}
-
-impl Hash for ByHost {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        let host: &str = self.borrow();
-        host.hash(state);
     }
 }

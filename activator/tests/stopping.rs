@@ -39,7 +39,8 @@ async fn lingering(name: &str, linger_ms: u64, pause: Duration) -> (Running, u16
     let admin = free();
     let mut running = Running::start(name, |config| {
         config.admin = SocketAddr::from(([127, 0, 0, 1], admin));
-        (config.linger_ms, config.settle_ms, config.drain_ms) = (linger_ms, 10, 20_000);
+        (config.linger_ms, config.drain_ms) = (Some(linger_ms), Some(20_000));
+        config.settle_ms = 10;
     })
     .await;
     let (port, server) = (free(), server(OK, pause).await);

@@ -108,7 +108,7 @@ impl Running {
         config.listen = vec![Ipv4Addr::LOCALHOST.into()];
         config.admin = "127.0.0.1:0".parse().unwrap();
         (config.controller, config.autoscaler) = (at_controller.clone(), at_autoscaler.clone());
-        config.drain_ms = 100;
+        config.drain_ms = Some(100);
         change(&mut config);
         let (control_end, scale_end) = (end.clone(), end.clone());
         tokio::spawn(async move { link::serve(&at_controller, control, control_end).await });

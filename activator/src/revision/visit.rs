@@ -1,0 +1,83 @@
+//! Shell: one request's stay at a revision.
+
+use std::{sync::Arc, time::Instant};
+
+use tokio::sync::oneshot;
+
+use super::{Place, Revision};
+use crate::{
+    clock::{chance, now_ns},
+    failure::Failure,
+    queue::Turn,
+};
+
+/// One request's stay at a revision until a pod has it. Dropping it leaves the line.
+#[derive(Debug)]
+pub struct Visit {
+    revision: Arc<Revision>,
+    turn: Option<Turn>,
+    bytes: usize,
+    /// Since when it counts as waiting.
+    counted: Option<Instant>,
+}
+
+impl Visit {
+    /// A request that holds `bytes` while it waits.
+    pub(super) fn new(revision: Arc<Revision>, bytes: usize) -> Self {
+        Self { revision, turn: None, bytes, counted: None }
+    }
+
+    /// Waits for room at a pod; not at all where there is some.
+    pub async fn place(&mut self) -> Result<Place, Failure> {
+        let answer = {
+            let mut core = self.revision.core();
+            let live = core.live(self.revision.settings.bounds);
+            let turn = *self.turn.get_or_insert_with(|| {
+                live.visits += 1;
+                live.line.on_request()
+            });
+            if let Some(key) = live.line.admit(chance()) {
+                return Ok(self.revision.place(live, key));
+            }
+            let (whom, answer) = oneshot::channel();
+            live.line.wait(turn, self.bytes, whom).map_err(|_full| Failure::QueueFull)?;
+            let waiting = live.line.waiting();
+            if self.counted.is_none() {
+                self.counted = Some(Instant::now());
+                core.totals.start(now_ns());
+                drop(core);
+                self.revision.began_waiting(waiting);
+            }
+            answer
+        };
+        answer.await.map_err(|_dropped| Failure::ShuttingDown)
+    }
+
+    /// The request leaves for its pod, where it is counted from now on.
+    pub fn leave(&mut self) {
+        let Some(since) = self.counted.take() else { return };
+        self.revision.core().totals.finish(now_ns());
+        let metrics = &self.revision.settings.pods.metrics;
+        metrics.waiting.dec();
+        metrics.wait_seconds.observe(since.elapsed().as_secs_f64());
+        self.revision.settings.usage.changed(&self.revision);
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        let Some(turn) = self.turn else { return };
+        let left = {
+            let mut core = self.revision.core();
+            let left = core.live.as_mut().and_then(|live| {
+                live.visits -= 1;
+                live.line.on_leave(turn)
+            });
+            core.tidy();
+            left
+        };
+        // Dropped after the lock is released, in case its answer holds a place.
+        drop(left);
+        self.leave();
+    }
+}
