@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use common::wire::{is_label, is_subdomain};
 
 use crate::{
+    children::child_name,
     config_maps::{
         Domain, Network,
         network::{domain_values, tag_values},
@@ -25,6 +26,8 @@ pub struct Names<'a> {
     pub network: &'a Network,
     /// `config-domain`.
     pub domain: &'a Domain,
+    /// Domain of routes for which `config-domain` has none; empty: they are private, as in Knative.
+    pub default_domain: &'a str,
     /// Domain of names inside, such as `cluster.local`.
     pub cluster_domain: &'a str,
 }
@@ -113,7 +116,7 @@ impl Names<'_> {
     pub fn service(&self, route: &str, tag: Option<&str>) -> Result<String, NameError> {
         let Some(tag) = tag.filter(|tag| !tag.is_empty()) else { return Ok(route.to_owned()) };
         let name = match &self.network.tag_template {
-            None => format!("{tag}-{route}"),
+            None => child_name(&format!("{tag}-"), route),
             Some(template) => template
                 .render(&tag_values(route, tag))
                 .map_err(|why| NameError::Template { which: "TagTemplate", why })?,
@@ -133,7 +136,8 @@ impl Names<'_> {
     /// The domain outside that is for it.
     fn domain(&self, route: &Route<'_>) -> Option<&str> {
         let inside = |it: &str| it.strip_prefix("svc.") == Some(self.cluster_domain);
-        self.domain.of(route.labels).filter(|it| !inside(it))
+        let default = Some(self.default_domain).filter(|it| !it.is_empty());
+        self.domain.of(route.labels).or(default).filter(|it| !inside(it))
     }
 
     fn public_host(&self, route: &Route<'_>, name: &str) -> Result<String, NameError> {
@@ -236,7 +240,7 @@ mod tests {
 
         fn names(&self) -> Names<'_> {
             let (network, domain) = (&self.network, &self.domain);
-            Names { network, domain, cluster_domain: "c1.local" }
+            Names { network, domain, default_domain: "", cluster_domain: "c1.local" }
         }
 
         fn url(&self, tag: Option<&str>) -> String {
@@ -292,6 +296,22 @@ mod tests {
     }
 
     #[test]
+    fn a_default_domain_is_for_routes_that_no_other_is_for() {
+        let case = Case::new(&[], &[("prod.com", "selector:\n  app: prod\n")], &[]);
+        let names = Names { default_domain: "localhost", ..case.names() };
+        let (labels, prod) = (map(&[]), map(&[("app", "prod")]));
+        let hidden = map(&[("networking.knative.dev/visibility", "cluster-local")]);
+        let url = |labels| {
+            let annotations = &case.annotations;
+            let route = Route { name: "shop", namespace: "team", labels, annotations };
+            names.target(&route, None, |_| false).unwrap().url
+        };
+        assert_eq!(url(&labels), "http://shop.team.localhost");
+        assert_eq!(url(&prod), "http://shop.team.prod.com");
+        assert_eq!(url(&hidden), "http://shop.team.svc.c1.local");
+    }
+
+    #[test]
     fn a_label_on_the_placeholder_hides_one_tag() {
         let case = Case::new(&[("default-external-scheme", "https")], PUBLIC, &[]);
         let tag = case.target(Some("v1"), "v1-shop").unwrap();
@@ -321,7 +341,8 @@ mod tests {
         let want = NameError::Host { host: "EUx.example.com".into() };
         assert_eq!(upper.target(None, ""), Err(want));
         let long = "t".repeat(60);
-        let said = Case::new(&[], PUBLIC, &[]).target(Some(&long), "").unwrap_err();
+        let written = &[("tag-template", "{{.Tag}}-{{.Name}}")];
+        let said = Case::new(written, PUBLIC, &[]).target(Some(&long), "").unwrap_err();
         let name = format!("{long}-shop");
         assert_eq!(said, NameError::Service { name, tag: long });
         assert!(said.to_string().contains("see tag-template in config-network"));

@@ -32,8 +32,10 @@ mod keys;
 mod manifest;
 mod observe;
 mod said;
+mod settings;
 
 pub use said::{Routes, Said};
+pub use settings::ConfigNews;
 
 /// Something happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,6 +97,8 @@ pub struct Effects {
     pub objects: Vec<ObjectKey>,
     /// Parts of objects that may have to be written, on Kubernetes.
     pub keys: Vec<Key>,
+    /// What people should read on ConfigMaps.
+    pub news: Vec<ConfigNews>,
 }
 
 /// The controller's core.

@@ -17,7 +17,7 @@ mod status;
 mod traffic;
 
 pub use revision::{Facts, Templates};
-pub(crate) use routes::{host_name, tagged};
+pub(crate) use routes::{host_name, tagged, target_of};
 
 /// What one app should be.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,7 +52,7 @@ pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
         }
     }
     let routes = routes::subjects(&app, name, &facts, world);
-    revision::collect(&mut app, now, &mut timer);
+    revision::collect(&mut app, &world.settings.configs.gc, now, &mut timer);
     let ended = app.service.is_none() && app.configuration.is_none() && app.route.is_none();
     let ended = (ended || app.leaving()) && app.revisions.iter().all(|it| it.pods.is_empty());
     Plan { app: (!ended).then_some(app), routes, timer: timer.0 }

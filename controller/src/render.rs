@@ -19,7 +19,7 @@ use crate::{
         API_VERSION, Address, Condition, ConfigurationStatus, ContainerDigest, RevisionStatus,
         RouteStatus, ServiceStatus, TrafficTarget, key,
     },
-    plan::Facts,
+    plan::{self, Facts},
     world::{
         Addresses, App, Assigned, Conditions, Configuration, Kind, Meta, Pod, Revision, Route,
         Routing, Service, Stage, Stamp, Truth, World,
@@ -180,26 +180,20 @@ fn wanted_traffic(traffic: &[crate::world::Traffic]) -> Vec<TrafficTarget> {
     traffic.iter().map(target).collect()
 }
 
-fn url(own: &str, name: &Name, world: &World) -> String {
-    format!("http://{own}.{}.{}", name.namespace, world.settings.domain)
-}
-
 fn inner_url(name: &Name, world: &World) -> Option<Address> {
     let domain = &world.settings.cluster_domain;
     Some(Address { url: format!("http://{}.{}.svc.{domain}", name.name, name.namespace) })
 }
 
-fn outer_url(app: &App, name: &Name, world: &World) -> String {
-    match app.route_label(key::VISIBILITY) {
-        Some("cluster-local") => inner_url(name, world).map(|it| it.url).unwrap_or_default(),
-        _ => url(&name.name, name, world),
-    }
+/// Where a route or one of its tags is reachable; empty where its name can be none.
+fn outer_url(app: &App, name: &Name, tag: Option<&str>, world: &World) -> String {
+    plan::target_of(app, name, tag, world).map(|it| it.url).unwrap_or_default()
 }
 
 fn assigned(app: &App, name: &Name, world: &World) -> Vec<TrafficTarget> {
     let target = |it: &Assigned| TrafficTarget {
         tag: it.tag.as_deref().map(Into::into),
-        url: it.tag.as_ref().map(|tag| url(&format!("{tag}-{}", name.name), name, world)),
+        url: it.tag.as_deref().map(|tag| outer_url(app, name, Some(tag), world)),
         revision_name: Some(it.revision.to_string()),
         latest_revision: Some(it.latest),
         percent: Some(it.percent.into()),
@@ -219,7 +213,7 @@ fn service(app: &App, service: &Service, name: &Name, world: &World) -> Value {
         conditions: conditions(&app.conditions, &SERVICE),
         latest_created_revision_name: latest_created(app),
         latest_ready_revision_name: app.latest_ready().unwrap_or_default().into(),
-        url: if routed { outer_url(app, name, world) } else { String::new() },
+        url: if routed { outer_url(app, name, None, world) } else { String::new() },
         address: inner_url(name, world).filter(|_| routed),
         traffic: assigned(app, name, world),
     };
@@ -270,7 +264,7 @@ fn route(app: &App, route: &Route, name: &Name, world: &World) -> Value {
     let status = RouteStatus {
         observed_generation: route.meta.generation.into(),
         conditions: conditions(&app.conditions, &ROUTE),
-        url: if routed { outer_url(app, name, world) } else { String::new() },
+        url: if routed { outer_url(app, name, None, world) } else { String::new() },
         address: inner_url(name, world).filter(|_| routed),
         traffic: assigned(app, name, world),
     };

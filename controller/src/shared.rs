@@ -20,8 +20,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admin::Metrics,
-    kube::{Key, Source, Trouble, Want, events::Events, writer::Writer},
-    machine::{Effects, Event, Machine, Routes, Said},
+    children::Resource,
+    kube::{
+        Key, Source, Trouble, Want,
+        events::{Events, News},
+        writer::Writer,
+    },
+    machine::{ConfigNews, Effects, Event, Machine, Routes, Said},
     render::{self, ObjectKey},
     want,
     world::{Settings, Stamp},
@@ -101,11 +106,22 @@ impl Shared {
         if timer != before {
             self.timer.notify_one();
         }
+        self.tell(effects.news);
         if let Some(writer) = self.writer.get() {
             writer.add(effects.keys);
         } else if !effects.objects.is_empty() {
             self.dirty().extend(effects.objects);
             self.written.notify_one();
+        }
+    }
+
+    /// Every replica tells what it met: events that are equal are counted, not written again.
+    fn tell(&self, news: Vec<ConfigNews>) {
+        let Some(events) = self.events.get() else { return };
+        for ConfigNews { name, uid, event } in news {
+            let (warning, message) = (event.is_warning, event.message);
+            let (resource, reason) = (Resource::ConfigMap, event.reason.to_owned());
+            events.tell(News { resource, name, uid, warning, reason, message });
         }
     }
 

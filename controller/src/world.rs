@@ -17,7 +17,9 @@ use common::{
 };
 use k8s_openapi::jiff;
 
-use crate::{children, observe::Standing, plan::Templates, policy::AutoscalerConfig};
+use crate::{
+    children, config_maps::Configs, observe::Standing, plan::Templates, policy::AutoscalerConfig,
+};
 
 /// A moment, in milliseconds since 1970. The shell's clock never runs backwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -585,6 +587,8 @@ pub struct Settings {
     pub node: String,
     /// Names this boot of the machine.
     pub boot: String,
+    /// The ConfigMaps in force.
+    pub configs: Configs,
     /// Knative's `config-autoscaler`.
     pub autoscaler: AutoscalerConfig,
     /// First 16 bits of IPv4 ClusterIPs; the last 16 are allotted.
@@ -607,6 +611,7 @@ impl Default for Settings {
             cluster_domain: "cluster.local".into(),
             node: "rouse".into(),
             boot: String::new(),
+            configs: Configs::default(),
             autoscaler: AutoscalerConfig::default(),
             cluster_v4: [10, 96],
             cluster_v6: [0xfd00, 0x10, 0x96, 0, 0, 0, 0],
@@ -715,6 +720,18 @@ impl App {
     /// An annotation of its route, or of the Service that owns that.
     pub fn route_annotation(&self, key: &str) -> Option<&str> {
         self.of_route(|manifest| &manifest.annotations, |route| &route.annotations)?.get(key)
+    }
+
+    /// All labels of its route, or of the Service that owns that.
+    pub fn route_labels(&self) -> BTreeMap<String, String> {
+        let found = self.of_route(|manifest| &manifest.labels, |route| &route.labels);
+        found.map(Pairs::to_map).unwrap_or_default()
+    }
+
+    /// All annotations of its route, or of the Service that owns that.
+    pub fn route_annotations(&self) -> BTreeMap<String, String> {
+        let found = self.of_route(|manifest| &manifest.annotations, |route| &route.annotations);
+        found.map(Pairs::to_map).unwrap_or_default()
     }
 
     fn of_route<'a>(

@@ -60,6 +60,12 @@ impl Default for Deployment {
 }
 
 impl Deployment {
+    /// Runtime classes with the labels that a revision must have for each.
+    pub fn runtime_classes(&self) -> BTreeMap<String, BTreeMap<String, String>> {
+        let all = self.runtime_classes.iter();
+        all.map(|(name, it)| (name.clone(), it.selector.clone())).collect()
+    }
+
     /// The runtime class of a revision with these labels: that with the most labels that match, then the first by
     /// name.
     pub fn runtime_class(&self, labels: &BTreeMap<String, String>) -> Option<&str> {

@@ -39,9 +39,9 @@ impl Machine {
                     None => drop(self.world.zones.remove(&name.name)),
                 }
             }
+            Resource::ConfigMap => self.observe_config(&name, object, now),
             // Followed elsewhere, or only written.
             Resource::DomainMapping
-            | Resource::ConfigMap
             | Resource::EndpointSlice
             | Resource::PodAutoscaler
             | Resource::ServerlessService

@@ -20,22 +20,16 @@ use k8s_openapi::{
 use super::Timer;
 use crate::{
     children::child_name,
+    config_maps::Gc,
     knative::{RevisionTemplate, key},
     parse,
     policy::parse_duration,
+    retention::{self, Candidate},
     world::{App, Meta, Platform, Pod, Revision, Routing, Stamp, Uid, World},
 };
 
 /// The port of a container that names none (knative/serving `networking.DefaultUserPort`).
 const DEFAULT_PORT: NonZeroU16 = NonZeroU16::new(8080).expect("not zero");
-/// `retain-since-create-time` of `config-gc`.
-const RETAIN_CREATED_MS: u64 = 48 * 3_600_000;
-/// `retain-since-last-active-time` of `config-gc`.
-const RETAIN_ACTIVE_MS: u64 = 15 * 3_600_000;
-/// `min-non-active-revisions` of `config-gc`.
-const RETAIN_MIN: usize = 20;
-/// `max-non-active-revisions` of `config-gc`.
-const RETAIN_MAX: usize = 1000;
 
 /// Templates in use with what they say: equal ones are kept and read once.
 #[derive(Clone, Debug, Default)]
@@ -285,34 +279,36 @@ pub(crate) fn ensure(app: &mut App, name: &Name, world: &World, now: Stamp) {
     });
 }
 
-/// Drops old Revisions that no route names (knative/serving `pkg/reconciler/gc/gc.go`).
-pub(super) fn collect(app: &mut App, now: Stamp, timer: &mut Timer) {
-    if app.revisions.len() <= RETAIN_MIN {
+/// Drops old Revisions that no route leads to, as `config-gc` says.
+pub(super) fn collect(app: &mut App, config: &Gc, now: Stamp, timer: &mut Timer) {
+    // Nearly always: no list is made for nothing.
+    if usize::try_from(config.min).is_ok_and(|min| app.revisions.len() <= min) {
         return;
     }
-    let mut idle: Vec<(Stamp, Box<str>, Stamp)> = app
-        .revisions
-        .iter()
-        .filter(|it| it.routing.0 == Routing::Reserve && it.pods.is_empty())
-        .filter(|it| app.latest_ready() != Some(&*it.name) && !protected(it))
-        .map(|it| (it.routing.1.max(it.meta.created), it.name.clone(), it.meta.created))
-        .collect();
-    idle.sort();
-    let mut left = idle.len();
-    for (active, name, created) in idle {
-        if left <= RETAIN_MIN {
-            return;
-        }
-        let stale = active.plus_ms(RETAIN_ACTIVE_MS).max(created.plus_ms(RETAIN_CREATED_MS));
-        if left > RETAIN_MAX || timer.passed(stale, now) {
-            app.revisions.retain(|it| it.name != name);
-            left -= 1;
-        }
+    let ready = app.latest_ready();
+    let all: Vec<_> = app.revisions.iter().map(|it| candidate(it, ready)).collect();
+    let stale = retention::stale(&all, config, now);
+    if let Some(next) = stale.next {
+        timer.passed(next, now);
+    }
+    let delete: Vec<Box<str>> = stale.delete.into_iter().map(Into::into).collect();
+    app.revisions.retain(|it| !delete.contains(&it.name));
+}
+
+fn candidate<'a>(it: &'a Revision, ready: Option<&str>) -> Candidate<'a> {
+    Candidate {
+        name: &it.name,
+        created: it.meta.created,
+        routing: it.routing.0,
+        routing_modified: Some(it.routing.1.max(it.meta.created)),
+        // One that still has pods goes once they have drained.
+        is_kept: it.routing.0 == Routing::Reserve && (!it.pods.is_empty() || protected(it)),
+        is_latest_ready: ready == Some(&*it.name),
     }
 }
 
 fn protected(revision: &Revision) -> bool {
     let template: RevisionTemplate = serde_json::from_str(&revision.template).unwrap_or_default();
     let annotations = template.metadata.annotations.unwrap_or_default();
-    annotations.get(key::NO_GC).is_some_and(|value| value == "true")
+    annotations.get(key::NO_GC).is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }

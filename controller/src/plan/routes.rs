@@ -4,9 +4,12 @@ use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
 use common::wire::{Name, Path, Pod, PodPhase, Protocol, RouteChange, Service, Target};
 
+use tracing::debug;
+
 use super::{Facts, View, scale, status, traffic};
 use crate::{
     children::child_name,
+    domains,
     knative::key,
     parse::RESPONSE_START,
     world::{self, Allotment, App, Revision, Routing, Stage, Stamp, World},
@@ -103,8 +106,7 @@ fn service(
         revision: Name::new(name.namespace.as_str(), *revision),
         percent: *percent,
     };
-    let local = app.route_label(key::VISIBILITY) == Some("cluster-local");
-    let host = || format!("{own}.{}.{}", name.namespace, settings.domain);
+    let public = target_of(app, name, allotted.tag.as_deref(), world).filter(|it| !it.is_local);
     Service {
         name: Name::new(name.namespace.as_str(), own.as_str()),
         addresses: settings.addresses(&allotted.addresses),
@@ -114,7 +116,7 @@ fn service(
         path: only
             .as_ref()
             .map_or(Path::Activator, |(revision, facts)| path(app, revision, &view(facts))),
-        hosts: if local { Vec::new() } else { vec![host()] },
+        hosts: public.map(|it| it.host).into_iter().collect(),
         ingress: None,
     }
 }
@@ -137,6 +139,28 @@ fn found<'a>(
     }
 }
 
+/// The name of a route, or of one of its tags, by the settings in force; `None`: it can be none, and nobody outside
+/// reaches it.
+pub(crate) fn target_of(
+    app: &App,
+    name: &Name,
+    tag: Option<&str>,
+    world: &World,
+) -> Option<domains::Target> {
+    let settings = &world.settings;
+    let names = domains::Names {
+        network: &settings.configs.network,
+        domain: &settings.configs.domain,
+        default_domain: &settings.domain,
+        cluster_domain: &settings.cluster_domain,
+    };
+    let (labels, annotations) = (&app.route_labels(), &app.route_annotations());
+    let (own, namespace) = (name.name.as_str(), name.namespace.as_str());
+    let route = domains::Route { name: own, namespace, labels, annotations };
+    let target = names.target(&route, tag, |_service| false);
+    target.inspect_err(|why| debug!(route = %name, %why, "route has no name outside")).ok()
+}
+
 /// `<route>` or `<tag>-<route>`.
 pub(crate) fn host_name(allotted: &Allotment, route: &str) -> String {
     tagged(allotted.tag.as_deref(), route)
@@ -156,13 +180,21 @@ pub(crate) fn tagged(tag: Option<&str>, route: &str) -> String {
 /// by one, unless the user asks; nor with bounds only it can keep; nor where burst capacity forbids it.
 fn path(app: &App, revision: &Revision, view: &View<'_>) -> Path {
     let asked = app.route_annotation(key::PATH).or_else(|| view.facts.annotation(key::PATH));
+    let configs = &view.world.settings.configs;
+    let asked = asked.or_else(|| {
+        configs.network.path.map(|it| match it {
+            Path::Direct => "direct",
+            Path::Activator => "activator",
+        })
+    });
     let spec = &view.facts.template.spec;
     // A default that the user did not write is no wish.
     let start = spec.response_start_timeout_seconds.filter(|it| *it != 0 && *it != RESPONSE_START);
     let idle = spec.idle_timeout_seconds.filter(|it| *it != 0);
     let needs = view.facts.container_concurrency > 0 || start.is_some() || idle.is_some();
     let h2c = view.facts.protocol == Protocol::H2c && asked != Some("direct");
-    if asked == Some("activator") || needs || h2c {
+    let logged = configs.observability.needs_activator();
+    if asked == Some("activator") || needs || h2c || logged {
         return Path::Activator;
     }
     scale::burst_path(revision, view)

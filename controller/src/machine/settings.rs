@@ -1,0 +1,83 @@
+//! Pure: ConfigMaps → the settings in force, and everything that follows from them.
+
+use std::sync::Arc;
+
+use common::wire::Name;
+use serde_json::Value;
+use tracing::{info, warn};
+
+use super::Machine;
+use crate::{
+    children,
+    config_maps::{self, Flag, deployment::Affinity},
+    plan::Templates,
+    policy::AutoscalerConfig,
+    world::{Settings, Stamp},
+};
+
+/// What people should read on a ConfigMap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigNews {
+    /// The ConfigMap.
+    pub name: Name,
+    /// Its UID; empty once it is gone.
+    pub uid: String,
+    /// What.
+    pub event: config_maps::Event,
+}
+
+impl Machine {
+    /// A ConfigMap as it is now. Only those of our own namespace set anything.
+    pub(super) fn observe_config(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
+        if name.namespace != self.world.settings.namespace {
+            return;
+        }
+        let mut settings = Settings::clone(&self.world.settings);
+        let update = settings.configs.observe(&name.name, object);
+        for event in update.events {
+            let (reason, message) = (event.reason, event.message.as_str());
+            if event.is_warning {
+                warn!(config_map = name.name, reason, message, "config map");
+            } else {
+                info!(config_map = name.name, reason, message, "config map");
+            }
+            let uid = object.and_then(|it| it["metadata"]["uid"].as_str());
+            let uid = uid.unwrap_or_default().to_owned();
+            self.effects.news.push(ConfigNews { name: name.clone(), uid, event });
+        }
+        settings.adopt();
+        self.world.settings = Arc::new(settings);
+        if update.is_changed {
+            // What templates say was read with the settings before.
+            self.world.templates = Templates::default();
+            let all: Vec<Name> = self.world.apps.keys().cloned().collect();
+            for app in all {
+                self.settle(&app, None, false, now);
+            }
+        }
+    }
+}
+
+impl Settings {
+    /// Takes over what the ConfigMaps say for scaling and for Deployments.
+    fn adopt(&mut self) {
+        let configs = &self.configs;
+        let (deployment, defaults) = (&configs.deployment, &configs.defaults);
+        self.autoscaler = AutoscalerConfig::clone(&configs.autoscaler);
+        self.autoscaler.policy.progress_deadline = deployment.progress_deadline;
+        let deadline = i32::try_from(deployment.progress_deadline.as_secs()).unwrap_or(i32::MAX);
+        self.children = children::Config {
+            progress_deadline_seconds: deadline,
+            spread_over_nodes: deployment.affinity == Affinity::Spread,
+            runtime_classes: deployment.runtime_classes(),
+            service_links: defaults.enable_service_links,
+            automount_token: defaults.automount_service_account_token,
+            probe_any_port: configs.features.multi_container_probing == Flag::Enabled,
+            wait_for_drain: self.children.wait_for_drain,
+        };
+    }
+}
+
+#[cfg(test)]
+#[path = "settings/tests.rs"]
+mod tests;
