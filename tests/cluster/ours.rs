@@ -91,7 +91,7 @@ fn down_leaves_nothing() {
 #[test]
 fn up_repairs_what_was_killed() {
     let own = Own::up("repair");
-    for part in ["node1", "kube-scheduler", "forward"] {
+    for part in ["node1", "kube-scheduler", "forward", "etcd"] {
         own.xtask(&["fault", "kill", part]);
     }
     own.xtask(&["fault", "stop", "kube-controller-manager"]);

@@ -35,8 +35,13 @@ impl Starter<'_> {
 
     /// What `kubectl ARGS` prints; `None` when it fails.
     fn ask(&self, args: &[&str]) -> Result<Option<String>> {
-        let done =
-            self.kubectl(args)?.stderr(Stdio::null()).output().context("cannot start kubectl")?;
+        let mut kubectl = self.kubectl(args)?;
+        // An API server without etcd would take a minute to say that it knows nothing.
+        let done = kubectl
+            .arg("--request-timeout=5s")
+            .stderr(Stdio::null())
+            .output()
+            .context("cannot start kubectl")?;
         let text = || String::from_utf8_lossy(&done.stdout).into_owned();
         Ok(done.status.success().then(text))
     }

@@ -158,9 +158,13 @@ pub(crate) fn plan(have: &Have, nodes: u8) -> Vec<Step> {
     let dead = |process: &Process| !have.alive.contains(process);
     let control =
         [Process::Etcd, Process::ApiServer, Process::ControllerManager, Process::Scheduler];
-    for process in control.iter().filter(|process| dead(process)) {
-        steps.push(Step::Start(*process));
-        if *process == Process::ApiServer {
+    for process in control {
+        if dead(&process) {
+            steps.push(Step::Start(process));
+        }
+        // An API server that runs does not answer before it has found its etcd again.
+        let is_upset = dead(&Process::Etcd) || dead(&Process::ApiServer);
+        if process == Process::ApiServer && is_upset {
             steps.push(Step::Answer);
         }
     }
@@ -230,6 +234,13 @@ mod tests {
                 Step::Ready
             ]
         );
+    }
+
+    #[test]
+    fn a_new_etcd_is_waited_for_through_the_api_server() {
+        let mut have = whole(1);
+        have.alive.remove(&Process::Etcd);
+        assert_eq!(plan(&have, 1), [Step::Start(Process::Etcd), Step::Answer, Step::Ready]);
     }
 
     #[test]
