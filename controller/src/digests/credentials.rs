@@ -92,7 +92,7 @@ impl Keyring {
             }
         }
         // The longest path wins; of equal ones the secret named first.
-        it.entries.sort_by(|(a, _), (b, _)| b.path.len().cmp(&a.path.len()));
+        it.entries.sort_by_key(|(place, _)| std::cmp::Reverse(place.path.len()));
         (it, unread)
     }
 
