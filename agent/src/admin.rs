@@ -11,7 +11,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::pods::Counts;
+use crate::{oddities::Owner, pods::Counts};
 
 /// What keeps the agent from its work, by what it concerns. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -60,6 +60,8 @@ pub(crate) struct Metrics {
     pub(crate) fallbacks: Gauge,
     /// Kept connections ended to move them.
     pub(crate) ended: Counter,
+    /// Programs of others that redirect connects, by owner.
+    others: Family<[(&'static str, &'static str); 1], Gauge>,
 }
 
 impl Metrics {
@@ -81,6 +83,7 @@ impl Metrics {
             untracked: Gauge::default(),
             fallbacks: Gauge::default(),
             ended: Counter::default(),
+            others: Family::default(),
         };
         let mut registry = Registry::with_prefix("rouse_agent");
         metrics.register(&mut registry);
@@ -111,6 +114,8 @@ impl Metrics {
         registry.register("connects_fallback", help, self.fallbacks.clone());
         let help = "Kept connections ended to move them";
         registry.register("connections_ended", help, self.ended.clone());
+        let help = "Programs of others that redirect connects, by owner";
+        registry.register("foreign_programs", help, self.others.clone());
     }
 
     /// Shows how many pods there are.
@@ -121,6 +126,15 @@ impl Metrics {
             self.pods
                 .get_or_create(&[("state", state)])
                 .set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Shows whose programs redirect connects beside ours.
+    pub(crate) fn beside(&self, others: &BTreeMap<Owner, usize>) {
+        self.others.clear();
+        for (owner, programs) in others {
+            let gauge = self.others.get_or_create(&[("owner", owner.name())]);
+            gauge.set(i64::try_from(*programs).unwrap_or(i64::MAX));
         }
     }
 
@@ -155,12 +169,14 @@ mod tests {
         let (metrics, registry) = Metrics::new();
         metrics.count(Counts { named: 3, listening: 2, ready: 1 });
         metrics.probed(true);
+        metrics.beside(&BTreeMap::from([(Owner::Cilium, 2)]));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("it is text");
         for line in [
             "rouse_agent_pods{state=\"ready\"} 1",
             "rouse_agent_probes_total{result=\"passed\"} 1",
             "rouse_agent_listen_to_report_seconds_count 0",
+            "rouse_agent_foreign_programs{owner=\"cilium\"} 2",
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }

@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -14,13 +15,18 @@ use common::{
     abi,
     link::{Draining, PodKey, RouteBatch, chain},
     outbox::Outbox,
-    wire::{PodItem, PodSeen, RouteChange, RouteKey},
+    wire::{self, PodItem, PodSeen, RouteChange, RouteKey},
 };
 use tokio::{
     io::unix::AsyncFd,
-    sync::mpsc::{self, Receiver, Sender},
+    net::TcpStream,
+    sync::{
+        Semaphore,
+        mpsc::{self, Receiver, Sender},
+        watch,
+    },
     task::{JoinHandle, spawn_blocking},
-    time::sleep_until,
+    time::{sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
@@ -30,10 +36,15 @@ use crate::{
     autoscaler::Usage,
     clock::monotonic_ns,
     controller::Routes,
+    drain::Drains,
     kept::{self, Kept},
+    kernel::Stage,
     maps::{self, Events, Maps},
-    plan::{Local, Plan, Planner},
-    pods::{Action, Attempt, Event, Facts, Kernel, Pods, ask, find::Command, mark::Marks},
+    plan::{Backend, Local, Plan, Planner, sixteen},
+    pods::{
+        Action, Attempt, Event, Facts, Kernel, Pods, ask, find::Command, mark::Marks, namespace,
+    },
+    reach::{self, Reach},
     slots::Slots,
 };
 
@@ -50,6 +61,11 @@ const ORPHANS_AFTER: Duration = Duration::from_secs(10);
 const SETTLE: Duration = Duration::from_secs(2);
 /// Results of probes that may wait to be taken in.
 const TRIES: usize = 1_024;
+/// How often the node's own addresses are read.
+const ADDRESSES: Duration = Duration::from_secs(10);
+/// How many pods of other nodes are tried at once, and for how long.
+const REACH_AT_ONCE: usize = 64;
+const REACH_PATIENCE: Duration = Duration::from_secs(1);
 /// Events taken from the ring before the loop looks at anything else.
 const EVENTS_AT_ONCE: usize = 256;
 
@@ -71,6 +87,10 @@ pub(crate) struct Ends {
     pub(crate) metrics: Metrics,
     /// For /readyz.
     pub(crate) troubles: Troubles,
+    /// Where the kubelet waits to stop pods.
+    pub(crate) drains: Drains,
+    /// How far the kernel half may take over from another version's.
+    pub(crate) stage: watch::Sender<Stage>,
 }
 
 /// The agent's state. See [`Agent::run`].
@@ -101,6 +121,13 @@ pub(crate) struct Agent {
     backlog: VecDeque<Command>,
     tries: Sender<Event>,
     tried: Receiver<Event>,
+    /// Pods of other nodes.
+    reach: Reach,
+    knocks: Sender<(reach::Try, bool)>,
+    knocked: Receiver<(reach::Try, bool)>,
+    /// How many knock at once.
+    knocking: Arc<Semaphore>,
+    next_addresses: Instant,
     /// What the planner is told of them.
     planned: BTreeMap<String, Local>,
     next_full: Instant,
@@ -119,8 +146,11 @@ impl Agent {
     pub(crate) fn new(node: String, clients: PathBuf, ends: Ends) -> Result<Self, maps::Error> {
         let pods = ends.maps.pods()?;
         let taken = pods.iter().map(|(&cookie, pod)| (cookie, pod.slot)).collect();
-        let planner = Planner::resume(ends.maps.read()?, monotonic_ns());
+        let kernel = ends.maps.read()?;
+        let reach = Reach::new(kernel.backends.values().filter_map(Backend::pod).collect());
+        let planner = Planner::resume(kernel, monotonic_ns());
         let (tries, tried) = mpsc::channel(TRIES);
+        let (knocks, knocked) = mpsc::channel(TRIES);
         info!(pods = pods.len(), "maps read back");
         Ok(Self {
             node,
@@ -140,6 +170,11 @@ impl Agent {
             backlog: VecDeque::new(),
             tries,
             tried,
+            reach,
+            knocks,
+            knocked,
+            knocking: Arc::new(Semaphore::new(REACH_AT_ONCE)),
+            next_addresses: Instant::now(),
             planned: BTreeMap::new(),
             next_full: Instant::now(),
             next_sweep: Instant::now(),
@@ -158,7 +193,8 @@ impl Agent {
     ) -> std::io::Result<()> {
         loop {
             let sweep = self.next_sweep;
-            let wake = self.pods.next_wake().map_or(sweep, |wake| wake.min(sweep));
+            let wakes = [self.pods.next_wake(), self.reach.next_wake()];
+            let wake = wakes.into_iter().flatten().fold(sweep, Instant::min);
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return Ok(()),
@@ -168,16 +204,18 @@ impl Agent {
                         ready.clear_ready();
                     }
                 }
-                Some(event) = found.recv() => self.feed(event),
+                Some(event) = found.recv() => self.found(event),
                 Some(event) = self.tried.recv() => {
                     if let Event::Tried(_, _, result) = &event {
                         self.ends.metrics.probed(result.is_ok());
                     }
                     self.feed(event);
                 }
+                Some((tried, reached)) = self.knocked.recv() => self.knocked(&tried, reached),
                 news = routes.next() => self.absorb(news),
                 () = sleep_until(wake.into()) => {
                     self.feed(Event::Tick);
+                    self.reach.due(Instant::now()).into_iter().for_each(|it| self.knock(it));
                     if sweep <= Instant::now() {
                         self.sweep();
                     }
@@ -219,6 +257,46 @@ impl Agent {
         }
     }
 
+    /// Takes in what the finder has found.
+    fn found(&mut self, event: Event) {
+        let asked = match &event {
+            Event::Asked(uid) => Some(uid.clone()),
+            _ => None,
+        };
+        self.feed(event);
+        if let Some(uid) = asked {
+            // Nothing new goes there, and its last requests are watched from now on.
+            self.hold(&uid);
+            self.next_sweep = Instant::now();
+        }
+    }
+
+    /// Keeps new connects from a pod that is not to have them yet, or any more.
+    fn hold(&mut self, uid: &str) {
+        self.planner.hold(uid, self.reach.is_open(uid) || self.pods.is_stopping(uid));
+        self.stale |= self.planner.is_due();
+    }
+
+    /// Tries whether a pod of another node can be reached from here.
+    fn knock(&self, tried: reach::Try) {
+        let (knocks, knocking) = (self.knocks.clone(), Arc::clone(&self.knocking));
+        tokio::spawn(async move {
+            let permit = knocking.acquire().await;
+            let stream = timeout(REACH_PATIENCE, TcpStream::connect(tried.at)).await;
+            // It leaves nothing behind, as a probe does not.
+            let reached = matches!(&stream, Ok(Ok(stream)) if stream.set_zero_linger().is_ok());
+            drop((stream, permit));
+            // The loop has ended, and the agent with it.
+            let _ = knocks.send((tried, reached)).await;
+        });
+    }
+
+    fn knocked(&mut self, tried: &reach::Try, reached: bool) {
+        self.reach.tried(Instant::now(), tried, reached);
+        debug!(uid = tried.uid, at = %tried.at, reached, "pod of another node tried");
+        self.hold(&tried.uid);
+    }
+
     /// Reads the maps for one pod and takes in what they say.
     fn read(&mut self, uid: &str) {
         if let Some(read) = self.kernel(uid) {
@@ -236,6 +314,7 @@ impl Agent {
         Some(Kernel {
             listeners: listen.open,
             loopback: listen.loopback,
+            serves: listen.families & (abi::SERVES_V4 | abi::SERVES_V6),
             since_ns: listen.since_ns,
             in_flight: state.in_flight,
             connections: state.connections,
@@ -268,6 +347,10 @@ impl Agent {
                 }
             }
             Action::Try(attempt) => self.attempt(attempt),
+            Action::Release(uid) => {
+                info!(uid, "the kubelet may stop the pod");
+                self.ends.drains.release(&uid);
+            }
             Action::Report(seen) => self.report(seen),
             Action::Gone(uid) => self.ends.reports.remove(&PodKey::Pod(uid)),
         }
@@ -363,15 +446,31 @@ impl Agent {
                 (RouteKey::Pod(_), RouteChange::Pod(pod)) if pod.node == self.node => {
                     events.push(Event::Named(pod.clone()));
                 }
-                (RouteKey::Pod(uid), _) => events.push(Event::Dropped(uid)),
+                (RouteKey::Pod(uid), RouteChange::Pod(pod)) => {
+                    self.elsewhere(pod);
+                    events.push(Event::Dropped(uid));
+                }
+                (RouteKey::Pod(uid), _) => {
+                    self.reach.dropped(&uid);
+                    self.hold(&uid);
+                    events.push(Event::Dropped(uid));
+                }
                 _ => {}
             }
             self.planner.set(change);
         }
+        self.reach.forget_known();
         self.version = news.version;
         events.into_iter().for_each(|event| self.feed(event));
         self.first_table.get_or_insert_with(Instant::now);
         self.stale = true;
+    }
+
+    /// Takes in a pod of another node.
+    fn elsewhere(&mut self, pod: &wire::Pod) {
+        let attempt = self.reach.named(Instant::now(), pod);
+        self.hold(&pod.uid);
+        attempt.into_iter().for_each(|it| self.knock(it));
     }
 
     /// Brings the maps to what the table and the local pods want, and says which version is in force.
@@ -393,6 +492,7 @@ impl Agent {
                 self.ends.reports.set(PodKey::Applied, PodItem::Applied(version));
                 self.draining.in_force(&self.ends.reports);
                 self.ends.troubles.set("maps", None);
+                self.reach_stage(Stage::Routed);
             }
             Err(refused) => {
                 error!(error = refused, version = self.version, "cannot apply routes");
@@ -498,9 +598,38 @@ impl Agent {
             self.first_table.is_none().then(|| "no table from the controller yet".to_owned());
         self.ends.troubles.set("routes", trouble);
         self.stale |= self.torn || self.planner.is_due();
-        if self.first_table.is_some_and(|at| now.duration_since(at) >= ORPHANS_AFTER) {
+        self.read_addresses(now);
+        let claimed = self.first_table.is_some_and(|at| now.duration_since(at) >= ORPHANS_AFTER);
+        if claimed {
             self.forget_orphans();
         }
+        if self.ends.maps.settle_old(claimed) && self.first_table.is_some() {
+            self.reach_stage(Stage::Counted);
+        }
+    }
+
+    /// Tells the kernel which addresses are the node's: whoever comes from there may be the kubelet.
+    fn read_addresses(&mut self, now: Instant) {
+        if now < self.next_addresses {
+            return;
+        }
+        self.next_addresses = now + ADDRESSES;
+        let own = match namespace::own_addresses() {
+            Ok(own) => own.into_iter().map(sixteen).collect(),
+            Err(error) => return warn!(%error, "cannot read the node's own addresses"),
+        };
+        if let Err(error) = self.ends.maps.set_node(&own) {
+            warn!(error = %chain(&error), "cannot tell the kernel the node's own addresses");
+        }
+    }
+
+    /// Lets the kernel half go on in taking over from another version's, never back.
+    fn reach_stage(&self, stage: Stage) {
+        self.ends.stage.send_if_modified(|now| {
+            let further = *now < stage;
+            *now = stage.max(*now);
+            further
+        });
     }
 
     /// Forgets namespaces of pods that left while no agent ran.

@@ -1,6 +1,34 @@
 //! Pure: what the agent is told at start.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+/// Where pins go where nothing is said; each node has a folder there.
+const PINS: &str = "/sys/fs/bpf/rouse";
+
+/// Where things stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// A bpf filesystem, mounted here if it is not yet.
+    pub bpffs: PathBuf,
+    /// Cgroup below which connects are redirected.
+    pub clients: PathBuf,
+    /// Cgroup below which pods run.
+    pub pods: PathBuf,
+    /// Cgroup of the kubelet, if its connections are to be marked.
+    pub kubelet: Option<PathBuf>,
+    /// Version of the pins: this build's, except in tests of upgrades.
+    pub version: u32,
+}
+
+impl Places {
+    /// The folder of this version's pins.
+    pub fn pins(&self) -> PathBuf {
+        self.bpffs.join(format!("v{}", self.version))
+    }
+}
 
 use common::replicas;
 
@@ -21,17 +49,29 @@ pub struct Config {
     #[arg(long, env = "ROUSE_AUTOSCALER")]
     pub autoscaler: String,
 
-    /// Folder on a bpf filesystem; pins go to `v<ABI>/` below it.
-    #[arg(long, env = "ROUSE_PINS", default_value = "/sys/fs/bpf/rouse")]
-    pub pins: PathBuf,
+    /// Folder on a bpf filesystem; pins go to `v<ABI>/` below it. None: `/sys/fs/bpf/rouse/<node>`, so that several nodes
+    /// of one machine do not meet.
+    #[arg(long, env = "ROUSE_PINS")]
+    pub pins: Option<PathBuf>,
 
-    /// Cgroup (v2) of all whose connects may be redirected.
-    #[arg(long, env = "ROUSE_CLIENTS_CGROUP", default_value = "/sys/fs/cgroup/kubepods.slice")]
-    pub clients_cgroup: PathBuf,
+    /// Cgroup (v2) of all whose connects may be redirected. None: that of this node's pods, which is found by its name,
+    /// and waited for. The root of the hierarchy takes in the node's own processes too.
+    #[arg(long, env = "ROUSE_CLIENTS_CGROUP")]
+    pub clients_cgroup: Option<PathBuf>,
 
-    /// Cgroup (v2) below which the pods' own cgroups are; within or equal to the clients' cgroup.
-    #[arg(long, env = "ROUSE_PODS_CGROUP", default_value = "/sys/fs/cgroup/kubepods.slice")]
-    pub pods_cgroup: PathBuf,
+    /// Cgroup (v2) below which the pods' own cgroups are; within or equal to the clients' cgroup. None: found by its name
+    /// (`kubepods`, `kubepods.slice`), or the clients' cgroup where that is given.
+    #[arg(long, env = "ROUSE_PODS_CGROUP")]
+    pub pods_cgroup: Option<PathBuf>,
+
+    /// Cgroup (v2) of the kubelet, such as `/sys/fs/cgroup/system.slice/kubelet.service`: what it connects to is a probe
+    /// and no request. It must not hold the pods' cgroup. None: probes are known by their User-Agent.
+    #[arg(long, env = "ROUSE_KUBELET_CGROUP")]
+    pub kubelet_cgroup: Option<PathBuf>,
+
+    /// Whether to answer the kubelet on port 8022 of each pod before it stops it (`/wait-for-drain`).
+    #[arg(long, env = "ROUSE_WAIT_FOR_DRAIN", default_value_t = true, action = clap::ArgAction::Set)]
+    pub wait_for_drain: bool,
 
     /// Folder in which the platform names a pod's network namespace by its uid before its first process runs; none:
     /// a namespace is found by the processes in it, while their runtime still sets them up.
@@ -76,16 +116,38 @@ impl Config {
             ("pins", &self.pins),
             ("clients-cgroup", &self.clients_cgroup),
             ("pods-cgroup", &self.pods_cgroup),
+            ("kubelet-cgroup", &self.kubelet_cgroup),
         ] {
-            if !path.is_absolute() {
+            if let Some(path) = path
+                && !path.is_absolute()
+            {
                 return Err(invalid(name, &path.display().to_string(), "must be an absolute path"));
             }
         }
-        if !self.pods_cgroup.starts_with(&self.clients_cgroup) {
-            let value = self.pods_cgroup.display().to_string();
+        if let (Some(pods), Some(clients)) = (&self.pods_cgroup, &self.clients_cgroup)
+            && !pods.starts_with(clients)
+        {
+            let value = pods.display().to_string();
             return Err(invalid("pods-cgroup", &value, "must lie within the clients' cgroup"));
         }
         Ok(())
+    }
+
+    /// Where this agent's pins go.
+    pub fn pins(&self) -> PathBuf {
+        self.pins.clone().unwrap_or_else(|| Path::new(PINS).join(&self.node))
+    }
+
+    /// Where everything stands, given the cgroup of this node's pods as it was found, which counts where none is named.
+    pub fn places(&self, found: Option<PathBuf>) -> Option<Places> {
+        let pods = self.pods_cgroup.clone().or_else(|| self.clients_cgroup.clone()).or(found)?;
+        Some(Places {
+            bpffs: self.pins(),
+            clients: self.clients_cgroup.clone().unwrap_or_else(|| pods.clone()),
+            pods,
+            kubelet: self.kubelet_cgroup.clone(),
+            version: common::abi::ABI_VERSION,
+        })
     }
 }
 
@@ -109,8 +171,20 @@ mod tests {
     fn defaults_are_those_of_a_kubernetes_node() {
         let config = parse(&[]);
         assert_eq!(config.validate(), Ok(()));
-        assert_eq!(config.pods_cgroup, config.clients_cgroup);
+        assert_eq!(config.places(None), None, "the kubelet's folder is waited for");
+        let places = config.places(Some("/c/kubepods".into())).expect("found");
+        assert_eq!((&places.clients, &places.pods), (&places.pods, &"/c/kubepods".into()));
+        assert_eq!(places.bpffs, Path::new("/sys/fs/bpf/rouse/n1"), "one folder a node");
         assert_eq!(config.admin.port(), 7104);
+    }
+
+    #[test]
+    fn what_is_named_counts_more_than_what_is_found() {
+        let found = Some(PathBuf::from("/c/kubepods"));
+        let root = parse(&["--clients-cgroup=/c"]).places(found.clone()).expect("named");
+        assert_eq!((root.clients, root.pods), ("/c".into(), "/c".into()));
+        let both = parse(&["--clients-cgroup=/c", "--pods-cgroup=/c/p"]).places(None);
+        assert_eq!(both.map(|it| (it.clients, it.pods)), Some(("/c".into(), "/c/p".into())));
     }
 
     #[test]
@@ -119,7 +193,10 @@ mod tests {
             (Config { node: "N 1".into(), ..parse(&[]) }, "--node is \"N 1\""),
             (Config { controller: "tcp:1".into(), ..parse(&[]) }, "--controller is \"tcp:1\""),
             (parse(&["--pins=bpf"]), "--pins is \"bpf\""),
-            (parse(&["--pods-cgroup=/elsewhere"]), "--pods-cgroup is \"/elsewhere\""),
+            (
+                parse(&["--pods-cgroup=/elsewhere", "--clients-cgroup=/here"]),
+                "--pods-cgroup is \"/elsewhere\"",
+            ),
         ];
         for (config, begins) in cases {
             let refused = config.validate().expect_err(begins).to_string();

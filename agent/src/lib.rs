@@ -4,6 +4,9 @@
 //! |---|---|
 //! | [`probe`], [`pods`] | pure: whether a pod is ready; what follows from what is known of it |
 //! | [`plan`] | pure: from the RouteTable to ordered writes of the kernel's maps |
+//! | [`reach`] | pure: which pods of other nodes this one is known to reach |
+//! | [`cgroups`], `kubepods` | pure: the layouts of pods' cgroups; the one of this node |
+//! | [`drain`] | what the kubelet asks before it stops a pod |
 //! | [`maps`], [`sys`] | the kernel's maps and the agent's own system calls |
 //! | `pods/find`, `pods/namespace`, `pods/ask`, `pods/mark` | cgroups, namespaces, probes and how the kernel knows them |
 //! | [`sockdiag`] | the TCP sockets of a namespace, listed and ended |
@@ -14,17 +17,23 @@
 mod admin;
 mod agent;
 mod autoscaler;
+pub mod cgroups;
 mod clock;
 pub mod config;
 mod controller;
+pub mod drain;
 mod kept;
 mod kernel;
+mod kubepods;
 pub mod maps;
+mod netfilter;
 mod netlink;
+pub mod oddities;
 pub mod plan;
 pub mod pods;
 pub mod probe;
 pub mod programs;
+pub mod reach;
 mod slots;
 pub mod sockdiag;
 pub mod sys;
@@ -37,7 +46,7 @@ use common::{
     outbox::Outbox,
     wire::{Part, Role, Subscriber},
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::info;
 
@@ -46,9 +55,28 @@ use crate::{
     agent::{Agent, Ends},
     config::Config,
     controller::Routes,
+    drain::Drains,
     pods::mark::Marks,
-    programs::Places,
 };
+
+/// The capabilities that the agent needs, each with its reason: what a manifest gives it, besides user 0, the host's
+/// network and process namespaces, and the host's `/sys/fs/bpf` and `/sys/fs/cgroup`.
+///
+/// `tests/kernel/agent.rs` runs every agent with these and no others. Not needed: `DAC_OVERRIDE` (user 0 owns all files it
+/// touches), `KILL` (the canary is its own child), `NET_RAW` (it makes TCP, UDP and netlink sockets only).
+pub const CAPABILITIES: [(&str, &str); 5] = [
+    ("BPF", "loads programs, creates and opens maps (CAP_SYS_ADMIN before Linux 5.8)"),
+    (
+        "PERFMON",
+        "lets the verifier take programs that read packets and spin locks without speculation barriers",
+    ),
+    ("NET_ADMIN", "attaches programs to cgroups, ends kept connections (SOCK_DESTROY)"),
+    (
+        "SYS_ADMIN",
+        "enters pods' network namespaces (setns); mounts a bpf file system where there is none",
+    ),
+    ("SYS_PTRACE", "opens /proc/PID/ns/net of processes of other users"),
+];
 
 /// Events of the finder that may wait to be taken in.
 const FOUND: usize = 1_024;
@@ -80,22 +108,27 @@ pub enum Error {
 pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
     config.validate()?;
     info!(?config, "agent starts");
-    let places = Places {
-        bpffs: config.pins.clone(),
-        clients: config.clients_cgroup.clone(),
-        pods: config.pods_cgroup.clone(),
-    };
-    let pins = places.pins();
-    let (kernel, maps, events) = tokio::select! {
-        started = kernel::start(places, config.activator_netns.clone()) => started?,
-        () = shutdown.cancelled() => return Ok(()),
-    };
-    let events = sys::readable(events).map_err(Error::Events)?;
-
     let tasks = TaskTracker::new();
     let (metrics, registry) = Metrics::new();
     let troubles = Troubles::default();
-    tasks.spawn(kernel.watch(troubles.clone(), shutdown.clone()));
+    // From the first moment on: whoever waits for the agent learns what it waits for.
+    let pages = pages::serve(
+        config.admin,
+        admin::pages(registry, troubles.clone()),
+        axum::Router::new(),
+        shutdown.clone(),
+    );
+    let mut pages = std::pin::pin!(pages);
+    let (places, (kernel, maps, events)) = tokio::select! {
+        started = kernel::start(&config, &troubles) => started?,
+        ended = &mut pages => return ended.map_err(Error::Admin),
+        () = shutdown.cancelled() => return Ok(()),
+    };
+    let pins = places.pins();
+    let events = sys::readable(events).map_err(Error::Events)?;
+
+    let (stage, stages) = watch::channel(kernel::Stage::default());
+    tasks.spawn(kernel.watch(stages, troubles.clone(), metrics.clone(), shutdown.clone()));
     let who =
         Subscriber { role: Role::Agent, name: config.node.clone(), node: config.node.clone() };
     let controllers = Finder::of(&config.controller);
@@ -120,21 +153,17 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     tasks.spawn(async move { usage_link.report_usage(&totals).await });
 
     let (found, finds) = mpsc::channel(FOUND);
-    let places = pods::find::Places {
-        cgroups: config.pods_cgroup.clone(),
+    let drains = Drains::default();
+    let find = pods::find::Places {
+        cgroups: places.pods,
         namespaces: config.namespaces.clone(),
+        drains: config.wait_for_drain.then(|| drains.clone()),
     };
-    let finder = pods::find::start(places, found).map_err(Error::Find)?;
+    let finder = pods::find::start(find, found).map_err(Error::Find)?;
     let marks = Marks::open(&pins)?;
     let ends =
-        Ends { maps, marks, finder, reports, usage, settled, metrics, troubles: troubles.clone() };
-    let agent = Agent::new(config.node.clone(), config.clients_cgroup.clone(), ends)?;
-    let pages = pages::serve(
-        config.admin,
-        admin::pages(registry, troubles),
-        axum::Router::new(),
-        shutdown.clone(),
-    );
+        Ends { maps, marks, finder, reports, usage, settled, metrics, troubles, drains, stage };
+    let agent = Agent::new(config.node.clone(), places.clients, ends)?;
     let ended = tokio::select! {
         ended = agent.run(events, &routes, finds, &shutdown) => ended.map_err(Error::Events),
         ended = pages => ended.map_err(Error::Admin),

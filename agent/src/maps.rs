@@ -1,7 +1,7 @@
 //! Shell: the kernel's maps: applies planned writes, reads listeners and counters, hands out events.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     mem::offset_of,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
@@ -71,20 +71,31 @@ const STATE_WORDS: usize = size_of::<abi::PodState>() / 8;
 const COUNTER_WORDS: usize = size_of::<abi::Counters>() / 8;
 const RESPONSE_WORDS: usize = size_of::<abi::Responses>() / 8;
 
+mod old;
+
 /// Every map the agent reads or writes. Only one process at a time may write.
 #[derive(Debug)]
 pub struct Maps {
     frontends: HashMap<MapData, abi::FrontendKey, u32>,
     pods: HashMap<MapData, u64, abi::Pod>,
     listen: HashMap<MapData, abi::ListenKey, abi::Listen>,
+    node: HashMap<MapData, [u8; 16], u32>,
     svc_state: Words,
     svc_info: Words,
     slots: Words,
     backends: Words,
+    rows: Rows,
+    control: Words,
+    /// What the programs of the version before still count.
+    old: Option<old::Old>,
+}
+
+/// What the kernel half counts of each pod, by slot.
+#[derive(Debug)]
+struct Rows {
     pod_state: Words,
     counters: Words,
     responses: Words,
-    control: Words,
     cpus: usize,
 }
 
@@ -96,16 +107,36 @@ impl Maps {
             frontends: hash(pins, maps::FRONTENDS)?,
             pods: hash(pins, maps::PODS)?,
             listen: hash(pins, maps::LISTEN)?,
+            node: hash(pins, maps::NODE)?,
             svc_state: words(pins, maps::SVC_STATE, abi::SERVICES_MAX as usize)?,
             svc_info: words(pins, maps::SVC_INFO, abi::SERVICES_MAX as usize)?,
             slots: words(pins, maps::SLOTS, abi::SLOTS_MAX as usize)?,
             backends: words(pins, maps::BACKENDS, abi::BACKENDS_MAX as usize * BACKEND_WORDS)?,
-            pod_state: words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
-            counters: words(pins, maps::COUNTERS, rows * COUNTER_WORDS)?,
-            responses: words(pins, maps::RESPONSES, rows * RESPONSE_WORDS)?,
+            rows: Rows {
+                pod_state: words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
+                counters: words(pins, maps::COUNTERS, rows * COUNTER_WORDS)?,
+                responses: words(pins, maps::RESPONSES, rows * RESPONSE_WORDS)?,
+                cpus: rows / abi::PODS_MAX as usize,
+            },
             control: words(pins, maps::CONTROL, abi::CONTROL_WORDS as usize)?,
-            cpus: rows / abi::PODS_MAX as usize,
+            old: None,
         })
+    }
+
+    /// Adds what the programs of another version, pinned in `pins`, count until their connections have closed.
+    #[must_use]
+    pub fn beside(self, pins: Option<&Path>) -> Self {
+        Self { old: pins.and_then(old::Old::open), ..self }
+    }
+
+    /// Takes over for good what another version has counted to the end. Returns whether nothing of it is left; `all` also
+    /// forgets its pods that nobody has registered here.
+    pub fn settle_old(&mut self, all: bool) -> bool {
+        let settled = self.old.as_mut().is_none_or(|old| old.settle(&self.rows, all));
+        if settled {
+            self.old = None;
+        }
+        settled
     }
 
     /// Carries out planned writes in their order. After an error, read the table back and plan anew.
@@ -216,11 +247,15 @@ impl Maps {
     /// bind widened where [`abi::POD_WIDEN_BIND`] says so. Clear a slot of an earlier pod first.
     pub fn register(&mut self, cookie: u64, pod: abi::Pod) -> Result<(), Error> {
         let done = self.pods.insert(cookie, pod, 0);
-        done.map_err(|source| refused(maps::PODS, (cookie, pod.slot), source))
+        done.map_err(|source| refused(maps::PODS, (cookie, pod.slot), source))?;
+        self.old.as_mut().map_or(Ok(()), |old| old.hand_over(cookie, pod.slot))
     }
 
     /// Forgets a pod and every listener of its namespace. Its slot should rest as long as possible before reuse.
     pub fn unregister(&mut self, cookie: u64) -> Result<(), Error> {
+        if let Some(old) = &mut self.old {
+            old.forget(cookie);
+        }
         match self.pods.remove(&cookie) {
             Ok(()) | Err(MapError::KeyNotFound) => {}
             Err(source) => return Err(refused(maps::PODS, cookie, source)),
@@ -238,11 +273,11 @@ impl Maps {
     /// Sets all counters of a slot to zero, before it is given to a new pod.
     pub fn clear_slot(&self, slot: u32) {
         let zero = |words: &[AtomicU64]| words.iter().for_each(|word| word.store(0, Relaxed));
-        zero(row(&self.pod_state, slot as usize, STATE_WORDS));
-        for cpu in 0..self.cpus {
+        zero(row(&self.rows.pod_state, slot as usize, STATE_WORDS));
+        for cpu in 0..self.rows.cpus {
             let index = cpu * abi::PODS_MAX as usize + slot as usize;
-            zero(row(&self.counters, index, COUNTER_WORDS));
-            zero(row(&self.responses, index, RESPONSE_WORDS));
+            zero(row(&self.rows.counters, index, COUNTER_WORDS));
+            zero(row(&self.rows.responses, index, RESPONSE_WORDS));
         }
     }
 
@@ -271,6 +306,22 @@ impl Maps {
         }
     }
 
+    /// Says which addresses are the node's own: connections from there may be the kubelet's.
+    pub fn set_node(&mut self, addresses: &BTreeSet<[u8; 16]>) -> Result<(), Error> {
+        let known: Vec<[u8; 16]> = self.node.keys().filter_map(Result::ok).collect();
+        for stale in known.iter().filter(|address| !addresses.contains(*address)) {
+            match self.node.remove(stale) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(source) => return Err(refused(maps::NODE, stale, source)),
+            }
+        }
+        for fresh in addresses.iter().filter(|address| !known.contains(address)) {
+            let done = self.node.insert(fresh, 1, 0);
+            done.map_err(|source| refused(maps::NODE, fresh, source))?;
+        }
+        Ok(())
+    }
+
     /// Every namespace and port with a listener, now or before.
     pub fn listeners(&self) -> Result<BTreeMap<abi::ListenKey, abi::Listen>, Error> {
         self.listen.iter().map(|entry| entry.map_err(|e| read(maps::LISTEN, e))).collect()
@@ -278,6 +329,58 @@ impl Maps {
 
     /// One pod's running totals over all CPUs.
     pub fn totals(&self, slot: u32) -> Totals {
+        let (new, old) = (self.rows.totals(slot), self.old.as_ref().map(|old| old.totals(slot)));
+        let old = old.unwrap_or_default();
+        Totals {
+            started: new.started.wrapping_add(old.started),
+            finished: new.finished.wrapping_add(old.finished),
+            started_sum_ns: new.started_sum_ns.wrapping_add(old.started_sum_ns),
+            finished_sum_ns: new.finished_sum_ns.wrapping_add(old.finished_sum_ns),
+        }
+    }
+
+    /// One pod's responses over all CPUs.
+    pub fn responses(&self, slot: u32) -> abi::Responses {
+        let mut sum = self.rows.responses(slot);
+        if let Some(old) = self.old.as_ref().map(|old| old.responses(slot)) {
+            let totals = sum.status.iter_mut().chain(&mut sum.latency);
+            let old = old.status.into_iter().chain(old.latency);
+            totals.zip(old).for_each(|(total, old)| *total = total.wrapping_add(old));
+        }
+        sum
+    }
+
+    /// One pod's levels, gauges clamped at 0.
+    pub fn state(&self, slot: u32) -> abi::PodState {
+        let new = self.rows.state(slot);
+        let Some(old) = self.old.as_ref().map(|old| old.state(slot)) else { return new };
+        abi::PodState {
+            in_flight: new.in_flight + old.in_flight,
+            armed: new.armed,
+            connections: new.connections + old.connections,
+            fresh: new.fresh + old.fresh,
+            changed_ns: new.changed_ns.max(old.changed_ns),
+            desync: new.desync + old.desync,
+            opaque: new.opaque + old.opaque,
+            stray: new.stray + old.stray,
+        }
+    }
+
+    /// Asks for one event at the pod's next edge. Look at [`state`](Self::state) afterwards: an edge may just have passed.
+    pub fn arm(&self, slot: u32) {
+        let row = row(&self.rows.pod_state, slot as usize, STATE_WORDS);
+        row[offset_of!(abi::PodState, armed) / 8].store(1, Release);
+    }
+
+    /// A word of `CONTROL`, by its `abi::CONTROL_*` number.
+    pub fn control(&self, word: u32) -> u64 {
+        self.control.words()[word as usize].load(Acquire)
+    }
+}
+
+impl Rows {
+    /// One pod's running totals over all CPUs.
+    fn totals(&self, slot: u32) -> Totals {
         let mut sum = Totals::default();
         for cpu in 0..self.cpus {
             let index = cpu * abi::PODS_MAX as usize + slot as usize;
@@ -291,7 +394,7 @@ impl Maps {
     }
 
     /// One pod's responses over all CPUs.
-    pub fn responses(&self, slot: u32) -> abi::Responses {
+    fn responses(&self, slot: u32) -> abi::Responses {
         let mut sum = abi::Responses::default();
         for cpu in 0..self.cpus {
             let index = cpu * abi::PODS_MAX as usize + slot as usize;
@@ -305,7 +408,7 @@ impl Maps {
     }
 
     /// One pod's levels, gauges clamped at 0.
-    pub fn state(&self, slot: u32) -> abi::PodState {
+    fn state(&self, slot: u32) -> abi::PodState {
         let row = row(&self.pod_state, slot as usize, STATE_WORDS);
         let load = |at: usize| row[at / 8].load(Acquire);
         let gauge = |at: usize| common::flow::clamp(load(at));
@@ -319,17 +422,6 @@ impl Maps {
             opaque: gauge(offset_of!(abi::PodState, opaque)),
             stray: load(offset_of!(abi::PodState, stray)),
         }
-    }
-
-    /// Asks for one event at the pod's next edge. Look at [`state`](Self::state) afterwards: an edge may just have passed.
-    pub fn arm(&self, slot: u32) {
-        let row = row(&self.pod_state, slot as usize, STATE_WORDS);
-        row[offset_of!(abi::PodState, armed) / 8].store(1, Release);
-    }
-
-    /// A word of `CONTROL`, by its `abi::CONTROL_*` number.
-    pub fn control(&self, word: u32) -> u64 {
-        self.control.words()[word as usize].load(Acquire)
     }
 }
 

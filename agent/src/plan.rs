@@ -22,6 +22,7 @@ use common::{
     wire::{Name, Protocol, RouteChange, RouteKey, Service},
 };
 
+pub(crate) use self::op::sixteen;
 use self::{
     op::Ops,
     pool::{Extents, Numbers},
@@ -209,6 +210,11 @@ impl Planner {
     /// A pod of this node was registered or forgotten: the next plan looks at it again.
     pub fn touch(&mut self, uid: &str) {
         self.due.extend(self.table.concerned(uid));
+    }
+
+    /// Keeps connects from a pod, or no longer, whatever the RouteTable says of it.
+    pub fn hold(&mut self, uid: &str, held: bool) {
+        self.due.extend(self.table.hold(uid, held));
     }
 
     fn set_activator(&mut self, name: &str, addresses: Option<Vec<IpAddr>>) {

@@ -11,10 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::wire::{self, PodPhase, PodSeen, Probe};
+use common::{
+    abi,
+    wire::{self, PodPhase, PodSeen, Probe},
+};
 
 use crate::{
     kept,
+    oddities::Oddity,
     probe::{self, Readiness},
 };
 
@@ -26,6 +30,10 @@ mod tls;
 
 /// How long a draining pod must have had nothing to do before it may stop (design: stopping a pod).
 const DRAINED_AFTER: Duration = Duration::from_secs(1);
+
+/// How long after the kubelet's question the RouteTable may take to say that the pod drains. Without that word nobody
+/// tells the others, and there is nothing to wait for but quiet.
+const UNTOLD: Duration = Duration::from_secs(2);
 
 /// Shortest time between two reports that differ in the requests in flight alone.
 const IN_FLIGHT_EVERY: Duration = Duration::from_secs(1);
@@ -58,6 +66,12 @@ struct Tracked {
     /// Since when the RouteTable has called it draining.
     draining: Option<Instant>,
     drained: bool,
+    /// Since when the kubelet waits to stop it.
+    asked: Option<Instant>,
+    /// Whether the kubelet was told to go on.
+    released: bool,
+    /// Whether the RouteTable does not name it any more, while the kubelet still waits.
+    dropped: bool,
     sent: Option<(Instant, PodSeen)>,
 }
 
@@ -68,6 +82,8 @@ pub struct Facts {
     pub cookie: u64,
     /// Its global addresses, IPv4 first.
     pub addresses: Vec<IpAddr>,
+    /// What is unusual about it.
+    pub oddity: Option<Oddity>,
 }
 
 /// What the kernel's maps say of one pod at one moment.
@@ -77,6 +93,8 @@ pub struct Kernel {
     pub listeners: u32,
     /// Those that only the pod itself can reach.
     pub loopback: u32,
+    /// The families of clients that they serve, as `SERVES_*` bits; 0: not known.
+    pub serves: u32,
     /// When the newest of them opened, CLOCK_MONOTONIC in ns.
     pub since_ns: u64,
     /// Requests in flight.
@@ -94,6 +112,8 @@ pub struct Kernel {
 pub struct Sockets {
     /// Where processes listen.
     pub listeners: Vec<SocketAddr>,
+    /// Whether something there redirects connections.
+    pub redirects: bool,
 }
 
 /// What happens to the pods of this node.
@@ -111,6 +131,10 @@ pub enum Event {
     Kernel(String, Kernel),
     /// Its namespace was looked into; the time is CLOCK_MONOTONIC in ns.
     Inspected(String, Sockets, u64),
+    /// The kubelet is about to stop it, and waits until it may.
+    Asked(String),
+    /// Its last process has gone.
+    Emptied(String),
     /// A try of its probe ended.
     Tried(String, u64, Result<(), String>),
     /// Time has passed.
@@ -130,6 +154,8 @@ pub enum Action {
     Inspect(String),
     /// Make one try of its probe.
     Try(Attempt),
+    /// Let the kubelet stop it.
+    Release(String),
     /// Report what is seen.
     Report(PodSeen),
     /// Report that it is gone.
@@ -158,13 +184,23 @@ impl Pods {
         match event {
             Event::Named(pod) => self.named(now, *pod, &mut out),
             Event::Dropped(uid) => {
-                if self.pods.remove(&uid).is_some() {
-                    out.extend([Action::Forget(uid.clone()), Action::Gone(uid)]);
-                }
+                self.with(&uid, |pod| pod.drop_out(now));
+                self.sweep(&uid, &mut out);
+            }
+            Event::Asked(uid) => {
+                self.with(&uid, |pod| pod.asked(now, &mut out));
+                self.sweep(&uid, &mut out);
+            }
+            Event::Emptied(uid) => {
+                self.with(&uid, |pod| pod.released = true);
+                self.sweep(&uid, &mut out);
             }
             Event::Found(uid, facts) => self.with(&uid, |pod| pod.found(now, facts, &mut out)),
             Event::Registered(uid) => self.with(&uid, |pod| pod.registered(now, &mut out)),
-            Event::Kernel(uid, read) => self.with(&uid, |pod| pod.kernel(now, read, &mut out)),
+            Event::Kernel(uid, read) => {
+                self.with(&uid, |pod| pod.kernel(now, read, &mut out));
+                self.sweep(&uid, &mut out);
+            }
             Event::Inspected(uid, seen, at_ns) => {
                 self.with(&uid, |pod| pod.inspected(now, seen, at_ns, &mut out));
             }
@@ -194,8 +230,13 @@ impl Pods {
 
     /// Pods that wait for their last requests, so that a close eye is kept on them.
     pub fn draining(&self) -> Vec<String> {
-        let draining = self.pods.values().filter(|tracked| tracked.draining.is_some());
-        draining.map(Tracked::uid).collect()
+        let leaves = |pod: &&Tracked| pod.draining.is_some() || pod.waits_to_stop();
+        self.pods.values().filter(leaves).map(Tracked::uid).collect()
+    }
+
+    /// Whether the kubelet stops the pod, whatever the RouteTable says of it.
+    pub fn is_stopping(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some_and(|pod| pod.asked.is_some())
     }
 
     /// Whether a pod has a listener, but none that the kernel half saw opening.
@@ -233,6 +274,14 @@ impl Pods {
         self.pods.insert(tracked.pod.uid.clone(), tracked);
     }
 
+    /// Forgets a pod that the RouteTable has dropped, unless the kubelet still waits for its last requests.
+    fn sweep(&mut self, uid: &str, out: &mut Vec<Action>) {
+        if self.pods.get(uid).is_some_and(|pod| pod.dropped && !pod.waits_to_stop()) {
+            self.pods.remove(uid);
+            out.extend([Action::Forget(uid.to_owned()), Action::Gone(uid.to_owned())]);
+        }
+    }
+
     /// A pod that left meanwhile needs nothing.
     fn with(&mut self, uid: &str, each: impl FnOnce(&mut Tracked)) {
         if let Some(pod) = self.pods.get_mut(uid) {
@@ -266,12 +315,16 @@ impl Tracked {
             listening_since_ns: 0,
             draining: None,
             drained: false,
+            asked: None,
+            released: false,
+            dropped: false,
             sent: None,
         }
     }
 
     fn renamed(&mut self, now: Instant, pod: wire::Pod, out: &mut Vec<Action>) {
         let old = mem::replace(&mut self.pod, pod);
+        self.dropped = false;
         if old.probe != self.pod.probe || old.port != self.pod.port {
             self.readiness = Readiness::new(self.pod.probe.clone());
             self.registered = false;
@@ -321,7 +374,7 @@ impl Tracked {
             // The newest look is older than the close: only another one tells.
             self.inspect(now, out);
         }
-        self.watch_drain(now);
+        self.watch_drain(now, out);
         self.settle(now, probe::Event::Tick, out);
     }
 
@@ -374,13 +427,37 @@ impl Tracked {
     }
 
     /// Only a reading of the maps proves quiet: time that passes between two readings does not.
-    fn watch_drain(&mut self, now: Instant) {
+    fn watch_drain(&mut self, now: Instant, out: &mut Vec<Action>) {
         let Kernel { in_flight, connections, fresh, idle, .. } = self.kernel;
-        let long = self.draining.is_some_and(|since| now.duration_since(since) >= DRAINED_AFTER);
         // Idle connections are being ended on the clients' side: a pod that stopped under them would lose the
         // request that comes in the same moment.
         let enough = if connections > 0 { kept::STAYS } else { DRAINED_AFTER };
-        self.drained = long && in_flight == 0 && fresh == 0 && idle >= enough;
+        let quiet = in_flight == 0 && fresh == 0 && idle >= enough;
+        let long = |since: Instant| now.saturating_duration_since(since) >= DRAINED_AFTER;
+        self.drained = quiet && self.draining.is_some_and(long);
+        let told = self.draining.or(self.asked.map(|at| at + UNTOLD));
+        if quiet && self.waits_to_stop() && told.is_some_and(long) {
+            self.released = true;
+            out.push(Action::Release(self.uid()));
+        }
+    }
+
+    /// The kubelet asks once for each container, and each time gets the same answer.
+    fn asked(&mut self, now: Instant, out: &mut Vec<Action>) {
+        self.asked.get_or_insert(now);
+        if self.released {
+            out.push(Action::Release(self.uid()));
+        }
+    }
+
+    /// The RouteTable names it no more: nobody is led to it.
+    fn drop_out(&mut self, now: Instant) {
+        self.dropped = true;
+        self.draining.get_or_insert(now);
+    }
+
+    fn waits_to_stop(&self) -> bool {
+        self.asked.is_some() && !self.released
     }
 
     fn report(&mut self, now: Instant, out: &mut Vec<Action>) {
@@ -400,7 +477,7 @@ impl Tracked {
         PodSeen {
             uid: self.uid(),
             address: self.address(),
-            also: None,
+            also: self.also(),
             listening: self.is_listening(),
             ready: self.readiness.is_ready(),
             drained: self.drained,
@@ -422,12 +499,25 @@ impl Tracked {
     /// Where it serves: at an address of its own namespace, the family of its listener where that matters.
     fn address(&self) -> Option<SocketAddr> {
         let addresses = &self.facts.as_ref()?.addresses;
-        let only_v6 = self.kernel.listeners == 0
-            && self.serving().next().is_some()
-            && self.serving().all(|at| is_v6_only(at.ip()));
-        let wanted = |ip: &&IpAddr| !only_v6 || ip.is_ipv6();
+        let serves = self.serves();
+        let wanted = |ip: &&IpAddr| serves & family(**ip) != 0;
         let ip = addresses.iter().find(wanted).or_else(|| addresses.first())?;
         Some(SocketAddr::new(*ip, self.pod.port.get()))
+    }
+
+    /// Its address of the other family, if it serves there too.
+    fn also(&self) -> Option<IpAddr> {
+        let others = self.serves() & !family(self.address()?.ip());
+        let addresses = &self.facts.as_ref()?.addresses;
+        addresses.iter().find(|ip| others & family(**ip) != 0).copied()
+    }
+
+    /// The families of clients that it serves, as `SERVES_*` bits; 0: not known.
+    fn serves(&self) -> u32 {
+        if self.kernel.listeners > 0 {
+            return self.kernel.serves;
+        }
+        self.serving().fold(0, |all, at| all | families(at.ip()))
     }
 
     /// Listeners on the serving port that others can reach, by the newest look.
@@ -445,6 +535,9 @@ impl Tracked {
     }
 
     fn trouble(&self) -> String {
+        if let Some(oddity) = self.oddity() {
+            return oddity.to_string();
+        }
         if !self.is_listening() {
             return self.not_listening();
         }
@@ -452,6 +545,12 @@ impl Tracked {
             "" => String::new(),
             failed => format!("readiness probe failed: {failed}"),
         }
+    }
+
+    fn oddity(&self) -> Option<Oddity> {
+        let redirects = self.sockets.as_ref().is_some_and(|sockets| sockets.redirects);
+        let found = self.facts.as_ref().and_then(|facts| facts.oddity);
+        found.or(redirects.then_some(Oddity::Redirected))
     }
 
     /// Why a pod whose namespace was looked into does not serve.
@@ -478,11 +577,16 @@ fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
-/// Whether a listener there is out of reach over IPv4. The wildcard `::` takes both by default.
-fn is_v6_only(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(_) => false,
-        IpAddr::V6(ip) => !ip.is_unspecified() && ip.to_ipv4_mapped().is_none(),
+/// The bit of an address's own family.
+fn family(ip: IpAddr) -> u32 {
+    if ip.is_ipv4() { abi::SERVES_V4 } else { abi::SERVES_V6 }
+}
+
+/// The families of clients that reach a listener there. The wildcard `::` takes both by default.
+fn families(ip: IpAddr) -> u32 {
+    match ip.to_canonical() {
+        IpAddr::V6(ip) if ip.is_unspecified() => abi::SERVES_V4 | abi::SERVES_V6,
+        ip => family(ip),
     }
 }
 

@@ -4,6 +4,7 @@
 //! without it; the next agent puts its programs into the same links, without a moment without any.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io,
     os::{
@@ -28,6 +29,7 @@ use tracing::{debug, info, warn};
 
 use crate::{
     maps::{self as tables, Maps},
+    oddities::Owner,
     sys,
 };
 
@@ -108,23 +110,7 @@ pub enum Error {
     },
 }
 
-/// Where things stand.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places {
-    /// A bpf filesystem, mounted here if it is not yet.
-    pub bpffs: PathBuf,
-    /// Cgroup below which connects are redirected.
-    pub clients: PathBuf,
-    /// Cgroup below which pods run.
-    pub pods: PathBuf,
-}
-
-impl Places {
-    /// The folder of this version's pins.
-    pub fn pins(&self) -> PathBuf {
-        self.bpffs.join(format!("v{}", abi::ABI_VERSION))
-    }
-}
+pub use crate::config::Places;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cgroup {
@@ -148,6 +134,14 @@ const PROGRAMS: [(&str, u32, Cgroup); 10] = [
     ("connect6", 11, Cgroup::Clients),
 ];
 
+/// The programs of them that follow the tables.
+const CONNECTS: [&str; 2] = ["connect4", "connect6"];
+
+/// The program that marks the kubelet's connections, in its own cgroup.
+const KUBELET: &str = "kubelet";
+/// The kernel's attach type of it: as of `sockets`.
+const SOCK_OPS: u32 = 3;
+
 /// The program that leads to the activator's listener, in a network namespace instead of a cgroup.
 const PORTS: &str = "ports";
 /// The kernel's attach type of it.
@@ -160,6 +154,10 @@ pub struct Programs {
     places: Places,
     /// The network namespace where one listener serves the ports of all services.
     ports: Option<PathBuf>,
+    /// Pins of the version before, whose programs go on counting the connections that they saw established.
+    old: Option<PathBuf>,
+    /// Whether connects still follow the tables of the version before, as ours are empty.
+    follows_old: bool,
 }
 
 impl Programs {
@@ -175,21 +173,70 @@ impl Programs {
         let pins = places.pins();
         make_folder(&pins.join("links"))?;
         check_pins(&pins)?;
-        let mut programs = Self { ebpf: load_object(object, &pins)?, places, ports: None };
+        let old = other_version(&places);
+        let ebpf = load_object(object, &pins, old.as_deref())?;
+        // An agent that took over before goes on with its own.
+        let taken = sys::open_pin(&pins.join("links/connect4")).is_ok();
+        let follows_old = old.is_some() && !taken;
+        let mut programs = Self { ebpf, places, ports: None, old, follows_old };
         for (name, _, _) in PROGRAMS {
             load_program(&mut programs.ebpf, name)?;
         }
         load_program(&mut programs.ebpf, PORTS)?;
-        let own =
-            [("ingress", maps::INGRESS), ("egress", maps::EGRESS), ("sockets", maps::SOCKETS)];
-        for (name, array) in own {
-            jump_to_itself(&mut programs.ebpf, name, array)?;
+        load_program(&mut programs.ebpf, KUBELET)?;
+        load_program(&mut programs.ebpf, "suspects")?;
+        for (name, array, index) in [
+            ("ingress", maps::INGRESS, 0),
+            ("suspects", maps::INGRESS, 1),
+            ("egress", maps::EGRESS, 0),
+            ("sockets", maps::SOCKETS, 0),
+        ] {
+            jump(&mut programs.ebpf, name, array, index)?;
         }
         Maps::open(&pins)?.set_canary()?;
         programs.attach()?;
-        remove_other_versions(&programs.places);
+        programs.mark_kubelet();
+        if let Some(old) = &programs.old {
+            info!(pins = %old.display(), "programs of another version go on counting what they count");
+        }
+        remove_other_versions(&programs.places, programs.old.as_deref());
         info!(pins = %pins.display(), abi = abi::ABI_VERSION, "kernel half in force");
         Ok(programs)
+    }
+
+    /// Pins of the version before, while its programs are in force beside ours.
+    pub fn old(&self) -> Option<&Path> {
+        self.old.as_deref()
+    }
+
+    /// Lets connects follow our tables, which the caller has filled, and no longer those of the version before.
+    pub fn take_over(&mut self) -> Result<(), Error> {
+        if !std::mem::take(&mut self.follows_old) {
+            return Ok(());
+        }
+        // Both are in force for a moment: what one has rewritten is no address of a service to the other.
+        self.keep_attached()?;
+        let Some(old) = &self.old else { return Ok(()) };
+        for name in CONNECTS {
+            let link = old.join("links").join(name);
+            match fs::remove_file(&link) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(place("remove link", &link, source));
+                }
+                _ => {}
+            }
+        }
+        info!(old = %old.display(), "connects follow this version's tables");
+        Ok(())
+    }
+
+    /// Takes the programs of the version before out of force: nothing is left for them to count.
+    pub fn retire_old(&mut self) -> Result<(), Error> {
+        self.take_over()?;
+        let Some(old) = self.old.take() else { return Ok(()) };
+        fs::remove_dir_all(&old).map_err(|source| place("remove", &old, source))?;
+        info!(pins = %old.display(), "programs of the version before are gone");
+        Ok(())
     }
 
     /// Lets one listener serve the ports of all services in a network namespace where an activator runs: puts the program
@@ -216,6 +263,24 @@ impl Programs {
         Ok(())
     }
 
+    /// Whose other programs redirect connects in the clients' cgroup or above it, each with their number. Ours run first
+    /// where they stand above; where they stand in the same cgroup, the earlier one does.
+    pub fn others(&self) -> BTreeMap<Owner, usize> {
+        let mut found = BTreeMap::new();
+        let clients = &self.places.clients;
+        for cgroup in clients.ancestors().take_while(|it| it.join("cgroup.procs").exists()) {
+            let own = cgroup == clients || cgroup == self.places.pods;
+            for (name, attach_type, _) in PROGRAMS.into_iter().filter(|it| CONNECTS.contains(&it.0))
+            {
+                let Ok(folder) = File::open(cgroup) else { continue };
+                let names = sys::attached(folder.as_fd(), attach_type).unwrap_or_default();
+                let others = names.iter().filter(|it| !(own && it.as_str() == name));
+                others.for_each(|it| *found.entry(Owner::of(it)).or_default() += 1);
+            }
+        }
+        found
+    }
+
     /// The folder of the pinned maps, for [`Maps::open`].
     pub fn pins(&self) -> PathBuf {
         self.places.pins()
@@ -231,7 +296,7 @@ impl Programs {
     /// Returns how many programs were attached anew. Call it from time to time.
     pub fn keep_attached(&self) -> Result<usize, Error> {
         let mut anew = 0;
-        for (name, attach_type, cgroup) in PROGRAMS {
+        for (name, attach_type, cgroup) in self.programs() {
             let path = self.cgroup(cgroup);
             let folder = open_folder(path)?;
             if !self.is_attached(name, &folder)? {
@@ -239,6 +304,7 @@ impl Programs {
                 anew += 1;
             }
         }
+        self.mark_kubelet();
         if let Some(netns) = &self.ports {
             let (target, inode) = open_netns(netns)?;
             if self.leads_into(inode).is_none() {
@@ -249,8 +315,14 @@ impl Programs {
         Ok(anew)
     }
 
+    /// Those that are to be in force now.
+    fn programs(&self) -> impl Iterator<Item = (&'static str, u32, Cgroup)> {
+        let waits = self.follows_old;
+        PROGRAMS.into_iter().filter(move |(name, ..)| !(waits && CONNECTS.contains(name)))
+    }
+
     fn attach(&self) -> Result<(), Error> {
-        for (name, attach_type, cgroup) in PROGRAMS {
+        for (name, attach_type, cgroup) in self.programs() {
             let path = self.cgroup(cgroup);
             let folder = open_folder(path)?;
             if self.replace(name, &folder)? {
@@ -260,6 +332,24 @@ impl Programs {
             }
         }
         Ok(())
+    }
+
+    /// Marks the kubelet's connections, where its cgroup is known. Without it, its probes are known by their name only, so
+    /// nothing else depends on this.
+    fn mark_kubelet(&self) {
+        let Some(path) = &self.places.kubelet else { return };
+        let marked = open_folder(path).and_then(|folder| {
+            if self.places.pods.starts_with(path) {
+                return Err(place("mark connections of", path, io::ErrorKind::InvalidInput.into()));
+            }
+            match self.replace(KUBELET, &folder)? {
+                true => Ok(()),
+                false => self.attach_anew(KUBELET, SOCK_OPS, path, &folder),
+            }
+        });
+        if let Err(error) = marked {
+            debug!(error = %common::link::chain(&error), "cannot mark the kubelet's probes");
+        }
     }
 
     fn cgroup(&self, cgroup: Cgroup) -> &Path {
@@ -337,6 +427,10 @@ impl Programs {
     /// Proves that the programs see what happens below the pods' cgroup: a process there connects to the canary's address
     /// and listens. Takes a few milliseconds; blocks.
     pub fn canary(&self, maps: &mut Maps) -> Result<(), Error> {
+        if self.follows_old {
+            // The other version's programs see it, and count it in maps of their own.
+            return Ok(());
+        }
         let cgroup = self.places.pods.join(format!("rouse-canary-{}", std::process::id()));
         make_folder(&cgroup)?;
         let seen = self.run_canary(&cgroup, maps);
@@ -353,8 +447,17 @@ impl Programs {
         let canary =
             sys::Canary::start(cgroup).map_err(|e| failed(format!("it did not run: {e}")))?;
         let report = canary.report();
-        if maps.control(abi::CONTROL_CANARY) == before {
-            return Err(failed(format!("its connect went by (errno {})", report.connect_errno)));
+        let seen = maps.control(abi::CONTROL_CANARY).wrapping_sub(before);
+        if seen < u64::from(report.connects) {
+            let mut what = format!("its connect went by (errno {})", report.connect_errno);
+            if seen > 0 {
+                what = "its IPv6 connect went by".into();
+            }
+            if report.enter_errno != 0 {
+                let entering = io::Error::from_raw_os_error(report.enter_errno);
+                what += &format!(", and it could not enter the cgroup: {entering}");
+            }
+            return Err(failed(what));
         }
         if report.port == 0 {
             return Err(failed(format!("it could not listen (errno {})", report.listen_errno)));
@@ -374,8 +477,9 @@ pub fn ports_map(bpffs: &Path) -> PathBuf {
     bpffs.join(format!("v{}", abi::ABI_VERSION)).join(maps::PORTS)
 }
 
-/// Removes every pin: programs detach at once, maps go with their last user. For `rouse down`.
+/// Removes every pin, of all versions: programs detach at once, maps go with their last user. For `rouse down`.
 pub fn remove_pins(places: &Places) -> Result<(), Error> {
+    remove_other_versions(places, None);
     match fs::remove_dir_all(places.pins()) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
             Err(place("remove", &places.pins(), source))
@@ -431,6 +535,7 @@ fn check_pins(pins: &Path) -> Result<(), Error> {
         (maps::COUNTERS, [ARRAY, 4, size(size_of::<abi::Counters>()), rows()?]),
         (maps::RESPONSES, [ARRAY, 4, size(size_of::<abi::Responses>()), rows()?]),
         (maps::CONTROL, [ARRAY, 4, 8, abi::CONTROL_WORDS]),
+        (maps::NODE, [HASH, 16, 4, abi::NODE_MAX]),
         (maps::CLAIMS, [ARRAY, 4, 8, abi::CLIENTS_MAX]),
         (maps::CLIENTS, [ARRAY, 4, size(size_of::<abi::Client>()), abi::CLIENTS_MAX]),
     ];
@@ -445,21 +550,26 @@ fn check_pins(pins: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-fn load_object(object: &[u8], pins: &Path) -> Result<Ebpf, Error> {
+fn load_object(object: &[u8], pins: &Path, old: Option<&Path>) -> Result<Ebpf, Error> {
     let rows = rows()?;
     let probes = abi::PROBES_MAX.max(256 * cpus()?);
     // An unreadable version counts as the oldest: fallbacks work everywhere.
     let kernel = KernelVersion::current().unwrap_or(KernelVersion::new(0, 0, 0));
     let have = |major, minor| u8::from(kernel >= KernelVersion::new(major, minor, 0));
     let (retval, cookie, mptcp) = (have(5, 18), have(5, 15), have(5, 19));
+    // Without another version, one of its own that nobody fills.
+    let old_conns = old.map_or_else(|| pins.join(maps::OLD_CONNS), |old| old.join(maps::CONNS));
+    let have_old = u8::from(old.is_some());
     let loaded = EbpfLoader::new()
         .default_map_pin_directory(pins)
         .map_pin_path(maps::OVERFLOW, pins.join(maps::OVERFLOW))
         .map_pin_path(maps::CONNS, pins.join(maps::CONNS))
+        .map_pin_path(maps::OLD_CONNS, &old_conns)
         .map_max_entries(maps::COUNTERS, rows)
         .map_max_entries(maps::RESPONSES, rows)
         .map_max_entries(maps::PROBES, probes)
         .override_global("HAVE_SET_RETVAL", &retval, true)
+        .override_global("HAVE_OLD", &have_old, true)
         .override_global("HAVE_SOCK_OPS_COOKIE", &cookie, true)
         .override_global("HAVE_MPTCP_SOCK", &mptcp, true)
         .load(object);
@@ -478,8 +588,8 @@ fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<(), Error> {
     loaded.map_err(|e| Error::Program { name, source: Box::new(e) })
 }
 
-/// Lets a program run anew on a packet that takes more than one run.
-fn jump_to_itself(ebpf: &mut Ebpf, name: &'static str, array: &'static str) -> Result<(), Error> {
+/// Lets a program run anew on a packet that takes more than one run, or another one go on with it.
+fn jump(ebpf: &mut Ebpf, name: &'static str, array: &'static str, index: u32) -> Result<(), Error> {
     let refused = |e: ProgramError| Error::Program { name, source: Box::new(e) };
     let program = match ebpf.program(name) {
         Some(Program::CgroupSkb(program)) => program.fd().map_err(refused)?,
@@ -489,23 +599,32 @@ fn jump_to_itself(ebpf: &mut Ebpf, name: &'static str, array: &'static str) -> R
     let program = program.try_clone().map_err(|e| refused(e.into()))?;
     let array = ebpf.map_mut(array).ok_or(Error::Abi)?;
     let mut array = ProgramArray::try_from(array).map_err(|e| refused(e.into()))?;
-    array.set(0, &program, 0).map_err(|e| refused(e.into()))
+    array.set(index, &program, 0).map_err(|e| refused(e.into()))
 }
 
-/// Takes away what an agent of another version left in force, once this one's programs are.
-fn remove_other_versions(places: &Places) {
-    let own = places.pins();
-    let found =
-        fs::read_dir(&places.bpffs).into_iter().flatten().flatten().map(|entry| entry.path());
-    for other in found.filter(|path| *path != own) {
-        let is_version = other.file_name().and_then(|name| name.to_str()).is_some_and(|name| {
-            name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok())
-        });
-        if is_version {
-            match fs::remove_dir_all(&other) {
-                Ok(()) => info!(pins = %other.display(), "pins of another version removed"),
-                Err(error) => warn!(pins = %other.display(), %error, "cannot remove old pins"),
-            }
+/// Pins of another version that are in force: the newest one's that has counting programs.
+fn other_version(places: &Places) -> Option<PathBuf> {
+    let in_force =
+        |path: &PathBuf| path.join(maps::CONNS).exists() && path.join("links/sockets").exists();
+    other_versions(places).filter(|(_, path)| in_force(path)).max().map(|(_, path)| path)
+}
+
+/// Pins of other versions, with their numbers.
+fn other_versions(places: &Places) -> impl Iterator<Item = (u32, PathBuf)> {
+    let own = places.version;
+    let found = fs::read_dir(&places.bpffs).into_iter().flatten().flatten();
+    found.filter_map(move |entry| {
+        let version = entry.file_name().to_str()?.strip_prefix('v')?.parse().ok()?;
+        (version != own).then(|| (version, entry.path()))
+    })
+}
+
+/// Takes away what agents of older versions still left in force, but `keep`.
+fn remove_other_versions(places: &Places, keep: Option<&Path>) {
+    for (_, other) in other_versions(places).filter(|(_, path)| Some(path.as_path()) != keep) {
+        match fs::remove_dir_all(&other) {
+            Ok(()) => info!(pins = %other.display(), "pins of another version removed"),
+            Err(error) => warn!(pins = %other.display(), %error, "cannot remove old pins"),
         }
     }
 }
@@ -550,7 +669,8 @@ mod tests {
 
     #[test]
     fn pins_are_named_after_the_version() {
-        let places = Places { bpffs: "/b".into(), clients: "/c".into(), pods: "/c/p".into() };
+        let (bpffs, clients, pods) = ("/b".into(), "/c".into(), "/c/p".into());
+        let places = Places { bpffs, clients, pods, kubelet: None, version: abi::ABI_VERSION };
         assert_eq!(places.pins(), Path::new("/b").join(format!("v{}", abi::ABI_VERSION)));
     }
 }

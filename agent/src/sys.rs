@@ -71,7 +71,9 @@ impl Drop for Words {
 // Commands and layouts of bpf(2), from include/uapi/linux/bpf.h. Only what is used here.
 const BPF_OBJ_PIN: i32 = 6;
 const BPF_OBJ_GET: i32 = 7;
+const BPF_PROG_GET_FD_BY_ID: i32 = 13;
 const BPF_OBJ_GET_INFO_BY_FD: i32 = 15;
+const BPF_PROG_QUERY: i32 = 16;
 const BPF_LINK_CREATE: i32 = 28;
 const BPF_LINK_UPDATE: i32 = 29;
 
@@ -167,6 +169,51 @@ pub fn link_netns(link: BorrowedFd<'_>) -> io::Result<u64> {
     link_cgroup(link).map(|word| word & u64::from(u32::MAX))
 }
 
+/// Names of the programs that are attached to a cgroup itself, at one hook. Needs CAP_NET_ADMIN; a name that may not be
+/// asked for (CAP_SYS_ADMIN) is empty.
+pub fn attached(cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Vec<String>> {
+    const MOST: usize = 64;
+    #[repr(C)]
+    struct Query {
+        target: u32,
+        attach_type: u32,
+        query_flags: u32,
+        attach_flags: u32,
+        ids: u64,
+        count: u32,
+        reserved: u32,
+    }
+    let mut ids = [0u32; MOST];
+    let mut query = Query {
+        target: cgroup.as_raw_fd() as u32,
+        attach_type,
+        query_flags: 0,
+        attach_flags: 0,
+        ids: ids.as_mut_ptr() as u64,
+        count: MOST as u32,
+        reserved: 0,
+    };
+    bpf(BPF_PROG_QUERY, &mut query)?;
+    let count = (query.count as usize).min(MOST);
+    Ok(ids[..count].iter().map(|&id| program_name(id).unwrap_or_default()).collect())
+}
+
+fn program_name(id: u32) -> io::Result<String> {
+    #[repr(C)]
+    struct Get {
+        id: u32,
+        next: u32,
+        flags: u32,
+    }
+    let program = owned(bpf(BPF_PROG_GET_FD_BY_ID, &mut Get { id, next: 0, flags: 0 })?);
+    let mut info = [0u64; 16];
+    object_info(program.as_fd(), &mut info)?;
+    // struct bpf_prog_info has its name, of 16 bytes, at byte 64.
+    let bytes: Vec<u8> = info[8..10].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let name = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
 /// Type, key size, value size and capacity of a map.
 pub fn map_shape(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
     // struct bpf_map_info: type, id, key size, value size, max entries, flags, …
@@ -225,6 +272,11 @@ pub struct CanaryReport {
     pub connect_errno: i32,
     /// Why it could not listen; 0 when it could.
     pub listen_errno: i32,
+    /// Why it could not enter the cgroup; 0 when it could. Where a cgroup namespace keeps it from that, it stays where the
+    /// agent is, which does as well when that is below the cgroup of the pods.
+    pub enter_errno: i32,
+    /// Connects that it tried: one of each family that the kernel has.
+    pub connects: u32,
     /// Cookie of its network namespace.
     pub cookie: u64,
     /// Where it listens on loopback; 0 when it could not.
@@ -260,12 +312,14 @@ impl Canary {
             i32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
         let mut cookie = [0; 8];
-        cookie.copy_from_slice(&bytes[8..16]);
+        cookie.copy_from_slice(&bytes[16..24]);
         canary.report = CanaryReport {
             connect_errno: half(0),
             listen_errno: half(4),
+            enter_errno: half(8),
+            connects: half(12).unsigned_abs(),
             cookie: u64::from_ne_bytes(cookie),
-            port: u16::from_ne_bytes([bytes[16], bytes[17]]),
+            port: u16::from_ne_bytes([bytes[24], bytes[25]]),
         };
         Ok(canary)
     }
@@ -288,7 +342,8 @@ impl Drop for Canary {
 
 const REPORT_BYTES: usize = size_of::<CanaryReport>();
 
-/// The canary's life: enter the cgroup, connect to [`common::abi::CANARY`], listen on loopback, report, wait for the kill.
+/// The canary's life: enter the cgroup, connect to [`common::abi::CANARY`] in both families, listen on loopback, report,
+/// wait for the kill.
 ///
 /// # Safety
 ///
@@ -302,7 +357,7 @@ unsafe fn canary(procs: i32, report_to: i32) -> ! {
         libc::alarm(PATIENCE_S);
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         if libc::write(procs, c"0".as_ptr().cast(), 1) != 1 {
-            libc::_exit(1);
+            report.enter_errno = *libc::__errno_location();
         }
         let client = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         let key = common::abi::CANARY;
@@ -313,6 +368,19 @@ unsafe fn canary(procs: i32, report_to: i32) -> ! {
         libc::fcntl(client, libc::F_SETFL, libc::O_NONBLOCK);
         if libc::connect(client, std::ptr::from_ref(&to).cast(), length) != 0 {
             report.connect_errno = *libc::__errno_location();
+        }
+        report.connects = 1;
+        // The same address as IPv6 programs write it.
+        let client = libc::socket(libc::AF_INET6, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if client >= 0 {
+            let mut to: libc::sockaddr_in6 = std::mem::zeroed();
+            to.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+            to.sin6_port = key.port_be;
+            to.sin6_addr.s6_addr = key.address;
+            let length = size_of_val(&to) as libc::socklen_t;
+            libc::fcntl(client, libc::F_SETFL, libc::O_NONBLOCK);
+            libc::connect(client, std::ptr::from_ref(&to).cast(), length);
+            report.connects = 2;
         }
         let listener = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         let mut at = ipv4([127, 0, 0, 1], 0);

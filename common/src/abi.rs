@@ -11,10 +11,10 @@
 use core::mem::size_of;
 
 /// Version of everything in this file, of [`crate::flow`]'s packing and of the maps' meaning.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// Stands in the kernel object's read-only data, so that the agent knows its version before loading it.
-pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000002";
+pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000003";
 
 /// How long a freed backend, extent or service number rests before reuse, in ns.
 ///
@@ -47,7 +47,8 @@ pub mod maps {
     pub const CONTROL: &str = "CONTROL";
     /// Ring buffer of [`Event`](super::Event)s.
     pub const EVENTS: &str = "EVENTS";
-    /// Program array of one: program `ingress`, for packets that take more than one run.
+    /// Program array: program `ingress`, for packets that take more than one run; then `suspects`, for those that may be
+    /// probes of the kubelet's.
     pub const INGRESS: &str = "INGRESS";
     /// Program array of one: program `egress`, likewise.
     pub const EGRESS: &str = "EGRESS";
@@ -57,6 +58,8 @@ pub mod maps {
     pub const KEPT: &str = "KEPT";
     /// LRU hash: [`ProbeKey`](super::ProbeKey) → until when it holds, CLOCK_MONOTONIC ns (`u64`).
     pub const PROBES: &str = "PROBES";
+    /// Hash: an address of the node itself (16 bytes in memory order, IPv4 as mapped) → 1 (`u32`).
+    pub const NODE: &str = "NODE";
     /// Array by socket cookie modulo `CLIENTS_MAX`: not 0 while a socket has that row of `CLIENTS` (`u64`).
     pub const CLAIMS: &str = "CLAIMS";
     /// Array by socket cookie modulo `CLIENTS_MAX`: [`Client`](super::Client).
@@ -65,6 +68,8 @@ pub mod maps {
     pub const OVERFLOW: &str = "OVERFLOW";
     /// Socket storage of listeners and what they accept: [`Conn`](super::Conn).
     pub const CONNS: &str = "CONNS";
+    /// `CONNS` of the version before, while its programs still count connections that they saw established.
+    pub const OLD_CONNS: &str = "OLD_CONNS";
     /// Socket hash: an activator's address (16 bytes in memory order, IPv4 as mapped) → the socket that listens there for
     /// all [`ACTIVATOR_PORTS`](super::ACTIVATOR_PORTS). The activator writes it.
     pub const PORTS: &str = "PORTS";
@@ -85,6 +90,8 @@ pub const PODS_MAX: u32 = 1_024;
 pub const LISTEN_MAX: u32 = 16_384;
 /// Rows for client sockets: 576 KiB. With 1 000 open, one connect in eight finds its row taken.
 pub const CLIENTS_MAX: u32 = 8_192;
+/// Most addresses of the node itself that are known. Without room for one, the kubelet's probes from there are counted.
+pub const NODE_MAX: u32 = 1_024;
 /// Most addresses of activators in one network namespace.
 pub const PORTS_MAX: u32 = 16;
 /// First and last port of services at the activators; one listener serves them all.
@@ -188,7 +195,8 @@ pub struct Listen {
     pub widened: u32,
     /// Listeners on loopback only, which nobody outside the namespace reaches.
     pub loopback: u32,
-    /// `FAMILY_*` bits of binds that were widened since the last listener closed.
+    /// `FAMILY_*` bits of binds that were widened, and `SERVES_*` bits of listeners that opened, since the last listener
+    /// closed. Not added to at one go: of two listeners that open in the same moment, one may leave no bit.
     pub families: u32,
     /// CLOCK_MONOTONIC of the latest listen, ns.
     pub since_ns: u64,
@@ -199,6 +207,12 @@ const _: () = assert!(size_of::<Listen>() == 24);
 pub const FAMILY_V4: u32 = 1;
 /// Bit of [`Listen::families`]: ::1 became ::.
 pub const FAMILY_V6: u32 = 2;
+/// Bits of [`Listen::families`] about widened binds.
+pub const FAMILIES: u32 = FAMILY_V4 | FAMILY_V6;
+/// Bit of [`Listen::families`]: IPv4 clients are served.
+pub const SERVES_V4: u32 = 4;
+/// Bit of [`Listen::families`]: IPv6 clients are served.
+pub const SERVES_V6: u32 = 8;
 
 /// One pod of Rouse on this node: value of `PODS`.
 #[repr(C)]
@@ -379,6 +393,8 @@ const _: () = assert!(size_of::<Http>() == 120);
 
 /// Flag of [`Http`]: its first request has not come yet; it counts in [`PodState::fresh`].
 pub const HTTP_FRESH: u32 = 1;
+/// Flag of [`Http`]: it comes from the node itself and has not brought a byte yet: it may be a probe of the kubelet's.
+pub const HTTP_SUSPECT: u32 = 2;
 
 /// The kernel's lock inside map values, which it finds by this name in BTF (5.1).
 #[repr(C)]

@@ -20,6 +20,7 @@
 //! §9.3.2 (pipelining); RFC 9110 §15.2 (interim responses), §7.8 (upgrade), §9.3.6 (CONNECT).
 
 mod crawl;
+pub mod probe;
 mod scan;
 mod side;
 #[cfg(test)]

@@ -74,9 +74,10 @@ fn may_widen(conn: &Conn, port_be: u16, family: u32) -> bool {
     let Some(found) = entry(&key) else { return false };
     // SAFETY: a live map value; single words.
     unsafe {
-        let free = (*found).families & !family == 0 && (*found).open == (*found).widened;
+        let others = (*found).families & abi::FAMILIES & !family;
+        let free = others == 0 && (*found).open == (*found).widened;
         if free {
-            (*found).families = family;
+            (*found).families |= family;
         }
         free
     }

@@ -19,15 +19,15 @@ use aya_ebpf::{
     programs::{SkBuffContext, SockOpsContext},
 };
 use common::{
-    abi::{self, Conn, Kept, KeptKey},
+    abi::{self, Conn, Kept, KeptKey, ProbeKey},
     flow,
-    h1::{self, Happened, Seek, Window},
+    h1::{self, Happened, Seek, Window, probe},
 };
 
 use crate::{
     maps::{
-        BLANK, CONNS, COUNTERS, EGRESS, INGRESS, KEPT, POD_STATE, PODS, RESPONSES, SOCKETS, add,
-        announce, now,
+        BLANK, CONNS, COUNTERS, EGRESS, HEAD, INGRESS, KEPT, NODE, POD_STATE, PODS, PROBES,
+        RESPONSES, SOCKETS, add, announce, now,
     },
     packet::{self, Segment},
 };
@@ -36,6 +36,10 @@ use crate::{
 const PASS: i32 = 1;
 /// Windows read of one packet in one run of a program.
 const ROUNDS: u32 = 2;
+/// Index of program `suspects` in `INGRESS`.
+const SUSPECTS: u32 = 1;
+/// How long a probe that came to a listener may take to be accepted, ns.
+const PROBE_NS: u64 = 1_000_000_000;
 /// Minus one, for blind adds.
 const LESS: u64 = 1u64.wrapping_neg();
 const AF_INET6: u32 = 10;
@@ -65,7 +69,7 @@ enum End {
 
 /// A connection to a pod's serving port is established.
 #[inline(always)]
-pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn) {
+pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, is_suspect: bool) {
     // SAFETY: a live context; single words.
     let (rcv_nxt, snd_nxt) = unsafe {
         (
@@ -75,7 +79,7 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     };
     lock(conn);
     conn.http.h1.open(rcv_nxt, snd_nxt);
-    conn.http.flags = abi::HTTP_FRESH;
+    conn.http.flags = abi::HTTP_FRESH | if is_suspect { abi::HTTP_SUSPECT } else { 0 };
     conn.http.kept = 0;
     unlock(conn);
     if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot) {
@@ -83,7 +87,10 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn) {
         unsafe {
             add(&raw mut (*pod).connections, 1);
             add(&raw mut (*pod).fresh, 1);
-            (*pod).changed_ns = now();
+            // The kubelet knocks every second: that keeps no pod from being quiet.
+            if !is_suspect {
+                (*pod).changed_ns = now();
+            }
         }
     }
 }
@@ -106,9 +113,26 @@ pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     let _gone_already = KEPT.remove(key);
 }
 
+/// Whether a request's head has the kubelet's name.
+#[inline(always)]
+fn names_probe(skb: *mut __sk_buff, segment: &Segment) -> bool {
+    let Some(head) = HEAD.get_ptr_mut(0) else { return false };
+    let len = packet::bounded(segment.len, probe::SEARCHED);
+    // SAFETY: `SEARCHED` bytes and more stand there, and `len` is at most that.
+    if len == 0 || unsafe { bpf_skb_load_bytes(skb.cast(), segment.offset, head.cast(), len) } != 0
+    {
+        return false;
+    }
+    let bytes = head.cast::<u8>();
+    probe::is_probe(len, |at| {
+        // SAFETY: the search ends 24 bytes before `HEAD` does.
+        u64::from_le(unsafe { ptr::read_unaligned(bytes.add(at).cast::<u64>()) })
+    })
+}
+
 /// A connection that was `opened` is closed.
 #[inline(always)]
-pub fn closed(_ops: *mut bpf_sock_ops, conn: &mut Conn) {
+pub fn closed(conn: &mut Conn) {
     end(conn);
     if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot) {
         // SAFETY: a live map value; single words.
@@ -130,14 +154,19 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
         return PASS;
     }
     let Some(conn) = CONNS.get(socket(skb)) else { return PASS };
+    let Segment { seq, len, offset, .. } = segment;
+    let source = Source { skb, offset, kept: ptr::null(), seq, len };
     if conn.slot == 0 {
         if conn.flags & abi::CONN_LISTENS != 0 {
-            early(skb, &segment, conn);
+            early(ctx, &segment, conn);
         }
         return PASS;
     }
-    let Segment { seq, len, offset, .. } = segment;
-    let source = Source { skb, offset, kept: ptr::null(), seq, len };
+    if conn.http.flags & abi::HTTP_SUSPECT != 0 && segment.seq == conn.http.h1.rx.next {
+        // SAFETY: the program behind the array has this context's type.
+        unsafe { INGRESS.tail_call(ctx, SUSPECTS) };
+        conn.http.flags &= !abi::HTTP_SUSPECT;
+    }
     match take_requests(conn, source, Some(skb), ROUNDS) {
         End::Done => {}
         // Goes on in a new run of this program, where this one has stopped.
@@ -171,11 +200,51 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
 
 /// Data on a listener: its connection exists only once this very packet has been worked on.
 #[inline(always)]
-fn early(skb: *mut __sk_buff, segment: &Segment, conn: &Conn) {
+fn early(ctx: &SkBuffContext, segment: &Segment, conn: &Conn) {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
     // SAFETY: only asks whether there is one.
-    if unsafe { PODS.get(conn.cookie) }.is_some() {
-        keep(skb, segment);
+    if unsafe { PODS.get(conn.cookie) }.is_none() {
+        return;
     }
+    let Some((remote, _)) = packet::sender(skb) else { return };
+    // SAFETY: as above.
+    if unsafe { NODE.get(remote) }.is_some() {
+        // SAFETY: the program behind the array has this context's type.
+        unsafe { INGRESS.tail_call(ctx, SUSPECTS) };
+    }
+    keep(skb, segment);
+}
+
+/// The first data of a connection from the node itself. A program of its own: the search is long for the verifier, which
+/// would follow it anew from each way that leads to it.
+#[inline(always)]
+pub fn suspects(ctx: &SkBuffContext) -> i32 {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    let Some(segment) = packet::segment(skb) else { return PASS };
+    let is_probe = segment.len > 0 && names_probe(skb, &segment);
+    let Some(conn) = CONNS.get(socket(skb)) else { return PASS };
+    if conn.slot == 0 {
+        match packet::sender(skb) {
+            // Its connection will be passed over like any other probe's.
+            Some((remote, remote_port)) if is_probe => {
+                let key = ProbeKey { remote, remote_port };
+                let _counts_then = PROBES.insert(key, now() + PROBE_NS, 0);
+            }
+            _ => _ = keep(skb, &segment),
+        }
+        return PASS;
+    }
+    conn.http.flags &= !abi::HTTP_SUSPECT;
+    if is_probe {
+        // From now on nobody counts it.
+        closed(conn);
+        conn.slot = 0;
+        conn.flags = 0;
+    } else {
+        // SAFETY: the program behind the array has this context's type.
+        unsafe { INGRESS.tail_call(ctx, 0) };
+    }
+    PASS
 }
 
 /// Walks the requests in a segment, and in kept ones that follow it.
@@ -392,13 +461,14 @@ fn apply(conn: &mut Conn, happened: Happened, status: u16) {
         }
         if finished {
             let began = if happened & h1::MISSED != 0 { at } else { conn.http.began_ns };
-            answered(index, status, at.wrapping_sub(began));
+            // The request may have begun on another CPU, after the clock was read here: then it took no time, not all.
+            answered(index, status, at.saturating_sub(began));
             (*pod).changed_ns = at;
         }
         if started {
             conn.http.began_ns = at;
             if conn.http.flags & abi::HTTP_FRESH != 0 {
-                conn.http.flags = 0;
+                conn.http.flags &= !abi::HTTP_FRESH;
                 add(&raw mut (*pod).fresh, LESS);
             }
             if (*pod).armed != 0 {

@@ -74,9 +74,19 @@ pub fn sockets(ctx: SockOpsContext) -> u32 {
     sockets::changed(ctx.ops)
 }
 
+#[sock_ops]
+pub fn kubelet(ctx: SockOpsContext) -> u32 {
+    sockets::kubelet(ctx.ops)
+}
+
 #[cgroup_skb(ingress)]
 pub fn ingress(ctx: SkBuffContext) -> i32 {
     count::ingress(&ctx)
+}
+
+#[cgroup_skb(ingress)]
+pub fn suspects(ctx: SkBuffContext) -> i32 {
+    count::suspects(&ctx)
 }
 
 #[cgroup_skb(egress)]

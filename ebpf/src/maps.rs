@@ -8,9 +8,9 @@ use aya_ebpf::{
     },
     helpers::generated::{bpf_ktime_get_ns, bpf_sk_storage_get},
     macros::{btf_map, map},
-    maps::{Array, HashMap, LruHashMap, ProgramArray, RingBuf, SockHash},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf, SockHash},
 };
-use common::abi;
+use common::{abi, h1};
 
 #[map]
 pub static FRONTENDS: HashMap<abi::FrontendKey, u32> =
@@ -47,10 +47,14 @@ pub static PROBES: LruHashMap<abi::ProbeKey, u64> = LruHashMap::pinned(abi::PROB
 /// All zero: what a new entry of `KEPT` begins as. Too large for the stack.
 #[map]
 pub static BLANK: Array<abi::Kept> = Array::with_max_entries(1, 0);
+/// Room for the begin of a request's head. Too large for the stack.
+#[map]
+pub static HEAD: PerCpuArray<[u64; h1::probe::SEARCHED as usize / 8 + 3]> =
+    PerCpuArray::with_max_entries(1, 0);
 /// Filled by the agent; pinned, because the kernel empties it when nobody in user space holds it.
 /// One for each program: since 6.18 an array takes programs of one attach type only.
 #[map]
-pub static INGRESS: ProgramArray = ProgramArray::pinned(1, 0);
+pub static INGRESS: ProgramArray = ProgramArray::pinned(2, 0);
 /// As `INGRESS`.
 #[map]
 pub static EGRESS: ProgramArray = ProgramArray::pinned(1, 0);
@@ -60,6 +64,9 @@ pub static SOCKETS: ProgramArray = ProgramArray::pinned(1, 0);
 /// Filled by the activator; a socket that closes leaves by itself.
 #[map]
 pub static PORTS: SockHash<[u32; 4]> = SockHash::pinned(abi::PORTS_MAX, 0);
+/// Written by the agent.
+#[map]
+pub static NODE: HashMap<[u32; 4], u32> = HashMap::pinned(abi::NODE_MAX, BPF_F_NO_PREALLOC);
 #[map]
 pub static CLAIMS: Array<u64> = Array::pinned(abi::CLIENTS_MAX, 0);
 #[map]
@@ -71,6 +78,11 @@ pub static OVERFLOW: SocketStorage<abi::Client, { BPF_F_NO_PREALLOC as usize }> 
 /// Cloned: an accepted socket begins with what its listener knows.
 #[btf_map]
 pub static CONNS: SocketStorage<abi::Conn, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =
+    SocketStorage::new();
+
+/// Bound by the agent to `CONNS` of the version before.
+#[btf_map]
+pub static OLD_CONNS: SocketStorage<abi::Conn, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =
     SocketStorage::new();
 
 /// Storage by socket (5.2; in connect and bind programs since 5.9). The library's own type has neither `BPF_F_CLONE` nor

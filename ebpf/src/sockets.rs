@@ -4,8 +4,9 @@ use core::{ffi::c_void, ptr};
 
 use aya_ebpf::{
     bindings::{
-        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
-        BPF_SOCK_OPS_TCP_LISTEN_CB, BPF_TCP_CLOSE, BPF_TCP_LISTEN, bpf_sock_ops,
+        BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB,
+        BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_LISTEN_CB,
+        BPF_TCP_CLOSE, BPF_TCP_LISTEN, bpf_sock_ops,
     },
     helpers::generated::{bpf_get_netns_cookie, bpf_sock_ops_cb_flags_set},
 };
@@ -17,7 +18,7 @@ use common::{
 use crate::{
     bind::{entry, is_loopback},
     count,
-    maps::{CONNS, PODS, PROBES, add32, announce, note, now},
+    maps::{CONNS, NODE, OLD_CONNS, PODS, PROBES, add32, announce, note, now},
 };
 
 const AF_INET6: u32 = 10;
@@ -28,6 +29,25 @@ const OK: u32 = 1;
 /// the agent before loading.
 #[unsafe(no_mangle)]
 static HAVE_SOCK_OPS_COOKIE: u8 = 0;
+
+/// Whether programs of another version still count the connections that they saw established. Set by the agent before
+/// loading.
+#[unsafe(no_mangle)]
+static HAVE_OLD: u8 = 0;
+
+/// How long a connection of the kubelet's stays marked: it takes microseconds from its end to the pod's.
+const MARKED_NS: u64 = 1_000_000_000;
+
+/// A connection of the kubelet's: if it leads to a pod of this node, the pod will know it as a probe.
+#[inline(always)]
+pub fn kubelet(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: the kernel hands in a live context.
+    if unsafe { (*ops).op } == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB {
+        let key = ProbeKey { remote: local(ops), remote_port: port(ops) };
+        let _better_a_probe_that_counts = PROBES.insert(key, now() + MARKED_NS, 0);
+    }
+    OK
+}
 
 #[inline(always)]
 pub fn changed(ops: *mut bpf_sock_ops) -> u32 {
@@ -60,6 +80,7 @@ fn listening(ops: *mut bpf_sock_ops) {
                 add32(&raw mut (*found).widened, 1);
             }
             conn.flags = conn.flags & abi::CONN_WIDENED | abi::CONN_LISTENS;
+            (*found).families |= serves(ops);
             add32(&raw mut (*found).open, 1);
         }
     }
@@ -76,6 +97,9 @@ fn established(ops: *mut bpf_sock_ops) {
     };
     // Else this program runs anew, for more of the first request.
     if !is_open {
+        if is_old(ops) {
+            return;
+        }
         let slot = slot(ops, cookie);
         let Some(conn) = inherited.or_else(|| made(ops, slot)) else { return };
         conn.cookie = cookie;
@@ -86,10 +110,41 @@ fn established(ops: *mut bpf_sock_ops) {
         }
         conn.flags = abi::CONN_OPEN;
         watch(ops);
-        count::opened(ops, conn);
+        count::opened(ops, conn, is_from_node(ops));
     }
     if let Some(conn) = CONNS.get(socket(ops)) {
         count::first_requests(ops, conn);
+    }
+}
+
+/// Whether a program of the version before has just begun to count this connection: it is attached longer, so it runs
+/// first, and what it begins it ends.
+#[inline(always)]
+fn is_old(ops: *mut bpf_sock_ops) -> bool {
+    // SAFETY: a live static; volatile because the agent overwrites it before loading.
+    let have = unsafe { ptr::read_volatile(&HAVE_OLD) } != 0;
+    have && OLD_CONNS.get(socket(ops)).is_some_and(|old| old.slot != 0)
+}
+
+/// Whether the other end has an address of the node itself, as the kubelet has.
+#[inline(always)]
+fn is_from_node(ops: *mut bpf_sock_ops) -> bool {
+    // SAFETY: only asks whether there is one.
+    unsafe { NODE.get(count::remote(ops)) }.is_some()
+}
+
+/// The families of clients that a listener takes, as `SERVES_*` bits. A wildcard of IPv6 takes both, unless its program
+/// has asked otherwise, which cannot be seen here.
+#[inline(always)]
+fn serves(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: a live context.
+    if unsafe { ptr::read_volatile(&raw const (*ops).family) } != AF_INET6 {
+        return abi::SERVES_V4;
+    }
+    match local(ops) {
+        [0, 0, 0, 0] => abi::SERVES_V4 | abi::SERVES_V6,
+        words if flow::is_mapped(&words) => abi::SERVES_V4,
+        _ => abi::SERVES_V6,
     }
 }
 
@@ -137,7 +192,7 @@ fn state(ops: *mut bpf_sock_ops) {
         stopped(ops, conn);
     } else if conn.flags & abi::CONN_OPEN != 0 {
         conn.flags = 0;
-        count::closed(ops, conn);
+        count::closed(conn);
     }
 }
 

@@ -124,6 +124,8 @@ struct World {
     name: String,
     folder: PathBuf,
     cgroup: PathBuf,
+    /// Folder of the pods' cgroups below it.
+    pods_at: &'static str,
     routes: Outbox<RouteKey, RouteChange>,
     reports: mpsc::Receiver<PodItem>,
     usages: mpsc::Receiver<UsageItem>,
@@ -136,12 +138,16 @@ struct World {
 
 impl World {
     fn new(test: &str) -> Self {
+        Self::with(test, "pods")
+    }
+
+    fn with(test: &str, pods_at: &'static str) -> Self {
         let name = format!("rouse-agent-{test}-{}", std::process::id());
         let folder = env::temp_dir().join(&name);
         fs::create_dir_all(folder.join("bpf")).expect("a folder");
         let root = CGROUPS.iter().find(|root| Path::new(root).join("cgroup.procs").is_file());
         let cgroup = Path::new(root.expect("cgroup v2")).join(&name);
-        fs::create_dir_all(cgroup.join("pods/poduid-1/main")).expect("a cgroup");
+        fs::create_dir_all(cgroup.join(pods_at).join("poduid-1/main")).expect("a cgroup");
         for line in [
             format!("ip netns add {name}-n"),
             format!("ip netns add {name}-p"),
@@ -172,6 +178,7 @@ impl World {
             name,
             folder,
             cgroup,
+            pods_at,
             routes,
             reports,
             usages,
@@ -190,6 +197,21 @@ impl World {
 
     /// Names the pod, to be probed every `period` also when it is ready.
     fn name_probed(&self, phase: PodPhase, how: ProbeHow, period: Duration) {
+        self.name_with(phase, how, period, "n1", false);
+    }
+
+    fn name_pod_of(&self, node: &str, phase: PodPhase, confirmed: bool) {
+        self.name_with(phase, ProbeHow::Listen, Duration::ZERO, node, confirmed);
+    }
+
+    fn name_with(
+        &self,
+        phase: PodPhase,
+        how: ProbeHow,
+        period: Duration,
+        node: &str,
+        confirmed: bool,
+    ) {
         let revision = Revision {
             name: Name::new("default", "hello-00001"),
             service: "hello".into(),
@@ -209,12 +231,12 @@ impl World {
             uid: "uid-1".into(),
             name: "hello-1".into(),
             revision: revision.name.clone(),
-            node: "n1".into(),
+            node: node.into(),
             zone: String::new(),
             phase,
             address,
             also: None,
-            confirmed: false,
+            confirmed,
             port: NonZeroU16::new(8080).expect("not zero"),
             probe: Probe {
                 how,
@@ -230,14 +252,35 @@ impl World {
     }
 
     fn start_agent(&mut self) {
-        let unix = |name: &str| format!("unix:{}", self.folder.join(name).display());
         let mut command = self.in_role("agent", "n");
-        command.env("ROUSE_NODE", "n1").env("ROUSE_ADMIN", "127.0.0.1:7104");
-        command.env("ROUSE_CONTROLLER", unix("c")).env("ROUSE_AUTOSCALER", unix("a"));
-        command.env("ROUSE_PINS", self.folder.join("bpf"));
+        command.envs(self.settings());
         command.env("ROUSE_CLIENTS_CGROUP", &self.cgroup);
-        command.env("ROUSE_PODS_CGROUP", self.cgroup.join("pods"));
+        command.env("ROUSE_PODS_CGROUP", self.cgroup.join(self.pods_at));
         self.agent = Some(command.spawn().expect("nsenter"));
+    }
+
+    /// As a DaemonSet starts it: in a pod's cgroup, and without a word about cgroups.
+    fn start_agent_in_a_pod(&mut self) {
+        let own = self.cgroup.join(self.pods_at).join("podagent/main");
+        fs::create_dir_all(&own).expect("a cgroup");
+        let entering = self.in_role("agent", "n");
+        let words: Vec<_> = entering.get_args().filter_map(|word| word.to_str()).collect();
+        let procs = own.join("cgroup.procs");
+        let script = format!("echo $$ > {} && exec nsenter {}", procs.display(), words.join(" "));
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).env(ROLE, "agent").envs(self.settings());
+        self.agent = Some(command.spawn().expect("sh"));
+    }
+
+    fn settings(&self) -> [(&'static str, String); 5] {
+        let at = |name: &str| self.folder.join(name).display().to_string();
+        [
+            ("ROUSE_NODE", "n1".into()),
+            ("ROUSE_ADMIN", "127.0.0.1:7104".into()),
+            ("ROUSE_CONTROLLER", format!("unix:{}", at("c"))),
+            ("ROUSE_AUTOSCALER", format!("unix:{}", at("a"))),
+            ("ROUSE_PINS", at("bpf")),
+        ]
     }
 
     fn kill_agent(&mut self) {
@@ -249,7 +292,7 @@ impl World {
 
     /// Starts the pod's process: first into its cgroup, then into its namespace, as a runtime does.
     fn start_pod(&mut self) {
-        let child = self.start_in("pod", "pods/poduid-1/main");
+        let child = self.start_in("pod", &format!("{}/poduid-1/main", self.pods_at));
         self.pod = Some(child);
     }
 
@@ -273,6 +316,10 @@ impl World {
     fn in_role(&self, role: &str, namespace: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}-{namespace}", self.name));
+        if role == "agent" {
+            let least = env::var("ROUSE_TEST_CAPS").unwrap_or_else(|_unset| least());
+            command.args(["setpriv", "--no-new-privs", "--bounding-set", &least]);
+        }
         command.arg(env::current_exe().expect("this program"));
         command.args(["agent::role", "--exact", "--ignored", "--nocapture"]).env(ROLE, role);
         command
@@ -331,19 +378,16 @@ impl World {
         node.within("answer", exchange).expect("an answer")
     }
 
+    /// As [`page`], of this node.
+    fn get(&self, namespace: &str, at: &str, path: &str) -> String {
+        page(&format!("{}-{namespace}", self.name), at, path)
+    }
+
     /// Waits until so many probes have passed.
     fn wait_probes(&self, count: u64) {
-        let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let end = Instant::now() + LIMIT;
         loop {
-            let page = node.within("metrics", || {
-                let mut stream = TcpStream::connect("127.0.0.1:7104")?;
-                stream
-                    .write_all(b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")?;
-                let mut text = String::new();
-                stream.read_to_string(&mut text).map(|_| text)
-            });
-            let page = page.expect("an admin page");
+            let page = self.get("n", "127.0.0.1:7104", "/metrics");
             let passed = page.lines().find_map(|line| line.strip_prefix(PROBES_PASSED));
             if passed.and_then(|text| text.trim().parse().ok()).is_some_and(|it: u64| it >= count) {
                 return;
@@ -381,6 +425,18 @@ impl Drop for World {
     }
 }
 
+/// Gets a page of a port over a connection of its own, in a network namespace; empty when nobody listens.
+fn page(namespace: &str, at: &str, path: &str) -> String {
+    let namespace = Namespace::open(Path::new("/run/netns").join(namespace));
+    let exchange = || {
+        let mut stream = TcpStream::connect(at)?;
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).map(|_| text)
+    };
+    namespace.expect("it exists").within("page", exchange).unwrap_or_default()
+}
+
 /// Removes a cgroup and those below it, as soon as their last processes have gone.
 fn remove_cgroup(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -395,6 +451,12 @@ fn remove_cgroup(dir: &Path) {
         tries += 1;
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Every agent of these tests runs with what the manifests give it, so that each test shows that it is enough.
+fn least() -> String {
+    let named = agent::CAPABILITIES.iter().map(|(name, _)| format!(",+{}", name.to_lowercase()));
+    format!("-all{}", named.collect::<String>())
 }
 
 fn sh(line: &str) {
@@ -628,4 +690,137 @@ impl World {
         }
         refused
     }
+}
+
+/// Where the kubelet asks before it stops the pod.
+const DOOR: &str = "10.77.0.2:8022";
+const WAIT: &str = "/wait-for-drain";
+
+#[test]
+fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
+    let mut world = World::new("stop");
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_agent();
+    world.start_pod();
+    let seen = world.wait("looked into", |seen| !seen.trouble.is_empty());
+    assert_eq!(seen.trouble, "nothing listens on port 8080 yet", "the agent's own port is no news");
+    world.tell("keep");
+    world.tell("listen");
+    world.wait("ready", |seen| seen.ready);
+    world.name_pod(PodPhase::Ready, ProbeHow::Listen);
+    let node = Namespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
+    let request = node.within("a request that lasts", || {
+        let mut stream = TcpStream::connect(ADDRESS)?;
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n")?;
+        let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+        nix::sys::socket::setsockopt(&stream, nix::sys::socket::sockopt::Linger, &linger)?;
+        Ok(stream)
+    });
+    world.wait_usage("it has begun", |usage| usage.totals.started == 1);
+    let refused = world.get("p", DOOR, WAIT);
+    assert!(refused.starts_with("HTTP/1.1 403"), "only the kubelet may ask: {refused}");
+    let at_node = format!("{}-n", world.name);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| page(&at_node, DOOR, WAIT));
+        world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+        // Longer than a quiet pod takes: 3 s for one of which no controller speaks.
+        thread::sleep(Duration::from_secs(4));
+        assert!(!waiting.is_finished(), "a request is in flight");
+        drop(request);
+        let answer = waiting.join().expect("no panic");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    });
+    assert!(world.get("n", DOOR, WAIT).starts_with("HTTP/1.1 200"), "as for the next container");
+    let usage = world.wait_usage("ended", |usage| usage.totals.finished == 1);
+    assert_eq!(usage.totals.started, 1, "questions are no requests");
+}
+
+#[test]
+fn without_an_agent_the_kubelet_is_refused_at_once_and_a_new_one_answers_again() {
+    let mut world = World::new("door");
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_agent();
+    world.start_pod();
+    world.tell("listen");
+    world.wait("ready", |seen| seen.ready);
+    world.kill_agent();
+    assert_eq!(world.get("n", DOOR, WAIT), "");
+    world.pods.clear();
+    world.start_agent();
+    world.wait("ready again", |seen| seen.ready);
+    // The RouteTable does not speak of its end: the agent waits a little, and lets it go.
+    assert!(world.get("n", DOOR, WAIT).starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn an_agent_that_runs_in_a_pod_finds_its_nodes_pods_by_itself() {
+    let mut world = World::with("find", "root/kubepods/burstable");
+    // Another node of the same machine.
+    fs::create_dir_all(world.cgroup.join("other/kubepods")).expect("a cgroup");
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_agent_in_a_pod();
+    world.start_pod();
+    world.tell("listen");
+    world.wait("ready", |seen| seen.ready);
+    let mut ready = world.get("n", "127.0.0.1:7104", "/readyz");
+    while !ready.starts_with("HTTP/1.1 200") {
+        thread::sleep(Duration::from_millis(50));
+        ready = world.get("n", "127.0.0.1:7104", "/readyz");
+    }
+}
+
+#[test]
+fn the_pods_cgroup_is_waited_for_and_followed_when_it_is_made_anew() {
+    let mut world = World::new("anew");
+    remove_cgroup(&world.cgroup);
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_agent();
+    let mut page = String::new();
+    while !page.contains("does not exist yet") {
+        page = world.get("n", "127.0.0.1:7104", "/readyz");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert!(page.starts_with("HTTP/1.1 503"), "{page}");
+    for _ in 0..2 {
+        fs::create_dir_all(world.cgroup.join("pods/poduid-1/main")).expect("a cgroup");
+        world.start_pod();
+        world.tell("listen");
+        world.wait("ready", |seen| seen.ready);
+        let mut pod = world.pod.take().expect("started");
+        pod.kill().expect("SIGKILL");
+        pod.wait().expect("it ends");
+        world.wait("gone", |seen| !seen.ready);
+        remove_cgroup(&world.cgroup);
+    }
+}
+
+#[test]
+fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
+    let mut world = World::new("reach");
+    world.name_service();
+    world.name_pod_of("n2", PodPhase::Ready, false);
+    world.start_agent();
+    world.start_pod();
+    let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    let targets = || {
+        let Ok(table) = Maps::open(&pins).and_then(|maps| maps.read()) else { return None };
+        Some(table.backends.len()).filter(|_| !table.frontends.is_empty())
+    };
+    while targets().is_none() {
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(targets(), Some(0), "nobody listens there, as far as this node can tell");
+    world.tell("listen");
+    while targets() == Some(0) {
+        thread::sleep(Duration::from_millis(10));
+    }
+    // A new agent goes on from what was reached, without a moment without.
+    world.kill_agent();
+    world.tell("close");
+    world.start_agent();
+    while !world.get("n", "127.0.0.1:7104", "/readyz").starts_with("HTTP/1.1 200") {
+        assert_eq!(targets(), Some(1));
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(targets(), Some(1));
 }

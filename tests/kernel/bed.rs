@@ -74,19 +74,39 @@ impl Bed {
         remove_stale();
         let name =
             format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let clients = cgroups().join(&name);
-        let places =
-            Places { bpffs: folder(&name).join("bpf"), pods: clients.join("pods"), clients };
+        // One below a cgroup of its own, in which others may attach theirs.
+        let clients = cgroups().join(&name).join("node");
+        let places = Places {
+            bpffs: folder(&name).join("bpf"),
+            pods: clients.join("pods"),
+            clients,
+            kubelet: None,
+            version: abi::ABI_VERSION,
+        };
         let guard = Leftovers(name.clone());
         for cgroup in [places.pods.clone(), places.clients.join("clients")] {
             fs::create_dir_all(&cgroup).expect("root may make cgroups");
         }
         make_node(&name);
+        let bed = Self::load(name, places);
+        std::mem::forget(guard);
+        bed
+    }
+
+    /// A second set of programs with tables of its own, in force in the cgroup above this one's.
+    pub(crate) fn beside(&self) -> Self {
+        let name = format!("{}x", self.name);
+        let above = cgroups().join(&self.name);
+        let bpffs = folder(&name).join("bpf");
+        let (clients, pods) = (above.clone(), above);
+        Self::load(name, Places { bpffs, clients, pods, ..self.places.clone() })
+    }
+
+    fn load(name: String, places: Places) -> Self {
         let programs =
             Programs::load(places.clone()).unwrap_or_else(|error| panic!("{}", chain(&error)));
         let maps = Maps::open(&programs.pins()).expect("the maps are pinned");
         let planner = Planner::resume(maps.read().expect("readable"), 0);
-        std::mem::forget(guard);
         Self {
             name,
             places,
@@ -99,6 +119,20 @@ impl Bed {
             now_ns: abi::REST_NS,
             made: 1,
         }
+    }
+
+    /// The node's own namespace.
+    pub(crate) fn node(&self) -> String {
+        format!("{}-node", self.name)
+    }
+
+    /// Tells the kernel half the node's own addresses.
+    pub(crate) fn name_node(&mut self) {
+        let own = ["::ffff:10.99.0.1", "fd99::1"].map(|ip| {
+            let ip: std::net::Ipv6Addr = ip.parse().expect("an address");
+            ip.octets()
+        });
+        self.maps.set_node(&own.into()).expect("room");
     }
 
     pub(crate) fn places(&self) -> &Places {
@@ -185,6 +219,13 @@ impl Bed {
         let activator =
             Activator { name: "a".into(), node: "here".into(), zone: String::new(), addresses };
         self.table.activators.insert("a".into(), activator);
+    }
+
+    /// Goes on with other maps, of which nothing is known.
+    pub(crate) fn begin_anew(&mut self, maps: Maps) {
+        self.planner = Planner::resume(maps.read().expect("readable"), self.now_ns);
+        self.maps = maps;
+        self.told = RouteTable::default();
     }
 
     /// Puts the table in force, a rest later than the time before.
@@ -321,6 +362,8 @@ fn remove(name: &str) {
         bpffs: folder(name).join("bpf"),
         clients: cgroups().join(name),
         pods: cgroups().join(name).join("pods"),
+        kubelet: None,
+        version: abi::ABI_VERSION,
     };
     let _none = programs::remove_pins(&places);
     let _not_mounted = nix::mount::umount(&places.bpffs);

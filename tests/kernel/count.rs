@@ -419,3 +419,197 @@ fn accepted(netns: &str) -> u64 {
     assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
     String::from_utf8_lossy(&found.stdout).lines().count() as u64
 }
+
+impl Case {
+    /// Waits until so many requests were served, then until as many as `counted` have begun and ended.
+    #[track_caller]
+    fn counts(&mut self, served: u64, counted: u64) {
+        assert_eq!(self.server.log(), served);
+        let until = Instant::now() + Duration::from_secs(10);
+        let state = |case: &Self| case.bed.maps.state(case.slot());
+        while (state(self).connections != 0 || state(self).in_flight != 0) && Instant::now() < until
+        {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let totals = self.bed.maps.totals(self.slot());
+        assert_eq!((totals.started, totals.finished), (counted, counted));
+        let state = state(self);
+        assert_eq!((state.in_flight, state.connections, state.fresh), (0, 0, 0), "{state:?}");
+    }
+}
+
+fn named(agent: &str) -> String {
+    format!("GET /length/5 HTTP/1.1\r\nHost: 10.99.0.2:8080\r\nUser-Agent: {agent}\r\n\r\n")
+}
+
+const KUBELET: &str = "kube-probe/1.36";
+
+#[test]
+fn the_kubelets_probes_are_no_requests_and_others_from_the_node_are() {
+    let mut case = Case::new();
+    case.bed.name_node();
+    let node = case.bed.node();
+    let (mut served, mut counted) = (0, 0);
+    for round in 0..50 {
+        for (netns, agent, counts) in [
+            (&node, KUBELET, false),
+            (&node, "curl/8.14", true),
+            (&case.client.netns, KUBELET, true),
+        ] {
+            let mut stream = connect(netns, &case.pod.four());
+            case.ask(&mut stream, &named(agent), "xxxxx");
+            served += 1;
+            counted += u64::from(counts);
+            if round % 2 == 0 {
+                // A connection is a probe's or not by its first request.
+                case.ask(&mut stream, &named(KUBELET), "xxxxx");
+                served += 1;
+                counted += u64::from(counts);
+            }
+        }
+        // A TCP probe.
+        drop(connect(&node, &case.pod.four()));
+    }
+    case.counts(served, counted);
+}
+
+#[test]
+fn a_request_from_the_node_counts_however_it_is_cut() {
+    let mut case = Case::new();
+    case.bed.name_node();
+    let node = case.bed.node();
+    let request = named("curl/8.14");
+    for cut in 1..request.len() {
+        let mut stream = connect(&node, &case.pod.four());
+        stream.write_all(&request.as_bytes()[..cut]).unwrap();
+        thread::sleep(Duration::from_millis(1));
+        stream.write_all(&request.as_bytes()[cut..]).unwrap();
+        until(&mut stream, "xxxxx");
+    }
+    let served = request.len() as u64 - 1;
+    case.counts(served, served);
+}
+
+#[test]
+fn the_kubelets_probes_of_a_deferred_listener_are_no_requests() {
+    let mut bed = Bed::new();
+    let (pod, client) = (bed.pod(), bed.client());
+    bed.register(&pod, 0);
+    bed.name_node();
+    let nginx = Nginx::start(&pod);
+    for _ in 0..20 {
+        for (netns, agent) in
+            [(&bed.node(), KUBELET), (&bed.node(), "curl/8"), (&client.netns, KUBELET)]
+        {
+            let mut stream = connect(netns, &pod.four());
+            stream.write_all(named(agent).as_bytes()).unwrap();
+            until(&mut stream, "hello");
+        }
+    }
+    let slot = u32::from(pod.number);
+    let end = Instant::now() + Duration::from_secs(10);
+    while bed.maps.state(slot).connections != 0 && Instant::now() < end {
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(nginx.stop(), 60);
+    let (totals, state) = (bed.maps.totals(slot), bed.maps.state(slot));
+    assert_eq!((totals.started, totals.finished), (40, 40), "{state:?}");
+    assert_eq!((state.in_flight, state.connections, state.fresh), (0, 0, 0), "{state:?}");
+}
+
+#[test]
+fn whatever_the_kubelets_cgroup_connects_to_is_a_probe() {
+    let mut case = Case::new();
+    let kubelet = case.bed.places().clients.join("kubelet");
+    std::fs::create_dir(&kubelet).unwrap();
+    drop(case.bed.programs.take());
+    let places =
+        agent::programs::Places { kubelet: Some(kubelet.clone()), ..case.bed.places().clone() };
+    let programs = agent::programs::Programs::load(places).unwrap();
+    assert_eq!(programs.keep_attached().unwrap(), 0);
+    case.bed.programs = Some(programs);
+    let url = format!("http://{}:{SERVING}/length/5", case.pod.four());
+    let node = case.bed.node();
+    for _ in 0..20 {
+        for cgroup in [&kubelet, &case.client.cgroup] {
+            let script = "echo $$ > \"$1\" && exec ip netns exec \"$2\" curl -s \"$3\"";
+            let mut sh = Command::new("sh");
+            sh.args(["-c", script, "sh"]).arg(cgroup.join("cgroup.procs")).args([&node, &url]);
+            assert_eq!(sh.output().unwrap().stdout, b"xxxxx");
+        }
+    }
+    case.counts(40, 20);
+}
+
+/// The same programs under two numbers stand for two versions: nothing is shared but the sockets they see.
+#[test]
+fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
+    let mut case = Case::new();
+    let old_pins = case.bed.places().pins();
+    let mut kept: Vec<_> = (0..8).map(|_| case.connect()).collect();
+    for stream in &mut kept {
+        case.ask(stream, &get("/length/5"), "xxxxx");
+    }
+    let mut long = case.connect();
+    long.write_all(get("/wait").as_bytes()).unwrap();
+    case.server.wait_log(9);
+    let (netns, to) = (case.client.netns.clone(), case.pod.four());
+    let load: Vec<_> = (0..4)
+        .map(|seed| {
+            let (netns, to) = (netns.clone(), to.clone());
+            thread::spawn(move || hammer(&netns, &to, 4_000, seed))
+        })
+        .collect();
+
+    let version = case.bed.places().version + 1;
+    let places = agent::programs::Places { version, ..case.bed.places().clone() };
+    let mut programs = agent::programs::Programs::load(places.clone()).unwrap();
+    assert_eq!(programs.old(), Some(old_pins.as_path()));
+    drop(case.bed.programs.take());
+    let new = agent::maps::Maps::open(&places.pins()).unwrap().beside(programs.old());
+    case.bed.maps = new;
+    // Another slot than in the version before: nothing says that it is the same.
+    let slot = case.slot() + 100;
+    let pod = common::abi::Pod { slot, port: SERVING, flags: 0 };
+    case.bed.maps.register(case.pod.cookie, pod).unwrap();
+    programs.take_over().unwrap();
+    programs.canary(&mut case.bed.maps).unwrap();
+    assert_eq!(programs.keep_attached().unwrap(), 0);
+    load.into_iter().for_each(|client| client.join().unwrap());
+
+    // Connections of before and of now, kept and busy.
+    for stream in &mut kept {
+        case.ask(stream, &get("/length/5"), "xxxxx");
+    }
+    let mut fresh: Vec<_> = (0..8).map(|_| case.connect()).collect();
+    for stream in &mut fresh {
+        case.ask(stream, &get("/length/5"), "xxxxx");
+    }
+    case.server.settled_log();
+    assert!(!case.bed.maps.settle_old(true), "a request is in flight there");
+    let state = case.bed.maps.state(slot);
+    assert_eq!(state.in_flight, 1, "the long one: {state:?}");
+    case.server.release();
+    until(&mut long, "wait");
+    drop((kept, fresh, long));
+    let served = case.server.settled_log();
+    assert!(served > 16_000, "{served}");
+    let totals = |case: &Case| {
+        let totals = case.bed.maps.totals(slot);
+        (totals.started, totals.finished)
+    };
+    assert_eq!(totals(&case), (served, served));
+    let state = case.bed.maps.state(slot);
+    assert_eq!((state.in_flight, state.connections, state.fresh), (0, 0, 0), "{state:?}");
+
+    assert!(case.bed.maps.settle_old(true), "everything there has closed");
+    assert_eq!(totals(&case), (served, served), "taken over");
+    programs.retire_old().unwrap();
+    assert!(!old_pins.exists());
+    let mut stream = case.connect();
+    case.ask(&mut stream, &get("/length/5"), "xxxxx");
+    drop(stream);
+    case.server.settled_log();
+    assert_eq!(totals(&case), (served + 1, served + 1));
+    case.bed.programs = Some(programs);
+}

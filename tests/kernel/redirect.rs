@@ -228,3 +228,81 @@ fn the_programs_follow_cgroups_that_were_made_anew() {
     assert_eq!(programs.keep_attached().unwrap(), 0);
     programs.canary(&mut bed.maps).unwrap();
 }
+
+/// As [`crate::count`]'s upgrade, for connects.
+#[test]
+fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
+    let mut bed = Bed::new();
+    let (client, one, two) = (bed.client(), bed.pod(), bed.pod());
+    let mut servers = [one.actor(), two.actor()];
+    for (server, name) in servers.iter_mut().zip(["one", "two"]) {
+        server.must(&format!("listen 0.0.0.0:{SERVING} {name}"));
+    }
+    bed.service(1, Way::Direct);
+    bed.ready(&one, 1);
+    bed.plan();
+    let mut client = client.actor();
+    client.send("hammer 10.96.0.1:80 2000");
+    let version = bed.places().version + 1;
+    let places = agent::programs::Places { version, ..bed.places().clone() };
+    let mut programs = agent::programs::Programs::load(places.clone()).unwrap();
+    drop(bed.programs.take());
+    assert_eq!(client.answer(), Ok("one=2000".into()), "nothing is known in the new tables yet");
+    let kept = client.must("connect 10.96.0.1:80");
+    assert_eq!(kept, "one 10.96.0.1:80");
+
+    bed.begin_anew(agent::maps::Maps::open(&places.pins()).unwrap());
+    bed.table.pods.clear();
+    bed.ready(&two, 1);
+    bed.plan();
+    client.send("hammer 10.96.0.1:80 2000");
+    programs.take_over().unwrap();
+    let seen = client.answer().expect("no connect failed");
+    let total: u32 =
+        seen.split(' ').map(|one| one.split_once('=').unwrap().1.parse::<u32>().unwrap()).sum();
+    assert_eq!(total, 2_000, "{seen}");
+    assert_eq!(client.must("hammer 10.96.0.1:80 20"), "two=20");
+    programs.canary(&mut bed.maps).unwrap();
+    programs.retire_old().unwrap();
+    assert_eq!(client.must("hammer 10.96.0.1:80 20"), "two=20");
+    bed.programs = Some(programs);
+}
+
+/// A second set of our own programs, with tables of its own, stands for another's socket load balancer: it leads the
+/// service's address elsewhere. Attached to a cgroup above ours, as Cilium's is to the root.
+#[test]
+fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods() {
+    let mut bed = Bed::new();
+    let (client, ours, theirs) = (bed.client(), bed.pod(), bed.pod());
+    let mut servers = [ours.actor(), theirs.actor()];
+    for (server, name) in servers.iter_mut().zip(["ours", "theirs"]) {
+        server.must(&format!("listen 0.0.0.0:{SERVING} {name}"));
+    }
+    bed.service(1, Way::Direct);
+    bed.ready(&ours, 1);
+    bed.plan();
+    let mut client = client.actor();
+
+    // After ours.
+    let mut other = bed.beside();
+    other.service(1, Way::Direct);
+    other.ready(&theirs, 1);
+    // Theirs alone.
+    other.service(2, Way::Direct);
+    other.set(&theirs, 2, PodPhase::Ready, theirs.four());
+    other.plan();
+    let programs = bed.programs.as_ref().expect("loaded with the bed");
+    assert_eq!(programs.others().values().sum::<usize>(), 2, "both hooks are seen");
+    assert_eq!(client.must("hammer 10.96.0.1:80 20"), "ours=20");
+    assert_eq!(client.must("hammer 10.96.0.2:80 20"), "theirs=20", "theirs stay theirs");
+    assert_eq!(client.must("connect [fd96::1]:80"), "ours [fd96::1]:80");
+
+    // Before ours: links go, and come again behind theirs.
+    std::fs::remove_dir_all(programs.pins().join("links")).unwrap();
+    std::fs::create_dir(programs.pins().join("links")).unwrap();
+    assert_eq!(client.must("hammer 10.96.0.1:80 20"), "theirs=20", "without ours");
+    assert_eq!(programs.keep_attached().unwrap(), 10);
+    assert_eq!(client.must("hammer 10.96.0.1:80 20"), "ours=20");
+    assert_eq!(client.must("hammer 10.96.0.2:80 20"), "theirs=20");
+    programs.canary(&mut bed.maps).unwrap();
+}

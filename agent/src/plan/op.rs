@@ -38,7 +38,7 @@ impl Backend {
     }
 
     /// Where it serves; an activator serves at no port in particular.
-    pub(super) fn pod(&self) -> Option<SocketAddr> {
+    pub(crate) fn pod(&self) -> Option<SocketAddr> {
         let port = u16::from_be(self.port_be);
         let ip = Ipv6Addr::from(self.address).to_canonical();
         (port > 0).then(|| SocketAddr::new(ip, port))
@@ -158,7 +158,8 @@ impl Ops {
     }
 }
 
-pub(super) fn sixteen(address: IpAddr) -> [u8; 16] {
+/// An address as it stands in a packet; IPv4 as a mapped one.
+pub(crate) fn sixteen(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(four) => four.to_ipv6_mapped().octets(),
         IpAddr::V6(six) => six.octets(),

@@ -31,6 +31,8 @@ pub struct Table {
     /// Those that a service leads straight to, that have pods, or that do not speak what most speak.
     revisions: Numbered<Revision>,
     pods: BTreeMap<String, Pod>,
+    /// Pods that no connect is to be led to, whatever else is said of them.
+    held: BTreeSet<String>,
     activators: BTreeMap<String, Vec<IpAddr>>,
 }
 
@@ -56,6 +58,17 @@ struct Pod {
     revision: u32,
     phase: PodPhase,
     address: Option<SocketAddr>,
+    also: Option<SocketAddr>,
+}
+
+impl Pod {
+    /// Where a client of this family reaches it: at an address of its own family, or else, over IPv6, at its IPv4 address
+    /// as a mapped one.
+    fn at(&self, six: bool) -> Option<SocketAddr> {
+        let mut all = [self.address, self.also].into_iter().flatten();
+        let own = all.clone().find(|at| at.is_ipv6() == six);
+        own.or_else(|| all.find(|at| six && at.is_ipv4()))
+    }
 }
 
 impl Table {
@@ -66,7 +79,9 @@ impl Table {
 
     /// Whether a pod at this address takes requests.
     pub fn is_ready_at(&self, address: SocketAddr) -> bool {
-        let is_ready = |pod: &Pod| pod.phase == PodPhase::Ready && pod.address == Some(address);
+        let is_ready = |pod: &Pod| {
+            pod.phase == PodPhase::Ready && [pod.address, pod.also].contains(&Some(address))
+        };
         self.pods.values().any(is_ready)
     }
 
@@ -152,7 +167,9 @@ impl Table {
         if let Some(told) = told {
             let revision = self.revisions.number(&told.revision);
             self.revisions.get_mut(revision).pods.insert(uid.to_owned());
-            let pod = Pod { revision, phase: told.phase, address: told.address };
+            let also = told.also.zip(told.address);
+            let also = also.map(|(ip, at)| SocketAddr::new(ip, at.port()));
+            let pod = Pod { revision, phase: told.phase, address: told.address, also };
             self.pods.insert(uid.to_owned(), pod);
             concerned.extend(self.concerned(uid));
         }
@@ -162,6 +179,12 @@ impl Table {
             self.tidy(before);
         }
         concerned
+    }
+
+    /// Keeps connects from a pod, or no longer. Returns the services it concerns.
+    pub(super) fn hold(&mut self, uid: &str, held: bool) -> Vec<u32> {
+        let changed = if held { self.held.insert(uid.to_owned()) } else { self.held.remove(uid) };
+        if changed { self.concerned(uid) } else { Vec::new() }
     }
 
     /// The services that lead straight to a pod.
@@ -186,7 +209,8 @@ impl Table {
     /// What each address of a service should lead to.
     ///
     /// Straight to pods only when one revision holds all traffic, the path is direct and a pod of a fitting family
-    /// is ready; the kernel cannot split by request. An IPv6 client reaches IPv4 pods by mapped addresses.
+    /// is ready; the kernel cannot split by request. An IPv6 client reaches pods without an address of its family by mapped
+    /// ones.
     pub(super) fn fronts(
         &self,
         service: u32,
@@ -196,7 +220,7 @@ impl Table {
         let port_be = service.activator_port.get().to_be();
         let each = service.addresses.iter().map(|&address| {
             let ready = service.direct.into_iter().flat_map(|revision| self.ready(revision));
-            let fitting = ready.filter(|(_, at)| at.is_ipv4() || address.is_ipv6());
+            let fitting = ready.filter_map(|(uid, pod)| Some((uid, pod.at(address.is_ipv6())?)));
             let backends =
                 fitting.map(|(uid, at)| Backend::at(at, locals.get(uid).copied())).collect();
             let backends = sorted(backends);
@@ -210,11 +234,11 @@ impl Table {
         each.collect()
     }
 
-    fn ready(&self, revision: u32) -> impl Iterator<Item = (&String, SocketAddr)> {
+    fn ready(&self, revision: u32) -> impl Iterator<Item = (&String, &Pod)> {
         let pods = self.revisions.get(revision).pods.iter();
-        pods.filter_map(|uid| {
+        pods.filter(|uid| !self.held.contains(*uid)).filter_map(|uid| {
             let pod = self.pods.get(uid).filter(|pod| pod.phase == PodPhase::Ready)?;
-            Some((uid, pod.address?))
+            Some((uid, pod))
         })
     }
 

@@ -542,3 +542,33 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_pod_of_both_families_serves_each_clients_own() {
+    let six: std::net::Ipv6Addr = "fd00:244::5".parse().unwrap();
+    let both = Pod { also: Some(six.into()), ..pod(5, 1, PodPhase::Ready) };
+    let mut bed = Bed::new();
+    bed.plan(&table(&[service(1, Path::Direct)], &[both], &[activator(1)]));
+    let ip: std::net::Ipv6Addr = "fd00::1".parse().unwrap();
+    let of_six = FrontendKey { address: ip.octets(), ..key([0; 4]) };
+    let own = Backend { address: six.octets(), ..target(5) };
+    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(5)]);
+    assert_eq!(bed.kernel.find(&of_six).unwrap().1, vec![own]);
+    let at = SocketAddr::from((six, 8080));
+    assert!(bed.planner.table().is_ready_at(at), "its kept connections stay");
+}
+
+#[test]
+fn a_pod_that_is_held_gets_no_connects_until_it_is_let_go() {
+    let mut bed = Bed::new();
+    let pods = [pod(5, 1, PodPhase::Ready), pod(6, 1, PodPhase::Ready)];
+    let wanted = table(&[service(1, Path::Direct)], &pods, &[]);
+    let list = |bed: &Bed| bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1;
+    bed.planner.hold("uid5", true);
+    bed.plan(&wanted);
+    assert_eq!(list(&bed), vec![target(6)]);
+    bed.planner.hold("uid5", false);
+    bed.plan(&wanted);
+    assert_eq!(list(&bed), vec![target(5), target(6)]);
+    assert!(!bed.planner.is_due());
+}

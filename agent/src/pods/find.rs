@@ -9,7 +9,6 @@
 
 use std::{
     collections::HashMap,
-    ffi::OsStr,
     fs, io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     path::{Path, PathBuf},
@@ -21,14 +20,18 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDe
 use tokio::{
     io::unix::AsyncFd,
     sync::mpsc::{self, Receiver, Sender},
-    time::sleep_until,
+    time::{MissedTickBehavior, interval, sleep_until},
 };
 use tracing::{debug, info, warn};
 
 use super::namespace::{self, Namespace};
 use crate::{
+    cgroups::{is_monitor, pod_of},
     clock::monotonic_ns,
-    pods::{Event, Sockets},
+    drain::{Door, Doors, Drains},
+    kubepods::children,
+    oddities::{self, Oddity},
+    pods::{Event, Facts, Sockets},
     sys,
 };
 
@@ -56,12 +59,14 @@ pub enum Command {
 }
 
 /// Where pods are looked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Places {
     /// Cgroup below which the pods' own cgroups are.
     pub cgroups: PathBuf,
     /// Folder of their network namespaces by uid, if the platform keeps one.
     pub namespaces: Option<PathBuf>,
+    /// What the kubelet's question before a pod stops is answered from; `None`: nobody asks here.
+    pub drains: Option<Drains>,
 }
 
 /// Starts the thread. It ends when the sender is dropped, or nobody takes its events any more.
@@ -82,6 +87,8 @@ async fn run(
     mut commands: Receiver<Command>,
 ) -> io::Result<()> {
     let mut finder = Finder::new(places, events)?;
+    let mut look = interval(PATIENT_WAIT);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let next = finder.next_retry();
         let retry = async {
@@ -100,6 +107,7 @@ async fn run(
                 finder.noticed().await?;
             }
             () = retry => finder.retry().await,
+            _ = look.tick() => finder.look_at_root().await,
         }
     }
 }
@@ -131,17 +139,40 @@ struct Finder {
     /// Every pod directory.
     known: HashMap<String, PathBuf>,
     wanted: HashMap<String, Wanted>,
+    /// Inode of the watched root: when it is made anew, so are all watches.
+    root: Option<u64>,
+    doors: Option<Doors>,
     events: Sender<Event>,
 }
 
 struct Wanted {
     found: bool,
+    /// Where the kubelet may ask.
+    door: Option<Door>,
     watch: Option<WatchDescriptor>,
     retry: Option<Instant>,
     wait: Duration,
 }
 
+impl Wanted {
+    /// Opens the port where the kubelet asks, if it is not open yet.
+    fn answer_at(&mut self, doors: &Doors, uid: &str, cookie: u64, namespace: &Namespace) {
+        if self.door.as_ref().is_some_and(|door| door.cookie == cookie) {
+            return;
+        }
+        self.door = match doors.open(uid, cookie, namespace) {
+            Ok(door) => Some(door),
+            Err(error) => {
+                let error = common::link::chain(&error);
+                warn!(uid, error, "nobody will answer the kubelet before the pod stops");
+                None
+            }
+        };
+    }
+}
+
 /// Why a pod's namespace is not known yet.
+#[derive(Clone, Copy)]
 enum Missing {
     /// It has no directory or no process; inotify will tell.
     Nobody,
@@ -162,6 +193,8 @@ impl Finder {
             pods: HashMap::new(),
             known: HashMap::new(),
             wanted: HashMap::new(),
+            root: namespace::inode(&places.cgroups).ok(),
+            doors: places.drains.map(|drains| Doors { drains, events: events.clone() }),
             events,
         };
         finder.tree(&places.cgroups);
@@ -203,11 +236,15 @@ impl Finder {
     async fn obey(&mut self, command: Command) {
         match command {
             Command::Watch(uid) => {
-                let wanted = Wanted { found: false, watch: None, retry: None, wait: FIRST_WAIT };
+                let wanted =
+                    Wanted { found: false, door: None, watch: None, retry: None, wait: FIRST_WAIT };
                 self.wanted.insert(uid.clone(), wanted);
                 self.look(&uid).await;
             }
             Command::Forget(uid) => {
+                if let Some(doors) = &self.doors {
+                    doors.drains.forget(&uid);
+                }
                 let watch = self.wanted.remove(&uid).and_then(|wanted| wanted.watch);
                 if let Some(watch) = watch {
                     self.pods.remove(&watch);
@@ -222,6 +259,23 @@ impl Finder {
                     self.look(&uid).await;
                 }
             }
+        }
+    }
+
+    /// A kubelet that was reset makes its folder anew, where none of our watches is.
+    async fn look_at_root(&mut self) {
+        let root = namespace::inode(&self.places.cgroups).ok();
+        if root.is_none() || root == self.root {
+            return;
+        }
+        info!(cgroup = %self.places.cgroups.display(), "the pods' cgroup was made anew");
+        self.root = root;
+        self.known.clear();
+        let dir = self.places.cgroups.clone();
+        self.tree(&dir);
+        let wanted: Vec<String> = self.wanted.keys().cloned().collect();
+        for uid in wanted {
+            self.look(&uid).await;
         }
     }
 
@@ -279,13 +333,24 @@ impl Finder {
             return self.named(&name.to_string_lossy()).await;
         }
         if event.mask.contains(AddWatchFlags::IN_DELETE) {
-            pod_of(&name).and_then(|uid| self.known.remove(&uid));
+            if let Some(uid) = pod_of(&name) {
+                self.emptied(uid).await;
+            }
             return;
         }
         for uid in self.directory(dir.join(name)) {
             if self.wanted.contains_key(&uid) {
                 self.look(&uid).await;
             }
+        }
+    }
+
+    /// A pod's directory has gone, and with it the last of its processes.
+    async fn emptied(&mut self, uid: String) {
+        self.known.remove(&uid);
+        if let Some(wanted) = self.wanted.get_mut(&uid) {
+            wanted.door = None;
+            self.tell(Event::Emptied(uid)).await;
         }
     }
 
@@ -299,10 +364,11 @@ impl Finder {
     /// Looks for a wanted pod's namespace and tells what it found, or plans another look.
     async fn look(&mut self, uid: &str) {
         self.watch_processes(uid);
-        let result = match self.namespace(uid) {
-            Err(missing) => Err(missing),
+        let namespace = self.namespace(uid);
+        let result = match &namespace {
+            Err(missing) => Err(*missing),
             Ok(namespace) => match namespace.facts() {
-                Ok(facts) => Ok(facts),
+                Ok(facts) => Ok(Facts { oddity: self.sandbox(uid).or(facts.oddity), ..facts }),
                 Err(error) => {
                     debug!(uid, error = %common::link::chain(&error), "namespace gave no answer");
                     Err(Missing::Early)
@@ -318,12 +384,29 @@ impl Finder {
         wanted.retry = wait.map(|wait| Instant::now() + wait);
         wanted.found = wait.is_none();
         wanted.wait = if wanted.found { FIRST_WAIT } else { (wanted.wait * 2).min(LONGEST_WAIT) };
-        if let Ok(facts) = result {
+        if let Err(Missing::Nobody) = result {
+            wanted.door = None;
+        }
+        if let (Ok(facts), Ok(namespace)) = (result, namespace) {
+            if let Some(doors) = &self.doors {
+                wanted.answer_at(doors, uid, facts.cookie, &namespace);
+            }
             if wanted.found {
                 info!(uid, cookie = facts.cookie, addresses = ?facts.addresses, "pod found");
             }
             self.tell(Event::Found(uid.to_owned(), facts)).await;
         }
+    }
+
+    /// The sandbox that a pod's processes run in.
+    fn sandbox(&self, uid: &str) -> Option<Oddity> {
+        let read = |pid: u32, file: &str| {
+            fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
+        };
+        processes(self.known.get(uid)?).into_iter().find_map(|pid| {
+            let command = read(pid, "cmdline");
+            oddities::sandbox(read(pid, "comm").trim_end(), command.split('\0').next()?)
+        })
     }
 
     /// Asks inotify to tell when the pod's first process comes and its last one goes.
@@ -384,24 +467,6 @@ impl Finder {
     }
 }
 
-/// The uid of the pod that a cgroup directory belongs to: `pod<uid>`, or systemd's
-/// `kubepods-burstable-pod<uid with _ for ->.slice`.
-fn pod_of(name: &OsStr) -> Option<String> {
-    let name = name.to_str()?;
-    let uid = match name.strip_suffix(".slice") {
-        Some(slice) => slice.rsplit_once("-pod").map(|(_, uid)| uid.replace('_', "-"))?,
-        None => name.strip_prefix("pod")?.to_owned(),
-    };
-    (!uid.is_empty()).then_some(uid)
-}
-
-/// Directories right below `dir`; none when it has gone.
-fn children(dir: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    dirs.map(|entry| entry.path()).collect()
-}
-
 /// Every process in the cgroup `dir` and below.
 pub(crate) fn processes(dir: &Path) -> Vec<u32> {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
@@ -409,7 +474,9 @@ pub(crate) fn processes(dir: &Path) -> Vec<u32> {
     let own = text.lines().filter_map(|line| line.parse().ok()).filter(|&pid| pid != 0);
     let mut found: Vec<u32> = own.collect();
     for child in children(dir) {
-        found.extend(processes(&child));
+        if !child.file_name().is_some_and(is_monitor) {
+            found.extend(processes(&child));
+        }
     }
     found
 }
@@ -418,17 +485,6 @@ pub(crate) fn processes(dir: &Path) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_pods_uid_is_read_from_its_cgroups_name() {
-        let uid = |name: &str| pod_of(OsStr::new(name));
-        assert_eq!(uid("pod1b9c-22"), Some("1b9c-22".into()));
-        assert_eq!(uid("kubepods-burstable-pod1b9c_22.slice"), Some("1b9c-22".into()));
-        assert_eq!(uid("kubepods-pod1b9c_22.slice"), Some("1b9c-22".into()));
-        for other in ["burstable", "kubepods-burstable.slice", "pod", "cri-containerd-1.scope"] {
-            assert_eq!(uid(other), None, "{other}");
-        }
-    }
-
     /// A plain directory has no processes, which is all that can be shown without root.
     #[tokio::test]
     async fn a_pod_whose_directory_comes_later_is_inspected_as_empty() {
@@ -436,7 +492,8 @@ mod tests {
         fs::create_dir_all(&root).expect("a folder");
         let (send, mut events) = mpsc::channel(8);
         let commands =
-            start(Places { cgroups: root.clone(), namespaces: None }, send).expect("a thread");
+            start(Places { cgroups: root.clone(), namespaces: None, drains: None }, send)
+                .expect("a thread");
         commands.send(Command::Watch("a".into())).await.expect("it runs");
         fs::create_dir(root.join("poda")).expect("a folder");
         commands.send(Command::Inspect("a".into(), 7)).await.expect("it runs");

@@ -17,7 +17,9 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::sched::{CloneFlags, setns};
 
 use crate::{
+    drain, netfilter,
     netlink::Netlink,
+    oddities::Oddity,
     pods::{Facts, Sockets},
     sockdiag::SockDiag,
     sys,
@@ -98,7 +100,8 @@ impl Namespace {
         self.within("addresses", || {
             let netlink = Netlink::open(NETLINK_ROUTE)?;
             let cookie = sys::netns_cookie(netlink.socket())?;
-            Ok(Facts { cookie, addresses: addresses(&netlink)? })
+            let oddity = netfilter::redirects().then_some(Oddity::Redirected);
+            Ok(Facts { cookie, addresses: addresses(&netlink)?, oddity })
         })
     }
 
@@ -109,9 +112,17 @@ impl Namespace {
             if sys::netns_cookie(netlink.socket())? != cookie {
                 return Ok(None);
             }
-            Ok(Some(Sockets { listeners: SockDiag::open()?.listeners()? }))
+            let mut listeners = SockDiag::open()?.listeners()?;
+            // Our own.
+            listeners.retain(|at| at.port() != drain::PORT);
+            Ok(Some(Sockets { listeners, redirects: netfilter::redirects() }))
         })
     }
+}
+
+/// Global addresses of the namespace that the calling thread is in.
+pub(crate) fn own_addresses() -> io::Result<Vec<IpAddr>> {
+    addresses(&Netlink::open(NETLINK_ROUTE)?)
 }
 
 /// Whether a namespace is mounted at `path`.

@@ -30,7 +30,7 @@ fn pod(uid: &str, how: ProbeHow) -> wire::Pod {
 }
 
 fn facts() -> Facts {
-    Facts { cookie: 7, addresses: vec![ip("10.244.0.5"), ip("fd00::5")] }
+    Facts { cookie: 7, addresses: vec![ip("10.244.0.5"), ip("fd00::5")], oddity: None }
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -46,7 +46,8 @@ fn listens(count: u32) -> Kernel {
 }
 
 fn sockets(listeners: &[&str]) -> Sockets {
-    Sockets { listeners: listeners.iter().map(|text| at(text)).collect() }
+    let listeners = listeners.iter().map(|text| at(text)).collect();
+    Sockets { listeners, redirects: false }
 }
 
 /// A pod that was named, found and told to the kernel; its namespace holds no listener.
@@ -287,7 +288,7 @@ fn a_new_namespace_starts_the_pod_anew() {
     let mut pods = known(pod("a", ProbeHow::Listen), now);
     kernel(&mut pods, now, listens(1));
     assert_eq!(pods.step(now, Event::Found("a".into(), facts())), [], "nothing new");
-    let other = Facts { cookie: 8, addresses: vec![ip("10.244.0.6")] };
+    let other = Facts { cookie: 8, addresses: vec![ip("10.244.0.6")], oddity: None };
     let actions = pods.step(now, Event::Found("a".into(), other.clone()));
     assert_eq!(actions[0], Action::Register("a".into(), other));
     assert!(!reports(actions)[0].ready);
@@ -362,4 +363,108 @@ fn a_pod_that_does_not_listen_for_a_minute_is_looked_into_less_often() {
         looks += actions.iter().filter(|action| matches!(action, Action::Inspect(_))).count();
     }
     assert!((60..70).contains(&looks), "{looks}");
+}
+
+/// A registered pod that listens, with a request in flight.
+fn busy(now: Instant) -> Pods {
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    kernel(&mut pods, now, Kernel { in_flight: 1, connections: 1, ..listens(1) });
+    pods
+}
+
+fn asks(pods: &mut Pods, now: Instant) -> Vec<Action> {
+    pods.step(now, Event::Asked("a".into()))
+}
+
+fn quiet() -> Kernel {
+    Kernel { idle: 5 * SECOND, ..listens(1) }
+}
+
+fn released(actions: &[Action]) -> usize {
+    actions.iter().filter(|action| **action == Action::Release("a".into())).count()
+}
+
+#[test]
+fn the_kubelet_waits_for_the_last_request_and_for_a_second_of_draining() {
+    let now = Instant::now();
+    let mut pods = busy(now);
+    assert_eq!(released(&asks(&mut pods, now)), 0);
+    assert!(pods.is_stopping("a"));
+    assert_eq!(pods.draining(), ["a"], "it is looked at often");
+    let draining = wire::Pod { phase: PodPhase::Draining, ..pod("a", ProbeHow::Listen) };
+    pods.step(now, Event::Named(Box::new(draining)));
+    let later = now + SECOND;
+    let busy = Kernel { in_flight: 1, ..quiet() };
+    assert_eq!(released(&kernel(&mut pods, later, busy)), 0);
+    let fresh = Kernel { fresh: 1, connections: 1, ..quiet() };
+    assert_eq!(released(&kernel(&mut pods, later, fresh)), 0, "a first request is on its way");
+    let just = Kernel { idle: SECOND / 2, ..quiet() };
+    assert_eq!(released(&kernel(&mut pods, later, just)), 0, "it was busy a moment ago");
+    assert_eq!(released(&kernel(&mut pods, later, quiet())), 1);
+    assert_eq!(released(&kernel(&mut pods, later, quiet())), 0, "once");
+    assert_eq!(released(&asks(&mut pods, later)), 1, "the next container gets the same answer");
+}
+
+#[test]
+fn without_a_word_of_the_controller_the_kubelet_waits_a_little_longer() {
+    let now = Instant::now();
+    let mut pods = busy(now);
+    asks(&mut pods, now);
+    assert_eq!(released(&kernel(&mut pods, now + UNTOLD, quiet())), 0);
+    assert_eq!(released(&kernel(&mut pods, now + UNTOLD + DRAINED_AFTER, quiet())), 1);
+}
+
+#[test]
+fn a_pod_that_leaves_the_table_early_is_kept_until_the_kubelet_may_go_on() {
+    let now = Instant::now();
+    let gone = [Action::Forget("a".into()), Action::Gone("a".into())];
+    let mut pods = busy(now);
+    asks(&mut pods, now);
+    assert_eq!(pods.step(now, Event::Dropped("a".into())), []);
+    let busy = Kernel { in_flight: 1, ..quiet() };
+    assert_eq!(released(&kernel(&mut pods, now + SECOND, busy)), 0);
+    let last = kernel(&mut pods, now + SECOND, quiet());
+    assert_eq!(released(&last), 1);
+    assert!(last.ends_with(&gone), "{last:?}");
+    let mut pods = self::busy(now);
+    asks(&mut pods, now);
+    pods.step(now, Event::Dropped("a".into()));
+    assert_eq!(pods.step(now, Event::Emptied("a".into())), gone, "killed meanwhile");
+    let mut pods = self::busy(now);
+    assert_eq!(pods.step(now, Event::Dropped("a".into())), gone, "nobody waits");
+}
+
+#[test]
+fn a_pod_of_both_families_is_reported_at_both_addresses_it_serves_at() {
+    let now = Instant::now();
+    let six = Some(ip("fd00::5"));
+    let cases = [
+        (abi::SERVES_V4, "10.244.0.5:8080", None),
+        (abi::SERVES_V6, "[fd00::5]:8080", None),
+        (abi::SERVES_V4 | abi::SERVES_V6, "10.244.0.5:8080", six),
+    ];
+    for (serves, address, also) in cases {
+        let mut pods = known(pod("a", ProbeHow::Listen), now);
+        let seen = reports(kernel(&mut pods, now, Kernel { serves, ..listens(1) }));
+        assert_eq!(seen, [PodSeen { address: Some(at(address)), also, ..ready() }]);
+    }
+    for (listener, also) in [("0.0.0.0:8080", None), ("[::]:8080", six)] {
+        let mut pods = known(pod("a", ProbeHow::Listen), now);
+        let found = Event::Inspected("a".into(), sockets(&[listener]), 900);
+        assert_eq!(reports(pods.step(now, found)), [PodSeen { also, ..ready() }]);
+    }
+}
+
+#[test]
+fn what_cannot_be_served_as_usual_is_said_instead_of_anything_else() {
+    let now = Instant::now();
+    let sandbox = Oddity::Sandbox("gVisor");
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    let odd = Facts { oddity: Some(sandbox), ..facts() };
+    let seen = reports(pods.step(now, Event::Found("a".into(), odd)));
+    assert_eq!(seen[0].trouble, sandbox.to_string());
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    let redirects = Sockets { redirects: true, ..sockets(&["0.0.0.0:8080"]) };
+    let seen = reports(pods.step(now, Event::Inspected("a".into(), redirects, 1)));
+    assert_eq!((seen[0].ready, &*seen[0].trouble), (true, &*Oddity::Redirected.to_string()));
 }

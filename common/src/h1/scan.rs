@@ -22,7 +22,7 @@ const ONES: u64 = 0x0101_0101_0101_0101;
 const HIGHS: u64 = 0x8080_8080_8080_8080;
 const LOWER: u64 = 0x2020_2020_2020_2020;
 
-const fn word(text: &[u8; 8]) -> u64 {
+pub(super) const fn word(text: &[u8; 8]) -> u64 {
     u64::from_le_bytes(*text)
 }
 

@@ -1,0 +1,256 @@
+//! Pure: where a node's pods have their cgroups, in each layout in use.
+//!
+//! | driver | a pod's directory below the kubelet's `cgroupRoot` |
+//! |---|---|
+//! | cgroupfs | `kubepods[/burstable\|/besteffort]/pod<uid>` |
+//! | systemd | `kubepods.slice[/kubepods-burstable.slice]/kubepods[-burstable]-pod<uid, _ for ->.slice` |
+//! | systemd, `cgroupRoot: /a` | `a.slice/a-kubepods.slice/a-kubepods-burstable.slice/a-kubepods-burstable-pod<uid>.slice` |
+//!
+//! Guaranteed pods have no directory of their class. Names: kubernetes/kubernetes
+//! `pkg/kubelet/cm/{cgroup_manager_linux,pod_container_manager_linux}.go`. Containers lie one below:
+//! `<id>` or `crio-<id>` (cgroupfs), `cri-containerd-<id>.scope`, `crio-<id>.scope`, `docker-<id>.scope` (systemd).
+
+use std::{
+    cmp::Reverse,
+    ffi::OsStr,
+    path::{Component, Path, PathBuf},
+};
+
+/// The pods' directory of one kubelet cannot be told.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfound {
+    /// The kubelet has not made it yet.
+    #[error("no cgroup kubepods or kubepods.slice exists yet: the kubelet makes it when it starts")]
+    Absent,
+    /// Several kubelets have one.
+    #[error("several cgroups hold pods: {0}: name this node's by --clients-cgroup")]
+    Several(String),
+    /// There is no cgroup v2.
+    #[error("no cgroup2 file system is mounted: mount the host's /sys/fs/cgroup into the agent")]
+    NoMount,
+}
+
+/// Where cgroup v2 is mounted, the mount that shows most of the hierarchy first. `mountinfo` is the text of
+/// `/proc/self/mountinfo`.
+///
+/// In a container with a cgroup namespace, its own mount begins at its own cgroup (`/`), and the host's, mounted into it,
+/// at `/../../..`.
+pub fn v2_mounts(mountinfo: &str) -> Vec<PathBuf> {
+    let mut found: Vec<(Reverse<usize>, usize, PathBuf)> = Vec::new();
+    for line in mountinfo.lines() {
+        let Some((left, right)) = line.split_once(" - ") else { continue };
+        let mut fields = left.split(' ').skip(3);
+        let (Some(root), Some(at)) = (fields.next(), fields.next()) else { continue };
+        if right.split(' ').next() != Some("cgroup2") {
+            continue;
+        }
+        let root = PathBuf::from(unescaped(root));
+        let up = root.components().filter(|it| *it == Component::ParentDir).count();
+        let down = root.components().filter(|it| matches!(it, Component::Normal(_))).count();
+        found.push((Reverse(up), down, PathBuf::from(unescaped(at))));
+    }
+    // Stable: of equals, the first one mounted.
+    found.sort_by_key(|(up, down, _)| (*up, *down));
+    found.into_iter().map(|(_, _, at)| at).collect()
+}
+
+/// `\040` and the like, as the kernel writes spaces in mountinfo.
+fn unescaped(text: &str) -> String {
+    let mut parts = text.split('\\');
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                out.push(char::from(byte));
+                out.push_str(&part[3..]);
+            }
+            None => {
+                out.push('\\');
+                out.push_str(part);
+            }
+        }
+    }
+    out
+}
+
+/// The cgroup of a process below the mount, by its `/proc/PID/cgroup`; `None` where a cgroup namespace hides it.
+pub fn own_path(cgroup: &str) -> Option<&Path> {
+    let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let hidden = path == "/" || path.starts_with("/..");
+    (!hidden).then(|| Path::new(path.trim_start_matches('/')))
+}
+
+/// Whether a directory of this name is the one that a kubelet keeps all its pods in.
+pub fn is_kubepods(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|name| {
+        name == "kubepods" || name == "kubepods.slice" || name.ends_with("-kubepods.slice")
+    })
+}
+
+/// This node's directory among those of all kubelets of the machine: the one that the agent itself runs in, at `own`,
+/// or the only one.
+pub fn choose(candidates: &[PathBuf], own: Option<&Path>) -> Result<PathBuf, Unfound> {
+    if let Some(own) = own
+        && let Some(mine) = candidates.iter().find(|candidate| own.starts_with(candidate))
+    {
+        return Ok(mine.clone());
+    }
+    match candidates {
+        [] => Err(Unfound::Absent),
+        [only] => Ok(only.clone()),
+        several => {
+            let names: Vec<String> = several.iter().map(|it| it.display().to_string()).collect();
+            Err(Unfound::Several(names.join(", ")))
+        }
+    }
+}
+
+/// The uid of the pod that a directory of this name belongs to. A static pod's is the hash of its manifest.
+pub fn pod_of(name: &OsStr) -> Option<String> {
+    let name = name.to_str()?;
+    let uid = match name.strip_suffix(".slice") {
+        Some(slice) => {
+            let (parent, uid) = slice.rsplit_once("-pod")?;
+            let class = parent.strip_suffix("-burstable").or(parent.strip_suffix("-besteffort"));
+            let root = class.unwrap_or(parent);
+            if root != "kubepods" && !root.ends_with("-kubepods") {
+                return None;
+            }
+            uid.replace('_', "-")
+        }
+        None => name.strip_prefix("pod")?.to_owned(),
+    };
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    (!uid.is_empty() && uid.bytes().all(fits)).then_some(uid)
+}
+
+/// Whether a directory below a pod's holds a monitor of the runtime's instead of a container (cri-o's conmon).
+pub fn is_monitor(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|name| name.starts_with("crio-conmon-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "1b9c5d1e-22aa-4bde-9c0f-0123456789ab";
+    const FLAT: &str = "1b9c5d1e_22aa_4bde_9c0f_0123456789ab";
+    const HASH: &str = "0a1b2c3d4e5f60718293a4b5c6d7e8f9";
+    const ID: &str = "4f0c7b7e1f60b4a4f3d4b1f8f6a9d2c1e0b3a5978695a4b3c2d1e0f9a8b7c6d5";
+
+    /// The pods' directory, the pod and the container's directory in a path from the mount.
+    fn read(path: &str) -> (Option<PathBuf>, Option<String>, bool) {
+        let path = Path::new(path);
+        let at = |which: fn(&OsStr) -> bool| path.iter().position(which);
+        let kubepods = at(is_kubepods).map(|at| path.iter().take(at + 1).collect());
+        (kubepods, path.iter().find_map(pod_of), at(is_monitor).is_some())
+    }
+
+    #[test]
+    fn pods_are_found_in_every_layout() {
+        let cases = [
+            (format!("kubepods/pod{UID}/{ID}"), "kubepods", UID),
+            (format!("kubepods/burstable/pod{UID}/{ID}"), "kubepods", UID),
+            (format!("kubepods/besteffort/pod{UID}/crio-{ID}"), "kubepods", UID),
+            (format!("kubepods/burstable/pod{HASH}/{ID}"), "kubepods", HASH),
+            (format!("node-1/kubepods/burstable/pod{UID}/{ID}/app/nested"), "node-1/kubepods", UID),
+            (
+                format!("kubepods.slice/kubepods-pod{FLAT}.slice/cri-containerd-{ID}.scope"),
+                "kubepods.slice",
+                UID,
+            ),
+            (
+                format!(
+                    "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{FLAT}.slice/crio-{ID}.scope/container"
+                ),
+                "kubepods.slice",
+                UID,
+            ),
+            (
+                format!(
+                    "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{FLAT}.slice/docker-{ID}.scope"
+                ),
+                "kubepods.slice",
+                UID,
+            ),
+            (
+                format!(
+                    "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{HASH}.slice/cri-containerd-{ID}.scope"
+                ),
+                "kubepods.slice",
+                HASH,
+            ),
+            (
+                format!(
+                    "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{FLAT}.slice/cri-containerd-{ID}.scope"
+                ),
+                "kubelet.slice/kubelet-kubepods.slice",
+                UID,
+            ),
+        ];
+        for (path, kubepods, uid) in cases {
+            assert_eq!(read(&path), (Some(kubepods.into()), Some(uid.into()), false), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_pod_is_not_taken_for_one() {
+        for path in [
+            "system.slice/containerd.service",
+            "kubepods/burstable",
+            "kubepods.slice/kubepods-burstable.slice",
+            "my-pod.slice",
+            "libpod-1234.scope",
+            "user.slice/my-podx.slice",
+            "pod.slice",
+            "init.scope",
+            "rouse-canary-7",
+        ] {
+            assert_eq!(read(path).1, None, "{path}");
+        }
+        let conmon = format!("kubepods/burstable/pod{UID}/crio-conmon-{ID}.scope");
+        assert!(read(&conmon).2, "a monitor is in the pod's directory and no container of it");
+    }
+
+    #[test]
+    fn the_mount_is_read_from_mountinfo() {
+        let hybrid = "\
+25 1 0:22 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
+26 25 0:23 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate
+27 25 0:24 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory";
+        assert_eq!(v2_mounts(hybrid), [Path::new("/sys/fs/cgroup/unified")]);
+        let unified = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw";
+        assert_eq!(v2_mounts(unified), [Path::new("/sys/fs/cgroup")]);
+        let container = "\
+900 890 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw,nsdelegate
+901 880 0:26 /../../../.. /host/cg\\040roup rw shared:4 - cgroup2 cgroup2 rw
+902 880 0:26 /../../../../system.slice /elsewhere rw - cgroup2 cgroup2 rw";
+        assert_eq!(
+            v2_mounts(container),
+            ["/host/cg roup", "/elsewhere", "/sys/fs/cgroup"].map(Path::new),
+            "the host's before the container's own"
+        );
+        assert!(v2_mounts("27 25 0:24 / /sys/fs/cgroup/memory rw - cgroup cgroup rw").is_empty());
+    }
+
+    #[test]
+    fn the_agents_own_cgroup_tells_which_node_it_is_on() {
+        let nodes = ["/m/a/kubepods", "/m/b/kubepods"].map(PathBuf::from);
+        let own = Path::new("/m/b/kubepods/burstable/pod1/2");
+        assert_eq!(choose(&nodes, Some(own)), Ok("/m/b/kubepods".into()));
+        assert_eq!(choose(&nodes[..1], None), Ok("/m/a/kubepods".into()));
+        assert_eq!(choose(&nodes[..1], Some(Path::new("/m/system.slice"))), Ok(nodes[0].clone()));
+        assert_eq!(choose(&[], Some(own)), Err(Unfound::Absent));
+        let several = Unfound::Several("/m/a/kubepods, /m/b/kubepods".into());
+        assert_eq!(choose(&nodes, Some(Path::new("/m/system.slice"))), Err(several));
+    }
+
+    #[test]
+    fn a_cgroup_namespace_hides_where_a_process_is() {
+        let hybrid = "3:cpu:/x\n0::/node/kubepods/pod1/2\n";
+        assert_eq!(own_path(hybrid), Some(Path::new("node/kubepods/pod1/2")));
+        for hidden in ["0::/\n", "0::/../../init.scope\n", "3:cpu:/x\n"] {
+            assert_eq!(own_path(hidden), None, "{hidden}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Shell: counters of the version before, which its programs go on keeping for the connections that they saw established.
+//!
+//! A pod's figures are the sum of both versions' until the last of those connections has closed; then the old ones are
+//! added to the new for good.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::atomic::Ordering::Relaxed,
+};
+
+use aya::maps::{HashMap, MapData, MapError};
+use common::{
+    abi::{self, maps},
+    wire::Totals,
+};
+use tracing::{info, warn};
+
+use super::{
+    COUNTER_WORDS, Error, RESPONSE_WORDS, Rows, STATE_WORDS, capacity, hash, refused, words,
+};
+use crate::sys;
+
+/// The other version's maps, as far as this one reads them.
+#[derive(Debug)]
+pub(super) struct Old {
+    pins: PathBuf,
+    pods: HashMap<MapData, u64, abi::Pod>,
+    rows: Rows,
+    /// Slot there by slot here.
+    slots: BTreeMap<u32, (u64, u32)>,
+}
+
+impl Old {
+    /// Opens them; `None` where they have another shape: what is in flight there is not known then, and new connections are
+    /// counted by the new programs as ever.
+    pub(super) fn open(pins: &Path) -> Option<Self> {
+        let opened = Self::try_open(pins);
+        let opened = opened
+            .inspect_err(|error| warn!(pins = %pins.display(), %error, "cannot read the counts of the version before"));
+        opened.ok()
+    }
+
+    fn try_open(pins: &Path) -> Result<Self, Error> {
+        let size = |bytes: usize| bytes as u32;
+        let wanted = [
+            (maps::PODS, 8, size(size_of::<abi::Pod>())),
+            (maps::POD_STATE, 4, size(size_of::<abi::PodState>())),
+            (maps::COUNTERS, 4, size(size_of::<abi::Counters>())),
+            (maps::RESPONSES, 4, size(size_of::<abi::Responses>())),
+        ];
+        for (name, key, value) in wanted {
+            let map = super::pinned(pins, name)?;
+            let shape = sys::map_shape(std::os::fd::AsFd::as_fd(&map));
+            let [_, key_found, value_found, _] =
+                shape.map_err(|source| Error::Share { name, source })?;
+            if (key_found, value_found) != (key, value) {
+                let source = std::io::ErrorKind::InvalidData.into();
+                return Err(Error::Share { name, source });
+            }
+        }
+        let rows = capacity(pins, maps::COUNTERS)?;
+        Ok(Self {
+            pins: pins.to_owned(),
+            pods: hash(pins, maps::PODS)?,
+            rows: Rows {
+                pod_state: words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
+                counters: words(pins, maps::COUNTERS, rows * COUNTER_WORDS)?,
+                responses: words(pins, maps::RESPONSES, rows * RESPONSE_WORDS)?,
+                cpus: rows / abi::PODS_MAX as usize,
+            },
+            slots: BTreeMap::new(),
+        })
+    }
+
+    /// From now on the old programs take no new connection of this pod; the new ones do, as they know it already.
+    ///
+    /// A program of the new version leaves alone what one of the old has begun to count (`OLD_CONNS`), so that each
+    /// connection is counted by one of them, whenever this is called.
+    pub(super) fn hand_over(&mut self, cookie: u64, slot: u32) -> Result<(), Error> {
+        let found = match self.pods.get(&cookie, 0) {
+            Ok(found) => found,
+            Err(MapError::KeyNotFound) => return Ok(()),
+            Err(source) => return Err(super::read(maps::PODS, source)),
+        };
+        // No connection comes to port 0.
+        let closed = abi::Pod { port: 0, ..found };
+        let done = self.pods.insert(cookie, closed, 0);
+        done.map_err(|source| refused(maps::PODS, (cookie, found.slot), source))?;
+        self.slots.insert(slot, (cookie, found.slot));
+        Ok(())
+    }
+
+    /// The pod has gone.
+    pub(super) fn forget(&mut self, cookie: u64) {
+        // Gone already, or never known there.
+        let _none = self.pods.remove(&cookie);
+        self.slots.retain(|_, (it, _)| *it != cookie);
+    }
+
+    /// What is counted there for a slot of this version.
+    pub(super) fn totals(&self, slot: u32) -> Totals {
+        self.slots.get(&slot).map(|(_, old)| self.rows.totals(*old)).unwrap_or_default()
+    }
+
+    /// As [`totals`](Self::totals).
+    pub(super) fn responses(&self, slot: u32) -> abi::Responses {
+        self.slots.get(&slot).map(|(_, old)| self.rows.responses(*old)).unwrap_or_default()
+    }
+
+    /// As [`totals`](Self::totals).
+    pub(super) fn state(&self, slot: u32) -> abi::PodState {
+        self.slots.get(&slot).map(|(_, old)| self.rows.state(*old)).unwrap_or_default()
+    }
+
+    /// Adds what is counted for good to the rows of this version. Returns whether nothing is left; `all` also forgets pods
+    /// that nobody has claimed.
+    pub(super) fn settle(&mut self, into: &Rows, all: bool) -> bool {
+        let done: Vec<(u32, u64, u32)> = self
+            .slots
+            .iter()
+            .map(|(&slot, &(cookie, old))| (slot, cookie, old))
+            .filter(|&(_, _, old)| {
+                let state = self.rows.state(old);
+                state.connections == 0 && state.in_flight == 0
+            })
+            .collect();
+        for (slot, cookie, old) in done {
+            let (totals, responses) = (self.rows.totals(old), self.rows.responses(old));
+            self.forget(cookie);
+            into.add(slot, &totals, &responses);
+        }
+        if all {
+            let claimed: Vec<u64> = self.slots.values().map(|(cookie, _)| *cookie).collect();
+            let known: Vec<u64> = self.pods.keys().filter_map(Result::ok).collect();
+            known.into_iter().filter(|it| !claimed.contains(it)).for_each(|it| self.forget(it));
+        }
+        let empty =
+            self.slots.is_empty() && self.pods.keys().filter_map(Result::ok).next().is_none();
+        if empty {
+            info!(pins = %self.pins.display(), "every connection that the version before counts has closed");
+        }
+        empty
+    }
+}
+
+impl Rows {
+    /// Adds to a slot's totals, as the kernel half does.
+    fn add(&self, slot: u32, totals: &Totals, responses: &abi::Responses) {
+        let row = super::row(&self.counters, slot as usize, COUNTER_WORDS);
+        let add = |at: usize, by: u64| row[at / 8].fetch_add(by, Relaxed);
+        add(std::mem::offset_of!(abi::Counters, begin), 1);
+        add(std::mem::offset_of!(abi::Counters, started), totals.started);
+        add(std::mem::offset_of!(abi::Counters, finished), totals.finished);
+        add(std::mem::offset_of!(abi::Counters, started_sum_ns), totals.started_sum_ns);
+        add(std::mem::offset_of!(abi::Counters, finished_sum_ns), totals.finished_sum_ns);
+        add(std::mem::offset_of!(abi::Counters, end), 1);
+        let row = super::row(&self.responses, slot as usize, RESPONSE_WORDS);
+        let all = responses.status.iter().chain(&responses.latency);
+        all.zip(row).for_each(|(by, word)| {
+            word.fetch_add(*by, Relaxed);
+        });
+    }
+}

@@ -1,0 +1,120 @@
+//! Pure: what keeps a pod or a node from being served as usual, told by what can be seen of it from outside.
+
+use std::fmt;
+
+/// Whose programs stand beside ours, told by their names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Owner {
+    /// Cilium's socket load balancer (`bpf/bpf_sock.c`: `cil_sock4_connect`, …).
+    Cilium,
+    /// Calico's connect-time load balancer (`felix/bpf-gpl/connect_balancer*.c`: `calico_connect_v4`, …).
+    Calico,
+    /// Somebody else's.
+    Other,
+}
+
+impl Owner {
+    /// Whose program has this name, of which the kernel keeps 15 bytes.
+    pub fn of(name: &str) -> Self {
+        match name {
+            _ if name.starts_with("cil_") => Self::Cilium,
+            _ if name.starts_with("calico_") || name.starts_with("cali_") => Self::Calico,
+            _ => Self::Other,
+        }
+    }
+
+    /// For metrics and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cilium => "cilium",
+            Self::Calico => "calico",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// What is unusual about a pod, so that Rouse cannot do for it what it does for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Oddity {
+    /// Its processes run in a sandbox with sockets of its own, which the node's kernel does not see.
+    Sandbox(&'static str),
+    /// Something in its namespace redirects connections, as a mesh's sidecar does.
+    Redirected,
+}
+
+impl fmt::Display for Oddity {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sandbox(name) => write!(
+                out,
+                "runs in a {name} sandbox, whose sockets the node's kernel does not see: its requests cannot be counted, \
+                 nor its readiness learnt from its listener; use another runtime class for this service"
+            ),
+            Self::Redirected => write!(
+                out,
+                "its network namespace redirects connections, as the sidecar of a mesh does: what comes through there is \
+                 not counted; keep the sidecar off this service"
+            ),
+        }
+    }
+}
+
+/// Programs that run a pod's processes elsewhere, by the begin of their name (of which the kernel keeps 15 bytes).
+const SANDBOXES: [(&str, &str); 7] = [
+    ("runsc-sandbox", "gVisor"),
+    ("runsc", "gVisor"),
+    ("qemu-system-", "Kata"),
+    ("qemu-kvm", "Kata"),
+    ("cloud-hyperviso", "Kata"),
+    ("firecracker", "Kata"),
+    ("dragonball", "Kata"),
+];
+
+/// The sandbox that a process of a pod's cgroup keeps, by `/proc/PID/comm` and the first word of its command line. gVisor
+/// starts itself anew from `/proc/self/exe`, so that only the latter tells.
+pub fn sandbox(comm: &str, command: &str) -> Option<Oddity> {
+    let program = command.rsplit('/').next().unwrap_or_default();
+    let found =
+        SANDBOXES.iter().find(|(begin, _)| comm.starts_with(begin) || program.starts_with(begin));
+    found.map(|(_, name)| Oddity::Sandbox(name))
+}
+
+/// Whether a namespace has a table that rewrites addresses: iptables' `nat`, by `/proc/net/ip_tables_names` and its like.
+pub fn redirects(tables: &str) -> bool {
+    tables.lines().any(|table| table == "nat")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_others_are_told_by_their_names() {
+        let owners = ["cil_sock4_conne", "calico_connect_", "cali_ctlb_v4", "sd_fw_ingress", ""];
+        let owners = owners.map(|name| Owner::of(name).name());
+        assert_eq!(owners, ["cilium", "calico", "calico", "other", "other"]);
+    }
+
+    #[test]
+    fn sandboxes_are_told_by_what_runs_in_the_pods_cgroup() {
+        let cases = [
+            ("exe", "runsc-sandbox", Some("gVisor")),
+            ("runsc-gofer", "runsc-gofer", Some("gVisor")),
+            ("qemu-system-x86", "/usr/bin/qemu-system-x86_64", Some("Kata")),
+            ("cloud-hyperviso", "/opt/kata/bin/cloud-hypervisor", Some("Kata")),
+            ("pause", "/pause", None),
+            ("node", "node", None),
+            ("my-runsc", "/bin/my-runsc", None),
+        ];
+        for (comm, command, wanted) in cases {
+            assert_eq!(sandbox(comm, command), wanted.map(Oddity::Sandbox), "{comm}");
+        }
+    }
+
+    #[test]
+    fn a_nat_table_in_a_pod_is_a_redirection() {
+        assert!(redirects("filter\nnat\n"));
+        assert!(!redirects("filter\nmangle\n"));
+        assert!(!redirects(""));
+    }
+}
