@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use common::replicas;
+
 /// Where pins go where nothing is said; each node has a folder there.
 const PINS: &str = "/sys/fs/bpf/rouse";
 
@@ -29,8 +31,6 @@ impl Places {
         self.bpffs.join(format!("v{}", self.version))
     }
 }
-
-use common::replicas;
 
 /// Settings of one agent. Printed once at start.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Parser)]
