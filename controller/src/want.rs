@@ -39,9 +39,13 @@ pub fn want(world: &World, key: &Key) -> Want {
     }
 }
 
-/// Whether anything should be made for it now.
+/// Whether anything should be made for it now: not where what owns it is gone, for then it goes as well.
 fn stays(app: &App) -> bool {
-    !app.leaving() && app.service.as_ref().is_none_or(|it| it.refused.is_none())
+    let orphan = |owner: Option<Owner>| owner == Some(Owner::Service) && app.service.is_none();
+    let owners =
+        [app.configuration.as_ref().map(|it| it.owner), app.route.as_ref().map(|it| it.owner)];
+    let refused = app.service.as_ref().is_some_and(|it| it.refused.is_some());
+    !app.leaving() && !refused && !owners.into_iter().any(orphan)
 }
 
 /// Service, Configuration or Route.
@@ -133,7 +137,7 @@ struct Made<'a> {
 
 impl<'a> Made<'a> {
     fn of(world: &'a World, owner: &Name, revision: &'a Revision) -> Option<Self> {
-        let app = world.apps.get(owner).filter(|app| stays(app))?;
+        let app = world.apps.get(owner).filter(|app| stays(app) && app.configuration.is_some())?;
         (revision.meta.uid != Uid(0)).then(|| Self { world, owner: owner.clone(), app, revision })
     }
 
@@ -433,3 +437,6 @@ pub fn names(name: &Name, app: &App) -> Vec<Key> {
     };
     app.allotted().iter().map(service).chain(slices(name, app)).collect()
 }
+
+#[cfg(test)]
+mod tests;
