@@ -3,6 +3,7 @@
 mod bad_input;
 mod bad_input_http;
 mod digests;
+mod gateway;
 mod images;
 mod logs;
 mod node;

@@ -51,7 +51,7 @@ const fn need(
 }
 
 /// Everything that comes from packages. The kernel half's compiler is `toolchain.rs`'s matter.
-const NEEDS: [Need; 12] = [
+const NEEDS: [Need; 13] = [
     need(&[Purpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
     need(&[Purpose::Build], "git", &["git"], "names the commit in figures"),
     need(&[Purpose::Node], "crun", &["crun", "runc"], "starts containers"),
@@ -67,6 +67,12 @@ const NEEDS: [Need; 12] = [
         "nginx-light",
         &["nginx"],
         "a server whose reload and deferred accept the kernel tests meet",
+    ),
+    need(
+        &[Purpose::Test],
+        "nghttp2-client",
+        &["h2load"],
+        "an HTTP/2 client of other people's for the gateway",
     ),
     need(
         &[Purpose::Test],

@@ -1,0 +1,39 @@
+//! Other people's clients at the gateway: HTTP/2 by prior knowledge, from a sleeping service on.
+
+use std::process::{Command, Stdio};
+
+use tests::rouse::Rouse;
+
+const HOST: &str = "hello.default.localhost";
+
+/// What a command says, once it has ended well.
+fn told(command: &mut Command) -> String {
+    let output = command.stderr(Stdio::inherit()).output().expect("curl and h2load are installed");
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn curl_and_h2load_speak_http2_with_a_service_that_slept() {
+    let node = Rouse::up("clients");
+    assert!(node.apply(include_str!("../../examples/hello.yaml")).0);
+    node.wait_ready("hello");
+    node.wait_asleep("hello");
+    let (ip, port) = (node.gateway.ip(), node.gateway.port());
+    let url = format!("http://{HOST}:{port}/");
+    let curl = || {
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--show-error", "--noproxy", "*", "--max-time", "60"]);
+        curl.args(["--connect-to", &format!("{HOST}:{port}:{ip}:{port}")]);
+        curl.args(["--output", "/dev/null", "--write-out", "%{http_code} %{http_version}"]);
+        curl
+    };
+    assert_eq!(told(curl().args(["--http2-prior-knowledge", &url])), "200 2");
+    assert_eq!(told(curl().args(["--http1.1", &url])), "200 1.1");
+    let unknown = ["--http2-prior-knowledge", "--header", "Host: other.example", &url];
+    assert_eq!(told(curl().args(unknown)), "404 2");
+    let mut h2load = Command::new("h2load");
+    h2load.args(["-n", "2000", "-c", "4", "-m", "16", "--connect-to", &format!("{ip}:{port}")]);
+    let said = told(h2load.arg(&url));
+    assert!(said.contains("2000 succeeded, 0 failed, 0 errored, 0 timeout"), "{said}");
+}
