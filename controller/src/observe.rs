@@ -12,8 +12,9 @@ use serde_json::Value;
 
 use crate::{
     children::services::ACTIVATOR_PORT,
+    config_maps::{Defaults, Features},
     knative::key,
-    parse,
+    parse::{self, Platform, Rules},
     policy::AutoscalerConfig,
     render,
     restore::{self, array, text},
@@ -54,7 +55,15 @@ fn pairs(object: &Value, field: &str) -> Pairs {
 /// A Service. One that breaks a rule, which the webhook would have refused, keeps what was in force before.
 pub fn service(object: &Value, config: &AutoscalerConfig, before: Option<&Service>) -> Service {
     let (meta, leaving) = (restore::meta(object), is_deleted(object));
-    match parse::service(object, config) {
+    let (defaults, features) = (Defaults::default(), Features::default());
+    let rules = Rules {
+        platform: Platform::Kubernetes,
+        defaults: &defaults,
+        features: &features,
+        autoscaler: config,
+        cluster_domain: "cluster.local",
+    };
+    match parse::observed(object, rules) {
         Ok((_, manifest)) => Service { meta, manifest, refused: None, leaving },
         Err(problems) => {
             let manifest = before.map(|it| it.manifest.clone()).unwrap_or_default();

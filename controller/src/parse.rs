@@ -104,7 +104,78 @@ pub fn service(value: &Value, config: &AutoscalerConfig) -> Result<(Name, Manife
     if !problems.is_empty() {
         return Err(problems);
     }
-    let text = serde_json::to_string(&template)
+    manifest(name, &meta, &template, traffic)
+}
+
+/// Reads a Service as an API server holds it.
+///
+/// Admission judged it by the settings of its day, and those of today take nothing back: only what cannot be read or
+/// run at all is refused. One that never saw admission is filled in here.
+pub fn observed(value: &Value, rules: Rules<'_>) -> Result<(Name, Manifest), Vec<Problem>> {
+    let mut problems = Vec::new();
+    let fresh = value.pointer("/spec/template/spec/timeoutSeconds").is_none_or(Value::is_null);
+    let question =
+        admit::Question { kind: admit::Kind::Service, object: value, old: None, user: None, rules };
+    let mut filled = if fresh { admit::default(&question).0 } else { value.clone() };
+    let meta: ObjectMeta = typed(filled.get("metadata"), "metadata", &mut problems);
+    let (name, namespace) = (meta.name.clone(), meta.namespace.clone());
+    let name = Name::new(namespace.unwrap_or_default(), name.unwrap_or_default());
+    let Some(Value::Object(spec)) = filled.get_mut("spec") else {
+        return Err(vec![Problem::missing("spec")]);
+    };
+    let template = whole_template(spec.get("template"), &name.name, &mut problems);
+    let traffic = traffic(spec, &mut problems);
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    manifest(name, &meta, &template, traffic)
+}
+
+fn whole_template(
+    value: Option<&Value>,
+    service: &str,
+    problems: &mut Vec<Problem>,
+) -> RevisionTemplate {
+    const AT: &str = "spec.template";
+    let Some(value) = value else {
+        problems.push(Problem::missing(AT));
+        return RevisionTemplate::default();
+    };
+    let mut template: RevisionTemplate =
+        serde_json::from_value(value.clone()).unwrap_or_else(|error| {
+            problems.push(Problem::new(AT, format!("wrong type: {error}")));
+            RevisionTemplate::default()
+        });
+    let parent = Parent { name: service, generate_name: "" };
+    metadata::revision_name(&template.metadata, parent, problems);
+    let images = template.spec.pod.containers.iter().map(|it| it.image.as_deref());
+    if problems.is_empty() && images.clone().count() == 0 {
+        problems.push(Problem::missing(format!("{AT}.spec.containers")));
+    }
+    for (index, _) in images.enumerate().filter(|(_, it)| it.is_none_or(str::is_empty)) {
+        problems.push(Problem::missing(format!("{AT}.spec.containers[{index}].image")));
+    }
+    template.metadata = own_metadata(std::mem::take(&mut template.metadata));
+    template
+}
+
+/// Whatever else the user's metadata held belongs to the API server, not to a template.
+fn own_metadata(meta: ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        name: meta.name.filter(|name| !name.is_empty()),
+        labels: meta.labels.filter(|labels| !labels.is_empty()),
+        annotations: meta.annotations.filter(|annotations| !annotations.is_empty()),
+        ..ObjectMeta::default()
+    }
+}
+
+fn manifest(
+    name: Name,
+    meta: &ObjectMeta,
+    template: &RevisionTemplate,
+    traffic: Arc<[Traffic]>,
+) -> Result<(Name, Manifest), Vec<Problem>> {
+    let text = serde_json::to_string(template)
         .map_err(|error| vec![Problem::new("spec.template", error.to_string())])?;
     let pairs = |map: Option<&BTreeMap<String, String>>| map.map(Pairs::from).unwrap_or_default();
     let manifest = Manifest {
@@ -198,13 +269,7 @@ fn template(
         let problem = Problem::invalid(format!("{at}.{}class", policy::PREFIX), class);
         problems.push(problem.advise(format!("only {} scales here", policy::KPA)));
     }
-    // Whatever else the user's metadata held belongs to the API server, not to a template.
-    let metadata = ObjectMeta {
-        name: meta.name.filter(|name| !name.is_empty()),
-        labels: meta.labels.filter(|labels| !labels.is_empty()),
-        annotations: Some(annotations).filter(|annotations| !annotations.is_empty()),
-        ..ObjectMeta::default()
-    };
+    let metadata = own_metadata(ObjectMeta { annotations: Some(annotations), ..meta });
     RevisionTemplate { metadata, spec }
 }
 

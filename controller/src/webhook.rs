@@ -32,6 +32,8 @@ pub mod review;
 use certs::Certificates;
 use review::{Hook, Settings};
 
+use crate::kube::lead::Leadership;
+
 /// A question holds an object twice, and etcd takes objects of 1.5 MiB.
 const LONGEST_QUESTION: usize = 8 << 20;
 /// How long a client may take to say who it is and what it wants. The API server itself waits 10 s.
@@ -93,6 +95,32 @@ pub async fn serve(
     tasks.wait().await;
     info!("webhook stopped");
     Ok(())
+}
+
+/// Answers on `address` and keeps the API server told, until `shutdown`.
+pub async fn run(
+    client: ::kube::Client,
+    namespace: &str,
+    address: SocketAddr,
+    leadership: Leadership,
+    settings: InForce,
+    shutdown: CancellationToken,
+) -> Result<(), WebhookError> {
+    let listener = listen(address).await?;
+    let certificates = Arc::new(Certificates::default());
+    let place = register::Place::new(namespace, address.port());
+    let stop = shutdown.child_token();
+    let ended = stop.clone().drop_guard();
+    let kept = Arc::clone(&certificates);
+    let keeping = register::keep(client, place, kept, leadership, stop.clone());
+    let serving = serve(listener, certificates, settings, stop);
+    let ((), served) = tokio::join!(keeping, async {
+        let served = serving.await;
+        // Nobody answers any more, so nothing is left to keep.
+        ended.disarm().cancel();
+        served
+    });
+    served
 }
 
 /// Opens the port on which the API server asks.

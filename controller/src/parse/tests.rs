@@ -343,3 +343,43 @@ fn one_file_may_hold_several_documents_and_each_stands_alone() {
         .collect();
     assert_eq!(names, [("hello".into(), true), ("b".into(), false), ("third".into(), true)]);
 }
+
+/// What the installation forbids today was allowed when it was made, and runs on.
+#[test]
+fn a_service_that_is_there_is_read_whatever_the_settings_have_become() {
+    let (defaults, features) = (Defaults::default(), Features::default());
+    let autoscaler = AutoscalerConfig::default();
+    let rules = Rules {
+        platform: Platform::Kubernetes,
+        defaults: &defaults,
+        features: &features,
+        autoscaler: &autoscaler,
+        cluster_domain: "cluster.local",
+    };
+    let read = |spec: Value| {
+        let metadata = serde_json::json!({"name": "a".repeat(63), "namespace": "n", "uid": "u"});
+        observed(&serde_json::json!({"metadata": metadata, "spec": spec}), rules)
+    };
+    let spec = serde_json::json!({
+        "template": {"metadata": {"creationTimestamp": null}, "spec": {
+            "timeoutSeconds": 900,
+            "nodeSelector": {"a": "b"},
+            "containers": [{"image": "x", "volumeMounts": [{"name": "v", "mountPath": "/tmp"}]}],
+            "volumes": [{"name": "v", "secret": {"secretName": "s"}}],
+        }},
+        "traffic": [{"latestRevision": true, "percent": 100}],
+    });
+    let (name, manifest) = read(spec).expect("readable");
+    assert_eq!(name.name.len(), 63);
+    let template: Value = serde_json::from_str(&manifest.template).expect("JSON");
+    assert_eq!(template["spec"]["timeoutSeconds"], 900);
+    assert_eq!(template["spec"]["containers"][0].get("readinessProbe"), None, "filled in already");
+    let fresh = read(serde_json::json!({"template": {"spec": {"containers": [{"image": "x"}]}}}));
+    let (_, manifest) = fresh.expect("readable");
+    let template: Value = serde_json::from_str(&manifest.template).expect("JSON");
+    assert_eq!(template["spec"]["timeoutSeconds"], 300, "never saw admission");
+    assert_eq!(*manifest.traffic, [Traffic { percent: 100, ..Traffic::default() }]);
+    let broken = read(serde_json::json!({"template": {"spec": {"containers": [{"name": "x"}]}}}));
+    let why = line(&broken.expect_err("no image"));
+    assert_eq!(why, "missing field(s): spec.template.spec.containers[0].image");
+}

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    config_maps::{self, Defaults, Features},
+    config_maps::{self, Configs, Defaults, Features},
     parse::{
         Platform, Problem, Rules,
         admit::{self, Kind, Question},
@@ -52,6 +52,16 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// What the ConfigMaps in force say.
+    pub fn of(configs: &Configs, cluster_domain: &str) -> Self {
+        Self {
+            defaults: configs.defaults.clone(),
+            features: configs.features.clone(),
+            autoscaler: configs.autoscaler.clone(),
+            cluster_domain: cluster_domain.into(),
+        }
+    }
+
     fn rules(&self) -> Rules<'_> {
         Rules {
             platform: Platform::Kubernetes,
