@@ -80,6 +80,13 @@ pub struct Cluster {
     /// Domain of names inside the cluster.
     #[arg(long, env = "CLUSTER_DOMAIN", default_value = "cluster.local")]
     pub cluster_domain: String,
+    /// Where the API server's admission questions are answered; none: nowhere, and it is not told to ask.
+    #[arg(long, env = "ROUSE_CONTROLLER_WEBHOOK", default_value = "0.0.0.0:8443")]
+    pub webhook: Option<SocketAddr>,
+    /// Where the API server finds that, such as `https://127.0.0.1:8443`, instead of through the Service `webhook`:
+    /// for an API server outside the cluster's network.
+    #[arg(long, value_name = "URL", env = "ROUSE_CONTROLLER_WEBHOOK_URL")]
+    pub webhook_url: Option<String>,
 }
 
 impl Cluster {
@@ -94,6 +101,9 @@ impl Cluster {
         }
         if !is_subdomain(&self.cluster_domain) {
             return bad("cluster-domain", &self.cluster_domain, "must be a domain name");
+        }
+        if let Some(url) = self.webhook_url.as_deref().filter(|it| !it.starts_with("https://")) {
+            return bad("webhook-url", url, "must begin with https://");
         }
         Ok(())
     }

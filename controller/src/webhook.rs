@@ -17,10 +17,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::watch,
-};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, info};
@@ -58,8 +55,8 @@ pub enum WebhookError {
     Tls(#[from] rustls::Error),
 }
 
-/// The settings that answers depend on, as they are in force.
-pub type InForce = watch::Receiver<Arc<Settings>>;
+/// The settings that answers depend on, as they are in force when it is called.
+pub type InForce = Arc<dyn Fn() -> Arc<Settings> + Send + Sync>;
 
 /// Answers the API server until `shutdown`, and then what was asked before it.
 pub async fn serve(
@@ -97,10 +94,12 @@ pub async fn serve(
     Ok(())
 }
 
-/// Answers on `address` and keeps the API server told, until `shutdown`.
+/// Answers on `address` and keeps the API server told of it, until `shutdown`.
+///
+/// `place` says where the API server finds it; its port is that of `address`.
 pub async fn run(
     client: ::kube::Client,
-    namespace: &str,
+    place: register::Place,
     address: SocketAddr,
     leadership: Leadership,
     settings: InForce,
@@ -108,7 +107,6 @@ pub async fn run(
 ) -> Result<(), WebhookError> {
     let listener = listen(address).await?;
     let certificates = Arc::new(Certificates::default());
-    let place = register::Place::new(namespace, address.port());
     let stop = shutdown.child_token();
     let ended = stop.clone().drop_guard();
     let kept = Arc::clone(&certificates);
@@ -178,8 +176,7 @@ fn router(settings: InForce) -> Router {
 }
 
 fn answer(hook: Hook, body: &[u8], settings: &InForce) -> Response {
-    let settings = Arc::clone(&settings.borrow());
-    match review::answer(hook, body, &settings) {
+    match review::answer(hook, body, &settings()) {
         Ok(answer) => {
             let json = HeaderValue::from_static("application/json");
             ([(header::CONTENT_TYPE, json)], answer).into_response()

@@ -117,6 +117,8 @@ impl Bed {
             system_namespace: self.system.clone(),
             pod: pod.into(),
             cluster_domain: "cluster.local".into(),
+            webhook: None,
+            webhook_url: None,
         };
         let stop = CancellationToken::new();
         let run = run_on_kubernetes(config, cluster, stop.clone());

@@ -12,7 +12,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use controller::{
     crds,
     kube::{FIELD_MANAGER, client::connect, lead::Leadership},
-    webhook::{self, certs::Certificates, register, review::Settings},
+    webhook::{self, InForce, certs::Certificates, register, review::Settings},
 };
 use k8s_openapi::{
     api::{
@@ -79,6 +79,7 @@ async fn replica(client: &Client, namespace: &str, leadership: Leadership) -> Re
         ..register::Place::new(namespace, port)
     };
     let (settings, in_force) = watch::channel(Arc::new(Settings::default()));
+    let in_force: InForce = Arc::new(move || Arc::clone(&in_force.borrow()));
     let (certificates, stop) = (Arc::new(Certificates::default()), CancellationToken::new());
     tokio::spawn(webhook::serve(listener, Arc::clone(&certificates), in_force, stop.clone()));
     let (client, kept) = (client.clone(), Arc::clone(&certificates));

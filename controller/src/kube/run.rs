@@ -2,13 +2,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use common::admin::Admin;
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tracing::info;
+use tracing::{error, info};
 
 use super::{
     Source,
@@ -22,7 +23,13 @@ use super::{
     watch::{Observed, watch},
     writer::Writer,
 };
-use crate::{children::Resource, config::Cluster, machine::Event, shared::Shared};
+use crate::{
+    children::Resource,
+    config::Cluster,
+    machine::Event,
+    shared::Shared,
+    webhook::{self, InForce, register::Place, review},
+};
 
 /// The order in which what there is at the start is taken in: what others depend on first. Kinds that only the
 /// writer follows are not named.
@@ -47,6 +54,9 @@ pub struct Platform {
     metrics: Arc<Metrics>,
     system_namespace: String,
     pod: String,
+    cluster_domain: String,
+    /// Where questions are answered, and where the API server is to look for that.
+    webhook: Option<(SocketAddr, Place)>,
     synced: CancellationToken,
     /// Watches that have not named everything yet.
     missing: Arc<Mutex<BTreeSet<String>>>,
@@ -74,6 +84,10 @@ impl Platform {
             events::recorder(client.clone(), &cluster.pod, Arc::clone(&metrics), stop.clone());
         tokio::spawn(telling);
         shared.write_to(Arc::clone(&writer), events);
+        let place = |address: SocketAddr| Place {
+            url: cluster.webhook_url.clone(),
+            ..Place::new(&cluster.system_namespace, address.port())
+        };
         let missing = scopes(&cluster.system_namespace).iter().map(|it| it.label()).collect();
         Ok(Self {
             client,
@@ -82,6 +96,8 @@ impl Platform {
             metrics,
             system_namespace: cluster.system_namespace.clone(),
             pod: cluster.pod.clone(),
+            cluster_domain: cluster.cluster_domain.clone(),
+            webhook: cluster.webhook.map(|address| (address, place(address))),
             synced: CancellationToken::new(),
             missing: Arc::new(Mutex::new(missing)),
             candidate: Mutex::default(),
@@ -118,10 +134,28 @@ impl Platform {
         let writing = Arc::clone(&self.writer).run(source, lead.clone(), shutdown.clone());
         tokio::select! {
             () = writing => {}
+            () = self.answer(lead.clone(), &shutdown) => {}
             () = self.follow_lead(lead) => {}
             () = self.follow(&mut news) => {}
             () = shutdown.cancelled() => {}
         }
+    }
+
+    /// Answers the API server's admission questions. Where that cannot be, everything else goes on without.
+    async fn answer(&self, lead: Leadership, shutdown: &CancellationToken) {
+        if let Some((address, place)) = self.webhook.clone() {
+            let (shared, domain) = (Arc::clone(&self.shared), self.cluster_domain.clone());
+            let settings: InForce = Arc::new(move || {
+                Arc::new(review::Settings::of(&shared.settings().configs, &domain))
+            });
+            let client = self.client.clone();
+            let run = webhook::run(client, place, address, lead, settings, shutdown.clone());
+            if let Err(error) = run.await {
+                let error = &error as &dyn std::error::Error;
+                error!(error, "admission questions are not answered");
+            }
+        }
+        shutdown.cancelled().await;
     }
 
     /// Waits until the lease is given back.

@@ -56,7 +56,7 @@ async fn bed() -> Bed {
     let listener = listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
     let (certificates, stop) = (Arc::new(Certificates::default()), CancellationToken::new());
-    let (_, settings) = watch::channel(Arc::new(Settings::default()));
+    let settings: InForce = Arc::new(|| Arc::new(Settings::default()));
     let served = tokio::spawn(serve(listener, Arc::clone(&certificates), settings, stop.clone()));
     Bed { place: Place::new("knative-serving", port), certificates, stop, served }
 }

@@ -287,111 +287,112 @@ fn probes_are_judged_in_knatives_words() {
     assert_eq!(said(Kind::Service, &none), want);
 }
 
-/// knative.md §1.13, volumes and mounts.
+const MOUNT: &str = "spec.template.spec.containers[0].volumeMounts[0]";
+const VOLUME: &str = "spec.template.spec.volumes[0]";
+
+/// A Service whose container mounts the volume `v` at `path`.
+fn mounted(volumes: &str, path: &str) -> Value {
+    template(&format!(
+        "{{containers: [{{image: a, volumeMounts: [{{name: v, mountPath: '{path}'}}]}}], volumes: [{volumes}]}}"
+    ))
+}
+
+/// knative.md §1.13, mounts.
 #[test]
-fn volumes_are_judged_in_knatives_words() {
-    let with = |volume: &str, path: &str| {
-        template(&format!(
-            "{{containers: [{{image: a, volumeMounts: [{{name: v, mountPath: '{path}'}}]}}], volumes: [{volume}]}}"
-        ))
-    };
-    let mount = format!("{AT}.volumeMounts[0]");
-    let volume = "spec.template.spec.volumes[0]";
-    for (text, path, want) in [
-        ("{name: v, emptyDir: {}}", "/data", String::new()),
-        ("{name: v, configMap: {name: c}}", "/data/", String::new()),
-        (
-            "{name: v, emptyDir: {}}",
-            "/",
-            format!("mountPath \"/\" is a reserved path: {mount}.mountPath"),
-        ),
-        (
-            "{name: v, emptyDir: {}}",
-            "/dev/../dev/log",
-            format!("mountPath \"/dev/log\" is a reserved path: {mount}.mountPath"),
-        ),
-        ("{name: v, emptyDir: {}}", "data", format!("invalid value: data: {mount}.mountPath")),
-        ("{name: v, emptyDir: {}}", "", format!("missing field(s): {mount}.mountPath")),
-        (
-            "{name: v, emptyDir: {medium: Disk}}",
-            "/v",
-            format!("invalid value: Disk: {volume}.emptyDir.medium"),
-        ),
-        (
-            "{name: v, emptyDir: {sizeLimit: -1}}",
-            "/v",
-            format!("invalid value: -1: {volume}.emptyDir.sizeLimit"),
-        ),
-        (
-            "{name: v}",
-            "/v",
-            format!(
-                "expected exactly one, got neither: {volume}.configMap, {volume}.emptyDir, {volume}.projected, {volume}.secret"
-            ),
-        ),
-        (
-            "{name: v, emptyDir: {}, secret: {secretName: s}}",
-            "/v",
-            format!("expected exactly one, got both: {volume}.emptyDir, {volume}.secret"),
-        ),
-        (
-            "{name: v, hostPath: {path: /}}",
-            "/v",
-            format!(
-                "HostPath volume support is disabled, but found HostPath volume v: {volume}\nmust not set the field(s): {volume}.hostPath"
-            ),
-        ),
-        (
-            "{name: v, persistentVolumeClaim: {claimName: c}}",
-            "/v",
-            format!(
-                "Persistent volume claim support is disabled, but found persistent volume claim c: {volume}\nPersistent volume write support is disabled, but found persistent volume claim c that is not read-only: {volume}\nmust not set the field(s): {volume}.persistentVolumeClaim"
-            ),
-        ),
-        (
-            "{name: v, nfs: {path: /, server: s}}",
-            "/v",
-            format!(
-                "expected exactly one, got neither: {volume}.configMap, {volume}.emptyDir, {volume}.projected, {volume}.secret\nmust not set the field(s): {volume}.nfs"
-            ),
-        ),
-        ("{name: v, projected: {sources: [{}]}}", "/v", {
-            let at = format!("{volume}.projected.sources[0]");
-            format!(
-                "expected exactly one, got neither: {at}.configMap, {at}.downwardAPI, {at}.secret, {at}.serviceAccountToken"
-            )
-        }),
-        (
-            "{name: v, secret: {items: [{key: a}]}}",
-            "/v",
-            format!("missing field(s): {volume}.secret.items[0].path"),
-        ),
-        (
-            "{name: v, emptyDir: {}}, {name: w, emptyDir: {}}",
-            "/v",
-            "volume with name \"w\" not mounted: spec.template.spec.volumes[1].name".into(),
-        ),
-        (
-            "{name: v, emptyDir: {}}, {name: v, emptyDir: {}}",
-            "/v",
-            "duplicate volume name \"v\": spec.template.spec.volumes[1].name".into(),
-        ),
+fn mounts_are_judged_in_knatives_words() {
+    let reserved = |path: &str| format!("mountPath {path:?} is a reserved path: {MOUNT}.mountPath");
+    for (path, want) in [
+        ("/data/", String::new()),
+        ("/", reserved("/")),
+        ("/dev/../dev/log", reserved("/dev/log")),
+        ("data", format!("invalid value: data: {MOUNT}.mountPath")),
+        ("", format!("missing field(s): {MOUNT}.mountPath")),
     ] {
-        assert_eq!(said(Kind::Service, &with(text, path)), want, "{text} at {path}");
+        let object = mounted("{name: v, emptyDir: {}}", path);
+        assert_eq!(said(Kind::Service, &object), want, "{path}");
     }
     let twice = template(
         "{containers: [{image: a, volumeMounts: [{name: v, mountPath: /v}, {name: v, mountPath: /v/}]}], volumes: [{name: v, emptyDir: {}}]}",
     );
     let want = format!("invalid value: \"/v/\" must be unique: {AT}.volumeMounts[1].mountPath");
     assert_eq!(said(Kind::Service, &twice), want);
-    let mut written = with("{name: v, secret: {secretName: s}}", "/v");
-    let (filled, _) = default(&ask(Kind::Service, &written, &FEATURES));
-    written.clone_from(&filled);
-    written["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] =
-        false.into();
+    let secret = mounted("{name: v, secret: {secretName: s}}", "/v");
+    let (mut written, _) = default(&ask(Kind::Service, &secret, &FEATURES));
+    let mount = &mut written["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0];
+    mount["readOnly"] = false.into();
     let verdict = validate(&ask(Kind::Service, &written, &FEATURES));
-    let want = format!("volume mount should be readOnly for this type of volume: {mount}.readOnly");
+    let want = format!("volume mount should be readOnly for this type of volume: {MOUNT}.readOnly");
     assert_eq!(problem::knative(&verdict.problems), want);
+}
+
+/// knative.md §1.13, kinds of volumes.
+#[test]
+fn kinds_of_volumes_are_judged_in_knatives_words() {
+    let none = format!(
+        "expected exactly one, got neither: {VOLUME}.configMap, {VOLUME}.emptyDir, {VOLUME}.projected, {VOLUME}.secret"
+    );
+    let off = |kind: &str, field: &str| {
+        format!(
+            "{kind} volume support is disabled, but found {kind} volume v: {VOLUME}\nmust not set the field(s): {VOLUME}.{field}"
+        )
+    };
+    let claim = format!(
+        "Persistent volume claim support is disabled, but found persistent volume claim c: {VOLUME}\nPersistent volume write support is disabled, but found persistent volume claim c that is not read-only: {VOLUME}\nmust not set the field(s): {VOLUME}.persistentVolumeClaim"
+    );
+    for (volume, want) in [
+        ("configMap: {name: c}", String::new()),
+        ("secret: {secretName: s}", String::new()),
+        ("projected: {sources: [{secret: {name: s}}]}", String::new()),
+        (
+            "emptyDir: {}, secret: {secretName: s}",
+            format!("expected exactly one, got both: {VOLUME}.emptyDir, {VOLUME}.secret"),
+        ),
+        ("hostPath: {path: /}", off("HostPath", "hostPath")),
+        ("csi: {driver: d}", off("CSI", "csi")),
+        ("persistentVolumeClaim: {claimName: c}", claim),
+        ("nfs: {path: /, server: s}", format!("{none}\nmust not set the field(s): {VOLUME}.nfs")),
+    ] {
+        let object = mounted(&format!("{{name: v, {volume}}}"), "/v");
+        assert_eq!(said(Kind::Service, &object), want, "{volume}");
+    }
+    assert_eq!(said(Kind::Service, &mounted("{name: v}", "/v")), none);
+}
+
+/// knative.md §1.13, what stands in a volume.
+#[test]
+fn contents_of_volumes_are_judged_in_knatives_words() {
+    let source = format!("{VOLUME}.projected.sources[0]");
+    let second = "spec.template.spec.volumes[1].name";
+    for (volumes, want) in [
+        (
+            "{name: v, emptyDir: {medium: Disk}}",
+            format!("invalid value: Disk: {VOLUME}.emptyDir.medium"),
+        ),
+        (
+            "{name: v, emptyDir: {sizeLimit: -1}}",
+            format!("invalid value: -1: {VOLUME}.emptyDir.sizeLimit"),
+        ),
+        (
+            "{name: v, projected: {sources: [{}]}}",
+            format!(
+                "expected exactly one, got neither: {source}.configMap, {source}.downwardAPI, {source}.secret, {source}.serviceAccountToken"
+            ),
+        ),
+        (
+            "{name: v, secret: {items: [{key: a}]}}",
+            format!("missing field(s): {VOLUME}.secret.items[0].path"),
+        ),
+        (
+            "{name: v, emptyDir: {}}, {name: w, emptyDir: {}}",
+            format!("volume with name \"w\" not mounted: {second}"),
+        ),
+        (
+            "{name: v, emptyDir: {}}, {name: v, emptyDir: {}}",
+            format!("duplicate volume name \"v\": {second}"),
+        ),
+    ] {
+        assert_eq!(said(Kind::Service, &mounted(volumes, "/v")), want, "{volumes}");
+    }
 }
 
 /// knative.md §1.13, field mask: each guarded field, off and on.
