@@ -273,9 +273,10 @@ fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
 #[test]
 fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods() {
     let mut bed = Bed::new();
-    let (client, ours, theirs) = (bed.client(), bed.pod(), bed.pod());
-    let mut servers = [ours.actor(), theirs.actor()];
-    for (server, name) in servers.iter_mut().zip(["ours", "theirs"]) {
+    let (client, ours) = (bed.client(), bed.pod());
+    let (theirs, third) = (bed.pod(), bed.pod());
+    let mut servers = [ours.actor(), theirs.actor(), third.actor()];
+    for (server, name) in servers.iter_mut().zip(["ours", "theirs", "third"]) {
         server.must(&format!("listen 0.0.0.0:{SERVING} {name}"));
     }
     bed.service(1, Way::Direct);
@@ -289,12 +290,12 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     other.ready(&theirs, 1);
     // Theirs alone.
     other.service(2, Way::Direct);
-    other.set(&theirs, 2, PodPhase::Ready, theirs.four());
+    other.ready(&third, 2);
     other.plan();
     let programs = bed.programs.as_ref().expect("loaded with the bed");
     assert_eq!(programs.others().values().sum::<usize>(), 2, "both hooks are seen");
     assert_eq!(client.must("hammer 10.96.0.1:80 20"), "ours=20");
-    assert_eq!(client.must("hammer 10.96.0.2:80 20"), "theirs=20", "theirs stay theirs");
+    assert_eq!(client.must("hammer 10.96.0.2:80 20"), "third=20", "theirs stay theirs");
     assert_eq!(client.must("connect [fd96::1]:80"), "ours [fd96::1]:80");
 
     // Before ours: links go, and come again behind theirs.
@@ -304,6 +305,6 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     while client.must("hammer 10.96.0.1:80 20") != "theirs=20" {}
     assert_eq!(programs.keep_attached().unwrap(), 10);
     assert_eq!(client.must("hammer 10.96.0.1:80 20"), "ours=20");
-    assert_eq!(client.must("hammer 10.96.0.2:80 20"), "theirs=20");
+    assert_eq!(client.must("hammer 10.96.0.2:80 20"), "third=20");
     programs.canary(&mut bed.maps).unwrap();
 }
