@@ -41,6 +41,11 @@ pub struct Config {
     #[arg(long, env = "ROUSE_AUTOSCALER", default_value = "unix:/run/rouse/rouse/autoscaler.sock")]
     pub autoscaler: String,
 
+    /// Folder with `token` (projected, audience `rouse`) and `ca.pem` (the controller's authorities): with it, streams to
+    /// `dns:` and `https:` replicas go over mutual TLS. None: no TLS.
+    #[arg(long, env = "ROUSE_IDENTITY")]
+    pub identity: Option<PathBuf>,
+
     /// Addresses on which every service's own port is opened: on Kubernetes the pod's, at most one a family (`POD_IPS`,
     /// else `POD_IP`); otherwise the local node's.
     #[arg(long, env = "ROUSE_ACTIVATOR_LISTEN", value_delimiter = ',')]
@@ -181,8 +186,13 @@ impl Config {
         for (name, value) in
             [("--controller", &self.controller), ("--autoscaler", &self.autoscaler)]
         {
-            if value.parse::<replicas::Setting>().is_err() {
-                return Err(BadSetting { name, value: value.clone(), rule: replicas::RULE });
+            let bad = |rule| Err(BadSetting { name, value: value.clone(), rule });
+            match value.parse::<replicas::Setting>() {
+                Err(_) => return bad(replicas::RULE),
+                Ok(it) if it.needs_identity() && self.identity.is_none() => {
+                    return bad("needs --identity");
+                }
+                Ok(_) => {}
             }
         }
         within("--max-waiting", self.max_waiting, 1, 1_000_000, "must be 1 to 1000000")?;

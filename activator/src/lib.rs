@@ -35,6 +35,7 @@ use std::{
 use common::{
     admin::{Admin, AdminError},
     link::{Finder, Link},
+    tls::{Credentials, enrol, peer::Holder},
     wire::{self, Role, Subscriber},
 };
 use prometheus_client::registry::Registry;
@@ -272,8 +273,16 @@ impl Links {
             name: config.name().to_owned(),
             node: config.node.clone(),
         };
-        let controllers = Finder::of(&config.controller);
-        let autoscalers = Finder::of(&config.autoscaler);
+        let credentials = config.identity.as_ref().map(|_| Credentials::new());
+        let controllers =
+            Finder::known_as(Holder::Controller, &config.controller, credentials.as_ref());
+        let autoscalers =
+            Finder::known_as(Holder::Autoscaler, &config.autoscaler, credentials.as_ref());
+        if let (Some(credentials), Some(folder)) = (credentials, &config.identity) {
+            let controllers = Arc::clone(&controllers);
+            let files = enrol::Files::below(folder);
+            tokio::spawn(enrol::keep(credentials, controllers, files, finished.clone()));
+        }
         let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), who.clone(), finished.clone());
         let routes = link(&controllers).tells(wire::Part::Controller, Arc::clone(&controllers));
         Self {

@@ -49,6 +49,11 @@ pub struct Config {
     #[arg(long, env = "ROUSE_AUTOSCALER")]
     pub autoscaler: String,
 
+    /// Folder with `token` (projected, audience `rouse`) and `ca.pem` (the controller's authorities): with it, streams to
+    /// `dns:` and `https:` replicas go over mutual TLS. None: no TLS.
+    #[arg(long, env = "ROUSE_IDENTITY")]
+    pub identity: Option<PathBuf>,
+
     /// Folder on a bpf filesystem; pins go to `v<ABI>/` below it. None: `/sys/fs/bpf/rouse/<node>`, so that several nodes
     /// of one machine do not meet.
     #[arg(long, env = "ROUSE_PINS")]
@@ -108,8 +113,11 @@ impl Config {
             ));
         }
         for (name, value) in [("controller", &self.controller), ("autoscaler", &self.autoscaler)] {
-            if value.parse::<replicas::Setting>().is_err() {
+            let Ok(setting) = value.parse::<replicas::Setting>() else {
                 return Err(invalid(name, value, replicas::RULE));
+            };
+            if setting.needs_identity() && self.identity.is_none() {
+                return Err(invalid(name, value, "needs --identity"));
             }
         }
         for (name, path) in [

@@ -44,6 +44,7 @@ use common::{
     admin as pages,
     link::{Finder, Link},
     outbox::Outbox,
+    tls::{Credentials, enrol, peer::Holder},
     wire::{Part, Role, Subscriber},
 };
 use tokio::sync::{mpsc, watch};
@@ -131,8 +132,16 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     tasks.spawn(kernel.watch(stages, troubles.clone(), metrics.clone(), shutdown.clone()));
     let who =
         Subscriber { role: Role::Agent, name: config.node.clone(), node: config.node.clone() };
-    let controllers = Finder::of(&config.controller);
-    let autoscalers = Finder::of(&config.autoscaler);
+    let credentials = config.identity.as_ref().map(|_| Credentials::new());
+    let controllers =
+        Finder::known_as(Holder::Controller, &config.controller, credentials.as_ref());
+    let autoscalers =
+        Finder::known_as(Holder::Autoscaler, &config.autoscaler, credentials.as_ref());
+    if let (Some(credentials), Some(folder)) = (credentials, &config.identity) {
+        let controllers = Arc::clone(&controllers);
+        let files = enrol::Files::below(folder);
+        tasks.spawn(enrol::keep(credentials, controllers, files, shutdown.clone()));
+    }
     let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), who.clone(), shutdown.clone());
 
     let routes = Arc::new(Routes::default());

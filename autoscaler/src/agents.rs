@@ -3,9 +3,13 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use common::{
-    link::{self, LinkError},
+    link::{self, Door, LinkError},
+    tls::{
+        self,
+        peer::{Denied, Peer},
+    },
     wire::{
-        UsageItem,
+        Role, Subscriber, UsageItem, UsageKey,
         raw::{
             self,
             usage_server::{Usage, UsageServer},
@@ -18,14 +22,15 @@ use tracing::{info, warn};
 
 use crate::{controller::Brain, usage::Stream};
 
-/// Serves the Usage service at `endpoint` until `shutdown`.
+/// Serves the Usage service at `endpoint` until `shutdown`; at `https://` to those whom `door` lets in.
 pub async fn serve(
     endpoint: &str,
     brain: Arc<Brain>,
+    door: Option<&Door>,
     shutdown: CancellationToken,
 ) -> Result<(), LinkError> {
     let service = UsageServer::new(Reports { brain, shutdown: shutdown.clone() });
-    link::serve(endpoint, link::server().add_service(service), shutdown).await
+    link::serve_to(endpoint, link::server().add_service(service), door, shutdown).await
 }
 
 #[derive(Debug)]
@@ -40,41 +45,82 @@ impl Usage for Reports {
         &self,
         request: Request<Streaming<raw::UsageItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
-        let mut report = Report { brain: Arc::clone(&self.brain), stream: None };
-        link::receive(request.into_inner(), &self.shutdown, |item| report.take(item)).await?;
-        Ok(Response::new(raw::Empty {}))
+        let peer = tls::peer(&request);
+        let mut report = Report { brain: Arc::clone(&self.brain), peer, who: None, stream: None };
+        // Ends this stream alone, as soon as it says what its sender may not.
+        let (stop, mut denied) = (self.shutdown.child_token(), None);
+        let each = |item| {
+            if denied.is_none()
+                && let Err(why) = report.take(item)
+            {
+                denied = Some(why);
+                stop.cancel();
+            }
+        };
+        let ended = link::receive(request.into_inner(), &stop, each).await;
+        if let Some(denied) = denied {
+            warn!(%denied, "usage refused");
+            return Err(tls::status(&denied));
+        }
+        ended.map(|()| Response::new(raw::Empty {}))
     }
 }
 
 /// One stream of reports. Dropping it ends what its sender is known to have waiting.
 struct Report {
     brain: Arc<Brain>,
+    peer: Peer,
+    who: Option<Subscriber>,
     stream: Option<Stream>,
 }
 
 impl Report {
-    fn take(&mut self, item: UsageItem) {
+    fn take(&mut self, item: UsageItem) -> Result<(), Denied> {
         self.brain.usage().fetch_add(1, Ordering::Relaxed);
-        let Some(stream) = self.stream else {
-            match item {
-                UsageItem::Sender(who) => {
-                    info!(role = ?who.role, name = who.name, "usage stream opened");
-                    self.stream = Some(self.brain.tell(|fleet, now| fleet.open(now, who)));
-                }
-                UsageItem::Seen(_) | UsageItem::Gone(_) | UsageItem::Synced => {
-                    warn!("usage refused: the stream has not named its sender");
-                }
-            }
-            return;
+        let (Some(stream), Some(who)) = (self.stream, &self.who) else {
+            return self.open(item);
         };
         match item {
             UsageItem::Sender(_) => warn!("usage stream names its sender twice"),
-            UsageItem::Seen(seen) => self.brain.tell(|fleet, now| fleet.seen(now, stream, &seen)),
-            UsageItem::Gone(key) => self.brain.tell(|fleet, now| fleet.gone(now, stream, &key)),
+            UsageItem::Seen(seen) => {
+                self.check(who, &seen.key)?;
+                self.brain.tell(|fleet, now| fleet.seen(now, stream, &seen));
+            }
+            UsageItem::Gone(key) => {
+                self.check(who, &key)?;
+                self.brain.tell(|fleet, now| fleet.gone(now, stream, &key));
+            }
             UsageItem::Synced => {
                 self.stream = Some(self.brain.tell(|fleet, _| fleet.synced(stream)));
             }
         }
+        Ok(())
+    }
+
+    fn open(&mut self, item: UsageItem) -> Result<(), Denied> {
+        match item {
+            UsageItem::Sender(who) => {
+                self.peer.may(&who, "report usage", &[Role::Agent, Role::Activator])?;
+                info!(role = ?who.role, name = who.name, "usage stream opened");
+                self.who = Some(who.clone());
+                self.stream = Some(self.brain.tell(|fleet, now| fleet.open(now, who)));
+            }
+            UsageItem::Seen(_) | UsageItem::Gone(_) | UsageItem::Synced => {
+                warn!("usage refused: the stream has not named its sender");
+            }
+        }
+        Ok(())
+    }
+
+    /// An agent counts the pods of its own node, an activator what waits with it.
+    fn check(&self, who: &Subscriber, key: &UsageKey) -> Result<(), Denied> {
+        self.peer.may_count(who, key)?;
+        let (Peer::Known(identity), Some(uid)) = (&self.peer, &key.pod) else { return Ok(()) };
+        if self.brain.look(|fleet| fleet.is_elsewhere(uid, &identity.node)) {
+            let claimed = format!("the node of pod {uid}");
+            return Err(Denied::Other { real: identity.to_string(), claimed });
+        }
+        Ok(())
     }
 }
 

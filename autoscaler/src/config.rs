@@ -1,6 +1,6 @@
 //! Pure: what the autoscaler is told at start.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Args;
 use common::replicas;
@@ -16,6 +16,11 @@ pub struct Config {
     /// `https://ip:port`, several joined by commas.
     #[arg(long, env = "ROUSE_CONTROLLER", default_value = "unix:/run/rouse/rouse/controller.sock")]
     pub controller: String,
+
+    /// Folder with `token` (projected, audience `rouse`) and `ca.pem` (the controller's authorities): with it, streams to
+    /// `dns:` and `https:` replicas go over mutual TLS. None: no TLS.
+    #[arg(long, env = "ROUSE_IDENTITY")]
+    pub identity: Option<PathBuf>,
 
     /// Address of /healthz, /readyz and /metrics.
     #[arg(long, env = "ROUSE_AUTOSCALER_ADMIN", default_value = "127.0.0.1:7102")]
@@ -58,8 +63,14 @@ impl Config {
                 "must be unix:/path, http://IP:PORT or https://IP:PORT",
             );
         }
-        if self.controller.parse::<replicas::Setting>().is_err() {
+        let Ok(controller) = self.controller.parse::<replicas::Setting>() else {
             return bad("controller", &self.controller, replicas::RULE);
+        };
+        if controller.needs_identity() && self.identity.is_none() {
+            return bad("controller", &self.controller, "needs --identity");
+        }
+        if self.usage.starts_with("https://") && self.identity.is_none() {
+            return bad("usage", &self.usage, "needs --identity");
         }
         Ok(())
     }

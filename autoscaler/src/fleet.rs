@@ -257,6 +257,11 @@ impl Fleet {
         Stream { synced: true, ..stream }
     }
 
+    /// Whether the pod is known to run on another node.
+    pub fn is_elsewhere(&self, uid: &str, node: &str) -> bool {
+        self.pods.get(uid).is_some_and(|pod| pod.node != node)
+    }
+
     /// Takes in one subject's totals.
     pub fn seen(&mut self, now: Duration, stream: Stream, seen: &UsageSeen) {
         if self.sender(stream).is_none() {

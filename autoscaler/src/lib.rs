@@ -26,7 +26,8 @@ use std::{
 
 use common::{
     admin::AdminError,
-    link::{Finder, Link, LinkError},
+    link::{Door, Finder, Link, LinkError},
+    tls::{Credentials, accept::Bounds, enrol, peer::Holder},
     wire::{Part, Role, Subscriber},
 };
 use tokio_util::sync::CancellationToken;
@@ -64,14 +65,20 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     config.validate()?;
     info!(?config, "autoscaler starts");
     let who = Subscriber { role: Role::Autoscaler, name: config.name.clone(), node: String::new() };
-    let controllers = Finder::of(&config.controller);
+    let credentials = config.identity.as_ref().map(|_| Credentials::new());
+    let controllers =
+        Finder::known_as(Holder::Controller, &config.controller, credentials.as_ref());
+    let enrolled = enrolled(&config, credentials.as_ref(), &controllers, &shutdown);
+    // Whoever reports has a certificate: it had to ask the controller first.
+    let door =
+        credentials.map(|credentials| Door { credentials, open: false, bounds: Bounds::default() });
     let link = || Link::to(Arc::clone(&controllers), who.clone(), shutdown.clone());
     let routes = Arc::new(link().tells(Part::Controller, Arc::clone(&controllers)));
     let decisions = link().since(now_ms());
     let brain = Arc::new(controller::Brain::new(config.tick()));
     let admin = admin::admin(Arc::clone(&brain), Arc::clone(&routes));
-    let usage =
-        async { Ok(agents::serve(&config.usage, Arc::clone(&brain), shutdown.clone()).await?) };
+    let usage = agents::serve(&config.usage, Arc::clone(&brain), door.as_ref(), shutdown.clone());
+    let usage = async { Ok(usage.await?) };
     let pages = common::admin::serve(config.admin, admin, axum::Router::new(), shutdown.clone());
     let pages = async { Ok::<(), Error>(pages.await?) };
     let streams = async {
@@ -80,12 +87,31 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
             controller::follow(&routes, &brain),
             decisions.decide(outbox),
             brain.keep_time(&shutdown),
+            enrolled,
         );
         Ok(())
     };
     tokio::try_join!(usage, pages, streams)?;
     info!("autoscaler stopped");
     Ok(())
+}
+
+/// Keeps the certificate fresh, where there is to be one, until `shutdown`.
+fn enrolled(
+    config: &Config,
+    credentials: Option<&Arc<Credentials>>,
+    controllers: &Arc<Finder>,
+    shutdown: &CancellationToken,
+) -> impl Future<Output = ()> + Send + use<> {
+    let files = config.identity.as_deref().map(enrol::Files::below);
+    let own = credentials.cloned().zip(files);
+    let (controllers, shutdown) = (Arc::clone(controllers), shutdown.clone());
+    async move {
+        match own {
+            Some((own, files)) => enrol::keep(own, controllers, files, shutdown).await,
+            None => shutdown.cancelled().await,
+        }
+    }
 }
 
 /// Milliseconds since 1970: tells replicas apart by how long they have heard usage.

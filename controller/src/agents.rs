@@ -12,6 +12,7 @@ use std::{
 use common::{
     link::{self, LinkError},
     outbox::Cursor,
+    tls::{self, peer::Denied},
     wire::{
         PodItem, Revision, Role, RouteChange, RouteKey, ScaleItem, Subscriber,
         raw::{
@@ -25,10 +26,11 @@ use common::{
 use futures::{Stream, StreamExt as _, stream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::{
     deciders::{self, Deciders},
+    identity::Issuer,
     machine::{self, Event, Said},
     shared::Shared,
 };
@@ -45,6 +47,16 @@ pub async fn serve(
     endpoint: &str,
     shutdown: CancellationToken,
 ) -> Result<(), LinkError> {
+    serve_to(shared, endpoint, None, shutdown).await
+}
+
+/// Serves all three, and at `https://` also what `issuer` issues: to those whom it has let in.
+pub async fn serve_to(
+    shared: Arc<Shared>,
+    endpoint: &str,
+    issuer: Option<&Arc<Issuer>>,
+    shutdown: CancellationToken,
+) -> Result<(), LinkError> {
     let border = Border {
         shared,
         streams: Arc::new(AtomicU64::new(1)),
@@ -55,7 +67,13 @@ pub async fn serve(
         .add_service(RoutesServer::new(border.clone()))
         .add_service(PodsServer::new(border.clone()))
         .add_service(ScaleServer::new(border));
-    link::serve(endpoint, router, shutdown).await
+    match issuer {
+        Some(issuer) => {
+            let router = router.add_service(issuer.service());
+            link::serve_to(endpoint, router, Some(&issuer.door()), shutdown).await
+        }
+        None => link::serve_to(endpoint, router, None, shutdown).await,
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -73,8 +91,10 @@ impl Routes for Border {
     type WatchStream = Items;
 
     async fn watch(&self, request: Request<raw::Subscriber>) -> Result<Response<Items>, Status> {
+        let peer = tls::peer(&request);
         let who = Subscriber::try_from(request.into_inner());
         let who = who.map_err(|refused| Status::invalid_argument(refused.to_string()))?;
+        peer.may_be(&who).map_err(|denied| refuse(&denied))?;
         let follower = Follower::new(self, who);
         let role = follower.who.role;
         let cursor = self.shared.routes().subscribe();
@@ -148,8 +168,20 @@ impl Pods for Border {
         &self,
         request: Request<Streaming<raw::PodItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
-        let mut from: Option<Subscriber> = None;
+        let peer = tls::peer(&request);
+        let mut gate = Gate::new(&self.shutdown);
+        let (stop, mut from) = (gate.stop.clone(), None::<Subscriber>);
         let each = |item: PodItem| {
+            let allowed = match (&item, &from) {
+                (PodItem::Sender(who), _) => {
+                    peer.may(who, "report", &[Role::Agent, Role::Activator])
+                }
+                (_, Some(who)) => peer.may_report(who, &item),
+                (_, None) => return,
+            };
+            if !gate.passes(allowed) {
+                return;
+            }
             if let PodItem::Sender(who) = item {
                 from = Some(who.clone());
                 return self.shared.step(Event::ReportBegin(who));
@@ -164,8 +196,8 @@ impl Pods for Border {
                 PodItem::Sender(_) => return,
             });
         };
-        link::receive(request.into_inner(), &self.shutdown, each).await?;
-        Ok(Response::new(raw::Empty {}))
+        let ended = link::receive(request.into_inner(), &stop, each).await;
+        gate.end(ended)
     }
 }
 
@@ -175,11 +207,55 @@ impl Scale for Border {
         &self,
         request: Request<Streaming<raw::ScaleItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
-        let mut decider = Decider::new(self);
-        let each = |item: ScaleItem| decider.take(item);
-        link::receive(request.into_inner(), &self.shutdown, each).await?;
-        Ok(Response::new(raw::Empty {}))
+        let peer = tls::peer(&request);
+        let mut gate = Gate::new(&self.shutdown);
+        let (stop, mut decider) = (gate.stop.clone(), Decider::new(self));
+        let each = |item: ScaleItem| {
+            let allowed = match &item {
+                ScaleItem::Sender(who) => peer.may(who, "decide scale", &[Role::Autoscaler]),
+                // Without a sender nothing of it counts.
+                _ => Ok(()),
+            };
+            if gate.passes(allowed) {
+                decider.take(item);
+            }
+        };
+        let ended = link::receive(request.into_inner(), &stop, each).await;
+        gate.end(ended)
     }
+}
+
+/// Ends a stream as soon as it says what its sender may not.
+struct Gate {
+    stop: CancellationToken,
+    denied: Option<Denied>,
+}
+
+impl Gate {
+    fn new(shutdown: &CancellationToken) -> Self {
+        Self { stop: shutdown.child_token(), denied: None }
+    }
+
+    /// Whether the item may be taken in. After the first that may not, none may.
+    fn passes(&mut self, allowed: Result<(), Denied>) -> bool {
+        if let (Err(denied), None) = (allowed, &self.denied) {
+            self.denied = Some(denied);
+            self.stop.cancel();
+        }
+        self.denied.is_none()
+    }
+
+    fn end(self, ended: Result<(), Status>) -> Result<Response<raw::Empty>, Status> {
+        match &self.denied {
+            Some(denied) => Err(refuse(denied)),
+            None => ended.map(|()| Response::new(raw::Empty {})),
+        }
+    }
+}
+
+fn refuse(denied: &Denied) -> Status {
+    warn!(%denied, "stream refused");
+    tls::status(denied)
 }
 
 /// One autoscaler's stream, for as long as the value lives.

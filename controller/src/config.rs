@@ -5,6 +5,7 @@ use std::{
     path::PathBuf,
 };
 
+use common::replicas::Endpoint;
 use common::wire::{Activator, is_label, is_subdomain};
 
 use crate::{policy::AutoscalerConfig, world::Settings};
@@ -133,8 +134,9 @@ impl Config {
         if !self.state.is_absolute() {
             return bad("state", &self.state.display(), "must be an absolute path");
         }
-        if !self.listen.starts_with("unix:/") && !self.listen.starts_with("http://") {
-            return bad("listen", &self.listen, "must be unix:/path or http://ip:port");
+        if self.listen.parse::<Endpoint>().is_err() {
+            let rule = "must be unix:/path, http://IP:PORT or https://IP:PORT";
+            return bad("listen", &self.listen, rule);
         }
         let of_family = |four: bool| self.activators.iter().filter(move |it| it.is_ipv4() == four);
         if of_family(true).count() > 1 || of_family(false).count() > 1 {

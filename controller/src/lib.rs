@@ -20,13 +20,19 @@
 //! | [`agents`] | routes out, reports and decisions in |
 //! | [`webhook`] | the API server asks before it takes an object |
 //! | [`kube`] | Kubernetes: watches, writes, leadership |
+//! | [`identity`] | who is who: tokens in, certificates out |
 //! | [`followers`], [`deciders`] | who has let go of a pod; whose decisions count |
 //! | [`files`], [`local`] | the local platform: folders and node |
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
 
-use common::{admin as pages, link::LinkError, outbox::Outbox};
+use common::{
+    admin as pages,
+    link::LinkError,
+    outbox::Outbox,
+    tls::peer::{Holder, Identity, NoIdentity},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
@@ -41,6 +47,7 @@ pub mod digests;
 pub mod domains;
 pub mod files;
 pub mod followers;
+pub mod identity;
 pub mod knative;
 pub mod kube;
 pub mod local;
@@ -59,6 +66,7 @@ pub mod webhook;
 pub mod world;
 
 pub use config::Config;
+use identity::{Issuer, keep::Keeper};
 use machine::Machine;
 use shared::Shared;
 use world::{Platform, Settings, World};
@@ -78,6 +86,9 @@ pub enum Error {
     /// The API server cannot be used.
     #[error("cannot use Kubernetes")]
     Kubernetes(#[from] kube::client::ClientError),
+    /// We have no name to show to others.
+    #[error("cannot name this controller")]
+    Identity(#[from] NoIdentity),
     /// Health and metrics could not be served.
     #[error("cannot serve health and metrics")]
     Admin(#[from] pages::AdminError),
@@ -148,13 +159,21 @@ pub async fn run_on_kubernetes(
     let orders = tokio::sync::watch::channel(common::node::Orders::default()).0;
     let shared = Arc::new(Shared::new(Machine::new(world, routes).loading(), orders));
     let platform = kube::run::Platform::new(&cluster, Arc::clone(&shared)).await?;
+    let identities = identities(&config, &cluster, &platform)?;
     let stop = || shutdown.clone();
     info!(listen = config.listen, pod = cluster.pod, "controller started");
     let synced = platform.synced();
     let serving = async {
         // A table from before everything is known would take routes away.
         synced.cancelled().await;
-        agents::serve(Arc::clone(&shared), &config.listen, stop()).await
+        let issuer = identities.as_ref().map(|(_, issuer)| issuer);
+        agents::serve_to(Arc::clone(&shared), &config.listen, issuer, stop()).await
+    };
+    let keeping = async {
+        if let Some((keeper, _)) = &identities {
+            keeper.keep(|| platform.may_write(), stop()).await;
+        }
+        shutdown.cancelled().await;
     };
     let admin = platform.admin(admin::admin(&shared));
     let done = tokio::select! {
@@ -164,11 +183,30 @@ pub async fn run_on_kubernetes(
         }
         () = shared.keep_time(stop()) => Ok(()),
         () = platform.run(stop()) => Ok(()),
+        () = keeping => Ok(()),
     };
     shutdown.cancel();
     platform.ended().await;
     info!("controller stopped");
     done
+}
+
+/// Who keeps authorities and who issues certificates, where streams are served over TLS.
+fn identities(
+    config: &Config,
+    cluster: &config::Cluster,
+    platform: &kube::run::Platform,
+) -> Result<Option<(Arc<Keeper>, Arc<Issuer>)>, Error> {
+    if !config.listen.starts_with("https://") {
+        return Ok(None);
+    }
+    // Clients ask for the role alone; the pod's name, which is unique among living pods, tells replicas apart.
+    let own = Identity::new(Holder::Controller, &config.node, &cluster.pod, &cluster.pod)?;
+    let kept = identity::kube::Cluster::new(platform.client(), &cluster.system_namespace);
+    let kept = Arc::new(kept);
+    let keeper = Keeper::new(Arc::<identity::kube::Cluster>::clone(&kept), own);
+    let issuer = Issuer::new(Arc::clone(&keeper), kept, &cluster.system_namespace);
+    Ok(Some((keeper, issuer)))
 }
 
 /// Names this boot of the machine; empty where the kernel does not say, and then no pod outlives a restart.

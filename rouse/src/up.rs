@@ -223,6 +223,7 @@ impl Running {
             admin: Part::Autoscaler.admin(),
             name: layout.name().to_owned(),
             tick_ms: TICK_MS,
+            identity: None,
         };
         let shutdown = self.shutdown.clone();
         self.spawn("autoscaler", async { Ok(autoscaler::run(config, shutdown).await?) });
@@ -250,6 +251,7 @@ impl Running {
             node: layout.name().to_owned(),
             controller: endpoint(&layout.controller_socket()),
             autoscaler: endpoint(&layout.autoscaler_socket()),
+            identity: None,
             pins: Some(layout.bpf()),
             clients_cgroup: Some(layout.cgroup(&cgroups.v2)),
             pods_cgroup: Some(layout.pods_cgroup(&cgroups.v2)),

@@ -158,5 +158,6 @@ fn autoscaler_config(controller: &str, usage: &str) -> autoscaler::config::Confi
         admin: ([127, 0, 0, 1], 0).into(),
         name: "bench".into(),
         tick_ms: 2_000,
+        identity: None,
     }
 }

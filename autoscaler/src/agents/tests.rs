@@ -108,6 +108,7 @@ async fn a_waiting_request_is_decided_over_the_wire() {
         admin: ([127, 0, 0, 1], 0).into(),
         name: "autoscaler".into(),
         tick_ms: 2000,
+        identity: None,
     };
     let autoscaler = tokio::spawn(crate::run(config, shutdown.clone()));
 
@@ -141,17 +142,42 @@ async fn a_stream_that_ends_takes_its_waiting_requests_along() {
     let RouteChange::Revision(it) = revision(&name) else { panic!("a revision") };
     table.revisions.insert(name.clone(), it);
     brain.tell(|fleet, now| fleet.routes(now, &table, &table.keys()));
-    let mut report = Report { brain: Arc::clone(&brain), stream: None };
+    let mut report =
+        Report { brain: Arc::clone(&brain), peer: Peer::Unchecked, who: None, stream: None };
     let who = Subscriber { role: Role::Activator, name: "a".into(), node: "n".into() };
     let waits =
         || brain.look(|fleet| fleet.revisions().map(|(_, it)| it.load.waiting()).sum::<u64>());
-    report.take(UsageItem::Seen(waiting(&name, 3)));
+    report.take(UsageItem::Seen(waiting(&name, 3))).expect("allowed");
     assert_eq!(waits(), 0, "nobody has said who speaks");
-    report.take(UsageItem::Sender(who));
-    report.take(UsageItem::Seen(waiting(&name, 3)));
-    report.take(UsageItem::Synced);
+    report.take(UsageItem::Sender(who)).expect("allowed");
+    report.take(UsageItem::Seen(waiting(&name, 3))).expect("allowed");
+    report.take(UsageItem::Synced).expect("allowed");
     assert_eq!(waits(), 3);
     drop(report);
     assert_eq!(waits(), 0);
     assert_eq!(brain.outbox().get(&name).and_then(|it| it.wanted), Some(1));
+}
+
+#[test]
+fn an_agent_counts_only_the_pods_of_its_own_node() {
+    let brain = Arc::new(Brain::new(Duration::from_secs(2)));
+    let identity = "spiffe://rouse/agent/n1/agent-1/a1".parse().expect("an identity");
+    let peer = Peer::Known(Arc::new(identity));
+    let report = |role, node: &str| {
+        let mut report =
+            Report { brain: Arc::clone(&brain), peer: peer.clone(), who: None, stream: None };
+        let who = Subscriber { role, name: node.into(), node: node.into() };
+        let opened = report.take(UsageItem::Sender(who));
+        (report, opened)
+    };
+    for (role, node) in [(Role::Agent, "n2"), (Role::Activator, "n1"), (Role::Autoscaler, "n1")] {
+        assert!(report(role, node).1.is_err(), "{role:?} {node}");
+    }
+    let (mut own, opened) = report(Role::Agent, "n1");
+    assert_eq!(opened, Ok(()));
+    let name = Name::new("default", "hello-00001");
+    assert!(own.take(UsageItem::Seen(waiting(&name, 3))).is_err(), "waits at activators only");
+    let mut counted = waiting(&name, 3);
+    counted.key.pod = Some("unknown".into());
+    assert_eq!(own.take(UsageItem::Seen(counted)), Ok(()));
 }

@@ -177,7 +177,16 @@ impl Finder {
     }
 
     /// A connection over TLS to some replica, without showing a certificate.
-    pub(crate) async fn dial_nameless(&self) -> Result<Channel, LinkError> {
+    pub async fn dial_nameless(&self) -> Result<Channel, LinkError> {
+        self.dial_some(false).await
+    }
+
+    /// A connection over TLS to some replica, once there is a certificate to show.
+    pub async fn dial_named(&self) -> Result<Channel, LinkError> {
+        self.dial_some(true).await
+    }
+
+    async fn dial_some(&self, named: bool) -> Result<Channel, LinkError> {
         let mut known = self.known();
         // The sender is ours, so it cannot have gone.
         let all = known.wait_for(|it| !it.all().is_empty()).await.map(|it| it.all());
@@ -188,7 +197,10 @@ impl Finder {
         for endpoint in &all {
             let &Endpoint::Tcp { address, tls: true } = endpoint else { continue };
             let (holder, credentials) = self.identity(endpoint)?;
-            match dial::secure(address, credentials, holder, false).await {
+            if named {
+                credentials.ready().await;
+            }
+            match dial::secure(address, credentials, holder, named).await {
                 Ok(channel) => return Ok(channel),
                 Err(error) => failed = Some(error),
             }

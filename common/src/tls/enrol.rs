@@ -35,6 +35,13 @@ pub struct Files {
     pub authorities: PathBuf,
 }
 
+impl Files {
+    /// `token` and `ca.pem` in one folder, as one projected volume holds them.
+    pub fn below(folder: &Path) -> Self {
+        Self { token: folder.join("token"), authorities: folder.join("ca.pem") }
+    }
+}
+
 /// A certificate could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum EnrolError {

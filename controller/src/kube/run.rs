@@ -62,6 +62,8 @@ pub struct Platform {
     missing: Arc<Mutex<BTreeSet<String>>>,
     /// Gives back the lease when it ends.
     candidate: Mutex<Option<JoinHandle<()>>>,
+    /// Whether we may write, once we stand for the lease.
+    lead: Mutex<Option<Leadership>>,
     /// Ends the recorder of events.
     _telling: DropGuard,
 }
@@ -101,8 +103,20 @@ impl Platform {
             synced: CancellationToken::new(),
             missing: Arc::new(Mutex::new(missing)),
             candidate: Mutex::default(),
+            lead: Mutex::default(),
             _telling: stop.drop_guard(),
         })
+    }
+
+    /// How the API server is reached.
+    pub fn client(&self) -> &kube::Client {
+        &self.client
+    }
+
+    /// Whether a write may be begun now.
+    pub fn may_write(&self) -> bool {
+        let lead = self.lead.lock().unwrap_or_else(PoisonError::into_inner);
+        lead.as_ref().is_some_and(Leadership::may_write)
     }
 
     /// Is cancelled once everything there is has been taken in.
@@ -176,6 +190,7 @@ impl Platform {
             Times::default(),
         );
         let lead = candidate.leadership();
+        *self.lead.lock().unwrap_or_else(PoisonError::into_inner) = Some(lead.clone());
         let task = tokio::spawn(candidate.run(shutdown.clone()));
         *self.candidate.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
         lead

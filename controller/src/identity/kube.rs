@@ -1,0 +1,113 @@
+//! Shell: tokens reviewed by the API server, authorities kept in a Secret, whom to trust in a ConfigMap.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    ByteString,
+    api::{
+        authentication::v1::{TokenReview, TokenReviewSpec},
+        core::v1::{ConfigMap, Secret},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+
+use super::{
+    Reviewer,
+    claim::{AUDIENCE, Reviewed},
+    keep::{Store, StoreError},
+};
+use crate::kube::FIELD_MANAGER;
+
+/// Name of the Secret and of the ConfigMap.
+pub const AUTHORITIES: &str = "rouse-authorities";
+/// The Secret's key: authorities with their keys.
+const SECRET_KEY: &str = "authorities.json";
+/// The ConfigMap's key: certificates in PEM, which the parts mount.
+const BUNDLE_KEY: &str = "ca.pem";
+
+/// The cluster, as far as identities need it.
+#[derive(Clone)]
+pub struct Cluster {
+    reviews: Api<TokenReview>,
+    secrets: Api<Secret>,
+    bundles: Api<ConfigMap>,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Cluster").finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// The cluster that `client` talks to; Rouse runs in `namespace`.
+    pub fn new(client: &Client, namespace: &str) -> Self {
+        Self {
+            reviews: Api::all(client.clone()),
+            secrets: Api::namespaced(client.clone(), namespace),
+            bundles: Api::namespaced(client.clone(), namespace),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Reviewer for Cluster {
+    async fn review(&self, token: &str) -> Result<Reviewed, StoreError> {
+        let spec =
+            TokenReviewSpec { audiences: Some(vec![AUDIENCE.to_owned()]), token: token.to_owned() };
+        let review = TokenReview { metadata: ObjectMeta::default(), spec, status: None };
+        let status = self.reviews.create(&PostParams::default(), &review).await?.status;
+        let status = status.ok_or("the API server answered a TokenReview without a status")?;
+        let user = status.user.unwrap_or_default();
+        Ok(Reviewed {
+            is_authentic: status.authenticated.unwrap_or(false),
+            audiences: status.audiences.unwrap_or_default(),
+            user: user.username.unwrap_or_default(),
+            extra: user.extra.unwrap_or_default(),
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl Store for Cluster {
+    async fn load(&self) -> Result<Option<(String, String)>, StoreError> {
+        let Some(secret) = self.secrets.get_opt(AUTHORITIES).await? else { return Ok(None) };
+        let version = secret.metadata.resource_version.unwrap_or_default();
+        let text = secret.data.and_then(|mut data| data.remove(SECRET_KEY));
+        let text = text.map_or_else(|| Ok("[]".to_owned()), |it| String::from_utf8(it.0));
+        Ok(Some((text?, version)))
+    }
+
+    async fn save(&self, text: &str, version: Option<&str>) -> Result<(), StoreError> {
+        let metadata = ObjectMeta {
+            name: Some(AUTHORITIES.to_owned()),
+            resource_version: version.map(str::to_owned),
+            ..ObjectMeta::default()
+        };
+        let data = BTreeMap::from([(SECRET_KEY.to_owned(), ByteString(text.as_bytes().to_vec()))]);
+        let secret = Secret { metadata, data: Some(data), ..Secret::default() };
+        let params =
+            PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
+        // Both fail if somebody was faster: one with 409 AlreadyExists, the other with 409 Conflict.
+        match version {
+            None => self.secrets.create(&params, &secret).await?,
+            Some(_) => self.secrets.replace(AUTHORITIES, &params, &secret).await?,
+        };
+        Ok(())
+    }
+
+    async fn publish(&self, bundle: &str) -> Result<(), StoreError> {
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        let body = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": AUTHORITIES },
+            "data": { BUNDLE_KEY: bundle },
+        });
+        self.bundles.patch(AUTHORITIES, &params, &Patch::Apply(body)).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,184 @@
+//! Pure: which authority signs, and when there is another.
+//!
+//! A new authority is trusted by everybody before it signs anything, and the old one is trusted until nothing that it
+//! signed is in use: no part ever meets a certificate that it cannot check.
+//!
+//! ```text
+//! old   signs ───────────────────────┤ trusted ──┤ gone
+//! new                  made, trusted ┤ signs ────────────────…
+//!                      └── OVERLAP ──┘
+//!                                    └── OVERLAP ─┘
+//! ```
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// How long a part's certificate lives. It is replaced at about half of that.
+pub const LIFETIME: Duration = Duration::from_secs(3_600);
+/// How long everybody has to hear of a new authority, and to replace what the old one signed: twice a certificate's
+/// life, which every part that runs renews at least twice.
+const OVERLAP_S: u64 = 2 * 3_600;
+/// How long an authority lives.
+pub const AUTHORITY_S: u64 = 365 * 86_400;
+/// When its successor is made.
+const TURN_S: u64 = 240 * 86_400;
+
+/// One authority, as the Secret holds it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Authority {
+    /// Its certificate, in PEM.
+    pub certificate: String,
+    /// Its key, in PEM. Known to controllers only.
+    pub key: String,
+    /// When it was made, in s since 1970.
+    pub made_s: u64,
+    /// When its certificate ends, in s since 1970.
+    pub ends_s: u64,
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Never the key: what is printed ends up in logs.
+        let mut out = out.debug_struct("Authority");
+        out.field("made_s", &self.made_s).field("ends_s", &self.ends_s).finish_non_exhaustive()
+    }
+}
+
+/// All authorities that are trusted, oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Authorities(Vec<Authority>);
+
+/// What is to be done about the authorities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing.
+    Keep,
+    /// Another one is to be made.
+    Make,
+    /// The oldest is to be trusted no more.
+    Drop,
+}
+
+impl Authorities {
+    /// All of them.
+    pub fn all(&self) -> &[Authority] {
+        &self.0
+    }
+
+    /// The authority that signs at `now_s`: the newest that everybody has had time to hear of.
+    pub fn signer(&self, now_s: u64) -> Option<&Authority> {
+        let valid = || self.0.iter().filter(|it| now_s < it.ends_s);
+        let known = valid().rfind(|it| it.made_s.saturating_add(OVERLAP_S) <= now_s);
+        known.or_else(|| valid().next())
+    }
+
+    /// What is to be done at `now_s`.
+    pub fn step(&self, now_s: u64) -> Step {
+        let Some(newest) = self.0.last() else { return Step::Make };
+        if newest.made_s.saturating_add(TURN_S) <= now_s || newest.ends_s <= now_s {
+            return Step::Make;
+        }
+        let [oldest, next, ..] = &self.0[..] else { return Step::Keep };
+        let replaced = next.made_s.saturating_add(2 * OVERLAP_S) <= now_s;
+        if replaced || oldest.ends_s <= now_s { Step::Drop } else { Step::Keep }
+    }
+
+    /// With one more.
+    pub fn with(mut self, authority: Authority) -> Self {
+        self.0.push(authority);
+        self.0.sort_by_key(|it| it.made_s);
+        self
+    }
+
+    /// Without the oldest.
+    pub fn without_oldest(mut self) -> Self {
+        self.0.drain(..self.0.len().min(1));
+        self
+    }
+
+    /// What everybody is to trust, in PEM.
+    pub fn bundle(&self) -> String {
+        self.0.iter().map(|it| it.certificate.trim_end().to_owned() + "\n").collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn made(at: u64) -> Authority {
+        Authority {
+            certificate: format!("{at}"),
+            key: String::new(),
+            made_s: at,
+            ends_s: at + AUTHORITY_S,
+        }
+    }
+
+    fn advance(all: Authorities, now_s: u64) -> Authorities {
+        match all.step(now_s) {
+            Step::Keep => all,
+            Step::Make => all.with(made(now_s)),
+            Step::Drop => all.without_oldest(),
+        }
+    }
+
+    #[test]
+    fn the_first_signs_at_once() {
+        let all = advance(Authorities::default(), 100);
+        assert_eq!(all.signer(100), Some(&made(100)));
+        assert_eq!(all.step(100), Step::Keep);
+        // A clock that was set back changes nothing.
+        assert_eq!((all.signer(5), all.step(5)), (Some(&made(100)), Step::Keep));
+    }
+
+    #[test]
+    fn a_successor_is_trusted_before_it_signs_and_its_forerunner_after_it_signed() {
+        let all = advance(advance(Authorities::default(), 0), TURN_S);
+        assert_eq!(all.all(), [made(0), made(TURN_S)]);
+        assert_eq!(all.signer(TURN_S + OVERLAP_S - 1), Some(&made(0)));
+        assert_eq!(all.signer(TURN_S + OVERLAP_S), Some(&made(TURN_S)));
+        assert_eq!(all.step(TURN_S + 2 * OVERLAP_S - 1), Step::Keep);
+        let later = TURN_S + 2 * OVERLAP_S;
+        assert_eq!(advance(all, later).all(), [made(TURN_S)]);
+    }
+
+    #[test]
+    fn after_a_year_without_a_controller_a_new_one_signs_at_once() {
+        let late = AUTHORITY_S + 5;
+        let all = advance(advance(Authorities::default(), 0), late);
+        assert_eq!(all.signer(late), Some(&made(late)));
+        assert_eq!(advance(all, late).all(), [made(late)]);
+    }
+
+    #[test]
+    fn no_key_is_ever_printed() {
+        let authority = Authority { key: "secret".into(), ..made(1) };
+        assert!(!format!("{:?}", Authorities::default().with(authority)).contains("secret"));
+    }
+
+    proptest! {
+        /// However irregularly it is looked after, at most two are trusted, somebody can sign, and whatever was signed
+        /// by an authority that was looked after within an overlap can be checked for as long as it lives.
+        #[test]
+        fn what_was_signed_can_be_checked(steps in proptest::collection::vec(1u64..OVERLAP_S, 1..400)) {
+            let (mut all, mut now) = (advance(Authorities::default(), 0), TURN_S - 3_600);
+            let mut signed: Vec<(u64, Authority)> = Vec::new();
+            for step in steps {
+                now += step;
+                all = advance(all, now);
+                prop_assert!(all.all().len() <= 2);
+                let signer = all.signer(now).expect("somebody signs").clone();
+                signed.push((now + LIFETIME.as_secs(), signer));
+                signed.retain(|(until, _)| *until >= now);
+                for (_, by) in &signed {
+                    prop_assert!(all.all().contains(by));
+                }
+            }
+        }
+    }
+}

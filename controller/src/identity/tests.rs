@@ -1,0 +1,386 @@
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use common::{
+    link::{Finder, Link, PodKey},
+    node::Orders,
+    outbox::Outbox,
+    tls::{
+        Credentials, enrol,
+        peer::{Holder, Identity as Who},
+    },
+    wire::{
+        Part, PodItem, Role, ScaleItem, Subscriber,
+        raw::{
+            self, identity_client::IdentityClient, pods_client::PodsClient,
+            routes_client::RoutesClient, scale_client::ScaleClient,
+        },
+    },
+};
+use rcgen::{CertificateParams, KeyPair};
+use tokio::{net::TcpListener, sync::watch};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, transport::Channel};
+
+use super::{rotation::Authorities, *};
+use crate::{agents, machine::Machine, shared::Shared, world::World};
+
+/// A cluster in memory: what the API server would say of tokens, and a Secret.
+#[derive(Debug, Default)]
+struct Fake {
+    tokens: Mutex<BTreeMap<String, Reviewed>>,
+    secret: Mutex<Option<(String, u64)>>,
+    bundle: Mutex<String>,
+    reviews: AtomicUsize,
+}
+
+impl Fake {
+    fn put(&self, token: &str, account: &str, node: &str, pod: &str) {
+        let extra = [("pod-name", pod), ("pod-uid", "0c7f"), ("node-name", node)];
+        let said = |(key, value): (&str, &str)| {
+            (format!("authentication.kubernetes.io/{key}"), vec![value.to_owned()])
+        };
+        let reviewed = Reviewed {
+            is_authentic: true,
+            audiences: vec![claim::AUDIENCE.into()],
+            user: format!("system:serviceaccount:{account}"),
+            extra: extra.map(said).into(),
+        };
+        self.tokens.lock().expect("no panic").insert(token.into(), reviewed);
+    }
+}
+
+#[tonic::async_trait]
+impl Reviewer for Fake {
+    async fn review(&self, token: &str) -> Result<Reviewed, StoreError> {
+        self.reviews.fetch_add(1, Ordering::Relaxed);
+        if token == "broken" {
+            return Err("no API server".into());
+        }
+        Ok(self.tokens.lock().expect("no panic").get(token).cloned().unwrap_or_default())
+    }
+}
+
+#[tonic::async_trait]
+impl keep::Store for Fake {
+    async fn load(&self) -> Result<Option<(String, String)>, StoreError> {
+        let secret = self.secret.lock().expect("no panic").clone();
+        Ok(secret.map(|(text, version)| (text, version.to_string())))
+    }
+
+    async fn save(&self, text: &str, version: Option<&str>) -> Result<(), StoreError> {
+        let mut secret = self.secret.lock().expect("no panic");
+        let now = secret.as_ref().map(|(_, version)| version.to_string());
+        if now.as_deref() != version {
+            return Err("conflict".into());
+        }
+        let next = secret.as_ref().map_or(1, |(_, version)| version + 1);
+        *secret = Some((text.to_owned(), next));
+        Ok(())
+    }
+
+    async fn publish(&self, bundle: &str) -> Result<(), StoreError> {
+        bundle.clone_into(&mut self.bundle.lock().expect("no panic"));
+        Ok(())
+    }
+}
+
+fn controller(pod: &str) -> Who {
+    Who::new(Holder::Controller, "n1", pod, "c0").expect("an identity")
+}
+
+fn keeper(cluster: &Arc<Fake>, pod: &str) -> Arc<Keeper> {
+    Keeper::new(Arc::<Fake>::clone(cluster), controller(pod))
+}
+
+/// A controller's replica that serves over TLS.
+struct Bed {
+    cluster: Arc<Fake>,
+    keeper: Arc<Keeper>,
+    at: SocketAddr,
+    stop: CancellationToken,
+}
+
+impl Bed {
+    async fn new() -> Self {
+        let cluster = Arc::new(Fake::default());
+        cluster.put("agent-n1", "knative-serving:rouse-agent", "n1", "rouse-agent-1");
+        cluster.put("activator", "knative-serving:activator", "n1", "activator-1");
+        cluster.put("autoscaler", "knative-serving:autoscaler", "n1", "autoscaler-1");
+        cluster.put("stranger", "default:default", "n1", "shell");
+        cluster.put("foreign", "knative-serving:rouse-agent", "n1", "rouse-agent-1");
+        let mut tokens = cluster.tokens.lock().expect("no panic");
+        tokens.get_mut("foreign").expect("put").audiences = vec!["https://kubernetes".into()];
+        drop(tokens);
+        let keeper = keeper(&cluster, "controller-1");
+        keeper.once(SystemTime::now(), true).await.expect("an authority");
+        let reviewer = Arc::<Fake>::clone(&cluster);
+        let issuer = Issuer::new(Arc::clone(&keeper), reviewer, "knative-serving");
+        let machine = Machine::new(World::default(), Outbox::new());
+        let shared = Arc::new(Shared::new(machine, watch::channel(Orders::default()).0));
+        let at = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr();
+        let (at, stop) = (at.expect("an address"), CancellationToken::new());
+        let (to, ending) = (format!("https://{at}"), stop.clone());
+        tokio::spawn(async move { agents::serve_to(shared, &to, Some(&issuer), ending).await });
+        while tokio::net::TcpStream::connect(at).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+        Self { cluster, keeper, at, stop }
+    }
+
+    fn finder(&self, credentials: &Arc<Credentials>) -> Arc<Finder> {
+        Finder::known_as(Holder::Controller, &format!("https://{}", self.at), Some(credentials))
+    }
+
+    /// Credentials that trust the cluster's authorities and show nothing.
+    fn nobody(&self) -> Arc<Credentials> {
+        let credentials = Credentials::new();
+        let signing = self.keeper.signing().expect("an authority");
+        credentials.trust(&signing.authorities).expect("trusted");
+        credentials
+    }
+
+    async fn nameless(&self) -> Channel {
+        self.finder(&self.nobody()).dial_nameless().await.expect("a connection")
+    }
+
+    async fn issue(&self, token: &str, request: Vec<u8>) -> Result<IssueReply, Code> {
+        let asked = IssueRequest { token: token.into(), request };
+        let answer = IdentityClient::new(self.nameless().await).issue(asked).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| status.code())
+    }
+
+    /// Credentials of the part whose token this is.
+    async fn part(&self, token: &str) -> Arc<Credentials> {
+        let (key, request) = request();
+        let reply = self.issue(token, request).await.expect("a certificate");
+        let credentials = self.nobody();
+        let chain = reply.chain.into_iter().map(Into::into).collect();
+        credentials.show(chain, key.serialize_der().into()).expect("shown");
+        credentials
+    }
+
+    async fn dial(&self, credentials: &Arc<Credentials>) -> Channel {
+        self.finder(credentials).dial_named().await.expect("a connection")
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn request() -> (KeyPair, Vec<u8>) {
+    let key = KeyPair::generate().expect("a key");
+    let request = CertificateParams::default().serialize_request(&key).expect("a request");
+    let der = request.der().to_vec();
+    (key, der)
+}
+
+fn who(role: Role, name: &str, node: &str) -> Subscriber {
+    Subscriber { role, name: name.into(), node: node.into() }
+}
+
+async fn watches(channel: Channel, who: Subscriber) -> Option<Code> {
+    let watched = RoutesClient::new(channel).watch(raw::Subscriber::from(who)).await;
+    watched.err().map(|status| status.code())
+}
+
+async fn reports(channel: Channel, items: Vec<PodItem>) -> Option<Code> {
+    let items = futures::stream::iter(items.into_iter().map(raw::PodItem::from));
+    let reported = PodsClient::new(channel).report(items).await;
+    reported.err().map(|status| status.code())
+}
+
+async fn decides(channel: Channel, who: Subscriber) -> Option<Code> {
+    let items = futures::stream::iter([raw::ScaleItem::from(ScaleItem::Sender(who))]);
+    let decided = ScaleClient::new(channel).decide(items).await;
+    decided.err().map(|status| status.code())
+}
+
+#[tokio::test]
+async fn each_part_may_do_its_own_work() {
+    let bed = Bed::new().await;
+    let (agent, activator) =
+        (who(Role::Agent, "n1", "n1"), who(Role::Activator, "activator-1", ""));
+    let gone = PodItem::Gone("p".into());
+    let credentials = bed.part("agent-n1").await;
+    assert_eq!(watches(bed.dial(&credentials).await, agent.clone()).await, None);
+    let items = vec![PodItem::Sender(agent), gone];
+    assert_eq!(reports(bed.dial(&credentials).await, items).await, None);
+    let credentials = bed.part("activator").await;
+    assert_eq!(watches(bed.dial(&credentials).await, activator.clone()).await, None);
+    let items = vec![PodItem::Sender(activator), PodItem::Avoided("p".into())];
+    assert_eq!(reports(bed.dial(&credentials).await, items).await, None);
+    let credentials = bed.part("autoscaler").await;
+    let autoscaler = who(Role::Autoscaler, "autoscaler-1", "");
+    assert_eq!(decides(bed.dial(&credentials).await, autoscaler).await, None);
+}
+
+#[tokio::test]
+async fn no_part_may_do_anothers_work() {
+    let bed = Bed::new().await;
+    let denied = Some(Code::PermissionDenied);
+    let credentials = bed.part("agent-n1").await;
+    // The agent of one node as that of another; as an activator; as who decides.
+    assert_eq!(watches(bed.dial(&credentials).await, who(Role::Agent, "n2", "n2")).await, denied);
+    let other = vec![PodItem::Sender(who(Role::Agent, "n2", "n2"))];
+    assert_eq!(reports(bed.dial(&credentials).await, other).await, denied);
+    let other = who(Role::Activator, "activator-1", "n1");
+    assert_eq!(watches(bed.dial(&credentials).await, other).await, denied);
+    assert_eq!(decides(bed.dial(&credentials).await, who(Role::Agent, "n1", "n1")).await, denied);
+    let other = who(Role::Autoscaler, "autoscaler-1", "");
+    assert_eq!(decides(bed.dial(&credentials).await, other).await, denied);
+    // An activator that reports pods.
+    let credentials = bed.part("activator").await;
+    let sender = PodItem::Sender(who(Role::Activator, "activator-1", "n1"));
+    let items = vec![sender, PodItem::Gone("p".into())];
+    assert_eq!(reports(bed.dial(&credentials).await, items).await, denied);
+    // An autoscaler that reports at all.
+    let credentials = bed.part("autoscaler").await;
+    let items = vec![PodItem::Sender(who(Role::Autoscaler, "autoscaler-1", ""))];
+    assert_eq!(reports(bed.dial(&credentials).await, items).await, denied);
+}
+
+#[tokio::test]
+async fn without_a_certificate_only_a_certificate_can_be_asked_for() {
+    let bed = Bed::new().await;
+    let (agent, refused) = (who(Role::Agent, "n1", "n1"), Some(Code::Unauthenticated));
+    assert_eq!(watches(bed.nameless().await, agent.clone()).await, refused);
+    let items = vec![PodItem::Sender(agent.clone())];
+    assert_eq!(reports(bed.nameless().await, items).await, refused);
+    assert_eq!(decides(bed.nameless().await, agent).await, refused);
+    assert!(bed.issue("agent-n1", request().1).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_token_that_is_not_ours_earns_nothing() {
+    let bed = Bed::new().await;
+    for token in ["", "unknown", "stranger", "foreign"] {
+        let refused = bed.issue(token, request().1).await.err();
+        assert_eq!(refused, Some(Code::Unauthenticated), "{token:?}");
+    }
+    assert_eq!(bed.issue("broken", request().1).await.err(), Some(Code::Unavailable));
+    // The pod is gone: its token is nobody's any more, and no second certificate comes of it.
+    assert!(bed.issue("agent-n1", request().1).await.is_ok());
+    bed.cluster.tokens.lock().expect("no panic").clear();
+    assert_eq!(bed.issue("agent-n1", request().1).await.err(), Some(Code::Unauthenticated));
+}
+
+#[tokio::test]
+async fn a_request_gets_what_the_api_server_says_and_nothing_it_asks_for() {
+    let bed = Bed::new().await;
+    let key = KeyPair::generate().expect("a key");
+    let mut params = CertificateParams::default();
+    let asked = controller("controller-1").to_string().try_into().expect("ASCII");
+    params.subject_alt_names = vec![rcgen::SanType::URI(asked)];
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let request = params.serialize_request(&key).expect("a request").der().to_vec();
+    let reply = bed.issue("agent-n1", request).await.expect("a certificate");
+    let credentials = bed.nobody();
+    let chain = reply.chain.into_iter().map(Into::into).collect();
+    let identity = credentials.show(chain, key.serialize_der().into()).expect("shown");
+    assert_eq!(identity.to_string(), "spiffe://rouse/agent/n1/rouse-agent-1/0c7f");
+}
+
+#[tokio::test]
+async fn what_is_too_large_or_no_request_is_refused_unread() {
+    let bed = Bed::new().await;
+    let before = bed.cluster.reviews.load(Ordering::Relaxed);
+    let large = bed.issue("agent-n1", vec![0; REQUEST_BYTES + 1]).await.err();
+    assert_eq!(large, Some(Code::InvalidArgument));
+    let huge = bed.issue("agent-n1", vec![0; 1 << 20]).await.err();
+    assert!(huge.is_some(), "{huge:?}");
+    let token = "x".repeat(TOKEN_BYTES + 1);
+    assert_eq!(bed.issue(&token, request().1).await.err(), Some(Code::InvalidArgument));
+    assert_eq!(bed.cluster.reviews.load(Ordering::Relaxed), before, "nobody was asked");
+    for bad in [vec![], vec![0; 300], request().1[..100].to_vec()] {
+        assert_eq!(bed.issue("agent-n1", bad).await.err(), Some(Code::InvalidArgument));
+    }
+    // A request for a key that its bearer has not.
+    let mut forged = request().1;
+    let last = forged.len() - 1;
+    forged[last] ^= 1;
+    assert_eq!(bed.issue("agent-n1", forged).await.err(), Some(Code::InvalidArgument));
+}
+
+#[tokio::test]
+async fn an_agent_enrols_and_follows_and_reports() {
+    let bed = Bed::new().await;
+    let folder = std::env::temp_dir().join(format!("rouse-identity-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    std::fs::write(folder.join("token"), "agent-n1").expect("written");
+    let bundle = bed.cluster.bundle.lock().expect("no panic").clone();
+    std::fs::write(folder.join("ca.pem"), bundle).expect("written");
+    let (credentials, stop) = (Credentials::new(), bed.stop.clone());
+    let finder = bed.finder(&credentials);
+    let files = enrol::Files::below(&folder);
+    tokio::spawn(enrol::keep(credentials, Arc::clone(&finder), files, stop.clone()));
+    let link = Link::to(Arc::clone(&finder), who(Role::Agent, "n1", "n1"), stop.clone());
+    let reports = Arc::new(Link::to(finder.clone(), who(Role::Agent, "n1", "n1"), stop));
+    let link = link.tells(Part::Controller, finder);
+    let reporting = Arc::clone(&reports);
+    tokio::spawn(async move { reporting.report_pods(&Outbox::<PodKey, PodItem>::new()).await });
+    let (send, mut tables) = tokio::sync::mpsc::channel(4);
+    tokio::spawn(async move { link.watch_routes(|view, _| _ = send.try_send(view.version)).await });
+    assert!(tables.recv().await.is_some());
+    while !reports.is_up() {
+        tokio::task::yield_now().await;
+    }
+    std::fs::remove_dir_all(folder).expect("removed");
+}
+
+#[tokio::test]
+async fn only_the_leader_makes_authorities_and_all_sign_with_them() {
+    let cluster = Arc::new(Fake::default());
+    let (one, two) = (keeper(&cluster, "controller-1"), keeper(&cluster, "controller-2"));
+    let now = SystemTime::now();
+    assert!(matches!(two.once(now, false).await, Err(keep::KeepError::None)));
+    one.once(now, true).await.expect("made");
+    two.once(now, false).await.expect("read");
+    let signing = |keeper: &Keeper| keeper.signing().expect("signs").authorities.clone();
+    assert_eq!(signing(&one), signing(&two));
+    assert_eq!(two.credentials().identity().as_deref(), Some(&controller("controller-2")));
+    // Two that both believe to lead, one of them with an old view, do not overwrite each other.
+    let before = cluster.secret.lock().expect("no panic").clone();
+    two.once(now, true).await.expect("kept");
+    assert_eq!(*cluster.secret.lock().expect("no panic"), before);
+}
+
+#[tokio::test]
+async fn authorities_are_replaced_with_an_overlap() {
+    let cluster = Arc::new(Fake::default());
+    let keeper = keeper(&cluster, "controller-1");
+    let (begin, day) = (SystemTime::now(), Duration::from_secs(86_400));
+    let mut steps = Vec::new();
+    for at in [begin, begin + day * 240, begin + day * 240 + day / 12, begin + day * 241] {
+        keeper.once(at, true).await.expect("looked after");
+        let trusted = keeper.signing().expect("signs").authorities.len();
+        let published = cluster.bundle.lock().expect("no panic").matches("BEGIN").count();
+        assert_eq!(trusted, published);
+        let text = cluster.secret.lock().expect("no panic").clone().expect("a Secret").0;
+        let all: Authorities = serde_json::from_str(&text).expect("authorities");
+        let at_s = at.duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+        let signer = all.signer(at_s).expect("signs").made_s;
+        let newest = all.all().last().expect("one").made_s;
+        steps.push((trusted, signer == newest));
+    }
+    assert_eq!(steps, [(1, true), (2, false), (2, true), (1, true)]);
+}
+
+#[tokio::test]
+async fn a_secret_that_cannot_be_read_is_not_overwritten() {
+    let cluster = Arc::new(Fake::default());
+    *cluster.secret.lock().expect("no panic") = Some(("not json".into(), 7));
+    let keeper = keeper(&cluster, "controller-1");
+    let refused = keeper.once(SystemTime::now(), true).await.expect_err("unreadable");
+    assert!(matches!(refused, keep::KeepError::Text(_)), "{refused}");
+    assert_eq!(cluster.secret.lock().expect("no panic").as_ref().map(|it| it.1), Some(7));
+}
