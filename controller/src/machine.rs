@@ -112,6 +112,8 @@ pub struct Machine {
     loading: bool,
     /// UIDs of observed pods.
     uids: BTreeMap<Name, Box<str>>,
+    /// Pods that were observed before their Revision, by that.
+    early: BTreeMap<Name, BTreeMap<Name, Pod>>,
     /// Pods each reporter has named, by reporter.
     reports: BTreeMap<String, Report>,
     /// Revisions the current decision stream has not named yet.
@@ -144,6 +146,7 @@ impl Machine {
             owners: BTreeMap::new(),
             loading: false,
             uids: BTreeMap::new(),
+            early: BTreeMap::new(),
             reports: BTreeMap::new(),
             undecided: None,
             draining: BTreeSet::new(),
@@ -238,32 +241,32 @@ impl Machine {
         }
         let after =
             Decided { wanted: decision.wanted, path: decision.path, activity: decision.activity };
-        let Some((app, revision)) = self.revision_mut(&decision.revision) else { return };
-        if revision.decided.replace(after) == Some(after) {
-            return;
-        }
+        let Some((app, before)) = self.put_decided(&decision.revision, Some(after)) else { return };
         info!(
             revision = %decision.revision, wanted = after.wanted, path = ?after.path,
             activity = ?after.activity, stable = decision.stable, panic = decision.panic,
             target = decision.target, ready = decision.ready_pods, reason = decision.reason,
             "scale decided"
         );
-        self.settle(&app, None, false, now);
+        self.settle(&app, Some(&before), false, now);
     }
 
     fn undecide(&mut self, revision: &Name, now: Stamp) {
-        let Some((app, revision)) = self.revision_mut(revision) else { return };
-        if revision.decided.take().is_some() {
-            self.settle(&app, None, false, now);
+        if let Some((app, before)) = self.put_decided(revision, None) {
+            self.settle(&app, Some(&before), false, now);
         }
     }
 
-    /// A Revision with the app it belongs to.
-    fn revision_mut(&mut self, name: &Name) -> Option<(Name, &mut Revision)> {
-        let app = self.world.app_of(name)?;
-        let mut revisions = self.world.apps.get_mut(&app)?.revisions.iter_mut();
-        let revision = revisions.find(|it| *it.name == *name.name)?;
-        Some((app, revision))
+    /// Notes what is decided of a Revision. Returns its app as it was, if that changes it.
+    fn put_decided(&mut self, of: &Name, decided: Option<Decided>) -> Option<(Name, Box<App>)> {
+        let name = self.world.app_of(of)?;
+        let app = self.world.apps.get_mut(&name)?;
+        let at = app.revisions.iter().position(|it| *it.name == *of.name)?;
+        (app.revisions[at].decided != decided).then(|| {
+            let before = app.clone();
+            app.revisions[at].decided = decided;
+            (name, before)
+        })
     }
 
     /// Revisions of which something is decided.
@@ -389,8 +392,19 @@ impl Machine {
         }
     }
 
-    /// Plans one app and makes the world as planned. `before` is the app before the event touched it.
+    /// Plans one app, and those whose routes name its Revisions.
     fn settle(&mut self, name: &Name, before: Option<&App>, rewrite: bool, now: Stamp) {
+        self.settle_one(name, before, rewrite, now);
+        let Some(others) = self.world.referrers.get(name).cloned() else { return };
+        for other in others {
+            self.settle_one(&other, None, false, now);
+        }
+        // Where those now lead is what this one's Revisions are labelled by.
+        self.settle_one(name, None, false, now);
+    }
+
+    /// Plans one app and makes the world as planned. `before` is the app before the event touched it.
+    fn settle_one(&mut self, name: &Name, before: Option<&App>, rewrite: bool, now: Stamp) {
         if self.loading {
             return;
         }
@@ -423,7 +437,7 @@ impl Machine {
         log_changes(name, before, &app);
         self.world.apps.insert(name.clone(), Box::new(app));
         if again {
-            self.settle(name, None, false, now);
+            self.settle_one(name, None, false, now);
         }
     }
 
@@ -582,4 +596,4 @@ fn log_changes(name: &Name, before: &App, after: &App) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -799,8 +799,12 @@ impl World {
         let mut apps =
             cuts.map(|(tag, rest)| (tag, Name::new(name.namespace.as_str(), &rest[1..])));
         let holds = |tag: &str, app: &Name| {
-            let app = self.apps.get(app);
-            app.is_some_and(|app| app.allotted().iter().any(|it| it.tag.as_deref() == Some(tag)))
+            let route = self.apps.get(app).and_then(|app| app.route.as_ref());
+            route.is_some_and(|route| {
+                let wanted = route.wanted.iter().map(|it| it.tag.as_deref());
+                let held = route.allotted.iter().map(|it| it.tag.as_deref());
+                wanted.chain(held).any(|it| it == Some(tag))
+            })
         };
         apps.find(|(tag, app)| holds(tag, app)).map(|(_, app)| app)
     }

@@ -1,5 +1,7 @@
 //! Pure: what the API server holds → the world. Observations come in any order and more than once.
 
+use std::collections::BTreeSet;
+
 use common::{
     node::PodPhase,
     wire::{Activator, Name, RouteChange, RouteKey},
@@ -67,9 +69,6 @@ impl Machine {
         }
         self.world.apps.insert(name.clone(), app);
         self.settle(&name, Some(&before), true, now);
-        for other in self.world.referrers.get(&name).cloned().into_iter().flatten() {
-            self.settle(&other, None, false, now);
-        }
     }
 
     fn observe_service(&mut self, name: Name, object: Option<&Value>, now: Stamp) {
@@ -99,9 +98,9 @@ impl Machine {
     }
 
     fn observe_route(&mut self, name: Name, object: Option<&Value>, now: Stamp) {
-        self.forget_references(&name);
+        let mut named = self.forget_references(&name);
         if let Some(object) = object {
-            self.note_references(&name, &observe::route(object));
+            named.extend(self.note_references(&name, &observe::route(object)));
         }
         let own = name.clone();
         self.change(name, now, |app, world| {
@@ -120,10 +119,14 @@ impl Machine {
                 (None, None) => {}
             }
         });
+        for other in named {
+            self.settle(&other, None, false, now);
+        }
     }
 
     /// Other apps whose Revisions a route names.
-    fn note_references(&mut self, name: &Name, route: &Route) {
+    fn note_references(&mut self, name: &Name, route: &Route) -> BTreeSet<Name> {
+        let mut named = BTreeSet::new();
         for target in route.wanted.iter() {
             let configuration = target.configuration.as_deref();
             let by_revision = target.revision.as_deref().and_then(|revision| {
@@ -131,16 +134,23 @@ impl Machine {
             });
             let by_name = configuration.map(|it| Name::new(name.namespace.as_str(), it));
             for other in by_revision.into_iter().chain(by_name).filter(|it| it != name) {
-                self.world.referrers.entry(other).or_default().insert(name.clone());
+                self.world.referrers.entry(other.clone()).or_default().insert(name.clone());
+                named.insert(other);
             }
         }
+        named
     }
 
-    fn forget_references(&mut self, name: &Name) {
-        self.world.referrers.retain(|_, from| {
-            from.remove(name);
+    /// The apps that it named.
+    fn forget_references(&mut self, name: &Name) -> BTreeSet<Name> {
+        let mut named = BTreeSet::new();
+        self.world.referrers.retain(|other, from| {
+            if from.remove(name) {
+                named.insert(other.clone());
+            }
             !from.is_empty()
         });
+        named
     }
 
     fn observe_revision(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
@@ -154,6 +164,7 @@ impl Machine {
         if !name.name.strip_prefix(&*owner.name).is_some_and(|rest| rest.starts_with('-')) {
             self.world.odd.insert(name.clone(), owner.clone());
         }
+        let early = self.early.remove(name).unwrap_or_default();
         self.change(owner, now, |app, world| {
             let mut seen = observe::revision(object);
             seen.template = world.templates.share(&seen.template);
@@ -168,6 +179,9 @@ impl Machine {
             }
             app.revisions
                 .sort_by(|a, b| (a.meta.generation, &a.name).cmp(&(b.meta.generation, &b.name)));
+            for pod in early.into_values() {
+                put_pod(app, &name.name, pod, now);
+            }
         });
     }
 
@@ -204,6 +218,13 @@ impl Machine {
                 self.uids.insert(name.clone(), pod.uid.clone());
                 let same = self.world.statuses.get(&*pod.uid) == Some(&status);
                 self.world.statuses.insert(pod.uid.to_string(), status);
+                let known = self.world.apps.get(&owner).and_then(|app| app.revision(&revision));
+                if known.is_none() {
+                    // Each kind is watched by itself: the Revision is on its way.
+                    let made_for = Name::new(name.namespace.as_str(), revision);
+                    self.early.entry(made_for).or_default().insert(name.clone(), pod);
+                    return;
+                }
                 self.change(owner.clone(), now, |app, _| put_pod(app, &revision, pod, now));
                 if !same {
                     self.settle(&owner, None, false, now);
@@ -215,6 +236,10 @@ impl Machine {
 
     fn lose_pod(&mut self, name: &Name, now: Stamp) {
         let Some(uid) = self.uids.remove(name) else { return };
+        self.early.retain(|_, pods| {
+            pods.remove(name);
+            !pods.is_empty()
+        });
         let Some(owner) = self.owners.get(&*uid).cloned() else { return };
         if let Some(status) = self.world.statuses.get_mut(&*uid) {
             status.phase = PodPhase::Gone;
@@ -322,3 +347,6 @@ fn put_pod(app: &mut App, revision: &str, mut pod: Pod, now: Stamp) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -71,12 +71,10 @@ impl Machine {
             RouteKey::Pod(uid) => self.owners.get(uid)?.clone(),
             RouteKey::Replicas(_) => return None,
             RouteKey::Activator(name) => {
-                let all = self.world.settings.activators.iter();
-                return all
-                    .clone()
-                    .find(|it| it.name == *name)
-                    .cloned()
-                    .map(RouteChange::Activator);
+                let mut fixed = self.world.settings.activators.iter();
+                let seen = self.world.activators.get(name).map(|(activator, _)| activator);
+                let found = fixed.find(|it| it.name == *name).or(seen);
+                return found.cloned().map(RouteChange::Activator);
             }
         };
         if last.as_ref().is_none_or(|(name, _)| *name != app) {

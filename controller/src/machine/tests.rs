@@ -178,7 +178,7 @@ pub(super) fn activator() -> Subscriber {
     Subscriber { role: Role::Activator, name: "n1".into(), node: "n1".into() }
 }
 
-pub(super) fn seen(uid: &str) -> PodSeen {
+pub(crate) fn seen(uid: &str) -> PodSeen {
     PodSeen {
         uid: uid.into(),
         address: Some(([10, 244, 0, 9], 8080).into()),

@@ -1,0 +1,615 @@
+//! The controller against a model of the API server: objects in, objects out, until nothing changes any more.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
+
+use common::{
+    outbox::Outbox,
+    wire::{Activity, Decision, Name, Path, PodSeen, Role, RouteChange, RouteTable, Subscriber},
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::{
+    children::Resource,
+    knative::key,
+    kube::{Key, Part, Want},
+    machine::{Event, Machine},
+    want::want,
+    world::{Platform, Settings, Stamp, World},
+};
+
+const SPACE: &str = "default";
+
+fn name(name: &str) -> Name {
+    Name::new(SPACE, name)
+}
+
+/// An API server with the controllers of Kubernetes that matter here.
+struct Cluster {
+    machine: Machine,
+    now: Stamp,
+    objects: BTreeMap<(Resource, Name), Value>,
+    made: u64,
+    writes: usize,
+}
+
+fn machine() -> Machine {
+    let settings = Settings { platform: Platform::Kubernetes, ..Settings::default() };
+    let world = World { settings: Arc::new(settings), leads: false, ..World::default() };
+    Machine::new(world, Outbox::new())
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let mut cluster = Self {
+            machine: machine(),
+            now: Stamp(1_000_000_000),
+            objects: BTreeMap::new(),
+            made: 0,
+            writes: 0,
+        };
+        let activator = json!({
+            "metadata": {"name": "activator-1", "namespace": "knative-serving", "uid": "a1", "labels": {"app": "activator"}},
+            "spec": {"nodeName": "n1"},
+            "status": {"podIP": "10.1.0.9", "conditions": [{"type": "Ready", "status": "True"}]},
+        });
+        let own = Name::new("knative-serving", "activator-1");
+        cluster.objects.insert((Resource::Pod, own.clone()), activator.clone());
+        cluster.step(Event::Lead(true));
+        cluster.step(Event::Observe(Resource::Pod, own, Some(Box::new(activator))));
+        cluster
+    }
+
+    /// Takes in an event and all that follows from what is written then.
+    fn step(&mut self, event: Event) {
+        let mut events = VecDeque::from([event]);
+        let mut turns = 0;
+        while let Some(event) = events.pop_front() {
+            turns += 1;
+            assert!(turns < 2000, "it never comes to rest");
+            let effects = self.machine.step(self.now, event);
+            for key in effects.keys.into_iter().collect::<BTreeSet<_>>() {
+                events.extend(self.write(&key));
+            }
+        }
+    }
+
+    fn write(&mut self, key: &Key) -> Vec<Event> {
+        if !self.machine.world().leads {
+            return Vec::new();
+        }
+        match (want(self.machine.world(), key), key.part) {
+            (Want::Any, _) => Vec::new(),
+            (Want::Gone, _) => self.delete(key.resource, &key.name),
+            (Want::Body(body), Part::Status) => self.put_status(key, body),
+            (Want::Body(body), _) => self.apply(key.resource, &key.name, body),
+            (Want::Scale { replicas, leaving }, _) => self.scale(&key.name, replicas, &leaving),
+        }
+    }
+
+    fn apply(&mut self, resource: Resource, name: &Name, body: Value) -> Vec<Event> {
+        let at = (resource, name.clone());
+        let mut object = body;
+        let before = self.objects.get(&at).cloned();
+        self.made += 1;
+        let meta = |field: &str| before.as_ref().map(|it| it["metadata"][field].clone());
+        object["metadata"]["uid"] = meta("uid")
+            .unwrap_or_else(|| json!(format!("00000000-0000-4000-8000-{:012x}", self.made)));
+        object["metadata"]["creationTimestamp"] =
+            meta("creationTimestamp").unwrap_or_else(|| json!(self.now.rfc3339()));
+        if let Some(status) = before.as_ref().and_then(|it| it.get("status")) {
+            object["status"] = status.clone();
+        }
+        if resource == Resource::Service && object["spec"].get("selector").is_none() {
+            let given = before.as_ref().map(|it| it["spec"]["clusterIPs"].clone());
+            let fresh = || {
+                json!([
+                    format!("10.96.0.{}", self.made % 250 + 1),
+                    format!("fd00::{:x}", self.made)
+                ])
+            };
+            object["spec"]["clusterIPs"] = given.filter(|it| it.is_array()).unwrap_or_else(fresh);
+        }
+        if let (Resource::Deployment, Some(before)) = (resource, &before) {
+            // Replicas belong to whoever scales.
+            object["spec"]["replicas"] = before["spec"]["replicas"].clone();
+        }
+        let generation = meta("generation").and_then(|it| it.as_i64()).unwrap_or(0);
+        let same_spec = before.as_ref().is_some_and(|it| it["spec"] == object["spec"]);
+        object["metadata"]["generation"] = json!(generation + i64::from(!same_spec));
+        if before.as_ref() == Some(&object) {
+            return Vec::new();
+        }
+        self.writes += 1;
+        self.objects.insert(at, object.clone());
+        let mut events = vec![Event::Observe(resource, name.clone(), Some(Box::new(object)))];
+        if resource == Resource::Deployment {
+            events.extend(self.pods(name, &[]));
+        }
+        events
+    }
+
+    fn put_status(&mut self, key: &Key, status: Value) -> Vec<Event> {
+        let at = (key.resource, key.name.clone());
+        let Some(object) = self.objects.get_mut(&at) else { return Vec::new() };
+        if object["status"] == status {
+            return Vec::new();
+        }
+        object["status"] = status;
+        self.writes += 1;
+        vec![Event::Observe(key.resource, key.name.clone(), Some(Box::new(object.clone())))]
+    }
+
+    fn scale(&mut self, name: &Name, replicas: i64, leaving: &[Name]) -> Vec<Event> {
+        let Some(object) = self.objects.get_mut(&(Resource::Deployment, name.clone())) else {
+            return Vec::new();
+        };
+        if object["spec"]["replicas"] == replicas {
+            return Vec::new();
+        }
+        object["spec"]["replicas"] = json!(replicas);
+        self.writes += 1;
+        let object = object.clone();
+        let mut events =
+            vec![Event::Observe(Resource::Deployment, name.clone(), Some(Box::new(object)))];
+        events.extend(self.pods(name, leaving));
+        events
+    }
+
+    /// What Deployment and ReplicaSet controllers do.
+    fn pods(&mut self, deployment: &Name, leaving: &[Name]) -> Vec<Event> {
+        let object = self.objects[&(Resource::Deployment, deployment.clone())].clone();
+        let wanted =
+            usize::try_from(object["spec"]["replicas"].as_i64().unwrap_or(1)).expect("a count");
+        let prefix = format!("{}-", deployment.name);
+        let own = |(resource, it): &&(Resource, Name)| {
+            *resource == Resource::Pod && it.name.starts_with(&prefix)
+        };
+        let mut have: Vec<Name> =
+            self.objects.keys().filter(own).map(|(_, it)| it.clone()).collect();
+        have.sort_by_key(|it| leaving.contains(it));
+        let mut events = Vec::new();
+        for gone in have.iter().skip(wanted) {
+            events.extend(self.delete(Resource::Pod, gone));
+        }
+        for _ in have.len()..wanted {
+            self.made += 1;
+            let name = Name::new(&*deployment.namespace, format!("{prefix}{}", self.made));
+            let pod = json!({
+                "metadata": {
+                    "name": name.name, "namespace": name.namespace,
+                    "uid": format!("00000000-0000-4000-9000-{:012x}", self.made),
+                    "creationTimestamp": self.now.rfc3339(),
+                    "labels": object["spec"]["template"]["metadata"]["labels"],
+                },
+                "spec": {"nodeName": "n1"},
+                "status": {"phase": "Running", "podIP": format!("10.1.1.{}", self.made % 250)},
+            });
+            self.objects.insert((Resource::Pod, name.clone()), pod.clone());
+            events.push(Event::Observe(Resource::Pod, name, Some(Box::new(pod))));
+        }
+        events
+    }
+
+    /// Deletes an object and, as the garbage collector does, all that it owns.
+    fn delete(&mut self, resource: Resource, name: &Name) -> Vec<Event> {
+        let Some(gone) = self.objects.remove(&(resource, name.clone())) else { return Vec::new() };
+        self.writes += 1;
+        let mut events = vec![Event::Observe(resource, name.clone(), None)];
+        let uid = gone["metadata"]["uid"].clone();
+        let owned = |(_, it): &(&(Resource, Name), &Value)| {
+            it["metadata"]["ownerReferences"][0]["uid"] == uid
+        };
+        let children: Vec<_> =
+            self.objects.iter().filter(owned).map(|(at, _)| at.clone()).collect();
+        for (resource, name) in children {
+            events.extend(self.delete(resource, &name));
+        }
+        if resource == Resource::Deployment {
+            let prefix = format!("{}-", name.name);
+            let pods: Vec<Name> = self
+                .names(Resource::Pod)
+                .into_iter()
+                .filter(|it| it.name.starts_with(&prefix))
+                .collect();
+            for pod in pods {
+                events.extend(self.delete(Resource::Pod, &pod));
+            }
+        }
+        events
+    }
+
+    fn names(&self, resource: Resource) -> Vec<Name> {
+        self.objects
+            .keys()
+            .filter(|(have, _)| *have == resource)
+            .map(|(_, it)| it.clone())
+            .collect()
+    }
+
+    /// A user's `kubectl apply`.
+    fn user(&mut self, resource: Resource, own: &str, spec: Value) {
+        let body = json!({
+            "apiVersion": resource.api_version(), "kind": resource.kind(),
+            "metadata": {"name": own, "namespace": SPACE}, "spec": spec,
+        });
+        for event in self.apply(resource, &name(own), body) {
+            self.step(event);
+        }
+    }
+
+    fn remove(&mut self, resource: Resource, own: &str) {
+        for event in self.delete(resource, &name(own)) {
+            self.step(event);
+        }
+    }
+
+    fn service(&mut self, own: &str, image: &str, initial: u32, traffic: Value) {
+        let mut spec = json!({"template": template(image, initial)});
+        if traffic.is_array() {
+            spec["traffic"] = traffic;
+        }
+        self.user(Resource::KnativeService, own, spec);
+    }
+
+    /// Every agent sees every pod ready.
+    fn ready(&mut self) {
+        for (resource, it) in self.objects.keys().cloned().collect::<Vec<_>>() {
+            if resource != Resource::Pod || it.namespace != SPACE {
+                continue;
+            }
+            let pod = &self.objects[&(resource, it)];
+            let seen = PodSeen {
+                uid: pod["metadata"]["uid"].as_str().expect("a uid").into(),
+                address: format!("{}:8080", pod["status"]["podIP"].as_str().expect("an address"))
+                    .parse()
+                    .ok(),
+                listening: true,
+                ready: true,
+                drained: false,
+                in_flight: 0,
+                listening_since_ns: 1,
+                trouble: String::new(),
+                ..seen()
+            };
+            let agent = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
+            self.step(Event::Seen(agent, seen));
+        }
+    }
+
+    fn decide(&mut self, revision: &str, wanted: u32) {
+        let activity = if wanted == 0 { Activity::Inactive } else { Activity::Active };
+        self.step(Event::Decide(Decision {
+            revision: name(revision),
+            wanted: Some(wanted),
+            path: Path::Direct,
+            activators: 2,
+            activity,
+            stable: 0.0,
+            panic: 0.0,
+            target: 70.0,
+            ready_pods: 0,
+            panicking: false,
+            excess_burst_capacity: 0.0,
+            reason: String::new(),
+        }));
+    }
+
+    fn object(&self, resource: Resource, own: &str) -> &Value {
+        &self.objects[&(resource, name(own))]
+    }
+
+    /// `status reason: message` of a condition.
+    fn condition(&self, resource: Resource, own: &str, which: &str) -> String {
+        let all = self.object(resource, own)["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let it = all.into_iter().find(|it| it["type"] == which).unwrap_or_default();
+        let word = |field: &str| it[field].as_str().unwrap_or_default().to_owned();
+        format!("{} {}: {}", word("status"), word("reason"), word("message"))
+    }
+
+    fn table(&self) -> RouteTable {
+        table(&self.machine)
+    }
+}
+
+fn seen() -> PodSeen {
+    crate::machine::tests::seen("")
+}
+
+fn table(machine: &Machine) -> RouteTable {
+    let mut table = RouteTable::default();
+    let mut cursor = machine.routes().subscribe();
+    let Some(first) = cursor.take() else { return table };
+    for (_, change) in machine.states(first, &mut cursor).steps {
+        match change.expect("a state") {
+            RouteChange::Service(it) => drop(table.services.insert(it.name.clone(), it)),
+            RouteChange::Revision(it) => drop(table.revisions.insert(it.name.clone(), it)),
+            RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), *it)),
+            RouteChange::Activator(it) => drop(table.activators.insert(it.name.clone(), it)),
+            RouteChange::Replicas(_) | RouteChange::Gone(_) | RouteChange::Synced => {
+                unreachable!("states only")
+            }
+        }
+    }
+    table
+}
+
+fn template(image: &str, initial: u32) -> Value {
+    json!({
+        "metadata": {"annotations": {"autoscaling.knative.dev/initial-scale": initial.to_string()}},
+        "spec": {
+            "containers": [{"name": "user-container", "image": image, "readinessProbe": {"tcpSocket": {"port": 0}, "successThreshold": 1, "periodSeconds": 0}}],
+            "containerConcurrency": 0, "timeoutSeconds": 300, "enableServiceLinks": false,
+        },
+    })
+}
+
+#[test]
+fn a_service_becomes_everything_that_knative_makes_of_it() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    let made: BTreeSet<String> = cluster
+        .objects
+        .keys()
+        .filter(|(_, it)| it.namespace == SPACE)
+        .map(|(resource, it)| format!("{resource}/{}", it.name))
+        .collect();
+    let wanted = [
+        "configurations.serving.knative.dev/hello",
+        "deployments.apps/hello-00001-deployment",
+        "endpointslices.discovery.k8s.io/hello",
+        "images.caching.internal.knative.dev/hello-00001-cache-user-container",
+        "metrics.autoscaling.internal.knative.dev/hello-00001",
+        "podautoscalers.autoscaling.internal.knative.dev/hello-00001",
+        "revisions.serving.knative.dev/hello-00001",
+        "routes.serving.knative.dev/hello",
+        "serverlessservices.networking.internal.knative.dev/hello-00001",
+        "services.serving.knative.dev/hello",
+        "services/hello",
+        "services/hello-00001",
+        "services/hello-00001-private",
+    ];
+    assert_eq!(made, wanted.map(str::to_owned).into());
+    assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
+    let status = &cluster.object(Resource::KnativeService, "hello")["status"];
+    assert_eq!(status["latestReadyRevisionName"], "hello-00001");
+    assert_eq!(status["address"]["url"], "http://hello.default.svc.cluster.local");
+    assert_eq!(
+        cluster.object(Resource::Deployment, "hello-00001-deployment")["spec"]["replicas"],
+        0
+    );
+    let service = &cluster.table().services[&name("hello")];
+    assert_eq!(service.addresses.len(), 2, "of both families");
+    let slice = cluster.object(Resource::EndpointSlice, "hello");
+    assert_eq!(slice["ports"][0]["port"], service.activator_port.get());
+    assert_eq!(slice["endpoints"][0]["addresses"][0], "10.1.0.9");
+}
+
+#[test]
+fn a_decision_scales_the_deployment_and_a_listener_makes_a_route() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.decide("hello-00001", 2);
+    assert_eq!(
+        cluster.object(Resource::Deployment, "hello-00001-deployment")["spec"]["replicas"],
+        2
+    );
+    cluster.ready();
+    let pods: Vec<_> = cluster.table().pods.into_values().map(|it| (it.phase, it.node)).collect();
+    assert_eq!(pods, vec![(common::wire::PodPhase::Ready, "n1".to_owned()); 2]);
+    assert_eq!(cluster.object(Resource::ServerlessService, "hello-00001")["spec"]["mode"], "Serve");
+    let status = &cluster.object(Resource::PodAutoscaler, "hello-00001")["status"];
+    assert_eq!((&status["desiredScale"], &status["actualScale"]), (&json!(2), &json!(2)));
+    cluster.decide("hello-00001", 0);
+    let left = |cluster: &Cluster| {
+        cluster.names(Resource::Pod).iter().filter(|it| it.namespace == SPACE).count()
+    };
+    assert_eq!(left(&cluster), 2, "they drain first");
+    cluster.now = cluster.now.plus_ms(301_000);
+    cluster.step(Event::Tick);
+    assert_eq!(left(&cluster), 0);
+    assert_eq!(cluster.condition(Resource::Revision, "hello-00001", "Ready"), "True : ");
+    assert!(
+        cluster
+            .condition(Resource::Revision, "hello-00001", "Active")
+            .starts_with("False NoTraffic")
+    );
+    assert_eq!(cluster.object(Resource::ServerlessService, "hello-00001")["spec"]["mode"], "Proxy");
+}
+
+#[test]
+fn traffic_moves_when_the_new_revision_is_ready() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 1, Value::Null);
+    assert!(cluster.condition(Resource::KnativeService, "hello", "Ready").starts_with("Unknown"));
+    cluster.ready();
+    assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
+    cluster.service("hello", "hello:v2", 1, Value::Null);
+    let target = |cluster: &Cluster| {
+        cluster.table().services[&name("hello")].targets[0].revision.name.clone()
+    };
+    assert_eq!(target(&cluster), "hello-00001");
+    assert_eq!(cluster.object(Resource::Configuration, "hello")["metadata"]["generation"], 2);
+    cluster.ready();
+    assert_eq!(target(&cluster), "hello-00002");
+    let state = |cluster: &Cluster, it: &str| {
+        cluster.object(Resource::Revision, it)["metadata"]["labels"][key::ROUTING_STATE].clone()
+    };
+    assert_eq!(
+        [state(&cluster, "hello-00001"), state(&cluster, "hello-00002")],
+        ["reserve", "active"]
+    );
+    assert_eq!(
+        cluster.object(Resource::PodAutoscaler, "hello-00001")["spec"]["reachability"],
+        "Unreachable"
+    );
+}
+
+#[test]
+fn a_configuration_and_a_route_stand_by_themselves() {
+    let mut cluster = Cluster::new();
+    cluster.user(Resource::Configuration, "code", json!({"template": template("hello:v1", 1)}));
+    cluster.ready();
+    assert_eq!(cluster.condition(Resource::Configuration, "code", "Ready"), "True : ");
+    assert_eq!(
+        cluster.object(Resource::Revision, "code-00001")["metadata"]["labels"][key::ROUTING_STATE],
+        "pending"
+    );
+    cluster.user(
+        Resource::Route,
+        "way",
+        json!({"traffic": [{"configurationName": "code", "percent": 100}]}),
+    );
+    assert_eq!(cluster.condition(Resource::Route, "way", "Ready"), "True : ");
+    assert_eq!(
+        cluster.object(Resource::Revision, "code-00001")["metadata"]["labels"][key::ROUTING_STATE],
+        "active"
+    );
+    let targets = &cluster.table().services[&name("way")].targets;
+    assert_eq!(targets[0].revision, name("code-00001"));
+    cluster.user(Resource::Configuration, "code", json!({"template": template("hello:v2", 1)}));
+    cluster.ready();
+    let targets = &cluster.table().services[&name("way")].targets;
+    assert_eq!(
+        targets[0].revision,
+        name("code-00002"),
+        "a route follows the configuration it names"
+    );
+    cluster.remove(Resource::Route, "way");
+    assert!(cluster.table().services.is_empty());
+    cluster.user(
+        Resource::Route,
+        "lost",
+        json!({"traffic": [{"configurationName": "none", "percent": 100}]}),
+    );
+    assert_eq!(
+        cluster.condition(Resource::Route, "lost", "AllTrafficAssigned"),
+        "False ConfigurationMissing: Configuration \"none\" referenced in traffic not found."
+    );
+}
+
+#[test]
+fn what_a_service_does_not_own_it_does_not_touch() {
+    let mut cluster = Cluster::new();
+    cluster.user(Resource::Configuration, "hello", json!({"template": template("other:v1", 0)}));
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(
+        cluster.condition(Resource::KnativeService, "hello", "ConfigurationsReady"),
+        "False NotOwned: There is an existing Configuration \"hello\" that we do not own."
+    );
+    let image = &cluster.object(Resource::Configuration, "hello")["spec"]["template"]["spec"]["containers"]
+        [0]["image"];
+    assert_eq!(image, "other:v1");
+}
+
+#[test]
+fn a_route_of_a_service_names_that_services_revisions_only() {
+    let mut cluster = Cluster::new();
+    cluster.service("one", "hello:v1", 0, Value::Null);
+    cluster.service(
+        "two",
+        "hello:v1",
+        0,
+        json!([{"revisionName": "one-00001", "percent": 100, "latestRevision": false}]),
+    );
+    assert!(
+        cluster
+            .condition(Resource::Route, "two", "AllTrafficAssigned")
+            .starts_with("False RevisionNotOwned")
+    );
+}
+
+#[test]
+fn tags_have_names_of_their_own_as_long_as_they_are_wanted() {
+    let mut cluster = Cluster::new();
+    let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
+    cluster.service("hello", "hello:v1", 0, traffic);
+    assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
+    assert!(cluster.objects.contains_key(&(Resource::Service, name("now-hello"))));
+    assert!(cluster.objects.contains_key(&(Resource::EndpointSlice, name("now-hello"))));
+    cluster.service("hello", "hello:v1", 0, json!([{"latestRevision": true, "percent": 100}]));
+    assert!(!cluster.objects.contains_key(&(Resource::Service, name("now-hello"))));
+    assert!(!cluster.objects.contains_key(&(Resource::EndpointSlice, name("now-hello"))));
+    assert_eq!(cluster.table().services.len(), 1);
+}
+
+#[test]
+fn nothing_is_left_of_a_deleted_service() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 1, Value::Null);
+    cluster.ready();
+    cluster.remove(Resource::KnativeService, "hello");
+    assert_eq!(cluster.objects.len(), 1, "the activator");
+    let world = cluster.machine.world();
+    assert!(
+        world.apps.is_empty() && world.ports.is_empty() && world.statuses.is_empty(),
+        "{:?}",
+        world.apps
+    );
+    assert_eq!((cluster.table().services.len(), cluster.table().pods.len()), (0, 0));
+}
+
+fn shown(objects: &BTreeMap<(Resource, Name), Value>, order: &[usize]) -> Vec<Event> {
+    let all: Vec<_> = objects.iter().collect();
+    let mut order: Vec<usize> = order.iter().map(|it| it % all.len()).collect();
+    order.extend(0..all.len());
+    let mut seen = BTreeSet::new();
+    order.retain(|it| seen.insert(*it));
+    order
+        .into_iter()
+        .map(|at| {
+            let ((resource, name), object) = all[at];
+            Event::Observe(*resource, name.clone(), Some(Box::new(object.clone())))
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Another replica, or the same one after a restart, learns the same in whatever order it is told, says the same
+    /// to those who follow it, and has nothing to write.
+    #[test]
+    fn a_new_leader_has_nothing_to_write(
+        order in proptest::collection::vec(any::<usize>(), 0..40), split in any::<bool>(), scale in 0..3u32,
+    ) {
+        let mut cluster = Cluster::new();
+        cluster.service("hello", "hello:v1", 1, Value::Null);
+        cluster.ready();
+        cluster.user(Resource::Configuration, "code", json!({"template": template("hello:v1", 0)}));
+        cluster.user(Resource::Route, "way", json!({"traffic": [{"configurationName": "code", "percent": 100}]}));
+        if split {
+            let traffic = json!([
+                {"revisionName": "hello-00001", "latestRevision": false, "percent": 40, "tag": "old"},
+                {"latestRevision": true, "percent": 60},
+            ]);
+            cluster.service("hello", "hello:v2", 1, traffic);
+            cluster.ready();
+        }
+        cluster.decide("hello-00001", scale);
+        cluster.ready();
+        let (before, table) = (cluster.objects.clone(), cluster.table());
+
+        cluster.machine = machine().loading();
+        for event in shown(&before, &order) {
+            cluster.step(event);
+        }
+        cluster.step(Event::Known);
+        cluster.ready();
+        cluster.decide("hello-00001", scale);
+        if scale > 0 {
+            // Pods that drain are the leader's knowledge.
+            prop_assert_eq!(&cluster.table(), &table, "what it says");
+        }
+        cluster.writes = 0;
+        cluster.step(Event::Lead(true));
+        let changed: Vec<_> = cluster.objects.iter().filter(|(at, it)| before.get(at) != Some(it)).collect();
+        prop_assert!(cluster.writes == 0, "{:#?}", changed);
+    }
+}
