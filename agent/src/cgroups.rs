@@ -111,7 +111,8 @@ pub fn pod_of(name: &OsStr) -> Option<String> {
     let uid = match name.strip_suffix(".slice") {
         Some(slice) => {
             let (parent, uid) = slice.rsplit_once("-pod")?;
-            let class = parent.strip_suffix("-burstable").or(parent.strip_suffix("-besteffort"));
+            let class =
+                parent.strip_suffix("-burstable").or_else(|| parent.strip_suffix("-besteffort"));
             let root = class.unwrap_or(parent);
             if root != "kubepods" && !root.ends_with("-kubepods") {
                 return None;

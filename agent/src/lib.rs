@@ -38,7 +38,7 @@ mod slots;
 pub mod sockdiag;
 pub mod sys;
 
-use std::{io, sync::Arc};
+use std::{io, path::PathBuf, sync::Arc};
 
 use common::{
     admin as pages,
@@ -65,18 +65,14 @@ use crate::{
 ///
 /// `tests/kernel/agent.rs` runs every agent with these and no others. Not needed: `DAC_OVERRIDE` (user 0 owns all files it
 /// touches), `KILL` (the canary is its own child), `NET_RAW` (it makes TCP, UDP and netlink sockets only).
-pub const CAPABILITIES: [(&str, &str); 5] = [
-    ("BPF", "loads programs, creates and opens maps (CAP_SYS_ADMIN before Linux 5.8)"),
-    (
-        "PERFMON",
-        "lets the verifier take programs that read packets and spin locks without speculation barriers",
-    ),
-    ("NET_ADMIN", "attaches programs to cgroups, ends kept connections (SOCK_DESTROY)"),
+pub const CAPABILITIES: [(&str, &str); 3] = [
     (
         "SYS_ADMIN",
-        "enters pods' network namespaces (setns); mounts a bpf file system where there is none",
+        "enters pods' network namespaces (setns), for which nothing less is enough; it includes what loading and attaching \
+         programs needs (BPF, PERFMON), which is therefore not asked for",
     ),
-    ("SYS_PTRACE", "opens /proc/PID/ns/net of processes of other users"),
+    ("NET_ADMIN", "ends kept connections in clients' namespaces (SOCK_DESTROY)"),
+    ("SYS_PTRACE", "opens /proc/PID/ns/net of processes that have capabilities the agent has not"),
 ];
 
 /// Events of the finder that may wait to be taken in.
@@ -163,12 +159,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
 
     let (found, finds) = mpsc::channel(FOUND);
     let drains = Drains::default();
-    let find = pods::find::Places {
-        cgroups: places.pods,
-        namespaces: config.namespaces.clone(),
-        drains: config.wait_for_drain.then(|| drains.clone()),
-    };
-    let finder = pods::find::start(find, found).map_err(Error::Find)?;
+    let finder = look_for_pods(&config, places.pods, &drains, found)?;
     let marks = Marks::open(&pins)?;
     let ends =
         Ends { maps, marks, finder, reports, usage, settled, metrics, troubles, drains, stage };
@@ -181,4 +172,17 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     tasks.close();
     tasks.wait().await;
     ended
+}
+
+/// Starts looking for this node's pods below their cgroup.
+fn look_for_pods(
+    config: &Config,
+    cgroups: PathBuf,
+    drains: &Drains,
+    found: mpsc::Sender<pods::Event>,
+) -> Result<mpsc::Sender<pods::find::Command>, Error> {
+    let namespaces = config.namespaces.clone();
+    let drains = config.wait_for_drain.then(|| drains.clone());
+    let places = pods::find::Places { cgroups, namespaces, drains };
+    pods::find::start(places, found).map_err(Error::Find)
 }

@@ -22,8 +22,8 @@ const FAMILY: usize = 4;
 
 /// Whether it has a table or chain of type nat. Where the kernel has no netfilter, nothing is rewritten.
 pub(crate) fn redirects() -> bool {
-    let legacy = |path: &&str| fs::read_to_string(path).is_ok_and(|it| oddities::redirects(&it));
-    TABLES.iter().any(|path| legacy(&path)) || chains().unwrap_or(false)
+    let legacy = |path: &str| fs::read_to_string(path).is_ok_and(|it| oddities::redirects(&it));
+    TABLES.iter().any(|path| legacy(path)) || chains().unwrap_or(false)
 }
 
 fn chains() -> io::Result<bool> {

@@ -435,7 +435,7 @@ impl Tracked {
         let quiet = in_flight == 0 && fresh == 0 && idle >= enough;
         let long = |since: Instant| now.saturating_duration_since(since) >= DRAINED_AFTER;
         self.drained = quiet && self.draining.is_some_and(long);
-        let told = self.draining.or(self.asked.map(|at| at + UNTOLD));
+        let told = self.draining.or_else(|| self.asked.map(|at| at + UNTOLD));
         if quiet && self.waits_to_stop() && told.is_some_and(long) {
             self.released = true;
             out.push(Action::Release(self.uid()));
@@ -550,7 +550,7 @@ impl Tracked {
     fn oddity(&self) -> Option<Oddity> {
         let redirects = self.sockets.as_ref().is_some_and(|sockets| sockets.redirects);
         let found = self.facts.as_ref().and_then(|facts| facts.oddity);
-        found.or(redirects.then_some(Oddity::Redirected))
+        found.or_else(|| redirects.then_some(Oddity::Redirected))
     }
 
     /// Why a pod whose namespace was looked into does not serve.
