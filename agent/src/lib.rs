@@ -101,6 +101,23 @@ pub enum Error {
     Admin(#[from] pages::AdminError),
 }
 
+/// Finds the replicas of controller and autoscaler, and keeps a certificate where there is to be one.
+fn finders(
+    config: &Config,
+    tasks: &TaskTracker,
+    shutdown: &CancellationToken,
+) -> (Arc<Finder>, Arc<Finder>) {
+    let credentials = config.identity.as_ref().map(|_| Credentials::new());
+    let find = |holder, text| Finder::known_as(holder, text, credentials.as_ref());
+    let controllers = find(Holder::Controller, &config.controller);
+    let autoscalers = find(Holder::Autoscaler, &config.autoscaler);
+    if let (Some(credentials), Some(folder)) = (&credentials, &config.identity) {
+        let (own, to) = (Arc::clone(credentials), Arc::clone(&controllers));
+        tasks.spawn(enrol::keep(own, to, enrol::Files::below(folder), shutdown.clone()));
+    }
+    (controllers, autoscalers)
+}
+
 /// Runs the agent until `shutdown`. What it wrote into the kernel stays in force.
 pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
     config.validate()?;
@@ -128,16 +145,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     tasks.spawn(kernel.watch(stages, troubles.clone(), metrics.clone(), shutdown.clone()));
     let who =
         Subscriber { role: Role::Agent, name: config.node.clone(), node: config.node.clone() };
-    let credentials = config.identity.as_ref().map(|_| Credentials::new());
-    let controllers =
-        Finder::known_as(Holder::Controller, &config.controller, credentials.as_ref());
-    let autoscalers =
-        Finder::known_as(Holder::Autoscaler, &config.autoscaler, credentials.as_ref());
-    if let (Some(credentials), Some(folder)) = (credentials, &config.identity) {
-        let controllers = Arc::clone(&controllers);
-        let files = enrol::Files::below(folder);
-        tasks.spawn(enrol::keep(credentials, controllers, files, shutdown.clone()));
-    }
+    let (controllers, autoscalers) = finders(&config, &tasks, &shutdown);
     let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), who.clone(), shutdown.clone());
 
     let routes = Arc::new(Routes::default());

@@ -191,12 +191,15 @@ pub async fn run_on_kubernetes(
     done
 }
 
-/// Who keeps authorities and who issues certificates, where streams are served over TLS.
+/// Who keeps authorities and who issues certificates.
+type Identities = (Arc<Keeper>, Arc<Issuer>);
+
+/// Both, where streams are served over TLS.
 fn identities(
     config: &Config,
     cluster: &config::Cluster,
     platform: &kube::run::Platform,
-) -> Result<Option<(Arc<Keeper>, Arc<Issuer>)>, Error> {
+) -> Result<Option<Identities>, Error> {
     if !config.listen.starts_with("https://") {
         return Ok(None);
     }

@@ -183,7 +183,7 @@ impl Bed {
     /// Reports as `who`. Returns how that ended.
     async fn report(&self, credentials: &Arc<Credentials>, who: Subscriber) -> Result<(), Code> {
         let channel = link::dial::secure(self.at, credentials, Holder::Controller, true).await;
-        let channel = channel.map_err(|_| Code::Unavailable)?;
+        let channel = channel.map_err(|_unreachable| Code::Unavailable)?;
         let items = futures::stream::iter([raw::PodItem::from(PodItem::Sender(who))]);
         let done = PodsClient::new(channel).report(items).await;
         done.map(drop).map_err(|status| status.code())

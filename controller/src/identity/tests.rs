@@ -115,9 +115,9 @@ impl Bed {
         cluster.put("autoscaler", "knative-serving:autoscaler", "n1", "autoscaler-1");
         cluster.put("stranger", "default:default", "n1", "shell");
         cluster.put("foreign", "knative-serving:rouse-agent", "n1", "rouse-agent-1");
-        let mut tokens = cluster.tokens.lock().expect("no panic");
-        tokens.get_mut("foreign").expect("put").audiences = vec!["https://kubernetes".into()];
-        drop(tokens);
+        if let Some(foreign) = cluster.tokens.lock().expect("no panic").get_mut("foreign") {
+            foreign.audiences = vec!["https://kubernetes".into()];
+        }
         let keeper = keeper(&cluster, "controller-1");
         keeper.once(SystemTime::now(), true).await.expect("an authority");
         let reviewer = Arc::<Fake>::clone(&cluster);

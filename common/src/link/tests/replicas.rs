@@ -459,6 +459,7 @@ proptest! {
     }
 }
 
+#[allow(clippy::too_many_lines, reason = "one story: begin, faults, peace, what everybody knows")]
 async fn with_faults(faults: Vec<Fault>) -> Result<(), TestCaseError> {
     let mut all = [Controller::named("a"), Controller::named("b"), Controller::named("c")];
     let mut places = Vec::new();
