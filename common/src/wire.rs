@@ -33,8 +33,10 @@ pub mod raw {
 }
 
 mod check;
+mod usage;
 
 pub use check::Refused;
+pub use usage::{Activity, Decision, ScaleItem, Totals, UsageItem, UsageKey, UsageSeen};
 
 /// `namespace/name` of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -711,147 +713,6 @@ pub struct PodSeen {
     pub listening_since_ns: u64,
     /// Why it is not ready, for people; empty when nothing is wrong.
     pub trouble: String,
-}
-
-// --- UsageReport ----------------------------------------------------------------------------------------
-
-/// One step of a UsageReport stream. The first names the sender.
-#[derive(Clone, Debug, PartialEq)]
-pub enum UsageItem {
-    /// Who reports.
-    Sender(Subscriber),
-    /// Totals of one subject.
-    Seen(UsageSeen),
-    /// The subject is no more; its last totals count up to now.
-    Gone(UsageKey),
-    /// Every subject has been named.
-    Synced,
-}
-
-/// Whose requests are counted: a pod's, or (without pod) those that wait at the sender for the revision.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct UsageKey {
-    /// The revision.
-    pub revision: Name,
-    /// The pod's uid; `None`: the sender's own waiting line.
-    pub pod: Option<String>,
-}
-
-/// Running totals of one subject. Every total only grows; the receiver subtracts.
-#[derive(Clone, Debug, PartialEq)]
-pub struct UsageSeen {
-    /// Whose.
-    pub key: UsageKey,
-    /// When it was read, in ns of the sender's clock.
-    pub at_ns: u64,
-    /// The totals.
-    pub totals: Totals,
-    /// Responses by class: 1xx, 2xx, 3xx, 4xx, 5xx; empty for a waiting line.
-    pub status: Vec<u64>,
-    /// Responses by time taken, cumulative bounds as `abi::LATENCY_BOUNDS_US`; empty for a waiting line.
-    pub latency: Vec<u64>,
-}
-
-/// Four running totals from which the requests in flight and their average over any window follow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Requests begun.
-    pub started: u64,
-    /// Requests ended.
-    pub finished: u64,
-    /// Sum of the times they began, in ns, wrapping.
-    pub started_sum_ns: u64,
-    /// Sum of the times they ended, in ns, wrapping.
-    pub finished_sum_ns: u64,
-}
-
-impl Totals {
-    /// One request begins at `now_ns`.
-    pub fn start(&mut self, now_ns: u64) {
-        self.started += 1;
-        self.started_sum_ns = self.started_sum_ns.wrapping_add(now_ns);
-    }
-
-    /// One request ends at `now_ns`.
-    pub fn finish(&mut self, now_ns: u64) {
-        self.finished += 1;
-        self.finished_sum_ns = self.finished_sum_ns.wrapping_add(now_ns);
-    }
-
-    /// Requests in flight.
-    pub fn in_flight(&self) -> u64 {
-        self.started.saturating_sub(self.finished)
-    }
-
-    /// Request-nanoseconds spent up to `now_ns`, wrapping: `(started − finished)·now − Σstart + Σfinish`.
-    ///
-    /// The average in flight over a window is the difference of two such values over the window's length.
-    /// Example: one request from 10 to 30, read at 50: `0·50 − 10 + 30 = 20`.
-    pub fn integral(&self, now_ns: u64) -> u64 {
-        let open = self.started.wrapping_sub(self.finished);
-        open.wrapping_mul(now_ns)
-            .wrapping_sub(self.started_sum_ns)
-            .wrapping_add(self.finished_sum_ns)
-    }
-}
-
-// --- ScaleDecision --------------------------------------------------------------------------------------
-
-/// One step of a ScaleDecision stream. The first names the sender.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ScaleItem {
-    /// Who decides.
-    Sender(Subscriber),
-    /// Since when the sender has heard usage, in ms since 1970: the longer, the fuller its windows.
-    Since(u64),
-    /// What is wanted of one revision.
-    Decision(Decision),
-    /// The revision is no more.
-    Gone(Name),
-    /// Every revision has been named.
-    Synced,
-}
-
-/// What is wanted of one revision, and the inputs that led there.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Decision {
-    /// The revision.
-    pub revision: Name,
-    /// Wanted pods; `None`: not known yet, keep what there is.
-    pub wanted: Option<u32>,
-    /// Whether burst capacity allows the direct path.
-    pub path: Path,
-    /// Activators that should stand before it; 0: all.
-    pub activators: u32,
-    /// Knative's `Active` condition.
-    pub activity: Activity,
-    /// Average load over the stable window.
-    pub stable: f64,
-    /// Average load over the panic window.
-    pub panic: f64,
-    /// Load aimed at for one pod.
-    pub target: f64,
-    /// Ready pods at the time.
-    pub ready_pods: u32,
-    /// Whether panic held.
-    pub panicking: bool,
-    /// Excess burst capacity; −1 where always through the activator.
-    pub excess_burst_capacity: f64,
-    /// The rule that decided, for the log.
-    pub reason: String,
-}
-
-/// Knative's `Active` condition of a revision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activity {
-    /// Pods serve (True).
-    Active,
-    /// Pods are on their way (Unknown, `Queued`).
-    Activating,
-    /// No traffic (False, `NoTraffic`).
-    Inactive,
-    /// The start took too long (False, `TimedOut`).
-    TimedOut,
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Tags → digests, in the background (knative/serving `pkg/reconciler/revision/{background,resolve}.go` at 98e5ef9).
+//! Pure: tags → digests, in the background (knative/serving `pkg/reconciler/revision/{background,resolve}.go` at 98e5ef9).
 //!
 //! A Revision's images are fixed when it is made: whatever its tags lead to then is what all its pods run.
 //!

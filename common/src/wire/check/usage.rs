@@ -1,0 +1,168 @@
+//! Pure: the border of the two messages of scaling.
+
+use super::*;
+
+impl TryFrom<raw::UsageItem> for UsageItem {
+    type Error = Refused;
+    fn try_from(it: raw::UsageItem) -> Checked<Self> {
+        use raw::usage_item::What;
+        Ok(match need("usage_item.what", it.what)? {
+            What::Sender(it) => Self::Sender(it.try_into()?),
+            What::Usage(it) => Self::Seen(it.try_into()?),
+            What::Gone(key) => Self::Gone(key.try_into()?),
+            What::Synced(_) => Self::Synced,
+        })
+    }
+}
+
+impl From<UsageItem> for raw::UsageItem {
+    fn from(it: UsageItem) -> Self {
+        use raw::usage_item::What;
+        let what = match it {
+            UsageItem::Sender(it) => What::Sender(it.into()),
+            UsageItem::Seen(it) => What::Usage(it.into()),
+            UsageItem::Gone(key) => What::Gone(key.into()),
+            UsageItem::Synced => What::Synced(raw::Empty {}),
+        };
+        Self { what: Some(what) }
+    }
+}
+
+impl TryFrom<raw::UsageKey> for UsageKey {
+    type Error = Refused;
+    fn try_from(it: raw::UsageKey) -> Checked<Self> {
+        let pod = (!it.pod.is_empty()).then_some(it.pod);
+        Ok(Self { revision: it.revision.parse()?, pod })
+    }
+}
+
+impl From<UsageKey> for raw::UsageKey {
+    fn from(it: UsageKey) -> Self {
+        Self { revision: it.revision.to_string(), pod: it.pod.unwrap_or_default() }
+    }
+}
+
+impl TryFrom<raw::UsageSeen> for UsageSeen {
+    type Error = Refused;
+    fn try_from(it: raw::UsageSeen) -> Checked<Self> {
+        if it.finished > it.started {
+            return Err(Refused::new("usage.finished", it.finished, "must not exceed started"));
+        }
+        Ok(Self {
+            key: need("usage.key", it.key)?.try_into()?,
+            at_ns: it.at_ns,
+            totals: Totals {
+                started: it.started,
+                finished: it.finished,
+                started_sum_ns: it.started_sum_ns,
+                finished_sum_ns: it.finished_sum_ns,
+            },
+            status: it.status,
+            latency: it.latency,
+        })
+    }
+}
+
+impl From<UsageSeen> for raw::UsageSeen {
+    fn from(it: UsageSeen) -> Self {
+        Self {
+            key: Some(it.key.into()),
+            at_ns: it.at_ns,
+            started: it.totals.started,
+            finished: it.totals.finished,
+            started_sum_ns: it.totals.started_sum_ns,
+            finished_sum_ns: it.totals.finished_sum_ns,
+            status: it.status,
+            latency: it.latency,
+        }
+    }
+}
+
+impl TryFrom<raw::ScaleItem> for ScaleItem {
+    type Error = Refused;
+    fn try_from(it: raw::ScaleItem) -> Checked<Self> {
+        use raw::scale_item::What;
+        Ok(match need("scale_item.what", it.what)? {
+            What::Sender(it) => Self::Sender(it.try_into()?),
+            What::SinceMs(ms) => Self::Since(ms),
+            What::Decision(it) => Self::Decision(it.try_into()?),
+            What::Gone(name) => Self::Gone(name.parse()?),
+            What::Synced(_) => Self::Synced,
+        })
+    }
+}
+
+impl From<ScaleItem> for raw::ScaleItem {
+    fn from(it: ScaleItem) -> Self {
+        use raw::scale_item::What;
+        let what = match it {
+            ScaleItem::Sender(it) => What::Sender(it.into()),
+            ScaleItem::Since(ms) => What::SinceMs(ms),
+            ScaleItem::Decision(it) => What::Decision(it.into()),
+            ScaleItem::Gone(name) => What::Gone(name.to_string()),
+            ScaleItem::Synced => What::Synced(raw::Empty {}),
+        };
+        Self { what: Some(what) }
+    }
+}
+
+impl TryFrom<raw::Decision> for Decision {
+    type Error = Refused;
+    fn try_from(it: raw::Decision) -> Checked<Self> {
+        let activity = match it.activity() {
+            raw::Activity::Active => Activity::Active,
+            raw::Activity::Activating => Activity::Activating,
+            raw::Activity::Inactive => Activity::Inactive,
+            raw::Activity::TimedOut => Activity::TimedOut,
+            raw::Activity::Unspecified => {
+                return Err(Refused::new(
+                    "decision.activity",
+                    it.activity,
+                    "must be a known activity",
+                ));
+            }
+        };
+        Ok(Self {
+            path: path("decision.path", it.path())?,
+            revision: it.revision.parse()?,
+            wanted: it.wanted,
+            activators: it.activators,
+            activity,
+            stable: finite("decision.stable", it.stable)?,
+            panic: finite("decision.panic", it.panic)?,
+            target: finite("decision.target", it.target)?,
+            ready_pods: it.ready_pods,
+            panicking: it.panicking,
+            excess_burst_capacity: finite(
+                "decision.excess_burst_capacity",
+                it.excess_burst_capacity,
+            )?,
+            reason: it.reason,
+        })
+    }
+}
+
+impl From<Decision> for raw::Decision {
+    fn from(it: Decision) -> Self {
+        let activity = match it.activity {
+            Activity::Active => raw::Activity::Active,
+            Activity::Activating => raw::Activity::Activating,
+            Activity::Inactive => raw::Activity::Inactive,
+            Activity::TimedOut => raw::Activity::TimedOut,
+        };
+        Self {
+            revision: it.revision.to_string(),
+            wanted: it.wanted,
+            path: raw_path(it.path),
+            activators: it.activators,
+            activity: activity.into(),
+            stable: it.stable,
+            panic: it.panic,
+            target: it.target,
+            ready_pods: it.ready_pods,
+            panicking: it.panicking,
+            excess_burst_capacity: it.excess_burst_capacity,
+            reason: it.reason,
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Shell: the agent beside a kubelet: pods that are told to end, cgroups that come and go, pods of other nodes.
+
+use super::*;
+
+#[test]
+fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
+    let mut world = World::new("stop");
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_agent();
+    world.start_pod();
+    let seen = world.wait("looked into", |seen| !seen.trouble.is_empty());
+    assert_eq!(seen.trouble, "nothing listens on port 8080 yet", "the agent's own port is no news");
+    world.tell("keep");
+    world.tell("listen");
+    world.wait("ready", |seen| seen.ready);
+    world.name_pod(PodPhase::Ready, ProbeHow::Listen);
+    let node = Namespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
+    let request = node.within("a request that lasts", || {
+        let mut stream = TcpStream::connect(ADDRESS)?;
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n")?;
+        let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+        nix::sys::socket::setsockopt(&stream, nix::sys::socket::sockopt::Linger, &linger)?;
+        Ok(stream)
+    });
+    world.wait_usage("it has begun", |usage| usage.totals.started == 1);
+    let refused = world.get("p", DOOR, WAIT);
+    assert!(refused.starts_with("HTTP/1.1 403"), "only the kubelet may ask: {refused}");
+    let at_node = format!("{}-n", world.name);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| page(&at_node, DOOR, WAIT));
+        world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+        // Longer than a quiet pod takes: 3 s for one of which no controller speaks.
+        thread::sleep(Duration::from_secs(4));
+        assert!(!waiting.is_finished(), "a request is in flight");
+        drop(request);
+        let answer = waiting.join().expect("no panic");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    });
+    assert!(world.get("n", DOOR, WAIT).starts_with("HTTP/1.1 200"), "as for the next container");
+    let usage = world.wait_usage("ended", |usage| usage.totals.finished == 1);
+    assert_eq!(usage.totals.started, 1, "questions are no requests");
+}
+
+#[test]
+fn without_an_agent_the_kubelet_is_refused_at_once_and_a_new_one_answers_again() {
+    let mut world = World::new("door");
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_agent();
+    world.start_pod();
+    world.tell("listen");
+    world.wait("ready", |seen| seen.ready);
+    world.kill_agent();
+    assert_eq!(world.get("n", DOOR, WAIT), "");
+    world.pods.clear();
+    world.start_agent();
+    world.wait("ready again", |seen| seen.ready);
+    // The RouteTable does not speak of its end: the agent waits a little, and lets it go.
+    assert!(world.get("n", DOOR, WAIT).starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn an_agent_that_runs_in_a_pod_finds_its_nodes_pods_by_itself() {
+    let mut world = World::with("find", "root/kubepods/burstable");
+    // Another node of the same machine.
+    fs::create_dir_all(world.cgroup.join("other/kubepods")).expect("a cgroup");
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_agent_in_a_pod();
+    world.start_pod();
+    world.tell("listen");
+    world.wait("ready", |seen| seen.ready);
+    let mut ready = world.get("n", "127.0.0.1:7104", "/readyz");
+    while !ready.starts_with("HTTP/1.1 200") {
+        thread::sleep(Duration::from_millis(50));
+        ready = world.get("n", "127.0.0.1:7104", "/readyz");
+    }
+}
+
+#[test]
+fn the_pods_cgroup_is_waited_for_and_followed_when_it_is_made_anew() {
+    let mut world = World::new("anew");
+    remove_cgroup(&world.cgroup);
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_agent();
+    let mut page = String::new();
+    while !page.contains("does not exist yet") {
+        page = world.get("n", "127.0.0.1:7104", "/readyz");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert!(page.starts_with("HTTP/1.1 503"), "{page}");
+    for _ in 0..2 {
+        fs::create_dir_all(world.cgroup.join("pods/poduid-1/main")).expect("a cgroup");
+        world.start_pod();
+        world.tell("listen");
+        world.wait("ready", |seen| seen.ready);
+        let mut pod = world.pod.take().expect("started");
+        pod.kill().expect("SIGKILL");
+        pod.wait().expect("it ends");
+        world.wait("gone", |seen| !seen.ready);
+        remove_cgroup(&world.cgroup);
+    }
+}
+
+#[test]
+fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
+    let mut world = World::new("reach");
+    world.name_service();
+    world.name_pod_of("n2", PodPhase::Ready, false);
+    world.start_agent();
+    world.start_pod();
+    let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    let targets = || {
+        let Ok(table) = Maps::open(&pins).and_then(|maps| maps.read()) else { return None };
+        Some(table.backends.len()).filter(|_| !table.frontends.is_empty())
+    };
+    while targets().is_none() {
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(targets(), Some(0), "nobody listens there, as far as this node can tell");
+    world.tell("listen");
+    while targets() == Some(0) {
+        thread::sleep(Duration::from_millis(10));
+    }
+    // A new agent goes on from what was reached, without a moment without.
+    world.kill_agent();
+    world.tell("close");
+    world.start_agent();
+    while !world.get("n", "127.0.0.1:7104", "/readyz").starts_with("HTTP/1.1 200") {
+        assert_eq!(targets(), Some(1));
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(targets(), Some(1));
+}
