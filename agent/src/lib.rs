@@ -125,6 +125,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     let tasks = TaskTracker::new();
     let (metrics, registry) = Metrics::new();
     let troubles = Troubles::default();
+    troubles.set("programs", Some("not in force yet".to_owned()));
     // From the first moment on: whoever waits for the agent learns what it waits for.
     let pages = pages::serve(
         config.admin,
@@ -138,6 +139,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
         ended = &mut pages => return ended.map_err(Error::Admin),
         () = shutdown.cancelled() => return Ok(()),
     };
+    troubles.set("programs", None);
     let pins = places.pins();
     let events = sys::readable(events).map_err(Error::Events)?;
 
