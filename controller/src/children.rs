@@ -26,7 +26,7 @@ pub mod services;
 pub mod slices;
 pub mod subset;
 
-pub use names::child_name;
+pub use names::{child_name, tagged};
 pub use resource::Resource;
 
 /// A whole object, ready to be applied.

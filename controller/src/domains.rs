@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use common::wire::{is_label, is_subdomain};
 
 use crate::{
-    children::child_name,
+    children::tagged,
     config_maps::{
         Domain, Network,
         network::{domain_values, tag_values},
@@ -116,7 +116,7 @@ impl Names<'_> {
     pub fn service(&self, route: &str, tag: Option<&str>) -> Result<String, NameError> {
         let Some(tag) = tag.filter(|tag| !tag.is_empty()) else { return Ok(route.to_owned()) };
         let name = match &self.network.tag_template {
-            None => child_name(&format!("{tag}-"), route),
+            None => tagged(Some(tag), route),
             Some(template) => template
                 .render(&tag_values(route, tag))
                 .map_err(|why| NameError::Template { which: "TagTemplate", why })?,

@@ -17,7 +17,7 @@ mod status;
 mod traffic;
 
 pub use revision::{Facts, Templates};
-pub(crate) use routes::{host_name, tagged, target_of};
+pub(crate) use routes::{host_name, target_of};
 
 /// What one app should be.
 #[derive(Clone, Debug, PartialEq)]

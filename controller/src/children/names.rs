@@ -25,6 +25,11 @@ pub fn child_name(parent: &str, suffix: &str) -> String {
     valid(name)
 }
 
+/// The name of a route's tag, or the route's own.
+pub fn tagged(tag: Option<&str>, route: &str) -> String {
+    tag.map_or_else(|| route.to_owned(), |tag| child_name(&format!("{tag}-"), route))
+}
+
 /// At most `length` bytes of `text`, at a character's border.
 fn cut(text: &str, length: usize) -> &str {
     let end = (0..=length.min(text.len())).rev().find(|at| text.is_char_boundary(*at));

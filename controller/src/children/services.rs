@@ -8,7 +8,7 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{Object, Owner, Resource, Revision, child_name, meta, pod};
+use super::{Object, Owner, Resource, Revision, child_name, meta, pod, tagged};
 use crate::{knative::key, parse};
 
 /// `Public` or `Private`: which of a Revision's two Services it is (knative.dev/networking).
@@ -90,10 +90,7 @@ pub struct Placeholder<'a> {
 impl Placeholder<'_> {
     /// `<route>` or `<tag>-<route>`.
     pub fn name(&self) -> String {
-        match self.tag {
-            None => self.route.into(),
-            Some(tag) => child_name(&format!("{tag}-"), self.route),
-        }
+        tagged(self.tag, self.route)
     }
 
     /// Labels of its Service and slices.

@@ -8,7 +8,7 @@ use tracing::debug;
 
 use super::{Facts, View, scale, status, traffic};
 use crate::{
-    children::child_name,
+    children::tagged,
     domains,
     knative::key,
     parse::RESPONSE_START,
@@ -164,14 +164,6 @@ pub(crate) fn target_of(
 /// `<route>` or `<tag>-<route>`.
 pub(crate) fn host_name(allotted: &Allotment, route: &str) -> String {
     tagged(allotted.tag.as_deref(), route)
-}
-
-/// The name of a tag of a route, or its own.
-pub(crate) fn tagged(tag: Option<&str>, route: &str) -> String {
-    match tag {
-        None => route.to_owned(),
-        Some(tag) => child_name(&format!("{tag}-"), route),
-    }
 }
 
 /// Whether connections may go straight to the pods of the one revision that has all traffic.
