@@ -53,22 +53,23 @@ impl Machine {
         }
     }
 
-    /// Changes one app and plans it. One of which nothing is left is forgotten.
+    /// Changes one app and plans it. One of which nothing is left is forgotten. Returns whether it was planned.
     pub(super) fn change(
         &mut self,
         name: Name,
         now: Stamp,
         change: impl FnOnce(&mut App, &mut World),
-    ) {
+    ) -> bool {
         let before = self.world.apps.remove(&name).unwrap_or_default();
         let mut app = before.clone();
         change(&mut app, &mut self.world);
         if app == before && app != Box::default() {
             self.world.apps.insert(name, app);
-            return;
+            return false;
         }
         self.world.apps.insert(name.clone(), app);
         self.settle(&name, Some(&before), true, now);
+        true
     }
 
     fn observe_service(&mut self, name: Name, object: Option<&Value>, now: Stamp) {
@@ -158,8 +159,8 @@ impl Machine {
         let Some(owner) = owner else { return };
         let Some(object) = object else {
             self.world.odd.remove(name);
-            return self
-                .change(owner, now, |app, _| app.revisions.retain(|it| *it.name != *name.name));
+            self.change(owner, now, |app, _| app.revisions.retain(|it| *it.name != *name.name));
+            return;
         };
         if !name.name.strip_prefix(&*owner.name).is_some_and(|rest| rest.starts_with('-')) {
             self.world.odd.insert(name.clone(), owner.clone());
@@ -204,10 +205,10 @@ impl Machine {
 
     fn observe_pod(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
         if let Some((activator, standing)) = object.and_then(observe::activator) {
-            return self.observe_activator(activator, standing, now);
+            return self.observe_activator(activator, standing);
         }
         if self.world.activators.contains_key(&name.name) && object.is_none() {
-            return self.lose_activator(&name.name, now);
+            return self.lose_activator(&name.name);
         }
         match object.filter(|it| observe::made_for(it).is_some()).and_then(|it| {
             let owner = observe::app(it)?;
@@ -225,8 +226,9 @@ impl Machine {
                     self.early.entry(made_for).or_default().insert(name.clone(), pod);
                     return;
                 }
-                self.change(owner.clone(), now, |app, _| put_pod(app, &revision, pod, now));
-                if !same {
+                let planned =
+                    self.change(owner.clone(), now, |app, _| put_pod(app, &revision, pod, now));
+                if !planned && !same {
                     self.settle(&owner, None, false, now);
                 }
             }
@@ -268,7 +270,7 @@ impl Machine {
         self.change(owner, now, |app, world| allot::allot(app, &own, world));
     }
 
-    fn observe_activator(&mut self, mut activator: Activator, standing: Standing, now: Stamp) {
+    fn observe_activator(&mut self, mut activator: Activator, standing: Standing) {
         activator.zone = self.world.zones.get(&activator.node).cloned().unwrap_or_default();
         let seen = (activator.clone(), standing);
         let before = self.world.activators.insert(activator.name.clone(), seen.clone());
@@ -281,17 +283,17 @@ impl Machine {
             Standing::Ready => self.routes.set(key, Said::of(&RouteChange::Activator(activator))),
             Standing::Waits | Standing::Leaving => self.routes.remove(&key),
         }
-        self.activators_changed(now);
+        self.activators_changed();
     }
 
-    fn lose_activator(&mut self, name: &str, now: Stamp) {
+    fn lose_activator(&mut self, name: &str) {
         self.world.activators.remove(name);
         self.routes.remove(&RouteKey::Activator(name.to_owned()));
-        self.activators_changed(now);
+        self.activators_changed();
     }
 
     /// Every name's slices are looked at again; only those whose choice changed are written.
-    fn activators_changed(&mut self, _now: Stamp) {
+    fn activators_changed(&mut self) {
         let names = self.world.apps.iter().filter(|(_, app)| app.route.is_some());
         let keys = names.flat_map(|(name, app)| crate::want::slices(name, app));
         self.effects.keys.extend(keys.collect::<Vec<_>>());
