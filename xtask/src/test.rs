@@ -80,6 +80,31 @@ enum Outcome {
     CannotRun(String),
 }
 
+impl Outcome {
+    /// Nothing ran yet.
+    fn nothing() -> Self {
+        Self::Ran { counts: Counts::default(), ok: true, left_out: String::new() }
+    }
+
+    /// This and then `next`, as one.
+    fn and(self, next: Self) -> Self {
+        match (self, next) {
+            (
+                Self::Ran { counts: first, ok, left_out },
+                Self::Ran { counts: second, ok: next_ok, left_out: more },
+            ) => Self::Ran {
+                counts: Counts {
+                    passed: first.passed + second.passed,
+                    failed: first.failed + second.failed,
+                },
+                ok: ok && next_ok,
+                left_out: left_out + &more,
+            },
+            (Self::CannotRun(why), _) | (_, Self::CannotRun(why)) => Self::CannotRun(why),
+        }
+    }
+}
+
 /// Tests that ran.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {

@@ -149,16 +149,15 @@ impl fmt::Display for Step {
 
 /// Lists what turns `have` into a cluster of `nodes` nodes, in order.
 ///
-/// A node without its namespaces has lost everything that ran in them, so all of it is started anew.
+/// A node without its namespaces has lost everything that ran in them, so all of it is started anew. Without nodes it
+/// is an API server that nobody else writes to: no controllers, no scheduler, no addons.
 pub(crate) fn plan(have: &Have, nodes: u8) -> Vec<Step> {
     let mut steps = Vec::new();
     if !have.is_laid {
         steps.push(Step::Lay);
     }
     let dead = |process: &Process| !have.alive.contains(process);
-    let control =
-        [Process::Etcd, Process::ApiServer, Process::ControllerManager, Process::Scheduler];
-    for process in control {
+    for &process in control(nodes) {
         if dead(&process) {
             steps.push(Step::Start(process));
         }
@@ -169,6 +168,9 @@ pub(crate) fn plan(have: &Have, nodes: u8) -> Vec<Step> {
         }
     }
     steps.extend(Some(Process::Forward).filter(dead).map(Step::Start));
+    if nodes == 0 {
+        return steps;
+    }
     for node in 1..=nodes {
         steps.extend(node_steps(have, node));
     }
@@ -177,6 +179,14 @@ pub(crate) fn plan(have: &Have, nodes: u8) -> Vec<Step> {
     }
     steps.push(Step::Ready);
     steps
+}
+
+/// Processes beside all nodes, in the order of their start.
+fn control(nodes: u8) -> &'static [Process] {
+    match nodes {
+        0 => &[Process::Etcd, Process::ApiServer],
+        _ => &[Process::Etcd, Process::ApiServer, Process::ControllerManager, Process::Scheduler],
+    }
 }
 
 fn node_steps(have: &Have, node: u8) -> Vec<Step> {
@@ -258,6 +268,21 @@ mod tests {
         let at = |step| steps.iter().position(|&found| found == step).unwrap();
         assert!(at(Step::Answer) < at(Step::Start(Process::ControllerManager)));
         assert!(at(Step::Answer) < at(Step::Start(Process::Kubelet(1))));
+    }
+
+    #[test]
+    fn without_nodes_nobody_but_us_writes_to_the_api_server() {
+        let steps = plan(&Have::default(), 0);
+        assert_eq!(
+            steps,
+            [
+                Step::Lay,
+                Step::Start(Process::Etcd),
+                Step::Start(Process::ApiServer),
+                Step::Answer,
+                Step::Start(Process::Forward)
+            ]
+        );
     }
 
     #[test]

@@ -32,8 +32,8 @@ use crate::{
 /// Which cluster to bring up.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct UpArgs {
-    /// Number of nodes [default: 2, or as many as there are]
-    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_NODES)))]
+    /// Number of nodes; 0 is an API server alone [default: 2, or as many as there are]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=i64::from(MOST_NODES)))]
     pub(crate) nodes: Option<u8>,
     /// Version of Kubernetes: newest, oldest or vX.Y.Z [default: newest, or that of KUBEBUILDER_ASSETS]
     #[arg(long)]
@@ -65,7 +65,10 @@ pub(crate) fn run(state: &State, args: &UpArgs) -> Result<()> {
     let assets = programs::assets(version)?;
     build(version, assets.as_deref())?;
     let programs = Programs::find(version, assets.as_deref())?;
-    let images = build_images(&programs, &args.images)?;
+    let images = match args.nodes {
+        Some(0) => Images::new(),
+        _ => build_images(&programs, &args.images)?,
+    };
     if sh::is_root() {
         return raise_cluster(state, args, version, &images);
     }
@@ -134,7 +137,9 @@ fn read_images(file: &Path) -> Result<Images> {
 
 /// Starts this command again through sudo, with what was built for it as the user.
 fn again_as_root(images: &Images) -> Result<()> {
-    let file = Workspace::load()?.target.join("cluster-images/images.json");
+    let folder = Workspace::load()?.target.join("cluster-images");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let file = folder.join("images.json");
     fs::write(&file, serde_json::to_string(images)?)?;
     let assets = std::env::var_os("KUBEBUILDER_ASSETS");
     let vars: Vec<_> =
@@ -284,7 +289,9 @@ fn show(starter: &Starter<'_>, json: Option<&Path>) -> Result<()> {
         fs::write(file, serde_json::to_string_pretty(&described)?)
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
-    println!("node     ready  version    address        pods");
+    if starter.mark.nodes > 0 {
+        println!("node     ready  version    address        pods");
+    }
     for node in described["nodes"].as_array().into_iter().flatten() {
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
         let ready = if node["ready"] == true { "yes" } else { "NO" };
@@ -303,7 +310,9 @@ fn show(starter: &Starter<'_>, json: Option<&Path>) -> Result<()> {
         config.display()
     );
     println!("inside the network     cargo xtask cluster {name}run -- kubectl get pods -A");
-    println!("on a node              cargo xtask cluster {name}run --node 1 -- ip address");
+    if starter.mark.nodes > 0 {
+        println!("on a node              cargo xtask cluster {name}run --node 1 -- ip address");
+    }
     println!("remove it              cargo xtask cluster {name}down");
     Ok(())
 }

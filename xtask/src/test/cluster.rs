@@ -4,7 +4,7 @@ use std::{ffi::OsStr, path::Path, process::Command};
 
 use anyhow::{Result, bail};
 
-use super::{Args, Outcome, privileged};
+use super::{Args, Built, Outcome, executables, privileged, run_counted};
 use crate::{
     cluster,
     setup::{self, Purpose},
@@ -14,6 +14,8 @@ use crate::{
 
 /// The cluster that `cargo xtask cluster up` makes where no name is given.
 const NAME: &str = "rouse";
+/// An API server that only the controller's own tests write to.
+const ALONE: &str = "rouse-alone";
 
 /// Runs the tests against `--kubeconfig`, or against a cluster of xtask's.
 pub(super) fn run(args: &Args, workspace: &Workspace) -> Result<Outcome> {
@@ -22,9 +24,50 @@ pub(super) fn run(args: &Args, workspace: &Workspace) -> Result<Outcome> {
         return existing(file, args, workspace);
     }
     let xtask = std::env::current_exe()?;
+    let alone = against_api_server(&xtask, args, workspace)?;
+    let whole = on_cluster(&xtask, args, workspace)?;
+    Ok(alone.and(whole))
+}
+
+/// Runs the controller's tests against an API server without nodes, which is removed after.
+fn against_api_server(xtask: &Path, args: &Args, workspace: &Workspace) -> Result<Outcome> {
+    let mut build = sh::cargo();
+    build.args(["test", "--quiet", "--package", "controller", "--no-run"]);
+    build.args(["--test", "apiserver", "--test", "platform", "--test", "webhook"]);
+    let programs = executables(build.current_dir(&workspace.root))?;
+    let mut up = cluster_command(xtask, ALONE);
+    up.args(["up", "--nodes", "0"]).args(args.yes.then_some("--yes"));
+    let outcome = sh::run(&mut up).and_then(|()| one_by_one(xtask, args, &programs));
+    sh::run(cluster_command(xtask, ALONE).arg("down"))?;
+    outcome
+}
+
+fn one_by_one(xtask: &Path, args: &Args, programs: &[Built]) -> Result<Outcome> {
+    let kubeconfig = sh::capture(cluster_command(xtask, ALONE).arg("kubeconfig"))?;
+    let variable = format!("ROUSE_TEST_APISERVER={}", kubeconfig.trim());
+    let mut outcome = Outcome::nothing();
+    for program in programs {
+        println!("{}", program.source);
+        let mut command = cluster_command(xtask, ALONE);
+        // Inside, because the API server asks the webhooks on its own loopback.
+        command.args(["run", "--", "env", "-C", &program.folder, &variable, &program.executable]);
+        command.args(&args.names).arg("--test-threads=1");
+        outcome = outcome.and(run_counted(&mut command)?);
+    }
+    Ok(outcome)
+}
+
+fn cluster_command(xtask: &Path, name: &str) -> Command {
+    let mut command = Command::new(xtask);
+    command.args(["cluster", "--name", name]);
+    command
+}
+
+/// Runs the tests of the whole against a cluster with nodes.
+fn on_cluster(xtask: &Path, args: &Args, workspace: &Workspace) -> Result<Outcome> {
     let was_there = cluster::exists(NAME)?;
-    let mut up = Command::new(&xtask);
-    up.args(["cluster", "--name", NAME, "up", "--image", "hello"]);
+    let mut up = cluster_command(xtask, NAME);
+    up.args(["up", "--image", "hello"]);
     if !was_there {
         up.args(["--nodes", "2"]);
     }
@@ -38,7 +81,7 @@ pub(super) fn run(args: &Args, workspace: &Workspace) -> Result<Outcome> {
     let vars = [("ROUSE_CLUSTER", OsStr::new(NAME)), ("ROUSE_XTASK", xtask.as_os_str())];
     let outcome = sh::run(&mut up).and_then(|()| tests(args, workspace, &vars, &left_out));
     if !was_there {
-        sh::run(Command::new(&xtask).args(["cluster", "--name", NAME, "down"]))?;
+        sh::run(cluster_command(xtask, NAME).arg("down"))?;
     }
     outcome
 }

@@ -4,15 +4,14 @@ use std::{fs, process::Command};
 
 use anyhow::Result;
 
-use super::{Built, Counts, Outcome, Tier, executables, run_counted, sort};
+use super::{Built, Outcome, Tier, executables, run_counted, sort};
 use crate::{sh, workspace::Workspace};
 
 /// Runs the tests of `tier` whose name contains one of `names`, or all.
 pub(super) fn run(tier: Tier, names: &[String], workspace: &Workspace) -> Result<Outcome> {
     let mut build = sh::cargo();
     build.args(["test", "--quiet", "--no-run"]).current_dir(&workspace.root);
-    let mut total = Counts::default();
-    let mut all_ok = true;
+    let mut outcome = Outcome::nothing();
     for built in executables(&mut build)? {
         let tests = tests_of(&built, tier, names)?;
         if tests.is_empty() {
@@ -21,22 +20,15 @@ pub(super) fn run(tier: Tier, names: &[String], workspace: &Workspace) -> Result
         println!("{}", built.source.trim_start_matches(&format!("{}/", workspace.root.display())));
         let mut command = Command::new(&built.executable);
         command.args(["--exact", "--quiet"]).args(&tests).current_dir(&built.folder);
-        absorb(run_counted(&mut command)?, &mut total, &mut all_ok);
+        outcome = outcome.and(run_counted(&mut command)?);
     }
     // Examples in documents are small and pure.
     if tier == Tier::Pure && names.is_empty() {
         let mut docs = sh::cargo();
         docs.args(["test", "--quiet", "--doc"]).current_dir(&workspace.root);
-        absorb(run_counted(&mut docs)?, &mut total, &mut all_ok);
+        outcome = outcome.and(run_counted(&mut docs)?);
     }
-    Ok(Outcome::Ran { counts: total, ok: all_ok, left_out: String::new() })
-}
-
-fn absorb(outcome: Outcome, total: &mut Counts, all_ok: &mut bool) {
-    let Outcome::Ran { counts, ok, .. } = outcome else { return };
-    total.passed += counts.passed;
-    total.failed += counts.failed;
-    *all_ok &= ok;
+    Ok(outcome)
 }
 
 fn tests_of(built: &Built, tier: Tier, names: &[String]) -> Result<Vec<String>> {
