@@ -325,7 +325,6 @@ async fn a_status_is_written_apart_from_the_rest() {
     let api = api_of(&bed.client, Resource::Revision, &bed.name("hello-00001"));
     let params = PatchParams::default();
     api.patch_status("hello-00001", &params, &Patch::Merge(&other)).await.unwrap();
-    bed.writer.add([key]);
     bed.until(Resource::Revision, "hello-00001", good).await;
 }
 

@@ -358,8 +358,15 @@ impl State {
                 let known = self.cache.get(*resource, name);
                 let same = known.is_some_and(|have| have.version == seen.version);
                 let ours = seen.applied.is_some();
-                if self.cache.put(*resource, name, seen) && !same && ours {
-                    self.queue.add(Key::new(*resource, Part::Object, name.clone()));
+                if self.cache.put(*resource, name, seen) && !same {
+                    let object = Key::new(*resource, Part::Object, name.clone());
+                    let status = Key::new(*resource, Part::Status, name.clone());
+                    if ours {
+                        self.queue.add(object);
+                    }
+                    if self.wrote.contains_key(&status) {
+                        self.queue.add(status);
+                    }
                 }
                 Vec::new()
             }

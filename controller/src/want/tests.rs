@@ -86,8 +86,10 @@ impl Cluster {
     fn put(&mut self, place: (Resource, Name), mut body: Value) {
         self.made += 1;
         let before = self.objects.get(&place);
-        let uid =
-            before.map_or(json!(format!("{UID}{}", self.made)), |it| it["metadata"]["uid"].clone());
+        let uid = before.map_or_else(
+            || json!(format!("{UID}{}", self.made)),
+            |it| it["metadata"]["uid"].clone(),
+        );
         let generation = before.map_or(1, |it| {
             let same = it["spec"] == body["spec"];
             it["metadata"]["generation"].as_i64().unwrap() + i64::from(!same)
