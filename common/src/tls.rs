@@ -2,7 +2,7 @@
 //!
 //! Every part makes its own key, which never leaves its process, and has the controller sign a certificate for it
 //! (`enrol`). Both sides of a connection show theirs; names and addresses prove nothing, only the identity in the
-//! certificate does ([`peer`]). Certificates live for an hour and are replaced in place: [`Credentials`] hands every
+//! certificate does ([`peer()`]). Certificates live for an hour and are replaced in place: [`Credentials`] hands every
 //! new handshake what is newest, and connections that stand go on.
 //!
 //! | what could be tried | what stands against it |

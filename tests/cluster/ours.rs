@@ -1,4 +1,8 @@
 //! What only a cluster that xtask made can show: faults, and that nothing is left behind.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a panic in a test names the line, which is what a test is for"
+)]
 
 use std::fs;
 use std::net::SocketAddr;

@@ -1,4 +1,8 @@
 //! What Kubernetes alone does, before anything of Rouse is installed: the ground that all other tests stand on.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a panic in a test names the line, which is what a test is for"
+)]
 
 use serde_json::Value;
 use tests::cluster::{Cluster, Namespace};

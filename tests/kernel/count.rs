@@ -35,6 +35,16 @@ struct Case {
 }
 
 impl Case {
+    /// So many clients at once, each with so many requests.
+    fn hammer(&self, clients: u64, each: usize) -> Vec<thread::JoinHandle<()>> {
+        let (netns, to) = (&self.client.netns, self.pod.four());
+        let one = |seed| {
+            let (netns, to) = (netns.clone(), to.clone());
+            thread::spawn(move || hammer(&netns, &to, each, seed))
+        };
+        (0..clients).map(one).collect()
+    }
+
     fn new() -> Self {
         let mut bed = Bed::new();
         let (pod, client) = (bed.pod(), bed.client());
@@ -284,14 +294,7 @@ fn clients_that_reset_at_random_do_not_disturb_the_counts() {
     let mut case = Case::new();
     let wanted = std::env::var("ROUSE_COUNT_REQUESTS").ok().and_then(|it| it.parse().ok());
     let each = wanted.unwrap_or(REQUESTS) / 8;
-    let (netns, to) = (case.client.netns.clone(), case.pod.four());
-    let clients: Vec<_> = (0..8)
-        .map(|seed| {
-            let (netns, to) = (netns.clone(), to.clone());
-            thread::spawn(move || hammer(&netns, &to, each, seed))
-        })
-        .collect();
-    clients.into_iter().for_each(|client| client.join().unwrap());
+    case.hammer(8, each).into_iter().for_each(|client| client.join().unwrap());
     let served = case.server.settled_log();
     assert!(served >= 8 * each as u64 * 9 / 10, "{served}");
     case.settles_at(served);
@@ -398,14 +401,7 @@ fn loss_and_reordering_do_not_disturb_the_counts() {
     for netns in [&case.pod.netns, &case.client.netns] {
         spoil(netns);
     }
-    let (netns, to) = (case.client.netns.clone(), case.pod.four());
-    let clients: Vec<_> = (0..16)
-        .map(|seed| {
-            let (netns, to) = (netns.clone(), to.clone());
-            thread::spawn(move || hammer(&netns, &to, 300, seed))
-        })
-        .collect();
-    clients.into_iter().for_each(|client| client.join().unwrap());
+    case.hammer(16, 300).into_iter().for_each(|client| client.join().unwrap());
     let served = case.server.settled_log();
     // Where a client's reset is lost, its connection stays open at the server.
     case.settles_with(served, accepted);
@@ -553,13 +549,7 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     let mut long = case.connect();
     long.write_all(get("/wait").as_bytes()).unwrap();
     case.server.wait_log(9);
-    let (netns, to) = (case.client.netns.clone(), case.pod.four());
-    let load: Vec<_> = (0..4)
-        .map(|seed| {
-            let (netns, to) = (netns.clone(), to.clone());
-            thread::spawn(move || hammer(&netns, &to, 4_000, seed))
-        })
-        .collect();
+    let load = case.hammer(4, 4_000);
 
     let version = case.bed.places().version + 1;
     let places = agent::programs::Places { version, ..case.bed.places().clone() };

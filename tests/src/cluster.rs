@@ -175,6 +175,7 @@ impl<'a> Namespace<'a> {
 }
 
 impl Drop for Namespace<'_> {
+    #[allow(clippy::print_stderr, reason = "a test's own output is where its reader looks")]
     fn drop(&mut self) {
         let args = ["delete", "namespace", &self.name, "--wait=false"];
         if let Err(error) = self.cluster.kubectl(&args) {
