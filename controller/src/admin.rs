@@ -20,6 +20,7 @@ pub struct Metrics {
     started: Counter,
     stopped: Counter,
     written: Counter,
+    refused: Counter,
     subscribers: Gauge,
 }
 
@@ -32,6 +33,7 @@ impl Default for Metrics {
             started: Counter::default(),
             stopped: Counter::default(),
             written: Counter::default(),
+            refused: Counter::default(),
             subscribers: Gauge::default(),
         }
     }
@@ -43,6 +45,7 @@ impl Metrics {
         self.steps.observe(took.as_secs_f64());
         self.started.inc_by(effects.start.len().try_into().unwrap_or(u64::MAX));
         self.stopped.inc_by(effects.stop.len().try_into().unwrap_or(u64::MAX));
+        self.refused.inc_by(effects.refused);
     }
 
     /// One object was written or removed.
@@ -67,6 +70,8 @@ impl Metrics {
         own.register("pods_started", "Pods ordered", self.started.clone());
         own.register("pods_stopped", "Pods told to stop", self.stopped.clone());
         own.register("objects_written", "Objects written to disk", self.written.clone());
+        let help = "Reports of pods that run on another node than their reporter";
+        own.register("reports_refused", help, self.refused.clone());
         own.register("subscribers", "Streams that follow the routes", self.subscribers.clone());
     }
 }

@@ -14,7 +14,7 @@ use common::{
     outbox::Cursor,
     tls::{self, peer::Denied},
     wire::{
-        PodItem, Revision, Role, RouteChange, RouteKey, ScaleItem, Subscriber,
+        Part, PodItem, Revision, Role, RouteChange, RouteKey, ScaleItem, Subscriber,
         raw::{
             self,
             pods_server::{Pods, PodsServer},
@@ -130,24 +130,55 @@ fn batches(
 struct Follower {
     shared: Arc<Shared>,
     who: Subscriber,
-    stream: u64,
 }
 
 impl Follower {
     fn new(border: &Border, who: Subscriber) -> Self {
-        let stream = border.streams.fetch_add(1, Ordering::Relaxed);
         info!(role = ?who.role, name = who.name, "routes followed");
-        border.shared.step(Event::Follow(who.clone(), stream));
         border.shared.metrics.follows(1);
-        Self { shared: Arc::clone(&border.shared), who, stream }
+        Self { shared: Arc::clone(&border.shared), who }
     }
 }
 
 impl Drop for Follower {
     fn drop(&mut self) {
         info!(role = ?self.who.role, name = self.who.name, "routes no longer followed");
-        self.shared.step(Event::Unfollow(self.who.clone(), self.stream));
         self.shared.metrics.follows(-1);
+    }
+}
+
+/// Somebody who reports pods, for as long as the value lives.
+#[derive(Debug)]
+struct Reporter {
+    shared: Arc<Shared>,
+    who: Subscriber,
+    stream: u64,
+}
+
+impl Reporter {
+    fn new(border: &Border, who: Subscriber) -> Self {
+        let stream = border.streams.fetch_add(1, Ordering::Relaxed);
+        border.shared.step(Event::ReportBegin(who.clone(), stream));
+        Self { shared: Arc::clone(&border.shared), who, stream }
+    }
+
+    fn take(&self, item: PodItem) {
+        let (who, stream) = (self.who.clone(), self.stream);
+        self.shared.step(match item {
+            PodItem::Seen(seen) => Event::Seen(who, seen),
+            PodItem::Gone(uid) => Event::Unseen(who, uid),
+            PodItem::Avoided(uid) => Event::Avoided(who, stream, uid),
+            PodItem::AvoidedNoMore(uid) => Event::AvoidedNoMore(who, stream, uid),
+            PodItem::Synced => Event::ReportSynced(who, stream),
+            // A version means something only to the replica whose table it is of; what is avoided, to all.
+            PodItem::Applied(_) | PodItem::Sender(_) => return,
+        });
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        self.shared.step(Event::ReportEnd(self.who.clone(), self.stream));
     }
 }
 
@@ -170,31 +201,25 @@ impl Pods for Border {
     ) -> Result<Response<raw::Empty>, Status> {
         let peer = tls::peer(&request);
         let mut gate = Gate::new(&self.shutdown);
-        let (stop, mut from) = (gate.stop.clone(), None::<Subscriber>);
+        let (stop, mut from) = (gate.stop.clone(), None::<Reporter>);
         let each = |item: PodItem| {
             let allowed = match (&item, &from) {
                 (PodItem::Sender(who), _) => {
                     peer.may(who, "report", &[Role::Agent, Role::Activator])
                 }
-                (_, Some(who)) => peer.may_report(who, &item),
+                (_, Some(from)) => peer.may_report(&from.who, &item),
                 (_, None) => return,
             };
             if !gate.passes(allowed) {
                 return;
             }
             if let PodItem::Sender(who) = item {
-                from = Some(who.clone());
-                return self.shared.step(Event::ReportBegin(who));
+                from = Some(Reporter::new(self, who));
+                return;
             }
-            let Some(who) = from.clone() else { return };
-            self.shared.step(match item {
-                PodItem::Seen(seen) => Event::Seen(who, seen),
-                PodItem::Gone(uid) => Event::Unseen(who, uid),
-                PodItem::Applied(version) => Event::Applied(who, version),
-                PodItem::Avoided(_) | PodItem::AvoidedNoMore(_) => return,
-                PodItem::Synced => Event::ReportSynced(who),
-                PodItem::Sender(_) => return,
-            });
+            if let Some(from) = &from {
+                from.take(item);
+            }
         };
         let ended = link::receive(request.into_inner(), &stop, each).await;
         gate.end(ended)
@@ -299,6 +324,7 @@ impl Decider {
         }
         if all.chosen() != before.as_deref() {
             info!(before, now = all.chosen(), "another autoscaler's decisions count");
+            self.shared.step(Event::Choose(Part::Autoscaler, all.chosen().map(str::to_owned)));
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Every agent and activator reports to every replica of the controller, whichever of them serves its routes. It says
 //! of each draining pod that no new connection of its own goes there; the one that writes waits until all have
-//! said so. Table versions play no part: they compare within one stream only.
+//! said so. Table versions play no part: they compare within one stream only. Whoever runs, by the API server, and does
+//! not report here now, is missed as well: a controller that has just started must not take silence for consent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,6 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Followers {
     all: BTreeMap<String, Follower>,
+    /// Who runs, by the API server, with the pod in which it does.
+    expected: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,6 +63,28 @@ impl Followers {
         }
     }
 
+    /// The API server runs `who` in this pod.
+    pub fn expect(&mut self, who: &str, pod: &str) {
+        self.expected.insert(who.to_owned(), pod.to_owned());
+    }
+
+    /// That pod is gone. Returns whether anybody was expected of it.
+    pub fn lose(&mut self, pod: &str) -> bool {
+        let before = self.expected.len();
+        self.expected.retain(|_, runs| runs != pod);
+        self.expected.len() != before
+    }
+
+    /// How many report.
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether nobody reports.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// The pod was put back to work, or is gone: whatever was said of it speaks of the past.
     ///
     /// Without this, a pod that drains a second time could be stopped on word from the first.
@@ -72,7 +97,9 @@ impl Followers {
 
     /// Who has not let go of the pod yet.
     pub fn missing<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a str> {
-        self.all.iter().filter(|(_, it)| !it.avoids.contains(uid)).map(|(who, _)| who.as_str())
+        let silent = self.expected.keys().filter(|who| !self.all.contains_key(*who));
+        let all = self.all.iter().filter(|(_, it)| !it.avoids.contains(uid)).map(|(who, _)| who);
+        all.chain(silent).map(String::as_str)
     }
 
     /// Whether all have let go of the pod.
@@ -124,6 +151,20 @@ mod tests {
         all.synced("a", 2);
         assert!(all.all_avoid("p"));
         assert!(!all.all_avoid("q"));
+    }
+
+    #[test]
+    fn who_runs_and_does_not_report_is_missed() {
+        let mut all = Followers::default();
+        all.expect("agent/n1", "agent-x");
+        assert_eq!(missing(&all), ["agent/n1"]);
+        all.begin("agent/n1", 1);
+        all.avoids("agent/n1", 1, "p");
+        assert!(all.all_avoid("p"));
+        all.end("agent/n1", 1);
+        assert_eq!(missing(&all), ["agent/n1"], "its programs may still send");
+        assert!(!all.lose("other") && all.lose("agent-x"));
+        assert!(all.all_avoid("p"));
     }
 
     #[test]

@@ -150,6 +150,7 @@ pub async fn run_on_kubernetes(
         platform: Platform::Kubernetes,
         cluster_domain: cluster.cluster_domain.clone(),
         namespace: cluster.system_namespace.clone(),
+        pod: cluster.pod.clone(),
         activators: Vec::new(),
         ..config.settings(String::new(), policy::AutoscalerConfig::default())
     };

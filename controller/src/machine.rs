@@ -12,7 +12,7 @@ use std::{
 use common::{
     node::{self, PodOrder, PodStatus},
     outbox::Outbox,
-    wire::{Decision, Name, PodSeen, Role, RouteChange, RouteKey, Subscriber},
+    wire::{Decision, Name, Part, PodSeen, RouteChange, RouteKey, Subscriber},
 };
 use serde_json::Value;
 use tracing::info;
@@ -22,15 +22,15 @@ use crate::{
     kube::{Key, Trouble},
     plan::{self, Facts, Plan},
     render::ObjectKey,
-    world::{
-        App, Decided, Kind, Manifest, Peer, Platform, Pod, Revision, Stage, Stamp, Truth, World,
-    },
+    world::{App, Decided, Kind, Manifest, Platform, Pod, Revision, Stage, Stamp, Truth, World},
 };
 
 mod allot;
 mod keys;
 mod manifest;
 mod observe;
+mod parts;
+mod reports;
 mod said;
 mod settings;
 
@@ -56,20 +56,22 @@ pub enum Event {
     DecisionsBegin,
     /// It has named every revision.
     DecisionsSynced,
-    /// An agent's or activator's report has begun.
-    ReportBegin(Subscriber),
+    /// An agent's or activator's report has begun, on the stream of this number.
+    ReportBegin(Subscriber, u64),
     /// It sees a pod.
     Seen(Subscriber, PodSeen),
     /// It sees a pod no more.
     Unseen(Subscriber, String),
+    /// It opens no connection to this draining pod.
+    Avoided(Subscriber, u64, String),
+    /// It may open connections to the pod again.
+    AvoidedNoMore(Subscriber, u64, String),
     /// It has named every pod.
-    ReportSynced(Subscriber),
-    /// It has a RouteTable version in force.
-    Applied(Subscriber, u64),
-    /// It follows the RouteTable, by the stream of this number.
-    Follow(Subscriber, u64),
+    ReportSynced(Subscriber, u64),
     /// That stream has ended.
-    Unfollow(Subscriber, u64),
+    ReportEnd(Subscriber, u64),
+    /// This replica of a part counts, or none.
+    Choose(Part, Option<String>),
     /// The node says how a pod fares.
     Status(PodStatus),
     /// An object of the API server as it is; without one: it is gone.
@@ -99,6 +101,8 @@ pub struct Effects {
     pub keys: Vec<Key>,
     /// What people should read on ConfigMaps.
     pub news: Vec<ConfigNews>,
+    /// Reports of pods that run on another node than their reporter.
+    pub refused: u64,
 }
 
 /// The controller's core.
@@ -115,7 +119,7 @@ pub struct Machine {
     /// Pods that were observed before their Revision, by that.
     early: BTreeMap<Name, BTreeMap<Name, Pod>>,
     /// Pods each reporter has named, by reporter.
-    reports: BTreeMap<String, Report>,
+    reports: BTreeMap<String, reports::Report>,
     /// Revisions the current decision stream has not named yet.
     undecided: Option<BTreeSet<Name>>,
     /// Apps with draining pods.
@@ -125,12 +129,6 @@ pub struct Machine {
     timers: BTreeSet<(Stamp, Name)>,
     timer_of: BTreeMap<Name, Stamp>,
     effects: Effects,
-}
-
-#[derive(Debug, Default)]
-struct Report {
-    pods: BTreeSet<String>,
-    unnamed: Option<BTreeSet<String>>,
 }
 
 impl Machine {
@@ -202,16 +200,14 @@ impl Machine {
                     self.undecide(&revision, now);
                 }
             }
-            Event::ReportBegin(who) => {
-                let report = self.reports.entry(reporter(&who)).or_default();
-                report.unnamed = Some(std::mem::take(&mut report.pods));
-            }
+            Event::ReportBegin(who, stream) => self.report_begin(&who, stream),
             Event::Seen(who, seen) => self.see(&who, seen, now),
             Event::Unseen(who, uid) => self.unsee(&who, &uid, now),
-            Event::ReportSynced(who) => self.report_synced(&who, now),
-            Event::Applied(who, version) => self.applied(&who, version, now),
-            Event::Follow(who, stream) => self.follow(&who, stream),
-            Event::Unfollow(who, stream) => self.unfollow(&who, stream, now),
+            Event::Avoided(who, stream, uid) => self.avoid(&who, stream, &uid, true, now),
+            Event::AvoidedNoMore(who, stream, uid) => self.avoid(&who, stream, &uid, false, now),
+            Event::ReportSynced(who, stream) => self.report_synced(&who, stream, now),
+            Event::ReportEnd(who, stream) => self.report_end(&who, stream, now),
+            Event::Choose(part, chosen) => self.choose(part, chosen),
             Event::Status(status) => self.status(status, now),
             Event::Observe(resource, name, object) => {
                 self.observe(resource, name, object.as_deref(), now);
@@ -278,86 +274,6 @@ impl Machine {
             .map(named)
     }
 
-    fn see(&mut self, who: &Subscriber, seen: PodSeen, now: Stamp) {
-        let report = self.reports.entry(reporter(who)).or_default();
-        report.pods.insert(seen.uid.clone());
-        if let Some(unnamed) = &mut report.unnamed {
-            unnamed.remove(&seen.uid);
-        }
-        let Some(app) = self.owners.get(&seen.uid).cloned() else { return };
-        let (uid, idle) = (seen.uid.clone(), seen.in_flight == 0);
-        let news = PodSeen { in_flight: 0, ..seen.clone() };
-        let before = self.world.seen.insert(uid, seen);
-        let same = before.is_some_and(|it| PodSeen { in_flight: 0, ..it } == news);
-        if !same || (idle && self.draining.contains(&app)) {
-            self.settle(&app, None, false, now);
-        }
-    }
-
-    fn unsee(&mut self, who: &Subscriber, uid: &str, now: Stamp) {
-        if let Some(report) = self.reports.get_mut(&reporter(who)) {
-            report.pods.remove(uid);
-        }
-        self.forget_seen(uid, now);
-    }
-
-    /// What its agent does not see is not there, whatever was remembered of it.
-    fn forget_seen(&mut self, uid: &str, now: Stamp) {
-        let seen = self.world.seen.remove(uid).is_some();
-        let Some(name) = self.owners.get(uid).cloned() else { return };
-        let pods = self.world.apps.get_mut(&name).map(|app| &mut app.revisions);
-        let mut pods = pods.into_iter().flatten().flat_map(|it| &mut it.pods);
-        let remembered = pods.find(|pod| *pod.uid == *uid).and_then(|it| it.remembered.take());
-        if seen || remembered.is_some() {
-            self.settle(&name, None, false, now);
-        }
-    }
-
-    fn report_synced(&mut self, who: &Subscriber, now: Stamp) {
-        let Some(report) = self.reports.get_mut(&reporter(who)) else { return };
-        let Some(mut gone) = report.unnamed.take() else { return };
-        if who.role == Role::Agent {
-            let remembered = self.world.apps.values().flat_map(|app| app.pods());
-            let remembered = remembered.filter(|(_, pod)| pod.remembered.is_some());
-            let silent = remembered.filter(|(_, pod)| !report.pods.contains(&*pod.uid));
-            gone.extend(silent.map(|(_, pod)| pod.uid.to_string()));
-        }
-        for uid in gone {
-            self.forget_seen(&uid, now);
-        }
-    }
-
-    fn applied(&mut self, who: &Subscriber, version: u64, now: Stamp) {
-        let newest = self.routes.version();
-        let Some(peer) = self.world.peers.get_mut(&reporter(who)) else { return };
-        // A version from before this stream speaks of another table.
-        if (peer.from..=newest).contains(&version) && version > peer.applied {
-            peer.applied = version;
-            self.settle_draining(now);
-        }
-    }
-
-    fn follow(&mut self, who: &Subscriber, stream: u64) {
-        if matches!(who.role, Role::Agent | Role::Activator) {
-            let from = self.routes.version();
-            self.world.peers.insert(reporter(who), Peer { stream, from, applied: 0 });
-        }
-    }
-
-    fn unfollow(&mut self, who: &Subscriber, stream: u64, now: Stamp) {
-        let key = reporter(who);
-        if self.world.peers.get(&key).is_some_and(|peer| peer.stream == stream) {
-            self.world.peers.remove(&key);
-            self.settle_draining(now);
-        }
-    }
-
-    fn settle_draining(&mut self, now: Stamp) {
-        for name in self.draining.clone() {
-            self.settle(&name, None, false, now);
-        }
-    }
-
     fn status(&mut self, status: PodStatus, now: Stamp) {
         let Some(app) = self.owners.get(&status.uid).cloned() else { return };
         let (uid, gone) = (status.uid.clone(), status.phase == node::PodPhase::Gone);
@@ -371,7 +287,7 @@ impl Machine {
         self.settle(&app, None, false, now);
         if gone {
             self.world.statuses.remove(&uid);
-            self.world.seen.remove(&uid);
+            self.forget_reports(&uid);
         }
     }
 
@@ -411,7 +327,7 @@ impl Machine {
         let Some(current) = self.world.apps.get(name).cloned() else { return };
         let plan = plan::app(&self.world, name, now);
         let before = before.unwrap_or(&current);
-        let stamped = self.say_routes(name, before, &plan);
+        self.say_routes(name, before, &plan);
         match self.world.settings.platform {
             Platform::Local => {
                 self.orders(name, before, plan.app.as_ref());
@@ -423,11 +339,11 @@ impl Machine {
             }
         }
         self.set_timer(name, plan.timer);
-        let Some(mut app) = plan.app else {
+        reports::forget_revived(&mut self.world, &current, plan.app.as_ref());
+        let Some(app) = plan.app else {
             self.forget(name);
             return;
         };
-        let again = stamp(&mut app, stamped);
         let drains = |(_, pod): (_, &Pod)| matches!(pod.stage, Stage::Draining { .. });
         if app.pods().any(drains) {
             self.draining.insert(name.clone());
@@ -436,13 +352,10 @@ impl Machine {
         }
         log_changes(name, before, &app);
         self.world.apps.insert(name.clone(), Box::new(app));
-        if again {
-            self.settle_one(name, None, false, now);
-        }
     }
 
-    /// Tells the RouteTable's box what changed. Returns its version, with all of it said.
-    fn say_routes(&self, name: &Name, before: &App, plan: &Plan) -> u64 {
+    /// Tells the RouteTable's box what changed.
+    fn say_routes(&self, name: &Name, before: &App, plan: &Plan) {
         let mut said = BTreeSet::new();
         for change in &plan.routes {
             let Some(key) = change.key() else { continue };
@@ -452,7 +365,6 @@ impl Machine {
         for key in keys(name, before).filter(|key| !said.contains(key)) {
             self.routes.remove(&key);
         }
-        self.routes.version()
     }
 
     fn orders(&mut self, name: &Name, before: &App, after: Option<&App>) {
@@ -476,7 +388,7 @@ impl Machine {
             after.iter().flat_map(|app| app.pods()).map(|(_, pod)| &*pod.uid).collect();
         for (_, pod) in before.pods().filter(|(_, pod)| !kept.contains(&*pod.uid)) {
             self.owners.remove(&*pod.uid);
-            self.world.seen.remove(&*pod.uid);
+            self.forget_reports(&pod.uid);
             self.effects.objects.push(ObjectKey::pod(&name.namespace, &pod.name));
         }
     }
@@ -547,11 +459,6 @@ impl Machine {
     }
 }
 
-/// Names a reporter: one part may be agent and another activator under the same name.
-fn reporter(who: &Subscriber) -> String {
-    format!("{:?}/{}", who.role, who.name)
-}
-
 /// Every subject the app may have in the RouteTable; those that go first are named first.
 fn keys(name: &Name, app: &App) -> impl Iterator<Item = RouteKey> {
     let full = |own: &str| Name::new(name.namespace.as_str(), own);
@@ -560,18 +467,6 @@ fn keys(name: &Name, app: &App) -> impl Iterator<Item = RouteKey> {
     let pods = app.pods().map(|(_, pod)| RouteKey::Pod(pod.uid.to_string()));
     let revisions = app.revisions.iter().map(|it| RouteKey::Revision(full(&it.name)));
     services.chain(pods).chain(revisions).collect::<Vec<_>>().into_iter()
-}
-
-/// Notes on pods that began to drain which table version says so. Returns whether there were any.
-fn stamp(app: &mut App, said: u64) -> bool {
-    let mut any = false;
-    for pod in app.revisions.iter_mut().flat_map(|it| &mut it.pods) {
-        if let Stage::Draining { version: version @ None, .. } = &mut pod.stage {
-            *version = Some(said);
-            any = true;
-        }
-    }
-    any
 }
 
 fn log_changes(name: &Name, before: &App, after: &App) {

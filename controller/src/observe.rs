@@ -2,11 +2,14 @@
 //!
 //! What cannot be read is left out rather than refused: the object is there all the same.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use common::{
     node::{ContainerState, ContainerStatus, PodPhase, PodStatus},
-    wire::{Activator, Name},
+    wire::{Activator, Name, Part, Replica},
 };
 use serde_json::Value;
 
@@ -190,12 +193,13 @@ pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
         name: text(&meta["name"])?,
         created: restore::meta(object).created,
         was_ready: false,
-        stage: since.map_or(Stage::Serving, |since| Stage::Draining { version: None, since }),
+        stage: since.map_or(Stage::Serving, |since| Stage::Draining { since }),
         remembered: None,
         placed: Some(Box::new(Placed {
             node: text(&object["spec"]["nodeName"]).unwrap_or_default(),
             kubelet: kubelet(status),
             deleted,
+            draining: since,
             unschedulable: unschedulable(status),
         })),
     };
@@ -285,11 +289,51 @@ pub fn zone(object: &Value) -> Option<String> {
     label(object, ZONE).map(Into::into)
 }
 
-/// An activator's pod, with whether it is ready and stays.
-pub fn activator(object: &Value) -> Option<(Activator, Standing)> {
-    if label(object, "app") != Some("activator") {
+/// A pod of one of our own parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Own {
+    /// An activator, with whether it is ready and stays.
+    Activator(Activator, Standing),
+    /// The agent of a node.
+    Agent {
+        /// That node.
+        node: String,
+    },
+    /// A replica of the controller or the autoscaler.
+    Replica(Part, Replica),
+}
+
+/// Where the controller takes streams.
+const CONTROLLER_PORT: u16 = 7100;
+/// Where autoscalers do.
+const AUTOSCALER_PORT: u16 = 7110;
+
+/// The part that a pod of the system namespace is, by its label `app`.
+pub fn own(object: &Value) -> Option<Own> {
+    if made_for(object).is_some() {
         return None;
     }
+    let replica = |part, port| {
+        let status = &object["status"];
+        let ended = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
+        let address =
+            addresses(status).first().copied().filter(|_| !ended && !is_deleted(object))?;
+        let address = SocketAddr::new(address, port);
+        Some(Own::Replica(part, Replica { name: name(object).name, address }))
+    };
+    match label(object, "app")? {
+        "activator" => activator(object).map(|(it, standing)| Own::Activator(it, standing)),
+        "rouse-agent" => {
+            let node = text(&object["spec"]["nodeName"]).filter(|it| !it.is_empty())?;
+            Some(Own::Agent { node: node.into() })
+        }
+        "controller" => replica(Part::Controller, CONTROLLER_PORT),
+        "autoscaler" => replica(Part::Autoscaler, AUTOSCALER_PORT),
+        _ => None,
+    }
+}
+
+fn activator(object: &Value) -> Option<(Activator, Standing)> {
     let status = &object["status"];
     let activator = Activator {
         name: name(object).name,

@@ -4,12 +4,13 @@
 //! Revision is ours where it is made for something, and its status always.
 
 use common::wire::Name;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     children::{self, Object, Resource, child_name, deployment, images, scaling, services, slices},
     knative::key,
     kube::{Key, Part, Want},
+    observe::DRAINING,
     plan::{self, Facts},
     render::{self, ObjectKey, ObjectKind},
     world::{Allotment, App, Owner, Pod, Revision, Routing, Stage, Uid, World},
@@ -31,9 +32,9 @@ pub fn want(world: &World, key: &Key) -> Want {
         | Resource::Image => child(world, key),
         Resource::Service => service(world, key),
         Resource::EndpointSlice => slice(world, key),
+        Resource::Pod => pod(world, key),
         Resource::DomainMapping
         | Resource::ClusterDomainClaim
-        | Resource::Pod
         | Resource::Node
         | Resource::ConfigMap => Want::Any,
     }
@@ -278,6 +279,45 @@ fn scale(made: &Made<'_>) -> Want {
     Want::Scale { replicas, leaving: leaving.collect() }
 }
 
+/// What we note on a pod: that it drains, for the replicas of the controller that do not lead.
+fn pod(world: &World, key: &Key) -> Want {
+    let found = match key.name.name.rsplit_once("-deployment-") {
+        Some((revision, _)) => world.revision(&key.name.namespace, revision),
+        None => None,
+    };
+    let in_space = |(name, _): &(&Name, _)| name.namespace == key.name.namespace;
+    // A Deployment of a long name has another one.
+    let all = || world.apps.iter().filter(in_space).flat_map(|(_, app)| &app.revisions);
+    let mut revisions: Box<dyn Iterator<Item = &Revision>> = match found {
+        Some(found) => Box::new(std::iter::once(found)),
+        None => Box::new(all()),
+    };
+    let own = |it: &&Pod| *it.name == *key.name.name;
+    let Some(pod) = revisions.find_map(|it| it.pods.iter().find(own)) else { return Want::Any };
+    let Some(placed) = pod.placed.as_ref().filter(|it| !it.deleted) else { return Want::Any };
+    let annotations = match (pod.stage, placed.draining) {
+        (Stage::Serving, None) => return Want::Any,
+        (Stage::Serving, Some(_)) => json!({}),
+        (Stage::Draining { since } | Stage::Stopping { since }, noted) => {
+            json!({DRAINING: noted.unwrap_or(since).rfc3339()})
+        }
+    };
+    let meta = json!({
+        "name": key.name.name, "namespace": key.name.namespace, "annotations": annotations,
+    });
+    Want::Body(json!({"apiVersion": "v1", "kind": "Pod", "metadata": meta}))
+}
+
+/// Pods of a Revision on which something else is noted than what holds.
+pub fn noted<'a>(namespace: &'a str, revision: &'a Revision) -> impl Iterator<Item = Key> + 'a {
+    let wrong = |pod: &&Pod| {
+        let placed = pod.placed.as_ref().filter(|it| !it.deleted);
+        placed.is_some_and(|it| it.draining.is_some() != (pod.stage != Stage::Serving))
+    };
+    let pods = revision.pods.iter().filter(wrong);
+    pods.map(move |pod| Key::new(Resource::Pod, Part::Object, Name::new(namespace, &*pod.name)))
+}
+
 /// A Service of Kubernetes: a Route's name, or one of a Revision's two.
 fn service(world: &World, key: &Key) -> Want {
     if key.part != Part::Object {
@@ -411,6 +451,7 @@ pub fn keys(name: &Name, app: &App, world: &World) -> Vec<Key> {
     for revision in &app.revisions {
         all.extend(made(&name.namespace, revision, &containers(revision, world)));
         all.extend(scaled(&name.namespace, revision));
+        all.extend(noted(&name.namespace, revision));
     }
     all
 }

@@ -12,12 +12,13 @@ use std::{
 
 use common::{
     node::PodStatus,
-    wire::{Activator, Activity, Name, Path, PodSeen},
+    wire::{Activator, Activity, Name, Part, Path, PodSeen, Replicas},
 };
 use k8s_openapi::jiff;
 
 use crate::{
-    children, config_maps::Configs, observe::Standing, plan::Templates, policy::AutoscalerConfig,
+    children, config_maps::Configs, followers::Followers, observe::Standing, plan::Templates,
+    policy::AutoscalerConfig,
 };
 
 mod conditions;
@@ -361,6 +362,8 @@ pub struct Placed {
     pub kubelet: Kubelet,
     /// Somebody deleted it.
     pub deleted: bool,
+    /// Since when it drains, as the leader has noted on it.
+    pub draining: Option<Stamp>,
     /// Why no node takes it.
     pub unschedulable: Option<Why>,
 }
@@ -384,8 +387,6 @@ pub enum Stage {
     Serving,
     /// It gets no new connections and waits for its last request to end.
     Draining {
-        /// RouteTable version that says so; `None` until it is said.
-        version: Option<u64>,
         /// Since when.
         since: Stamp,
     },
@@ -413,6 +414,8 @@ pub struct Settings {
     pub platform: Platform,
     /// The namespace of our own parts.
     pub namespace: String,
+    /// Our own pod.
+    pub pod: String,
     /// What operators chose for Deployments.
     pub children: children::Config,
     /// Domain of URLs from outside: `http://NAME.NAMESPACE.DOMAIN`.
@@ -442,6 +445,7 @@ impl Default for Settings {
         Self {
             platform: Platform::Local,
             namespace: "knative-serving".into(),
+            pod: String::new(),
             children: children::Config::default(),
             domain: "localhost".into(),
             cluster_domain: "cluster.local".into(),
@@ -470,17 +474,6 @@ impl Settings {
     }
 }
 
-/// A part that follows the RouteTable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// Which of its streams is open now.
-    pub stream: u64,
-    /// Table version at which that stream began.
-    pub from: u64,
-    /// Newest table version in force there.
-    pub applied: u64,
-}
-
 /// Everything observed at one moment.
 #[derive(Clone, Debug)]
 pub struct World {
@@ -496,8 +489,10 @@ pub struct World {
     pub seen: BTreeMap<String, PodSeen>,
     /// How pods fare on the local node, by UID.
     pub statuses: BTreeMap<String, PodStatus>,
-    /// Agents and activators that follow the RouteTable now, by role and name.
-    pub peers: BTreeMap<String, Peer>,
+    /// Agents and activators, by role and name, and which draining pods each has let go of.
+    pub followers: Followers,
+    /// Replicas of the parts that others open streams to.
+    pub replicas: BTreeMap<Part, Replicas>,
     /// What the Revisions' templates say.
     pub templates: Templates,
     /// ClusterIP numbers in use.
@@ -600,7 +595,8 @@ impl Default for World {
             apps: BTreeMap::new(),
             seen: BTreeMap::new(),
             statuses: BTreeMap::new(),
-            peers: BTreeMap::new(),
+            followers: Followers::default(),
+            replicas: BTreeMap::new(),
             templates: Templates::default(),
             hosts: BTreeSet::new(),
             ports: BTreeSet::new(),
@@ -615,11 +611,6 @@ impl Default for World {
 }
 
 impl World {
-    /// Whether every live agent and activator has the RouteTable `version` in force.
-    pub fn all_applied(&self, version: u64) -> bool {
-        self.peers.values().all(|peer| peer.applied >= version)
-    }
-
     /// A Revision by name, whichever app it belongs to.
     pub fn revision(&self, namespace: &str, name: &str) -> Option<&Revision> {
         let app = self.app_of(&Name::new(namespace, name))?;

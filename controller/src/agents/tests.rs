@@ -129,7 +129,10 @@ async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route(
     let version = until(&mut table, draining).await.version;
     let PodItem::Seen(last) = seen(&uid) else { unreachable!("a pod") };
     reports.set(PodKey::Pod(uid.clone()), PodItem::Seen(PodSeen { drained: true, ..last }));
+    tokio::task::yield_now().await;
+    assert_eq!(ordered.borrow().pods.len(), 1, "nobody has let go of it");
     reports.set(PodKey::Applied, PodItem::Applied(version));
+    reports.set(PodKey::Avoided(uid.clone()), PodItem::Avoided(uid.clone()));
     until(&mut ordered, |it| it.pods.is_empty()).await;
     until(&mut table, |view| view.table.pods.is_empty()).await;
 
@@ -138,7 +141,7 @@ async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route(
 }
 
 #[tokio::test]
-async fn who_no_longer_follows_is_not_waited_for() {
+async fn who_no_longer_reports_is_not_waited_for() {
     let (endpoint, shutdown) = (endpoint(), CancellationToken::new());
     let (orders, _ordered) = watch::channel(Orders::default());
     let shared = Arc::new(Shared::new(Machine::new(World::default(), Outbox::new()), orders));
@@ -146,11 +149,13 @@ async fn who_no_longer_follows_is_not_waited_for() {
     let (server, at, stop) = (Arc::clone(&shared), endpoint.clone(), shutdown.clone());
     let server = tokio::spawn(async move { serve(server, &at, stop).await });
     let gone = CancellationToken::new();
-    let mut table = routes(link(&endpoint, Role::Agent, &gone));
-    until(&mut table, common::wire::RouteView::is_synced).await;
-    assert_eq!(shared.look(|machine| machine.world().peers.len()), 1);
+    let agent = link(&endpoint, Role::Agent, &gone);
+    tokio::spawn(async move { agent.report_pods(&Outbox::new()).await });
+    while shared.look(|machine| machine.world().followers.is_empty()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     gone.cancel();
-    while shared.look(|machine| !machine.world().peers.is_empty()) {
+    while shared.look(|machine| !machine.world().followers.is_empty()) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(shared.look(|machine| machine.route(&RouteKey::Pod("none".into()))), None);

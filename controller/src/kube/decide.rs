@@ -81,7 +81,10 @@ fn identity(key: &Key, seen: &Seen) -> Value {
 fn object(key: &Key, mut body: Value, seen: Option<&Seen>) -> Action {
     let wanted = body_hash(key.resource, &body);
     body["metadata"]["annotations"][APPLIED] = json!(format!("{wanted:016x}"));
-    let Some(seen) = seen else { return Action::Create(body) };
+    let Some(seen) = seen else {
+        // Pods are not ours to make: we only note something on them.
+        return if key.resource == Resource::Pod { Action::None } else { Action::Create(body) };
+    };
     if let Some(trouble) = foreign(key, &body, seen) {
         return Action::NotOwned(trouble);
     }

@@ -39,6 +39,7 @@ pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &Wo
         }
         if old != Some(revision) {
             keys.extend(want::scaled(&name.namespace, revision));
+            keys.extend(want::noted(&name.namespace, revision));
         }
     }
     let lost = before.revisions.iter().filter(|it| after.revision(&it.name).is_none());

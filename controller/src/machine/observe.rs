@@ -4,16 +4,15 @@ use std::collections::BTreeSet;
 
 use common::{
     node::PodPhase,
-    wire::{Activator, Name, RouteChange, RouteKey},
+    wire::{Name, Part},
 };
 use serde_json::Value;
 use tracing::info;
 
-use super::{Machine, Said, allot};
+use super::{Machine, allot};
 use crate::{
     children::Resource,
-    observe::{self, Standing},
-    render, restore,
+    observe, render, restore,
     world::{App, Configuration, Kubelet, Pod, Revision, Route, Service, Stage, Stamp, World},
 };
 
@@ -166,6 +165,7 @@ impl Machine {
             self.world.odd.insert(name.clone(), owner.clone());
         }
         let early = self.early.remove(name).unwrap_or_default();
+        let pods: Vec<Box<str>> = early.values().map(|pod| pod.uid.clone()).collect();
         self.change(owner, now, |app, world| {
             let mut seen = observe::revision(object);
             seen.template = world.templates.share(&seen.template);
@@ -181,9 +181,12 @@ impl Machine {
             app.revisions
                 .sort_by(|a, b| (a.meta.generation, &a.name).cmp(&(b.meta.generation, &b.name)));
             for pod in early.into_values() {
-                put_pod(app, &name.name, pod, now);
+                put_pod(app, &name.name, pod, world.leads, now);
             }
         });
+        for uid in pods {
+            self.take_early(&uid, now);
+        }
     }
 
     fn observe_deployment(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
@@ -204,11 +207,8 @@ impl Machine {
     }
 
     fn observe_pod(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
-        if let Some((activator, standing)) = object.and_then(observe::activator) {
-            return self.observe_activator(activator, standing);
-        }
-        if self.world.activators.contains_key(&name.name) && object.is_none() {
-            return self.lose_activator(&name.name);
+        if self.observe_own(name, object, now) {
+            return;
         }
         match object.filter(|it| observe::made_for(it).is_some()).and_then(|it| {
             let owner = observe::app(it)?;
@@ -226,11 +226,14 @@ impl Machine {
                     self.early.entry(made_for).or_default().insert(name.clone(), pod);
                     return;
                 }
-                let planned =
-                    self.change(owner.clone(), now, |app, _| put_pod(app, &revision, pod, now));
+                let uid = pod.uid.clone();
+                let planned = self.change(owner.clone(), now, |app, world| {
+                    put_pod(app, &revision, pod, world.leads, now);
+                });
                 if !planned && !same {
                     self.settle(&owner, None, false, now);
                 }
+                self.take_early(&uid, now);
             }
             None => self.lose_pod(name, now),
         }
@@ -252,7 +255,7 @@ impl Machine {
             }
         });
         self.world.statuses.remove(&*uid);
-        self.world.seen.remove(&*uid);
+        self.forget_reports(&uid);
         self.owners.remove(&*uid);
     }
 
@@ -270,38 +273,11 @@ impl Machine {
         self.change(owner, now, |app, world| allot::allot(app, &own, world));
     }
 
-    fn observe_activator(&mut self, mut activator: Activator, standing: Standing) {
-        activator.zone = self.world.zones.get(&activator.node).cloned().unwrap_or_default();
-        let seen = (activator.clone(), standing);
-        let before = self.world.activators.insert(activator.name.clone(), seen.clone());
-        if before.as_ref() == Some(&seen) {
-            return;
-        }
-        info!(activator = activator.name, ?standing, "activator seen");
-        let key = RouteKey::Activator(activator.name.clone());
-        match standing {
-            Standing::Ready => self.routes.set(key, Said::of(&RouteChange::Activator(activator))),
-            Standing::Waits | Standing::Leaving => self.routes.remove(&key),
-        }
-        self.activators_changed();
-    }
-
-    fn lose_activator(&mut self, name: &str) {
-        self.world.activators.remove(name);
-        self.routes.remove(&RouteKey::Activator(name.to_owned()));
-        self.activators_changed();
-    }
-
-    /// Every name's slices are looked at again; only those whose choice changed are written.
-    fn activators_changed(&mut self) {
-        let names = self.world.apps.iter().filter(|(_, app)| app.route.is_some());
-        let keys = names.flat_map(|(name, app)| crate::want::slices(name, app));
-        self.effects.keys.extend(keys.collect::<Vec<_>>());
-    }
-
     /// We lead now, or do not any more.
     pub(super) fn lead(&mut self, leads: bool, now: Stamp) {
         self.world.leads = leads;
+        let own = self.world.settings.pod.clone();
+        self.choose(Part::Controller, leads.then_some(own).filter(|it| !it.is_empty()));
         if !leads {
             return;
         }
@@ -325,7 +301,9 @@ fn shared(mut manifest: crate::world::Manifest, world: &World) -> crate::world::
 }
 
 /// Puts a pod where it belongs. What was decided of one that is known stays, but for what only Kubernetes knows.
-fn put_pod(app: &mut App, revision: &str, mut pod: Pod, now: Stamp) {
+///
+/// Who leads decides which pods drain and notes it on them; the others read it there.
+fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp) {
     let Some(revision) = app.revisions.iter_mut().find(|it| *it.name == *revision) else { return };
     let deleted = pod.is_deleted();
     match revision.pods.iter_mut().find(|it| it.uid == pod.uid) {
@@ -336,14 +314,20 @@ fn put_pod(app: &mut App, revision: &str, mut pod: Pod, now: Stamp) {
             {
                 placed.kubelet = Kubelet::Lost;
             }
+            let noted = pod.placed.as_ref().and_then(|it| it.draining);
             known.placed = pod.placed;
-            if deleted && known.stage == Stage::Serving {
-                known.stage = Stage::Draining { version: None, since: now };
+            match (known.stage, noted) {
+                (Stage::Serving, _) if deleted => known.stage = Stage::Draining { since: now },
+                (Stage::Serving, Some(since)) if !leads => known.stage = Stage::Draining { since },
+                (Stage::Draining { .. } | Stage::Stopping { .. }, None) if !leads && !deleted => {
+                    known.stage = Stage::Serving;
+                }
+                (Stage::Serving | Stage::Draining { .. } | Stage::Stopping { .. }, _) => {}
             }
         }
         None => {
             if deleted && pod.stage == Stage::Serving {
-                pod.stage = Stage::Draining { version: None, since: now };
+                pod.stage = Stage::Draining { since: now };
             }
             revision.pods.push(pod);
         }

@@ -69,7 +69,9 @@ impl Machine {
             RouteKey::Service(name) => self.world.app_named(name)?,
             RouteKey::Revision(name) => self.world.app_of(name)?,
             RouteKey::Pod(uid) => self.owners.get(uid)?.clone(),
-            RouteKey::Replicas(_) => return None,
+            RouteKey::Replicas(part) => {
+                return self.world.replicas.get(part).cloned().map(RouteChange::Replicas);
+            }
             RouteKey::Activator(name) => {
                 let mut fixed = self.world.settings.activators.iter();
                 let seen = self.world.activators.get(name).map(|(activator, _)| activator);

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use common::{
     node::{ContainerState, ContainerStatus, PodPhase as NodePhase},
-    wire::{Activity, Path, PodPhase, RouteTable},
+    wire::{Activity, Path, PodPhase, Role, RouteTable},
 };
 
 use super::*;
@@ -252,22 +252,21 @@ fn a_decision_becomes_an_order_and_a_listener_becomes_a_route_in_one_step_each()
 }
 
 #[test]
-fn a_pod_stops_after_every_follower_applied_and_its_last_request_ended() {
+fn a_pod_stops_after_every_follower_avoids_it_and_its_last_request_ended() {
     let mut sim = Sim::new();
     sim.apply(HELLO);
-    sim.step(Event::Follow(agent(), 1));
-    sim.step(Event::Follow(activator(), 2));
+    sim.step(Event::ReportBegin(agent(), 1));
+    sim.step(Event::ReportBegin(activator(), 2));
     sim.decide(1);
     sim.ready_all();
     let uid = sim.uids()[0].clone();
     sim.see(&uid, |it| it.in_flight = 1);
     sim.decide(0);
     assert_eq!(sim.phases(), [PodPhase::Draining]);
-    let version = sim.machine.routes.version();
-    sim.step(Event::Applied(agent(), version));
+    sim.step(Event::Avoided(agent(), 1, uid.clone()));
     sim.see(&uid, |it| (it.in_flight, it.drained) = (0, true));
-    assert_eq!(sim.pods.len(), 1, "the activator has not applied yet");
-    sim.step(Event::Applied(activator(), version));
+    assert_eq!(sim.pods.len(), 1, "the activator may still send");
+    sim.step(Event::Avoided(activator(), 2, uid.clone()));
     assert_eq!(sim.pods.len(), 0);
     assert_eq!(sim.phases(), []);
     sim.step(Event::Status(PodStatus {
@@ -283,7 +282,7 @@ fn a_pod_stops_after_every_follower_applied_and_its_last_request_ended() {
 fn a_draining_pod_serves_again_when_it_is_wanted_again() {
     let mut sim = Sim::new();
     sim.apply(HELLO);
-    sim.step(Event::Follow(agent(), 1));
+    sim.step(Event::ReportBegin(agent(), 1));
     sim.decide(1);
     sim.ready_all();
     sim.decide(0);
@@ -293,10 +292,32 @@ fn a_draining_pod_serves_again_when_it_is_wanted_again() {
 }
 
 #[test]
+fn word_from_before_a_pod_served_again_does_not_let_it_go() {
+    let mut sim = Sim::new();
+    sim.apply(HELLO);
+    sim.step(Event::ReportBegin(agent(), 1));
+    sim.step(Event::ReportBegin(activator(), 2));
+    sim.decide(1);
+    sim.ready_all();
+    let uid = sim.uids()[0].clone();
+    sim.decide(0);
+    for (who, stream) in [(agent(), 1), (activator(), 2)] {
+        sim.step(Event::Avoided(who, stream, uid.clone()));
+    }
+    sim.decide(1);
+    sim.decide(0);
+    sim.see(&uid, |it| it.drained = true);
+    assert_eq!(sim.pods.len(), 1, "they may have begun to send again meanwhile");
+    sim.step(Event::Avoided(agent(), 1, uid.clone()));
+    sim.step(Event::ReportEnd(activator(), 2));
+    assert_eq!(sim.pods.len(), 0, "one is gone, the other avoids it");
+}
+
+#[test]
 fn a_silent_follower_is_waited_for_one_second() {
     let mut sim = Sim::new();
     sim.apply(HELLO);
-    sim.step(Event::Follow(agent(), 1));
+    sim.step(Event::ReportBegin(agent(), 1));
     sim.decide(1);
     sim.ready_all();
     let uid = sim.uids()[0].clone();
@@ -547,12 +568,12 @@ fn tags_get_names_of_their_own_that_last() {
 fn what_an_agent_no_longer_sees_is_not_ready() {
     let mut sim = Sim::new();
     sim.apply(HELLO);
-    sim.step(Event::ReportBegin(agent()));
-    sim.step(Event::ReportSynced(agent()));
+    sim.step(Event::ReportBegin(agent(), 1));
+    sim.step(Event::ReportSynced(agent(), 1));
     sim.decide(1);
     sim.ready_all();
-    sim.step(Event::ReportBegin(agent()));
+    sim.step(Event::ReportBegin(agent(), 1));
     assert_eq!(sim.phases(), [PodPhase::Ready], "a broken stream changes nothing");
-    sim.step(Event::ReportSynced(agent()));
+    sim.step(Event::ReportSynced(agent(), 1));
     assert_eq!(sim.phases(), [PodPhase::Starting]);
 }

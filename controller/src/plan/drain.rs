@@ -1,7 +1,7 @@
 //! Pure: stopping a pod without losing a request.
 //!
-//! A pod leaves in three steps: it is marked draining in the RouteTable; once every live agent and activator has
-//! that table in force nothing new reaches it; once nothing is in flight it is told to stop. A part that does
+//! A pod leaves in three steps: it is marked draining in the RouteTable; once every agent and activator has said
+//! that it avoids it nothing new reaches it; once nothing is in flight it is told to stop. A part that does
 //! not answer for 1 s is not waited for, and the revision's grace period bounds everything.
 
 use super::{Timer, View};
@@ -21,15 +21,15 @@ pub(super) fn advance(revision: &mut Revision, view: &View<'_>, timer: &mut Time
 }
 
 fn may_stop(pod: &Pod, view: &View<'_>, timer: &mut Timer) -> bool {
-    let Stage::Draining { version: Some(version), since } = pod.stage else { return false };
+    let Stage::Draining { since } = pod.stage else { return false };
     let grace = view.facts.timeout.as_millis().try_into().unwrap_or(u64::MAX);
     if timer.passed(since.plus_ms(grace), view.now) {
         return true;
     }
-    let applied =
-        view.world.all_applied(version) || timer.passed(since.plus_ms(SILENT_MS), view.now);
+    let avoided = view.world.followers.all_avoid(&pod.uid)
+        || timer.passed(since.plus_ms(SILENT_MS), view.now);
     // A pod whose listener closed gets no new request, whoever sends it.
     let idle =
         |seen: &common::wire::PodSeen| seen.drained || (!seen.listening && seen.in_flight == 0);
-    applied && view.world.seen.get(&*pod.uid).is_some_and(idle)
+    avoided && view.world.seen.get(&*pod.uid).is_some_and(idle)
 }

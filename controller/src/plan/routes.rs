@@ -12,7 +12,7 @@ use crate::{
     domains,
     knative::key,
     parse::RESPONSE_START,
-    world::{self, Allotment, App, Revision, Routing, Stage, Stamp, World},
+    world::{self, Allotment, App, Kubelet, Revision, Routing, Stage, Stamp, World},
 };
 
 /// The port every service has (`http`).
@@ -54,6 +54,8 @@ fn pod(pod: &world::Pod, revision: &Revision, view: &View<'_>) -> Option<Pod> {
         Stage::Serving if scale::is_ready(pod, view) => PodPhase::Ready,
         Stage::Serving => PodPhase::Starting,
         Stage::Draining { .. } => PodPhase::Draining,
+        // Kubernetes takes its time, and the agent answers the pod's own hook by what the table says.
+        Stage::Stopping { .. } if pod.placed.is_some() => PodPhase::Draining,
         Stage::Stopping { .. } => return None,
     };
     let seen = view.world.seen.get(&*pod.uid);
@@ -74,7 +76,7 @@ fn pod(pod: &world::Pod, revision: &Revision, view: &View<'_>) -> Option<Pod> {
         phase,
         address,
         also: seen.and_then(|seen| seen.also),
-        confirmed: false,
+        confirmed: pod.placed.as_ref().is_some_and(|it| it.kubelet == Kubelet::Ready),
         port: view.facts.port,
         probe: view.facts.probe(),
     })

@@ -120,7 +120,7 @@ fn release(revision: &mut Revision, count: usize, view: &View<'_>) {
     });
     for pod in pods.into_iter().take(count) {
         pod.stage = if pod.was_ready || is_ready(pod, view) {
-            Stage::Draining { version: None, since: view.now }
+            Stage::Draining { since: view.now }
         } else {
             // Nothing was ever routed to it.
             Stage::Stopping { since: view.now }

@@ -23,9 +23,9 @@ enum Act {
     See { pod: u8, ready: bool, drained: bool, load: u8 },
     Unsee { pod: u8 },
     Status { pod: u8, state: u8 },
-    Follow { who: u8 },
-    Unfollow { who: u8 },
-    Applied { who: u8 },
+    Begin { who: u8 },
+    End { who: u8 },
+    Avoid { who: u8, pod: u8, ended: bool },
     Pass { seconds: u16 },
 }
 
@@ -48,9 +48,13 @@ fn act() -> impl Strategy<Value = Act> {
             .prop_map(|(pod, ready, drained, load)| Act::See { pod, ready, drained, load }),
         (0..8u8).prop_map(|pod| Act::Unsee { pod }),
         (0..8u8, 0..5u8).prop_map(|(pod, state)| Act::Status { pod, state }),
-        (0..2u8).prop_map(|who| Act::Follow { who }),
-        (0..2u8).prop_map(|who| Act::Unfollow { who }),
-        (0..2u8).prop_map(|who| Act::Applied { who }),
+        (0..2u8).prop_map(|who| Act::Begin { who }),
+        (0..2u8).prop_map(|who| Act::End { who }),
+        (0..2u8, 0..8u8, any::<bool>()).prop_map(|(who, pod, ended)| Act::Avoid {
+            who,
+            pod,
+            ended
+        }),
         prop_oneof![Just(0u16), Just(1), Just(5), Just(300), Just(700)]
             .prop_map(|seconds| Act::Pass { seconds }),
     ]
@@ -136,9 +140,14 @@ fn event(act: &Act, machine: &Machine) -> Option<Event> {
         }
         Act::Unsee { pod } => Event::Unseen(who(0), pick(pod)?),
         Act::Status { pod, state } => Event::Status(status(pick(pod)?, state)),
-        Act::Follow { who: which } => Event::Follow(who(which), which.into()),
-        Act::Unfollow { who: which } => Event::Unfollow(who(which), which.into()),
-        Act::Applied { who: which } => Event::Applied(who(which), machine.routes().version()),
+        Act::Begin { who: which } => Event::ReportBegin(who(which), which.into()),
+        Act::End { who: which } => Event::ReportEnd(who(which), which.into()),
+        Act::Avoid { who: which, pod, ended: false } => {
+            Event::Avoided(who(which), which.into(), pick(pod)?)
+        }
+        Act::Avoid { who: which, pod, ended: true } => {
+            Event::AvoidedNoMore(who(which), which.into(), pick(pod)?)
+        }
         Act::Pass { .. } => Event::Tick,
     })
 }

@@ -92,6 +92,9 @@ impl Cluster {
 
     fn apply(&mut self, resource: Resource, name: &Name, body: Value) -> Vec<Event> {
         let at = (resource, name.clone());
+        if resource == Resource::Pod {
+            return self.annotate(name, &body);
+        }
         let mut object = body;
         let before = self.objects.get(&at).cloned();
         self.made += 1;
@@ -130,6 +133,19 @@ impl Cluster {
             events.extend(self.pods(name, &[]));
         }
         events
+    }
+
+    /// What is applied to a pod is merged: the rest is others'.
+    fn annotate(&mut self, name: &Name, body: &Value) -> Vec<Event> {
+        let Some(object) = self.objects.get_mut(&(Resource::Pod, name.clone())) else {
+            return Vec::new();
+        };
+        if object["metadata"]["annotations"] == body["metadata"]["annotations"] {
+            return Vec::new();
+        }
+        object["metadata"]["annotations"] = body["metadata"]["annotations"].clone();
+        self.writes += 1;
+        vec![Event::Observe(Resource::Pod, name.clone(), Some(Box::new(object.clone())))]
     }
 
     fn put_status(&mut self, key: &Key, status: Value) -> Vec<Event> {
@@ -332,9 +348,8 @@ fn table(machine: &Machine) -> RouteTable {
             RouteChange::Revision(it) => drop(table.revisions.insert(it.name.clone(), it)),
             RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), *it)),
             RouteChange::Activator(it) => drop(table.activators.insert(it.name.clone(), it)),
-            RouteChange::Replicas(_) | RouteChange::Gone(_) | RouteChange::Synced => {
-                unreachable!("states only")
-            }
+            RouteChange::Replicas(it) => drop(table.replicas.insert(it.part, it)),
+            RouteChange::Gone(_) | RouteChange::Synced => unreachable!("states only"),
         }
     }
     table
@@ -555,6 +570,158 @@ fn nothing_is_left_of_a_deleted_service() {
     assert_eq!((cluster.table().services.len(), cluster.table().pods.len()), (0, 0));
 }
 
+/// An agent's word on the only pod there is.
+fn sees(cluster: &mut Cluster, node: &str, uid: &str) -> u64 {
+    let agent = Subscriber { role: Role::Agent, name: node.into(), node: node.into() };
+    let seen = PodSeen { uid: uid.into(), ..seen() };
+    cluster.machine.step(cluster.now, Event::Seen(agent, seen)).refused
+}
+
+fn pods(cluster: &Cluster) -> Vec<(Name, String)> {
+    let all = cluster
+        .objects
+        .iter()
+        .filter(|((resource, it), _)| *resource == Resource::Pod && it.namespace == SPACE);
+    let uid = |it: &Value| it["metadata"]["uid"].as_str().expect("a uid").to_owned();
+    all.map(|((_, name), it)| (name.clone(), uid(it))).collect()
+}
+
+fn phases(cluster: &Cluster) -> Vec<common::wire::PodPhase> {
+    cluster.table().pods.into_values().map(|it| it.phase).collect()
+}
+
+use common::wire::PodPhase::{Draining, Ready, Starting};
+
+#[test]
+fn an_agent_speaks_only_of_pods_that_were_put_on_its_node() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.decide("hello-00001", 1);
+    let (_, uid) = pods(&cluster).remove(0);
+    assert_eq!(sees(&mut cluster, "n2", &uid), 1, "it would draw its requests");
+    assert_eq!(phases(&cluster), [Starting]);
+    assert_eq!(sees(&mut cluster, "n1", &uid), 0);
+    assert_eq!(phases(&cluster), [Ready]);
+    let attacker = Subscriber { role: Role::Agent, name: "n2".into(), node: "n2".into() };
+    let now = cluster.now;
+    let gone = Event::Unseen(attacker.clone(), uid);
+    assert_eq!(cluster.machine.step(now, gone).refused, 1, "it would starve it");
+    cluster.step(Event::ReportBegin(attacker.clone(), 9));
+    cluster.step(Event::ReportSynced(attacker, 9));
+    assert_eq!(phases(&cluster), [Ready]);
+}
+
+#[test]
+fn what_is_seen_before_the_api_server_has_named_the_pod_counts_once_it_has() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.decide("hello-00001", 1);
+    let (name, uid) = pods(&cluster).remove(0);
+    let object = cluster.objects[&(Resource::Pod, name.clone())].clone();
+    let observe = |object: &Value| {
+        Event::Observe(Resource::Pod, name.clone(), Some(Box::new(object.clone())))
+    };
+    let mut unbound = object.clone();
+    unbound["spec"] = json!({});
+    cluster.step(observe(&unbound));
+    assert_eq!(sees(&mut cluster, "n1", &uid), 0);
+    assert_eq!(sees(&mut cluster, "n2", &uid), 0, "nobody knows yet");
+    assert_eq!(phases(&cluster), [Starting]);
+    let now = cluster.now;
+    assert_eq!(cluster.machine.step(now, observe(&object)).refused, 1, "one of them lied");
+    assert_eq!(phases(&cluster), [Ready]);
+}
+
+#[test]
+fn only_pods_of_the_system_namespace_are_parts() {
+    let mut cluster = Cluster::new();
+    let pod = |part: &str, at: &str| {
+        json!({
+            "metadata": {"name": part, "namespace": at, "uid": part, "labels": {"app": part}},
+            "spec": {"nodeName": "n1"},
+            "status": {"podIP": "10.1.0.66", "conditions": [{"type": "Ready", "status": "True"}]},
+        })
+    };
+    let mut step = |part: &str, at: &str, there: bool| {
+        let object = there.then(|| Box::new(pod(part, at)));
+        cluster.step(Event::Observe(Resource::Pod, Name::new(at, part), object));
+        let table = cluster.table();
+        let replicas = table.replicas.values().map(|it| it.members[0].address.to_string());
+        (table.activators.len(), replicas.collect::<Vec<_>>())
+    };
+    for part in ["activator", "controller", "autoscaler", "rouse-agent"] {
+        assert_eq!(step(part, SPACE, true), (1, vec![]), "{part} of a user");
+    }
+    assert_eq!(step("controller", "knative-serving", true), (1, vec!["10.1.0.66:7100".into()]));
+    assert_eq!(step("autoscaler", "knative-serving", true).1, ["10.1.0.66:7100", "10.1.0.66:7110"]);
+    assert_eq!(step("controller", "knative-serving", false).1, ["10.1.0.66:7110"]);
+}
+
+#[test]
+fn who_does_not_lead_learns_from_the_pod_that_it_drains() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.decide("hello-00001", 1);
+    cluster.ready();
+    let other = |cluster: &Cluster| {
+        let mut other = machine().loading();
+        for event in shown(&cluster.objects, &[]) {
+            other.step(cluster.now, event);
+        }
+        other.step(cluster.now, Event::Known);
+        table(&other).pods.into_values().map(|it| it.phase).collect::<Vec<_>>()
+    };
+    cluster.decide("hello-00001", 0);
+    assert_eq!((phases(&cluster), other(&cluster)), (vec![Draining], vec![Draining]));
+    cluster.decide("hello-00001", 1);
+    assert_eq!((phases(&cluster), other(&cluster)), (vec![Ready], vec![Starting]));
+}
+
+#[test]
+fn a_pod_that_somebody_deletes_drains_until_it_is_gone() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.decide("hello-00001", 1);
+    cluster.ready();
+    let (name, _) = pods(&cluster).remove(0);
+    let mut object = cluster.objects[&(Resource::Pod, name.clone())].clone();
+    let confirmed = |cluster: &Cluster| cluster.table().pods.into_values().any(|it| it.confirmed);
+    assert!(!confirmed(&cluster), "the kubelet has not said so");
+    object["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    cluster.step(Event::Observe(Resource::Pod, name.clone(), Some(Box::new(object.clone()))));
+    assert!(confirmed(&cluster));
+    object["metadata"]["deletionTimestamp"] = json!(cluster.now.rfc3339());
+    cluster.step(Event::Observe(Resource::Pod, name.clone(), Some(Box::new(object))));
+    assert_eq!(phases(&cluster), [Draining]);
+    cluster.now = cluster.now.plus_ms(400_000);
+    cluster.step(Event::Tick);
+    assert_eq!(phases(&cluster), [Draining], "its end is the kubelet's to say");
+    cluster.step(Event::Observe(Resource::Pod, name, None));
+    assert_eq!(phases(&cluster), []);
+}
+
+#[test]
+fn an_agent_that_runs_but_does_not_report_is_waited_for_one_second() {
+    let mut cluster = Cluster::new();
+    let agent = json!({
+        "metadata": {"name": "agent-x", "namespace": "knative-serving", "uid": "x", "labels": {"app": "rouse-agent"}},
+        "spec": {"nodeName": "n2"}, "status": {"podIP": "10.0.0.2"},
+    });
+    let own = Name::new("knative-serving", "agent-x");
+    cluster.step(Event::Observe(Resource::Pod, own, Some(Box::new(agent))));
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.decide("hello-00001", 1);
+    cluster.ready();
+    let (_, uid) = pods(&cluster).remove(0);
+    cluster.decide("hello-00001", 0);
+    let on_n1 = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
+    cluster.step(Event::Seen(on_n1, PodSeen { uid, drained: true, ..seen() }));
+    assert_eq!(pods(&cluster).len(), 1);
+    cluster.now = cluster.now.plus_ms(1000);
+    cluster.step(Event::Tick);
+    assert_eq!(pods(&cluster).len(), 0);
+}
+
 fn shown(objects: &BTreeMap<(Resource, Name), Value>, order: &[usize]) -> Vec<Event> {
     let all: Vec<_> = objects.iter().collect();
     let mut order: Vec<usize> = order.iter().map(|it| it % all.len()).collect();
@@ -603,10 +770,8 @@ proptest! {
         cluster.step(Event::Known);
         cluster.ready();
         cluster.decide("hello-00001", scale);
-        if scale > 0 {
-            // Pods that drain are the leader's knowledge.
-            prop_assert_eq!(&cluster.table(), &table, "what it says");
-        }
+        // Which pods drain stands on them, so that others say so too.
+        prop_assert_eq!(&cluster.table(), &table, "what it says");
         cluster.writes = 0;
         cluster.step(Event::Lead(true));
         let changed: Vec<_> = cluster.objects.iter().filter(|(at, it)| before.get(at) != Some(it)).collect();
