@@ -1,11 +1,11 @@
 //! Pure: the objects that Kubernetes must hold for a Revision and a Route, each whole, from plain inputs.
 //!
 //! What a service with one Revision and one container costs in objects: Service, Configuration, Route, Revision,
-//! Deployment and its ReplicaSet, PodAutoscaler, ServerlessService, Metric, Image, the Services `<revision>`,
-//! `<revision>-private` (with the EndpointSlice Kubernetes makes for it) and `<route>` with ours: fifteen. Where
-//! addresses have two families the route needs a second slice, and [`Parts::metric`] is off: only Knative's own
-//! autoscaler ever read a Metric. `<revision>` has no slice: requests enter by a route, and its name is what tools
-//! look for.
+//! Deployment and its ReplicaSet, PodAutoscaler, ServerlessService, Image, the Services `<revision>`,
+//! `<revision>-private` (with the EndpointSlice Kubernetes makes for it) and `<route>` with ours: fourteen, fifteen
+//! where addresses have two families and the route needs a second slice. There is no Metric: only Knative's own
+//! autoscaler, which scrapes by it, ever read one. `<revision>` has no slice: requests enter by a route, and its name
+//! is what tools look for.
 
 use std::collections::BTreeMap;
 
@@ -173,8 +173,6 @@ pub struct Parts {
     pub mode: scaling::Mode,
     /// How many activators take part.
     pub activators: i32,
-    /// Windows of its averages; `None`: no Metric object.
-    pub metric: Option<scaling::Windows>,
 }
 
 /// Everything that is made for a Revision.
@@ -186,7 +184,6 @@ pub fn of_revision(revision: &Revision<'_>, config: &Config, parts: &Parts) -> V
         scaling::autoscaler(revision, parts.reachability),
         scaling::serverless_service(revision, parts.mode, parts.activators),
     ];
-    all.extend(parts.metric.map(|windows| scaling::metric(revision, windows)));
     all.extend(images::images(revision));
     all
 }

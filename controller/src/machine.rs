@@ -5,7 +5,7 @@
 //! left in [`Effects`].
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
 };
 
@@ -124,6 +124,10 @@ pub struct Machine {
     undecided: Option<BTreeSet<Name>>,
     /// Apps with draining pods.
     draining: BTreeSet<Name>,
+    /// Apps whose objects may not say yet what a ConfigMap does.
+    stale: VecDeque<Name>,
+    /// What people should read on ConfigMaps, from while another replica led.
+    untold: BTreeMap<Name, Vec<ConfigNews>>,
     /// Apps made by this machine.
     born: u64,
     timers: BTreeSet<(Stamp, Name)>,
@@ -148,6 +152,8 @@ impl Machine {
             reports: BTreeMap::new(),
             undecided: None,
             draining: BTreeSet::new(),
+            stale: VecDeque::new(),
+            untold: BTreeMap::new(),
             born: 0,
             timers: BTreeSet::new(),
             timer_of: BTreeMap::new(),
@@ -303,6 +309,10 @@ impl Machine {
                 return;
             }
             self.timers.pop_first();
+            if name == settings::REWRITE {
+                self.rewrite(now);
+                continue;
+            }
             self.timer_of.remove(&name);
             self.settle(&name, None, false, now);
         }

@@ -349,6 +349,11 @@ fn activator(object: &Value) -> Option<(Activator, Standing)> {
     Some((activator, standing)).filter(|(it, _)| !it.addresses.is_empty())
 }
 
+/// The pods that an EndpointSlice leads to.
+pub fn targets(object: &Value) -> Vec<&str> {
+    array(&object["endpoints"]).filter_map(|it| it["targetRef"]["name"].as_str()).collect()
+}
+
 /// Whether an activator may be sent requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {

@@ -115,7 +115,7 @@ impl Shared {
         }
     }
 
-    /// Every replica tells what it met: events that are equal are counted, not written again.
+    /// Events that are equal are counted, not written again.
     fn tell(&self, news: Vec<ConfigNews>) {
         let Some(events) = self.events.get() else { return };
         for ConfigNews { name, uid, event } in news {

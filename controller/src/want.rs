@@ -245,11 +245,6 @@ fn object(
             let (mode, activators) = status::mode(made.revision);
             scaling::serverless_service(revision, mode, activators)
         }
-        Resource::Metric => {
-            let stable = facts.policy.stable_window;
-            let panic = stable.mul_f64(facts.policy.panic_window_percent / 100.0);
-            scaling::metric(revision, scaling::Windows { stable, panic })
-        }
         Resource::Image => {
             return images::images(revision).into_iter().find(|it| it.name == name.name);
         }
@@ -433,7 +428,6 @@ pub fn made(namespace: &str, revision: &Revision, containers: &[String]) -> Vec<
         key(Resource::Deployment, deployment::name(&revision.name)),
         key(Resource::PodAutoscaler, own()),
         key(Resource::ServerlessService, own()),
-        key(Resource::Metric, own()),
         key(Resource::Service, own()),
         key(Resource::Service, services::private_name(&revision.name)),
     ];
@@ -449,6 +443,9 @@ pub fn keys(name: &Name, app: &App, world: &World) -> Vec<Key> {
     all.extend(objects(name));
     all.extend(names(name, app));
     for revision in &app.revisions {
+        // Earlier versions made one, and it is ours to remove.
+        let own = Name::new(name.namespace.as_str(), &*revision.name);
+        all.push(Key::new(Resource::Metric, Part::Object, own));
         all.extend(made(&name.namespace, revision, &containers(revision, world)));
         all.extend(scaled(&name.namespace, revision));
         all.extend(noted(&name.namespace, revision));

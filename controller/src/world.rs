@@ -22,8 +22,10 @@ use crate::{
 };
 
 mod conditions;
+mod slices;
 
 pub use conditions::{Conditions, Kind, Truth, Why};
+pub use slices::Slices;
 
 /// A moment, in milliseconds since 1970. The shell's clock never runs backwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -503,6 +505,8 @@ pub struct World {
     pub placeholders: BTreeMap<Name, Placeholder>,
     /// Activators' pods.
     pub activators: BTreeMap<String, (Activator, Standing)>,
+    /// Which of them slices lead to.
+    pub slices: Slices,
     /// Zones of nodes, where they have one.
     pub zones: BTreeMap<String, String>,
     /// Whether what is planned is carried out. On Kubernetes one replica of the controller leads; the others only watch.
@@ -602,6 +606,7 @@ impl Default for World {
             ports: BTreeSet::new(),
             placeholders: BTreeMap::new(),
             activators: BTreeMap::new(),
+            slices: Slices::default(),
             zones: BTreeMap::new(),
             leads: true,
             referrers: BTreeMap::new(),

@@ -1,11 +1,8 @@
-//! Pure: the objects by which tools see how a Revision scales: PodAutoscaler, ServerlessService, Metric.
-
-use std::time::Duration;
+//! Pure: the objects by which tools see how a Revision scales: PodAutoscaler, ServerlessService.
 
 use serde_json::{Value, json};
 
 use super::{Object, Resource, Revision, deployment, meta};
-use crate::policy::go_duration;
 
 /// Whether a route leads to a Revision, as a PodAutoscaler says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,15 +22,6 @@ pub enum Mode {
     Serve,
     /// Through activators.
     Proxy,
-}
-
-/// The windows of a Revision's averages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Windows {
-    /// The long one.
-    pub stable: Duration,
-    /// The short one.
-    pub panic: Duration,
 }
 
 fn protocol(revision: &Revision<'_>) -> &'static str {
@@ -82,14 +70,4 @@ pub fn serverless_service(revision: &Revision<'_>, mode: Mode, activators: i32) 
         "numActivators": activators,
     });
     named(revision, Resource::ServerlessService, &spec)
-}
-
-/// What is measured of the Revision. Nothing is scraped: the kernel counts.
-pub fn metric(revision: &Revision<'_>, windows: Windows) -> Object {
-    let spec = json!({
-        "stableWindow": go_duration(windows.stable),
-        "panicWindow": go_duration(windows.panic),
-        "scrapeTarget": "",
-    });
-    named(revision, Resource::Metric, &spec)
 }

@@ -45,7 +45,7 @@ pub struct Activator {
 /// Service, IPv6's with [`V6`] behind.
 ///
 /// The name chooses `count` of all activators that are ready and stay; 0 means all. A name is never left without: as
-/// long as none is ready, those that are not stand in.
+/// long as none is ready, those that are not stand in, and then those that are about to stop.
 pub fn slices(of: &Placeholder<'_>, activators: &[Activator], count: usize) -> Vec<Object> {
     let chosen = chosen(of, activators, count);
     let Some(port) = of.activator_port else { return Vec::new() };
@@ -88,6 +88,10 @@ fn chosen<'a>(
         activators.iter().filter(|it| it.ready).filter(staying).collect();
     if able.is_empty() {
         able = activators.iter().filter(staying).collect();
+    }
+    if able.is_empty() {
+        // They serve until the last slice has left them; without a slice nobody would.
+        able = activators.iter().filter(|it| !it.addresses.is_empty()).collect();
     }
     let names = able.iter().map(|it| it.pod.as_str());
     let count = if count == 0 { able.len() } else { count };

@@ -113,12 +113,22 @@ impl Queue {
         });
         let (lane, key) = found?;
         if lane == Lane::Slices {
-            let cost = 1000 / self.limits.slices_per_s.clamp(1, 1000);
-            self.paid = self.paid.max(now).plus_ms(cost);
+            self.paid = self.paid.max(now).plus_ms(self.slice_cost());
         }
         self.waiting.remove(&key);
         self.busy.insert(key.clone(), false);
         Some(key)
+    }
+
+    /// Nothing of the key being written differed: it does not count towards a rate.
+    pub fn spare(&mut self, key: &Key) {
+        if Lane::of(key) == Lane::Slices {
+            self.paid = Stamp(self.paid.0.saturating_sub(self.slice_cost()));
+        }
+    }
+
+    fn slice_cost(&self) -> u64 {
+        1000 / self.limits.slices_per_s.clamp(1, 1000)
     }
 
     /// A key was written, or was not.
@@ -257,6 +267,22 @@ mod tests {
         };
         assert!(begun.iter().filter(|at| **at == NOW).count() > 90, "a few come at once");
         assert!((95..=105).contains(&second(2000)), "{} in the third second", second(2000));
+    }
+
+    #[test]
+    fn slices_that_did_not_differ_use_up_no_rate() {
+        let mut queue = Queue::new(Limits { rest: 10_000, slices_per_s: 10, ..Limits::default() });
+        let slice = |own: usize| {
+            Key::new(Resource::EndpointSlice, Part::Object, Name::new("default", own.to_string()))
+        };
+        (0..1000).for_each(|own| queue.add(slice(own)));
+        let mut looked = 0;
+        while let Some(key) = queue.next(Stamp(0)) {
+            looked += 1;
+            queue.spare(&key);
+            queue.done(&key, &Outcome::Done, Stamp(0));
+        }
+        assert_eq!(looked, 1000);
     }
 
     #[test]

@@ -159,6 +159,7 @@ impl Writer {
             decide(&key, want, state.cache.get(key.resource, &key.name), wrote)
         });
         if action == Action::None {
+            self.with(|state| state.queue.spare(&key));
             return self.settle(&key, &Outcome::Done, source);
         }
         let outcome = if lead.may_write() {

@@ -42,8 +42,8 @@ impl Machine {
             }
             Resource::ConfigMap => self.observe_config(&name, object, now),
             // Followed elsewhere, or only written.
+            Resource::EndpointSlice => self.observe_slice(&name, object),
             Resource::DomainMapping
-            | Resource::EndpointSlice
             | Resource::PodAutoscaler
             | Resource::ServerlessService
             | Resource::Metric
@@ -282,11 +282,13 @@ impl Machine {
             return;
         }
         info!(apps = self.world.apps.len(), "leads");
+        self.effects.news.extend(std::mem::take(&mut self.untold).into_values().flatten());
         let names: Vec<Name> = self.world.apps.keys().cloned().collect();
         for name in names {
             let own = name.clone();
-            self.change(name.clone(), now, |app, world| allot::allot(app, &own, world));
-            self.settle(&name, None, false, now);
+            if !self.change(name.clone(), now, |app, world| allot::allot(app, &own, world)) {
+                self.settle(&name, None, false, now);
+            }
             if let Some(app) = self.world.apps.get(&name) {
                 let keys = crate::want::keys(&name, app, &self.world);
                 self.effects.keys.extend(keys);

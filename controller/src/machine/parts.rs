@@ -86,21 +86,40 @@ impl Machine {
             return;
         }
         info!(activator = activator.name, ?standing, "activator seen");
-        let key = RouteKey::Activator(activator.name.clone());
-        match standing {
-            Standing::Ready => self.routes.set(key, Said::of(&RouteChange::Activator(activator))),
-            Standing::Waits | Standing::Leaving => self.routes.remove(&key),
-        }
+        self.say_activator(&seen.0.name);
         self.activators_changed();
+    }
+
+    /// One that leaves is named until the last slice that leads to it is rewritten: it serves for as long as it is named.
+    fn say_activator(&self, name: &str) {
+        let key = RouteKey::Activator(name.to_owned());
+        match self.world.activators.get(name) {
+            Some((it, Standing::Ready)) => {
+                self.routes.set(key, Said::of(&RouteChange::Activator(it.clone())));
+            }
+            Some((it, Standing::Leaving)) if self.world.slices.lead_to(name) => {
+                self.routes.set(key, Said::of(&RouteChange::Activator(it.clone())));
+            }
+            Some((_, Standing::Waits | Standing::Leaving)) | None => self.routes.remove(&key),
+        }
+    }
+
+    /// A slice as it is now.
+    pub(super) fn observe_slice(&mut self, name: &Name, object: Option<&Value>) {
+        let targets = object.map(observe::targets).unwrap_or_default();
+        for left in self.world.slices.put(name, &targets) {
+            info!(activator = left, "no slice leads to the activator any more");
+            self.say_activator(&left);
+        }
     }
 
     fn lose_activator(&mut self, name: &str) {
         self.world.activators.remove(name);
-        self.routes.remove(&RouteKey::Activator(name.to_owned()));
+        self.say_activator(name);
         self.activators_changed();
     }
 
-    /// Every name's slices are looked at again; only those whose choice changed are written.
+    /// Every name's slices are looked at again; only those whose choice changed are written, at a set rate.
     fn activators_changed(&mut self) {
         let names = self.world.apps.iter().filter(|(_, app)| app.route.is_some());
         let keys = names.flat_map(|(name, app)| crate::want::slices(name, app));

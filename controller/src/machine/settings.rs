@@ -12,7 +12,8 @@ use crate::{
     config_maps::{self, Flag, deployment::Affinity},
     plan::Templates,
     policy::AutoscalerConfig,
-    world::{Settings, Stamp},
+    want,
+    world::{Platform, Settings, Stamp},
 };
 
 /// What people should read on a ConfigMap.
@@ -26,6 +27,13 @@ pub struct ConfigNews {
     pub event: config_maps::Event,
 }
 
+/// Apps whose objects are looked at together after a change of settings: 100 a second.
+const AT_ONCE: usize = 10;
+/// Until the next ones.
+const PAUSE_MS: u64 = 100;
+/// The timer of that; no app is called so.
+pub(super) const REWRITE: Name = Name { namespace: String::new(), name: String::new() };
+
 impl Machine {
     /// A ConfigMap as it is now. Only those of our own namespace set anything.
     pub(super) fn observe_config(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
@@ -34,6 +42,7 @@ impl Machine {
         }
         let mut settings = Settings::clone(&self.world.settings);
         let update = settings.configs.observe(&name.name, object);
+        let mut fresh = Vec::new();
         for event in update.events {
             let (reason, message) = (event.reason, event.message.as_str());
             if event.is_warning {
@@ -43,7 +52,14 @@ impl Machine {
             }
             let uid = object.and_then(|it| it["metadata"]["uid"].as_str());
             let uid = uid.unwrap_or_default().to_owned();
-            self.effects.news.push(ConfigNews { name: name.clone(), uid, event });
+            fresh.push(ConfigNews { name: name.clone(), uid, event });
+        }
+        if self.world.leads {
+            self.effects.news.extend(fresh);
+        } else {
+            // Whoever leads tells; what this replica knows counts once it does.
+            fresh.retain(|it| it.event.is_warning);
+            self.untold.insert(name.clone(), fresh);
         }
         settings.adopt();
         self.world.settings = Arc::new(settings);
@@ -51,10 +67,26 @@ impl Machine {
             // What templates say was read with the settings before.
             self.world.templates = Templates::default();
             let all: Vec<Name> = self.world.apps.keys().cloned().collect();
-            for app in all {
-                self.settle(&app, None, false, now);
+            for app in &all {
+                self.settle(app, None, false, now);
+            }
+            // Objects say what the settings were when they were made. Who does not lead names all once it does.
+            if self.world.leads && self.world.settings.platform == Platform::Kubernetes {
+                self.stale = all.into();
+                self.rewrite(now);
             }
         }
+    }
+
+    /// Looks at the objects of some more apps, and at the rest a little later: a setting concerns every service there is.
+    pub(super) fn rewrite(&mut self, now: Stamp) {
+        for _ in 0..AT_ONCE {
+            let Some(name) = self.stale.pop_front() else { return };
+            if let Some(app) = self.world.apps.get(&name) {
+                self.effects.keys.extend(want::keys(&name, app, &self.world));
+            }
+        }
+        self.timers.insert((now.plus_ms(PAUSE_MS), REWRITE));
     }
 }
 

@@ -173,12 +173,11 @@ impl Cluster {
     }
 }
 
-const OBJECTS: [&str; 13] = [
+const OBJECTS: [&str; 12] = [
     "configurations/hello",
     "deployments/hello-00001-deployment",
     "endpointslices/hello",
     "images/hello-00001-cache-user-container",
-    "metrics/hello-00001",
     "podautoscalers/hello-00001",
     "revisions/hello-00001",
     "routes/hello",

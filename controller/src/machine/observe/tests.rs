@@ -380,7 +380,6 @@ fn a_service_becomes_everything_that_knative_makes_of_it() {
         "deployments.apps/hello-00001-deployment",
         "endpointslices.discovery.k8s.io/hello",
         "images.caching.internal.knative.dev/hello-00001-cache-user-container",
-        "metrics.autoscaling.internal.knative.dev/hello-00001",
         "podautoscalers.autoscaling.internal.knative.dev/hello-00001",
         "revisions.serving.knative.dev/hello-00001",
         "routes.serving.knative.dev/hello",
@@ -698,6 +697,53 @@ fn a_pod_that_somebody_deletes_drains_until_it_is_gone() {
     assert_eq!(phases(&cluster), [Draining], "its end is the kubelet's to say");
     cluster.step(Event::Observe(Resource::Pod, name, None));
     assert_eq!(phases(&cluster), []);
+}
+
+fn activator(name: &str, leaves: bool) -> Event {
+    let mut pod = json!({
+        "metadata": {"name": name, "namespace": "knative-serving", "uid": name, "labels": {"app": "activator"}},
+        "spec": {"nodeName": "n1"},
+        "status": {
+            "podIP": format!("10.1.0.{}", name.len()), "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    });
+    if leaves {
+        pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
+    }
+    Event::Observe(Resource::Pod, Name::new("knative-serving", name), Some(Box::new(pod)))
+}
+
+#[test]
+fn an_activator_that_leaves_is_named_until_no_slice_leads_to_it() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.service("other", "hello:v1", 0, Value::Null);
+    cluster.step(activator("activator-22", false));
+    cluster.step(activator("activator-333", false));
+    let named = |cluster: &Cluster| cluster.table().activators.into_keys().collect::<Vec<_>>();
+    let targets = |cluster: &Cluster, own: &str| {
+        let slice = cluster.object(Resource::EndpointSlice, own);
+        crate::observe::targets(slice).iter().map(|it| (*it).to_owned()).collect::<Vec<_>>()
+    };
+    let leaving = targets(&cluster, "hello").remove(0);
+    let now = cluster.now;
+    let keys = cluster.machine.step(now, activator(&leaving, true)).keys;
+    assert_eq!(named(&cluster).len(), 3, "clients without an agent still come");
+    for (turn, key) in keys.into_iter().enumerate() {
+        let leads = ["hello", "other"].iter().any(|it| targets(&cluster, it).contains(&leaving));
+        assert_eq!(named(&cluster).contains(&leaving), leads, "after {turn}");
+        for event in cluster.write(&key) {
+            cluster.step(event);
+        }
+    }
+    assert!(!named(&cluster).contains(&leaving));
+    assert_eq!(targets(&cluster, "hello").len(), 2);
+    // With the last one on its way out nobody stands in.
+    let rest = named(&cluster);
+    for it in &rest {
+        cluster.step(activator(it, true));
+    }
+    assert!(!targets(&cluster, "hello").is_empty());
 }
 
 #[test]

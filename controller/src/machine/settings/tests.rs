@@ -53,6 +53,49 @@ fn a_bad_config_map_is_told_and_changes_nothing() {
 }
 
 #[test]
+fn only_who_leads_tells_people_and_a_new_leader_tells_what_still_holds() {
+    let mut machine = machine();
+    let ours = own(&machine);
+    machine.step(NOW, Event::Lead(false));
+    let bad = || Some(json!({ "stable-window": "3s" }));
+    assert_eq!(observe(&mut machine, &ours, "config-autoscaler", bad()).news, []);
+    observe(&mut machine, &ours, "config-deployment", Some(json!({ "progress-deadline": "x" })));
+    observe(&mut machine, &ours, "config-deployment", Some(json!({})));
+    let told = machine.step(NOW, Event::Lead(true)).news;
+    let told: Vec<_> = told.iter().map(|it| (it.name.name.as_str(), it.event.reason)).collect();
+    assert_eq!(told, [("config-autoscaler", "ConfigRefused")]);
+    assert_eq!(machine.step(NOW, Event::Lead(true)).news, [], "once");
+}
+
+#[test]
+fn a_change_of_settings_is_brought_to_all_objects_a_few_apps_at_a_time() {
+    let settings = Settings { platform: Platform::Kubernetes, ..Settings::default() };
+    let world = World { settings: Arc::new(settings), ..World::default() };
+    let mut machine = Machine::new(world, Outbox::new());
+    let ours = own(&machine);
+    for app in 0..25 {
+        let name = Name::new("default", format!("hello-{app}"));
+        let spec = json!({"template": {"spec": {"containers": [{"image": "hello:v1"}]}}});
+        let uid = format!("00000000-0000-4000-8000-{app:012}");
+        let object = json!({
+            "metadata": {"name": name.name, "namespace": "default", "uid": uid, "generation": 1}, "spec": spec,
+        });
+        machine.step(NOW, Event::Observe(Resource::Configuration, name, Some(Box::new(object))));
+    }
+    let named = |effects: &Effects| {
+        let deployments = effects.keys.iter().filter(|it| it.resource == Resource::Deployment);
+        deployments.map(|it| it.name.clone()).collect::<std::collections::BTreeSet<_>>().len()
+    };
+    let data = json!({ "default-affinity-type": "none" });
+    let mut counts = vec![named(&observe(&mut machine, &ours, "config-deployment", Some(data)))];
+    for turn in 1..=3 {
+        assert_eq!(named(&machine.step(NOW.plus_ms(turn * 100 - 1), Event::Tick)), 0);
+        counts.push(named(&machine.step(NOW.plus_ms(turn * 100), Event::Tick)));
+    }
+    assert_eq!(counts, [10, 10, 5, 0]);
+}
+
+#[test]
 fn config_maps_of_other_namespaces_set_nothing() {
     let mut machine = machine();
     let before = Arc::clone(&machine.world().settings);
