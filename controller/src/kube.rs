@@ -10,6 +10,7 @@
 //! | [`outcome`] | the API server's answer → whether and when to try again |
 //! | [`queue`], [`writer`] | which object is written when, and the writing |
 //! | [`lease`], [`lead`] | who writes |
+//! | [`secrets`] | with what registries are asked |
 //! | [`run`] | all of them together |
 //! | [`events`] | what people read under `kubectl describe` |
 
@@ -31,6 +32,7 @@ pub mod outcome;
 pub mod queue;
 pub mod run;
 pub mod scope;
+pub mod secrets;
 pub mod watch;
 pub mod writer;
 

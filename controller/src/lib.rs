@@ -66,6 +66,7 @@ pub mod webhook;
 pub mod world;
 
 pub use config::Config;
+use digests::{registry::Registries, resolver::Resolver};
 use identity::{Issuer, keep::Keeper};
 use machine::Machine;
 use shared::Shared;
@@ -163,6 +164,15 @@ pub async fn run_on_kubernetes(
     let identities = identities(&config, &cluster, &platform)?;
     let stop = || shutdown.clone();
     info!(listen = config.listen, pod = cluster.pod, "controller started");
+    let (changed, mut resolved) = tokio::sync::mpsc::channel(64);
+    let secrets = kube::secrets::Secrets::new(platform.client().clone());
+    let resolver = Resolver::new(secrets, Registries::default(), changed);
+    shared.resolve_with(Arc::clone(&resolver));
+    let resolving = async {
+        while let Some(revision) = resolved.recv().await {
+            shared.resolve(&revision);
+        }
+    };
     let synced = platform.synced();
     let serving = async {
         // A table from before everything is known would take routes away.
@@ -184,6 +194,8 @@ pub async fn run_on_kubernetes(
         }
         () = shared.keep_time(stop()) => Ok(()),
         () = platform.run(stop()) => Ok(()),
+        () = resolver.run(stop()) => Ok(()),
+        () = resolving => Ok(()),
         () = keeping => Ok(()),
     };
     shutdown.cancel();

@@ -26,6 +26,7 @@ use crate::{
 };
 
 mod allot;
+mod digests;
 mod keys;
 mod manifest;
 mod observe;
@@ -34,6 +35,7 @@ mod reports;
 mod said;
 mod settings;
 
+pub use digests::Resolved;
 pub use said::{Routes, Said};
 pub use settings::ConfigNews;
 
@@ -70,6 +72,8 @@ pub enum Event {
     ReportSynced(Subscriber, u64),
     /// That stream has ended.
     ReportEnd(Subscriber, u64),
+    /// A Revision's images are resolved to digests, or cannot be.
+    Resolved(Name, Resolved),
     /// This replica of a part counts, or none.
     Choose(Part, Option<String>),
     /// The node says how a pod fares.
@@ -101,6 +105,8 @@ pub struct Effects {
     pub keys: Vec<Key>,
     /// What people should read on ConfigMaps.
     pub news: Vec<ConfigNews>,
+    /// Revisions whose digests are to be found out, or no longer.
+    pub resolve: Vec<Name>,
     /// Reports of pods that run on another node than their reporter.
     pub refused: u64,
 }
@@ -213,6 +219,7 @@ impl Machine {
             Event::AvoidedNoMore(who, stream, uid) => self.avoid(&who, stream, &uid, false, now),
             Event::ReportSynced(who, stream) => self.report_synced(&who, stream, now),
             Event::ReportEnd(who, stream) => self.report_end(&who, stream, now),
+            Event::Resolved(revision, digests) => self.resolved(&revision, digests, now),
             Event::Choose(part, chosen) => self.choose(part, chosen),
             Event::Status(status) => self.status(status, now),
             Event::Observe(resource, name, object) => {
@@ -346,6 +353,7 @@ impl Machine {
             Platform::Kubernetes => {
                 let keys = keys::changed(name, before, plan.app.as_ref(), &self.world);
                 self.effects.keys.extend(keys);
+                self.ask_digests(name, before, plan.app.as_ref());
             }
         }
         self.set_timer(name, plan.timer);

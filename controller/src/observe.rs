@@ -137,7 +137,9 @@ pub fn revision(object: &Value) -> Revision {
         _ => Routing::Pending,
     };
     let since = annotation(object, key::ROUTING_STATE_MODIFIED).and_then(Stamp::parse);
-    let digest = |it: &Value| Some((text(&it["name"])?, text(&it["imageDigest"])?));
+    // One of a registry that is skipped has no digest, and yet it is known that it has none.
+    let digest =
+        |it: &Value| Some((text(&it["name"])?, text(&it["imageDigest"]).unwrap_or_default()));
     let digests = array(&object["status"]["containerStatuses"])
         .chain(array(&object["status"]["initContainerStatuses"]));
     let mut conditions = Conditions::default();

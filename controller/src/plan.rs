@@ -18,6 +18,7 @@ mod traffic;
 
 pub use revision::{Facts, Templates};
 pub(crate) use routes::{host_name, target_of};
+pub(crate) use status::CONTAINER_MISSING;
 
 /// What one app should be.
 #[derive(Clone, Debug, PartialEq)]

@@ -356,14 +356,28 @@ pub(crate) fn revision_meta(app: &App, revision: &Revision, owner: &Name) -> Obj
 fn revision(app: &App, revision: &Revision, owner: &Name) -> Value {
     let metadata = revision_meta(app, revision, owner);
     let mut template = template(&revision.template);
-    let digest = |(name, digest): &(Box<str>, Box<str>)| ContainerDigest {
-        name: name.to_string(),
-        image_digest: digest.to_string(),
+    let first: Vec<String> = template["spec"]["initContainers"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|it| it["name"].as_str().map(str::to_owned))
+        .collect();
+    let digests = |init: bool| {
+        let all = revision
+            .digests
+            .iter()
+            .filter(|(name, _)| first.iter().any(|it| **it == **name) == init);
+        let digest = |(name, digest): &(Box<str>, Box<str>)| ContainerDigest {
+            name: name.to_string(),
+            image_digest: digest.to_string(),
+        };
+        all.map(digest).collect()
     };
     let status = RevisionStatus {
         observed_generation: 1,
         conditions: conditions(&revision.conditions, &REVISION),
-        container_statuses: revision.digests.iter().map(digest).collect(),
+        container_statuses: digests(false),
+        init_container_statuses: digests(true),
         actual_replicas: i32::try_from(revision.actual).ok(),
         desired_replicas: i32::try_from(revision.desired).ok(),
         ..RevisionStatus::default()

@@ -12,7 +12,7 @@ use std::{
 use common::{
     node::Orders,
     outbox::{Cursor, Outbox},
-    wire::RouteKey,
+    wire::{Name, RouteKey},
 };
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
@@ -21,9 +21,11 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     admin::Metrics,
     children::Resource,
+    digests::{queue::Answer, resolver::Resolver},
     kube::{
         Key, Source, Trouble, Want,
         events::{Events, News},
+        secrets::Secrets,
         writer::Writer,
     },
     machine::{ConfigNews, Effects, Event, Machine, Routes, Said},
@@ -46,6 +48,8 @@ pub struct Shared {
     writer: OnceLock<Arc<Writer>>,
     /// Who tells people on Kubernetes.
     events: OnceLock<Events>,
+    /// Who asks registries on Kubernetes.
+    resolver: OnceLock<Arc<Resolver<Secrets>>>,
     /// What could not be written.
     troubled: Mutex<BTreeSet<Key>>,
     written: Notify,
@@ -68,6 +72,7 @@ impl Shared {
             dirty: Mutex::default(),
             writer: OnceLock::new(),
             events: OnceLock::new(),
+            resolver: OnceLock::new(),
             troubled: Mutex::default(),
             written: Notify::new(),
             timer: Notify::new(),
@@ -107,6 +112,7 @@ impl Shared {
             self.timer.notify_one();
         }
         self.tell(effects.news);
+        effects.resolve.iter().for_each(|revision| self.resolve(revision));
         if let Some(writer) = self.writer.get() {
             writer.add(effects.keys);
         } else if !effects.objects.is_empty() {
@@ -122,6 +128,27 @@ impl Shared {
             let (warning, message) = (event.is_warning, event.message);
             let (resource, reason) = (Resource::ConfigMap, event.reason.to_owned());
             events.tell(News { resource, name, uid, warning, reason, message });
+        }
+    }
+
+    /// From now on `resolver` finds out digests.
+    pub fn resolve_with(&self, resolver: Arc<Resolver<Secrets>>) {
+        let _ = self.resolver.set(resolver);
+    }
+
+    /// Takes in what is known of a Revision's images; what is not is found out.
+    pub fn resolve(&self, revision: &Name) {
+        let Some(resolver) = self.resolver.get() else { return };
+        let Some(wanted) = self.look(|machine| machine.wanted_digests(revision)) else {
+            return resolver.forget(revision);
+        };
+        match resolver.want(revision, wanted) {
+            Answer::Unknown | Answer::Pending => {}
+            Answer::Failed(why) => self.step(Event::Resolved(revision.clone(), Err(why))),
+            Answer::Resolved(digests) => {
+                resolver.forget(revision);
+                self.step(Event::Resolved(revision.clone(), Ok(digests)));
+            }
         }
     }
 

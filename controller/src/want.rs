@@ -206,7 +206,10 @@ fn child(world: &World, key: &Key) -> Want {
         return Want::Gone;
     };
     let Some(made) = Made::of(world, &owner, revision) else { return Want::Any };
+    // A tag that moves must not be what pods run: they are made once it is resolved.
+    let unresolved = revision.digests.is_empty();
     match (key.resource, key.part) {
+        (Resource::Deployment | Resource::Image, Part::Object) if unresolved => Want::Any,
         (Resource::Deployment, Part::Scale) => scale(&made),
         (_, Part::Scale)
         | (Resource::Deployment | Resource::Metric | Resource::Image, Part::Status) => Want::Any,

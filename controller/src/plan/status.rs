@@ -10,11 +10,20 @@ use common::{
 
 use super::{Timer, View, scale};
 use crate::world::{
-    Addresses, Allotment, App, Kind, Owner, Pod, Revision, Routing, Stage, Stamp, Truth, Why,
+    Addresses, Allotment, App, Kind, Owner, Platform, Pod, Revision, Routing, Stage, Stamp, Truth,
+    Why,
 };
 
 /// Restarts after which a crashing container is not waited for any more.
 const HOPELESS_RESTARTS: u32 = 3;
+
+/// Reason of a Revision one of whose images cannot be found.
+pub(crate) const CONTAINER_MISSING: &str = "ContainerMissing";
+
+/// Whether its images are still to be resolved: until then nothing is started of it.
+fn resolves(revision: &Revision, view: &View<'_>) -> bool {
+    view.world.settings.platform == Platform::Kubernetes && revision.digests.is_empty()
+}
 
 /// Learns what a revision's pods tell and sets its conditions.
 pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Timer) {
@@ -25,8 +34,8 @@ pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Tim
     revision.actual = ready;
     let policy = &view.facts.policy;
     let least = if revision.routing.0 == Routing::Reserve { 0 } else { policy.min_scale };
-    revision.reached |= ready >= policy.initial_scale.max(least);
     digests(revision, view);
+    revision.reached |= !resolves(revision, view) && ready >= policy.initial_scale.max(least);
     let failure = revision.pods.iter().find_map(|pod| failure(pod, view));
     match failure {
         _ if ready > 0 => revision.failure = None,
@@ -73,6 +82,9 @@ fn resources(revision: &Revision, view: &View<'_>, timer: &mut Timer) -> Truth {
 fn healthy(revision: &Revision, ready: u32, view: &View<'_>, timer: &mut Timer) -> Truth {
     if let Some(why) = &revision.failure {
         return Truth::False((**why).clone());
+    }
+    if resolves(revision, view) {
+        return Truth::Unknown(Some(Why::new("ResolvingDigests", "")));
     }
     let serving = revision.pods.iter().filter(|pod| pod.stage == Stage::Serving);
     let slow = serving.filter(|_| ready == 0).find_map(|pod| slow(pod, view, timer));

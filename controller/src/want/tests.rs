@@ -48,7 +48,7 @@ impl Cluster {
     fn step(&mut self, event: Event) {
         // The moment at which everything here is made.
         let now = Stamp(1_800_000_000_000);
-        let mut keys = self.machine.step(now, event).keys;
+        let mut keys = self.take(now, event);
         let mut turns = 0;
         while let Some(key) = keys.pop() {
             turns += 1;
@@ -56,10 +56,22 @@ impl Cluster {
             if self.write(&key) {
                 let object = self.objects.get(&(key.resource, key.name.clone())).cloned();
                 let event = Event::Observe(key.resource, key.name.clone(), object.map(Box::new));
-                keys.extend(self.machine.step(now, event).keys);
+                keys.extend(self.take(now, event));
                 keys.push(Key { part: Part::Object, ..key });
             }
         }
+    }
+
+    /// Takes in an event; no image has a digest.
+    fn take(&mut self, now: Stamp, event: Event) -> Vec<Key> {
+        let effects = self.machine.step(now, event);
+        let mut keys = effects.keys;
+        for name in effects.resolve {
+            let Some(wanted) = self.machine.wanted_digests(&name) else { continue };
+            let none = wanted.images.into_iter().map(|(own, _)| (own, String::new()));
+            keys.extend(self.take(now, Event::Resolved(name, Ok(none.collect()))));
+        }
+        keys
     }
 
     /// Whether anything was written.

@@ -34,6 +34,15 @@ struct Cluster {
     objects: BTreeMap<(Resource, Name), Value>,
     made: u64,
     writes: usize,
+    /// Whether registries answer.
+    resolves: bool,
+}
+
+/// What a registry that is skipped has to say: nothing.
+fn answer(machine: &Machine, revision: &Name) -> Option<Event> {
+    let wanted = machine.wanted_digests(revision)?;
+    let digests = wanted.images.into_iter().map(|(name, _)| (name, String::new())).collect();
+    Some(Event::Resolved(revision.clone(), Ok(digests)))
 }
 
 fn machine() -> Machine {
@@ -50,6 +59,7 @@ impl Cluster {
             objects: BTreeMap::new(),
             made: 0,
             writes: 0,
+            resolves: true,
         };
         let activator = json!({
             "metadata": {"name": "activator-1", "namespace": "knative-serving", "uid": "a1", "labels": {"app": "activator"}},
@@ -71,6 +81,9 @@ impl Cluster {
             turns += 1;
             assert!(turns < 2000, "it never comes to rest");
             let effects = self.machine.step(self.now, event);
+            for revision in effects.resolve.into_iter().filter(|_| self.resolves) {
+                events.extend(answer(&self.machine, &revision));
+            }
             for key in effects.keys.into_iter().collect::<BTreeSet<_>>() {
                 events.extend(self.write(&key));
             }
@@ -697,6 +710,65 @@ fn a_pod_that_somebody_deletes_drains_until_it_is_gone() {
     assert_eq!(phases(&cluster), [Draining], "its end is the kubelet's to say");
     cluster.step(Event::Observe(Resource::Pod, name, None));
     assert_eq!(phases(&cluster), []);
+}
+
+#[test]
+fn nothing_is_started_before_its_images_are_resolved() {
+    let mut cluster = Cluster::new();
+    cluster.resolves = false;
+    cluster.service("hello", "registry.test/hello:v1", 1, Value::Null);
+    let made = |cluster: &Cluster| {
+        let name = name("hello-00001-deployment");
+        cluster.objects.get(&(Resource::Deployment, name)).cloned()
+    };
+    let healthy =
+        |it: &Cluster| it.condition(Resource::Revision, "hello-00001", "ContainerHealthy");
+    assert_eq!((made(&cluster), healthy(&cluster)), (None, "Unknown ResolvingDigests: ".into()));
+    let revision = name("hello-00001");
+    let wanted = cluster.machine.wanted_digests(&revision).expect("a question");
+    assert_eq!(wanted.images, [("user-container".into(), "registry.test/hello:v1".into())]);
+    let why = "Unable to fetch image \"registry.test/hello:v1\": it is not there";
+    cluster.step(Event::Resolved(revision.clone(), Err(why.into())));
+    assert_eq!(
+        (made(&cluster), healthy(&cluster)),
+        (None, format!("False ContainerMissing: {why}"))
+    );
+    assert!(
+        cluster
+            .condition(Resource::KnativeService, "hello", "Ready")
+            .starts_with("False RevisionFailed")
+    );
+    let digest = "registry.test/hello@sha256:abc";
+    let digests = vec![("user-container".to_owned(), digest.to_owned())];
+    cluster.step(Event::Resolved(revision.clone(), Ok(digests)));
+    let deployment = made(&cluster).expect("made");
+    assert_eq!(deployment["spec"]["template"]["spec"]["containers"][0]["image"], digest);
+    assert_eq!(healthy(&cluster), "Unknown Deploying: ");
+    let status = &cluster.object(Resource::Revision, "hello-00001")["status"];
+    let named = json!([{"name": "user-container", "imageDigest": digest}]);
+    assert_eq!(status["containerStatuses"], named);
+    assert_eq!(cluster.machine.wanted_digests(&revision), None, "once is enough");
+    // A tag that moves meanwhile is not asked for again.
+    let mut other = machine().loading();
+    for event in shown(&cluster.objects, &[]) {
+        other.step(cluster.now, event);
+    }
+    other.step(cluster.now, Event::Known);
+    assert_eq!(other.step(cluster.now, Event::Lead(true)).resolve, []);
+}
+
+#[test]
+fn digests_of_what_is_gone_are_asked_for_no_more() {
+    let mut cluster = Cluster::new();
+    cluster.resolves = false;
+    cluster.service("hello", "registry.test/hello:v1", 1, Value::Null);
+    let events = cluster.delete(Resource::KnativeService, &name("hello"));
+    let mut named = Vec::new();
+    for event in events {
+        named.extend(cluster.machine.step(cluster.now, event).resolve);
+    }
+    assert!(named.contains(&name("hello-00001")));
+    assert_eq!(cluster.machine.wanted_digests(&name("hello-00001")), None);
 }
 
 fn activator(name: &str, leaves: bool) -> Event {

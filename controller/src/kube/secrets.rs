@@ -1,0 +1,64 @@
+//! Shell: pull secrets, read from the API server one by one when a registry is to be asked.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
+use kube::{Api, Client};
+
+use crate::digests::{
+    credentials::PullSecret,
+    queue::Account,
+    resolver::{BoxError, PullSecrets},
+};
+
+/// Secrets of a cluster. Nothing is watched or kept.
+#[derive(Clone)]
+pub struct Secrets(Client);
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Secrets").finish_non_exhaustive()
+    }
+}
+
+impl Secrets {
+    /// What this client may read.
+    pub fn new(client: Client) -> Self {
+        Self(client)
+    }
+
+    async fn of_account(&self, account: &Account) -> Result<Vec<String>, kube::Error> {
+        let name = Some(account.service_account.as_str()).filter(|it| !it.is_empty());
+        let api: Api<ServiceAccount> = Api::namespaced(self.0.clone(), &account.namespace);
+        // The kubelet could not start a pod without its account, and says so better than we.
+        let found = api.get_opt(name.unwrap_or("default")).await?;
+        let all = found.and_then(|it| it.image_pull_secrets).unwrap_or_default();
+        Ok(all.into_iter().map(|it| it.name).collect())
+    }
+
+    async fn secret(&self, namespace: &str, name: &str) -> Result<Option<PullSecret>, kube::Error> {
+        let api: Api<Secret> = Api::namespaced(self.0.clone(), namespace);
+        let secret = api.get_opt(name).await?;
+        Ok(secret.map(|it| {
+            let data = it.data.unwrap_or_default().into_iter().map(|(key, it)| (key, it.0));
+            let data: BTreeMap<String, Vec<u8>> = data.collect();
+            PullSecret { name: name.to_owned(), kind: it.type_.unwrap_or_default(), data }
+        }))
+    }
+}
+
+impl PullSecrets for Secrets {
+    async fn pull_secrets(&self, account: &Account) -> Result<Vec<PullSecret>, BoxError> {
+        let mut names = account.pull_secrets.clone();
+        for name in self.of_account(account).await? {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        let mut all = Vec::with_capacity(names.len());
+        for name in names {
+            all.extend(self.secret(&account.namespace, &name).await?);
+        }
+        Ok(all)
+    }
+}
