@@ -27,6 +27,7 @@ use crate::{
 
 mod allot;
 mod digests;
+mod domains;
 mod keys;
 mod manifest;
 mod observe;
@@ -178,6 +179,7 @@ impl Machine {
         for name in self.world.apps.keys().cloned().collect::<Vec<_>>() {
             self.settle(&name, None, true, now);
         }
+        self.settle_mappings(now);
     }
 
     /// The world as it is now.
@@ -327,7 +329,14 @@ impl Machine {
 
     /// Plans one app, and those whose routes name its Revisions.
     fn settle(&mut self, name: &Name, before: Option<&App>, rewrite: bool, now: Stamp) {
+        // Nearly always there is none, and no app is copied for nothing.
+        let is_mapped = !self.world.mapped.is_empty();
+        let own = before.or_else(|| self.world.apps.get(name).map(|it| &**it));
+        let own = own.filter(|_| is_mapped).cloned();
         self.settle_one(name, before, rewrite, now);
+        if let Some(own) = own {
+            self.settle_mappings_of(name, &own, now);
+        }
         let Some(others) = self.world.referrers.get(name).cloned() else { return };
         for other in others {
             self.settle_one(&other, None, false, now);

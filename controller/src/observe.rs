@@ -22,8 +22,8 @@ use crate::{
     render,
     restore::{self, array, text},
     world::{
-        Conditions, Configuration, Kubelet, Meta, Owner, Pairs, Placed, Placeholder, Pod, Revision,
-        Route, Routing, Service, Stage, Stamp, Why,
+        Claim, Conditions, Configuration, Kubelet, Mapping, Meta, Owner, Pairs, Placed,
+        Placeholder, Pod, Revision, Route, Routing, Service, Stage, Stamp, Why,
     },
 };
 
@@ -283,7 +283,32 @@ pub fn placeholder(object: &Value) -> Option<Placeholder> {
     let mut addresses: Vec<IpAddr> = given.filter_map(|it| it.parse().ok()).collect();
     addresses.sort_by_key(|it| !it.is_ipv4());
     let port = annotation(object, ACTIVATOR_PORT).and_then(|it| it.parse().ok());
-    Some(Placeholder { addresses: addresses.into(), port })
+    let hidden = label(object, key::VISIBILITY) == Some("cluster-local");
+    Some(Placeholder { addresses: addresses.into(), port, hidden })
+}
+
+/// A DomainMapping, but for how it fares.
+pub fn mapping(object: &Value) -> Mapping {
+    let (own, to) = (name(object), &object["spec"]["ref"]);
+    let word = |field: &str| to[field].as_str().unwrap_or_default();
+    let group = word("apiVersion").rsplit_once('/').map_or("", |(group, _)| group);
+    let plural = format!("{}s", word("kind").to_ascii_lowercase());
+    let kind = if group.is_empty() { plural } else { format!("{plural}.{group}") };
+    let namespace = Some(word("namespace")).filter(|it| !it.is_empty());
+    let http = key::HTTP_PROTOCOL.iter().find_map(|it| annotation(object, it));
+    Mapping {
+        meta: restore::meta(object),
+        kind: kind.into(),
+        target: Name::new(namespace.unwrap_or(&own.namespace), word("name")),
+        secret: text(&object["spec"]["tls"]["secretName"]).filter(|it: &Box<str>| !it.is_empty()),
+        http: http.map(Into::into),
+        conditions: Conditions::default(),
+    }
+}
+
+/// A ClusterDomainClaim.
+pub fn claim(object: &Value) -> Claim {
+    Claim { namespace: object["spec"]["namespace"].as_str().unwrap_or_default().to_owned() }
 }
 
 /// A node's zone, if it has one.

@@ -9,6 +9,7 @@ use common::wire::{Name, RouteChange};
 
 use crate::world::{App, Pod, Revision, Stamp, World};
 
+pub mod domains;
 mod drain;
 pub mod revision;
 mod routes;

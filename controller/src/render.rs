@@ -17,12 +17,12 @@ use serde_json::{Value, json};
 use crate::{
     knative::{
         API_VERSION, Address, Condition, ConfigurationStatus, ContainerDigest, RevisionStatus,
-        RouteStatus, ServiceStatus, TrafficTarget, key,
+        RouteStatus, ServiceStatus, TrafficTarget, domain::DomainMappingStatus, key,
     },
     plan::{self, Facts},
     world::{
-        Addresses, App, Assigned, Conditions, Configuration, Kind, Meta, Pod, Revision, Route,
-        Routing, Service, Stage, Stamp, Truth, World,
+        Addresses, App, Assigned, Conditions, Configuration, Kind, Mapping, Meta, Pod, Revision,
+        Route, Routing, Service, Stage, Stamp, Truth, World,
     },
 };
 
@@ -400,6 +400,13 @@ pub(crate) const ROUTE: [(Kind, &str); 4] = [
     (Kind::RouteIngress, "IngressReady"),
     (Kind::RouteReady, "Ready"),
 ];
+pub(crate) const DOMAIN: [(Kind, &str); 5] = [
+    (Kind::DomainCertificate, "CertificateProvisioned"),
+    (Kind::DomainClaimed, "DomainClaimed"),
+    (Kind::DomainIngress, "IngressReady"),
+    (Kind::DomainReady, "Ready"),
+    (Kind::DomainReference, "ReferenceResolved"),
+];
 pub(crate) const REVISION: [(Kind, &str); 4] = [
     (Kind::RevisionActive, "Active"),
     (Kind::RevisionHealthy, "ContainerHealthy"),
@@ -427,6 +434,17 @@ fn conditions(all: &Conditions, table: &Table) -> Vec<Condition> {
         })
     };
     table.iter().filter_map(one).collect()
+}
+
+/// Status of a DomainMapping.
+pub(crate) fn mapping_status(name: &Name, mapping: &Mapping, world: &World) -> Value {
+    let url = format!("{}://{}", world.settings.configs.network.external_scheme, name.name);
+    value(DomainMappingStatus {
+        observed_generation: mapping.meta.generation.into(),
+        conditions: conditions(&mapping.conditions, &DOMAIN),
+        address: Some(Address { url: url.clone() }),
+        url,
+    })
 }
 
 fn pod_object(pod: &Pod, revision: &Revision, owner: &Name, world: &World) -> Value {

@@ -33,10 +33,9 @@ pub fn want(world: &World, key: &Key) -> Want {
         Resource::Service => service(world, key),
         Resource::EndpointSlice => slice(world, key),
         Resource::Pod => pod(world, key),
-        Resource::DomainMapping
-        | Resource::ClusterDomainClaim
-        | Resource::Node
-        | Resource::ConfigMap => Want::Any,
+        Resource::DomainMapping => mapping(world, key),
+        Resource::ClusterDomainClaim => claim(world, &key.name.name),
+        Resource::Node | Resource::ConfigMap => Want::Any,
     }
 }
 
@@ -314,6 +313,37 @@ pub fn noted<'a>(namespace: &'a str, revision: &'a Revision) -> impl Iterator<It
     };
     let pods = revision.pods.iter().filter(wrong);
     pods.map(move |pod| Key::new(Resource::Pod, Part::Object, Name::new(namespace, &*pod.name)))
+}
+
+/// A DomainMapping is its user's: only how it fares is ours to say.
+fn mapping(world: &World, key: &Key) -> Want {
+    match (key.part, world.mappings.get(&key.name)) {
+        (Part::Status, Some(it)) => {
+            Want::Body(without_nulls(render::mapping_status(&key.name, it, world)))
+        }
+        _ => Want::Any,
+    }
+}
+
+/// The claim of a domain, where we are to make it; one that we made goes with the last mapping of its namespace.
+fn claim(world: &World, domain: &str) -> Want {
+    let wanting = world.mappings.iter().filter(|(name, _)| name.name == domain);
+    let first =
+        || wanting.clone().min_by_key(|(name, it)| (it.meta.created, name.namespace.as_str()));
+    let held = world.claims.get(domain).map(|it| it.namespace.as_str());
+    let holder = wanting.clone().find(|(name, _)| Some(name.namespace.as_str()) == held);
+    match holder.or_else(first) {
+        None => Want::Gone,
+        Some(_) if !world.settings.configs.network.autocreate_claims => Want::Any,
+        // Somebody else's, or ours of a mapping that is gone: that one is removed first.
+        Some((name, _)) if held.is_some_and(|it| it != name.namespace) => Want::Gone,
+        Some((name, _)) => Want::Body(json!({
+            "apiVersion": Resource::ClusterDomainClaim.api_version(),
+            "kind": Resource::ClusterDomainClaim.kind(),
+            "metadata": {"name": domain},
+            "spec": {"namespace": name.namespace},
+        })),
+    }
 }
 
 /// A Service of Kubernetes: a Route's name, or one of a Revision's two.

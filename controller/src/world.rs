@@ -22,9 +22,11 @@ use crate::{
 };
 
 mod conditions;
+mod domains;
 mod slices;
 
 pub use conditions::{Conditions, Kind, Truth, Why};
+pub use domains::{Claim, Mapping};
 pub use slices::Slices;
 
 /// A moment, in milliseconds since 1970. The shell's clock never runs backwards.
@@ -247,6 +249,8 @@ pub struct Placeholder {
     pub addresses: Box<[IpAddr]>,
     /// Its port at the activators, once one is allotted.
     pub port: Option<u16>,
+    /// Whether its label keeps it inside the cluster.
+    pub hidden: bool,
 }
 
 /// Where the ClusterIPs of a name come from.
@@ -507,6 +511,12 @@ pub struct World {
     pub activators: BTreeMap<String, (Activator, Standing)>,
     /// Which of them slices lead to.
     pub slices: Slices,
+    /// DomainMappings; each is called as its domain.
+    pub mappings: BTreeMap<Name, Mapping>,
+    /// Which of them lead to a name.
+    pub mapped: BTreeMap<Name, BTreeSet<Name>>,
+    /// Whose domains are, by domain.
+    pub claims: BTreeMap<String, Claim>,
     /// Zones of nodes, where they have one.
     pub zones: BTreeMap<String, String>,
     /// Whether what is planned is carried out. On Kubernetes one replica of the controller leads; the others only watch.
@@ -607,6 +617,9 @@ impl Default for World {
             placeholders: BTreeMap::new(),
             activators: BTreeMap::new(),
             slices: Slices::default(),
+            mappings: BTreeMap::new(),
+            mapped: BTreeMap::new(),
+            claims: BTreeMap::new(),
             zones: BTreeMap::new(),
             leads: true,
             referrers: BTreeMap::new(),

@@ -40,7 +40,7 @@ pub enum Action {
 pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u64)>) -> Action {
     match (want, key.part) {
         (Want::Any, _) => Action::None,
-        (Want::Gone, Part::Object) => gone(seen),
+        (Want::Gone, Part::Object) => gone(key, seen),
         (Want::Scale { replicas, leaving }, Part::Scale) => scale(replicas, leaving, seen),
         // No part of an object but the object itself can go, or have what only another part has.
         (Want::Gone | Want::Scale { .. }, _) | (Want::Body(_), Part::Scale) => Action::None,
@@ -64,9 +64,11 @@ pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u6
     }
 }
 
-/// Only what we applied for something is ours to delete: a copy that a user made of it has no owner.
-fn gone(seen: Option<&Seen>) -> Action {
-    let ours = |it: &&Seen| it.applied.is_some() && it.controller.is_some() && !it.deleting;
+/// Only what we applied for something is ours to delete: a copy that a user made of it has no owner. A claim has none
+/// either, since what it is for is in a namespace and it is not.
+fn gone(key: &Key, seen: Option<&Seen>) -> Action {
+    let owned = |it: &Seen| it.controller.is_some() || !key.resource.namespaced();
+    let ours = |it: &&Seen| it.applied.is_some() && owned(it) && !it.deleting;
     seen.filter(ours).map_or(Action::None, |it| Action::Delete(it.uid.clone()))
 }
 

@@ -33,7 +33,7 @@ use crate::{
 
 /// The order in which what there is at the start is taken in: what others depend on first. Kinds that only the
 /// writer follows are not named.
-const ORDER: [Resource; 11] = [
+const ORDER: [Resource; 12] = [
     Resource::ConfigMap,
     Resource::Node,
     Resource::Service,
@@ -44,6 +44,7 @@ const ORDER: [Resource; 11] = [
     Resource::Route,
     Resource::KnativeService,
     Resource::DomainMapping,
+    Resource::ClusterDomainClaim,
     Resource::EndpointSlice,
 ];
 

@@ -60,7 +60,7 @@ pub fn scopes(system_namespace: &str) -> Vec<Scope> {
         all(Resource::Node),
         metadata(Resource::Metric),
         metadata(Resource::Image),
-        metadata(Resource::ClusterDomainClaim),
+        all(Resource::ClusterDomainClaim),
         labelled(Resource::Deployment, key::REVISION_UID),
         labelled(Resource::EndpointSlice, "endpointslice.kubernetes.io/managed-by=rouse.dev"),
         Scope { except, ..labelled(Resource::Pod, key::REVISION_UID) },

@@ -43,12 +43,12 @@ impl Machine {
             Resource::ConfigMap => self.observe_config(&name, object, now),
             // Followed elsewhere, or only written.
             Resource::EndpointSlice => self.observe_slice(&name, object),
-            Resource::DomainMapping
-            | Resource::PodAutoscaler
+            Resource::DomainMapping => self.observe_mapping(&name, object, now),
+            Resource::ClusterDomainClaim => self.observe_claim(&name, object, now),
+            Resource::PodAutoscaler
             | Resource::ServerlessService
             | Resource::Metric
-            | Resource::Image
-            | Resource::ClusterDomainClaim => {}
+            | Resource::Image => {}
         }
     }
 
@@ -260,6 +260,8 @@ impl Machine {
     }
 
     fn observe_placeholder(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
+        let hidden = |world: &World| world.placeholders.get(name).is_some_and(|it| it.hidden);
+        let was_hidden = hidden(&self.world);
         match object.and_then(observe::placeholder) {
             Some(seen) => drop(self.world.placeholders.insert(name.clone(), seen)),
             None => {
@@ -270,7 +272,14 @@ impl Machine {
         }
         let Some(owner) = self.world.app_named(name) else { return };
         let own = owner.clone();
-        self.change(owner, now, |app, world| allot::allot(app, &own, world));
+        let planned = self.change(owner, now, |app, world| allot::allot(app, &own, world));
+        if was_hidden != hidden(&self.world) {
+            // No fact of the app says so, but its routes and URLs do.
+            self.effects.keys.extend(crate::want::statuses(&own));
+            if !planned {
+                self.settle(&own, None, false, now);
+            }
+        }
     }
 
     /// We lead now, or do not any more.
@@ -294,6 +303,7 @@ impl Machine {
                 self.effects.keys.extend(keys);
             }
         }
+        self.settle_mappings(now);
     }
 }
 

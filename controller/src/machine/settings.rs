@@ -70,6 +70,7 @@ impl Machine {
             for app in &all {
                 self.settle(app, None, false, now);
             }
+            self.settle_mappings(now);
             // Objects say what the settings were when they were made. Who does not lead names all once it does.
             if self.world.leads && self.world.settings.platform == Platform::Kubernetes {
                 self.stale = all.into();

@@ -2,14 +2,17 @@
 
 use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
-use common::wire::{Name, Path, Pod, PodPhase, Protocol, RouteChange, Service, Target};
+use common::wire::{
+    Ingress, Name, Path, Pod, PodPhase, Protocol, RouteChange, Service, Tag, TagRouting, Target,
+};
 
 use tracing::debug;
 
-use super::{Facts, View, scale, status, traffic};
+use super::{Facts, View, domains, scale, status, traffic};
 use crate::{
     children::tagged,
-    domains,
+    config_maps::{Flag, network::HttpProtocol},
+    domains as names,
     knative::key,
     parse::RESPONSE_START,
     world::{self, Allotment, App, Kubelet, Revision, Routing, Stage, Stamp, World},
@@ -108,6 +111,7 @@ fn service(
         revision: Name::new(name.namespace.as_str(), *revision),
         percent: *percent,
     };
+    let tagged = tag_headers(app, world);
     let public = target_of(app, name, allotted.tag.as_deref(), world).filter(|it| !it.is_local);
     Service {
         name: Name::new(name.namespace.as_str(), own.as_str()),
@@ -117,9 +121,51 @@ fn service(
         targets: if hopeless { Vec::new() } else { shares.iter().map(target).collect() },
         path: only
             .as_ref()
+            // Somebody must read the header.
+            .filter(|_| !tagged)
             .map_or(Path::Activator, |(revision, facts)| path(app, revision, &view(facts))),
         hosts: public.map(|it| it.host).into_iter().collect(),
-        ingress: None,
+        ingress: ingress(allotted, app, name, &own, world),
+    }
+}
+
+/// Whether the header `Knative-Serving-Tag` chooses among the tags of this app's route.
+fn tag_headers(app: &App, world: &World) -> bool {
+    let on = world.settings.configs.features.tag_header_based_routing == Flag::Enabled;
+    on && app.allotted().iter().any(|it| it.tag.is_some())
+}
+
+/// What the gateway does for a name beyond leading its hosts to it.
+fn ingress(
+    allotted: &Allotment,
+    app: &App,
+    name: &Name,
+    own: &str,
+    world: &World,
+) -> Option<Box<Ingress>> {
+    let http = key::HTTP_PROTOCOL.iter().find_map(|key| app.route_annotation(key));
+    let tag = |it: &Allotment| {
+        let service = Name::new(name.namespace.as_str(), host_name(it, &name.name));
+        it.tag.as_ref().map(|tag| Tag { name: tag.to_string(), service })
+    };
+    let tags = tag_headers(app, world).then(|| match &allotted.tag {
+        None => TagRouting::Choice(app.allotted().iter().filter_map(tag).collect()),
+        Some(tag) => TagRouting::Tag(tag.to_string()),
+    });
+    let ingress = Ingress {
+        redirects: redirects(http, world),
+        domains: domains::of(world, &Name::new(name.namespace.as_str(), own)),
+        tags,
+    };
+    (ingress != Ingress::default()).then(|| Box::new(ingress))
+}
+
+/// Whether plain HTTP from outside is sent to HTTPS: as the object asks, else as `config-network` says
+/// (knative/serving `pkg/networking/ingress.go`, `GetHTTPOption`).
+pub(super) fn redirects(asked: Option<&str>, world: &World) -> bool {
+    match asked {
+        Some(asked) => asked.eq_ignore_ascii_case("redirected"),
+        None => world.settings.configs.network.http == HttpProtocol::Redirected,
     }
 }
 
@@ -148,9 +194,9 @@ pub(crate) fn target_of(
     name: &Name,
     tag: Option<&str>,
     world: &World,
-) -> Option<domains::Target> {
+) -> Option<names::Target> {
     let settings = &world.settings;
-    let names = domains::Names {
+    let all = names::Names {
         network: &settings.configs.network,
         domain: &settings.configs.domain,
         default_domain: &settings.domain,
@@ -158,8 +204,12 @@ pub(crate) fn target_of(
     };
     let (labels, annotations) = (&app.route_labels(), &app.route_annotations());
     let (own, namespace) = (name.name.as_str(), name.namespace.as_str());
-    let route = domains::Route { name: own, namespace, labels, annotations };
-    let target = names.target(&route, tag, |_service| false);
+    let route = names::Route { name: own, namespace, labels, annotations };
+    let hidden = |service: &str| {
+        let placeholder = world.placeholders.get(&Name::new(namespace, service));
+        placeholder.is_some_and(|it| it.hidden)
+    };
+    let target = all.target(&route, tag, hidden);
     target.inspect_err(|why| debug!(route = %name, %why, "route has no name outside")).ok()
 }
 

@@ -51,6 +51,16 @@ pub enum Truth {
 /// Which condition. Each belongs to one kind of object; `*Ready` is that kind's `Ready`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
+    /// DomainMapping: `CertificateProvisioned`.
+    DomainCertificate,
+    /// DomainMapping: `DomainClaimed`.
+    DomainClaimed,
+    /// DomainMapping: `IngressReady`.
+    DomainIngress,
+    /// DomainMapping: `Ready`.
+    DomainReady,
+    /// DomainMapping: `ReferenceResolved`.
+    DomainReference,
     /// Service: `ConfigurationsReady`.
     ServiceConfigurations,
     /// Service: `Ready`.

@@ -7,7 +7,10 @@ use std::{
 
 use common::{
     outbox::Outbox,
-    wire::{Activity, Decision, Name, Path, PodSeen, Role, RouteChange, RouteTable, Subscriber},
+    wire::{
+        Activity, Decision, Ingress, Name, Path, PodSeen, Role, RouteChange, RouteTable,
+        Subscriber, Tag, TagRouting,
+    },
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -96,11 +99,40 @@ impl Cluster {
         }
         match (want(self.machine.world(), key), key.part) {
             (Want::Any, _) => Vec::new(),
+            (Want::Gone, _) if self.is_users(key) => Vec::new(),
             (Want::Gone, _) => self.delete(key.resource, &key.name),
             (Want::Body(body), Part::Status) => self.put_status(key, body),
             (Want::Body(body), _) => self.apply(key.resource, &key.name, body),
             (Want::Scale { replicas, leaving }, _) => self.scale(&key.name, replicas, &leaving),
         }
+    }
+
+    /// Whether a user made it, which the writer knows by its annotation.
+    fn is_users(&self, key: &Key) -> bool {
+        let object = self.objects.get(&(key.resource, key.name.clone()));
+        object.is_some_and(|it| it["metadata"]["labels"]["made-by"] == "a user")
+    }
+
+    /// An administrator gives a domain to a namespace.
+    fn claim(&mut self, domain: &str, namespace: &str) {
+        let body = json!({
+            "metadata": {"name": domain, "labels": {"made-by": "a user"}}, "spec": {"namespace": namespace},
+        });
+        for event in self.apply(Resource::ClusterDomainClaim, &Name::new("", domain), body) {
+            self.step(event);
+        }
+    }
+
+    fn map(&mut self, domain: &str, kind: &str, to: &str) {
+        let of = if kind == "Service" { "serving.knative.dev/v1" } else { "v1" };
+        let kind = kind.trim_start_matches("Core");
+        let spec = json!({"ref": {"apiVersion": of, "kind": kind, "name": to}});
+        self.user(Resource::DomainMapping, domain, spec);
+    }
+
+    fn config(&mut self, name: &str, data: Value) {
+        let own = Name::new("knative-serving", name);
+        self.step(Event::Observe(Resource::ConfigMap, own, Some(Box::new(json!({"data": data})))));
     }
 
     fn apply(&mut self, resource: Resource, name: &Name, body: Value) -> Vec<Event> {
@@ -710,6 +742,120 @@ fn a_pod_that_somebody_deletes_drains_until_it_is_gone() {
     assert_eq!(phases(&cluster), [Draining], "its end is the kubelet's to say");
     cluster.step(Event::Observe(Resource::Pod, name, None));
     assert_eq!(phases(&cluster), []);
+}
+
+#[test]
+fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
+    let mut cluster = Cluster::new();
+    let at = "www.shop.test";
+    let domains = |cluster: &Cluster, own: &str| {
+        let ingress = cluster.table().services[&name(own)].ingress.clone().unwrap_or_default();
+        ingress.domains.into_iter().map(|it| it.host).collect::<Vec<_>>()
+    };
+    let is = |cluster: &Cluster, which: &str| cluster.condition(Resource::DomainMapping, at, which);
+    cluster.map(at, "Service", "hello");
+    assert_eq!(
+        is(&cluster, "ReferenceResolved"),
+        "False ResolveFailed: services.serving.knative.dev \"hello\" not found"
+    );
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(is(&cluster, "ReferenceResolved"), "True : ", "it follows the service");
+    assert_eq!(
+        is(&cluster, "DomainClaimed"),
+        "False DomainClaimFailed: no ClusterDomainClaim found for domain \"www.shop.test\""
+    );
+    assert_eq!(domains(&cluster, "hello"), [""; 0]);
+    cluster.claim(at, "somebody");
+    assert!(is(&cluster, "Ready").starts_with("False DomainAlreadyClaimed"));
+    assert_eq!(domains(&cluster, "hello"), [""; 0]);
+    cluster.claim(at, SPACE);
+    assert_eq!(
+        (is(&cluster, "Ready"), domains(&cluster, "hello")),
+        ("True : ".into(), vec![at.into()])
+    );
+    let status = &cluster.object(Resource::DomainMapping, at)["status"];
+    assert_eq!(
+        (&status["url"], &status["address"]["url"]),
+        (&json!("http://www.shop.test"), &json!("http://www.shop.test"))
+    );
+    // To the Service of a tag.
+    let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
+    cluster.service("hello", "hello:v1", 0, traffic);
+    cluster.map(at, "CoreService", "now-hello");
+    assert_eq!(
+        (domains(&cluster, "hello"), domains(&cluster, "now-hello")),
+        (vec![], vec![at.into()])
+    );
+    cluster.remove(Resource::KnativeService, "hello");
+    assert!(is(&cluster, "Ready").starts_with("False ResolveFailed"));
+    cluster.remove(Resource::DomainMapping, at);
+    assert!(cluster.objects.contains_key(&(Resource::ClusterDomainClaim, Name::new("", at))));
+    let world = cluster.machine.world();
+    assert!(world.mappings.is_empty() && world.mapped.is_empty());
+}
+
+#[test]
+fn claims_that_we_make_come_and_go_with_their_mappings() {
+    let mut cluster = Cluster::new();
+    cluster.config("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    let at = "www.shop.test";
+    let claim = |cluster: &Cluster| {
+        let own = (Resource::ClusterDomainClaim, Name::new("", at));
+        cluster.objects.get(&own).map(|it| it["spec"]["namespace"].clone())
+    };
+    cluster.map(at, "Service", "hello");
+    assert_eq!(claim(&cluster), Some(json!(SPACE)));
+    assert_eq!(cluster.condition(Resource::DomainMapping, at, "Ready"), "True : ");
+    cluster.remove(Resource::DomainMapping, at);
+    assert_eq!(claim(&cluster), None);
+}
+
+#[test]
+fn a_header_chooses_among_tags_where_the_feature_is_on() {
+    let mut cluster = Cluster::new();
+    let traffic = json!([
+        {"latestRevision": true, "percent": 100, "tag": "now"}, {"latestRevision": true, "percent": 0, "tag": "next"},
+    ]);
+    cluster.service("hello", "hello:v1", 0, traffic);
+    assert_eq!(cluster.table().services[&name("hello")].ingress, None);
+    cluster.config("config-features", json!({"tag-header-based-routing": "enabled"}));
+    let tags = |cluster: &Cluster, own: &str| {
+        let service = cluster.table().services[&name(own)].clone();
+        assert_eq!(service.path, Path::Activator, "somebody must read it");
+        service.ingress.and_then(|it| it.tags)
+    };
+    let all =
+        ["now", "next"].map(|it| Tag { name: it.into(), service: name(&format!("{it}-hello")) });
+    assert_eq!(tags(&cluster, "hello"), Some(TagRouting::Choice(all.into())));
+    assert_eq!(tags(&cluster, "next-hello"), Some(TagRouting::Tag("next".into())));
+}
+
+#[test]
+fn a_label_on_the_service_of_a_tag_keeps_that_tag_inside() {
+    let mut cluster = Cluster::new();
+    let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
+    cluster.service("hello", "hello:v1", 0, traffic);
+    let hosts = |cluster: &Cluster, own: &str| cluster.table().services[&name(own)].hosts.clone();
+    assert_eq!(hosts(&cluster, "now-hello"), ["now-hello.default.localhost"]);
+    let mut object = cluster.object(Resource::Service, "now-hello").clone();
+    object["metadata"]["labels"][key::VISIBILITY] = json!("cluster-local");
+    let own = (Resource::Service, name("now-hello"));
+    cluster.objects.insert(own.clone(), object.clone());
+    cluster.step(Event::Observe(own.0, own.1, Some(Box::new(object))));
+    assert_eq!(hosts(&cluster, "now-hello"), [""; 0]);
+    assert_eq!(hosts(&cluster, "hello"), ["hello.default.localhost"]);
+    let url = &cluster.object(Resource::Route, "hello")["status"]["traffic"][0]["url"];
+    assert_eq!(url, "http://now-hello.default.svc.cluster.local");
+}
+
+#[test]
+fn plain_http_is_sent_to_https_where_asked() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.config("config-network", json!({"http-protocol": "Redirected"}));
+    let ingress = cluster.table().services[&name("hello")].ingress.clone();
+    assert_eq!(ingress, Some(Box::new(Ingress { redirects: true, ..Ingress::default() })));
 }
 
 #[test]

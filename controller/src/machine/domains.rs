@@ -1,0 +1,118 @@
+//! Pure: DomainMappings and ClusterDomainClaims as the API server has them.
+
+use common::wire::Name;
+use serde_json::Value;
+use tracing::info;
+
+use super::Machine;
+use crate::{
+    children::Resource,
+    kube::{Key, Part},
+    observe, plan, render, restore,
+    world::{App, Kind, Stamp},
+};
+
+impl Machine {
+    pub(super) fn observe_mapping(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
+        let before = self.world.mappings.remove(name);
+        if let Some(before) = &before {
+            if let Some(all) = self.world.mapped.get_mut(&before.target) {
+                all.remove(name);
+            }
+            self.world.mapped.retain(|_, all| !all.is_empty());
+        }
+        let old = before.as_ref().map(|it| it.target.clone());
+        let mut new = None;
+        if let Some(object) = object {
+            let mut mapping = observe::mapping(object);
+            match before {
+                // What we know is newer than what we wrote.
+                Some(before) => mapping.conditions = before.conditions,
+                None => restore::conditions(&mut mapping.conditions, object, &render::DOMAIN),
+            }
+            let all = self.world.mapped.entry(mapping.target.clone()).or_default();
+            all.insert(name.clone());
+            new = Some(mapping.target.clone());
+            self.world.mappings.insert(name.clone(), mapping);
+        } else {
+            info!(domain = name.name, "domain mapping gone");
+        }
+        if old != new {
+            self.settle_named(old, now);
+        }
+        self.settle_named(new, now);
+        self.settle_mapping(name, now);
+        self.effects.keys.push(claim_key(&name.name));
+    }
+
+    pub(super) fn observe_claim(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
+        match object.map(observe::claim) {
+            Some(claim) => drop(self.world.claims.insert(name.name.clone(), claim)),
+            None => drop(self.world.claims.remove(&name.name)),
+        }
+        let same = |(it, _): &(&Name, &crate::world::Mapping)| it.name == name.name;
+        let of: Vec<(Name, Name)> = self
+            .world
+            .mappings
+            .iter()
+            .filter(same)
+            .map(|(name, it)| (name.clone(), it.target.clone()))
+            .collect();
+        for (mapping, target) in of {
+            self.settle_named(Some(target), now);
+            self.settle_mapping(&mapping, now);
+        }
+        self.effects.keys.push(claim_key(&name.name));
+    }
+
+    fn settle_named(&mut self, target: Option<Name>, now: Stamp) {
+        if let Some(owner) = target.and_then(|it| self.world.app_named(&it)) {
+            self.settle(&owner, None, false, now);
+        }
+    }
+
+    /// Sets the conditions of a mapping anew.
+    pub(super) fn settle_mapping(&mut self, name: &Name, now: Stamp) {
+        if self.loading {
+            return;
+        }
+        let Some(before) = self.world.mappings.get(name).cloned() else { return };
+        let mut mapping = before.clone();
+        plan::domains::mapping(&self.world, name, &mut mapping, now);
+        if mapping != before {
+            let ready = mapping.conditions.is_true(Kind::DomainReady);
+            info!(domain = name.name, namespace = name.namespace, ready, "domain mapping changed");
+            self.world.mappings.insert(name.clone(), mapping);
+        }
+        self.effects.keys.push(Key::new(Resource::DomainMapping, Part::Status, name.clone()));
+    }
+
+    /// Mappings of an app's names depend on it.
+    pub(super) fn settle_mappings_of(&mut self, app: &Name, before: &App, now: Stamp) {
+        if self.world.mapped.is_empty() {
+            return;
+        }
+        let after = self.world.apps.get(app).map(|it| &**it);
+        let held = after.into_iter().chain([before]).flat_map(App::allotted);
+        let names = held.map(|it| Name::new(&*app.namespace, plan::host_name(it, &app.name)));
+        let names: std::collections::BTreeSet<Name> = names.chain([app.clone()]).collect();
+        let mapped = names.iter().filter_map(|it| self.world.mapped.get(it)).flatten();
+        for mapping in mapped.cloned().collect::<Vec<_>>() {
+            self.settle_mapping(&mapping, now);
+        }
+    }
+
+    /// All mappings, with their claims and those of mappings that are no more.
+    pub(super) fn settle_mappings(&mut self, now: Stamp) {
+        for name in self.world.mappings.keys().cloned().collect::<Vec<_>>() {
+            self.effects.keys.push(claim_key(&name.name));
+            self.settle_mapping(&name, now);
+        }
+        let claims = self.world.claims.keys().map(|it| claim_key(it));
+        self.effects.keys.extend(claims);
+    }
+}
+
+fn claim_key(domain: &str) -> Key {
+    Key::new(Resource::ClusterDomainClaim, Part::Object, Name::new("", domain))
+}

@@ -1,0 +1,110 @@
+//! Pure: DomainMappings: further names of services, each claimed for one namespace (knative/serving
+//! `pkg/reconciler/domainmapping`; `knative.md` §1.7).
+
+use common::wire::{Domain, Name};
+
+use super::routes;
+use crate::world::{App, Claim, Kind, Mapping, Stamp, Truth, Why, World};
+
+/// Whether the domain is its namespace's to use.
+fn claimed(world: &World, name: &Name) -> Truth {
+    match world.claims.get(&name.name) {
+        Some(Claim { namespace, .. }) if *namespace == name.namespace => Truth::True(None),
+        Some(_) => Truth::False(Why::new(
+            "DomainAlreadyClaimed",
+            "The domain name is already in use by another DomainMapping",
+        )),
+        // Ours is on its way.
+        None if world.settings.configs.network.autocreate_claims => Truth::Unknown(None),
+        None => Truth::False(Why::new(
+            "DomainClaimFailed",
+            format!("no ClusterDomainClaim found for domain {:?}", name.name),
+        )),
+    }
+}
+
+/// The app that carries what the mapping refers to, or why none does.
+fn referred<'a>(world: &'a World, name: &Name, mapping: &Mapping) -> Result<&'a App, Why> {
+    let refused = |message: String| Err(Why::new("ResolveFailed", message));
+    let Mapping { kind, target, .. } = mapping;
+    if target.namespace != name.namespace {
+        return refused(format!("{kind} {target} must be in namespace {:?}", name.namespace));
+    }
+    let owner = world.app_named(target).and_then(|it| world.apps.get(&it));
+    let is_there = match (&**kind, owner) {
+        (_, None) => false,
+        ("services.serving.knative.dev", Some(app)) => {
+            app.service.is_some() && world.apps.contains_key(target)
+        }
+        ("routes.serving.knative.dev", Some(_)) => world.apps.contains_key(target),
+        // Kubernetes' own Service that bears a route's name, or that of a tag.
+        ("services", Some(_)) => true,
+        (_, Some(_)) => false,
+    };
+    match owner {
+        Some(app) if is_there && !app.leaving() => Ok(app),
+        _ if matches!(
+            &**kind,
+            "services.serving.knative.dev" | "routes.serving.knative.dev" | "services"
+        ) =>
+        {
+            refused(format!("{kind} {:?} not found", target.name))
+        }
+        _ => refused(format!(
+            "{kind} {:?} is nothing that requests can be sent to: refer to a Knative Service or Route",
+            target.name
+        )),
+    }
+}
+
+/// Sets the conditions of a mapping.
+pub fn mapping(world: &World, name: &Name, mapping: &mut Mapping, now: Stamp) {
+    let found = referred(world, name, mapping);
+    let resolved = match &found {
+        Err(why) => Truth::False(why.clone()),
+        Ok(app) if app.traffic().is_empty() => Truth::False(Why::new(
+            "ResolveFailed",
+            format!("address not set for {} {:?}", mapping.kind, mapping.target.name),
+        )),
+        Ok(_) => Truth::True(None),
+    };
+    let certificate = match &mapping.secret {
+        None => Truth::True(Some(Why::NO_TLS)),
+        Some(secret) => {
+            let message = format!("The gateway serves no TLS: Secret {secret:?} is not used");
+            Truth::False(Why::new("CertificateNotReady", message))
+        }
+    };
+    let conditions = &mut mapping.conditions;
+    conditions.set(Kind::DomainClaimed, claimed(world, name), now);
+    conditions.set(Kind::DomainReference, resolved, now);
+    let configured = conditions.ready(&[Kind::DomainClaimed, Kind::DomainReference]);
+    let ingress = match configured {
+        Truth::True(_) => Truth::True(None),
+        Truth::False(_) | Truth::Unknown(_) => Truth::Unknown(Some(Why::new(
+            "IngressNotConfigured",
+            "Ingress has not yet been reconciled.",
+        ))),
+    };
+    conditions.set(Kind::DomainIngress, ingress, now);
+    conditions.set(Kind::DomainCertificate, certificate, now);
+    let on =
+        [Kind::DomainCertificate, Kind::DomainClaimed, Kind::DomainIngress, Kind::DomainReference];
+    let ready = conditions.ready(&on);
+    conditions.set(Kind::DomainReady, ready, now);
+}
+
+/// The domains that lead to the service of this name, in order.
+pub(super) fn of(world: &World, service: &Name) -> Vec<Domain> {
+    let all = world.mapped.get(service).into_iter().flatten();
+    let in_force = |(name, mapping): &(&Name, &Mapping)| {
+        matches!(claimed(world, name), Truth::True(_)) && referred(world, name, mapping).is_ok()
+    };
+    let found = all.filter_map(|name| Some((name, world.mappings.get(name)?)));
+    let domain = |(name, mapping): (&Name, &Mapping)| Domain {
+        host: name.name.to_ascii_lowercase(),
+        rewrite: None,
+        redirects: routes::redirects(mapping.http.as_deref(), world),
+    };
+    found.filter(in_force).map(domain).collect()
+}
