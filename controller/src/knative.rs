@@ -3,6 +3,8 @@
 //! These are the types at the border: manifests are read into them and objects are written from them. Inside,
 //! [`world`](crate::world) keeps the same facts in far less memory.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use schemars::JsonSchema;
@@ -259,4 +261,7 @@ pub struct RouteStatus {
     pub address: Option<Address>,
     /// Who gets the requests now.
     pub traffic: Vec<TrafficTarget>,
+    /// Where a gradual rollout stands.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
 }

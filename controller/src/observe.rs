@@ -21,6 +21,7 @@ use crate::{
     policy::AutoscalerConfig,
     render,
     restore::{self, array, text},
+    rollout::{self, Rollout},
     world::{
         Claim, Conditions, Configuration, Kubelet, Mapping, Meta, Owner, Pairs, Placed,
         Placeholder, Pod, Revision, Route, Routing, Service, Stage, Stamp, Why,
@@ -112,8 +113,15 @@ pub fn route(object: &Value) -> Route {
         wanted: array(&object["spec"]["traffic"]).map(restore::traffic).collect(),
         allotted: Vec::new(),
         traffic: array(&object["status"]["traffic"]).filter_map(restore::assigned).collect(),
+        rollout: rollout(object),
         blocked: None,
     }
+}
+
+/// Where a rollout stands, as the leader noted it in the status.
+fn rollout(object: &Value) -> Option<Box<Rollout>> {
+    let noted = object["status"]["annotations"][rollout::ANNOTATION].as_str()?;
+    Rollout::parse(noted).map(Box::new)
 }
 
 /// The app that a Revision, or something made for one, belongs to: that of its Configuration.

@@ -12,6 +12,7 @@ use crate::world::{App, Pod, Revision, Stamp, World};
 pub mod domains;
 mod drain;
 pub mod revision;
+mod roll;
 mod routes;
 mod scale;
 mod status;
@@ -83,7 +84,7 @@ fn pass(
     }
     traffic::latest_ready(app);
     status::configuration(app, now);
-    traffic::assign(app, name, world, now);
+    traffic::assign(app, name, world, now, timer);
     traffic::label(app, name, world, now);
     let leaving = app.leaving();
     for (revision, facts) in app.revisions.iter_mut().zip(facts).filter(|_| world.leads) {

@@ -20,6 +20,7 @@ use crate::{
         RouteStatus, ServiceStatus, TrafficTarget, domain::DomainMappingStatus, key,
     },
     plan::{self, Facts},
+    rollout,
     world::{
         Addresses, App, Assigned, Conditions, Configuration, Kind, Mapping, Meta, Pod, Revision,
         Route, Routing, Service, Stage, Stamp, Truth, World,
@@ -267,6 +268,11 @@ fn route(app: &App, route: &Route, name: &Name, world: &World) -> Value {
         url: if routed { outer_url(app, name, None, world) } else { String::new() },
         address: inner_url(name, world).filter(|_| routed),
         traffic: assigned(app, name, world),
+        annotations: route
+            .rollout
+            .iter()
+            .map(|it| (rollout::ANNOTATION.to_owned(), it.to_json()))
+            .collect(),
     };
     whole("Route", metadata, json!({"traffic": wanted_traffic(&route.wanted)}), status)
 }

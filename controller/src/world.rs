@@ -18,7 +18,7 @@ use k8s_openapi::jiff;
 
 use crate::{
     children, config_maps::Configs, followers::Followers, observe::Standing, plan::Templates,
-    policy::AutoscalerConfig,
+    policy::AutoscalerConfig, rollout::Rollout,
 };
 
 mod conditions;
@@ -227,6 +227,8 @@ pub struct Route {
     pub allotted: Vec<Allotment>,
     /// Who gets the requests now.
     pub traffic: Vec<Assigned>,
+    /// Where a gradual rollout stands, while one lasts.
+    pub rollout: Option<Box<Rollout>>,
     /// Why one of its names cannot be had.
     pub blocked: Option<Box<Why>>,
 }

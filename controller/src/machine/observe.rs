@@ -111,8 +111,12 @@ impl Machine {
             match (object.map(observe::route), before) {
                 (Some(seen), before) => {
                     let before = before.unwrap_or_else(|| seen.clone());
-                    app.route =
-                        Some(Route { allotted: before.allotted, traffic: before.traffic, ..seen });
+                    let route = Route { allotted: before.allotted, ..seen };
+                    // Who leads knows better than what it wrote; who does not follows that.
+                    app.route = Some(match world.leads {
+                        true => Route { traffic: before.traffic, rollout: before.rollout, ..route },
+                        false => route,
+                    });
                     allot::allot(app, &own, world);
                 }
                 (None, Some(before)) => allot::give_back(&before.allotted, world),

@@ -248,6 +248,11 @@ pub(super) fn route(app: &mut App, now: Stamp) {
     } else if route.allotted.len() < names {
         let message = "No ClusterIP or activator port is left: delete a service or a tag";
         Truth::False(Why::new("NoAddressLeft", message))
+    } else if route.rollout.is_some() {
+        Truth::Unknown(Some(Why::new(
+            "RolloutInProgress",
+            "A gradual rollout of the latest revision(s) is in progress.",
+        )))
     } else {
         Truth::True(None)
     };

@@ -2,6 +2,7 @@
 
 use common::wire::Name;
 
+use super::{Timer, roll};
 use crate::world::{App, Assigned, Kind, Revision, Route, Routing, Stamp, Truth, Why, World};
 
 /// Moves `latestReady` to the newest Revision that is ready, never backwards but by name.
@@ -24,13 +25,15 @@ pub(super) fn latest_ready(app: &mut App) {
 }
 
 /// Assigns traffic. Where a target cannot be resolved the old assignment stays in force.
-pub(super) fn assign(app: &mut App, name: &Name, world: &World, now: Stamp) {
+pub(super) fn assign(app: &mut App, name: &Name, world: &World, now: Stamp, timer: &mut Timer) {
     let leaving = app.leaving();
     let Some(route) = &app.route else { return };
     let resolved = if leaving { Ok(Vec::new()) } else { resolve(app, route, name, world) };
-    let truth = match (resolved, &mut app.route) {
-        (Ok(assigned), Some(route)) => {
+    let rolled = resolved.map(|assigned| roll::roll(app, name, assigned, world, now, timer));
+    let truth = match (rolled, &mut app.route) {
+        (Ok((assigned, rollout)), Some(route)) => {
             route.traffic = assigned;
+            route.rollout = rollout;
             Truth::True(None)
         }
         (Ok(_), None) => return,

@@ -850,6 +850,57 @@ fn a_label_on_the_service_of_a_tag_keeps_that_tag_inside() {
 }
 
 #[test]
+fn a_new_revision_gets_its_share_step_by_step_whoever_leads() {
+    let mut cluster = Cluster::new();
+    cluster.config("config-network", json!({"rollout-duration": "10"}));
+    cluster.service("hello", "hello:v1", 1, Value::Null);
+    cluster.ready();
+    let shares = |machine: &Machine| {
+        let targets = table(machine).services[&name("hello")].targets.clone();
+        targets.into_iter().map(|it| (it.revision.name, it.percent)).collect::<BTreeMap<_, _>>()
+    };
+    let newest = |cluster: &Cluster| shares(&cluster.machine).get("hello-00002").copied();
+    assert_eq!(shares(&cluster.machine), [("hello-00001".to_owned(), 100)].into());
+    cluster.service("hello", "hello:v2", 1, Value::Null);
+    assert_eq!(newest(&cluster), None, "it is not ready yet");
+    cluster.ready();
+    assert_eq!(newest(&cluster), Some(1));
+    let ingress = |it: &Cluster| it.condition(Resource::Route, "hello", "IngressReady");
+    assert!(ingress(&cluster).starts_with("Unknown RolloutInProgress"));
+    let mut seen = Vec::new();
+    for second in 1..=10 {
+        cluster.now = cluster.now.plus_ms(1000);
+        cluster.step(Event::Tick);
+        seen.extend(newest(&cluster));
+        if second == 4 {
+            // Another replica says the same without a step of its own, and goes on as leader.
+            let mut other = machine().loading();
+            let network = json!({"data": {"rollout-duration": "10"}});
+            let own = Name::new("knative-serving", "config-network");
+            other.step(
+                cluster.now,
+                Event::Observe(Resource::ConfigMap, own, Some(Box::new(network))),
+            );
+            for event in shown(&cluster.objects, &[]) {
+                other.step(cluster.now, event);
+            }
+            other.step(cluster.now, Event::Known);
+            assert_eq!(shares(&other), shares(&cluster.machine));
+            cluster.machine = other;
+            cluster.step(Event::Lead(true));
+            cluster.ready();
+        }
+    }
+    assert_eq!(seen, [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]);
+    assert_eq!(ingress(&cluster), "True : ");
+    let state = |it: &str| {
+        cluster.object(Resource::Revision, it)["metadata"]["labels"][key::ROUTING_STATE].clone()
+    };
+    assert_eq!(state("hello-00001"), "reserve");
+    assert!(cluster.object(Resource::Route, "hello")["status"].get("annotations").is_none());
+}
+
+#[test]
 fn plain_http_is_sent_to_https_where_asked() {
     let mut cluster = Cluster::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
