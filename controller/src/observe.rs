@@ -304,11 +304,12 @@ pub fn mapping(object: &Value) -> Mapping {
     let kind = if group.is_empty() { plural } else { format!("{plural}.{group}") };
     let namespace = Some(word("namespace")).filter(|it| !it.is_empty());
     let http = key::HTTP_PROTOCOL.iter().find_map(|it| annotation(object, it));
+    let secret = object["spec"]["tls"]["secretName"].as_str();
     Mapping {
         meta: restore::meta(object),
         kind: kind.into(),
         target: Name::new(namespace.unwrap_or(&own.namespace), word("name")),
-        secret: text(&object["spec"]["tls"]["secretName"]).filter(|it: &Box<str>| !it.is_empty()),
+        secret: secret.filter(|it| !it.is_empty()).map(Into::into),
         http: http.map(Into::into),
         conditions: Conditions::default(),
     }

@@ -220,6 +220,47 @@ async fn deploy(bed: &Bed) {
     }
 }
 
+/// Traffic moves, and the pod of the old Revision says that it drains, for the replicas that do not lead.
+async fn old_pods_are_noted_as_draining(bed: &Bed) {
+    let deployment = bed.until(Resource::Deployment, "hello-00002-deployment", |_| true).await;
+    let labels = deployment["spec"]["template"]["metadata"]["labels"].clone();
+    bed.run_pod(&bed.name("hello-00002-deployment-a-b"), "10.0.1.2", labels).await;
+    bed.until(Resource::KnativeService, "hello", |it| {
+        it["status"]["traffic"][0]["revisionName"] == "hello-00002"
+    })
+    .await;
+    let noted = |it: &Value| it["metadata"]["annotations"]["rouse.dev/draining"].is_string();
+    let pod = bed.until(Resource::Pod, "hello-00001-deployment-a-b", noted).await;
+    assert_eq!(pod["spec"]["containers"][0]["image"], "any", "nothing else of it is ours");
+    let other = bed.until(Resource::Pod, "hello-00002-deployment-a-b", |_| true).await;
+    assert!(!noted(&other));
+}
+
+/// A domain's claim is made for its mapping, and goes with it.
+async fn domains_are_claimed_and_given_back(bed: &Bed) {
+    let network = Name::new(bed.system.as_str(), "config-network");
+    let data = json!({"data": {"autocreate-cluster-domain-claims": "true"}});
+    bed.apply(Resource::ConfigMap, &network, data).await;
+    let domain = format!("www.{}.test", bed.namespace);
+    let to = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
+    let body = json!({"spec": {"ref": to}});
+    bed.apply(Resource::DomainMapping, &bed.name(&domain), body).await;
+    let mapping = bed.until(Resource::DomainMapping, &domain, ready).await;
+    assert_eq!(mapping["status"]["url"], format!("http://{domain}"));
+    let claims = api_of(&bed.client, Resource::ClusterDomainClaim, &Name::new("", ""));
+    let claim = claims.get_opt(&domain).await.unwrap().expect("a claim");
+    assert_eq!(claim.data["spec"]["namespace"], json!(bed.namespace));
+    let mappings = api_of(&bed.client, Resource::DomainMapping, &bed.name(""));
+    mappings.delete(&domain, &DeleteParams::default()).await.unwrap();
+    for _ in 0..200 {
+        if claims.get_opt(&domain).await.unwrap().is_none() {
+            return;
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the claim of {domain} stays");
+}
+
 /// One test, since the steps follow from each other and each needs the whole API server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
@@ -262,5 +303,7 @@ async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
         it["status"]["latestCreatedRevisionName"] == "hello-00002"
     });
     assert_eq!(still.await["status"]["traffic"][0]["revisionName"], "hello-00001");
+    old_pods_are_noted_as_draining(&bed).await;
+    domains_are_claimed_and_given_back(&bed).await;
     second.end().await;
 }

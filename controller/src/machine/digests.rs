@@ -62,8 +62,8 @@ impl Machine {
                 Ok(digests) => {
                     let digests = digests.into_iter().map(|(name, it)| (name.into(), it.into()));
                     revision.digests = digests.collect();
-                    let ours = |it: &Box<Why>| it.reason == CONTAINER_MISSING;
-                    revision.failure = revision.failure.take().filter(|it| !ours(it));
+                    let failure = revision.failure.take();
+                    revision.failure = failure.filter(|it| it.reason != CONTAINER_MISSING);
                 }
                 Err(why) => revision.failure = Some(Box::new(Why::new(CONTAINER_MISSING, why))),
             }
