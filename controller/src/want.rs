@@ -212,10 +212,8 @@ fn child(world: &World, key: &Key) -> Want {
         (Resource::Deployment, Part::Scale) => scale(&made),
         (_, Part::Scale)
         | (Resource::Deployment | Resource::Metric | Resource::Image, Part::Status) => Want::Any,
-        (Resource::PodAutoscaler, Part::Status) => Want::Body(status::autoscaler(world, revision)),
-        (Resource::ServerlessService, Part::Status) => {
-            Want::Body(status::serverless(world, revision))
-        }
+        (Resource::PodAutoscaler, Part::Status) => Want::Body(status::autoscaler(revision)),
+        (Resource::ServerlessService, Part::Status) => Want::Body(status::serverless(revision)),
         (_, Part::Status) => Want::Any,
         (resource, Part::Object) => {
             let object = made.with(|it, facts| object(&made, resource, &key.name, it, facts));
@@ -508,6 +506,3 @@ pub fn names(name: &Name, app: &App) -> Vec<Key> {
     };
     app.allotted().iter().map(service).chain(slices(name, app)).collect()
 }
-
-#[cfg(test)]
-mod tests;

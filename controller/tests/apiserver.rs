@@ -13,6 +13,7 @@ use std::{
 use common::wire::Name;
 use controller::{
     children::{Config, Object, Resource, Revision, deployment, services, services::Placeholder},
+    digests::{queue::Account, resolver::PullSecrets as _},
     kube::{
         FIELD_MANAGER, Key, Part, Source, Trouble, Want,
         client::{api_of, connect},
@@ -20,6 +21,7 @@ use controller::{
         lease::Times,
         metrics::Metrics,
         queue::Limits,
+        secrets::Secrets,
         watch::{Observed, watch},
         writer::Writer,
     },
@@ -180,6 +182,48 @@ impl Bed {
             activator_port: Some(20_000),
         })
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn registries_are_asked_with_what_pod_and_account_name() {
+    let bed = Bed::new("secrets").await;
+    let make = |kind: &'static str, plural: &'static str, mut body: Value| {
+        body["apiVersion"] = json!("v1");
+        body["kind"] = json!(kind);
+        let kind = kube::api::ApiResource {
+            group: String::new(),
+            version: "v1".into(),
+            api_version: "v1".into(),
+            kind: kind.into(),
+            plural: plural.into(),
+        };
+        let api: kube::Api<DynamicObject> =
+            kube::Api::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
+        let object: DynamicObject = serde_json::from_value(body).unwrap();
+        async move { api.create(&PostParams::default(), &object).await.unwrap() }
+    };
+    for name in ["of-account", "of-pod"] {
+        let data = json!({".dockerconfigjson": "{\"auths\": {}}"});
+        let body = json!({
+            "metadata": {"name": name}, "type": "kubernetes.io/dockerconfigjson", "stringData": data,
+        });
+        make("Secret", "secrets", body).await;
+    }
+    let named = json!([{"name": "of-account"}, {"name": "of-pod"}, {"name": "lost"}]);
+    let body = json!({"metadata": {"name": "puller"}, "imagePullSecrets": named});
+    make("ServiceAccount", "serviceaccounts", body).await;
+    let account = Account {
+        namespace: bed.namespace.clone(),
+        service_account: "puller".into(),
+        pull_secrets: vec!["of-pod".into()],
+    };
+    let secrets = Secrets::new(bed.client.clone());
+    let found = secrets.pull_secrets(&account).await.unwrap();
+    let names: Vec<&str> = found.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names, ["of-pod", "of-account"], "the pod's first, each once, the lost one not");
+    assert_eq!(found[0].data[".dockerconfigjson"], b"{\"auths\": {}}");
+    let nobody = Account { service_account: "nobody".into(), ..account };
+    assert_eq!(secrets.pull_secrets(&nobody).await.unwrap().len(), 1);
 }
 
 async fn raw(client: &Client, path: &str, kind: &str, plural: &str, body: &Value) {

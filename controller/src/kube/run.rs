@@ -40,12 +40,13 @@ const ORDER: [Resource; 12] = [
     Resource::Configuration,
     Resource::Revision,
     Resource::Deployment,
+    // Whether a slice leads to an activator must be known before the activator is.
+    Resource::EndpointSlice,
     Resource::Pod,
     Resource::Route,
     Resource::KnativeService,
     Resource::DomainMapping,
     Resource::ClusterDomainClaim,
-    Resource::EndpointSlice,
 ];
 
 /// Everything between the machine and the API server.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     children::{scaling::Mode, services},
-    world::{Kind, Revision, Stamp, Truth, Why, World},
+    world::{Kind, Revision, Stamp, Truth, Why},
 };
 
 /// The fewest activators Knative lets take part.
@@ -39,13 +39,13 @@ fn since(revision: &Revision, kind: Kind) -> (Stamp, Truth) {
 }
 
 /// Status of the PodAutoscaler.
-pub(super) fn autoscaler(world: &World, revision: &Revision) -> Value {
+pub(super) fn autoscaler(revision: &Revision) -> Value {
     let (at, active) = since(revision, Kind::RevisionActive);
     let initialized = match revision.reached {
         true => Truth::True(None),
         false => Truth::Unknown(None),
     };
-    let (populated_at, populated) = populated(world, revision);
+    let (populated_at, populated) = populated(revision);
     let ready = [&active, &initialized, &populated];
     let worst = ready.iter().find(|it| matches!(it, Truth::False(_)));
     let worst = worst.or_else(|| ready.iter().find(|it| matches!(it, Truth::Unknown(_))));
@@ -71,15 +71,15 @@ pub(super) fn mode(revision: &Revision) -> (Mode, i32) {
     (if serves { Mode::Serve } else { Mode::Proxy }, ACTIVATORS)
 }
 
-fn populated(_world: &World, revision: &Revision) -> (Stamp, Truth) {
+fn populated(revision: &Revision) -> (Stamp, Truth) {
     let (at, _) = since(revision, Kind::RevisionActive);
     let none = || Why::new("NoHealthyBackends", "SKS has no healthy backends");
     (at, if revision.actual > 0 { Truth::True(None) } else { Truth::Unknown(Some(none())) })
 }
 
 /// Status of the ServerlessService.
-pub(super) fn serverless(world: &World, revision: &Revision) -> Value {
-    let (at, populated) = populated(world, revision);
+pub(super) fn serverless(revision: &Revision) -> Value {
+    let (at, populated) = populated(revision);
     let activators = match mode(revision).0 {
         Mode::Proxy => Truth::True(None),
         Mode::Serve => Truth::False(Why::new("", "")),

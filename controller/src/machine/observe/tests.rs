@@ -18,7 +18,11 @@ use serde_json::{Value, json};
 use crate::{
     children::Resource,
     knative::key,
-    kube::{Key, Part, Want},
+    kube::{
+        Key, Part,
+        cache::Seen,
+        decide::{Action, decide},
+    },
     machine::{Event, Machine},
     want::want,
     world::{Platform, Settings, Stamp, World},
@@ -97,26 +101,21 @@ impl Cluster {
         if !self.machine.world().leads {
             return Vec::new();
         }
-        match (want(self.machine.world(), key), key.part) {
-            (Want::Any, _) => Vec::new(),
-            (Want::Gone, _) if self.is_users(key) => Vec::new(),
-            (Want::Gone, _) => self.delete(key.resource, &key.name),
-            (Want::Body(body), Part::Status) => self.put_status(key, body),
-            (Want::Body(body), _) => self.apply(key.resource, &key.name, body),
-            (Want::Scale { replicas, leaving }, _) => self.scale(&key.name, replicas, &leaving),
+        let seen = self.objects.get(&(key.resource, key.name.clone())).map(Seen::of);
+        match decide(key, want(self.machine.world(), key), seen.as_ref(), None) {
+            Action::None => Vec::new(),
+            Action::NotOwned(trouble) => vec![Event::Trouble(key.clone(), Some(trouble))],
+            Action::Create(body) | Action::Apply(body) => self.apply(key.resource, &key.name, body),
+            Action::Status(body) => self.put_status(key, body["status"].clone()),
+            Action::Scale { replicas, leaving } => self.scale(&key.name, replicas, &leaving),
+            Action::Delete(_) => self.delete(key.resource, &key.name),
         }
-    }
-
-    /// Whether a user made it, which the writer knows by its annotation.
-    fn is_users(&self, key: &Key) -> bool {
-        let object = self.objects.get(&(key.resource, key.name.clone()));
-        object.is_some_and(|it| it["metadata"]["labels"]["made-by"] == "a user")
     }
 
     /// An administrator gives a domain to a namespace.
     fn claim(&mut self, domain: &str, namespace: &str) {
         let body = json!({
-            "metadata": {"name": domain, "labels": {"made-by": "a user"}}, "spec": {"namespace": namespace},
+            "metadata": {"name": domain}, "spec": {"namespace": namespace},
         });
         for event in self.apply(Resource::ClusterDomainClaim, &Name::new("", domain), body) {
             self.step(event);
@@ -742,6 +741,50 @@ fn a_pod_that_somebody_deletes_drains_until_it_is_gone() {
     assert_eq!(phases(&cluster), [Draining], "its end is the kubelet's to say");
     cluster.step(Event::Observe(Resource::Pod, name, None));
     assert_eq!(phases(&cluster), []);
+}
+
+#[test]
+fn what_is_deleted_under_a_living_owner_comes_back() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 1, Value::Null);
+    cluster.ready();
+    let have = |cluster: &Cluster| {
+        let kept = cluster.objects.keys().filter(|(resource, _)| *resource != Resource::Pod);
+        kept.cloned().collect::<Vec<_>>()
+    };
+    let before = have(&cluster);
+    for (resource, own) in [
+        (Resource::Service, "hello-00001-private"),
+        (Resource::Service, "hello"),
+        (Resource::Configuration, "hello"),
+    ] {
+        cluster.remove(resource, own);
+        // The writer looks again at whatever is gone.
+        for event in cluster.write(&Key::new(resource, Part::Object, name(own))) {
+            cluster.step(event);
+        }
+        assert_eq!(have(&cluster), before, "{own}");
+    }
+}
+
+#[test]
+fn nothing_is_made_for_what_has_lost_its_owner() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 1, Value::Null);
+    cluster.ready();
+    // Kubernetes takes owners first, then what they own.
+    for (resource, own) in [
+        (Resource::KnativeService, "hello"),
+        (Resource::Image, "hello-00001-cache-user-container"),
+        (Resource::Deployment, "hello-00001-deployment"),
+        (Resource::Service, "hello"),
+        (Resource::Configuration, "hello"),
+    ] {
+        cluster.objects.remove(&(resource, name(own)));
+        cluster.step(Event::Observe(resource, name(own), None));
+        let made = cluster.write(&Key::new(resource, Part::Object, name(own)));
+        assert_eq!(made, [], "{own}");
+    }
 }
 
 #[test]
