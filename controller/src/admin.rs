@@ -111,9 +111,11 @@ fn counts(machine: &Machine) -> [(&'static str, &'static str, i64); 5] {
         let all = apps().flat_map(|app| app.pods());
         count(all.filter(|(_, pod)| want(&pod.stage)).count())
     };
-    let ready = apps().filter(|app| app.conditions.is_true(Kind::ServiceReady)).count();
+    // Configurations and Routes by themselves are apps too, which no Service's condition speaks of.
+    let services = || apps().filter(|app| app.service.is_some());
+    let ready = services().filter(|app| app.conditions.is_true(Kind::ServiceReady)).count();
     [
-        ("rouse_controller_services", "Services", count(apps().count())),
+        ("rouse_controller_services", "Services", count(services().count())),
         ("rouse_controller_services_ready", "Services that are ready", count(ready)),
         (
             "rouse_controller_pods_serving",
