@@ -105,6 +105,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
+/// Prometheus' `promtool`, found or built once like the cluster's programs.
+pub(crate) fn promtool() -> Result<PathBuf> {
+    programs::one(&recipes::Recipe::promtool())
+}
+
 /// Whether there is a cluster `name` that xtask made.
 pub(crate) fn exists(name: &str) -> Result<bool> {
     Ok(State::new(name)?.mark()?.is_some())

@@ -20,6 +20,7 @@ mod image;
 mod load;
 mod machine;
 mod measure;
+mod monitoring;
 mod node;
 mod setup;
 mod sh;
@@ -56,6 +57,8 @@ enum Task {
     Image(image::Args),
     /// Hold the code to the layout rules of ARCHITECTURE.md
     Tidy,
+    /// Check Prometheus' rules, their tests and Grafana's dashboard with promtool
+    Monitoring,
     /// Measure Rouse side by side with controls, and write BENCHMARKS.md
     Bench(bench::Args),
     /// Time connects or requests from where it runs; used by bench inside the node
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Task::Cluster(args) => cluster::run(&args),
         Task::Image(args) => image::run(&args),
         Task::Tidy => tidy::run(),
+        Task::Monitoring => monitoring::run(),
         Task::Bench(args) => bench::run(&args),
         Task::Measure(args) => measure::run(&args),
         Task::Load(args) => load::run(&args),

@@ -1,5 +1,6 @@
 //! Shell: reads the tree and prints what breaks the layout rules.
 
+mod metrics;
 mod rules;
 
 use std::{
@@ -9,13 +10,24 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use self::rules::{Finding, Severity, Source};
+use self::{
+    metrics::Exported,
+    rules::{Finding, Severity, Source},
+};
 use crate::workspace::Workspace;
+
+/// What Prometheus evaluates.
+pub(crate) const RULES: &str = "deploy/monitoring/rules.yaml";
+/// What Grafana shows.
+pub(crate) const DASHBOARD: &str = "deploy/monitoring/dashboard.json";
+/// Crates that name metrics without exporting any.
+const OUTSIDE: [&str; 3] = ["xtask", "tests", "hello"];
 
 /// `cargo xtask tidy`.
 pub(crate) fn run() -> Result<()> {
     let workspace = Workspace::load()?;
     let mut findings = arrows(&workspace);
+    let mut exported = Exported::default();
     for package in &workspace.packages {
         for file in rust_files(&package.folder(), &workspace)? {
             let text = read(&file)?;
@@ -25,13 +37,19 @@ pub(crate) fn run() -> Result<()> {
                 path: &path,
                 text: &text,
             }));
+            if !OUTSIDE.contains(&package.name.as_str()) {
+                exported.read(&path, &text);
+            }
         }
     }
     for file in documents(&workspace.root)? {
         let path = relative(&file, &workspace.root);
+        let text = read(&file)?;
         let exists = |name: &str| workspace.root.join(name).exists();
-        findings.extend(rules::document(&path, &read(&file)?, exists));
+        findings.extend(rules::document(&path, &text, exists));
+        findings.extend(metrics::document(&path, &text, &exported));
     }
+    findings.extend(monitoring(&workspace.root, &exported)?);
     let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
     for finding in &findings {
         println!("{finding}");
@@ -41,6 +59,18 @@ pub(crate) fn run() -> Result<()> {
         bail!("the tree breaks {errors} rules listed above");
     }
     Ok(())
+}
+
+/// The metrics of the handbook, the rules and the dashboard.
+fn monitoring(root: &Path, exported: &Exported) -> Result<Vec<Finding>> {
+    let handbook = read(&root.join(metrics::HANDBOOK))?;
+    let mut findings = metrics::handbook(&handbook, exported);
+    let rules = read(&root.join(RULES))?;
+    let recorded = metrics::recorded(&rules);
+    findings.extend(metrics::queries(RULES, &rules, &handbook, &recorded));
+    let dashboard = read(&root.join(DASHBOARD))?;
+    findings.extend(metrics::queries(DASHBOARD, &dashboard, &handbook, &recorded));
+    Ok(findings)
 }
 
 fn arrows(workspace: &Workspace) -> Vec<Finding> {

@@ -138,6 +138,20 @@ fn refusal(recipe: &Recipe) -> Result<PathBuf> {
     Ok(folder.with_file_name(format!("{}.refused", recipe.folder(std::env::consts::ARCH))))
 }
 
+/// The program of a recipe that has only one: from the `PATH`, from the cache, or built now.
+pub(crate) fn one(recipe: &Recipe) -> Result<PathBuf> {
+    let (_, program) = recipe.programs.first().context("a recipe has a program")?;
+    if let Some(own) = sh::which(program) {
+        return Ok(own);
+    }
+    let file = folder(recipe)?.join(program);
+    if !file.is_file() {
+        println!("building {program} once, about {} s", recipe.seconds);
+        build_whole(recipe, &Golang::find()?)?;
+    }
+    Ok(file)
+}
+
 /// Builds `recipe` into the cache. One that is optional may fail, which is said and noted.
 pub(crate) fn build(recipe: &Recipe, go: &Golang) -> Result<()> {
     match build_whole(recipe, go) {

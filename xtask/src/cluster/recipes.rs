@@ -2,7 +2,7 @@
 
 use sha2::{Digest as _, Sha256};
 
-use super::versions::{CONTAINERD, COREDNS, ETCD, KN, Version};
+use super::versions::{CONTAINERD, COREDNS, ETCD, KN, PROMETHEUS, Version};
 
 /// CoreDNS with the plugins of a cluster only; all of them would bring three clouds' libraries.
 const COREDNS_MAIN: &str = include_str!("coredns.go");
@@ -98,6 +98,13 @@ impl Recipe {
         let programs = vec![(format!("{module}/cmd/kn"), "kn")];
         // Not all that it is made of is published everywhere; who has kn on the PATH needs none of it.
         Self { is_optional: true, ..plain("kn", module, KN, programs, 60) }
+    }
+
+    /// What checks rules of Prometheus; no part of a cluster.
+    pub(crate) fn promtool() -> Self {
+        let module = "github.com/prometheus/prometheus";
+        let programs = vec![(format!("{module}/cmd/promtool"), "promtool")];
+        plain("promtool", module, PROMETHEUS, programs, 300)
     }
 
     /// Name of its folder in the cache, for processors of the kind `arch`: after all that makes a difference.

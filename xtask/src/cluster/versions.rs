@@ -12,6 +12,8 @@ pub(crate) const ETCD: &str = "v3.7.3";
 pub(crate) const COREDNS: &str = "v1.15.0";
 /// The newest of Knative's client that is published as a Go module.
 pub(crate) const KN: &str = "v0.38.0";
+/// The newest of Prometheus' that can be built from published modules alone; its `promtool` checks our rules.
+pub(crate) const PROMETHEUS: &str = "v0.309.1";
 /// The Go that builds all of them, fetched where the machine's own is older.
 pub(crate) const GO: Go = Go { major: 1, minor: 26, patch: 8 };
 

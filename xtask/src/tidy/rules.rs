@@ -82,7 +82,7 @@ impl fmt::Display for Finding {
     }
 }
 
-fn error(place: impl Into<String>, says: impl Into<String>) -> Finding {
+pub(crate) fn error(place: impl Into<String>, says: impl Into<String>) -> Finding {
     Finding { severity: Severity::Error, place: place.into(), says: says.into() }
 }
 
@@ -183,15 +183,16 @@ fn impure(path: &str, line: &Line<'_>) -> Option<Finding> {
     ))
 }
 
-/// Judges the relative links and the file names in backticks of a document.
+/// Judges the relative links of a document, which lead from where it stands, and the file names in backticks, which are
+/// told from the root.
 pub(crate) fn document(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let folder = path.rsplit_once('/').map_or_else(String::new, |(folder, _)| format!("{folder}/"));
     for (index, line) in text.lines().enumerate() {
         let links = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let links = links.filter(|link| !link.contains("://") && !link.starts_with('#'));
         let quoted = line.split('`').skip(1).step_by(2).filter(|word| is_file_name(word));
-        for target in
-            links.filter(|link| !link.contains("://") && !link.starts_with('#')).chain(quoted)
-        {
+        for target in links.map(|it| format!("{folder}{it}")).chain(quoted.map(str::to_owned)) {
             let file = target.split('#').next().unwrap_or_default();
             if !exists(file) {
                 let place = format!("{path}:{}", index + 1);
@@ -225,7 +226,7 @@ fn code_lines(text: &str) -> Vec<Line<'_>> {
         .collect()
 }
 
-fn before_tests(text: &str) -> &str {
+pub(crate) fn before_tests(text: &str) -> &str {
     let end = text.find("\n#[cfg(test)]\nmod ").unwrap_or(text.len());
     &text[..end]
 }
@@ -306,5 +307,11 @@ mod tests {
         let text = "see `agent/src/plan.rs` and [there](gone.md#part), not [this](http://x/)\n";
         let findings = document("README.md", text, |name| name == "agent/src/plan.rs");
         assert_eq!(findings, [error("README.md:1", "names gone.md, which does not exist")]);
+        let below = document(
+            "docs/a.md",
+            "[b](b.md#part) [up](../README.md) `agent/src/plan.rs`",
+            |name| ["docs/b.md", "docs/../README.md", "agent/src/plan.rs"].contains(&name),
+        );
+        assert_eq!(below, []);
     }
 }

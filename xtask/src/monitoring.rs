@@ -1,0 +1,102 @@
+//! Shell: Prometheus' own tool over our rules, their tests, and everything the dashboard asks for.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use crate::{
+    cluster, sh,
+    tidy::{DASHBOARD, RULES},
+    workspace::Workspace,
+};
+
+/// What the rules are to do with made-up figures.
+const RULE_TESTS: &str = "deploy/monitoring/rules_test.yaml";
+
+/// `cargo xtask monitoring`.
+pub(crate) fn run() -> Result<()> {
+    let workspace = Workspace::load()?;
+    let promtool = cluster::promtool()?;
+    let tool =
+        |args: &[&str]| sh::run(Command::new(&promtool).args(args).current_dir(&workspace.root));
+    tool(&["check", "rules", "--lint=all", "--lint-fatal", RULES])?;
+    tool(&["test", "rules", RULE_TESTS])?;
+    let asked = queries(&workspace.root.join(DASHBOARD))?;
+    for Query { panel, expression } in &asked {
+        check(&promtool, expression).with_context(|| format!("{DASHBOARD}: panel {panel:?}"))?;
+    }
+    println!(
+        "monitoring: rules, their tests and {} queries of the dashboard are sound",
+        asked.len()
+    );
+    Ok(())
+}
+
+/// What one line of a panel asks for.
+#[derive(Debug, PartialEq, Eq)]
+struct Query {
+    panel: String,
+    expression: String,
+}
+
+fn queries(dashboard: &Path) -> Result<Vec<Query>> {
+    let unreadable = || format!("cannot read {}", dashboard.display());
+    let text = fs::read_to_string(dashboard).with_context(unreadable)?;
+    let asked = expressions(&serde_json::from_str(&text).with_context(unreadable)?);
+    if asked.is_empty() {
+        bail!("{} asks for nothing", dashboard.display());
+    }
+    Ok(asked)
+}
+
+fn expressions(dashboard: &Value) -> Vec<Query> {
+    let list = |of: &Value, field: &str| of[field].as_array().cloned().unwrap_or_default();
+    let asked = list(dashboard, "panels").into_iter().flat_map(|panel| {
+        let title = panel["title"].as_str().unwrap_or_default().to_owned();
+        let all = list(&panel, "targets").into_iter();
+        all.map(move |target| Query {
+            panel: title.clone(),
+            expression: target["expr"].as_str().unwrap_or_default().to_owned(),
+        })
+    });
+    asked.collect()
+}
+
+/// Grafana's variables stand within strings only, so that the expression parses as it is written.
+fn check(promtool: &Path, expression: &str) -> Result<()> {
+    let rule =
+        json!({"groups": [{"name": "query", "rules": [{"record": "query", "expr": expression}]}]});
+    let mut child = Command::new(promtool)
+        .args(["check", "rules", "--lint=none"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .context("cannot start promtool")?;
+    // JSON is YAML. The pipe closes when it is dropped.
+    let stdin = child.stdin.take().context("the child's input was piped")?;
+    serde_json::to_writer(stdin, &rule).context("cannot tell promtool")?;
+    if !child.wait()?.success() {
+        bail!("promtool refuses {expression:?}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_of_every_panel_is_asked() {
+        let dashboard = json!({"panels": [
+            {"type": "row", "title": "R", "panels": []},
+            {"title": "P", "targets": [{"expr": "up"}, {"expr": "sum(up)"}]},
+        ]});
+        let query = |expression: &str| Query { panel: "P".into(), expression: expression.into() };
+        assert_eq!(expressions(&dashboard), [query("up"), query("sum(up)")]);
+    }
+}

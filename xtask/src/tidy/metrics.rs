@@ -1,0 +1,210 @@
+//! Pure: metrics that the code exports, and metrics that documents, rules and the dashboard speak of: the same ones.
+//!
+//! Names are read from the source text, not from running parts: a part shows a family of labels only once something was
+//! counted. What a file registers stands there in one of two shapes: a whole name as a literal, or the rest of one behind
+//! the file's prefix.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::rules::{Finding, before_tests, error};
+
+/// The document that names every metric.
+pub(crate) const HANDBOOK: &str = "docs/operations.md";
+/// What metrics of ours begin with; `kn_` are Knative's own, kept for its dashboards.
+const OURS: [&str; 2] = ["rouse_", "kn_"];
+/// Labels that begin like a metric.
+const LABELS: [&str; 3] = ["kn_configuration_name", "kn_revision_name", "kn_service_name"];
+/// What a histogram's series end in.
+const SERIES: [&str; 3] = ["_bucket", "_sum", "_count"];
+/// Calls whose first argument is the rest of a name, and what the library adds to it.
+const CALLS: [(&str, &str); 4] =
+    [("register(", ""), ("register_with_unit(", "_seconds"), (" gauge(", ""), (" counter(", "")];
+
+/// Metrics by name, without the `_total` of counters, each with the file that exports it.
+#[derive(Debug, Default)]
+pub(crate) struct Exported(BTreeMap<String, String>);
+
+impl Exported {
+    /// Takes in one source file.
+    pub(crate) fn read(&mut self, path: &str, text: &str) {
+        let code = before_tests(text);
+        if !code.contains("prometheus_client") {
+            return;
+        }
+        let prefix = literal_after(code, "with_prefix(").next();
+        let mut add = |name: String| drop(self.0.insert(name, path.to_owned()));
+        for (call, unit) in CALLS {
+            for rest in literal_after(code, call) {
+                add(prefix.map_or_else(String::new, |it| format!("{it}_")) + rest + unit);
+            }
+        }
+        let whole = code.split('"').skip(1).step_by(2).filter(|it| is_ours(it));
+        whole.filter(|it| Some(*it) != prefix).for_each(|it| add(it.to_owned()));
+    }
+
+    fn has(&self, named: &str) -> bool {
+        self.0.contains_key(named.strip_suffix("_total").unwrap_or(named))
+    }
+}
+
+/// Judges a document: it names no metric that is not exported.
+pub(crate) fn document(path: &str, text: &str, exported: &Exported) -> Vec<Finding> {
+    let gone = |(line, name): (usize, &str)| {
+        let known = named_series(name).any(|it| exported.has(it));
+        (!known).then(|| {
+            error(format!("{path}:{line}"), format!("names {name}, which no part exports"))
+        })
+    };
+    names(text).filter_map(gone).collect()
+}
+
+/// Judges the handbook: it names every metric that is exported.
+pub(crate) fn handbook(text: &str, exported: &Exported) -> Vec<Finding> {
+    let told: BTreeSet<&str> = names(text).flat_map(|(_, name)| named_series(name)).collect();
+    let told: BTreeSet<&str> =
+        told.iter().map(|it| it.strip_suffix("_total").unwrap_or(it)).collect();
+    let missing = exported.0.iter().filter(|(name, _)| !told.contains(name.as_str()));
+    missing
+        .map(|(name, from)| {
+            error(from, format!("exports {name}, of which {HANDBOOK} does not tell"))
+        })
+        .collect()
+}
+
+/// Judges rules or a dashboard: what is asked for stands in the handbook with just that name, so that nobody asks for a
+/// counter without its `_total`; what rules have recorded (names with a colon) is recorded by one.
+pub(crate) fn queries(
+    path: &str,
+    text: &str,
+    handbook: &str,
+    recorded: &BTreeSet<&str>,
+) -> Vec<Finding> {
+    let told: BTreeSet<&str> = names(handbook).map(|(_, name)| name).collect();
+    let asked = names(text).filter(|(_, name)| !named_series(name).any(|it| told.contains(it)));
+    let asked = asked.map(|(line, name)| (line, name, HANDBOOK));
+    let unrecorded = words(text).filter(|(_, word)| {
+        word.contains(':')
+            && OURS.iter().any(|it| word.starts_with(it.trim_end_matches('_')))
+            && !recorded.contains(word)
+    });
+    let unrecorded = unrecorded.map(|(line, name)| (line, name, "a record of the rules"));
+    let say = |(line, name, where_)| {
+        error(format!("{path}:{line}"), format!("asks for {name}, which is not in {where_}"))
+    };
+    asked.chain(unrecorded).map(say).collect()
+}
+
+/// What a file of rules records.
+pub(crate) fn recorded(rules: &str) -> BTreeSet<&str> {
+    rules
+        .lines()
+        .filter_map(|line| line.trim().trim_start_matches("- ").strip_prefix("record: "))
+        .collect()
+}
+
+/// A name, and what it is a series of where it is a histogram's.
+fn named_series(name: &str) -> impl Iterator<Item = &str> {
+    let histogram = SERIES.iter().filter_map(move |end| name.strip_suffix(end));
+    std::iter::once(name).chain(histogram)
+}
+
+/// Metrics that a text names, with the number of the line.
+fn names(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    words(text).filter(|(_, word)| is_ours(word) && !word.contains(':'))
+}
+
+fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':';
+    let lines = text.lines().enumerate();
+    lines.flat_map(move |(index, line)| {
+        line.split(move |letter| !is_part(letter))
+            .map(move |word| (index + 1, word.trim_end_matches(':')))
+    })
+}
+
+fn is_ours(word: &str) -> bool {
+    let plain = |byte: u8| {
+        byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_' || byte == b':'
+    };
+    let begins = OURS.iter().any(|begin| word.len() > begin.len() && word.starts_with(begin));
+    begins && word.bytes().all(plain) && !LABELS.contains(&word) && !word.ends_with('_')
+}
+
+/// The literals that are the first argument of `call`.
+fn literal_after<'a>(code: &'a str, call: &'a str) -> impl Iterator<Item = &'a str> {
+    let after = code.split(call).skip(1);
+    after.filter_map(|rest| rest.trim_start().strip_prefix('"')?.split('"').next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CODE: &str = r#"
+use prometheus_client::registry::Registry;
+fn register(registry: &mut Registry) {
+    let own = registry.sub_registry_with_prefix("rouse_part");
+    own.register("events", "Events read", it);
+    own.register_with_unit(
+        "step",
+        help,
+    );
+    let mut gauge = |name, help, it: &Gauge| own.register(name, help, it.clone());
+    gauge("open_ports", "Ports", &it);
+    encode("kn_revision_pods_count", &[("kn_revision_name", name)]);
+}
+"#;
+
+    fn exported() -> Exported {
+        let mut exported = Exported::default();
+        exported.read("part/src/admin.rs", CODE);
+        exported
+    }
+
+    fn says(findings: &[Finding]) -> Vec<String> {
+        findings.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn names_are_read_with_their_prefix_and_unit_or_whole() {
+        let names: Vec<String> = exported().0.into_keys().collect();
+        let want = [
+            "kn_revision_pods_count",
+            "rouse_part_events",
+            "rouse_part_open_ports",
+            "rouse_part_step_seconds",
+        ];
+        assert_eq!(names, want);
+        let mut other = Exported::default();
+        other.read("part/src/other.rs", "let path = \"rouse_part\";");
+        assert!(other.0.is_empty(), "no metrics are made there");
+    }
+
+    #[test]
+    fn a_document_may_name_a_counter_and_the_series_of_a_histogram() {
+        let text = "`rouse_part_events_total` and `rouse_part_step_seconds_bucket{le=\"1\"}`,\nnot rouse_part_gone";
+        let want = ["error: docs/a.md:2: names rouse_part_gone, which no part exports"];
+        assert_eq!(says(&document("docs/a.md", text, &exported())), want);
+    }
+
+    #[test]
+    fn the_handbook_must_name_every_metric() {
+        let text = "rouse_part_events_total rouse_part_open_ports kn_revision_pods_count";
+        let want = [
+            "error: part/src/admin.rs: exports rouse_part_step_seconds, of which docs/operations.md does not tell",
+        ];
+        assert_eq!(says(&handbook(text, &exported())), want);
+    }
+
+    #[test]
+    fn a_query_asks_for_names_as_the_handbook_has_them() {
+        let handbook = "rouse_part_events_total rouse_part_step_seconds";
+        let rules = "- record: rouse:step:p99\n  expr: rouse_part_step_seconds_bucket + rate(rouse_part_events[1m])\n- alert: A\n  expr: rouse:step:p50 > rouse:step:p99\n";
+        let recorded = recorded(rules);
+        let want = [
+            "error: r.yaml:2: asks for rouse_part_events, which is not in docs/operations.md",
+            "error: r.yaml:4: asks for rouse:step:p50, which is not in a record of the rules",
+        ];
+        assert_eq!(says(&queries("r.yaml", rules, handbook, &recorded)), want);
+    }
+}
