@@ -155,7 +155,9 @@ pub async fn run_on_kubernetes(
         activators: Vec::new(),
         ..config.settings(String::new(), policy::AutoscalerConfig::default())
     };
-    let world = World { settings: Arc::new(settings), seed: seed(), ..World::default() };
+    // Whoever holds the lease leads, and nobody does before.
+    let leads = false;
+    let world = World { settings: Arc::new(settings), seed: seed(), leads, ..World::default() };
     let routes = Outbox::starting_at(first_version());
     // Nobody takes orders: the API server's objects are what pods are made of.
     let orders = tokio::sync::watch::channel(common::node::Orders::default()).0;

@@ -220,6 +220,34 @@ async fn deploy(bed: &Bed) {
     }
 }
 
+/// Both replicas see the bad value, and one of them says so.
+async fn only_who_leads_tells_people(bed: &Bed) {
+    let own = Name::new(bed.system.as_str(), "config-autoscaler");
+    bed.apply(Resource::ConfigMap, &own, json!({"data": {"stable-window": "3s"}})).await;
+    let kind = kube::api::ApiResource {
+        group: "events.k8s.io".into(),
+        version: "v1".into(),
+        api_version: "events.k8s.io/v1".into(),
+        kind: "Event".into(),
+        plural: "events".into(),
+    };
+    let events: kube::Api<DynamicObject> =
+        kube::Api::namespaced_with(bed.client.clone(), &bed.system, &kind);
+    let tellers = async || {
+        let all = events.list(&ListParams::default()).await.unwrap();
+        let told = all.into_iter().filter(|it| it.data["reason"] == "ConfigRefused");
+        told.map(|it| it.data["reportingInstance"].clone()).collect::<Vec<_>>()
+    };
+    for _ in 0..200 {
+        if !tellers().await.is_empty() {
+            break;
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(tellers().await, [json!("first")]);
+}
+
 /// Traffic moves, and the pod of the old Revision says that it drains, for the replicas that do not lead.
 async fn old_pods_are_noted_as_draining(bed: &Bed) {
     let deployment = bed.until(Resource::Deployment, "hello-00002-deployment", |_| true).await;
@@ -289,6 +317,7 @@ async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
     // A second replica waits, takes over, and has nothing to write.
     let second = bed.replica("second");
     sleep(Duration::from_secs(2)).await;
+    only_who_leads_tells_people(&bed).await;
     let before = bed.versions().await;
     first.end().await;
     let lease =
