@@ -4,19 +4,22 @@
 //! Revision is ours where it is made for something, and its status always.
 
 use common::wire::Name;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{
     children::{self, Object, Resource, child_name, deployment, images, scaling, services, slices},
     knative::key,
     kube::{Key, Part, Want},
-    observe::DRAINING,
     plan::{self, Facts},
     render::{self, ObjectKey, ObjectKind},
     world::{Allotment, App, Owner, Pod, Revision, Routing, Stage, Uid, World},
 };
 
+mod domains;
+mod pods;
 mod status;
+
+pub use pods::noted;
 
 /// What the object of this key should be.
 pub fn want(world: &World, key: &Key) -> Want {
@@ -32,9 +35,9 @@ pub fn want(world: &World, key: &Key) -> Want {
         | Resource::Image => child(world, key),
         Resource::Service => service(world, key),
         Resource::EndpointSlice => slice(world, key),
-        Resource::Pod => pod(world, key),
-        Resource::DomainMapping => mapping(world, key),
-        Resource::ClusterDomainClaim => claim(world, &key.name.name),
+        Resource::Pod => pods::pod(world, key),
+        Resource::DomainMapping => domains::mapping(world, key),
+        Resource::ClusterDomainClaim => domains::claim(world, &key.name.name),
         Resource::Node | Resource::ConfigMap => Want::Any,
     }
 }
@@ -272,76 +275,6 @@ fn scale(made: &Made<'_>) -> Want {
     let leaving = pods().filter(|pod| matches!(pod.stage, Stage::Stopping { .. })).map(name);
     let replicas = i64::from(made.revision.desired).saturating_add(count(draining));
     Want::Scale { replicas, leaving: leaving.collect() }
-}
-
-/// What we note on a pod: that it drains, for the replicas of the controller that do not lead.
-fn pod(world: &World, key: &Key) -> Want {
-    let found = match key.name.name.rsplit_once("-deployment-") {
-        Some((revision, _)) => world.revision(&key.name.namespace, revision),
-        None => None,
-    };
-    let in_space = |(name, _): &(&Name, _)| name.namespace == key.name.namespace;
-    // A Deployment of a long name has another one.
-    let all = || world.apps.iter().filter(in_space).flat_map(|(_, app)| &app.revisions);
-    let mut revisions: Box<dyn Iterator<Item = &Revision>> = match found {
-        Some(found) => Box::new(std::iter::once(found)),
-        None => Box::new(all()),
-    };
-    let own = |it: &&Pod| *it.name == *key.name.name;
-    let Some(pod) = revisions.find_map(|it| it.pods.iter().find(own)) else { return Want::Any };
-    let Some(placed) = pod.placed.as_ref().filter(|it| !it.deleted) else { return Want::Any };
-    let annotations = match (pod.stage, placed.draining) {
-        (Stage::Serving, None) => return Want::Any,
-        (Stage::Serving, Some(_)) => json!({}),
-        (Stage::Draining { since } | Stage::Stopping { since }, noted) => {
-            json!({DRAINING: noted.unwrap_or(since).rfc3339()})
-        }
-    };
-    let meta = json!({
-        "name": key.name.name, "namespace": key.name.namespace, "annotations": annotations,
-    });
-    Want::Body(json!({"apiVersion": "v1", "kind": "Pod", "metadata": meta}))
-}
-
-/// Pods of a Revision on which something else is noted than what holds.
-pub fn noted<'a>(namespace: &'a str, revision: &'a Revision) -> impl Iterator<Item = Key> + 'a {
-    let wrong = |pod: &&Pod| {
-        let placed = pod.placed.as_ref().filter(|it| !it.deleted);
-        placed.is_some_and(|it| it.draining.is_some() != (pod.stage != Stage::Serving))
-    };
-    let pods = revision.pods.iter().filter(wrong);
-    pods.map(move |pod| Key::new(Resource::Pod, Part::Object, Name::new(namespace, &*pod.name)))
-}
-
-/// A DomainMapping is its user's: only how it fares is ours to say.
-fn mapping(world: &World, key: &Key) -> Want {
-    match (key.part, world.mappings.get(&key.name)) {
-        (Part::Status, Some(it)) => {
-            Want::Body(without_nulls(render::mapping_status(&key.name, it, world)))
-        }
-        _ => Want::Any,
-    }
-}
-
-/// The claim of a domain, where we are to make it; one that we made goes with the last mapping of its namespace.
-fn claim(world: &World, domain: &str) -> Want {
-    let wanting = world.mappings.iter().filter(|(name, _)| name.name == domain);
-    let first =
-        || wanting.clone().min_by_key(|(name, it)| (it.meta.created, name.namespace.as_str()));
-    let held = world.claims.get(domain).map(|it| it.namespace.as_str());
-    let holder = wanting.clone().find(|(name, _)| Some(name.namespace.as_str()) == held);
-    match holder.or_else(first) {
-        None => Want::Gone,
-        Some(_) if !world.settings.configs.network.autocreate_claims => Want::Any,
-        // Somebody else's, or ours of a mapping that is gone: that one is removed first.
-        Some((name, _)) if held.is_some_and(|it| it != name.namespace) => Want::Gone,
-        Some((name, _)) => Want::Body(json!({
-            "apiVersion": Resource::ClusterDomainClaim.api_version(),
-            "kind": Resource::ClusterDomainClaim.kind(),
-            "metadata": {"name": domain},
-            "spec": {"namespace": name.namespace},
-        })),
-    }
 }
 
 /// A Service of Kubernetes: a Route's name, or one of a Revision's two.

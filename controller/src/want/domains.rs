@@ -1,0 +1,42 @@
+//! Pure: what the API server should hold for users' domains.
+
+use serde_json::json;
+
+use super::without_nulls;
+use crate::{
+    children::Resource,
+    kube::{Key, Part, Want},
+    render,
+    world::World,
+};
+
+/// A DomainMapping is its user's: only how it fares is ours to say.
+pub(super) fn mapping(world: &World, key: &Key) -> Want {
+    match (key.part, world.mappings.get(&key.name)) {
+        (Part::Status, Some(it)) => {
+            Want::Body(without_nulls(render::mapping_status(&key.name, it, world)))
+        }
+        _ => Want::Any,
+    }
+}
+
+/// The claim of a domain, where we are to make it; one that we made goes with the last mapping of its namespace.
+pub(super) fn claim(world: &World, domain: &str) -> Want {
+    let wanting = world.mappings.iter().filter(|(name, _)| name.name == domain);
+    let first =
+        || wanting.clone().min_by_key(|(name, it)| (it.meta.created, name.namespace.as_str()));
+    let held = world.claims.get(domain).map(|it| it.namespace.as_str());
+    let holder = wanting.clone().find(|(name, _)| Some(name.namespace.as_str()) == held);
+    match holder.or_else(first) {
+        None => Want::Gone,
+        Some(_) if !world.settings.configs.network.autocreate_claims => Want::Any,
+        // Somebody else's, or ours of a mapping that is gone: that one is removed first.
+        Some((name, _)) if held.is_some_and(|it| it != name.namespace) => Want::Gone,
+        Some((name, _)) => Want::Body(json!({
+            "apiVersion": Resource::ClusterDomainClaim.api_version(),
+            "kind": Resource::ClusterDomainClaim.kind(),
+            "metadata": {"name": domain},
+            "spec": {"namespace": name.namespace},
+        })),
+    }
+}
