@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use local::{layout::Layout, node::Node};
 use tracing_subscriber::EnvFilter;
 
-use crate::{apply, delete, describe, get, logs, out, run, store::Store, top, up};
+use crate::{apply, delete, describe, get, install, logs, out, run, store::Store, top, up};
 
 /// Services that sleep at zero pods and wake on the next request.
 ///
@@ -41,6 +41,8 @@ enum Command {
     Top(Top),
     /// Delete services
     Delete(Delete),
+    /// Print what runs Rouse on Kubernetes, or apply it
+    Install(install::Args),
 }
 
 #[derive(Debug, Args)]
@@ -202,6 +204,7 @@ impl Cli {
             Command::Logs(it) => logs::logs(&layout, &store, &it)?,
             Command::Top(it) => top::top(&layout, &store, &it)?,
             Command::Delete(it) => return Ok(delete::delete(&layout, &store, &it)?),
+            Command::Install(it) => install::install(&it)?,
         }
         Ok(ExitCode::SUCCESS)
     }

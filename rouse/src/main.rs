@@ -10,10 +10,12 @@ mod delete;
 mod describe;
 mod failure;
 mod get;
+mod install;
 mod kinds;
 mod logs;
 mod manifests;
 mod out;
+mod part;
 mod run;
 mod store;
 mod table;
@@ -22,11 +24,21 @@ mod up;
 mod view;
 
 fn main() -> ExitCode {
-    match cli::Cli::parse().dispatch() {
+    match dispatch() {
         Ok(code) => code,
         Err(error) => {
             out::complain(&failure::text(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// A part of Rouse if the first word names one, else what a person asks for.
+fn dispatch() -> anyhow::Result<ExitCode> {
+    let mut words = std::env::args_os();
+    let part = words.nth(1).and_then(|word| part::Part::named(word.to_str()?));
+    match part {
+        Some(part) => part.run(words).map(|()| ExitCode::SUCCESS),
+        None => cli::Cli::parse().dispatch(),
     }
 }

@@ -7,11 +7,13 @@ use std::{fs, path::Path, path::PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use self::layout::Image;
-use crate::{sh, workspace::Workspace};
+use crate::{build_ebpf, sh, workspace::Workspace};
 
 /// Our programs that become images: package (and program) and the image's name.
 const IMAGES: [(&str, &str); 2] =
-    [("hello", "dev.local/hello:v1"), ("rouse", "dev.local/rouse:v0.1.0")];
+    [("hello", "dev.local/hello:v1"), (ROUSE, "dev.local/rouse:v0.1.0")];
+/// The package with all parts, and with the kernel half in it.
+const ROUSE: &str = "rouse";
 
 /// The packages that become images, and the images' names.
 pub(crate) fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -71,13 +73,13 @@ fn build(workspace: &Workspace, package: &str) -> Result<PathBuf> {
         "-C target-feature=+crt-static --remap-path-prefix={}=/rouse --remap-path-prefix={home}=/cargo",
         workspace.root.display()
     );
-    sh::run(
-        sh::cargo()
-            .args(["build", "--quiet", "--profile", "image", "--package", package])
-            .args(["--target", &triple])
-            .env(variable, flags)
-            .current_dir(&workspace.root),
-    )?;
+    let mut cargo = sh::cargo();
+    cargo.args(["build", "--quiet", "--profile", "image", "--package", package]);
+    cargo.args(["--target", &triple]).env(variable, flags).current_dir(&workspace.root);
+    if package == ROUSE {
+        cargo.env(build_ebpf::VARIABLE, build_ebpf::object(workspace)?);
+    }
+    sh::run(&mut cargo)?;
     Ok(program(workspace, package))
 }
 

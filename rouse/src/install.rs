@@ -1,0 +1,189 @@
+//! Shell: `rouse install` and `rouse uninstall`: the parts on a Kubernetes.
+
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+mod cluster;
+mod configs;
+mod guard;
+mod objects;
+mod policies;
+mod rbac;
+mod ready;
+mod services;
+mod settings;
+mod workloads;
+
+use self::{
+    cluster::Cluster,
+    settings::{Gateway, Profile, Settings},
+};
+use crate::out;
+
+/// What is installed, and where.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Apply it to the cluster of --kubeconfig; without this, print it as YAML
+    #[arg(long, requires = "kubeconfig")]
+    apply: bool,
+    /// Wait until every part is ready
+    #[arg(long, requires = "apply")]
+    wait: bool,
+    /// How long to wait, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    timeout: u64,
+    /// The cluster: the one that FILE names; no other is ever touched
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Namespace of the parts and of config-*
+    #[arg(short, long, default_value = settings::NAMESPACE)]
+    namespace: String,
+    /// How requests from outside reach the gateway
+    #[arg(long, value_enum, default_value_t)]
+    gateway: Gateway,
+    /// What each cold start includes
+    #[arg(long, value_enum, default_value_t)]
+    profile: Profile,
+    /// Image with all parts [default: that of this version]
+    #[arg(long)]
+    image: Option<String>,
+    /// Domain of URLs from outside; written to config-domain when that is made
+    #[arg(long, default_value = "example.com")]
+    domain: String,
+    /// The cluster's own domain
+    #[arg(long, default_value = "cluster.local")]
+    cluster_domain: String,
+}
+
+impl Args {
+    fn settings(&self) -> Result<Settings> {
+        if !common::wire::is_label(&self.namespace) {
+            bail!("--namespace is {:?}: must be a DNS label", self.namespace);
+        }
+        for (flag, domain) in [("domain", &self.domain), ("cluster-domain", &self.cluster_domain)] {
+            if !common::wire::is_subdomain(domain) {
+                bail!("--{flag} is {domain:?}: must be a domain name");
+            }
+        }
+        let image = self.image.clone().unwrap_or_else(|| Settings::default().image);
+        Ok(Settings {
+            namespace: self.namespace.clone(),
+            image,
+            gateway: self.gateway,
+            profile: self.profile,
+            domain: self.domain.clone(),
+            cluster_domain: self.cluster_domain.clone(),
+        })
+    }
+}
+
+/// `rouse install`.
+pub(crate) fn install(args: &Args) -> Result<()> {
+    let settings = args.settings()?;
+    let objects = objects::all(&settings);
+    match &args.kubeconfig {
+        Some(file) if args.apply => runtime()?.block_on(async {
+            let cluster = Cluster::of(file).await?;
+            apply(&cluster, &settings, objects).await?;
+            if args.wait {
+                wait(&cluster, &settings, Duration::from_secs(args.timeout)).await?;
+            }
+            Ok(())
+        }),
+        _ => Ok(out::text(&objects::yaml(&objects)?)?),
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_all().build().context("cannot start a runtime")
+}
+
+async fn apply(cluster: &Cluster, settings: &Settings, objects: Vec<Value>) -> Result<()> {
+    let namespace = &settings.namespace;
+    let there = cluster.list("apps/v1", "Deployment", namespace, "").await?;
+    guard::check(namespace, &there)?;
+    let mut kinds = BTreeSet::new();
+    for mut object in objects {
+        let kind = object["kind"].as_str().unwrap_or_default().to_owned();
+        if kinds.insert(kind.clone()) {
+            out::line(&format!("apply {kind}s"))?;
+        }
+        if objects::name(&object) == "Deployment/activator" {
+            object["spec"]["replicas"] = replicas(cluster, &object).await?.into();
+        }
+        cluster.apply(&object).await?;
+    }
+    Ok(())
+}
+
+/// As many activators as there are: how many there should be is not ours to say, once there are some.
+async fn replicas(cluster: &Cluster, activator: &Value) -> Result<u64> {
+    let there = cluster.get(activator).await?.unwrap_or_default();
+    Ok(there["spec"]["replicas"].as_u64().unwrap_or(0).max(2))
+}
+
+/// Waits until every part is ready and admission is in force.
+async fn wait(cluster: &Cluster, settings: &Settings, limit: Duration) -> Result<()> {
+    let started = Instant::now();
+    let mut said = String::new();
+    loop {
+        let missing = missing(cluster, settings).await?;
+        if missing.is_empty() {
+            break;
+        }
+        let text = missing.join("; ");
+        if text != said {
+            out::line(&format!("{:>3} s  {text}", started.elapsed().as_secs()))?;
+            said = text;
+        }
+        if started.elapsed() > limit {
+            let why = troubles(cluster, settings).await?.join("\n  ");
+            bail!("not ready after {} s: {said}\n  {why}", limit.as_secs());
+        }
+        cluster::pause().await;
+    }
+    out::line(&format!("ready after {} s", started.elapsed().as_secs()))?;
+    Ok(())
+}
+
+async fn missing(cluster: &Cluster, settings: &Settings) -> Result<Vec<String>> {
+    let mut missing = Vec::new();
+    for (kind, name) in workloads::ALL {
+        let object = objects::object("apps/v1", kind, name, "", settings);
+        let there = cluster.get(&object).await?;
+        let why =
+            there.as_ref().map_or(Some(format!("{kind}/{name}: not there")), ready::waits_for);
+        missing.extend(why);
+    }
+    for (kind, name) in WEBHOOKS {
+        if cluster.get(&webhook(kind, name)).await?.is_none() {
+            missing.push(format!("admission {name}: not registered"));
+        }
+    }
+    Ok(missing)
+}
+
+async fn troubles(cluster: &Cluster, settings: &Settings) -> Result<Vec<String>> {
+    let labels = "app.kubernetes.io/part-of=rouse";
+    let pods = cluster.list("v1", "Pod", &settings.namespace, labels).await?;
+    Ok(pods.iter().filter_map(ready::trouble).collect())
+}
+
+/// What the controller registers.
+const WEBHOOKS: [(&str, &str); 3] = [
+    ("MutatingWebhookConfiguration", "webhook.serving.knative.dev"),
+    ("ValidatingWebhookConfiguration", "validation.webhook.serving.knative.dev"),
+    ("ValidatingWebhookConfiguration", "config.webhook.serving.knative.dev"),
+];
+
+fn webhook(kind: &str, name: &str) -> Value {
+    let api = "admissionregistration.k8s.io/v1";
+    json!({"apiVersion": api, "kind": kind, "metadata": {"name": name}})
+}

@@ -1,0 +1,99 @@
+//! Shell: the API server, as far as installing needs it.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context as _, Result};
+use controller::kube::client::connect;
+use kube::{
+    Api, Client,
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    core::GroupVersionKind,
+};
+use serde_json::Value;
+
+use super::{configs, objects::name};
+
+/// Who we are in `managedFields`.
+const MANAGER: &str = "rouse-install";
+/// Between two looks at what is waited for.
+const LOOK: Duration = Duration::from_millis(300);
+
+/// A cluster that a file names.
+pub(super) struct Cluster(Client);
+
+impl Cluster {
+    /// Reaches the one that `kubeconfig` names. What the environment says of others is not looked at.
+    pub(super) async fn of(kubeconfig: &Path) -> Result<Self> {
+        Ok(Self(connect(Some(kubeconfig)).await?))
+    }
+
+    fn api(&self, api_version: &str, kind: &str, namespace: Option<&str>) -> Api<DynamicObject> {
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        match namespace {
+            Some(namespace) => Api::namespaced_with(self.0.clone(), namespace, &resource),
+            None => Api::all_with(self.0.clone(), &resource),
+        }
+    }
+
+    fn api_of(&self, object: &Value) -> Api<DynamicObject> {
+        let text = |value: &'_ Value| value.as_str().unwrap_or_default().to_owned();
+        let namespace = object["metadata"]["namespace"].as_str();
+        self.api(&text(&object["apiVersion"]), &text(&object["kind"]), namespace)
+    }
+
+    /// The object of this name as it is there.
+    pub(super) async fn get(&self, object: &Value) -> Result<Option<Value>> {
+        let short = object["metadata"]["name"].as_str().unwrap_or_default();
+        let got = self.api_of(object).get_opt(short).await;
+        let got = got.with_context(|| format!("cannot read {}", name(object)))?;
+        got.map(serde_json::to_value).transpose().context("an object is JSON")
+    }
+
+    /// All objects of a kind in a namespace, with these labels.
+    pub(super) async fn list(
+        &self,
+        api_version: &str,
+        kind: &str,
+        namespace: &str,
+        labels: &str,
+    ) -> Result<Vec<Value>> {
+        let list = self.api(api_version, kind, Some(namespace));
+        let list = list.list(&ListParams::default().labels(labels)).await;
+        let list = list.with_context(|| format!("cannot list {kind}s of {namespace}"))?;
+        list.items.iter().map(|it| serde_json::to_value(it).context("an object is JSON")).collect()
+    }
+
+    /// Brings an object about. One that is its operator's is only made where it is missing.
+    pub(super) async fn apply(&self, object: &Value) -> Result<()> {
+        let api = self.api_of(object);
+        let short = object["metadata"]["name"].as_str().unwrap_or_default();
+        let failed = || format!("cannot apply {}", name(object));
+        if configs::is_operators(object) {
+            let body = serde_json::from_value(object.clone()).with_context(failed)?;
+            let params =
+                PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
+            return match api.create(&params, &body).await {
+                Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+                made => made.map(drop).with_context(failed),
+            };
+        }
+        let params = PatchParams::apply(MANAGER).force();
+        api.patch(short, &params, &Patch::Apply(object)).await.map(drop).with_context(failed)
+    }
+
+    /// Removes an object; says whether there was one.
+    pub(super) async fn delete(&self, object: &Value) -> Result<bool> {
+        let short = object["metadata"]["name"].as_str().unwrap_or_default();
+        match self.api_of(object).delete(short, &DeleteParams::foreground()).await {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+            Err(error) => Err(error).with_context(|| format!("cannot delete {}", name(object))),
+        }
+    }
+}
+
+/// Waits before the next look at the cluster.
+pub(super) async fn pause() {
+    tokio::time::sleep(LOOK).await;
+}

@@ -1,0 +1,113 @@
+//! Pure: the `config-*` ConfigMaps, which belong to the operator from the moment they are there.
+//!
+//! Each is shipped without a setting, with an `_example` that names what may be set, as in Knative; an edit of the
+//! example is refused, because whoever makes one believes that it sets something.
+
+use controller::config_maps::example::{CHECKSUM, checksum};
+use serde_json::{Value, json};
+
+use super::{
+    objects::{object, with},
+    settings::{Profile, Settings},
+};
+
+/// Name after `config-`, and what may be set.
+const EXAMPLES: [(&str, &str); 12] = [
+    ("autoscaler", AUTOSCALER),
+    ("certmanager", "# Nothing is asked of cert-manager yet.\n"),
+    ("defaults", DEFAULTS),
+    ("deployment", DEPLOYMENT),
+    ("domain", DOMAIN),
+    ("features", "# Which fields of a pod users may set; values: enabled, disabled, allowed.\n"),
+    ("gc", GC),
+    ("leader-election", "# Taken for compatibility; the lease's times are fixed.\n"),
+    ("logging", "# Log levels by part.\nloglevel.controller: \"info\"\n"),
+    ("network", NETWORK),
+    ("observability", "# Which requests are logged and traced, and where metrics go.\n"),
+    ("tracing", "# Sets nothing any more: see config-observability.\n"),
+];
+
+const AUTOSCALER: &str = r#"# Requests in flight that one pod is meant to have, and the share of it to aim at, in percent.
+container-concurrency-target-default: "100"
+container-concurrency-target-percentage: "70"
+# Requests that may come at once without the activator in their path. Rouse's own default: Knative's is 211.
+target-burst-capacity: "0"
+# Over how long load is averaged; when that is short because load has jumped; from which ratio on it has.
+stable-window: "60s"
+panic-window-percentage: "10.0"
+panic-threshold-percentage: "200.0"
+# By which factor a revision may grow or shrink in one step.
+max-scale-up-rate: "1000.0"
+max-scale-down-rate: "2.0"
+# Whether revisions may have no pod at all, and how long the last one then stays.
+enable-scale-to-zero: "true"
+scale-to-zero-grace-period: "30s"
+scale-to-zero-pod-retention-period: "0s"
+# Pods at the start, at least and at most; 0 of the last two sets no bound.
+initial-scale: "1"
+allow-zero-initial-scale: "false"
+min-scale: "0"
+max-scale: "0"
+max-scale-limit: "0"
+scale-down-delay: "0s"
+"#;
+const DEFAULTS: &str = r#"# Seconds that a request may take where its service says nothing, and at most.
+revision-timeout-seconds: "300"
+max-revision-timeout-seconds: "600"
+# Requests that a pod gets at once; 0 sets no bound.
+container-concurrency: "0"
+container-concurrency-max-limit: "1000"
+# Whether pods see Services as variables: true, false or default (Kubernetes' own).
+enable-service-links: "false"
+# Whether pods whose service names no account get its token: "false" makes each start 0.3 s shorter.
+automount-service-account-token: "true"
+"#;
+const DEPLOYMENT: &str = r#"# Registries whose tags are not resolved to digests.
+registries-skipping-tag-resolving: "kind.local,ko.local,dev.local"
+# How long a start may take.
+progress-deadline: "600s"
+"#;
+const DOMAIN: &str = r#"# Names of services from outside: NAME.NAMESPACE.DOMAIN. One domain for all, or more of them, each for the
+# services that have its labels.
+example.com: ""
+example.org: |
+  selector:
+    app: prod
+"#;
+const GC: &str = r#"# How long and how many Revisions stay that nothing leads to.
+retain-since-create-time: "48h"
+retain-since-last-active-time: "15h"
+min-non-active-revisions: "20"
+max-non-active-revisions: "1000"
+"#;
+const NETWORK: &str = r#"# How names from outside are made.
+domain-template: "{{.Name}}.{{.Namespace}}.{{.Domain}}"
+tag-template: "{{.Tag}}-{{.Name}}"
+# Seconds over which a new revision takes over; 0: at once.
+rollout-duration: "0"
+"#;
+
+/// All of them.
+pub(crate) fn all(settings: &Settings) -> Vec<Value> {
+    EXAMPLES.iter().map(|(name, example)| config_map(name, example, settings)).collect()
+}
+
+/// Whether an object is one that belongs to the operator once it is there.
+pub(crate) fn is_operators(object: &Value) -> bool {
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    object["kind"] == "ConfigMap" && name.starts_with("config-")
+}
+
+fn config_map(name: &str, example: &str, settings: &Settings) -> Value {
+    let mut map = object("v1", "ConfigMap", &format!("config-{name}"), "", settings);
+    map["metadata"]["annotations"] = json!({CHECKSUM: checksum(example)});
+    let mut data = json!({"_example": example});
+    match name {
+        "domain" => data[&settings.domain] = "".into(),
+        "defaults" if settings.profile == Profile::Fast => {
+            data["automount-service-account-token"] = "false".into();
+        }
+        _ => {}
+    }
+    with(map, json!({"data": data}))
+}

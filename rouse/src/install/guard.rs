@@ -1,0 +1,58 @@
+//! Pure: whether somebody else's controllers hold the namespace.
+
+use serde_json::Value;
+
+use super::workloads::is_ours;
+
+/// The Deployments of Knative Serving, whose work Rouse does, and whose names it partly uses.
+const KNATIVE: [&str; 8] = [
+    "activator",
+    "autoscaler",
+    "autoscaler-hpa",
+    "controller",
+    "domain-mapping",
+    "domainmapping-webhook",
+    "net-kourier-controller",
+    "webhook",
+];
+
+/// Another platform's controllers are there: two of them would undo each other's work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "Knative's own controllers are in namespace {namespace}: Deployments {}. Remove them first: `kubectl delete deployment \
+     --namespace {namespace} {}`; services, their pods and the config-* ConfigMaps stay",
+    names.join(", "), names.join(" ")
+)]
+pub(crate) struct Taken {
+    namespace: String,
+    names: Vec<String>,
+}
+
+/// Refuses a namespace among whose Deployments are Knative's.
+pub(crate) fn check(namespace: &str, deployments: &[Value]) -> Result<(), Taken> {
+    let name = |it: &Value| it["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let others = deployments.iter().filter(|it| !is_ours(it)).map(name);
+    let names: Vec<String> = others.filter(|name| KNATIVE.contains(&name.as_str())).collect();
+    if names.is_empty() { Ok(()) } else { Err(Taken { namespace: namespace.to_owned(), names }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn knatives_controllers_are_named_with_what_to_do() {
+        let of = |name: &str, labels: Value| json!({"metadata": {"name": name, "labels": labels}});
+        let knative = json!({"app.kubernetes.io/name": "knative-serving"});
+        let ours = json!({"app.kubernetes.io/part-of": "rouse"});
+        let all =
+            [of("controller", knative.clone()), of("webhook", knative), of("activator", ours)];
+        let refused = check("knative-serving", &all).expect_err("Knative's").to_string();
+        assert!(refused.contains("Deployments controller, webhook."), "{refused}");
+        assert!(refused.contains("--namespace knative-serving controller webhook`"), "{refused}");
+        assert_eq!(check("knative-serving", &all[2..]), Ok(()));
+        assert_eq!(check("x", &[of("shop", json!({}))]), Ok(()), "no business of ours");
+    }
+}

@@ -1,0 +1,75 @@
+//! Pure: an installation as a list of objects, in the order in which they can be made.
+
+use controller::crds;
+use serde_json::{Value, json};
+
+use super::{
+    configs, policies, rbac, services,
+    settings::{NAME, PART_OF, Settings},
+    workloads,
+};
+
+/// All objects of an installation.
+pub(crate) fn all(settings: &Settings) -> Vec<Value> {
+    let mut all = vec![namespace(settings)];
+    all.extend(crds::all());
+    all.extend(configs::all(settings));
+    all.extend(rbac::all(settings));
+    all.extend(services::all(settings));
+    all.extend(policies::all(settings));
+    all.extend(workloads::all(settings));
+    all
+}
+
+/// Labels that everything of ours has; `part` names one of the parts, or is empty.
+pub(crate) fn labels(part: &str) -> Value {
+    let mut labels = json!({PART_OF.0: PART_OF.1, NAME.0: NAME.1});
+    if !part.is_empty() {
+        labels["app.kubernetes.io/component"] = part.into();
+    }
+    labels
+}
+
+/// An object of the installation's namespace with nothing but its metadata.
+pub(crate) fn object(api: &str, kind: &str, name: &str, part: &str, settings: &Settings) -> Value {
+    json!({
+        "apiVersion": api,
+        "kind": kind,
+        "metadata": {"name": name, "namespace": settings.namespace, "labels": labels(part)},
+    })
+}
+
+/// An object of the whole cluster.
+pub(crate) fn cluster_object(api: &str, kind: &str, name: &str) -> Value {
+    json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "labels": labels("")}})
+}
+
+/// Puts the fields of `more` into an object.
+pub(crate) fn with(mut object: Value, more: Value) -> Value {
+    if let (Value::Object(fields), Value::Object(more)) = (&mut object, more) {
+        fields.extend(more);
+    }
+    object
+}
+
+fn namespace(settings: &Settings) -> Value {
+    let mut namespace = cluster_object("v1", "Namespace", &settings.namespace);
+    // The agent is on the host's network and enters pods' namespaces; everything else keeps to `restricted`.
+    for mode in ["enforce", "audit", "warn"] {
+        namespace["metadata"]["labels"][format!("pod-security.kubernetes.io/{mode}")] =
+            "privileged".into();
+    }
+    namespace
+}
+
+/// What tells one object of an installation from another, for people and in messages: `Deployment/controller`.
+pub(crate) fn name(object: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    format!("{}/{}", text(&object["kind"]), text(&object["metadata"]["name"]))
+}
+
+/// Objects as YAML documents.
+pub(crate) fn yaml(objects: &[Value]) -> Result<String, serde_norway::Error> {
+    let documents: Result<Vec<_>, _> = objects.iter().map(serde_norway::to_string).collect();
+    Ok(documents?.iter().map(|document| format!("---\n{document}")).collect())
+}

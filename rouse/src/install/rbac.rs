@@ -1,0 +1,334 @@
+//! Pure: accounts and what each may do, every verb with its reason.
+//!
+//! Agent, activator and autoscaler talk to no API server: they have accounts, which tell them apart in the tokens that
+//! they show to the controller, and no rights at all.
+
+use serde_json::{Value, json};
+
+use super::{
+    objects::{cluster_object, object, with},
+    settings::Settings,
+};
+
+const RBAC: &str = "rbac.authorization.k8s.io/v1";
+const ROLES: &str = "rbac.authorization.k8s.io";
+
+/// Verbs on resources, and why.
+#[derive(Debug)]
+pub(crate) struct Rule {
+    /// API groups; empty for the oldest.
+    pub(crate) groups: &'static [&'static str],
+    /// Resources.
+    pub(crate) resources: &'static [&'static str],
+    /// Only objects of these names; all where there is none.
+    pub(crate) names: &'static [&'static str],
+    /// What may be done.
+    pub(crate) verbs: &'static [&'static str],
+    /// What for.
+    pub(crate) why: &'static str,
+}
+
+const SERVING: &[&str] = &["serving.knative.dev"];
+const FOLLOW: &[&str] = &["get", "list", "watch"];
+const OWN: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
+
+/// What the controller may do in every namespace: services are anywhere.
+pub(crate) const CLUSTER: [Rule; 16] = [
+    Rule {
+        groups: SERVING,
+        resources: &["services", "domainmappings"],
+        names: &[],
+        verbs: FOLLOW,
+        why: "what users ask for",
+    },
+    Rule {
+        groups: SERVING,
+        resources: &["configurations", "routes", "revisions"],
+        names: &[],
+        verbs: OWN,
+        why: "made for a service; old Revisions are removed",
+    },
+    Rule {
+        groups: SERVING,
+        resources: &[
+            "services/status",
+            "configurations/status",
+            "routes/status",
+            "revisions/status",
+            "domainmappings/status",
+        ],
+        names: &[],
+        verbs: &["patch"],
+        why: "conditions, URLs, traffic",
+    },
+    Rule {
+        groups: SERVING,
+        resources: &[
+            "services/finalizers",
+            "configurations/finalizers",
+            "routes/finalizers",
+            "revisions/finalizers",
+        ],
+        names: &[],
+        verbs: &["update"],
+        why: "owners of what is made for them, where the cluster checks whether we may name them so",
+    },
+    Rule {
+        groups: &["autoscaling.internal.knative.dev"],
+        resources: &["podautoscalers", "metrics"],
+        names: &[],
+        verbs: OWN,
+        why: "what tools read of a Revision's scale",
+    },
+    Rule {
+        groups: &["autoscaling.internal.knative.dev"],
+        resources: &["podautoscalers/status", "metrics/status"],
+        names: &[],
+        verbs: &["patch"],
+        why: "the same",
+    },
+    Rule {
+        groups: &["networking.internal.knative.dev"],
+        resources: &["serverlessservices", "clusterdomainclaims"],
+        names: &[],
+        verbs: OWN,
+        why: "what tools read of a Revision's path; who may use a domain",
+    },
+    Rule {
+        groups: &["networking.internal.knative.dev"],
+        resources: &["serverlessservices/status"],
+        names: &[],
+        verbs: &["patch"],
+        why: "the same",
+    },
+    Rule {
+        groups: &["caching.internal.knative.dev"],
+        resources: &["images"],
+        names: &[],
+        verbs: OWN,
+        why: "tells others which images pods will want",
+    },
+    Rule {
+        groups: &["apps"],
+        resources: &["deployments"],
+        names: &[],
+        verbs: OWN,
+        why: "the pods of a Revision, and how many",
+    },
+    Rule {
+        groups: &[""],
+        resources: &["services"],
+        names: &[],
+        verbs: OWN,
+        why: "the addresses of routes and Revisions",
+    },
+    Rule {
+        groups: &["discovery.k8s.io"],
+        resources: &["endpointslices"],
+        names: &[],
+        verbs: OWN,
+        why: "leads a route's address to activators where no agent does",
+    },
+    Rule {
+        groups: &["discovery.k8s.io"],
+        resources: &["endpointslices/restricted"],
+        names: &[],
+        verbs: &["create"],
+        why: "the same, where the cluster (OpenShift) guards addresses of other namespaces",
+    },
+    Rule {
+        groups: &[""],
+        resources: &["pods"],
+        names: &[],
+        verbs: &["get", "list", "watch", "patch"],
+        why: "where they are and how they fare; the annotation that says which goes first when fewer are wanted",
+    },
+    Rule { groups: &[""], resources: &["nodes"], names: &[], verbs: FOLLOW, why: "zones" },
+    Rule {
+        groups: &["", "events.k8s.io"],
+        resources: &["events"],
+        names: &[],
+        verbs: &["create", "patch"],
+        why: "what people read under `kubectl describe`",
+    },
+];
+
+/// What it may do to the cluster itself.
+pub(crate) const ADMISSION: [Rule; 3] = [
+    Rule {
+        groups: &["admissionregistration.k8s.io"],
+        resources: &["mutatingwebhookconfigurations", "validatingwebhookconfigurations"],
+        names: &[],
+        verbs: &["create"],
+        why: "registers its webhooks; `create` cannot be limited by name",
+    },
+    Rule {
+        groups: &["admissionregistration.k8s.io"],
+        resources: &["mutatingwebhookconfigurations", "validatingwebhookconfigurations"],
+        names: &[
+            "webhook.serving.knative.dev",
+            "validation.webhook.serving.knative.dev",
+            "config.webhook.serving.knative.dev",
+        ],
+        verbs: &["get", "patch"],
+        why: "keeps its certificate in them",
+    },
+    Rule {
+        groups: &["authentication.k8s.io"],
+        resources: &["tokenreviews"],
+        names: &[],
+        verbs: &["create"],
+        why: "whether a part's token is real, and which pod and node it is bound to",
+    },
+];
+
+/// What it may do in its own namespace.
+pub(crate) const OWN_NAMESPACE: [Rule; 6] = [
+    Rule {
+        groups: &[""],
+        resources: &["configmaps"],
+        names: &[],
+        verbs: &["list", "watch", "create"],
+        why: "follows `config-*`; makes `rouse-authorities` (`create` cannot be limited by name)",
+    },
+    Rule {
+        groups: &[""],
+        resources: &["configmaps"],
+        names: &["rouse-authorities"],
+        verbs: &["get", "patch"],
+        why: "publishes whom the parts trust",
+    },
+    Rule {
+        groups: &[""],
+        resources: &["secrets"],
+        names: &[],
+        verbs: &["create"],
+        why: "makes the two below once (`create` cannot be limited by name)",
+    },
+    Rule {
+        groups: &[""],
+        resources: &["secrets"],
+        names: &["rouse-authorities", "webhook-certs"],
+        verbs: &["get", "update"],
+        why: "keys of its authorities and of its webhook; no other Secret can be read",
+    },
+    Rule {
+        groups: &["coordination.k8s.io"],
+        resources: &["leases"],
+        names: &[],
+        verbs: &["create"],
+        why: "makes the one below once",
+    },
+    Rule {
+        groups: &["coordination.k8s.io"],
+        resources: &["leases"],
+        names: &["rouse-controller"],
+        verbs: &["get", "list", "watch", "update", "patch"],
+        why: "who of the replicas writes",
+    },
+];
+
+/// The accounts of the parts.
+pub(crate) const ACCOUNTS: [&str; 4] = ["controller", "autoscaler", "activator", "rouse-agent"];
+
+/// Accounts, roles and who has them.
+pub(crate) fn all(settings: &Settings) -> Vec<Value> {
+    let mut all: Vec<Value> = ACCOUNTS.iter().map(|name| account(name, settings)).collect();
+    let rules: Vec<Value> = CLUSTER.iter().chain(&ADMISSION).map(rule).collect();
+    all.push(with(
+        cluster_object(RBAC, "ClusterRole", "rouse-controller"),
+        json!({"rules": rules}),
+    ));
+    let subject =
+        json!({"kind": "ServiceAccount", "name": "controller", "namespace": settings.namespace});
+    let of = |kind: &str| json!({"apiGroup": ROLES, "kind": kind, "name": "rouse-controller"});
+    let binding = json!({"roleRef": of("ClusterRole"), "subjects": [subject]});
+    all.push(with(cluster_object(RBAC, "ClusterRoleBinding", "rouse-controller"), binding));
+    let rules: Vec<Value> = OWN_NAMESPACE.iter().map(rule).collect();
+    let role = object(RBAC, "Role", "rouse-controller", "controller", settings);
+    all.push(with(role, json!({"rules": rules})));
+    let role = object(RBAC, "RoleBinding", "rouse-controller", "controller", settings);
+    all.push(with(role, json!({"roleRef": of("Role"), "subjects": [subject]})));
+    all.extend(users());
+    all
+}
+
+fn account(name: &str, settings: &Settings) -> Value {
+    let account = object("v1", "ServiceAccount", name, name.trim_start_matches("rouse-"), settings);
+    // The pods that need a token say so themselves.
+    with(account, json!({"automountServiceAccountToken": false}))
+}
+
+fn rule(rule: &Rule) -> Value {
+    let mut it =
+        json!({"apiGroups": rule.groups, "resources": rule.resources, "verbs": rule.verbs});
+    if !rule.names.is_empty() {
+        it["resourceNames"] = json!(rule.names);
+    }
+    it
+}
+
+/// What Kubernetes' own roles of users mean for our kinds. Names are Knative's, as users may have bound them.
+fn users() -> Vec<Value> {
+    let change = ["create", "update", "patch", "delete", "deletecollection"];
+    let read = ["get", "list", "watch"];
+    let serving = |verbs: &[&str]| json!({"apiGroups": ["serving.knative.dev"], "resources": ["*"], "verbs": verbs});
+    let internal = json!({
+        "apiGroups": [
+            "networking.internal.knative.dev",
+            "autoscaling.internal.knative.dev",
+            "caching.internal.knative.dev",
+        ],
+        "resources": ["*"],
+        "verbs": read,
+    });
+    let role = |name: &str, to: &str, rules: Value| {
+        let mut role = cluster_object(RBAC, "ClusterRole", name);
+        role["metadata"]["labels"][format!("rbac.authorization.k8s.io/aggregate-to-{to}")] =
+            "true".into();
+        with(role, json!({"rules": rules}))
+    };
+    let all: Vec<&str> = read.iter().chain(&change).copied().collect();
+    vec![
+        role("knative-serving-namespaced-admin", "admin", json!([serving(&all), internal])),
+        role("knative-serving-namespaced-edit", "edit", json!([serving(&all), internal])),
+        role("knative-serving-namespaced-view", "view", json!([serving(&read), internal])),
+    ]
+}
+
+/// `docs/rbac.md`.
+pub(crate) fn table() -> String {
+    let mut text = String::from(
+        "# What the parts may do\n\n<!-- Written by `cargo xtask manifests` from rouse/src/install/rbac.rs. -->\n\n\
+         Only the controller talks to the API server. The accounts `autoscaler`, `activator` and `rouse-agent` have no rights \
+         at all and no token for the API server: they show the controller a token that is good for nothing else.\n",
+    );
+    for (title, rules) in [
+        ("In every namespace", &CLUSTER[..]),
+        ("In the cluster itself", &ADMISSION[..]),
+        ("In the namespace of the installation", &OWN_NAMESPACE[..]),
+    ] {
+        text.push_str(&format!(
+            "\n## {title}\n\n| group | resources | names | verbs | why |\n|---|---|---|---|---|\n"
+        ));
+        for rule in rules {
+            let code = |words: &[&str]| match words {
+                [] => "all".to_owned(),
+                words => words
+                    .iter()
+                    .map(|word| if word.is_empty() { "core".into() } else { format!("`{word}`") })
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            };
+            text.push_str(&format!(
+                "| {} | {} | {} | {} | {} |\n",
+                code(rule.groups),
+                code(rule.resources),
+                code(rule.names),
+                rule.verbs.join(", "),
+                rule.why
+            ));
+        }
+    }
+    text
+}
