@@ -1,9 +1,10 @@
 //! Pure: whose decisions count.
 //!
 //! Every autoscaler hears all usage and decides everything; every replica of the controller hears all decisions and
-//! keeps the latest of each autoscaler. One of them counts, and goes on counting for as long as its stream
-//! stands, so that two that differ by a hair do not pull a revision to and fro. When its stream ends, the decisions of
-//! the one that has heard usage longest take their place in the same step: no window is lost.
+//! keeps the latest of each autoscaler. The one that has heard usage longest counts. That is the same one at every
+//! replica, whichever stream was there first: a pod that one replica drains while another calls it ready would never
+//! be let go. It goes on counting for as long as its stream stands, so that two that differ by a hair do not pull a
+//! revision to and fro; when it ends, the next one's decisions take their place in the same step, and no window is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -104,16 +105,16 @@ impl Deciders {
         if self.counts == Some(stream) { vec![step] } else { Vec::new() }
     }
 
-    /// Where nobody counts: lets the one count that knows most, and says all that it decided.
+    /// Lets the one count that knows most, and says all that it decided if another one counted before.
     fn choose(&mut self) -> Vec<Step> {
-        if self.counts.is_some() {
-            return Vec::new();
-        }
         let whole = self.all.iter().filter(|(_, it)| it.is_whole);
         let Some((stream, it)) = whole.min_by_key(|(stream, it)| (it.since_ms, &it.name, **stream))
         else {
             return Vec::new();
         };
+        if self.counts == Some(*stream) {
+            return Vec::new();
+        }
         self.counts = Some(*stream);
         let decisions = it.decisions.values().cloned().map(Step::Decide);
         [Step::Begin].into_iter().chain(decisions).chain([Step::Synced]).collect()
@@ -163,11 +164,21 @@ mod tests {
     }
 
     #[test]
-    fn the_first_that_is_whole_counts_and_goes_on_counting() {
+    fn every_replica_chooses_the_same_one_whoever_came_first() {
+        let (mut one, mut two) = (Deciders::default(), Deciders::default());
+        opened(&mut one, 1, "a", 50, 3);
+        opened(&mut one, 2, "b", 10, 7);
+        opened(&mut two, 1, "b", 10, 7);
+        opened(&mut two, 2, "a", 50, 3);
+        assert_eq!((one.chosen(), two.chosen()), (Some("b"), Some("b")));
+    }
+
+    #[test]
+    fn one_counts_for_as_long_as_it_is_there() {
         let mut all = Deciders::default();
         let all_of = |wanted| vec![Step::Begin, Step::Decide(decision(1, wanted)), Step::Synced];
-        assert_eq!(opened(&mut all, 1, "a", 50, 3), all_of(3));
-        assert_eq!(opened(&mut all, 2, "b", 10, 7), [], "older, but another counts");
+        assert_eq!(opened(&mut all, 1, "a", 10, 3), all_of(3));
+        assert_eq!(opened(&mut all, 2, "b", 50, 7), [], "another counts");
         assert_eq!(all.chosen(), Some("a"));
         assert_eq!(all.decide(2, decision(1, 9)), []);
         assert_eq!(all.decide(1, decision(1, 4)), [Step::Decide(decision(1, 4))]);

@@ -43,6 +43,8 @@ enum Command {
     Delete(Delete),
     /// Print what runs Rouse on Kubernetes, or apply it
     Install(install::Args),
+    /// Remove Rouse from a cluster and leave users' objects and pods
+    Uninstall(install::Remove),
 }
 
 #[derive(Debug, Args)]
@@ -205,6 +207,7 @@ impl Cli {
             Command::Top(it) => top::top(&layout, &store, &it)?,
             Command::Delete(it) => return Ok(delete::delete(&layout, &store, &it)?),
             Command::Install(it) => install::install(&it)?,
+            Command::Uninstall(it) => install::uninstall(&it)?,
         }
         Ok(ExitCode::SUCCESS)
     }

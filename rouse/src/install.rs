@@ -2,7 +2,8 @@
 
 use std::{
     collections::BTreeSet,
-    path::PathBuf,
+    fs,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -11,6 +12,7 @@ use serde_json::{Value, json};
 
 mod cluster;
 mod configs;
+mod files;
 mod guard;
 mod objects;
 mod policies;
@@ -18,6 +20,7 @@ mod rbac;
 mod ready;
 mod services;
 mod settings;
+mod uninstall;
 mod workloads;
 
 use self::{
@@ -59,6 +62,26 @@ pub(crate) struct Args {
     /// The cluster's own domain
     #[arg(long, default_value = "cluster.local")]
     cluster_domain: String,
+    /// Write the manifests of the source tree to DIR; used by `cargo xtask manifests`
+    #[arg(long, value_name = "DIR", hide = true, conflicts_with = "apply")]
+    write: Option<PathBuf>,
+}
+
+/// What is removed, and from where.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Remove {
+    /// The cluster: the one that FILE names; no other is ever touched
+    #[arg(long, value_name = "FILE", required = true)]
+    kubeconfig: PathBuf,
+    /// Namespace of the parts and of config-*
+    #[arg(short, long, default_value = settings::NAMESPACE)]
+    namespace: String,
+    /// Image that removes what agents pinned on the nodes [default: that of this version]
+    #[arg(long)]
+    image: Option<String>,
+    /// Remove the CRDs too, and with them every service
+    #[arg(long)]
+    crds: bool,
 }
 
 impl Args {
@@ -86,6 +109,9 @@ impl Args {
 /// `rouse install`.
 pub(crate) fn install(args: &Args) -> Result<()> {
     let settings = args.settings()?;
+    if let Some(root) = &args.write {
+        return write(root);
+    }
     let objects = objects::all(&settings);
     match &args.kubeconfig {
         Some(file) if args.apply => runtime()?.block_on(async {
@@ -98,6 +124,34 @@ pub(crate) fn install(args: &Args) -> Result<()> {
         }),
         _ => Ok(out::text(&objects::yaml(&objects)?)?),
     }
+}
+
+/// `rouse uninstall`.
+pub(crate) fn uninstall(args: &Remove) -> Result<()> {
+    let usual = Settings::default();
+    let settings = Settings {
+        namespace: args.namespace.clone(),
+        image: args.image.clone().unwrap_or_else(|| usual.image.clone()),
+        ..usual
+    };
+    runtime()?.block_on(async {
+        let cluster = Cluster::of(&args.kubeconfig).await?;
+        let there = cluster.list("apps/v1", "Deployment", &settings.namespace, "").await?;
+        guard::check(&settings.namespace, &there)?;
+        uninstall::run(&cluster, &settings, args.crds).await
+    })
+}
+
+fn write(root: &Path) -> Result<()> {
+    for (path, text) in files::all()? {
+        let file = root.join(path);
+        let folder = file.parent().unwrap_or(root);
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&file, text))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+        out::line(path)?;
+    }
+    Ok(())
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime> {

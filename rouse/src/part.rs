@@ -22,6 +22,10 @@ pub(crate) enum Part {
     Autoscaler,
     /// Objects → children, statuses and routes.
     Controller,
+    /// Removes what the agent of this node pinned, for good.
+    AgentRemove,
+    /// Stands there after that until it is told to end.
+    AgentRemoved,
 }
 
 type Run = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
@@ -52,6 +56,8 @@ impl Part {
             "activator" => Self::Activator,
             "autoscaler" => Self::Autoscaler,
             "controller" => Self::Controller,
+            "agent-remove" => Self::AgentRemove,
+            "agent-removed" => Self::AgentRemoved,
             _ => return None,
         })
     }
@@ -107,6 +113,21 @@ impl Part {
                     autoscaler::run(config, shutdown).await.context("autoscaler failed")
                 })
             }
+            Self::AgentRemove => {
+                let pins = agent::config::Config::parse_from(words).pins();
+                Box::pin(async move {
+                    match std::fs::remove_dir_all(&pins) {
+                        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                            Err(error).with_context(|| format!("cannot remove {}", pins.display()))
+                        }
+                        _ => Ok(()),
+                    }
+                })
+            }
+            Self::AgentRemoved => Box::pin(async move {
+                shutdown.cancelled().await;
+                Ok(())
+            }),
             Self::Controller => {
                 let Controller { config, cluster } = Controller::parse_from(words);
                 Box::pin(async {

@@ -19,6 +19,7 @@ mod demo;
 mod image;
 mod load;
 mod machine;
+mod manifests;
 mod measure;
 mod monitoring;
 mod node;
@@ -55,6 +56,8 @@ enum Task {
     Cluster(cluster::Args),
     /// Write the container images of the parts and the examples as OCI layouts
     Image(image::Args),
+    /// Write deploy/ and docs/rbac.md anew from what `rouse install` applies
+    Manifests,
     /// Hold the code to the layout rules of ARCHITECTURE.md
     Tidy,
     /// Check Prometheus' rules, their tests and Grafana's dashboard with promtool
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args),
         Task::Cluster(args) => cluster::run(&args),
         Task::Image(args) => image::run(&args),
+        Task::Manifests => manifests::run(),
         Task::Tidy => tidy::run(),
         Task::Monitoring => monitoring::run(),
         Task::Bench(args) => bench::run(&args),

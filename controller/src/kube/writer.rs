@@ -209,6 +209,8 @@ impl Writer {
                 let outcome = self.apply(key, body).await;
                 if outcome == Outcome::Done {
                     source.made(key, body);
+                    // Wanted already while there was nothing to write it to.
+                    self.add([Key::new(key.resource, Part::Status, key.name.clone())]);
                 }
                 outcome
             }

@@ -277,6 +277,30 @@ fn agent(settings: &Settings) -> Value {
     with(whole, json!({"spec": spec}))
 }
 
+/// In the agents' place: removes what they pinned, once, and then stands there so that one can see that it is done.
+pub(crate) fn agent_remover(settings: &Settings) -> Value {
+    let mut whole = agent(settings);
+    let pod = &mut whole["spec"]["template"]["spec"];
+    let mut container = pod["containers"][0].take();
+    container["args"] = json!(["agent-remove"]);
+    if let Value::Object(fields) = &mut container {
+        for field in ["readinessProbe", "livenessProbe", "ports"] {
+            fields.remove(field);
+        }
+        // Nobody is left to say whom to trust.
+        fields.remove("volumeMounts");
+    }
+    container["volumeMounts"] =
+        json!([{"name": "bpf", "mountPath": "/sys/fs/bpf", "mountPropagation": "HostToContainer"}]);
+    let mut stays = container.clone();
+    stays["args"] = json!(["agent-removed"]);
+    container["name"] = "remove".into();
+    pod["initContainers"] = json!([container]);
+    pod["containers"] = json!([stays]);
+    whole["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] = "100%".into();
+    whole
+}
+
 /// What of the host the agent sees, and why.
 const HOST: [(&str, &str); 5] = [
     (

@@ -1,0 +1,157 @@
+//! Pure: what `deploy/` and `docs/rbac.md` hold, all of it from the objects that `rouse install` applies.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::{
+    objects, rbac,
+    settings::{Gateway, Profile, Settings},
+};
+
+/// First line of each file.
+const WRITTEN: &str =
+    "# Written by `cargo xtask manifests` from rouse/src/install; changes here are lost.\n";
+
+/// Settings that the chart leaves to its user: what stands for each here, and in the chart.
+const CHOICES: [(&str, &str); 4] = [
+    ("the-namespace", "{{ .Release.Namespace }}"),
+    ("the-image", "{{ .Values.image }}"),
+    ("the-domain", "{{ .Values.domain }}"),
+    ("the-cluster-domain", "{{ .Values.clusterDomain }}"),
+];
+
+/// Files by their path below the checkout.
+pub(crate) fn all() -> Result<Vec<(&'static str, String)>, serde_norway::Error> {
+    let settings = Settings::default();
+    let (crds, rest): (Vec<Value>, Vec<Value>) =
+        objects::all(&settings).into_iter().partition(is_crd);
+    let crds = WRITTEN.to_owned() + &objects::yaml(&crds)?;
+    Ok(vec![
+        ("deploy/kustomization.yaml", kustomization()),
+        ("deploy/crds.yaml", crds.clone()),
+        ("deploy/rouse.yaml", WRITTEN.to_owned() + &objects::yaml(&rest)?),
+        ("deploy/helm/Chart.yaml", chart()),
+        ("deploy/helm/values.yaml", values(&settings)),
+        ("deploy/helm/crds/crds.yaml", crds),
+        ("deploy/helm/templates/rouse.yaml", WRITTEN.to_owned() + &template()?),
+        ("docs/rbac.md", rbac::table()),
+    ])
+}
+
+fn is_crd(object: &Value) -> bool {
+    object["kind"] == "CustomResourceDefinition"
+}
+
+fn kustomization() -> String {
+    format!(
+        "{WRITTEN}apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n- crds.yaml\n- rouse.yaml\n"
+    )
+}
+
+fn chart() -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    format!(
+        "{WRITTEN}apiVersion: v2\nname: rouse\ndescription: Services that sleep at zero pods and wake on the next request\n\
+         type: application\nversion: {version}\nappVersion: {version}\nkubeVersion: \">=1.30.0-0\"\n"
+    )
+}
+
+fn values(settings: &Settings) -> String {
+    format!(
+        "{WRITTEN}# Image with all parts.\nimage: {}\n\
+         # How requests from outside reach the gateway: loadbalancer, nodeport or hostport.\ngateway: loadbalancer\n\
+         # standard, or fast: no account token in pods whose service names no account.\nprofile: standard\n\
+         # Domain of URLs from outside.\ndomain: {}\n# The cluster's own domain.\nclusterDomain: {}\n",
+        settings.image, settings.domain, settings.cluster_domain
+    )
+}
+
+/// The chart's only template. The namespace is Helm's to make, and the CRDs stand where Helm looks for them.
+fn template() -> Result<String, serde_norway::Error> {
+    let of = |gateway, profile| {
+        let [namespace, image, domain, cluster_domain] = CHOICES.map(|(here, _)| here.to_owned());
+        let settings = Settings { namespace, image, domain, cluster_domain, gateway, profile };
+        let all = objects::all(&settings).into_iter();
+        all.filter(|it| !is_crd(it) && it["kind"] != "Namespace").collect::<Vec<_>>()
+    };
+    let plain = of(Gateway::Loadbalancer, Profile::Standard);
+    let others = [
+        ("gateway", "nodeport", of(Gateway::Nodeport, Profile::Standard)),
+        ("gateway", "hostport", of(Gateway::Hostport, Profile::Standard)),
+        ("profile", "fast", of(Gateway::Loadbalancer, Profile::Fast)),
+    ];
+    let mut text = String::new();
+    for (at, object) in plain.iter().enumerate() {
+        // Objects that depend on a choice stand there once for each.
+        let mut word = "if";
+        for (name, choice, all) in &others {
+            let Some(other) = all.get(at).filter(|other| *other != object) else { continue };
+            let _ = writeln!(text, "{{{{- {word} eq .Values.{name} {choice:?} }}}}");
+            text.push_str(&document(other)?);
+            word = "else if";
+        }
+        if word == "if" {
+            text.push_str(&document(object)?);
+        } else {
+            text.push_str("{{- else }}\n");
+            text.push_str(&document(object)?);
+            text.push_str("{{- end }}\n");
+        }
+    }
+    Ok(text)
+}
+
+/// One object in Helm's language.
+fn document(object: &Value) -> Result<String, serde_norway::Error> {
+    let text = objects::yaml(std::slice::from_ref(object))?;
+    // Braces of ours (templates of names in config-network) are not Helm's.
+    let mut text = text.replace("{{", "\u{1}").replace('\u{1}', "{{ \"{{\" }}");
+    for (here, there) in CHOICES {
+        text = text.replace(here, there);
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn what_stands_in_the_tree_is_what_is_installed() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
+        for (path, text) in all().expect("objects are YAML") {
+            let have = fs::read_to_string(root.join(path)).unwrap_or_default();
+            assert!(have == text, "{path} is out of date: run `cargo xtask manifests`");
+        }
+    }
+
+    #[test]
+    fn the_chart_holds_the_same_objects() {
+        let mut text = template().expect("objects are YAML");
+        for line in ["{{- else }}\n", "{{- end }}\n"] {
+            text = text.replace(line, "");
+        }
+        let lines = text.lines().filter(|line| !line.contains(" eq .Values."));
+        let mut text = lines.collect::<Vec<_>>().join("\n");
+        let settings = Settings::default();
+        let values =
+            [&settings.namespace, &settings.image, &settings.domain, &settings.cluster_domain];
+        for ((_, there), value) in CHOICES.iter().zip(values) {
+            text = text.replace(there, value);
+        }
+        text = text.replace("{{ \"{{\" }}", "{{");
+        let documents = text.split("---\n").filter(|it| it.contains("kind:"));
+        let found: Vec<Value> = documents
+            .map(|it| serde_norway::from_str(it).unwrap_or_else(|error| panic!("{error}\n{it}")))
+            .collect();
+        for object in objects::all(&settings) {
+            let elsewhere = is_crd(&object) || object["kind"] == "Namespace";
+            assert!(elsewhere || found.contains(&object), "{} differs", objects::name(&object));
+        }
+        let twice = found.iter().filter(|it| it["metadata"]["name"] == "rouse-gateway").count();
+        assert_eq!(twice, 3, "one a gateway");
+    }
+}

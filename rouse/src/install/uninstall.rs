@@ -1,0 +1,107 @@
+//! Shell: `rouse uninstall`: our parts go, users' objects and their pods stay.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use serde_json::Value;
+
+use super::{
+    cluster::{self, Cluster},
+    configs, objects, ready,
+    settings::Settings,
+    webhook, workloads,
+};
+use crate::out;
+
+/// How long each wait may take.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What the controller made for itself.
+const OWN: [(&str, &str, &str); 4] = [
+    ("v1", "Secret", "rouse-authorities"),
+    ("v1", "Secret", "webhook-certs"),
+    ("v1", "ConfigMap", "rouse-authorities"),
+    ("coordination.k8s.io/v1", "Lease", "rouse-controller"),
+];
+
+/// Removes an installation. CRDs, and with them every service, go only when `crds` says so.
+pub(super) async fn run(cluster: &Cluster, settings: &Settings, crds: bool) -> Result<()> {
+    // First, or it would register its webhooks again; and with them and without it no service could be changed.
+    remove(cluster, &object("apps/v1", "Deployment", "controller", settings)).await?;
+    gone(cluster, "app=controller", settings).await?;
+    for (kind, name) in super::WEBHOOKS {
+        remove(cluster, &webhook(kind, name)).await?;
+    }
+    clean_nodes(cluster, settings).await?;
+    let mut all = objects::all(settings);
+    all.reverse();
+    for it in &all {
+        let stays = configs::is_operators(it)
+            || it["kind"] == "Namespace"
+            || (it["kind"] == "CustomResourceDefinition" && !crds);
+        if !stays {
+            remove(cluster, it).await?;
+        }
+    }
+    for (api, kind, name) in OWN {
+        remove(cluster, &object(api, kind, name, settings)).await?;
+    }
+    let namespace = &settings.namespace;
+    out::line(&format!("left: namespace {namespace} with its config-* ConfigMaps"))?;
+    if !crds {
+        out::line(
+            "left: the CRDs and all services with their pods; `--crds` removes them as well",
+        )?;
+    }
+    Ok(())
+}
+
+fn object(api: &str, kind: &str, name: &str, settings: &Settings) -> Value {
+    objects::object(api, kind, name, "", settings)
+}
+
+async fn remove(cluster: &Cluster, object: &Value) -> Result<()> {
+    if cluster.delete(object).await? {
+        out::line(&format!("removed {}", objects::name(object)))?;
+    }
+    Ok(())
+}
+
+/// Programs and maps are pinned, to be in force while no agent runs; whoever removes the agents for good must remove
+/// these too. Each node does it itself, in the agent's place and with its rights.
+async fn clean_nodes(cluster: &Cluster, settings: &Settings) -> Result<()> {
+    let agent = object("apps/v1", "DaemonSet", "rouse-agent", settings);
+    if cluster.get(&agent).await?.is_none() {
+        return Ok(());
+    }
+    cluster.apply(&workloads::agent_remover(settings)).await?;
+    let started = Instant::now();
+    loop {
+        let there = cluster.get(&agent).await?.unwrap_or_default();
+        let Some(why) = ready::waits_for(&there) else { break };
+        if started.elapsed() > LIMIT {
+            // A node that is away for good must not hold up the rest.
+            out::line(&format!(
+                "{why} to remove the programs of its node: what is pinned there stays"
+            ))?;
+            break;
+        }
+        cluster::pause().await;
+    }
+    out::line("removed programs and maps from the nodes")?;
+    Ok(())
+}
+
+async fn gone(cluster: &Cluster, labels: &str, settings: &Settings) -> Result<()> {
+    let started = Instant::now();
+    while !cluster.list("v1", "Pod", &settings.namespace, labels).await?.is_empty() {
+        if started.elapsed() > LIMIT {
+            bail!(
+                "the pods with {labels} do not end: see kubectl describe pods --namespace {}",
+                settings.namespace
+            );
+        }
+        cluster::pause().await;
+    }
+    Ok(())
+}
