@@ -11,18 +11,23 @@ use std::path::{Path, PathBuf};
 use tests::cluster::{Cluster, Namespace, inside, variable, xtask_output};
 
 /// A cluster that one test brings up for itself and takes down again, also when it fails.
-struct Own {
-    name: String,
+pub(crate) struct Own {
+    pub(crate) name: String,
     xtask: PathBuf,
 }
 
 impl Own {
     fn up(test: &str) -> Self {
+        Self::of(test, &["up", "--nodes", "1", "--image", "hello"])
+    }
+
+    /// One that these words bring up.
+    pub(crate) fn of(test: &str, up: &[&str]) -> Self {
         let own = Self {
             name: format!("{test}-{}", std::process::id()),
             xtask: PathBuf::from(variable("ROUSE_XTASK")),
         };
-        own.xtask(&["up", "--nodes", "1", "--image", "hello"]);
+        own.xtask(up);
         own
     }
 

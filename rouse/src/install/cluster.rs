@@ -1,6 +1,9 @@
 //! Shell: the API server, as far as installing needs it.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use controller::kube::client::connect;
@@ -17,6 +20,9 @@ use super::{configs, objects::name};
 const MANAGER: &str = "rouse-install";
 /// Between two looks at what is waited for.
 const LOOK: Duration = Duration::from_millis(300);
+
+/// How long an object is tried that the API server cannot take just now.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A cluster that a file names.
 pub(super) struct Cluster(Client);
@@ -65,27 +71,45 @@ impl Cluster {
     }
 
     /// Brings an object about. One that is its operator's is only made where it is missing.
+    ///
+    /// The API server may be unable to for a moment: to ask admission of a controller that is just starting, for one.
     pub(super) async fn apply(&self, object: &Value) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            match self.try_to_apply(object).await {
+                Err(kube::Error::Api(status))
+                    if status.code >= 500 && started.elapsed() < PATIENCE =>
+                {
+                    pause().await;
+                }
+                done => return done.with_context(|| format!("cannot apply {}", name(object))),
+            }
+        }
+    }
+
+    async fn try_to_apply(&self, object: &Value) -> Result<(), kube::Error> {
         let api = self.api_of(object);
         let short = object["metadata"]["name"].as_str().unwrap_or_default();
-        let failed = || format!("cannot apply {}", name(object));
-        if configs::is_operators(object) {
-            let body = serde_json::from_value(object.clone()).with_context(failed)?;
-            let params =
-                PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
-            return match api.create(&params, &body).await {
-                Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-                made => made.map(drop).with_context(failed),
-            };
+        if !configs::is_operators(object) {
+            let params = PatchParams::apply(MANAGER).force();
+            return api.patch(short, &params, &Patch::Apply(object)).await.map(drop);
         }
-        let params = PatchParams::apply(MANAGER).force();
-        api.patch(short, &params, &Patch::Apply(object)).await.map(drop).with_context(failed)
+        if api.get_opt(short).await?.is_some() {
+            return Ok(());
+        }
+        let body = serde_json::from_value(object.clone()).map_err(kube::Error::SerdeError)?;
+        let params = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
+        match api.create(&params, &body).await {
+            // Somebody was faster.
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+            made => made.map(drop),
+        }
     }
 
     /// Removes an object; says whether there was one.
     pub(super) async fn delete(&self, object: &Value) -> Result<bool> {
         let short = object["metadata"]["name"].as_str().unwrap_or_default();
-        match self.api_of(object).delete(short, &DeleteParams::foreground()).await {
+        match self.api_of(object).delete(short, &DeleteParams::background()).await {
             Ok(_) => Ok(true),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
             Err(error) => Err(error).with_context(|| format!("cannot delete {}", name(object))),

@@ -55,7 +55,12 @@ const NEEDS: [Need; 13] = [
     need(&[Purpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
     need(&[Purpose::Build], "git", &["git"], "names the commit in figures"),
     need(&[Purpose::Node], "crun", &["crun", "runc"], "starts containers"),
-    need(&[Purpose::Node], "curl", &["curl"], "sends requests by hand: rouse run -- curl …"),
+    need(
+        &[Purpose::Node, Purpose::Cluster],
+        "curl",
+        &["curl"],
+        "sends requests by hand: rouse run -- curl …",
+    ),
     need(
         &[Purpose::Test, Purpose::Bench, Purpose::Cluster],
         "iproute2",

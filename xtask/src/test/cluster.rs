@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use super::{Args, Built, Outcome, executables, privileged, run_counted};
 use crate::{
-    cluster,
+    cluster, image,
     setup::{self, Purpose},
     sh,
     workspace::Workspace,
@@ -67,7 +67,8 @@ fn cluster_command(xtask: &Path, name: &str) -> Command {
 fn on_cluster(xtask: &Path, args: &Args, workspace: &Workspace) -> Result<Outcome> {
     let was_there = cluster::exists(NAME)?;
     let mut up = cluster_command(xtask, NAME);
-    up.args(["up", "--image", "hello"]);
+    // Both images are built here, by the user; tests that bring up clusters of their own find them built.
+    up.args(["up", "--image", "hello", "--image", "rouse"]);
     if !was_there {
         up.args(["--nodes", "2"]);
     }
@@ -78,7 +79,12 @@ fn on_cluster(xtask: &Path, args: &Args, workspace: &Workspace) -> Result<Outcom
     if !cluster::has_kn()? {
         left_out.push(("kn::", "no kn is on the PATH and none could be built"));
     }
-    let vars = [("ROUSE_CLUSTER", OsStr::new(NAME)), ("ROUSE_XTASK", xtask.as_os_str())];
+    let program = image::program(workspace, "rouse");
+    let vars = [
+        ("ROUSE_CLUSTER", OsStr::new(NAME)),
+        ("ROUSE_XTASK", xtask.as_os_str()),
+        ("ROUSE_PROGRAM", program.as_os_str()),
+    ];
     let outcome = sh::run(&mut up).and_then(|()| tests(args, workspace, &vars, &left_out));
     if !was_there {
         sh::run(cluster_command(xtask, NAME).arg("down"))?;
@@ -115,6 +121,11 @@ fn existing(file: &Path, args: &Args, workspace: &Workspace) -> Result<Outcome> 
         args,
         workspace,
         &vars,
-        &[("ours::", why), ("kn::", why), ("paths::", "its nodes cannot be entered")],
+        &[
+            ("install::", why),
+            ("ours::", why),
+            ("kn::", why),
+            ("paths::", "its nodes cannot be entered"),
+        ],
     )
 }
