@@ -26,6 +26,7 @@ mod workloads;
 use self::{
     cluster::Cluster,
     settings::{Gateway, Profile, Settings},
+    workloads::is_ours,
 };
 use crate::out;
 
@@ -172,10 +173,19 @@ async fn apply(cluster: &Cluster, settings: &Settings, objects: Vec<Value>) -> R
         if objects::name(&object) == "Deployment/activator" {
             object["spec"]["replicas"] = replicas(cluster, &object).await?.into();
         }
+        if MERGED.contains(&kind.as_str())
+            && cluster.get(&object).await?.is_some_and(|it| !is_ours(&it))
+        {
+            cluster.delete(&object).await?;
+        }
         cluster.apply(&object).await?;
     }
     Ok(())
 }
+
+/// Kinds of which Knative left objects with names that are ours now. What it wrote would stay beside what we write: a
+/// selector of both finds nobody.
+const MERGED: [&str; 2] = ["Service", "HorizontalPodAutoscaler"];
 
 /// As many activators as there are: how many there should be is not ours to say, once there are some.
 async fn replicas(cluster: &Cluster, activator: &Value) -> Result<u64> {
@@ -241,3 +251,6 @@ fn webhook(kind: &str, name: &str) -> Value {
     let api = "admissionregistration.k8s.io/v1";
     json!({"apiVersion": api, "kind": kind, "metadata": {"name": name}})
 }
+
+#[cfg(test)]
+mod tests;

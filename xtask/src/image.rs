@@ -55,6 +55,11 @@ pub(crate) fn make(workspace: &Workspace, packages: &[&str], to: &Path) -> Resul
         let image = Image { name, program: package, bytes: &bytes };
         let digest = layout::write(&image, &folder)
             .with_context(|| format!("cannot write the image {}", folder.display()))?;
+        // For people: the same program by a short path.
+        let short = workspace.target.join("bin");
+        fs::create_dir_all(&short)
+            .and_then(|()| fs::copy(&program, short.join(package)))
+            .with_context(|| format!("cannot copy {} to {}", program.display(), short.display()))?;
         println!("image {name}: {} ({digest})", folder.display());
     }
     Ok(())

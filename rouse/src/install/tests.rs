@@ -1,0 +1,181 @@
+//! What all objects of an installation have in common.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, Deployment},
+        autoscaling::v2::HorizontalPodAutoscaler,
+        core::v1::{ConfigMap, Namespace, Service, ServiceAccount},
+        networking::v1::NetworkPolicy,
+        policy::v1::PodDisruptionBudget,
+        rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use serde_json::Value;
+
+use super::{
+    configs, objects, rbac,
+    settings::{Gateway, Profile, Settings},
+    workloads,
+};
+
+fn all() -> Vec<Value> {
+    objects::all(&Settings::default())
+}
+
+fn of(kind: &str) -> Vec<Value> {
+    all().into_iter().filter(|it| it["kind"] == kind).collect()
+}
+
+/// Reads an object into its type and writes it again: a field that the API does not know, or that is misspelt, is lost.
+fn again<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
+    let name = objects::name(object);
+    let typed: T =
+        serde_json::from_value(object.clone()).unwrap_or_else(|it| panic!("{name}: {it}"));
+    serde_json::to_value(typed).unwrap()
+}
+
+#[test]
+fn every_field_is_one_that_the_api_knows() {
+    for object in all() {
+        let same = match object["kind"].as_str().unwrap() {
+            "Namespace" => again::<Namespace>(&object),
+            "CustomResourceDefinition" => {
+                // Its schema holds values that the type writes in other words.
+                again::<CustomResourceDefinition>(&object);
+                continue;
+            }
+            "ConfigMap" => again::<ConfigMap>(&object),
+            "ServiceAccount" => again::<ServiceAccount>(&object),
+            "ClusterRole" => again::<ClusterRole>(&object),
+            "ClusterRoleBinding" => again::<ClusterRoleBinding>(&object),
+            "Role" => again::<Role>(&object),
+            "RoleBinding" => again::<RoleBinding>(&object),
+            "Service" => again::<Service>(&object),
+            "NetworkPolicy" => again::<NetworkPolicy>(&object),
+            "Deployment" => again::<Deployment>(&object),
+            "DaemonSet" => again::<DaemonSet>(&object),
+            "PodDisruptionBudget" => again::<PodDisruptionBudget>(&object),
+            "HorizontalPodAutoscaler" => again::<HorizontalPodAutoscaler>(&object),
+            other => panic!("{other} is not looked at"),
+        };
+        assert_eq!(same, object, "{}", objects::name(&object));
+    }
+}
+
+#[test]
+fn names_are_unique_and_everything_is_known_as_ours() {
+    let mut names = BTreeSet::new();
+    for object in all() {
+        assert!(workloads::is_ours(&object), "{}", objects::name(&object));
+        let place = object["metadata"]["namespace"].as_str().map(str::to_owned);
+        assert!(names.insert((place, objects::name(&object))), "{}", objects::name(&object));
+    }
+}
+
+#[test]
+fn everything_follows_the_namespace() {
+    let settings = Settings { namespace: "elsewhere".into(), ..Settings::default() };
+    let left: Vec<String> = objects::all(&settings)
+        .iter()
+        .filter(|it| it.to_string().contains("\"knative-serving\""))
+        .map(objects::name)
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn every_shipped_setting_and_every_example_is_one_that_the_controller_takes() {
+    for map in of("ConfigMap") {
+        let name = map["metadata"]["name"].as_str().unwrap();
+        let example: std::collections::BTreeMap<String, String> =
+            serde_norway::from_str(map["data"]["_example"].as_str().unwrap()).unwrap_or_default();
+        let annotations = serde_json::from_value(map["metadata"]["annotations"].clone()).unwrap();
+        let data = serde_json::from_value(map["data"].clone()).unwrap();
+        for data in [data, example] {
+            let said = controller::config_maps::admit(name, &annotations, &data);
+            assert_eq!(said, Ok(Vec::new()), "{name}");
+        }
+    }
+}
+
+#[test]
+fn only_the_agent_has_rights_on_its_node() {
+    for deployment in of("Deployment") {
+        let pod = &deployment["spec"]["template"]["spec"];
+        let name = objects::name(&deployment);
+        assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{name}");
+        assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{name}");
+        let container = &pod["containers"][0]["securityContext"];
+        assert_eq!(container["readOnlyRootFilesystem"], true, "{name}");
+        assert_eq!(container["capabilities"], serde_json::json!({"drop": ["ALL"]}), "{name}");
+        assert_eq!(pod.get("hostNetwork"), None, "{name}");
+    }
+    let agent = &of("DaemonSet")[0];
+    let container = &agent["spec"]["template"]["spec"]["containers"][0]["securityContext"];
+    assert_eq!(container.get("privileged"), None);
+    let added: Vec<&str> = agent::CAPABILITIES.iter().map(|(name, _)| *name).collect();
+    assert_eq!(container["capabilities"]["add"], serde_json::json!(added));
+    for (name, _) in agent::CAPABILITIES {
+        let said = agent["metadata"]["annotations"]["rouse.dev/needs"].as_str().unwrap();
+        assert!(said.contains(name), "{name} is given without a reason");
+    }
+}
+
+#[test]
+fn only_the_controller_gets_a_token_for_the_api_server() {
+    for account in of("ServiceAccount") {
+        assert_eq!(account["automountServiceAccountToken"], false);
+    }
+    let with_token =
+        |it: &&Value| it["spec"]["template"]["spec"]["automountServiceAccountToken"] == true;
+    let deployments = of("Deployment");
+    let names: Vec<String> = deployments.iter().filter(with_token).map(objects::name).collect();
+    assert_eq!(names, ["Deployment/controller"]);
+    let subjects = |it: &Value| it["subjects"][0]["name"].clone();
+    assert!(
+        of("ClusterRoleBinding")
+            .iter()
+            .chain(&of("RoleBinding"))
+            .all(|it| subjects(it) == "controller")
+    );
+}
+
+#[test]
+fn no_secret_can_be_listed_and_no_verb_is_without_a_reason() {
+    for rule in rbac::CLUSTER.iter().chain(&rbac::ADMISSION).chain(&rbac::OWN_NAMESPACE) {
+        assert!(!rule.why.is_empty(), "{:?}", rule.resources);
+        let wild = rule.verbs.iter().chain(rule.resources).chain(rule.groups).any(|it| *it == "*");
+        assert!(!wild, "{:?}", rule.resources);
+        if rule.resources.contains(&"secrets") {
+            assert!(rule.verbs.iter().all(|verb| !["list", "watch"].contains(verb)));
+            assert!(rule.verbs == ["create"] || !rule.names.is_empty());
+        }
+    }
+}
+
+#[test]
+fn the_gateway_opens_what_was_asked_for() {
+    let with = |gateway| {
+        let all = objects::all(&Settings { gateway, ..Settings::default() });
+        let find = |name: &str| all.iter().find(|it| objects::name(it) == name).cloned().unwrap();
+        let port =
+            find("Deployment/activator")["spec"]["template"]["spec"]["containers"][0]["ports"][0]
+                .clone();
+        (find("Service/rouse-gateway")["spec"]["type"].clone(), port.get("hostPort").cloned())
+    };
+    assert_eq!(with(Gateway::Loadbalancer), ("LoadBalancer".into(), None));
+    assert_eq!(with(Gateway::Nodeport), ("NodePort".into(), None));
+    assert_eq!(with(Gateway::Hostport), ("ClusterIP".into(), Some(80.into())));
+}
+
+#[test]
+fn the_fast_profile_leaves_the_token_out() {
+    let settings = Settings { profile: Profile::Fast, ..Settings::default() };
+    let all = configs::all(&settings);
+    let defaults = all.iter().find(|it| it["metadata"]["name"] == "config-defaults").unwrap();
+    assert_eq!(defaults["data"]["automount-service-account-token"], "false");
+}
