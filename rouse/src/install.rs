@@ -222,8 +222,9 @@ async fn missing(cluster: &Cluster, settings: &Settings) -> Result<Vec<String>> 
     for (kind, name) in workloads::ALL {
         let object = objects::object("apps/v1", kind, name, "", settings);
         let there = cluster.get(&object).await?;
-        let why =
-            there.as_ref().map_or(Some(format!("{kind}/{name}: not there")), ready::waits_for);
+        let why = there
+            .as_ref()
+            .map_or_else(|| Some(format!("{kind}/{name}: not there")), ready::waits_for);
         missing.extend(why);
     }
     for (kind, name) in WEBHOOKS {
