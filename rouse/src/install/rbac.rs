@@ -33,7 +33,7 @@ const FOLLOW: &[&str] = &["get", "list", "watch"];
 const OWN: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
 
 /// What the controller may do in every namespace: services are anywhere.
-pub(crate) const CLUSTER: [Rule; 16] = [
+pub(crate) const CLUSTER: [Rule; 18] = [
     Rule {
         groups: SERVING,
         resources: &["services", "domainmappings"],
@@ -145,6 +145,20 @@ pub(crate) const CLUSTER: [Rule; 16] = [
     },
     Rule { groups: &[""], resources: &["nodes"], names: &[], verbs: FOLLOW, why: "zones" },
     Rule {
+        groups: &[""],
+        resources: &["serviceaccounts"],
+        names: &[],
+        verbs: &["get"],
+        why: "which pull secrets a service's account names, when a tag is resolved to a digest",
+    },
+    Rule {
+        groups: &[""],
+        resources: &["secrets"],
+        names: &[],
+        verbs: &["get"],
+        why: "those pull secrets, one by one by name; none can be listed, and none is kept",
+    },
+    Rule {
         groups: &["", "events.k8s.io"],
         resources: &["events"],
         names: &[],
@@ -210,7 +224,7 @@ pub(crate) const OWN_NAMESPACE: [Rule; 6] = [
         resources: &["secrets"],
         names: &["rouse-authorities", "webhook-certs"],
         verbs: &["get", "update"],
-        why: "keys of its authorities and of its webhook; no other Secret can be read",
+        why: "keys of its authorities and of its webhook",
     },
     Rule {
         groups: &["coordination.k8s.io"],
