@@ -232,7 +232,22 @@ async fn missing(cluster: &Cluster, settings: &Settings) -> Result<Vec<String>> 
             missing.push(format!("admission {name}: not registered"));
         }
     }
+    if missing.is_empty() {
+        // Kinds that are new are not stored, and webhooks that are new not asked, at once.
+        let refused = cluster.refuses(&sample(settings)).await?;
+        missing.extend(refused.map(|why| format!("services are not taken yet: {why}")));
+    }
     Ok(missing)
+}
+
+/// A service that is only ever tried.
+fn sample(settings: &Settings) -> Value {
+    let meta = json!({"name": "is-it-taken", "namespace": settings.namespace});
+    let pod = json!({"containers": [{"image": settings.image}]});
+    json!({
+        "apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": meta,
+        "spec": {"template": {"spec": pod}},
+    })
 }
 
 async fn troubles(cluster: &Cluster, settings: &Settings) -> Result<Vec<String>> {

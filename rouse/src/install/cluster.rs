@@ -106,6 +106,14 @@ impl Cluster {
         }
     }
 
+    /// Why an object would not be taken now, by storage or by admission; nothing is kept of the attempt.
+    pub(super) async fn refuses(&self, object: &Value) -> Result<Option<String>> {
+        let body = serde_json::from_value(object.clone()).context("an object is JSON")?;
+        let params = PostParams { dry_run: true, ..PostParams::default() };
+        let tried = self.api_of(object).create(&params, &body).await;
+        Ok(tried.err().map(|why| why.to_string()))
+    }
+
     /// Removes an object; says whether there was one.
     pub(super) async fn delete(&self, object: &Value) -> Result<bool> {
         let short = object["metadata"]["name"].as_str().unwrap_or_default();
