@@ -31,6 +31,8 @@ pub(super) fn allot(app: &mut App, name: &Name, world: &mut World) {
         };
         if let Some(allotted) = allotted {
             take(&allotted, world);
+            // Most routes have one name; `push` alone would make room for four.
+            route.allotted.reserve_exact(1);
             route.allotted.push(allotted);
         }
     }

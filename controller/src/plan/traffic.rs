@@ -31,7 +31,9 @@ pub(super) fn assign(app: &mut App, name: &Name, world: &World, now: Stamp, time
     let resolved = if leaving { Ok(Vec::new()) } else { resolve(app, route, name, world) };
     let rolled = resolved.map(|assigned| roll::roll(app, name, assigned, world, now, timer));
     let truth = match (rolled, &mut app.route) {
-        (Ok((assigned, rollout)), Some(route)) => {
+        (Ok((mut assigned, rollout)), Some(route)) => {
+            // Most routes have one target, and it stays.
+            assigned.shrink_to_fit();
             route.traffic = assigned;
             route.rollout = rollout;
             Truth::True(None)
