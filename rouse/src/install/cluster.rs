@@ -114,6 +114,25 @@ impl Cluster {
         Ok(tried.err().map(|why| why.to_string()))
     }
 
+    /// Removes all objects of a kind, wherever they are, each after what was made for it. Says how many there still are.
+    pub(super) async fn clear(&self, api_version: &str, kind: &str) -> Result<usize> {
+        let failed = || format!("cannot delete {kind}s of {api_version}");
+        let all = match self.api(api_version, kind, None).list(&ListParams::default()).await {
+            // There is no such kind.
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(0),
+            all => all.with_context(failed)?,
+        };
+        for object in &all.items {
+            let api = self.api(api_version, kind, object.metadata.namespace.as_deref());
+            let name = object.metadata.name.as_deref().unwrap_or_default();
+            match api.delete(name, &DeleteParams::foreground()).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                done => done.map(drop).with_context(failed)?,
+            }
+        }
+        Ok(all.items.len())
+    }
+
     /// Removes an object; says whether there was one.
     pub(super) async fn delete(&self, object: &Value) -> Result<bool> {
         let short = object["metadata"]["name"].as_str().unwrap_or_default();

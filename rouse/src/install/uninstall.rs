@@ -32,6 +32,9 @@ pub(super) async fn run(cluster: &Cluster, settings: &Settings, crds: bool) -> R
     for (kind, name) in super::WEBHOOKS {
         remove(cluster, &webhook(kind, name)).await?;
     }
+    if crds {
+        clear(cluster).await?;
+    }
     clean_nodes(cluster, settings).await?;
     let mut all = objects::all(settings);
     all.reverse();
@@ -64,6 +67,30 @@ async fn remove(cluster: &Cluster, object: &Value) -> Result<()> {
     if cluster.delete(object).await? {
         out::line(&format!("removed {}", objects::name(object)))?;
     }
+    Ok(())
+}
+
+/// Removes users' objects while their kinds are still known: of an owner whose kind is gone, Kubernetes cannot tell that
+/// it is gone, and its pods would stay for ever.
+async fn clear(cluster: &Cluster) -> Result<()> {
+    let (v1, v1beta1) = ("serving.knative.dev/v1", "serving.knative.dev/v1beta1");
+    let kinds = [
+        (v1beta1, "DomainMapping"),
+        (v1, "Service"),
+        (v1, "Route"),
+        (v1, "Configuration"),
+        (v1, "Revision"),
+    ];
+    let started = Instant::now();
+    for (api_version, kind) in kinds {
+        while cluster.clear(api_version, kind).await? > 0 {
+            if started.elapsed() > LIMIT {
+                bail!("some {kind}s of {api_version} do not go: see what finalizers they have");
+            }
+            cluster::pause().await;
+        }
+    }
+    out::line("removed all services with their pods")?;
     Ok(())
 }
 
