@@ -251,8 +251,8 @@ fn a_decision_becomes_an_order_and_a_listener_becomes_a_route_in_one_step_each()
     assert_eq!(sim.table().services[&hello()].path, Path::Direct);
 }
 
-#[test]
-fn a_pod_stops_after_every_follower_avoids_it_and_its_last_request_ended() {
+/// A ready pod, and an agent on stream 1 and an activator on stream 2 that may send to it.
+fn one_pod_with_two_followers() -> (Sim, String) {
     let mut sim = Sim::new();
     sim.apply(HELLO);
     sim.step(Event::ReportBegin(agent(), 1));
@@ -260,6 +260,12 @@ fn a_pod_stops_after_every_follower_avoids_it_and_its_last_request_ended() {
     sim.decide(1);
     sim.ready_all();
     let uid = sim.uids()[0].clone();
+    (sim, uid)
+}
+
+#[test]
+fn a_pod_stops_after_every_follower_avoids_it_and_its_last_request_ended() {
+    let (mut sim, uid) = one_pod_with_two_followers();
     sim.see(&uid, |it| it.in_flight = 1);
     sim.decide(0);
     assert_eq!(sim.phases(), [PodPhase::Draining]);
@@ -293,13 +299,7 @@ fn a_draining_pod_serves_again_when_it_is_wanted_again() {
 
 #[test]
 fn word_from_before_a_pod_served_again_does_not_let_it_go() {
-    let mut sim = Sim::new();
-    sim.apply(HELLO);
-    sim.step(Event::ReportBegin(agent(), 1));
-    sim.step(Event::ReportBegin(activator(), 2));
-    sim.decide(1);
-    sim.ready_all();
-    let uid = sim.uids()[0].clone();
+    let (mut sim, uid) = one_pod_with_two_followers();
     sim.decide(0);
     for (who, stream) in [(agent(), 1), (activator(), 2)] {
         sim.step(Event::Avoided(who, stream, uid.clone()));
