@@ -4,6 +4,7 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use tokio::sync::mpsc;
@@ -11,6 +12,9 @@ use tokio::sync::mpsc;
 use super::{Extra, Report, Shared, logs, open_process};
 use crate::pods::{Event, Exit};
 use crate::sys;
+
+/// Pauses, in milliseconds, between looks at a process that ended as the child of another: the runtime ends within them.
+const HANDED_OVER_MS: [u64; 8] = [1, 2, 5, 10, 20, 50, 100, 200];
 
 /// The process of a container that a predecessor started, if it still runs in the container's cgroup.
 pub(super) fn find(shared: &Shared, uid: &str, container: &str) -> Option<OwnedFd> {
@@ -87,6 +91,18 @@ pub(super) async fn report(
 /// Exit code of a process; `None` when it was somebody else's child and the kernel does not tell.
 async fn ended(fd: &Arc<OwnedFd>) -> Option<i32> {
     drop(sys::watch(Arc::clone(fd)).ok()?.readable().await.ok()?);
+    // One that ends at once may do so before the runtime's helper, its parent, has: it is ours a moment later.
+    for pause in HANDED_OVER_MS {
+        let code = exit_code(fd);
+        if code.is_some() {
+            return code;
+        }
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+    }
+    exit_code(fd)
+}
+
+fn exit_code(fd: &OwnedFd) -> Option<i32> {
     match waitid(Id::PIDFd(fd.as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
         Ok(WaitStatus::Exited(_, code)) => Some(code),
         Ok(WaitStatus::Signaled(_, signal, _)) => Some(128 + signal as i32),
