@@ -163,6 +163,7 @@ impl Node {
         if let Ok(entries) = fs::read_dir(layout.namespaces()) {
             entries.flatten().for_each(|entry| net::unpublish(&entry.path()));
         }
+        unpin_below(&layout.bpf());
         unmount_below(&layout.run());
         unmount_below(&layout.pods_data());
         for path in [layout.run(), layout.pods_data(), layout.objects()] {
@@ -230,6 +231,18 @@ fn mounts_below(path: &Path) -> Vec<PathBuf> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
     points.filter(|point| point.starts_with(path)).collect()
+}
+
+/// Removes the folders of pins in a bpffs; its files are the kernel's own. Any other mount namespace may hold a copy
+/// of the mount, so unmounting alone would leave programs and maps to the last of them.
+fn unpin_below(bpf: &Path) {
+    for entry in fs::read_dir(bpf).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_folder = entry.file_type().is_ok_and(|it| it.is_dir());
+        if is_folder && let Err(error) = fs::remove_dir_all(&path) {
+            warn!(path = %path.display(), %error, "pins left behind");
+        }
+    }
 }
 
 fn unmount_below(path: &Path) {

@@ -230,8 +230,11 @@ pub fn remains(layout: &Layout, namespaces: &BTreeSet<u64>, maps: &BTreeSet<u32>
             found.push(format!("{} in a namespace of the node", entry.path().display()));
         }
     }
-    let loaded = aya::maps::loaded_maps().filter_map(Result::ok).map(|map| map.id());
-    found.extend(loaded.filter(|id| maps.contains(id)).map(|id| format!("BPF map {id}")));
+    let loaded = aya::maps::loaded_maps().filter_map(Result::ok);
+    let loaded = loaded.filter(|map| maps.contains(&map.id()));
+    found.extend(
+        loaded.map(|map| format!("BPF map {} {}", map.id(), map.name_as_str().unwrap_or_default())),
+    );
     found
 }
 
@@ -302,17 +305,23 @@ pub fn get(to: SocketAddr, path: &str) -> io::Result<Answer> {
     Kept::open(to)?.get(path)
 }
 
-/// Looks until there is something to see.
+/// Looks until there is something to see, for as long as a test waits.
 #[allow(clippy::disallowed_methods, reason = "a test's own thread; no runtime is blocked")]
-pub fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let started = Instant::now();
-    loop {
-        if let Some(seen) = look() {
+    while started.elapsed() < LIMIT {
+        let seen = look();
+        if seen.is_some() {
             return seen;
         }
-        assert!(started.elapsed() < LIMIT, "waited for {what}");
         thread::sleep(Duration::from_millis(50));
     }
+    None
+}
+
+/// Looks until there is something to see; none is a failure.
+pub fn wait<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    until(look).unwrap_or_else(|| panic!("waited for {what}"))
 }
 
 fn variable(name: &str) -> String {
