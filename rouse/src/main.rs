@@ -24,6 +24,7 @@ mod up;
 mod view;
 
 fn main() -> ExitCode {
+    local::sys::one_heap_a_processor();
     match dispatch() {
         Ok(code) => code,
         Err(error) => {
