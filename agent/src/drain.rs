@@ -22,7 +22,7 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
     sockopt::{Ipv6V6Only, ReuseAddr},
 };
-use tokio::sync::{Notify, mpsc::Sender};
+use tokio::sync::{Notify, mpsc::Sender, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{info, warn};
 
@@ -44,6 +44,8 @@ pub struct Drains(Arc<Inner>);
 struct Inner {
     may_stop: Mutex<BTreeSet<String>>,
     changed: Notify,
+    /// Questions without an answer yet.
+    open: watch::Sender<usize>,
 }
 
 impl Drains {
@@ -72,8 +74,31 @@ impl Drains {
         }
     }
 
+    /// Waits until nobody waits for an answer.
+    pub async fn all_answered(&self) {
+        let mut open = self.0.open.subscribe();
+        // It is never closed: the sender is this.
+        let _none = open.wait_for(|open| *open == 0).await;
+    }
+
+    /// One more waits, until what this gives is dropped.
+    fn asked(&self) -> Question {
+        self.0.open.send_modify(|open| *open += 1);
+        Question(self.clone())
+    }
+
     fn with<T>(&self, act: impl FnOnce(&mut BTreeSet<String>) -> T) -> T {
         act(&mut self.0.may_stop.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A question of the kubelet's that has no answer yet.
+#[derive(Debug)]
+struct Question(Drains);
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        self.0.0.open.send_modify(|open| *open -= 1);
     }
 }
 
@@ -136,6 +161,7 @@ async fn wait(
         return StatusCode::FORBIDDEN;
     }
     info!(uid, %peer, "the kubelet waits to stop the pod");
+    let _open = doors.drains.asked();
     // Nobody listens any more: the agent is stopping.
     let _ = doors.events.send(Event::Asked(uid.clone())).await;
     tokio::select! {
@@ -193,6 +219,23 @@ mod tests {
         drains.released("a").await;
         drains.forget("a");
         assert!(!drains.with(|pods| pods.contains("a")));
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_is_to_end_waits_for_the_last_answer() {
+        let drains = Drains::default();
+        drains.all_answered().await;
+        let questions = [drains.asked(), drains.asked()];
+        let waiting = tokio::spawn({
+            let drains = drains.clone();
+            async move { drains.all_answered().await }
+        });
+        let mut left = questions.into_iter();
+        drop(left.next());
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished(), "one still waits");
+        drop(left.next());
+        waiting.await.expect("all have their answer");
     }
 
     #[test]

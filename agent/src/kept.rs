@@ -10,12 +10,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::sockdiag::Connection;
+use crate::sockdiag::{Connection, Seen};
 
 pub(crate) mod end;
 
 /// Shortest time without a byte after which a connection counts as idle (design: kept connections).
 const IDLE: Duration = Duration::from_secs(1);
+/// The same when the pod is about to stop: also who asks several times a second is to go elsewhere before. Longer than
+/// the other end may put an acknowledgement off (40 ms, or a round trip), by which a request in flight is known.
+const IDLE_STOPPING: Duration = Duration::from_millis(100);
+/// How exactly the kernel knows these times: one tick where there are 100 a second.
+const TICK: Duration = Duration::from_millis(10);
 /// Over which time ends are spread while the pod lives on.
 const SPREAD: Duration = Duration::from_secs(5);
 /// The same when the pod is about to stop: it waits no longer for idle connections than [`STAYS`].
@@ -36,13 +41,14 @@ pub(crate) struct Kept {
 pub(crate) struct Leaving {
     since: Instant,
     spread: Duration,
+    idle: Duration,
 }
 
 impl Kept {
     /// New connections are not led to this address any more, whose pod `stays` or is about to stop.
     pub(crate) fn leave(&mut self, now: Instant, at: SocketAddr, stays: bool) {
-        let spread = if stays { SPREAD } else { SPREAD_STOPPING };
-        self.leaving.insert(at, Leaving { since: now, spread });
+        let (spread, idle) = if stays { (SPREAD, IDLE) } else { (SPREAD_STOPPING, IDLE_STOPPING) };
+        self.leaving.insert(at, Leaving { since: now, spread, idle });
     }
 
     /// They are led there again.
@@ -76,7 +82,18 @@ pub(crate) fn is_due(
     // Knuth's multiplicative constant scatters neighbouring ports.
     let scattered = u32::from(connection.local.port()).wrapping_mul(0x9E37_79B1) >> 16;
     let moment = leaving.spread * scattered / (1 << 16);
-    connection.idle >= IDLE && now.duration_since(leaving.since) >= moment
+    is_idle(connection.seen, leaving.idle) && now.duration_since(leaving.since) >= moment
+}
+
+/// Whether a client's connection has had its answer, and then lain still for `long`; or never had a request.
+///
+/// A request that is still in flight may be older than that. The client then spoke last; where the answer before came
+/// within the same tick, the acknowledgement of the request tells, which came later than any answer.
+fn is_idle(seen: Seen, long: Duration) -> bool {
+    // One that has just come about is about to bring its first request.
+    let Some(received) = seen.received else { return !seen.spoke && seen.sent >= IDLE };
+    let asked_since = seen.sent < received || seen.acknowledged + TICK < received;
+    received >= long && !asked_since
 }
 
 #[cfg(test)]
@@ -109,11 +126,11 @@ mod tests {
     #[test]
     fn only_idle_connections_to_what_leaves_are_ended_each_at_its_moment() {
         let now = Instant::now();
-        let left = Leaving { since: now, spread: SPREAD };
+        let left = Leaving { since: now, spread: SPREAD, idle: IDLE };
         let leaving = BTreeMap::from([(at("10.0.0.1:80"), left)]);
         let connection = |port: u16, peer: &str, idle| {
             let local = SocketAddr::new([10, 0, 0, 9].into(), port);
-            Connection::seen(local, at(peer), idle)
+            Connection::listed(local, at(peer), answered(idle))
         };
         let due = |after: Duration, peer: &str, idle| {
             let ports = 1..=1_000u16;
@@ -126,5 +143,30 @@ mod tests {
         assert!((400..600).contains(&due(SPREAD / 2, "10.0.0.1:80", IDLE)));
         assert_eq!(due(SPREAD, "10.0.0.1:80", IDLE / 2), 0, "busy");
         assert_eq!(due(SPREAD, "10.0.0.1:81", IDLE), 0, "another pod");
+    }
+
+    /// A connection whose answer came so long ago, right after its request.
+    fn answered(ago: Duration) -> Seen {
+        Seen { sent: ago, spoke: true, received: Some(ago), acknowledged: ago }
+    }
+
+    #[test]
+    fn a_connection_with_a_request_in_flight_is_not_idle_however_long_it_takes() {
+        let ms = Duration::from_millis;
+        assert!(is_idle(answered(IDLE), IDLE));
+        let slow = Seen { sent: IDLE * 31, ..answered(IDLE) };
+        assert!(is_idle(slow, IDLE), "answered after 30 s, a second ago");
+        let first = Seen { received: None, ..answered(IDLE * 30) };
+        assert!(!is_idle(first, IDLE), "its first request has no answer yet");
+        let unused = |ago| Seen { spoke: false, received: None, ..answered(ago) };
+        assert!(is_idle(unused(IDLE), IDLE_STOPPING), "nobody needed it");
+        assert!(
+            !is_idle(unused(IDLE_STOPPING), IDLE_STOPPING),
+            "it may have been opened for a request"
+        );
+        let next = Seen { sent: IDLE * 2, acknowledged: IDLE * 2, ..answered(IDLE * 3) };
+        assert!(!is_idle(next, IDLE), "the next one neither");
+        let same_tick = Seen { acknowledged: IDLE * 3 - ms(40), ..answered(IDLE * 3) };
+        assert!(!is_idle(same_tick, IDLE), "it was sent as soon as the answer before had come");
     }
 }

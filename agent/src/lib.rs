@@ -118,10 +118,29 @@ fn finders(
     (controllers, autoscalers)
 }
 
+/// What ends when `asked` to, but not before the last kubelet that waits for a pod has its answer: a question that breaks
+/// off lets it stop the pod at once, whatever that still does.
+fn when_answered(asked: CancellationToken, drains: Drains) -> CancellationToken {
+    let end = CancellationToken::new();
+    let ended = end.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = asked.cancelled() => {}
+            () = ended.cancelled() => return,
+        }
+        info!("agent ends once no pod is waited for");
+        drains.all_answered().await;
+        ended.cancel();
+    });
+    end
+}
+
 /// Runs the agent until `shutdown`. What it wrote into the kernel stays in force.
 pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
     config.validate()?;
     info!(?config, "agent starts");
+    let drains = Drains::default();
+    let shutdown = when_answered(shutdown, drains.clone());
     let tasks = TaskTracker::new();
     let (metrics, registry) = Metrics::new();
     let troubles = Troubles::default();
@@ -145,8 +164,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
 
     let (stage, stages) = watch::channel(kernel::Stage::default());
     tasks.spawn(kernel.watch(stages, troubles.clone(), metrics.clone(), shutdown.clone()));
-    let who =
-        Subscriber { role: Role::Agent, name: config.node.clone(), node: config.node.clone() };
+    let who = ourselves(&config);
     let (controllers, autoscalers) = finders(&config, &tasks, &shutdown);
     let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), who.clone(), shutdown.clone());
 
@@ -168,7 +186,6 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     tasks.spawn(async move { usage_link.report_usage(&totals).await });
 
     let (found, finds) = mpsc::channel(FOUND);
-    let drains = Drains::default();
     let finder = look_for_pods(&config, places.pods, &drains, found)?;
     let marks = Marks::open(&pins)?;
     let ends =
@@ -182,6 +199,11 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     tasks.close();
     tasks.wait().await;
     ended
+}
+
+/// As the other parts know this agent: there is one a node.
+fn ourselves(config: &Config) -> Subscriber {
+    Subscriber { role: Role::Agent, name: config.node.clone(), node: config.node.clone() }
 }
 
 /// Starts looking for this node's pods below their cgroup.

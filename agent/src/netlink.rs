@@ -44,6 +44,16 @@ impl Netlink {
         self.answers(&mut each)
     }
 
+    /// Asks for one thing and hands the answer to `each`. An error where there is no such thing.
+    pub(crate) fn ask<T>(&self, question: T, mut each: impl FnMut(T)) -> io::Result<()>
+    where
+        T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
+    {
+        // Acknowledged, so that the end of the answer is known.
+        self.send(question, NLM_F_REQUEST | NLM_F_ACK)?;
+        self.answers(&mut each)
+    }
+
     /// Sends a command and waits for its acknowledgement.
     pub(crate) fn command<T>(&self, command: T) -> io::Result<()>
     where

@@ -18,17 +18,38 @@ pub struct Connection {
     pub local: SocketAddr,
     /// The other end.
     pub peer: SocketAddr,
-    /// Since the last byte went either way.
-    pub idle: Duration,
+    /// What it has done.
+    pub seen: Seen,
     id: SocketId,
     family: u8,
+}
+
+/// What a connection has done, seen from its own end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Since this end sent its last byte, or, where it never has, since the connection came about.
+    pub sent: Duration,
+    /// Whether this end has sent anything.
+    pub spoke: bool,
+    /// Since the last byte came; `None`: none ever has.
+    pub received: Option<Duration>,
+    /// Since the other end acknowledged something.
+    pub acknowledged: Duration,
+}
+
+impl Connection {
+    /// What names this socket and no other.
+    fn exact(&self) -> SocketId {
+        // A v4-mapped peer stands as IPv6 here, which is how it was listed.
+        SocketId { interface_id: 0, ..self.id.clone() }
+    }
 }
 
 #[cfg(test)]
 impl Connection {
     /// A connection as it would be listed.
-    pub(crate) fn seen(local: SocketAddr, peer: SocketAddr, idle: Duration) -> Self {
-        Self { local, peer, idle, id: SocketId::new_v4(), family: AF_INET }
+    pub(crate) fn listed(local: SocketAddr, peer: SocketAddr, seen: Seen) -> Self {
+        Self { local, peer, seen, id: SocketId::new_v4(), family: AF_INET }
     }
 }
 
@@ -55,7 +76,7 @@ impl SockDiag {
         Ok(found)
     }
 
-    /// Established connections. `idle` is zero where the kernel does not say.
+    /// Established connections.
     pub fn connections(&self) -> io::Result<Vec<Connection>> {
         let mut found = Vec::new();
         self.each(StateFlags::ESTABLISHED, ExtensionFlags::INFO, |socket| {
@@ -63,10 +84,23 @@ impl SockDiag {
             found.push(Connection {
                 local: local(&id),
                 peer: SocketAddr::new(id.destination_address, id.destination_port),
-                idle: idle(&socket),
+                seen: seen(&socket),
                 family: socket.header.family,
                 id,
             });
+        })?;
+        Ok(found)
+    }
+
+    /// A listed connection as it is by now.
+    pub fn look_again(&self, connection: &Connection) -> io::Result<Connection> {
+        let mut found = Connection { seen: Seen::default(), ..connection.clone() };
+        let states = StateFlags::ESTABLISHED;
+        let request = request(connection.family, states, ExtensionFlags::INFO, connection.exact());
+        self.netlink.ask(SockDiagMessage::InetRequest(request), |answer| {
+            if let SockDiagMessage::InetResponse(socket) = answer {
+                found.seen = seen(&socket);
+            }
         })?;
         Ok(found)
     }
@@ -76,11 +110,8 @@ impl SockDiag {
     /// `NotFound` when it has ended by itself. Needs CAP_NET_ADMIN and a kernel with INET_DIAG_DESTROY;
     /// `Unsupported` without.
     pub fn destroy(&self, connection: &Connection) -> io::Result<()> {
-        let mut socket_id = connection.id.clone();
-        // A v4-mapped peer stands as IPv6 here, which is how it was listed.
-        socket_id.interface_id = 0;
-        let request =
-            request(connection.family, StateFlags::all(), ExtensionFlags::empty(), socket_id);
+        let (states, extensions) = (StateFlags::all(), ExtensionFlags::empty());
+        let request = request(connection.family, states, extensions, connection.exact());
         let request = SockDiagMessage::InetRequest(request);
         self.netlink.command(SockDiagDestroy::new(request))
     }
@@ -116,24 +147,29 @@ fn local(id: &SocketId) -> SocketAddr {
     SocketAddr::new(id.source_address, id.source_port)
 }
 
-/// Time since the last byte, from `struct tcp_info`: the smaller of `tcpi_last_data_sent` (byte 44) and
-/// `tcpi_last_data_recv` (byte 52), both in ms (include/uapi/linux/tcp.h).
-fn idle(socket: &InetResponse) -> Duration {
+/// From `struct tcp_info` (include/uapi/linux/tcp.h), in ms: `tcpi_last_data_sent` (byte 44), `tcpi_last_data_recv`
+/// (52), `tcpi_last_ack_recv` (56); `tcpi_data_segs_in` (152), `tcpi_data_segs_out` (156). Zero, as if just used, where the
+/// kernel does not say.
+fn seen(socket: &InetResponse) -> Seen {
     let info = socket.nlas.iter().find_map(|nla| match nla {
         Nla::TcpInfo(bytes) => Some(bytes.as_slice()),
         _ => None,
     });
-    let word = |at: usize| -> Option<u32> {
-        let bytes = info?.get(at..at + 4)?;
-        bytes.try_into().map(u32::from_ne_bytes).ok()
+    let word = |at: usize| -> u32 {
+        let bytes = info.and_then(|info| info.get(at..at + 4)?.try_into().ok());
+        bytes.map_or(0, u32::from_ne_bytes)
     };
-    let ms = word(44).zip(word(52)).map_or(0, |(sent, received)| sent.min(received));
-    Duration::from_millis(ms.into())
+    let ms = |at| Duration::from_millis(word(at).into());
+    let received = (word(152) > 0).then(|| ms(52));
+    Seen { sent: ms(44), spoke: word(156) > 0, received, acknowledged: ms(56) }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::{
+        io::Write as _,
+        net::{TcpListener, TcpStream},
+    };
 
     use super::*;
 
@@ -159,5 +195,26 @@ mod tests {
         let seen = SockDiag::open().and_then(|diag| diag.connections()).expect("a dump");
         let ends = |local, peer| seen.iter().any(|it| it.local == local && it.peer == peer);
         assert!(ends(here, there) && ends(there, here));
+    }
+
+    #[test]
+    fn one_connection_is_asked_for_until_it_has_ended() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let at = listener.local_addr().expect("bound");
+        let mut client = TcpStream::connect(at).expect("connects");
+        let here = client.local_addr().expect("bound");
+        let diag = SockDiag::open().expect("netlink");
+        let seen = diag.connections().expect("a dump");
+        let own = seen.iter().find(|it| it.local == here).expect("it is listed").clone();
+        assert_eq!((own.seen.received, own.seen.spoke), (None, false));
+        let (mut server, _) = listener.accept().expect("it came");
+        server.write_all(b"x").expect("sent");
+        client.peek(&mut [0]).expect("it came");
+        client.write_all(b"y").expect("sent");
+        let seen = diag.look_again(&own).expect("it stands").seen;
+        assert!(seen.received.is_some() && seen.spoke, "{seen:?}");
+        drop((client, server, listener));
+        let gone = diag.look_again(&own).expect_err("it has ended");
+        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
     }
 }

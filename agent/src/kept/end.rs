@@ -17,7 +17,7 @@ use crate::{
         find::processes,
         namespace::{self, Namespace},
     },
-    sockdiag::SockDiag,
+    sockdiag::{Connection, SockDiag},
 };
 
 /// Ends what is due in every namespace of a process in the cgroup `clients`. Returns how many. Blocks.
@@ -47,13 +47,26 @@ fn end_here(leaving: &BTreeMap<SocketAddr, Leaving>) -> io::Result<u64> {
     let now = Instant::now();
     let mut ended = 0;
     for connection in diag.connections()?.iter().filter(|it| is_due(now, leaving, it)) {
-        match diag.destroy(connection) {
-            Ok(()) => ended += 1,
+        match end_one(&diag, leaving, connection) {
+            Ok(did) => ended += u64::from(did),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
     }
     Ok(ended)
+}
+
+/// A list of thousands is old when its end is reached: a connection whose client has just used it is left alone.
+fn end_one(
+    diag: &SockDiag,
+    leaving: &BTreeMap<SocketAddr, Leaving>,
+    connection: &Connection,
+) -> io::Result<bool> {
+    let due = is_due(Instant::now(), leaving, &diag.look_again(connection)?);
+    if due {
+        diag.destroy(connection)?;
+    }
+    Ok(due)
 }
 
 /// One path to each network namespace but our own.
