@@ -6,6 +6,8 @@
 //! | `/headers` | the request's headers, one a line, as they arrived |
 //! | `/env` | arguments, working directory and environment, one a line |
 //! | `/echo` | the request's body |
+//! | `/protocol` | the version of HTTP that it was asked in |
+//! | `/files/NAME` | the file NAME of the folder `HELLO_FILES`, 404 where there is none |
 //! | `/upgrade` | 101 to any protocol asked for, then echoes bytes |
 //! | `/ready` | 200 once `HELLO_READY_AFTER_MS` has passed, 503 before |
 //! | any other | `Hello from POD` |
@@ -34,6 +36,8 @@ pub(crate) struct Wish {
     pub(crate) abort: bool,
     /// `exit=CODE`: end the whole process without an answer.
     pub(crate) exit: Option<u8>,
+    /// `id=N`: what the client calls this request; kept where `HELLO_IDS` says.
+    pub(crate) id: Option<u64>,
 }
 
 /// Which answer.
@@ -44,6 +48,8 @@ pub(crate) enum Page {
     Headers,
     Env,
     Echo,
+    Protocol,
+    Files,
     Upgrade,
     Ready,
 }
@@ -60,6 +66,7 @@ impl Wish {
             close: false,
             abort: false,
             exit: None,
+            id: None,
         };
         for part in query.unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
@@ -79,6 +86,7 @@ impl Wish {
             "close" => self.close = true,
             "abort" => self.abort = true,
             "exit" => self.exit = Some(u8::try_from(number(key, value, 255)?).unwrap_or(1)),
+            "id" => self.id = Some(number(key, value, u64::MAX)?),
             // Clients add parameters of their own to keep requests apart.
             _ => {}
         }
@@ -93,6 +101,8 @@ impl Page {
             "/headers" => Self::Headers,
             "/env" => Self::Env,
             "/echo" => Self::Echo,
+            "/protocol" => Self::Protocol,
+            path if path.starts_with("/files/") => Self::Files,
             "/upgrade" => Self::Upgrade,
             "/ready" => Self::Ready,
             _ => Self::Hello,
@@ -113,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_query_sets_each_wish_and_strangers_are_ignored() {
-        let wish = Wish::parse("/echo", Some("sleep=20&status=503&bytes=9&close&exit=3&n=17"));
+        let wish = Wish::parse("/echo", Some("sleep=20&status=503&bytes=9&close&exit=3&n=17&id=8"));
         let want = Wish {
             page: Page::Echo,
             sleep: Duration::from_millis(20),
@@ -123,6 +133,7 @@ mod tests {
             close: true,
             abort: false,
             exit: Some(3),
+            id: Some(8),
         };
         assert_eq!(wish, Ok(want));
     }

@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -24,6 +25,14 @@ pub(crate) struct Config {
     pub(crate) ready_after: Option<Duration>,
     /// `HELLO_IGNORE_TERM=1`: go on as if SIGTERM had not come.
     pub(crate) ignore_term: bool,
+    /// `HELLO_WRITE=FILE:TEXT`: write this file first, as an init container does.
+    pub(crate) write: Option<(PathBuf, String)>,
+    /// `HELLO_FILES`: the folder whose files `/files/NAME` answers; none without it.
+    pub(crate) files: Option<PathBuf>,
+    /// `HELLO_EXIT_ON_TERM=1`: leave at once when SIGTERM comes, whatever is in flight.
+    pub(crate) exit_on_term: bool,
+    /// `HELLO_IDS`: folder of a file, named after the pod, that gets the `id` of each request as it begins.
+    pub(crate) ids: Option<PathBuf>,
 }
 
 /// Where to listen.
@@ -45,6 +54,7 @@ impl Config {
     /// Reads the variables through `get`, so that tests need no process environment.
     pub(crate) fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
+        let flag = |name: &str| get(name).is_some_and(|value| value != "0");
         let millis = |name: &str| number(name, get(name)).map(|ms| ms.map(Duration::from_millis));
         let ready_after = match get("HELLO_READY_AFTER_MS").as_deref() {
             Some("never") => None,
@@ -58,9 +68,19 @@ impl Config {
             exit_at_start: number("HELLO_EXIT", get("HELLO_EXIT"))?,
             exit_after: millis("HELLO_EXIT_AFTER_MS")?,
             ready_after,
-            ignore_term: get("HELLO_IGNORE_TERM").is_some_and(|value| value != "0"),
+            write: get("HELLO_WRITE").map(|text| file_and_text(&text)).transpose()?,
+            files: get("HELLO_FILES").map(PathBuf::from),
+            ignore_term: flag("HELLO_IGNORE_TERM"),
+            exit_on_term: flag("HELLO_EXIT_ON_TERM"),
+            ids: get("HELLO_IDS").map(PathBuf::from),
         })
     }
+}
+
+fn file_and_text(both: &str) -> Result<(PathBuf, String), String> {
+    let (file, text) =
+        both.split_once(':').ok_or_else(|| format!("HELLO_WRITE={both}: must be FILE:TEXT"))?;
+    Ok((file.into(), text.to_owned()))
 }
 
 impl Listen {
@@ -119,6 +139,10 @@ mod tests {
             exit_after: None,
             ready_after: Some(Duration::ZERO),
             ignore_term: false,
+            write: None,
+            files: None,
+            exit_on_term: false,
+            ids: None,
         };
         assert_eq!(config(&[]), Ok(want));
     }

@@ -1,4 +1,4 @@
-//! The sample application: a small HTTP/1.1 server that starts in under a millisecond.
+//! The sample application: a small server of HTTP/1.1 and of HTTP/2 by prior knowledge, that starts in under a millisecond.
 //!
 //! It answers `Hello from POD`, tells who it saw as its peer, counts its own requests (so that tests can compare
 //! the kernel's count with the application's), and misbehaves on request:
@@ -6,7 +6,7 @@
 //! | where | what |
 //! |---|---|
 //! | query of any path | see [`answer::Wish`] |
-//! | `/counts`, `/headers`, `/env`, `/echo`, `/upgrade`, `/ready` | see [`answer`] |
+//! | `/counts`, `/headers`, `/env`, `/echo`, `/protocol`, `/files/NAME`, `/upgrade`, `/ready` | see [`answer`] |
 //! | environment | see [`config::Config`] |
 #![allow(clippy::print_stdout, reason = "a container's log is its standard output")]
 #![forbid(unsafe_code)]
@@ -14,6 +14,7 @@
 mod answer;
 mod config;
 mod count;
+mod ids;
 mod respond;
 mod serve;
 
@@ -29,6 +30,12 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if let Some((file, text)) = &config.write
+        && let Err(error) = std::fs::write(file, text)
+    {
+        println!("hello: cannot write {}: {error}", file.display());
+        return ExitCode::from(2);
+    }
     if let Some(code) = config.exit_at_start {
         println!("hello: HELLO_EXIT asks for exit code {code}");
         return ExitCode::from(code);

@@ -19,6 +19,7 @@ use hyper_util::rt::TokioIo;
 
 use crate::{
     answer::{Page, Wish},
+    config::Config,
     count::InFlight,
     serve::{App, pause},
 };
@@ -40,6 +41,7 @@ pub(crate) async fn respond(
         Ok(wish) => wish,
         Err(reason) => return Ok(text(StatusCode::BAD_REQUEST, format!("{reason}\n"), guard)),
     };
+    wish.id.map_or(Ok(()), |id| app.ids.note(id))?;
     pause(wish.sleep).await;
     if let Some(code) = wish.exit {
         println!("hello: a request asked for exit code {code}");
@@ -91,6 +93,11 @@ fn page(
         Page::Counts => text(StatusCode::OK, app.counts.to_json(&app.config.pod) + "\n", guard),
         Page::Headers => text(StatusCode::OK, headers(request.headers()), guard),
         Page::Env => text(StatusCode::OK, environment(), guard),
+        Page::Protocol => text(StatusCode::OK, format!("{:?}\n", request.version()), guard),
+        Page::Files => match file(&app.config, request.uri().path()) {
+            Ok(content) => text(StatusCode::OK, content, guard),
+            Err(reason) => text(StatusCode::NOT_FOUND, reason, guard),
+        },
         Page::Ready => match app.config.ready_after {
             Some(wait) if app.started.elapsed() >= wait => {
                 text(StatusCode::OK, "ready\n".into(), guard)
@@ -100,6 +107,17 @@ fn page(
         Page::Echo => held(request.into_body(), guard),
         Page::Upgrade => upgrade(request, guard),
     }
+}
+
+/// What the platform put into the folder of files, for tests of volumes; nothing outside of it.
+fn file(config: &Config, path: &str) -> Result<String, String> {
+    let folder = config.files.as_ref().ok_or("HELLO_FILES names no folder\n")?;
+    let name = path.trim_start_matches("/files/");
+    if name.starts_with('.') || name.contains('/') {
+        return Err(format!("{name}: must be the name of a file\n"));
+    }
+    let file = folder.join(name);
+    std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}\n", file.display()))
 }
 
 /// 101 to whatever protocol was asked for; the bytes that follow are echoed until the client ends.

@@ -7,15 +7,18 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::{rt::Executor, service::service_fn};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::conn::auto,
+};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
     signal::unix::{SignalKind, signal},
     sync::watch,
 };
 
-use crate::{config::Config, count::Counts, respond::respond};
+use crate::{config::Config, count::Counts, ids::Ids, respond::respond};
 
 /// Accept queue asked for; the kernel caps it at `net.core.somaxconn`.
 const BACKLOG: u32 = 4096;
@@ -27,6 +30,7 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(30);
 pub(crate) struct App {
     pub(crate) config: Config,
     pub(crate) counts: Counts,
+    pub(crate) ids: Ids,
     pub(crate) started: Instant,
     /// Unix time in microseconds at the start of the process and right after `listen`, for cold-start figures.
     pub(crate) started_us: u128,
@@ -38,11 +42,12 @@ pub(crate) async fn run(config: Config) -> io::Result<()> {
     let (started, started_us) = (Instant::now(), unix_us());
     let mut term = signal(SignalKind::terminate())?;
     pause(config.listen_delay).await;
+    let ids = Ids::open(config.ids.as_deref(), &config.pod)?;
     let listener = listen(&config)?;
     let listening_us = unix_us();
-    let ignore_term = config.ignore_term;
-    let exit_after = config.exit_after;
-    let app = Rc::new(App { config, counts: Counts::default(), started, started_us, listening_us });
+    let Config { ignore_term, exit_on_term, exit_after, .. } = config;
+    let counts = Counts::default();
+    let app = Rc::new(App { config, counts, ids, started, started_us, listening_us });
     let (leave, leaving) = watch::channel(false);
     let tasks = tokio::task::LocalSet::new();
     tasks
@@ -63,6 +68,9 @@ pub(crate) async fn run(config: Config) -> io::Result<()> {
             Ok(())
         })
         .await?;
+    if exit_on_term {
+        return Ok(());
+    }
     // Closed before anything else: new connections must go elsewhere from now on.
     drop(listener);
     leave.send_replace(true);
@@ -116,6 +124,16 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// Runs the streams of a connection of HTTP/2 on the one thread there is.
+#[derive(Clone, Copy, Debug)]
+struct Local;
+
+impl<F: Future<Output: 'static> + 'static> Executor<F> for Local {
+    fn execute(&self, stream: F) {
+        tokio::task::spawn_local(stream);
+    }
+}
+
 async fn serve(
     stream: TcpStream,
     peer: SocketAddr,
@@ -124,10 +142,9 @@ async fn serve(
 ) {
     let _ = stream.set_nodelay(true);
     let service = service_fn(|request| respond(request, peer, app.clone()));
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .serve_connection(TokioIo::new(stream), service)
-        .with_upgrades();
+    let mut builder = auto::Builder::new(Local);
+    builder.http1().timer(TokioTimer::new());
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
     tokio::select! {
         _ = connection.as_mut() => return,
