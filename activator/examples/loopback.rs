@@ -61,8 +61,8 @@ fn table(port: NonZeroU16) -> RouteTable {
     table.services.insert(service.name.clone(), service);
     let served = Revision {
         name: revision(),
-        service: "hello".to_owned(),
-        configuration: "hello".to_owned(),
+        service: "hello".into(),
+        configuration: "hello".into(),
         container_concurrency: 0,
         timeout: Duration::from_secs(300),
         response_start_timeout: None,
@@ -72,6 +72,7 @@ fn table(port: NonZeroU16) -> RouteTable {
         reachable: true,
         initial_scale_reached: true,
         activators: Box::default(),
+        sources: None,
     };
     table.revisions.insert(served.name.clone(), served);
     table

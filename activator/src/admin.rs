@@ -125,8 +125,8 @@ impl Collector for Figures {
             [(); 3].map(|()| Family::<OfRevision, Gauge>::default());
         for (name, (_, waiting, at_pods)) in all {
             let of = OfRevision {
-                k8s_namespace_name: name.namespace.clone(),
-                kn_revision_name: name.name.clone(),
+                k8s_namespace_name: name.namespace.to_string(),
+                kn_revision_name: name.name.to_string(),
             };
             let (waiting, at_pods) = (
                 i64::try_from(waiting).unwrap_or(i64::MAX),

@@ -17,6 +17,9 @@ pub enum Failure {
     /// The service names a revision that the table lacks.
     #[error("Error getting active endpoint: revision {0:?} not found")]
     UnknownRevision(String),
+    /// A NetworkPolicy keeps the client from the service's pods, so it may not wait for one either.
+    #[error("a NetworkPolicy of the service lets no requests of {0} in")]
+    Forbidden(std::net::IpAddr),
     /// The line is full.
     #[error("pending request queue full")]
     QueueFull,
@@ -45,9 +48,6 @@ pub enum Failure {
     /// A method that cannot be forwarded.
     #[error("method CONNECT is not allowed")]
     Connect,
-    /// The activator itself is being stopped.
-    #[error("shutting down")]
-    ShuttingDown,
 }
 
 impl Failure {
@@ -55,9 +55,8 @@ impl Failure {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::UnknownService(_) | Self::UnknownRevision(_) => StatusCode::NOT_FOUND,
-            Self::NoTarget(_) | Self::QueueFull | Self::ShuttingDown => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::NoTarget(_) | Self::QueueFull => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Dial { .. } | Self::Broken { .. } => StatusCode::BAD_GATEWAY,
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
@@ -71,7 +70,7 @@ impl Failure {
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        if matches!(self, Self::QueueFull | Self::NoTarget(_) | Self::ShuttingDown) {
+        if matches!(self, Self::QueueFull | Self::NoTarget(_)) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response

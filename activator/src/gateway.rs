@@ -193,6 +193,7 @@ impl Gateway {
         }
         let (service, tag) = self.tagged(&found, &head);
         let (revision, terms) = revision(&service).map_err(Err)?;
+        may_ask(door, client.address, &terms).map_err(Err)?;
         let version = head.version;
         let request = Some(Request::from_parts(head, Ask::from(body)));
         let (is_ready, upgrade) = (false, None);
@@ -361,6 +362,14 @@ fn revision(service: &Service) -> Result<(Arc<Revision>, Terms), Failure> {
     Ok((Arc::clone(&share.revision), terms.ok_or_else(unknown)?))
 }
 
+/// Waiting gives no client access that the pods' NetworkPolicies keep from it. From outside, who asks is not known by
+/// address, and the policies' word for the activator counts, as for any gateway.
+fn may_ask(door: Door, client: IpAddr, terms: &Terms) -> Result<(), Failure> {
+    let sources = terms.sources.as_ref().filter(|_| door != Door::Outside);
+    let is_kept_out = sources.is_some_and(|it| !it.contain(client));
+    if is_kept_out { Err(Failure::Forbidden(client)) } else { Ok(()) }
+}
+
 /// Leads to the same over https (`http-protocol: Redirected`).
 fn redirected(head: &request::Parts) -> Result<Response<Reply>, Failure> {
     let unnamed = || Failure::UnknownService(String::new());
@@ -381,10 +390,10 @@ fn note(door: Door, client: IpAddr, failure: &Failure) {
         Failure::UnknownService(_)
         | Failure::NoTarget(_)
         | Failure::UnknownRevision(_)
+        | Failure::Forbidden(_)
         | Failure::QueueFull
         | Failure::BadRequest(_)
-        | Failure::Connect
-        | Failure::ShuttingDown => debug!(?door, %client, code, %failure, "request refused"),
+        | Failure::Connect => debug!(?door, %client, code, %failure, "request refused"),
     }
 }
 

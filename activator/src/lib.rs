@@ -29,7 +29,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -171,6 +171,7 @@ impl Activator {
             tick.tick().await;
             self.ports.retry();
             self.gateway.routes.forget_left();
+            self.gateway.routes.give_up_left(Instant::now());
             for revision in self.gateway.routes.awake() {
                 revision.prune();
             }

@@ -109,6 +109,12 @@ impl<W> Line<W> {
         Some(left.waiter)
     }
 
+    /// Nothing will ever have room: all who wait leave.
+    pub fn give_up(&mut self) -> Vec<W> {
+        self.bytes = 0;
+        std::mem::take(&mut self.waiting).into_values().map(|it| it.waiter).collect()
+    }
+
     /// The table has changed: these pods are ready, with this limit.
     pub fn on_routes(
         &mut self,

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::wire::{self, Name, Protocol, Totals};
+use common::wire::{self, Name, Protocol, Sources, Totals};
 use tokio::sync::oneshot;
 use tracing::info;
 
@@ -56,7 +56,7 @@ impl RevisionSettings {
 }
 
 /// What the table says of a revision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// containerConcurrency; 0: no limit.
     pub limit: u32,
@@ -66,6 +66,8 @@ pub struct Terms {
     part: Option<Part>,
     /// Bounds in time of its requests.
     pub timeouts: Timeouts,
+    /// Who may ask; `None`: everybody.
+    pub sources: Option<Arc<Sources>>,
 }
 
 impl Terms {
@@ -78,7 +80,9 @@ impl Terms {
         };
         let part =
             (!told.activators.is_empty()).then(|| Part::find(own_name, told.activators.iter()));
-        Self { limit: told.container_concurrency, protocol: told.protocol, part, timeouts }
+        let sources = told.sources.clone();
+        let limit = told.container_concurrency;
+        Self { limit, protocol: told.protocol, part, timeouts, sources }
     }
 }
 
@@ -173,7 +177,7 @@ impl Revision {
 
     /// What the table says of it.
     pub fn terms(&self) -> Option<Terms> {
-        self.core().terms
+        self.core().terms.clone()
     }
 
     /// Since when the table names a ready pod.
@@ -238,6 +242,18 @@ impl Revision {
         gone_pods.iter().for_each(|uid| self.settings.usage.pod_gone(&self.name, uid));
         if waiting > 0 {
             info!(revision = %self.name, ready = count, limit, waiting, released, "pods changed");
+        }
+    }
+
+    /// The table lacks it for good: nobody needs to wait any longer.
+    pub fn give_up(&self) {
+        let mut core = self.core();
+        let is_back = core.terms.is_some();
+        let live = core.live.as_mut().filter(|_| !is_back);
+        let left = live.map(|live| live.line.give_up()).unwrap_or_default();
+        drop(core);
+        if !left.is_empty() {
+            info!(revision = %self.name, waiting = left.len(), "nobody waits for what is gone");
         }
     }
 
@@ -312,8 +328,9 @@ fn tell(places: Told) {
 impl Core {
     /// Limit of a pod, what it speaks, and which pods are this activator's.
     fn rules(&self, settings: &RevisionSettings) -> (u32, Protocol, Part) {
-        let part = self.terms.and_then(|terms| terms.part).unwrap_or_else(|| settings.peers());
-        self.terms.map_or((0, Protocol::Http1, part), |it| (it.limit, it.protocol, part))
+        let terms = self.terms.as_ref();
+        let part = terms.and_then(|it| it.part).unwrap_or_else(|| settings.peers());
+        terms.map_or((0, Protocol::Http1, part), |it| (it.limit, it.protocol, part))
     }
 
     fn live(&mut self, bounds: Bounds) -> &mut Live {

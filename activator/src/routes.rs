@@ -6,7 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -23,6 +23,10 @@ use crate::{
 mod keys;
 
 use keys::{ByHost, ByName};
+
+/// Requests wait so long for a revision that has left the table to come back: another controller may know of it a little
+/// later, and one that is made anew has the same name.
+const AWAY: Duration = Duration::from_secs(2);
 
 /// Look-ups by port, host and name. Shared by all connections; locks are held for single look-ups.
 #[derive(Debug)]
@@ -122,8 +126,8 @@ struct Index {
     by_host: HashSet<ByHost>,
     /// Those that the table names or somebody refers to.
     revisions: HashSet<ByName<Revision>>,
-    /// Those of them that the table does not name, or not yet.
-    untold: BTreeSet<Name>,
+    /// Those of them that the table does not name, or not yet; since when.
+    untold: BTreeMap<Name, Instant>,
     /// Pods by revision; revisions without any are not here.
     pods: BTreeMap<Name, PodsTold>,
     revision_of: HashMap<String, Name>,
@@ -198,6 +202,17 @@ impl Routes {
         }
     }
 
+    /// Lets those go who wait at a revision that the table lacked for `AWAY` at `now`: no pod of it will come.
+    pub fn give_up_left(&self, now: Instant) {
+        let index = self.read();
+        let long = |since: Instant| now.saturating_duration_since(since) >= AWAY;
+        let left = index.untold.iter().filter(|(_, since)| long(**since));
+        let found = left.filter_map(|(name, _)| index.revisions.get(name));
+        let left: Vec<_> = found.map(|it| Arc::clone(&it.0)).collect();
+        drop(index);
+        left.iter().for_each(|revision| revision.give_up());
+    }
+
     /// Takes over what changed in the table. Requests that wait for a pod that is ready now go at once.
     /// Returns whether other ports than before should be open.
     pub fn apply(&self, batch: RouteBatch) -> bool {
@@ -260,7 +275,7 @@ impl Routes {
         let index = self.read();
         let Some(revision) = index.revisions.get(name).map(|it| Arc::clone(&it.0)) else { return };
         // A revision that the table does not name has no pods, whatever else it says.
-        let pods = index.pods.get(name).filter(|_| !index.untold.contains(name)).cloned();
+        let pods = index.pods.get(name).filter(|_| !index.untold.contains_key(name)).cloned();
         drop(index);
         revision.set_pods(&pods.unwrap_or_default());
     }
@@ -324,19 +339,19 @@ impl Index {
             return Arc::clone(&known.0);
         }
         let revision = Arc::new(Revision::new(name.clone(), Arc::clone(settings)));
-        self.untold.insert(name.clone());
+        self.untold.insert(name.clone(), Instant::now());
         self.revisions.insert(ByName(Arc::clone(&revision)));
         revision
     }
 
-    /// One that the table lacks leaves; requests that wait there stay until their time is up or it comes back.
+    /// One that the table lacks leaves; requests that wait there stay for a while, should it come back.
     fn tell(&mut self, name: &Name, terms: Option<Terms>, settings: &Arc<RevisionSettings>) {
         if terms.is_some() {
             self.meet(name, settings).tell(terms);
             self.untold.remove(name);
         } else if let Some(known) = self.revisions.get(name) {
             known.0.tell(None);
-            self.untold.insert(name.clone());
+            self.untold.entry(name.clone()).or_insert_with(Instant::now);
         }
     }
 
@@ -346,7 +361,7 @@ impl Index {
         let is_left = |name: &&Name| {
             self.revisions.get(*name).is_some_and(|it| Arc::strong_count(&it.0) == 1)
         };
-        let left: Vec<Name> = self.untold.iter().filter(is_left).cloned().collect();
+        let left: Vec<Name> = self.untold.keys().filter(is_left).cloned().collect();
         for name in &left {
             self.revisions.remove(name);
             self.untold.remove(name);

@@ -4,9 +4,13 @@
 mod h2c;
 mod harness;
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
-use common::wire::{Ingress, Revision};
+use common::wire::{Ingress, Revision, Sources};
 use futures::future::{BoxFuture, join_all};
 use h2c::Client;
 use harness::{GET, LONG, OK, World, revision, server, service};
@@ -336,4 +340,31 @@ async fn a_timeout_after_the_head_is_said_at_the_end_of_the_body() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
+    let mut world = World::new().await;
+    let only = |all: &[IpAddr]| {
+        let addresses = all.iter().copied().collect();
+        Some(Arc::new(Sources { addresses, blocks: vec![] }))
+    };
+    terms(&mut world, |it| it.sources = only(&[[10, 0, 0, 1].into()]));
+    let outside = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n\r\n");
+    let inside = outside.replace(HOST, "hello.default.svc.cluster.local");
+    for (door, request) in [(None, GET), (Some(world.inside), inside.as_str())] {
+        let door = door.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, world.port).into());
+        let told = world.exchange_at(door, request).await;
+        assert!(told.starts_with("HTTP/1.1 403 ") && told.contains("127.0.0.1"), "{told}");
+    }
+    assert_eq!(world.waited(), (0, 0), "nobody has waited, so nothing is woken");
+
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    assert!(world.exchange(GET).await.starts_with("HTTP/1.1 403 "), "no more with a pod");
+    let told = world.exchange_at(world.outside, &outside).await;
+    assert!(told.starts_with("HTTP/1.1 200 "), "who asks from outside is not known: {told}");
+    terms(&mut world, |it| it.sources = only(&[Ipv4Addr::LOCALHOST.into()]));
+    assert!(world.exchange(GET).await.starts_with("HTTP/1.1 200 "));
+    assert_eq!(pod.requests(), 2);
 }

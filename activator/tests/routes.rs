@@ -3,12 +3,18 @@
 
 mod harness;
 
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
-use activator::revision::{PodTold, PodsTold};
+use activator::{
+    failure::Failure,
+    revision::{PodTold, PodsTold},
+};
 use common::{
     link::RouteBatch,
-    wire::{Name, PodPhase, RouteChange, Target},
+    wire::{Name, PodPhase, RouteChange, RouteKey, Target},
 };
 use harness::{World, hello, hello_1, pod, revision, service};
 
@@ -56,7 +62,7 @@ async fn a_host_that_moved_to_another_service_stays_there_when_the_first_goes() 
     heir.name = Name::new("default", "heir");
     let host = heir.hosts[0].clone();
     routes.apply(batch(vec![RouteChange::Service(heir)], false));
-    routes.apply(batch(vec![RouteChange::Gone(common::wire::RouteKey::Service(service()))], false));
+    routes.apply(batch(vec![RouteChange::Gone(RouteKey::Service(service()))], false));
     assert_eq!(routes.by_host(&host).unwrap().service.name.name, "heir");
 }
 
@@ -97,4 +103,32 @@ async fn a_request_keeps_its_turn_while_pods_come_and_go() {
     };
     let (both, ()) = tokio::join!(waiting, comes);
     assert_eq!(both, (true, true));
+}
+
+/// A revision that is deleted while requests wait for its first pod: they hear of it, not of their own patience's end.
+#[tokio::test]
+async fn who_waits_at_a_revision_that_is_gone_for_good_is_told() {
+    let world = World::new().await;
+    let routes = &world.activator.gateway.routes;
+    let gone = || batch(vec![RouteChange::Gone(RouteKey::Revision(revision()))], false);
+    let served = routes.revision(&revision()).unwrap();
+    let mut visit = served.visit(0);
+    let waits = visit.place();
+    let goes = async {
+        while served.waiting() < 1 {
+            tokio::task::yield_now().await;
+        }
+        let now = Instant::now();
+        routes.apply(gone());
+        routes.give_up_left(now);
+        assert_eq!(served.waiting(), 1, "it may come back");
+        routes.apply(batch(vec![RouteChange::Revision(hello_1())], false));
+        routes.give_up_left(now + Duration::from_secs(60));
+        assert_eq!(served.waiting(), 1, "it did");
+        routes.apply(gone());
+        routes.give_up_left(now + Duration::from_secs(60));
+    };
+    let (told, ()) = tokio::join!(waits, goes);
+    assert!(matches!(told, Err(Failure::UnknownRevision(_))), "{told:?}");
+    assert_eq!(served.waiting(), 0);
 }

@@ -109,6 +109,7 @@ fn sleeping(number: u16) -> Vec<RouteChange> {
         reachable: true,
         initial_scale_reached: true,
         activators: Box::default(),
+        sources: None,
     };
     vec![RouteChange::Revision(revision), RouteChange::Service(service)]
 }
@@ -117,7 +118,7 @@ fn sleeping(number: u16) -> Vec<RouteChange> {
 fn names(number: u16) -> (Name, Name) {
     let namespace = format!("team-{:03}-production", number % 100);
     let service = format!("orders-checkout-worker-{number}");
-    let revision = Name::new(namespace.clone(), format!("{service}-00001"));
+    let revision = Name::new(namespace.as_str(), format!("{service}-00001"));
     (Name::new(namespace, service), revision)
 }
 

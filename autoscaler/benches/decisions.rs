@@ -107,6 +107,7 @@ fn revision(name: Name) -> Revision {
         reachable: true,
         initial_scale_reached: true,
         activators: Box::default(),
+        sources: None,
     }
 }
 

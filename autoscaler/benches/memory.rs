@@ -80,5 +80,6 @@ fn revision(name: Name, service: &str) -> Revision {
         reachable: true,
         initial_scale_reached: true,
         activators: Box::default(),
+        sources: None,
     }
 }

@@ -96,10 +96,10 @@ type Labels = [(&'static str, String); 4];
 fn labels(name: &Name, revision: &Revision) -> Labels {
     let [service, configuration] = revision.owners(&name.name);
     [
-        ("k8s_namespace_name", name.namespace.clone()),
+        ("k8s_namespace_name", name.namespace.to_string()),
         ("kn_service_name", service.to_string()),
         ("kn_configuration_name", configuration.to_string()),
-        ("kn_revision_name", name.name.clone()),
+        ("kn_revision_name", name.name.to_string()),
     ]
 }
 

@@ -319,7 +319,8 @@ impl Revision {
 
 impl Owners {
     fn of(it: &common::wire::Revision) -> Self {
-        let begins = it.service == it.configuration && it.name.name.starts_with(&it.service);
+        let begins =
+            it.service == it.configuration && it.name.name.starts_with(it.service.as_str());
         match u8::try_from(it.service.len()) {
             Ok(length) if begins => Self::Prefix(length),
             Ok(_) | Err(_) => {

@@ -18,6 +18,8 @@ use std::{
     time::Duration,
 };
 
+use smol_str::SmolStr;
+
 /// The protobuf messages and gRPC services, generated from `proto/rouse.proto`.
 #[allow(
     missing_docs,
@@ -33,23 +35,32 @@ pub mod raw {
 }
 
 mod check;
+mod sources;
 mod usage;
 
 pub use check::Refused;
+pub use sources::{Block, Sources};
 pub use usage::{Activity, Decision, ScaleItem, Totals, UsageItem, UsageKey, UsageSeen};
 
 /// `namespace/name` of an object.
+///
+/// Up to 23 bytes of either need no memory beside it, and a copy of a longer one shares it: a sleeping service has a dozen
+/// copies of its names over all parts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
     /// Its namespace.
-    pub namespace: String,
+    pub namespace: SmolStr,
     /// Its name within the namespace.
-    pub name: String,
+    pub name: SmolStr,
 }
 
 impl Name {
+    /// Called like no object.
+    pub const EMPTY: Self =
+        Self { namespace: SmolStr::new_static(""), name: SmolStr::new_static("") };
+
     /// A name from its two parts.
-    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+    pub fn new(namespace: impl Into<SmolStr>, name: impl Into<SmolStr>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
 }
@@ -213,9 +224,9 @@ pub struct Revision {
     /// Namespace and name.
     pub name: Name,
     /// Owning Service's name; empty without one (`K_SERVICE`).
-    pub service: String,
+    pub service: SmolStr,
     /// Owning Configuration's name.
-    pub configuration: String,
+    pub configuration: SmolStr,
     /// Requests a pod may have at once; 0: no limit.
     pub container_concurrency: u32,
     /// Bound of a whole request (`timeoutSeconds`).
@@ -235,6 +246,8 @@ pub struct Revision {
     /// Names of the activators that share its pods under a hard limit, each its own part, in this order; empty: all
     /// activators of the table, by name.
     pub activators: Box<[String]>,
+    /// Who may ask its pods; `None`: everybody. Only sent to activators.
+    pub sources: Option<Arc<Sources>>,
 }
 
 /// What a revision's pods speak on their serving port.

@@ -182,11 +182,18 @@ impl Drop for Reporter {
     }
 }
 
-/// The change as a role sees it: policies are for autoscalers, names and addresses for everybody else.
+/// The change as a role sees it: scale policies are for autoscalers, names and addresses for everybody else, and who
+/// may ask for activators.
 fn shape(change: RouteChange, role: Role) -> Option<RouteChange> {
     match (role, change) {
-        (Role::Agent | Role::Activator, RouteChange::Revision(it)) => {
+        (Role::Agent, RouteChange::Revision(it)) => {
+            Some(RouteChange::Revision(Revision { policy: None, sources: None, ..it }))
+        }
+        (Role::Activator, RouteChange::Revision(it)) => {
             Some(RouteChange::Revision(Revision { policy: None, ..it }))
+        }
+        (Role::Autoscaler, RouteChange::Revision(it)) => {
+            Some(RouteChange::Revision(Revision { sources: None, ..it }))
         }
         (Role::Autoscaler, RouteChange::Service(_)) => None,
         (Role::Agent | Role::Activator | Role::Autoscaler, change) => Some(change),

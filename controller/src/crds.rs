@@ -65,12 +65,6 @@ pub fn all() -> Vec<Value> {
     kinds.into_iter().map(definition).collect()
 }
 
-/// All of them as YAML documents.
-pub fn yaml() -> Result<String, serde_norway::Error> {
-    let documents: Result<Vec<_>, _> = all().iter().map(serde_norway::to_string).collect();
-    Ok(documents?.iter().map(|document| format!("---\n{document}")).collect())
-}
-
 fn service() -> Kind {
     Kind {
         plural: "services",

@@ -287,7 +287,9 @@ fn sort_in(out: &mut Read, kind: ObjectKind, object: Value) {
         ObjectKind::Revision | ObjectKind::Pod => {
             text(&meta["labels"][crate::knative::key::SERVICE])
         }
-        ObjectKind::Service | ObjectKind::Configuration | ObjectKind::Route => name.name.clone(),
+        ObjectKind::Service | ObjectKind::Configuration | ObjectKind::Route => {
+            name.name.to_string()
+        }
     };
     // Services are read first: what has none belongs to nobody.
     let Some(app) = out.apps.get_mut(&Name::new(name.namespace, owner)) else { return };

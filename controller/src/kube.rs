@@ -23,6 +23,7 @@ use crate::children::Resource;
 
 pub mod cache;
 pub mod client;
+mod clients;
 pub mod decide;
 pub mod events;
 pub mod lead;
@@ -108,6 +109,10 @@ pub struct Trouble {
 
 /// Who says what should be.
 pub trait Source: Send + Sync + 'static {
+    /// Whether we may write, from now on. Before it is told so, nobody asks what should be: who does not lead does not
+    /// plan all of that.
+    fn lead(&self, leads: bool);
+
     /// What the object of this key should be now.
     fn want(&self, key: &Key) -> Want;
 

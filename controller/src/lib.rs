@@ -19,6 +19,7 @@
 //! | [`shared`] | the machine behind a lock, with a clock |
 //! | [`agents`] | routes out, reports and decisions in |
 //! | [`webhook`] | the API server asks before it takes an object |
+//! | [`bind`] | which node a pod may be bound to as it is made |
 //! | [`kube`] | Kubernetes: watches, writes, leadership |
 //! | [`identity`] | who is who: tokens in, certificates out |
 //! | [`followers`], [`deciders`] | who has let go of a pod; whose decisions count |
@@ -38,6 +39,7 @@ use tracing::info;
 
 pub mod admin;
 pub mod agents;
+pub mod bind;
 pub mod children;
 pub mod config;
 pub mod config_maps;
@@ -52,6 +54,7 @@ pub mod knative;
 pub mod kube;
 pub mod local;
 pub mod machine;
+pub mod network_policies;
 pub mod observe;
 pub mod parse;
 pub mod plan;

@@ -15,17 +15,20 @@ use common::{
     wire::{Decision, Name, Part, PodSeen, RouteChange, RouteKey, Subscriber},
 };
 use serde_json::Value;
+use smol_str::SmolStr;
 use tracing::info;
 
 use crate::{
     children::Resource,
     kube::{Key, Trouble},
+    network_policies::Client,
     plan::{self, Facts, Plan},
     render::ObjectKey,
-    world::{App, Decided, Kind, Manifest, Platform, Pod, Revision, Stage, Stamp, Truth, World},
+    world::{App, Decided, Kind, Manifest, Platform, Pod, Stage, Stamp, Truth, World},
 };
 
 mod allot;
+mod decisions;
 mod digests;
 mod domains;
 mod keys;
@@ -81,6 +84,8 @@ pub enum Event {
     Status(PodStatus),
     /// An object of the API server as it is; without one: it is gone.
     Observe(Resource, Name, Option<Box<Value>>),
+    /// A pod that may be a client, as it is; without one: it is gone.
+    Client(Name, Option<Client>),
     /// An object cannot be written, for this reason; or it can again.
     Trouble(Key, Option<Trouble>),
     /// Everything that there was at the start has been observed.
@@ -127,6 +132,8 @@ pub struct Machine {
     early: BTreeMap<Name, BTreeMap<Name, Pod>>,
     /// Pods each reporter has named, by reporter.
     reports: BTreeMap<String, reports::Report>,
+    /// What was decided of Revisions before they were observed.
+    ahead: BTreeMap<Name, Decided>,
     /// Revisions the current decision stream has not named yet.
     undecided: Option<BTreeSet<Name>>,
     /// Apps with draining pods.
@@ -157,6 +164,7 @@ impl Machine {
             uids: BTreeMap::new(),
             early: BTreeMap::new(),
             reports: BTreeMap::new(),
+            ahead: BTreeMap::new(),
             undecided: None,
             draining: BTreeSet::new(),
             stale: VecDeque::new(),
@@ -227,11 +235,16 @@ impl Machine {
             Event::Observe(resource, name, object) => {
                 self.observe(resource, name, object.as_deref(), now);
             }
+            Event::Client(name, client) => {
+                let touched = self.world.network_policies.client(name, client);
+                self.settle_all_of(&touched, now);
+            }
             Event::Trouble(key, trouble) => self.trouble(&key, trouble, now),
             Event::Known => self.known(now),
             Event::Lead(leads) => self.lead(leads, now),
             Event::Tick => self.tick(now),
         }
+        self.catch_up(now);
         std::mem::take(&mut self.effects)
     }
 
@@ -244,49 +257,6 @@ impl Machine {
         allot::claim(&app, &mut self.world);
         self.world.apps.insert(name.clone(), Box::new(app));
         self.settle(&name, None, true, now);
-    }
-
-    fn decide(&mut self, decision: Decision, now: Stamp) {
-        if let Some(undecided) = &mut self.undecided {
-            undecided.remove(&decision.revision);
-        }
-        let after =
-            Decided { wanted: decision.wanted, path: decision.path, activity: decision.activity };
-        let Some((app, before)) = self.put_decided(&decision.revision, Some(after)) else { return };
-        info!(
-            revision = %decision.revision, wanted = after.wanted, path = ?after.path,
-            activity = ?after.activity, stable = decision.stable, panic = decision.panic,
-            target = decision.target, ready = decision.ready_pods, reason = decision.reason,
-            "scale decided"
-        );
-        self.settle(&app, Some(&before), false, now);
-    }
-
-    fn undecide(&mut self, revision: &Name, now: Stamp) {
-        if let Some((app, before)) = self.put_decided(revision, None) {
-            self.settle(&app, Some(&before), false, now);
-        }
-    }
-
-    /// Notes what is decided of a Revision. Returns its app as it was, if that changes it.
-    fn put_decided(&mut self, of: &Name, decided: Option<Decided>) -> Option<(Name, Box<App>)> {
-        let name = self.world.app_of(of)?;
-        let app = self.world.apps.get_mut(&name)?;
-        let at = app.revisions.iter().position(|it| *it.name == *of.name)?;
-        (app.revisions[at].decided != decided).then(|| {
-            let before = app.clone();
-            app.revisions[at].decided = decided;
-            (name, before)
-        })
-    }
-
-    /// Revisions of which something is decided.
-    fn decided(&self) -> impl Iterator<Item = Name> {
-        let named = |(app, it): (&Name, &Revision)| Name::new(app.namespace.as_str(), &*it.name);
-        let all = self.world.apps.iter();
-        all.flat_map(|(name, app)| app.revisions.iter().map(move |it| (name, it)))
-            .filter(|(_, it)| it.decided.is_some())
-            .map(named)
     }
 
     fn status(&mut self, status: PodStatus, now: Stamp) {
@@ -343,6 +313,17 @@ impl Machine {
         }
         // Where those now lead is what this one's Revisions are labelled by.
         self.settle_one(name, None, false, now);
+    }
+
+    /// Plans every app of these namespaces.
+    fn settle_all_of(&mut self, namespaces: &BTreeSet<SmolStr>, now: Stamp) {
+        for namespace in namespaces {
+            let from = self.world.apps.range(Name::new(namespace.clone(), "")..);
+            let here = from.map(|(name, _)| name).take_while(|it| it.namespace == *namespace);
+            for name in here.cloned().collect::<Vec<_>>() {
+                self.settle(&name, None, false, now);
+            }
+        }
     }
 
     /// Plans one app and makes the world as planned. `before` is the app before the event touched it.
@@ -439,7 +420,7 @@ impl Machine {
                     let host = plan::host_name(it, &name.name);
                     let addresses = self.world.settings.addresses(&it.addresses);
                     let addresses = if none { Vec::new() } else { addresses };
-                    (Name::new(name.namespace.as_str(), host), addresses)
+                    (Name::new(name.namespace.clone(), host), addresses)
                 });
                 all.collect()
             };
@@ -488,7 +469,7 @@ impl Machine {
 
 /// Every subject the app may have in the RouteTable; those that go first are named first.
 fn keys(name: &Name, app: &App) -> impl Iterator<Item = RouteKey> {
-    let full = |own: &str| Name::new(name.namespace.as_str(), own);
+    let full = |own: &str| Name::new(name.namespace.clone(), own);
     let services =
         app.allotted().iter().map(|it| RouteKey::Service(full(&plan::host_name(it, &name.name))));
     let pods = app.pods().map(|(_, pod)| RouteKey::Pod(pod.uid.to_string()));

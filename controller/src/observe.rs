@@ -160,7 +160,7 @@ pub fn revision(object: &Value) -> Revision {
         reached: conditions.is_true(crate::world::Kind::RevisionResources),
         digests: digests.filter_map(digest).collect(),
         conditions,
-        name: name.into(),
+        name: name.as_str().into(),
         ..Revision::default()
     }
 }
@@ -355,7 +355,7 @@ pub fn own(object: &Value) -> Option<Own> {
         let address =
             addresses(status).first().copied().filter(|_| !ended && !is_deleted(object))?;
         let address = SocketAddr::new(address, port);
-        Some(Own::Replica(part, Replica { name: name(object).name, address }))
+        Some(Own::Replica(part, Replica { name: name(object).name.into(), address }))
     };
     match label(object, "app")? {
         "activator" => activator(object).map(|(it, standing)| Own::Activator(it, standing)),
@@ -372,7 +372,7 @@ pub fn own(object: &Value) -> Option<Own> {
 fn activator(object: &Value) -> Option<(Activator, Standing)> {
     let status = &object["status"];
     let activator = Activator {
-        name: name(object).name,
+        name: name(object).name.into(),
         node: object["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
         zone: String::new(),
         addresses: addresses(status),

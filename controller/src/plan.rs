@@ -92,7 +92,7 @@ fn pass(
         scale::pods(revision, leaving, &view, timer);
         drain::advance(revision, &view, timer);
     }
-    status::route(app, now);
+    status::route(app, world.leads, now);
     status::service(app, name, now);
 }
 

@@ -116,7 +116,7 @@ pub fn object(world: &World, key: &ObjectKey) -> Option<Value> {
         }
         ObjectKind::Pod => {
             let (revision, _) = name.name.rsplit_once("-deployment-")?;
-            let owner = world.app_of(&Name::new(name.namespace.as_str(), revision))?;
+            let owner = world.app_of(&Name::new(name.namespace.clone(), revision))?;
             let revision = world.apps.get(&owner)?.revision(revision)?;
             let pod = revision.pods.iter().find(|pod| *pod.name == *name.name)?;
             Some(pod_object(pod, revision, &owner, world))
@@ -131,8 +131,8 @@ fn time(at: Stamp) -> Option<Time> {
 
 fn meta(name: &Name, own: &Meta) -> ObjectMeta {
     ObjectMeta {
-        name: Some(name.name.clone()),
-        namespace: Some(name.namespace.clone()),
+        name: Some(name.name.to_string()),
+        namespace: Some(name.namespace.to_string()),
         uid: Some(own.uid.to_string()),
         generation: Some(own.generation.into()),
         creation_timestamp: time(own.created),
@@ -231,12 +231,12 @@ fn configuration(app: &App, configuration: &Configuration, name: &Name) -> Value
     let mut metadata = meta(name, &configuration.meta);
     if let Some(Service { meta, manifest, .. }) = &app.service {
         let mut labels = manifest.labels.to_map();
-        labels.insert(key::SERVICE.into(), name.name.clone());
+        labels.insert(key::SERVICE.into(), name.name.to_string());
         labels.insert(key::SERVICE_UID.into(), meta.uid.to_string());
         metadata.labels = Some(labels);
         let mut annotations = manifest.annotations.to_map();
         annotations.retain(|name, _| !key::ROLLOUT_DURATION.contains(&name.as_str()));
-        annotations.insert(key::ROUTES.into(), name.name.clone());
+        annotations.insert(key::ROUTES.into(), name.name.to_string());
         metadata.annotations = Some(annotations);
         metadata.owner_references = owned("Service", &name.name, meta);
     }
@@ -255,7 +255,7 @@ fn route(app: &App, route: &Route, name: &Name, world: &World) -> Value {
     let (mut labels, mut annotations) = (route.labels.to_map(), route.annotations.to_map());
     if let Some(Service { meta, manifest, .. }) = &app.service {
         labels = manifest.labels.to_map();
-        labels.insert(key::SERVICE.into(), name.name.clone());
+        labels.insert(key::SERVICE.into(), name.name.to_string());
         annotations = manifest.annotations.to_map();
         metadata.owner_references = owned("Service", &name.name, meta);
     }
@@ -292,22 +292,22 @@ fn allotted(route: &Route) -> String {
 pub(crate) fn made_for_service(kind: ObjectKind, service: &Service, name: &Name) -> Value {
     let Service { meta: own, manifest, .. } = service;
     let (mut labels, mut annotations) = (manifest.labels.to_map(), manifest.annotations.to_map());
-    labels.insert(key::SERVICE.into(), name.name.clone());
+    labels.insert(key::SERVICE.into(), name.name.to_string());
     let spec = if kind == ObjectKind::Configuration {
         labels.insert(key::SERVICE_UID.into(), own.uid.to_string());
         annotations.retain(|name, _| !key::ROLLOUT_DURATION.contains(&name.as_str()));
-        annotations.insert(key::ROUTES.into(), name.name.clone());
+        annotations.insert(key::ROUTES.into(), name.name.to_string());
         json!({"template": template(&manifest.template)})
     } else {
         let mut traffic = wanted_traffic(&manifest.traffic);
         for target in traffic.iter_mut().filter(|it| it.revision_name.is_none()) {
-            target.configuration_name = Some(name.name.clone());
+            target.configuration_name = Some(name.name.to_string());
         }
         json!({"traffic": traffic})
     };
     let metadata = ObjectMeta {
-        name: Some(name.name.clone()),
-        namespace: Some(name.namespace.clone()),
+        name: Some(name.name.to_string()),
+        namespace: Some(name.namespace.to_string()),
         labels: Some(labels),
         annotations: Some(annotations).filter(|it| !it.is_empty()),
         owner_references: owned("Service", &name.name, own),
@@ -319,7 +319,7 @@ pub(crate) fn made_for_service(kind: ObjectKind, service: &Service, name: &Name)
 
 /// Labels, annotations and owner of a Revision.
 pub(crate) fn revision_meta(app: &App, revision: &Revision, owner: &Name) -> ObjectMeta {
-    let name = Name::new(owner.namespace.as_str(), &*revision.name);
+    let name = Name::new(owner.namespace.clone(), &*revision.name);
     let template = template(&revision.template);
     let metadata = template.get("metadata").cloned().unwrap_or_default();
     let given: ObjectMeta = serde_json::from_value(metadata).unwrap_or_default();
@@ -334,7 +334,7 @@ pub(crate) fn revision_meta(app: &App, revision: &Revision, owner: &Name) -> Obj
     };
     let configuration = app.configuration.as_ref().map(|it| it.meta.clone()).unwrap_or_default();
     for (key, value) in [
-        (key::CONFIGURATION, owner.name.clone()),
+        (key::CONFIGURATION, owner.name.to_string()),
         (key::CONFIGURATION_GENERATION, revision.meta.generation.to_string()),
         (key::CONFIGURATION_UID, configuration.uid.to_string()),
         (key::ROUTING_STATE, state.into()),
@@ -342,14 +342,14 @@ pub(crate) fn revision_meta(app: &App, revision: &Revision, owner: &Name) -> Obj
         labels.insert(key.into(), value);
     }
     if let Some(service) = &app.service {
-        labels.insert(key::SERVICE.into(), owner.name.clone());
+        labels.insert(key::SERVICE.into(), owner.name.to_string());
         labels.insert(key::SERVICE_UID.into(), service.meta.uid.to_string());
     }
     metadata.labels = Some(labels);
     let mut annotations = given.annotations.unwrap_or_default();
     annotations.insert(key::ROUTING_STATE_MODIFIED.into(), revision.routing.1.rfc3339());
     if revision.routing.0 == Routing::Active {
-        annotations.insert(key::ROUTES.into(), owner.name.clone());
+        annotations.insert(key::ROUTES.into(), owner.name.to_string());
     }
     if revision.reached {
         annotations.insert(key::REACHED.into(), "true".into());
@@ -472,7 +472,7 @@ fn pod_object(pod: &Pod, revision: &Revision, owner: &Name, world: &World) -> Va
     };
     let metadata = ObjectMeta {
         name: Some(order.name),
-        namespace: Some(owner.namespace.clone()),
+        namespace: Some(owner.namespace.to_string()),
         uid: Some(order.uid),
         creation_timestamp: time(pod.created),
         deletion_timestamp: stopping,

@@ -216,7 +216,7 @@ impl Shared {
     }
 
     /// Milliseconds since 1970 by a clock that never runs backwards.
-    fn now(&self) -> Stamp {
+    pub(crate) fn now(&self) -> Stamp {
         let passed = u64::try_from(self.start.0.elapsed().as_millis()).unwrap_or(u64::MAX);
         Stamp(self.start.1.saturating_add(passed))
     }
@@ -240,6 +240,10 @@ impl Shared {
 }
 
 impl Source for Shared {
+    fn lead(&self, leads: bool) {
+        self.step(Event::Lead(leads));
+    }
+
     fn want(&self, key: &Key) -> Want {
         want::want(self.lock().world(), key)
     }

@@ -38,7 +38,9 @@ pub fn want(world: &World, key: &Key) -> Want {
         Resource::Pod => pods::pod(world, key),
         Resource::DomainMapping => domains::mapping(world, key),
         Resource::ClusterDomainClaim => domains::claim(world, &key.name.name),
-        Resource::Node | Resource::ConfigMap => Want::Any,
+        Resource::Node | Resource::ConfigMap | Resource::Namespace | Resource::NetworkPolicy => {
+            Want::Any
+        }
     }
 }
 
@@ -145,7 +147,7 @@ impl<'a> Made<'a> {
     }
 
     /// Calls `make` with the Revision as its children see it.
-    fn with<T>(&self, make: impl FnOnce(&children::Revision<'_>, &Facts) -> T) -> T {
+    fn with<T>(&self, make: impl FnOnce(&children::Revision<'_>) -> T) -> T {
         let facts = Facts::of(self.revision, self.world);
         let meta = render::revision_meta(self.app, self.revision, &self.owner);
         let (labels, annotations) =
@@ -162,7 +164,7 @@ impl<'a> Made<'a> {
             spec: &facts.template.spec,
             digests: &self.revision.digests,
         };
-        make(&seen, &facts)
+        make(&seen)
     }
 }
 
@@ -180,7 +182,7 @@ fn maker<'a>(
         return in_app(app.clone());
     }
     let ends = name.name.match_indices('-').map(|(at, _)| at).chain([name.name.len()]);
-    let mut apps = ends.map(|at| Name::new(name.namespace.as_str(), &name.name[..at]));
+    let mut apps = ends.map(|at| Name::new(name.namespace.clone(), &name.name[..at]));
     apps.find_map(in_app)
 }
 
@@ -219,7 +221,7 @@ fn child(world: &World, key: &Key) -> Want {
         (Resource::ServerlessService, Part::Status) => Want::Body(status::serverless(revision)),
         (_, Part::Status) => Want::Any,
         (resource, Part::Object) => {
-            let object = made.with(|it, facts| object(&made, resource, &key.name, it, facts));
+            let object = made.with(|it| object(&made, resource, &key.name, it));
             object.map_or(Want::Gone, |it| Want::Body(it.body))
         }
     }
@@ -230,11 +232,12 @@ fn object(
     resource: Resource,
     name: &Name,
     revision: &children::Revision<'_>,
-    facts: &Facts,
 ) -> Option<Object> {
     Some(match resource {
         Resource::Deployment => {
-            deployment::deployment(revision, &made.world.settings.children, initial(made, facts))
+            // What one that is not there yet begins with.
+            let replicas = i32::try_from(made.revision.desired).unwrap_or(i32::MAX);
+            deployment::deployment(revision, &made.world.settings.children, replicas)
         }
         Resource::PodAutoscaler => {
             let reachability = match made.revision.routing.0 {
@@ -257,13 +260,6 @@ fn object(
 
 fn count(pods: usize) -> i64 {
     i64::try_from(pods).unwrap_or(i64::MAX)
-}
-
-/// What a Deployment that is not there yet begins with.
-fn initial(made: &Made<'_>, facts: &Facts) -> i32 {
-    let wanted =
-        if made.revision.reached { made.revision.desired } else { facts.policy.initial_scale };
-    i32::try_from(wanted).unwrap_or(i32::MAX)
 }
 
 /// Pods that should be there: those wanted, and those that still have requests to answer. Where that is fewer than
@@ -291,7 +287,7 @@ fn service(world: &World, key: &Key) -> Want {
         return Want::Gone;
     };
     let Some(made) = Made::of(world, &owner, revision) else { return Want::Any };
-    Want::Body(made.with(|it, _| match *revision.name == *key.name.name {
+    Want::Body(made.with(|it| match *revision.name == *key.name.name {
         true => services::public(it).body,
         false => services::private(it).body,
     }))
@@ -408,7 +404,7 @@ pub fn keys(name: &Name, app: &App, world: &World) -> Vec<Key> {
     all.extend(names(name, app));
     for revision in &app.revisions {
         // Earlier versions made one, and it is ours to remove.
-        let own = Name::new(name.namespace.as_str(), &*revision.name);
+        let own = Name::new(name.namespace.clone(), &*revision.name);
         all.push(Key::new(Resource::Metric, Part::Object, own));
         all.extend(made(&name.namespace, revision, &containers(revision, world)));
         all.extend(scaled(&name.namespace, revision));
@@ -434,7 +430,7 @@ pub fn objects(name: &Name) -> [Key; 2] {
 /// The Services and slices of a route's names.
 pub fn names(name: &Name, app: &App) -> Vec<Key> {
     let service = |it: &Allotment| {
-        let own = Name::new(name.namespace.as_str(), plan::host_name(it, &name.name));
+        let own = Name::new(name.namespace.clone(), plan::host_name(it, &name.name));
         Key::new(Resource::Service, Part::Object, own)
     };
     app.allotted().iter().map(service).chain(slices(name, app)).collect()

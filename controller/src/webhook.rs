@@ -17,6 +17,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
+use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -57,16 +58,40 @@ pub enum WebhookError {
 
 /// The settings that answers depend on, as they are in force when it is called.
 pub type InForce = Arc<dyn Fn() -> Arc<Settings> + Send + Sync>;
+/// The node that a pod may be bound to as it is made; the number chooses among equals.
+pub type Binder = Arc<dyn Fn(&Value, u64) -> Option<String> + Send + Sync>;
+
+/// What answers depend on.
+#[derive(Clone)]
+pub struct Answers {
+    /// Settings.
+    pub settings: InForce,
+    /// Where pods go.
+    pub binder: Binder,
+}
+
+impl std::fmt::Debug for Answers {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Answers").finish_non_exhaustive()
+    }
+}
+
+impl Answers {
+    /// Binds no pod.
+    pub fn of(settings: InForce) -> Self {
+        Self { settings, binder: Arc::new(|_, _| None) }
+    }
+}
 
 /// Answers the API server until `shutdown`, and then what was asked before it.
 pub async fn serve(
     listener: TcpListener,
     certificates: Arc<Certificates>,
-    settings: InForce,
+    answers: Answers,
     shutdown: CancellationToken,
 ) -> Result<(), WebhookError> {
     let acceptor = TlsAcceptor::from(Arc::new(certificates.server()?));
-    let (router, tasks) = (router(settings), TaskTracker::new());
+    let (router, tasks) = (router(answers), TaskTracker::new());
     let limit = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS));
     loop {
         let Ok(permit) = Arc::clone(&limit).acquire_owned().await else { break };
@@ -102,7 +127,7 @@ pub async fn run(
     place: register::Place,
     address: SocketAddr,
     leadership: Leadership,
-    settings: InForce,
+    answers: Answers,
     shutdown: CancellationToken,
 ) -> Result<(), WebhookError> {
     let listener = listen(address).await?;
@@ -110,8 +135,9 @@ pub async fn run(
     let stop = shutdown.child_token();
     let ended = stop.clone().drop_guard();
     let kept = Arc::clone(&certificates);
-    let keeping = register::keep(client, place, kept, leadership, stop.clone());
-    let serving = serve(listener, certificates, settings, stop);
+    let keeping =
+        register::keep(client, place, kept, answers.settings.clone(), leadership, stop.clone());
+    let serving = serve(listener, certificates, answers, stop);
     let ((), served) = tokio::join!(keeping, async {
         let served = serving.await;
         // Nobody answers any more, so nothing is left to keep.
@@ -160,23 +186,27 @@ async fn connection(
     }
 }
 
-fn router(settings: InForce) -> Router {
+fn router(answers: Answers) -> Router {
     let hook = |hook: Hook| {
-        post(move |State(settings): State<InForce>, body: Bytes| async move {
-            answer(hook, &body, &settings)
+        post(move |State(answers): State<Answers>, body: Bytes| async move {
+            answered(review::answer(hook, &body, &(answers.settings)()))
         })
+    };
+    let binding = |State(answers): State<Answers>, body: Bytes| async move {
+        answered(review::bound(&body, &*answers.binder))
     };
     Router::new()
         .route("/defaulting", hook(Hook::Defaulting))
         .route("/resource-validation", hook(Hook::Validation))
         .route("/config-validation", hook(Hook::Config))
+        .route("/binding", post(binding))
         .route("/healthz", get(|| async { "ok" }))
         .layer(DefaultBodyLimit::max(LONGEST_QUESTION))
-        .with_state(settings)
+        .with_state(answers)
 }
 
-fn answer(hook: Hook, body: &[u8], settings: &InForce) -> Response {
-    match review::answer(hook, body, &settings()) {
+fn answered(answer: Result<Vec<u8>, review::BadReview>) -> Response {
+    match answer {
         Ok(answer) => {
             let json = HeaderValue::from_static("application/json");
             ([(header::CONTENT_TYPE, json)], answer).into_response()

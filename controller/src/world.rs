@@ -17,8 +17,8 @@ use common::{
 use k8s_openapi::jiff;
 
 use crate::{
-    children, config_maps::Configs, followers::Followers, observe::Standing, plan::Templates,
-    policy::AutoscalerConfig, rollout::Rollout,
+    bind, children, config_maps::Configs, followers::Followers, network_policies::NetworkPolicies,
+    observe::Standing, plan::Templates, policy::AutoscalerConfig, rollout::Rollout,
 };
 
 mod conditions;
@@ -521,6 +521,10 @@ pub struct World {
     pub claims: BTreeMap<String, Claim>,
     /// Zones of nodes, where they have one.
     pub zones: BTreeMap<String, String>,
+    /// Whose requests may wait.
+    pub network_policies: NetworkPolicies,
+    /// What binding pods must know of each node.
+    pub nodes: BTreeMap<String, bind::Node>,
     /// Whether what is planned is carried out. On Kubernetes one replica of the controller leads; the others only watch.
     pub leads: bool,
     /// Routes that name Revisions of another app, by that app.
@@ -623,6 +627,8 @@ impl Default for World {
             mapped: BTreeMap::new(),
             claims: BTreeMap::new(),
             zones: BTreeMap::new(),
+            network_policies: NetworkPolicies::default(),
+            nodes: BTreeMap::new(),
             leads: true,
             referrers: BTreeMap::new(),
             odd: BTreeMap::new(),
@@ -643,8 +649,7 @@ impl World {
             return Some(name.clone());
         }
         let cuts = name.name.match_indices('-').map(|(at, _)| name.name.split_at(at));
-        let mut apps =
-            cuts.map(|(tag, rest)| (tag, Name::new(name.namespace.as_str(), &rest[1..])));
+        let mut apps = cuts.map(|(tag, rest)| (tag, Name::new(name.namespace.clone(), &rest[1..])));
         let holds = |tag: &str, app: &Name| {
             let route = self.apps.get(app).and_then(|app| app.route.as_ref());
             route.is_some_and(|route| {
@@ -662,7 +667,7 @@ impl World {
             return Some(app.clone());
         }
         let cuts = revision.name.rmatch_indices('-').map(|(at, _)| &revision.name[..at]);
-        let apps = cuts.map(|app| Name::new(revision.namespace.as_str(), app));
+        let apps = cuts.map(|app| Name::new(revision.namespace.clone(), app));
         apps.into_iter().find(|name| {
             let app = self.apps.get(name);
             app.is_some_and(|app| app.revisions.iter().any(|have| *have.name == *revision.name))

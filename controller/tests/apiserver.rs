@@ -49,6 +49,8 @@ struct Wishes {
 }
 
 impl Source for Wishes {
+    fn lead(&self, _leads: bool) {}
+
     fn want(&self, key: &Key) -> Want {
         self.wants.lock().unwrap().get(key).cloned().unwrap_or(Want::Any)
     }
@@ -296,6 +298,27 @@ async fn a_deployment_is_applied_once_and_keeps_its_replicas() {
     assert_eq!(bed.wishes.made.lock().unwrap().iter().filter(|it| **it == key).count(), 1);
     let same = bed.get(Resource::Deployment, own).await.unwrap();
     assert_eq!(same["metadata"]["resourceVersion"], changed["metadata"]["resourceVersion"]);
+}
+
+/// The wake of a Revision may be decided while its Deployment is being made, and is decided once.
+#[tokio::test]
+async fn a_scale_wanted_before_there_is_a_deployment_is_written_once_there_is() {
+    let bed = Bed::new("early-scale").await;
+    let own = "hello-00001-deployment";
+    let scale = bed.key(Resource::Deployment, Part::Scale, own);
+    bed.want(&scale, Want::Scale { replicas: 3, leaving: Vec::new() });
+    while bed.writer.depth() != (0, 0, 0) {
+        sleep(Duration::from_millis(20)).await;
+    }
+    let key = bed.key(Resource::Deployment, Part::Object, own);
+    bed.want(&key, Want::Body(bed.deployment("dev.local/a").body));
+    let scaled = |it: Option<&Value>| it.is_some_and(|it| it["spec"]["replicas"] == 3);
+    bed.until(Resource::Deployment, own, scaled).await;
+    // Nobody else decides how many pods there are.
+    let api = api_of(&bed.client, Resource::Deployment, &bed.name(own));
+    let other = json!({"spec": {"replicas": 7}});
+    api.patch(own, &PatchParams::default(), &Patch::Merge(&other)).await.unwrap();
+    bed.until(Resource::Deployment, own, scaled).await;
 }
 
 #[tokio::test]

@@ -128,8 +128,8 @@ impl Bed {
     async fn apply(&self, resource: Resource, name: &Name, mut body: Value) {
         body["apiVersion"] = json!(resource.api_version());
         body["kind"] = json!(resource.kind());
-        body["metadata"]["name"] = json!(name.name);
-        body["metadata"]["namespace"] = json!(name.namespace);
+        body["metadata"]["name"] = json!(name.name.as_str());
+        body["metadata"]["namespace"] = json!(name.namespace.as_str());
         let params = PatchParams::apply("test").force();
         let api = api_of(&self.client, resource, name);
         api.patch(&name.name, &params, &Patch::Apply(&body)).await.unwrap();
@@ -188,14 +188,20 @@ impl Bed {
         api.patch_status(&name.name, &PatchParams::default(), &merge).await.unwrap();
     }
 
-    async fn versions(&self) -> Vec<(String, String)> {
+    async fn objects(&self) -> Vec<Value> {
         let mut all = Vec::new();
         for (resource, own) in OBJECTS {
-            let object = self.until(resource, own, |_| true).await;
-            let version = object["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
-            all.push((format!("{resource}/{own}"), version));
+            all.push(self.until(resource, own, |_| true).await);
         }
         all
+    }
+
+    /// Nobody has written any of them since.
+    async fn assert_untouched(&self, before: &[Value]) {
+        for (before, now) in before.iter().zip(self.objects().await) {
+            let version = |it: &Value| it["metadata"]["resourceVersion"].clone();
+            assert_eq!(version(&now), version(before), "written: {now:#}\nbefore: {before:#}");
+        }
     }
 }
 
@@ -292,6 +298,8 @@ async fn domains_are_claimed_and_given_back(bed: &Bed) {
 /// One test, since the steps follow from each other and each needs the whole API server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
+    // A failed test shows what the replicas logged.
+    tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();
     let bed = Bed::new().await;
     let first = bed.replica("first");
     deploy(&bed).await;
@@ -318,12 +326,12 @@ async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
     let second = bed.replica("second");
     sleep(Duration::from_secs(2)).await;
     only_who_leads_tells_people(&bed).await;
-    let before = bed.versions().await;
+    let before = bed.objects().await;
     first.end().await;
     let lease =
         json!({"spec": {"template": {"spec": {"containers": [{"image": "dev.local/two"}]}}}});
     sleep(Duration::from_secs(3)).await;
-    assert_eq!(bed.versions().await, before, "nothing differs, so nothing is written");
+    bed.assert_untouched(&before).await;
 
     // It leads: a new template makes a second Revision.
     bed.apply(Resource::KnativeService, &bed.name("hello"), lease).await;

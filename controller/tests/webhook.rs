@@ -81,9 +81,10 @@ async fn replica(client: &Client, namespace: &str, leadership: Leadership) -> Re
     let (settings, in_force) = watch::channel(Arc::new(Settings::default()));
     let in_force: InForce = Arc::new(move || Arc::clone(&in_force.borrow()));
     let (certificates, stop) = (Arc::new(Certificates::default()), CancellationToken::new());
-    tokio::spawn(webhook::serve(listener, Arc::clone(&certificates), in_force, stop.clone()));
+    let answers = webhook::Answers::of(in_force.clone());
+    tokio::spawn(webhook::serve(listener, Arc::clone(&certificates), answers, stop.clone()));
     let (client, kept) = (client.clone(), Arc::clone(&certificates));
-    tokio::spawn(register::keep(client, place, kept, leadership, stop.clone()));
+    tokio::spawn(register::keep(client, place, kept, in_force, leadership, stop.clone()));
     Replica { certificates, settings, stop }
 }
 

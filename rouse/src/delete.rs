@@ -29,7 +29,9 @@ pub(crate) fn delete(layout: &Layout, store: &Store, args: &Delete) -> Result<Ex
             None if args.ignore_not_found => {}
             None => {
                 let resource = kinds::plural(ObjectKind::Service);
-                out::complain(&Failure::NotFound { resource, name: name.name }.to_string());
+                out::complain(
+                    &Failure::NotFound { resource, name: name.name.to_string() }.to_string(),
+                );
                 code = ExitCode::FAILURE;
             }
         }

@@ -170,6 +170,10 @@ async fn apply(cluster: &Cluster, settings: &Settings, objects: Vec<Value>) -> R
         if kinds.insert(kind.clone()) {
             out::line(&format!("apply {kind}s"))?;
         }
+        let is_workload = ["Deployment", "DaemonSet"].contains(&kind.as_str());
+        if is_workload && objects::name(&object) != "Deployment/controller" {
+            authorities(cluster, settings).await?;
+        }
         if objects::name(&object) == "Deployment/activator" {
             object["spec"]["replicas"] = replicas(cluster, &object).await?.into();
         }
@@ -182,6 +186,20 @@ async fn apply(cluster: &Cluster, settings: &Settings, objects: Vec<Value>) -> R
     }
     Ok(())
 }
+
+/// Waits until the controller has said whose certificates to trust, which all other parts mount. A pod that is there
+/// sooner meets a mount that fails, and the kubelet tries again after ever longer waits.
+async fn authorities(cluster: &Cluster, settings: &Settings) -> Result<()> {
+    let object = objects::object("v1", "ConfigMap", "rouse-authorities", "", settings);
+    let started = Instant::now();
+    while cluster.get(&object).await?.is_none() && started.elapsed() < AUTHORITIES {
+        cluster::pause().await;
+    }
+    Ok(())
+}
+
+/// A controller that takes longer has a trouble of its own, which waiting here does not end.
+const AUTHORITIES: Duration = Duration::from_secs(20);
 
 /// Kinds of which Knative left objects with names that are ours now. What it wrote would stay beside what we write: a
 /// selector of both finds nobody.

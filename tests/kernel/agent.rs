@@ -226,6 +226,7 @@ impl World {
             reachable: true,
             initial_scale_reached: true,
             activators: Box::default(),
+            sources: None,
         };
         let address = (phase != PodPhase::Starting).then(|| ADDRESS.parse().expect("an address"));
         let pod = Pod {

@@ -50,7 +50,7 @@ impl Visit {
             }
             answer
         };
-        answer.await.map_err(|_dropped| Failure::ShuttingDown)
+        answer.await.map_err(|_dropped| Failure::UnknownRevision(self.revision.name.to_string()))
     }
 
     /// The request leaves for its pod, where it is counted from now on.

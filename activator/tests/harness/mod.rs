@@ -202,8 +202,8 @@ pub fn hello(port: u16) -> Service {
 pub fn hello_1() -> Revision {
     Revision {
         name: revision(),
-        service: "hello".to_owned(),
-        configuration: "hello".to_owned(),
+        service: "hello".into(),
+        configuration: "hello".into(),
         container_concurrency: 0,
         timeout: LONG,
         response_start_timeout: None,
@@ -213,6 +213,7 @@ pub fn hello_1() -> Revision {
         reachable: true,
         initial_scale_reached: true,
         activators: Box::default(),
+        sources: None,
     }
 }
 

@@ -351,8 +351,8 @@ fn nothing_is_kept_of_what_is_gone() {
     let mut bed = Bed::new();
     let h2c = common::wire::Revision {
         name: name(1),
-        service: String::new(),
-        configuration: String::new(),
+        service: "".into(),
+        configuration: "".into(),
         container_concurrency: 0,
         timeout: Duration::ZERO,
         response_start_timeout: None,
@@ -362,6 +362,7 @@ fn nothing_is_kept_of_what_is_gone() {
         reachable: true,
         initial_scale_reached: true,
         activators: Box::default(),
+        sources: None,
     };
     let mut full =
         table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[activator(1)]);

@@ -1,4 +1,4 @@
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use common::{
     link::Link,
@@ -54,12 +54,6 @@ impl Scale for Controller {
     }
 }
 
-fn socket(name: &str) -> String {
-    let file = format!("rouse-autoscaler-{name}-{}.sock", std::process::id());
-    let path: PathBuf = std::env::temp_dir().join(file);
-    format!("unix:{}", path.display())
-}
-
 fn revision(name: &Name) -> RouteChange {
     RouteChange::Revision(common::wire::Revision {
         name: name.clone(),
@@ -74,6 +68,7 @@ fn revision(name: &Name) -> RouteChange {
         reachable: true,
         initial_scale_reached: true,
         activators: Box::default(),
+        sources: None,
     })
 }
 
@@ -86,6 +81,8 @@ fn waiting(revision: &Name, started: u64) -> UsageSeen {
 /// Over real sockets: a waiting request becomes a decision, and the gone activator's line counts nothing.
 #[tokio::test]
 async fn a_waiting_request_is_decided_over_the_wire() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = |name| format!("unix:{}/{name}", folder.path().display());
     let (usage, controller) = (socket("usage"), socket("controller"));
     let (shutdown, name) = (CancellationToken::new(), Name::new("default", "hello-00001"));
     let (send, mut decisions) = mpsc::channel(16);

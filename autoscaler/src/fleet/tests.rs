@@ -49,6 +49,7 @@ fn revision(name: &Name, policy: ScalePolicy) -> RouteRevision {
         reachable: true,
         initial_scale_reached: false,
         activators: Box::default(),
+        sources: None,
     }
 }
 

@@ -323,8 +323,8 @@ impl TryFrom<raw::Revision> for Revision {
         let timeout = maybe_ms(it.timeout_ms);
         Ok(Self {
             name: it.name.parse()?,
-            service: it.service,
-            configuration: it.configuration,
+            service: it.service.into(),
+            configuration: it.configuration.into(),
             container_concurrency: it.container_concurrency,
             timeout: timeout
                 .ok_or_else(|| Refused::new("revision.timeout_ms", 0, "must be above 0"))?,
@@ -335,6 +335,7 @@ impl TryFrom<raw::Revision> for Revision {
             reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
             activators: it.activators.into(),
+            sources: it.sources.map(Sources::try_from).transpose()?.map(Arc::new),
         })
     }
 }
@@ -347,8 +348,8 @@ impl From<Revision> for raw::Revision {
         };
         Self {
             name: it.name.to_string(),
-            service: it.service,
-            configuration: it.configuration,
+            service: it.service.into(),
+            configuration: it.configuration.into(),
             container_concurrency: it.container_concurrency,
             timeout_ms: ms(it.timeout),
             response_start_timeout_ms: it.response_start_timeout.map_or(0, ms),
@@ -358,6 +359,7 @@ impl From<Revision> for raw::Revision {
             reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
             activators: it.activators.into_vec(),
+            sources: it.sources.as_deref().map(raw::Sources::from),
         }
     }
 }

@@ -1,4 +1,4 @@
-use std::{sync::atomic::AtomicU32, time::Duration};
+use std::time::Duration;
 
 use common::{
     link::{Link, PodKey},
@@ -26,11 +26,8 @@ spec:
     spec: {containers: [{image: "hello:v1"}]}
 "#;
 
-fn endpoint() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let next = NEXT.fetch_add(1, Ordering::Relaxed);
-    let path = std::env::temp_dir();
-    format!("unix:{}/rouse-controller-{}-{next}.sock", path.display(), std::process::id())
+fn endpoint(folder: &tempfile::TempDir) -> String {
+    format!("unix:{}/socket", folder.path().display())
 }
 
 fn link(endpoint: &str, role: Role, shutdown: &CancellationToken) -> Arc<Link> {
@@ -85,7 +82,8 @@ fn seen(uid: &str) -> PodItem {
 
 #[tokio::test]
 async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route() {
-    let (endpoint, shutdown) = (endpoint(), CancellationToken::new());
+    let folder = tempfile::tempdir().expect("a folder");
+    let (endpoint, shutdown) = (endpoint(&folder), CancellationToken::new());
     let (orders, mut ordered) = watch::channel(Orders::default());
     let shared = Arc::new(Shared::new(Machine::new(World::default(), Outbox::new()), orders));
     shared.read_back();
@@ -142,7 +140,8 @@ async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route(
 
 #[tokio::test]
 async fn who_no_longer_reports_is_not_waited_for() {
-    let (endpoint, shutdown) = (endpoint(), CancellationToken::new());
+    let folder = tempfile::tempdir().expect("a folder");
+    let (endpoint, shutdown) = (endpoint(&folder), CancellationToken::new());
     let (orders, _ordered) = watch::channel(Orders::default());
     let shared = Arc::new(Shared::new(Machine::new(World::default(), Outbox::new()), orders));
     shared.read_back();

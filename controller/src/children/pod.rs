@@ -14,6 +14,8 @@ use super::{Config, Revision, meta};
 use crate::{knative::key, parse};
 
 /// The port of a container that names none (knative/serving `networking.DefaultUserPort`).
+/// What the serving container's port is called.
+pub const PORT_NAME: &str = "user-port";
 const DEFAULT_PORT: i32 = 8080;
 /// Where a node's agent answers once a pod may stop (knative/serving `networking.QueueAdminPort`).
 pub const DRAIN_PORT: i32 = 8022;
@@ -82,7 +84,7 @@ fn variable(name: &str, value: &str) -> EnvVar {
 fn ports_and_probes(container: &mut Container, serving: Option<i32>, config: &Config) {
     container.ports = serving.map(|port| {
         vec![ContainerPort {
-            name: Some("user-port".into()),
+            name: Some(PORT_NAME.into()),
             container_port: port,
             protocol: Some("TCP".into()),
             ..ContainerPort::default()

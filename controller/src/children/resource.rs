@@ -37,6 +37,10 @@ pub enum Resource {
     Image,
     /// ClusterDomainClaim.
     ClusterDomainClaim,
+    /// Namespace.
+    Namespace,
+    /// NetworkPolicy.
+    NetworkPolicy,
 }
 
 /// Group (empty for the oldest), version, kind, plural, whether it has a namespace.
@@ -44,7 +48,7 @@ type Names = (&'static str, &'static str, &'static str, &'static str, bool);
 
 impl Resource {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::KnativeService,
         Self::Configuration,
         Self::Revision,
@@ -61,6 +65,8 @@ impl Resource {
         Self::Metric,
         Self::Image,
         Self::ClusterDomainClaim,
+        Self::Namespace,
+        Self::NetworkPolicy,
     ];
 
     const fn names(self) -> Names {
@@ -90,6 +96,10 @@ impl Resource {
             Self::Image => (CACHE, "v1alpha1", "Image", "images", true),
             Self::ClusterDomainClaim => {
                 (NET, "v1alpha1", "ClusterDomainClaim", "clusterdomainclaims", false)
+            }
+            Self::Namespace => ("", "v1", "Namespace", "namespaces", false),
+            Self::NetworkPolicy => {
+                ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true)
             }
         }
     }

@@ -35,6 +35,9 @@ pub struct Deployment {
     pub affinity: Affinity,
     /// `pod-is-always-schedulable`: a pod that finds no node is no failure. Default false.
     pub always_schedulable: bool,
+    /// `bind-pods`: pods that ask for nothing are bound to a node that has their image, without the scheduler.
+    /// Rouse's own; default false.
+    pub bind_pods: bool,
     runtime_classes: BTreeMap<String, RuntimeClass>,
 }
 
@@ -54,6 +57,7 @@ impl Default for Deployment {
             progress_deadline: Duration::from_secs(600),
             affinity: Affinity::Spread,
             always_schedulable: false,
+            bind_pods: false,
             runtime_classes: BTreeMap::new(),
         }
     }
@@ -99,6 +103,7 @@ impl ConfigMap for Deployment {
         let mut it = Self::default();
         keys.set("registries-skipping-tag-resolving", &mut it.skipped_registries);
         keys.flag("pod-is-always-schedulable", &mut it.always_schedulable);
+        keys.flag("bind-pods", &mut it.bind_pods);
         it.progress_deadline = positive(keys, "progress-deadline", it.progress_deadline);
         if it.progress_deadline.subsec_nanos() != 0 {
             let was = Span::from(it.progress_deadline);
@@ -206,6 +211,7 @@ mod tests {
             progress_deadline: Duration::from_secs(444),
             affinity: Affinity::None,
             always_schedulable: true,
+            bind_pods: true,
             runtime_classes: BTreeMap::new(),
         };
         let read = map(&[
@@ -214,6 +220,7 @@ mod tests {
             ("progress-deadline", "444s"),
             ("default-affinity-type", "none"),
             ("pod-is-always-schedulable", "true"),
+            ("bind-pods", "true"),
         ]);
         assert_eq!(read, Ok(Read { value: want, warnings: vec![] }));
     }

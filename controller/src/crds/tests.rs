@@ -146,9 +146,3 @@ fn every_definition_is_small_enough_to_be_applied() {
         assert!(size < 200_000, "{}: {size}", it["metadata"]["name"]);
     }
 }
-
-#[test]
-fn the_yaml_holds_every_definition() {
-    let text = yaml().expect("YAML");
-    assert_eq!(text.matches("\n---\n").count() + 1, all().len());
-}

@@ -73,9 +73,9 @@ fn gone(key: &Key, seen: Option<&Seen>) -> Action {
 }
 
 fn identity(key: &Key, seen: &Seen) -> Value {
-    let mut meta = json!({"name": key.name.name, "uid": seen.uid});
+    let mut meta = json!({"name": key.name.name.as_str(), "uid": seen.uid});
     if key.resource.namespaced() {
-        meta["namespace"] = json!(key.name.namespace);
+        meta["namespace"] = json!(key.name.namespace.as_str());
     }
     json!({"apiVersion": key.resource.api_version(), "kind": key.resource.kind(), "metadata": meta})
 }

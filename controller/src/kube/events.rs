@@ -132,8 +132,8 @@ fn event(news: &News) -> (Event, ObjectReference) {
     let about = ObjectReference {
         api_version: Some(news.resource.api_version()),
         kind: Some(news.resource.kind().into()),
-        namespace: Some(news.name.namespace.clone()).filter(|it| !it.is_empty()),
-        name: Some(news.name.name.clone()),
+        namespace: Some(news.name.namespace.to_string()).filter(|it| !it.is_empty()),
+        name: Some(news.name.name.to_string()),
         uid: Some(news.uid.clone()),
         ..ObjectReference::default()
     };

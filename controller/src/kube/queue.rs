@@ -165,12 +165,10 @@ impl Queue {
         (self.waiting.len(), self.later.len(), self.busy.len())
     }
 
-    /// Forgets what waits: somebody else writes now.
+    /// Forgets everything: somebody else writes now. Whatever was being written must have been given up before: a key
+    /// that stayed as being written would never be written again.
     pub fn clear(&mut self) {
-        let limits = self.limits;
-        let busy = std::mem::take(&mut self.busy);
-        *self = Self { limits, busy, ..Self::default() };
-        self.busy.values_mut().for_each(|again| *again = false);
+        *self = Self::new(self.limits);
     }
 
     fn lane(&mut self, lane: Lane) -> &mut VecDeque<Key> {
@@ -363,5 +361,19 @@ mod tests {
         queue.clear();
         queue.done(&object("a"), &Outcome::Done, NOW);
         assert_eq!((all(&mut queue, NOW), queue.depth()), (vec![], (0, 0, 0)));
+    }
+
+    #[test]
+    fn whoever_leads_again_writes_what_it_had_to_give_up() {
+        let limits = Limits { rest: 1, ..Limits::default() };
+        let mut queue = Queue::new(limits);
+        queue.add(object("a"));
+        assert_eq!(queue.next(NOW), Some(object("a")));
+        queue.clear();
+        queue.add(object("b"));
+        queue.add(object("a"));
+        assert_eq!(queue.next(NOW), Some(object("b")), "nothing is under way");
+        queue.done(&object("b"), &Outcome::Done, NOW);
+        assert_eq!(queue.next(NOW), Some(object("a")));
     }
 }

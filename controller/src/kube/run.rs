@@ -7,6 +7,7 @@ use std::{
 };
 
 use common::admin::Admin;
+use serde_json::Value;
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info};
@@ -14,7 +15,7 @@ use tracing::{error, info};
 use super::{
     Source,
     client::{ClientError, connect},
-    events,
+    clients, events,
     lead::{Candidate, Leadership},
     lease::Times,
     metrics::Metrics,
@@ -24,17 +25,20 @@ use super::{
     writer::Writer,
 };
 use crate::{
+    bind,
     children::Resource,
     config::Cluster,
     machine::Event,
     shared::Shared,
-    webhook::{self, InForce, register::Place, review},
+    webhook::{self, Answers, Binder, InForce, register::Place, review},
 };
 
 /// The order in which what there is at the start is taken in: what others depend on first. Kinds that only the
 /// writer follows are not named.
-const ORDER: [Resource; 12] = [
+const ORDER: [Resource; 14] = [
     Resource::ConfigMap,
+    Resource::Namespace,
+    Resource::NetworkPolicy,
     Resource::Node,
     Resource::Service,
     Resource::Configuration,
@@ -63,6 +67,8 @@ pub struct Platform {
     synced: CancellationToken,
     /// Watches that have not named everything yet.
     missing: Arc<Mutex<BTreeSet<String>>>,
+    /// Whether pods that may be clients have to be followed.
+    needs_clients: tokio::sync::watch::Sender<bool>,
     /// Gives back the lease when it ends.
     candidate: Mutex<Option<JoinHandle<()>>>,
     /// Whether we may write, once we stand for the lease.
@@ -105,6 +111,7 @@ impl Platform {
             webhook: cluster.webhook.map(|address| (address, place(address))),
             synced: CancellationToken::new(),
             missing: Arc::new(Mutex::new(missing)),
+            needs_clients: tokio::sync::watch::Sender::new(false),
             candidate: Mutex::default(),
             lead: Mutex::default(),
             _telling: stop.drop_guard(),
@@ -151,9 +158,9 @@ impl Platform {
         let writing = Arc::clone(&self.writer).run(source, lead.clone(), shutdown.clone());
         tokio::select! {
             () = writing => {}
-            () = self.answer(lead.clone(), &shutdown) => {}
-            () = self.follow_lead(lead) => {}
+            () = self.answer(lead, &shutdown) => {}
             () = self.follow(&mut news) => {}
+            () = self.follow_clients() => {}
             () = shutdown.cancelled() => {}
         }
     }
@@ -165,8 +172,13 @@ impl Platform {
             let settings: InForce = Arc::new(move || {
                 Arc::new(review::Settings::of(&shared.settings().configs, &domain))
             });
-            let client = self.client.clone();
-            let run = webhook::run(client, place, address, lead, settings, shutdown.clone());
+            let shared = Arc::clone(&self.shared);
+            let binder: Binder = Arc::new(move |pod: &Value, chance| {
+                let now = shared.now();
+                shared.look(|it| bind::place(it.world(), pod, chance, now).map(str::to_owned))
+            });
+            let (client, answers) = (self.client.clone(), Answers { settings, binder });
+            let run = webhook::run(client, place, address, lead, answers, shutdown.clone());
             if let Err(error) = run.await {
                 let error = &error as &dyn std::error::Error;
                 error!(error, "admission questions are not answered");
@@ -225,7 +237,21 @@ impl Platform {
         }
     }
 
+    async fn follow_clients(&self) {
+        let needed = self.needs_clients.subscribe();
+        clients::follow(self.client.clone(), Arc::clone(&self.shared), needed).await;
+        // It only ends when nothing is to be followed any more.
+        std::future::pending().await
+    }
+
+    fn note_policies(&self) {
+        if self.shared.look(|machine| machine.world().network_policies.needs_clients()) {
+            self.needs_clients.send_replace(true);
+        }
+    }
+
     async fn follow(&self, news: &mut mpsc::Receiver<Observed>) {
+        self.note_policies();
         while let Some(observed) = news.recv().await {
             self.take(observed);
         }
@@ -238,23 +264,14 @@ impl Platform {
             && followed(resource)
         {
             self.shared.step(Event::Observe(*resource, name.clone(), Some(object.clone())));
+            if *resource == Resource::NetworkPolicy {
+                self.note_policies();
+            }
         }
         for (resource, name) in self.writer.observe(&observed) {
             if followed(&resource) {
                 self.shared.step(Event::Observe(resource, name, None));
             }
-        }
-    }
-
-    async fn follow_lead(&self, mut lead: Leadership) {
-        let mut led = false;
-        loop {
-            let leads = lead.may_write();
-            if led != leads {
-                self.shared.step(Event::Lead(leads));
-                led = leads;
-            }
-            lead.changed().await;
         }
     }
 }

@@ -61,6 +61,8 @@ pub fn scopes(system_namespace: &str) -> Vec<Scope> {
         metadata(Resource::Metric),
         metadata(Resource::Image),
         all(Resource::ClusterDomainClaim),
+        metadata(Resource::Namespace),
+        all(Resource::NetworkPolicy),
         labelled(Resource::Deployment, key::REVISION_UID),
         labelled(Resource::EndpointSlice, "endpointslice.kubernetes.io/managed-by=rouse.dev"),
         Scope { except, ..labelled(Resource::Pod, key::REVISION_UID) },
@@ -113,7 +115,9 @@ pub fn trim(resource: Resource, object: &mut Value) {
         | Resource::ServerlessService
         | Resource::Metric
         | Resource::Image
-        | Resource::ClusterDomainClaim => {}
+        | Resource::ClusterDomainClaim
+        | Resource::Namespace => {}
+        Resource::NetworkPolicy => only(object, "spec", &["podSelector", "policyTypes", "ingress"]),
     }
 }
 

@@ -132,6 +132,9 @@ impl Writer {
                 tasks.shutdown().await;
                 self.with(State::forget);
             }
+            if led != leads {
+                source.lead(leads);
+            }
             led = leads;
             self.metrics.leads(leads);
             while leads && let Some(key) = self.with(|state| state.queue.next(self.now())) {
@@ -209,8 +212,7 @@ impl Writer {
                 let outcome = self.apply(key, body).await;
                 if outcome == Outcome::Done {
                     source.made(key, body);
-                    // Wanted already while there was nothing to write it to.
-                    self.add([Key::new(key.resource, Part::Status, key.name.clone())]);
+                    self.add(after_creation(key));
                 }
                 outcome
             }
@@ -262,7 +264,7 @@ impl Writer {
         let patch = json!({"spec": {"replicas": replicas}});
         match self.merge(key.resource, &key.name, &patch).await {
             Ok(object) => {
-                debug!(object = %key, replicas, "scaled");
+                info!(object = %key, replicas, "scaled");
                 self.learn(key, object);
                 Outcome::Done
             }
@@ -366,6 +368,7 @@ impl State {
                     let status = Key::new(*resource, Part::Status, name.clone());
                     if ours {
                         self.queue.add(object);
+                        scale_of(*resource, name).into_iter().for_each(|key| self.queue.add(key));
                     }
                     if self.wrote.contains_key(&status) {
                         self.queue.add(status);
@@ -388,6 +391,18 @@ impl State {
     }
 }
 
+/// What may have been wanted already while there was nothing to write it to.
+fn after_creation(key: &Key) -> impl Iterator<Item = Key> {
+    let status = Key::new(key.resource, Part::Status, key.name.clone());
+    [status].into_iter().chain(scale_of(key.resource, &key.name))
+}
+
+/// The number of pods is a part of its own, which an apply of the object never writes.
+fn scale_of(resource: Resource, name: &Name) -> Option<Key> {
+    let scales = resource == Resource::Deployment;
+    scales.then(|| Key::new(resource, Part::Scale, name.clone()))
+}
+
 /// Lower than that of every pod chosen before, so that one chosen once and kept after all is not chosen again.
 fn deletion_cost() -> String {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -402,5 +417,100 @@ async fn pause(wait: Option<Duration>) {
     match wait {
         Some(wait) => tokio::time::sleep(wait).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> State {
+        let queue = Queue::new(Limits::default());
+        State { queue, cache: Cache::default(), wrote: HashMap::new() }
+    }
+
+    fn key(resource: Resource, part: Part) -> Key {
+        Key::new(resource, part, Name::new("default", "a"))
+    }
+
+    fn object(resource: Resource, annotations: &Value, version: &str) -> Observed {
+        let meta = json!({"name": "a", "namespace": "default", "resourceVersion": version, "annotations": annotations});
+        let body = json!({"metadata": meta, "spec": {"replicas": 0}});
+        Observed::Object(resource, Name::new("default", "a"), body.into())
+    }
+
+    /// Wants nothing, and nothing to be asked of it before it leads.
+    #[derive(Default)]
+    struct Leads {
+        leads: std::sync::atomic::AtomicBool,
+        asked: Notify,
+    }
+
+    impl Source for Leads {
+        fn lead(&self, leads: bool) {
+            self.leads.store(leads, std::sync::atomic::Ordering::Relaxed);
+        }
+
+        fn want(&self, key: &Key) -> super::super::Want {
+            let leads = self.leads.load(std::sync::atomic::Ordering::Relaxed);
+            assert!(leads, "{key} is not planned by who does not lead");
+            self.asked.notify_one();
+            super::super::Want::Any
+        }
+
+        fn made(&self, _key: &Key, _body: &Value) {}
+
+        fn trouble(&self, _key: &Key, _trouble: Option<super::super::Trouble>) {}
+    }
+
+    /// What was observed at the start waits to be looked at when the lease is won: every Deployment's scale would be 0.
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_looked_at_before_the_plan_is_a_leaders() {
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().expect("a URL"));
+        let client = Client::try_from(nowhere).expect("a client");
+        let writer = Arc::new(Writer::new(client, Limits::default(), Arc::default()));
+        let ours = json!({super::super::cache::APPLIED: "0000000000000001"});
+        writer.observe(&object(Resource::Deployment, &ours, "7"));
+        let source = Arc::new(Leads::default());
+        let run = Arc::clone(&writer).run(
+            Arc::clone(&source) as Arc<dyn Source>,
+            Leadership::always(),
+            CancellationToken::new(),
+        );
+        let asked = async {
+            tokio::select! {
+                () = run => {}
+                () = source.asked.notified() => {}
+            }
+        };
+        timeout(Duration::from_secs(60), asked).await.expect("it is looked at");
+    }
+
+    fn looked_at(state: &mut State) -> Vec<Key> {
+        std::iter::from_fn(|| state.queue.next(Stamp(1))).collect()
+    }
+
+    /// A wake may be decided while the Deployment is being made: there is nothing to scale then, and nobody decides it
+    /// a second time while the requests wait.
+    #[test]
+    fn what_was_just_made_is_scaled_as_was_wanted_meanwhile() {
+        let of = |resource| after_creation(&key(resource, Part::Object)).collect::<Vec<_>>();
+        let both = [Part::Status, Part::Scale].map(|part| key(Resource::Deployment, part));
+        assert_eq!(of(Resource::Deployment), both);
+        assert_eq!(of(Resource::Service), [key(Resource::Service, Part::Status)]);
+    }
+
+    #[test]
+    fn a_deployment_that_changed_is_looked_at_with_its_scale() {
+        let ours = json!({super::super::cache::APPLIED: "0000000000000001"});
+        let mut state = state();
+        state.observe(&object(Resource::Deployment, &ours, "7"));
+        let both = [Part::Scale, Part::Object].map(|part| key(Resource::Deployment, part));
+        assert_eq!(looked_at(&mut state), both);
+        both.iter().for_each(|key| state.queue.done(key, &Outcome::Done, Stamp(1)));
+        state.observe(&object(Resource::Deployment, &ours, "7"));
+        assert_eq!(looked_at(&mut state), [], "no news");
+        state.observe(&object(Resource::Deployment, &json!({}), "8"));
+        assert_eq!(looked_at(&mut state), [], "not ours any more");
     }
 }

@@ -56,7 +56,7 @@ fn given(name: &Name, tag: Option<Box<str>>, world: &World) -> Option<Allotment>
 
 /// The Service that bears a name of a route.
 fn service(name: &Name, tag: Option<&str>) -> Name {
-    Name::new(name.namespace.as_str(), tagged(tag, &name.name))
+    Name::new(name.namespace.clone(), tagged(tag, &name.name))
 }
 
 /// Marks what a restored app holds as taken.

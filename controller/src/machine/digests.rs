@@ -19,7 +19,7 @@ impl Machine {
             return;
         }
         let open = |it: &&Revision| it.digests.is_empty();
-        let named = |it: &Revision| Name::new(app.namespace.as_str(), &*it.name);
+        let named = |it: &Revision| Name::new(app.namespace.clone(), &*it.name);
         let wanted = after.iter().flat_map(|app| &app.revisions).filter(open);
         let lost = |it: &&Revision| after.is_none_or(|app| app.revision(&it.name).is_none());
         let lost = before.revisions.iter().filter(open).filter(lost);
@@ -42,7 +42,7 @@ impl Machine {
         let secrets = pod.image_pull_secrets.iter().flatten().map(|it| it.name.clone());
         Some(Wanted {
             account: Account {
-                namespace: name.namespace.clone(),
+                namespace: name.namespace.to_string(),
                 service_account: pod.service_account_name.clone().unwrap_or_default(),
                 pull_secrets: secrets.collect(),
             },

@@ -35,7 +35,7 @@ impl Machine {
             new = Some(mapping.target.clone());
             self.world.mappings.insert(name.clone(), mapping);
         } else {
-            info!(domain = name.name, "domain mapping gone");
+            info!(domain = name.name.as_str(), "domain mapping gone");
         }
         if old != new {
             self.settle_named(old, now);
@@ -47,8 +47,8 @@ impl Machine {
 
     pub(super) fn observe_claim(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
         match object.map(observe::claim) {
-            Some(claim) => drop(self.world.claims.insert(name.name.clone(), claim)),
-            None => drop(self.world.claims.remove(&name.name)),
+            Some(claim) => drop(self.world.claims.insert(name.name.to_string(), claim)),
+            None => drop(self.world.claims.remove(name.name.as_str())),
         }
         let same = |(it, _): &(&Name, &crate::world::Mapping)| it.name == name.name;
         let of: Vec<(Name, Name)> = self
@@ -81,7 +81,12 @@ impl Machine {
         plan::domains::mapping(&self.world, name, &mut mapping, now);
         if mapping != before {
             let ready = mapping.conditions.is_true(Kind::DomainReady);
-            info!(domain = name.name, namespace = name.namespace, ready, "domain mapping changed");
+            info!(
+                domain = name.name.as_str(),
+                namespace = name.namespace.as_str(),
+                ready,
+                "domain mapping changed"
+            );
             self.world.mappings.insert(name.clone(), mapping);
         }
         self.effects.keys.push(Key::new(Resource::DomainMapping, Part::Status, name.clone()));

@@ -44,7 +44,7 @@ pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &Wo
     }
     let lost = before.revisions.iter().filter(|it| after.revision(&it.name).is_none());
     keys.extend(lost.map(|it| {
-        let name = Name::new(name.namespace.as_str(), &*it.name);
+        let name = Name::new(name.namespace.clone(), &*it.name);
         Key::new(Resource::Revision, crate::kube::Part::Object, name)
     }));
     keys

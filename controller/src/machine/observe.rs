@@ -11,6 +11,7 @@ use tracing::info;
 
 use super::{Machine, allot};
 use crate::{
+    bind,
     children::Resource,
     observe, render, restore,
     world::{App, Configuration, Kubelet, Pod, Revision, Route, Service, Stage, Stamp, World},
@@ -36,11 +37,22 @@ impl Machine {
             Resource::Node => {
                 let zone = object.and_then(observe::zone);
                 match zone {
-                    Some(zone) => drop(self.world.zones.insert(name.name, zone)),
-                    None => drop(self.world.zones.remove(&name.name)),
+                    Some(zone) => drop(self.world.zones.insert(name.name.to_string(), zone)),
+                    None => drop(self.world.zones.remove(name.name.as_str())),
                 }
+                let before = self.world.nodes.remove(name.name.as_str());
+                let node = object.map(|it| bind::Node::of(it, before.as_ref()));
+                self.world.nodes.extend(node.map(|node| (name.name.to_string(), node)));
             }
             Resource::ConfigMap => self.observe_config(&name, object, now),
+            Resource::NetworkPolicy => {
+                let touched = self.world.network_policies.policy(name, object);
+                self.settle_all_of(&touched, now);
+            }
+            Resource::Namespace => {
+                let touched = self.world.network_policies.namespace(&name.name, object);
+                self.settle_all_of(&touched, now);
+            }
             // Followed elsewhere, or only written.
             Resource::EndpointSlice => self.observe_slice(&name, object),
             Resource::DomainMapping => self.observe_mapping(&name, object, now),
@@ -134,9 +146,9 @@ impl Machine {
         for target in route.wanted.iter() {
             let configuration = target.configuration.as_deref();
             let by_revision = target.revision.as_deref().and_then(|revision| {
-                self.world.app_of(&Name::new(name.namespace.as_str(), revision))
+                self.world.app_of(&Name::new(name.namespace.clone(), revision))
             });
-            let by_name = configuration.map(|it| Name::new(name.namespace.as_str(), it));
+            let by_name = configuration.map(|it| Name::new(name.namespace.clone(), it));
             for other in by_revision.into_iter().chain(by_name).filter(|it| it != name) {
                 self.world.referrers.entry(other.clone()).or_default().insert(name.clone());
                 named.insert(other);
@@ -161,6 +173,7 @@ impl Machine {
         let owner = object.and_then(observe::app).or_else(|| self.world.app_of(name));
         let Some(owner) = owner else { return };
         let Some(object) = object else {
+            self.keep_decided(name);
             self.world.odd.remove(name);
             self.change(owner, now, |app, _| app.revisions.retain(|it| *it.name != *name.name));
             return;
@@ -179,7 +192,8 @@ impl Machine {
                 Some(known) if known.meta.uid == crate::world::Uid(0) => {
                     *known = Revision { meta: seen.meta, template: seen.template, ..known.clone() };
                 }
-                Some(known) => *known = seen,
+                // Another one of that name; what is decided goes by the name.
+                Some(known) => *known = Revision { decided: known.decided, ..seen },
                 None => app.revisions.push(seen),
             }
             app.revisions
@@ -200,7 +214,7 @@ impl Machine {
         };
         let Some(revision) = revision else { return };
         let blocked = object.and_then(observe::deployment).map(Box::new);
-        let key = Name::new(name.namespace.as_str(), revision);
+        let key = Name::new(name.namespace.clone(), revision);
         let Some(owner) = self.world.app_of(&key) else { return };
         self.change(owner, now, |app, _| {
             let mut all = app.revisions.iter_mut();
@@ -214,6 +228,10 @@ impl Machine {
         if self.observe_own(name, object, now) {
             return;
         }
+        let refuser = object.and_then(bind::refuser);
+        if let Some(node) = refuser.and_then(|it| self.world.nodes.get_mut(it)) {
+            node.shun(now);
+        }
         match object.filter(|it| observe::made_for(it).is_some()).and_then(|it| {
             let owner = observe::app(it)?;
             Some((owner, observe::made_for(it)?.to_owned(), observe::pod(it)?))
@@ -226,7 +244,7 @@ impl Machine {
                 let known = self.world.apps.get(&owner).and_then(|app| app.revision(&revision));
                 if known.is_none() {
                     // Each kind is watched by itself: the Revision is on its way.
-                    let made_for = Name::new(name.namespace.as_str(), revision);
+                    let made_for = Name::new(name.namespace.clone(), revision);
                     self.early.entry(made_for).or_default().insert(name.clone(), pod);
                     return;
                 }

@@ -32,7 +32,7 @@ const AT_ONCE: usize = 10;
 /// Until the next ones.
 const PAUSE_MS: u64 = 100;
 /// The timer of that; no app is called so.
-pub(super) const REWRITE: Name = Name { namespace: String::new(), name: String::new() };
+pub(super) const REWRITE: Name = Name::EMPTY;
 
 impl Machine {
     /// A ConfigMap as it is now. Only those of our own namespace set anything.
@@ -46,9 +46,9 @@ impl Machine {
         for event in update.events {
             let (reason, message) = (event.reason, event.message.as_str());
             if event.is_warning {
-                warn!(config_map = name.name, reason, message, "config map");
+                warn!(config_map = name.name.as_str(), reason, message, "config map");
             } else {
-                info!(config_map = name.name, reason, message, "config map");
+                info!(config_map = name.name.as_str(), reason, message, "config map");
             }
             let uid = object.and_then(|it| it["metadata"]["uid"].as_str());
             let uid = uid.unwrap_or_default().to_owned();

@@ -8,7 +8,7 @@ use crate::world::{App, Claim, Kind, Mapping, Stamp, Truth, Why, World};
 
 /// Whether the domain is its namespace's to use.
 fn claimed(world: &World, name: &Name) -> Truth {
-    match world.claims.get(&name.name) {
+    match world.claims.get(name.name.as_str()) {
         Some(Claim { namespace, .. }) if *namespace == name.namespace => Truth::True(None),
         Some(_) => Truth::False(Why::new(
             "DomainAlreadyClaimed",

@@ -144,7 +144,7 @@ impl Facts {
     pub fn wire(&self, app: &Name, revision: &Revision) -> wire::Revision {
         let spec = &self.template.spec;
         wire::Revision {
-            name: Name::new(app.namespace.as_str(), &*revision.name),
+            name: Name::new(app.namespace.clone(), &*revision.name),
             service: app.name.clone(),
             configuration: app.name.clone(),
             container_concurrency: self.container_concurrency,
@@ -156,6 +156,7 @@ impl Facts {
             reachable: revision.routing.0 != Routing::Reserve,
             initial_scale_reached: revision.reached,
             activators: Box::default(),
+            sources: None,
         }
     }
 
@@ -164,7 +165,7 @@ impl Facts {
         PodOrder {
             uid: pod.uid.to_string(),
             name: pod.name.to_string(),
-            revision: Name::new(app.namespace.as_str(), &*revision.name),
+            revision: Name::new(app.namespace.clone(), &*revision.name),
             spec: self.pod_spec(app, revision),
             labels: self.labels(app, revision),
         }
@@ -175,8 +176,8 @@ impl Facts {
         let mut labels = self.template.metadata.labels.clone().unwrap_or_default();
         labels.entry("app".into()).or_insert_with(|| revision.name.to_string());
         for (name, value) in [
-            (key::SERVICE, app.name.clone()),
-            (key::CONFIGURATION, app.name.clone()),
+            (key::SERVICE, app.name.to_string()),
+            (key::CONFIGURATION, app.name.to_string()),
             (key::CONFIGURATION_GENERATION, revision.meta.generation.to_string()),
             (key::REVISION, revision.name.to_string()),
             (key::REVISION_UID, revision.meta.uid.to_string()),

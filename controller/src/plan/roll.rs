@@ -85,7 +85,7 @@ fn at_rest(app: &App, name: &Name, world: &World) -> Rollout {
     let mut state = Rollout::default();
     for it in app.traffic().iter().filter(|it| it.latest && it.percent > 0) {
         let own = app.revision(&it.revision).is_some();
-        let other = || world.app_of(&Name::new(name.namespace.as_str(), &*it.revision));
+        let other = || world.app_of(&Name::new(name.namespace.clone(), &*it.revision));
         let configuration = if own { Some(name.clone()) } else { other() };
         if let Some(configuration) = configuration {
             add(&mut state, &configuration.name, &it.revision, it.percent);

@@ -3,7 +3,8 @@
 use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
 use common::wire::{
-    Ingress, Name, Path, Pod, PodPhase, Protocol, RouteChange, Service, Tag, TagRouting, Target,
+    self, Ingress, Name, Path, Pod, PodPhase, Protocol, RouteChange, Service, Tag, TagRouting,
+    Target,
 };
 
 use tracing::debug;
@@ -35,7 +36,10 @@ pub(super) fn subjects(
         it.0.routing.0 != Routing::Reserve || !it.0.pods.is_empty() || starts
     };
     for (revision, facts) in pairs().filter(|it| shown(&it)) {
-        out.push(RouteChange::Revision(facts.wire(name, revision)));
+        let labels = || facts.labels(name, revision);
+        let policies = &world.network_policies;
+        let sources = policies.sources(&name.namespace, labels, facts.port.get());
+        out.push(RouteChange::Revision(wire::Revision { sources, ..facts.wire(name, revision) }));
     }
     for (revision, facts) in pairs() {
         let view = View { world, namespace: &name.namespace, facts, now: Stamp::default() };
@@ -108,13 +112,13 @@ fn service(
     let view = |facts| View { world, namespace: &name.namespace, facts, now: Stamp::default() };
     let hopeless = only.as_ref().is_some_and(|(it, facts)| status::is_hopeless(it, &view(facts)));
     let target = |(revision, percent): &(&str, u8)| Target {
-        revision: Name::new(name.namespace.as_str(), *revision),
+        revision: Name::new(name.namespace.clone(), *revision),
         percent: *percent,
     };
     let tagged = tag_headers(app, world);
     let public = target_of(app, name, allotted.tag.as_deref(), world).filter(|it| !it.is_local);
     Service {
-        name: Name::new(name.namespace.as_str(), own.as_str()),
+        name: Name::new(name.namespace.clone(), own.as_str()),
         addresses: settings.addresses(&allotted.addresses),
         port: SERVICE_PORT,
         activator_port: NonZeroU16::new(allotted.port).unwrap_or(SERVICE_PORT),
@@ -145,7 +149,7 @@ fn ingress(
 ) -> Option<Box<Ingress>> {
     let http = key::HTTP_PROTOCOL.iter().find_map(|key| app.route_annotation(key));
     let tag = |it: &Allotment| {
-        let service = Name::new(name.namespace.as_str(), host_name(it, &name.name));
+        let service = Name::new(name.namespace.clone(), host_name(it, &name.name));
         it.tag.as_ref().map(|tag| Tag { name: tag.to_string(), service })
     };
     let tags = tag_headers(app, world).then(|| match &allotted.tag {
@@ -154,7 +158,7 @@ fn ingress(
     });
     let ingress = Ingress {
         redirects: redirects(http, world),
-        domains: domains::of(world, &Name::new(name.namespace.as_str(), own)),
+        domains: domains::of(world, &Name::new(name.namespace.clone(), own)),
         tags,
     };
     (ingress != Ingress::default()).then(|| Box::new(ingress))

@@ -232,15 +232,19 @@ pub(super) fn configuration(app: &mut App, now: Stamp) {
     app.conditions.set(Kind::ConfigurationReady, truth, now);
 }
 
-/// Route: `AllTrafficAssigned` was set when traffic was assigned.
-pub(super) fn route(app: &mut App, now: Stamp) {
+/// Route: `AllTrafficAssigned` was set when traffic was assigned. Where it is not this replica that `allots`, a name without
+/// numbers waits for who does.
+pub(super) fn route(app: &mut App, allots: bool, now: Stamp) {
     let Some(route) = &app.route else { return };
     let names = 1 + route.traffic.iter().filter(|it| it.tag.is_some()).count();
     let unaddressed =
         |it: &Allotment| matches!(&it.addresses, Addresses::Given(none) if none.is_empty());
     let ingress = if let Some(why) = &route.blocked {
         Truth::False((**why).clone())
-    } else if route.traffic.is_empty() || route.allotted.iter().any(unaddressed) {
+    } else if route.traffic.is_empty()
+        || route.allotted.iter().any(unaddressed)
+        || (route.allotted.len() < names && !allots)
+    {
         Truth::Unknown(Some(Why::new(
             "IngressNotConfigured",
             "Ingress has not yet been reconciled.",

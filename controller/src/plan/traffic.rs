@@ -69,7 +69,7 @@ fn latest(
     world: &World,
 ) -> Result<Box<str>, Truth> {
     let configuration = configuration.unwrap_or(&name.name);
-    let other = Name::new(name.namespace.as_str(), configuration);
+    let other = Name::new(name.namespace.clone(), configuration);
     let app =
         if configuration == name.name { Some(app) } else { world.apps.get(&other).map(|it| &**it) };
     let Some(app) = app.filter(|it| it.configuration.is_some()) else {

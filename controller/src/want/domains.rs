@@ -36,7 +36,7 @@ pub(super) fn claim(world: &World, domain: &str) -> Want {
             "apiVersion": Resource::ClusterDomainClaim.api_version(),
             "kind": Resource::ClusterDomainClaim.kind(),
             "metadata": {"name": domain},
-            "spec": {"namespace": name.namespace},
+            "spec": {"namespace": name.namespace.as_str()},
         })),
     }
 }

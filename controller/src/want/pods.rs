@@ -34,7 +34,9 @@ pub(super) fn pod(world: &World, key: &Key) -> Want {
         }
     };
     let meta = json!({
-        "name": key.name.name, "namespace": key.name.namespace, "annotations": annotations,
+        "name": key.name.name.as_str(),
+        "namespace": key.name.namespace.as_str(),
+        "annotations": annotations,
     });
     Want::Body(json!({"apiVersion": "v1", "kind": "Pod", "metadata": meta}))
 }

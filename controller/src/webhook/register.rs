@@ -34,8 +34,11 @@ use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::certs::{Bundle, CertError, Certificates};
-use crate::kube::lead::Leadership;
+use super::{
+    InForce,
+    certs::{Bundle, CertError, Certificates},
+};
+use crate::{knative::key, kube::lead::Leadership};
 
 /// Who writes, where objects say so.
 const MANAGER: &str = "rouse";
@@ -142,13 +145,16 @@ pub async fn keep(
     client: Client,
     place: Place,
     certificates: Arc<Certificates>,
+    settings: InForce,
     mut leadership: Leadership,
     shutdown: CancellationToken,
 ) {
     let mut registered = None;
     loop {
         let leads = leadership.may_write();
-        let wait = match once(&client, &place, &certificates, leads, &mut registered).await {
+        let binds = settings().bind_pods;
+        let once = once(&client, &place, &certificates, leads, binds, &mut registered);
+        let wait = match once.await {
             Ok(()) => EVERY,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
@@ -176,6 +182,7 @@ async fn once(
     place: &Place,
     certificates: &Arc<Certificates>,
     leads: bool,
+    binds: bool,
     registered: &mut Option<Bundle>,
 ) -> Result<(), RegisterError> {
     let bundle = bundle(client, place, leads, SystemTime::now()).await?;
@@ -188,7 +195,7 @@ async fn once(
         return Ok(());
     }
     self_call(place, &bundle).await?;
-    register(client, place, &bundle).await?;
+    register(client, place, &bundle, binds).await?;
     if registered.as_ref() != Some(&bundle) {
         info!(service = place.service, "webhook registered");
         *registered = Some(bundle);
@@ -277,8 +284,13 @@ async fn ask(place: &Place, bundle: &Bundle) -> Result<(), AnyError> {
     if status.is_success() { Ok(()) } else { Err(format!("answered {status}").into()) }
 }
 
-async fn register(client: &Client, place: &Place, bundle: &Bundle) -> Result<(), RegisterError> {
-    let (mutating, validating) = configurations(place, &bundle.authority);
+async fn register(
+    client: &Client,
+    place: &Place,
+    bundle: &Bundle,
+    binds: bool,
+) -> Result<(), RegisterError> {
+    let (mutating, validating) = configurations(place, &bundle.authority, binds);
     apply::<MutatingWebhookConfiguration>(client, DEFAULTING, &mutating).await?;
     apply::<ValidatingWebhookConfiguration>(client, VALIDATION, &validating[0]).await?;
     apply::<ValidatingWebhookConfiguration>(client, CONFIG, &validating[1]).await
@@ -303,9 +315,11 @@ where
 const DEFAULTING: &str = "webhook.serving.knative.dev";
 const VALIDATION: &str = "validation.webhook.serving.knative.dev";
 const CONFIG: &str = "config.webhook.serving.knative.dev";
+/// Rouse's own, beside that which fills objects in.
+const BINDING: &str = "binding.webhook.rouse.dev";
 
 /// What the API server is told: which objects it must ask about, and whom.
-fn configurations(place: &Place, authority: &str) -> (Value, [Value; 2]) {
+fn configurations(place: &Place, authority: &str, binds: bool) -> (Value, [Value; 2]) {
     let bundle =
         serde_json::to_value(ByteString(authority.as_bytes().to_vec())).unwrap_or_default();
     let hook = |name: &str, path: &str, rules: Value| {
@@ -340,11 +354,31 @@ fn configurations(place: &Place, authority: &str) -> (Value, [Value; 2]) {
     config["objectSelector"] = json!({
         "matchExpressions": [{"key": "app.kubernetes.io/name", "operator": "In", "values": names}],
     });
+    let mut mutating = whole("MutatingWebhookConfiguration", DEFAULTING, defaulting);
+    if binds && let Some(hooks) = mutating["webhooks"].as_array_mut() {
+        hooks.push(binding(hook(BINDING, "/binding", pods())));
+    }
     let validating = "ValidatingWebhookConfiguration";
-    (
-        whole("MutatingWebhookConfiguration", DEFAULTING, defaulting),
-        [whole(validating, VALIDATION, validation), whole(validating, CONFIG, config)],
-    )
+    (mutating, [whole(validating, VALIDATION, validation), whole(validating, CONFIG, config)])
+}
+
+/// Nobody waits for this one when it does not answer: the scheduler finds a node as well.
+fn binding(mut hook: Value) -> Value {
+    hook["failurePolicy"] = "Ignore".into();
+    hook["timeoutSeconds"] = 1.into();
+    hook["objectSelector"] =
+        json!({"matchExpressions": [{"key": key::REVISION_UID, "operator": "Exists"}]});
+    hook
+}
+
+fn pods() -> Value {
+    json!([{
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "resources": ["pods"],
+        "operations": ["CREATE"],
+        "scope": "Namespaced",
+    }])
 }
 
 /// Our own kinds and no subresource: statuses are ours to write, and nobody waits for a webhook then.

@@ -38,6 +38,8 @@ pub struct Settings {
     pub autoscaler: std::sync::Arc<AutoscalerConfig>,
     /// Domain of names inside the cluster.
     pub cluster_domain: String,
+    /// Whether pods are bound to a node as they are made (`config-deployment`).
+    pub bind_pods: bool,
 }
 
 impl Default for Settings {
@@ -47,6 +49,7 @@ impl Default for Settings {
             features: Default::default(),
             autoscaler: Default::default(),
             cluster_domain: "cluster.local".into(),
+            bind_pods: false,
         }
     }
 }
@@ -59,6 +62,7 @@ impl Settings {
             features: configs.features.clone(),
             autoscaler: configs.autoscaler.clone(),
             cluster_domain: cluster_domain.into(),
+            bind_pods: configs.deployment.bind_pods,
         }
     }
 
@@ -136,6 +140,25 @@ pub fn answer(hook: Hook, body: &[u8], settings: &Settings) -> Result<Vec<u8>, B
     let review: Review = serde_json::from_slice(body)?;
     let request = review.request.ok_or(BadReview::Empty)?;
     let answer = decide(hook, &request, settings)?;
+    reply(&request, answer)
+}
+
+/// Answers about a pod that is about to be made: with the node that `bind` names it is stored as bound.
+pub fn bound(
+    body: &[u8],
+    bind: impl FnOnce(&Value, u64) -> Option<String>,
+) -> Result<Vec<u8>, BadReview> {
+    let review: Review = serde_json::from_slice(body)?;
+    let request = review.request.ok_or(BadReview::Empty)?;
+    let chance = crate::kube::cache::hash(&json!(request.uid));
+    let pod = request.object.as_ref().filter(|_| request.operation == "CREATE");
+    let node = pod.and_then(|pod| bind(pod, chance));
+    let patch = node.map(|node| json!([{"op": "add", "path": "/spec/nodeName", "value": node}]));
+    let patch = patch.map(|patch| patch.to_string().into_bytes());
+    reply(&request, Answer { patch, ..Answer::default() })
+}
+
+fn reply(request: &Request, answer: Answer) -> Result<Vec<u8>, BadReview> {
     let mut response = json!({"uid": request.uid, "allowed": answer.refusal.is_none()});
     if let Some(message) = answer.refusal {
         response["status"] = json!({

@@ -57,7 +57,12 @@ async fn bed() -> Bed {
     let port = listener.local_addr().expect("bound").port();
     let (certificates, stop) = (Arc::new(Certificates::default()), CancellationToken::new());
     let settings: InForce = Arc::new(|| Arc::new(Settings::default()));
-    let served = tokio::spawn(serve(listener, Arc::clone(&certificates), settings, stop.clone()));
+    let served = tokio::spawn(serve(
+        listener,
+        Arc::clone(&certificates),
+        Answers::of(settings),
+        stop.clone(),
+    ));
     Bed { place: Place::new("knative-serving", port), certificates, stop, served }
 }
 

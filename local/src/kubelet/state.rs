@@ -46,8 +46,8 @@ pub(crate) fn save(layout: &Layout, saved: &Saved) {
     let text = Text {
         uid: order.uid,
         name: order.name,
-        namespace: order.revision.namespace,
-        revision: order.revision.name,
+        namespace: order.revision.namespace.into(),
+        revision: order.revision.name.into(),
         labels: order.labels,
         address: saved.address.map(PodAddress::v4),
         containers: saved.containers.clone(),

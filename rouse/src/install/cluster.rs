@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use controller::kube::client::connect;
 use kube::{
     Api, Client,
@@ -72,37 +72,46 @@ impl Cluster {
 
     /// Brings an object about. One that is its operator's is only made where it is missing.
     ///
-    /// The API server may be unable to for a moment: to ask admission of a controller that is just starting, for one.
+    /// The API server may be unable to for a moment: to ask admission of a controller that is just starting, for one. An
+    /// object of a former installation that is still on its way out takes what is applied to it along: it is waited for.
     pub(super) async fn apply(&self, object: &Value) -> Result<()> {
         let started = Instant::now();
         loop {
-            match self.try_to_apply(object).await {
-                Err(kube::Error::Api(status))
-                    if status.code >= 500 && started.elapsed() < PATIENCE =>
-                {
-                    pause().await;
+            let tried = self.try_to_apply(object).await;
+            let is_late = started.elapsed() >= PATIENCE;
+            match tried {
+                Err(kube::Error::Api(status)) if status.code >= 500 && !is_late => {}
+                Ok(there) if !is_going(&there) => return Ok(()),
+                Ok(_) if is_late => bail!(
+                    "{} is being deleted and does not go: see what finalizers it has",
+                    name(object)
+                ),
+                Ok(_) => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("cannot apply {}", name(object)));
                 }
-                done => return done.with_context(|| format!("cannot apply {}", name(object))),
             }
+            pause().await;
         }
     }
 
-    async fn try_to_apply(&self, object: &Value) -> Result<(), kube::Error> {
+    /// Returns the object as it is there now.
+    async fn try_to_apply(&self, object: &Value) -> Result<DynamicObject, kube::Error> {
         let api = self.api_of(object);
         let short = object["metadata"]["name"].as_str().unwrap_or_default();
         if !configs::is_operators(object) {
             let params = PatchParams::apply(MANAGER).force();
-            return api.patch(short, &params, &Patch::Apply(object)).await.map(drop);
+            return api.patch(short, &params, &Patch::Apply(object)).await;
         }
-        if api.get_opt(short).await?.is_some() {
-            return Ok(());
+        if let Some(there) = api.get_opt(short).await? {
+            return Ok(there);
         }
         let body = serde_json::from_value(object.clone()).map_err(kube::Error::SerdeError)?;
         let params = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
         match api.create(&params, &body).await {
             // Somebody was faster.
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-            made => made.map(drop),
+            Err(kube::Error::Api(status)) if status.code == 409 => api.get(short).await,
+            made => made,
         }
     }
 
@@ -142,6 +151,11 @@ impl Cluster {
             Err(error) => Err(error).with_context(|| format!("cannot delete {}", name(object))),
         }
     }
+}
+
+/// Whether it is deleted, though not gone yet.
+fn is_going(object: &DynamicObject) -> bool {
+    object.metadata.deletion_timestamp.is_some()
 }
 
 /// Waits before the next look at the cluster.

@@ -43,9 +43,10 @@ max-scale-down-rate: "2.0"
 enable-scale-to-zero: "true"
 scale-to-zero-grace-period: "30s"
 scale-to-zero-pod-retention-period: "0s"
-# Pods at the start, at least and at most; 0 of the last two sets no bound.
+# Pods at the start, at least and at most; 0 of the last two sets no bound. Starting with none is allowed, unlike in
+# Knative.
 initial-scale: "1"
-allow-zero-initial-scale: "false"
+allow-zero-initial-scale: "true"
 min-scale: "0"
 max-scale: "0"
 max-scale-limit: "0"
@@ -66,6 +67,9 @@ const DEPLOYMENT: &str = r#"# Registries whose tags are not resolved to digests.
 registries-skipping-tag-resolving: "kind.local,ko.local,dev.local"
 # How long a start may take.
 progress-deadline: "600s"
+# Whether pods that ask for no resources and no place are bound to a node that has their image as they are made,
+# without the scheduler. Rouse's own.
+bind-pods: "false"
 "#;
 const DOMAIN: &str = r#"# Names of services from outside: NAME.NAMESPACE.DOMAIN. One domain for all, or more of them, each for the
 # services that have its labels.
@@ -107,6 +111,7 @@ fn config_map(name: &str, example: &str, settings: &Settings) -> Value {
         "defaults" if settings.profile == Profile::Fast => {
             data["automount-service-account-token"] = "false".into();
         }
+        "deployment" if settings.profile == Profile::Fast => data["bind-pods"] = "true".into(),
         _ => {}
     }
     with(map, json!({"data": data}))

@@ -33,7 +33,7 @@ const FOLLOW: &[&str] = &["get", "list", "watch"];
 const OWN: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
 
 /// What the controller may do in every namespace: services are anywhere.
-pub(crate) const CLUSTER: [Rule; 18] = [
+pub(crate) const CLUSTER: [Rule; 20] = [
     Rule {
         groups: SERVING,
         resources: &["services", "domainmappings"],
@@ -144,6 +144,20 @@ pub(crate) const CLUSTER: [Rule; 18] = [
         why: "where they are and how they fare; the annotation that says which goes first when fewer are wanted",
     },
     Rule { groups: &[""], resources: &["nodes"], names: &[], verbs: FOLLOW, why: "zones" },
+    Rule {
+        groups: &[""],
+        resources: &["namespaces"],
+        names: &[],
+        verbs: FOLLOW,
+        why: "labels by which NetworkPolicies select namespaces",
+    },
+    Rule {
+        groups: &["networking.k8s.io"],
+        resources: &["networkpolicies"],
+        names: &[],
+        verbs: FOLLOW,
+        why: "whose requests may wait for a pod",
+    },
     Rule {
         groups: &[""],
         resources: &["serviceaccounts"],

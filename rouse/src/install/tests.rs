@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use controller::config_maps::{Configs, Defaults};
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use k8s_openapi::{
     api::{
@@ -103,6 +104,24 @@ fn every_shipped_setting_and_every_example_is_one_that_the_controller_takes() {
 }
 
 #[test]
+fn examples_show_what_holds_where_nothing_is_set() {
+    let mut told = Configs::default();
+    for map in of("ConfigMap") {
+        let name = map["metadata"]["name"].as_str().unwrap();
+        let example = serde_norway::from_str(map["data"]["_example"].as_str().unwrap());
+        told.update(name, Some(&example.unwrap_or_default()));
+    }
+    let unset = Configs::default();
+    assert_eq!(told.autoscaler, unset.autoscaler);
+    // Where nothing is said, Kubernetes mounts it.
+    let mut defaults = Defaults::default();
+    defaults.automount_service_account_token = Some(true);
+    assert_eq!(*told.defaults, defaults);
+    assert_eq!(told.deployment, unset.deployment);
+    assert_eq!(told.gc, unset.gc);
+}
+
+#[test]
 fn only_the_agent_has_rights_on_its_node() {
     for deployment in of("Deployment") {
         let pod = &deployment["spec"]["template"]["spec"];
@@ -174,9 +193,11 @@ fn the_gateway_opens_what_was_asked_for() {
 }
 
 #[test]
-fn the_fast_profile_leaves_the_token_out() {
+fn the_fast_profile_leaves_the_token_out_and_binds_pods() {
     let settings = Settings { profile: Profile::Fast, ..Settings::default() };
     let all = configs::all(&settings);
     let defaults = all.iter().find(|it| it["metadata"]["name"] == "config-defaults").unwrap();
     assert_eq!(defaults["data"]["automount-service-account-token"], "false");
+    let deployment = all.iter().find(|it| it["metadata"]["name"] == "config-deployment").unwrap();
+    assert_eq!(deployment["data"]["bind-pods"], "true");
 }

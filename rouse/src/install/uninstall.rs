@@ -46,6 +46,9 @@ pub(super) async fn run(cluster: &Cluster, settings: &Settings, crds: bool) -> R
             remove(cluster, it).await?;
         }
     }
+    if crds {
+        kinds_gone(cluster, &all).await?;
+    }
     for (api, kind, name) in OWN {
         remove(cluster, &object(api, kind, name, settings)).await?;
     }
@@ -116,6 +119,20 @@ async fn clean_nodes(cluster: &Cluster, settings: &Settings) -> Result<()> {
         cluster::pause().await;
     }
     out::line("removed programs and maps from the nodes")?;
+    Ok(())
+}
+
+/// The API server goes on removing a kind after it has taken the deletion in; what is installed meanwhile would go along.
+async fn kinds_gone(cluster: &Cluster, all: &[Value]) -> Result<()> {
+    let started = Instant::now();
+    for kind in all.iter().filter(|it| it["kind"] == "CustomResourceDefinition") {
+        while cluster.get(kind).await?.is_some() {
+            if started.elapsed() > LIMIT {
+                bail!("{} does not go: see what finalizers it has", objects::name(kind));
+            }
+            cluster::pause().await;
+        }
+    }
     Ok(())
 }
 

@@ -22,6 +22,10 @@ const IDENTITY: &str = "/var/run/rouse";
 /// What an activator may take to hand over its connections: Knative's 600 s, and a little to end.
 const ACTIVATOR_GRACE_S: u32 = 620;
 
+/// What an agent may take to see off the pods that the kubelet is about to stop: Knative's default of 300 s a request,
+/// and a little to end. It ends at once where there are none.
+const AGENT_GRACE_S: u32 = 320;
+
 /// Where a part serves health and metrics.
 pub(crate) fn admin(app: &str) -> u16 {
     match app {
@@ -260,6 +264,7 @@ fn agent(settings: &Settings) -> Value {
         "dnsPolicy": "ClusterFirstWithHostNet",
         "priorityClassName": "system-node-critical",
         "tolerations": [{"operator": "Exists"}],
+        "terminationGracePeriodSeconds": AGENT_GRACE_S,
         "containers": [container(app, vars, more, settings)],
         "volumes": [identity_volume(), host("bpf", "/sys/fs/bpf"), host("cgroup", "/sys/fs/cgroup")],
     });

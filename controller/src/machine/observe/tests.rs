@@ -24,6 +24,7 @@ use crate::{
         decide::{Action, decide},
     },
     machine::{Event, Machine},
+    network_policies::Client,
     want::want,
     world::{Platform, Settings, Stamp, World},
 };
@@ -240,7 +241,7 @@ impl Cluster {
             let name = Name::new(&*deployment.namespace, format!("{prefix}{}", self.made));
             let pod = json!({
                 "metadata": {
-                    "name": name.name, "namespace": name.namespace,
+                    "name": name.name.as_str(), "namespace": name.namespace.as_str(),
                     "uid": format!("00000000-0000-4000-9000-{:012x}", self.made),
                     "creationTimestamp": self.now.rfc3339(),
                     "labels": object["spec"]["template"]["metadata"]["labels"],
@@ -407,6 +408,63 @@ fn template(image: &str, initial: u32) -> Value {
             "containerConcurrency": 0, "timeoutSeconds": 300, "enableServiceLinks": false,
         },
     })
+}
+
+fn pods_wanted(cluster: &Cluster) -> &Value {
+    &cluster.object(Resource::Deployment, "hello-00001-deployment")["spec"]["replicas"]
+}
+
+/// An autoscaler may follow another replica, which knew of the Revision sooner; it says a thing once.
+#[test]
+fn a_wake_that_was_decided_before_the_revision_was_known_is_carried_out() {
+    let mut cluster = Cluster::new();
+    cluster.decide("hello-00001", 1);
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(pods_wanted(&cluster), 1);
+    cluster.step(Event::Undecide(name("hello-00001")));
+    assert_eq!(cluster.machine.decided().count(), 0);
+}
+
+#[test]
+fn what_was_decided_before_the_revision_was_known_can_be_taken_back() {
+    let mut cluster = Cluster::new();
+    cluster.decide("hello-00001", 1);
+    cluster.step(Event::DecisionsBegin);
+    cluster.step(Event::DecisionsSynced);
+    cluster.decide("hello-00002", 1);
+    cluster.step(Event::Undecide(name("hello-00002")));
+    assert_eq!(cluster.machine.decided().count(), 0);
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(pods_wanted(&cluster), 0);
+}
+
+/// Of a name that comes back, the old one's end may be learnt of later than what was decided of the new one.
+#[test]
+fn a_wake_of_a_name_that_comes_back_is_not_lost_with_the_old_one() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.decide("hello-00001", 1);
+    cluster.remove(Resource::KnativeService, "hello");
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(pods_wanted(&cluster), 1);
+}
+
+/// Only who leads allots: to the others, a name without numbers is no sign that none are left.
+#[test]
+fn who_does_not_lead_waits_for_the_numbers_of_a_name() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    let mut follower = machine();
+    for resource in [Resource::Configuration, Resource::Revision, Resource::Route] {
+        let (own, object) =
+            cluster.objects.iter().find(|((it, _), _)| *it == resource).expect("one");
+        let event = Event::Observe(resource, own.1.clone(), Some(Box::new(object.clone())));
+        follower.step(cluster.now, event);
+    }
+    let app = &follower.world().apps[&name("hello")];
+    let why = app.conditions.get(crate::world::Kind::RouteIngress);
+    assert!(app.route.as_ref().is_some_and(|it| it.allotted.is_empty()));
+    assert!(matches!(why, crate::world::Truth::Unknown(_)), "{why:?}");
 }
 
 #[test]
@@ -893,6 +951,34 @@ fn a_label_on_the_service_of_a_tag_keeps_that_tag_inside() {
 }
 
 #[test]
+fn a_network_policy_says_whose_requests_may_wait() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    let sources = |cluster: &Cluster| {
+        let sources = cluster.table().revisions[&name("hello-00001")].sources.clone();
+        sources.map(|it| it.addresses.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    assert_eq!(sources(&cluster), None, "everybody");
+    let policy = json!({"spec": {
+        "podSelector": {"matchLabels": {"serving.knative.dev/service": "hello"}},
+        "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],
+    }});
+    let observed = |it| Event::Observe(Resource::NetworkPolicy, name("web"), it);
+    cluster.step(observed(Some(Box::new(policy))));
+    assert_eq!(sources(&cluster), Some(vec![]), "nobody is known to be let in");
+    let pod = json!({
+        "metadata": {"labels": {"app": "web"}},
+        "status": {"podIPs": [{"ip": "10.244.0.9"}, {"ip": "fd00::9"}]},
+    });
+    cluster.step(Event::Client(name("web-1"), Client::read(&pod)));
+    assert_eq!(sources(&cluster), Some(vec!["10.244.0.9".into(), "fd00::9".into()]));
+    cluster.step(Event::Client(name("web-1"), None));
+    assert_eq!(sources(&cluster), Some(vec![]));
+    cluster.step(observed(None));
+    assert_eq!(sources(&cluster), None);
+}
+
+#[test]
 fn a_new_revision_gets_its_share_step_by_step_whoever_leads() {
     let mut cluster = Cluster::new();
     cluster.config("config-network", json!({"rollout-duration": "10"}));
@@ -903,7 +989,7 @@ fn a_new_revision_gets_its_share_step_by_step_whoever_leads() {
         targets.into_iter().map(|it| (it.revision.name, it.percent)).collect::<BTreeMap<_, _>>()
     };
     let newest = |cluster: &Cluster| shares(&cluster.machine).get("hello-00002").copied();
-    assert_eq!(shares(&cluster.machine), [("hello-00001".to_owned(), 100)].into());
+    assert_eq!(shares(&cluster.machine), [("hello-00001".into(), 100)].into());
     cluster.service("hello", "hello:v2", 1, Value::Null);
     assert_eq!(newest(&cluster), None, "it is not ready yet");
     cluster.ready();

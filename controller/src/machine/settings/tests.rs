@@ -78,7 +78,7 @@ fn a_change_of_settings_is_brought_to_all_objects_a_few_apps_at_a_time() {
         let spec = json!({"template": {"spec": {"containers": [{"image": "hello:v1"}]}}});
         let uid = format!("00000000-0000-4000-8000-{app:012}");
         let object = json!({
-            "metadata": {"name": name.name, "namespace": "default", "uid": uid, "generation": 1}, "spec": spec,
+            "metadata": {"name": name.name.as_str(), "namespace": "default", "uid": uid, "generation": 1}, "spec": spec,
         });
         machine.step(NOW, Event::Observe(Resource::Configuration, name, Some(Box::new(object))));
     }

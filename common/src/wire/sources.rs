@@ -1,0 +1,109 @@
+//! Pure: which addresses may ask a Revision's pods.
+
+use std::{collections::BTreeSet, net::IpAddr, string::ToString as _, vec::Vec};
+
+use ipnet::IpNet;
+
+use super::{Refused, raw};
+
+/// Addresses that may ask a Revision's pods, as NetworkPolicies select them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sources {
+    /// Single ones: pods.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Whole networks.
+    pub blocks: Vec<Block>,
+}
+
+/// A network, with holes (`ipBlock` of a NetworkPolicy).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The network.
+    pub net: IpNet,
+    /// Parts of it that are left out.
+    pub except: Vec<IpNet>,
+}
+
+impl Sources {
+    /// Whether a client with this address may ask.
+    pub fn contain(&self, client: IpAddr) -> bool {
+        let client = client.to_canonical();
+        let within = |block: &Block| {
+            block.net.contains(&client) && !block.except.iter().any(|it| it.contains(&client))
+        };
+        self.addresses.contains(&client) || self.blocks.iter().any(within)
+    }
+}
+
+fn network(text: &str) -> Result<IpNet, Refused> {
+    let refused = || Refused::new("source.net", text, "must be ADDRESS/LENGTH");
+    text.parse().ok().ok_or_else(refused)
+}
+
+impl TryFrom<raw::Sources> for Sources {
+    type Error = Refused;
+    fn try_from(it: raw::Sources) -> Result<Self, Refused> {
+        let address = |text: String| match text.parse::<IpAddr>() {
+            Ok(address) => Ok(address.to_canonical()),
+            Err(_) => Err(Refused::new("source.address", text, "must be an IP address")),
+        };
+        let block = |it: raw::SourceBlock| {
+            let except = it.except.iter().map(|it| network(it)).collect::<Result<_, _>>()?;
+            Ok(Block { net: network(&it.net)?, except })
+        };
+        Ok(Self {
+            addresses: it.addresses.into_iter().map(address).collect::<Result<_, _>>()?,
+            blocks: it.blocks.into_iter().map(block).collect::<Result<_, Refused>>()?,
+        })
+    }
+}
+
+impl From<&Sources> for raw::Sources {
+    fn from(it: &Sources) -> Self {
+        let block = |it: &Block| raw::SourceBlock {
+            net: it.net.to_string(),
+            except: it.except.iter().map(ToString::to_string).collect(),
+        };
+        Self {
+            addresses: it.addresses.iter().map(ToString::to_string).collect(),
+            blocks: it.blocks.iter().map(block).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sources(addresses: &[&str], blocks: &[(&str, &[&str])]) -> raw::Sources {
+        let texts = |all: &[&str]| all.iter().map(ToString::to_string).collect();
+        let block = |(net, except): &(&str, &[&str])| raw::SourceBlock {
+            net: net.to_string(),
+            except: texts(except),
+        };
+        raw::Sources { addresses: texts(addresses), blocks: blocks.iter().map(block).collect() }
+    }
+
+    #[test]
+    fn a_client_is_let_in_by_its_address_or_its_network() {
+        let blocks: [(&str, &[&str]); 2] =
+            [("10.1.0.0/16", &["10.1.2.0/24"]), ("fd00:1::/32", &[])];
+        let it = Sources::try_from(sources(&["10.9.0.7"], &blocks)).expect("it is well formed");
+        let may = |client: &str| it.contain(client.parse().expect("an address"));
+        assert!(may("10.9.0.7") && may("::ffff:10.9.0.7"), "as a socket of both families has it");
+        assert!(may("10.1.1.1") && may("fd00:1::7"));
+        assert!(!may("10.1.2.3"), "a hole in the network");
+        assert!(!may("10.9.0.8") && !may("fd00:2::7"));
+        assert!(!Sources::default().contain([10, 0, 0, 1].into()), "nobody");
+        assert_eq!(Sources::try_from(raw::Sources::from(&it)).expect("as it was"), it);
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        let why =
+            |it: raw::Sources| Sources::try_from(it).expect_err("it is malformed").to_string();
+        assert!(why(sources(&["10.0.0"], &[])).contains("must be an IP address"));
+        assert!(why(sources(&[], &[("10.0.0.0/33", &[])])).contains("ADDRESS/LENGTH"));
+        assert!(why(sources(&[], &[("10.0.0.0/8", &["x"])])).contains("ADDRESS/LENGTH"));
+    }
+}

@@ -1,0 +1,68 @@
+//! Shell: pods that NetworkPolicies may let in. There may be many, so they are watched only once a policy names some.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use common::wire::Name;
+use futures::StreamExt as _;
+use kube::{
+    Api, ResourceExt as _,
+    api::DynamicObject,
+    runtime::{
+        WatchStreamExt as _,
+        watcher::{Config, Event as Seen, watcher},
+    },
+};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::{client::api_resource, watch::chain};
+use crate::{children::Resource, machine::Event, network_policies::Client, shared::Shared};
+
+/// Pods whose address is given back are no clients any more.
+const LIVING: &str = "status.phase!=Succeeded,status.phase!=Failed";
+
+/// Follows them from when `needed` is true.
+pub(super) async fn follow(
+    client: kube::Client,
+    shared: Arc<Shared>,
+    mut needed: watch::Receiver<bool>,
+) {
+    if needed.wait_for(|it| *it).await.is_err() {
+        return;
+    }
+    info!("a network policy names pods: all are followed");
+    let api: Api<DynamicObject> = Api::all_with(client, &api_resource(Resource::Pod));
+    let mut events =
+        std::pin::pin!(watcher(api, Config::default().fields(LIVING)).default_backoff());
+    let (mut known, mut named) = (BTreeSet::new(), BTreeSet::new());
+    let tell = |name: Name, client| shared.step(Event::Client(name, client));
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(Seen::Init) => named.clear(),
+            Ok(Seen::Apply(pod) | Seen::InitApply(pod)) => {
+                let name = name(&pod);
+                named.insert(name.clone());
+                known.insert(name.clone());
+                let client = serde_json::to_value(pod).ok().as_ref().and_then(Client::read);
+                tell(name, client);
+            }
+            Ok(Seen::Delete(pod)) => {
+                let name = name(&pod);
+                known.remove(&name);
+                tell(name, None);
+            }
+            Ok(Seen::InitDone) => {
+                let gone: Vec<Name> = known.difference(&named).cloned().collect();
+                known.retain(|it| named.contains(it));
+                gone.into_iter().for_each(|name| tell(name, None));
+            }
+            Err(error) => {
+                warn!(error = %chain(&error), "watch of clients broke and is begun again")
+            }
+        }
+    }
+}
+
+fn name(pod: &DynamicObject) -> Name {
+    Name::new(pod.namespace().unwrap_or_default(), pod.name_any())
+}

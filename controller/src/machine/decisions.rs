@@ -1,0 +1,85 @@
+//! Pure: what autoscalers decided → Revisions.
+//!
+//! An autoscaler follows the routes of some replica of the controller and tells its decisions to all of them, each thing
+//! once. So it may decide on a Revision that this replica has not observed yet, or has just lost and will observe anew:
+//! what was decided is kept until it can be carried out or is taken back, or requests would wait for ever.
+
+use common::wire::{Decision, Name};
+use tracing::info;
+
+use super::Machine;
+use crate::world::{App, Decided, Revision, Stamp};
+
+impl Machine {
+    pub(super) fn decide(&mut self, decision: Decision, now: Stamp) {
+        if let Some(undecided) = &mut self.undecided {
+            undecided.remove(&decision.revision);
+        }
+        let after =
+            Decided { wanted: decision.wanted, path: decision.path, activity: decision.activity };
+        let Some((app, before)) = self.put_decided(&decision.revision, Some(after)) else { return };
+        info!(
+            revision = %decision.revision, wanted = after.wanted, path = ?after.path,
+            activity = ?after.activity, stable = decision.stable, panic = decision.panic,
+            target = decision.target, ready = decision.ready_pods, reason = decision.reason,
+            "scale decided"
+        );
+        self.settle(&app, Some(&before), false, now);
+    }
+
+    pub(super) fn undecide(&mut self, revision: &Name, now: Stamp) {
+        if let Some((app, before)) = self.put_decided(revision, None) {
+            self.settle(&app, Some(&before), false, now);
+        }
+    }
+
+    /// Carries out what was decided of Revisions that have been observed since.
+    pub(super) fn catch_up(&mut self, now: Stamp) {
+        // Nearly always there is none.
+        let known = self.ahead.keys().filter(|it| self.world.app_of(it).is_some());
+        for revision in known.cloned().collect::<Vec<_>>() {
+            let decided = self.ahead.get(&revision).copied();
+            let Some((app, before)) = self.put_decided(&revision, decided) else { continue };
+            info!(revision = %revision, ?decided, "decided before it was known");
+            self.settle(&app, Some(&before), false, now);
+        }
+    }
+
+    /// A Revision is gone, perhaps for another of its name: what was decided of it stands until it is taken back.
+    pub(super) fn keep_decided(&mut self, revision: &Name) {
+        let app = self.world.app_of(revision).and_then(|it| self.world.apps.get(&it));
+        let known = app.and_then(|app| app.revision(&revision.name));
+        if let Some(decided) = known.and_then(|it| it.decided) {
+            self.ahead.insert(revision.clone(), decided);
+        }
+    }
+
+    /// Revisions of which something is decided.
+    pub(super) fn decided(&self) -> impl Iterator<Item = Name> {
+        let named = |(app, it): (&Name, &Revision)| Name::new(app.namespace.clone(), &*it.name);
+        let all = self.world.apps.iter();
+        all.flat_map(|(name, app)| app.revisions.iter().map(move |it| (name, it)))
+            .filter(|(_, it)| it.decided.is_some())
+            .map(named)
+            .chain(self.ahead.keys().cloned())
+    }
+
+    /// Notes what is decided of a Revision. Returns its app as it was, if that changes it.
+    fn put_decided(&mut self, of: &Name, decided: Option<Decided>) -> Option<(Name, Box<App>)> {
+        let Some(name) = self.world.app_of(of) else {
+            match decided {
+                Some(decided) => self.ahead.insert(of.clone(), decided),
+                None => self.ahead.remove(of),
+            };
+            return None;
+        };
+        self.ahead.remove(of);
+        let app = self.world.apps.get_mut(&name)?;
+        let at = app.revisions.iter().position(|it| *it.name == *of.name)?;
+        (app.revisions[at].decided != decided).then(|| {
+            let before = app.clone();
+            app.revisions[at].decided = decided;
+            (name, before)
+        })
+    }
+}

@@ -1,0 +1,185 @@
+use serde_json::json;
+
+use super::*;
+
+const SHOP: &str = "shop";
+
+fn name(namespace: &str, name: &str) -> Name {
+    Name::new(namespace, name)
+}
+
+fn policy(spec: Value) -> Value {
+    json!({"metadata": {"name": "p"}, "spec": spec})
+}
+
+fn client(labels: Value, ip: &str) -> Option<Client> {
+    Client::read(&json!({
+        "metadata": {"labels": labels},
+        "status": {"phase": "Running", "podIPs": [{"ip": ip}]},
+    }))
+}
+
+fn all() -> NetworkPolicies {
+    let mut it = NetworkPolicies::default();
+    for (namespace, team) in [(SHOP, "shop"), ("bank", "bank"), ("jobs", "bank")] {
+        it.namespace(namespace, Some(&json!({"metadata": {"labels": {"team": team}}})));
+    }
+    for (namespace, pod, role, ip) in [
+        (SHOP, "web", "web", "10.0.0.1"),
+        (SHOP, "job", "job", "10.0.0.2"),
+        ("bank", "web", "web", "10.0.0.3"),
+        ("jobs", "web", "web", "10.0.0.4"),
+    ] {
+        it.client(name(namespace, pod), client(json!({"role": role}), ip));
+    }
+    it
+}
+
+/// Last bytes of the pods' addresses that may ask a service of `shop` at port 8080; none: everybody.
+fn asks(it: &NetworkPolicies) -> Option<Vec<u8>> {
+    let labels = || [("app".to_owned(), "hello".to_owned())].into();
+    let sources = it.sources(&SHOP.into(), labels, 8080)?;
+    let may = |last: &u8| sources.contain([10, 0, 0, *last].into());
+    Some((1..=9).filter(may).collect())
+}
+
+fn under(spec: Value) -> Option<Vec<u8>> {
+    let mut it = all();
+    it.policy(name(SHOP, "p"), Some(&policy(spec)));
+    asks(&it)
+}
+
+#[test]
+fn who_may_ask_is_what_policies_say() {
+    let web = json!({"matchLabels": {"role": "web"}});
+    let bank = json!({"matchLabels": {"team": "bank"}});
+    let cases = [
+        ("of other pods", json!({"podSelector": {"matchLabels": {"app": "x"}}}), None),
+        ("of what goes out", json!({"podSelector": {}, "policyTypes": ["Egress"]}), None),
+        ("nobody", json!({"podSelector": {}}), Some(vec![])),
+        ("nobody, in words", json!({"podSelector": {}, "policyTypes": ["Ingress"]}), Some(vec![])),
+        ("everybody", json!({"podSelector": {}, "ingress": [{}]}), None),
+        (
+            "pods of the policy's namespace",
+            json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": web}]}]}),
+            Some(vec![1]),
+        ),
+        (
+            "all pods of other namespaces",
+            json!({"podSelector": {}, "ingress": [{"from": [{"namespaceSelector": bank}]}]}),
+            Some(vec![3, 4]),
+        ),
+        (
+            "such pods of such namespaces",
+            json!({"podSelector": {"matchLabels": {"app": "hello"}}, "ingress": [{"from": [
+                {"namespaceSelector": {}, "podSelector": {"matchExpressions": [
+                    {"key": "role", "operator": "NotIn", "values": ["job"]}]}}]}]}),
+            Some(vec![1, 3, 4]),
+        ),
+        (
+            "a network with a hole",
+            json!({"podSelector": {}, "ingress": [{"from": [
+                {"ipBlock": {"cidr": "10.0.0.0/29", "except": ["10.0.0.2/31"]}}]}]}),
+            Some(vec![1, 4, 5, 6, 7]),
+        ),
+        (
+            "either of two rules",
+            json!({"podSelector": {}, "ingress": [
+                {"from": [{"ipBlock": {"cidr": "10.0.0.9/32"}}]},
+                {"from": [{"podSelector": {"matchLabels": {"role": "job"}}}]}]}),
+            Some(vec![2, 9]),
+        ),
+    ];
+    for (case, spec, want) in cases {
+        assert_eq!(under(spec), want, "{case}");
+    }
+}
+
+#[test]
+fn only_rules_for_the_served_port_count() {
+    let rule = |ports: Value| json!({"podSelector": {}, "ingress": [{"ports": ports}]});
+    let open = [
+        json!([{"port": 8080}]),
+        json!([{"protocol": "TCP"}]),
+        json!([{"port": 8000, "endPort": 8100}]),
+        json!([{"port": "user-port"}]),
+        json!([{"port": 1}, {"port": 8080, "protocol": "TCP"}]),
+    ];
+    for ports in open {
+        assert_eq!(under(rule(ports.clone())), None, "{ports}");
+    }
+    let shut = [
+        json!([{"port": 8081}]),
+        json!([{"port": 8080, "protocol": "UDP"}]),
+        json!([{"port": "admin"}]),
+        json!([{"port": 70000}]),
+    ];
+    for ports in shut {
+        assert_eq!(under(rule(ports.clone())), Some(vec![]), "{ports}");
+    }
+}
+
+#[test]
+fn policies_of_one_service_add_up() {
+    let mut it = all();
+    let from = |role: &str| {
+        let pods = json!({"matchLabels": {"role": role}});
+        policy(json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": pods}]}]}))
+    };
+    it.policy(name(SHOP, "a"), Some(&from("web")));
+    it.policy(name(SHOP, "b"), Some(&from("job")));
+    it.policy(name("bank", "c"), Some(&policy(json!({"podSelector": {}}))));
+    assert_eq!(asks(&it), Some(vec![1, 2]));
+    it.policy(name(SHOP, "a"), None);
+    assert_eq!(asks(&it), Some(vec![2]));
+    it.policy(name(SHOP, "b"), None);
+    assert_eq!(asks(&it), None, "another namespace's policy says nothing here");
+}
+
+#[test]
+fn a_change_names_the_namespaces_it_may_touch() {
+    let mut it = all();
+    let none = BTreeSet::<SmolStr>::new();
+    let shop: BTreeSet<SmolStr> = [SHOP.into()].into();
+    assert!(!it.needs_clients());
+    let spec = json!({"podSelector": {}, "ingress": [{"from": [
+        {"namespaceSelector": {"matchLabels": {"team": "bank"}}}]}]});
+    assert_eq!(it.policy(name(SHOP, "p"), Some(&policy(spec))), shop);
+    assert!(it.needs_clients());
+
+    let web = || client(json!({"role": "web"}), "10.0.0.7");
+    assert_eq!(it.client(name("bank", "new"), web()), shop);
+    assert_eq!(it.client(name("bank", "new"), web()), none, "it is as it was");
+    assert_eq!(it.client(name(SHOP, "new"), web()), none, "no policy lets it in");
+    assert_eq!(it.client(name("bank", "new"), None), shop);
+
+    let labels = |team: &str| json!({"metadata": {"labels": {"team": team}}});
+    assert_eq!(it.namespace("jobs", Some(&labels("bank"))), none);
+    assert_eq!(it.namespace("jobs", Some(&labels("shop"))), shop);
+    assert_eq!(asks(&it), Some(vec![3]));
+    // Namespaces and pods come from two watches: a pod may be known first.
+    it.client(name("late", "web"), client(json!({}), "10.0.0.8"));
+    assert_eq!(it.namespace("late", Some(&labels("bank"))), shop);
+    assert_eq!(asks(&it), Some(vec![3, 8]));
+}
+
+#[test]
+fn a_pod_without_an_address_of_its_own_is_no_client() {
+    let pod = |spec: Value, status: Value| {
+        Client::read(&json!({"metadata": {}, "spec": spec, "status": status})).is_some()
+    };
+    let status = json!({"phase": "Running", "podIPs": [{"ip": "10.0.0.1"}]});
+    assert!(pod(json!({}), status.clone()));
+    assert!(!pod(json!({"hostNetwork": true}), status));
+    assert!(!pod(json!({}), json!({"phase": "Pending"})));
+    let ended = json!({"phase": "Succeeded", "podIPs": [{"ip": "10.0.0.1"}]});
+    assert!(!pod(json!({}), ended));
+}
+
+#[test]
+fn what_cannot_be_read_lets_nobody_in() {
+    let odd = json!({"podSelector": {}, "ingress": [{"from": [
+        {"podSelector": {"matchExpressions": [{"key": "a", "operator": "Likes", "values": ["b"]}]}},
+        {"ipBlock": {"cidr": "everything"}}]}]});
+    assert_eq!(under(odd), Some(vec![]));
+}
