@@ -1,9 +1,22 @@
 //! The cluster tier: a real Kubernetes. Needs root; run by `cargo xtask test --tier cluster`.
 //!
-//! Tests below `install`, `ours` and `paths` need a cluster that xtask made; those below `kn` need Knative's client.
+//! Tests below `plain` run on any cluster, those below `kn` need Knative's client; all others need a cluster that xtask
+//! made.
 
+mod again;
+mod binding;
+mod contract;
+mod examples;
+mod faults;
+mod flooded;
 mod install;
 mod kn;
+mod network_policies;
 mod ours;
 mod paths;
 mod plain;
+mod shapes;
+mod stopping;
+mod story;
+mod trouble;
+mod upgrade;

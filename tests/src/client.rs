@@ -50,10 +50,20 @@ impl Client {
         self.stream.local_addr().map(|own| own.ip().to_string()).unwrap_or_default()
     }
 
+    /// Both addresses of the connection.
+    pub fn ends(&self) -> String {
+        let text = |it: io::Result<SocketAddr>| it.map(|it| it.to_string()).unwrap_or_default();
+        format!("{} to {}", text(self.stream.local_addr()), text(self.stream.peer_addr()))
+    }
+
+    /// Sends these bytes.
+    pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
     /// Sends one request without a body and reads its answer.
     pub fn get(&mut self, host: &str, path: &str) -> io::Result<Answer> {
-        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n");
-        self.stream.write_all(request.as_bytes())?;
+        self.send(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes())?;
         self.answer()
     }
 

@@ -49,6 +49,11 @@ impl Cluster {
         }
     }
 
+    /// The file that leads to it.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
     /// What `xtask cluster status` says.
     pub fn status(&self) -> Value {
         let text = self.xtask(&["status"]).expect("the cluster is up");
@@ -72,9 +77,14 @@ impl Cluster {
 
     /// Applies a manifest.
     pub fn apply(&self, yaml: &str) -> Result<(), String> {
+        self.manifest(&["apply"], yaml)
+    }
+
+    /// `kubectl WORDS -f` with a manifest: apply, create, delete and the like.
+    pub fn manifest(&self, words: &[&str], yaml: &str) -> Result<(), String> {
         let mut command = Command::new(&self.kubectl);
-        command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&self.kubeconfig);
-        command.args(["apply", "-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+        command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&self.kubeconfig).args(words);
+        command.args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.stdout(Stdio::null()).spawn().map_err(|error| error.to_string())?;
         let mut stdin = child.stdin.take().expect("the child's input was piped");
         stdin.write_all(yaml.as_bytes()).map_err(|error| error.to_string())?;
@@ -91,6 +101,14 @@ impl Cluster {
         let mut words = vec!["run", "--"];
         words.extend(command);
         self.xtask(&words)
+    }
+
+    /// The command that runs a program in the control plane's network namespace.
+    pub fn command(&self, words: &[&str]) -> Result<Command, String> {
+        let (xtask, name) = self.ours()?;
+        let mut command = Command::new(xtask);
+        command.args(["cluster", "--name", name, "run", "--"]).args(words);
+        Ok(command)
     }
 
     /// A program on a node, in all of its namespaces.

@@ -2,6 +2,8 @@
 
 pub mod client;
 pub mod cluster;
+pub mod flood;
+pub mod installed;
 pub mod node;
 pub mod parts;
 pub mod rouse;

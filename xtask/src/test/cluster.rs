@@ -14,6 +14,8 @@ use crate::{
 
 /// The cluster that `cargo xtask cluster up` makes where no name is given.
 const NAME: &str = "rouse";
+/// The one with Rouse installed, which the tests bring up when the first of them needs it.
+const INSTALLED: &str = "rouse-installed";
 /// An API server that only the controller's own tests write to.
 const ALONE: &str = "rouse-alone";
 
@@ -66,6 +68,7 @@ fn cluster_command(xtask: &Path, name: &str) -> Command {
 /// Runs the tests of the whole against a cluster with nodes.
 fn on_cluster(xtask: &Path, args: &Args, workspace: &Workspace) -> Result<Outcome> {
     let was_there = cluster::exists(NAME)?;
+    let was_installed = cluster::exists(INSTALLED)?;
     let mut up = cluster_command(xtask, NAME);
     // Both images are built here, by the user; tests that bring up clusters of their own find them built.
     up.args(["up", "--image", "hello", "--image", "rouse"]);
@@ -82,12 +85,16 @@ fn on_cluster(xtask: &Path, args: &Args, workspace: &Workspace) -> Result<Outcom
     let program = image::program(workspace, "rouse");
     let vars = [
         ("ROUSE_CLUSTER", OsStr::new(NAME)),
+        ("ROUSE_INSTALLED", OsStr::new(INSTALLED)),
         ("ROUSE_XTASK", xtask.as_os_str()),
         ("ROUSE_PROGRAM", program.as_os_str()),
     ];
     let outcome = sh::run(&mut up).and_then(|()| tests(args, workspace, &vars, &left_out));
     if !was_there {
         sh::run(cluster_command(xtask, NAME).arg("down"))?;
+    }
+    if !was_installed && cluster::exists(INSTALLED)? {
+        sh::run(cluster_command(xtask, INSTALLED).arg("down"))?;
     }
     outcome
 }
@@ -122,8 +129,18 @@ fn existing(file: &Path, args: &Args, workspace: &Workspace) -> Result<Outcome> 
         workspace,
         &vars,
         &[
+            ("again::", why),
+            ("contract::", why),
+            ("examples::", why),
+            ("faults::", why),
             ("install::", why),
+            ("network_policies::", why),
             ("ours::", why),
+            ("shapes::", why),
+            ("stopping::", why),
+            ("story::", why),
+            ("trouble::", why),
+            ("upgrade::", why),
             ("kn::", why),
             ("paths::", "its nodes cannot be entered"),
         ],

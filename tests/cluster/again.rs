@@ -1,0 +1,94 @@
+//! Installing again and again from nothing.
+#![allow(clippy::print_stdout, reason = "a test's own output is where its reader looks")]
+
+use tests::cluster::Cluster;
+use tests::installed::{Installed, Place, SYSTEM};
+
+const HELLO: &str = include_str!("../../examples/hello.yaml");
+/// How often, where nobody says it.
+const ROUNDS: u32 = 2;
+
+/// Of Rouse's parts nothing is left on the cluster, nor on its nodes.
+fn assert_nothing_runs(cluster: &Cluster) {
+    let parts = ["--namespace", SYSTEM, "--output", "name"];
+    let kinds = "deployments,daemonsets,services,secrets,leases";
+    let left = cluster.kubectl(&[&["get", kinds][..], &parts].concat());
+    assert_eq!(left.expect("the namespace stays").trim(), "");
+    for node in ["node1", "node2"] {
+        let pins = cluster.on_node(node, &["ls", "/sys/fs/bpf/rouse"]).unwrap_or_default();
+        assert_eq!(pins.trim(), "", "programs are still pinned on {node}");
+    }
+}
+
+/// From nothing to the first answer: what the README's commands do, and nothing between them.
+fn round(rouse: &Installed) {
+    let said = rouse.install();
+    println!("{}", said.lines().last().unwrap_or_default());
+    let namespace = rouse.namespace("again");
+    let client = Place::new(&rouse.cluster, &namespace.name, "node1");
+    let yaml = HELLO.replace("  namespace: default\n", "");
+    rouse.apply(&namespace.name, &yaml).expect("admission takes the example");
+    let started = std::time::Instant::now();
+    let url = rouse.url(&namespace.name, "hello");
+    let answer = client.ask(&url);
+    println!("first answer after {} ms", started.elapsed().as_millis());
+    assert!(answer.pod().starts_with("hello-00001-deployment-"), "{answer}");
+}
+
+#[test]
+fn the_first_request_after_an_installation_is_answered_each_time() {
+    let rouse = Installed::at_hand();
+    let rounds = std::env::var("ROUSE_INSTALL_ROUNDS").ok();
+    let rounds =
+        rounds.map_or(ROUNDS, |text| text.parse().expect("ROUSE_INSTALL_ROUNDS is a number"));
+    for _ in 0..rounds {
+        rouse.rouse(&["uninstall", "--crds"]);
+        assert_nothing_runs(&rouse.cluster);
+        let kinds = rouse.cluster.kubectl(&["get", "crds", "--output", "name"]);
+        assert!(!kinds.expect("kinds are listed").contains("knative"), "some kinds are left");
+        round(&rouse);
+    }
+}
+
+/// What is applied to a kind on its way out goes with it; nobody would make it again.
+#[test]
+fn a_kind_that_is_still_being_removed_is_waited_for() {
+    let rouse = Installed::at_hand();
+    let kind = ["crd", "metrics.autoscaling.internal.knative.dev"];
+    let uid = || rouse.cluster.get(&kind)["metadata"]["uid"].clone();
+    let before = uid();
+    let patch = |meta: &str| {
+        let patch = format!("{{\"metadata\": {{{meta}}}}}");
+        let words = [&["patch"][..], &kind, &["--type", "merge", "--patch", &patch]].concat();
+        rouse.cluster.kubectl(&words).expect("a kind may be changed");
+    };
+    patch("\"finalizers\": [\"rouse.dev/test\"], \"labels\": null");
+    let words = [&["delete"][..], &kind, &["--wait=false"]].concat();
+    rouse.cluster.kubectl(&words).expect("a kind may be deleted");
+    std::thread::scope(|scope| {
+        let installs = scope.spawn(|| rouse.install());
+        rouse.cluster.wait("the kind to be applied while it goes", || {
+            rouse.cluster.get(&kind)["metadata"]["labels"].is_object().then_some(())
+        });
+        patch("\"finalizers\": null");
+        installs.join().expect("it installs")
+    });
+    let after = uid();
+    assert!(after.is_string() && after != before, "{before} went, {after} came");
+    assert!(rouse.cluster.get(&kind)["metadata"]["deletionTimestamp"].is_null());
+}
+
+#[test]
+fn services_stay_when_rouse_is_uninstalled_and_answer_when_it_is_back() {
+    let rouse = Installed::at_hand();
+    let namespace = rouse.namespace("stays");
+    rouse.ready(&namespace.name, &HELLO.replace("  namespace: default\n", ""));
+    let url = rouse.url(&namespace.name, "hello");
+    rouse.rouse(&["uninstall"]);
+    assert_nothing_runs(&rouse.cluster);
+    let service = rouse.cluster.get(&["ksvc", "--namespace", &namespace.name, "hello"]);
+    assert_eq!(service["metadata"]["name"], "hello", "users' objects stay");
+    rouse.install();
+    assert_eq!(rouse.url(&namespace.name, "hello"), url, "so do their addresses");
+    rouse.from("node2").ask(&url).pod();
+}

@@ -1,0 +1,87 @@
+//! `bind-pods` of `config-deployment`: pods that ask for nothing are bound as they are made.
+
+use serde_json::Value;
+use tests::cluster::Namespace;
+use tests::installed::{CONTAINER, Installed, SYSTEM, service};
+
+/// Switched on for as long as the value lives; what was done to the nodes is undone with it.
+struct Bound<'a>(&'a Installed);
+
+impl<'a> Bound<'a> {
+    fn on(rouse: &'a Installed) -> Self {
+        let bound = Self(rouse);
+        bound.switch("true");
+        bound
+    }
+
+    fn switch(&self, flag: &str) {
+        let patch = format!("{{\"data\": {{\"bind-pods\": \"{flag}\"}}}}");
+        let words = ["patch", "configmap", "config-deployment", "--namespace", SYSTEM];
+        self.kubectl(&[&words[..], &["--type", "merge", "--patch", &patch]].concat());
+        self.0.cluster.wait(&format!("bind-pods {flag} to be in force"), || {
+            let kind = "mutatingwebhookconfiguration";
+            let hooks = self.0.cluster.get(&[kind, "webhook.serving.knative.dev"]);
+            let hooks = hooks["webhooks"].as_array().map_or(0, Vec::len);
+            (hooks == if flag == "true" { 2 } else { 1 }).then_some(())
+        });
+    }
+
+    fn kubectl(&self, words: &[&str]) {
+        self.0.cluster.kubectl(words).expect("an operator may");
+    }
+}
+
+impl Drop for Bound<'_> {
+    fn drop(&mut self) {
+        for node in ["node1", "node2"] {
+            let _open = self.0.cluster.kubectl(&["uncordon", node]);
+            let _clean = self.0.cluster.kubectl(&["taint", "node", node, "test-"]);
+        }
+        if !std::thread::panicking() {
+            self.switch("false");
+        }
+    }
+}
+
+/// Nodes of a new service's three pods, and how many of these the scheduler placed.
+fn placed(
+    rouse: &Installed,
+    space: &Namespace<'_>,
+    name: &str,
+    more: &str,
+) -> (Vec<String>, usize) {
+    let three = ", autoscaling.knative.dev/min-scale: \"3\"";
+    let yaml = service(name, three, &format!("{CONTAINER}{more}"));
+    rouse.ready(&space.name, &yaml);
+    let text = |it: &Value| it.as_str().unwrap_or_default().to_owned();
+    let pods = rouse.pods(&space.name, name);
+    let nodes = pods.iter().map(|it| text(&it["spec"]["nodeName"])).collect();
+    let events = rouse.cluster.get(&["events", "--namespace", &space.name]);
+    let scheduled = events["items"].as_array().into_iter().flatten().filter(|it| {
+        let pod = text(&it["involvedObject"]["name"]);
+        it["reason"] == "Scheduled" && pod.starts_with(&format!("{name}-00001-"))
+    });
+    (nodes, scheduled.count())
+}
+
+#[test]
+fn pods_that_ask_for_nothing_are_bound_where_they_may_run() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("bound");
+    let bound = Bound::on(&rouse);
+    let (mut nodes, scheduled) = placed(&rouse, &space, "free", "");
+    nodes.sort();
+    nodes.dedup();
+    assert_eq!((nodes, scheduled), (vec!["node1".to_owned(), "node2".to_owned()], 0));
+
+    bound.kubectl(&["cordon", "node1"]);
+    let all_on = |node: &str| (vec![node.to_owned(); 3], 0);
+    assert_eq!(placed(&rouse, &space, "cordoned", ""), all_on("node2"));
+    bound.kubectl(&["uncordon", "node1"]);
+    bound.kubectl(&["taint", "node", "node2", "test=here:NoSchedule"]);
+    assert_eq!(placed(&rouse, &space, "tainted", ""), all_on("node1"));
+
+    // Who needs room to be counted gets it from the scheduler.
+    let (nodes, scheduled) = placed(&rouse, &space, "asks", ", resources: {requests: {cpu: 10m}}");
+    assert_eq!((nodes, scheduled), (all_on("node1").0, 3));
+}

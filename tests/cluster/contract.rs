@@ -1,0 +1,193 @@
+//! What a process of a service finds around it: Knative's runtime contract (knative.md §7), seen on a pod.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tests::installed::Installed;
+
+const SERVICE: &str = "
+apiVersion: v1
+kind: Secret
+metadata: {name: secret}
+stringData: {key: value-of-key}
+---
+apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {name: contract}
+spec:
+  template:
+    metadata:
+      annotations: {autoscaling.knative.dev/min-scale: \"1\"}
+    spec:
+      timeoutSeconds: 42
+      containers:
+      - image: dev.local/hello:v1
+        args: [first, second]
+        workingDir: /work
+        env: [{name: OWN, value: mine}, {name: HELLO_FILES, value: /secrets}]
+        securityContext: {runAsUser: 4711}
+        volumeMounts: [{name: secret, mountPath: /secrets}, {name: work, mountPath: /work}]
+      volumes: [{name: secret, secret: {secretName: secret}}, {name: work, emptyDir: {}}]
+";
+
+/// The folder below `/proc` of a pod's process.
+fn process(rouse: &Installed, namespace: &str, pod: &str) -> PathBuf {
+    let netns = rouse.cluster.netns_of(namespace, pod);
+    netns.parent().and_then(Path::parent).expect("a process has a folder").to_owned()
+}
+
+fn the_pod(rouse: &Installed, namespace: &str, service: &str) -> (String, Value) {
+    let pods = rouse.pods(namespace, service);
+    let [pod] = &pods[..] else { panic!("{} pods", pods.len()) };
+    (pod["metadata"]["name"].as_str().expect("it has a name").to_owned(), pod.clone())
+}
+
+/// What of the mounts of a process is at `at`: its options.
+fn mounted(mounts: &str, at: &str) -> String {
+    let of = |line: &str| {
+        let cells: Vec<&str> = line.split(' ').collect();
+        (cells.get(4) == Some(&at)).then(|| cells.get(5).copied().unwrap_or_default().to_owned())
+    };
+    mounts.lines().find_map(of).unwrap_or_else(|| panic!("nothing is mounted at {at}"))
+}
+
+fn environment(rouse: &Installed, url: &str, pod: &str) {
+    let said = rouse.from("node1").ask(&format!("{url}/env")).body;
+    for want in [
+        "PORT=8080",
+        "K_SERVICE=contract",
+        "K_CONFIGURATION=contract",
+        "K_REVISION=contract-00001",
+        "OWN=mine",
+        "cwd=/work",
+        &format!("HOSTNAME={pod}"),
+    ] {
+        assert!(said.lines().any(|line| line == want), "{want} is missing in {said}");
+    }
+    assert!(said.contains("\"first\", \"second\"]"), "its arguments: {said}");
+    // Links to all Services of the namespace are off, as in Knative: they cost time with many.
+    assert!(!said.contains("CONTRACT_SERVICE_HOST="), "{said}");
+    assert_eq!(rouse.from("node1").ask(&format!("{url}/files/key")).body, "value-of-key");
+}
+
+fn headers(rouse: &Installed, namespace: &str) {
+    let host = format!("contract.{namespace}.example.com");
+    let said = rouse.through_gateway(&host, "/headers", &["K-Revision: other", "X-Own: kept"]).body;
+    assert!(said.contains(&format!("host: {host}\n")), "{said}");
+    for name in
+        ["forwarded: for=", "x-forwarded-for: ", "x-forwarded-proto: http\n", "x-own: kept\n"]
+    {
+        assert!(
+            said.lines().any(|line| (line.to_owned() + "\n").starts_with(name)),
+            "{name}: {said}"
+        );
+    }
+    assert!(!said.contains("k-revision: other"), "nobody outside picks a revision: {said}");
+}
+
+fn files(process: &Path, pod: &str) {
+    let root = process.join("root");
+    let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
+    assert_eq!(read("etc/hostname").trim(), pod);
+    assert!(read("etc/hosts").contains("localhost"));
+    assert!(read("etc/resolv.conf").contains("svc.cluster.local"), "names of Services resolve");
+    for device in ["null", "zero", "random", "urandom", "full", "tty", "stdin", "stdout", "stderr"]
+    {
+        assert!(root.join("dev").join(device).symlink_metadata().is_ok(), "/dev/{device}");
+    }
+    let input = fs::read_link(process.join("fd/0")).expect("it has an input");
+    assert_eq!(input, Path::new("/dev/null"), "its input is at its end");
+    let mounts = fs::read_to_string(process.join("mountinfo")).expect("it has mounts");
+    assert!(mounted(&mounts, "/proc/sys").starts_with("ro"), "sysctl may not be written");
+    let cgroups = mounts.lines().filter(|line| line.contains(" - cgroup")).collect::<Vec<_>>();
+    assert!(!cgroups.is_empty(), "limits can be read");
+    for line in cgroups {
+        assert!(line.split(' ').nth(5).is_some_and(|it| it.starts_with("ro")), "cgroups: {line}");
+    }
+    assert!(mounted(&mounts, "/secrets").starts_with("ro"), "secrets may not be written");
+    assert!(mounted(&mounts, "/work").starts_with("rw"), "a folder of its own may");
+    assert!(mounts.contains(" /dev/termination-log "), "there is a place for its last words");
+    let status = fs::read_to_string(process.join("status")).expect("it has a status");
+    assert!(status.contains("Uid:\t4711\t4711\t"), "{status}");
+}
+
+fn object(pod: &Value) {
+    let (spec, container) = (&pod["spec"], &pod["spec"]["containers"][0]);
+    assert_eq!(spec["terminationGracePeriodSeconds"], 42, "a request may take so long");
+    assert_eq!(spec["enableServiceLinks"], false);
+    assert_eq!(spec["containers"].as_array().map(Vec::len), Some(1), "there is no sidecar");
+    assert_eq!(container["name"], "user-container");
+    assert_eq!(container["terminationMessagePolicy"], "FallbackToLogsOnError");
+    assert_eq!(container["ports"][0]["name"], "user-port");
+    assert_eq!(container["lifecycle"]["preStop"]["httpGet"]["path"], "/wait-for-drain");
+    assert_eq!(container["lifecycle"]["preStop"]["httpGet"]["port"], 8022);
+    assert!(container["tty"].is_null() && container["stdin"].is_null());
+    for label in ["service", "configuration", "revision"] {
+        let value = pod["metadata"]["labels"][format!("serving.knative.dev/{label}")].clone();
+        assert!(value.as_str().is_some_and(|it| it.starts_with("contract")), "{label}: {value}");
+    }
+}
+
+#[test]
+fn a_process_finds_what_the_runtime_contract_promises() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("contract");
+    let namespace = &space.name;
+    rouse.ready(namespace, SERVICE);
+    let (name, pod) = the_pod(&rouse, namespace, "contract");
+    environment(&rouse, &rouse.url(namespace, "contract"), &name);
+    headers(&rouse, namespace);
+    files(&process(&rouse, namespace, &name), &name);
+    object(&pod);
+}
+
+#[test]
+fn an_application_that_listens_on_loopback_only_is_served() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("loopback");
+    let service = "apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {name: shy}
+spec:
+  template:
+    spec:
+      containers: [{image: \"dev.local/hello:v1\", env: [{name: HELLO_LISTEN, value: loopback}]}]
+";
+    rouse.ready(&space.name, service);
+    for node in ["node1", "node2"] {
+        rouse.from(node).ask(&rouse.url(&space.name, "shy")).pod();
+    }
+}
+
+#[test]
+fn what_the_contract_leaves_to_the_platform_may_not_be_set() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("refused");
+    let of = |pod: &str, container: &str| {
+        format!(
+            "apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {{name: refused}}
+spec: {{template: {{spec: {{{pod}containers: [{{image: \"dev.local/hello:v1\"{container}}}]}}}}}}
+"
+        )
+    };
+    let hook = ", lifecycle: {preStop: {exec: {command: [sleep]}}}";
+    let cases = [
+        (of("hostIPC: true, ", ""), "spec.template.spec.hostIPC"),
+        (of("hostNetwork: true, ", ""), "spec.template.spec.hostNetwork"),
+        (of("nodeName: node1, ", ""), "spec.template.spec.nodeName"),
+        (of("", hook), "spec.template.spec.containers[0].lifecycle"),
+        (of("", ", tty: true"), "spec.template.spec.containers[0].tty"),
+        (
+            of("", ", env: [{name: PORT, value: \"1\"}]"),
+            "\"PORT\" is a reserved environment variable",
+        ),
+        (of("", ", ports: [{containerPort: 8012}]"), "8012 is a reserved port"),
+    ];
+    for (yaml, why) in cases {
+        let said = rouse.apply(&space.name, &yaml).expect_err("it may not be set");
+        assert!(said.contains(why), "{why}: {said}");
+    }
+}

@@ -1,0 +1,137 @@
+//! Every manifest in `examples/` does what it says.
+
+use std::fs;
+
+use tests::installed::{Installed, SYSTEM};
+
+/// An example, and what a request to its service must answer: file, service, path, part of the answer's body.
+const ANSWERS: [(&str, &str, &str, &str); 12] = [
+    ("concurrency", "concurrency", "/", "Hello from concurrency-00001-deployment-"),
+    ("config", "config", "/env", "GREETING=Good evening\n"),
+    ("config", "config", "/env", "PASSWORD=not-a-real-one\n"),
+    ("config", "config", "/files/motto", "Wake on demand"),
+    ("containers", "containers", "/files/greeting", "prepared"),
+    ("domain", "named", "/", "Hello from named-00001-deployment-"),
+    ("h2c", "h2c", "/protocol", "HTTP/2.0"),
+    ("hello", "hello", "/", "Hello from hello-00001-deployment-"),
+    ("private", "private", "/", "Hello from private-00001-deployment-"),
+    ("probes", "probes", "/ready", "ready"),
+    ("scale", "scale", "/", "Hello from scale-00001-deployment-"),
+    ("split", "split", "/", "Hello from split-"),
+];
+
+/// All examples in the order of their names, each for the namespace `namespace`.
+fn examples(namespace: &str) -> Vec<(String, String)> {
+    // Tests run in the folder of their package.
+    let folder = fs::read_dir("../examples").expect("the examples are there");
+    let files = folder.map(|entry| entry.expect("a folder can be read").path());
+    let yaml = files.filter(|file| file.extension().is_some_and(|it| it == "yaml"));
+    let read = |file: std::path::PathBuf| {
+        let text = fs::read_to_string(&file).expect("an example can be read");
+        let name = file.file_stem().expect("a file has a name").to_string_lossy().into_owned();
+        (name, text.replace("namespace: default", &format!("namespace: {namespace}")))
+    };
+    let mut all: Vec<_> = yaml.map(read).collect();
+    all.sort();
+    all
+}
+
+fn features(rouse: &Installed, patch: &str) {
+    let words = ["patch", "configmap", "config-features", "--namespace", SYSTEM, "--patch", patch];
+    rouse.cluster.kubectl(&words).expect("a good value is taken");
+}
+
+/// Applies all of them; the second of two that belong together when the first is Ready.
+fn applied(rouse: &Installed, namespace: &str, all: &[(String, String)]) {
+    for (name, yaml) in all {
+        if name.starts_with("split-2") {
+            rouse.wait_ready(namespace, "ksvc", "split");
+        }
+        rouse.cluster.wait(&format!("{name} to be accepted"), || {
+            match rouse.apply(namespace, yaml) {
+                Ok(()) => Some(()),
+                // A setting is followed at once, but not by every replica in the same moment.
+                Err(said) if said.contains("support for init-containers is off") => None,
+                Err(said) => panic!("{name}: {said}"),
+            }
+        });
+    }
+}
+
+#[test]
+fn every_example_answers_from_zero_and_leaves_nothing_behind() {
+    let rouse = Installed::at_hand();
+    let namespace = rouse.namespace("examples");
+    let name = &namespace.name;
+    let all = examples(name);
+    for (file, _) in &all {
+        let is_known = ANSWERS.iter().any(|(known, ..)| file.starts_with(known));
+        assert!(is_known, "no test says what {file}.yaml answers");
+    }
+    features(&rouse, r#"{"data":{"kubernetes.podspec-init-containers":"enabled"}}"#);
+    applied(&rouse, name, &all);
+    let mut services: Vec<&str> = ANSWERS.iter().map(|(_, service, ..)| *service).collect();
+    services.dedup();
+    for service in &services {
+        rouse.wait_ready(name, "ksvc", service);
+    }
+    for service in services.iter().filter(|service| **service != "scale") {
+        rouse.asleep(name, service);
+    }
+    assert_eq!(rouse.pods(name, "scale").len(), 1, "min-scale holds one pod");
+    for (file, service, path, want) in ANSWERS {
+        let answer = rouse.from("node1").ask(&(rouse.url(name, service) + path));
+        assert!(answer.status == 200 && answer.body.contains(want), "{file}: {answer}");
+    }
+    hosts(&rouse, name);
+    limited(&rouse, name);
+
+    for (file, yaml) in all.iter().filter(|(file, _)| !file.starts_with("split-2")) {
+        rouse.delete(name, yaml).unwrap_or_else(|said| panic!("{file}: {said}"));
+    }
+    features(&rouse, r#"{"data":{"kubernetes.podspec-init-containers":null}}"#);
+    rouse.cluster.wait("everything of the examples to be gone", || {
+        let kinds = "configurations,revisions,routes,deployments,services,endpointslices,pods";
+        let words = ["get", kinds, "--namespace", name, "--output", "name"];
+        rouse.cluster.kubectl(&words).ok().filter(|left| left.trim().is_empty())
+    });
+}
+
+/// What the hosts of the examples lead to, from outside.
+fn hosts(rouse: &Installed, namespace: &str) {
+    let answer = rouse.through_gateway("hello.example.org", "/", &[]);
+    assert!(answer.pod().starts_with("named-00001-deployment-"), "{answer}");
+    for (host, want) in [("current-split", "split-blue"), ("candidate-split", "split-green")] {
+        let answer = rouse.through_gateway(&format!("{host}.{namespace}.example.com"), "/", &[]);
+        assert!(answer.pod().starts_with(want), "{answer}");
+    }
+    let answer = rouse.through_gateway(&format!("private.{namespace}.example.com"), "/", &[]);
+    assert_eq!(answer.status, 404, "{answer}");
+    let service = rouse.cluster.get(&["ksvc", "--namespace", namespace, "private"]);
+    let url = format!("http://private.{namespace}.svc.cluster.local");
+    assert_eq!(service["status"]["url"], url);
+}
+
+/// Six at once, where a pod takes one and three pods are the most.
+fn limited(rouse: &Installed, namespace: &str) {
+    let url = rouse.url(namespace, "concurrency");
+    let address = format!("{}:80", url.trim_start_matches("http://"));
+    let args = ["--stages", "6x60s", "--requests", "40", "--path", "/?sleep=300"];
+    let requests = rouse.from("node2").load(&address, "concurrency", &args).finish();
+    tests::installed::none_lost(&requests, 40);
+    // Some of the pods have left by now, or do so while they are asked.
+    let counts = rouse.pods(namespace, "concurrency").into_iter().filter_map(|pod| {
+        let ip = pod["status"]["podIP"].as_str()?.to_owned();
+        let counts = rouse.from("node1").ask(&format!("http://{ip}:8080/counts"));
+        (counts.status == 200).then_some(counts)
+    });
+    for counts in counts {
+        // The one that asks for the counts is counted too.
+        let most = [1, 2].iter().any(|n| counts.body.contains(&format!("\"max_in_flight\":{n},")));
+        assert!(most, "{counts}");
+    }
+    let mut pods: Vec<&str> = requests.iter().map(|request| request.pod.as_str()).collect();
+    pods.sort_unstable();
+    pods.dedup();
+    assert!((2..=3).contains(&pods.len()), "{pods:?}");
+}

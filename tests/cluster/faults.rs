@@ -1,0 +1,263 @@
+//! Parts of the cluster, and of Rouse, that stop, die or come back: awake services go on, sleeping ones wake.
+#![allow(clippy::print_stdout, reason = "a test's own output is where its reader looks")]
+
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tests::cluster::Cluster;
+use tests::installed::{CONTAINER, Installed, Load, Request, SYSTEM, none_lost, service};
+
+/// A fault that is undone when it goes out of scope, also when the test fails.
+struct Fault<'a> {
+    cluster: &'a Cluster,
+    part: &'static str,
+    undo: &'static str,
+}
+
+impl<'a> Fault<'a> {
+    fn of(cluster: &'a Cluster, action: &str, part: &'static str, undo: &'static str) -> Self {
+        cluster.fault(action, part).unwrap_or_else(|said| panic!("{action} {part}: {said}"));
+        Self { cluster, part, undo }
+    }
+}
+
+impl Drop for Fault<'_> {
+    fn drop(&mut self) {
+        let _undone = self.cluster.fault(self.undo, self.part);
+    }
+}
+
+fn with_least(name: &str, least: u32) -> String {
+    service(name, &format!(", autoscaling.knative.dev/min-scale: \"{least}\""), CONTAINER)
+}
+
+fn pause(seconds: u64) {
+    #[allow(clippy::disallowed_methods, reason = "the fault lasts so long")]
+    thread::sleep(Duration::from_secs(seconds));
+}
+
+fn address(rouse: &Installed, namespace: &str, name: &str) -> String {
+    rouse.url(namespace, name).trim_start_matches("http://").to_owned() + ":80"
+}
+
+/// Traffic to a service that is awake: four clients, half of them on kept connections.
+fn traffic(rouse: &Installed, namespace: &str, name: &str, seconds: u64) -> Load {
+    let stages = format!("4x{seconds}s");
+    let args = ["--stages", &stages, "--path", "/?sleep=50"];
+    rouse.from("node1").load(&address(rouse, namespace, name), name, &args)
+}
+
+/// One request to a service that sleeps, which may wait for as long as a fault lasts.
+fn wake(rouse: &Installed, address: &str) -> Load {
+    let args = ["--stages", "1x1s", "--requests", "1", "--timeout-s", "180"];
+    rouse.from("node2").load(address, "asleep", &args)
+}
+
+fn slowest(requests: &[Request]) -> u64 {
+    requests.iter().map(|request| request.took_us / 1000).max().unwrap_or_default()
+}
+
+/// A service that is awake and one that sleeps, of one namespace.
+fn prepared(rouse: &Installed, namespace: &str) {
+    rouse.ready(namespace, &[with_least("awake", 1), with_least("asleep", 0)].join("---\n"));
+    rouse.asleep(namespace, "asleep");
+}
+
+#[test]
+fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("no-api");
+    let namespace = &space.name;
+    prepared(&rouse, namespace);
+    let asleep = address(&rouse, namespace, "asleep");
+    let awake = traffic(&rouse, namespace, "awake", 70);
+    let fault = Fault::of(&rouse.cluster, "stop", "kube-apiserver", "resume");
+    pause(50);
+    // Nobody can start its pod now; it waits.
+    let wakes = wake(&rouse, &asleep);
+    pause(10);
+    drop(fault);
+    none_lost(&awake.finish(), 500);
+    let woken = wakes.finish();
+    none_lost(&woken, 1);
+    println!("a request that came without an API server was answered after {} ms", slowest(&woken));
+    rouse.ready(namespace, &with_least("later", 0));
+}
+
+#[test]
+fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("no-etcd");
+    let namespace = &space.name;
+    prepared(&rouse, namespace);
+    let awake = traffic(&rouse, namespace, "awake", 20);
+    let asleep = address(&rouse, namespace, "asleep");
+    let fault = Fault::of(&rouse.cluster, "stop", "etcd", "resume");
+    let wakes = wake(&rouse, &asleep);
+    pause(8);
+    drop(fault);
+    let sleeps = wakes.finish();
+    none_lost(&sleeps, 1);
+    none_lost(&awake.finish(), 100);
+    println!(
+        "a request that came while etcd stood still was answered after {} ms",
+        slowest(&sleeps)
+    );
+}
+
+#[test]
+fn watches_that_break_are_taken_up_again() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("watches");
+    let namespace = &space.name;
+    prepared(&rouse, namespace);
+    let awake = traffic(&rouse, namespace, "awake", 15);
+    for _ in 0..2 {
+        drop(Fault::of(&rouse.cluster, "kill", "kube-apiserver", "start"));
+        // Whoever runs a control plane starts a server again that ends while it starts.
+        rouse.cluster.wait("the API server", || {
+            rouse.cluster.fault("start", "kube-apiserver").ok()?;
+            rouse.cluster.kubectl(&["get", "nodes"]).ok()
+        });
+    }
+    // What changed meanwhile and what changes now is seen.
+    let woken = wake(&rouse, &address(&rouse, namespace, "asleep")).finish();
+    none_lost(&woken, 1);
+    rouse.ready(namespace, &with_least("later", 0));
+    none_lost(&awake.finish(), 100);
+}
+
+/// The pod that holds the lease, once there is one other than `before`.
+fn leader(rouse: &Installed, before: &str) -> String {
+    rouse.cluster.wait("a leader", || {
+        let lease = rouse.cluster.get(&["lease", "--namespace", SYSTEM, "rouse-controller"]);
+        let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
+        let pod = holder.split(['_', '/']).next().unwrap_or_default();
+        (!pod.is_empty() && pod != before).then(|| pod.to_owned())
+    })
+}
+
+/// The process of a pod of Rouse's own.
+fn process(rouse: &Installed, pod: &str) -> Pid {
+    let netns = rouse.cluster.netns_of(SYSTEM, pod);
+    let id = netns.iter().nth(2).and_then(|it| it.to_str()).and_then(|it| it.parse().ok());
+    Pid::from_raw(id.expect("a process has a number"))
+}
+
+/// Wakes `count` sleeping services, ten a second, and does `harm` after half of them.
+fn woken_while(
+    rouse: &Installed,
+    namespace: &str,
+    count: usize,
+    harm: impl FnOnce(),
+) -> Vec<Request> {
+    let names: Vec<String> = (0..count).map(|number| format!("w{number}")).collect();
+    let all: Vec<String> = names.iter().map(|name| with_least(name, 0)).collect();
+    rouse.ready(namespace, &all.join("---\n"));
+    names.iter().for_each(|name| rouse.asleep(namespace, name));
+    let addresses: Vec<String> = names.iter().map(|name| address(rouse, namespace, name)).collect();
+    let place = rouse.from("node1");
+    let mut harm = Some(harm);
+    let mut loads = Vec::new();
+    for (number, address) in addresses.iter().enumerate() {
+        if number == count / 2
+            && let Some(harm) = harm.take()
+        {
+            harm();
+        }
+        let args = ["--stages", "1x1s", "--requests", "1", "--timeout-s", "120"];
+        loads.push(place.load(address, "any", &args));
+        #[allow(clippy::disallowed_methods, reason = "ten a second")]
+        thread::sleep(Duration::from_millis(100));
+    }
+    loads.into_iter().flat_map(Load::finish).collect()
+}
+
+#[test]
+fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("leader");
+    let namespace = &space.name;
+    let first = leader(&rouse, "");
+    let id = process(&rouse, &first);
+    let requests =
+        woken_while(&rouse, namespace, 10, || kill(id, Signal::SIGKILL).expect("it runs"));
+    none_lost(&requests, 10);
+    println!("killed: slowest wake {} ms", slowest(&requests));
+    (0..10).for_each(|number| rouse.asleep(namespace, &format!("w{number}")));
+
+    let second = leader(&rouse, "");
+    let requests = woken_while(&rouse, namespace, 10, || {
+        let words = ["delete", "pod", "--namespace", SYSTEM, &second, "--wait=false"];
+        rouse.cluster.kubectl(&words).expect("it may be deleted");
+    });
+    none_lost(&requests, 10);
+    println!("handed over: slowest wake {} ms", slowest(&requests));
+    leader(&rouse, &second);
+}
+
+/// A process that stands still; it goes on when this goes out of scope.
+struct Stopped(Pid);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _goes_on = kill(self.0, Signal::SIGCONT);
+    }
+}
+
+#[test]
+fn two_controllers_that_both_think_they_lead_do_no_harm() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("two");
+    let namespace = &space.name;
+    prepared(&rouse, namespace);
+    let awake = traffic(&rouse, namespace, "awake", 25);
+    let first = leader(&rouse, "");
+    let stopped = Stopped(process(&rouse, &first));
+    kill(stopped.0, Signal::SIGSTOP).expect("it runs");
+    let second = leader(&rouse, &first);
+    // Every other question of admission goes to the one that stands still.
+    rouse
+        .cluster
+        .wait("admission to answer", || rouse.apply(namespace, &with_least("awake", 2)).ok());
+    // Wakes up in the middle of what it did, with a view of the world that is old.
+    drop(stopped);
+    none_lost(&wake(&rouse, &address(&rouse, namespace, "asleep")).finish(), 1);
+    rouse.wait_ready(namespace, "ksvc", "awake");
+    none_lost(&awake.finish(), 100);
+    assert_eq!(leader(&rouse, ""), second, "who lost the lease does not lead");
+    let list = rouse.cluster.get(&["revisions", "--namespace", namespace]);
+    assert_eq!(list["items"].as_array().map(Vec::len), Some(3), "awake has two, asleep one");
+}
+
+#[test]
+fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("lost-node");
+    let namespace = &space.name;
+    rouse.ready(namespace, &with_least("spread", 2));
+    rouse.cluster.wait("a pod on each node", || {
+        let pods = rouse.pods(namespace, "spread");
+        let on = |node: &str| pods.iter().any(|pod| pod["spec"]["nodeName"] == node);
+        (pods.len() == 2 && on("node1") && on("node2")).then_some(())
+    });
+    let to = address(&rouse, namespace, "spread");
+    let args =
+        ["--stages", "2x75s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
+    let load = rouse.from("node1").load(&to, "spread", &args);
+    let fault = Fault::of(&rouse.cluster, "cut", "node2", "join");
+    let requests = load.finish();
+    let end = requests.iter().map(|request| request.at_us).max().expect("some were sent");
+    let last: Vec<Request> =
+        requests.iter().filter(|it| it.at_us + 10_000_000 > end).cloned().collect();
+    let lost = requests.iter().filter(|it| !it.is_answered()).count();
+    println!("{lost} of {} had only the lost node to go to", requests.len());
+    none_lost(&last, 20);
+    drop(fault);
+    rouse.cluster.wait("both nodes to answer again", || {
+        let from = |node: &str| rouse.from(node).ask(&format!("http://{to}")).status == 200;
+        (from("node1") && from("node2")).then_some(())
+    });
+}

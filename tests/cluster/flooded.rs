@@ -1,0 +1,278 @@
+//! A service under load of every kind, from pods on both nodes and from outside, and the reckoning after.
+#![allow(clippy::print_stdout, reason = "how the load fares is for who reads the test's output")]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde_json::Value;
+use tests::cluster::{Cluster, Namespace};
+use tests::flood::{Flood, Outcome, not_once};
+use tests::installed::{HELLO, Installed, SYSTEM};
+
+/// What the users of a service do, each from a node: new, idle and busy connections, short and long requests.
+const INSIDE: [&str; 8] = [
+    "new-get=2",
+    "new-post=2",
+    "idle-get=12",
+    "idle-post=12",
+    "busy-get=20",
+    "busy-post=20",
+    "long-get=2",
+    "long-post=2",
+];
+/// The same from outside, through the gateway.
+const OUTSIDE: [&str; 8] = [
+    "new-get=1",
+    "new-post=1",
+    "idle-get=4",
+    "idle-post=4",
+    "busy-get=8",
+    "busy-post=8",
+    "long-get=1",
+    "long-post=1",
+];
+/// All traffic to the newest revision.
+pub(crate) const LATEST: &str = "[{latestRevision: true, percent: 100}]";
+/// So many lines about what went wrong are enough to see what it was.
+const TOLD: usize = 20;
+
+/// What is special about the service.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct App {
+    /// Whether it ends at once when SIGTERM comes.
+    pub(crate) at_once: bool,
+    /// The fewest pods.
+    pub(crate) least: u32,
+}
+
+/// A service, and where from and how it is asked.
+pub(crate) struct Scene<'a> {
+    pub(crate) rouse: &'a Installed,
+    pub(crate) app: App,
+    pub(crate) version: u32,
+    namespace: Namespace<'a>,
+    /// Where its pods write what they were asked, on every node.
+    folder: Folder,
+    to: SocketAddr,
+    _features: Features<'a>,
+}
+
+impl<'a> Scene<'a> {
+    /// The service, ready.
+    pub(crate) fn new(rouse: &'a Installed, test: &str, app: App) -> Self {
+        let namespace = rouse.namespace(test);
+        let folder = Folder::new(&format!("/tmp/rouse-{}", namespace.name));
+        let to = SocketAddr::from(([0, 0, 0, 0], 0));
+        let _features = Features::on(&rouse.cluster);
+        let mut scene = Self { rouse, app, version: 1, namespace, folder, to, _features };
+        let name = scene.name().to_owned();
+        rouse.apply(&name, &volume(&name, &scene.folder.path())).expect("a volume may be made");
+        rouse.cluster.wait("the features to be in force", || {
+            rouse.apply(&name, &scene.service(LATEST)).ok()
+        });
+        rouse.wait_ready(&name, "ksvc", "app");
+        let address = rouse.url(&name, "app");
+        let address = format!("{}:80", address.trim_start_matches("http://"));
+        scene.to = address.parse().expect("an address");
+        scene
+    }
+
+    /// The namespace that all is in.
+    pub(crate) fn name(&self) -> &str {
+        &self.namespace.name
+    }
+
+    /// The manifest of the service's present version.
+    pub(crate) fn service(&self, traffic: &str) -> String {
+        let (version, App { at_once, least }) = (self.version, self.app);
+        let at_once = u8::from(at_once);
+        format!(
+            "apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {{name: app}}
+spec:
+  template:
+    metadata:
+      name: app-v{version}
+      annotations:
+        autoscaling.knative.dev/min-scale: \"{least}\"
+        autoscaling.knative.dev/window: 6s
+        autoscaling.knative.dev/target: \"30\"
+        autoscaling.knative.dev/target-utilization-percentage: \"100\"
+    spec:
+      containers:
+      - image: \"{HELLO}\"
+        env:
+        - {{name: HELLO_EXIT_ON_TERM, value: \"{at_once}\"}}
+        - {{name: HELLO_IDS, value: /ids}}
+        volumeMounts: [{{name: ids, mountPath: /ids}}]
+      volumes: [{{name: ids, persistentVolumeClaim: {{claimName: ids, readOnly: false}}}}]
+  traffic: {traffic}
+"
+        )
+    }
+
+    /// All pods of the service, also those that end.
+    pub(crate) fn pods(&self) -> Vec<Value> {
+        self.rouse.pods(self.name(), "app")
+    }
+
+    /// Pods that serve, with the node of each.
+    pub(crate) fn serving(&self) -> Vec<(String, String)> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let stays = |pod: &&Value| {
+            let meta = &pod["metadata"];
+            let drains = !meta["annotations"]["rouse.dev/draining"].is_null();
+            meta["deletionTimestamp"].is_null() && !drains && pod["status"]["phase"] == "Running"
+        };
+        let pods = self.pods();
+        let all = pods.iter().filter(stays);
+        all.map(|pod| (text(&pod["metadata"]["name"]), text(&pod["spec"]["nodeName"]))).collect()
+    }
+
+    /// Load from both nodes and from outside.
+    pub(crate) fn floods(&self) -> [Flood; 3] {
+        let floods = [
+            self.inside("node1", 1, &INSIDE),
+            self.inside("node2", 2, &INSIDE),
+            self.outside(3, &OUTSIDE),
+        ];
+        self.go_on(&floods, 100);
+        floods
+    }
+
+    /// Load from a pod of `node`; `base` tells its requests from others'.
+    pub(crate) fn inside(&self, node: &str, base: u64, kinds: &[&str]) -> Flood {
+        let program = env!("CARGO_BIN_EXE_flood");
+        let command = self.rouse.from(node).command(&[program]);
+        Flood::start(command, self.to, &self.host(), base, kinds)
+    }
+
+    fn outside(&self, base: u64, kinds: &[&str]) -> Flood {
+        let program = env!("CARGO_BIN_EXE_flood");
+        let to = self.rouse.gateway().parse().expect("an address and a port");
+        let command = self.rouse.cluster.command(&[program]).expect("a cluster of xtask's");
+        Flood::start(command, to, &self.host(), base, kinds)
+    }
+
+    fn host(&self) -> String {
+        format!("app.{}.example.com", self.name())
+    }
+
+    /// Every client gets so many more answers.
+    pub(crate) fn go_on(&self, floods: &[Flood], more: u64) {
+        for flood in floods {
+            let until = flood.answered() + more;
+            self.rouse.cluster.wait("answers", || (flood.answered() >= until).then_some(()));
+        }
+    }
+
+    /// Ends the load and reckons.
+    pub(crate) fn reckon(&self, floods: [Flood; 3]) {
+        // All end before any is judged: what panics would leave the others running.
+        let outcomes = floods.map(Flood::stop);
+        for (who, outcome) in ["node1", "node2", "gateway"].into_iter().zip(&outcomes) {
+            self.judge(who, outcome);
+        }
+    }
+
+    /// Every request was answered, and served once.
+    pub(crate) fn judge(&self, who: &str, outcome: &Outcome) {
+        let Outcome { issued, answered, direct, moved, lost, .. } = outcome;
+        println!("{who}: {issued} requests, {answered} answered, {direct} direct, {moved} moved");
+        let odd = not_once(outcome, &self.folder.read());
+        for (id, count) in odd.iter().take(TOLD) {
+            println!("{who}: request {id} was served {count} times");
+        }
+        for lost in lost.iter().take(TOLD) {
+            println!("{who}: lost {lost}");
+        }
+        assert_eq!((lost.len(), odd.len()), (0, 0), "{who}: lost, not served once");
+        assert_eq!(issued, answered);
+    }
+}
+
+/// Says how many requests were lost until now.
+pub(crate) fn tell(what: &str, floods: &[Flood]) {
+    let lost: u64 = floods.iter().map(Flood::lost).sum();
+    let answered: u64 = floods.iter().map(Flood::answered).sum();
+    println!("{what}: {lost} lost of {answered} until now");
+    for lost in floods.iter().filter_map(Flood::newest_loss) {
+        println!("  {lost}");
+    }
+}
+
+/// A folder of every node, for pods to write to.
+fn volume(name: &str, folder: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: PersistentVolume
+metadata: {{name: {name}}}
+spec:
+  capacity: {{storage: 1Gi}}
+  accessModes: [ReadWriteMany]
+  storageClassName: \"\"
+  hostPath: {{path: {folder}, type: Directory}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: ids}}
+spec:
+  accessModes: [ReadWriteMany]
+  storageClassName: \"\"
+  volumeName: {name}
+  resources: {{requests: {{storage: 1Gi}}}}
+"
+    )
+}
+
+/// Volumes that pods may write to, which Knative's users must allow first; forbidden again at the end.
+struct Features<'a>(&'a Cluster);
+
+impl<'a> Features<'a> {
+    fn on(cluster: &'a Cluster) -> Self {
+        Self::set(cluster, "\"enabled\"").expect("a good value is taken");
+        Self(cluster)
+    }
+
+    fn set(cluster: &Cluster, value: &str) -> Result<String, String> {
+        let name = "kubernetes.podspec-persistent-volume";
+        let patch = format!("{{\"data\":{{\"{name}-claim\":{value},\"{name}-write\":{value}}}}}");
+        let words = ["patch", "configmap", "--namespace", SYSTEM, "config-features"];
+        cluster.kubectl(&[&words[..], &["--patch", &patch]].concat())
+    }
+}
+
+impl Drop for Features<'_> {
+    fn drop(&mut self) {
+        let _off = Self::set(self.0, "null");
+    }
+}
+
+/// A folder that anybody may write to, removed at the end. The nodes of a cluster of xtask's have the host's files.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(path: &str) -> Self {
+        use std::os::unix::fs::PermissionsExt as _;
+        std::fs::create_dir_all(path).expect("a folder");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("our own");
+        Self(path.into())
+    }
+
+    fn path(&self) -> String {
+        self.0.to_string_lossy().into_owned()
+    }
+
+    /// The names of all requests that were served.
+    fn read(&self) -> String {
+        let files = std::fs::read_dir(&self.0).expect("our own").flatten();
+        files.filter_map(|file| std::fs::read_to_string(file.path()).ok()).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_dir_all(&self.0);
+    }
+}

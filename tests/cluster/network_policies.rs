@@ -1,0 +1,63 @@
+//! What a NetworkPolicy keeps from a service's pods neither waits for one nor wakes one.
+
+use tests::installed::{Installed, Place, SYSTEM};
+
+const SERVICE: &str = "apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {name: guarded}
+spec:
+  template:
+    metadata: {annotations: {autoscaling.knative.dev/initial-scale: \"0\", autoscaling.knative.dev/window: 6s}}
+    spec: {containers: [{image: \"dev.local/hello:v1\"}]}
+";
+
+/// Lets in the activators, as every service needs it, and the clients of these two labels.
+fn policy(app: &str, namespace: &str) -> String {
+    format!(
+        "apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {{name: guarded}}
+spec:
+  podSelector: {{matchLabels: {{serving.knative.dev/service: guarded}}}}
+  ingress:
+  - from:
+    - namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: knative-serving}}}}
+      podSelector: {{matchLabels: {{app: activator}}}}
+    - namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {namespace}}}}}
+      podSelector: {{matchLabels: {{app: {app}}}}}
+"
+    )
+}
+
+#[test]
+fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
+    let rouse = Installed::at_hand();
+    let namespace = rouse.namespace("policy");
+    let apply = |yaml: &str| rouse.apply(&namespace.name, yaml).expect("it is well formed");
+    let friend = Place::new(&rouse.cluster, &namespace.name, "node1");
+    let stranger = rouse.from("node2");
+    apply(&policy("client", &namespace.name));
+    rouse.ready(&namespace.name, SERVICE);
+    rouse.asleep(&namespace.name, "guarded");
+    let url = rouse.url(&namespace.name, "guarded");
+
+    // In force before the service was there.
+    let answer = stranger.ask(&url);
+    assert_eq!(answer.status, 403, "{answer}");
+    assert!(answer.body.contains("NetworkPolicy"), "{answer}");
+    let by_name = format!("Host: guarded.{}.svc.cluster.local", namespace.name);
+    let activators = rouse.url(SYSTEM, "activator-service");
+    let answer = stranger.ask_with(&activators, &[&by_name]);
+    assert_eq!(answer.status, 403, "nor by its name: {answer}");
+    assert_eq!(rouse.pods(&namespace.name, "guarded").len(), 0, "nothing was woken for it");
+    assert_eq!(friend.ask(&url).status, 200, "who is let in wakes it");
+
+    // A change is followed, in both directions.
+    apply(&policy("client", &stranger.namespace));
+    rouse
+        .cluster
+        .wait("the other client to be let in", || (stranger.ask(&url).status == 200).then_some(()));
+    rouse.asleep(&namespace.name, "guarded");
+    assert_eq!(friend.ask(&url).status, 403);
+    assert_eq!(rouse.pods(&namespace.name, "guarded").len(), 0);
+}

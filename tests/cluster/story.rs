@@ -1,0 +1,148 @@
+//! One service's life: it wakes, scales out and in, is rolled out in steps, rolled back, and deleted.
+#![allow(clippy::print_stdout, reason = "a test's own output is where its reader looks")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tests::installed::{Installed, Place, Request, none_lost};
+
+/// The service `story` with `newest` as its template's revision and these targets.
+fn story(newest: &str, traffic: &[(&str, u32, &str)]) -> String {
+    let targets = traffic.iter().map(|(revision, percent, tag)| {
+        let tag = if tag.is_empty() { String::new() } else { format!(", tag: {tag}") };
+        format!("  - {{revisionName: story-{revision}, percent: {percent}{tag}}}\n")
+    });
+    format!(
+        "apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {{name: story}}
+spec:
+  template:
+    metadata:
+      name: story-{newest}
+      annotations:
+        autoscaling.knative.dev/window: 6s
+        autoscaling.knative.dev/target: \"5\"
+        autoscaling.knative.dev/target-utilization-percentage: \"100\"
+        autoscaling.knative.dev/max-scale: \"5\"
+    spec:
+      containers:
+      - image: dev.local/hello:v1
+        env: [{{name: VERSION, value: {newest}}}]
+  traffic:
+{}",
+        targets.collect::<String>()
+    )
+}
+
+/// How many requests each revision answered, by the names of its pods.
+fn by_revision(requests: &[Request]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for request in requests {
+        let revision = request.pod.split("-deployment-").next().unwrap_or_default();
+        *counts.entry(revision.to_owned()).or_default() += 1;
+    }
+    counts
+}
+
+/// Sends load through `work` and gives what became of it.
+fn during(
+    place: &Place,
+    address: &str,
+    host: &str,
+    stages: &str,
+    work: impl FnOnce(),
+) -> Vec<Request> {
+    let args = ["--stages", stages, "--path", "/?sleep=50"];
+    let load = place.load(address, host, &args);
+    work();
+    load.finish()
+}
+
+fn scaled_out_and_in(rouse: &Installed, namespace: &str, address: &str) {
+    let mut most = 0;
+    let requests = during(rouse.from("node1"), address, "story", "20x12s", || {
+        rouse.cluster.wait("the service to scale out", || {
+            most = most.max(rouse.pods(namespace, "story").len());
+            (most >= 4).then_some(())
+        });
+    });
+    none_lost(&requests, 100);
+    let pods: BTreeSet<&str> = requests.iter().map(|request| request.pod.as_str()).collect();
+    assert!(pods.len() >= 4, "20 at once, 5 a pod: {pods:?}");
+    assert!(most <= 5, "max-scale is 5, and there were {most}");
+    // Few are enough for one pod; the others leave without losing any of them.
+    let requests = during(rouse.from("node1"), address, "story", "2x16s", || {
+        rouse.cluster.wait("the service to scale in", || {
+            let pods = rouse.pods(namespace, "story");
+            let stays = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+            (stays.count() == 1).then_some(())
+        });
+    });
+    none_lost(&requests, 50);
+    rouse.asleep(namespace, "story");
+}
+
+fn split(rouse: &Installed, namespace: &str, address: &str) {
+    let host = format!("story.{namespace}.example.com");
+    let gateway = rouse.gateway();
+    let paths = [(address, "story"), (gateway.as_str(), host.as_str())];
+    for (address, host) in paths {
+        let args = ["--stages", "4x60s", "--requests", "400"];
+        let requests = rouse.from("node1").load(address, host, &args).finish();
+        none_lost(&requests, 400);
+        let counts = by_revision(&requests);
+        println!("{host}: {counts:?}");
+        // 120 are expected; five standard deviations are 46.
+        let new = counts.get("story-v2").copied().unwrap_or_default();
+        assert!((74..=166).contains(&new), "{counts:?}");
+    }
+    for (tag, revision) in [("old", "story-v1"), ("new", "story-v2")] {
+        let inside = rouse.from("node2").ask(&rouse.url(namespace, &format!("{tag}-story")));
+        let outside = rouse.through_gateway(&format!("{tag}-{host}"), "/", &[]);
+        for answer in [inside, outside] {
+            assert!(answer.pod().starts_with(revision), "{tag}: {answer}");
+        }
+    }
+}
+
+/// Moves all traffic to `revision` under load: none is lost, and in the end nobody else answers.
+fn moved(rouse: &Installed, namespace: &str, address: &str, revision: &str) {
+    let target = format!(r#"{{"revisionName":"{revision}","percent":100}}"#);
+    let patch = format!(r#"{{"spec":{{"traffic":[{target}]}}}}"#);
+    let words = ["patch", "ksvc", "story", "--type=merge", "--namespace", namespace, "--patch"];
+    let requests = during(rouse.from("node2"), address, "story", "4x10s", || {
+        rouse.cluster.kubectl(&[&words[..], &[&patch]].concat()).expect("admission takes it");
+        rouse.wait_ready(namespace, "ksvc", "story");
+    });
+    none_lost(&requests, 50);
+    let args = ["--stages", "4x30s", "--requests", "40"];
+    let after = rouse.from("node2").load(address, "story", &args).finish();
+    none_lost(&after, 40);
+    assert_eq!(by_revision(&after), BTreeMap::from([(revision.to_owned(), 40)]));
+}
+
+#[test]
+fn a_service_scales_rolls_out_and_back_and_goes_without_losing_a_request() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("story");
+    let namespace = &space.name;
+    rouse.ready(namespace, &story("v1", &[("v1", 100, "")]));
+    rouse.asleep(namespace, "story");
+    let address = rouse.url(namespace, "story").trim_start_matches("http://").to_owned() + ":80";
+    scaled_out_and_in(&rouse, namespace, &address);
+
+    rouse.ready(namespace, &story("v2", &[("v1", 70, "old"), ("v2", 30, "new")]));
+    split(&rouse, namespace, &address);
+    moved(&rouse, namespace, &address, "story-v2");
+    moved(&rouse, namespace, &address, "story-v1");
+
+    rouse.delete(namespace, &story("v2", &[("v1", 100, "")])).expect("it may be deleted");
+    rouse.cluster.wait("all of the service to be gone", || {
+        let kinds = "ksvc,configurations,revisions,routes,podautoscalers,sks,metrics.autoscaling.internal.knative.dev,\
+                     images.caching.internal.knative.dev,deployments,replicasets,services,endpointslices,pods";
+        let words = ["get", kinds, "--namespace", namespace, "--output", "name"];
+        rouse.cluster.kubectl(&words).ok().filter(|left| left.trim().is_empty())
+    });
+    let host = format!("story.{namespace}.example.com");
+    assert_eq!(rouse.through_gateway(&host, "/", &[]).status, 404, "its name is nobody's");
+}

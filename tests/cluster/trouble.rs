@@ -1,0 +1,263 @@
+//! What cannot be done ends in a condition with Knative's reason, and goes on by itself when the cause is gone.
+
+use serde_json::Value;
+use tests::installed::{CONTAINER, Installed, condition, none_lost, service};
+
+/// Waits until a condition is False for this reason; gives its message.
+fn refused(
+    rouse: &Installed,
+    namespace: &str,
+    object: (&str, &str),
+    which: &str,
+    why: &str,
+) -> String {
+    let (kind, name) = object;
+    let mut last = Value::Null;
+    let looked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        rouse.cluster.wait(&format!("{kind}/{name} to be {which}=False for {why}"), || {
+            let found = rouse.cluster.get(&[kind, "--namespace", namespace, name]);
+            last = condition(&found, which);
+            (last["status"] == "False" && last["reason"] == why).then_some(())
+        });
+    }));
+    assert!(looked.is_ok(), "{kind}/{name}: {last}");
+    last["message"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_name_that_a_foreign_service_has_is_not_taken_from_it() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("owned");
+    let namespace = &space.name;
+    let foreign = "apiVersion: v1
+kind: Service
+metadata: {name: taken, labels: {whose: foreign}}
+spec: {ports: [{port: 9000}]}
+";
+    rouse.apply(namespace, foreign).expect("any Service may be made");
+    let before = rouse.cluster.get(&["service", "--namespace", namespace, "taken"]);
+    rouse.apply(namespace, &service("taken", "", CONTAINER)).expect("admission cannot know");
+    let said = refused(&rouse, namespace, ("route", "taken"), "IngressReady", "NotOwned");
+    assert!(said.contains("\"taken\"") && said.contains("do not own"), "{said}");
+    let service = rouse.cluster.get(&["ksvc", "--namespace", namespace, "taken"]);
+    assert_eq!(condition(&service, "RoutesReady")["reason"], "NotOwned");
+    let after = rouse.cluster.get(&["service", "--namespace", namespace, "taken"]);
+    assert_eq!(after["spec"], before["spec"], "the foreign object is left alone");
+    assert_eq!(after["metadata"]["labels"], before["metadata"]["labels"]);
+
+    rouse.delete(namespace, foreign).expect("its owner may delete it");
+    rouse.wait_ready(namespace, "ksvc", "taken");
+    rouse.from("node1").ask(&rouse.url(namespace, "taken")).pod();
+}
+
+#[test]
+fn an_image_that_cannot_be_had_is_said_on_revision_and_service() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("image");
+    let namespace = &space.name;
+    // One whose tag cannot be looked up, and one that no node can pull.
+    let unknown = service("unknown", "", "image: \"registry.invalid/nobody/nothing:v1\"");
+    let deadline = ", serving.knative.dev/progress-deadline: 10s";
+    let absent = service("absent", deadline, "image: \"dev.local/nothing:v1\"");
+    let crashes = service(
+        "crashes",
+        deadline,
+        &format!("{CONTAINER}, env: [{{name: HELLO_EXIT, value: \"3\"}}]"),
+    );
+    rouse
+        .apply(namespace, &[unknown, absent, crashes].join("---\n"))
+        .expect("admission cannot know");
+    let revision = |name| ("revision", name);
+    let said =
+        refused(&rouse, namespace, revision("crashes-00001"), "ContainerHealthy", "ExitCode3");
+    assert!(said.contains("HELLO_EXIT asks for exit code 3"), "the container's last words: {said}");
+    let said = refused(
+        &rouse,
+        namespace,
+        revision("unknown-00001"),
+        "ContainerHealthy",
+        "ContainerMissing",
+    );
+    assert!(said.contains("registry.invalid/nobody/nothing:v1"), "{said}");
+    let said =
+        refused(&rouse, namespace, ("ksvc", "unknown"), "ConfigurationsReady", "RevisionFailed");
+    assert!(said.contains("unknown-00001") && said.contains("Unable to fetch image"), "{said}");
+    rouse.cluster.wait("the image that is absent to be said", || {
+        let object = rouse.cluster.get(&["revision", "--namespace", namespace, "absent-00001"]);
+        let ready = condition(&object, "Ready");
+        let why = ready["reason"].as_str().unwrap_or_default();
+        let known = ["ImagePullBackOff", "ErrImagePull"].contains(&why);
+        (ready["status"] == "False" && known).then_some(())
+    });
+}
+
+#[test]
+fn pods_that_may_not_be_made_or_fit_nowhere_are_said() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("room");
+    let namespace = &space.name;
+    let quota = "apiVersion: v1
+kind: ResourceQuota
+metadata: {name: none}
+spec: {hard: {requests.memory: 1Mi}}
+";
+    rouse
+        .apply(
+            namespace,
+            &service("huge", "", &format!("{CONTAINER}, resources: {{requests: {{cpu: 999}}}}")),
+        )
+        .expect("admission cannot know");
+    refused(&rouse, namespace, ("revision", "huge-00001"), "ResourcesAvailable", "Unschedulable");
+    refused(&rouse, namespace, ("ksvc", "huge"), "ConfigurationsReady", "RevisionFailed");
+
+    rouse.apply(namespace, quota).expect("a quota may be made");
+    rouse.cluster.wait("the quota to be in force", || {
+        let object = rouse.cluster.get(&["resourcequota", "--namespace", namespace, "none"]);
+        object["status"]["hard"].is_object().then_some(())
+    });
+    let yaml =
+        service("poor", "", &format!("{CONTAINER}, resources: {{requests: {{memory: 16Mi}}}}"));
+    rouse.apply(namespace, &yaml).expect("admission cannot know");
+    let said = refused(
+        &rouse,
+        namespace,
+        ("revision", "poor-00001"),
+        "ResourcesAvailable",
+        "FailedCreate",
+    );
+    assert!(said.contains("exceeded quota"), "{said}");
+    // It goes on by itself when there is room.
+    rouse.delete(namespace, quota).expect("a quota may be deleted");
+    rouse.wait_ready(namespace, "ksvc", "poor");
+    rouse.from("node1").ask(&rouse.url(namespace, "poor")).pod();
+}
+
+#[test]
+fn what_somebody_deletes_is_made_again_and_no_request_is_lost() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("deleted");
+    let namespace = &space.name;
+    rouse.ready(
+        namespace,
+        &service("kept", ", autoscaling.knative.dev/min-scale: \"1\"", CONTAINER),
+    );
+    let address = rouse.url(namespace, "kept").trim_start_matches("http://").to_owned() + ":80";
+    let args = ["--stages", "4x20s", "--path", "/?sleep=20", "--fresh-pct", "100"];
+    let load = rouse.from("node1").load(&address, "kept", &args);
+    let slices = rouse.cluster.get(&["endpointslices", "--namespace", namespace]);
+    let ours = slices["items"].as_array().into_iter().flatten().find(|it| {
+        it["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] == "rouse.dev"
+    });
+    let slice = ours.expect("the service has a slice of ours")["metadata"]["name"]
+        .as_str()
+        .expect("it has a name")
+        .to_owned();
+    let all = [
+        ("podautoscaler", "kept-00001"),
+        ("sks", "kept-00001"),
+        ("service", "kept-00001-private"),
+        ("endpointslice", slice.as_str()),
+    ];
+    for (kind, name) in all {
+        made_again(&rouse, namespace, kind, name);
+    }
+    none_lost(&load.finish(), 100);
+    // With these go pods and addresses; they come back as well.
+    for kind in ["deployment", "configuration", "route"] {
+        let name = if kind == "deployment" { "kept-00001-deployment" } else { "kept" };
+        made_again(&rouse, namespace, kind, name);
+        rouse.wait_ready(namespace, "ksvc", "kept");
+        rouse.cluster.wait("an answer", || {
+            let url = rouse.url(namespace, "kept");
+            (rouse.from("node2").ask(&url).status == 200).then_some(())
+        });
+    }
+}
+
+/// Deletes an object and waits until there is another of its name.
+fn made_again(rouse: &Installed, namespace: &str, kind: &str, name: &str) {
+    let look = || {
+        let object = rouse.cluster.get(&[kind, "--namespace", namespace, name]);
+        object["metadata"]["uid"].as_str().unwrap_or_default().to_owned()
+    };
+    let before = look();
+    assert_ne!(before, "", "{kind}/{name} is not there at first");
+    let words = ["delete", kind, "--namespace", namespace, name, "--wait=false"];
+    rouse.cluster.kubectl(&words).expect("it may be deleted");
+    rouse.cluster.wait(&format!("{kind}/{name} to be made again"), || {
+        let after = look();
+        (!after.is_empty() && after != before).then_some(())
+    });
+}
+
+/// No pod of it can ever run: requests for it wait.
+const NOWHERE: &str = "
+apiVersion: serving.knative.dev/v1
+kind: Configuration
+metadata: {name: pair}
+spec:
+  template:
+    metadata:
+      annotations: {autoscaling.knative.dev/initial-scale: \"0\"}
+    spec:
+      containers: [{image: \"dev.local/hello:v1\", resources: {requests: {cpu: 999}}}]
+---
+apiVersion: serving.knative.dev/v1
+kind: Route
+metadata: {name: pair}
+spec: {traffic: [{configurationName: pair, percent: 100}]}
+";
+
+#[test]
+fn who_waits_for_what_is_deleted_meanwhile_is_told_so() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("unmade");
+    let namespace = &space.name;
+    for gone in ["configuration", "configuration,route"] {
+        rouse.apply(namespace, NOWHERE).expect("admission takes it");
+        rouse.wait_ready(namespace, "route", "pair");
+        let url = rouse.url(namespace, "pair");
+        let answer = std::thread::scope(|scope| {
+            let asked = scope.spawn(|| rouse.from("node1").ask(&url));
+            rouse.cluster.wait("a pod that fits nowhere", || {
+                let pods = rouse.cluster.get(&["pods", "--namespace", namespace]);
+                pods["items"].as_array().is_some_and(|all| !all.is_empty()).then_some(())
+            });
+            let words = ["delete", gone, "--namespace", namespace, "pair"];
+            rouse.cluster.kubectl(&words).expect("they may be deleted");
+            asked.join().expect("it asks")
+        });
+        assert!([404, 503].contains(&answer.status), "{gone}: {answer}");
+        // Who comes later is told at once: where the name is gone, by the gateway.
+        let host = format!("pair.{namespace}.example.com");
+        let later = rouse.through_gateway(&host, "/", &[]);
+        assert!([404, 503].contains(&later.status), "{gone}: {later}");
+    }
+}
+
+#[test]
+fn a_namespace_deleted_under_load_goes_and_harms_no_other() {
+    let rouse = Installed::at_hand();
+    let (goes, stays) = (rouse.namespace("goes"), rouse.namespace("stays"));
+    let awake = ", autoscaling.knative.dev/min-scale: \"1\"";
+    let mut addresses = Vec::new();
+    for namespace in [&goes, &stays] {
+        let yaml = service("busy", awake, CONTAINER);
+        // Kubernetes looks at a namespace on its way out again after half its pods' grace, which is 300 s otherwise.
+        let yaml = yaml.replace("    spec:\n", "    spec:\n      timeoutSeconds: 20\n");
+        rouse.ready(&namespace.name, &yaml);
+        let url = rouse.url(&namespace.name, "busy");
+        addresses.push(url.trim_start_matches("http://").to_owned() + ":80");
+    }
+    let args = ["--stages", "4x15s", "--path", "/?sleep=20"];
+    let spared = rouse.from("node1").load(&addresses[1], "busy", &args);
+    // To what is gone, nobody answers.
+    let args = [&args[..], &["--timeout-s", "5"]].concat();
+    let harmed = rouse.from("node1").load(&addresses[0], "busy", &args);
+    rouse.cluster.kubectl(&["delete", "namespace", &goes.name, "--timeout=90s"]).expect("it goes");
+    none_lost(&spared.finish(), 100);
+    let requests = harmed.finish();
+    assert!(requests.iter().any(tests::installed::Request::is_answered), "it was awake before");
+    // The controller has not stumbled: what comes next is done.
+    rouse.ready(&stays.name, &service("next", "", CONTAINER));
+}

@@ -1,0 +1,105 @@
+//! The parts themselves replaced and killed under load, and what runs them restarted: nothing is lost, and all counts
+//! come back to nothing, so that the service falls asleep.
+
+use serde_json::Value;
+use tests::flood::Flood;
+use tests::installed::{Installed, SYSTEM};
+
+use crate::flooded::{App, Scene, tell};
+
+/// The parts: kind, name, and so the value of the label `app`.
+const PARTS: [(&str, &str); 4] = [
+    ("daemonset", "rouse-agent"),
+    ("deployment", "activator"),
+    ("deployment", "autoscaler"),
+    ("deployment", "controller"),
+];
+/// Answers that each client gets between two events.
+const BETWEEN: u64 = 300;
+
+/// Load, and `events` while it lasts.
+fn under_load(test: &str, events: impl FnOnce(&Scene<'_>, &[Flood])) {
+    let rouse = Installed::at_hand();
+    let scene = Scene::new(&rouse, test, App { at_once: true, least: 0 });
+    let floods = scene.floods();
+    events(&scene, &floods);
+    scene.reckon(floods);
+    rouse.asleep(scene.name(), "app");
+}
+
+fn kubectl(scene: &Scene<'_>, words: &[&str]) -> String {
+    let said = scene.rouse.cluster.kubectl(words);
+    said.unwrap_or_else(|said| panic!("{words:?}: {said}"))
+}
+
+/// Waits until the part is there again as it should be.
+fn whole(scene: &Scene<'_>, part: &str) {
+    kubectl(scene, &["rollout", "status", part, "--namespace", SYSTEM, "--timeout", "300s"]);
+}
+
+fn containers(scene: &Scene<'_>, app: &str) -> Vec<(String, String)> {
+    let selector = format!("app={app}");
+    let list = scene.rouse.cluster.get(&["pods", "--namespace", SYSTEM, "--selector", &selector]);
+    let all = list["items"].as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let one = |pod: &Value| {
+        let id = text(&pod["status"]["containerStatuses"][0]["containerID"]);
+        (text(&pod["spec"]["nodeName"]), id.trim_start_matches("containerd://").to_owned())
+    };
+    all.iter().map(one).collect()
+}
+
+/// SIGKILL to every replica of a part, one after the other.
+fn kill(scene: &Scene<'_>, app: &str) {
+    let socket = "/run/containerd/containerd.sock";
+    for (node, id) in containers(scene, app) {
+        let words = ["ctr", "-a", socket, "-n", "k8s.io", "tasks", "kill", "--signal", "SIGKILL"];
+        let said = scene.rouse.cluster.on_node(&node, &[&words[..], &[&id]].concat());
+        said.unwrap_or_else(|said| panic!("{app} on {node}: {said}"));
+        scene.rouse.cluster.wait("another process of the part", || {
+            let old = |(_, it): &(String, String)| *it == id;
+            (!containers(scene, app).iter().any(old)).then_some(())
+        });
+        let (kind, name) = PARTS.iter().find(|(_, name)| *name == app).expect("a part of ours");
+        whole(scene, &format!("{kind}/{name}"));
+    }
+}
+
+#[test]
+fn every_part_is_rolled_under_load_and_nothing_is_lost() {
+    under_load("rolled", |scene, floods| {
+        for (kind, name) in PARTS {
+            let part = format!("{kind}/{name}");
+            kubectl(scene, &["rollout", "restart", &part, "--namespace", SYSTEM]);
+            whole(scene, &part);
+            scene.go_on(floods, BETWEEN);
+            tell(name, floods);
+        }
+    });
+}
+
+/// An activator that dies takes the requests that it carries with it: of those, nobody could know what they did.
+#[test]
+fn agent_autoscaler_and_controller_are_killed_under_load_and_nothing_is_lost() {
+    under_load("killed", |scene, floods| {
+        for app in ["rouse-agent", "autoscaler", "controller"] {
+            kill(scene, app);
+            scene.go_on(floods, BETWEEN);
+            tell(app, floods);
+        }
+    });
+}
+
+#[test]
+fn kubelet_and_containerd_are_restarted_under_load_and_nothing_is_lost() {
+    under_load("restarted", |scene, floods| {
+        for process in ["node1/kubelet", "node2/containerd"] {
+            for action in ["kill", "start"] {
+                let said = scene.rouse.cluster.fault(action, process);
+                said.unwrap_or_else(|said| panic!("{action} {process}: {said}"));
+            }
+            scene.go_on(floods, BETWEEN);
+            tell(process, floods);
+        }
+    });
+}

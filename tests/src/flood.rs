@@ -1,0 +1,356 @@
+//! Requests of many kinds at once, each with a name of its own, until told to stop: what became of every one of them.
+//!
+//! The program `flood` runs this inside a client's pod; see [`Flood`] for the test's side.
+#![allow(clippy::print_stdout, reason = "the program's output is what the test reads")]
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead as _, BufReader, Read as _};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::client::{Answer, Client};
+
+/// How often the program says how far it is.
+const TELL: Duration = Duration::from_millis(100);
+/// A refused request is no reason for a busy loop.
+const AFTER_LOSS: Duration = Duration::from_millis(100);
+/// Before each new connection: the ports of one address are soon used up.
+const NEW_EVERY: Duration = Duration::from_millis(15);
+/// The longest that a kept connection lies idle, and the shortest.
+const IDLE_MS: (u64, u64) = (200, 4_000);
+/// The same of one that is busy.
+const BUSY_MS: (u64, u64) = (50, 250);
+/// How long a slow request lasts, and a long one.
+const SLOW_MS: u64 = 1_000;
+const LONG_MS: u64 = 30_000;
+/// Requests of one client are numbered below this.
+const IDS: u32 = 40;
+
+/// What one worker does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kind {
+    /// Whether it sends a body.
+    pub post: bool,
+    /// What becomes of its connection.
+    pub way: Way,
+}
+
+/// What becomes of a worker's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// A new one for each request.
+    New,
+    /// Kept, with pauses between requests.
+    Idle,
+    /// Kept, with a request several times a second.
+    Busy,
+    /// Kept, with one request right after the other.
+    Full,
+    /// Kept, and each request takes a second.
+    Slow,
+    /// Kept, and each request takes 30 s.
+    Long,
+}
+
+impl Kind {
+    fn parse(text: &str) -> Option<Self> {
+        let (way, method) = text.split_once('-')?;
+        let way = match way {
+            "new" => Way::New,
+            "idle" => Way::Idle,
+            "busy" => Way::Busy,
+            "full" => Way::Full,
+            "slow" => Way::Slow,
+            "long" => Way::Long,
+            _ => return None,
+        };
+        Some(Self { post: method == "post", way })
+    }
+}
+
+/// What all workers of the program share.
+struct Shared {
+    to: SocketAddr,
+    host: String,
+    base: u64,
+    started: Instant,
+    stop: AtomicBool,
+    next: AtomicU64,
+    answered: AtomicU64,
+    direct: AtomicU64,
+    /// Kept connections that had ended before they were used again.
+    moved: AtomicU64,
+    lost: Mutex<Vec<Value>>,
+}
+
+/// The program: `flood ADDRESS HOST BASE KIND=WORKERS…`. Ends when its input does; the last line says all.
+pub fn main(args: &[String]) -> Result<(), String> {
+    let [to, host, base, kinds @ ..] = args else {
+        return Err("usage: flood ADDRESS HOST BASE KIND=WORKERS…".into());
+    };
+    let shared = Shared {
+        to: to.parse().map_err(|error| format!("{to}: {error}"))?,
+        host: host.clone(),
+        base: base.parse::<u64>().map_err(|error| format!("{base}: {error}"))? << IDS,
+        started: Instant::now(),
+        stop: AtomicBool::new(false),
+        next: AtomicU64::new(0),
+        answered: AtomicU64::new(0),
+        direct: AtomicU64::new(0),
+        moved: AtomicU64::new(0),
+        lost: Mutex::new(Vec::new()),
+    };
+    let mut workers = Vec::new();
+    for text in kinds {
+        let (kind, count) = text.split_once('=').ok_or_else(|| format!("{text}: KIND=WORKERS"))?;
+        let parsed = Kind::parse(kind).ok_or_else(|| format!("{kind}: no such kind"))?;
+        let count: usize = count.parse().map_err(|error| format!("{text}: {error}"))?;
+        workers.extend(std::iter::repeat_n((parsed, kind), count));
+    }
+    thread::scope(|scope| {
+        for (seed, (kind, name)) in (1..).zip(&workers) {
+            let shared = &shared;
+            scope.spawn(move || shared.work(*kind, name, seed));
+        }
+        scope.spawn(|| shared.tell());
+        let _end = io::stdin().read_to_end(&mut Vec::new());
+        shared.stop.store(true, Ordering::Relaxed);
+    });
+    println!("{}", shared.report());
+    Ok(())
+}
+
+impl Shared {
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn tell(&self) {
+        while !self.is_over() {
+            println!("{}", self.report());
+            pause(TELL);
+        }
+    }
+
+    fn report(&self) -> Value {
+        let number = |it: &AtomicU64| it.load(Ordering::Relaxed);
+        json!({
+            "issued": number(&self.next),
+            "answered": number(&self.answered),
+            "direct": number(&self.direct),
+            "moved": number(&self.moved),
+            "lost": *self.lost.lock().unwrap_or_else(PoisonError::into_inner),
+        })
+    }
+
+    fn work(&self, kind: Kind, name: &str, seed: u64) {
+        let mut kept = None;
+        let mut chance = seed;
+        while !self.is_over() {
+            // Knuth's generator: any scatter will do.
+            chance = chance
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let within = |(least, most): (u64, u64)| {
+                pause(Duration::from_millis(least + (chance >> 33) % (most - least)));
+            };
+            match kind.way {
+                Way::New => pause(NEW_EVERY),
+                Way::Idle => within(IDLE_MS),
+                Way::Busy | Way::Slow | Way::Long => within(BUSY_MS),
+                Way::Full => {}
+            }
+            let id = self.base + self.next.fetch_add(1, Ordering::Relaxed);
+            let (sent_ms, was_kept) = (self.started.elapsed().as_millis(), kept.is_some());
+            match self.request(kind, id, kept.take()) {
+                Ok(client) => {
+                    self.answered.fetch_add(1, Ordering::Relaxed);
+                    kept = client;
+                }
+                Err(why) => {
+                    let lost_ms = self.started.elapsed().as_millis();
+                    let lost = json!({
+                        "kind": name, "id": id, "kept": was_kept, "why": why,
+                        "sent_ms": u64::try_from(sent_ms).unwrap_or(u64::MAX),
+                        "lost_ms": u64::try_from(lost_ms).unwrap_or(u64::MAX),
+                    });
+                    self.lost.lock().unwrap_or_else(PoisonError::into_inner).push(lost);
+                    pause(AFTER_LOSS);
+                }
+            }
+        }
+    }
+
+    /// Sends one request, and gives back a connection that may carry more.
+    fn request(&self, kind: Kind, id: u64, kept: Option<Client>) -> Result<Option<Client>, String> {
+        let path = match kind.way {
+            Way::Slow => format!("/echo?id={id}&sleep={SLOW_MS}"),
+            Way::Long => format!("/echo?id={id}&sleep={LONG_MS}"),
+            _ => format!("/echo?id={id}"),
+        };
+        let body = kind.post.then(|| format!("body of {id}"));
+        let close = kind.way == Way::New;
+        let bytes = encode(&self.host, &path, body.as_deref(), close);
+        let mut client = match kept.filter(|it| !it.is_over()).map(|it| resend(it, &bytes)) {
+            Some(Some(client)) => client,
+            // It had ended, and not a byte of the request was taken: any pool takes another.
+            Some(None) => self.fresh(&bytes, true)?,
+            None => self.fresh(&bytes, false)?,
+        };
+        let answer = client.answer().map_err(|error| format!("{error} ({})", client.ends()))?;
+        self.judge(&answer, body.as_deref().unwrap_or_default())?;
+        if answer.header("x-peer") == client.own_ip() {
+            self.direct.fetch_add(1, Ordering::Relaxed);
+        }
+        let keeps = !close && !answer.header("connection").eq_ignore_ascii_case("close");
+        Ok(Some(client).filter(|_| keeps))
+    }
+
+    fn fresh(&self, bytes: &[u8], moved: bool) -> Result<Client, String> {
+        self.moved.fetch_add(u64::from(moved), Ordering::Relaxed);
+        let mut client = Client::connect(self.to).map_err(|error| format!("connect: {error}"))?;
+        client.send(bytes).map_err(|error| format!("send: {error} ({})", client.ends()))?;
+        Ok(client)
+    }
+
+    fn judge(&self, answer: &Answer, body: &str) -> Result<(), String> {
+        match answer.status {
+            200 if answer.body == body => Ok(()),
+            200 => Err(format!("another's answer: {}", answer.body)),
+            status => Err(format!("{status}: {}", answer.body)),
+        }
+    }
+}
+
+/// Sends a request on a kept connection; `None` where that took nothing of it.
+fn resend(mut client: Client, bytes: &[u8]) -> Option<Client> {
+    client.send(bytes).ok().map(|()| client)
+}
+
+fn encode(host: &str, path: &str, body: Option<&str>, close: bool) -> Vec<u8> {
+    let method = if body.is_some() { "POST" } else { "GET" };
+    let close = if close { "Connection: close\r\n" } else { "" };
+    let length = body.map(|it| format!("Content-Length: {}\r\n", it.len())).unwrap_or_default();
+    let body = body.unwrap_or_default();
+    format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\n{close}{length}\r\n{body}").into_bytes()
+}
+
+#[allow(clippy::disallowed_methods, reason = "a client of real sockets waits in real time")]
+fn pause(time: Duration) {
+    thread::sleep(time);
+}
+
+/// A running program `flood`, from outside.
+#[derive(Debug)]
+pub struct Flood {
+    child: Child,
+    told: thread::JoinHandle<Vec<String>>,
+    answered: Arc<AtomicU64>,
+    lost: Arc<AtomicU64>,
+    newest: Arc<Mutex<Option<String>>>,
+    base: u64,
+}
+
+/// What became of its requests.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// How many were sent.
+    pub issued: u64,
+    /// How many were answered well.
+    pub answered: u64,
+    /// How many of those by a pod that saw the client itself.
+    pub direct: u64,
+    /// How many kept connections had ended before they were used again.
+    pub moved: u64,
+    /// The others.
+    pub lost: Vec<Value>,
+    /// The name of the first; the others follow.
+    pub first: u64,
+}
+
+impl Flood {
+    /// Starts it by this command, which ends in the program's name; `base` tells its requests from others'.
+    pub fn start(
+        mut command: Command,
+        to: SocketAddr,
+        host: &str,
+        base: u64,
+        kinds: &[&str],
+    ) -> Self {
+        command.args([&to.to_string(), host, &base.to_string()]).args(kinds);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let lines = BufReader::new(child.stdout.take().expect("piped"));
+        let (answered, lost) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let counts = [Arc::clone(&answered), Arc::clone(&lost)];
+        let newest = Arc::new(Mutex::new(None));
+        let told_last = Arc::clone(&newest);
+        let told = thread::spawn(move || {
+            let mut last = Vec::new();
+            for line in lines.lines().map_while(Result::ok) {
+                let now: Value = serde_json::from_str(&line).unwrap_or_default();
+                let all = now["lost"].as_array();
+                let lost = all.map_or(0, Vec::len);
+                *told_last.lock().unwrap_or_else(PoisonError::into_inner) =
+                    all.and_then(|all| Some(all.last()?.to_string()));
+                counts[0].store(now["answered"].as_u64().unwrap_or_default(), Ordering::Relaxed);
+                counts[1].store(u64::try_from(lost).unwrap_or(u64::MAX), Ordering::Relaxed);
+                last = vec![line];
+            }
+            last
+        });
+        Self { child, told, answered, lost, newest, base }
+    }
+
+    /// How many requests were answered until now.
+    pub fn answered(&self) -> u64 {
+        self.answered.load(Ordering::Relaxed)
+    }
+
+    /// How many were lost until now.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// What was lost last, if anything was.
+    pub fn newest_loss(&self) -> Option<String> {
+        self.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets every worker end after its request, and says what became of all.
+    pub fn stop(mut self) -> Outcome {
+        drop(self.child.stdin.take());
+        let last = self.told.join().expect("the reader does not panic");
+        let status = self.child.wait().expect("it was started");
+        assert!(status.success(), "flood: {status}");
+        let last: Value = serde_json::from_str(&last.concat()).expect("the last line is JSON");
+        let number = |key: &str| last[key].as_u64().unwrap_or_default();
+        Outcome {
+            issued: number("issued"),
+            answered: number("answered"),
+            direct: number("direct"),
+            moved: number("moved"),
+            lost: last["lost"].as_array().cloned().unwrap_or_default(),
+            first: self.base << IDS,
+        }
+    }
+}
+
+/// How often each request was served, by what the pods wrote, a name a line: those that were not served once.
+pub fn not_once(outcome: &Outcome, served: &str) -> BTreeMap<u64, u32> {
+    let mut counts = vec![0_u32; usize::try_from(outcome.issued).unwrap_or(0)];
+    for id in served.lines().filter_map(|line| line.parse::<u64>().ok()) {
+        let at = id.checked_sub(outcome.first).and_then(|at| usize::try_from(at).ok());
+        if let Some(count) = at.and_then(|at| counts.get_mut(at)) {
+            *count += 1;
+        }
+    }
+    let named = (outcome.first..).zip(counts);
+    named.filter(|(_, count)| *count != 1).collect()
+}

@@ -1,0 +1,483 @@
+//! A cluster of two nodes with Rouse installed, which all tests of a run share.
+//!
+//! The first test that asks for it brings it up; `cargo xtask test` takes it down at the end, however that came. A test
+//! that finds it broken by one before has it repaired first.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use serde_json::Value;
+
+use crate::cluster::{Cluster, Namespace, variable, xtask_output};
+
+/// The namespace of Rouse's own parts.
+pub const SYSTEM: &str = "knative-serving";
+/// The sample's image.
+pub const HELLO: &str = "dev.local/hello:v1";
+/// Where the client pods are.
+const CLIENTS: &str = "clients";
+/// The longest that one request may take before it counts as lost, in seconds.
+const ANSWER_WITHIN: &str = "60";
+
+/// What `rouse install` is told here: there is no load balancer.
+const INSTALL: [&str; 5] = ["install", "--apply", "--wait", "--gateway", "nodeport"];
+
+/// The cluster, and how to ask the services on it.
+#[derive(Clone, Debug)]
+pub struct Installed {
+    /// The cluster.
+    pub cluster: Cluster,
+    /// The client pods: one on each node.
+    pub places: Vec<Place>,
+    /// A node's address.
+    node: String,
+}
+
+/// The one of this run; the error of the attempt that failed.
+static SHARED: Mutex<Option<Result<Installed, String>>> = Mutex::new(None);
+
+impl Installed {
+    /// The cluster of this run, whole and with every part ready.
+    pub fn at_hand() -> Self {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = shared.get_or_insert_with(Self::up);
+        // One that could not be brought up is not tried again and again.
+        if known.as_ref().is_ok_and(|it| !it.is_whole()) {
+            *known = Self::up();
+        }
+        known.clone().unwrap_or_else(|error| panic!("no cluster with Rouse on it: {error}"))
+    }
+
+    fn up() -> Result<Self, String> {
+        let (xtask, name) = (PathBuf::from(variable("ROUSE_XTASK")), name());
+        // Somebody who works on Rouse has brought it up, with images of their own, and says so.
+        if std::env::var_os("ROUSE_INSTALLED_AS_IS").is_none() {
+            let words = ["up", "--nodes", "2", "--image", "hello", "--image", "rouse"];
+            xtask_output(&xtask, &name, &words)?;
+        }
+        let cluster = Cluster::named(&name);
+        rouse(&cluster, &INSTALL)?;
+        Self::of(cluster)
+    }
+
+    /// What stands on a cluster after `rouse install`.
+    fn of(cluster: Cluster) -> Result<Self, String> {
+        let made = cluster.kubectl(&["create", "namespace", CLIENTS]);
+        if let Err(error) = made.map(drop)
+            && !error.contains("AlreadyExists")
+        {
+            return Err(error);
+        }
+        let places = ["node1", "node2"].map(|node| Place::apply(&cluster, CLIENTS, node));
+        let places = places.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let places = places.into_iter().map(Place::started).collect();
+        let status = cluster.status();
+        let node = status["nodes"][0]["addresses"][0].as_str().unwrap_or_default().to_owned();
+        Ok(Self { cluster, places, node })
+    }
+
+    /// Where the gateway is reached from outside: a node's address and port.
+    pub fn gateway(&self) -> String {
+        let service = self.cluster.get(&["service", "--namespace", SYSTEM, "rouse-gateway"]);
+        let port = service["spec"]["ports"][0]["nodePort"].as_u64().expect("it has a node's port");
+        format!("{}:{port}", self.node)
+    }
+
+    /// Whether every part is ready, and so are the clients.
+    fn is_whole(&self) -> bool {
+        let list = self.cluster.get(&["deployments,daemonsets", "--namespace", SYSTEM]);
+        let all = list["items"].as_array().cloned().unwrap_or_default();
+        let nodes = self.cluster.get(&["nodes"]);
+        let nodes = nodes["items"].as_array().cloned().unwrap_or_default();
+        let clients = self.places.iter().all(Place::runs);
+        all.len() == 4
+            && all.iter().all(is_ready)
+            && nodes.len() == 2
+            && nodes.iter().all(|it| condition(it, "Ready")["status"] == "True")
+            && clients
+    }
+
+    /// `rouse ARGS --kubeconfig FILE`.
+    pub fn rouse(&self, args: &[&str]) -> String {
+        rouse(&self.cluster, args).unwrap_or_else(|said| panic!("{args:?}: {said}"))
+    }
+
+    /// Installs Rouse, or once more, as this run does it.
+    pub fn install(&self) -> String {
+        self.rouse(&INSTALL)
+    }
+
+    /// The client on the node `node`.
+    pub fn from(&self, node: &str) -> &Place {
+        self.places.iter().find(|place| place.node == node).expect("there is a client on each node")
+    }
+
+    /// A namespace of this test's own.
+    pub fn namespace(&self, test: &str) -> Namespace<'_> {
+        Namespace::new(&self.cluster, test)
+    }
+
+    /// Asks the gateway for the host `host`, as somebody outside of the cluster does.
+    pub fn through_gateway(&self, host: &str, path: &str, headers: &[&str]) -> Answer {
+        let (url, host) = (format!("http://{}{path}", self.gateway()), format!("Host: {host}"));
+        let words = curl(&url, &[&[host.as_str()][..], headers].concat());
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Answer::of(self.cluster.run(&words))
+    }
+
+    /// Applies one or more services into `namespace` and waits until each Service among them is Ready.
+    pub fn ready(&self, namespace: &str, yaml: &str) {
+        self.apply(namespace, yaml).expect("admission takes it");
+        let list = self.cluster.get(&["ksvc", "--namespace", namespace]);
+        for service in list["items"].as_array().into_iter().flatten() {
+            let name = service["metadata"]["name"].as_str().unwrap_or_default();
+            self.wait_ready(namespace, "ksvc", name);
+        }
+    }
+
+    /// `kubectl apply --namespace NAMESPACE`.
+    pub fn apply(&self, namespace: &str, yaml: &str) -> Result<(), String> {
+        self.cluster.manifest(&["apply", "--namespace", namespace], yaml)
+    }
+
+    /// `kubectl delete --namespace NAMESPACE`; comes back when all of it is gone.
+    pub fn delete(&self, namespace: &str, yaml: &str) -> Result<(), String> {
+        self.cluster.manifest(&["delete", "--namespace", namespace, "--timeout=90s"], yaml)
+    }
+
+    /// Waits until the object's newest generation is Ready.
+    pub fn wait_ready(&self, namespace: &str, kind: &str, name: &str) -> Value {
+        self.wait_condition(namespace, kind, name, "Ready", "True")
+    }
+
+    /// Waits until a condition of the object's newest generation has this status; gives the object.
+    pub fn wait_condition(
+        &self,
+        namespace: &str,
+        kind: &str,
+        name: &str,
+        which: &str,
+        status: &str,
+    ) -> Value {
+        self.cluster.wait(&format!("{kind}/{name} to be {which}={status}"), || {
+            let object = self.cluster.get(&[kind, "--namespace", namespace, name]);
+            let is_new = object["status"]["observedGeneration"] == object["metadata"]["generation"];
+            (is_new && condition(&object, which)["status"] == status).then_some(object)
+        })
+    }
+
+    /// The pods of a service that are there, also those that end.
+    pub fn pods(&self, namespace: &str, service: &str) -> Vec<Value> {
+        let label = format!("serving.knative.dev/service={service}");
+        let list = self.cluster.get(&["pods", "--namespace", namespace, "--selector", &label]);
+        list["items"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Waits until a service has no pod.
+    pub fn asleep(&self, namespace: &str, service: &str) {
+        self.cluster.wait(&format!("{service} to have no pod"), || {
+            self.pods(namespace, service).is_empty().then_some(())
+        });
+    }
+
+    /// `http://CLUSTERIP` of a Service of Kubernetes.
+    pub fn url(&self, namespace: &str, service: &str) -> String {
+        self.cluster.wait(&format!("service/{service} to have an address"), || {
+            let object = self.cluster.get(&["service", "--namespace", namespace, service]);
+            let address = object["spec"]["clusterIP"].as_str()?;
+            Some(format!("http://{address}"))
+        })
+    }
+}
+
+/// The name of the cluster that tests of an installation share.
+fn name() -> String {
+    variable("ROUSE_INSTALLED")
+}
+
+/// `rouse ARGS --kubeconfig FILE` of the program that is in the image.
+fn rouse(cluster: &Cluster, args: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(variable("ROUSE_PROGRAM"));
+    command.args(args).arg("--kubeconfig").arg(cluster.kubeconfig()).stdin(Stdio::null());
+    let done = command.output().map_err(|error| error.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match done.status.success() {
+        true => Ok(text(&done.stdout)),
+        false => Err(text(&done.stdout) + &text(&done.stderr)),
+    }
+}
+
+fn is_ready(object: &Value) -> bool {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let status = &object["status"];
+    let (want, have) = match object["kind"] == "DaemonSet" {
+        true => (number(&status["desiredNumberScheduled"]), number(&status["numberReady"])),
+        false => (number(&object["spec"]["replicas"]), number(&status["readyReplicas"])),
+    };
+    want > 0 && have >= want
+}
+
+/// A container of the sample application, in YAML's flow style.
+pub const CONTAINER: &str = "image: \"dev.local/hello:v1\"";
+
+/// A service that falls asleep as soon as Knative allows. `annotations` follow that of its window, and `container` is
+/// all of its container, as [`CONTAINER`] is.
+pub fn service(name: &str, annotations: &str, container: &str) -> String {
+    format!(
+        "apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {{name: {name}}}
+spec:
+  template:
+    metadata:
+      annotations: {{autoscaling.knative.dev/window: 6s{annotations}}}
+    spec:
+      containers: [{{{container}}}]
+"
+    )
+}
+
+/// The condition of that type; null where there is none.
+pub fn condition(object: &Value, which: &str) -> Value {
+    let all = object["status"]["conditions"].as_array();
+    let found = all.into_iter().flatten().find(|it| it["type"] == which);
+    found.cloned().unwrap_or_default()
+}
+
+/// A pod that does nothing but be a place to ask from.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The node it is on.
+    pub node: String,
+    /// The namespace it is in.
+    pub namespace: String,
+    cluster: Cluster,
+    /// Its network namespace, below the folder of its process; looked up once, to be had without an API server.
+    netns: PathBuf,
+}
+
+impl Place {
+    /// A client in a namespace of the test's own.
+    pub fn new(cluster: &Cluster, namespace: &str, node: &str) -> Self {
+        Self::apply(cluster, namespace, node).expect("a pod may be made").started()
+    }
+
+    fn apply(cluster: &Cluster, namespace: &str, node: &str) -> Result<Self, String> {
+        let yaml = format!(
+            "apiVersion: v1
+kind: Pod
+metadata: {{name: client-{node}, namespace: {namespace}, labels: {{app: client}}}}
+spec:
+  nodeName: {node}
+  automountServiceAccountToken: false
+  terminationGracePeriodSeconds: 1
+  tolerations: [{{operator: Exists}}]
+  containers:
+  - {{name: client, image: \"{HELLO}\", imagePullPolicy: Never, env: [{{name: PORT, value: \"8080\"}}]}}
+"
+        );
+        cluster.apply(&yaml)?;
+        let (node, namespace) = (node.to_owned(), namespace.to_owned());
+        Ok(Self { node, namespace, cluster: cluster.clone(), netns: PathBuf::new() })
+    }
+
+    fn started(mut self) -> Self {
+        self.cluster.wait("a client", || self.is_ready().then_some(()));
+        self.netns = self.cluster.netns_of(&self.namespace, &self.name());
+        self
+    }
+
+    fn name(&self) -> String {
+        format!("client-{}", self.node)
+    }
+
+    fn is_ready(&self) -> bool {
+        let pod = self.cluster.get(&["pod", "--namespace", &self.namespace, &self.name()]);
+        condition(&pod, "Ready")["status"] == "True"
+    }
+
+    /// Whether it is the process that was looked up.
+    fn runs(&self) -> bool {
+        self.is_ready() && self.netns.exists()
+    }
+
+    /// Asks once and gives what came.
+    pub fn ask(&self, url: &str) -> Answer {
+        self.ask_with(url, &[])
+    }
+
+    /// Asks once with these headers.
+    pub fn ask_with(&self, url: &str, headers: &[&str]) -> Answer {
+        let words = curl(url, headers);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let done = self.command(&words).stdin(Stdio::null()).output().expect("sh is there");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Answer::of(match done.status.success() {
+            true => Ok(text(&done.stdout)),
+            false => Err(text(&done.stderr)),
+        })
+    }
+
+    /// Begins to send load, as `cargo xtask load ARGS --addr --host` does it.
+    pub fn load(&self, address: &str, host: &str, args: &[&str]) -> Load {
+        let xtask = variable("ROUSE_XTASK");
+        let words = [&[xtask.as_str(), "load", "--addr", address, "--host", host], args].concat();
+        let mut command = self.command(&words);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        Load::of(command.spawn().expect("sh is there"))
+    }
+
+    /// A program in the pod's network, and in its cgroup, where the kernel half sees connects; with the host's files.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let process = self.netns.parent().and_then(Path::parent).expect("a process has a folder");
+        let script = "echo $$ > \"$0/cgroup.procs\" && netns=$1 && shift && \
+                      exec nsenter --net=\"$netns\" \"$@\"";
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]).arg(cgroup_of(process)).arg(&self.netns).args(words);
+        shell
+    }
+}
+
+/// The cgroup of v2 that a process is in.
+fn cgroup_of(process: &Path) -> PathBuf {
+    let text = std::fs::read_to_string(process.join("cgroup")).expect("a process has cgroups");
+    let path = text.lines().find_map(|line| line.strip_prefix("0::")).expect("one is of v2");
+    let unified = Path::new("/sys/fs/cgroup/unified");
+    let root = if unified.is_dir() { unified } else { Path::new("/sys/fs/cgroup") };
+    root.join(path.trim_start_matches('/'))
+}
+
+fn curl(url: &str, headers: &[&str]) -> Vec<String> {
+    let words = "curl --silent --show-error --include --noproxy * --max-time";
+    let mut words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+    words.push(ANSWER_WITHIN.to_owned());
+    for header in headers {
+        words.extend(["--header".to_owned(), (*header).to_owned()]);
+    }
+    words.push(url.to_owned());
+    words
+}
+
+/// What came back.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// Its code; 0 where no answer came.
+    pub status: u16,
+    /// The lines of its head, names in small letters.
+    pub head: String,
+    /// Its body, or why there is no answer.
+    pub body: String,
+}
+
+impl Answer {
+    fn of(said: Result<String, String>) -> Self {
+        let text = match said {
+            Ok(text) => text,
+            Err(body) => return Self { body, ..Self::default() },
+        };
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+        Self { status, head: head.to_owned(), body: body.to_owned() }
+    }
+
+    /// A header's value; empty where there is none.
+    pub fn header(&self, name: &str) -> &str {
+        let mut lines = self.head.lines().filter_map(|line| line.split_once(':'));
+        let found = lines.find(|(have, _)| have.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.trim()).unwrap_or_default()
+    }
+
+    /// The pod that answered; fails where none did.
+    pub fn pod(&self) -> &str {
+        assert_eq!(self.status, 200, "{self}");
+        let pod = self.header("x-pod");
+        assert!(!pod.is_empty(), "no pod says that it answered: {self}");
+        pod
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}\n{}", self.head, self.body)
+    }
+}
+
+/// Load that is being sent; ended when it goes out of scope.
+#[derive(Debug)]
+pub struct Load {
+    child: Child,
+    /// Reads what it says as it comes: one that waits for its reader answers no request meanwhile.
+    said: Option<JoinHandle<std::io::Result<String>>>,
+}
+
+impl Load {
+    fn of(mut child: Child) -> Self {
+        let out = child.stdout.take().expect("its output is piped");
+        let said = std::thread::spawn(|| std::io::read_to_string(out));
+        Self { child, said: Some(said) }
+    }
+
+    /// Waits for its end, and gives every request that was sent.
+    pub fn finish(mut self) -> Vec<Request> {
+        let said = self.said.take().expect("it is waited for once");
+        let said = said.join().expect("reading does not panic").expect("it is text");
+        let status = self.child.wait().expect("it ends");
+        assert!(status.success(), "the load generator ended badly: {status}");
+        said.lines().map(Request::of).collect()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // After its end both do nothing.
+        let _ended = self.child.kill().and_then(|()| self.child.wait());
+    }
+}
+
+/// One request and what became of it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// When it was sent, Unix time in µs.
+    pub at_us: u64,
+    /// How long it took, in µs.
+    pub took_us: u64,
+    /// HTTP status; 0 without an answer.
+    pub status: u16,
+    /// Which pod answered.
+    pub pod: String,
+    /// Whether no activator stood between.
+    pub direct: bool,
+    /// Why there was no answer; empty where there was one.
+    pub error: String,
+}
+
+impl Request {
+    fn of(line: &str) -> Self {
+        let value: Value = serde_json::from_str(line).expect("each line is JSON");
+        let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
+        Self {
+            at_us: value["at_us"].as_u64().unwrap_or_default(),
+            took_us: value["took_us"].as_u64().unwrap_or_default(),
+            status: value["status"].as_u64().and_then(|it| it.try_into().ok()).unwrap_or_default(),
+            pod: text("pod"),
+            direct: value["direct"] == true,
+            error: text("error"),
+        }
+    }
+
+    /// Whether the application answered.
+    pub fn is_answered(&self) -> bool {
+        (200..300).contains(&self.status) && self.error.is_empty()
+    }
+}
+
+/// Fails unless every request was answered; `least` guards against load that was never sent.
+pub fn none_lost(requests: &[Request], least: usize) {
+    assert!(requests.len() >= least, "only {} requests were sent", requests.len());
+    let lost: Vec<&Request> = requests.iter().filter(|it| !it.is_answered()).collect();
+    let shown = lost.get(..lost.len().min(10)).unwrap_or_default();
+    assert!(lost.is_empty(), "{} of {} lost: {shown:#?}", lost.len(), requests.len());
+}
