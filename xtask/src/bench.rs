@@ -1,22 +1,35 @@
 //! Shell: measures Rouse beside its controls, in interleaved rounds, and writes BENCHMARKS.md.
 
 mod bpf;
+mod cluster_burst;
+mod cluster_wake;
 mod connect;
 mod control_plane;
+mod footprint;
 mod idle;
+mod peer;
 mod report;
+mod scale_in;
 mod scene;
+mod site;
+mod stages;
 mod stats;
 mod wake;
 mod warm;
+mod watched;
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
 
 use self::{
     report::{Report, Row},
     scene::Scene,
+    site::Clusters,
     stats::Rounds,
 };
 use crate::{
@@ -30,7 +43,8 @@ use crate::{
 /// What to measure.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Benches to run; all when none is named: wake, connect, warm, idle, control-plane
+    /// Benches to run; all when none is named: wake, connect, warm, idle, control-plane, cluster-wake, cluster-burst,
+    /// footprint, scale-in
     names: Vec<String>,
     /// Rounds of each comparison
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
@@ -47,17 +61,39 @@ pub(crate) struct Args {
     /// Measure this program instead of building one
     #[arg(long, value_name = "FILE")]
     rouse: Option<PathBuf>,
+    /// With --rouse: what `cluster up` is given instead of images that it builds
+    #[arg(long, value_name = "FILE", hide = true, requires = "rouse")]
+    prepared: Option<PathBuf>,
+    /// Ask with this program instead of building one
+    #[arg(long, value_name = "FILE", hide = true)]
+    client: Option<PathBuf>,
+    /// Name of the clusters that are made, and removed after
+    #[arg(long, default_value = "bench")]
+    cluster: String,
 }
 
 /// A bench's name and what gives its rows.
-type Bench = (&'static str, fn(&Scene) -> Result<Vec<Row>>);
+type Bench = (&'static str, Body);
 
-const BENCHES: [Bench; 5] = [
-    ("wake", wake::run),
-    ("connect", connect::run),
-    ("warm", warm::run),
-    ("idle", idle::run),
-    ("control-plane", control_plane::run),
+/// What a bench stands on.
+#[derive(Clone, Copy, Debug)]
+enum Body {
+    /// A local node.
+    Node(fn(&Scene) -> Result<Vec<Row>>),
+    /// A real cluster.
+    Cluster(fn(&Clusters) -> Result<Vec<Row>>),
+}
+
+const BENCHES: [Bench; 9] = [
+    ("wake", Body::Node(wake::run)),
+    ("connect", Body::Node(connect::run)),
+    ("warm", Body::Node(warm::run)),
+    ("idle", Body::Node(idle::run)),
+    ("control-plane", Body::Cluster(control_plane::run)),
+    ("cluster-wake", Body::Cluster(cluster_wake::run)),
+    ("cluster-burst", Body::Cluster(cluster_burst::run)),
+    ("footprint", Body::Cluster(footprint::run)),
+    ("scale-in", Body::Cluster(scale_in::run)),
 ];
 
 /// `cargo xtask bench`.
@@ -69,23 +105,22 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             "the benches read the kernel's statistics: run them as root, for example with sudo -E"
         );
     }
-    setup::prepare(&[Purpose::Build, Purpose::Node, Purpose::Bench], args.yes)?;
-    let rouse = match &args.rouse {
-        Some(rouse) => rouse.clone(),
-        None => build::rouse(&workspace, true)?,
-    };
-    let images = workspace.target.join("images");
-    image::make(&workspace, &["hello"], &images)?;
     let folder = workspace.target.join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let client = build::client(&workspace)?;
-    let hello = image::program(&workspace, "hello");
-    let scene = Scene { rouse, images, client, hello, folder: folder.clone(), rounds: args.rounds };
+    let on_node = benches.iter().any(|(_, body)| matches!(body, Body::Node(_)));
+    let on_cluster = benches.iter().any(|(_, body)| matches!(body, Body::Cluster(_)));
+    let scene = on_node.then(|| scene(args, &workspace, &folder)).transpose()?;
+    let clusters = on_cluster.then(|| clusters(args, &workspace, &folder)).transpose()?;
 
     let (mut reports, mut failed) = (Vec::new(), Vec::new());
     for (name, body) in benches {
         println!("\n== {name} ==");
-        match body(&scene) {
+        let measured = match (body, &scene, &clusters) {
+            (Body::Node(run), Some(scene), _) => run(scene),
+            (Body::Cluster(run), _, Some(clusters)) => run(clusters),
+            (Body::Node(_), None, _) | (Body::Cluster(_), _, None) => continue,
+        };
+        match measured {
             Ok(rows) => {
                 let report = Report { name: name.to_owned(), machine: Machine::read(), rows };
                 println!("{}", report::section(&report));
@@ -103,6 +138,64 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         bail!("not measured: {}", failed.join(", "));
     }
     Ok(())
+}
+
+/// A service of the sample application, scaled as the annotations below `autoscaling.knative.dev` say.
+fn service(name: &str, scaling: &[(&str, &str)]) -> String {
+    let line = |(key, value): &(&str, &str)| {
+        format!("        autoscaling.knative.dev/{key}: \"{value}\"\n")
+    };
+    let scaling: String = scaling.iter().map(line).collect();
+    format!(
+        "---
+apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {{ name: {name}, namespace: default }}
+spec:
+  template:
+    metadata:
+      annotations:
+{scaling}    spec:
+      containers: [{{ image: \"dev.local/hello:v1\", ports: [{{ containerPort: 8080 }}] }}]
+"
+    )
+}
+
+/// Whether a condition of an object holds.
+fn is_true(object: &Value, condition: &str) -> bool {
+    let conditions = object["status"]["conditions"].as_array();
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|one| one["type"] == condition && one["status"] == "True")
+}
+
+/// What the benches of the local node need.
+fn scene(args: &Args, workspace: &Workspace, folder: &Path) -> Result<Scene> {
+    setup::prepare(&[Purpose::Build, Purpose::Node, Purpose::Bench], args.yes)?;
+    let rouse = match &args.rouse {
+        Some(rouse) => rouse.clone(),
+        None => build::rouse(workspace, true)?,
+    };
+    let images = workspace.target.join("images");
+    image::make(workspace, &["hello"], &images)?;
+    let client = build::client(workspace)?;
+    let hello = image::program(workspace, "hello");
+    Ok(Scene { rouse, images, client, hello, folder: folder.to_owned(), rounds: args.rounds })
+}
+
+/// What those need that make clusters.
+fn clusters(args: &Args, workspace: &Workspace, folder: &Path) -> Result<Clusters> {
+    setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Cluster], args.yes)?;
+    let prepared = args.rouse.clone().zip(args.prepared.clone());
+    if prepared.is_none() {
+        image::make(workspace, &["hello", "rouse"], &workspace.target.join("images"))?;
+    }
+    Ok(Clusters {
+        prepared,
+        name: args.cluster.clone(),
+        client: args.client.clone().map_or_else(|| build::client(workspace), Ok)?,
+        folder: folder.to_owned(),
+        rounds: args.rounds,
+    })
 }
 
 fn chosen(names: &[String]) -> Result<Vec<Bench>> {
@@ -181,9 +274,18 @@ mod tests {
     #[test]
     fn a_bench_that_does_not_exist_is_refused_with_those_that_do() {
         let error = chosen(&["wakes".into()]).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "there is no bench `wakes`; there are wake, connect, warm, idle, control-plane"
-        );
+        let names: Vec<_> = BENCHES.iter().map(|(name, _)| *name).collect();
+        assert_eq!(error, format!("there is no bench `wakes`; there are {}", names.join(", ")));
+        assert!(names.contains(&"wake") && names.contains(&"scale-in"), "{names:?}");
+    }
+
+    #[test]
+    fn the_help_names_every_bench() {
+        let command = <Args as clap::Args>::augment_args(clap::Command::new("bench"));
+        let names = command.get_arguments().find(|argument| argument.get_id() == "names").unwrap();
+        let help = names.get_help().unwrap().to_string();
+        for (name, _) in &BENCHES {
+            assert!(help.contains(name), "{name} is not in: {help}");
+        }
     }
 }

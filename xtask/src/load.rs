@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, task::LocalSet};
 
 use self::stages::Stages;
+pub(crate) use self::worker::unix_us;
 
 /// What to send, where to, and how much.
 #[derive(Clone, Debug, clap::Args)]

@@ -14,6 +14,11 @@ use tokio::{
     task::{JoinSet, LocalSet},
 };
 
+use crate::{
+    load::{Record, unix_us},
+    sh,
+};
+
 /// What to time.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
@@ -39,6 +44,23 @@ enum What {
         #[arg(long)]
         millis: u64,
     },
+    /// One request to each of many at the same moment; prints until the first byte of each, in ms
+    Burst {
+        /// Addresses, each with a Host behind `=`: 10.96.0.7:80=hello.default
+        #[arg(long = "to", value_delimiter = ',', required = true)]
+        all: Vec<String>,
+        /// Give up after so many seconds
+        #[arg(long, default_value_t = 120)]
+        timeout_s: u64,
+    },
+    /// The first answer of an address that refuses at first; prints what `load` prints of a request
+    First {
+        #[arg(long)]
+        addr: SocketAddr,
+        /// Give up after so many seconds
+        #[arg(long, default_value_t = 60)]
+        timeout_s: u64,
+    },
 }
 
 /// What was timed.
@@ -55,14 +77,35 @@ pub(crate) struct Measured {
     pub(crate) cpu_us: f64,
 }
 
+/// What became of requests that were sent at once.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Burst {
+    /// When they were, Unix time in µs.
+    pub(crate) at_us: u64,
+    /// Until the first byte of each.
+    pub(crate) ms: Vec<f64>,
+    /// Those without an answer.
+    pub(crate) lost: usize,
+}
+
 /// `xtask measure`.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let measured = match args.what {
-        What::Connect { addr, count } => connect(addr, count)?,
+    let measured = match &args.what {
+        What::Connect { addr, count } => connect(*addr, *count)?,
         What::Warm { addr, connections, millis } => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let time = Duration::from_millis(millis);
-            LocalSet::new().block_on(&runtime, warm(addr, connections, time))?
+            let time = Duration::from_millis(*millis);
+            LocalSet::new().block_on(&runtime, warm(*addr, *connections, time))?
+        }
+        What::Burst { all, timeout_s } => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let all = burst(all, Duration::from_secs(*timeout_s));
+            println!("{}", serde_json::to_string(&LocalSet::new().block_on(&runtime, all)?)?);
+            return Ok(());
+        }
+        What::First { addr, timeout_s } => {
+            println!("{}", serde_json::to_string(&first(*addr, Duration::from_secs(*timeout_s))?)?);
+            return Ok(());
         }
     };
     println!("{}", serde_json::to_string(&measured)?);
@@ -85,6 +128,78 @@ fn connect(addr: SocketAddr, count: usize) -> Result<Measured> {
         )?;
     }
     Ok(Measured::of(times, started.elapsed(), cpu_us() - cpu))
+}
+
+/// Asks all at once. One that is not answered counts as the time that was waited for it.
+async fn burst(all: &[String], patience: Duration) -> Result<Burst> {
+    let at_us = unix_us();
+    let mut tasks = JoinSet::new();
+    for one in all {
+        let (addr, host) = one.split_once('=').with_context(|| format!("`{one}` has no Host"))?;
+        let (addr, host): (SocketAddr, String) = (addr.parse()?, host.to_owned());
+        tasks.spawn_local(async move {
+            let begin = Instant::now();
+            let answered = tokio::time::timeout(patience, answer(addr, &host)).await;
+            (begin.elapsed().as_secs_f64() * 1e3, matches!(answered, Ok(Ok(()))))
+        });
+    }
+    let done = tasks.join_all().await;
+    let lost = done.iter().filter(|(_, answered)| !answered).count();
+    Ok(Burst { at_us, ms: done.into_iter().map(|(ms, _)| ms).collect(), lost })
+}
+
+/// One request on a new connection, until its first byte.
+async fn answer(addr: SocketAddr, host: &str) -> Result<()> {
+    let mut stream = TcpStream::connect(addr).await?;
+    let request = format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).await?;
+    if &head != b"HTTP/1.1 200" {
+        bail!("answered {}", String::from_utf8_lossy(&head));
+    }
+    Ok(())
+}
+
+/// Asks until there is an answer, a few hundred times a second.
+fn first(addr: SocketAddr, patience: Duration) -> Result<Record> {
+    let (started, at_us) = (Instant::now(), unix_us());
+    while started.elapsed() < patience {
+        if let Ok((head, first_byte)) = attempt(addr, started) {
+            let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
+            let word = |name: &str| field(name).unwrap_or_default().trim().to_owned();
+            let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+            return Ok(Record {
+                at_us,
+                took_us: micros(started.elapsed()),
+                first_byte_us: micros(first_byte),
+                status: 200,
+                fresh: true,
+                pod: word("x-pod:"),
+                direct: false,
+                listening_us: word("x-listening-us:").parse().unwrap_or(0),
+                error: String::new(),
+            });
+        }
+        sh::pause(Duration::from_millis(2));
+    }
+    bail!("no answer from {addr} within {} s", patience.as_secs())
+}
+
+/// One request on a new connection: the answer's head, and when its first byte came.
+fn attempt(addr: SocketAddr, started: Instant) -> Result<(String, Duration)> {
+    use std::io::{Read as _, Write as _};
+    let mut stream = std::net::TcpStream::connect_timeout(&addr, Duration::from_secs(1))?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: hello\r\nConnection: close\r\n\r\n")?;
+    let mut buffer = [0; 4096];
+    let read = stream.read(&mut buffer)?;
+    let first_byte = started.elapsed();
+    let head = String::from_utf8_lossy(&buffer[..read]).into_owned();
+    if !head.starts_with("HTTP/1.1 200") {
+        bail!("answered {}", head.lines().next().unwrap_or_default());
+    }
+    Ok((head, first_byte))
 }
 
 async fn warm(addr: SocketAddr, connections: usize, time: Duration) -> Result<Measured> {

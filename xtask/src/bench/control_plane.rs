@@ -1,13 +1,26 @@
-//! Shell: how many wakes a second are decided and written, with pods that are only recorded.
+//! Shell: how many wakes a second are decided and written: with pods that are only recorded, and acknowledged by a real
+//! API server with its etcd.
 
-use anyhow::{Context as _, Result};
+use std::{
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use super::{
     report::{Goal, Row, row},
-    scene::Scene,
+    site::{Clusters, SYSTEM, Site},
+    watched::Watched,
 };
-use crate::sh;
+use crate::{load::unix_us, sh};
+
+/// Services woken at once in each round, and rounds; the first is thrown away.
+const WAKES: usize = 150;
+const ROUNDS: usize = 4;
+/// The control plane's own address, which the activator listens on.
+const HUB: &str = "10.89.0.1";
 
 /// What `tests/bench/control_plane.rs` prints.
 #[derive(Debug, Deserialize)]
@@ -16,8 +29,14 @@ struct Printed {
     per_s: Vec<f64>,
 }
 
+pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
+    let mut rows = against_api_server(clusters)?;
+    rows.insert(0, local()?);
+    Ok(rows)
+}
+
 /// The body imports controller and autoscaler, which xtask must not: it is a program of its own.
-pub(super) fn run(_: &Scene) -> Result<Vec<Row>> {
+fn local() -> Result<Row> {
     let text = sh::capture(
         sh::cargo()
             .args(["bench", "--quiet", "--package", "tests", "--bench", "control-plane"])
@@ -27,6 +46,121 @@ pub(super) fn run(_: &Scene) -> Result<Vec<Row>> {
     let line = text.lines().last().context("the bench printed nothing")?;
     let printed: Printed =
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
-    let goal = Goal::AtLeast(1_000.0);
-    Ok(vec![row("wakes_local", "rouse", "per_s", &printed.per_s, None, goal)])
+    Ok(row("wakes_local", "rouse", "per_s", &printed.per_s, None, Goal::AtLeast(1_000.0)))
+}
+
+/// Activator, autoscaler and controller as they ship, beside an API server without nodes. Requests come to the
+/// gateway; a wake is done when the API server's watch shows the Deployment with its one replica.
+fn against_api_server(clusters: &Clusters) -> Result<Vec<Row>> {
+    let site = clusters.site(0, "iptables")?;
+    site.apply_install()?;
+    let _parts = start(&site)?;
+    let all: Vec<String> = (0..WAKES * ROUNDS).map(|index| format!("row{index}")).collect();
+    site.sleepers(&all)?;
+    let watched = Watched::deployments(&site)?;
+    let (mut rates, mut times) = (Vec::new(), Vec::new());
+    for (round, names) in all.chunks(WAKES).enumerate() {
+        // What the wakes before this one still had to write is written.
+        sh::pause(Duration::from_secs(8));
+        let acknowledged = wake(&site, &watched, names)?;
+        if round > 0 {
+            let last = acknowledged.iter().copied().fold(0.0, f64::max);
+            rates.push(names.len() as f64 * 1e3 / last);
+            times.extend(acknowledged);
+        }
+    }
+    let goal = Goal::AtLeast(500.0);
+    Ok(vec![
+        row("wakes_apiserver", "rouse", "per_s", &rates, None, goal),
+        row("request_to_acknowledged", "rouse", "ms", &times, None, Goal::None),
+    ])
+}
+
+/// Asks all at once; how long until each one's scale was there, in ms.
+fn wake(site: &Site, watched: &Watched, names: &[String]) -> Result<Vec<f64>> {
+    let to = names.iter().map(|name| format!("{HUB}:8080={name}.default.example.com"));
+    let to: Vec<String> = to.collect();
+    let asked_us = unix_us();
+    // No pod will ever answer: they wait until they are told to end.
+    let mut asking = site.client_inside(&["measure", "burst", "--to", &to.join(",")])?;
+    let scaled = site.wait("all Deployments to be scaled", || {
+        let seen = watched.seen();
+        let at = |name: &String| {
+            let deployment = format!("{name}-00001-deployment");
+            seen.iter().find(|it| it.pod == deployment && it.is_ready).map(|it| it.at_us)
+        };
+        Ok(names.iter().map(at).collect::<Option<Vec<u64>>>())
+    });
+    asking.kill().and_then(|()| asking.wait().map(drop)).context("cannot end the client")?;
+    Ok(scaled?.into_iter().map(|at| at.saturating_sub(asked_us) as f64 / 1e3).collect())
+}
+
+/// The parts, which end with this.
+struct Parts(Vec<Child>);
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // One may have ended by itself; the bench has failed then.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn start(site: &Site) -> Result<Parts> {
+    activator_pod(site)?;
+    let (controller, autoscaler) = ("http://127.0.0.1:7100", "http://127.0.0.1:7110");
+    let outside = format!("{HUB}:8080");
+    let part = |words: &[&str], vars: &[(&str, &str)]| -> Result<Child> {
+        let mut command: Command = site.rouse_inside(words);
+        command.envs(vars.iter().copied()).env("RUST_LOG", "warn").stdin(Stdio::null());
+        command.spawn().context("cannot start a part")
+    };
+    let kubeconfig = site.kubeconfig();
+    let mut parts = Parts(Vec::new());
+    parts.0.push(part(
+        &["controller", "--kubeconfig", kubeconfig, "--webhook-url", "https://127.0.0.1:8443"],
+        &[("ROUSE_CONTROLLER_LISTEN", controller), ("POD_NAME", "controller")],
+    )?);
+    parts.0.push(part(
+        &["autoscaler"],
+        &[("ROUSE_USAGE", autoscaler), ("ROUSE_CONTROLLER", controller)],
+    )?);
+    parts.0.push(part(
+        &["activator"],
+        &[
+            ("ROUSE_CONTROLLER", controller),
+            ("ROUSE_AUTOSCALER", autoscaler),
+            ("ROUSE_ACTIVATOR_NAME", "activator"),
+            ("ROUSE_ACTIVATOR_LISTEN", HUB),
+            ("ROUSE_ACTIVATOR_OUTSIDE", &outside),
+        ],
+    )?);
+    sh::pause(Duration::from_secs(5));
+    if parts.0.iter_mut().any(|child| child.try_wait().ok().flatten().is_some()) {
+        bail!("a part ended at once");
+    }
+    Ok(parts)
+}
+
+/// Routes are ready once there is an activator, and the controller knows it by its pod.
+fn activator_pod(site: &Site) -> Result<()> {
+    site.create(
+        "apiVersion: v1
+kind: Pod
+metadata: { name: activator, namespace: knative-serving, labels: { app: activator } }
+spec:
+  nodeName: hub
+  serviceAccountName: activator
+  automountServiceAccountToken: false
+  containers: [{ name: activator, image: \"dev.local/rouse:v1\" }]
+",
+    )?;
+    let status = format!(
+        r#"{{"status":{{"phase":"Running","podIP":"{HUB}","podIPs":[{{"ip":"{HUB}"}}],
+        "conditions":[{{"type":"Ready","status":"True"}}]}}}}"#
+    );
+    let patch = ["patch", "pod", "activator", "-n", SYSTEM, "--subresource=status", "--patch"];
+    site.kubectl(&[&patch[..], &[&status]].concat()).map(drop)
 }

@@ -50,6 +50,8 @@ pub(super) enum Goal {
     AtLeast(f64),
     /// Median and 99th percentile.
     P50P99AtMost(f64, f64),
+    /// 99th percentile.
+    P99AtMost(f64),
     None,
 }
 
@@ -86,6 +88,7 @@ pub(super) fn row(
         Goal::P50P99AtMost(half, most) => {
             (format!("p50 ≤ {half}, p99 ≤ {most} {unit}"), middle <= half && p99 <= most)
         }
+        Goal::P99AtMost(most) => (format!("p99 ≤ {most} {unit}"), p99 <= most),
         Goal::None => (String::new(), true),
     };
     let has_goal = !goal.is_empty();

@@ -1,7 +1,6 @@
 //! Shell: what the benches stand on: a node, services on it, and a server without any of our programs.
 
 use std::{
-    fmt::Write as _,
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -12,6 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
+use super::{is_true, service};
 use crate::{measure::Measured, node::Node, sh};
 
 /// The node that benches use; the demo's may run beside it.
@@ -54,8 +54,10 @@ impl Scene {
         min_scale: u32,
     ) -> Result<()> {
         let mut yaml = String::new();
+        let least = min_scale.to_string();
+        let scaling = [("initial-scale", &*least), ("min-scale", &least), ("window", "6s")];
         for index in 0..count {
-            write!(yaml, "{}", manifest(&format!("{prefix}{index}"), min_scale))?;
+            yaml += &service(&format!("{prefix}{index}"), &scaling);
         }
         let file = self.folder.join(format!("{prefix}.yaml"));
         fs::write(&file, yaml).with_context(|| format!("cannot write {}", file.display()))?;
@@ -63,8 +65,12 @@ impl Scene {
         let begun = Instant::now();
         while begun.elapsed() < APPLIED_WITHIN {
             let asked = Instant::now();
-            let ready = get(node, "ksvc")?.iter().filter(|item| is_ready(item, prefix)).count();
-            if ready == count {
+            let named = |it: &&Value| {
+                it["metadata"]["name"].as_str().is_some_and(|name| name.starts_with(prefix))
+            };
+            let services = get(node, "ksvc")?;
+            let ready = services.iter().filter(named).filter(|it| is_true(it, "Ready"));
+            if ready.count() == count {
                 return Ok(());
             }
             // Reading thousands of objects takes the time of a processor that the controller needs.
@@ -97,40 +103,12 @@ fn read(command: &mut Command) -> Result<Measured> {
     serde_json::from_str(text.trim()).context("cannot read what `xtask measure` printed")
 }
 
-fn manifest(name: &str, min_scale: u32) -> String {
-    format!(
-        "---
-apiVersion: serving.knative.dev/v1
-kind: Service
-metadata: {{ name: {name}, namespace: default }}
-spec:
-  template:
-    metadata:
-      annotations:
-        autoscaling.knative.dev/initial-scale: \"{min_scale}\"
-        autoscaling.knative.dev/min-scale: \"{min_scale}\"
-        autoscaling.knative.dev/window: 6s
-    spec:
-      containers: [{{ image: \"dev.local/hello:v1\", ports: [{{ containerPort: {PORT} }}] }}]
-"
-    )
-}
-
 /// The objects of one kind in the default namespace.
 pub(super) fn get(node: &Node, kind: &str) -> Result<Vec<Value>> {
     let text = sh::capture(&mut node.rouse(&["get", kind, "-o", "json"]))?;
     let list: Value =
         serde_json::from_str(&text).context("cannot read what `rouse get -o json` printed")?;
     Ok(list["items"].as_array().cloned().unwrap_or_default())
-}
-
-fn is_ready(item: &Value, prefix: &str) -> bool {
-    let named = item["metadata"]["name"].as_str().is_some_and(|name| name.starts_with(prefix));
-    let conditions = item["status"]["conditions"].as_array();
-    named
-        && conditions.is_some_and(|conditions| {
-            conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
-        })
 }
 
 /// Where a service's only pod listens, and the service's own address, as the client resolves it.

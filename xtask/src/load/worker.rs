@@ -227,7 +227,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn unix_us() -> u64 {
+pub(crate) fn unix_us() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0, micros)
 }
 

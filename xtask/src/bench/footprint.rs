@@ -1,0 +1,162 @@
+//! Shell: what an installation and its sleeping services take on one node: memory and CPU of each daemon, objects,
+//! bytes in etcd and bytes that watches carried.
+
+use std::{collections::BTreeMap, fs, time::Duration};
+
+use anyhow::{Context as _, Result};
+
+use super::{
+    report::{Goal, Row, row},
+    site::{Clusters, Site},
+};
+use crate::sh;
+
+/// How many services there are when it is looked at.
+const CASES: [(usize, &str); 2] = [(0, "services_0"), (100, "services_100")];
+/// How long the CPU is watched.
+const WATCH: Duration = Duration::from_secs(30);
+/// After the last change everything settles for so long.
+const SETTLE: Duration = Duration::from_secs(20);
+/// Kinds that a service has objects of.
+const KINDS: [&str; 11] = [
+    "services.serving.knative.dev",
+    "configurations.serving.knative.dev",
+    "routes.serving.knative.dev",
+    "revisions.serving.knative.dev",
+    "podautoscalers.autoscaling.internal.knative.dev",
+    "serverlessservices.networking.internal.knative.dev",
+    "images.caching.internal.knative.dev",
+    "deployments.apps",
+    "replicasets.apps",
+    "services",
+    "endpointslices.discovery.k8s.io",
+];
+
+/// What is counted of the cluster as a whole.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    objects: f64,
+    etcd_kib: f64,
+    watch_kib: f64,
+}
+
+pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
+    let site = clusters.site(1, "iptables")?;
+    site.install("standard")?;
+    let (mut rows, mut before, mut had) = (Vec::new(), None::<Counted>, 0);
+    for (count, case) in CASES {
+        let names: Vec<String> = (had..count).map(|index| format!("foot{index}")).collect();
+        if !names.is_empty() {
+            site.sleepers(&names)?;
+        }
+        sh::pause(SETTLE);
+        rows.extend(daemons(&site, case)?);
+        let now = counted(&site)?;
+        if let Some(before) = before {
+            let each = (count - had) as f64;
+            let of = |name: &str, unit: &str, value: f64, goal| {
+                row(name, "rouse", unit, &[value / each], None, goal)
+            };
+            let goal = Goal::AtMost(15.0);
+            rows.push(of("objects_per_service", "objects", now.objects - before.objects, goal));
+            let etcd = now.etcd_kib - before.etcd_kib;
+            rows.push(of("etcd_per_service", "KiB", etcd, Goal::None));
+            let watch = now.watch_kib - before.watch_kib;
+            rows.push(of("watch_per_service", "KiB", watch, Goal::None));
+        }
+        (before, had) = (Some(now), count);
+    }
+    Ok(rows)
+}
+
+/// Memory and CPU of each daemon, and of all.
+fn daemons(site: &Site, case: &str) -> Result<Vec<Row>> {
+    let processes = site.part_processes()?;
+    let memory = by_part(&processes, pss_mib);
+    let before = by_part(&processes, ticks);
+    sh::pause(WATCH);
+    let after = by_part(&processes, ticks);
+    let maps = site.maps_mib()?;
+    let mut rows: Vec<Row> = memory
+        .iter()
+        .map(|(part, mib)| row(case, part, "MiB", &[*mib], None, Goal::None))
+        .collect();
+    rows.push(row(case, "kernel maps", "MiB", &[maps], None, Goal::None));
+    let all = memory.values().sum::<f64>() + maps;
+    let goal = if case == "services_100" { Goal::AtMost(100.0) } else { Goal::None };
+    rows.push(row(case, "rouse", "MiB", &[all], None, goal));
+    let cpu = format!("{case}_cpu");
+    for (part, ticks) in &after {
+        // A tick is 10 ms: so many a second are so many percent of one processor.
+        let spent = ticks - before.get(part).copied().unwrap_or(0.0);
+        let percent = spent / WATCH.as_secs_f64();
+        rows.push(row(&cpu, part, "percent", &[percent], None, Goal::None));
+    }
+    Ok(rows)
+}
+
+fn by_part(processes: &[(String, u32)], of: fn(u32) -> Result<f64>) -> BTreeMap<&str, f64> {
+    let mut sums = BTreeMap::new();
+    for (part, id) in processes {
+        *sums.entry(part.as_str()).or_default() += of(*id).unwrap_or(0.0);
+    }
+    sums
+}
+
+/// Memory of a process; what it shares with others counts in parts.
+fn pss_mib(id: u32) -> Result<f64> {
+    let file = format!("/proc/{id}/smaps_rollup");
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let kib: Option<f64> = line.and_then(|it| it.split_whitespace().next()?.parse().ok());
+    Ok(kib.context("no Pss")? / 1024.0)
+}
+
+/// User and system time so far.
+fn ticks(id: u32) -> Result<f64> {
+    let file = format!("/proc/{id}/stat");
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
+    // The name in parentheses may hold blanks; the fields after it are counted.
+    let (_, rest) = text.rsplit_once(") ").context("no name")?;
+    let fields: Vec<f64> = rest.split(' ').map(|it| it.trim().parse().unwrap_or(0.0)).collect();
+    Ok(fields.get(11).unwrap_or(&0.0) + fields.get(12).unwrap_or(&0.0))
+}
+
+fn counted(site: &Site) -> Result<Counted> {
+    let objects = site.kubectl(&[
+        "get",
+        &KINDS.join(","),
+        "--namespace",
+        "default",
+        "--no-headers",
+        "--output",
+        "name",
+    ])?;
+    let etcd = site.inside(&["curl", "--silent", "http://127.0.0.1:2379/metrics"])?;
+    let server = site.kubectl(&["get", "--raw", "/metrics"])?;
+    Ok(Counted {
+        objects: objects.lines().filter(|line| !line.is_empty()).count() as f64,
+        etcd_kib: metric(&etcd, "etcd_mvcc_db_total_size_in_use_in_bytes") / 1024.0,
+        watch_kib: metric(&server, "apiserver_watch_events_sizes_sum") / 1024.0,
+    })
+}
+
+/// The sum of a metric over all its labels.
+fn metric(text: &str, name: &str) -> f64 {
+    let lines = text
+        .lines()
+        .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metric_is_summed_over_its_labels_and_told_from_longer_names() {
+        let text = "# HELP a b\na{x=\"1\"} 2\na{x=\"2\"} 3.5\na_sum 100\na 1\n";
+        assert_eq!(metric(text, "a"), 6.5);
+        assert_eq!(metric(text, "missing"), 0.0);
+    }
+}

@@ -1,0 +1,112 @@
+//! Shell: the sample application as a plain Deployment with a Service, woken by a patch of its scale.
+
+use anyhow::{Context as _, Result, bail};
+
+use super::site::{Place, Site};
+use crate::{
+    load::{Record, unix_us},
+    sh,
+};
+
+/// A Deployment without pods, and its Service.
+#[derive(Debug)]
+pub(super) struct Peer {
+    name: String,
+    address: String,
+}
+
+impl Peer {
+    /// Made, and woken once from `place`: the first wake finds everything cold.
+    pub(super) fn new(site: &Site, place: &Place, name: &str, token: bool) -> Result<Self> {
+        let name = format!("{name}-{}", if token { "token" } else { "plain" });
+        site.create(&manifest(&name, token))?;
+        let address = site.wait("an address", || {
+            Ok(Some(site.address(&name)?).filter(|address| !address.is_empty()))
+        })?;
+        let peer = Self { name, address };
+        peer.wake(site, place)?;
+        peer.sleep(site)?;
+        Ok(peer)
+    }
+
+    /// The ClusterIP of its Service.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// What its pods are found by.
+    pub(super) fn selector(&self) -> String {
+        format!("app={}", self.name)
+    }
+
+    /// Sets its scale, and says when the API server had been asked to.
+    pub(super) fn scale(&self, site: &Site, replicas: u32) -> Result<u64> {
+        let path = format!("/apis/apps/v1/namespaces/default/deployments/{}/scale", self.name);
+        let mut curl = site.api(&path);
+        curl.args(["-X", "PATCH", "-H", "Content-Type: application/merge-patch+json"]);
+        curl.args(["--data", &format!("{{\"spec\":{{\"replicas\":{replicas}}}}}")]);
+        curl.args(["--output", "/dev/null", "--write-out", "%{time_pretransfer} %{time_total}"]);
+        let text = sh::capture(&mut curl)?;
+        let ended = unix_us();
+        let seconds: Vec<f64> = text.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let [before, whole] = seconds[..] else { bail!("curl said `{text}`") };
+        Ok(ended - ((whole - before) * 1e6) as u64)
+    }
+
+    /// From the patch to the first answer through the Service, in ms.
+    pub(super) fn wake(&self, site: &Site, place: &Place) -> Result<f64> {
+        let address = format!("{}:80", self.address);
+        let mut asker = site.asker(place, &["measure", "first", "--addr", &address]);
+        let asker = asker.stdout(std::process::Stdio::piped()).spawn();
+        let asker = asker.context("cannot start a client")?;
+        let patched_us = self.scale(site, 1)?;
+        let done = asker.wait_with_output()?;
+        let text = String::from_utf8_lossy(&done.stdout).into_owned();
+        let record: Record = serde_json::from_str(text.trim())
+            .with_context(|| format!("{}: cannot read `{}`", self.name, text.trim()))?;
+        let answered_us = record.at_us + record.first_byte_us;
+        Ok(answered_us.saturating_sub(patched_us) as f64 / 1e3)
+    }
+
+    /// Back to no pod.
+    pub(super) fn sleep(&self, site: &Site) -> Result<()> {
+        self.scale(site, 0)?;
+        let selector = self.selector();
+        site.wait("the peer to have no pod", || {
+            Ok(site.list(&["pods", "--selector", &selector])?.is_empty().then_some(()))
+        })
+    }
+}
+
+/// With the probe that a service of Rouse has: TCP, every second.
+pub(super) fn manifest(name: &str, token: bool) -> String {
+    format!(
+        "---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{ name: {name}, namespace: default }}
+spec:
+  replicas: 0
+  selector: {{ matchLabels: {{ app: {name} }} }}
+  template:
+    metadata: {{ labels: {{ app: {name} }} }}
+    spec:
+      automountServiceAccountToken: {token}
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: hello
+        image: \"dev.local/hello:v1\"
+        imagePullPolicy: IfNotPresent
+        env: [{{ name: PORT, value: \"8080\" }}]
+        ports: [{{ containerPort: 8080 }}]
+        readinessProbe: {{ tcpSocket: {{ port: 8080 }}, periodSeconds: 1 }}
+---
+apiVersion: v1
+kind: Service
+metadata: {{ name: {name}, namespace: default }}
+spec:
+  selector: {{ app: {name} }}
+  ports: [{{ port: 80, targetPort: 8080 }}]
+"
+    )
+}

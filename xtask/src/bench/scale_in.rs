@@ -1,0 +1,139 @@
+//! Shell: pods that come and go under a steady load, without a preStop sleep; beside it the same program behind
+//! kube-proxy.
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use super::{
+    is_true,
+    peer::Peer,
+    report::{Goal, Row, row},
+    service,
+    site::{Clusters, Place, Site},
+};
+use crate::{load::Record, sh};
+
+/// How often each goes from one pod to three and back.
+const TIMES: u32 = 6;
+const NAME: &str = "scale-in";
+/// One pod for every 10 requests at once.
+const SCALING: [(&str, &str); 5] = [
+    ("min-scale", "1"),
+    ("max-scale", "3"),
+    ("target", "10"),
+    ("target-utilization-percentage", "100"),
+    ("window", "6s"),
+];
+/// 200 a second, half of them on connections of their own, for longer than it all takes.
+const STEADY: &str = "200x180s";
+/// What one pod cannot carry.
+const PULSE: [&str; 4] = ["--stages", "25x10s", "--path", "/?sleep=100"];
+/// Pods are left alone for so long at either number.
+const REST: Duration = Duration::from_secs(3);
+
+pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
+    let site = clusters.site(2, "iptables")?;
+    site.install("standard")?;
+    let places = site.places()?;
+    site.services(&service(NAME, &SCALING), &[NAME.to_owned()])?;
+    let address = site.address(NAME)?;
+    let ours = Steady::start(clusters, &site, &places[0], &address, "rouse")?;
+    for _ in 0..TIMES {
+        there_and_back(&site, &places[1], &address)?;
+    }
+    let mut rows = ours.rows("rouse", Goal::AtMost(0.0))?;
+    let peer = Peer::new(&site, &places[0], NAME, true)?;
+    peer.wake(&site, &places[0])?;
+    let theirs = Steady::start(clusters, &site, &places[0], peer.address(), "kube-proxy")?;
+    for pods in [3, 1].repeat(TIMES as usize) {
+        peer.scale(&site, pods)?;
+        until(&site, peer.selector(), pods as usize)?;
+    }
+    rows.extend(theirs.rows("kube-proxy-iptables", Goal::None)?);
+    Ok(rows)
+}
+
+/// Loads it until there are three pods, and leaves it until there is one.
+fn there_and_back(site: &Site, place: &Place, address: &str) -> Result<()> {
+    let selector = format!("serving.knative.dev/service={NAME}");
+    let mut pulse = load(site, place, address, &PULSE);
+    let mut pulse = pulse.stdout(Stdio::null()).spawn().context("cannot start a load")?;
+    until(site, selector.clone(), 3)?;
+    if !pulse.wait()?.success() {
+        bail!("a load that needs three pods failed");
+    }
+    until(site, selector, 1)
+}
+
+/// Waits for exactly so many pods, all ready, and a while longer.
+fn until(site: &Site, selector: String, pods: usize) -> Result<()> {
+    site.wait(&format!("{pods} pods"), || {
+        let all = site.list(&["pods", "--selector", &selector])?;
+        let ready = |pod: &Value| is_true(pod, "Ready");
+        Ok((all.len() == pods && all.iter().all(ready)).then_some(()))
+    })?;
+    sh::pause(REST);
+    Ok(())
+}
+
+fn load(site: &Site, place: &Place, address: &str, more: &[&str]) -> Command {
+    let to = format!("{address}:80");
+    let words = ["load", "--addr", &to, "--host", NAME];
+    site.asker(place, &[&words[..], more].concat())
+}
+
+/// The load that must not notice.
+struct Steady {
+    child: Child,
+    records: PathBuf,
+}
+
+impl Steady {
+    fn start(
+        clusters: &Clusters,
+        site: &Site,
+        place: &Place,
+        address: &str,
+        subject: &str,
+    ) -> Result<Self> {
+        let records = clusters.folder.join(format!("scale-in-{subject}.jsonl"));
+        let out = File::create(&records)
+            .with_context(|| format!("cannot write {}", records.display()))?;
+        let mut load = load(site, place, address, &["--open", "--stages", STEADY]);
+        let child = load.stdout(out).spawn().context("cannot start a load")?;
+        Ok(Self { child, records })
+    }
+
+    /// What was sent and what was lost, once all is sent.
+    fn rows(mut self, subject: &str, goal: Goal) -> Result<Vec<Row>> {
+        if self.child.try_wait()?.is_some() {
+            bail!("the load ended before the last pod did: {}", self.records.display());
+        }
+        if !self.child.wait()?.success() {
+            bail!("the load failed");
+        }
+        let text = fs::read_to_string(&self.records)?;
+        let records: Vec<Record> =
+            text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+        let lost = records.iter().filter(|it| !it.is_answered()).count();
+        let count = |case: &str, number: usize, goal| {
+            row(case, subject, "requests", &[number as f64], None, goal)
+        };
+        Ok(vec![count("sent", records.len(), Goal::None), count("lost", lost, goal)])
+    }
+}
+
+impl Drop for Steady {
+    fn drop(&mut self) {
+        // Ended already, unless something failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,369 @@
+//! Shell: what the cluster benches stand on: a real Kubernetes of their own, Rouse on it, and pods to ask from.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use super::{is_true, service};
+use crate::{image, sh, workspace::Workspace};
+
+/// Whatever is waited for has come by then, or will not.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(250);
+/// Shipped namespace of the parts.
+pub(super) const SYSTEM: &str = "knative-serving";
+
+/// What clusters are made with.
+#[derive(Clone, Debug)]
+pub(super) struct Clusters {
+    /// Name of each, one after the other.
+    pub(super) name: String,
+    /// xtask with optimisation: what asks from inside pods.
+    pub(super) client: PathBuf,
+    /// The program with all parts, and what `cluster up` takes as its images, where they are not to be built.
+    pub(super) prepared: Option<(PathBuf, PathBuf)>,
+    /// Receives what may be looked at later.
+    pub(super) folder: PathBuf,
+    pub(super) rounds: u32,
+}
+
+impl Clusters {
+    /// A new cluster, without Rouse; what a killed run left of the name goes first.
+    pub(super) fn site(&self, nodes: u8, proxy: &str) -> Result<Site> {
+        Site::up(self, nodes, proxy)
+    }
+
+    /// Keeps a text beside the figures.
+    pub(super) fn keep(&self, name: &str, text: &str) -> Result<()> {
+        let file = self.folder.join(name);
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+    }
+}
+
+/// A cluster that goes when this does.
+#[derive(Debug)]
+pub(super) struct Site {
+    name: String,
+    /// What `cargo xtask cluster status` says.
+    status: Value,
+    /// The program that is in the image.
+    rouse: PathBuf,
+    /// xtask with optimisation: what asks from inside pods.
+    client: PathBuf,
+}
+
+/// A pod that does nothing but be a place to ask from.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) node: String,
+    /// One of its processes.
+    id: u32,
+    /// The cgroup of v2 that it is in.
+    cgroup: PathBuf,
+}
+
+impl Site {
+    fn up(with: &Clusters, nodes: u8, proxy: &str) -> Result<Self> {
+        let (name, xtask) = (with.name.as_str(), std::env::current_exe()?);
+        let cluster = |args: &[&str]| {
+            let mut command = Command::new(&xtask);
+            command.args(["cluster", "--name", name]).args(args).stdout(Stdio::null());
+            command
+        };
+        sh::run(&mut cluster(&["down"]))?;
+        let nodes = nodes.to_string();
+        let mut up = cluster(&["up", "--nodes", &nodes, "--proxy", proxy]);
+        let rouse = match &with.prepared {
+            Some((rouse, images)) => {
+                up.arg("--prepared").arg(images);
+                rouse.clone()
+            }
+            None => {
+                up.args(["--image", "hello", "--image", "rouse"]);
+                image::program(&Workspace::load()?, "rouse")
+            }
+        };
+        sh::run(&mut up)?;
+        let status = sh::capture(Command::new(&xtask).args(["cluster", "--name", name, "status"]))?;
+        Ok(Self {
+            name: name.to_owned(),
+            status: serde_json::from_str(&status).context("cannot read the cluster's status")?,
+            rouse,
+            client: with.client.clone(),
+        })
+    }
+
+    /// Installs Rouse, or installs it anew with another profile.
+    pub(super) fn install(&self, profile: &str) -> Result<()> {
+        let mut rouse = Command::new(&self.rouse);
+        rouse.args(["install", "--apply", "--wait", "--profile", profile, "--kubeconfig"]);
+        sh::run(rouse.arg(self.text("kubeconfig")).stdout(Stdio::null()))
+    }
+
+    /// Applies the objects of an installation whose pods nobody will start.
+    pub(super) fn apply_install(&self) -> Result<()> {
+        let mut rouse = Command::new(&self.rouse);
+        rouse.args(["install", "--apply", "--kubeconfig", self.kubeconfig()]);
+        sh::run(rouse.stdout(Stdio::null()))
+    }
+
+    pub(super) fn kubeconfig(&self) -> &str {
+        self.text("kubeconfig")
+    }
+
+    /// `rouse WORDS` in the control plane's network namespace.
+    pub(super) fn rouse_inside(&self, words: &[&str]) -> Command {
+        let mut command = self.enter();
+        command.arg(&self.rouse).args(words);
+        command
+    }
+
+    /// `xtask WORDS` there, started.
+    pub(super) fn client_inside(&self, words: &[&str]) -> Result<Child> {
+        let mut command = self.enter();
+        command.arg(&self.client).args(words).stdout(Stdio::null());
+        command.spawn().context("cannot start a client")
+    }
+
+    fn enter(&self) -> Command {
+        let mut nsenter = Command::new("nsenter");
+        nsenter.arg(format!("--net={}", self.text("netns")));
+        nsenter
+    }
+
+    fn text(&self, key: &str) -> &str {
+        self.status[key].as_str().unwrap_or_default()
+    }
+
+    /// Names of the nodes.
+    pub(super) fn nodes(&self) -> Vec<&str> {
+        let nodes = self.status["nodes"].as_array();
+        nodes.into_iter().flatten().filter_map(|node| node["name"].as_str()).collect()
+    }
+
+    /// What a process of the cluster has logged: `node1-containerd`, `kube-scheduler`, …
+    pub(super) fn log(&self, process: &str) -> Result<String> {
+        let file = Path::new(self.text("logs")).join(format!("{process}.log"));
+        let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// What all replicas of a part have logged.
+    pub(super) fn part_log(&self, app: &str) -> Result<String> {
+        let selector = format!("app={app}");
+        self.kubectl(&["logs", "-n", SYSTEM, "-l", &selector, "--tail=-1", "--prefix=false"])
+    }
+
+    /// What `kubectl ARGS` prints.
+    pub(super) fn kubectl(&self, args: &[&str]) -> Result<String> {
+        sh::capture(self.kubectl_command().args(args))
+    }
+
+    fn kubectl_command(&self) -> Command {
+        let mut command = Command::new(self.text("kubectl"));
+        command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(self.text("kubeconfig"));
+        command
+    }
+
+    /// The items of a list.
+    pub(super) fn list(&self, args: &[&str]) -> Result<Vec<Value>> {
+        let text = self.kubectl(&[&["get", "--output", "json"][..], args].concat())?;
+        let list: Value = serde_json::from_str(&text).context("kubectl printed no JSON")?;
+        Ok(list["items"].as_array().cloned().unwrap_or_default())
+    }
+
+    /// Applies a manifest, new objects only where there are many: half the work.
+    pub(super) fn create(&self, yaml: &str) -> Result<()> {
+        let mut command = self.kubectl_command();
+        command.args(["create", "-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut child = command.spawn().context("cannot start kubectl")?;
+        child.stdin.take().context("its input was piped")?.write_all(yaml.as_bytes())?;
+        if !child.wait()?.success() {
+            bail!("kubectl create failed");
+        }
+        Ok(())
+    }
+
+    /// curl with the administrator's certificate, to a path of the API server.
+    pub(super) fn api(&self, path: &str) -> Command {
+        let pki = Path::new(self.text("kubeconfig")).with_file_name("pki");
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--show-error", "--fail", "--no-buffer", "--noproxy", "*"]);
+        curl.arg("--cacert").arg(pki.join("ca.crt"));
+        curl.arg("--cert").arg(pki.join("admin.crt")).arg("--key").arg(pki.join("admin.key"));
+        curl.arg(self.url(path));
+        curl
+    }
+
+    /// A path of the API server as an address.
+    pub(super) fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.text("server"))
+    }
+
+    /// What a program prints in the control plane's network namespace.
+    pub(super) fn inside(&self, command: &[&str]) -> Result<String> {
+        sh::capture(self.enter().args(command))
+    }
+
+    /// Rouse's processes with the part that each is.
+    pub(super) fn part_processes(&self) -> Result<Vec<(String, u32)>> {
+        let mut all = Vec::new();
+        for pod in self.list(&["pods", "--namespace", SYSTEM])? {
+            let part = pod["metadata"]["labels"]["app"].as_str().unwrap_or_default();
+            let node = pod["spec"]["nodeName"].as_str().unwrap_or_default();
+            let id = pod["status"]["containerStatuses"][0]["containerID"].as_str();
+            let Some((_, id)) = id.and_then(|id| id.split_once("://")) else { continue };
+            all.push((part.trim_start_matches("rouse-").to_owned(), self.place(node, id)?.id));
+        }
+        Ok(all)
+    }
+
+    /// Memory of all maps that agents hold open, each counted once.
+    pub(super) fn maps_mib(&self) -> Result<f64> {
+        let mut maps = BTreeMap::new();
+        for (_, id) in self.part_processes()?.iter().filter(|(part, _)| part == "agent") {
+            for entry in fs::read_dir(format!("/proc/{id}/fdinfo"))? {
+                let text = fs::read_to_string(entry?.path()).unwrap_or_default();
+                let field = |name: &str| -> Option<f64> {
+                    text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
+                };
+                if let (Some(id), Some(bytes)) = (field("map_id:"), field("memlock:")) {
+                    maps.insert(id as u64, bytes);
+                }
+            }
+        }
+        Ok(maps.values().sum::<f64>() / 1024.0 / 1024.0)
+    }
+
+    /// Waits for `look` to find something.
+    pub(super) fn wait<T>(
+        &self,
+        what: &str,
+        mut look: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<T> {
+        let started = Instant::now();
+        loop {
+            if let Some(found) = look()? {
+                return Ok(found);
+            }
+            if started.elapsed() > PATIENCE {
+                bail!("waited in vain for {what} on the cluster {}", self.name);
+            }
+            sh::pause(LOOK);
+        }
+    }
+
+    /// Makes services that begin with no pod and fall asleep as soon as Knative allows, and waits until each is ready.
+    pub(super) fn sleepers(&self, names: &[String]) -> Result<()> {
+        let scaling = [("initial-scale", "0"), ("window", "6s")];
+        self.services(&names.iter().map(|name| service(name, &scaling)).collect::<String>(), names)
+    }
+
+    /// Makes the services of these names, and waits until each is ready.
+    pub(super) fn services(&self, yaml: &str, names: &[String]) -> Result<()> {
+        self.create(yaml)?;
+        self.wait("the services to be ready", || {
+            let services = self.list(&["ksvc"])?;
+            let ready = |name: &String| {
+                let mut named =
+                    services.iter().filter(|it| it["metadata"]["name"] == name.as_str());
+                named.any(|it| is_true(it, "Ready"))
+            };
+            Ok(names.iter().all(ready).then_some(()))
+        })
+    }
+
+    /// The ClusterIP of a Service.
+    pub(super) fn address(&self, service: &str) -> Result<String> {
+        self.kubectl(&["get", "service", service, "--output", "jsonpath={.spec.clusterIP}"])
+    }
+
+    /// A place to ask from on each node.
+    pub(super) fn places(&self) -> Result<Vec<Place>> {
+        let nodes = self.nodes();
+        self.create(&nodes.iter().map(|node| asker(node)).collect::<String>())?;
+        let place = |node: &&str| {
+            let id = self.wait("a pod to ask from", || {
+                let pods = self.list(&["pods", "--selector", &format!("ask-from={node}")])?;
+                let id = pods.first().map(|it| &it["status"]["containerStatuses"][0]);
+                let id = id.filter(|it| it["started"] == true);
+                Ok(id.and_then(|it| it["containerID"].as_str()).map(str::to_owned))
+            })?;
+            self.place(node, id.trim_start_matches("containerd://"))
+        };
+        nodes.iter().map(place).collect()
+    }
+
+    fn place(&self, node: &str, container: &str) -> Result<Place> {
+        let nodes = self.status["nodes"].as_array();
+        let here = nodes.into_iter().flatten().find(|it| it["name"] == node);
+        let root = here.and_then(|it| it["cgroup"].as_str()).context("a node without a cgroup")?;
+        let cgroup = below(Path::new(root), container).context("a container without a cgroup")?;
+        let ids = fs::read_to_string(cgroup.join("cgroup.procs"))?;
+        let id = ids.lines().next().and_then(|id| id.parse().ok());
+        Ok(Place {
+            node: node.to_owned(),
+            id: id.context("a container without a process")?,
+            cgroup,
+        })
+    }
+
+    /// `xtask ARGS`, run as a process of the pod: in its network, and in its cgroup, where connects are seen.
+    pub(super) fn ask(&self, place: &Place, args: &[&str]) -> Result<String> {
+        sh::capture(&mut self.asker(place, args))
+    }
+
+    /// The same, not started yet.
+    pub(super) fn asker(&self, place: &Place, args: &[&str]) -> Command {
+        const ENTER: &str =
+            r#"echo $$ > "$0/cgroup.procs" && net=$1 && shift && exec nsenter --net="$net" "$@""#;
+        let mut command = Command::new("sh");
+        command.args(["-c", ENTER]).arg(&place.cgroup).arg(format!("/proc/{}/ns/net", place.id));
+        command.arg(&self.client).args(args);
+        command
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let Ok(xtask) = std::env::current_exe() else { return };
+        let mut down = Command::new(xtask);
+        down.args(["cluster", "--name", &self.name, "down"]).stdout(Stdio::null());
+        if let Err(error) = sh::run(&mut down) {
+            eprintln!("the cluster {} stays: {error:#}", self.name);
+        }
+    }
+}
+
+/// The folder below `root` whose name ends with `name`.
+fn below(root: &Path, name: &str) -> Option<PathBuf> {
+    let folders = fs::read_dir(root).ok()?.flatten().map(|entry| entry.path());
+    let folders: Vec<PathBuf> = folders.filter(|path| path.is_dir()).collect();
+    let found = folders.iter().find(|path| path.to_string_lossy().ends_with(name)).cloned();
+    found.or_else(|| folders.iter().find_map(|path| below(path, name)))
+}
+
+fn asker(node: &str) -> String {
+    format!(
+        "---
+apiVersion: v1
+kind: Pod
+metadata: {{ name: ask-from-{node}, namespace: default, labels: {{ ask-from: {node} }} }}
+spec:
+  nodeName: {node}
+  automountServiceAccountToken: false
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {{ name: place, image: \"dev.local/hello:v1\", imagePullPolicy: Never, env: [{{ name: PORT, value: \"8080\" }}] }}
+"
+    )
+}

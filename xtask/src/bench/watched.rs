@@ -1,0 +1,82 @@
+//! Shell: the pods of a namespace as a watch brings them, each with the moment it came.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Child, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+};
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use super::{is_true, site::Site, stages::Sight};
+use crate::load::unix_us;
+
+/// A watch under way.
+#[derive(Debug)]
+pub(super) struct Watched {
+    curl: Child,
+    seen: Arc<Mutex<Vec<Sight>>>,
+}
+
+impl Watched {
+    /// Watches the pods of the default namespace.
+    pub(super) fn pods(site: &Site) -> Result<Self> {
+        Self::new(site, "/api/v1/namespaces/default/pods?watch=1", pod)
+    }
+
+    /// Watches its Deployments; one is ready when it is to have a pod.
+    pub(super) fn deployments(site: &Site) -> Result<Self> {
+        Self::new(site, "/apis/apps/v1/namespaces/default/deployments?watch=1", deployment)
+    }
+
+    fn new(site: &Site, path: &str, read: fn(u64, &Value) -> Option<Sight>) -> Result<Self> {
+        let mut curl = site.api(path);
+        let mut curl = curl.stdout(Stdio::piped()).spawn().context("cannot start curl")?;
+        let lines = BufReader::new(curl.stdout.take().context("its output was piped")?).lines();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&seen);
+        thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                let at_us = unix_us();
+                let sight = serde_json::from_str(&line).ok().and_then(|it| read(at_us, &it));
+                kept.lock().unwrap_or_else(PoisonError::into_inner).extend(sight);
+            }
+        });
+        Ok(Self { curl, seen })
+    }
+
+    /// All that came so far.
+    pub(super) fn seen(&self) -> Vec<Sight> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        // It may have ended by itself, with the cluster.
+        let _ = self.curl.kill();
+        let _ = self.curl.wait();
+    }
+}
+
+fn deployment(at_us: u64, event: &Value) -> Option<Sight> {
+    let deployment = &event["object"];
+    Some(Sight {
+        at_us,
+        pod: deployment["metadata"]["name"].as_str()?.to_owned(),
+        node: String::new(),
+        is_ready: deployment["spec"]["replicas"].as_u64() == Some(1),
+    })
+}
+
+fn pod(at_us: u64, event: &Value) -> Option<Sight> {
+    let pod = &event["object"];
+    Some(Sight {
+        at_us,
+        pod: pod["metadata"]["name"].as_str()?.to_owned(),
+        node: pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
+        is_ready: is_true(pod, "Ready"),
+    })
+}
