@@ -296,12 +296,13 @@ impl Canary {
         use std::io::Read as _;
         let procs = std::fs::OpenOptions::new().write(true).open(cgroup.join("cgroup.procs"))?;
         let (mut from, into) = io::pipe()?;
+        let parent = std::process::id();
         // SAFETY: the child calls only async-signal-safe functions (`canary` below) before it exits.
         let pid = unsafe { libc::fork() };
         match pid {
             -1 => return Err(io::Error::last_os_error()),
             // SAFETY: in the child; see `canary`.
-            0 => unsafe { canary(procs.as_raw_fd(), into.as_raw_fd()) },
+            0 => unsafe { canary(parent, procs.as_raw_fd(), into.as_raw_fd()) },
             _ => {}
         }
         let mut canary = Self { pid, report: CanaryReport::default() };
@@ -342,20 +343,46 @@ impl Drop for Canary {
 
 const REPORT_BYTES: usize = size_of::<CanaryReport>();
 
+/// Closes every descriptor but these two. A child that outlives its parent for a moment would otherwise keep the parent's
+/// ports taken, and the next agent could not listen there. Since 5.9; before, all stay open.
+///
+/// # Safety
+///
+/// Only where nobody else uses the descriptors any more: in a child of fork.
+unsafe fn close_all_but(one: i32, other: i32) {
+    let (low, high) = (one.min(other).unsigned_abs(), one.max(other).unsigned_abs());
+    let close = |first: u32, last: u32| {
+        if first <= last {
+            // SAFETY: takes three numbers; whom the descriptors belong to is the caller's promise.
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+        }
+    };
+    if low > 0 {
+        close(0, low - 1);
+    }
+    close(low + 1, high.saturating_sub(1));
+    close(high + 1, u32::MAX);
+}
+
 /// The canary's life: enter the cgroup, connect to [`common::abi::CANARY`] in both families, listen on loopback, report,
 /// wait for the kill.
 ///
 /// # Safety
 ///
 /// Only for a child of fork: system calls only, no memory is allocated and no lock taken, and it never returns.
-unsafe fn canary(procs: i32, report_to: i32) -> ! {
+unsafe fn canary(parent: u32, procs: i32, report_to: i32) -> ! {
     const PATIENCE_S: u32 = 10;
     let mut report = CanaryReport::default();
     // SAFETY: pointers are to live locals with their sizes; file descriptors are the child's own copies.
     unsafe {
+        close_all_but(procs, report_to);
         // Without a parent to kill it, it ends by itself.
         libc::alarm(PATIENCE_S);
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        if libc::getppid().unsigned_abs() != parent {
+            // It was gone before the line above.
+            libc::_exit(0);
+        }
         if libc::write(procs, c"0".as_ptr().cast(), 1) != 1 {
             report.enter_errno = *libc::__errno_location();
         }
@@ -408,5 +435,36 @@ fn ipv4(octets: [u8; 4], port_be: u16) -> libc::sockaddr_in {
         sin_port: port_be,
         sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(octets) },
         sin_zero: [0; 8],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_keeps_no_descriptor_but_the_two_it_is_given() {
+        use std::io::Read as _;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (_unused, given) = io::pipe().unwrap();
+        let (mut from, into) = io::pipe().unwrap();
+        let (given, into) = (given.as_raw_fd(), into.as_raw_fd());
+        let fds = [listener.as_raw_fd(), 0, 1, 2, given, into];
+        // SAFETY: the child makes system calls only, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above; the buffer is a live local.
+            unsafe {
+                close_all_but(given, into);
+                let open = fds.map(|fd| u8::from(libc::fcntl(fd, libc::F_GETFD) >= 0));
+                libc::write(into, open.as_ptr().cast(), open.len());
+                libc::_exit(0);
+            }
+        }
+        let mut open = [9; 6];
+        from.read_exact(&mut open).unwrap();
+        // SAFETY: our own child, waited for once.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+        assert_eq!(open, [0, 0, 0, 0, 1, 1]);
     }
 }
