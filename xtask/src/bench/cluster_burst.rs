@@ -18,7 +18,14 @@ const CASES: [(usize, usize, &str); 3] =
 /// What a wake may take of the cluster's own time, in the 99th percentile.
 const SHARE: f64 = 1.3;
 
-/// `rouse`: from the request to its first byte; `kubernetes`: from the patch until the container runs, which is as
+/// What became of services that were asked at once, in ms from the request.
+struct Woken {
+    /// Until the watch showed a pod of each.
+    created: Vec<f64>,
+    first_byte: Vec<f64>,
+}
+
+/// `rouse`: from the request to its first byte, and until its pod is there; `kubernetes`: from the patch until the container runs, which is as
 /// early as anything could answer. Both without the account's token.
 pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
     let site = clusters.site(2, "iptables")?;
@@ -33,7 +40,7 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
     let addresses = services.iter().map(|name| site.address(name)).collect::<Result<Vec<_>>>()?;
     let mut rows = Vec::new();
     for (count, rounds, case) in CASES {
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let (mut ours, mut created, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..=rounds {
             let place = &places[round % places.len()];
             let woken = wake(&site, place, &services[..count], &addresses[..count])?;
@@ -42,19 +49,23 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
             asleep(&site, "app")?;
             // The first round finds caches cold.
             if round > 0 {
-                ours.extend(woken);
+                ours.extend(woken.first_byte);
+                created.extend(woken.created);
                 theirs.extend(started);
             }
         }
         let most = quantile(&sorted(&theirs), 0.99) * SHARE;
         rows.push(row(case, "rouse", "ms", &ours, None, Goal::P99AtMost(most.round())));
         rows.push(row(case, "kubernetes", "ms", &theirs, None, Goal::None));
+        let case = format!("{case}_pod_created");
+        rows.push(row(&case, "rouse", "ms", &created, None, Goal::None));
     }
     Ok(rows)
 }
 
 /// Asks all services at the same moment.
-fn wake(site: &Site, place: &Place, names: &[String], addresses: &[String]) -> Result<Vec<f64>> {
+fn wake(site: &Site, place: &Place, names: &[String], addresses: &[String]) -> Result<Woken> {
+    let watched = Watched::pods(site)?;
     let to = names.iter().zip(addresses);
     let to: Vec<String> = to
         .map(|(name, address)| format!("{address}:80={name}.default.svc.cluster.local"))
@@ -64,7 +75,14 @@ fn wake(site: &Site, place: &Place, names: &[String], addresses: &[String]) -> R
     if burst.lost > 0 {
         bail!("{} of {} requests were not answered", burst.lost, names.len());
     }
-    Ok(burst.ms)
+    let seen = watched.seen();
+    let first = |name: &String| {
+        let begins = format!("{name}-00001-deployment-");
+        let mut its =
+            seen.iter().filter(|it| it.at_us >= burst.at_us && it.pod.starts_with(&begins));
+        its.next().map(|it| (it.at_us - burst.at_us) as f64 / 1e3)
+    };
+    Ok(Woken { created: names.iter().filter_map(first).collect(), first_byte: burst.ms })
 }
 
 /// Scales all Deployments at the same moment; how long until the container of each was started.

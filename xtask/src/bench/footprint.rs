@@ -12,7 +12,10 @@ use super::{
 use crate::sh;
 
 /// How many services there are when it is looked at.
-const CASES: [(usize, &str); 2] = [(0, "services_0"), (100, "services_100")];
+const CASES: [(usize, &str); 3] =
+    [(0, "services_0"), (100, "services_100"), (1_000, "services_1000")];
+/// So many are made at once: each is ready before the API server is asked for more.
+const BATCH: usize = 100;
 /// How long the CPU is watched.
 const WATCH: Duration = Duration::from_secs(30);
 /// After the last change everything settles for so long.
@@ -46,27 +49,30 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
     let (mut rows, mut before, mut had) = (Vec::new(), None::<Counted>, 0);
     for (count, case) in CASES {
         let names: Vec<String> = (had..count).map(|index| format!("foot{index}")).collect();
-        if !names.is_empty() {
-            site.sleepers(&names)?;
+        for batch in names.chunks(BATCH) {
+            site.sleepers(batch)?;
         }
         sh::pause(SETTLE);
         rows.extend(daemons(&site, case)?);
         let now = counted(&site)?;
         if let Some(before) = before {
-            let each = (count - had) as f64;
-            let of = |name: &str, unit: &str, value: f64, goal| {
-                row(name, "rouse", unit, &[value / each], None, goal)
-            };
-            let goal = Goal::AtMost(15.0);
-            rows.push(of("objects_per_service", "objects", now.objects - before.objects, goal));
-            let etcd = now.etcd_kib - before.etcd_kib;
-            rows.push(of("etcd_per_service", "KiB", etcd, Goal::None));
-            let watch = now.watch_kib - before.watch_kib;
-            rows.push(of("watch_per_service", "KiB", watch, Goal::None));
+            rows.extend(each(case, count - had, before, now));
         }
         (before, had) = (Some(now), count);
     }
     Ok(rows)
+}
+
+/// What each of the services that came in between has brought.
+fn each(case: &str, services: usize, before: Counted, now: Counted) -> [Row; 3] {
+    let of = |name: &str, unit: &str, value: f64, goal| {
+        row(&format!("{case}_{name}"), "rouse", unit, &[value / services as f64], None, goal)
+    };
+    [
+        of("objects_each", "objects", now.objects - before.objects, Goal::AtMost(15.0)),
+        of("etcd_each", "KiB", now.etcd_kib - before.etcd_kib, Goal::None),
+        of("watch_each", "KiB", now.watch_kib - before.watch_kib, Goal::None),
+    ]
 }
 
 /// Memory and CPU of each daemon, and of all.
