@@ -51,12 +51,12 @@ const fn need(
 }
 
 /// Everything that comes from packages. The kernel half's compiler is `toolchain.rs`'s matter.
-const NEEDS: [Need; 13] = [
+const NEEDS: [Need; 15] = [
     need(&[Purpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
     need(&[Purpose::Build], "git", &["git"], "names the commit in figures"),
     need(&[Purpose::Node], "crun", &["crun", "runc"], "starts containers"),
     need(
-        &[Purpose::Node, Purpose::Cluster],
+        &[Purpose::Node, Purpose::Test, Purpose::Cluster],
         "curl",
         &["curl"],
         "sends requests by hand: rouse run -- curl …",
@@ -79,12 +79,14 @@ const NEEDS: [Need; 13] = [
         &["h2load"],
         "an HTTP/2 client of other people's for the gateway",
     ),
+    need(&[Purpose::Test], "wrk", &["wrk"], "a client whose requests the kernel tests count"),
     need(
         &[Purpose::Test],
         "docker-registry",
         &["docker-registry"],
         "a registry on loopback to pull images from",
     ),
+    need(&[Purpose::Test], "skopeo", &["skopeo"], "pushes images to it"),
     need(&[Purpose::Cluster], "runc", &["runc"], "starts the containers of the cluster's pods"),
     need(
         &[Purpose::Cluster],
