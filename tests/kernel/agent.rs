@@ -38,6 +38,7 @@ use tonic::{
     Request, Response, Status, Streaming, codegen::tokio_stream::Stream, transport::Server,
 };
 
+const PREFIX: &str = "rouse-agent-";
 const ROLE: &str = "ROUSE_TEST_ROLE";
 /// Long: beside other work, loading the programs alone may take half a minute.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -143,7 +144,8 @@ impl World {
     }
 
     fn with(test: &str, pods_at: &'static str) -> Self {
-        let name = format!("rouse-agent-{test}-{}", std::process::id());
+        remove_stale();
+        let name = format!("{PREFIX}{test}-{}", std::process::id());
         let folder = env::temp_dir().join(&name);
         fs::create_dir_all(folder.join("bpf")).expect("a folder");
         let root = CGROUPS.iter().find(|root| Path::new(root).join("cgroup.procs").is_file());
@@ -320,7 +322,9 @@ impl World {
         command.arg(format!("--net=/run/netns/{}-{namespace}", self.name));
         if role == "agent" {
             let least = env::var("ROUSE_TEST_CAPS").unwrap_or_else(|_unset| least());
-            command.args(["setpriv", "--no-new-privs", "--bounding-set", &least]);
+            // Whose test is killed goes too.
+            command.args(["setpriv", "--pdeathsig", "KILL"]);
+            command.args(["--no-new-privs", "--bounding-set", &least]);
         }
         command.arg(env::current_exe().expect("this program"));
         command.args(["agent::role", "--exact", "--ignored", "--nocapture"]).env(ROLE, role);
@@ -416,15 +420,27 @@ impl Drop for World {
             let _ = child.kill();
             let _ = child.wait();
         }
-        let _ = Command::new("umount").arg(self.folder.join("bpf")).status();
-        for namespace in ["n", "p"] {
-            let _ = Command::new("ip")
-                .args(["netns", "delete", &format!("{}-{namespace}", self.name)])
-                .status();
-        }
-        let _ = fs::remove_dir_all(&self.folder);
-        remove_cgroup(&self.cgroup);
+        remove(&self.name);
     }
+}
+
+/// Removes the worlds that killed runs left behind.
+fn remove_stale() {
+    let all = tests::left::named_in(&[env::temp_dir()]);
+    let ours = all.into_iter().filter(|name| name.starts_with(PREFIX));
+    tests::left::of_the_dead(ours).iter().for_each(|name| remove(name));
+}
+
+/// Removes all of a world but its processes.
+fn remove(name: &str) {
+    let folder = env::temp_dir().join(name);
+    let _ = Command::new("umount").arg(folder.join("bpf")).status();
+    for namespace in ["n", "p"] {
+        let _ =
+            Command::new("ip").args(["netns", "delete", &format!("{name}-{namespace}")]).status();
+    }
+    let _ = fs::remove_dir_all(&folder);
+    CGROUPS.iter().for_each(|root| remove_cgroup(&Path::new(root).join(name)));
 }
 
 /// Gets a page of a port over a connection of its own, in a network namespace; empty when nobody listens.

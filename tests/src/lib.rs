@@ -4,6 +4,7 @@ pub mod client;
 pub mod cluster;
 pub mod flood;
 pub mod installed;
+pub mod left;
 pub mod node;
 pub mod parts;
 pub mod rouse;

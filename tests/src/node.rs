@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -39,10 +39,13 @@ pub struct TestNode {
     _alone: Option<MutexGuard<'static, ()>>,
 }
 
-/// One node at a time: two would only wait for each other's kernel locks.
+/// One node at a time: two would only wait for each other's kernel locks. The first removes what killed runs left.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    static LEFT: Once = Once::new();
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    LEFT.call_once(crate::left::remove);
+    alone
 }
 
 impl TestNode {

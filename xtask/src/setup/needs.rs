@@ -87,7 +87,12 @@ const NEEDS: [Need; 15] = [
         "a registry on loopback to pull images from",
     ),
     need(&[Purpose::Test], "skopeo", &["skopeo"], "pushes images to it"),
-    need(&[Purpose::Cluster], "runc", &["runc"], "starts the containers of the cluster's pods"),
+    need(
+        &[Purpose::Test, Purpose::Cluster],
+        "runc",
+        &["runc"],
+        "starts the containers of the cluster's pods, and a local node's where it is chosen",
+    ),
     need(
         &[Purpose::Cluster],
         "containernetworking-plugins",

@@ -1,0 +1,56 @@
+//! What runs that were killed left behind: known by the number of their process, which all names have in them.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use local::layout::Layout;
+use local::node::Node;
+
+/// Removes the nodes of runs that are no more, and their folders for temporary files.
+pub(crate) fn remove() {
+    let nodes = named_in(&[PathBuf::from("/run/rouse"), PathBuf::from("/var/lib/rouse")]);
+    for layout in of_the_dead(nodes).iter().filter_map(|name| Layout::new(name).ok()) {
+        // What cannot be removed now is looked at by the next run.
+        let _stays = Node::purge(&layout);
+    }
+    let temporary = env::temp_dir();
+    let ours = named_in(std::slice::from_ref(&temporary));
+    for name in of_the_dead(ours.into_iter().filter(|name| name.starts_with("rouse-"))) {
+        let _stays = fs::remove_dir_all(temporary.join(name));
+    }
+}
+
+/// The names of all that stands in these folders.
+pub fn named_in(folders: &[PathBuf]) -> Vec<String> {
+    let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten());
+    entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// Those of `names` whose process has ended. One without a number is nobody's.
+pub fn of_the_dead(names: impl IntoIterator<Item = String>) -> Vec<String> {
+    let ended = |name: &String| {
+        process(name).is_some_and(|number| !Path::new("/proc").join(number).exists())
+    };
+    names.into_iter().filter(ended).collect()
+}
+
+/// The number in `hello-4711` and `rouse-test-images-4711-0`.
+fn process(name: &str) -> Option<&str> {
+    let is_number = |word: &&str| !word.is_empty() && word.bytes().all(|it| it.is_ascii_digit());
+    name.split('-').skip(1).find(is_number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_with_the_number_of_an_ended_process_are_found() {
+        // Numbers of processes end far below this one.
+        let names =
+            ["hello-4294967295", "rouse-test-images-4294967295-0", "hello", "rouse", "4294967295"];
+        let own = format!("hello-{}", std::process::id());
+        let all = names.map(str::to_owned).into_iter().chain([own]);
+        assert_eq!(of_the_dead(all), names[..2]);
+    }
+}
