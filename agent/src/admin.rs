@@ -60,6 +60,10 @@ pub(crate) struct Metrics {
     pub(crate) fallbacks: Gauge,
     /// Kept connections ended to move them.
     pub(crate) ended: Counter,
+    /// Those that turned out to be in use, each time.
+    pub(crate) spared: Counter,
+    /// Whether they are ended under their locks.
+    pub(crate) ends_locked: Gauge,
     /// Programs of others that redirect connects, by owner.
     others: Family<[(&'static str, &'static str); 1], Gauge>,
 }
@@ -83,6 +87,8 @@ impl Metrics {
             untracked: Gauge::default(),
             fallbacks: Gauge::default(),
             ended: Counter::default(),
+            spared: Counter::default(),
+            ends_locked: Gauge::default(),
             others: Family::default(),
         };
         let mut registry = Registry::with_prefix("rouse_agent");
@@ -114,6 +120,10 @@ impl Metrics {
         registry.register("connects_fallback", help, self.fallbacks.clone());
         let help = "Kept connections ended to move them";
         registry.register("connections_ended", help, self.ended.clone());
+        let help = "Times that a kept connection was to be ended and turned out to be in use";
+        registry.register("connections_spared", help, self.spared.clone());
+        let help = "1 where kept connections are ended under their locks (Linux 6.5), 0 elsewhere";
+        registry.register("ends_locked", help, self.ends_locked.clone());
         let help = "Programs of others that redirect connects, by owner";
         registry.register("foreign_programs", help, self.others.clone());
     }

@@ -6,7 +6,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -37,7 +36,7 @@ use crate::{
     clock::monotonic_ns,
     controller::Routes,
     drain::Drains,
-    kept::{self, Kept},
+    kept::{Kept, end::Clients},
     kernel::Stage,
     maps::{self, Events, Maps},
     plan::{Backend, Local, Plan, Planner, sixteen},
@@ -96,8 +95,8 @@ pub(crate) struct Ends {
 /// The agent's state. See [`Agent::run`].
 pub(crate) struct Agent {
     node: String,
-    /// Cgroup of the clients whose kept connections are ended.
-    clients: PathBuf,
+    /// Whose kept connections are ended.
+    clients: Clients,
     kept: Kept,
     /// The newest round of ending them.
     ending: Option<JoinHandle<()>>,
@@ -143,7 +142,7 @@ struct Registered {
 
 impl Agent {
     /// An agent that goes on where the maps stand.
-    pub(crate) fn new(node: String, clients: PathBuf, ends: Ends) -> Result<Self, maps::Error> {
+    pub(crate) fn new(node: String, clients: Clients, ends: Ends) -> Result<Self, maps::Error> {
         let pods = ends.maps.pods()?;
         let taken = pods.iter().map(|(&cookie, pod)| (cookie, pod.slot)).collect();
         let kernel = ends.maps.read()?;
@@ -152,6 +151,7 @@ impl Agent {
         let (tries, tried) = mpsc::channel(TRIES);
         let (knocks, knocked) = mpsc::channel(TRIES);
         info!(pods = pods.len(), "maps read back");
+        ends.metrics.ends_locked.set(clients.locks().into());
         Ok(Self {
             node,
             clients,
@@ -581,9 +581,11 @@ impl Agent {
         }
         self.next_round = now + ROUND;
         let (clients, leaving) = (self.clients.clone(), self.kept.leaving().clone());
-        let counter = self.ends.metrics.ended.clone();
+        let metrics = self.ends.metrics.clone();
         self.ending = Some(spawn_blocking(move || {
-            counter.inc_by(kept::end::end(&clients, &leaving));
+            let done = clients.end(&leaving);
+            metrics.ended.inc_by(done.ended);
+            metrics.spared.inc_by(done.spared);
         }));
     }
 

@@ -13,6 +13,7 @@ use std::{
 use crate::sockdiag::{Connection, Seen};
 
 pub(crate) mod end;
+pub mod locked;
 
 /// Shortest time without a byte after which a connection counts as idle (design: kept connections).
 const IDLE: Duration = Duration::from_secs(1);
@@ -147,7 +148,7 @@ mod tests {
 
     /// A connection whose answer came so long ago, right after its request.
     fn answered(ago: Duration) -> Seen {
-        Seen { sent: ago, spoke: true, received: Some(ago), acknowledged: ago }
+        Seen { sent: ago, spoke: true, received: Some(ago), acknowledged: ago, ..Seen::default() }
     }
 
     #[test]

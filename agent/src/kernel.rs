@@ -13,6 +13,7 @@ use tracing::{error, info, warn};
 use crate::{
     admin::{Metrics, Troubles},
     config::{Config, Places},
+    kept::locked::Ender,
     kubepods,
     maps::{Events, Maps},
     oddities::Owner,
@@ -50,11 +51,12 @@ pub(crate) struct Kernel {
 
 /// Waits for the cgroups, then loads, attaches and opens everything.
 ///
-/// One listener serves all services' ports in the activator's namespace, where that is given.
+/// One listener serves all services' ports in the activator's namespace, where that is given. There is no [`Ender`] where
+/// the kernel cannot end connections under their locks.
 pub(crate) async fn start(
     config: &Config,
     troubles: &Troubles,
-) -> Result<(Places, (Kernel, Maps, Events)), Error> {
+) -> Result<(Places, (Kernel, Maps, Events, Option<Ender>)), Error> {
     let places = wait_for_cgroups(config, troubles).await;
     let (activator_netns, found) = (config.activator_netns.clone(), places.clone());
     let load = move || {
@@ -64,8 +66,9 @@ pub(crate) async fn start(
         }
         let pins = programs.pins();
         let (maps, events) = (Maps::open(&pins)?.beside(programs.old()), Events::open(&pins)?);
+        let ender = programs.take_ender();
         let kernel = Kernel { programs, maps: Maps::open(&pins)?, others: BTreeMap::new() };
-        Ok((kernel, maps, events))
+        Ok((kernel, maps, events, ender))
     };
     match spawn_blocking(load).await {
         Ok(loaded) => loaded.map(|loaded| (found, loaded)),

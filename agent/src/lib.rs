@@ -10,19 +10,21 @@
 //! | [`maps`], [`sys`] | the kernel's maps and the agent's own system calls |
 //! | `pods/find`, `pods/namespace`, `pods/ask`, `pods/mark` | cgroups, namespaces, probes and how the kernel knows them |
 //! | [`sockdiag`] | the TCP sockets of a namespace, listed and ended |
-//! | `kept` | pure: which kept connections to end; `kept/end` ends them |
+//! | [`kept`] | pure: which kept connections to end; `kept/end` ends them, [`kept::locked`] under their locks |
+//! | `btf` | pure: where fields of the kernel's sockets are |
 //! | `agent` | the loop that joins them |
 //! | `controller`, `autoscaler`, `admin` | the streams, health and metrics |
 
 mod admin;
 mod agent;
 mod autoscaler;
+mod btf;
 pub mod cgroups;
 mod clock;
 pub mod config;
 mod controller;
 pub mod drain;
-mod kept;
+pub mod kept;
 mod kernel;
 mod kubepods;
 pub mod maps;
@@ -57,6 +59,7 @@ use crate::{
     config::Config,
     controller::Routes,
     drain::Drains,
+    kept::end::Clients,
     pods::mark::Marks,
 };
 
@@ -153,7 +156,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
         shutdown.clone(),
     );
     let mut pages = std::pin::pin!(pages);
-    let (places, (kernel, maps, events)) = tokio::select! {
+    let (places, (kernel, maps, events, ender)) = tokio::select! {
         started = kernel::start(&config, &troubles) => started?,
         ended = &mut pages => return ended.map_err(Error::Admin),
         () = shutdown.cancelled() => return Ok(()),
@@ -190,7 +193,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     let marks = Marks::open(&pins)?;
     let ends =
         Ends { maps, marks, finder, reports, usage, settled, metrics, troubles, drains, stage };
-    let agent = Agent::new(config.node.clone(), places.clients, ends)?;
+    let agent = Agent::new(config.node.clone(), Clients::new(places.clients, ender), ends)?;
     let ended = tokio::select! {
         ended = agent.run(events, &routes, finds, &shutdown) => ended.map_err(Error::Events),
         ended = pages => ended.map_err(Error::Admin),

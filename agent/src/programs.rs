@@ -20,7 +20,7 @@ use aya::{
     programs::{Program, ProgramError},
     util::KernelVersion,
 };
-use common::abi::{self, maps};
+use common::abi::{self, SocketFields, maps};
 use nix::{
     mount::MsFlags,
     sys::statfs::{BPF_FS_MAGIC, statfs},
@@ -28,6 +28,7 @@ use nix::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    kept::locked::{self, Ender, Offer},
     maps::{self as tables, Maps},
     oddities::Owner,
     sys,
@@ -158,6 +159,8 @@ pub struct Programs {
     old: Option<PathBuf>,
     /// Whether connects still follow the tables of the version before, as ours are empty.
     follows_old: bool,
+    /// Until it is taken; none where the kernel cannot.
+    ender: Option<Ender>,
 }
 
 impl Programs {
@@ -174,11 +177,17 @@ impl Programs {
         make_folder(&pins.join("links"))?;
         check_pins(&pins)?;
         let old = other_version(&places);
-        let ebpf = load_object(object, &pins, old.as_deref())?;
+        let offer = Offer::look().and_then(|offer| Ok((offer.fill_in(object)?, offer.fields)));
+        let (object, fields) = match &offer {
+            Ok((filled, fields)) => (filled.bytes(), *fields),
+            Err(_) => (object, SocketFields::default()),
+        };
+        let mut ebpf = load_object(object, &pins, old.as_deref(), &fields)?;
+        let ender = offer.and_then(|_| Ender::load(&mut ebpf));
         // An agent that took over before goes on with its own.
         let taken = sys::open_pin(&pins.join("links/connect4")).is_ok();
         let follows_old = old.is_some() && !taken;
-        let mut programs = Self { ebpf, places, ports: None, old, follows_old };
+        let mut programs = Self { ebpf, places, ports: None, old, follows_old, ender: said(ender) };
         for (name, _, _) in PROGRAMS {
             load_program(&mut programs.ebpf, name)?;
         }
@@ -202,6 +211,11 @@ impl Programs {
         remove_other_versions(&programs.places, programs.old.as_deref());
         info!(pins = %pins.display(), abi = abi::ABI_VERSION, "kernel half in force");
         Ok(programs)
+    }
+
+    /// What ends kept connections under their locks, the first time that it is asked for; `None` where the kernel cannot.
+    pub fn take_ender(&mut self) -> Option<Ender> {
+        self.ender.take()
     }
 
     /// Pins of the version before, while its programs are in force beside ours.
@@ -550,7 +564,21 @@ fn check_pins(pins: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-fn load_object(object: &[u8], pins: &Path, old: Option<&Path>) -> Result<Ebpf, Error> {
+/// Nothing depends on it: kept connections are ended all the same, in two steps.
+fn said(ender: Result<Ender, locked::Error>) -> Option<Ender> {
+    let without = |error| {
+        let reason = common::link::chain(&error);
+        info!(reason, "kept connections are not ended under their locks");
+    };
+    ender.map_err(without).ok()
+}
+
+fn load_object(
+    object: &[u8],
+    pins: &Path,
+    old: Option<&Path>,
+    fields: &SocketFields,
+) -> Result<Ebpf, Error> {
     let rows = rows()?;
     let probes = abi::PROBES_MAX.max(256 * cpus()?);
     // An unreadable version counts as the oldest: fallbacks work everywhere.
@@ -569,6 +597,7 @@ fn load_object(object: &[u8], pins: &Path, old: Option<&Path>) -> Result<Ebpf, E
         .map_max_entries(maps::RESPONSES, rows)
         .map_max_entries(maps::PROBES, probes)
         .override_global("HAVE_SET_RETVAL", &retval, true)
+        .override_global("SOCKET_FIELDS", fields, true)
         .override_global("HAVE_OLD", &have_old, true)
         .override_global("HAVE_SOCK_OPS_COOKIE", &cookie, true)
         .override_global("HAVE_MPTCP_SOCK", &mptcp, true)

@@ -35,9 +35,23 @@ pub struct Seen {
     pub received: Option<Duration>,
     /// Since the other end acknowledged something.
     pub acknowledged: Duration,
+    /// How many bytes the other end has acknowledged, its first sequence number included.
+    pub bytes_acked: u64,
+    /// How many bytes have come.
+    pub bytes_received: u64,
 }
 
 impl Connection {
+    /// The socket's cookie, which no other has while the machine runs.
+    pub fn cookie(&self) -> u64 {
+        let half = |at: usize| {
+            let bytes = self.id.cookie;
+            u64::from(u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]))
+        };
+        // The kernel gives the low half first, whatever the byte order.
+        half(4) << 32 | half(0)
+    }
+
     /// What names this socket and no other.
     fn exact(&self) -> SocketId {
         // A v4-mapped peer stands as IPv6 here, which is how it was listed.
@@ -148,8 +162,8 @@ fn local(id: &SocketId) -> SocketAddr {
 }
 
 /// From `struct tcp_info` (include/uapi/linux/tcp.h), in ms: `tcpi_last_data_sent` (byte 44), `tcpi_last_data_recv`
-/// (52), `tcpi_last_ack_recv` (56); `tcpi_data_segs_in` (152), `tcpi_data_segs_out` (156). Zero, as if just used, where the
-/// kernel does not say.
+/// (52), `tcpi_last_ack_recv` (56); in bytes `tcpi_bytes_acked` (120), `tcpi_bytes_received` (128); `tcpi_data_segs_in`
+/// (152), `tcpi_data_segs_out` (156). Zero, as if just used, where the kernel does not say.
 fn seen(socket: &InetResponse) -> Seen {
     let info = socket.nlas.iter().find_map(|nla| match nla {
         Nla::TcpInfo(bytes) => Some(bytes.as_slice()),
@@ -159,9 +173,20 @@ fn seen(socket: &InetResponse) -> Seen {
         let bytes = info.and_then(|info| info.get(at..at + 4)?.try_into().ok());
         bytes.map_or(0, u32::from_ne_bytes)
     };
+    let long = |at: usize| -> u64 {
+        let bytes = info.and_then(|info| info.get(at..at + 8)?.try_into().ok());
+        bytes.map_or(0, u64::from_ne_bytes)
+    };
     let ms = |at| Duration::from_millis(word(at).into());
     let received = (word(152) > 0).then(|| ms(52));
-    Seen { sent: ms(44), spoke: word(156) > 0, received, acknowledged: ms(56) }
+    Seen {
+        sent: ms(44),
+        spoke: word(156) > 0,
+        received,
+        acknowledged: ms(56),
+        bytes_acked: long(120),
+        bytes_received: long(128),
+    }
 }
 
 #[cfg(test)]

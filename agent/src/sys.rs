@@ -76,6 +76,7 @@ const BPF_OBJ_GET_INFO_BY_FD: i32 = 15;
 const BPF_PROG_QUERY: i32 = 16;
 const BPF_LINK_CREATE: i32 = 28;
 const BPF_LINK_UPDATE: i32 = 29;
+const BPF_ITER_CREATE: i32 = 33;
 
 fn bpf<T>(command: i32, attr: &mut T) -> io::Result<i32> {
     // SAFETY: `attr` is a live, writable `repr(C)` prefix of `union bpf_attr` of the size given; the kernel takes
@@ -114,6 +115,43 @@ pub fn link_create(
         flags: 0,
     };
     bpf(BPF_LINK_CREATE, &mut attr).map(owned)
+}
+
+/// Makes a program that walks over the kernel's objects ready for [`walk`]. Since 5.8.
+pub fn link_walk(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const BPF_TRACE_ITER: u32 = 28;
+    #[repr(C)]
+    struct Attr {
+        program: u32,
+        target: u32,
+        attach_type: u32,
+        flags: u32,
+    }
+    let program = program.as_raw_fd() as u32;
+    let mut attr = Attr { program, target: 0, attach_type: BPF_TRACE_ITER, flags: 0 };
+    bpf(BPF_LINK_CREATE, &mut attr).map(owned)
+}
+
+/// Runs a program from [`link_walk`] on every object there is: for sockets, those of the calling thread's network namespace.
+/// The program is to print nothing.
+pub fn walk(link: BorrowedFd<'_>) -> io::Result<()> {
+    use io::ErrorKind::{Interrupted, WouldBlock};
+    #[repr(C)]
+    struct Attr {
+        link: u32,
+        flags: u32,
+    }
+    let mut attr = Attr { link: link.as_raw_fd() as u32, flags: 0 };
+    let mut walk = std::fs::File::from(bpf(BPF_ITER_CREATE, &mut attr).map(owned)?);
+    loop {
+        match io::Read::read(&mut walk, &mut [0; 64]) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            // After a million objects the kernel wants to be asked again.
+            Err(error) if matches!(error.kind(), WouldBlock | Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Puts `program` in the place of the link's present one, without a moment without either. Since 5.7.

@@ -73,6 +73,8 @@ pub mod maps {
     /// Socket hash: an activator's address (16 bytes in memory order, IPv4 as mapped) → the socket that listens there for
     /// all [`ACTIVATOR_PORTS`](super::ACTIVATOR_PORTS). The activator writes it.
     pub const PORTS: &str = "PORTS";
+    /// Hash: socket cookie (`u64`) → [`Ending`](super::Ending). Not pinned: it lives with the agent that fills it.
+    pub const ENDING: &str = "ENDING";
 }
 
 /// Most frontends (address, port). Two families of 16 384 services.
@@ -92,6 +94,8 @@ pub const LISTEN_MAX: u32 = 16_384;
 pub const CLIENTS_MAX: u32 = 8_192;
 /// Most addresses of the node itself that are known. Without room for one, the kubelet's probes from there are counted.
 pub const NODE_MAX: u32 = 1_024;
+/// Most connections that are to be ended in one walk over a namespace's sockets.
+pub const ENDING_MAX: u32 = 4_096;
 /// Most addresses of activators in one network namespace.
 pub const PORTS_MAX: u32 = 16;
 /// First and last port of services at the activators; one listener serves them all.
@@ -454,6 +458,56 @@ pub struct Kept {
 }
 const _: () = assert!(size_of::<Kept>() == 8 + 1_504 + 192);
 
+/// A client's connection that is to be ended if it still looks like this: value of `ENDING`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// Bytes of the client's that the other end had acknowledged (`tcpi_bytes_acked`).
+    pub acked: u64,
+    /// Bytes that had come from the other end (`tcpi_bytes_received`).
+    pub received: u64,
+    /// What became of it: one of `ENDING_*`. The kernel half writes it.
+    pub verdict: u64,
+}
+const _: () = assert!(size_of::<Ending>() == 24);
+
+/// The walk has not met it: it has closed by itself.
+pub const ENDING_UNSEEN: u64 = 0;
+/// It was ended.
+pub const ENDING_ENDED: u64 = 1;
+/// It was left alone: it has been used since, or is in use.
+pub const ENDING_SPARED: u64 = 2;
+
+/// Where fields of the kernel's sockets are, in bytes from the socket's begin. Kernels differ; the agent reads it from the
+/// running one's BTF.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketFields {
+    /// State (`u8`).
+    pub state: u16,
+    /// Bytes of segments that came while the socket was in use and are not processed yet (`i32`).
+    pub backlog: u16,
+    /// Sequence number behind the last byte that the program wrote (`u32`).
+    pub write_seq: u16,
+    /// The first one that is not acknowledged (`u32`).
+    pub snd_una: u16,
+    /// Sequence number that is expected next (`u32`).
+    pub rcv_nxt: u16,
+    /// The first one that the program has not read (`u32`).
+    pub copied_seq: u16,
+    /// Sequence number of the last segment that came and acknowledged or carried anything (`u32`).
+    pub snd_wl1: u16,
+    /// Bytes acknowledged (`u64`).
+    pub bytes_acked: u16,
+    /// Bytes received (`u64`).
+    pub bytes_received: u16,
+}
+const _: () = assert!(size_of::<SocketFields>() == 18);
+
+/// Number of a helper that no kernel has. In its place the agent puts a call of the kernel's function `bpf_sock_destroy`
+/// (6.5), whose number differs from kernel to kernel, before it loads the object.
+pub const SOCK_DESTROY: u32 = 0x5E4D_0E5D;
+
 /// What `EVENTS` carries. A hint: the maps hold the truth.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -506,4 +560,8 @@ mod pod {
     unsafe impl aya::Pod for super::ProbeKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Kept {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Ending {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::SocketFields {}
 }

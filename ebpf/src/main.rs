@@ -1,7 +1,8 @@
 //! The kernel half: maps and program entries. Each entry calls one function of a file named after its hook.
 //!
 //! Helpers used and their kernels: socket storage in connect and bind (5.9), netns cookie in connect and bind (5.7),
-//! ring buffer (5.8), getpeername (5.8), sock_release (5.9). Optional ones stand behind a `HAVE_…` constant.
+//! ring buffer (5.8), getpeername (5.8), sock_release (5.9). Optional ones stand behind a `HAVE_…` constant, or in a
+//! program that older kernels do without (`end`).
 #![no_std]
 #![no_main]
 #![allow(
@@ -20,6 +21,7 @@ mod bind;
 mod connect;
 mod context;
 mod count;
+mod end;
 mod lookup;
 mod maps;
 mod packet;
@@ -97,6 +99,13 @@ pub fn egress(ctx: SkBuffContext) -> i32 {
 #[sk_lookup]
 pub fn ports(ctx: SkLookupContext) -> u32 {
     lookup::ports(&ctx)
+}
+
+/// The library has no macro for programs that walk over the kernel's objects.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/tcp")]
+pub extern "C" fn end(ctx: *mut end::Visit) -> i32 {
+    end::end(ctx)
 }
 
 #[panic_handler]

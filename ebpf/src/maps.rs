@@ -67,6 +67,10 @@ pub static PORTS: SockHash<[u32; 4]> = SockHash::pinned(abi::PORTS_MAX, 0);
 /// Written by the agent.
 #[map]
 pub static NODE: HashMap<[u32; 4], u32> = HashMap::pinned(abi::NODE_MAX, BPF_F_NO_PREALLOC);
+/// Filled by the agent before each walk, and emptied after it.
+#[map]
+pub static ENDING: HashMap<u64, abi::Ending> =
+    HashMap::with_max_entries(abi::ENDING_MAX, BPF_F_NO_PREALLOC);
 #[map]
 pub static CLAIMS: Array<u64> = Array::pinned(abi::CLIENTS_MAX, 0);
 #[map]

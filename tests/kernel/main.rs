@@ -5,6 +5,7 @@ mod agent;
 mod bed;
 mod clients;
 mod count;
+mod ends;
 mod listen;
 mod lookup;
 mod redirect;

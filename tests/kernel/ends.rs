@@ -1,0 +1,277 @@
+//! Shell: kept connections that are ended under their locks: an idle one is, a used one never.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    reason = "no runtime here; clients wait for random moments, and the figures go beside the test's result"
+)]
+
+use std::{
+    fs::File,
+    io::{self, ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    thread,
+    time::Duration,
+};
+
+use agent::{
+    kept::locked::{Done, Ender},
+    sockdiag::{Connection, SockDiag},
+};
+use aya::util::KernelVersion;
+use nix::sched::{CloneFlags, setns};
+
+use crate::bed::{Bed, Place};
+
+/// Bytes of a request, and of its response.
+const MESSAGE: [u8; 64] = [b'.'; 64];
+/// Clients that write at random moments, and how many of their connections are ended meanwhile.
+const CLIENTS: usize = 24;
+const ENDS: u64 = 2_000;
+/// The longest that a client waits before it writes, and the server before it answers, in µs.
+const PAUSE_US: u64 = 10_000;
+
+/// A bed with one namespace, and what ends connections; `None` on kernels that cannot.
+fn scene() -> Option<(Bed, Place, Ender)> {
+    let mut bed = Bed::new();
+    let place = bed.client();
+    let ender = bed.programs.as_mut().and_then(agent::programs::Programs::take_ender);
+    let Some(ender) = ender else {
+        let kernel = KernelVersion::current().expect("it has a version");
+        assert!(kernel < KernelVersion::new(6, 5, 0), "{kernel:?} can end them");
+        return None;
+    };
+    Some((bed, place, ender))
+}
+
+/// Moves the calling thread, for good.
+fn enter(netns: &str) {
+    let namespace = File::open(Path::new("/run/netns").join(netns)).expect("the bed made it");
+    setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter it");
+}
+
+/// Runs `job` on a thread inside the namespace.
+fn inside<T: Send>(netns: &str, job: impl FnOnce() -> T + Send) -> T {
+    let ran = thread::scope(|scope| {
+        let run = || {
+            enter(netns);
+            job()
+        };
+        scope.spawn(run).join()
+    });
+    ran.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Two ends of a connection.
+fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+    let (server, _) = listener.accept().expect("it came");
+    (client, server)
+}
+
+/// As the kernel lists the connection whose end this is.
+fn listed(end: &TcpStream) -> Connection {
+    let at = end.local_addr().expect("connected");
+    let all = SockDiag::open().and_then(|diag| diag.connections()).expect("a dump");
+    all.into_iter().find(|it| it.local == at).expect("it is listed")
+}
+
+/// The same, once the other end's kernel has acknowledged so many bytes. The first sequence number counts as one.
+fn acknowledged(end: &TcpStream, bytes: u64) -> Connection {
+    loop {
+        let seen = listed(end);
+        if seen.seen.bytes_acked > bytes {
+            return seen;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn only_a_connection_that_is_as_it_was_listed_is_ended() {
+    let Some((_bed, place, mut ender)) = scene() else { return };
+    const SPARED: Done = Done { ended: 0, spared: 1 };
+    const ENDED: Done = Done { ended: 1, spared: 0 };
+    inside(&place.netns, || {
+        let (mut client, mut server) = pair();
+        let before = listed(&client);
+        client.write_all(b"request").expect("it stands");
+        assert_eq!(ender.end(&[&before]).expect("a walk"), SPARED, "written to");
+        server.read_exact(&mut [0; 7]).expect("it stands");
+        let asked = acknowledged(&client, 7);
+        assert_eq!(ender.end(&[&asked]).expect("a walk"), SPARED, "not answered");
+        server.write_all(b"response").expect("it stands");
+        assert_eq!(ender.end(&[&asked]).expect("a walk"), SPARED, "answered");
+        let answered = listed(&client);
+        assert_eq!(ender.end(&[&answered]).expect("a walk"), SPARED, "not read");
+        client.read_exact(&mut [0; 8]).expect("it stands");
+        assert_eq!(ender.end(&[&answered]).expect("a walk"), ENDED, "idle");
+        let refused = client.write(b"next").expect_err("it has ended");
+        assert_eq!(refused.kind(), ErrorKind::ConnectionAborted);
+        let reset = server.read(&mut [0]).expect_err("not even a byte came");
+        assert_eq!(reset.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(ender.end(&[&answered]).expect("a walk"), Done::default(), "gone");
+    });
+}
+
+/// What older kernels go on with.
+#[test]
+fn without_a_lock_a_connection_is_looked_at_again_and_ended_by_its_address() {
+    let mut bed = Bed::new();
+    let place = bed.client();
+    inside(&place.netns, || {
+        let (mut client, mut server) = pair();
+        server.write_all(b"x").expect("it stands");
+        client.read_exact(&mut [0]).expect("it stands");
+        let (seen, diag) = (listed(&client), SockDiag::open().expect("netlink"));
+        assert_eq!(diag.look_again(&seen).expect("it stands").seen.bytes_received, 1);
+        diag.destroy(&seen).expect("root may");
+        let refused = client.write(b"next").expect_err("it has ended");
+        assert_eq!(refused.kind(), ErrorKind::ConnectionAborted);
+        let gone = diag.destroy(&seen).expect_err("it has ended");
+        assert_eq!(gone.kind(), ErrorKind::NotFound);
+    });
+}
+
+#[test]
+fn connections_of_both_families_are_ended_and_others_left_alone() {
+    let Some((_bed, place, mut ender)) = scene() else { return };
+    inside(&place.netns, || {
+        let listener = TcpListener::bind("[::]:0").expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        let connect = |ip: &str| TcpStream::connect(format!("{ip}:{port}")).expect("it listens");
+        let clients = ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "127.0.0.1"].map(connect);
+        let seen = [0, 1, 2].map(|client: usize| listed(&clients[client]));
+        let due: Vec<&Connection> = seen.iter().collect();
+        assert_eq!(ender.end(&due).expect("a walk"), Done { ended: 3, spared: 0 });
+        let ended = clients.map(|mut client| client.write(b"x").is_err());
+        assert_eq!(ended, [true, true, true, false]);
+    });
+}
+
+#[test]
+fn a_walk_stays_in_the_namespace_it_began_in() {
+    let Some((mut bed, place, mut ender)) = scene() else { return };
+    let other = bed.client();
+    let (mut client, _server, seen) = inside(&place.netns, || {
+        let (client, server) = pair();
+        let seen = listed(&client);
+        (client, server, seen)
+    });
+    let done = inside(&other.netns, || ender.end(&[&seen]).expect("a walk"));
+    assert_eq!(done, Done::default());
+    client.write_all(b"x").expect("it stands");
+}
+
+/// Clients whose connections are ended while they use them, and what they met.
+#[derive(Default)]
+struct Tally {
+    over: AtomicBool,
+    answered: AtomicU64,
+    /// Requests that could not be written, not even in part: they are sent again on another connection.
+    refused: AtomicU64,
+    /// Requests that were written whole and never answered.
+    lost: AtomicU64,
+}
+
+impl Tally {
+    fn runs(&self) -> bool {
+        !self.over.load(Relaxed)
+    }
+
+    /// One client: keeps a connection and asks at random moments, until it is ended; then another.
+    fn ask(&self, server: SocketAddr, mut chance: Chance) {
+        while self.runs() {
+            let connected = TcpStream::connect(server);
+            // The listener goes as soon as it is over.
+            assert!(connected.is_ok() || !self.runs(), "{connected:?}");
+            let Ok(mut connection) = connected else { return };
+            while self.runs() {
+                chance.pause();
+                let Ok(()) = connection.write_all(&MESSAGE) else {
+                    self.refused.fetch_add(1, Relaxed);
+                    break;
+                };
+                if connection.read_exact(&mut MESSAGE.clone()).is_err() {
+                    self.lost.fetch_add(1, Relaxed);
+                    break;
+                }
+                self.answered.fetch_add(1, Relaxed);
+            }
+        }
+    }
+}
+
+/// Answers every message, sooner or later, until the connection ends.
+fn answer(mut connection: TcpStream) -> io::Result<()> {
+    let mut chance = Chance(u64::from(connection.peer_addr()?.port()));
+    loop {
+        connection.read_exact(&mut MESSAGE.clone())?;
+        chance.pause();
+        connection.write_all(&MESSAGE)?;
+    }
+}
+
+/// Pauses of random length.
+struct Chance(u64);
+
+impl Chance {
+    fn pause(&mut self) {
+        // Marsaglia's xorshift.
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        // Every other is none at all.
+        if self.0 & 1 == 0 {
+            thread::sleep(Duration::from_micros((self.0 >> 1) % PAUSE_US));
+        }
+    }
+}
+
+/// Lets clients write at random moments while `end` ends their connections as fast as it can.
+fn end_while_clients_write(mut end: impl FnMut(&SockDiag, &[&Connection]) -> u64) -> Tally {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let server = listener.local_addr().expect("bound");
+    let (tally, mut ended) = (Tally::default(), 0);
+    // New threads are in the namespace of the one that starts them.
+    thread::scope(|scope| {
+        let tally = &tally;
+        scope.spawn(move || {
+            for connection in listener.incoming().take_while(|_| tally.runs()) {
+                thread::spawn(|| answer(connection.expect("it came")));
+            }
+        });
+        for client in 1..=CLIENTS as u64 {
+            scope.spawn(move || tally.ask(server, Chance(client << 32 | 1)));
+        }
+        let diag = SockDiag::open().expect("netlink");
+        while ended < ENDS {
+            let all = diag.connections().expect("a dump");
+            // Of all: whether one may be ended is the kernel half's to say.
+            let kept = all.iter().filter(|it| it.peer == server);
+            ended += end(&diag, &kept.collect::<Vec<_>>());
+        }
+        tally.over.store(true, Relaxed);
+        let _last = TcpStream::connect(server);
+    });
+    println!(
+        "ended {ended}, answered {}, refused {}, lost {}",
+        tally.answered.load(Relaxed),
+        tally.refused.load(Relaxed),
+        tally.lost.load(Relaxed)
+    );
+    tally
+}
+
+#[test]
+fn no_request_that_was_written_is_lost_by_an_end() {
+    let Some((_bed, place, mut ender)) = scene() else { return };
+    let tally = inside(&place.netns, || {
+        end_while_clients_write(|_, kept| ender.end(kept).expect("a walk").ended)
+    });
+    assert_eq!(tally.lost.load(Relaxed), 0, "requests were written and never answered");
+    // Every end was felt by somebody, as an error before a byte was sent.
+    assert!(tally.refused.load(Relaxed) >= ENDS - CLIENTS as u64);
+}
