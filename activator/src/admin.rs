@@ -14,7 +14,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::gateway::Gateway;
+use crate::{gateway::Gateway, request_log::Counts};
 
 /// Numbers the activator shows, kept as handles: counting takes no lock.
 #[derive(Debug, Clone)]
@@ -45,6 +45,8 @@ pub struct Metrics {
     pub connections: Gauge,
     /// RouteTable version in force.
     pub routes_version: Gauge,
+    /// Lines of the log of requests.
+    pub request_log: Counts,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -74,6 +76,7 @@ impl Metrics {
             ports_failed: Gauge::default(),
             connections: Gauge::default(),
             routes_version: Gauge::default(),
+            request_log: Counts::default(),
         };
         registry.register("requests", "Requests by class of their code", requests);
         all.register_rest(registry);
@@ -94,6 +97,10 @@ impl Metrics {
         counter("retries", "Requests sent again, unseen by any pod", &self.retries);
         let ended = "Kept connections ended because their service is direct";
         counter("direct_closed_connections", ended, &self.direct_closed);
+        let Counts { written, dropped } = &self.request_log;
+        counter("request_log_lines", "Lines of the request log written", written);
+        let lost = "Lines of the request log without room, or that could not be written";
+        counter("request_log_dropped", lost, dropped);
         let wait = "Time requests waited for a pod";
         registry.register("wait_seconds", wait, self.wait_seconds.clone());
     }

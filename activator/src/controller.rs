@@ -27,7 +27,7 @@ pub async fn follow(
     let watch = link.watch_batches(|batch| {
         let version = batch.version;
         draining.follow(&batch);
-        if gateway.routes.apply(batch) {
+        if gateway.apply(batch) {
             ports.apply();
         }
         gateway.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));

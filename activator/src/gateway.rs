@@ -3,9 +3,15 @@
 //! Of a pod's answers only the final one is passed on: `hyper`'s client can tell of a 103 (`ext::on_informational`),
 //! its server cannot send one; 100 it sends itself, once a pod takes the body.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
-use common::wire::{Path, Protocol, TagRouting};
+use common::{
+    link::RouteBatch,
+    wire::{Path, Protocol, TagRouting},
+};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -21,6 +27,7 @@ use crate::{
     host,
     probe::{self, Health, K_NETWORK_HASH, Probe},
     reply::{Reply, Timer},
+    request_log::{Entry, RequestLog},
     revision::{Place, Revision, Terms},
     routes::{ByHostFound, Routes, Service},
     tunnel::tunnel,
@@ -44,7 +51,8 @@ pub enum Door {
 }
 
 impl Door {
-    fn side(self) -> Side {
+    /// Whom it is for.
+    pub fn side(self) -> Side {
         match self {
             Self::Port(_) | Self::Inside => Side::Inside,
             Self::Outside => Side::Outside,
@@ -57,8 +65,17 @@ impl Door {
 pub struct Client {
     /// Its address.
     pub address: IpAddr,
+    /// Its port.
+    pub port: u16,
     /// When the connection is asked to go, among all that are.
     pub lot: Lot,
+}
+
+impl Client {
+    /// Its end of the connection.
+    pub fn socket(&self) -> SocketAddr {
+        SocketAddr::new(self.address, self.port)
+    }
 }
 
 /// Carries requests to pods.
@@ -66,6 +83,8 @@ pub struct Client {
 pub struct Gateway {
     /// What the table says.
     pub routes: Routes,
+    /// What finished requests leave.
+    pub request_log: Arc<RequestLog>,
     /// What happened.
     pub metrics: Metrics,
     /// Connections and tunnels that run.
@@ -148,6 +167,12 @@ impl Drop for Cancelled<'_> {
 }
 
 impl Gateway {
+    /// Takes over what changed in the table. Returns whether other ports than before should be open.
+    pub fn apply(&self, batch: RouteBatch) -> bool {
+        self.request_log.follow(&batch);
+        self.routes.apply(batch)
+    }
+
     /// Answers one request. It is looked at at once; what has to wait takes little room.
     pub fn handle(
         &self,
@@ -155,11 +180,13 @@ impl Gateway {
         door: Door,
         client: Client,
     ) -> impl Future<Output = Response<Reply>> + Send + use<'_> {
-        let looked = self.look(request, door, client);
+        let (head, body) = request.into_parts();
+        let mut entry = self.request_log.begin(&head, &body, door, client);
+        let looked = self.look(head, body, door, client);
         async move {
             let mut cancelled = Cancelled(Some(&self.metrics));
             let answered = match looked {
-                Ok(errand) => self.answer(errand).await,
+                Ok(errand) => self.answer(errand, &mut entry).await,
                 Err(told) => told.map(|response| *response),
             };
             let response = answered.unwrap_or_else(|failure| {
@@ -168,18 +195,20 @@ impl Gateway {
             });
             cancelled.0 = None;
             self.metrics.answered(response.status());
-            response
+            let Some(mut entry) = entry else { return response };
+            entry.set_code(response.status());
+            response.map(|body| body.logged(entry))
         }
     }
 
     /// Finds out whom a request is for; or what it is told at once.
     fn look(
         &self,
-        request: Request<Incoming>,
+        head: request::Parts,
+        body: Incoming,
         door: Door,
         client: Client,
     ) -> Result<Box<Errand>, Result<Box<Response<Reply>>, Failure>> {
-        let (head, body) = request.into_parts();
         host::check_host(&head).map_err(Err)?;
         if head.method == Method::CONNECT {
             return Err(Err(Failure::Connect));
@@ -212,14 +241,24 @@ impl Gateway {
         }))
     }
 
-    async fn answer(&self, mut errand: Box<Errand>) -> Result<Response<Reply>, Failure> {
+    async fn answer(
+        &self,
+        mut errand: Box<Errand>,
+        entry: &mut Option<Box<Entry>>,
+    ) -> Result<Response<Reply>, Failure> {
+        if let Some(entry) = entry {
+            entry.set_revision(&errand.revision.name, &errand.terms.owners);
+        }
         let mut timer = Timer::start(errand.terms.timeouts);
         let answered = tokio::select! {
             biased;
             answered = self.forward(&mut errand) => answered?,
             () = timer.expired() => return Err(Failure::Timeout),
         };
-        let mut response = self.relay(answered, &mut errand, timer);
+        if let Some(entry) = entry {
+            entry.set_pod(&answered.place.pod);
+        }
+        let mut response = self.relay(answered, &mut errand, timer, entry);
         self.send_off(&mut response, &errand);
         Ok(response)
     }
@@ -334,7 +373,13 @@ impl Gateway {
         }
     }
 
-    fn relay(&self, answered: Answered, errand: &mut Errand, timer: Timer) -> Response<Reply> {
+    fn relay(
+        &self,
+        answered: Answered,
+        errand: &mut Errand,
+        timer: Timer,
+        entry: &mut Option<Box<Entry>>,
+    ) -> Response<Reply> {
         let Answered { mut response, connection, place } = answered;
         let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         let status = response.status();
@@ -348,7 +393,14 @@ impl Gateway {
             return failure.response(Reply::own);
         };
         let pod = hyper::upgrade::on(&mut response);
-        self.tasks.spawn(tunnel(client, pod, place, timer.whole(), self.cut.clone()));
+        // Such a request lasts for as long as its tunnel.
+        let mut entry = entry.take();
+        entry.iter_mut().for_each(|entry| entry.set_code(status));
+        let tunnel = tunnel(client, pod, place, timer.whole(), self.cut.clone());
+        self.tasks.spawn(async move {
+            tunnel.await;
+            drop(entry);
+        });
         response.map(|_empty| Reply::own(""))
     }
 }

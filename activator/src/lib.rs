@@ -18,6 +18,7 @@
 //! | [`revision`], [`pods`], [`connection`] | Shell: a revision's line and the connections to its pods |
 //! | [`server`], [`ports`] | Shell: clients' connections; the listener, or listeners, of services |
 //! | [`socket`] | Shell: a client's socket, and whether the client is still there |
+//! | [`request_log`] | Shell: a line of each finished request |
 //! | [`routes`], [`controller`] | Shell: the RouteTable |
 //! | [`autoscaler`] | Shell: usage reports |
 //! | [`admin`], [`clock`] | Shell: metrics; time and chance |
@@ -63,6 +64,7 @@ pub mod probe;
 pub mod queue;
 pub mod range;
 pub mod reply;
+pub mod request_log;
 pub mod revision;
 pub mod routes;
 pub mod server;
@@ -80,6 +82,7 @@ use crate::{
     gateway::{Door, Gateway},
     pods::PodSettings,
     ports::Ports,
+    request_log::RequestLog,
     revision::RevisionSettings,
     routes::{Listed, Routes},
     server::{ClientBounds, Server},
@@ -88,6 +91,8 @@ use crate::{
 
 /// Idle connections and failed ports are looked after this often.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
+/// How long lines of the last requests may take to be written.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// The activator could not start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -142,6 +147,7 @@ impl Activator {
         };
         let gateway = Arc::new(Gateway {
             routes: Routes::new(settings),
+            request_log: Arc::new(RequestLog::new(metrics.request_log.clone())),
             metrics,
             tasks: TaskTracker::new(),
             cluster_domain: config.cluster_domain.clone(),
@@ -243,6 +249,7 @@ pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), 
         activator.linger(&config).await;
         stop.cancel();
         activator.drain(&config).await;
+        activator.gateway.request_log.flush(LAST_LINES).await;
     };
     info!(name = %config.name(), controller = %config.controller, "activator started");
     tokio::select! {

@@ -13,6 +13,7 @@ use std::{
 
 use common::wire::{Protocol, Totals};
 use futures::{StreamExt as _, stream::FuturesUnordered};
+use smol_str::SmolStr;
 use tokio::{net::TcpStream, sync::oneshot};
 use tracing::info;
 
@@ -53,6 +54,8 @@ pub struct Pod {
     pub key: PodKey,
     /// Its uid, for the log.
     pub uid: String,
+    /// Its name, for the log of requests.
+    pub name: SmolStr,
     /// Requests that the kernel cannot see: it counts an HTTP/2 connection as one request, this all beyond the first.
     pub counted: Arc<Counted>,
     protocol: Protocol,
@@ -60,6 +63,15 @@ pub struct Pod {
     pool: Mutex<Pool<Connection, oneshot::Sender<Answer>>>,
     answered: AtomicBool,
     refusals: AtomicU32,
+}
+
+/// What a pod is called.
+#[derive(Clone, Debug)]
+pub struct Named {
+    /// Unique for ever.
+    pub uid: String,
+    /// Unique in its namespace.
+    pub name: SmolStr,
 }
 
 /// Totals of a pod's requests.
@@ -80,13 +92,14 @@ impl Counted {
 
 impl Pod {
     /// A pod nobody has talked to yet, that speaks `protocol`.
-    pub fn new(key: PodKey, uid: String, protocol: Protocol, settings: PodSettings) -> Self {
+    pub fn new(key: PodKey, named: Named, protocol: Protocol, settings: PodSettings) -> Self {
         let pool = Mutex::new(match protocol {
             Protocol::Http1 => Pool::new(settings.backlog),
             Protocol::H2c => Pool::shared(),
         });
         let (answered, refusals) = (AtomicBool::new(false), AtomicU32::new(0));
-        Self { key, uid, counted: Arc::default(), protocol, settings, pool, answered, refusals }
+        let (Named { uid, name }, counted) = (named, Arc::default());
+        Self { key, uid, name, counted, protocol, settings, pool, answered, refusals }
     }
 
     /// Whether the kernel cannot tell its requests apart.

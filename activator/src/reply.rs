@@ -20,6 +20,7 @@ use tracing::warn;
 use crate::{
     connection::Connection,
     failure::Failure,
+    request_log::Entry,
     revision::{Place, Timeouts},
 };
 
@@ -30,6 +31,15 @@ pub enum Reply {
     Own(Option<Bytes>),
     /// A pod's.
     Pod(Box<FromPod>),
+    /// Either of them, and its request leaves a line.
+    Logged(Box<Logged>),
+}
+
+/// A body whose end ends its entry in the log of requests.
+#[derive(Debug)]
+pub struct Logged {
+    reply: Reply,
+    entry: Box<Entry>,
 }
 
 /// Why an answer that had begun was cut off.
@@ -121,6 +131,21 @@ impl Reply {
         }
         Self::Pod(Box::new(reply))
     }
+
+    /// The same, and its request leaves a line once it has been passed on.
+    pub fn logged(self, entry: Box<Entry>) -> Self {
+        Self::Logged(Box::new(Logged { reply: self, entry }))
+    }
+}
+
+impl Logged {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+        let next = ready!(Pin::new(&mut self.reply).poll_frame(cx));
+        if let Some(Ok(frame)) = &next {
+            self.entry.passed_on(frame.data_ref().map_or(0, Bytes::len));
+        }
+        Poll::Ready(next)
+    }
 }
 
 impl FromPod {
@@ -193,6 +218,7 @@ impl Body for Reply {
         match self.get_mut() {
             Self::Own(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
             Self::Pod(reply) => reply.poll(cx),
+            Self::Logged(logged) => logged.poll(cx),
         }
     }
 
@@ -200,6 +226,7 @@ impl Body for Reply {
         match self {
             Self::Own(text) => text.is_none(),
             Self::Pod(reply) => reply.is_ended(),
+            Self::Logged(logged) => logged.reply.is_end_stream(),
         }
     }
 
@@ -209,6 +236,7 @@ impl Body for Reply {
                 text.as_ref().map_or(0, |text| u64::try_from(text.len()).unwrap_or(u64::MAX)),
             ),
             Self::Pod(reply) => reply.body.size_hint(),
+            Self::Logged(logged) => logged.reply.size_hint(),
         }
     }
 }

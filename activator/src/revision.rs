@@ -11,6 +11,7 @@ use std::{
 };
 
 use common::wire::{self, Name, Protocol, Sources, Totals};
+use smol_str::SmolStr;
 use tokio::sync::oneshot;
 use tracing::info;
 
@@ -18,7 +19,7 @@ use crate::{
     autoscaler::Usage,
     balance::PodKey,
     clock::{chance, now_ns},
-    pods::{Pod, PodSettings},
+    pods::{Named, Pod, PodSettings},
     queue::{Bounds, Go, Line},
     share::Part,
 };
@@ -68,6 +69,17 @@ pub struct Terms {
     pub timeouts: Timeouts,
     /// Who may ask; `None`: everybody.
     pub sources: Option<Arc<Sources>>,
+    /// Whose it is.
+    pub owners: Owners,
+}
+
+/// Whose a revision is, for the log of requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owners {
+    /// The Service's name; empty: none.
+    pub service: SmolStr,
+    /// The Configuration's name.
+    pub configuration: SmolStr,
 }
 
 impl Terms {
@@ -82,7 +94,9 @@ impl Terms {
             (!told.activators.is_empty()).then(|| Part::find(own_name, told.activators.iter()));
         let sources = told.sources.clone();
         let limit = told.container_concurrency;
-        Self { limit, protocol: told.protocol, part, timeouts, sources }
+        let owners =
+            Owners { service: told.service.clone(), configuration: told.configuration.clone() };
+        Self { limit, protocol: told.protocol, part, timeouts, sources, owners }
     }
 }
 
@@ -93,6 +107,8 @@ pub struct PodTold {
     pub address: Option<SocketAddr>,
     /// Whether it takes new requests.
     pub is_ready: bool,
+    /// What it is called.
+    pub name: SmolStr,
 }
 
 /// Pods by uid.
@@ -366,7 +382,8 @@ impl Live {
             let known = before.remove(&(uid.clone(), address));
             let pod = known.unwrap_or_else(|| {
                 let key = PodKey { address, id: settings.met.fetch_add(1, Ordering::Relaxed) };
-                Arc::new(Pod::new(key, uid.clone(), protocol, settings.pods.clone()))
+                let named = Named { uid: uid.clone(), name: it.name.clone() };
+                Arc::new(Pod::new(key, named, protocol, settings.pods.clone()))
             });
             pod.set_open(it.is_ready);
             if it.is_ready {

@@ -245,7 +245,8 @@ impl Routes {
                     other_peers |= index.activators.remove(&name);
                 }
                 RouteChange::Replicas(_)
-                | RouteChange::Gone(RouteKey::Replicas(_))
+                | RouteChange::Settings(_)
+                | RouteChange::Gone(RouteKey::Replicas(_) | RouteKey::Settings)
                 | RouteChange::Synced => {}
             }
         }
@@ -372,7 +373,8 @@ impl Index {
     /// Returns the revisions whose pods have changed.
     fn set_pod(&mut self, told: wire::Pod) -> Vec<Name> {
         let mut touched: Vec<Name> = self.remove_pod(&told.uid).into_iter().collect();
-        let pod = PodTold { address: told.address, is_ready: told.phase == PodPhase::Ready };
+        let is_ready = told.phase == PodPhase::Ready;
+        let pod = PodTold { address: told.address, is_ready, name: told.name.into() };
         self.pods.entry(told.revision.clone()).or_default().insert(told.uid.clone(), pod);
         self.revision_of.insert(told.uid, told.revision.clone());
         touched.push(told.revision);

@@ -128,7 +128,8 @@ impl Server {
         door: Door,
         client: SocketAddr,
     ) -> Result<(), hyper::Error> {
-        let client = Client { address: client.ip().to_canonical(), lot: Lot::draw(chance()) };
+        let (address, port) = (client.ip().to_canonical(), client.port());
+        let client = Client { address, port, lot: Lot::draw(chance()) };
         let socket = Socket::new(stream);
         match self.first_words(&socket).await {
             Ok(Ok(true)) => self.serve_http2(socket, door, client).await,

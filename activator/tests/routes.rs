@@ -85,7 +85,7 @@ async fn pods_are_kept_by_the_revision_they_serve_now() {
 async fn a_request_keeps_its_turn_while_pods_come_and_go() {
     let world = World::new().await;
     let served = world.activator.gateway.routes.revision(&revision()).unwrap();
-    let told = PodTold { address: Some(address()), is_ready: true };
+    let told = PodTold { address: Some(address()), is_ready: true, name: "p".into() };
     let pods = PodsTold::from([("p".to_owned(), told)]);
     served.set_pods(&pods);
     let (mut first, mut second) = (served.visit(0), served.visit(0));

@@ -202,7 +202,8 @@ impl Planner {
             }
             RouteChange::Gone(RouteKey::Activator(name)) => self.set_activator(&name, None),
             RouteChange::Replicas(_)
-            | RouteChange::Gone(RouteKey::Replicas(_))
+            | RouteChange::Settings(_)
+            | RouteChange::Gone(RouteKey::Replicas(_) | RouteKey::Settings)
             | RouteChange::Synced => {}
         }
     }

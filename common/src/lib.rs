@@ -11,6 +11,7 @@
 //! | [`wire`] | user-space parts | the four messages |
 //! | [`node`] | controller, local node | pods to run and how they fare |
 //! | [`outbox`] | sender and stream | latest state by subject |
+//! | [`request_log`] | controller, activator | the line of a finished request |
 //! | [`replicas`] | user-space parts | where the replicas of a part are, and which to try next |
 //! | [`link`] | user-space parts | the one way a stream is opened, kept and served |
 //! | [`tls`] | user-space parts | who is who, and that nobody listens in |
@@ -31,6 +32,8 @@ pub mod node;
 pub mod outbox;
 #[cfg(feature = "user")]
 pub mod replicas;
+#[cfg(feature = "user")]
+pub mod request_log;
 #[cfg(feature = "shell")]
 pub mod tls;
 #[cfg(feature = "user")]

@@ -20,6 +20,8 @@ use std::{
 
 use smol_str::SmolStr;
 
+use crate::request_log::Template;
+
 /// The protobuf messages and gRPC services, generated from `proto/rouse.proto`.
 #[allow(
     missing_docs,
@@ -135,6 +137,24 @@ pub struct RouteTable {
     pub activators: BTreeMap<String, Activator>,
     /// Replicas of parts that are found by the table. None where there is one of each.
     pub replicas: BTreeMap<Part, Replicas>,
+    /// What holds for all services.
+    pub settings: Settings,
+}
+
+/// What operators set for all services at once. The table says nothing of it while everything is as usual.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// How finished requests are logged; `None`: not at all.
+    pub request_log: Option<RequestLog>,
+}
+
+/// How activators log finished requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestLog {
+    /// The line of one.
+    pub template: Template,
+    /// Whether those that ask the platform are logged too.
+    pub probes: bool,
 }
 
 /// One addressable name: a route, or a tag of one (`<tag>-<route>`).
@@ -496,6 +516,13 @@ pub struct Replica {
     pub address: SocketAddr,
 }
 
+impl Settings {
+    /// What the table says of them: nothing while all is as usual.
+    pub fn said(&self) -> Option<Self> {
+        (*self != Self::default()).then(|| self.clone())
+    }
+}
+
 /// One step of a RouteTable stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouteItem {
@@ -518,6 +545,8 @@ pub enum RouteChange {
     Activator(Activator),
     /// A part's replicas. Links follow them; their users need not.
     Replicas(Replicas),
+    /// What holds for all services.
+    Settings(Settings),
     /// The subject is no more.
     Gone(RouteKey),
     /// The end of a batch: everything up to this version has been said.
@@ -537,6 +566,8 @@ pub enum RouteKey {
     Activator(String),
     /// The replicas of a part.
     Replicas(Part),
+    /// What holds for all services.
+    Settings,
 }
 
 impl RouteChange {
@@ -548,6 +579,7 @@ impl RouteChange {
             Self::Pod(it) => Some(RouteKey::Pod(it.uid.clone())),
             Self::Activator(it) => Some(RouteKey::Activator(it.name.clone())),
             Self::Replicas(it) => Some(RouteKey::Replicas(it.part)),
+            Self::Settings(_) => Some(RouteKey::Settings),
             Self::Gone(key) => Some(key.clone()),
             Self::Synced => None,
         }
@@ -562,12 +594,17 @@ impl RouteTable {
         let pods = self.pods.values().cloned().map(|it| RouteChange::Pod(it.into()));
         let activators = self.activators.values().cloned().map(RouteChange::Activator);
         let replicas = self.replicas.values().cloned().map(RouteChange::Replicas);
-        replicas.chain(activators).chain(revisions).chain(pods).chain(services)
+        let settings = self.settings.said().map(RouteChange::Settings);
+        let first = settings.into_iter().chain(replicas).chain(activators);
+        first.chain(revisions).chain(pods).chain(services)
     }
 
     /// The steps that turn `self` into `next`: states first, then ends.
     pub fn changes(&self, next: &Self) -> Vec<RouteChange> {
         let mut out = Vec::new();
+        if self.settings != next.settings {
+            out.extend(next.settings.said().map(RouteChange::Settings));
+        }
         changed(&self.replicas, &next.replicas, |v| out.push(RouteChange::Replicas(v)));
         changed(&self.activators, &next.activators, |v| out.push(RouteChange::Activator(v)));
         changed(&self.revisions, &next.revisions, |v| out.push(RouteChange::Revision(v)));
@@ -585,7 +622,9 @@ impl RouteTable {
         let pods = self.pods.keys().cloned().map(RouteKey::Pod);
         let activators = self.activators.keys().cloned().map(RouteKey::Activator);
         let replicas = self.replicas.keys().copied().map(RouteKey::Replicas);
-        services.chain(revisions).chain(pods).chain(activators).chain(replicas).collect()
+        let settings = self.settings.said().map(|_| RouteKey::Settings);
+        let named = services.chain(revisions).chain(pods).chain(activators).chain(replicas);
+        named.chain(settings).collect()
     }
 
     fn contains(&self, key: &RouteKey) -> bool {
@@ -595,6 +634,7 @@ impl RouteTable {
             RouteKey::Pod(uid) => self.pods.contains_key(uid),
             RouteKey::Activator(name) => self.activators.contains_key(name),
             RouteKey::Replicas(part) => self.replicas.contains_key(part),
+            RouteKey::Settings => self.settings.said().is_some(),
         }
     }
 
@@ -607,6 +647,7 @@ impl RouteTable {
             RouteChange::Pod(it) => drop(self.pods.insert(it.uid.clone(), *it)),
             RouteChange::Activator(it) => drop(self.activators.insert(it.name.clone(), it)),
             RouteChange::Replicas(it) => drop(self.replicas.insert(it.part, it)),
+            RouteChange::Settings(it) => self.settings = it,
             RouteChange::Gone(_) => self.remove(&key),
             RouteChange::Synced => {}
         }
@@ -620,6 +661,7 @@ impl RouteTable {
             RouteKey::Pod(uid) => drop(self.pods.remove(uid)),
             RouteKey::Activator(name) => drop(self.activators.remove(name)),
             RouteKey::Replicas(part) => drop(self.replicas.remove(part)),
+            RouteKey::Settings => self.settings = Settings::default(),
         }
     }
 }

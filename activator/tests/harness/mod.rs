@@ -90,7 +90,7 @@ impl World {
         let changes = self.table.changes(&next).into_iter();
         let changes = changes.filter_map(|change| Some((change.key()?, change))).collect();
         self.table = next;
-        self.activator.gateway.routes.apply(RouteBatch { changes, ..RouteBatch::default() });
+        self.activator.gateway.apply(RouteBatch { changes, ..RouteBatch::default() });
         self.activator.ports.apply();
     }
 

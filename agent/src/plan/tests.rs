@@ -151,7 +151,7 @@ fn table(services: &[Service], pods: &[Pod], activators: &[Activator]) -> RouteT
         revisions: BTreeMap::new(),
         pods: pods.iter().map(|it| (it.uid.clone(), it.clone())).collect(),
         activators: activators.iter().map(|it| (it.name.clone(), it.clone())).collect(),
-        replicas: BTreeMap::new(),
+        ..RouteTable::default()
     }
 }
 

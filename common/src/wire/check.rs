@@ -5,6 +5,7 @@
 
 use super::*;
 
+mod settings;
 mod usage;
 
 /// A message that breaks a rule.
@@ -127,6 +128,7 @@ impl TryFrom<raw::RouteItem> for RouteItem {
             What::Pod(it) => RouteChange::Pod(Box::new(it.try_into()?)),
             What::Activator(it) => RouteChange::Activator(it.try_into()?),
             What::Replicas(it) => RouteChange::Replicas(it.try_into()?),
+            What::Settings(it) => RouteChange::Settings(it.try_into()?),
             What::Gone(it) => RouteChange::Gone(it.try_into()?),
             What::Synced(_) => RouteChange::Synced,
         };
@@ -143,6 +145,7 @@ impl From<RouteItem> for raw::RouteItem {
             RouteChange::Pod(it) => What::Pod((*it).into()),
             RouteChange::Activator(it) => What::Activator(it.into()),
             RouteChange::Replicas(it) => What::Replicas(it.into()),
+            RouteChange::Settings(it) => What::Settings(it.into()),
             RouteChange::Gone(it) => What::Gone(it.into()),
             RouteChange::Synced => What::Synced(raw::Empty {}),
         };
@@ -160,6 +163,7 @@ impl TryFrom<raw::RouteGone> for RouteKey {
             Key::Pod(uid) => Self::Pod(nonempty("gone.pod", uid)?),
             Key::Activator(name) => Self::Activator(nonempty("gone.activator", name)?),
             Key::Replicas(at) => Self::Replicas(part("gone.replicas", at)?),
+            Key::Settings(_) => Self::Settings,
         })
     }
 }
@@ -173,6 +177,7 @@ impl From<RouteKey> for raw::RouteGone {
             RouteKey::Pod(uid) => Key::Pod(uid),
             RouteKey::Activator(name) => Key::Activator(name),
             RouteKey::Replicas(part) => Key::Replicas(raw_part(part)),
+            RouteKey::Settings => Key::Settings(raw::Empty {}),
         };
         Self { key: Some(key) }
     }

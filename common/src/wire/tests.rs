@@ -121,3 +121,39 @@ fn the_integral_counts_open_and_closed_requests() {
     totals.finish(40);
     assert_eq!((totals.in_flight(), totals.integral(50)), (0, 20 + 20));
 }
+
+#[test]
+fn settings_travel_once_for_all_services_and_only_where_they_are_not_usual() {
+    let template = Template::parse("{{.Request.Method}}").expect("a good template");
+    let settings = Settings { request_log: Some(RequestLog { template, probes: true }) };
+    let usual = RouteTable::default();
+    let logged = RouteTable { settings: settings.clone(), ..RouteTable::default() };
+    let said = RouteChange::Settings(settings);
+    assert_eq!(logged.states().collect::<Vec<_>>(), [said.clone()]);
+    assert_eq!(usual.states().count(), 0);
+    assert_eq!(usual.changes(&logged), [said.clone()]);
+    assert_eq!(logged.changes(&usual), [RouteChange::Gone(RouteKey::Settings)]);
+    for change in [said, RouteChange::Gone(RouteKey::Settings)] {
+        let item = item(3, change);
+        assert_eq!(RouteItem::try_from(raw::RouteItem::from(item.clone())), Ok(item));
+    }
+
+    let mut view = RouteView::default();
+    view.restart();
+    for change in logged.states().chain([RouteChange::Synced]) {
+        view.absorb(item(1, change));
+    }
+    assert_eq!(view.table, logged);
+    view.restart();
+    let gone = view.absorb(item(1, RouteChange::Synced)).expect("a whole table");
+    assert!(gone.contains(&RouteKey::Settings));
+    assert_eq!(view.table, usual, "a table that says nothing of them means the usual ones");
+}
+
+#[test]
+fn a_template_that_this_part_cannot_carry_out_is_refused() {
+    let log = raw::RequestLog { template: "{{if}}".into(), probes: false };
+    let settings = raw::Settings { request_log: Some(log) };
+    let refused = Settings::try_from(settings).expect_err("no such function");
+    assert!(refused.to_string().starts_with("field request_log.template is "), "{refused}");
+}

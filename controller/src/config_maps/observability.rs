@@ -5,6 +5,11 @@
 
 use std::time::Duration;
 
+use common::{
+    request_log::{self, Template},
+    wire::RequestLog,
+};
+
 use super::{ConfigMap, go::Span, keys::Keys};
 
 /// Where figures are sent.
@@ -70,12 +75,9 @@ pub struct Observability {
     pub var_log_collection: bool,
     /// `logging.revision-url-template`, in which `${REVISION_UID}` is replaced. Default empty: no `logUrl`.
     pub log_url_template: String,
-    /// `logging.enable-request-log`. Default false.
-    pub request_log: bool,
-    /// `logging.enable-probe-request-log`. Default false.
-    pub probe_request_log: bool,
-    /// `logging.request-log-template`; `None`: Knative's `httpRequest` line.
-    pub request_log_template: Option<String>,
+    /// `logging.enable-request-log`, `logging.request-log-template` (Knative's `httpRequest` line) and
+    /// `logging.enable-probe-request-log` (false). Default none: requests are not logged.
+    pub request_log: Option<RequestLog>,
 }
 
 impl Default for Observability {
@@ -92,9 +94,7 @@ impl Default for Observability {
             profiling: false,
             var_log_collection: false,
             log_url_template: String::new(),
-            request_log: false,
-            probe_request_log: false,
-            request_log_template: None,
+            request_log: None,
         }
     }
 }
@@ -102,7 +102,7 @@ impl Default for Observability {
 impl Observability {
     /// Whether only the activator can do what is asked, so that no connection may go direct.
     pub fn needs_activator(&self) -> bool {
-        self.request_log || self.tracing.protocol != TraceProtocol::None
+        self.request_log.is_some() || self.tracing.protocol != TraceProtocol::None
     }
 
     /// Where the log of a Revision is found; `None`: nothing is set.
@@ -130,9 +130,7 @@ impl ConfigMap for Observability {
         it.profiling = profiling(keys);
         keys.flag("logging.enable-var-log-collection", &mut it.var_log_collection);
         keys.text("logging.revision-url-template", &mut it.log_url_template);
-        keys.flag("logging.enable-request-log", &mut it.request_log);
-        keys.flag("logging.enable-probe-request-log", &mut it.probe_request_log);
-        it.request_log_template = request_log_template(keys, it.request_log);
+        it.request_log = request_log(keys);
         it
     }
 }
@@ -231,17 +229,31 @@ fn profiling(keys: &mut Keys<'_>) -> bool {
     }
 }
 
-/// The request that a template is filled from is the activator's to know; here it need only be readable.
-fn request_log_template(keys: &mut Keys<'_>, wanted: bool) -> Option<String> {
-    let source = keys.get("logging.request-log-template").map(str::trim)?;
+/// A template that could not be carried out is refused also while nothing asks for it.
+fn request_log(keys: &mut Keys<'_>) -> Option<RequestLog> {
+    const ENABLE: &str = "logging.enable-request-log";
+    const TEMPLATE: &str = "logging.request-log-template";
+    let (mut wanted, mut probes) = (false, false);
+    keys.flag(ENABLE, &mut wanted);
+    keys.flag("logging.enable-probe-request-log", &mut probes);
+    let source = keys.get(TEMPLATE).map_or(request_log::USUAL, str::trim);
     if source.is_empty() && wanted {
-        let (log, template) = ("logging.enable-request-log", "logging.request-log-template");
-        keys.wrong(format!("{log:?} was set to true, but no {template:?} was specified"));
+        keys.wrong(format!("{ENABLE:?} was set to true, but no {TEMPLATE:?} was specified"));
     }
-    if let Err(why) = gotmpl::Template::new("requestLog").parse(source) {
-        keys.wrong(why.to_string());
+    match Template::parse(source) {
+        Ok(template) => {
+            // Whoever writes JSON wants lines that can be read as such.
+            let bare = if source.starts_with('{') { template.unescaped() } else { Vec::new() };
+            for field in bare {
+                keys.warn(format!("{TEMPLATE}: clients choose {field} freely: write it with js"));
+            }
+            wanted.then_some(RequestLog { template, probes })
+        }
+        Err(why) => {
+            keys.wrong(format!("{TEMPLATE}: {why}"));
+            None
+        }
     }
-    Some(source.to_owned())
 }
 
 /// `config-tracing`: nothing in it counts any more.
@@ -295,9 +307,10 @@ mod tests {
             profiling: true,
             var_log_collection: true,
             log_url_template: "http://log/${REVISION_UID}".into(),
-            request_log: true,
-            probe_request_log: true,
-            request_log_template: Some("{{.Request.Method}}".into()),
+            request_log: Some(RequestLog {
+                template: Template::parse("{{.Request.Method}}").unwrap(),
+                probes: true,
+            }),
         };
         let read = map(&[
             ("metrics-protocol", "http/protobuf"),
@@ -347,7 +360,35 @@ mod tests {
         ] {
             assert_eq!(map(pairs), Err(said.to_owned()), "{pairs:?}");
         }
-        assert!(map(&[("logging.request-log-template", "{{ .Request")]).is_err());
+    }
+
+    #[test]
+    fn request_logs_have_knatives_line_or_one_that_can_be_carried_out() {
+        const TEMPLATE: &str = "logging.request-log-template";
+        let on = ("logging.enable-request-log", "true");
+        let source = |pairs: &[(&str, &str)]| {
+            let log = map(pairs).unwrap().value.request_log;
+            log.map(|log| (log.template.source().to_owned(), log.probes))
+        };
+        assert_eq!(source(&[on]), Some((request_log::USUAL.to_owned(), false)));
+        assert_eq!(
+            source(&[on, (TEMPLATE, " {{.TraceID}}\n")]),
+            Some(("{{.TraceID}}".into(), false))
+        );
+        assert_eq!(source(&[(TEMPLATE, "{{.TraceID}}")]), None);
+        for pairs in [
+            &[(TEMPLATE, "a\n{{if .TraceID}}b{{end}}")][..],
+            &[on, (TEMPLATE, "a\n{{if .TraceID}}b{{end}}")],
+        ] {
+            let said = map(pairs).unwrap_err();
+            let want = "logging.request-log-template: template: requestLog:2:3: \"if\" is not supported; a template may have";
+            assert!(said.starts_with(want), "{said}");
+        }
+        let bare = map(&[on, (TEMPLATE, r#"{"a": "{{.Request.Host}}"}"#)]).unwrap().warnings;
+        assert_eq!(
+            bare,
+            ["logging.request-log-template: clients choose .Request.Host freely: write it with js"]
+        );
     }
 
     #[test]

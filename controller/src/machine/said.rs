@@ -72,6 +72,9 @@ impl Machine {
             RouteKey::Replicas(part) => {
                 return self.world.replicas.get(part).cloned().map(RouteChange::Replicas);
             }
+            RouteKey::Settings => {
+                return self.world.settings.said().map(RouteChange::Settings);
+            }
             RouteKey::Activator(name) => {
                 let mut fixed = self.world.settings.activators.iter();
                 let seen = self.world.activators.get(name).map(|(activator, _)| activator);

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use common::wire::Name;
+use common::wire::{self, Name, RouteChange, RouteKey};
 use serde_json::Value;
 use tracing::{info, warn};
 
-use super::Machine;
+use super::{Machine, Said};
 use crate::{
     children,
     config_maps::{self, Flag, deployment::Affinity},
@@ -64,6 +64,7 @@ impl Machine {
         settings.adopt();
         self.world.settings = Arc::new(settings);
         if update.is_changed {
+            self.say_settings();
             // What templates say was read with the settings before.
             self.world.templates = Templates::default();
             let all: Vec<Name> = self.world.apps.keys().cloned().collect();
@@ -76,6 +77,16 @@ impl Machine {
                 self.stale = all.into();
                 self.rewrite(now);
             }
+        }
+    }
+
+    /// Tells other parts what holds for all services, where that is not as usual.
+    fn say_settings(&self) {
+        match self.world.settings.said() {
+            Some(it) => {
+                self.routes.set(RouteKey::Settings, Said::of(&RouteChange::Settings(it)));
+            }
+            None => self.routes.remove(&RouteKey::Settings),
         }
     }
 
@@ -92,6 +103,12 @@ impl Machine {
 }
 
 impl Settings {
+    /// What the RouteTable says of them.
+    pub(super) fn said(&self) -> Option<wire::Settings> {
+        let request_log = self.configs.observability.request_log.clone();
+        wire::Settings { request_log }.said()
+    }
+
     /// Takes over what the ConfigMaps say for scaling and for Deployments.
     fn adopt(&mut self) {
         let configs = &self.configs;

@@ -23,7 +23,7 @@ const EXAMPLES: [(&str, &str); 12] = [
     ("leader-election", "# Taken for compatibility; the lease's times are fixed.\n"),
     ("logging", "# Log levels by part.\nloglevel.controller: \"info\"\n"),
     ("network", NETWORK),
-    ("observability", "# Which requests are logged and traced, and where metrics go.\n"),
+    ("observability", OBSERVABILITY),
     ("tracing", "# Sets nothing any more: see config-observability.\n"),
 ];
 
@@ -89,6 +89,14 @@ domain-template: "{{.Name}}.{{.Namespace}}.{{.Domain}}"
 tag-template: "{{.Tag}}-{{.Name}}"
 # Seconds over which a new revision takes over; 0: at once.
 rollout-duration: "0"
+"#;
+
+const OBSERVABILITY: &str = r#"# Whether activators write a line of each request to standard output. Every service then goes through them.
+logging.enable-request-log: "false"
+# The line, in Go's template syntax without conditions: .Request, .Response, .Revision, .TraceID; js, html, urlquery.
+logging.request-log-template: '{"httpRequest": {"requestMethod": "{{.Request.Method}}", "requestUrl": "{{js .Request.RequestURI}}", "requestSize": "{{.Request.ContentLength}}", "status": {{.Response.Code}}, "responseSize": "{{.Response.Size}}", "userAgent": "{{js .Request.UserAgent}}", "remoteIp": "{{js .Request.RemoteAddr}}", "serverIp": "{{.Revision.PodIP}}", "referer": "{{js .Request.Referer}}", "latency": "{{.Response.Latency}}s", "protocol": "{{.Request.Proto}}"}, "traceId": "{{.TraceID}}"}'
+# Whether probes leave a line too.
+logging.enable-probe-request-log: "false"
 "#;
 
 /// All of them.

@@ -394,6 +394,7 @@ fn table(machine: &Machine) -> RouteTable {
             RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), *it)),
             RouteChange::Activator(it) => drop(table.activators.insert(it.name.clone(), it)),
             RouteChange::Replicas(it) => drop(table.replicas.insert(it.part, it)),
+            RouteChange::Settings(it) => table.settings = it,
             RouteChange::Gone(_) | RouteChange::Synced => unreachable!("states only"),
         }
     }

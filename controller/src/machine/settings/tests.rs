@@ -104,3 +104,40 @@ fn config_maps_of_other_namespaces_set_nothing() {
     assert_eq!(told.news, []);
     assert!(Arc::ptr_eq(&before, &machine.world().settings));
 }
+
+#[test]
+fn the_table_says_how_requests_are_logged_once_for_all_services_and_keeps_the_last_good_word() {
+    fn said(machine: &Machine) -> Option<(String, bool)> {
+        match machine.route(&RouteKey::Settings)? {
+            RouteChange::Settings(it) => {
+                it.request_log.map(|it| (it.template.source().to_owned(), it.probes))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut machine = machine();
+    let ours = own(&machine);
+    let mut cursor = machine.routes().subscribe();
+    cursor.take();
+    let mut set = |machine: &mut Machine, data: Option<Value>| {
+        observe(machine, &ours, "config-observability", data);
+        let news = cursor.take().map(|batch| batch.steps).unwrap_or_default();
+        news.iter().any(|(key, _)| *key == RouteKey::Settings)
+    };
+    let log = |template: &str| {
+        Some(json!({
+            "logging.enable-request-log": "true",
+            "logging.request-log-template": template,
+            "logging.enable-probe-request-log": "true",
+        }))
+    };
+    assert!(set(&mut machine, log("{{.TraceID}}")));
+    let first = Some(("{{.TraceID}}".to_owned(), true));
+    assert_eq!(said(&machine), first);
+    assert!(!set(&mut machine, log("{{if .TraceID}}a{{end}}")), "what cannot be carried out");
+    assert_eq!(said(&machine), first);
+    assert!(set(&mut machine, log("{{.Request.Method}}")));
+    assert_eq!(said(&machine), Some(("{{.Request.Method}}".to_owned(), true)));
+    assert!(set(&mut machine, None));
+    assert_eq!(said(&machine), None);
+}

@@ -1,0 +1,332 @@
+//! Shell: one line on standard output of each finished request, while the operator asks for it.
+//!
+//! A request leaves its line in a bounded queue, and a thread of its own writes from there: a full pipe, a slow disk or
+//! a closed output holds up no request. What finds no room, or cannot be written, is counted.
+
+use std::{
+    borrow::Cow,
+    fmt, io,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    time::{Duration, Instant},
+};
+
+use common::{
+    link::RouteBatch,
+    request_log::{Request, Response, Revision, Taken},
+    wire::{self, Name, RouteChange, RouteKey},
+};
+use http::{HeaderValue, Version, header, request};
+use http_body::Body;
+use prometheus_client::metrics::counter::Counter;
+use tokio::sync::oneshot;
+use tracing::{info, warn};
+
+use crate::{
+    gateway::{Client, Door},
+    headers::Side,
+    pods::Pod,
+    probe,
+    revision::Owners,
+};
+
+/// Lines that may wait to be written.
+const MOST_LINES: usize = 8192;
+/// Bytes of all of them.
+const MOST_BYTES: usize = 8 << 20;
+/// Bytes that are written at once where so many wait.
+const BATCH: usize = 64 << 10;
+/// Code of a request whose client went before its answer: nginx's, as HTTP has none.
+const CLIENT_GONE: u16 = 499;
+
+/// Where lines are written.
+pub type Sink = Box<dyn io::Write + Send>;
+
+/// How many lines there were.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    /// Lines written.
+    pub written: Counter,
+    /// Lines that found no room or could not be written.
+    pub dropped: Counter,
+}
+
+/// The log of requests. Off until the table says otherwise.
+pub struct RequestLog {
+    is_on: AtomicBool,
+    rules: RwLock<Option<Arc<wire::RequestLog>>>,
+    sink: Mutex<Option<Sink>>,
+    /// To the thread that writes, which is started with the first rules.
+    lines: OnceLock<SyncSender<Word>>,
+    /// Bytes that wait.
+    queued: Arc<AtomicUsize>,
+    counts: Counts,
+}
+
+/// What the writing thread is told.
+enum Word {
+    Line(String),
+    /// Everything before this is to be written, and then said so.
+    Flush(oneshot::Sender<()>),
+}
+
+impl RequestLog {
+    /// A log that writes to standard output, once it is on.
+    pub fn new(counts: Counts) -> Self {
+        Self {
+            is_on: AtomicBool::new(false),
+            rules: RwLock::default(),
+            sink: Mutex::new(Some(Box::new(io::stdout()))),
+            lines: OnceLock::new(),
+            queued: Arc::default(),
+            counts,
+        }
+    }
+
+    /// Writes elsewhere. Means nothing any more once it was on.
+    pub fn write_to(&self, sink: Sink) {
+        *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+    }
+
+    /// Takes over what a batch of the table says of it.
+    pub fn follow(&self, batch: &RouteBatch) {
+        match batch.changes.get(&RouteKey::Settings) {
+            Some(RouteChange::Settings(it)) => self.set(it.request_log.clone()),
+            None if !batch.is_whole => {}
+            Some(_) | None => self.set(None),
+        }
+    }
+
+    /// Holds for requests that come from now on. `None`: they are not logged.
+    fn set(&self, rules: Option<wire::RequestLog>) {
+        let mut now = self.rules.write().unwrap_or_else(PoisonError::into_inner);
+        if now.as_deref() == rules.as_ref() {
+            return;
+        }
+        let (is_on, probes) = (rules.is_some(), rules.as_ref().is_some_and(|it| it.probes));
+        info!(is_on, probes, "request log set");
+        if is_on {
+            self.start();
+        }
+        *now = rules.map(Arc::new);
+        self.is_on.store(is_on, Ordering::Release);
+    }
+
+    fn start(&self) {
+        let Some(sink) = self.sink.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return;
+        };
+        let (lines, words) = sync_channel(MOST_LINES);
+        let (queued, counts) = (Arc::clone(&self.queued), self.counts.clone());
+        let write = move || write(sink, &words, &queued, &counts);
+        match std::thread::Builder::new().name("request-log".to_owned()).spawn(write) {
+            Ok(_runs_until_all_senders_are_gone) => drop(self.lines.set(lines)),
+            Err(error) => warn!(%error, "cannot start a thread: requests are not logged"),
+        }
+    }
+
+    /// A request has come. `None`: it leaves no line.
+    pub fn begin(
+        self: &Arc<Self>,
+        head: &request::Parts,
+        body: &impl Body,
+        door: Door,
+        client: Client,
+    ) -> Option<Box<Entry>> {
+        if !self.is_on.load(Ordering::Relaxed) {
+            return None;
+        }
+        let rules = self.rules.read().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let is_probe = door.side() == Side::Inside && probe::probe(head).is_some();
+        if is_probe && !rules.probes {
+            return None;
+        }
+        let taken = take(&rules, head, body, client);
+        Some(Box::new(Entry {
+            log: Arc::clone(self),
+            rules,
+            taken,
+            begun: Instant::now(),
+            is_probe,
+            revision: None,
+            pod: None,
+            code: CLIENT_GONE,
+            size: 0,
+        }))
+    }
+
+    /// Waits until what was said is written, at most for `bound`.
+    pub async fn flush(&self, bound: Duration) {
+        let Some(lines) = self.lines.get() else { return };
+        let (done, written) = oneshot::channel();
+        if lines.try_send(Word::Flush(done)).is_ok() {
+            let _in_time = tokio::time::timeout(bound, written).await;
+        }
+    }
+
+    fn push(&self, line: String) {
+        let Some(lines) = self.lines.get() else { return };
+        let size = line.len();
+        let has_room = self.queued.fetch_add(size, Ordering::Relaxed) + size <= MOST_BYTES;
+        if !has_room || lines.try_send(Word::Line(line)).is_err() {
+            self.queued.fetch_sub(size, Ordering::Relaxed);
+            self.counts.dropped.inc();
+        }
+    }
+}
+
+impl fmt::Debug for RequestLog {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("RequestLog").field("is_on", &self.is_on).finish_non_exhaustive()
+    }
+}
+
+/// What the template needs of a request.
+fn take(
+    rules: &wire::RequestLog,
+    head: &request::Parts,
+    body: &impl Body,
+    client: Client,
+) -> Taken {
+    let headers = |name: &str| head.headers.get_all(name).iter().map(text).collect();
+    let uri = &head.uri;
+    // In HTTP/2 every request names scheme and host, and Go shows none of them here.
+    let is_whole = uri.scheme().is_some() && head.version < Version::HTTP_2;
+    let target = match uri.path_and_query() {
+        Some(target) if !is_whole => Cow::Borrowed(target.as_str()),
+        _ => uri.to_string().into(),
+    };
+    let asked = head.headers.get(header::HOST).map(text);
+    let authority = || uri.authority().map_or("", |it| it.as_str()).to_owned();
+    let host = asked.unwrap_or_else(authority);
+    let known = if body.is_end_stream() { Some(0) } else { body.size_hint().exact() };
+    rules.template.take(&Request {
+        method: head.method.as_str(),
+        target: &target,
+        path: uri.path(),
+        query: uri.query().unwrap_or_default(),
+        host: &host,
+        version: version(head.version),
+        remote: client.socket(),
+        length: known.and_then(|it| i64::try_from(it).ok()).unwrap_or(-1),
+        headers: &headers,
+    })
+}
+
+/// A header's value; Go shows no byte that is not UTF-8 either.
+fn text(value: &HeaderValue) -> String {
+    String::from_utf8_lossy(value.as_bytes()).into_owned()
+}
+
+fn version(version: Version) -> (u8, u8) {
+    match version {
+        Version::HTTP_10 => (1, 0),
+        Version::HTTP_2 => (2, 0),
+        _ => (1, 1),
+    }
+}
+
+/// A request that leaves a line once it has ended, however that comes: dropping this writes it.
+#[derive(Debug)]
+pub struct Entry {
+    log: Arc<RequestLog>,
+    rules: Arc<wire::RequestLog>,
+    taken: Taken,
+    begun: Instant,
+    is_probe: bool,
+    /// Whose it is. Requests for nobody leave no line, probes do.
+    revision: Option<(Name, Owners)>,
+    pod: Option<Arc<Pod>>,
+    code: u16,
+    size: u64,
+}
+
+impl Entry {
+    /// It is for this revision.
+    pub fn set_revision(&mut self, name: &Name, owners: &Owners) {
+        self.revision = Some((name.clone(), owners.clone()));
+    }
+
+    /// This pod has answered it.
+    pub fn set_pod(&mut self, pod: &Arc<Pod>) {
+        self.pod = Some(Arc::clone(pod));
+    }
+
+    /// Its answer has begun.
+    pub fn set_code(&mut self, code: http::StatusCode) {
+        self.code = code.as_u16();
+    }
+
+    /// So many bytes more of its answer were passed on.
+    pub fn passed_on(&mut self, bytes: usize) {
+        self.size = self.size.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
+    }
+
+    fn line(&self) -> String {
+        let response = Response {
+            code: self.code,
+            size: self.size,
+            latency: self.begun.elapsed().as_secs_f64(),
+        };
+        let of = |field: fn(&(Name, Owners)) -> &str| self.revision.as_ref().map_or("", field);
+        let revision = Revision {
+            name: of(|(name, _)| name.name.as_str()),
+            namespace: of(|(name, _)| name.namespace.as_str()),
+            service: of(|(_, owners)| owners.service.as_str()),
+            configuration: of(|(_, owners)| owners.configuration.as_str()),
+            pod_name: self.pod.as_ref().map_or("", |pod| &*pod.name),
+            pod_ip: self.pod.as_ref().map(|pod| pod.key.address.ip()),
+        };
+        self.rules.template.line(&self.taken, &response, &revision)
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.is_probe || self.revision.is_some() {
+            self.log.push(self.line());
+        }
+    }
+}
+
+/// Writes lines until nobody can send any more.
+fn write(mut sink: Sink, words: &Receiver<Word>, queued: &AtomicUsize, counts: &Counts) {
+    let mut is_broken = false;
+    while let Ok(word) = words.recv() {
+        // Half a line may stand there.
+        let mut batch = if is_broken { "\n".to_owned() } else { String::new() };
+        let (mut lines, mut size, mut flushed) = (0, 0, Vec::new());
+        let mut next = Some(word);
+        while let Some(word) = next {
+            match word {
+                Word::Line(line) => {
+                    lines += 1;
+                    size += line.len();
+                    batch.push_str(&line);
+                }
+                Word::Flush(done) => flushed.push(done),
+            }
+            next = if batch.len() < BATCH { words.try_recv().ok() } else { None };
+        }
+        let written = sink.write_all(batch.as_bytes()).and_then(|()| sink.flush());
+        queued.fetch_sub(size, Ordering::Relaxed);
+        match &written {
+            Ok(()) => {
+                counts.written.inc_by(lines);
+            }
+            Err(error) => {
+                if !is_broken {
+                    warn!(%error, "request log cannot be written");
+                }
+                counts.dropped.inc_by(lines);
+            }
+        }
+        is_broken = written.is_err();
+        for done in flushed {
+            let _nobody_waits = done.send(());
+        }
+    }
+}

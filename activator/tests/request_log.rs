@@ -1,0 +1,203 @@
+//! Finished requests leave a line, and nothing that writes lines holds a request up.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod harness;
+
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    time::Duration,
+};
+
+use common::{
+    request_log::{Template, USUAL},
+    wire::RequestLog,
+};
+use harness::{GET, LONG, OK, World, hello_1, read_head, revision, server, until};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
+
+const LINES: &str = "rouse_activator_request_log_lines_total";
+const DROPPED: &str = "rouse_activator_request_log_dropped_total";
+/// All figures but the latency, which no test can foresee.
+const SHORT: &str = r#"{{.Request.Method}} {{js .Request.RequestURI}} {{.Response.Code}} {{.Response.Size}} {{.Revision.Namespace}}/{{.Revision.Name}} {{.Revision.PodName}} {{.Revision.PodIP}}"#;
+
+/// What was written.
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl Written {
+    fn lines(&self) -> Vec<String> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8(all.clone()).unwrap().lines().map(str::to_owned).collect()
+    }
+}
+
+impl io::Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An output that takes nothing before it is told to, and then fails.
+struct Stuck(mpsc::Receiver<()>);
+
+impl io::Write for Stuck {
+    fn write(&mut self, _bytes: &[u8]) -> io::Result<usize> {
+        let _ = self.0.recv();
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn set(world: &mut World, template: Option<&str>, probes: bool) {
+    let parsed = |source| Template::parse(source).unwrap();
+    let log = template.map(|source| RequestLog { template: parsed(source), probes });
+    world.change(|table| table.settings.request_log = log);
+}
+
+/// An activator that logs by this template.
+async fn logging(template: &str) -> (World, Written) {
+    let (mut world, written) = (World::new().await, Written::default());
+    world.activator.gateway.request_log.write_to(Box::new(written.clone()));
+    set(&mut world, Some(template), false);
+    (world, written)
+}
+
+#[tokio::test]
+async fn a_request_leaves_knatives_line_with_status_size_and_latency() {
+    let (mut world, written) = logging(USUAL).await;
+    let pod = server(OK, Duration::from_millis(20)).await;
+    world.ready("p", pod.address);
+    let request = "POST /a'\"?b=c HTTP/1.1\r\nhost: a\r\nuser-agent: it's \"x\\\u{1F600}\r\n\
+                   referer: r\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    assert!(world.exchange(request).await.ends_with("hello"));
+    until(|| written.lines().len() == 1).await;
+    let line: serde_json::Value = serde_json::from_str(&written.lines()[0]).unwrap();
+    let http = &line["httpRequest"];
+    let said = |key: &str| http[key].as_str().unwrap().to_owned();
+    assert_eq!(http["status"], 200);
+    assert_eq!(
+        ["requestMethod", "requestUrl", "requestSize", "responseSize", "userAgent"].map(said),
+        ["POST", "/a'\"?b=c", "0", "5", "it's \"x\\\u{1F600}"]
+    );
+    assert_eq!(["serverIp", "referer", "protocol"].map(said), ["127.0.0.1", "r", "HTTP/1.1"]);
+    assert!(said("remoteIp").starts_with("127.0.0.1:"), "{line}");
+    let latency: f64 = said("latency").strip_suffix('s').unwrap().parse().unwrap();
+    assert!(latency >= 0.02, "not shorter than the pod took: {latency}");
+    assert_eq!((world.metric(LINES), world.metric(DROPPED)), (1.0, 0.0));
+}
+
+#[tokio::test]
+async fn nothing_is_written_while_it_is_off_and_the_setting_is_followed_live() {
+    let (mut world, written) = (World::new().await, Written::default());
+    world.activator.gateway.request_log.write_to(Box::new(written.clone()));
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    world.exchange(GET).await;
+    set(&mut world, Some("one {{.Response.Code}}"), false);
+    world.exchange(GET).await;
+    set(&mut world, Some("two {{.Response.Code}}"), false);
+    world.exchange(GET).await;
+    set(&mut world, None, false);
+    world.exchange(GET).await;
+    set(&mut world, Some("three {{.Response.Code}}"), false);
+    world.exchange(GET).await;
+    let want = ["one 200", "two 200", "three 200"];
+    until(|| written.lines() == want).await;
+    assert_eq!(pod.requests(), 5);
+}
+
+#[tokio::test]
+async fn every_end_of_a_request_leaves_one_line() {
+    let (mut world, written) = logging(SHORT).await;
+    // Its client goes while it waits.
+    let mut gone = world.connect().await;
+    gone.write_all(b"GET /gone HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    world.waiting(1).await;
+    drop(gone);
+    until(|| written.lines().len() == 1).await;
+    // Its time is over before there is a pod.
+    let short = Duration::from_millis(20);
+    world.change(|table| {
+        table.revisions.insert(revision(), common::wire::Revision { timeout: short, ..hello_1() });
+    });
+    world.exchange(&GET.replace("GET /", "GET /late")).await;
+    until(|| written.lines().len() == 2).await;
+    // Answered, without a body.
+    world.change(|table| drop(table.revisions.insert(revision(), hello_1())));
+    let pod = server("HTTP/1.1 204 No Content\r\n\r\n", Duration::ZERO).await;
+    world.ready("p", pod.address);
+    world.exchange(&GET.replace("GET /", "DELETE /it")).await;
+    until(|| written.lines().len() == 3).await;
+    // Nobody's, and the platform's own: no line.
+    let nobody = "GET / HTTP/1.1\r\nhost: nobody\r\nconnection: close\r\n\r\n";
+    world.exchange_at(world.outside, nobody).await;
+    let probe = GET.replace("host: a", "host: a\r\nk-network-probe: activator");
+    assert!(world.exchange(&probe).await.ends_with("activator"));
+    set(&mut world, Some(SHORT), true);
+    assert!(world.exchange(&probe).await.ends_with("activator"));
+    let want = [
+        "GET /gone 499 0 default/hello-1  ",
+        "GET /late 504 25 default/hello-1  ",
+        "DELETE /it 204 0 default/hello-1 p 127.0.0.1",
+        "GET / 200 9 /  ",
+    ];
+    until(|| written.lines().len() == want.len()).await;
+    assert_eq!(written.lines(), want);
+}
+
+#[tokio::test]
+async fn a_connection_that_switches_protocols_leaves_its_line_at_its_end() {
+    let (mut world, written) = logging("{{.Response.Code}} {{.Revision.PodName}}").await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    world.ready("p", listener.local_addr().unwrap());
+    let pod = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        read_head(&mut stream).await;
+        let switch =
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
+        stream.write_all(switch.as_bytes()).await.unwrap();
+        let _ = stream.read_u8().await;
+    });
+    let mut client = world.connect().await;
+    let ask = "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
+    client.write_all(ask.as_bytes()).await.unwrap();
+    assert!(read_head(&mut client).await.starts_with("HTTP/1.1 101"));
+    assert_eq!(written.lines(), [] as [&str; 0], "it has not ended");
+    drop(client);
+    until(|| written.lines() == ["101 p"]).await;
+    pod.await.unwrap();
+}
+
+#[tokio::test]
+async fn an_output_that_takes_nothing_holds_no_request_up_and_what_is_lost_is_counted() {
+    let mut world = World::new().await;
+    let (go_on, wait) = mpsc::channel();
+    world.activator.gateway.request_log.write_to(Box::new(Stuck(wait)));
+    // Lines of 64 KiB each; eight megabytes of them wait at most.
+    set(&mut world, Some(&"{{.Request.RequestURI}}".repeat(32)), false);
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    let mut client = world.connect().await;
+    let request = format!("GET /{} HTTP/1.1\r\nhost: a\r\n\r\n", "x".repeat(2047));
+    for _ in 0..160 {
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = [0; OK.len()];
+        let read = tokio::time::timeout(LONG, client.read_exact(&mut answer)).await;
+        read.expect("nothing holds it up").unwrap();
+        assert_eq!(answer, *OK.as_bytes());
+    }
+    until(|| world.metric(DROPPED) > 0.0).await;
+    drop(go_on);
+    until(|| world.metric(DROPPED) == 160.0).await;
+    assert_eq!(world.metric(LINES), 0.0);
+}

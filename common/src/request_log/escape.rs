@@ -1,0 +1,135 @@
+//! Pure: texts of clients, made harmless; numbers as Go prints them.
+
+use std::{borrow::Cow, fmt::Write as _};
+
+use super::LONGEST_VALUE;
+
+/// At most [`LONGEST_VALUE`] bytes of a text, then three dots.
+pub(super) fn cut(text: Cow<'_, str>) -> Cow<'_, str> {
+    if text.len() <= LONGEST_VALUE {
+        return text;
+    }
+    let end = text.floor_char_boundary(LONGEST_VALUE);
+    let (kept, _left_out) = text.split_at(end);
+    format!("{kept}...").into()
+}
+
+/// Go's `JSEscape`, made to hold in JSON too: `'` is `\u0027`, since JSON knows no `\'`, and what lies beyond 16 bits is
+/// written as two halves.
+pub(super) fn js(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 16);
+    for it in text.chars() {
+        match it {
+            '\\' => out.push_str(r"\\"),
+            '"' => out.push_str(r#"\""#),
+            '\'' | '<' | '>' | '&' | '=' => push_code(&mut out, it),
+            it if it.is_ascii_control() => push_code(&mut out, it),
+            it if it.is_ascii() || is_printable(it) => out.push(it),
+            it => push_code(&mut out, it),
+        }
+    }
+    out
+}
+
+fn push_code(out: &mut String, it: char) {
+    for half in it.encode_utf16(&mut [0; 2]) {
+        write!(out, "\\u{half:04X}").expect("a String takes everything");
+    }
+}
+
+/// Go's `unicode.IsPrint`, for what is not ASCII: the standard library's debug output asks the same.
+fn is_printable(it: char) -> bool {
+    // Behind another character, so that a combining one counts as printable too.
+    let mut pair = [b'x'; 5];
+    let length = 1 + it.encode_utf8(&mut pair[1..]).len();
+    let pair = std::str::from_utf8(&pair[..length]).unwrap_or_default();
+    pair.escape_debug().nth(1) == Some(it)
+}
+
+/// Go's `HTMLEscape`.
+pub(super) fn html(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 16);
+    for it in text.chars() {
+        match it {
+            '\0' => out.push('\u{fffd}'),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            it => out.push(it),
+        }
+    }
+    out
+}
+
+/// Go's `url.QueryEscape`.
+pub(super) fn url_query(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 16);
+    for byte in text.bytes() {
+        match byte {
+            b' ' => out.push('+'),
+            b'-' | b'_' | b'.' | b'~' => out.push(char::from(byte)),
+            byte if byte.is_ascii_alphanumeric() => out.push(char::from(byte)),
+            byte => write!(out, "%{byte:02X}").expect("a String takes everything"),
+        }
+    }
+    out
+}
+
+/// A path without its percent signs, as Go's `URL.Path` has it; as it stands where they mean nothing.
+pub(super) fn percent_decoded(text: &str) -> Cow<'_, str> {
+    if !text.contains('%') {
+        return text.into();
+    }
+    let (mut out, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        let digit = |at: usize| char::from(*after.get(at)?).to_digit(16);
+        let (Some(high), Some(low)) = (digit(0), digit(1)) else { return text.into() };
+        out.push(u8::try_from(high * 16 + low).unwrap_or(b'%'));
+        rest = after.get(2..).unwrap_or_default();
+    }
+    String::from_utf8_lossy(&out).into_owned().into()
+}
+
+/// Whether a character would end or garble a line.
+fn breaks_line(it: char) -> bool {
+    it.is_control() || matches!(it, '\u{2028}' | '\u{2029}')
+}
+
+/// Adds a value; what would break the line is written by its code.
+pub(super) fn push_in_line(line: &mut String, value: &str) {
+    if !value.contains(breaks_line) {
+        return line.push_str(value);
+    }
+    for it in value.chars() {
+        if breaks_line(it) {
+            push_code(line, it);
+        } else {
+            line.push(it);
+        }
+    }
+}
+
+/// A number as Go prints a `float64`: the shortest that is read as the same, with an exponent below 0.0001.
+pub(super) fn float(value: f64) -> String {
+    let size = value.abs();
+    if !value.is_finite() {
+        return "0".to_owned();
+    }
+    if value == 0.0 || (1e-4..1e21).contains(&size) {
+        return value.to_string();
+    }
+    let text = format!("{value:e}");
+    let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    let (sign, exponent) = match exponent.strip_prefix('-') {
+        Some(exponent) => ('-', exponent),
+        None => ('+', exponent),
+    };
+    format!("{digits}e{sign}{exponent:0>2}")
+}
