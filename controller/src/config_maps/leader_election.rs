@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{ConfigMap, go::Span, keys::Keys};
 
-/// `config-leader-election`, checked. Nothing follows it yet: the lease has the defaults below.
+/// `config-leader-election`, checked. A controller follows what it says as it starts, as in Knative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderElection {
     /// `lease-duration`: a lease not renewed for so long may be taken. Default 5 s.

@@ -1,6 +1,9 @@
 //! Shell: takes and renews the Lease, and tells whether we may write.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::{
@@ -192,7 +195,7 @@ impl Candidate {
             },
             spec: Some(LeaseSpec {
                 holder_identity: Some(holder.into()),
-                lease_duration_seconds: i32::try_from(self.times.duration.as_secs()).ok(),
+                lease_duration_seconds: Some(self.times.written_seconds()),
                 renew_time: Some(now.clone()),
                 acquire_time: Some(now),
                 ..LeaseSpec::default()
@@ -202,9 +205,12 @@ impl Candidate {
 }
 
 fn record(lease: &LeaseObject) -> Record {
-    let holder = lease.spec.as_ref().and_then(|it| it.holder_identity.clone());
+    let spec = lease.spec.as_ref();
+    let holder = spec.and_then(|it| it.holder_identity.clone());
+    let seconds = spec.and_then(|it| it.lease_duration_seconds).map(u64::try_from);
     Record {
         version: lease.metadata.resource_version.clone().unwrap_or_default(),
         holder: holder.unwrap_or_default(),
+        duration: Duration::from_secs(seconds.and_then(Result::ok).unwrap_or_default()),
     }
 }

@@ -2,9 +2,12 @@
 //!
 //! Times are this process's own and monotonic: what a Lease says of time is another machine's clock, and only that
 //! it changed is of use. The holder counts from before it asked to renew, the others from when they saw the change,
-//! so the holder stops `renew` after its last success while nobody takes over before `duration` after it.
+//! so the holder stops `renew` after its last success while nobody takes over before `duration` after it. Replicas may
+//! have been started with different times: nobody takes over before the duration that the holder wrote into the Lease.
 
 use std::time::Duration;
+
+use crate::config_maps::LeaderElection;
 
 /// A moment since this process began.
 pub type Moment = Duration;
@@ -22,8 +25,21 @@ pub struct Times {
 
 impl Default for Times {
     fn default() -> Self {
-        let seconds = Duration::from_secs;
-        Self { duration: seconds(5), renew: seconds(3), retry: seconds(1) }
+        Self::from(&LeaderElection::default())
+    }
+}
+
+impl From<&LeaderElection> for Times {
+    fn from(it: &LeaderElection) -> Self {
+        Self { duration: it.lease, renew: it.renew, retry: it.retry }
+    }
+}
+
+impl Times {
+    /// What the Lease says of them: whole seconds, of which it wants at least one.
+    pub fn written_seconds(&self) -> i32 {
+        let begun = u64::from(self.duration.subsec_nanos() > 0);
+        i32::try_from(self.duration.as_secs().saturating_add(begun)).unwrap_or(i32::MAX).max(1)
     }
 }
 
@@ -34,6 +50,8 @@ pub struct Record {
     pub version: String,
     /// Who holds it; empty when it was released.
     pub holder: String,
+    /// For how long it holds, by its holder's word; zero: it says nothing.
+    pub duration: Duration,
 }
 
 /// What to do next.
@@ -74,7 +92,8 @@ impl Lease {
         }
         let same = self.seen.as_ref().filter(|(have, _)| have.version == record.version);
         let since = same.map_or(now, |(_, since)| *since);
-        let free = record.holder.is_empty() || now.saturating_sub(since) >= self.times.duration;
+        let patience = self.times.duration.max(record.duration);
+        let free = record.holder.is_empty() || now.saturating_sub(since) >= patience;
         let version = record.version.clone();
         self.seen = Some((record, since));
         // One that bears our name although we never took it is from before a restart: it is ours to take.
@@ -83,7 +102,8 @@ impl Lease {
 
     /// We have written ourselves in; `began` is from before we asked.
     pub fn took(&mut self, version: String, began: Moment, now: Moment) {
-        self.seen = Some((Record { version, holder: self.me.clone() }, now));
+        let (holder, duration) = (self.me.clone(), self.times.duration);
+        self.seen = Some((Record { version, holder, duration }, now));
         self.renewed = Some(began);
     }
 
@@ -126,7 +146,7 @@ mod tests {
     }
 
     fn record(version: &str, holder: &str) -> Option<Record> {
-        Some(Record { version: version.into(), holder: holder.into() })
+        Some(Record { version: version.into(), holder: holder.into(), duration: at(5000) })
     }
 
     fn take(version: &str) -> Step {
@@ -150,6 +170,26 @@ mod tests {
         }
         assert_eq!(lease.saw(record("19", "a"), at(23_999)), Step::Wait);
         assert_eq!(lease.saw(record("19", "a"), at(24_000)), take("19"));
+    }
+
+    #[test]
+    fn waits_for_as_long_as_the_holder_wrote_where_that_is_longer() {
+        let mut lease = Lease::new("b", Times::default());
+        let seen = Record { duration: at(60_000), ..record("1", "a").unwrap() };
+        assert_eq!(lease.saw(Some(seen.clone()), at(0)), Step::Wait);
+        assert_eq!(lease.saw(Some(seen.clone()), at(59_999)), Step::Wait);
+        assert_eq!(lease.saw(Some(seen), at(60_000)), take("1"));
+        let brief = Record { duration: at(1000), ..record("2", "a").unwrap() };
+        assert_eq!(lease.saw(Some(brief.clone()), at(60_000)), Step::Wait);
+        assert_eq!(lease.saw(Some(brief), at(64_999)), Step::Wait, "our own holds at least");
+    }
+
+    #[test]
+    fn the_lease_says_its_duration_in_seconds_begun() {
+        for (ms, seconds) in [(1, 1), (1000, 1), (1001, 2), (5000, 5), (60_000, 60)] {
+            let times = Times { duration: at(ms), ..Times::default() };
+            assert_eq!(times.written_seconds(), seconds);
+        }
     }
 
     #[test]
@@ -193,12 +233,17 @@ mod tests {
     }
 
     proptest! {
-        /// Two replicas and a server that loses requests and answers: never do both believe that they may write.
+        /// Two replicas, one of which may have been started with longer times, and a server that loses requests and
+        /// answers: never do both believe that they may write.
         #[test]
         fn two_never_write_at_once(
             events in prop::collection::vec((0_usize..2, 0_u64..2500, 0_u64..1500, 0_u8..4), 1..60),
+            longer in 1_u32..12,
         ) {
-            let mut replicas = ["a", "b"].map(|me| Lease::new(me, Times::default()));
+            let usual = Times::default();
+            let long = Times { duration: usual.duration * longer, renew: usual.renew * longer, ..usual };
+            let times = [usual, long];
+            let mut replicas = [Lease::new("a", usual), Lease::new("b", long)];
             let (mut now, mut server, mut next) = (0, None::<Record>, 1_u64);
             for (who, pause, took, luck) in events {
                 now += pause;
@@ -222,7 +267,8 @@ mod tests {
                     continue;
                 }
                 let holder = ["a", "b"][who].to_owned();
-                server = Some(Record { version: next.to_string(), holder });
+                let duration = times[who].duration;
+                server = Some(Record { version: next.to_string(), holder, duration });
                 next += 1;
                 // The answer took its time, or never came.
                 if luck == 3 {

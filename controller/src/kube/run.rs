@@ -196,14 +196,13 @@ impl Platform {
         }
     }
 
-    /// Stands for the lease.
+    /// Stands for the lease, with the times that `config-leader-election` says now: two replicas that followed a change
+    /// at different moments would not agree on who writes.
     fn stand(&self, shutdown: &CancellationToken) -> Leadership {
-        let candidate = Candidate::new(
-            self.client.clone(),
-            &self.system_namespace,
-            &self.pod,
-            Times::default(),
-        );
+        let times = Times::from(&*self.shared.settings().configs.leader_election);
+        let (client, namespace) = (self.client.clone(), &self.system_namespace);
+        info!(?times, "stands for the lease");
+        let candidate = Candidate::new(client, namespace, &self.pod, times);
         let lead = candidate.leadership();
         *self.lead.lock().unwrap_or_else(PoisonError::into_inner) = Some(lead.clone());
         let task = tokio::spawn(candidate.run(shutdown.clone()));

@@ -20,7 +20,7 @@ const EXAMPLES: [(&str, &str); 12] = [
     ("domain", DOMAIN),
     ("features", "# Which fields of a pod users may set; values: enabled, disabled, allowed.\n"),
     ("gc", GC),
-    ("leader-election", "# Taken for compatibility; the lease's times are fixed.\n"),
+    ("leader-election", LEADER_ELECTION),
     ("logging", "# Log levels by part.\nloglevel.controller: \"info\"\n"),
     ("network", NETWORK),
     ("observability", OBSERVABILITY),
@@ -83,6 +83,12 @@ retain-since-create-time: "48h"
 retain-since-last-active-time: "15h"
 min-non-active-revisions: "20"
 max-non-active-revisions: "1000"
+"#;
+const LEADER_ELECTION: &str = r#"# Read as a controller starts. After so long without a word another one writes; the one that writes stops when it could
+# not renew for so long; how often that is tried. Each must be longer than the next. Rouse's own defaults.
+lease-duration: "5s"
+renew-deadline: "3s"
+retry-period: "1s"
 "#;
 const NETWORK: &str = r#"# How names from outside are made.
 domain-template: "{{.Name}}.{{.Namespace}}.{{.Domain}}"
