@@ -1,7 +1,7 @@
 //! What two parts of Rouse must agree on.
 //!
 //! A type enters this crate when two parts exchange it, and for no other reason. Nothing here does I/O
-//! but `link` and `admin` (feature `shell`), which every part would otherwise repeat.
+//! but `link`, `log` and `admin` (feature `shell`), which every part would otherwise repeat.
 //!
 //! | module | between | what |
 //! |---|---|---|
@@ -14,6 +14,7 @@
 //! | [`request_log`] | controller, activator | the line of a finished request |
 //! | [`replicas`] | user-space parts | where the replicas of a part are, and which to try next |
 //! | [`link`] | user-space parts | the one way a stream is opened, kept and served |
+//! | [`log`] | parts, whoever runs them | how much is logged |
 //! | [`tls`] | user-space parts | who is who, and that nobody listens in |
 //! | [`admin`] | user-space parts, operators | health, readiness, metrics |
 #![cfg_attr(not(any(feature = "user", test)), no_std)]
@@ -26,6 +27,8 @@ pub mod flow;
 pub mod h1;
 #[cfg(feature = "shell")]
 pub mod link;
+#[cfg(feature = "shell")]
+pub mod log;
 #[cfg(feature = "user")]
 pub mod node;
 #[cfg(feature = "user")]

@@ -22,11 +22,12 @@ use tonic::{Code, Status};
 use tracing::{info, warn};
 
 use crate::{
+    log::{self, Speaker},
     outbox::Outbox,
     replicas::{Chooser, Endpoint, Known, Next},
     wire::{
-        Decision, Name, Part, PodItem, RouteChange, RouteItem, RouteKey, RouteView, ScaleItem,
-        Subscriber, UsageItem, UsageKey, UsageSeen,
+        Decision, Level, Name, Part, PodItem, RouteChange, RouteItem, RouteKey, RouteView,
+        ScaleItem, Subscriber, UsageItem, UsageKey, UsageSeen,
         raw::{
             self, pods_client::PodsClient, routes_client::RoutesClient, scale_client::ScaleClient,
             usage_client::UsageClient,
@@ -261,8 +262,14 @@ impl Link {
         }
     }
 
-    /// Passes on what a batch says of the replicas of parts.
+    /// Passes on what a batch says of the replicas of parts, and of how much this one logs.
     fn tell(&self, batch: &RouteBatch) {
+        let speaker = Speaker::from(self.who.role);
+        match batch.changes.get(&RouteKey::Settings) {
+            Some(RouteChange::Settings(it)) => log::set(speaker, speaker.level(&it.levels)),
+            None if !batch.is_whole => {}
+            Some(_) | None => log::set(speaker, Level::default()),
+        }
         for (part, finder) in &self.told {
             match batch.changes.get(&RouteKey::Replicas(*part)) {
                 Some(RouteChange::Replicas(it)) => {

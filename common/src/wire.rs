@@ -20,8 +20,6 @@ use std::{
 
 use smol_str::SmolStr;
 
-use crate::request_log::Template;
-
 /// The protobuf messages and gRPC services, generated from `proto/rouse.proto`.
 #[allow(
     missing_docs,
@@ -37,10 +35,12 @@ pub mod raw {
 }
 
 mod check;
+mod settings;
 mod sources;
 mod usage;
 
 pub use check::Refused;
+pub use settings::{Level, Levels, RequestLog, Settings};
 pub use sources::{Block, Sources};
 pub use usage::{Activity, Decision, ScaleItem, Totals, UsageItem, UsageKey, UsageSeen};
 
@@ -139,22 +139,6 @@ pub struct RouteTable {
     pub replicas: BTreeMap<Part, Replicas>,
     /// What holds for all services.
     pub settings: Settings,
-}
-
-/// What operators set for all services at once. The table says nothing of it while everything is as usual.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
-    /// How finished requests are logged; `None`: not at all.
-    pub request_log: Option<RequestLog>,
-}
-
-/// How activators log finished requests.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RequestLog {
-    /// The line of one.
-    pub template: Template,
-    /// Whether those that ask the platform are logged too.
-    pub probes: bool,
 }
 
 /// One addressable name: a route, or a tag of one (`<tag>-<route>`).
@@ -514,13 +498,6 @@ pub struct Replica {
     pub name: String,
     /// Where it takes streams.
     pub address: SocketAddr,
-}
-
-impl Settings {
-    /// What the table says of them: nothing while all is as usual.
-    pub fn said(&self) -> Option<Self> {
-        (*self != Self::default()).then(|| self.clone())
-    }
 }
 
 /// One step of a RouteTable stream.

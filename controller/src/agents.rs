@@ -14,7 +14,7 @@ use common::{
     outbox::Cursor,
     tls::{self, peer::Denied},
     wire::{
-        Part, PodItem, Revision, Role, RouteChange, RouteKey, ScaleItem, Subscriber,
+        self, Part, PodItem, Revision, Role, RouteChange, RouteKey, ScaleItem, Subscriber,
         raw::{
             self,
             pods_server::{Pods, PodsServer},
@@ -182,8 +182,8 @@ impl Drop for Reporter {
     }
 }
 
-/// The change as a role sees it: scale policies are for autoscalers, names and addresses for everybody else, and who
-/// may ask for activators.
+/// The change as a role sees it: scale policies are for autoscalers, names and addresses for everybody else, who may
+/// ask and how requests are logged for activators.
 fn shape(change: RouteChange, role: Role) -> Option<RouteChange> {
     match (role, change) {
         (Role::Agent, RouteChange::Revision(it)) => {
@@ -196,6 +196,9 @@ fn shape(change: RouteChange, role: Role) -> Option<RouteChange> {
             Some(RouteChange::Revision(Revision { sources: None, ..it }))
         }
         (Role::Autoscaler, RouteChange::Service(_)) => None,
+        (Role::Agent | Role::Autoscaler, RouteChange::Settings(it)) => {
+            wire::Settings { request_log: None, ..it }.said().map(RouteChange::Settings)
+        }
         (Role::Agent | Role::Activator | Role::Autoscaler, change) => Some(change),
     }
 }

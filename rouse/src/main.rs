@@ -12,6 +12,7 @@ mod failure;
 mod get;
 mod install;
 mod kinds;
+mod logging;
 mod logs;
 mod manifests;
 mod out;

@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
+
+use crate::logging;
 
 /// A part that a pod runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,13 +65,7 @@ impl Part {
 
     /// Runs it until SIGTERM or Ctrl-C. `args` are the words after its name.
     pub(crate) fn run(self, args: impl Iterator<Item = OsString>) -> Result<()> {
-        let filter =
-            EnvFilter::try_from_default_env().unwrap_or_else(|_unset| EnvFilter::new("info"));
-        tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(std::io::stderr)
-            .with_ansi(false)
-            .init();
+        logging::init();
         let shutdown = CancellationToken::new();
         let run = self.prepare(args, shutdown.clone());
         let mut runtime = match self {

@@ -11,7 +11,7 @@ use tonic::{Request, Response, transport::Server};
 
 use super::*;
 use crate::wire::{
-    Activator, Role,
+    Activator, Levels, Role, Settings,
     raw::routes_server::{Routes, RoutesServer},
 };
 
@@ -133,6 +133,40 @@ async fn a_table_follows_over_a_broken_stream() {
     let stop = serve_fake(&endpoint, &second);
     while tables.recv().await != Some(vec!["d".to_owned()]) {}
     assert_eq!(seen.lock().expect("no panic").len(), 1);
+
+    shutdown.cancel();
+    watcher.await.expect("no panic");
+    stop.cancel();
+    let _ = std::fs::remove_file(path);
+}
+
+#[tokio::test]
+async fn a_part_hears_how_much_to_log() {
+    let path = socket("levels");
+    let endpoint = format!("unix:{}", path.display());
+    let outbox = Outbox::new();
+    let say = |autoscaler| {
+        let levels = Levels { autoscaler, agent: Level::Warn, ..Levels::default() };
+        let settings = Settings { levels, ..Settings::default() };
+        outbox.set(RouteKey::Settings, RouteChange::Settings(settings));
+    };
+    say(Level::Debug);
+    let (send, mut heard) = mpsc::channel(16);
+    log::listen(move |levels| {
+        let mine = levels.iter().find(|(it, _)| *it == Speaker::Autoscaler);
+        mine.into_iter().for_each(|(_, level)| send.try_send(*level).expect("room"));
+    });
+    // No other test here is an autoscaler.
+    let who = Subscriber { role: Role::Autoscaler, name: "a".into(), node: String::new() };
+    let shutdown = CancellationToken::new();
+    let link = Link::new(endpoint.clone(), who, shutdown.clone());
+    let watcher = tokio::spawn(async move { link.watch_batches(drop).await });
+    let stop = serve_fake(&endpoint, &outbox);
+    assert_eq!(heard.recv().await, Some(Level::Debug));
+    say(Level::Error);
+    assert_eq!(heard.recv().await, Some(Level::Error));
+    outbox.remove(&RouteKey::Settings);
+    assert_eq!(heard.recv().await, Some(Level::Info), "as usual");
 
     shutdown.cancel();
     watcher.await.expect("no panic");

@@ -1,4 +1,5 @@
 use super::*;
+use crate::request_log::Template;
 
 fn name(text: &str) -> Name {
     text.parse().expect("a valid name")
@@ -125,13 +126,14 @@ fn the_integral_counts_open_and_closed_requests() {
 #[test]
 fn settings_travel_once_for_all_services_and_only_where_they_are_not_usual() {
     let template = Template::parse("{{.Request.Method}}").expect("a good template");
-    let settings = Settings { request_log: Some(RequestLog { template, probes: true }) };
+    let levels = Levels { agent: Level::Debug, autoscaler: Level::Error, ..Levels::default() };
+    let settings = Settings { request_log: Some(RequestLog { template, probes: true }), levels };
     let usual = RouteTable::default();
     let logged = RouteTable { settings: settings.clone(), ..RouteTable::default() };
     let said = RouteChange::Settings(settings);
-    assert_eq!(logged.states().collect::<Vec<_>>(), [said.clone()]);
+    assert_eq!(logged.states().collect::<Vec<_>>(), std::slice::from_ref(&said));
     assert_eq!(usual.states().count(), 0);
-    assert_eq!(usual.changes(&logged), [said.clone()]);
+    assert_eq!(usual.changes(&logged), std::slice::from_ref(&said));
     assert_eq!(logged.changes(&usual), [RouteChange::Gone(RouteKey::Settings)]);
     for change in [said, RouteChange::Gone(RouteKey::Settings)] {
         let item = item(3, change);
@@ -153,7 +155,7 @@ fn settings_travel_once_for_all_services_and_only_where_they_are_not_usual() {
 #[test]
 fn a_template_that_this_part_cannot_carry_out_is_refused() {
     let log = raw::RequestLog { template: "{{if}}".into(), probes: false };
-    let settings = raw::Settings { request_log: Some(log) };
+    let settings = raw::Settings { request_log: Some(log), log_levels: None };
     let refused = Settings::try_from(settings).expect_err("no such function");
     assert!(refused.to_string().starts_with("field request_log.template is "), "{refused}");
 }

@@ -161,3 +161,21 @@ async fn who_no_longer_reports_is_not_waited_for() {
     shutdown.cancel();
     server.await.expect("no panic").expect("served");
 }
+
+#[test]
+fn each_part_hears_of_the_settings_that_concern_it() {
+    let template = common::request_log::Template::parse("{{.TraceID}}").expect("a good one");
+    let request_log = Some(wire::RequestLog { template, probes: false });
+    let levels = wire::Levels { agent: wire::Level::Debug, ..wire::Levels::default() };
+    let usual = wire::Settings::default();
+    let both = wire::Settings { request_log: request_log.clone(), levels };
+    let said = |it: &wire::Settings, role| match shape(RouteChange::Settings(it.clone()), role) {
+        Some(RouteChange::Settings(it)) => Some(it),
+        _ => None,
+    };
+    assert_eq!(said(&both, Role::Activator), Some(both.clone()));
+    let level = wire::Settings { levels, ..usual.clone() };
+    assert_eq!(said(&both, Role::Agent), Some(level.clone()));
+    assert_eq!(said(&both, Role::Autoscaler), Some(level));
+    assert_eq!(said(&wire::Settings { request_log, ..usual }, Role::Agent), None);
+}

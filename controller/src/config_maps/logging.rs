@@ -3,47 +3,26 @@
 //! Keys and messages: knative/pkg `logging/config.go` at 521cb33. Of zap's own settings only the level means anything
 //! here.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
+use common::wire::{Level, Levels};
 use serde::Deserialize;
 
 use super::{ConfigMap, keys::Keys};
 
-/// How much is logged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Level {
-    /// What a developer wants.
-    Debug,
-    /// Every change of state.
-    #[default]
-    Info,
-    /// What a person should look at.
-    Warn,
-    /// What failed.
-    Error,
-}
+/// The parts, by what they are called here; Knative calls them the same but for the agent, which it has not.
+const PARTS: [&str; 4] = ["controller", "agent", "activator", "autoscaler"];
+/// What a level may be.
+const RULE: &str = "must be debug, info, warn or error";
 
-impl Level {
-    /// Zap knows three levels above errors; here nothing is worse than one.
-    fn parse(text: &str) -> Option<Self> {
-        match text.to_ascii_lowercase().as_str() {
-            "debug" => Some(Self::Debug),
-            "info" | "" => Some(Self::Info),
-            "warn" | "warning" => Some(Self::Warn),
-            "error" | "dpanic" | "panic" | "fatal" => Some(Self::Error),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Level {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::Debug => "debug",
-            Self::Info => "info",
-            Self::Warn => "warn",
-            Self::Error => "error",
-        })
+/// Zap knows three levels above errors; here nothing is worse than one.
+fn parse(text: &str) -> Option<Level> {
+    match text.to_ascii_lowercase().as_str() {
+        "debug" => Some(Level::Debug),
+        "info" | "" => Some(Level::Info),
+        "warn" | "warning" => Some(Level::Warn),
+        "error" | "dpanic" | "panic" | "fatal" => Some(Level::Error),
+        _ => None,
     }
 }
 
@@ -57,8 +36,14 @@ pub struct Logging {
 
 impl Logging {
     /// How much a part logs: `loglevel.<part>` where it is set.
-    pub fn of(&self, component: &str) -> Level {
+    fn of(&self, component: &str) -> Level {
         self.components.get(component).copied().unwrap_or(self.level)
+    }
+
+    /// How much each part logs.
+    pub fn levels(&self) -> Levels {
+        let [controller, agent, activator, autoscaler] = PARTS.map(|part| self.of(part));
+        Levels { controller, agent, activator, autoscaler }
     }
 }
 
@@ -75,20 +60,30 @@ impl ConfigMap for Logging {
         let mut it = Self::default();
         let zap = keys.get("zap-logger-config").unwrap_or_default();
         if !zap.trim().is_empty() {
-            match serde_json::from_str::<Zap>(zap).map(|zap| (Level::parse(&zap.level), zap.level))
-            {
+            match serde_json::from_str::<Zap>(zap).map(|zap| (parse(&zap.level), zap.level)) {
                 Ok((Some(level), _)) => it.level = level,
-                Ok((None, level)) => keys.wrong(format!("invalid logging level: {level}")),
+                Ok((None, level)) => {
+                    let field = "\"level\" of \"zap-logger-config\"";
+                    keys.wrong(format!("invalid logging level: {field} is {level:?}: {RULE}"));
+                }
                 Err(why) => keys.wrong(format!("failed to parse \"zap-logger-config\": {why}")),
             }
         }
         for (component, level) in keys.with_prefix("loglevel.") {
-            match Level::parse(level) {
+            match parse(level) {
                 _ if component.is_empty() || level.is_empty() => {}
-                Some(level) => {
+                Some(level) if PARTS.contains(&component) => {
                     it.components.insert(component.to_owned(), level);
                 }
-                None => keys.wrong(format!("invalid logging level: {level}")),
+                Some(_) => {
+                    let parts = PARTS.join(", ");
+                    let key = format!("loglevel.{component}");
+                    keys.warn(format!("key {key:?} has no effect: the parts are {parts}"));
+                }
+                None => {
+                    let key = format!("loglevel.{component}");
+                    keys.wrong(format!("invalid logging level: {key:?} is {level:?}: {RULE}"));
+                }
             }
         }
         it
@@ -98,13 +93,14 @@ impl ConfigMap for Logging {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config_maps::read, parse::line};
+    use crate::{
+        config_maps::{Read, read},
+        parse::line,
+    };
 
-    fn map(pairs: &[(&str, &str)]) -> Result<Logging, String> {
+    fn map(pairs: &[(&str, &str)]) -> Result<Read<Logging>, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        let read = read::<Logging>(&data).map_err(|it| line(&it))?;
-        assert_eq!(read.warnings, [] as [String; 0]);
-        Ok(read.value)
+        read::<Logging>(&data).map_err(|it| line(&it))
     }
 
     #[test]
@@ -113,18 +109,38 @@ mod tests {
             ("zap-logger-config", r#"{"level": "warn", "development": false}"#),
             ("loglevel.controller", "debug"),
             ("loglevel.activator", ""),
+            ("loglevel.agent", "Fatal"),
         ]);
+        let [controller, agent] = [Level::Debug, Level::Error];
+        let [activator, autoscaler] = [Level::Warn; 2];
         let read = read.unwrap();
-        let of = |part| read.of(part);
-        assert_eq!([of("controller"), of("activator")], [Level::Debug, Level::Warn]);
-        assert_eq!(Logging::default().of("autoscaler"), Level::Info);
+        assert_eq!(read.value.levels(), Levels { controller, agent, activator, autoscaler });
+        assert_eq!(read.warnings, [] as [&str; 0]);
+        assert_eq!(Logging::default().levels(), Levels::default());
     }
 
     #[test]
-    fn a_level_that_is_none_is_refused() {
-        let said = Err("invalid logging level: loud".to_owned());
-        assert_eq!(map(&[("loglevel.controller", "loud")]), said);
-        assert_eq!(map(&[("zap-logger-config", r#"{"level": "loud"}"#)]), said);
+    fn a_part_that_there_is_not_is_told() {
+        let read = map(&[("loglevel.queueproxy", "debug")]).unwrap();
+        assert_eq!(read.value, Logging::default());
+        let want = "key \"loglevel.queueproxy\" has no effect: the parts are controller, agent, \
+                    activator, autoscaler";
+        assert_eq!(read.warnings, [want]);
+    }
+
+    #[test]
+    fn a_level_that_is_none_is_refused_with_what_there_is() {
+        let rule = "must be debug, info, warn or error";
+        assert_eq!(
+            map(&[("loglevel.controller", "loud")]),
+            Err(format!("invalid logging level: \"loglevel.controller\" is \"loud\": {rule}"))
+        );
+        assert_eq!(
+            map(&[("zap-logger-config", r#"{"level": "loud"}"#)]),
+            Err(format!(
+                "invalid logging level: \"level\" of \"zap-logger-config\" is \"loud\": {rule}"
+            ))
+        );
         assert!(map(&[("zap-logger-config", "{")]).is_err());
     }
 }

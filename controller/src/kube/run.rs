@@ -6,7 +6,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use common::admin::Admin;
+use common::{
+    admin::Admin,
+    log::{self, Speaker},
+};
 use serde_json::Value;
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -151,6 +154,7 @@ impl Platform {
         let mut news = watch(&self.client, &self.system_namespace, &self.metrics, &shutdown);
         self.begin(&mut news).await;
         self.shared.step(Event::Known);
+        self.follow_level();
         info!("everything is known");
         self.synced.cancel();
         let lead = self.stand(&shutdown);
@@ -243,6 +247,12 @@ impl Platform {
         std::future::pending().await
     }
 
+    /// Other parts are told by the RouteTable.
+    fn follow_level(&self) {
+        let level = self.shared.settings().configs.logging.levels().controller;
+        log::set(Speaker::Controller, level);
+    }
+
     fn note_policies(&self) {
         if self.shared.look(|machine| machine.world().network_policies.needs_clients()) {
             self.needs_clients.send_replace(true);
@@ -263,13 +273,18 @@ impl Platform {
             && followed(resource)
         {
             self.shared.step(Event::Observe(*resource, name.clone(), Some(object.clone())));
-            if *resource == Resource::NetworkPolicy {
-                self.note_policies();
+            match resource {
+                Resource::NetworkPolicy => self.note_policies(),
+                Resource::ConfigMap => self.follow_level(),
+                _ => {}
             }
         }
         for (resource, name) in self.writer.observe(&observed) {
             if followed(&resource) {
                 self.shared.step(Event::Observe(resource, name, None));
+            }
+            if resource == Resource::ConfigMap {
+                self.follow_level();
             }
         }
     }

@@ -21,7 +21,7 @@ const EXAMPLES: [(&str, &str); 12] = [
     ("features", "# Which fields of a pod users may set; values: enabled, disabled, allowed.\n"),
     ("gc", GC),
     ("leader-election", LEADER_ELECTION),
-    ("logging", "# Log levels by part.\nloglevel.controller: \"info\"\n"),
+    ("logging", LOGGING),
     ("network", NETWORK),
     ("observability", OBSERVABILITY),
     ("tracing", "# Sets nothing any more: see config-observability.\n"),
@@ -89,6 +89,12 @@ const LEADER_ELECTION: &str = r#"# Read as a controller starts. After so long wi
 lease-duration: "5s"
 renew-deadline: "3s"
 retry-period: "1s"
+"#;
+const LOGGING: &str = r#"# How much each part logs: debug, info, warn or error. Followed while they run, unless RUST_LOG is set for them.
+loglevel.controller: "info"
+loglevel.agent: "info"
+loglevel.activator: "info"
+loglevel.autoscaler: "info"
 "#;
 const NETWORK: &str = r#"# How names from outside are made.
 domain-template: "{{.Name}}.{{.Namespace}}.{{.Domain}}"

@@ -1,0 +1,57 @@
+//! Shell: the log of a part that is a process of its own: what it says, and how much of it.
+
+use common::{log, wire::Level};
+use tracing_subscriber::EnvFilter;
+
+/// Logs to standard error from now on: what `RUST_LOG` chooses, or else as much as the operator sets while the part runs.
+pub(crate) fn init() {
+    let chosen = EnvFilter::try_from_default_env();
+    let is_chosen = chosen.is_ok();
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(chosen.unwrap_or_else(|_unset| filter("", Level::Info)))
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_filter_reloading();
+    let handle = builder.reload_handle();
+    builder.init();
+    if is_chosen {
+        return;
+    }
+    log::listen(move |levels| {
+        // One part runs here.
+        let Some((speaker, level)) = levels.last() else { return };
+        if let Err(error) = handle.reload(filter(speaker.name(), *level)) {
+            tracing::warn!(%error, "cannot change the log level");
+        }
+    });
+}
+
+fn filter(part: &str, level: Level) -> EnvFilter {
+    EnvFilter::new(directives(part, level))
+}
+
+/// Debugging is for our own crates: what libraries then say would bury it.
+fn directives(part: &str, level: Level) -> String {
+    match level {
+        Level::Debug => format!("info,common=debug,{part}=debug"),
+        Level::Info | Level::Warn | Level::Error => level.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_crates_are_debugged() {
+        for (level, said) in [
+            (Level::Debug, "info,common=debug,agent=debug"),
+            (Level::Info, "info"),
+            (Level::Warn, "warn"),
+            (Level::Error, "error"),
+        ] {
+            assert_eq!(directives("agent", level), said);
+            assert!(EnvFilter::try_new(directives("agent", level)).is_ok());
+        }
+    }
+}
