@@ -305,6 +305,8 @@ fn run_and_kill(layout: &Layout) {
     assert!(Node::claim(layout, "up").is_err(), "two nodes of one name");
     child.kill().expect("a process that runs");
     child.wait().expect("a child");
+    // Its images, which it could not remove itself.
+    tests::left::remove();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use local::layout::Layout;
 use local::node::Node;
 
 /// Removes the nodes of runs that are no more, and their folders for temporary files.
-pub(crate) fn remove() {
+pub fn remove() {
     let nodes = named_in(&[PathBuf::from("/run/rouse"), PathBuf::from("/var/lib/rouse")]);
     for layout in of_the_dead(nodes).iter().filter_map(|name| Layout::new(name).ok()) {
         // What cannot be removed now is looked at by the next run.
