@@ -119,19 +119,18 @@ pub async fn serve(
     Ok(())
 }
 
-/// Answers on `address` and keeps the API server told of it, until `shutdown`.
+/// Answers on an address with `certificates` and keeps the API server told of it, until `shutdown`.
 ///
-/// `place` says where the API server finds it; its port is that of `address`.
+/// The place says where the API server finds it; its port is that of the address.
 pub async fn run(
     client: ::kube::Client,
-    place: register::Place,
-    address: SocketAddr,
+    (address, place): (SocketAddr, register::Place),
+    certificates: Arc<Certificates>,
     leadership: Leadership,
     answers: Answers,
     shutdown: CancellationToken,
 ) -> Result<(), WebhookError> {
     let listener = listen(address).await?;
-    let certificates = Arc::new(Certificates::default());
     let stop = shutdown.child_token();
     let ended = stop.clone().drop_guard();
     let kept = Arc::clone(&certificates);

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -33,7 +34,7 @@ use crate::{
     config::Cluster,
     machine::Event,
     shared::Shared,
-    webhook::{self, Answers, Binder, InForce, register::Place, review},
+    webhook::{self, Answers, Binder, InForce, certs::Certificates, register::Place, review},
 };
 
 /// The order in which what there is at the start is taken in: what others depend on first. Kinds that only the
@@ -67,6 +68,8 @@ pub struct Platform {
     cluster_domain: String,
     /// Where questions are answered, and where the API server is to look for that.
     webhook: Option<(SocketAddr, Place)>,
+    /// What answers are given with.
+    certificates: Arc<Certificates>,
     synced: CancellationToken,
     /// Watches that have not named everything yet.
     missing: Arc<Mutex<BTreeSet<String>>>,
@@ -79,6 +82,9 @@ pub struct Platform {
     /// Ends the recorder of events.
     _telling: DropGuard,
 }
+
+/// Who has no certificate for its webhook by then does what else it can: routes are still told.
+const CERTIFICATE_WITHIN: Duration = Duration::from_secs(60);
 
 impl std::fmt::Debug for Platform {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -112,6 +118,7 @@ impl Platform {
             pod: cluster.pod.clone(),
             cluster_domain: cluster.cluster_domain.clone(),
             webhook: cluster.webhook.map(|address| (address, place(address))),
+            certificates: Arc::default(),
             synced: CancellationToken::new(),
             missing: Arc::new(Mutex::new(missing)),
             needs_clients: tokio::sync::watch::Sender::new(false),
@@ -137,14 +144,19 @@ impl Platform {
         self.synced.clone()
     }
 
-    /// `admin` with what is counted here, and not ready before everything is known.
+    /// `admin` with what is counted here, and not ready before everything is known and admission can be answered.
     pub fn admin(&self, mut admin: Admin) -> Admin {
         self.metrics.register(&mut admin.registry);
         let (missing, before) = (Arc::clone(&self.missing), admin.troubles);
+        let (certificates, started) = (Arc::clone(&self.certificates), Instant::now());
+        let is_asked = self.webhook.is_some();
         admin.troubles = Box::new(move || {
             let missing = missing.lock().unwrap_or_else(PoisonError::into_inner);
             let waits = missing.iter().map(|it| format!("{it} are not all known yet"));
-            before().into_iter().chain(waits).collect()
+            let is_late = started.elapsed() > CERTIFICATE_WITHIN;
+            let mute = is_asked && !is_late && certificates.bundle().is_none();
+            let mute = mute.then(|| "the webhook's certificate is not there yet".to_owned());
+            before().into_iter().chain(waits).chain(mute).collect()
         });
         admin
     }
@@ -182,7 +194,9 @@ impl Platform {
                 shared.look(|it| bind::place(it.world(), pod, chance, now).map(str::to_owned))
             });
             let (client, answers) = (self.client.clone(), Answers { settings, binder });
-            let run = webhook::run(client, place, address, lead, answers, shutdown.clone());
+            let certificates = Arc::clone(&self.certificates);
+            let place = (address, place);
+            let run = webhook::run(client, place, certificates, lead, answers, shutdown.clone());
             if let Err(error) = run.await {
                 let error = &error as &dyn std::error::Error;
                 error!(error, "admission questions are not answered");

@@ -155,7 +155,9 @@ pub async fn keep(
         let binds = settings().bind_pods;
         let once = once(&client, &place, &certificates, leads, binds, &mut registered);
         let wait = match once.await {
-            Ok(()) => EVERY,
+            Ok(true) => EVERY,
+            // Who leads is about to make it, and this replica may be asked as soon as it is there.
+            Ok(false) => RETRY,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 warn!(error, "webhook not registered");
@@ -177,6 +179,7 @@ async fn switched(leadership: &mut Leadership, leads: bool) {
     }
 }
 
+/// Says whether there is a certificate.
 async fn once(
     client: &Client,
     place: &Place,
@@ -184,15 +187,15 @@ async fn once(
     leads: bool,
     binds: bool,
     registered: &mut Option<Bundle>,
-) -> Result<(), RegisterError> {
+) -> Result<bool, RegisterError> {
     let bundle = bundle(client, place, leads, SystemTime::now()).await?;
-    let Some(bundle) = bundle else { return Ok(()) };
+    let Some(bundle) = bundle else { return Ok(false) };
     if certificates.set(&bundle)? {
         info!(secret = place.secret, "webhook certificate loaded");
     }
     if !leads {
         *registered = None;
-        return Ok(());
+        return Ok(true);
     }
     self_call(place, &bundle).await?;
     register(client, place, &bundle, binds).await?;
@@ -200,7 +203,7 @@ async fn once(
         info!(service = place.service, "webhook registered");
         *registered = Some(bundle);
     }
-    Ok(())
+    Ok(true)
 }
 
 /// What the Secret holds; made anew by who leads where it is missing, broken or due.
