@@ -15,7 +15,10 @@ use kube::{
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{client::api_resource, watch::chain};
+use super::{
+    client::api_resource,
+    watch::{Pauses, chain},
+};
 use crate::{children::Resource, machine::Event, network_policies::Client, shared::Shared};
 
 /// Pods whose address is given back are no clients any more.
@@ -33,7 +36,7 @@ pub(super) async fn follow(
     info!("a network policy names pods: all are followed");
     let api: Api<DynamicObject> = Api::all_with(client, &api_resource(Resource::Pod));
     let mut events =
-        std::pin::pin!(watcher(api, Config::default().fields(LIVING)).default_backoff());
+        std::pin::pin!(watcher(api, Config::default().fields(LIVING)).backoff(Pauses::default()));
     let (mut known, mut named) = (BTreeSet::new(), BTreeSet::new());
     let tell = |name: Name, client| shared.step(Event::Client(name, client));
     while let Some(event) = events.next().await {

@@ -23,7 +23,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::lease::{Lease, Moment, Record, Step, Times};
+use super::{
+    lease::{Lease, Moment, Record, Step, Times},
+    watch::Pauses,
+};
 
 /// The Lease's name.
 pub const LEASE: &str = "rouse-controller";
@@ -99,7 +102,7 @@ impl Candidate {
     pub async fn run(self, shutdown: CancellationToken) {
         let config = watcher::Config::default().fields(&format!("metadata.name={LEASE}"));
         // A release is learnt at once; without this watch it would be at the next attempt.
-        let news = watcher(self.api.clone(), config).default_backoff().touched_objects();
+        let news = watcher(self.api.clone(), config).backoff(Pauses::default()).touched_objects();
         let mut news = std::pin::pin!(news.map_ok(|it| self.is_free(&it)).fuse());
         loop {
             self.attempt().await;

@@ -3,7 +3,7 @@
 //! The library resumes a watch where it broke, lists again when the API server has forgotten that place (410), and
 //! waits longer, by chance, between attempts. A list comes in pages, so memory is bounded by the largest kind.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use common::wire::Name;
 use futures::{Stream, StreamExt as _};
@@ -13,7 +13,8 @@ use kube::{
     core::DynamicResourceScope,
     runtime::{
         WatchStreamExt as _,
-        watcher::{self, Event, watcher},
+        utils::Backoff,
+        watcher::{self, DefaultBackoff, Event, watcher},
     },
 };
 use serde_json::Value;
@@ -32,6 +33,9 @@ use crate::children::Resource;
 const PAGE: u32 = 500;
 /// Observations that may wait; a watch that is full waits for us.
 const ROOM: usize = 1024;
+/// The longest pause before a broken watch is begun again. The library's, 30 s, is a time in which a replica does not know
+/// of new services though the API server is back; we are few, so that asking more often is no burden on it.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// What a watch says.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,10 +87,28 @@ async fn follow(
     }
     if scope.metadata_only {
         let api: Api<PartialObjectMeta<DynamicObject>> = api(client, &scope, &kind);
-        forward(scope, watcher(api, config).default_backoff(), sender, metrics).await;
+        forward(scope, watcher(api, config).backoff(Pauses::default()), sender, metrics).await;
     } else {
         let api: Api<DynamicObject> = api(client, &scope, &kind);
-        forward(scope, watcher(api, config).default_backoff(), sender, metrics).await;
+        forward(scope, watcher(api, config).backoff(Pauses::default()), sender, metrics).await;
+    }
+}
+
+/// How long a broken watch waits before it is begun again: longer and longer, by chance, up to [`PAUSE`].
+#[derive(Default)]
+pub(super) struct Pauses(DefaultBackoff);
+
+impl Iterator for Pauses {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        self.0.next().map(|pause| pause.min(PAUSE))
+    }
+}
+
+impl Backoff for Pauses {
+    fn reset(&mut self) {
+        self.0.reset();
     }
 }
 
@@ -158,4 +180,17 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_stay_below_the_longest() {
+        let mut pauses = Pauses::default();
+        let all: Vec<Duration> = pauses.by_ref().take(20).collect();
+        assert!(all[0] < PAUSE && all.iter().all(|it| *it <= PAUSE), "{all:?}");
+        assert_eq!(all[19], PAUSE, "it never ends, and reaches the longest");
+    }
 }
