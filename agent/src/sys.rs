@@ -101,25 +101,16 @@ pub fn link_create(
     cgroup: BorrowedFd<'_>,
     attach_type: u32,
 ) -> io::Result<OwnedFd> {
-    #[repr(C)]
-    struct Attr {
-        program: u32,
-        target: u32,
-        attach_type: u32,
-        flags: u32,
-    }
-    let mut attr = Attr {
-        program: program.as_raw_fd() as u32,
-        target: cgroup.as_raw_fd() as u32,
-        attach_type,
-        flags: 0,
-    };
-    bpf(BPF_LINK_CREATE, &mut attr).map(owned)
+    link(program, cgroup.as_raw_fd() as u32, attach_type)
 }
 
 /// Makes a program that walks over the kernel's objects ready for [`walk`]. Since 5.8.
 pub fn link_walk(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const BPF_TRACE_ITER: u32 = 28;
+    link(program, 0, BPF_TRACE_ITER)
+}
+
+fn link(program: BorrowedFd<'_>, target: u32, attach_type: u32) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Attr {
         program: u32,
@@ -128,7 +119,7 @@ pub fn link_walk(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         flags: u32,
     }
     let program = program.as_raw_fd() as u32;
-    let mut attr = Attr { program, target: 0, attach_type: BPF_TRACE_ITER, flags: 0 };
+    let mut attr = Attr { program, target, attach_type, flags: 0 };
     bpf(BPF_LINK_CREATE, &mut attr).map(owned)
 }
 
