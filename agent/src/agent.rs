@@ -24,7 +24,7 @@ use tokio::{
         mpsc::{self, Receiver, Sender},
         watch,
     },
-    task::{JoinHandle, spawn_blocking},
+    task::JoinHandle,
     time::{sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -35,7 +35,7 @@ use crate::{
     autoscaler::Usage,
     clock::monotonic_ns,
     controller::Routes,
-    drain::Drains,
+    door::drain::Drains,
     kept::{Kept, end::Clients},
     kernel::Stage,
     maps::{self, Events, Maps},
@@ -51,8 +51,6 @@ use crate::{
 const SWEEP: Duration = Duration::from_secs(1);
 /// How often draining pods are read, so that one is known to be drained soon after it is.
 const SWEEP_DRAINING: Duration = Duration::from_millis(100);
-/// How often kept connections are looked at while there are any to end.
-const ROUND: Duration = Duration::from_millis(250);
 /// How long after the first table namespaces that no pod claims are forgotten: they belong to pods that left
 /// while no agent ran.
 const ORPHANS_AFTER: Duration = Duration::from_secs(10);
@@ -526,11 +524,14 @@ impl Agent {
 
     /// Kept connections follow where new ones are led.
     fn move_kept(&mut self, plan: &Plan) {
-        let now = Instant::now();
-        for &at in &plan.left {
-            self.kept.leave(now, at, self.planner.table().is_ready_at(at));
-        }
         plan.joined.iter().for_each(|&at| self.kept.come_back(at));
+        if plan.left.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let phases = self.planner.table().phases(|at| plan.left.contains(at));
+        plan.left.iter().for_each(|&at| self.kept.leave(now, at, phases.get(&at).copied()));
+        self.next_round = now;
     }
 
     /// Sees to it that the next plan knows what is to be known of a pod of this node.
@@ -558,9 +559,10 @@ impl Agent {
         let now = Instant::now();
         let draining = self.pods.draining();
         self.end_kept(now);
-        let often = !draining.is_empty() || !self.kept.leaving().is_empty();
+        let often = !draining.is_empty() || self.kept.is_urgent(now);
         if now >= self.next_full {
             self.next_full = now + SWEEP;
+            self.follow_kept(now);
             let uids: Vec<String> = self.locals.keys().cloned().collect();
             uids.iter().for_each(|uid| self.read(uid));
             self.ends.usage.report_all(&self.ends.maps);
@@ -572,18 +574,28 @@ impl Agent {
         self.next_sweep = if often { self.next_full.min(soon) } else { self.next_full };
     }
 
+    /// Takes in how far the pods are that new connections are not led to any more.
+    fn follow_kept(&mut self, now: Instant) {
+        if self.kept.leaving().is_empty() {
+            return;
+        }
+        let leaving = self.kept.leaving();
+        let phases = self.planner.table().phases(|at| leaving.contains_key(at));
+        self.kept.follow(now, |at| phases.get(&at).copied());
+        self.next_round = self.next_round.min(now + self.kept.pace(now));
+    }
+
     /// Ends kept connections to what new ones are not led to any more, one round at a time.
     fn end_kept(&mut self, now: Instant) {
-        self.kept.forget(now);
         let busy = self.ending.as_ref().is_some_and(|round| !round.is_finished());
         if busy || now < self.next_round || self.kept.leaving().is_empty() {
             return;
         }
-        self.next_round = now + ROUND;
+        self.next_round = now + self.kept.pace(now);
         let (clients, leaving) = (self.clients.clone(), self.kept.leaving().clone());
         let metrics = self.ends.metrics.clone();
-        self.ending = Some(spawn_blocking(move || {
-            let done = clients.end(&leaving);
+        self.ending = Some(tokio::spawn(async move {
+            let done = clients.round(leaving).await;
             metrics.ended.inc_by(done.ended);
             metrics.spared.inc_by(done.spared);
         }));

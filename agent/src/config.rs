@@ -74,7 +74,8 @@ pub struct Config {
     #[arg(long, env = "ROUSE_KUBELET_CGROUP")]
     pub kubelet_cgroup: Option<PathBuf>,
 
-    /// Whether to answer the kubelet on port 8022 of each pod before it stops it (`/wait-for-drain`).
+    /// Whether to answer on port 8022 of each pod: the kubelet before it stops it (`/wait-for-drain`), and agents of nodes
+    /// with clients before they end kept connections (`/busy`).
     #[arg(long, env = "ROUSE_WAIT_FOR_DRAIN", default_value_t = true, action = clap::ArgAction::Set)]
     pub wait_for_drain: bool,
 

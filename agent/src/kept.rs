@@ -2,7 +2,8 @@
 //!
 //! Routing happens at connect, so a client that keeps a connection keeps its pod. When an address leaves the set
 //! that new connections are led to (rollout, split, limit, sleep, drain), connections to it that lie idle are
-//! ended on the client's side, so that its pool notices before it uses them again. Busy ones are left alone.
+//! ended on the client's side, so that its pool notices before it uses them again. Busy ones are left alone. The client's
+//! side alone cannot tell a response that pauses from one that has ended: the pod is asked (`kept/ask`).
 
 use std::{
     collections::BTreeMap,
@@ -10,8 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::wire::PodPhase;
+
 use crate::sockdiag::{Connection, Seen};
 
+pub(crate) mod ask;
 pub(crate) mod end;
 pub mod locked;
 
@@ -28,8 +32,12 @@ const SPREAD: Duration = Duration::from_secs(5);
 const SPREAD_STOPPING: Duration = Duration::from_millis(500);
 /// How long a kept connection holds up a drained pod.
 pub(crate) const STAYS: Duration = Duration::from_secs(2);
-/// How long an address is watched after it left.
+/// How long an address is watched after it left; while it has a pod, also longer.
 const WATCHED: Duration = Duration::from_secs(15);
+/// How often kept connections are looked at.
+const ROUND: Duration = Duration::from_millis(250);
+/// The same when all that is left has long been so and lives on: only what was in use all the time is kept there.
+const ROUND_LATE: Duration = Duration::from_secs(10);
 
 /// Addresses that new connections were led to until lately.
 #[derive(Debug, Default)]
@@ -41,15 +49,28 @@ pub(crate) struct Kept {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leaving {
     since: Instant,
-    spread: Duration,
-    idle: Duration,
+    stays: bool,
+}
+
+impl Leaving {
+    fn spread(self) -> Duration {
+        if self.stays { SPREAD } else { SPREAD_STOPPING }
+    }
+
+    fn idle(self) -> Duration {
+        if self.stays { IDLE } else { IDLE_STOPPING }
+    }
+
+    fn is_late(self, now: Instant) -> bool {
+        now.duration_since(self.since) >= WATCHED
+    }
 }
 
 impl Kept {
-    /// New connections are not led to this address any more, whose pod `stays` or is about to stop.
-    pub(crate) fn leave(&mut self, now: Instant, at: SocketAddr, stays: bool) {
-        let (spread, idle) = if stays { (SPREAD, IDLE) } else { (SPREAD_STOPPING, IDLE_STOPPING) };
-        self.leaving.insert(at, Leaving { since: now, spread, idle });
+    /// New connections are not led to this address any more, whose pod stays if it is ready, or else is about to stop.
+    pub(crate) fn leave(&mut self, now: Instant, at: SocketAddr, phase: Option<PodPhase>) {
+        let stays = phase == Some(PodPhase::Ready);
+        self.leaving.insert(at, Leaving { since: now, stays });
     }
 
     /// They are led there again.
@@ -57,9 +78,29 @@ impl Kept {
         self.leaving.remove(&at);
     }
 
-    /// Forgets what left long ago.
-    pub(crate) fn forget(&mut self, now: Instant) {
-        self.leaving.retain(|_, leaving| now.duration_since(leaving.since) < WATCHED);
+    /// Takes in what has become of the pods there: one that stayed may be about to stop. Forgets those that are gone.
+    pub(crate) fn follow(
+        &mut self,
+        now: Instant,
+        phase_at: impl Fn(SocketAddr) -> Option<PodPhase>,
+    ) {
+        self.leaving.retain(|&at, leaving| {
+            let phase = phase_at(at);
+            if leaving.stays && phase == Some(PodPhase::Draining) {
+                *leaving = Leaving { since: now, stays: false };
+            }
+            phase.is_some() || !leaving.is_late(now)
+        });
+    }
+
+    /// Whether anything has just left, or waits to stop.
+    pub(crate) fn is_urgent(&self, now: Instant) -> bool {
+        self.leaving.values().any(|it| !it.stays || !it.is_late(now))
+    }
+
+    /// How soon to look again.
+    pub(crate) fn pace(&self, now: Instant) -> Duration {
+        if self.is_urgent(now) { ROUND } else { ROUND_LATE }
     }
 
     /// What is being left; empty most of the time.
@@ -77,13 +118,11 @@ pub(crate) fn is_due(
     leaving: &BTreeMap<SocketAddr, Leaving>,
     connection: &Connection,
 ) -> bool {
-    // A v4 peer of an IPv6 socket is listed as `::ffff:a.b.c.d`.
-    let peer = SocketAddr::new(connection.peer.ip().to_canonical(), connection.peer.port());
-    let Some(leaving) = leaving.get(&peer) else { return false };
+    let Some(leaving) = leaving.get(&connection.plain_peer()) else { return false };
     // Knuth's multiplicative constant scatters neighbouring ports.
     let scattered = u32::from(connection.local.port()).wrapping_mul(0x9E37_79B1) >> 16;
-    let moment = leaving.spread * scattered / (1 << 16);
-    is_idle(connection.seen, leaving.idle) && now.duration_since(leaving.since) >= moment
+    let moment = leaving.spread() * scattered / (1 << 16);
+    is_idle(connection.seen, leaving.idle()) && now.duration_since(leaving.since) >= moment
 }
 
 /// Whether a client's connection has had its answer, and then lain still for `long`; or never had a request.
@@ -106,28 +145,50 @@ mod tests {
     }
 
     fn leaving(kept: &Kept) -> Vec<(SocketAddr, Duration)> {
-        kept.leaving().iter().map(|(&at, leaving)| (at, leaving.spread)).collect()
+        kept.leaving().iter().map(|(&at, leaving)| (at, leaving.spread())).collect()
     }
 
     #[test]
-    fn an_address_is_watched_until_it_is_back_or_long_gone() {
-        let now = Instant::now();
+    fn an_address_is_watched_until_it_is_back_or_its_pod_long_gone() {
+        let (now, ready) = (Instant::now(), Some(PodPhase::Ready));
         let mut kept = Kept::default();
-        kept.leave(now, at("10.0.0.1:80"), true);
-        kept.leave(now, at("10.0.0.2:80"), false);
-        let want = [(at("10.0.0.1:80"), SPREAD), (at("10.0.0.2:80"), SPREAD_STOPPING)];
+        kept.leave(now, at("10.0.0.1:80"), ready);
+        kept.leave(now, at("10.0.0.2:80"), Some(PodPhase::Draining));
+        kept.leave(now, at("10.0.0.3:80"), None);
+        let want = [
+            (at("10.0.0.1:80"), SPREAD),
+            (at("10.0.0.2:80"), SPREAD_STOPPING),
+            (at("10.0.0.3:80"), SPREAD_STOPPING),
+        ];
         assert_eq!(leaving(&kept), want);
         kept.come_back(at("10.0.0.1:80"));
-        kept.forget(now + WATCHED / 2);
+        kept.follow(now + WATCHED / 2, |_| None);
         assert_eq!(leaving(&kept), want[1..]);
-        kept.forget(now + WATCHED);
+        let one_is_left = |it| (it == at("10.0.0.2:80")).then_some(PodPhase::Draining);
+        kept.follow(now + WATCHED, one_is_left);
+        assert_eq!(leaving(&kept), want[1..2], "its last response may take a while");
+        assert_eq!(kept.pace(now + WATCHED), ROUND);
+        kept.follow(now + WATCHED, |_| None);
         assert_eq!(leaving(&kept), []);
+    }
+
+    #[test]
+    fn a_pod_that_stays_is_looked_at_now_and_then_until_it_stops_too() {
+        let now = Instant::now();
+        let (late, mut kept) = (now + WATCHED, Kept::default());
+        kept.leave(now, at("10.0.0.1:80"), Some(PodPhase::Ready));
+        assert_eq!(kept.pace(now), ROUND);
+        kept.follow(late, |_| Some(PodPhase::Ready));
+        assert_eq!(kept.pace(late), ROUND_LATE);
+        kept.follow(late, |_| Some(PodPhase::Draining));
+        assert_eq!(leaving(&kept), [(at("10.0.0.1:80"), SPREAD_STOPPING)]);
+        assert_eq!(kept.pace(late + WATCHED), ROUND);
     }
 
     #[test]
     fn only_idle_connections_to_what_leaves_are_ended_each_at_its_moment() {
         let now = Instant::now();
-        let left = Leaving { since: now, spread: SPREAD, idle: IDLE };
+        let left = Leaving { since: now, stays: true };
         let leaving = BTreeMap::from([(at("10.0.0.1:80"), left)]);
         let connection = |port: u16, peer: &str, idle| {
             let local = SocketAddr::new([10, 0, 0, 9].into(), port);

@@ -6,11 +6,11 @@
 //! | [`plan`] | pure: from the RouteTable to ordered writes of the kernel's maps |
 //! | [`reach`] | pure: which pods of other nodes this one is known to reach |
 //! | [`cgroups`], `kubepods` | pure: the layouts of pods' cgroups; the one of this node |
-//! | [`drain`] | what the kubelet asks before it stops a pod |
+//! | [`door`] | the port in each pod's namespace where the kubelet and other nodes' agents ask |
 //! | [`maps`], [`sys`] | the kernel's maps and the agent's own system calls |
 //! | `pods/find`, `pods/namespace`, `pods/ask`, `pods/mark` | cgroups, namespaces, probes and how the kernel knows them |
 //! | [`sockdiag`] | the TCP sockets of a namespace, listed and ended |
-//! | [`kept`] | pure: which kept connections to end; `kept/end` ends them, [`kept::locked`] under their locks |
+//! | [`kept`] | pure: which kept connections to end; `kept/ask` asks pods, `kept/end` ends them, [`kept::locked`] under their locks |
 //! | `btf` | pure: where fields of the kernel's sockets are |
 //! | `agent` | the loop that joins them |
 //! | `controller`, `autoscaler`, `admin` | the streams, health and metrics |
@@ -23,7 +23,7 @@ pub mod cgroups;
 mod clock;
 pub mod config;
 mod controller;
-pub mod drain;
+pub mod door;
 pub mod kept;
 mod kernel;
 mod kubepods;
@@ -58,9 +58,9 @@ use crate::{
     agent::{Agent, Ends},
     config::Config,
     controller::Routes,
-    drain::Drains,
+    door::drain::Drains,
     kept::end::Clients,
-    pods::mark::Marks,
+    pods::{find::Answers, mark::Marks},
 };
 
 /// The capabilities that the agent needs, each with its reason: what a manifest gives it, besides user 0, the host's
@@ -167,9 +167,8 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
 
     let (stage, stages) = watch::channel(kernel::Stage::default());
     tasks.spawn(kernel.watch(stages, troubles.clone(), metrics.clone(), shutdown.clone()));
-    let who = ourselves(&config);
     let (controllers, autoscalers) = finders(&config, &tasks, &shutdown);
-    let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), who.clone(), shutdown.clone());
+    let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), ourselves(&config), shutdown.clone());
 
     let routes = Arc::new(Routes::default());
     let routes_link = link(&controllers)
@@ -189,7 +188,8 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     tasks.spawn(async move { usage_link.report_usage(&totals).await });
 
     let (found, finds) = mpsc::channel(FOUND);
-    let finder = look_for_pods(&config, places.pods, &drains, found)?;
+    let answers = Answers { drains: drains.clone(), conns: maps.conns() };
+    let finder = look_for_pods(&config, places.pods, answers, found)?;
     let marks = Marks::open(&pins)?;
     let ends =
         Ends { maps, marks, finder, reports, usage, settled, metrics, troubles, drains, stage };
@@ -213,11 +213,11 @@ fn ourselves(config: &Config) -> Subscriber {
 fn look_for_pods(
     config: &Config,
     cgroups: PathBuf,
-    drains: &Drains,
+    answers: Answers,
     found: mpsc::Sender<pods::Event>,
 ) -> Result<mpsc::Sender<pods::find::Command>, Error> {
     let namespaces = config.namespaces.clone();
-    let drains = config.wait_for_drain.then(|| drains.clone());
-    let places = pods::find::Places { cgroups, namespaces, drains };
+    let answers = config.wait_for_drain.then_some(answers);
+    let places = pods::find::Places { cgroups, namespaces, answers };
     pods::find::start(places, found).map_err(Error::Find)
 }

@@ -20,6 +20,7 @@ use common::{
     wire::Totals,
 };
 
+use self::conns::Conns;
 use crate::{
     plan::{Backend, KernelTable, MapOp, Written},
     sys::{self, Words},
@@ -71,6 +72,7 @@ const STATE_WORDS: usize = size_of::<abi::PodState>() / 8;
 const COUNTER_WORDS: usize = size_of::<abi::Counters>() / 8;
 const RESPONSE_WORDS: usize = size_of::<abi::Responses>() / 8;
 
+pub mod conns;
 mod old;
 
 /// Every map the agent reads or writes. Only one process at a time may write.
@@ -86,6 +88,8 @@ pub struct Maps {
     backends: Words,
     rows: Rows,
     control: Words,
+    conns: Conns,
+    pins: PathBuf,
     /// What the programs of the version before still count.
     old: Option<old::Old>,
 }
@@ -119,6 +123,8 @@ impl Maps {
                 cpus: rows / abi::PODS_MAX as usize,
             },
             control: words(pins, maps::CONTROL, abi::CONTROL_WORDS as usize)?,
+            conns: Conns::open([pins])?,
+            pins: pins.to_owned(),
             old: None,
         })
     }
@@ -126,7 +132,13 @@ impl Maps {
     /// Adds what the programs of another version, pinned in `pins`, count until their connections have closed.
     #[must_use]
     pub fn beside(self, pins: Option<&Path>) -> Self {
-        Self { old: pins.and_then(old::Old::open), ..self }
+        let both = pins.and_then(|old| Conns::open([&self.pins, old]).ok());
+        Self { old: pins.and_then(old::Old::open), conns: both.unwrap_or(self.conns), ..self }
+    }
+
+    /// What is remembered of each connection of a pod.
+    pub fn conns(&self) -> Conns {
+        self.conns.clone()
     }
 
     /// Takes over for good what another version has counted to the end. Returns whether nothing of it is left; `all` also

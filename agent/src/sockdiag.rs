@@ -11,6 +11,8 @@ use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
 use crate::netlink::Netlink;
 
+mod stored;
+
 /// One established connection, seen from its own end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
@@ -50,6 +52,16 @@ impl Connection {
         };
         // The kernel gives the low half first, whatever the byte order.
         half(4) << 32 | half(0)
+    }
+
+    /// The other end, as it is written: a v4 peer of an IPv6 socket is listed as `::ffff:a.b.c.d`.
+    pub fn plain_peer(&self) -> SocketAddr {
+        plain(self.peer)
+    }
+
+    /// This end, likewise.
+    pub fn plain_local(&self) -> SocketAddr {
+        plain(self.local)
     }
 
     /// What names this socket and no other.
@@ -159,6 +171,11 @@ fn request(
 
 fn local(id: &SocketId) -> SocketAddr {
     SocketAddr::new(id.source_address, id.source_port)
+}
+
+/// An IPv4 address that is mapped into IPv6 as itself.
+fn plain(at: SocketAddr) -> SocketAddr {
+    SocketAddr::new(at.ip().to_canonical(), at.port())
 }
 
 /// From `struct tcp_info` (include/uapi/linux/tcp.h), in ms: `tcpi_last_data_sent` (byte 44), `tcpi_last_data_recv`

@@ -367,6 +367,21 @@ pub struct Conn {
     pub http: Http,
 }
 
+impl Conn {
+    /// As it stands in the kernel's memory; `None` where that has another size, as another version's may.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let fits = bytes.len() == size_of::<Self>();
+        // SAFETY: as many bytes as are read, wherever they begin; any bytes are integers.
+        fits.then(|| unsafe { core::ptr::read_unaligned(bytes.as_ptr().cast()) })
+    }
+
+    /// Whether it is a counted connection with a [message under way](crate::h1::Conn::is_open), or with bytes of one that
+    /// wait for those before them.
+    pub fn is_open(&self) -> bool {
+        self.slot != 0 && (self.http.kept > 0 || self.http.h1.is_open())
+    }
+}
+
 /// Flag of [`Conn`]: its bind was widened from loopback.
 pub const CONN_WIDENED: u32 = 1;
 /// Flag of [`Conn`]: it counts in `LISTEN` as reachable.

@@ -117,6 +117,15 @@ impl Conn {
         self.asked != self.answered
     }
 
+    /// Whether a message is under way: a request that has begun to come, an answer that has not ended, or a tunnel.
+    ///
+    /// Says no of what never spoke HTTP/1: its messages are not known, and it counts as one until it closes.
+    pub fn is_open(&self) -> bool {
+        let came_in_part = !matches!(self.rx.at, at::START | at::TUNNEL | at::LOST);
+        let is_foreign = self.rx.at == at::TUNNEL && self.tx.status == 0;
+        came_in_part || self.is_busy() && !is_foreign
+    }
+
     /// Reads on in the requests: `window` holds `len` (1 to [`WINDOW`]) bytes that begin at `rx.next`.
     #[inline(always)]
     pub fn read_request(&mut self, window: &Window, len: u32) -> Read {

@@ -256,7 +256,7 @@ impl Running {
             clients_cgroup: Some(layout.cgroup(&cgroups.v2)),
             pods_cgroup: Some(layout.pods_cgroup(&cgroups.v2)),
             kubelet_cgroup: None,
-            wait_for_drain: false,
+            wait_for_drain: true,
             namespaces: Some(layout.namespaces()),
             activator_netns: Some(layout.node_namespace()),
             admin: Part::Agent.admin(),

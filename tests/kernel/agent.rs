@@ -42,6 +42,8 @@ const PREFIX: &str = "rouse-agent-";
 const ROLE: &str = "ROUSE_TEST_ROLE";
 /// Long: beside other work, loading the programs alone may take half a minute.
 const LIMIT: Duration = Duration::from_secs(120);
+/// What a client sends.
+const SENDS: &str = "ROUSE_TEST_SENDS";
 const ADDRESS: &str = "10.77.0.2:8080";
 /// Line of the metrics that counts them.
 const PROBES_PASSED: &str = "rouse_agent_probes_total{result=\"passed\"}";
@@ -68,16 +70,22 @@ fn run_agent() {
         .expect("it runs until it is killed");
 }
 
-/// Opens a connection to the pod, leaves it idle, and says how it ended.
+/// Opens a connection to the pod, sends what it is given, and says what comes and how the connection ends.
 fn run_client() {
     let mut stream = TcpStream::connect(ADDRESS).expect("the pod listens");
+    stream.write_all(env::var(SENDS).unwrap_or_default().as_bytes()).expect("it stands");
     println!("connected");
-    let read = stream.read(&mut [0]).map_err(|error| error.kind());
-    println!("ended: {read:?}");
+    let mut bytes = [0; 1024];
+    loop {
+        match stream.read(&mut bytes).map_err(|error| error.kind()) {
+            Ok(read @ 1..) => println!("read: {}", bytes[..read].escape_ascii()),
+            end => return println!("ended: {end:?}"),
+        }
+    }
 }
 
 /// Serves HTTP on port 8080 between the lines `listen` and `close`; answers 200 after `good`, 503 after `bad`,
-/// nothing after `keep`.
+/// nothing after `keep`. `say TEXT` writes that, escaped, to what it keeps; `drop` closes it.
 fn run_pod() {
     let (send, lines) = mpsc::channel();
     thread::spawn(move || {
@@ -88,7 +96,8 @@ fn run_pod() {
         std::process::exit(0);
     });
     let (mut listener, mut status) = (None, "200 OK");
-    let (mut keep, mut kept) = (false, Vec::new());
+    let (mut keep, mut kept) = (false, Vec::<TcpStream>::new());
+    let mut said = String::new();
     loop {
         match lines.try_recv().as_deref() {
             Ok("listen") => {
@@ -99,6 +108,10 @@ fn run_pod() {
             Ok("close") => listener = None,
             Ok("good") => status = "200 OK",
             Ok("keep") => keep = true,
+            Ok("drop") => kept.clear(),
+            Ok(line) if line.starts_with("say ") => {
+                said = line["say ".len()..].replace("\\r\\n", "\r\n");
+            }
             Ok("bad") => status = "503 Service Unavailable",
             _ => {}
         }
@@ -107,6 +120,11 @@ fn run_pod() {
             Some(Ok((stream, _))) => answer(stream, status),
             Some(Err(error)) if error.kind() != ErrorKind::WouldBlock => panic!("{error}"),
             Some(Err(_)) | None => thread::sleep(Duration::from_millis(1)),
+        }
+        // What is to be said waits for who is to hear it.
+        if !kept.is_empty() {
+            let text = std::mem::take(&mut said);
+            kept.iter_mut().for_each(|stream| drop(stream.write_all(text.as_bytes())));
         }
     }
 }
@@ -301,6 +319,10 @@ impl World {
     }
 
     fn start_in(&self, role: &str, cgroup: &str) -> Child {
+        self.starting(role, cgroup).spawn().expect("sh")
+    }
+
+    fn starting(&self, role: &str, cgroup: &str) -> Command {
         let entering = self.in_role(role, "p");
         let words = entering
             .get_args()
@@ -314,7 +336,7 @@ impl World {
         if role == "client" {
             command.stdout(Stdio::piped());
         }
-        command.spawn().expect("sh")
+        command
     }
 
     fn in_role(&self, role: &str, namespace: &str) -> Command {
@@ -391,14 +413,20 @@ impl World {
 
     /// Waits until so many probes have passed.
     fn wait_probes(&self, count: u64) {
+        self.wait_counted(PROBES_PASSED, count);
+    }
+
+    /// Waits until the metric that this line begins with is so high.
+    fn wait_counted(&self, line: &str, count: u64) {
         let end = Instant::now() + LIMIT;
         loop {
             let page = self.get("n", "127.0.0.1:7104", "/metrics");
-            let passed = page.lines().find_map(|line| line.strip_prefix(PROBES_PASSED));
-            if passed.and_then(|text| text.trim().parse().ok()).is_some_and(|it: u64| it >= count) {
+            let counted = page.lines().find_map(|it| it.strip_prefix(line));
+            if counted.and_then(|text| text.trim().parse().ok()).is_some_and(|it: u64| it >= count)
+            {
                 return;
             }
-            assert!(Instant::now() < end, "{count} probes never passed: {page}");
+            assert!(Instant::now() < end, "{line} never came to {count}: {page}");
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -656,47 +684,7 @@ fn a_draining_pod_is_called_drained_once_it_is_quiet() {
     assert_eq!(drained.in_flight, 0);
 }
 
-#[test]
-fn an_idle_connection_to_a_draining_pod_is_ended_at_the_clients_side() {
-    let mut world = World::new("kept");
-    fs::create_dir(world.cgroup.join("clients")).expect("a cgroup");
-    world.name_pod(PodPhase::Ready, ProbeHow::Listen);
-    world.name_service();
-    world.start_agent();
-    world.start_pod();
-    world.tell("keep");
-    world.tell("listen");
-    world.wait("ready", |seen| seen.ready);
-    let mut client = world.start_in("client", "clients");
-    let mut said = std::io::BufReader::new(client.stdout.take().expect("a pipe")).lines();
-    let mut next = |begin: &str| {
-        said.find_map(|line| line.ok().filter(|line| line.contains(begin)))
-            .expect("the client speaks")
-    };
-    next("connected");
-    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
-    assert_eq!(next("ended"), "ended: Err(ConnectionAborted)");
-    client.wait().expect("it ends");
-    world.wait("drained", |seen| seen.drained);
-}
-
 impl World {
-    /// A service that leads straight to the pod.
-    fn name_service(&self) {
-        let name = Name::new("default", "hello");
-        let service = Service {
-            name: name.clone(),
-            addresses: vec!["10.96.0.7".parse().expect("an address")],
-            port: NonZeroU16::new(80).expect("not zero"),
-            activator_port: NonZeroU16::new(20_000).expect("not zero"),
-            targets: vec![Target { revision: Name::new("default", "hello-00001"), percent: 100 }],
-            path: wire::Path::Direct,
-            hosts: Vec::new(),
-            ingress: None,
-        };
-        self.routes.set(RouteKey::Service(name), RouteChange::Service(service));
-    }
-
     /// Whether the pod does not answer yet. An answer counts as a request.
     fn request_fails(&self) -> bool {
         let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
@@ -714,4 +702,5 @@ impl World {
 const DOOR: &str = "10.77.0.2:8022";
 const WAIT: &str = "/wait-for-drain";
 
+mod kept;
 mod kubelet;

@@ -1,7 +1,7 @@
 //! Shell: ends kept connections in the clients' network namespaces.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -10,10 +10,13 @@ use std::{
 };
 
 use common::link::chain;
+use tokio::task::spawn_blocking;
 use tracing::{debug, warn};
 
 use super::{
-    Leaving, is_due,
+    Leaving,
+    ask::{self, Ends},
+    is_due,
     locked::{Done, Ender},
 };
 use crate::{
@@ -42,61 +45,110 @@ impl Clients {
         self.ender.is_some()
     }
 
-    /// Ends what is due in every namespace of a client's. Blocks.
+    /// Ends what is due in every namespace of a client's, but for what a pod says is in use.
     ///
     /// The agent's own namespace is left out: activators there move their connections themselves.
-    pub(crate) fn end(&self, leaving: &BTreeMap<SocketAddr, Leaving>) -> Done {
+    pub(crate) async fn round(self, leaving: BTreeMap<SocketAddr, Leaving>) -> Done {
+        let leaving = Arc::new(leaving);
+        let (cgroup, what) = (self.cgroup.clone(), Arc::clone(&leaving));
+        let mut found = blocking(move || due(&cgroup, &what)).await;
+        let all = found.iter().flat_map(|client| &client.due);
+        let busy = ask::busy(all.map(ends)).await;
+        let in_use: u64 = found.iter_mut().map(|client| client.leave_out(&busy)).sum();
+        let mut done = blocking(move || self.end(&leaving, found)).await;
+        done.spared += in_use;
+        if done != Done::default() {
+            let Done { ended, spared } = done;
+            debug!(ended, spared, in_use, "kept connections ended");
+        }
+        done
+    }
+
+    /// Ends what was found to be due and has not been used since then. Blocks.
+    fn end(&self, leaving: &BTreeMap<SocketAddr, Leaving>, found: Vec<Client>) -> Done {
         // Rounds do not overlap, so nobody waits here.
         let mut ender =
             self.ender.as_ref().map(|it| it.lock().unwrap_or_else(PoisonError::into_inner));
         let mut done = Done::default();
-        for path in namespaces(&self.cgroup) {
-            let namespace = match Namespace::open(&path) {
-                Ok(namespace) => namespace,
-                // Its process has just ended, and its connections with it.
-                Err(_) => continue,
-            };
+        for Client { namespace, due } in found.iter().filter(|client| !client.due.is_empty()) {
             let ender = ender.as_deref_mut();
-            match namespace.within("connections", || end_here(leaving, ender)) {
+            match namespace.within("connections", || end_here(leaving, due, ender)) {
                 Ok(here) => done += here,
                 Err(error) => warn!(error = %chain(&error), "cannot end kept connections"),
             }
-        }
-        if done != Done::default() {
-            let Done { ended, spared } = done;
-            debug!(ended, spared, leaving = leaving.len(), "kept connections ended");
         }
         done
     }
 }
 
-fn end_here(
-    leaving: &BTreeMap<SocketAddr, Leaving>,
-    ender: Option<&mut Ender>,
-) -> io::Result<Done> {
-    let diag = SockDiag::open()?;
-    let now = Instant::now();
-    let connections = diag.connections()?;
-    let due: Vec<&Connection> = connections.iter().filter(|it| is_due(now, leaving, it)).collect();
-    match ender {
-        _ if due.is_empty() => Ok(Done::default()),
-        Some(ender) => ender.end(&due).or_else(|error| {
-            warn!(%error, "cannot end kept connections under their locks");
-            end_unlocked(&diag, leaving, &due)
-        }),
-        None => end_unlocked(&diag, leaving, &due),
+/// What may block.
+async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
+    match spawn_blocking(job).await {
+        Ok(done) => done,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     }
 }
 
-/// For kernels that cannot look and end in one step: a request that is written in between is lost.
-fn end_unlocked(
-    diag: &SockDiag,
+/// A client's namespace, and its connections that are to be ended.
+struct Client {
+    namespace: Namespace,
+    due: Vec<Connection>,
+}
+
+impl Client {
+    /// Leaves out those that are in use. Returns how many.
+    fn leave_out(&mut self, busy: &BTreeSet<Ends>) -> u64 {
+        let all = self.due.len();
+        self.due.retain(|connection| !busy.contains(&ends(connection)));
+        (all - self.due.len()) as u64
+    }
+}
+
+fn ends(connection: &Connection) -> Ends {
+    (connection.plain_local(), connection.plain_peer())
+}
+
+/// The clients with connections that are due. Blocks.
+fn due(cgroup: &Path, leaving: &BTreeMap<SocketAddr, Leaving>) -> Vec<Client> {
+    let mut found = Vec::new();
+    for path in namespaces(cgroup) {
+        // Otherwise its process has just ended, and its connections with it.
+        let Ok(namespace) = Namespace::open(&path) else { continue };
+        match namespace.within("connections", || due_here(leaving)) {
+            Ok(due) if due.is_empty() => {}
+            Ok(due) => found.push(Client { namespace, due }),
+            Err(error) => warn!(error = %chain(&error), "cannot look for kept connections"),
+        }
+    }
+    found
+}
+
+fn due_here(leaving: &BTreeMap<SocketAddr, Leaving>) -> io::Result<Vec<Connection>> {
+    let now = Instant::now();
+    let mut connections = SockDiag::open()?.connections()?;
+    connections.retain(|it| is_due(now, leaving, it));
+    Ok(connections)
+}
+
+fn end_here(
     leaving: &BTreeMap<SocketAddr, Leaving>,
-    due: &[&Connection],
+    due: &[Connection],
+    ender: Option<&mut Ender>,
 ) -> io::Result<Done> {
+    let Some(ender) = ender else { return end_unlocked(leaving, due) };
+    let all: Vec<&Connection> = due.iter().collect();
+    ender.end(&all).or_else(|error| {
+        warn!(%error, "cannot end kept connections under their locks");
+        end_unlocked(leaving, due)
+    })
+}
+
+/// For kernels that cannot look and end in one step: a request that is written in between is lost.
+fn end_unlocked(leaving: &BTreeMap<SocketAddr, Leaving>, due: &[Connection]) -> io::Result<Done> {
+    let diag = SockDiag::open()?;
     let mut done = Done::default();
     for connection in due {
-        match end_one(diag, leaving, connection) {
+        match end_one(&diag, leaving, connection) {
             Ok(true) => done.ended += 1,
             Ok(false) => done.spared += 1,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

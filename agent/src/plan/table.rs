@@ -4,7 +4,7 @@
 //! refers to it, and nothing of a revision or pod that no connect depends on.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
     sync::Arc,
@@ -77,12 +77,18 @@ impl Table {
         self.revisions.find(revision).is_some_and(|number| self.revisions.get(number).is_h2c)
     }
 
-    /// Whether a pod at this address takes requests.
-    pub fn is_ready_at(&self, address: SocketAddr) -> bool {
-        let is_ready = |pod: &Pod| {
-            pod.phase == PodPhase::Ready && [pod.address, pod.also].contains(&Some(address))
-        };
-        self.pods.values().any(is_ready)
+    /// How far the pods at these addresses are. A new pod may have the address of one that ends.
+    pub fn phases(&self, wanted: impl Fn(&SocketAddr) -> bool) -> HashMap<SocketAddr, PodPhase> {
+        let mut found = HashMap::new();
+        for pod in self.pods.values() {
+            for at in [pod.address, pod.also].into_iter().flatten().filter(&wanted) {
+                let phase = found.entry(at).or_insert(pod.phase);
+                if pod.phase == PodPhase::Ready {
+                    *phase = pod.phase;
+                }
+            }
+        }
+        found
     }
 
     /// Subjects that a whole table does not name any more.

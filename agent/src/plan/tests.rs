@@ -341,9 +341,10 @@ fn a_pod_leaves_when_it_drains_or_its_service_changes_path() {
     assert_eq!(moved(Path::Direct, &pods), (BTreeSet::new(), at(2)));
     assert_eq!(moved(Path::Activator, &pods), (BTreeSet::new(), at(1)));
     assert_eq!(moved(Path::Direct, &pods), (at(1), BTreeSet::new()));
-    let table = bed.planner.table();
-    let is_ready = |number| at(number).into_iter().any(|at| table.is_ready_at(at));
-    assert_eq!((is_ready(1), is_ready(2)), (true, false));
+    let phases = bed.planner.table().phases(|_| true);
+    let phase = |number| at(number).first().and_then(|at| phases.get(at).copied());
+    let want = (Some(PodPhase::Ready), Some(PodPhase::Draining), None);
+    assert_eq!((phase(1), phase(2), phase(3)), want);
 }
 
 #[test]
@@ -556,7 +557,8 @@ fn a_pod_of_both_families_serves_each_clients_own() {
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(5)]);
     assert_eq!(bed.kernel.find(&of_six).unwrap().1, vec![own]);
     let at = SocketAddr::from((six, 8080));
-    assert!(bed.planner.table().is_ready_at(at), "its kept connections stay");
+    let phases = bed.planner.table().phases(|it| *it == at);
+    assert_eq!(phases, [(at, PodPhase::Ready)].into(), "its kept connections stay");
 }
 
 #[test]

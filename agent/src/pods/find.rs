@@ -28,8 +28,9 @@ use super::namespace::{self, Namespace};
 use crate::{
     cgroups::{is_monitor, pod_of},
     clock::monotonic_ns,
-    drain::{Door, Doors, Drains},
+    door::{Door, Doors, drain::Drains},
     kubepods::children,
+    maps::conns::Conns,
     oddities::{self, Oddity},
     pods::{Event, Facts, Sockets},
     sys,
@@ -65,8 +66,17 @@ pub struct Places {
     pub cgroups: PathBuf,
     /// Folder of their network namespaces by uid, if the platform keeps one.
     pub namespaces: Option<PathBuf>,
-    /// What the kubelet's question before a pod stops is answered from; `None`: nobody asks here.
-    pub drains: Option<Drains>,
+    /// What is answered in the pods' namespaces; `None`: nobody asks here.
+    pub answers: Option<Answers>,
+}
+
+/// What questions in the pods' namespaces are answered from.
+#[derive(Clone, Debug)]
+pub struct Answers {
+    /// Which pods may stop.
+    pub drains: Drains,
+    /// What their connections do.
+    pub conns: Conns,
 }
 
 /// Starts the thread. It ends when the sender is dropped, or nobody takes its events any more.
@@ -164,7 +174,11 @@ impl Wanted {
             Ok(door) => Some(door),
             Err(error) => {
                 let error = common::link::chain(&error);
-                warn!(uid, error, "nobody will answer the kubelet before the pod stops");
+                warn!(
+                    uid,
+                    error,
+                    "nobody will answer in the pod's namespace, nor the kubelet before it stops the pod"
+                );
                 None
             }
         };
@@ -194,7 +208,11 @@ impl Finder {
             known: HashMap::new(),
             wanted: HashMap::new(),
             root: namespace::inode(&places.cgroups).ok(),
-            doors: places.drains.map(|drains| Doors { drains, events: events.clone() }),
+            doors: places.answers.map(|Answers { drains, conns }| Doors {
+                drains,
+                conns,
+                events: events.clone(),
+            }),
             events,
         };
         finder.tree(&places.cgroups);
@@ -492,7 +510,7 @@ mod tests {
         fs::create_dir_all(&root).expect("a folder");
         let (send, mut events) = mpsc::channel(8);
         let commands =
-            start(Places { cgroups: root.clone(), namespaces: None, drains: None }, send)
+            start(Places { cgroups: root.clone(), namespaces: None, answers: None }, send)
                 .expect("a thread");
         commands.send(Command::Watch("a".into())).await.expect("it runs");
         fs::create_dir(root.join("poda")).expect("a folder");

@@ -17,7 +17,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::sched::{CloneFlags, setns};
 
 use crate::{
-    drain, netfilter,
+    door, netfilter,
     netlink::Netlink,
     oddities::Oddity,
     pods::{Facts, Sockets},
@@ -114,7 +114,7 @@ impl Namespace {
             }
             let mut listeners = SockDiag::open()?.listeners()?;
             // Our own.
-            listeners.retain(|at| at.port() != drain::PORT);
+            listeners.retain(|at| at.port() != door::PORT);
             Ok(Some(Sockets { listeners, redirects: netfilter::redirects() }))
         })
     }

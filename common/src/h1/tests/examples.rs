@@ -16,6 +16,32 @@ fn a_request_is_in_flight_from_its_heads_end_to_its_responses_end() {
 }
 
 #[test]
+fn a_message_is_open_from_its_first_byte_to_the_end_of_its_answer() {
+    let open = |conversation: &[(char, &str)]| {
+        let mut wire = Wire::new();
+        for (who, bytes) in conversation {
+            match who {
+                '>' => wire.request(bytes.as_bytes()),
+                _ => wire.response(bytes.as_bytes()),
+            }
+        }
+        wire.conn.is_open()
+    };
+    let upgrade = "GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: chat\r\n\r\n";
+    let switch = "HTTP/1.1 101 Switching Protocols\r\n\r\n";
+    let half = &OK5[..OK5.len() - 2];
+    for still in [&[('>', &GET[..1])][..], &[('>', GET)], &[('>', GET), ('<', half)]] {
+        assert!(open(still), "{still:?}");
+    }
+    assert!(open(&[('>', GET), ('<', OK5), ('>', GET), ('<', half)]), "the second one");
+    assert!(open(&[('>', upgrade), ('<', switch)]), "until it closes");
+    assert!(!open(&[]));
+    assert!(!open(&[('>', GET), ('<', OK5)]));
+    let foreign = "\x16\x03\x01\x02\0\x01";
+    assert!(!open(&[('>', foreign)]), "nobody knows");
+}
+
+#[test]
 fn a_kept_connection_carries_one_request_after_another() {
     assert_eq!(said(&[('>', GET), ('<', OK5), ('>', GET), ('<', OK0)]), "S F200 S F200 |");
 }

@@ -1,40 +1,20 @@
-//! Shell: answers `GET :8022/wait-for-drain`, which the kubelet asks of a pod's own address before it stops a container.
-//!
-//! The socket is opened inside the pod's network namespace and belongs to the agent: the pod's processes see a port in
-//! use and nothing else. Knative keeps the port from users (knative/serving `pkg/networking/constants.go`). Without an
-//! agent nobody listens, so that the kubelet is refused at once and stops the pod as ever.
+//! Shell: pods that may stop, and `GET /wait-for-drain`, by which the kubelet waits for that before it stops a container.
 
 use std::{
     collections::BTreeSet,
-    io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
-    os::fd::{AsRawFd as _, OwnedFd},
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
 };
 
 use axum::{
-    Router,
     extract::{ConnectInfo, State},
     http::StatusCode,
-    routing::get,
 };
-use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
-    sockopt::{Ipv6V6Only, ReuseAddr},
-};
-use tokio::sync::{Notify, mpsc::Sender, watch};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
-use crate::pods::{
-    Event,
-    namespace::{self, Namespace},
-};
-
-/// Where the kubelet asks. Reserved by Knative, so that no user's container has it.
-pub const PORT: u16 = 8022;
-/// Every container of a pod asks once.
-const BACKLOG: i32 = 16;
+use super::Asked;
+use crate::pods::{Event, namespace};
 
 /// Pods that may stop. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -102,60 +82,12 @@ impl Drop for Question {
     }
 }
 
-/// What every door needs.
-#[derive(Clone, Debug)]
-pub struct Doors {
-    /// Where the answers come from.
-    pub drains: Drains,
-    /// Where questions go.
-    pub events: Sender<Event>,
-}
-
-/// An open port in a pod's namespace. Closes when dropped; a namespace lives as long as a socket in it.
-#[derive(Debug)]
-pub struct Door {
-    /// Cookie of the namespace it is in.
-    pub cookie: u64,
-    _stop: DropGuard,
-}
-
-impl Doors {
-    /// Opens one in a pod's namespace. To be called in a runtime.
-    pub fn open(&self, uid: &str, cookie: u64, of: &Namespace) -> Result<Door, namespace::Error> {
-        let listener = of.within("preStop port 8022", opened)?;
-        let stop = CancellationToken::new();
-        let asked = Asked { uid: uid.to_owned(), doors: self.clone(), stop: stop.clone() };
-        tokio::spawn(async move {
-            let uid = asked.uid.clone();
-            if let Err(error) = serve(listener, asked).await {
-                warn!(uid, %error, "cannot answer the kubelet before the pod stops");
-            }
-        });
-        Ok(Door { cookie, _stop: stop.drop_guard() })
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Asked {
-    uid: String,
-    doors: Doors,
-    stop: CancellationToken,
-}
-
-async fn serve(listener: TcpListener, asked: Asked) -> io::Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener)?;
-    let stop = asked.stop.clone().cancelled_owned();
-    let pages = Router::new().route("/wait-for-drain", get(wait)).with_state(asked);
-    let pages = pages.into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, pages).with_graceful_shutdown(stop).await
-}
-
 /// Answers once the pod may stop. Only the node itself may ask: to be asked makes a pod leave.
-async fn wait(
+pub(super) async fn wait(
     State(asked): State<Asked>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
 ) -> StatusCode {
-    let Asked { uid, doors, stop } = asked;
+    let Asked { uid, doors, stop, .. } = asked;
     if !is_of_this_node(peer.ip()) {
         warn!(uid, %peer, "somebody else than the kubelet asks to stop the pod: refused");
         return StatusCode::FORBIDDEN;
@@ -175,28 +107,6 @@ async fn wait(
 fn is_of_this_node(ip: IpAddr) -> bool {
     let own = namespace::own_addresses().unwrap_or_default();
     own.contains(&ip.to_canonical())
-}
-
-/// A listener for both families in the calling thread's namespace.
-fn opened() -> io::Result<TcpListener> {
-    let listener = match six() {
-        // Kernels that were booted without IPv6.
-        Err(nix::Error::EAFNOSUPPORT) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?,
-        other => TcpListener::from(other?),
-    };
-    listener.set_nonblocking(true)?;
-    Ok(listener)
-}
-
-fn six() -> nix::Result<OwnedFd> {
-    let socket = socket(AddressFamily::Inet6, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    // As the standard library does: a door that was closed a moment ago opens again.
-    setsockopt(&socket, ReuseAddr, &true)?;
-    setsockopt(&socket, Ipv6V6Only, &false)?;
-    let at = std::net::SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, PORT, 0, 0);
-    bind(socket.as_raw_fd(), &SockaddrIn6::from(at))?;
-    listen(&socket, Backlog::new(BACKLOG)?)?;
-    Ok(socket)
 }
 
 #[cfg(test)]

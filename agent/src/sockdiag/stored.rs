@@ -1,0 +1,144 @@
+//! Shell: what a program of the kernel half remembers of each connection, read by sock_diag (5.7).
+//!
+//! The library knows neither the question's attributes nor the answer's, so they stand here (`linux/inet_diag.h`,
+//! `linux/sock_diag.h`). The kernel copies a value while it holds the lock inside it.
+
+use std::{
+    io,
+    net::SocketAddr,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
+
+use netlink_packet_core::{
+    DecodeError, DefaultNla, Emitable, NLA_TYPE_MASK, NetlinkDeserializable, NetlinkHeader,
+    NetlinkPayload, NetlinkSerializable, Nla as _, NlaBuffer, NlasIterator,
+};
+use netlink_packet_sock_diag::{
+    SockDiagMessage,
+    constants::{AF_INET, AF_INET6},
+    inet::{ExtensionFlags, InetResponse, SocketId, StateFlags},
+};
+
+use super::{SockDiag, plain, request};
+
+/// `INET_DIAG_REQ_SK_BPF_STORAGES`: asks for storage; within it, for each map:
+const ASK: u16 = 2;
+/// `SK_DIAG_BPF_STORAGE_REQ_MAP_FD`: its descriptor.
+const ASK_MAP: u16 = 1;
+/// `INET_DIAG_SK_BPF_STORAGES`: what is stored; within it, for each map:
+const STORED: u16 = 20;
+/// `SK_DIAG_BPF_STORAGE`, within which is:
+const STORED_MAP: u16 = 1;
+/// `SK_DIAG_BPF_STORAGE_MAP_VALUE`: the value.
+const VALUE: u16 = 3;
+
+impl SockDiag {
+    /// What is stored in `map`, of sockets, for each established connection that has an entry there: its other end
+    /// (an IPv4 address as itself), and the value. Needs CAP_BPF, or CAP_SYS_ADMIN.
+    pub fn stored(&self, map: BorrowedFd<'_>) -> io::Result<Vec<(SocketAddr, Vec<u8>)>> {
+        let attribute = attribute(map);
+        let mut found = Vec::new();
+        for (family, id) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
+            let request = request(family, StateFlags::ESTABLISHED, ExtensionFlags::empty(), id);
+            let attribute = attribute.clone();
+            let question = Message { inner: SockDiagMessage::InetRequest(request), attribute };
+            self.netlink.dump(question, |answer| {
+                if let SockDiagMessage::InetResponse(socket) = answer.inner {
+                    let id = &socket.header.socket_id;
+                    let peer = plain(SocketAddr::new(id.destination_address, id.destination_port));
+                    found.extend(value(&socket).map(|value| (peer, value)));
+                }
+            })?;
+        }
+        Ok(found)
+    }
+}
+
+/// A question with an attribute, or an answer.
+#[derive(Clone, Debug)]
+struct Message {
+    inner: SockDiagMessage,
+    attribute: Vec<u8>,
+}
+
+/// The attribute that asks for what is stored in `map`.
+fn attribute(map: BorrowedFd<'_>) -> Vec<u8> {
+    let map = map.as_raw_fd().to_ne_bytes().to_vec();
+    emitted(&DefaultNla::new(ASK, emitted(&DefaultNla::new(ASK_MAP, map))))
+}
+
+fn emitted(attribute: &DefaultNla) -> Vec<u8> {
+    let mut bytes = vec![0; attribute.buffer_len()];
+    attribute.emit(&mut bytes);
+    bytes
+}
+
+/// The value in an answer, if there is one.
+fn value(socket: &InetResponse) -> Option<Vec<u8>> {
+    let stored = socket.nlas.iter().find(|it| is(it.kind(), STORED))?;
+    let mut bytes = vec![0; stored.value_len()];
+    stored.emit_value(&mut bytes);
+    let map = within(&bytes, STORED_MAP)?;
+    within(map.value(), VALUE).map(|it| it.value().to_vec())
+}
+
+/// The first attribute of this kind.
+fn within(bytes: &[u8], kind: u16) -> Option<NlaBuffer<&[u8]>> {
+    NlasIterator::new(bytes).map_while(Result::ok).find(|it| is(it.kind(), kind))
+}
+
+/// The library leaves the flag of nested attributes in some kinds.
+fn is(found: u16, kind: u16) -> bool {
+    found & NLA_TYPE_MASK == kind
+}
+
+impl NetlinkSerializable for Message {
+    fn message_type(&self) -> u16 {
+        self.inner.message_type()
+    }
+
+    fn buffer_len(&self) -> usize {
+        Emitable::buffer_len(&self.inner) + self.attribute.len()
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        let (request, attribute) = buffer.split_at_mut(Emitable::buffer_len(&self.inner));
+        self.inner.emit(request);
+        attribute.copy_from_slice(&self.attribute);
+    }
+}
+
+impl NetlinkDeserializable for Message {
+    type Error = DecodeError;
+
+    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
+        let inner = SockDiagMessage::deserialize(header, payload)?;
+        Ok(Self { inner, attribute: Vec::new() })
+    }
+}
+
+impl From<Message> for NetlinkPayload<Message> {
+    fn from(message: Message) -> Self {
+        Self::InnerMessage(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_stand_as_the_kernel_has_them() {
+        let input = std::io::stdin();
+        let asked = attribute(std::os::fd::AsFd::as_fd(&input));
+        // Length and kind of each, padded to four bytes; then descriptor 0.
+        let [eight, twelve] = [8_u16, 12].map(u16::to_ne_bytes);
+        let [ask, map] = [ASK, ASK_MAP].map(u16::to_ne_bytes);
+        assert_eq!(asked, [&twelve[..], &ask, &eight, &map, &[0; 4]].concat());
+        let value = emitted(&DefaultNla::new(VALUE, vec![1, 2, 3]));
+        let both = [emitted(&DefaultNla::new(2, vec![0; 4])), value].concat();
+        assert_eq!(within(&both, VALUE).expect("it is there").value(), [1, 2, 3]);
+        assert!(within(&both, STORED_MAP).is_none());
+        assert!(within(&[9, 0, 3], VALUE).is_none(), "cut off");
+    }
+}

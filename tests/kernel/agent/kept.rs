@@ -1,0 +1,114 @@
+//! Shell: kept connections to a pod that is about to stop: idle ones are ended at the client's side, used ones are not.
+
+use std::io::Lines;
+use std::process::ChildStdout;
+
+use super::*;
+
+/// Line of the metrics that counts connections that turned out to be in use.
+const SPARED: &str = "rouse_agent_connections_spared_total";
+
+/// A client's process, and what it says.
+struct Client {
+    process: Child,
+    said: Lines<std::io::BufReader<ChildStdout>>,
+}
+
+impl Client {
+    /// What it says next of its connection.
+    fn next(&mut self) -> String {
+        let ours = |line: &String| {
+            ["connected", "read: ", "ended: "].iter().any(|it| line.starts_with(it))
+        };
+        self.said.find_map(|line| line.ok().filter(ours)).expect("the client speaks")
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A pod that keeps what it accepts and says nothing by itself, and a client that has sent this.
+fn scene(test: &str, sends: &str) -> (World, Client) {
+    let mut world = World::new(test);
+    fs::create_dir(world.cgroup.join("clients")).expect("a cgroup");
+    world.name_pod(PodPhase::Ready, ProbeHow::Listen);
+    world.name_service();
+    world.start_agent();
+    world.start_pod();
+    // What listens from now on is seen by the kernel half, and its connections are followed.
+    world.wait("looked into", |seen| !seen.trouble.is_empty());
+    world.tell("keep");
+    world.tell("listen");
+    world.wait("ready", |seen| seen.ready);
+    let mut command = world.starting("client", "clients");
+    let mut process = command.env(SENDS, sends).spawn().expect("sh");
+    let said = std::io::BufReader::new(process.stdout.take().expect("a pipe")).lines();
+    let mut client = Client { process, said };
+    assert_eq!(client.next(), "connected");
+    (world, client)
+}
+
+#[test]
+fn an_idle_connection_to_a_draining_pod_is_ended_at_the_clients_side() {
+    let (mut world, mut client) = scene("kept", "");
+    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+    assert_eq!(client.next(), "ended: Err(ConnectionAborted)");
+    world.wait("drained", |seen| seen.drained);
+}
+
+/// The client has got all that came, so its side alone looks idle.
+#[test]
+fn a_response_that_pauses_is_not_cut_and_its_connection_ended_after_it() {
+    let (mut world, mut client) = scene("paused", "GET / HTTP/1.1\r\nhost: hello\r\n\r\n");
+    world.wait_usage("it has begun", |usage| usage.totals.started == 1);
+    world.tell("say HTTP/1.1 200 OK\\r\\ncontent-length: 4\\r\\n\\r\\nok");
+    assert!(client.next().ends_with("ok"), "the first half has come");
+    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+    world.wait_counted(SPARED, 2);
+    world.tell("say ay");
+    assert_eq!(client.next(), "read: ay");
+    assert_eq!(client.next(), "ended: Err(ConnectionAborted)");
+    world.wait("drained", |seen| seen.drained);
+}
+
+#[test]
+fn an_upgraded_connection_is_left_to_its_owners() {
+    let upgrade = "GET / HTTP/1.1\r\nhost: hello\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\n";
+    let (mut world, mut client) = scene("upgraded", upgrade);
+    world.wait_usage("it has begun", |usage| usage.totals.started == 1);
+    world.tell("say HTTP/1.1 101 Switching Protocols\\r\\nconnection: upgrade\\r\\nupgrade: chat\\r\\n\\r\\n");
+    assert!(client.next().starts_with("read: HTTP/1.1 101"));
+    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+    world.wait_counted(SPARED, 2);
+    world.tell("say hello");
+    assert_eq!(client.next(), "read: hello");
+    world.tell("drop");
+    assert_eq!(
+        client.next(),
+        "ended: Err(ConnectionReset)",
+        "by the pod, which has not read a thing"
+    );
+    world.wait("drained", |seen| seen.drained);
+}
+
+impl World {
+    /// A service that leads straight to the pod.
+    pub(super) fn name_service(&self) {
+        let name = Name::new("default", "hello");
+        let service = Service {
+            name: name.clone(),
+            addresses: vec!["10.96.0.7".parse().expect("an address")],
+            port: NonZeroU16::new(80).expect("not zero"),
+            activator_port: NonZeroU16::new(20_000).expect("not zero"),
+            targets: vec![Target { revision: Name::new("default", "hello-00001"), percent: 100 }],
+            path: wire::Path::Direct,
+            hosts: Vec::new(),
+            ingress: None,
+        };
+        self.routes.set(RouteKey::Service(name), RouteChange::Service(service));
+    }
+}
