@@ -75,7 +75,7 @@ pub struct Config {
     pub kubelet_cgroup: Option<PathBuf>,
 
     /// Whether to answer on port 8022 of each pod: the kubelet before it stops it (`/wait-for-drain`), and agents of nodes
-    /// with clients before they end kept connections (`/busy`).
+    /// with clients before they end kept connections (`/in-use`).
     #[arg(long, env = "ROUSE_WAIT_FOR_DRAIN", default_value_t = true, action = clap::ArgAction::Set)]
     pub wait_for_drain: bool,
 

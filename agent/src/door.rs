@@ -3,7 +3,7 @@
 //! | asked for | by | answer |
 //! |---|---|---|
 //! | `GET /wait-for-drain` | the kubelet, before it stops a container | once the pod may stop: [`drain`] |
-//! | `POST /busy` | agents of nodes with clients, before they end kept connections | which of those are in use: [`busy`] |
+//! | `POST /in-use` | agents of nodes with clients, before they end kept connections | which of those are in use: [`in_use`] |
 //!
 //! The socket is opened inside the pod's network namespace and belongs to the agent: the pod's processes see a port in
 //! use and nothing else. Knative keeps the port from users (knative/serving `pkg/networking/constants.go`). Without an
@@ -27,7 +27,7 @@ use tokio::sync::mpsc::Sender;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::warn;
 
-use self::{busy::Books, drain::Drains};
+use self::{drain::Drains, in_use::Books};
 use crate::{
     maps::conns::Conns,
     pods::{
@@ -37,8 +37,8 @@ use crate::{
     sockdiag::SockDiag,
 };
 
-pub mod busy;
 pub mod drain;
+pub mod in_use;
 
 /// Where it is asked. Reserved by Knative, so that no user's container has it.
 pub const PORT: u16 = 8022;
@@ -94,7 +94,7 @@ async fn serve(listener: TcpListener, asked: Asked) -> io::Result<()> {
     let stop = asked.stop.clone().cancelled_owned();
     let pages = Router::new()
         .route("/wait-for-drain", get(drain::wait))
-        .route(busy::PATH, post(busy::answer))
+        .route(in_use::PATH, post(in_use::answer))
         .with_state(asked);
     let pages = pages.into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(listener, pages).with_graceful_shutdown(stop).await

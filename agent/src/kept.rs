@@ -21,9 +21,10 @@ pub mod locked;
 
 /// Shortest time without a byte after which a connection counts as idle (design: kept connections).
 const IDLE: Duration = Duration::from_secs(1);
-/// The same when the pod is about to stop: also who asks several times a second is to go elsewhere before. Longer than
-/// the other end may put an acknowledgement off (40 ms, or a round trip), by which a request in flight is known.
-const IDLE_STOPPING: Duration = Duration::from_millis(100);
+/// The same when the pod is about to stop, or has been left for a while: also who asks several times a second is to go
+/// elsewhere. Longer than the other end may put an acknowledgement off (40 ms, or a round trip), by which a request in
+/// flight is known. Only where the pod says that the connection is not in use.
+const IDLE_SHORT: Duration = Duration::from_millis(100);
 /// How exactly the kernel knows these times: one tick where there are 100 a second.
 const TICK: Duration = Duration::from_millis(10);
 /// Over which time ends are spread while the pod lives on.
@@ -57,8 +58,10 @@ impl Leaving {
         if self.stays { SPREAD } else { SPREAD_STOPPING }
     }
 
-    fn idle(self) -> Duration {
-        if self.stays { IDLE } else { IDLE_STOPPING }
+    /// Who is not idle for long while the others move may never be: requests would keep a pod that is not wanted any more.
+    fn idle(self, now: Instant) -> Duration {
+        let patient = self.stays && now.duration_since(self.since) <= SPREAD;
+        if patient { IDLE } else { IDLE_SHORT }
     }
 
     fn is_late(self, now: Instant) -> bool {
@@ -122,7 +125,15 @@ pub(crate) fn is_due(
     // Knuth's multiplicative constant scatters neighbouring ports.
     let scattered = u32::from(connection.local.port()).wrapping_mul(0x9E37_79B1) >> 16;
     let moment = leaving.spread() * scattered / (1 << 16);
-    is_idle(connection.seen, leaving.idle()) && now.duration_since(leaving.since) >= moment
+    is_idle(connection.seen, leaving.idle(now)) && now.duration_since(leaving.since) >= moment
+}
+
+/// Whether a connection that is due may be ended, by what its pod says of it: that it is in use or not, or nothing.
+pub(crate) fn may_end(seen: Seen, in_use: Option<bool>) -> bool {
+    match in_use {
+        Some(in_use) => !in_use,
+        None => is_idle(seen, IDLE),
+    }
 }
 
 /// Whether a client's connection has had its answer, and then lain still for `long`; or never had a request.
@@ -205,11 +216,21 @@ mod tests {
         assert!((400..600).contains(&due(SPREAD / 2, "10.0.0.1:80", IDLE)));
         assert_eq!(due(SPREAD, "10.0.0.1:80", IDLE / 2), 0, "busy");
         assert_eq!(due(SPREAD, "10.0.0.1:81", IDLE), 0, "another pod");
+        assert_eq!(due(SPREAD * 2, "10.0.0.1:80", IDLE_SHORT), 1_000, "busy all the time");
     }
 
     /// A connection whose answer came so long ago, right after its request.
     fn answered(ago: Duration) -> Seen {
         Seen { sent: ago, spoke: true, received: Some(ago), acknowledged: ago, ..Seen::default() }
+    }
+
+    #[test]
+    fn what_the_pod_says_counts_and_only_without_it_the_time() {
+        let (short, long) = (answered(IDLE_SHORT), answered(IDLE));
+        for seen in [short, long] {
+            assert!(may_end(seen, Some(false)) && !may_end(seen, Some(true)));
+        }
+        assert!(may_end(long, None) && !may_end(short, None));
     }
 
     #[test]
@@ -221,11 +242,8 @@ mod tests {
         let first = Seen { received: None, ..answered(IDLE * 30) };
         assert!(!is_idle(first, IDLE), "its first request has no answer yet");
         let unused = |ago| Seen { spoke: false, received: None, ..answered(ago) };
-        assert!(is_idle(unused(IDLE), IDLE_STOPPING), "nobody needed it");
-        assert!(
-            !is_idle(unused(IDLE_STOPPING), IDLE_STOPPING),
-            "it may have been opened for a request"
-        );
+        assert!(is_idle(unused(IDLE), IDLE_SHORT), "nobody needed it");
+        assert!(!is_idle(unused(IDLE_SHORT), IDLE_SHORT), "it may have been opened for a request");
         let next = Seen { sent: IDLE * 2, acknowledged: IDLE * 2, ..answered(IDLE * 3) };
         assert!(!is_idle(next, IDLE), "the next one neither");
         let same_tick = Seen { acknowledged: IDLE * 3 - ms(40), ..answered(IDLE * 3) };

@@ -375,10 +375,12 @@ impl Conn {
         fits.then(|| unsafe { core::ptr::read_unaligned(bytes.as_ptr().cast()) })
     }
 
-    /// Whether it is a counted connection with a [message under way](crate::h1::Conn::is_open), or with bytes of one that
-    /// wait for those before them.
-    pub fn is_open(&self) -> bool {
-        self.slot != 0 && (self.http.kept > 0 || self.http.h1.is_open())
+    /// Whether a [message is under way](crate::h1::Conn::in_use), or bytes of one wait for those before them. `None` where
+    /// nobody knows, and of what is not a counted connection.
+    pub fn in_use(&self) -> Option<bool> {
+        let waits = self.http.kept > 0;
+        let known = self.http.h1.in_use().map(|in_use| in_use || waits);
+        known.filter(|_| self.slot != 0)
     }
 }
 

@@ -119,11 +119,12 @@ impl Conn {
 
     /// Whether a message is under way: a request that has begun to come, an answer that has not ended, or a tunnel.
     ///
-    /// Says no of what never spoke HTTP/1: its messages are not known, and it counts as one until it closes.
-    pub fn is_open(&self) -> bool {
-        let came_in_part = !matches!(self.rx.at, at::START | at::TUNNEL | at::LOST);
+    /// `None` where nobody knows: it never spoke HTTP/1, or message boundaries are lost.
+    pub fn in_use(&self) -> Option<bool> {
         let is_foreign = self.rx.at == at::TUNNEL && self.tx.status == 0;
-        came_in_part || self.is_busy() && !is_foreign
+        let is_known = !is_foreign && self.rx.at != at::LOST && self.tx.at != at::LOST;
+        let came_in_part = !matches!(self.rx.at, at::START | at::TUNNEL);
+        is_known.then_some(came_in_part || self.is_busy())
     }
 
     /// Reads on in the requests: `window` holds `len` (1 to [`WINDOW`]) bytes that begin at `rx.next`.

@@ -1,7 +1,7 @@
 //! Shell: ends kept connections in the clients' network namespaces.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     io,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -18,6 +18,7 @@ use super::{
     ask::{self, Ends},
     is_due,
     locked::{Done, Ender},
+    may_end,
 };
 use crate::{
     pods::{
@@ -53,8 +54,8 @@ impl Clients {
         let (cgroup, what) = (self.cgroup.clone(), Arc::clone(&leaving));
         let mut found = blocking(move || due(&cgroup, &what)).await;
         let all = found.iter().flat_map(|client| &client.due);
-        let busy = ask::busy(all.map(ends)).await;
-        let in_use: u64 = found.iter_mut().map(|client| client.leave_out(&busy)).sum();
+        let said = ask::in_use(all.map(ends)).await;
+        let in_use: u64 = found.iter_mut().map(|client| client.leave_out(&said)).sum();
         let mut done = blocking(move || self.end(&leaving, found)).await;
         done.spared += in_use;
         if done != Done::default() {
@@ -96,10 +97,11 @@ struct Client {
 }
 
 impl Client {
-    /// Leaves out those that are in use. Returns how many.
-    fn leave_out(&mut self, busy: &BTreeSet<Ends>) -> u64 {
+    /// Leaves out those that are in use, or may be. Returns how many.
+    fn leave_out(&mut self, said: &BTreeMap<Ends, bool>) -> u64 {
         let all = self.due.len();
-        self.due.retain(|connection| !busy.contains(&ends(connection)));
+        self.due
+            .retain(|connection| may_end(connection.seen, said.get(&ends(connection)).copied()));
         (all - self.due.len()) as u64
     }
 }

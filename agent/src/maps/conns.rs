@@ -1,7 +1,7 @@
 //! Shell: what the kernel half remembers of the connections of a pod.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     io,
     net::SocketAddr,
     os::fd::{AsFd as _, OwnedFd},
@@ -25,15 +25,15 @@ impl Conns {
         opened.collect::<Result<_, _>>().map(|opened| Self(Arc::new(opened)))
     }
 
-    /// The clients, as the namespace that `diag` is in sees them, whose connection to its pod has a message under way.
-    /// What does not speak HTTP/1 is not among them, because nobody knows.
-    pub fn busy(&self, diag: &SockDiag) -> io::Result<BTreeSet<SocketAddr>> {
-        let mut busy = BTreeSet::new();
+    /// The clients, as the namespace that `diag` is in sees them, each with whether its connection has a message under way.
+    /// Those of which nobody knows are left out.
+    pub fn in_use(&self, diag: &SockDiag) -> io::Result<BTreeMap<SocketAddr, bool>> {
+        let mut found = BTreeMap::new();
         for storage in self.0.iter() {
             let stored = diag.stored(storage.as_fd())?.into_iter();
-            let open = stored.filter(|(_, value)| Conn::read(value).is_some_and(|it| it.is_open()));
-            busy.extend(open.map(|(peer, _)| peer));
+            let in_use = |value: &[u8]| Conn::read(value)?.in_use();
+            found.extend(stored.filter_map(|(peer, value)| Some((peer, in_use(&value)?))));
         }
-        Ok(busy)
+        Ok(found)
     }
 }

@@ -16,7 +16,7 @@ fn a_request_is_in_flight_from_its_heads_end_to_its_responses_end() {
 }
 
 #[test]
-fn a_message_is_open_from_its_first_byte_to_the_end_of_its_answer() {
+fn a_connection_is_in_use_from_a_messages_first_byte_to_the_end_of_its_answer() {
     let open = |conversation: &[(char, &str)]| {
         let mut wire = Wire::new();
         for (who, bytes) in conversation {
@@ -25,20 +25,24 @@ fn a_message_is_open_from_its_first_byte_to_the_end_of_its_answer() {
                 _ => wire.response(bytes.as_bytes()),
             }
         }
-        wire.conn.is_open()
+        wire.conn.in_use()
     };
     let upgrade = "GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: chat\r\n\r\n";
     let switch = "HTTP/1.1 101 Switching Protocols\r\n\r\n";
     let half = &OK5[..OK5.len() - 2];
     for still in [&[('>', &GET[..1])][..], &[('>', GET)], &[('>', GET), ('<', half)]] {
-        assert!(open(still), "{still:?}");
+        assert_eq!(open(still), Some(true), "{still:?}");
     }
-    assert!(open(&[('>', GET), ('<', OK5), ('>', GET), ('<', half)]), "the second one");
-    assert!(open(&[('>', upgrade), ('<', switch)]), "until it closes");
-    assert!(!open(&[]));
-    assert!(!open(&[('>', GET), ('<', OK5)]));
+    assert_eq!(
+        open(&[('>', GET), ('<', OK5), ('>', GET), ('<', half)]),
+        Some(true),
+        "the second one"
+    );
+    assert_eq!(open(&[('>', upgrade), ('<', switch)]), Some(true), "until it closes");
+    assert_eq!(open(&[]), Some(false));
+    assert_eq!(open(&[('>', GET), ('<', OK5)]), Some(false));
     let foreign = "\x16\x03\x01\x02\0\x01";
-    assert!(!open(&[('>', foreign)]), "nobody knows");
+    assert_eq!(open(&[('>', foreign)]), None);
 }
 
 #[test]

@@ -1,0 +1,145 @@
+//! Shell: `POST /in-use`, by which the agent of a client's node asks which of the client's connections are in use.
+//!
+//! The question is a list of addresses, one a line: the client's ends of connections to this pod. The answer has a line
+//! `busy ADDRESS` for each that has a message under way, and `idle ADDRESS` for each that has none; of others nobody knows.
+//! A client's node sees when bytes went by, not what they mean: a response that pauses looks to it like one that has
+//! ended. The kernel half on the pod's node follows the messages.
+//!
+//! Anybody who reaches the pod may ask, and learns whether a connection that he can name is in use, no more.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::{AddrParseError, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse as _, Response},
+};
+use tokio::{task::spawn_blocking, time::sleep};
+use tracing::warn;
+
+use super::Asked;
+use crate::{maps::conns::Conns, sockdiag::SockDiag};
+
+/// What is asked for.
+pub(crate) const PATH: &str = "/in-use";
+/// Most bytes of a question or an answer.
+pub(crate) const MOST_BYTES: usize = 64 * 1024;
+/// Most addresses in one. None is written in more than 47 bytes, and a word and an end of line.
+pub(crate) const MOST: usize = 1_000;
+/// Rest after each look, so that whoever asks all the time costs little.
+const REST: Duration = Duration::from_millis(5);
+
+/// A question as it is sent.
+pub(crate) fn question(clients: &[SocketAddr]) -> String {
+    clients.iter().map(|at| format!("{at}\n")).collect()
+}
+
+/// A question as it was sent.
+fn asked_for(question: &str) -> Result<BTreeSet<SocketAddr>, AddrParseError> {
+    question.lines().map(str::parse).collect()
+}
+
+fn write(in_use: impl IntoIterator<Item = (SocketAddr, bool)>) -> String {
+    let word = |busy| if busy { "busy" } else { "idle" };
+    in_use.into_iter().map(|(at, busy)| format!("{} {at}\n", word(busy))).collect()
+}
+
+/// The answer: of each client that is known, whether its connection is in use. `None` if it is none.
+pub(crate) fn read(answer: &str) -> Option<BTreeMap<SocketAddr, bool>> {
+    let line = |line: &str| match line.split_once(' ')? {
+        ("busy", at) => Some((at.parse().ok()?, true)),
+        ("idle", at) => Some((at.parse().ok()?, false)),
+        _ => None,
+    };
+    answer.lines().map(line).collect()
+}
+
+/// Where a door looks up what its pod's connections do. Cheap to clone; one looks at a time.
+#[derive(Clone, Debug)]
+pub(super) struct Books {
+    /// In the pod's namespace.
+    diag: Arc<Mutex<SockDiag>>,
+    conns: Conns,
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Books {
+    pub(super) fn new(diag: SockDiag, conns: Conns) -> Self {
+        Self { diag: Arc::new(Mutex::new(diag)), conns, turn: Arc::default() }
+    }
+
+    /// Of each client that is known, whether its connection is in use at one moment from now on.
+    async fn in_use(&self) -> io::Result<BTreeMap<SocketAddr, bool>> {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        let Self { diag, conns, .. } = self.clone();
+        let look = move || conns.in_use(&diag.lock().unwrap_or_else(PoisonError::into_inner));
+        let found = spawn_blocking(look).await.map_err(io::Error::other)?;
+        tokio::spawn(async move {
+            sleep(REST).await;
+            drop(turn);
+        });
+        found
+    }
+}
+
+/// Answers at once.
+pub(super) async fn answer(State(asked): State<Asked>, question: String) -> Response {
+    let clients = match asked_for(&question) {
+        Ok(clients) => clients,
+        Err(error) => {
+            let rule = format!("one address and port a line: {error}\n");
+            return (StatusCode::BAD_REQUEST, rule).into_response();
+        }
+    };
+    match asked.books.in_use().await {
+        Ok(mut all) => {
+            all.retain(|client, _| clients.contains(client));
+            write(all).into_response()
+        }
+        Err(error) => {
+            warn!(uid = asked.uid, %error, "cannot look which connections are in use");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn a_question_is_read_as_it_was_written_or_not_at_all() {
+        let clients = [at("10.0.0.1:80"), at("[fd00::1]:65535")];
+        assert_eq!(asked_for(&question(&clients)).expect("as written"), clients.into());
+        assert_eq!(asked_for("").expect("nothing"), BTreeSet::new());
+        for bad in ["10.0.0.1", "10.0.0.1:80\n\n", "10.0.0.1:65536", "a:1"] {
+            assert!(asked_for(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_read_as_it_was_written_or_not_at_all() {
+        let all = BTreeMap::from([(at("10.0.0.1:80"), true), (at("[fd00::1]:65535"), false)]);
+        assert_eq!(read(&write(all.clone())), Some(all));
+        assert_eq!(read(""), Some(BTreeMap::new()));
+        for bad in ["10.0.0.1:80", "busy", "busy 10.0.0.1", "lazy 10.0.0.1:80", "<html>"] {
+            assert_eq!(read(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_longest_answer_fits() {
+        let longest = at("[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535");
+        assert!(write(std::iter::repeat_n((longest, true), MOST)).len() <= MOST_BYTES);
+    }
+}
