@@ -62,6 +62,8 @@ pub(crate) struct Metrics {
     pub(crate) ended: Counter,
     /// Those that turned out to be in use, each time.
     pub(crate) spared: Counter,
+    /// Those that are left to what new connections are not led to.
+    pub(crate) left: Gauge,
     /// Whether they are ended under their locks.
     pub(crate) ends_locked: Gauge,
     /// Programs of others that redirect connects, by owner.
@@ -88,6 +90,7 @@ impl Metrics {
             fallbacks: Gauge::default(),
             ended: Counter::default(),
             spared: Counter::default(),
+            left: Gauge::default(),
             ends_locked: Gauge::default(),
             others: Family::default(),
         };
@@ -122,6 +125,8 @@ impl Metrics {
         registry.register("connections_ended", help, self.ended.clone());
         let help = "Times that a kept connection was to be ended and turned out to be in use";
         registry.register("connections_spared", help, self.spared.clone());
+        let help = "Kept connections to pods that new ones are not led to any more";
+        registry.register("connections_left", help, self.left.clone());
         let help = "1 where kept connections are ended under their locks (Linux 6.5), 0 elsewhere";
         registry.register("ends_locked", help, self.ends_locked.clone());
         let help = "Programs of others that redirect connects, by owner";

@@ -129,7 +129,6 @@ pub(crate) struct Agent {
     planned: BTreeMap<String, Local>,
     next_full: Instant,
     next_sweep: Instant,
-    next_round: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +175,6 @@ impl Agent {
             planned: BTreeMap::new(),
             next_full: Instant::now(),
             next_sweep: Instant::now(),
-            next_round: Instant::now(),
             ends,
         })
     }
@@ -531,7 +529,6 @@ impl Agent {
         let now = Instant::now();
         let phases = self.planner.table().phases(|at| plan.left.contains(at));
         plan.left.iter().for_each(|&at| self.kept.leave(now, at, phases.get(&at).copied()));
-        self.next_round = now;
     }
 
     /// Sees to it that the next plan knows what is to be known of a pod of this node.
@@ -559,7 +556,9 @@ impl Agent {
         let now = Instant::now();
         let draining = self.pods.draining();
         self.end_kept(now);
-        let often = !draining.is_empty() || self.kept.is_urgent(now);
+        let some_left = !self.kept.leaving().is_empty() && self.clients.known() > 0;
+        let moving = some_left || self.kept.is_urgent(now);
+        let often = moving || !draining.is_empty();
         if now >= self.next_full {
             self.next_full = now + SWEEP;
             self.follow_kept(now);
@@ -577,27 +576,28 @@ impl Agent {
     /// Takes in how far the pods are that new connections are not led to any more.
     fn follow_kept(&mut self, now: Instant) {
         if self.kept.leaving().is_empty() {
+            self.ends.metrics.left.set(0);
             return;
         }
         let leaving = self.kept.leaving();
         let phases = self.planner.table().phases(|at| leaving.contains_key(at));
         self.kept.follow(now, |at| phases.get(&at).copied());
-        self.next_round = self.next_round.min(now + self.kept.pace(now));
     }
 
     /// Ends kept connections to what new ones are not led to any more, one round at a time.
     fn end_kept(&mut self, now: Instant) {
         let busy = self.ending.as_ref().is_some_and(|round| !round.is_finished());
-        if busy || now < self.next_round || self.kept.leaving().is_empty() {
+        if busy {
             return;
         }
-        self.next_round = now + self.kept.pace(now);
+        let Some(round) = self.kept.round(now, self.clients.known()) else { return };
         let (clients, leaving) = (self.clients.clone(), self.kept.leaving().clone());
         let metrics = self.ends.metrics.clone();
         self.ending = Some(tokio::spawn(async move {
-            let done = clients.round(leaving).await;
+            let (done, left) = clients.round(round, leaving).await;
             metrics.ended.inc_by(done.ended);
             metrics.spared.inc_by(done.spared);
+            metrics.left.set(i64::try_from(left).unwrap_or(i64::MAX));
         }));
     }
 

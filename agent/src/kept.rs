@@ -21,10 +21,9 @@ pub mod locked;
 
 /// Shortest time without a byte after which a connection counts as idle (design: kept connections).
 const IDLE: Duration = Duration::from_secs(1);
-/// The same when the pod is about to stop, or has been left for a while: also who asks several times a second is to go
-/// elsewhere. Longer than the other end may put an acknowledgement off (40 ms, or a round trip), by which a request in
-/// flight is known. Only where the pod says that the connection is not in use.
-const IDLE_SHORT: Duration = Duration::from_millis(100);
+/// The same when the pod is about to stop, or has been left for a while: also who rests only for moments between long
+/// requests is to go elsewhere. Only where the pod says that the connection is not in use.
+const IDLE_SHORT: Duration = Duration::from_millis(20);
 /// How exactly the kernel knows these times: one tick where there are 100 a second.
 const TICK: Duration = Duration::from_millis(10);
 /// Over which time ends are spread while the pod lives on.
@@ -35,15 +34,32 @@ const SPREAD_STOPPING: Duration = Duration::from_millis(500);
 pub(crate) const STAYS: Duration = Duration::from_secs(2);
 /// How long an address is watched after it left; while it has a pod, also longer.
 const WATCHED: Duration = Duration::from_secs(15);
-/// How often kept connections are looked at.
+/// How often all clients are looked at.
 const ROUND: Duration = Duration::from_millis(250);
 /// The same when all that is left has long been so and lives on: only what was in use all the time is kept there.
 const ROUND_LATE: Duration = Duration::from_secs(10);
+/// How often those clients are looked at that had connections to what is left: the rest between two requests may be short.
+const ROUND_KNOWN: Duration = Duration::from_millis(100);
+/// For each of them at least, so that the looks at many leave time between them.
+const ROUND_EACH: Duration = Duration::from_millis(5);
 
 /// Addresses that new connections were led to until lately.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     leaving: BTreeMap<SocketAddr, Leaving>,
+    /// When to look at all clients again; `None`: now.
+    next_all: Option<Instant>,
+    /// When to look at the known ones.
+    next_known: Option<Instant>,
+}
+
+/// Which clients to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Round {
+    /// Those of the node.
+    All,
+    /// Those that had connections to what is left when they were looked at last.
+    Known,
 }
 
 /// An address that new connections are not led to any more.
@@ -74,6 +90,7 @@ impl Kept {
     pub(crate) fn leave(&mut self, now: Instant, at: SocketAddr, phase: Option<PodPhase>) {
         let stays = phase == Some(PodPhase::Ready);
         self.leaving.insert(at, Leaving { since: now, stays });
+        self.next_all = None;
     }
 
     /// They are led there again.
@@ -91,6 +108,7 @@ impl Kept {
             let phase = phase_at(at);
             if leaving.stays && phase == Some(PodPhase::Draining) {
                 *leaving = Leaving { since: now, stays: false };
+                self.next_all = None;
             }
             phase.is_some() || !leaving.is_late(now)
         });
@@ -101,9 +119,21 @@ impl Kept {
         self.leaving.values().any(|it| !it.stays || !it.is_late(now))
     }
 
-    /// How soon to look again.
-    pub(crate) fn pace(&self, now: Instant) -> Duration {
-        if self.is_urgent(now) { ROUND } else { ROUND_LATE }
+    /// Which clients to look at now, if any, where so many are known to have connections to what is left.
+    pub(crate) fn round(&mut self, now: Instant, known: usize) -> Option<Round> {
+        let is_due = |at: Option<Instant>| at.is_none_or(|at| at <= now);
+        let round = match () {
+            () if self.leaving.is_empty() => return None,
+            () if is_due(self.next_all) => Round::All,
+            () if known > 0 && is_due(self.next_known) => Round::Known,
+            () => return None,
+        };
+        if round == Round::All {
+            self.next_all = Some(now + if self.is_urgent(now) { ROUND } else { ROUND_LATE });
+        }
+        let each = ROUND_EACH.saturating_mul(u32::try_from(known).unwrap_or(u32::MAX));
+        self.next_known = Some(now + each.max(ROUND_KNOWN));
+        Some(round)
     }
 
     /// What is being left; empty most of the time.
@@ -178,22 +208,28 @@ mod tests {
         let one_is_left = |it| (it == at("10.0.0.2:80")).then_some(PodPhase::Draining);
         kept.follow(now + WATCHED, one_is_left);
         assert_eq!(leaving(&kept), want[1..2], "its last response may take a while");
-        assert_eq!(kept.pace(now + WATCHED), ROUND);
         kept.follow(now + WATCHED, |_| None);
         assert_eq!(leaving(&kept), []);
     }
 
     #[test]
-    fn a_pod_that_stays_is_looked_at_now_and_then_until_it_stops_too() {
-        let now = Instant::now();
-        let (late, mut kept) = (now + WATCHED, Kept::default());
-        kept.leave(now, at("10.0.0.1:80"), Some(PodPhase::Ready));
-        assert_eq!(kept.pace(now), ROUND);
-        kept.follow(late, |_| Some(PodPhase::Ready));
-        assert_eq!(kept.pace(late), ROUND_LATE);
+    fn all_clients_are_looked_at_often_while_it_matters_and_known_ones_more_often() {
+        let (now, one) = (Instant::now(), at("10.0.0.1:80"));
+        let mut kept = Kept::default();
+        assert_eq!(kept.round(now, 1), None, "nothing is left");
+        kept.leave(now, one, Some(PodPhase::Ready));
+        assert_eq!(kept.round(now, 0), Some(Round::All));
+        assert_eq!(kept.round(now + ROUND_KNOWN, 0), None, "no client is known");
+        assert_eq!(kept.round(now + ROUND_KNOWN, 1), Some(Round::Known));
+        assert_eq!(kept.round(now + ROUND_KNOWN, 1), None, "just now");
+        assert_eq!(kept.round(now + ROUND, 1), Some(Round::All));
+        let late = now + WATCHED;
+        assert_eq!(kept.round(late, 100), Some(Round::All));
+        assert_eq!(kept.round(late + ROUND, 100), None, "many clients take long");
+        assert_eq!(kept.round(late + ROUND_EACH * 100, 100), Some(Round::Known));
         kept.follow(late, |_| Some(PodPhase::Draining));
-        assert_eq!(leaving(&kept), [(at("10.0.0.1:80"), SPREAD_STOPPING)]);
-        assert_eq!(kept.pace(late + WATCHED), ROUND);
+        assert_eq!(leaving(&kept), [(one, SPREAD_STOPPING)]);
+        assert_eq!(kept.round(late + ROUND, 0), Some(Round::All), "it stops after all");
     }
 
     #[test]

@@ -40,7 +40,11 @@ mod slots;
 pub mod sockdiag;
 pub mod sys;
 
-use std::{io, path::PathBuf, sync::Arc};
+use std::{
+    io,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use common::{
     admin as pages,
@@ -220,4 +224,9 @@ fn look_for_pods(
     let answers = config.wait_for_drain.then_some(answers);
     let places = pods::find::Places { cgroups, namespaces, answers };
     pods::find::start(places, found).map_err(Error::Find)
+}
+
+/// What a mutex guards, also after a panic of who held it: nothing is left half done under any lock here.
+pub(crate) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Instant,
 };
 
@@ -14,13 +14,14 @@ use tokio::task::spawn_blocking;
 use tracing::{debug, warn};
 
 use super::{
-    Leaving,
+    Leaving, Round,
     ask::{self, Ends},
     is_due,
     locked::{Done, Ender},
     may_end,
 };
 use crate::{
+    lock,
     pods::{
         find::processes,
         namespace::{self, Namespace},
@@ -33,12 +34,15 @@ use crate::{
 pub(crate) struct Clients {
     cgroup: PathBuf,
     ender: Option<Arc<Mutex<Ender>>>,
+    /// Paths to the namespaces of those that had connections to what is left.
+    known: Arc<Mutex<Vec<PathBuf>>>,
 }
 
 impl Clients {
     /// All processes in `cgroup`; by `ender`, or without one as well as it goes.
     pub(crate) fn new(cgroup: PathBuf, ender: Option<Ender>) -> Self {
-        Self { cgroup, ender: ender.map(|ender| Arc::new(Mutex::new(ender))) }
+        let ender = ender.map(|ender| Arc::new(Mutex::new(ender)));
+        Self { cgroup, ender, known: Arc::default() }
     }
 
     /// Whether connections are ended under their locks.
@@ -46,13 +50,24 @@ impl Clients {
         self.ender.is_some()
     }
 
-    /// Ends what is due in every namespace of a client's, but for what a pod says is in use.
+    /// How many had connections to what is left when they were looked at last.
+    pub(crate) fn known(&self) -> usize {
+        lock(&self.known).len()
+    }
+
+    /// Ends what is due in the namespaces of clients, but for what a pod says is in use. Returns also how many connections
+    /// to what is left there are still.
     ///
     /// The agent's own namespace is left out: activators there move their connections themselves.
-    pub(crate) async fn round(self, leaving: BTreeMap<SocketAddr, Leaving>) -> Done {
+    pub(crate) async fn round(
+        self,
+        round: Round,
+        leaving: BTreeMap<SocketAddr, Leaving>,
+    ) -> (Done, u64) {
         let leaving = Arc::new(leaving);
-        let (cgroup, what) = (self.cgroup.clone(), Arc::clone(&leaving));
-        let mut found = blocking(move || due(&cgroup, &what)).await;
+        let (clients, what) = (self.clone(), Arc::clone(&leaving));
+        let mut found = blocking(move || clients.look(round, &what)).await;
+        let left: u64 = found.iter().map(|client| client.left).sum();
         let all = found.iter().flat_map(|client| &client.due);
         let said = ask::in_use(all.map(ends)).await;
         let in_use: u64 = found.iter_mut().map(|client| client.leave_out(&said)).sum();
@@ -60,18 +75,29 @@ impl Clients {
         done.spared += in_use;
         if done != Done::default() {
             let Done { ended, spared } = done;
-            debug!(ended, spared, in_use, "kept connections ended");
+            debug!(ended, spared, in_use, left, "kept connections ended");
         }
-        done
+        (done, left.saturating_sub(done.ended))
+    }
+
+    /// The clients with connections to what is left, which are the known ones from now on. Blocks.
+    fn look(&self, round: Round, leaving: &BTreeMap<SocketAddr, Leaving>) -> Vec<Client> {
+        let paths = match round {
+            Round::All => namespaces(&self.cgroup).collect(),
+            Round::Known => lock(&self.known).clone(),
+        };
+        let found: Vec<Client> =
+            paths.into_iter().filter_map(|path| Client::look(path, leaving)).collect();
+        *lock(&self.known) = found.iter().map(|client| client.path.clone()).collect();
+        found
     }
 
     /// Ends what was found to be due and has not been used since then. Blocks.
     fn end(&self, leaving: &BTreeMap<SocketAddr, Leaving>, found: Vec<Client>) -> Done {
         // Rounds do not overlap, so nobody waits here.
-        let mut ender =
-            self.ender.as_ref().map(|it| it.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut ender = self.ender.as_deref().map(lock);
         let mut done = Done::default();
-        for Client { namespace, due } in found.iter().filter(|client| !client.due.is_empty()) {
+        for Client { namespace, due, .. } in found.iter().filter(|client| !client.due.is_empty()) {
             let ender = ender.as_deref_mut();
             match namespace.within("connections", || end_here(leaving, due, ender)) {
                 Ok(here) => done += here,
@@ -90,13 +116,31 @@ async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -
     }
 }
 
-/// A client's namespace, and its connections that are to be ended.
+/// A client's namespace, and its connections to what is left.
 struct Client {
+    path: PathBuf,
     namespace: Namespace,
+    /// How many there are.
+    left: u64,
+    /// Those that are to be ended.
     due: Vec<Connection>,
 }
 
 impl Client {
+    /// `None` where there are none.
+    fn look(path: PathBuf, leaving: &BTreeMap<SocketAddr, Leaving>) -> Option<Self> {
+        // Otherwise its process has just ended, and its connections with it.
+        let namespace = Namespace::open(&path).ok()?;
+        let found = namespace.within("connections", || SockDiag::open()?.connections());
+        let found = found
+            .inspect_err(|error| warn!(error = %chain(error), "cannot look for kept connections"));
+        let mut due = found.ok()?;
+        due.retain(|connection| leaving.contains_key(&connection.plain_peer()));
+        let (left, now) = (due.len() as u64, Instant::now());
+        due.retain(|connection| is_due(now, leaving, connection));
+        (left > 0).then_some(Self { path, namespace, left, due })
+    }
+
     /// Leaves out those that are in use, or may be. Returns how many.
     fn leave_out(&mut self, said: &BTreeMap<Ends, bool>) -> u64 {
         let all = self.due.len();
@@ -108,28 +152,6 @@ impl Client {
 
 fn ends(connection: &Connection) -> Ends {
     (connection.plain_local(), connection.plain_peer())
-}
-
-/// The clients with connections that are due. Blocks.
-fn due(cgroup: &Path, leaving: &BTreeMap<SocketAddr, Leaving>) -> Vec<Client> {
-    let mut found = Vec::new();
-    for path in namespaces(cgroup) {
-        // Otherwise its process has just ended, and its connections with it.
-        let Ok(namespace) = Namespace::open(&path) else { continue };
-        match namespace.within("connections", || due_here(leaving)) {
-            Ok(due) if due.is_empty() => {}
-            Ok(due) => found.push(Client { namespace, due }),
-            Err(error) => warn!(error = %chain(&error), "cannot look for kept connections"),
-        }
-    }
-    found
-}
-
-fn due_here(leaving: &BTreeMap<SocketAddr, Leaving>) -> io::Result<Vec<Connection>> {
-    let now = Instant::now();
-    let mut connections = SockDiag::open()?.connections()?;
-    connections.retain(|it| is_due(now, leaving, it));
-    Ok(connections)
 }
 
 fn end_here(
