@@ -11,7 +11,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     net::{AddrParseError, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -20,11 +20,11 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse as _, Response},
 };
-use tokio::{task::spawn_blocking, time::sleep};
+use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 use tracing::warn;
 
 use super::Asked;
-use crate::{maps::conns::Conns, sockdiag::SockDiag};
+use crate::{lock, maps::conns::Conns, sockdiag::SockDiag};
 
 /// What is asked for.
 pub(crate) const PATH: &str = "/in-use";
@@ -60,29 +60,50 @@ pub(crate) fn read(answer: &str) -> Option<BTreeMap<SocketAddr, bool>> {
     answer.lines().map(line).collect()
 }
 
-/// Where a door looks up what its pod's connections do. Cheap to clone; one looks at a time.
+/// Where a door looks up what its pod's connections do. Cheap to clone.
+///
+/// One looks at a time. Who asks meanwhile waits for the next look, which answers all that wait: however many nodes ask,
+/// each has its answer two looks later.
 #[derive(Clone, Debug)]
 pub(super) struct Books {
     /// In the pod's namespace.
     diag: Arc<Mutex<SockDiag>>,
     conns: Conns,
     turn: Arc<tokio::sync::Mutex<()>>,
+    /// What the look that has not begun yet will find.
+    next: Arc<Mutex<Option<watch::Receiver<Option<Found>>>>>,
 }
+
+/// Of each client that is known, whether its connection is in use; or why that cannot be seen.
+type Found = Arc<io::Result<BTreeMap<SocketAddr, bool>>>;
 
 impl Books {
     pub(super) fn new(diag: SockDiag, conns: Conns) -> Self {
-        Self { diag: Arc::new(Mutex::new(diag)), conns, turn: Arc::default() }
+        let diag = Arc::new(Mutex::new(diag));
+        Self { diag, conns, turn: Arc::default(), next: Arc::default() }
     }
 
-    /// Of each client that is known, whether its connection is in use at one moment from now on.
-    async fn in_use(&self) -> io::Result<BTreeMap<SocketAddr, bool>> {
-        let turn = Arc::clone(&self.turn).lock_owned().await;
-        let Self { diag, conns, .. } = self.clone();
-        let look = move || conns.in_use(&diag.lock().unwrap_or_else(PoisonError::into_inner));
-        let found = spawn_blocking(look).await.map_err(io::Error::other)?;
+    /// What there is at one moment from now on. `None` when the runtime ends.
+    async fn in_use(&self) -> Option<Found> {
+        let mut found = {
+            let mut next = lock(&self.next);
+            next.get_or_insert_with(|| self.plan_look()).clone()
+        };
+        found.wait_for(Option::is_some).await.ok()?.clone()
+    }
+
+    fn plan_look(&self) -> watch::Receiver<Option<Found>> {
+        let (tell, found) = watch::channel(None);
+        let books = self.clone();
         tokio::spawn(async move {
+            let _turn = books.turn.lock().await;
+            // Whoever asks from here on may not have what was seen before.
+            lock(&books.next).take();
+            let Self { diag, conns, .. } = books.clone();
+            let look = spawn_blocking(move || conns.in_use(&lock(&diag)));
+            let seen = look.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+            tell.send_replace(Some(Arc::new(seen)));
             sleep(REST).await;
-            drop(turn);
         });
         found
     }
@@ -97,13 +118,13 @@ pub(super) async fn answer(State(asked): State<Asked>, question: String) -> Resp
             return (StatusCode::BAD_REQUEST, rule).into_response();
         }
     };
-    match asked.books.in_use().await {
-        Ok(mut all) => {
-            all.retain(|client, _| clients.contains(client));
-            write(all).into_response()
+    match asked.books.in_use().await.as_deref() {
+        Some(Ok(all)) => {
+            let of_those = all.iter().filter(|(client, _)| clients.contains(client));
+            write(of_those.map(|(client, busy)| (*client, *busy))).into_response()
         }
-        Err(error) => {
-            warn!(uid = asked.uid, %error, "cannot look which connections are in use");
+        other => {
+            warn!(uid = asked.uid, ?other, "cannot look which connections are in use");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
@@ -135,6 +156,27 @@ mod tests {
         for bad in ["10.0.0.1:80", "busy", "busy 10.0.0.1", "lazy 10.0.0.1:80", "<html>"] {
             assert_eq!(read(bad), None, "{bad:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn who_asks_while_others_wait_has_the_answer_of_one_look_with_them() {
+        let books = Books::new(SockDiag::open().expect("netlink"), Conns::default());
+        let busy = books.turn.clone().lock_owned().await;
+        let asked: Vec<_> = (0..100)
+            .map(|_| {
+                let books = books.clone();
+                tokio::spawn(async move { books.in_use().await.expect("an answer") })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        drop(busy);
+        let mut found = Vec::new();
+        for asked in asked {
+            found.push(asked.await.expect("no panic"));
+        }
+        assert!(found.iter().all(|it| Arc::ptr_eq(it, &found[0])), "one look");
+        let later = books.in_use().await.expect("an answer");
+        assert!(!Arc::ptr_eq(&later, &found[0]), "another one");
     }
 
     #[test]
