@@ -148,8 +148,7 @@ impl SockDiag {
         extensions: ExtensionFlags,
         mut each: impl FnMut(InetResponse),
     ) -> io::Result<()> {
-        for (family, id) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
-            let request = request(family, states.clone(), extensions.clone(), id);
+        for request in of_both_families(&states, &extensions) {
             self.netlink.dump(SockDiagMessage::InetRequest(request), |answer| {
                 if let SockDiagMessage::InetResponse(socket) = answer {
                     each(*socket);
@@ -158,6 +157,12 @@ impl SockDiag {
         }
         Ok(())
     }
+}
+
+/// One question for each family.
+fn of_both_families(states: &StateFlags, extensions: &ExtensionFlags) -> [InetRequest; 2] {
+    let families = [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())];
+    families.map(|(family, id)| request(family, states.clone(), extensions.clone(), id))
 }
 
 fn request(

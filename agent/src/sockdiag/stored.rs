@@ -15,11 +15,10 @@ use netlink_packet_core::{
 };
 use netlink_packet_sock_diag::{
     SockDiagMessage,
-    constants::{AF_INET, AF_INET6},
-    inet::{ExtensionFlags, InetResponse, SocketId, StateFlags},
+    inet::{ExtensionFlags, InetResponse, StateFlags},
 };
 
-use super::{SockDiag, plain, request};
+use super::{SockDiag, of_both_families, plain};
 
 /// `INET_DIAG_REQ_SK_BPF_STORAGES`: asks for storage; within it, for each map:
 const ASK: u16 = 2;
@@ -38,8 +37,7 @@ impl SockDiag {
     pub fn stored(&self, map: BorrowedFd<'_>) -> io::Result<Vec<(SocketAddr, Vec<u8>)>> {
         let attribute = attribute(map);
         let mut found = Vec::new();
-        for (family, id) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
-            let request = request(family, StateFlags::ESTABLISHED, ExtensionFlags::empty(), id);
+        for request in of_both_families(&StateFlags::ESTABLISHED, &ExtensionFlags::empty()) {
             let attribute = attribute.clone();
             let question = Message { inner: SockDiagMessage::InetRequest(request), attribute };
             self.netlink.dump(question, |answer| {
