@@ -685,6 +685,22 @@ fn a_draining_pod_is_called_drained_once_it_is_quiet() {
 }
 
 impl World {
+    /// A service that leads straight to the pod.
+    fn name_service(&self) {
+        let name = Name::new("default", "hello");
+        let service = Service {
+            name: name.clone(),
+            addresses: vec!["10.96.0.7".parse().expect("an address")],
+            port: NonZeroU16::new(80).expect("not zero"),
+            activator_port: NonZeroU16::new(20_000).expect("not zero"),
+            targets: vec![Target { revision: Name::new("default", "hello-00001"), percent: 100 }],
+            path: wire::Path::Direct,
+            hosts: Vec::new(),
+            ingress: None,
+        };
+        self.routes.set(RouteKey::Service(name), RouteChange::Service(service));
+    }
+
     /// Whether the pod does not answer yet. An answer counts as a request.
     fn request_fails(&self) -> bool {
         let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");

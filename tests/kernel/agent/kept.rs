@@ -94,21 +94,3 @@ fn an_upgraded_connection_is_left_to_its_owners() {
     );
     world.wait("drained", |seen| seen.drained);
 }
-
-impl World {
-    /// A service that leads straight to the pod.
-    pub(super) fn name_service(&self) {
-        let name = Name::new("default", "hello");
-        let service = Service {
-            name: name.clone(),
-            addresses: vec!["10.96.0.7".parse().expect("an address")],
-            port: NonZeroU16::new(80).expect("not zero"),
-            activator_port: NonZeroU16::new(20_000).expect("not zero"),
-            targets: vec![Target { revision: Name::new("default", "hello-00001"), percent: 100 }],
-            path: wire::Path::Direct,
-            hosts: Vec::new(),
-            ingress: None,
-        };
-        self.routes.set(RouteKey::Service(name), RouteChange::Service(service));
-    }
-}
