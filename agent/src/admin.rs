@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    sync::{Arc, Mutex, atomic::AtomicU64},
 };
 
 use common::admin::Admin;
@@ -11,7 +11,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::{oddities::Owner, pods::Counts};
+use crate::{lock, oddities::Owner, pods::Counts};
 
 /// What keeps the agent from its work, by what it concerns. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -22,7 +22,7 @@ pub(crate) struct Troubles {
 impl Troubles {
     /// Says what is wrong with `what`, or that nothing is any more.
     pub(crate) fn set(&self, what: &'static str, trouble: Option<String>) {
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = lock(&self.lines);
         match trouble {
             Some(trouble) => drop(lines.insert(what, trouble)),
             None => drop(lines.remove(what)),
@@ -30,7 +30,7 @@ impl Troubles {
     }
 
     fn lines(&self) -> Vec<String> {
-        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = lock(&self.lines);
         lines.iter().map(|(what, trouble)| format!("{what}: {trouble}")).collect()
     }
 }

@@ -1,6 +1,6 @@
 //! Shell: the two streams with the controller: routes in, pod reports out.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use common::{
     link::{Link, PodKey, RouteBatch},
@@ -9,6 +9,8 @@ use common::{
 };
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+
+use crate::lock;
 
 /// What the route stream has said since the agent last looked.
 ///
@@ -28,7 +30,7 @@ impl Routes {
     /// Waits for news. Nothing is lost when the future is dropped.
     pub(crate) async fn next(&self) -> RouteBatch {
         loop {
-            if let Some(news) = self.lock().take() {
+            if let Some(news) = lock(&self.news).take() {
                 return news;
             }
             self.came.notified().await;
@@ -36,18 +38,13 @@ impl Routes {
     }
 
     fn add(&self, batch: RouteBatch) {
-        let mut news = self.lock();
+        let mut news = lock(&self.news);
         match news.as_mut() {
             Some(waiting) => waiting.follow(batch),
             None => *news = Some(batch),
         }
         drop(news);
         self.came.notify_one();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<RouteBatch>> {
-        // No code that runs under the lock can leave it half changed.
-        self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

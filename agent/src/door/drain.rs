@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use axum::{
@@ -14,7 +14,10 @@ use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
 use super::Asked;
-use crate::pods::{Event, namespace};
+use crate::{
+    lock,
+    pods::{Event, namespace},
+};
 
 /// Pods that may stop. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -68,7 +71,7 @@ impl Drains {
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut BTreeSet<String>) -> T) -> T {
-        act(&mut self.0.may_stop.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut lock(&self.0.may_stop))
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -13,7 +13,7 @@ use common::abi::ProbeKey;
 use tokio::net::{TcpSocket, TcpStream};
 use tracing::debug;
 
-use crate::{clock::monotonic_ns, maps};
+use crate::{clock::monotonic_ns, lock, maps};
 
 /// How long a mark outlives its probe's patience: a pod may accept what the probe has given up.
 const AFTERWARDS: Duration = Duration::from_secs(1);
@@ -70,7 +70,7 @@ impl Marks {
 
     fn with<T>(&self, act: impl FnOnce(&mut HashMap<MapData, ProbeKey, u64>) -> T) -> Option<T> {
         let map = self.0.as_ref()?;
-        Some(act(&mut map.lock().unwrap_or_else(PoisonError::into_inner)))
+        Some(act(&mut lock(map)))
     }
 }
 
