@@ -21,10 +21,10 @@ pub(super) fn forget_gone(revision: &mut Revision, view: &View<'_>, timer: &mut 
         let status = view.world.statuses.get(&*pod.uid);
         let gone = status.is_some_and(|it| it.phase == node::PodPhase::Gone);
         let stopping = match pod.stage {
-            Stage::Stopping { since } => {
+            Stage::Stopping { since } if !is_left(pod) => {
                 timer.passed(since.plus_ms(grace).plus_ms(LOST_MS), view.now)
             }
-            Stage::Serving | Stage::Draining { .. } => false,
+            Stage::Serving | Stage::Draining { .. } | Stage::Stopping { .. } => false,
         };
         early |= gone && pod.stage == Stage::Serving && !pod.was_ready;
         !gone && !stopping
@@ -71,14 +71,21 @@ pub(super) fn pods(revision: &mut Revision, leaving: bool, view: &View<'_>, time
     }
 }
 
-/// Draining pods serve again, busiest first: they are warm.
+/// Pods that drain serve again, busiest first: they are warm. Then those that Kubernetes should have stopped and did not.
 fn revive(revision: &mut Revision, missing: usize, view: &View<'_>) -> usize {
-    let draining =
-        |pod: &&mut Pod| matches!(pod.stage, Stage::Draining { .. }) && !pod.is_deleted();
-    let mut pods: Vec<&mut Pod> = revision.pods.iter_mut().filter(draining).collect();
-    pods.sort_by_key(|pod| std::cmp::Reverse(load(pod, view)));
+    let drains = |pod: &Pod| matches!(pod.stage, Stage::Draining { .. }) && !pod.is_deleted();
+    let all = revision.pods.iter_mut();
+    let mut pods: Vec<&mut Pod> = all.filter(|pod| drains(pod) || is_left(pod)).collect();
+    pods.sort_by_key(|pod| (!drains(pod), std::cmp::Reverse(load(pod, view))));
     let revived = pods.into_iter().take(missing).map(|pod| pod.stage = Stage::Serving);
     revived.count()
+}
+
+/// Whether a pod was told to stop that Kubernetes has not ended. Which pods go is its choice in the end: a Deployment
+/// that replaces its pods keeps the new ones, although they were one too many when they came.
+fn is_left(pod: &Pod) -> bool {
+    let stopping = matches!(pod.stage, Stage::Stopping { .. });
+    stopping && pod.placed.as_ref().is_some_and(|it| !it.deleted)
 }
 
 fn add(revision: &mut Revision, view: &View<'_>) {

@@ -803,6 +803,47 @@ fn a_pod_that_somebody_deletes_drains_until_it_is_gone() {
 }
 
 #[test]
+fn a_pod_that_replaces_one_that_kubernetes_ends_serves_in_its_place() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.decide("hello-00001", 1);
+    cluster.ready();
+    let (old, _) = pods(&cluster).remove(0);
+    // As a Deployment that is made again or rolled out does it: first there is one more than it is told.
+    let deployment = cluster.objects[&(Resource::Pod, old.clone())].clone();
+    let own = Name::new(SPACE, format!("{}-new", old.name));
+    let mut new = deployment.clone();
+    new["metadata"]["name"] = json!(own.name.as_str());
+    new["metadata"]["uid"] = json!("00000000-0000-4000-9000-00000000ffff");
+    new["status"]["podIP"] = json!("10.1.1.251");
+    cluster.objects.insert((Resource::Pod, own.clone()), new.clone());
+    cluster.step(Event::Observe(Resource::Pod, own, Some(Box::new(new))));
+    let mut ended = deployment;
+    ended["metadata"]["deletionTimestamp"] = json!(cluster.now.rfc3339());
+    cluster.step(Event::Observe(Resource::Pod, old.clone(), Some(Box::new(ended))));
+    assert_eq!(phases(&cluster), [Draining, Starting]);
+    cluster.ready();
+    cluster.objects.remove(&(Resource::Pod, old.clone()));
+    cluster.step(Event::Observe(Resource::Pod, old, None));
+    assert_eq!(phases(&cluster), [Ready]);
+}
+
+#[test]
+fn a_pod_that_is_one_too_many_is_not_forgotten_while_kubernetes_keeps_it() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.decide("hello-00001", 1);
+    let (old, uid) = pods(&cluster).remove(0);
+    // What is scaled down goes, or stays: the Deployment's controller is slow here.
+    let kept = cluster.objects[&(Resource::Pod, old.clone())].clone();
+    cluster.decide("hello-00001", 0);
+    cluster.step(Event::Observe(Resource::Pod, old, Some(Box::new(kept))));
+    cluster.now = cluster.now.plus_ms(400_000);
+    cluster.step(Event::Tick);
+    assert!(cluster.table().pods.contains_key(&uid));
+}
+
+#[test]
 fn what_is_deleted_under_a_living_owner_comes_back() {
     let mut cluster = Cluster::new();
     cluster.service("hello", "hello:v1", 1, Value::Null);
