@@ -1,14 +1,15 @@
 //! Parts of the cluster, and of Rouse, that stop, die or come back: awake services go on, sleeping ones wake.
 #![allow(clippy::print_stdout, reason = "a test's own output is where its reader looks")]
 
-use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::cluster::Cluster;
-use tests::installed::{CONTAINER, Installed, Load, Request, SYSTEM, none_lost, service};
+use tests::installed::{
+    CONTAINER, Installed, Load, Request, SYSTEM, by_second, none_lost, service,
+};
 
 /// A fault that is undone when it goes out of scope, also when the test fails.
 struct Fault<'a> {
@@ -37,25 +38,6 @@ fn with_least(name: &str, least: u32) -> String {
 fn pause(seconds: u64) {
     #[allow(clippy::disallowed_methods, reason = "the fault lasts so long")]
     thread::sleep(Duration::from_secs(seconds));
-}
-
-/// What a reader needs who was not there: when requests were lost, where the pods were, and what the parts said.
-fn tell_all(rouse: &Installed, requests: &[Request]) {
-    let begin = requests.iter().map(|request| request.at_us).min().unwrap_or_default();
-    let mut seconds = BTreeMap::<u64, (u32, u32)>::new();
-    for request in requests {
-        let (answered, lost) = seconds.entry((request.at_us - begin) / 1_000_000).or_default();
-        *(if request.is_answered() { answered } else { lost }) += 1;
-    }
-    println!("second: (answered, lost)\n{seconds:?}");
-    let pods = ["get", "pods", "--all-namespaces", "--output", "wide"];
-    let logs =
-        ["logs", "--namespace", SYSTEM, "--selector", "app.kubernetes.io/part-of", "--prefix"];
-    let more = ["--tail", "60", "--max-log-requests", "20"];
-    for words in [&pods[..], &[&logs[..], &more].concat()] {
-        let said = rouse.cluster.kubectl(words);
-        println!("{}", said.unwrap_or_else(|error| error));
-    }
 }
 
 fn address(rouse: &Installed, namespace: &str, name: &str) -> String {
@@ -274,9 +256,7 @@ fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
         requests.iter().filter(|it| it.at_us + 10_000_000 > end).cloned().collect();
     let lost = requests.iter().filter(|it| !it.is_answered()).count();
     println!("{lost} of {} had only the lost node to go to", requests.len());
-    if !last.iter().all(Request::is_answered) {
-        tell_all(&rouse, &requests);
-    }
+    println!("(answered, lost) of each second: {:?}", by_second(&requests));
     none_lost(&last, 20);
     drop(fault);
     rouse.cluster.wait("both nodes to answer again", || {

@@ -150,13 +150,27 @@ impl Cluster {
                 return found;
             }
             if started.elapsed() > LIMIT {
-                let pods = self.kubectl(&["get", "pods", "-A", "-o", "wide"]).unwrap_or_default();
-                let events = self.kubectl(&["get", "events", "-A"]).unwrap_or_default();
-                panic!("waited in vain for {what}\n{pods}\n{events}");
+                panic!("waited in vain for {what}\n{}", self.pods());
             }
             #[allow(clippy::disallowed_methods, reason = "a test waits for other processes")]
             thread::sleep(LOOK);
         }
+    }
+
+    /// Where every pod is and how it is.
+    fn pods(&self) -> String {
+        self.kubectl(&["get", "pods", "--all-namespaces", "--output", "wide"])
+            .unwrap_or_else(|error| error)
+    }
+
+    /// What the reader of a failed test needs who was not there: pods, events, and what Rouse's parts said.
+    fn account(&self, namespace: &str) -> String {
+        let events = ["get", "events", "--namespace", namespace, "--sort-by", ".lastTimestamp"];
+        let logs = ["logs", "--namespace", "knative-serving", "--all-containers", "--timestamps"];
+        let more = ["--selector", "app.kubernetes.io/part-of", "--prefix", "--tail", "100"];
+        let logs = [&logs[..], &more, &["--max-log-requests", "20"]].concat();
+        let said = [&events[..], &logs].map(|words| self.kubectl(words).unwrap_or_else(|it| it));
+        [&[self.pods()], &said[..]].concat().join("\n")
     }
 
     /// The network namespace of a running pod, by a file below `/proc`.
@@ -195,6 +209,9 @@ impl<'a> Namespace<'a> {
 impl Drop for Namespace<'_> {
     #[allow(clippy::print_stderr, reason = "a test's own output is where its reader looks")]
     fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("{}", self.cluster.account(&self.name));
+        }
         let args = ["delete", "namespace", &self.name, "--wait=false"];
         if let Err(error) = self.cluster.kubectl(&args) {
             eprintln!("namespace {}: {error}", self.name);

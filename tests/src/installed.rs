@@ -3,6 +3,7 @@
 //! The first test that asks for it brings it up; `cargo xtask test` takes it down at the end, however that came. A test
 //! that finds it broken by one before has it repaired first.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -479,5 +480,21 @@ pub fn none_lost(requests: &[Request], least: usize) {
     assert!(requests.len() >= least, "only {} requests were sent", requests.len());
     let lost: Vec<&Request> = requests.iter().filter(|it| !it.is_answered()).collect();
     let shown = lost.get(..lost.len().min(10)).unwrap_or_default();
-    assert!(lost.is_empty(), "{} of {} lost: {shown:#?}", lost.len(), requests.len());
+    let seconds = by_second(requests);
+    assert!(
+        lost.is_empty(),
+        "{} of {} lost: {shown:#?}\n(answered, lost) of each second: {seconds:?}",
+        lost.len(),
+        requests.len()
+    );
+}
+
+/// How many were answered and how many lost, of those sent in each second of Unix time.
+pub fn by_second(requests: &[Request]) -> BTreeMap<u64, (u32, u32)> {
+    let mut seconds = BTreeMap::<u64, (u32, u32)>::new();
+    for request in requests {
+        let (answered, lost) = seconds.entry(request.at_us / 1_000_000).or_default();
+        *(if request.is_answered() { answered } else { lost }) += 1;
+    }
+    seconds
 }
