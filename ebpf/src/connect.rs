@@ -169,14 +169,7 @@ fn pod(list: &SvcState) -> Option<Target> {
         return backend(list.offset).filter(listens);
     }
     for _ in 0..PICKS {
-        let (first, second) = flow::two(random(), list.count);
-        let first = backend(list.offset + first)?;
-        let second = backend(list.offset + second)?;
-        let (better, other) = if flow::prefers_first(load(&first), load(&second)) {
-            (first, second)
-        } else {
-            (second, first)
-        };
+        let (better, other) = two(list)?;
         if listens(&better) {
             return Some(better);
         }
@@ -188,7 +181,8 @@ fn pod(list: &SvcState) -> Option<Target> {
     None
 }
 
-/// Any activator, at the service's own port there.
+/// The freer of two activators, at the service's own port there. One whose node is gone keeps what it was given, so
+/// later connects go past it until the table knows.
 #[inline(always)]
 fn activator(service: u32) -> Result<Target, Refusal> {
     let info = SvcInfo::unpack(*SVC_INFO.get(service).ok_or(Refusal::Pass)?);
@@ -196,8 +190,21 @@ fn activator(service: u32) -> Result<Target, Refusal> {
     if list.count == 0 || info.port_be == 0 {
         return Err(Refusal::Pass);
     }
-    let target = backend(list.offset + flow::index(random(), list.count)).ok_or(Refusal::Pass)?;
-    Ok(Target { port_be: info.port_be, ..target })
+    let (better, _) = two(&list).ok_or(Refusal::Pass)?;
+    Ok(Target { port_be: info.port_be, ..better })
+}
+
+/// Two of a list at random, the freer one first.
+#[inline(always)]
+fn two(list: &SvcState) -> Option<(Target, Target)> {
+    let (first, second) = flow::two(random(), list.count);
+    let first = backend(list.offset + first)?;
+    let second = backend(list.offset + second)?;
+    Some(if flow::prefers_first(load(&first), load(&second)) {
+        (first, second)
+    } else {
+        (second, first)
+    })
 }
 
 #[inline(always)]

@@ -216,9 +216,9 @@ impl Bed {
     pub(crate) fn activator(&mut self, at: &Place) {
         let addresses =
             vec![at.four().parse().expect("an address"), at.six().parse().expect("an address")];
-        let activator =
-            Activator { name: "a".into(), node: "here".into(), zone: String::new(), addresses };
-        self.table.activators.insert("a".into(), activator);
+        let (name, node) = (at.four(), "here".into());
+        let activator = Activator { name: name.clone(), node, zone: String::new(), addresses };
+        self.table.activators.insert(name, activator);
     }
 
     /// Goes on with other maps, of which nothing is known.

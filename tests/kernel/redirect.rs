@@ -89,6 +89,24 @@ fn a_sleeping_service_leads_to_its_own_port_at_the_activator() {
 }
 
 #[test]
+fn activators_share_open_connections_evenly() {
+    let mut bed = Bed::new();
+    let client = bed.client();
+    let gateways = [bed.client(), bed.client()];
+    let mut activators = gateways.each_ref().map(|gateway| gateway.actor());
+    for (gateway, activator) in gateways.iter().zip(&mut activators) {
+        activator.must(&format!("listen 0.0.0.0:20001 a{}", gateway.number));
+        bed.activator(gateway);
+    }
+    bed.service(1, Way::Direct);
+    bed.plan();
+    let mut client = client.actor();
+    let mut names: Vec<String> = (0..20).map(|_| client.must("connect 10.96.0.1:80")).collect();
+    names.sort();
+    assert_eq!(names.iter().filter(|name| **name == names[0]).count(), 10, "{names:?}");
+}
+
+#[test]
 fn without_an_activator_the_connect_is_left_to_others() {
     let mut bed = Bed::new();
     let client = bed.client();
