@@ -29,9 +29,11 @@ const WISHES: [&str; 6] = [
 /// Volumes that can be used anywhere.
 const ANYWHERE: [&str; 5] = ["configMap", "secret", "projected", "emptyDir", "downwardAPI"];
 
-/// What binding must know of a node.
+/// What must be known of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
+    /// Whether its kubelet says that it is ready, and has said so lately.
+    ready: bool,
     /// Whether it takes pods that tolerate nothing.
     open: bool,
     /// Hashes of the names of the images on it, in order.
@@ -53,11 +55,18 @@ impl Node {
         let names = array(&status["images"]).flat_map(|it| array(&it["names"]));
         let mut images: Vec<u64> = names.map(hash).collect();
         images.sort_unstable();
+        let ready = is("Ready", "True");
         Self {
-            open: is("Ready", "True") && !closed && !pressed.iter().any(|it| is(it, "True")),
+            ready,
+            open: ready && !closed && !pressed.iter().any(|it| is(it, "True")),
             images: images.into(),
             refused: before.and_then(|it| it.refused),
         }
+    }
+
+    /// Whether it is ready, as Kubernetes sees it.
+    pub fn is_ready(&self) -> bool {
+        self.ready
     }
 
     /// It has turned a pod away.

@@ -523,7 +523,7 @@ pub struct World {
     pub zones: BTreeMap<String, String>,
     /// Whose requests may wait.
     pub network_policies: NetworkPolicies,
-    /// What binding pods must know of each node.
+    /// What must be known of each node.
     pub nodes: BTreeMap<String, bind::Node>,
     /// Whether what is planned is carried out. On Kubernetes one replica of the controller leads; the others only watch.
     pub leads: bool,

@@ -34,16 +34,7 @@ impl Machine {
             Resource::Deployment => self.observe_deployment(&name, object, now),
             Resource::Pod => self.observe_pod(&name, object, now),
             Resource::Service => self.observe_placeholder(&name, object, now),
-            Resource::Node => {
-                let zone = object.and_then(observe::zone);
-                match zone {
-                    Some(zone) => drop(self.world.zones.insert(name.name.to_string(), zone)),
-                    None => drop(self.world.zones.remove(name.name.as_str())),
-                }
-                let before = self.world.nodes.remove(name.name.as_str());
-                let node = object.map(|it| bind::Node::of(it, before.as_ref()));
-                self.world.nodes.extend(node.map(|node| (name.name.to_string(), node)));
-            }
+            Resource::Node => self.observe_node(&name.name, object, now),
             Resource::ConfigMap => self.observe_config(&name, object, now),
             Resource::NetworkPolicy => {
                 let touched = self.world.network_policies.policy(name, object);
@@ -279,6 +270,28 @@ impl Machine {
         self.world.statuses.remove(&*uid);
         self.forget_reports(&uid);
         self.owners.remove(&*uid);
+    }
+
+    /// A node that goes takes its pods with it before anybody says so of each, and gives them back when it comes back.
+    fn observe_node(&mut self, name: &str, object: Option<&Value>, now: Stamp) {
+        match object.and_then(observe::zone) {
+            Some(zone) => drop(self.world.zones.insert(name.to_owned(), zone)),
+            None => drop(self.world.zones.remove(name)),
+        }
+        let before = self.world.nodes.remove(name);
+        let node = object.map(|it| bind::Node::of(it, before.as_ref()));
+        let is_lost = |node: &Option<bind::Node>| node.as_ref().is_some_and(|it| !it.is_ready());
+        let same = is_lost(&before) == is_lost(&node);
+        self.world.nodes.extend(node.map(|node| (name.to_owned(), node)));
+        if same {
+            return;
+        }
+        let is_on = |pod: &Pod| pod.placed.as_ref().is_some_and(|it| *it.node == *name);
+        let apps = self.world.apps.iter();
+        let touched = apps.filter(|(_, app)| app.pods().any(|(_, pod)| is_on(pod)));
+        for app in touched.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            self.settle(&app, None, false, now);
+        }
     }
 
     fn observe_placeholder(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {

@@ -803,6 +803,24 @@ fn a_pod_that_somebody_deletes_drains_until_it_is_gone() {
 }
 
 #[test]
+fn a_pod_whose_node_is_lost_before_its_kubelet_called_it_ready_gets_no_traffic() {
+    let mut cluster = Cluster::new();
+    let node = |cluster: &mut Cluster, ready: &str| {
+        let object = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
+        cluster.step(Event::Observe(Resource::Node, Name::new("", "n1"), Some(Box::new(object))));
+    };
+    node(&mut cluster, "True");
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.decide("hello-00001", 1);
+    cluster.ready();
+    assert_eq!(phases(&cluster), [Ready]);
+    node(&mut cluster, "Unknown");
+    assert_eq!(phases(&cluster), [Starting]);
+    node(&mut cluster, "True");
+    assert_eq!(phases(&cluster), [Ready], "its agent's word is as good as before");
+}
+
+#[test]
 fn a_pod_that_replaces_one_that_kubernetes_ends_serves_in_its_place() {
     let mut cluster = Cluster::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
