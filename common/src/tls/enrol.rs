@@ -121,8 +121,10 @@ impl Enrolment {
         }
     }
 
-    /// Waits, and looks whether the authorities have changed meanwhile.
+    /// Waits, and looks whether the authorities have changed meanwhile. Ends early where the clock was set: whoever
+    /// checks our certificate goes by theirs, and it may have ended by that.
     async fn rest(&self, wait: Duration) {
+        let began = SystemTime::now();
         let mut left = wait;
         while !left.is_zero() {
             let step = left.min(REREAD);
@@ -130,6 +132,9 @@ impl Enrolment {
             left -= step;
             if let Err(error) = self.trust().await {
                 warn!(error = %chain(&error), "authorities not read; the last known stay");
+            }
+            if has_ended(began, wait, SystemTime::now()) {
+                return;
             }
         }
     }
@@ -176,6 +181,11 @@ fn half(lifetime: Duration) -> Duration {
     (lifetime * (400 + share) / 1_000).max(Duration::from_secs(1))
 }
 
+/// Whether what began then and lasts so long is over by the time of day; also where that lies before its beginning.
+fn has_ended(began: SystemTime, lasts: Duration, now: SystemTime) -> bool {
+    now.duration_since(began).map_or(true, |passed| passed >= lasts)
+}
+
 async fn read(path: &Path) -> Result<String, EnrolError> {
     let read = tokio::task::spawn_blocking({
         let path = path.to_owned();
@@ -183,4 +193,19 @@ async fn read(path: &Path) -> Result<String, EnrolError> {
     });
     let text = read.await.unwrap_or_else(|panicked| Err(std::io::Error::other(panicked)));
     text.map_err(|source| EnrolError::File { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_set_ends_a_rest() {
+        let (began, lasts) = (UNIX_EPOCH + Duration::from_secs(1_000), Duration::from_secs(60));
+        let at = |second| UNIX_EPOCH + Duration::from_secs(second);
+        assert!(!has_ended(began, lasts, at(1_000)));
+        assert!(!has_ended(began, lasts, at(1_059)));
+        assert!(has_ended(began, lasts, at(1_060)), "or set forward");
+        assert!(has_ended(began, lasts, at(999)), "set back");
+    }
 }
