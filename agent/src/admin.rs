@@ -58,6 +58,8 @@ pub(crate) struct Metrics {
     pub(crate) untracked: Gauge,
     /// Connects that found no local listener and went to the activator.
     pub(crate) fallbacks: Gauge,
+    /// Connects that nobody answered at first.
+    pub(crate) unanswered: Gauge,
     /// Kept connections ended to move them.
     pub(crate) ended: Counter,
     /// Those that turned out to be in use, each time.
@@ -88,6 +90,7 @@ impl Metrics {
             probes: Family::default(),
             untracked: Gauge::default(),
             fallbacks: Gauge::default(),
+            unanswered: Gauge::default(),
             ended: Counter::default(),
             spared: Counter::default(),
             left: Gauge::default(),
@@ -121,6 +124,8 @@ impl Metrics {
         registry.register("connects_untracked", help, self.untracked.clone());
         let help = "Connects that went to the activator for want of a listener";
         registry.register("connects_fallback", help, self.fallbacks.clone());
+        let help = "Connects whose first packet was not answered within a second";
+        registry.register("connects_unanswered", help, self.unanswered.clone());
         let help = "Kept connections ended to move them";
         registry.register("connections_ended", help, self.ended.clone());
         let help = "Times that a kept connection was to be ended and turned out to be in use";

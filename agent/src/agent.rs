@@ -608,6 +608,7 @@ impl Agent {
         metrics.events_dropped.set(gauge(abi::CONTROL_DROPPED));
         metrics.untracked.set(gauge(abi::CONTROL_UNTRACKED));
         metrics.fallbacks.set(gauge(abi::CONTROL_FALLBACK));
+        metrics.unanswered.set(gauge(abi::CONTROL_UNANSWERED));
         let trouble =
             self.first_table.is_none().then(|| "no table from the controller yet".to_owned());
         self.ends.troubles.set("routes", trouble);

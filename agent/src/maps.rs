@@ -194,6 +194,7 @@ impl Maps {
         row[offset_of!(abi::Backend, slot) / 8].store(tail, Relaxed);
         row[offset_of!(abi::Backend, generation) / 8].fetch_add(1, Relaxed);
         row[offset_of!(abi::Backend, open) / 8].store(0, Relaxed);
+        row[offset_of!(abi::Backend, unanswered_ns) / 8].store(0, Relaxed);
     }
 
     /// Reads back what connects follow now, to plan from after a restart.

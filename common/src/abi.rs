@@ -130,6 +130,8 @@ pub const CONTROL_UNTRACKED: u32 = 2;
 pub const CONTROL_FALLBACK: u32 = 3;
 /// `CONTROL` word: listeners that found `LISTEN` full.
 pub const CONTROL_LISTEN_FULL: u32 = 4;
+/// `CONTROL` word: connects that were left unanswered for as long as TCP waits first.
+pub const CONTROL_UNANSWERED: u32 = 5;
 /// `CONTROL` word: client sockets that use `OVERFLOW`. Read by every socket that closes, so it and those behind it
 /// share no cache line with the counters above.
 pub const CONTROL_OVERFLOW: u32 = 8;
@@ -169,10 +171,16 @@ pub struct Backend {
     pub generation: u64,
     /// This node's open connections to it. Only the kernel writes it while the number is in use.
     pub open: u64,
+    /// When a connect to it was last left unanswered for as long as TCP waits first (1 s), CLOCK_MONOTONIC; 0: never.
+    pub unanswered_ns: u64,
     /// Fills the cache line: neighbours' gauges do not share one.
-    pub spare: [u64; 2],
+    pub spare: u64,
 }
 const _: () = assert!(size_of::<Backend>() == 64);
+
+/// For how long connects rather go elsewhere than where one was left unanswered. Kubernetes calls a node lost after 40 s;
+/// an answer that came late, or a lost packet, shall cost a pod no more than this.
+pub const UNANSWERED_NS: u64 = 10_000_000_000;
 
 /// Key of `LISTEN`.
 #[repr(C)]

@@ -127,14 +127,19 @@ pub struct Load {
     pub open: u64,
     /// Requests in flight; only known of a pod on this node.
     pub in_flight: Option<u64>,
+    /// Whether it left a connect unanswered a moment ago: its node may be gone.
+    pub doubtful: bool,
 }
 
 /// Whether the first of two picks is at least as free as the second.
 ///
-/// The exact gauge decides where both have one; open connections decide otherwise and between equals. Blind
+/// One in doubt comes after one that is not. The exact gauge decides where both have one; open connections decide otherwise and between equals. Blind
 /// adds on several CPUs may be seen before their counterpart, so a gauge below zero counts as zero.
 #[inline(always)]
 pub const fn prefers_first(first: Load, second: Load) -> bool {
+    if first.doubtful != second.doubtful {
+        return second.doubtful;
+    }
     if let (Some(one), Some(two)) = (first.in_flight, second.in_flight) {
         let (one, two) = (clamp(one), clamp(two));
         if one != two {
@@ -167,6 +172,10 @@ mod tests {
 
     const MODES: [Mode; 5] = [Mode::Pass, Mode::Serve, Mode::Activator, Mode::Refuse, Mode::Canary];
 
+    fn load(open: u64, in_flight: Option<u64>) -> Load {
+        Load { open, in_flight, doubtful: false }
+    }
+
     proptest! {
         #[test]
         fn a_state_survives_packing(
@@ -190,9 +199,11 @@ mod tests {
         }
 
         #[test]
-        fn preference_is_never_mutual_dislike(a: u64, b: u64, c: u64, d: u64) {
-            let one = Load { open: a, in_flight: Some(b) };
-            let two = Load { open: c, in_flight: Some(d) };
+        fn preference_is_never_mutual_dislike(
+            a: u64, b: u64, c: u64, d: u64, e: bool, f: bool,
+        ) {
+            let one = Load { doubtful: e, ..load(a, Some(b)) };
+            let two = Load { doubtful: f, ..load(c, Some(d)) };
             prop_assert!(prefers_first(one, two) || prefers_first(two, one));
         }
     }
@@ -233,22 +244,30 @@ mod tests {
 
     #[test]
     fn the_exact_gauge_decides_between_local_pods() {
-        let busy = Load { open: 0, in_flight: Some(3) };
-        let free = Load { open: 9, in_flight: Some(0) };
+        let busy = load(0, Some(3));
+        let free = load(9, Some(0));
         assert!(prefers_first(free, busy) && !prefers_first(busy, free));
     }
 
     #[test]
     fn open_connections_decide_when_one_pod_is_elsewhere() {
-        let here = Load { open: 2, in_flight: Some(0) };
-        let there = Load { open: 1, in_flight: None };
+        let here = load(2, Some(0));
+        let there = load(1, None);
         assert!(prefers_first(there, here) && !prefers_first(here, there));
     }
 
     #[test]
+    fn who_left_a_connect_unanswered_comes_last_however_free() {
+        let doubtful = Load { doubtful: true, ..load(0, Some(0)) };
+        let busy = load(9, Some(9));
+        assert!(prefers_first(busy, doubtful) && !prefers_first(doubtful, busy));
+        assert!(prefers_first(doubtful, doubtful));
+    }
+
+    #[test]
     fn a_gauge_below_zero_counts_as_zero() {
-        let odd = Load { open: u64::MAX, in_flight: None };
-        assert!(prefers_first(odd, Load { open: 0, in_flight: None }));
+        let odd = load(u64::MAX, None);
+        assert!(prefers_first(odd, load(0, None)));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
     context::{ALLOW, Address, bytes, refuse, words},
     maps::{
         BACKENDS, CLAIMS, CLIENTS, CONTROL, FRONTENDS, LISTEN, OVERFLOW, POD_STATE, PODS, SLOTS,
-        SVC_INFO, SVC_STATE, add, note, note_by,
+        SVC_INFO, SVC_STATE, add, note, note_by, now,
     },
 };
 
@@ -168,8 +168,12 @@ fn pod(list: &SvcState) -> Option<Target> {
     if list.count == 1 {
         return backend(list.offset).filter(listens);
     }
-    for _ in 0..PICKS {
+    for turn in 1..=PICKS {
         let (better, other) = two(list)?;
+        // So is the other one; not so perhaps the next two.
+        if turn < PICKS && is_doubtful(&better) {
+            continue;
+        }
         if listens(&better) {
             return Some(better);
         }
@@ -226,7 +230,15 @@ fn load(target: &Target) -> Load {
     // SAFETY: as in `backend`; the gauge may change meanwhile, any value of it will do.
     let (slot, open) = unsafe { ((*target.row).slot, (*target.row).open) };
     let state = if slot == 0 { None } else { POD_STATE.get(slot) };
-    Load { open, in_flight: state.map(|state| state.in_flight) }
+    let in_flight = state.map(|state| state.in_flight);
+    Load { open, in_flight, doubtful: is_doubtful(target) }
+}
+
+#[inline(always)]
+fn is_doubtful(target: &Target) -> bool {
+    // SAFETY: as in `load`.
+    let at = unsafe { (*target.row).unanswered_ns };
+    at != 0 && now().wrapping_sub(at) < abi::UNANSWERED_NS
 }
 
 /// Whether a pod of this node has a listener; pods elsewhere are taken at the table's word.
@@ -276,16 +288,30 @@ fn remember(ctx: Address, key: &FrontendKey, target: &Target, given: [u32; 4]) {
     add(unsafe { &raw mut (*target.row).open }, 1);
 }
 
-/// Takes a socket out of its backend's gauge, unless the number has been given to another backend since.
+/// Takes a socket out of its backend's gauge.
 #[inline(always)]
 fn leave(client: &Client) {
-    if let Some(row) = BACKENDS.get_ptr_mut(client.backend) {
+    if let Some(row) = given(client) {
         // SAFETY: a live map value.
-        if unsafe { (*row).generation } == client.generation {
-            // SAFETY: as above.
-            add(unsafe { &raw mut (*row).open }, LESS);
-        }
+        add(unsafe { &raw mut (*row).open }, LESS);
     }
+}
+
+/// The backend that a socket was given, unless the number has been given to another one since.
+#[inline(always)]
+fn given(client: &Client) -> Option<*mut Backend> {
+    let row = BACKENDS.get_ptr_mut(client.backend)?;
+    // SAFETY: a live map value.
+    (unsafe { (*row).generation } == client.generation).then_some(row)
+}
+
+/// Nobody answers a socket's connect. Later ones rather go elsewhere for a while.
+#[inline(always)]
+pub fn unanswered(socket: *mut c_void, cookie: u64) {
+    let Some(row) = remembered(socket, cookie).and_then(|client| given(client)) else { return };
+    // SAFETY: a live map value; one word is written at once.
+    unsafe { ptr::write_volatile(&raw mut (*row).unanswered_ns, now()) };
+    note(abi::CONTROL_UNANSWERED);
 }
 
 /// What a socket remembers of its rewritten connect.

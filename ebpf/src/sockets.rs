@@ -5,10 +5,11 @@ use core::{ffi::c_void, ptr};
 use aya_ebpf::{
     bindings::{
         BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB,
-        BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_LISTEN_CB,
-        BPF_TCP_CLOSE, BPF_TCP_LISTEN, bpf_sock_ops,
+        BPF_SOCK_OPS_RTO_CB, BPF_SOCK_OPS_RTO_CB_FLAG, BPF_SOCK_OPS_STATE_CB,
+        BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_SOCK_OPS_TCP_LISTEN_CB,
+        BPF_TCP_CLOSE, BPF_TCP_LISTEN, BPF_TCP_SYN_SENT, bpf_sock_ops,
     },
-    helpers::generated::{bpf_get_netns_cookie, bpf_sock_ops_cb_flags_set},
+    helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_sock_ops_cb_flags_set},
 };
 use common::{
     abi::{self, Conn, ListenKey, ProbeKey},
@@ -17,7 +18,7 @@ use common::{
 
 use crate::{
     bind::{entry, is_loopback},
-    count,
+    connect, count,
     maps::{CONNS, NODE, OLD_CONNS, PODS, PROBES, add32, announce, note, now},
 };
 
@@ -56,9 +57,21 @@ pub fn changed(ops: *mut bpf_sock_ops) -> u32 {
         BPF_SOCK_OPS_TCP_LISTEN_CB => listening(ops),
         BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => established(ops),
         BPF_SOCK_OPS_STATE_CB => state(ops),
+        BPF_SOCK_OPS_TCP_CONNECT_CB => watch(ops, BPF_SOCK_OPS_RTO_CB_FLAG),
+        BPF_SOCK_OPS_RTO_CB => repeated(ops),
         _ => {}
     }
     OK
+}
+
+/// TCP sends something again, because nobody has confirmed it in time. Of a first packet that means more than bad luck.
+#[inline(always)]
+fn repeated(ops: *mut bpf_sock_ops) {
+    // SAFETY: a live context; the helper takes it as it is.
+    let (state, cookie) = unsafe { ((*ops).state, bpf_get_socket_cookie(ops.cast())) };
+    if state == BPF_TCP_SYN_SENT {
+        connect::unanswered(socket(ops), cookie);
+    }
 }
 
 #[inline(always)]
@@ -68,7 +81,7 @@ fn listening(ops: *mut bpf_sock_ops) {
     let Some(found) = entry(&key(ops, conn)) else {
         return note(abi::CONTROL_LISTEN_FULL);
     };
-    watch(ops);
+    watch(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
     // SAFETY: a live map value; single words.
     unsafe {
         (*found).since_ns = now();
@@ -109,7 +122,7 @@ fn established(ops: *mut bpf_sock_ops) {
             return;
         }
         conn.flags = abi::CONN_OPEN;
-        watch(ops);
+        watch(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
         count::opened(ops, conn, is_from_node(ops));
     }
     if let Some(conn) = CONNS.get(socket(ops)) {
@@ -240,12 +253,12 @@ fn netns_cookie(ops: *mut bpf_sock_ops) -> u64 {
     unsafe { bpf_get_netns_cookie(ops.cast()) }
 }
 
-/// Asks for a call at each change of the socket's state.
+/// Asks for more calls of this socket: at each change of its state, or whenever it sends something again.
 #[inline(always)]
-fn watch(ops: *mut bpf_sock_ops) {
+fn watch(ops: *mut bpf_sock_ops, more: u32) {
     // SAFETY: a live context. Other programs' flags are kept.
     unsafe {
-        let flags = (*ops).bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG;
+        let flags = (*ops).bpf_sock_ops_cb_flags | more;
         bpf_sock_ops_cb_flags_set(ops, flags as i32);
     }
 }

@@ -170,6 +170,29 @@ fn open_connections_are_shared_out_evenly() {
 }
 
 #[test]
+fn where_a_connect_was_left_unanswered_later_ones_go_elsewhere() {
+    let mut bed = Bed::new();
+    let (client, pod, lost) = (bed.pod(), bed.pod(), bed.pod());
+    let mut server = pod.actor();
+    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
+    bed.ready(&pod, 1);
+    bed.service(1, Way::Direct);
+    // Nobody has this address.
+    bed.set(&lost, 1, PodPhase::Ready, "10.99.0.250".to_owned());
+    bed.plan();
+    let mut client = client.actor();
+    // The freer of the two is chosen, so one of the first two connects goes there and waits in vain.
+    let first = [0, 1].map(|_| client.ask("connect 10.96.0.1:80"));
+    assert!(first.contains(&Err(EHOSTUNREACH)), "{first:?}");
+    assert_ne!(bed.maps.control(abi::CONTROL_UNANSWERED), 0);
+    assert_eq!(client.must("hammer 10.96.0.1:80 50"), "one=50");
+    // Where there is no other, it is as good as any.
+    bed.set(&pod, 1, PodPhase::Draining, pod.four());
+    bed.plan();
+    assert_eq!(client.ask("connect 10.96.0.1:80"), Err(EHOSTUNREACH));
+}
+
+#[test]
 fn every_connect_under_a_hammering_writer_reaches_a_pod() {
     let mut bed = Bed::new();
     let client = bed.client();
