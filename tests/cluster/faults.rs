@@ -182,13 +182,20 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     let rouse = Installed::at_hand();
     let space = rouse.namespace("leader");
     let namespace = &space.name;
+    // How long so many wakes take here by themselves: what they take longer below is the leader's.
+    let requests = woken_while(&rouse, namespace, 10, || {});
+    none_lost(&requests, 10);
+    println!("undisturbed: slowest wake {} ms", slowest(&requests));
+    let all_asleep = || (0..10).for_each(|number| rouse.asleep(namespace, &format!("w{number}")));
+    all_asleep();
+
     let first = leader(&rouse, "");
     let id = process(&rouse, &first);
     let requests =
         woken_while(&rouse, namespace, 10, || kill(id, Signal::SIGKILL).expect("it runs"));
     none_lost(&requests, 10);
     println!("killed: slowest wake {} ms", slowest(&requests));
-    (0..10).for_each(|number| rouse.asleep(namespace, &format!("w{number}")));
+    all_asleep();
 
     let second = leader(&rouse, "");
     let requests = woken_while(&rouse, namespace, 10, || {
