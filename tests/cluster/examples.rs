@@ -118,7 +118,7 @@ fn limited(rouse: &Installed, namespace: &str) {
     let address = format!("{}:80", url.trim_start_matches("http://"));
     let args = ["--stages", "6x60s", "--requests", "40", "--path", "/?sleep=300"];
     let requests = rouse.from("node2").load(&address, "concurrency", &args).finish();
-    tests::installed::none_lost(&requests, 40);
+    tests::requests::none_lost(&requests, 40);
     // Some of the pods have left by now, or do so while they are asked.
     let counts = rouse.pods(namespace, "concurrency").into_iter().filter_map(|pod| {
         let ip = pod["status"]["podIP"].as_str()?.to_owned();

@@ -7,9 +7,8 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::cluster::Cluster;
-use tests::installed::{
-    CONTAINER, Installed, Load, Request, SYSTEM, by_second, none_lost, service,
-};
+use tests::installed::{CONTAINER, Installed, SYSTEM, service};
+use tests::requests::{Load, Request, by_second, none_lost};
 
 /// A fault that is undone when it goes out of scope, also when the test fails.
 struct Fault<'a> {

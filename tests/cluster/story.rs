@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tests::installed::{Installed, Place, Request, none_lost};
+use tests::installed::{Installed, Place};
+use tests::requests::{Request, none_lost};
 
 /// The service `story` with `newest` as its template's revision and these targets.
 fn story(newest: &str, traffic: &[(&str, u32, &str)]) -> String {

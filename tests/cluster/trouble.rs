@@ -1,7 +1,8 @@
 //! What cannot be done ends in a condition with Knative's reason, and goes on by itself when the cause is gone.
 
 use serde_json::Value;
-use tests::installed::{CONTAINER, Installed, condition, none_lost, service};
+use tests::installed::{CONTAINER, Installed, condition, service};
+use tests::requests::none_lost;
 
 /// Waits until a condition is False for this reason; gives its message.
 fn refused(
@@ -257,7 +258,7 @@ fn a_namespace_deleted_under_load_goes_and_harms_no_other() {
     rouse.cluster.kubectl(&["delete", "namespace", &goes.name, "--timeout=90s"]).expect("it goes");
     none_lost(&spared.finish(), 100);
     let requests = harmed.finish();
-    assert!(requests.iter().any(tests::installed::Request::is_answered), "it was awake before");
+    assert!(requests.iter().any(tests::requests::Request::is_answered), "it was awake before");
     // The controller has not stumbled: what comes next is done.
     rouse.ready(&stays.name, &service("next", "", CONTAINER));
 }

@@ -7,4 +7,5 @@ pub mod installed;
 pub mod left;
 pub mod node;
 pub mod parts;
+pub mod requests;
 pub mod rouse;

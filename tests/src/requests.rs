@@ -1,0 +1,100 @@
+//! Requests that `cargo xtask load` sends, and what became of them.
+
+use std::collections::BTreeMap;
+use std::process::Child;
+use std::thread::JoinHandle;
+
+use serde_json::Value;
+
+/// Load that is being sent; ended when it goes out of scope.
+#[derive(Debug)]
+pub struct Load {
+    child: Child,
+    /// Reads what it says as it comes: one that waits for its reader answers no request meanwhile.
+    said: Option<JoinHandle<std::io::Result<String>>>,
+}
+
+impl Load {
+    pub(crate) fn of(mut child: Child) -> Self {
+        let out = child.stdout.take().expect("its output is piped");
+        let said = std::thread::spawn(|| std::io::read_to_string(out));
+        Self { child, said: Some(said) }
+    }
+
+    /// Waits for its end, and gives every request that was sent.
+    pub fn finish(mut self) -> Vec<Request> {
+        let said = self.said.take().expect("it is waited for once");
+        let said = said.join().expect("reading does not panic").expect("it is text");
+        let status = self.child.wait().expect("it ends");
+        assert!(status.success(), "the load generator ended badly: {status}");
+        said.lines().map(Request::of).collect()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // After its end both do nothing.
+        let _ended = self.child.kill().and_then(|()| self.child.wait());
+    }
+}
+
+/// One request and what became of it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// When it was sent, Unix time in µs.
+    pub at_us: u64,
+    /// How long it took, in µs.
+    pub took_us: u64,
+    /// HTTP status; 0 without an answer.
+    pub status: u16,
+    /// Which pod answered.
+    pub pod: String,
+    /// Whether no activator stood between.
+    pub direct: bool,
+    /// Why there was no answer; empty where there was one.
+    pub error: String,
+}
+
+impl Request {
+    fn of(line: &str) -> Self {
+        let value: Value = serde_json::from_str(line).expect("each line is JSON");
+        let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
+        Self {
+            at_us: value["at_us"].as_u64().unwrap_or_default(),
+            took_us: value["took_us"].as_u64().unwrap_or_default(),
+            status: value["status"].as_u64().and_then(|it| it.try_into().ok()).unwrap_or_default(),
+            pod: text("pod"),
+            direct: value["direct"] == true,
+            error: text("error"),
+        }
+    }
+
+    /// Whether the application answered.
+    pub fn is_answered(&self) -> bool {
+        (200..300).contains(&self.status) && self.error.is_empty()
+    }
+}
+
+/// Fails unless every request was answered; `least` guards against load that was never sent.
+pub fn none_lost(requests: &[Request], least: usize) {
+    assert!(requests.len() >= least, "only {} requests were sent", requests.len());
+    let lost: Vec<&Request> = requests.iter().filter(|it| !it.is_answered()).collect();
+    let shown = lost.get(..lost.len().min(10)).unwrap_or_default();
+    let seconds = by_second(requests);
+    assert!(
+        lost.is_empty(),
+        "{} of {} lost: {shown:#?}\n(answered, lost) of each second: {seconds:?}",
+        lost.len(),
+        requests.len()
+    );
+}
+
+/// How many were answered and how many lost, of those sent in each second of Unix time.
+pub fn by_second(requests: &[Request]) -> BTreeMap<u64, (u32, u32)> {
+    let mut seconds = BTreeMap::<u64, (u32, u32)>::new();
+    for request in requests {
+        let (answered, lost) = seconds.entry(request.at_us / 1_000_000).or_default();
+        *(if request.is_answered() { answered } else { lost }) += 1;
+    }
+    seconds
+}
