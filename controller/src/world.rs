@@ -308,7 +308,7 @@ pub struct Revision {
     pub blocked: Option<Box<Why>>,
     /// What the autoscaler decided last, if it has decided.
     pub decided: Option<Decided>,
-    /// Pods wanted by the latest plan.
+    /// Pods wanted by the latest plan; those that ran as this replica began to lead, before its first.
     pub desired: u32,
     /// Pods ready at the latest plan.
     pub actual: u32,

@@ -177,6 +177,7 @@ impl Machine {
         self.change(owner, now, |app, world| {
             let mut seen = observe::revision(object);
             seen.template = world.templates.share(&seen.template);
+            let is_new = app.revision(&seen.name).is_none();
             match app.revisions.iter_mut().find(|it| it.name == seen.name) {
                 // All else is what we say of it, and newer.
                 Some(known) if known.meta.uid == seen.meta.uid => known.template = seen.template,
@@ -192,6 +193,8 @@ impl Machine {
             for pod in early.into_values() {
                 put_pod(app, &name.name, pod, world.leads, now);
             }
+            let mut all = app.revisions.iter_mut();
+            all.find(|it| is_new && *it.name == *name.name).into_iter().for_each(keep_what_runs);
         });
         for uid in pods {
             self.take_early(&uid, now);
@@ -330,7 +333,11 @@ impl Machine {
         let names: Vec<Name> = self.world.apps.keys().cloned().collect();
         for name in names {
             let own = name.clone();
-            if !self.change(name.clone(), now, |app, world| allot::allot(app, &own, world)) {
+            let planned = self.change(name.clone(), now, |app, world| {
+                allot::allot(app, &own, world);
+                app.revisions.iter_mut().for_each(keep_what_runs);
+            });
+            if !planned {
                 self.settle(&name, None, false, now);
             }
             if let Some(app) = self.world.apps.get(&name) {
@@ -345,6 +352,12 @@ impl Machine {
 fn shared(mut manifest: crate::world::Manifest, world: &World) -> crate::world::Manifest {
     manifest.template = world.templates.share(&manifest.template);
     manifest
+}
+
+/// Whoever has not planned it yet keeps what runs, unless somebody decides.
+fn keep_what_runs(revision: &mut Revision) {
+    let serving = revision.pods.iter().filter(|pod| pod.stage == Stage::Serving).count();
+    revision.desired = u32::try_from(serving).unwrap_or(u32::MAX);
 }
 
 /// Puts a pod where it belongs. What was decided of one that is known stays, but for what only Kubernetes knows.

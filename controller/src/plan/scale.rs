@@ -41,6 +41,11 @@ fn wanted(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
     let serving = u32::try_from(serving).unwrap_or(u32::MAX);
     let reserve = revision.routing.0 == Routing::Reserve;
     let least = if reserve { 0 } else { policy.min_scale };
+    // Kubernetes replaces pods by itself, and has more or fewer than it is told while it does.
+    let kept = match view.world.settings.platform {
+        Platform::Local => serving,
+        Platform::Kubernetes => revision.desired,
+    };
     let decided = revision.decided.and_then(|it| it.wanted);
     let wanted = match decided {
         _ if leaving => 0,
@@ -48,7 +53,7 @@ fn wanted(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
         // One that no route leads to proves itself once as well: its Configuration is not ready before it.
         None if !revision.reached => policy.initial_scale.max(least),
         None if reserve => 0,
-        None => serving.max(least),
+        None => kept.max(least),
     };
     if policy.max_scale > 0 { wanted.min(policy.max_scale) } else { wanted }
 }

@@ -29,6 +29,8 @@ use crate::{
     world::{Platform, Settings, Stamp, World},
 };
 
+mod lives;
+
 const SPACE: &str = "default";
 
 fn name(name: &str) -> Name {
@@ -342,21 +344,7 @@ impl Cluster {
     }
 
     fn decide(&mut self, revision: &str, wanted: u32) {
-        let activity = if wanted == 0 { Activity::Inactive } else { Activity::Active };
-        self.step(Event::Decide(Decision {
-            revision: name(revision),
-            wanted: Some(wanted),
-            path: Path::Direct,
-            activators: 2,
-            activity,
-            stable: 0.0,
-            panic: 0.0,
-            target: 70.0,
-            ready_pods: 0,
-            panicking: false,
-            excess_burst_capacity: 0.0,
-            reason: String::new(),
-        }));
+        self.step(Event::Decide(decision(revision, wanted)));
     }
 
     fn object(&self, resource: Resource, own: &str) -> &Value {
@@ -376,6 +364,23 @@ impl Cluster {
 
     fn table(&self) -> RouteTable {
         table(&self.machine)
+    }
+}
+
+fn decision(revision: &str, wanted: u32) -> Decision {
+    Decision {
+        revision: name(revision),
+        wanted: Some(wanted),
+        path: Path::Direct,
+        activators: 2,
+        activity: if wanted == 0 { Activity::Inactive } else { Activity::Active },
+        stable: 0.0,
+        panic: 0.0,
+        target: 70.0,
+        ready_pods: 0,
+        panicking: false,
+        excess_burst_capacity: 0.0,
+        reason: String::new(),
     }
 }
 

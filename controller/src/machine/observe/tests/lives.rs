@@ -1,0 +1,101 @@
+//! What Kubernetes, its users and our own parts do to pods that the controller has not ordered.
+
+use super::*;
+
+/// A sleeping service that was woken with so many pods, all of them ready.
+fn awake(wanted: u32) -> Cluster {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.decide("hello-00001", wanted);
+    cluster.ready();
+    cluster
+}
+
+fn nobody_decides(cluster: &mut Cluster) {
+    cluster.step(Event::DecisionsBegin);
+    cluster.step(Event::DecisionsSynced);
+}
+
+/// Kubernetes changes a pod, or adds one.
+fn put(cluster: &mut Cluster, name: &Name, object: Value) {
+    cluster.objects.insert((Resource::Pod, name.clone()), object.clone());
+    cluster.step(Event::Observe(Resource::Pod, name.clone(), Some(Box::new(object))));
+}
+
+fn change(cluster: &mut Cluster, name: &Name, change: impl FnOnce(&mut Value)) {
+    let mut object = cluster.objects[&(Resource::Pod, name.clone())].clone();
+    change(&mut object);
+    put(cluster, name, object);
+}
+
+/// One more pod of the Revision than its Deployment is told, as a rolling update begins.
+fn surge(cluster: &mut Cluster, number: u32) -> (Name, String) {
+    let (like, _) = pods(cluster).remove(0);
+    let mut object = cluster.objects[&(Resource::Pod, like)].clone();
+    let own = name(&format!("hello-00001-deployment-new-{number}"));
+    let uid = format!("00000000-0000-4000-9000-{:012x}", 0xf000 + number);
+    object["metadata"]["name"] = json!(own.name.as_str());
+    object["metadata"]["uid"] = json!(uid);
+    object["metadata"]["annotations"] = Value::Null;
+    object["status"]["podIP"] = json!(format!("10.1.2.{number}"));
+    put(cluster, &own, object);
+    (own, uid)
+}
+
+fn end(cluster: &mut Cluster, pod: &Name) {
+    let now = cluster.now.rfc3339();
+    change(cluster, pod, |it| it["metadata"]["deletionTimestamp"] = json!(now));
+}
+
+fn phase(cluster: &Cluster, uid: &str) -> Option<common::wire::PodPhase> {
+    cluster.table().pods.get(uid).map(|it| it.phase)
+}
+
+#[test]
+fn what_runs_is_kept_while_nobody_decides_and_kubernetes_replaces_it() {
+    let mut cluster = awake(1);
+    let (old, _) = pods(&cluster).remove(0);
+    nobody_decides(&mut cluster);
+    let (_, new) = surge(&mut cluster, 1);
+    assert_eq!(pods_wanted(&cluster), 1, "each pod more would make the update add another one");
+    end(&mut cluster, &old);
+    assert_eq!(pods_wanted(&cluster), 1);
+    cluster.ready();
+    assert_eq!(phase(&cluster, &new), Some(Ready));
+    cluster.objects.remove(&(Resource::Pod, old.clone()));
+    cluster.step(Event::Observe(Resource::Pod, old, None));
+    assert_eq!(pods_wanted(&cluster), 1);
+}
+
+#[test]
+fn what_runs_is_kept_while_nobody_decides_and_its_only_pod_is_evicted() {
+    let mut cluster = awake(1);
+    let (old, _) = pods(&cluster).remove(0);
+    nobody_decides(&mut cluster);
+    change(&mut cluster, &old, |it| it["status"]["phase"] = json!("Failed"));
+    assert_eq!(pods_wanted(&cluster), 1);
+}
+
+#[test]
+fn a_new_leader_keeps_what_runs_until_somebody_decides() {
+    let mut cluster = awake(2);
+    let mut other = machine().loading();
+    for event in shown(&cluster.objects, &[]) {
+        other.step(cluster.now, event);
+    }
+    other.step(cluster.now, Event::Known);
+    cluster.machine = other;
+    cluster.step(Event::Lead(true));
+    assert_eq!(pods_wanted(&cluster), 2);
+    let (evicted, _) = pods(&cluster).remove(0);
+    end(&mut cluster, &evicted);
+    assert_eq!(pods_wanted(&cluster), 2);
+    // What it wanted while it led is not what runs when it leads again.
+    cluster.step(Event::Lead(false));
+    for (pod, _) in pods(&cluster) {
+        cluster.objects.remove(&(Resource::Pod, pod.clone()));
+        cluster.step(Event::Observe(Resource::Pod, pod, None));
+    }
+    cluster.step(Event::Lead(true));
+    assert_eq!(pods_wanted(&cluster), 0);
+}
