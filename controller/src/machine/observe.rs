@@ -320,13 +320,24 @@ impl Machine {
         }
     }
 
+    /// What was planned last may never have been written, and who leads now may plan something else: pods drain that
+    /// are noted as draining, as for everybody who does not lead.
+    fn follow_notes(&mut self, now: Stamp) {
+        for name in self.world.apps.keys().cloned().collect::<Vec<_>>() {
+            self.change(name, now, |app, _| {
+                let pods = app.revisions.iter_mut().flat_map(|it| &mut it.pods);
+                pods.for_each(follow_note);
+            });
+        }
+    }
+
     /// We lead now, or do not any more.
     pub(super) fn lead(&mut self, leads: bool, now: Stamp) {
         self.world.leads = leads;
         let own = self.world.settings.pod.clone();
         self.choose(Part::Controller, leads.then_some(own).filter(|it| !it.is_empty()));
         if !leads {
-            return;
+            return self.follow_notes(now);
         }
         info!(apps = self.world.apps.len(), "leads");
         self.effects.news.extend(std::mem::take(&mut self.untold).into_values().flatten());
@@ -374,15 +385,11 @@ fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp)
             {
                 placed.kubelet = Kubelet::Lost;
             }
-            let noted = pod.placed.as_ref().and_then(|it| it.draining);
             known.placed = pod.placed;
-            match (known.stage, noted) {
-                (Stage::Serving, _) if deleted => known.stage = Stage::Draining { since: now },
-                (Stage::Serving, Some(since)) if !leads => known.stage = Stage::Draining { since },
-                (Stage::Draining { .. } | Stage::Stopping { .. }, None) if !leads && !deleted => {
-                    known.stage = Stage::Serving;
-                }
-                (Stage::Serving | Stage::Draining { .. } | Stage::Stopping { .. }, _) => {}
+            if deleted && known.stage == Stage::Serving {
+                known.stage = Stage::Draining { since: now };
+            } else if !leads {
+                follow_note(known);
             }
         }
         None => {
@@ -391,6 +398,18 @@ fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp)
             }
             revision.pods.push(pod);
         }
+    }
+}
+
+/// Lets a pod drain that is noted as draining, and no other one.
+fn follow_note(pod: &mut Pod) {
+    let Some(placed) = &pod.placed else { return };
+    match (pod.stage, placed.draining) {
+        (Stage::Serving, Some(since)) => pod.stage = Stage::Draining { since },
+        (Stage::Draining { .. } | Stage::Stopping { .. }, None) if !placed.deleted => {
+            pod.stage = Stage::Serving;
+        }
+        (Stage::Serving | Stage::Draining { .. } | Stage::Stopping { .. }, _) => {}
     }
 }
 

@@ -99,3 +99,15 @@ fn a_new_leader_keeps_what_runs_until_somebody_decides() {
     cluster.step(Event::Lead(true));
     assert_eq!(pods_wanted(&cluster), 0);
 }
+
+#[test]
+fn who_leads_no_more_says_of_pods_what_stands_on_them() {
+    let mut cluster = awake(2);
+    let now = cluster.now;
+    let one = Event::Decide(decision("hello-00001", 1));
+    // The lease is lost before anything of it was written.
+    cluster.machine.step(now, one);
+    assert!(phases(&cluster).contains(&Draining));
+    cluster.step(Event::Lead(false));
+    assert_eq!(phases(&cluster), [Ready, Ready], "the next leader may let the other one go");
+}
