@@ -37,7 +37,9 @@ impl Machine {
         self.world.followers.begin(&reporter(who), stream);
         let report = self.reports.entry(reporter(who)).or_default();
         report.node.clone_from(&who.node);
-        report.unnamed = Some(std::mem::take(&mut report.pods));
+        // What an earlier stream did not come to name is still to be named.
+        let named = std::mem::take(&mut report.pods);
+        report.unnamed.get_or_insert_default().extend(named);
     }
 
     pub(super) fn report_synced(&mut self, who: &Subscriber, stream: u64, now: Stamp) {

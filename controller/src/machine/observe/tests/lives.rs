@@ -51,6 +51,10 @@ fn phase(cluster: &Cluster, uid: &str) -> Option<common::wire::PodPhase> {
     cluster.table().pods.get(uid).map(|it| it.phase)
 }
 
+fn agent() -> Subscriber {
+    Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() }
+}
+
 #[test]
 fn what_runs_is_kept_while_nobody_decides_and_kubernetes_replaces_it() {
     let mut cluster = awake(1);
@@ -110,4 +114,27 @@ fn who_leads_no_more_says_of_pods_what_stands_on_them() {
     assert!(phases(&cluster).contains(&Draining));
     cluster.step(Event::Lead(false));
     assert_eq!(phases(&cluster), [Ready, Ready], "the next leader may let the other one go");
+}
+
+#[test]
+fn a_report_that_breaks_off_twice_leaves_nothing_of_before() {
+    let mut cluster = awake(2);
+    let uids: Vec<_> = pods(&cluster).into_iter().map(|(_, uid)| uid).collect();
+    let named = |uid: &str| Event::Seen(agent(), PodSeen { uid: uid.into(), ..seen() });
+    cluster.step(Event::ReportBegin(agent(), 1));
+    for uid in &uids {
+        cluster.step(named(uid));
+    }
+    cluster.step(Event::ReportSynced(agent(), 1));
+    // The agent starts again, names one of them, and its link breaks.
+    cluster.step(Event::ReportBegin(agent(), 2));
+    cluster.step(named(&uids[0]));
+    cluster.step(Event::ReportEnd(agent(), 2));
+    cluster.step(Event::ReportBegin(agent(), 3));
+    cluster.step(named(&uids[0]));
+    cluster.step(Event::ReportSynced(agent(), 3));
+    assert_eq!(
+        [phase(&cluster, &uids[0]), phase(&cluster, &uids[1])],
+        [Some(Ready), Some(Starting)]
+    );
 }
