@@ -77,11 +77,14 @@ pub(super) fn pods(revision: &mut Revision, leaving: bool, view: &View<'_>, time
 }
 
 /// Pods that drain serve again, busiest first: they are warm. Then those that Kubernetes should have stopped and did not.
+/// One that is not ready comes after all that are: it may never be.
 fn revive(revision: &mut Revision, missing: usize, view: &View<'_>) -> usize {
     let drains = |pod: &Pod| matches!(pod.stage, Stage::Draining { .. }) && !pod.is_deleted();
     let all = revision.pods.iter_mut();
     let mut pods: Vec<&mut Pod> = all.filter(|pod| drains(pod) || is_left(pod)).collect();
-    pods.sort_by_key(|pod| (!drains(pod), std::cmp::Reverse(load(pod, view))));
+    pods.sort_by_key(|pod| {
+        (!is_ready(pod, view), !drains(pod), std::cmp::Reverse(load(pod, view)))
+    });
     let revived = pods.into_iter().take(missing).map(|pod| pod.stage = Stage::Serving);
     revived.count()
 }

@@ -138,3 +138,16 @@ fn a_report_that_breaks_off_twice_leaves_nothing_of_before() {
         [Some(Ready), Some(Starting)]
     );
 }
+
+#[test]
+fn of_pods_that_kubernetes_keeps_a_ready_one_serves_first() {
+    let mut cluster = awake(5);
+    let (old, _) = pods(&cluster).remove(0);
+    // An update of five pods adds two; the first of them never starts.
+    let (_, stuck) = surge(&mut cluster, 1);
+    let (_, fine) = surge(&mut cluster, 2);
+    let is_ready = PodSeen { uid: fine.clone(), ..seen() };
+    cluster.step(Event::Seen(agent(), is_ready));
+    end(&mut cluster, &old);
+    assert_eq!((phase(&cluster, &fine), phase(&cluster, &stuck)), (Some(Ready), Some(Draining)));
+}
