@@ -44,13 +44,17 @@ pub fn want(world: &World, key: &Key) -> Want {
     }
 }
 
-/// Whether anything should be made for it now: not where what owns it is gone, for then it goes as well.
+/// Whether anything should be made for it now: not by a manifest that cannot be used.
 fn stays(app: &App) -> bool {
+    goes_on(app) && app.service.as_ref().is_none_or(|it| it.refused.is_none())
+}
+
+/// Whether what there is goes on: not where what owns it is gone, for then it goes as well.
+fn goes_on(app: &App) -> bool {
     let orphan = |owner: Option<Owner>| owner == Some(Owner::Service) && app.service.is_none();
     let owners =
         [app.configuration.as_ref().map(|it| it.owner), app.route.as_ref().map(|it| it.owner)];
-    let refused = app.service.as_ref().is_some_and(|it| it.refused.is_some());
-    !app.leaving() && !refused && !owners.into_iter().any(orphan)
+    !app.leaving() && !owners.into_iter().any(orphan)
 }
 
 /// Service, Configuration or Route.
@@ -209,12 +213,14 @@ fn child(world: &World, key: &Key) -> Want {
     let Some((owner, revision)) = maker(world, &key.name, |it| bears(key, it)) else {
         return Want::Gone;
     };
+    if (key.resource, key.part) == (Resource::Deployment, Part::Scale) {
+        return scale(world, &owner, revision);
+    }
     let Some(made) = Made::of(world, &owner, revision) else { return Want::Any };
     // A tag that moves must not be what pods run: they are made once it is resolved.
     let unresolved = revision.digests.is_empty();
     match (key.resource, key.part) {
         (Resource::Deployment | Resource::Image, Part::Object) if unresolved => Want::Any,
-        (Resource::Deployment, Part::Scale) => scale(&made),
         (_, Part::Scale)
         | (Resource::Deployment | Resource::Metric | Resource::Image, Part::Status) => Want::Any,
         (Resource::PodAutoscaler, Part::Status) => Want::Body(status::autoscaler(revision)),
@@ -264,12 +270,16 @@ fn count(pods: usize) -> i64 {
 
 /// Pods that should be there: those wanted, and those that still have requests to answer. Where that is fewer than
 /// there are, those go that have none left.
-fn scale(made: &Made<'_>) -> Want {
-    let pods = || made.revision.pods.iter().filter(|pod| !pod.is_deleted());
+fn scale(world: &World, owner: &Name, revision: &Revision) -> Want {
+    let there = |app: &App| goes_on(app) && app.configuration.is_some();
+    if revision.meta.uid == Uid(0) || !world.apps.get(owner).is_some_and(|it| there(it)) {
+        return Want::Any;
+    }
+    let pods = || revision.pods.iter().filter(|pod| !pod.is_deleted());
     let draining = pods().filter(|pod| matches!(pod.stage, Stage::Draining { .. })).count();
-    let name = |pod: &Pod| Name::new(made.owner.namespace.as_str(), &*pod.name);
+    let name = |pod: &Pod| Name::new(owner.namespace.as_str(), &*pod.name);
     let leaving = pods().filter(|pod| matches!(pod.stage, Stage::Stopping { .. })).map(name);
-    let replicas = i64::from(made.revision.desired).saturating_add(count(draining));
+    let replicas = i64::from(revision.desired).saturating_add(count(draining));
     Want::Scale { replicas, leaving: leaving.collect() }
 }
 

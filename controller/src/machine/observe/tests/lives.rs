@@ -151,3 +151,16 @@ fn of_pods_that_kubernetes_keeps_a_ready_one_serves_first() {
     end(&mut cluster, &old);
     assert_eq!((phase(&cluster, &fine), phase(&cluster, &stuck)), (Some(Ready), Some(Draining)));
 }
+
+#[test]
+fn a_service_that_is_refused_goes_on_as_it_was() {
+    let mut cluster = awake(0);
+    cluster.user(
+        Resource::KnativeService,
+        "hello",
+        json!({"template": {"spec": {"containers": []}}}),
+    );
+    assert!(cluster.condition(Resource::KnativeService, "hello", "Ready").starts_with("False"));
+    cluster.decide("hello-00001", 1);
+    assert_eq!(pods_wanted(&cluster), 1, "its names still lead there");
+}
