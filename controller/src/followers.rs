@@ -68,11 +68,10 @@ impl Followers {
         self.expected.insert(who.to_owned(), pod.to_owned());
     }
 
-    /// That pod is gone. Returns whether anybody was expected of it.
-    pub fn lose(&mut self, pod: &str) -> bool {
-        let before = self.expected.len();
-        self.expected.retain(|_, runs| runs != pod);
-        self.expected.len() != before
+    /// That pod is gone. Returns who was expected of it.
+    pub fn lose(&mut self, pod: &str) -> Vec<String> {
+        let lost = self.expected.extract_if(.., |_, runs| runs == pod);
+        lost.map(|(who, _)| who).collect()
     }
 
     /// How many report.
@@ -163,7 +162,7 @@ mod tests {
         assert!(all.all_avoid("p"));
         all.end("agent/n1", 1);
         assert_eq!(missing(&all), ["agent/n1"], "its programs may still send");
-        assert!(!all.lose("other") && all.lose("agent-x"));
+        assert_eq!((all.lose("other"), all.lose("agent-x")), (vec![], vec!["agent/n1".into()]));
         assert!(all.all_avoid("p"));
     }
 

@@ -41,8 +41,9 @@ impl Machine {
 
     fn lose_own(&mut self, name: &str, now: Stamp) -> bool {
         let mut was = false;
-        if self.world.followers.lose(name) {
+        for who in self.world.followers.lose(name) {
             was = true;
+            self.report_lost(&who, now);
             self.settle_draining(now);
         }
         if self.world.activators.contains_key(name) {

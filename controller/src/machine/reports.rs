@@ -63,6 +63,16 @@ impl Machine {
         self.settle_draining(now);
     }
 
+    /// The pod of a reporter is gone. What it called not ready may have become so, which others say then; of what it
+    /// called ready the kubelet tells when that ends.
+    pub(super) fn report_lost(&mut self, who: &str, now: Stamp) {
+        let Some(report) = self.reports.get(who) else { return };
+        let waits = |uid: &&String| self.world.seen.get(*uid).is_some_and(|it| !it.ready);
+        for uid in report.pods.iter().filter(waits).cloned().collect::<Vec<_>>() {
+            self.forget_seen(&uid, now);
+        }
+    }
+
     /// The follower opens no connection to the pod, or may do so again.
     pub(super) fn avoid(
         &mut self,

@@ -164,3 +164,28 @@ fn a_service_that_is_refused_goes_on_as_it_was() {
     cluster.decide("hello-00001", 1);
     assert_eq!(pods_wanted(&cluster), 1, "its names still lead there");
 }
+
+#[test]
+fn the_word_of_an_agent_that_is_gone_starves_no_pod() {
+    let mut cluster = Cluster::new();
+    let node = Name::new("knative-serving", "agent-x");
+    let object = json!({
+        "metadata": {"name": "agent-x", "namespace": "knative-serving", "uid": "x", "labels": {"app": "rouse-agent"}},
+        "spec": {"nodeName": "n1"}, "status": {"podIP": "10.0.0.2"},
+    });
+    cluster.step(Event::Observe(Resource::Pod, node.clone(), Some(Box::new(object))));
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.decide("hello-00001", 1);
+    let (pod, uid) = pods(&cluster).remove(0);
+    cluster.step(Event::ReportBegin(agent(), 1));
+    let starts = PodSeen { uid, ready: false, listening: false, ..seen() };
+    cluster.step(Event::Seen(agent(), starts));
+    cluster.step(Event::ReportSynced(agent(), 1));
+    cluster.step(Event::ReportEnd(agent(), 1));
+    change(&mut cluster, &pod, |it| {
+        it["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    });
+    assert_eq!(phases(&cluster), [Starting], "it may be back in a moment");
+    cluster.step(Event::Observe(Resource::Pod, node, None));
+    assert_eq!(phases(&cluster), [Ready]);
+}
