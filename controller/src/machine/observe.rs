@@ -282,19 +282,31 @@ impl Machine {
             None => drop(self.world.zones.remove(name)),
         }
         let before = self.world.nodes.remove(name);
-        let node = object.map(|it| bind::Node::of(it, before.as_ref()));
         let is_lost = |node: &Option<bind::Node>| node.as_ref().is_some_and(|it| !it.is_ready());
+        let node = match object {
+            Some(object) => Some(bind::Node::of(object, before.as_ref())),
+            // Whoever removes a node that is lost brings none of its pods back.
+            None if is_lost(&before) && !self.apps_on(name).is_empty() => {
+                Some(bind::Node::default())
+            }
+            None => None,
+        };
         let same = is_lost(&before) == is_lost(&node);
         self.world.nodes.extend(node.map(|node| (name.to_owned(), node)));
         if same {
             return;
         }
-        let is_on = |pod: &Pod| pod.placed.as_ref().is_some_and(|it| *it.node == *name);
-        let apps = self.world.apps.iter();
-        let touched = apps.filter(|(_, app)| app.pods().any(|(_, pod)| is_on(pod)));
-        for app in touched.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+        for app in self.apps_on(name) {
             self.settle(&app, None, false, now);
         }
+    }
+
+    /// Apps with pods on a node.
+    fn apps_on(&self, node: &str) -> Vec<Name> {
+        let is_on = |pod: &Pod| pod.placed.as_ref().is_some_and(|it| *it.node == *node);
+        let apps = self.world.apps.iter();
+        let found = apps.filter(|(_, app)| app.pods().any(|(_, pod)| is_on(pod)));
+        found.map(|(name, _)| name.clone()).collect()
     }
 
     fn observe_placeholder(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {

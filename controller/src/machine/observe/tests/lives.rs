@@ -153,6 +153,28 @@ fn of_pods_that_kubernetes_keeps_a_ready_one_serves_first() {
 }
 
 #[test]
+fn a_lost_node_that_is_removed_does_not_give_its_pods_back() {
+    let mut cluster = Cluster::new();
+    let node = |cluster: &mut Cluster, ready: Option<&str>| {
+        let object =
+            ready.map(|it| json!({"status": {"conditions": [{"type": "Ready", "status": it}]}}));
+        cluster.step(Event::Observe(Resource::Node, Name::new("", "n1"), object.map(Box::new)));
+    };
+    node(&mut cluster, Some("True"));
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.decide("hello-00001", 1);
+    cluster.ready();
+    node(&mut cluster, Some("Unknown"));
+    assert_eq!(phases(&cluster), [Starting]);
+    node(&mut cluster, None);
+    assert_eq!(phases(&cluster), [Starting]);
+    node(&mut cluster, Some("True"));
+    assert_eq!(phases(&cluster), [Ready]);
+    node(&mut cluster, None);
+    assert_eq!(phases(&cluster), [Ready], "its agent and kubelet say when that ends");
+}
+
+#[test]
 fn a_service_that_is_refused_goes_on_as_it_was() {
     let mut cluster = awake(0);
     cluster.user(
