@@ -346,14 +346,14 @@ const AUTOSCALER_PORT: u16 = 7110;
 
 /// The part that a pod of the system namespace is, by its label `app`.
 pub fn own(object: &Value) -> Option<Own> {
-    if made_for(object).is_some() {
+    let status = &object["status"];
+    // One that was evicted stays as an object until somebody removes it.
+    let ended = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
+    if made_for(object).is_some() || ended {
         return None;
     }
     let replica = |part, port| {
-        let status = &object["status"];
-        let ended = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
-        let address =
-            addresses(status).first().copied().filter(|_| !ended && !is_deleted(object))?;
+        let address = addresses(status).first().copied().filter(|_| !is_deleted(object))?;
         let address = SocketAddr::new(address, port);
         Some(Own::Replica(part, Replica { name: name(object).name.into(), address }))
     };

@@ -175,6 +175,21 @@ fn a_lost_node_that_is_removed_does_not_give_its_pods_back() {
 }
 
 #[test]
+fn an_activator_that_was_evicted_is_not_waited_for() {
+    let mut cluster = awake(1);
+    let own = Name::new("knative-serving", "activator-1");
+    let object = cluster.objects[&(Resource::Pod, own.clone())].clone();
+    let mut evicted = object;
+    evicted["status"]["phase"] = json!("Failed");
+    evicted["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
+    put(&mut cluster, &own, evicted);
+    cluster.decide("hello-00001", 0);
+    let (_, uid) = pods(&cluster).remove(0);
+    cluster.step(Event::Seen(agent(), PodSeen { uid, drained: true, ..seen() }));
+    assert_eq!(pods(&cluster).len(), 0);
+}
+
+#[test]
 fn a_service_that_is_refused_goes_on_as_it_was() {
     let mut cluster = awake(0);
     cluster.user(
