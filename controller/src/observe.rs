@@ -203,7 +203,7 @@ pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
         name: text(&meta["name"])?,
         created: restore::meta(object).created,
         was_ready: false,
-        stage: since.map_or(Stage::Serving, |since| Stage::Draining { since }),
+        stage: Stage::Serving,
         remembered: None,
         placed: Some(Box::new(Placed {
             node: text(&object["spec"]["nodeName"]).unwrap_or_default(),

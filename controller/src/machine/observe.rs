@@ -338,7 +338,7 @@ impl Machine {
         for name in self.world.apps.keys().cloned().collect::<Vec<_>>() {
             self.change(name, now, |app, _| {
                 let pods = app.revisions.iter_mut().flat_map(|it| &mut it.pods);
-                pods.for_each(follow_note);
+                pods.for_each(|pod| follow_note(pod, now));
             });
         }
     }
@@ -401,10 +401,11 @@ fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp)
             if deleted && known.stage == Stage::Serving {
                 known.stage = Stage::Draining { since: now };
             } else if !leads {
-                follow_note(known);
+                follow_note(known, now);
             }
         }
         None => {
+            follow_note(&mut pod, now);
             if deleted && pod.stage == Stage::Serving {
                 pod.stage = Stage::Draining { since: now };
             }
@@ -414,10 +415,11 @@ fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp)
 }
 
 /// Lets a pod drain that is noted as draining, and no other one.
-fn follow_note(pod: &mut Pod) {
+fn follow_note(pod: &mut Pod, now: Stamp) {
     let Some(placed) = &pod.placed else { return };
     match (pod.stage, placed.draining) {
-        (Stage::Serving, Some(since)) => pod.stage = Stage::Draining { since },
+        // The clock that it was noted by may be ahead: it must not drain for so much longer.
+        (Stage::Serving, Some(since)) => pod.stage = Stage::Draining { since: since.min(now) },
         (Stage::Draining { .. } | Stage::Stopping { .. }, None) if !placed.deleted => {
             pod.stage = Stage::Serving;
         }

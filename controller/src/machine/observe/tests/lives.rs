@@ -153,6 +153,29 @@ fn of_pods_that_kubernetes_keeps_a_ready_one_serves_first() {
 }
 
 #[test]
+fn a_note_from_a_clock_that_is_ahead_holds_no_pod() {
+    let mut cluster = awake(1);
+    cluster.decide("hello-00001", 0);
+    let (pod, uid) = pods(&cluster).remove(0);
+    let ahead = cluster.now.plus_ms(3_600_000).rfc3339();
+    let at = (Resource::Pod, pod);
+    cluster.objects.get_mut(&at).expect("a pod")["metadata"]["annotations"]
+        [crate::observe::DRAINING] = json!(ahead);
+    let mut other = machine().loading();
+    for event in shown(&cluster.objects, &[]) {
+        other.step(cluster.now, event);
+    }
+    other.step(cluster.now, Event::Known);
+    cluster.machine = other;
+    cluster.decide("hello-00001", 0);
+    cluster.step(Event::Lead(true));
+    assert_eq!(phase(&cluster, &uid), Some(Draining));
+    cluster.now = cluster.now.plus_ms(300_000);
+    cluster.step(Event::Tick);
+    assert_eq!(pods(&cluster).len(), 0);
+}
+
+#[test]
 fn a_lost_node_that_is_removed_does_not_give_its_pods_back() {
     let mut cluster = Cluster::new();
     let node = |cluster: &mut Cluster, ready: Option<&str>| {
