@@ -93,6 +93,8 @@ pub enum Want {
     Scale {
         /// So many.
         replicas: i64,
+        /// Where there are more: so many at most.
+        most: i64,
         /// Where that is fewer: the pods that should go.
         leaving: Vec<Name>,
     },

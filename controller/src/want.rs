@@ -268,8 +268,9 @@ fn count(pods: usize) -> i64 {
     i64::try_from(pods).unwrap_or(i64::MAX)
 }
 
-/// Pods that should be there: those wanted, and those that still have requests to answer. Where that is fewer than
-/// there are, those go that have none left.
+/// Pods that should be there: those wanted, and of more than that those that still have requests to answer. Where that
+/// is fewer than there are, those go that have none left. One that drains may have been told to stop by who led before,
+/// or be one too many for a while: nothing is made for its sake.
 fn scale(world: &World, owner: &Name, revision: &Revision) -> Want {
     let there = |app: &App| goes_on(app) && app.configuration.is_some();
     if revision.meta.uid == Uid(0) || !world.apps.get(owner).is_some_and(|it| there(it)) {
@@ -279,8 +280,9 @@ fn scale(world: &World, owner: &Name, revision: &Revision) -> Want {
     let draining = pods().filter(|pod| matches!(pod.stage, Stage::Draining { .. })).count();
     let name = |pod: &Pod| Name::new(owner.namespace.as_str(), &*pod.name);
     let leaving = pods().filter(|pod| matches!(pod.stage, Stage::Stopping { .. })).map(name);
-    let replicas = i64::from(revision.desired).saturating_add(count(draining));
-    Want::Scale { replicas, leaving: leaving.collect() }
+    let replicas = i64::from(revision.desired);
+    let most = replicas.saturating_add(count(draining));
+    Want::Scale { replicas, most, leaving: leaving.collect() }
 }
 
 /// A Service of Kubernetes: a Route's name, or one of a Revision's two.

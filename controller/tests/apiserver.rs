@@ -272,7 +272,7 @@ async fn a_deployment_is_applied_once_and_keeps_its_replicas() {
 
     bed.want(
         &bed.key(Resource::Deployment, Part::Scale, own),
-        Want::Scale { replicas: 3, leaving: vec![bed.name("no-such-pod")] },
+        Want::Scale { replicas: 3, most: 3, leaving: vec![bed.name("no-such-pod")] },
     );
     let scaled = bed.until(Resource::Deployment, own, |it| it.unwrap()["spec"]["replicas"] == 3);
     let scaled = scaled.await.unwrap();
@@ -306,7 +306,7 @@ async fn a_scale_wanted_before_there_is_a_deployment_is_written_once_there_is() 
     let bed = Bed::new("early-scale").await;
     let own = "hello-00001-deployment";
     let scale = bed.key(Resource::Deployment, Part::Scale, own);
-    bed.want(&scale, Want::Scale { replicas: 3, leaving: Vec::new() });
+    bed.want(&scale, Want::Scale { replicas: 3, most: 3, leaving: Vec::new() });
     while bed.writer.depth() != (0, 0, 0) {
         sleep(Duration::from_millis(20)).await;
     }

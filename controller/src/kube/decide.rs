@@ -41,7 +41,9 @@ pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u6
     match (want, key.part) {
         (Want::Any, _) => Action::None,
         (Want::Gone, Part::Object) => gone(key, seen),
-        (Want::Scale { replicas, leaving }, Part::Scale) => scale(replicas, leaving, seen),
+        (Want::Scale { replicas, most, leaving }, Part::Scale) => {
+            scale(replicas, most, leaving, seen)
+        }
         // No part of an object but the object itself can go, or have what only another part has.
         (Want::Gone | Want::Scale { .. }, _) | (Want::Body(_), Part::Scale) => Action::None,
         (Want::Body(body), Part::Object) => object(key, body, seen),
@@ -131,10 +133,12 @@ pub fn not_owned(key: &Key) -> Trouble {
     Trouble { reason: "NotOwned", message }
 }
 
-fn scale(replicas: i64, leaving: Vec<Name>, seen: Option<&Seen>) -> Action {
-    match seen.filter(|it| !it.deleting) {
-        Some(seen) if seen.replicas != Some(replicas) => Action::Scale { replicas, leaving },
-        Some(_) | None => Action::None,
+fn scale(fewest: i64, most: i64, leaving: Vec<Name>, seen: Option<&Seen>) -> Action {
+    let Some(seen) = seen.filter(|it| !it.deleting) else { return Action::None };
+    let replicas = seen.replicas.map_or(fewest, |it| it.min(most).max(fewest));
+    match seen.replicas == Some(replicas) {
+        true => Action::None,
+        false => Action::Scale { replicas, leaving },
     }
 }
 
@@ -248,11 +252,13 @@ mod tests {
     fn scales_only_to_another_number() {
         let key = key(Resource::Deployment, Part::Scale);
         let leaving = vec![Name::new("default", "pod")];
-        let scale = |replicas: i64| {
-            let want = Want::Scale { replicas, leaving: leaving.clone() };
+        let scale = |replicas: i64, most: i64| {
+            let want = Want::Scale { replicas, most, leaving: leaving.clone() };
             decide(&key, want, Some(&ours(None)), None)
         };
-        assert_eq!(scale(5), Action::None);
-        assert_eq!(scale(0), Action::Scale { replicas: 0, leaving: leaving.clone() });
+        let to = |replicas| Action::Scale { replicas, leaving: leaving.clone() };
+        assert_eq!(scale(5, 5), Action::None);
+        assert_eq!(scale(0, 0), to(0));
+        assert_eq!([scale(4, 7), scale(0, 3), scale(6, 7)], [Action::None, to(3), to(6)]);
     }
 }

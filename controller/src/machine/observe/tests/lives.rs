@@ -51,6 +51,18 @@ fn phase(cluster: &Cluster, uid: &str) -> Option<common::wire::PodPhase> {
     cluster.table().pods.get(uid).map(|it| it.phase)
 }
 
+/// Another replica leads, which has just started.
+fn another_leads(cluster: &mut Cluster, decided: Option<u32>) {
+    let mut other = machine().loading();
+    for event in shown(&cluster.objects, &[]) {
+        other.step(cluster.now, event);
+    }
+    other.step(cluster.now, Event::Known);
+    cluster.machine = other;
+    decided.into_iter().for_each(|it| cluster.decide("hello-00001", it));
+    cluster.step(Event::Lead(true));
+}
+
 fn agent() -> Subscriber {
     Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() }
 }
@@ -83,13 +95,7 @@ fn what_runs_is_kept_while_nobody_decides_and_its_only_pod_is_evicted() {
 #[test]
 fn a_new_leader_keeps_what_runs_until_somebody_decides() {
     let mut cluster = awake(2);
-    let mut other = machine().loading();
-    for event in shown(&cluster.objects, &[]) {
-        other.step(cluster.now, event);
-    }
-    other.step(cluster.now, Event::Known);
-    cluster.machine = other;
-    cluster.step(Event::Lead(true));
+    another_leads(&mut cluster, None);
     assert_eq!(pods_wanted(&cluster), 2);
     let (evicted, _) = pods(&cluster).remove(0);
     end(&mut cluster, &evicted);
@@ -102,6 +108,15 @@ fn a_new_leader_keeps_what_runs_until_somebody_decides() {
     }
     cluster.step(Event::Lead(true));
     assert_eq!(pods_wanted(&cluster), 0);
+}
+
+#[test]
+fn a_new_leader_adds_no_pod_to_an_update_under_way() {
+    let mut cluster = awake(1);
+    surge(&mut cluster, 1);
+    assert_eq!(phases(&cluster), [Ready, Draining]);
+    another_leads(&mut cluster, Some(1));
+    assert_eq!((pods_wanted(&cluster), pods(&cluster).len()), (&json!(1), 2));
 }
 
 #[test]
@@ -161,14 +176,7 @@ fn a_note_from_a_clock_that_is_ahead_holds_no_pod() {
     let at = (Resource::Pod, pod);
     cluster.objects.get_mut(&at).expect("a pod")["metadata"]["annotations"]
         [crate::observe::DRAINING] = json!(ahead);
-    let mut other = machine().loading();
-    for event in shown(&cluster.objects, &[]) {
-        other.step(cluster.now, event);
-    }
-    other.step(cluster.now, Event::Known);
-    cluster.machine = other;
-    cluster.decide("hello-00001", 0);
-    cluster.step(Event::Lead(true));
+    another_leads(&mut cluster, Some(0));
     assert_eq!(phase(&cluster, &uid), Some(Draining));
     cluster.now = cluster.now.plus_ms(300_000);
     cluster.step(Event::Tick);
