@@ -112,9 +112,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
     /// A place for a new stream, which begins with every state.
     pub fn subscribe(&self) -> Cursor<K, V> {
         let mut inner = self.lock();
-        let id = inner.next_cursor;
-        inner.next_cursor += 1;
-        inner.cursors.insert(id, 0);
+        let id = inner.enter(0);
         let changed = self.shared.version.subscribe();
         drop(inner);
         Cursor { outbox: self.clone(), id, at: 0, begun: false, changed }
@@ -157,6 +155,14 @@ impl<K: Eq + Hash, V> Inner<K, V> {
         self.order.insert(self.version, key);
     }
 
+    /// Another stream, which has heard of everything up to this version.
+    fn enter(&mut self, at: u64) -> u64 {
+        let id = self.next_cursor;
+        self.next_cursor += 1;
+        self.cursors.insert(id, at);
+        id
+    }
+
     /// Drops the marks of gone subjects that every stream has heard of.
     fn forget_passed(&mut self) {
         let heard = self.cursors.values().copied().min().unwrap_or(u64::MAX);
@@ -181,6 +187,16 @@ impl<K: Eq + Hash + Clone, V: Clone> Cursor<K, V> {
             // The sender lives in the box that this cursor holds, so it cannot have gone.
             let _ = self.changed.changed().await;
         }
+    }
+
+    /// The same place for another stream, which has been told all that this one has.
+    #[must_use]
+    pub fn fork(&self) -> Self {
+        let mut inner = self.outbox.lock();
+        let id = inner.enter(self.at);
+        drop(inner);
+        let (outbox, changed) = (self.outbox.clone(), self.changed.clone());
+        Self { outbox, id, at: self.at, begun: self.begun, changed }
     }
 
     /// What there is to say now, without waiting.
@@ -262,6 +278,21 @@ mod tests {
         let mut late = outbox.subscribe();
         assert_eq!(all(&mut late), [("b", Some(2))]);
         assert_eq!(all(&mut early), [("b", Some(2)), ("a", None)]);
+    }
+
+    #[test]
+    fn a_stream_that_forks_from_another_hears_what_came_after_it() {
+        let outbox = Outbox::new();
+        outbox.set("a", 1);
+        let mut one = outbox.subscribe();
+        assert_eq!(all(&mut one), [("a", Some(1))]);
+        outbox.remove(&"a");
+        outbox.set("b", 2);
+        let mut two = one.fork();
+        assert_eq!(all(&mut one), [("a", None), ("b", Some(2))]);
+        drop(one);
+        assert_eq!(all(&mut two), [("a", None), ("b", Some(2))]);
+        assert_eq!(two.take(), None);
     }
 
     #[test]

@@ -11,10 +11,9 @@ use std::{
 
 use common::{
     link::{self, LinkError},
-    outbox::Cursor,
     tls::{self, peer::Denied},
     wire::{
-        self, Part, PodItem, Revision, Role, RouteChange, RouteKey, ScaleItem, Subscriber,
+        self, Part, PodItem, Revision, Role, RouteChange, ScaleItem, Subscriber,
         raw::{
             self,
             pods_server::{Pods, PodsServer},
@@ -31,8 +30,8 @@ use tracing::{info, warn};
 use crate::{
     deciders::{self, Deciders},
     identity::Issuer,
-    machine::{self, Event, Said},
-    shared::Shared,
+    machine::Event,
+    shared::{Following, Shared, Told},
 };
 
 /// How much later than activators everybody else hears of a change.
@@ -97,8 +96,7 @@ impl Routes for Border {
         peer.may_be(&who).map_err(|denied| refuse(&denied))?;
         let follower = Follower::new(self, who);
         let role = follower.who.role;
-        let cursor = self.shared.routes().subscribe();
-        let batches = batches(Arc::clone(&self.shared), cursor, role);
+        let batches = batches(Following::new(Arc::clone(&self.shared)), role);
         let items =
             link::route_items(batches, self.shutdown.clone(), move |change| shape(change, role));
         // The stream owns the follower: when it is dropped, for whatever reason, nobody follows any more.
@@ -111,17 +109,13 @@ impl Routes for Border {
 }
 
 /// The RouteTable's batches for one follower.
-fn batches(
-    shared: Arc<Shared>,
-    cursor: Cursor<RouteKey, Said>,
-    role: Role,
-) -> impl Stream<Item = machine::Routes> + Send {
-    stream::unfold((shared, cursor), move |(shared, mut cursor)| async move {
-        let batch = shared.next_routes(&mut cursor).await;
+fn batches(following: Following, role: Role) -> impl Stream<Item = Told> + Send {
+    stream::unfold(following, move |mut following| async move {
+        let batch = following.next().await;
         if role != Role::Activator {
             tokio::time::sleep(AFTER_ACTIVATORS).await;
         }
-        Some((batch, (shared, cursor)))
+        Some((batch, following))
     })
 }
 

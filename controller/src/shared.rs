@@ -5,7 +5,8 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    ops::Deref,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -39,6 +40,8 @@ use crate::{
 pub struct Shared {
     machine: Mutex<Machine>,
     routes: Outbox<RouteKey, Said>,
+    /// What streams that began last were told first, for as long as one of them is being told it.
+    whole: Mutex<Weak<Whole>>,
     orders: watch::Sender<Orders>,
     /// Orders held back until [`Shared::read_back`]: a pod that they do not name is stopped.
     held: Mutex<Option<Orders>>,
@@ -59,6 +62,67 @@ pub struct Shared {
     pub metrics: Metrics,
 }
 
+/// What a stream is told at a time.
+#[derive(Debug)]
+pub enum Told {
+    /// First, which others may be told as well: it is large.
+    Whole(Arc<Whole>),
+    /// After that.
+    News(Routes),
+}
+
+impl Deref for Told {
+    type Target = Routes;
+
+    fn deref(&self) -> &Routes {
+        match self {
+            Self::Whole(whole) => &whole.routes,
+            Self::News(routes) => routes,
+        }
+    }
+}
+
+/// The whole RouteTable at one moment.
+#[derive(Debug)]
+pub struct Whole {
+    routes: Routes,
+    /// Where those that are told it go on.
+    place: Cursor<RouteKey, Said>,
+}
+
+impl Whole {
+    fn is_recent(&self, version: u64) -> bool {
+        let since = version.saturating_sub(self.routes.version);
+        usize::try_from(since).is_ok_and(|since| since <= self.routes.steps.len() / 8)
+    }
+}
+
+/// One stream of the RouteTable.
+#[derive(Debug)]
+pub struct Following {
+    shared: Arc<Shared>,
+    /// None before it was told anything.
+    place: Option<Cursor<RouteKey, Said>>,
+}
+
+impl Following {
+    /// A stream that begins.
+    pub fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, place: None }
+    }
+
+    /// Waits for the next batch. Nothing is lost if the future is dropped before it is ready.
+    pub async fn next(&mut self) -> Told {
+        let Some(place) = &mut self.place else {
+            let whole = self.shared.whole();
+            self.place = Some(whole.place.fork());
+            return Told::Whole(whole);
+        };
+        let batch = place.next().await;
+        Told::News(self.shared.lock().states(batch, place))
+    }
+}
+
 impl Shared {
     /// Shares `machine`, which gives its orders through `orders`.
     pub fn new(machine: Machine, orders: watch::Sender<Orders>) -> Self {
@@ -66,6 +130,7 @@ impl Shared {
         let wall = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
         Self {
             routes: machine.routes().clone(),
+            whole: Mutex::default(),
             machine: Mutex::new(machine),
             orders,
             held: Mutex::new(Some(Orders::default())),
@@ -86,10 +151,20 @@ impl Shared {
         &self.routes
     }
 
-    /// Waits for a stream's next batch. Nothing is lost if the future is dropped before it is ready.
-    pub async fn next_routes(&self, cursor: &mut Cursor<RouteKey, Said>) -> Routes {
-        let batch = cursor.next().await;
-        self.lock().states(batch, cursor)
+    /// The whole RouteTable, with the place in its box that comes after it. Streams that begin while others are still
+    /// being told it get the same one, unless much has changed since: after a restart everybody comes at once.
+    fn whole(&self) -> Arc<Whole> {
+        let mut last = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(whole) = last.upgrade().filter(|it| it.is_recent(self.routes.version())) {
+            return whole;
+        }
+        let (mut place, machine) = (self.routes.subscribe(), self.lock());
+        let batch = place.take().expect("a new stream has every state to say");
+        let routes = machine.states(batch, &mut place);
+        drop(machine);
+        let whole = Arc::new(Whole { routes, place });
+        *last = Arc::downgrade(&whole);
+        whole
     }
 
     /// The settings in force.

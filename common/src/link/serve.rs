@@ -1,6 +1,6 @@
 //! Shell: streams as their receivers and servers see them.
 
-use std::{hash::Hash, path::Path, sync::Arc};
+use std::{hash::Hash, ops::Deref, path::Path, sync::Arc};
 
 use futures::{Stream, StreamExt as _, stream};
 use tokio::net::{TcpListener, UnixListener};
@@ -65,27 +65,35 @@ where
 pub fn route_stream(
     cursor: Cursor<RouteKey, RouteChange>,
     shutdown: CancellationToken,
-    shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + 'static,
+    shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + Sync + 'static,
 ) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send + 'static {
-    route_items(batches(cursor), shutdown, shape)
+    route_items(batches(cursor).map(Box::new), shutdown, shape)
 }
 
 /// Batches of the RouteTable as they travel, each ended by `Synced`: each change as `shape` lets a subscriber see it.
 ///
 /// Where `shape` returns `None` the subscriber is told that the subject is gone, which means nothing to it
-/// unless it knew the subject before. `shutdown` ends the stream, so that a server can stop.
-pub fn route_items(
-    batches: impl Stream<Item = Batch<RouteKey, RouteChange>> + Send + 'static,
+/// unless it knew the subject before. `shutdown` ends the stream, so that a server can stop. A batch may be large and
+/// shared with other streams: its items are made one by one as they are sent.
+pub fn route_items<B>(
+    batches: impl Stream<Item = B> + Send + 'static,
     shutdown: CancellationToken,
-    shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + 'static,
-) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send + 'static {
-    let items = batches.flat_map(move |Batch { version, steps }| {
-        let item = |(key, change): (RouteKey, Option<RouteChange>)| {
-            change.and_then(&shape).unwrap_or(RouteChange::Gone(key))
+    shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + Sync + 'static,
+) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send + 'static
+where
+    B: Deref<Target = Batch<RouteKey, RouteChange>> + Send + 'static,
+{
+    let shape = Arc::new(shape);
+    let items = batches.flat_map(move |batch| {
+        let (shape, version, count) = (Arc::clone(&shape), batch.version, batch.steps.len());
+        let change = move |at: usize| {
+            let Some((key, change)) = batch.steps.get(at) else { return RouteChange::Synced };
+            let seen = change.clone().and_then(&*shape);
+            seen.unwrap_or_else(|| RouteChange::Gone(key.clone()))
         };
-        let changes = steps.into_iter().map(item).chain([RouteChange::Synced]);
-        let raw = |change| Ok(RouteItem { version, change }.into());
-        stream::iter(changes.map(raw).collect::<Vec<_>>())
+        stream::iter(
+            (0..=count).map(move |at| Ok(RouteItem { version, change: change(at) }.into())),
+        )
     });
     items.take_until(shutdown.cancelled_owned())
 }

@@ -26,6 +26,20 @@ spec:
     spec: {containers: [{image: "hello:v1"}]}
 "#;
 
+/// A controller that knows one service.
+fn shared() -> (Arc<Shared>, watch::Receiver<Orders>) {
+    let (orders, ordered) = watch::channel(Orders::default());
+    let shared = Arc::new(Shared::new(Machine::new(World::default(), Outbox::new()), orders));
+    shared.read_back();
+    let Document::Service(name, manifest) =
+        parse::documents(HELLO, &AutoscalerConfig::default()).remove(0)
+    else {
+        panic!("refused")
+    };
+    shared.step(Event::Apply(name, manifest));
+    (shared, ordered)
+}
+
 fn endpoint(folder: &tempfile::TempDir) -> String {
     format!("unix:{}/socket", folder.path().display())
 }
@@ -84,21 +98,15 @@ fn seen(uid: &str) -> PodItem {
 async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route() {
     let folder = tempfile::tempdir().expect("a folder");
     let (endpoint, shutdown) = (endpoint(&folder), CancellationToken::new());
-    let (orders, mut ordered) = watch::channel(Orders::default());
-    let shared = Arc::new(Shared::new(Machine::new(World::default(), Outbox::new()), orders));
-    shared.read_back();
-    let Document::Service(name, manifest) =
-        parse::documents(HELLO, &AutoscalerConfig::default()).remove(0)
-    else {
-        panic!("refused")
-    };
-    shared.step(Event::Apply(name.clone(), manifest));
+    let (shared, mut ordered) = shared();
     let (server, at, stop) = (Arc::clone(&shared), endpoint.clone(), shutdown.clone());
     let server = tokio::spawn(async move { serve(server, &at, stop).await });
 
     let agent = link(&endpoint, Role::Agent, &shutdown);
     let mut table = routes(Arc::clone(&agent));
-    let view = until(&mut table, |view| view.table.services.contains_key(&name)).await;
+    let view =
+        until(&mut table, |view| view.table.services.contains_key(&Name::new("default", "hello")))
+            .await;
     assert!(view.table.revisions.values().all(|it| it.policy.is_none()));
     let autoscaler = link(&endpoint, Role::Autoscaler, &shutdown);
     let mut policies = routes(Arc::clone(&autoscaler));
@@ -178,4 +186,37 @@ fn each_part_hears_of_the_settings_that_concern_it() {
     assert_eq!(said(&both, Role::Agent), Some(level.clone()));
     assert_eq!(said(&both, Role::Autoscaler), Some(level));
     assert_eq!(said(&wire::Settings { request_log, ..usual }, Role::Agent), None);
+}
+
+#[tokio::test]
+async fn who_begins_together_is_told_the_same_whole_and_then_what_is_new() {
+    let (shared, _ordered) = shared();
+    let begin = || Following::new(Arc::clone(&shared));
+    let (mut one, mut two) = (begin(), begin());
+    let (first, second) = (one.next().await, two.next().await);
+    let (Told::Whole(first), Told::Whole(second)) = (first, second) else {
+        panic!("a stream begins with the whole");
+    };
+    assert!(Arc::ptr_eq(&first, &second), "made once");
+    drop(first);
+    // Nobody is told it any more: who comes now is told what holds now.
+    drop(second);
+    shared.step(Event::Decide(decision(1)));
+    let news = |told: Told| {
+        assert!(matches!(told, Told::News(_)));
+        told.steps.clone()
+    };
+    let (one, two) = (news(one.next().await), news(two.next().await));
+    assert!(!one.is_empty() && one == two);
+    let third = begin().next().await;
+    assert!(one.iter().all(|step| third.steps.contains(step)), "it has the news in it");
+}
+
+#[tokio::test]
+async fn who_begins_after_much_has_changed_is_told_another_whole() {
+    let (shared, _ordered) = shared();
+    let old = Following::new(Arc::clone(&shared)).next().await;
+    shared.step(Event::Decide(decision(1)));
+    let new = Following::new(Arc::clone(&shared)).next().await;
+    assert!(old.version < new.version, "{} is not before {}", old.version, new.version);
 }
