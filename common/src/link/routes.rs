@@ -50,9 +50,10 @@ impl RouteBatch {
 /// comes to say otherwise after its first table.
 #[derive(Debug, Default)]
 pub(super) struct InForce {
+    /// Who has said it.
     from: Option<Endpoint>,
-    moved: bool,
-    whole: bool,
+    /// With whom a stream stands that has yet to say its first table.
+    next: Option<Endpoint>,
     version: u64,
     changes: Changes,
     draining: BTreeSet<String>,
@@ -63,14 +64,13 @@ pub(super) struct InForce {
 impl InForce {
     /// A stream with this replica has opened.
     pub(super) fn restart(&mut self, from: &Endpoint) {
-        self.moved = self.from.replace(from.clone()).is_some_and(|before| before != *from);
-        self.whole = true;
+        self.next = Some(from.clone());
         self.changes.clear();
     }
 
     /// Whether the stream has yet to say its first table.
     pub(super) fn is_whole_next(&self) -> bool {
-        self.whole
+        self.next.is_some()
     }
 
     /// When [`release`](Self::release) is due.
@@ -85,11 +85,14 @@ impl InForce {
             return None;
         }
         self.version = item.version;
-        let is_whole = std::mem::take(&mut self.whole);
         let mut changes = std::mem::take(&mut self.changes);
+        let next = self.next.take();
+        let is_whole = next.is_some();
         if is_whole {
-            (self.held, self.until) = (Changes::new(), None);
-            if self.moved {
+            // Streams that broke before their first table, or while it was not believed yet, do not count.
+            let may_lag = !self.held.is_empty() || self.from.is_some() && self.from != next;
+            (self.from, self.held, self.until) = (next, Changes::new(), None);
+            if may_lag {
                 self.hold(&mut changes);
             }
             self.draining.clear();
@@ -165,5 +168,81 @@ impl Draining {
             reports.set(PodKey::Avoided(uid.clone()), PodItem::Avoided(uid.clone()));
         }
         self.said.clone_from(&self.wanted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::SocketAddr, num::NonZeroU16};
+
+    use super::*;
+    use crate::wire::{Name, Pod, Probe, ProbeHow};
+
+    fn replica(last: u8) -> Endpoint {
+        Endpoint::Tcp { address: SocketAddr::from(([10, 0, 0, last], 80)), tls: false }
+    }
+
+    fn pod(phase: PodPhase) -> RouteChange {
+        let probe = Probe {
+            how: ProbeHow::Listen,
+            port: None,
+            period: Duration::ZERO,
+            timeout: Duration::ZERO,
+            success_threshold: 1,
+            failure_threshold: 1,
+        };
+        RouteChange::Pod(Box::new(Pod {
+            uid: "p".into(),
+            name: "p".into(),
+            revision: Name::new("a", "b"),
+            node: "n".into(),
+            zone: String::new(),
+            phase,
+            address: None,
+            port: NonZeroU16::MIN,
+            also: None,
+            confirmed: false,
+            probe,
+        }))
+    }
+
+    fn says(table: &mut InForce, change: RouteChange) -> Option<RouteBatch> {
+        table.absorb(RouteItem { version: 1, change })
+    }
+
+    /// What the replica's whole table says of the pod, and what is passed on of that.
+    fn whole(table: &mut InForce, from: &Endpoint, phase: PodPhase) -> PodPhase {
+        table.restart(from);
+        says(table, pod(phase));
+        let batch = says(table, RouteChange::Synced).expect("a batch");
+        match batch.changes.into_values().next() {
+            Some(RouteChange::Pod(pod)) => pod.phase,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_pod_stays_draining_although_the_move_takes_two_streams() {
+        let (ahead, behind) = (replica(1), replica(2));
+        let mut table = InForce::default();
+        whole(&mut table, &ahead, PodPhase::Draining);
+        table.restart(&behind);
+        says(&mut table, pod(PodPhase::Ready));
+        // That stream broke in the middle of its table.
+        assert_eq!(whole(&mut table, &behind, PodPhase::Ready), PodPhase::Draining);
+        // And this one before the replica had time to catch up.
+        assert_eq!(whole(&mut table, &behind, PodPhase::Ready), PodPhase::Draining);
+        assert!(table.held_until().is_some());
+        table.release();
+        assert_eq!(whole(&mut table, &behind, PodPhase::Ready), PodPhase::Ready);
+    }
+
+    #[test]
+    fn a_replica_is_believed_at_once_where_it_was_followed_before() {
+        let (one, other) = (replica(1), replica(2));
+        let mut table = InForce::default();
+        whole(&mut table, &one, PodPhase::Draining);
+        table.restart(&other);
+        assert_eq!(whole(&mut table, &one, PodPhase::Ready), PodPhase::Ready);
     }
 }
