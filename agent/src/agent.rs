@@ -347,8 +347,16 @@ impl Agent {
                 info!(uid, "the kubelet may stop the pod");
                 self.ends.drains.release(&uid);
             }
+            Action::GoOn(uid) => {
+                info!(uid, "the pod's container was started again: it does not stop");
+                self.ends.drains.forget(&uid);
+                self.hold(&uid);
+            }
             Action::Report(seen) => self.report(seen),
-            Action::Gone(uid) => self.ends.reports.remove(&PodKey::Pod(uid)),
+            Action::Gone(uid) => {
+                self.hold(&uid);
+                self.ends.reports.remove(&PodKey::Pod(uid));
+            }
         }
     }
 

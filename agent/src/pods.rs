@@ -156,6 +156,8 @@ pub enum Action {
     Try(Attempt),
     /// Let the kubelet stop it.
     Release(String),
+    /// It goes on: what the kubelet asked for is over.
+    GoOn(String),
     /// Report what is seen.
     Report(PodSeen),
     /// Report that it is gone.
@@ -368,6 +370,7 @@ impl Tracked {
         let opened = before.listeners == 0 && read.listeners > 0;
         if opened && !was_listening {
             self.listening_since_ns = read.since_ns;
+            self.go_on(now, out);
         }
         let closed = before.listeners > 0 && read.listeners == 0;
         if closed && self.sockets.take().is_some() {
@@ -383,6 +386,7 @@ impl Tracked {
         self.sockets = Some(seen);
         if !was_listening && self.is_listening() {
             self.listening_since_ns = at_ns;
+            self.go_on(now, out);
         }
         self.settle(now, probe::Event::Tick, out);
     }
@@ -447,6 +451,19 @@ impl Tracked {
         self.asked.get_or_insert(now);
         if self.released {
             out.push(Action::Release(self.uid()));
+        }
+    }
+
+    /// Its first listener has opened. The kubelet also asks before it ends a container only to start it again, when a
+    /// liveness probe fails: the next time that it asks is the first one then. A pod that really stops drains by now.
+    fn go_on(&mut self, now: Instant, out: &mut Vec<Action>) {
+        let early = |asked| now.saturating_duration_since(asked) < UNTOLD;
+        if self.draining.is_some() || self.asked.is_some_and(early) {
+            return;
+        }
+        let was_asked = self.asked.take().is_some();
+        if mem::take(&mut self.released) || was_asked {
+            out.push(Action::GoOn(self.uid()));
         }
     }
 

@@ -435,6 +435,43 @@ fn a_pod_that_leaves_the_table_early_is_kept_until_the_kubelet_may_go_on() {
 }
 
 #[test]
+fn a_pod_whose_container_was_started_again_is_not_about_to_stop() {
+    let now = Instant::now();
+    let later = now + UNTOLD + DRAINED_AFTER;
+    let busy = Kernel { in_flight: 1, ..quiet() };
+    // The kubelet asks before it ends a container whose liveness probe failed, and has its answer or loses patience.
+    for last in [quiet(), busy] {
+        let mut pods = self::busy(now);
+        asks(&mut pods, now);
+        let is_quiet = last == quiet();
+        assert_eq!(released(&kernel(&mut pods, later, last)), usize::from(is_quiet));
+        kernel(&mut pods, later, Kernel::default());
+        kernel(&mut pods, later + SECOND, listens(1));
+        assert!(!pods.is_stopping("a"), "new connections may go there again");
+        kernel(&mut pods, later + SECOND, busy);
+        assert_eq!(released(&asks(&mut pods, later + SECOND)), 0, "its requests are waited for");
+        assert!(pods.is_stopping("a"));
+    }
+}
+
+#[test]
+fn a_listener_that_opens_late_does_not_keep_a_pod_from_stopping() {
+    let now = Instant::now();
+    let reopens = |pods: &mut Pods, at: Instant| {
+        kernel(pods, at, Kernel::default());
+        kernel(pods, at, listens(1));
+        pods.is_stopping("a")
+    };
+    let mut pods = busy(now);
+    asks(&mut pods, now);
+    assert!(reopens(&mut pods, now), "the controller may not have heard yet");
+    let draining = wire::Pod { phase: PodPhase::Draining, ..pod("a", ProbeHow::Listen) };
+    pods.step(now, Event::Named(Box::new(draining)));
+    assert!(reopens(&mut pods, now + 9 * SECOND));
+    assert_eq!(released(&kernel(&mut pods, now + 9 * SECOND, quiet())), 1);
+}
+
+#[test]
 fn a_pod_of_both_families_is_reported_at_both_addresses_it_serves_at() {
     let now = Instant::now();
     let six = Some(ip("fd00::5"));
