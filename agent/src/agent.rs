@@ -38,6 +38,7 @@ use crate::{
     door::drain::Drains,
     kept::{Kept, end::Clients},
     kernel::Stage,
+    listeners,
     maps::{self, Events, Maps},
     plan::{Backend, Local, Plan, Planner, sixteen},
     pods::{
@@ -60,6 +61,8 @@ const SETTLE: Duration = Duration::from_secs(2);
 const TRIES: usize = 1_024;
 /// How often the node's own addresses are read.
 const ADDRESSES: Duration = Duration::from_secs(10);
+/// How often entries of closed listeners are forgotten.
+const LISTENERS: Duration = Duration::from_secs(60);
 /// How many pods of other nodes are tried at once, and for how long.
 const REACH_AT_ONCE: usize = 64;
 const REACH_PATIENCE: Duration = Duration::from_secs(1);
@@ -125,6 +128,7 @@ pub(crate) struct Agent {
     /// How many knock at once.
     knocking: Arc<Semaphore>,
     next_addresses: Instant,
+    next_listeners: Instant,
     /// What the planner is told of them.
     planned: BTreeMap<String, Local>,
     next_full: Instant,
@@ -172,6 +176,7 @@ impl Agent {
             knocked,
             knocking: Arc::new(Semaphore::new(REACH_AT_ONCE)),
             next_addresses: Instant::now(),
+            next_listeners: Instant::now(),
             planned: BTreeMap::new(),
             next_full: Instant::now(),
             next_sweep: Instant::now(),
@@ -308,8 +313,8 @@ impl Agent {
         let listen = listen.ok()?;
         let state = self.ends.maps.state(pod.slot);
         Some(Kernel {
-            listeners: listen.open,
-            loopback: listen.loopback,
+            listeners: listeners::count(listen.open),
+            loopback: listeners::count(listen.loopback),
             serves: listen.families & (abi::SERVES_V4 | abi::SERVES_V6),
             since_ns: listen.since_ns,
             in_flight: state.in_flight,
@@ -622,6 +627,7 @@ impl Agent {
         self.ends.troubles.set("routes", trouble);
         self.stale |= self.torn || self.planner.is_due();
         self.read_addresses(now);
+        self.forget_listeners(now);
         let claimed = self.first_table.is_some_and(|at| now.duration_since(at) >= ORPHANS_AFTER);
         if claimed {
             self.forget_orphans();
@@ -644,6 +650,29 @@ impl Agent {
         if let Err(error) = self.ends.maps.set_node(&own) {
             warn!(error = %chain(&error), "cannot tell the kernel the node's own addresses");
         }
+    }
+
+    /// Forgets entries of listeners that nobody needs any more, of whichever pods: the map has room for so many.
+    fn forget_listeners(&mut self, now: Instant) {
+        if now < self.next_listeners {
+            return;
+        }
+        self.next_listeners = now + LISTENERS;
+        if let Err(error) = self.forget_closed() {
+            warn!(error = %chain(&error), "cannot forget closed listeners");
+        }
+    }
+
+    fn forget_closed(&mut self) -> Result<(), maps::Error> {
+        for (key, listen) in self.ends.maps.listeners()? {
+            let Ok(port) = u16::try_from(key.port) else { continue };
+            let pod = self.uids.get(&key.cookie).and_then(|uid| self.locals.get(uid));
+            let is_serving = pod.is_some_and(|it| it.pod.port == port);
+            if listeners::is_over(&listen, is_serving, monotonic_ns()) {
+                self.ends.maps.forget_listener(key.cookie, port)?;
+            }
+        }
+        Ok(())
     }
 
     /// Lets the kernel half go on in taking over from another version's, never back.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`probe`], [`pods`] | pure: whether a pod is ready; what follows from what is known of it |
 //! | [`plan`] | pure: from the RouteTable to ordered writes of the kernel's maps |
+//! | `listeners` | pure: what the kernel's counts of listeners say |
 //! | [`reach`] | pure: which pods of other nodes this one is known to reach |
 //! | [`cgroups`], `kubepods` | pure: the layouts of pods' cgroups; the one of this node |
 //! | [`door`] | the port in each pod's namespace where the kubelet and other nodes' agents ask |
@@ -27,6 +28,7 @@ pub mod door;
 pub mod kept;
 mod kernel;
 mod kubepods;
+mod listeners;
 pub mod maps;
 mod netfilter;
 mod netlink;

@@ -197,7 +197,7 @@ const _: () = assert!(size_of::<ListenKey>() == 16);
 
 /// Open listeners of one namespace and port: value of `LISTEN`.
 ///
-/// The kernel counts up and down and never deletes; the agent removes entries of namespaces that are gone.
+/// The kernel counts up and down and never deletes; the agent removes entries whose listeners have closed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Listen {
