@@ -25,6 +25,7 @@ use crate::{
     failure::Failure,
     headers::{self, Passage, Side},
     host,
+    pods::DialError,
     probe::{self, Health, K_NETWORK_HASH, Probe},
     reply::{Reply, Timer},
     request_log::{Entry, RequestLog},
@@ -342,7 +343,7 @@ impl Gateway {
             let place = visit.place().await?;
             let address = place.pod.key.address;
             errand.prepare()?;
-            let mut connection = match place.pod.connect(errand.terms.protocol).await {
+            let mut connection = match connect(&place, errand.terms.protocol).await {
                 Ok(connection) => connection,
                 Err(error) => {
                     refusals += 1;
@@ -402,6 +403,16 @@ impl Gateway {
             drop(entry);
         });
         response.map(|_empty| Reply::own(""))
+    }
+}
+
+/// A connection to the place's pod. While nobody answers there, another pod is better, if there is one.
+async fn connect(place: &Place, protocol: Protocol) -> Result<Connection, DialError> {
+    loop {
+        match place.pod.connect(protocol).await {
+            Err(DialError::Late) if !place.doubt() => {}
+            answer => return answer,
+        }
     }
 }
 

@@ -29,10 +29,19 @@ use crate::{
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const RETRY_DOUBLINGS: u32 = 7;
 
+/// A pod that leaves a dial unanswered for this long may be gone with its node: TCP's own first wait.
+const LATE: Duration = Duration::from_secs(1);
+
 /// Why a dial brought no connection. Cheap to clone: everyone who waited for it is told.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct DialError(Arc<io::Error>);
+pub enum DialError {
+    /// It has failed.
+    #[error("{0}")]
+    Failed(Arc<io::Error>),
+    /// It goes on, and nobody has answered yet.
+    #[error("no answer yet")]
+    Late,
+}
 
 type Answer = Result<Connection, DialError>;
 
@@ -114,7 +123,7 @@ impl Pod {
             self.settings.metrics.dials.inc();
             // Rare, and it would take room in everybody's wait.
             let opened = Box::pin(self.open(protocol)).await;
-            return opened.map_err(|error| DialError(Arc::new(error)));
+            return opened.map_err(DialError::from);
         }
         let answer = {
             let mut pool = self.pool();
@@ -127,7 +136,7 @@ impl Pod {
             self.dial(dials);
             answer
         };
-        let gone = |_| DialError(Arc::new(io::Error::other("dial was dropped")));
+        let gone = |_| DialError::from(io::Error::other("dial was dropped"));
         answer.await.map_err(gone)?
     }
 
@@ -171,9 +180,13 @@ impl Pod {
             return self.pool().open();
         }
         let wanting = self.pool().close();
-        for whom in wanting {
-            let _ = whom.send(Err(DialError(Arc::new(io::Error::other("pod is leaving")))));
-        }
+        tell(wanting, &io::Error::other("pod is leaving").into());
+    }
+
+    /// Everyone who waits for a connection looks elsewhere.
+    pub fn send_away(&self) {
+        let wanting = self.pool().send_away();
+        tell(wanting, &DialError::Late);
     }
 
     /// Ends connections that lay idle too long.
@@ -215,7 +228,19 @@ impl Pod {
     }
 
     async fn dial_once(self: Arc<Self>) {
-        match self.open(self.protocol).await {
+        let opened = {
+            let open = self.open(self.protocol);
+            tokio::pin!(open);
+            match tokio::time::timeout(LATE, open.as_mut()).await {
+                Ok(opened) => opened,
+                Err(_late) => {
+                    let first = self.pool().on_late();
+                    tell(first, &DialError::Late);
+                    open.await
+                }
+            }
+        };
+        match opened {
             Ok(connection) => {
                 self.refusals.store(0, Ordering::Relaxed);
                 self.free(connection, Pool::on_dialled);
@@ -230,10 +255,7 @@ impl Pod {
                 let wanting: VecDeque<_> = self.pool().on_dial_failed();
                 let told = wanting.len();
                 info!(pod = %self.uid, address = %self.key.address, %error, told, "dial failed");
-                let error = DialError(Arc::new(error));
-                for whom in wanting {
-                    let _ = whom.send(Err(error.clone()));
-                }
+                tell(wanting, &error.into());
             }
         }
     }
@@ -245,6 +267,19 @@ impl Pod {
             info!(pod = %self.uid, address = %self.key.address, sockets, "dial repeated");
         }
         Connection::open(stream, protocol, self.settings.max_idle, &self.counted).await
+    }
+}
+
+impl From<io::Error> for DialError {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(Arc::new(error))
+    }
+}
+
+/// Tells those who wait for a connection why they get none. Whoever is gone needs no answer.
+fn tell(wanting: impl IntoIterator<Item = oneshot::Sender<Answer>>, error: &DialError) {
+    for whom in wanting {
+        let _ = whom.send(Err(error.clone()));
     }
 }
 

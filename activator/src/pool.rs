@@ -135,6 +135,17 @@ impl<C: Lend, W> Pool<C, W> {
         std::mem::take(&mut self.wanting)
     }
 
+    /// A dial has gone on for long without an answer. Returns the first who waits: it looks whether another pod is there.
+    #[must_use]
+    pub fn on_late(&mut self) -> Option<W> {
+        self.wanting.pop_front()
+    }
+
+    /// Another pod is better for now. Returns everyone who waits for a connection.
+    pub fn send_away(&mut self) -> VecDeque<W> {
+        std::mem::take(&mut self.wanting)
+    }
+
     /// A connection is free for the next request.
     pub fn on_free(&mut self, connection: C) -> Next<C, W> {
         let hand = match self.wanting.pop_front() {

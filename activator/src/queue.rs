@@ -162,6 +162,11 @@ impl<W> Line<W> {
         self.refusing.insert(pod)
     }
 
+    /// Whether a pod besides `pod` takes requests.
+    pub fn has_other(&self, pod: PodKey) -> bool {
+        self.open.iter().any(|slot| slot.pod != pod)
+    }
+
     /// `pod` may be tried again.
     pub fn on_retry(&mut self, pod: PodKey, chance: impl FnMut() -> u64) -> Vec<Go<W>> {
         if !self.refusing.remove(&pod) {

@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::wire::{self, Name, Protocol, Sources, Totals};
+use common::{
+    abi,
+    wire::{self, Name, Protocol, Sources, Totals},
+};
 use smol_str::SmolStr;
 use tokio::sync::oneshot;
 use tracing::info;
@@ -25,6 +28,9 @@ use crate::{
 };
 
 mod visit;
+
+/// For how long requests go past a pod that left a dial unanswered: as long as connects that the kernel leads.
+const DOUBTED: Duration = Duration::from_nanos(abi::UNANSWERED_NS);
 
 pub use visit::Visit;
 
@@ -165,6 +171,11 @@ pub struct Place {
 }
 
 impl Place {
+    /// Nobody answers at the pod. Returns whether the request had better go elsewhere.
+    pub fn doubt(&self) -> bool {
+        self.revision.doubt(&self.pod)
+    }
+
     /// A request has begun or ended at the pod: where no kernel counts it, it is reported from here.
     pub fn note_counted(&self) {
         if self.pod.is_counted_here() {
@@ -286,12 +297,38 @@ impl Revision {
         if !newly {
             return;
         }
-        let (revision, pause) = (Arc::clone(self), pod.note_refusal());
+        let pause = pod.note_refusal();
         info!(revision = %self.name, pod = %pod.uid, ?pause, "pod refused");
+        let revision = Arc::clone(self);
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
             revision.retry(pod.key);
         });
+    }
+
+    /// Nobody answers at the pod: where there is another one, requests go past it for a while. Returns whether there is.
+    fn doubt(self: &Arc<Self>, pod: &Pod) -> bool {
+        let has_other = self.has_other(pod.key);
+        let newly = || self.core().live.as_mut().is_some_and(|it| it.line.on_refused(pod.key));
+        if has_other && newly() {
+            info!(revision = %self.name, pod = %pod.uid, "pod leaves a dial unanswered");
+            pod.send_away();
+            tokio::spawn(Arc::clone(self).pass_over(pod.key));
+        }
+        has_other
+    }
+
+    /// Leaves a pod alone for a while, but no longer than another one is there.
+    async fn pass_over(self: Arc<Self>, pod: PodKey) {
+        let until = Instant::now() + DOUBTED;
+        while Instant::now() < until && self.has_other(pod) {
+            tokio::time::sleep(DOUBTED / 100).await;
+        }
+        self.retry(pod);
+    }
+
+    fn has_other(&self, pod: PodKey) -> bool {
+        self.core().live.as_ref().is_some_and(|live| live.line.has_other(pod))
     }
 
     fn retry(self: &Arc<Self>, pod: PodKey) {

@@ -363,3 +363,54 @@ async fn a_pod_that_leaves_while_it_is_dialled_does_not_keep_its_requests() {
     assert_eq!(status(&rest(&mut stream).await), "200");
     assert_eq!(world.waited(), (1, 1));
 }
+
+#[tokio::test]
+async fn a_pod_that_leaves_dials_unanswered_is_passed_over_while_there_is_another() {
+    let mut world = World::new().await;
+    // Less than a dial takes in which nobody answers.
+    let timeout = Duration::from_secs(5);
+    world.change(|table| table.revisions.get_mut(&revision()).unwrap().timeout = timeout);
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let silent = socket.listen(1).unwrap();
+    let at = silent.local_addr().unwrap();
+    let _plugs = [harness_connect(at).await, harness_connect(at).await];
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("silent", at);
+    world.ready("p", pod.address);
+    for _ in 0..20 {
+        assert_eq!(status(&world.exchange(GET).await), "200");
+    }
+    assert_eq!(world.metric("rouse_activator_retries_total"), 1.0, "one asked the silent one");
+}
+
+#[tokio::test]
+async fn a_pod_that_left_a_dial_unanswered_is_asked_again_once_there_is_no_other() {
+    let mut world = World::new().await;
+    // Less than it is passed over for.
+    let timeout = Duration::from_secs(5);
+    world.change(|table| table.revisions.get_mut(&revision()).unwrap().timeout = timeout);
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let silent = socket.listen(1).unwrap();
+    let at = silent.local_addr().unwrap();
+    let plugs = [harness_connect(at).await, harness_connect(at).await];
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("silent", at);
+    world.ready("p", pod.address);
+    while world.metric("rouse_activator_retries_total") < 1.0 {
+        assert_eq!(status(&world.exchange(GET).await), "200");
+    }
+    drop(plugs);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = silent.accept().await {
+            tokio::spawn(async move {
+                if read_head(&mut stream).await.ends_with("\r\n\r\n") {
+                    stream.write_all(OK.as_bytes()).await.ok();
+                }
+            });
+        }
+    });
+    world.change(|table| drop(table.pods.remove("p")));
+    assert_eq!(status(&world.exchange(GET).await), "200");
+}
