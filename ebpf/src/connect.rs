@@ -305,10 +305,16 @@ fn given(client: &Client) -> Option<*mut Backend> {
     (unsafe { (*row).generation } == client.generation).then_some(row)
 }
 
-/// Nobody answers a socket's connect. Later ones rather go elsewhere for a while.
+/// Nobody answers a socket's connect to this address. Later ones rather go elsewhere for a while. The socket may have
+/// been given another address before, and gone on to one that is not ours.
 #[inline(always)]
-pub fn unanswered(socket: *mut c_void, cookie: u64) {
-    let Some(row) = remembered(socket, cookie).and_then(|client| given(client)) else { return };
+pub fn unanswered(socket: *mut c_void, cookie: u64, address: [u32; 4], port: u32) {
+    let Some(client) = remembered(socket, cookie) else { return };
+    let same = words(client.given) == address;
+    if !same || u32::from(u16::from_be(client.given_port_be)) != port {
+        return;
+    }
+    let Some(row) = given(client) else { return };
     // SAFETY: a live map value; one word is written at once.
     unsafe { ptr::write_volatile(&raw mut (*row).unanswered_ns, now()) };
     note(abi::CONTROL_UNANSWERED);

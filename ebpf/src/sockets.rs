@@ -70,7 +70,7 @@ fn repeated(ops: *mut bpf_sock_ops) {
     // SAFETY: a live context; the helper takes it as it is.
     let (state, cookie) = unsafe { ((*ops).state, bpf_get_socket_cookie(ops.cast())) };
     if state == BPF_TCP_SYN_SENT {
-        connect::unanswered(socket(ops), cookie);
+        connect::unanswered(socket(ops), cookie, count::remote(ops), count::remote_port(ops));
     }
 }
 
