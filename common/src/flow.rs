@@ -133,8 +133,9 @@ pub struct Load {
 
 /// Whether the first of two picks is at least as free as the second.
 ///
-/// One in doubt comes after one that is not. The exact gauge decides where both have one; open connections decide otherwise and between equals. Blind
-/// adds on several CPUs may be seen before their counterpart, so a gauge below zero counts as zero.
+/// One in doubt comes after one that is not. The exact gauge decides where both have one; open connections decide
+/// otherwise and between equals. Blind adds on several CPUs may be seen before their counterpart, so a gauge below zero
+/// counts as zero.
 #[inline(always)]
 pub const fn prefers_first(first: Load, second: Load) -> bool {
     if first.doubtful != second.doubtful {
