@@ -3,14 +3,14 @@
 
 mod harness;
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use common::wire::{Name, Path, PodPhase, Target};
 use futures::future::join_all;
 use harness::{GET, LONG, OK, World, hello_1, read_head, rest, revision, server, service, until};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
 };
 
 fn status(answer: &str) -> &str {
@@ -226,8 +226,8 @@ async fn a_full_accept_queue_does_not_cost_a_second() {
     drop(plugs);
 }
 
-async fn harness_connect(at: std::net::SocketAddr) -> tokio::net::TcpStream {
-    tokio::net::TcpStream::connect(at).await.unwrap()
+async fn harness_connect(at: SocketAddr) -> TcpStream {
+    TcpStream::connect(at).await.unwrap()
 }
 
 #[tokio::test]
@@ -344,14 +344,19 @@ async fn who_waits_for_a_revision_that_comes_back_is_served() {
     assert_eq!(status(&rest(&mut stream).await), "200");
 }
 
+/// A listener whose queue is full, for as long as the connections in it are kept: it answers no dial.
+async fn silent() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let at = listener.local_addr().unwrap();
+    (listener, at, [harness_connect(at).await, harness_connect(at).await])
+}
+
 #[tokio::test]
 async fn a_pod_that_leaves_while_it_is_dialled_does_not_keep_its_requests() {
     let mut world = World::new().await;
-    let socket = tokio::net::TcpSocket::new_v4().unwrap();
-    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let full = socket.listen(1).unwrap();
-    let at = full.local_addr().unwrap();
-    let _plugs = [harness_connect(at).await, harness_connect(at).await];
+    let (_full, at, _plugs) = silent().await;
     world.ready("full", at);
     let mut stream = world.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
@@ -364,20 +369,21 @@ async fn a_pod_that_leaves_while_it_is_dialled_does_not_keep_its_requests() {
     assert_eq!(world.waited(), (1, 1));
 }
 
+/// A service of two pods, one of which leaves dials unanswered. Its requests have less time than it takes until such a dial
+/// fails, and than the pod is passed over for.
+async fn beside_silent(world: &mut World, silent: SocketAddr) {
+    let timeout = Duration::from_secs(5);
+    world.change(|table| table.revisions.get_mut(&revision()).unwrap().timeout = timeout);
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("silent", silent);
+    world.ready("p", pod.address);
+}
+
 #[tokio::test]
 async fn a_pod_that_leaves_dials_unanswered_is_passed_over_while_there_is_another() {
     let mut world = World::new().await;
-    // Less than a dial takes in which nobody answers.
-    let timeout = Duration::from_secs(5);
-    world.change(|table| table.revisions.get_mut(&revision()).unwrap().timeout = timeout);
-    let socket = tokio::net::TcpSocket::new_v4().unwrap();
-    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let silent = socket.listen(1).unwrap();
-    let at = silent.local_addr().unwrap();
-    let _plugs = [harness_connect(at).await, harness_connect(at).await];
-    let pod = server(OK, Duration::ZERO).await;
-    world.ready("silent", at);
-    world.ready("p", pod.address);
+    let (_silent, at, _plugs) = silent().await;
+    beside_silent(&mut world, at).await;
     for _ in 0..20 {
         assert_eq!(status(&world.exchange(GET).await), "200");
     }
@@ -387,17 +393,8 @@ async fn a_pod_that_leaves_dials_unanswered_is_passed_over_while_there_is_anothe
 #[tokio::test]
 async fn a_pod_that_left_a_dial_unanswered_is_asked_again_once_there_is_no_other() {
     let mut world = World::new().await;
-    // Less than it is passed over for.
-    let timeout = Duration::from_secs(5);
-    world.change(|table| table.revisions.get_mut(&revision()).unwrap().timeout = timeout);
-    let socket = tokio::net::TcpSocket::new_v4().unwrap();
-    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let silent = socket.listen(1).unwrap();
-    let at = silent.local_addr().unwrap();
-    let plugs = [harness_connect(at).await, harness_connect(at).await];
-    let pod = server(OK, Duration::ZERO).await;
-    world.ready("silent", at);
-    world.ready("p", pod.address);
+    let (silent, at, plugs) = silent().await;
+    beside_silent(&mut world, at).await;
     while world.metric("rouse_activator_retries_total") < 1.0 {
         assert_eq!(status(&world.exchange(GET).await), "200");
     }
