@@ -10,8 +10,8 @@ use anyhow::Context as _;
 use common::{
     link::RouteBatch,
     wire::{
-        Name, Path, Pod, PodPhase, Probe, ProbeHow, Protocol, Revision, RouteChange, RouteTable,
-        Service, Target,
+        Name, Path, Pod, PodPhase, Probe, Protocol, Revision, RouteChange, RouteTable, Service,
+        Target,
     },
 };
 use prometheus_client::registry::Registry;
@@ -90,13 +90,6 @@ fn ready(address: SocketAddr) -> anyhow::Result<Pod> {
         also: None,
         confirmed: false,
         port: NonZeroU16::new(address.port()).context("POD needs a port")?,
-        probe: Probe {
-            how: ProbeHow::Listen,
-            port: None,
-            period: Duration::ZERO,
-            timeout: Duration::ZERO,
-            success_threshold: 1,
-            failure_threshold: 1,
-        },
+        probe: Probe::listens(),
     })
 }

@@ -129,7 +129,7 @@ impl Reach {
 mod tests {
     use std::num::NonZeroU16;
 
-    use common::wire::{Name, Probe, ProbeHow};
+    use common::wire::{Name, Probe};
 
     use super::*;
 
@@ -145,14 +145,7 @@ mod tests {
             also: None,
             confirmed,
             port: NonZeroU16::new(8080).expect("not zero"),
-            probe: Probe {
-                how: ProbeHow::Listen,
-                port: None,
-                period: Duration::ZERO,
-                timeout: Duration::ZERO,
-                success_threshold: 1,
-                failure_threshold: 1,
-            },
+            probe: Probe::listens(),
         }
     }
 

@@ -433,6 +433,20 @@ pub struct Probe {
     pub failure_threshold: u32,
 }
 
+impl Probe {
+    /// Ready when its process listens: what holds where nothing is said.
+    pub fn listens() -> Self {
+        Self {
+            how: ProbeHow::Listen,
+            port: None,
+            period: Duration::ZERO,
+            timeout: Duration::ZERO,
+            success_threshold: 1,
+            failure_threshold: 1,
+        }
+    }
+}
+
 /// What a readiness probe asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeHow {

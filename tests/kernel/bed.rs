@@ -19,9 +19,7 @@ use agent::{
 };
 use common::{
     abi,
-    wire::{
-        Activator, Name, Path as Way, Pod, PodPhase, Probe, ProbeHow, RouteTable, Service, Target,
-    },
+    wire::{Activator, Name, Path as Way, Pod, PodPhase, Probe, RouteTable, Service, Target},
 };
 use nix::sched::{CloneFlags, setns};
 
@@ -189,14 +187,7 @@ impl Bed {
 
     pub(crate) fn set(&mut self, pod: &Place, service: u8, phase: PodPhase, address: String) {
         let address = std::net::SocketAddr::new(address.parse().expect("an address"), SERVING);
-        let listen = Probe {
-            how: ProbeHow::Listen,
-            port: None,
-            period: std::time::Duration::ZERO,
-            timeout: std::time::Duration::ZERO,
-            success_threshold: 1,
-            failure_threshold: 1,
-        };
+        let listen = Probe::listens();
         let pod = Pod {
             uid: uid(pod),
             name: uid(pod),

@@ -15,9 +15,7 @@ use std::{
 use activator::{Activator, Config, gateway::Door};
 use common::{
     link::RouteBatch,
-    wire::{
-        Name, Path, Pod, PodPhase, Probe, ProbeHow, Protocol, Revision, RouteTable, Service, Target,
-    },
+    wire::{Name, Path, Pod, PodPhase, Probe, Protocol, Revision, RouteTable, Service, Target},
 };
 use prometheus_client::registry::Registry;
 use tokio::{
@@ -229,14 +227,7 @@ pub fn pod(uid: &str, address: SocketAddr, phase: PodPhase) -> Pod {
         also: None,
         confirmed: false,
         port: NonZeroU16::new(address.port()).unwrap(),
-        probe: Probe {
-            how: ProbeHow::Listen,
-            port: None,
-            period: Duration::ZERO,
-            timeout: Duration::ZERO,
-            success_threshold: 1,
-            failure_threshold: 1,
-        },
+        probe: Probe::listens(),
     }
 }
 

@@ -10,10 +10,7 @@ use std::{
 use common::{
     abi,
     flow::{Mode, SvcInfo, SvcState},
-    wire::{
-        Activator, Name, Path, Pod, PodPhase, Probe, ProbeHow, Protocol, RouteTable, Service,
-        Target,
-    },
+    wire::{Activator, Name, Path, Pod, PodPhase, Probe, Protocol, RouteTable, Service, Target},
 };
 use proptest::prelude::*;
 
@@ -125,14 +122,7 @@ fn pod(number: u8, revision: u8, phase: PodPhase) -> Pod {
         also: None,
         confirmed: false,
         port: NonZeroU16::new(8080).unwrap(),
-        probe: Probe {
-            how: ProbeHow::Listen,
-            port: None,
-            period: Duration::ZERO,
-            timeout: Duration::ZERO,
-            success_threshold: 1,
-            failure_threshold: 1,
-        },
+        probe: Probe::listens(),
     }
 }
 

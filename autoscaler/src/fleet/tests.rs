@@ -1,8 +1,7 @@
 use std::num::NonZeroU16;
 
 use common::wire::{
-    Activity, Pod as RoutePod, Probe, ProbeHow, Protocol, Revision as RouteRevision, ScalePolicy,
-    Totals,
+    Activity, Pod as RoutePod, Probe, Protocol, Revision as RouteRevision, ScalePolicy, Totals,
 };
 
 use super::*;
@@ -65,14 +64,7 @@ fn pod(uid: &str, revision: &Name, phase: PodPhase) -> RoutePod {
         also: None,
         confirmed: false,
         port: NonZeroU16::new(8080).unwrap(),
-        probe: Probe {
-            how: ProbeHow::Listen,
-            port: None,
-            period: Duration::ZERO,
-            timeout: Duration::ZERO,
-            success_threshold: 1,
-            failure_threshold: 1,
-        },
+        probe: Probe::listens(),
     }
 }
 

@@ -176,21 +176,14 @@ mod tests {
     use std::{net::SocketAddr, num::NonZeroU16};
 
     use super::*;
-    use crate::wire::{Name, Pod, Probe, ProbeHow};
+    use crate::wire::{Name, Pod, Probe};
 
     fn replica(last: u8) -> Endpoint {
         Endpoint::Tcp { address: SocketAddr::from(([10, 0, 0, last], 80)), tls: false }
     }
 
     fn pod(phase: PodPhase) -> RouteChange {
-        let probe = Probe {
-            how: ProbeHow::Listen,
-            port: None,
-            period: Duration::ZERO,
-            timeout: Duration::ZERO,
-            success_threshold: 1,
-            failure_threshold: 1,
-        };
+        let probe = Probe::listens();
         RouteChange::Pod(Box::new(Pod {
             uid: "p".into(),
             name: "p".into(),

@@ -13,7 +13,7 @@ use super::*;
 use crate::{
     replicas::Setting,
     wire::{
-        Pod, PodPhase, PodSeen, Probe, ProbeHow, Replica, Replicas,
+        Pod, PodPhase, PodSeen, Probe, Replica, Replicas,
         raw::{
             pods_server::{Pods, PodsServer},
             scale_server::{Scale, ScaleServer},
@@ -219,14 +219,7 @@ fn seen(uid: &str, ready: bool) -> (PodKey, PodItem) {
 }
 
 fn pod(uid: &str, phase: PodPhase) -> (RouteKey, RouteChange) {
-    let probe = Probe {
-        how: ProbeHow::Listen,
-        port: None,
-        period: Duration::ZERO,
-        timeout: Duration::ZERO,
-        success_threshold: 1,
-        failure_threshold: 1,
-    };
+    let probe = Probe::listens();
     let pod = Pod {
         uid: uid.into(),
         name: uid.into(),
