@@ -104,8 +104,9 @@ pub fn default(it: &Question<'_>) -> (Value, Vec<String>) {
     let created = it.old.is_none();
     match it.kind {
         Kind::Service | Kind::Configuration => {
-            if !keeps_its_revision(it) {
-                fill_template(&mut object, &meta, created, &it.rules);
+            match it.old.filter(|_| keeps_its_revision(it)) {
+                Some(old) => keep_template(&mut object, old, &meta, &it.rules),
+                None => fill_template(&mut object, &meta, created, &it.rules),
             }
             if it.kind == Kind::Service {
                 traffic_of(&mut object, true);
@@ -178,6 +179,42 @@ fn keeps_its_revision(it: &Question<'_>) -> bool {
 fn fill_template(object: &mut Value, meta: &ObjectMeta, created: bool, rules: &Rules<'_>) {
     if let Some(template) = object.pointer_mut("/spec/template") {
         defaults::template(template, meta, created, rules);
+    }
+}
+
+/// What a named template leaves to the defaults is filled in where they say what they said when it was made. Knative leaves
+/// it unset, and so refuses a manifest that is applied twice: `kubectl apply` replaces the list of containers by the one of
+/// the manifest. Anything else that is missing now is a change, and is refused as one.
+fn keep_template(object: &mut Value, old: &Value, meta: &ObjectMeta, rules: &Rules<'_>) {
+    const AT: &str = "/spec/template";
+    let mut filled = object.clone();
+    fill_template(&mut filled, meta, true, rules);
+    if let (Some(new), Some(filled), Some(old)) =
+        (object.pointer_mut(AT), filled.pointer(AT), old.pointer(AT))
+    {
+        keep(new, filled, old);
+    }
+}
+
+/// Gives `new` the values of `old` where it has none and `filled` has the same one.
+fn keep(new: &mut Value, filled: &Value, old: &Value) {
+    match (new, filled, old) {
+        (Value::Object(new), Value::Object(filled), Value::Object(old)) => {
+            for (key, filled) in filled {
+                match (new.get_mut(key), old.get(key)) {
+                    (Some(new), Some(old)) => keep(new, filled, old),
+                    (None, Some(old)) if old == filled => {
+                        new.insert(key.clone(), old.clone());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        (Value::Array(new), Value::Array(filled), Value::Array(old)) => {
+            let all = new.iter_mut().zip(filled).zip(old);
+            all.for_each(|((new, filled), old)| keep(new, filled, old));
+        }
+        _ => {}
     }
 }
 

@@ -576,6 +576,29 @@ fn a_named_template_is_not_filled_in_again() {
     assert_eq!(new["spec"]["traffic"][0]["percent"], 100);
 }
 
+#[test]
+fn a_named_template_may_be_applied_again_as_it_was_written() {
+    let written = yaml(
+        "{metadata: {name: a}, spec: {template: {metadata: {name: a-1}, spec: {containers: [{image: x, ports: [{containerPort: 7}]}]}}}}",
+    );
+    let (made, _) = default(&ask(Kind::Service, &written, &FEATURES));
+    let again = |old: &Value, new: &Value| {
+        let question = Question { old: Some(old), ..ask(Kind::Service, new, &FEATURES) };
+        updated(Kind::Service, old, &default(&question).0)
+    };
+    assert_eq!(again(&made, &written), "");
+    let said = "Saw the following changes without a name change (-old +new): spec.template.metadata.name\n";
+    let mut other = written.clone();
+    other["spec"]["template"]["spec"]["containers"][0]["image"] = json!("y");
+    let want = format!("{said}spec.containers[0].image:\n\t-: \"x\"\n\t+: \"y\"\n");
+    assert_eq!(again(&made, &other), want, "and nothing but what was written");
+    let mut longer = written.clone();
+    longer["spec"]["template"]["spec"]["timeoutSeconds"] = json!(77);
+    let (longer, _) = default(&ask(Kind::Service, &longer, &FEATURES));
+    let want = format!("{said}spec.timeoutSeconds:\n\t-: 77\n\t+: <unset>\n");
+    assert_eq!(again(&longer, &written), want, "what was taken away is not kept in silence");
+}
+
 /// knative.md §1.12: who made it, and who changed it.
 #[test]
 fn makers_are_noted_and_not_rewritten() {
