@@ -235,6 +235,9 @@ impl Shares {
         let mut it = Self { revisions: before.revisions, step_params: before.step_params, ..self };
         // Knative leaves a step larger than a target that shrank, and then drops the state as one that cannot be.
         it.step_params.step_size = it.step_params.step_size.min(it.percent);
+        // No step is planned further ahead than this, unless by a clock that was: it would stand still for as long.
+        let latest = now.saturating_add(it.step_params.step_duration);
+        it.step_params.next_step_time = it.step_params.next_step_time.min(latest);
         if it.step_params.step_size > 0 && now >= it.step_params.next_step_time {
             it.take_step(now);
         }

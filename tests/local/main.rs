@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bad_input_http;
+mod clock;
 mod digests;
 mod gateway;
 mod images;

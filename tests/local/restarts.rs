@@ -37,7 +37,7 @@ fn sleeper() -> String {
 
 /// What the load saw.
 #[derive(Default)]
-struct Seen {
+pub(super) struct Seen {
     stop: AtomicBool,
     answered: AtomicU64,
     fresh: AtomicU64,
@@ -63,7 +63,7 @@ impl Seen {
         self.fresh.load(Ordering::Relaxed)
     }
 
-    fn wrong(&self) -> Vec<String> {
+    pub(super) fn wrong(&self) -> Vec<String> {
         self.wrong.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -113,7 +113,7 @@ fn join(asked: ScopedJoinHandle<'_, io::Result<Answer>>) -> io::Result<Answer> {
 }
 
 /// Runs load on `to` beside `meanwhile`. Ends the load also when `meanwhile` panics.
-fn under_load(node: &Parts, to: SocketAddr, meanwhile: impl FnOnce(&Seen)) -> Seen {
+pub(super) fn under_load(node: &Parts, to: SocketAddr, meanwhile: impl FnOnce(&Seen)) -> Seen {
     let seen = Seen::default();
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -141,13 +141,12 @@ fn waiting(node: &Parts, count: f64) {
     wait("requests that wait", || (node.metric(ACTIVATOR, figure)? == count).then_some(()));
 }
 
-fn asleep(node: &Parts) {
+pub(super) fn asleep(node: &Parts) {
     wait("the sleeper to sleep", || node.pods("sleeper").is_empty().then_some(()));
 }
 
 /// A node of four processes with both services, `steady` served directly.
-fn node(test: &str) -> (Parts, SocketAddr, SocketAddr) {
-    let node = Parts::new(test);
+pub(super) fn prepared(node: Parts) -> (Parts, SocketAddr, SocketAddr) {
     node.start(&PARTS);
     node.apply(&steady());
     node.apply(&sleeper());
@@ -159,7 +158,7 @@ fn node(test: &str) -> (Parts, SocketAddr, SocketAddr) {
 }
 
 /// Runs `work` on a thread of a client.
-fn inside<T: Send>(node: &Parts, work: impl FnOnce() -> T + Send) -> T {
+pub(super) fn inside<T: Send>(node: &Parts, work: impl FnOnce() -> T + Send) -> T {
     let inside = || {
         node.enter();
         work()
@@ -169,7 +168,7 @@ fn inside<T: Send>(node: &Parts, work: impl FnOnce() -> T + Send) -> T {
 
 /// Kills `part` while one request waits for the sleeper, sends another meanwhile, and starts the part again.
 /// Gives what became of both.
-fn kill_and_start(
+pub(super) fn kill_and_start(
     node: &Parts,
     part: &'static str,
     load: &Seen,
@@ -199,7 +198,7 @@ fn counted(node: &Parts, to: SocketAddr) -> (u64, String) {
 
 #[test]
 fn parts_are_killed_and_started_and_only_what_was_inside_the_activator_is_lost() {
-    let (node, steady, sleeper) = node("restarts");
+    let (node, steady, sleeper) = prepared(Parts::new("restarts"));
     let (begun, pod) = counted(&node, steady);
     let seen = under_load(&node, steady, |load| {
         more(load, MEANWHILE);

@@ -1,6 +1,7 @@
 //! What the tiers share.
 
 pub mod client;
+pub mod clock;
 pub mod cluster;
 pub mod flood;
 pub mod installed;

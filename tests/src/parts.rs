@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use local::cgroups::Mounts;
 use local::{Layout, net};
 
+use crate::clock::Clock;
 use crate::node::{LIMIT, alone, traces};
 
 /// Every part, by the name that `rouse up --part` knows.
@@ -29,6 +30,7 @@ pub struct Parts {
     folder: PathBuf,
     gateway: SocketAddr,
     home: PathBuf,
+    clock: Option<Clock>,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -43,7 +45,20 @@ impl Parts {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
         let gateway = listener.local_addr().expect("an address");
         let processes = Mutex::default();
-        Self { layout, processes, folder, gateway, home: own_cgroup(), _alone: alone }
+        let home = own_cgroup();
+        Self { layout, processes, folder, gateway, home, clock: None, _alone: alone }
+    }
+
+    /// The same by a clock that the test sets.
+    pub fn with_clock(test: &str) -> Self {
+        let mut parts = Self::new(test);
+        parts.clock = Some(Clock::new(&parts.folder));
+        parts
+    }
+
+    /// Sets the clock of all parts, those that run and those that start later, so many seconds off the machine's.
+    pub fn set_clock(&self, off: i64) {
+        self.clock.as_ref().expect("a node with a clock").set(off);
     }
 
     /// Starts these parts at the same moment, each as a process; `node` is all parts in one. Waits until they are ready.
@@ -79,6 +94,9 @@ impl Parts {
         up.arg(self.ready_file(part));
         if part != "node" {
             up.args(["--part", part]);
+        }
+        if let Some(clock) = &self.clock {
+            clock.give(&mut up);
         }
         // Born outside the clients' cgroup, where this process may be.
         let home = self.home.join("cgroup.procs");

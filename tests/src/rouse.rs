@@ -13,6 +13,7 @@ use local::cgroups::Mounts;
 use local::{Layout, net};
 use serde_json::Value;
 
+use crate::clock::Clock;
 use crate::node::{LIMIT, alone};
 
 /// Between two looks at what a test waits for.
@@ -46,6 +47,17 @@ pub struct Condition {
 impl Rouse {
     /// Starts a node and waits until every part is ready.
     pub fn up(test: &str) -> Self {
+        Self::up_as(test, |_, _| {})
+    }
+
+    /// The same by a clock that the test sets.
+    pub fn up_with_clock(test: &str) -> (Self, Clock) {
+        let mut clock = None;
+        let node = Self::up_as(test, |up, folder| clock.insert(Clock::new(folder)).give(up));
+        (node, clock.expect("it was made"))
+    }
+
+    fn up_as(test: &str, prepare: impl FnOnce(&mut Command, &Path)) -> Self {
         let alone = alone();
         let name = format!("{test}-{}", std::process::id());
         let program = PathBuf::from(variable("ROUSE_BIN"));
@@ -59,6 +71,7 @@ impl Rouse {
         up.args(["--gateway", &gateway.to_string(), "--ready-file"]).arg(folder.join("ready"));
         up.env("NO_COLOR", "1").stdin(Stdio::null());
         up.stdout(log.try_clone().expect("a log")).stderr(log);
+        prepare(&mut up, &folder);
         let up = up.spawn().expect("the rouse program");
         let home = own_cgroup();
         let mut node = Self { layout, gateway, program, folder, up, home, _alone: alone };

@@ -30,8 +30,7 @@ impl FileStamp {
         let (seconds, nanos) = (meta.ctime().cast_unsigned(), meta.ctime_nsec().cast_unsigned());
         let changed = Duration::from_secs(seconds) + Duration::from_nanos(nanos);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let settled = now.saturating_sub(changed) > RACY;
-        if !settled {
+        if !is_settled(changed, now) {
             return Some(Self::RACY);
         }
         let parts = [meta.ino(), meta.size(), seconds, nanos];
@@ -40,6 +39,12 @@ impl FileStamp {
         });
         Some(Self(mixed.max(1)))
     }
+}
+
+/// Whether a change from now on gets another time stamp than the last one. Also where that lies ahead, because the
+/// clock was set back since: not every look is to read the file again until the clock is there.
+fn is_settled(changed: Duration, now: Duration) -> bool {
+    now.abs_diff(changed) > RACY
 }
 
 /// A file as it was read, with the names in it where its path does not say them.
@@ -139,6 +144,14 @@ mod tests {
         assert!(known.names(&a) && known.names(&b));
         assert_eq!(known.remove(other), [a.clone(), b.clone()]);
         assert!(!known.names(&a) && !known.names(&b) && known.others.is_empty());
+    }
+
+    #[test]
+    fn a_file_is_settled_once_the_clock_is_somewhere_else() {
+        let at = Duration::from_secs;
+        assert!(!is_settled(at(90_000), at(90_000) + RACY));
+        assert!(is_settled(at(90_000), at(90_001)));
+        assert!(is_settled(at(90_000), at(3_600)), "set back by a day");
     }
 
     #[test]

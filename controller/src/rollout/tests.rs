@@ -50,6 +50,18 @@ fn shares_move_in_equal_steps() {
 }
 
 #[test]
+fn a_step_planned_by_a_clock_that_was_ahead_waits_no_longer_than_any() {
+    let goal = |revision| wanted(&[("", "cfg", revision, 100)]);
+    let (ahead, now) = (100_000 * S, 10_000 * S);
+    let begun = step(Some(goal("a")), ahead, event(goal("b"), 5, false));
+    let planned = step(Some(begun.state), ahead + S, event(goal("b"), 5, true));
+    let after = step(Some(planned.state), now, event(goal("b"), 5, false));
+    assert_eq!((of(&after.state), after.next), (vec![("a", 99), ("b", 1)], Some(now + S)));
+    let later = step(Some(after.state), now + S, event(goal("b"), 5, false));
+    assert_eq!(of(&later.state), [("a", 74), ("b", 26)]);
+}
+
+#[test]
 fn without_a_state_or_a_duration_everything_moves_at_once() {
     let (a, b) = (wanted(&[("", "cfg", "a", 100)]), wanted(&[("", "cfg", "b", 100)]));
     let at_once = Stepped { state: b.clone(), next: None };

@@ -21,9 +21,12 @@ use rustls::{
     sign::CertifiedKey,
 };
 
-const DAY: Duration = Duration::from_secs(24 * 3600);
-const AUTHORITY_LIFE: Duration = Duration::from_secs(3650 * 24 * 3600);
-const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+const AUTHORITY_LIFE: Duration = days(3650);
+/// How long an authority signs: what it signed last ends before it does.
+const AUTHORITY_USE: Duration = days(3650 - 30 - 1);
+const LIFE: Duration = days(30);
+/// How long a certificate is shown.
+const USE: Duration = days(20);
 /// Clocks of machines differ.
 const SKEW: Duration = Duration::from_secs(3600);
 const CA: &str = "ca-cert.pem";
@@ -34,6 +37,10 @@ const KEY: &str = "server-key.pem";
 const RENEW: &str = "renew-after";
 /// The same of the authority.
 const RENEW_CA: &str = "renew-ca-after";
+
+const fn days(count: u64) -> Duration {
+    Duration::from_secs(count * 24 * 3600)
+}
 
 /// Certificates could not be made or read.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +88,8 @@ impl Bundle {
         before: Option<&Self>,
         now: SystemTime,
     ) -> Result<Self, CertError> {
-        let kept = before.filter(|it| seconds(now) < it.renew_authority_after);
+        let holds = |it: &&Self| !is_due(it.renew_authority_after, AUTHORITY_USE, now);
+        let kept = before.filter(holds);
         let own = match kept {
             Some(it) => Self::issuer(&it.authority, &it.authority_key).ok(),
             None => None,
@@ -93,7 +101,7 @@ impl Bundle {
             _ => {
                 let (pem, key) = authority(now)?;
                 let issuer = Self::issuer(&pem, &key)?;
-                (pem, key, issuer, seconds(now + AUTHORITY_LIFE - LIFE - DAY))
+                (pem, key, issuer, seconds(now + AUTHORITY_USE))
             }
         };
         let key = KeyPair::generate()?;
@@ -103,7 +111,7 @@ impl Bundle {
             authority_key,
             certificate,
             key: key.serialize_pem(),
-            renew_after: seconds(now + LIFE * 2 / 3),
+            renew_after: seconds(now + USE),
             renew_authority_after,
         })
     }
@@ -114,7 +122,7 @@ impl Bundle {
 
     /// Whether another certificate should be made.
     pub fn is_due(&self, now: SystemTime) -> bool {
-        seconds(now) >= self.renew_after
+        is_due(self.renew_after, USE, now) || is_due(self.renew_authority_after, AUTHORITY_USE, now)
     }
 
     /// Reads what [`data`](Self::data) wrote; none where something is missing or foreign.
@@ -200,6 +208,13 @@ impl ResolvesServerCert for Certificates {
         let slot = self.0.read().unwrap_or_else(PoisonError::into_inner);
         slot.as_ref().map(|(_, certified)| Arc::clone(certified))
     }
+}
+
+/// Whether what is used for so long, until `renew_after`, is to be replaced. Also what is not valid yet, because it was
+/// made while the clock was ahead: the API server would refuse it until the clock is there again.
+fn is_due(renew_after: u64, used: Duration, now: SystemTime) -> bool {
+    let made = renew_after.saturating_sub(used.as_secs());
+    seconds(now) >= renew_after || seconds(now + SKEW) < made
 }
 
 fn authority(now: SystemTime) -> Result<(String, String), rcgen::Error> {

@@ -27,6 +27,21 @@ fn a_certificate_is_renewed_in_time_under_the_same_authority() {
 }
 
 #[test]
+fn a_certificate_made_while_the_clock_was_ahead_is_made_anew() {
+    let now = SystemTime::now();
+    let ahead = bundle(None, now + DAY);
+    assert!(ahead.is_due(now), "the API server would refuse it for a day");
+    let made = bundle(Some(&ahead), now);
+    assert_ne!(made.authority, ahead.authority, "it looks at both");
+    assert!(!made.is_due(now));
+    let of_old = bundle(Some(&made), now + DAY * 2);
+    assert_eq!(of_old.authority, made.authority);
+    assert!(of_old.is_due(now), "the authority holds, what it signed does not");
+    assert_eq!(bundle(Some(&of_old), now).authority, made.authority);
+    assert!(!made.is_due(now - Duration::from_secs(3_500)), "clocks of machines differ");
+}
+
+#[test]
 fn what_a_secret_holds_is_read_back_or_made_anew() {
     let bundle = bundle(None, SystemTime::now());
     let mut data = bundle.data();

@@ -1,0 +1,90 @@
+//! A time of day that is set while services run: nothing waits for a time that never comes, and no request is lost.
+
+use tests::client::{Plan, get, load, lost};
+use tests::clock::is_shown;
+use tests::parts::{self, Parts};
+use tests::rouse::{Rouse, wait};
+
+use crate::restarts::{asleep, inside, kill_and_start, prepared, under_load};
+
+/// Of the demo's own manifest.
+const HELLO: &str = include_str!("../../examples/hello.yaml");
+const HOUR_S: i64 = 3_600;
+const DAY_S: i64 = 24 * HOUR_S;
+
+fn named(name: &str) -> String {
+    HELLO.replace("name: hello", &format!("name: {name}"))
+}
+
+fn plan(node: &Rouse, name: &str, clients: usize) -> Plan {
+    let host = format!("{name}.default.svc.cluster.local");
+    let path = "/?sleep=20".to_owned();
+    Plan { to: node.wait_ready(name), host, path, clients, keep: true }
+}
+
+/// Makes a service, wakes it, lets it grow, and sees it sleep again.
+fn new_service(node: &Rouse, name: &str) {
+    assert!(node.apply(&named(name)).0);
+    let burst = plan(node, name, 25);
+    let (sent, ()) = load(node, &burst, |_| {
+        wait("a third pod", || (node.pods(name).len() > 2).then_some(()));
+    });
+    assert!(lost(&sent).is_empty(), "{name}, of {}: {:?}", sent.len(), lost(&sent));
+    node.wait_asleep(name);
+}
+
+#[test]
+fn a_clock_that_is_set_stops_no_service_from_waking_scaling_and_sleeping() {
+    let (node, clock) = Rouse::up_with_clock("clock");
+    let least = "max-scale: \"8\"\n        autoscaling.knative.dev/min-scale: \"1\"";
+    let steady = named("steady").replace("max-scale: \"8\"", least);
+    assert!(node.apply(&[HELLO, &steady].join("---\n")).0);
+    let sleeps = node.wait_ready("hello");
+    let (sent, ()) = load(&node, &plan(&node, "steady", 4), |_| {
+        for (off, name) in [(DAY_S, "ahead"), (-DAY_S, "behind"), (HOUR_S, "later"), (0, "right")] {
+            node.wait_asleep("hello");
+            clock.set(off);
+            let woken = node.inside(|| get(sleeps, "hello.default.svc.cluster.local", "/"));
+            let woken = woken.expect("an answer");
+            assert_eq!(woken.status, 200, "{name}: {woken:?}");
+            wait("a log by this clock", || is_shown(&node.log(), off).then_some(()));
+            new_service(&node, name);
+        }
+        node.wait_asleep("hello");
+    });
+    assert!(sent.len() > 1000, "only {} were sent", sent.len());
+    assert!(lost(&sent).is_empty(), "of {}: {:?}", sent.len(), lost(&sent));
+    for name in ["hello", "steady", "ahead", "behind", "later", "right"] {
+        let ready = node.condition("ksvc", name, "Ready");
+        assert_eq!((&*ready.status, &*ready.reason), ("True", ""), "{name}: {ready:?}");
+    }
+}
+
+/// What they kept was written by a clock that is ahead of theirs, or behind.
+#[test]
+fn parts_that_start_anew_after_the_clock_was_set_lose_no_request() {
+    let (node, steady, sleeper) = prepared(Parts::with_clock("reclock"));
+    let seen = under_load(&node, steady, |load| {
+        let starts = [
+            (DAY_S, "controller"),
+            (-DAY_S, "controller"),
+            (-DAY_S, "autoscaler"),
+            (HOUR_S, "agent"),
+            (0, "activator"),
+        ];
+        for (off, part) in starts {
+            node.set_clock(off);
+            let answers = kill_and_start(&node, part, load, (steady, sleeper));
+            let told = format!("{part} at {off}: {answers:?}");
+            let answered = answers.map(|answer| answer.is_ok_and(|answer| answer.status == 200));
+            // What the activator held dies with it, whatever the time.
+            assert_eq!(answered, [part != "activator"; 2], "{told}");
+            parts::wait("a log by this clock", || is_shown(&node.log(part), off).then_some(()));
+            asleep(&node);
+            let woken = inside(&node, || parts::get(sleeper, "/again")).expect("an answer");
+            assert_eq!(woken.status, 200, "{part} at {off}: {woken:?}");
+            asleep(&node);
+        }
+    });
+    assert_eq!(seen.wrong(), [] as [String; 0]);
+}
