@@ -21,6 +21,8 @@ const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
 /// How long killed processes may take to go.
 const EMPTY: Duration = Duration::from_secs(5);
+/// The same of a container that starts again. One that takes longer is tried again anyway.
+const LEFT: Duration = Duration::from_millis(200);
 
 /// What failed, and on which file.
 #[derive(Debug, Error)]
@@ -120,7 +122,7 @@ impl Mounts {
             .try_for_each(|name| write(&path.join("cgroup.subtree_control"), &format!("+{name}")))
     }
 
-    /// Makes a container's cgroup with its limits; repeating it is allowed.
+    /// Makes a container's cgroup with its limits, anew where an earlier start of the container left one.
     pub fn create_container(
         &self,
         layout: &Layout,
@@ -133,6 +135,7 @@ impl Mounts {
         if !limits.is_none() {
             self.delegate(&layout.pod_cgroup(&self.v2, uid))?;
         }
+        clear(&path);
         make(&path)?;
         let mut tasks = Vec::new();
         for (controller, settings) in settings(limits) {
@@ -283,6 +286,17 @@ fn await_empty(path: &Path, limit: Duration) {
         let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
         // A signal only makes the loop look once more.
         let _ = poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
+    }
+}
+
+/// Removes what is left of a container's cgroup, once its processes are gone.
+///
+/// A group in which `cgroup.kill` was ever written kills whoever is born into it by `CLONE_INTO_CGROUP`, at once and for
+/// ever (seen on Linux 6.18: the child's count of kills is taken from its parent's group and compared with this one's).
+fn clear(path: &Path) {
+    if path.exists() && !remove_tree(path) {
+        await_empty(path, LEFT);
+        remove_tree(path);
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::node::{ContainerState, PodPhase};
+use local::cgroups::Mounts;
 use local::runtime::Kind;
 use local::{Layout, Node};
 use serde_json::json;
@@ -125,6 +126,19 @@ fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
     });
     let other = node.wait_pod("the other", "b", |pod| pod.phase == PodPhase::Running);
     assert_eq!(other.containers[0].restarts, 0);
+}
+
+/// As the node ends what outlives its grace period, and what a killed node had only begun to start.
+#[test]
+fn a_container_that_was_killed_with_its_whole_group_starts_again() {
+    let mut node = TestNode::new("killed");
+    node.order([pod("a", &["listen=80"], json!({}))]);
+    node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+    Mounts::find().expect("cgroup v2").kill_container(&node.layout, "a", "web");
+    let status = node.wait_pod("another start", "a", |pod| {
+        pod.containers.iter().any(|one| one.restarts > 0 && one.state == ContainerState::Running)
+    });
+    assert_eq!(greet(&node, address(&status), 80), "hello\n");
 }
 
 #[test]
