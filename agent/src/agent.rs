@@ -36,7 +36,7 @@ use crate::{
     clock::monotonic_ns,
     controller::Routes,
     door::drain::Drains,
-    kept::{Kept, end::Clients},
+    kept::{Kept, ROUND_KNOWN, end::Clients},
     kernel::Stage,
     listeners,
     maps::{self, Events, Maps},
@@ -569,7 +569,7 @@ impl Agent {
         let now = Instant::now();
         let draining = self.pods.draining();
         self.end_kept(now);
-        let some_left = !self.kept.leaving().is_empty() && self.clients.known() > 0;
+        let some_left = !self.kept.leaving().is_empty() && self.clients.looked().known > 0;
         let moving = some_left || self.kept.is_urgent(now);
         let often = moving || !draining.is_empty();
         if now >= self.next_full {
@@ -582,7 +582,7 @@ impl Agent {
         } else {
             draining.iter().for_each(|uid| self.read(uid));
         }
-        let soon = now + SWEEP_DRAINING;
+        let soon = now + if some_left { ROUND_KNOWN } else { SWEEP_DRAINING };
         self.next_sweep = if often { self.next_full.min(soon) } else { self.next_full };
     }
 
@@ -603,7 +603,7 @@ impl Agent {
         if busy {
             return;
         }
-        let Some(round) = self.kept.round(now, self.clients.known()) else { return };
+        let Some(round) = self.kept.round(now, self.clients.looked()) else { return };
         let (clients, leaving) = (self.clients.clone(), self.kept.leaving().clone());
         let metrics = self.ends.metrics.clone();
         self.ending = Some(tokio::spawn(async move {

@@ -1,5 +1,7 @@
 //! Shell: the clock that the kernel half stamps its events with.
 
+use std::time::Duration;
+
 use nix::time::{ClockId, clock_gettime};
 
 /// CLOCK_MONOTONIC in ns, as `bpf_ktime_get_ns`.
@@ -8,4 +10,9 @@ pub(crate) fn monotonic_ns() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| {
         time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs()
     })
+}
+
+/// How long the calling thread has had a processor. Unlike the time that passed, it says nothing of others' work.
+pub(crate) fn thread_cpu() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Into::into)
 }

@@ -38,10 +38,11 @@ const WATCHED: Duration = Duration::from_secs(15);
 const ROUND: Duration = Duration::from_millis(250);
 /// The same when all that is left has long been so and lives on: only what was in use all the time is kept there.
 const ROUND_LATE: Duration = Duration::from_secs(10);
-/// How often those clients are looked at that had connections to what is left: the rest between two requests may be short.
-const ROUND_KNOWN: Duration = Duration::from_millis(100);
-/// For each of them at least, so that the looks at many leave time between them.
-const ROUND_EACH: Duration = Duration::from_millis(5);
+/// How often the connections that were found there are looked at: the rest between two requests may be short, and who misses
+/// that of a client whose requests take long waits for the whole next one.
+pub(crate) const ROUND_KNOWN: Duration = Duration::from_millis(10);
+/// Either look takes at most one part in so many of a processor's time.
+const PARTS: u32 = 10;
 
 /// Addresses that new connections were led to until lately.
 #[derive(Debug, Default)]
@@ -49,17 +50,28 @@ pub(crate) struct Kept {
     leaving: BTreeMap<SocketAddr, Leaving>,
     /// When to look at all clients again; `None`: now.
     next_all: Option<Instant>,
-    /// When to look at the known ones.
+    /// When to look at the known connections.
     next_known: Option<Instant>,
 }
 
-/// Which clients to look at.
+/// What to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Round {
-    /// Those of the node.
+    /// All clients of the node.
     All,
-    /// Those that had connections to what is left when they were looked at last.
+    /// The connections to what is left that were found last.
     Known,
+}
+
+/// What the newest looks found and cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Looked {
+    /// How many connections to what is left there were.
+    pub(crate) known: usize,
+    /// Processor time that a look at all clients took.
+    pub(crate) took_all: Duration,
+    /// The same of a look at the known connections.
+    pub(crate) took_known: Duration,
 }
 
 /// An address that new connections are not led to any more.
@@ -119,21 +131,23 @@ impl Kept {
         self.leaving.values().any(|it| !it.stays || !it.is_late(now))
     }
 
-    /// Which clients to look at now, if any, where so many are known to have connections to what is left.
-    pub(crate) fn round(&mut self, now: Instant, known: usize) -> Option<Round> {
-        let is_due = |at: Option<Instant>| at.is_none_or(|at| at <= now);
-        let round = match () {
-            () if self.leaving.is_empty() => return None,
-            () if is_due(self.next_all) => Round::All,
-            () if known > 0 && is_due(self.next_known) => Round::Known,
-            () => return None,
-        };
-        if round == Round::All {
-            self.next_all = Some(now + if self.is_urgent(now) { ROUND } else { ROUND_LATE });
+    /// What to look at now, if anything, by what was found before and the processor time that it took.
+    pub(crate) fn round(&mut self, now: Instant, looked: Looked) -> Option<Round> {
+        let due = |at: Option<Instant>| at.is_none_or(|at| at <= now);
+        let after = |least, took: Duration| Some(now + took.saturating_mul(PARTS).max(least));
+        if self.leaving.is_empty() {
+            return None;
         }
-        let each = ROUND_EACH.saturating_mul(u32::try_from(known).unwrap_or(u32::MAX));
-        self.next_known = Some(now + each.max(ROUND_KNOWN));
-        Some(round)
+        if due(self.next_all) {
+            let least = if self.is_urgent(now) { ROUND } else { ROUND_LATE };
+            self.next_all = after(least, looked.took_all);
+            return Some(Round::All);
+        }
+        if looked.known == 0 || !due(self.next_known) {
+            return None;
+        }
+        self.next_known = after(ROUND_KNOWN, looked.took_known);
+        Some(Round::Known)
     }
 
     /// What is being left; empty most of the time.
@@ -213,23 +227,37 @@ mod tests {
     }
 
     #[test]
-    fn all_clients_are_looked_at_often_while_it_matters_and_known_ones_more_often() {
+    fn all_clients_are_looked_at_often_while_it_matters_and_known_connections_more_often() {
         let (now, one) = (Instant::now(), at("10.0.0.1:80"));
         let mut kept = Kept::default();
-        assert_eq!(kept.round(now, 1), None, "nothing is left");
+        let (none, some) = (Looked::default(), Looked { known: 1, ..Looked::default() });
+        assert_eq!(kept.round(now, some), None, "nothing is left");
         kept.leave(now, one, Some(PodPhase::Ready));
-        assert_eq!(kept.round(now, 0), Some(Round::All));
-        assert_eq!(kept.round(now + ROUND_KNOWN, 0), None, "no client is known");
-        assert_eq!(kept.round(now + ROUND_KNOWN, 1), Some(Round::Known));
-        assert_eq!(kept.round(now + ROUND_KNOWN, 1), None, "just now");
-        assert_eq!(kept.round(now + ROUND, 1), Some(Round::All));
-        let late = now + WATCHED;
-        assert_eq!(kept.round(late, 100), Some(Round::All));
-        assert_eq!(kept.round(late + ROUND, 100), None, "many clients take long");
-        assert_eq!(kept.round(late + ROUND_EACH * 100, 100), Some(Round::Known));
-        kept.follow(late, |_| Some(PodPhase::Draining));
+        assert_eq!(kept.round(now, none), Some(Round::All));
+        assert_eq!(kept.round(now, none), None, "none is known");
+        assert_eq!(kept.round(now, some), Some(Round::Known), "however new that look is");
+        assert_eq!(kept.round(now, some), None, "just now");
+        assert_eq!(kept.round(now + ROUND_KNOWN, some), Some(Round::Known));
+        assert_eq!(kept.round(now + ROUND, some), Some(Round::All));
+        kept.follow(now + WATCHED, |_| Some(PodPhase::Draining));
         assert_eq!(leaving(&kept), [(one, SPREAD_STOPPING)]);
-        assert_eq!(kept.round(late + ROUND, 0), Some(Round::All), "it stops after all");
+        assert_eq!(kept.round(now + ROUND, none), Some(Round::All), "it stops after all");
+    }
+
+    #[test]
+    fn looks_that_take_long_are_rare_and_do_not_hold_up_the_others() {
+        let now = Instant::now();
+        let mut kept = Kept::default();
+        kept.leave(now, at("10.0.0.1:80"), Some(PodPhase::Draining));
+        let (took_all, took_known) = (ROUND, ROUND_KNOWN);
+        let looked = Looked { known: 1, took_all, took_known };
+        let mut rounds = |after| kept.round(now + after, looked);
+        assert_eq!(rounds(Duration::ZERO), Some(Round::All));
+        assert_eq!(rounds(Duration::ZERO), Some(Round::Known));
+        assert_eq!(rounds(ROUND_KNOWN * (PARTS - 1)), None);
+        assert_eq!(rounds(ROUND_KNOWN * PARTS), Some(Round::Known));
+        assert_eq!(rounds(ROUND * (PARTS - 1)), Some(Round::Known));
+        assert_eq!(rounds(ROUND * PARTS), Some(Round::All));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::{io, net::SocketAddr, time::Duration};
 
 use netlink_packet_sock_diag::{
     SockDiagDestroy, SockDiagMessage,
-    constants::{AF_INET, AF_INET6, IPPROTO_TCP},
+    constants::{AF_INET, AF_INET6, IPPROTO_TCP, TCP_ESTABLISHED},
     inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags, nlas::Nla},
 };
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
@@ -118,17 +118,19 @@ impl SockDiag {
         Ok(found)
     }
 
-    /// A listed connection as it is by now.
+    /// A listed connection as it is by now. `NotFound` where it is not established any more.
     pub fn look_again(&self, connection: &Connection) -> io::Result<Connection> {
-        let mut found = Connection { seen: Seen::default(), ..connection.clone() };
+        let mut found = None;
         let states = StateFlags::ESTABLISHED;
         let request = request(connection.family, states, ExtensionFlags::INFO, connection.exact());
         self.netlink.ask(SockDiagMessage::InetRequest(request), |answer| {
-            if let SockDiagMessage::InetResponse(socket) = answer {
-                found.seen = seen(&socket);
+            if let SockDiagMessage::InetResponse(socket) = answer
+                && socket.header.state == TCP_ESTABLISHED
+            {
+                found = Some(Connection { seen: seen(&socket), ..connection.clone() });
             }
         })?;
-        Ok(found)
+        found.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// Ends a connection from this side: its owner reads ECONNABORTED, the peer gets a reset.
@@ -215,7 +217,7 @@ fn seen(socket: &InetResponse) -> Seen {
 mod tests {
     use std::{
         io::Write as _,
-        net::{TcpListener, TcpStream},
+        net::{Shutdown, TcpListener, TcpStream},
     };
 
     use super::*;
@@ -260,6 +262,9 @@ mod tests {
         client.write_all(b"y").expect("sent");
         let seen = diag.look_again(&own).expect("it stands").seen;
         assert!(seen.received.is_some() && seen.spoke, "{seen:?}");
+        client.shutdown(Shutdown::Write).expect("it stands");
+        let half = diag.look_again(&own).expect_err("no request can come of it any more");
+        assert_eq!(half.kind(), io::ErrorKind::NotFound);
         drop((client, server, listener));
         let gone = diag.look_again(&own).expect_err("it has ended");
         assert_eq!(gone.kind(), io::ErrorKind::NotFound);

@@ -31,6 +31,9 @@ const OUTSIDE: [&str; 8] = [
     "long-get=1",
     "long-post=1",
 ];
+/// So many requests are for one pod: far more than the load keeps in flight (30, and a hundred for moments when processors are
+/// short), so that only who sends more makes it grow.
+pub(crate) const AT_ONCE: u32 = 100;
 /// All traffic to the newest revision.
 pub(crate) const LATEST: &str = "[{latestRevision: true, percent: 100}]";
 /// So many lines about what went wrong are enough to see what it was.
@@ -97,7 +100,7 @@ spec:
       annotations:
         autoscaling.knative.dev/min-scale: \"{least}\"
         autoscaling.knative.dev/window: 6s
-        autoscaling.knative.dev/target: \"30\"
+        autoscaling.knative.dev/target: \"{AT_ONCE}\"
         autoscaling.knative.dev/target-utilization-percentage: \"100\"
     spec:
       containers:

@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use common::link::chain;
@@ -14,13 +14,14 @@ use tokio::task::spawn_blocking;
 use tracing::{debug, warn};
 
 use super::{
-    Leaving, Round,
+    Leaving, Looked, Round,
     ask::{self, Ends},
     is_due,
     locked::{Done, Ender},
     may_end,
 };
 use crate::{
+    clock::thread_cpu,
     lock,
     pods::{
         find::processes,
@@ -34,8 +35,15 @@ use crate::{
 pub(crate) struct Clients {
     cgroup: PathBuf,
     ender: Option<Arc<Mutex<Ender>>>,
-    /// Paths to the namespaces of those that had connections to what is left.
-    known: Arc<Mutex<Vec<PathBuf>>>,
+    known: Arc<Mutex<Known>>,
+}
+
+/// What the newest looks found.
+#[derive(Debug, Default)]
+struct Known {
+    looked: Looked,
+    /// Each client's connections to what is left.
+    connections: Vec<(PathBuf, Vec<Connection>)>,
 }
 
 impl Clients {
@@ -50,9 +58,9 @@ impl Clients {
         self.ender.is_some()
     }
 
-    /// How many had connections to what is left when they were looked at last.
-    pub(crate) fn known(&self) -> usize {
-        lock(&self.known).len()
+    /// What the newest looks found and cost.
+    pub(crate) fn looked(&self) -> Looked {
+        lock(&self.known).looked
     }
 
     /// Ends what is due in the namespaces of clients, but for what a pod says is in use. Returns also how many connections
@@ -67,7 +75,7 @@ impl Clients {
         let leaving = Arc::new(leaving);
         let (clients, what) = (self.clone(), Arc::clone(&leaving));
         let mut found = blocking(move || clients.look(round, &what)).await;
-        let left: u64 = found.iter().map(|client| client.left).sum();
+        let left: u64 = found.iter().map(|client| client.left.len() as u64).sum();
         let all = found.iter().flat_map(|client| &client.due);
         let said = ask::in_use(all.map(ends)).await;
         let in_use: u64 = found.iter_mut().map(|client| client.leave_out(&said)).sum();
@@ -82,13 +90,27 @@ impl Clients {
 
     /// The clients with connections to what is left, which are the known ones from now on. Blocks.
     fn look(&self, round: Round, leaving: &BTreeMap<SocketAddr, Leaving>) -> Vec<Client> {
-        let paths = match round {
-            Round::All => namespaces(&self.cgroup).collect(),
-            Round::Known => lock(&self.known).clone(),
+        let looks: Vec<Look> = match round {
+            Round::All => namespaces(&self.cgroup).map(|path| (path, None)).collect(),
+            Round::Known => {
+                let known = lock(&self.known).connections.clone();
+                known.into_iter().map(|(path, known)| (path, Some(known))).collect()
+            }
         };
-        let found: Vec<Client> =
-            paths.into_iter().filter_map(|path| Client::look(path, leaving)).collect();
-        *lock(&self.known) = found.iter().map(|client| client.path.clone()).collect();
+        let (mut found, mut took) = (Vec::new(), Duration::ZERO);
+        for look in looks {
+            let Some((client, its)) = Client::look(look) else { continue };
+            took += its;
+            found.extend(client.to(leaving));
+        }
+        let mut known = lock(&self.known);
+        match round {
+            Round::All => known.looked.took_all = took,
+            Round::Known => known.looked.took_known = took,
+        }
+        known.looked.known = found.iter().map(|client| client.left.len()).sum();
+        known.connections =
+            found.iter().map(|client| (client.path.clone(), client.left.clone())).collect();
         found
     }
 
@@ -116,29 +138,43 @@ async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -
     }
 }
 
+/// Where to look for connections: for these, or for all that there are.
+type Look = (PathBuf, Option<Vec<Connection>>);
+
 /// A client's namespace, and its connections to what is left.
 struct Client {
     path: PathBuf,
     namespace: Namespace,
-    /// How many there are.
-    left: u64,
+    /// All of them.
+    left: Vec<Connection>,
     /// Those that are to be ended.
     due: Vec<Connection>,
 }
 
 impl Client {
-    /// `None` where there are none.
-    fn look(path: PathBuf, leaving: &BTreeMap<SocketAddr, Leaving>) -> Option<Self> {
+    /// A client with its connections wherever they lead, and the processor time it took to look.
+    fn look((path, known): Look) -> Option<(Self, Duration)> {
         // Otherwise its process has just ended, and its connections with it.
         let namespace = Namespace::open(&path).ok()?;
-        let found = namespace.within("connections", || SockDiag::open()?.connections());
+        // On a thread of its own, all of whose time this is.
+        let look = || {
+            let diag = SockDiag::open()?;
+            let found = known.map_or_else(|| diag.connections(), |known| again(&diag, &known))?;
+            Ok((found, thread_cpu()))
+        };
+        let found = namespace.within("connections", look);
         let found = found
             .inspect_err(|error| warn!(error = %chain(error), "cannot look for kept connections"));
-        let mut due = found.ok()?;
-        due.retain(|connection| leaving.contains_key(&connection.plain_peer()));
-        let (left, now) = (due.len() as u64, Instant::now());
-        due.retain(|connection| is_due(now, leaving, connection));
-        (left > 0).then_some(Self { path, namespace, left, due })
+        let (left, took) = found.ok()?;
+        Some((Self { path, namespace, left, due: Vec::new() }, took))
+    }
+
+    /// Only what leads to what is left; `None` where nothing does.
+    fn to(mut self, leaving: &BTreeMap<SocketAddr, Leaving>) -> Option<Self> {
+        self.left.retain(|connection| leaving.contains_key(&connection.plain_peer()));
+        let (now, all) = (Instant::now(), self.left.iter());
+        self.due = all.filter(|&it| is_due(now, leaving, it)).cloned().collect();
+        (!self.left.is_empty()).then_some(self)
     }
 
     /// Leaves out those that are in use, or may be. Returns how many.
@@ -148,6 +184,19 @@ impl Client {
             .retain(|connection| may_end(connection.seen, said.get(&ends(connection)).copied()));
         (all - self.due.len()) as u64
     }
+}
+
+/// What there still is of these.
+fn again(diag: &SockDiag, known: &[Connection]) -> io::Result<Vec<Connection>> {
+    let mut there = Vec::with_capacity(known.len());
+    for connection in known {
+        match diag.look_again(connection) {
+            Ok(connection) => there.push(connection),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(there)
 }
 
 fn ends(connection: &Connection) -> Ends {
