@@ -1,13 +1,17 @@
 //! Parts of the cluster, and of Rouse, that stop, die or come back: awake services go on, sleeping ones wake.
 #![allow(clippy::print_stdout, reason = "a test's own output is where its reader looks")]
 
+use std::collections::BTreeSet;
+use std::io::Read as _;
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::cluster::Cluster;
-use tests::installed::{CONTAINER, Installed, SYSTEM, service};
+use tests::installed::{CONTAINER, Installed, Place, SYSTEM, condition, service};
 use tests::requests::{Load, Request, by_second, none_lost};
 
 /// A fault that is undone when it goes out of scope, also when the test fails.
@@ -109,6 +113,52 @@ fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
 }
 
 #[test]
+fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("slow-etcd");
+    let namespace = &space.name;
+    let sleepers = ["w0", "w1", "w2", "w3"];
+    let annotations = ", autoscaling.knative.dev/min-scale: \"1\", \
+                       autoscaling.knative.dev/target: \"1\"";
+    let mut all = vec![service("grows", annotations, CONTAINER)];
+    all.extend(sleepers.map(|name| with_least(name, 0)));
+    rouse.ready(namespace, &all.join("---\n"));
+    sleepers.iter().for_each(|name| rouse.asleep(namespace, name));
+    let addresses = sleepers.map(|name| address(&rouse, namespace, name));
+    let first = leader(&rouse, "");
+    let grows = thread::scope(|scope| {
+        // Comes back after a minute, and never leaves it standing still.
+        let slow = scope.spawn(|| rouse.cluster.fault("slow", "etcd"));
+        pause(1);
+        let grows = traffic(&rouse, namespace, "grows", 65);
+        let waking = addresses.each_ref().map(|address| {
+            pause(8);
+            wake(&rouse, address)
+        });
+        let woken: Vec<Request> = waking.into_iter().flat_map(Load::finish).collect();
+        none_lost(&woken, sleepers.len());
+        println!("slowest wake while etcd was slow: {} ms", slowest(&woken));
+        slow.join().expect("no panic").expect("etcd is there");
+        grows
+    });
+    let requests = grows.finish();
+    none_lost(&requests, 500);
+    let pods: BTreeSet<&str> = requests.iter().map(|it| it.pod.as_str()).collect();
+    assert!(pods.len() > 1, "{pods:?} served, so it never grew");
+    let last = leader(&rouse, "");
+    println!("led by {first} before and {last} after; {} pods served", pods.len());
+    // Whoever leads writes, and what was written meanwhile is right in the end.
+    rouse.ready(namespace, &with_least("later", 0));
+    sleepers.iter().for_each(|name| rouse.asleep(namespace, name));
+    rouse.cluster.wait("all revisions to be ready", || {
+        let list = rouse.cluster.get(&["revisions", "--namespace", namespace]);
+        let all = list["items"].as_array()?;
+        let is_ready = |it| condition(it, "Ready")["status"] == "True";
+        (all.len() == sleepers.len() + 2 && all.iter().all(is_ready)).then_some(())
+    });
+}
+
+#[test]
 fn watches_that_break_are_taken_up_again() {
     let rouse = Installed::at_hand();
     let space = rouse.namespace("watches");
@@ -138,6 +188,40 @@ fn leader(rouse: &Installed, before: &str) -> String {
         let pod = holder.split(['_', '/']).next().unwrap_or_default();
         (!pod.is_empty() && pod != before).then(|| pod.to_owned())
     })
+}
+
+/// Follows the lease, to tell how long nobody held it.
+struct Leases(Child);
+
+impl Leases {
+    fn follow(rouse: &Installed) -> Self {
+        let words = ["lease", "rouse-controller", "--namespace", SYSTEM, "--watch", "-o", "json"];
+        let words = [&["kubectl", "get"], &words[..]].concat();
+        let mut command = rouse.cluster.command(&words).expect("a cluster of xtask's");
+        Self(command.stdout(Stdio::piped()).spawn().expect("it starts"))
+    }
+
+    /// From when it was let go until somebody had it.
+    fn handed_over(mut self) -> Duration {
+        let _ended = self.0.kill();
+        let mut said = Vec::new();
+        self.0.stdout.take().expect("piped").read_to_end(&mut said).expect("it has ended");
+        let all = serde_json::Deserializer::from_slice(&said).into_iter::<Lease>();
+        let all: Vec<LeaseSpec> = all.map_while(Result::ok).filter_map(|it| it.spec).collect();
+        let is_free = |it: &LeaseSpec| it.holder_identity.as_deref().unwrap_or_default().is_empty();
+        let taken = all.windows(2).find(|two| is_free(&two[0]) && !is_free(&two[1]));
+        let [free, held] = taken.expect("it is let go and taken") else { unreachable!("two") };
+        let (from, to) = (free.renew_time.as_ref(), held.acquire_time.as_ref());
+        let (from, to) = (from.expect("when it was let go"), to.expect("when it was taken"));
+        to.0.duration_since(from.0).unsigned_abs()
+    }
+}
+
+impl Drop for Leases {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
+    }
 }
 
 /// The process of a pod of Rouse's own.
@@ -197,6 +281,7 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     all_asleep();
 
     let second = leader(&rouse, "");
+    let leases = Leases::follow(&rouse);
     let requests = woken_while(&rouse, namespace, 10, || {
         let words = ["delete", "pod", "--namespace", SYSTEM, &second, "--wait=false"];
         rouse.cluster.kubectl(&words).expect("it may be deleted");
@@ -204,6 +289,7 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     none_lost(&requests, 10);
     println!("handed over: slowest wake {} ms", slowest(&requests));
     leader(&rouse, &second);
+    println!("handed over: nobody held the lease for {:?}", leases.handed_over());
 }
 
 /// A process that stands still; it goes on when this goes out of scope.
@@ -245,28 +331,66 @@ fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
     let rouse = Installed::at_hand();
     let space = rouse.namespace("lost-node");
     let namespace = &space.name;
-    rouse.ready(namespace, &with_least("spread", 2));
-    rouse.cluster.wait("a pod on each node", || {
-        let pods = rouse.pods(namespace, "spread");
-        let on = |node: &str| pods.iter().any(|pod| pod["spec"]["nodeName"] == node);
-        (pods.len() == 2 && on("node1") && on("node2")).then_some(())
-    });
+    spread(&rouse, namespace);
     let to = address(&rouse, namespace, "spread");
     let args =
         ["--stages", "2x75s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
     let load = rouse.from("node1").load(&to, "spread", &args);
     let fault = Fault::of(&rouse.cluster, "cut", "node2", "join");
     let requests = load.finish();
+    only_the_first_lost(&requests);
+    drop(fault);
+    both_answer(&rouse, [rouse.from("node1"), rouse.from("node2")], &to);
+}
+
+#[test]
+fn a_node_that_boots_again_serves_as_before() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("boot");
+    let namespace = &space.name;
+    spread(&rouse, namespace);
+    rouse.ready(namespace, &with_least("asleep", 0));
+    rouse.asleep(namespace, "asleep");
+    let to = address(&rouse, namespace, "spread");
+    let args =
+        ["--stages", "2x90s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
+    let load = rouse.from("node1").load(&to, "spread", &args);
+    // With it go its mounts, and with those whatever was pinned there.
+    drop(Fault::of(&rouse.cluster, "kill", "node2", "start"));
+    only_the_first_lost(&load.finish());
+    // The client there went with the node.
+    let there = Place::new(&rouse.cluster, namespace, "node2");
+    both_answer(&rouse, [rouse.from("node1"), &there], &to);
+    let asleep = address(&rouse, namespace, "asleep");
+    let woken = there.load(&asleep, "asleep", &["--stages", "2x3s"]).finish();
+    none_lost(&woken, 10);
+    // What counts requests there counts them all, or the service would never sleep, or too soon.
+    rouse.asleep(namespace, "asleep");
+}
+
+/// A service with a pod on each node.
+fn spread(rouse: &Installed, namespace: &str) {
+    rouse.ready(namespace, &with_least("spread", 2));
+    rouse.cluster.wait("a pod on each node", || {
+        let pods = rouse.pods(namespace, "spread");
+        let on = |node: &str| pods.iter().any(|pod| pod["spec"]["nodeName"] == node);
+        (pods.len() == 2 && on("node1") && on("node2")).then_some(())
+    });
+}
+
+/// Requests that had a lost node to go to may be lost, until everybody knows; none of the last ten seconds.
+fn only_the_first_lost(requests: &[Request]) {
     let end = requests.iter().map(|request| request.at_us).max().expect("some were sent");
     let last: Vec<Request> =
         requests.iter().filter(|it| it.at_us + 10_000_000 > end).cloned().collect();
     let lost = requests.iter().filter(|it| !it.is_answered()).count();
     println!("{lost} of {} had only the lost node to go to", requests.len());
-    println!("(answered, lost) of each second: {:?}", by_second(&requests));
+    println!("(answered, lost) of each second: {:?}", by_second(requests));
     none_lost(&last, 20);
-    drop(fault);
+}
+
+fn both_answer(rouse: &Installed, from: [&Place; 2], to: &str) {
     rouse.cluster.wait("both nodes to answer again", || {
-        let from = |node: &str| rouse.from(node).ask(&format!("http://{to}")).status == 200;
-        (from("node1") && from("node2")).then_some(())
+        from.iter().all(|it| it.ask(&format!("http://{to}")).status == 200).then_some(())
     });
 }

@@ -118,7 +118,7 @@ impl Cluster {
         self.xtask(&words)
     }
 
-    /// Does harm: `action` is stop, resume, kill, start, cut or join; `part` is etcd, kube-apiserver, node1,
+    /// Does harm: `action` is stop, resume, slow, kill, start, cut or join; `part` is etcd, kube-apiserver, node1,
     /// node1/kubelet, … Refused for a cluster that xtask did not make.
     pub fn fault(&self, action: &str, part: &str) -> Result<(), String> {
         self.xtask(&["fault", action, part]).map(drop)

@@ -78,6 +78,8 @@ pub struct Candidate {
     times: Times,
     start: Instant,
     until: watch::Sender<Option<Moment>>,
+    /// When we took the Lease that we hold, as people are told.
+    acquired: Mutex<Timestamp>,
 }
 
 impl Candidate {
@@ -90,6 +92,7 @@ impl Candidate {
             times,
             start: Instant::now(),
             until: watch::channel(None).0,
+            acquired: Mutex::default(),
         }
     }
 
@@ -149,7 +152,11 @@ impl Candidate {
                 let now = self.start.elapsed();
                 match self.with(|it| it.saw(found.as_ref().map(record), now)) {
                     Step::Wait => return Ok(()),
-                    Step::Take(version) => version,
+                    Step::Take(version) => {
+                        *self.acquired.lock().unwrap_or_else(PoisonError::into_inner) =
+                            Timestamp::now();
+                        version
+                    }
                 }
             }
         };
@@ -189,7 +196,7 @@ impl Candidate {
     }
 
     fn body(&self, version: Option<String>, holder: &str) -> LeaseObject {
-        let now = MicroTime(Timestamp::now());
+        let acquired = *self.acquired.lock().unwrap_or_else(PoisonError::into_inner);
         LeaseObject {
             metadata: ObjectMeta {
                 name: Some(LEASE.into()),
@@ -199,8 +206,8 @@ impl Candidate {
             spec: Some(LeaseSpec {
                 holder_identity: Some(holder.into()),
                 lease_duration_seconds: Some(self.times.written_seconds()),
-                renew_time: Some(now.clone()),
-                acquire_time: Some(now),
+                renew_time: Some(MicroTime(Timestamp::now())),
+                acquire_time: Some(MicroTime(acquired)),
                 ..LeaseSpec::default()
             }),
         }

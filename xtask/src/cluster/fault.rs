@@ -1,11 +1,15 @@
 //! Shell: harm done to parts of a cluster on purpose. Only to one that xtask made.
 
-use std::fs;
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::Signal;
 
 use super::{cgroups, network, plan::Process, process, start::Starter, state::State, up, with};
+use crate::sh;
 
 /// What is done to a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -14,6 +18,8 @@ pub(crate) enum Action {
     Stop,
     /// Let it go on
     Resume,
+    /// Let a process stand still for four fifths of a minute, in pieces; comes back after that minute
+    Slow,
     /// End it at once (SIGKILL); a node with all its pods
     Kill,
     /// Start it again after `kill`
@@ -38,6 +44,8 @@ pub(crate) fn run(state: &State, action: Action, part: Process) -> Result<()> {
         (Action::Cut, Process::Node(node)) => network::set_cut(state, node, true),
         (Action::Join, Process::Node(node)) => network::set_cut(state, node, false),
         (Action::Cut | Action::Join, _) => bail!("only a node can be cut off; {part} is none"),
+        (Action::Slow, Process::Node(_)) => bail!("only a process can be slow; {part} is a node"),
+        (Action::Slow, _) => slow(state, part),
         (Action::Stop, _) => process::signal(state, part, Signal::SIGSTOP),
         (Action::Resume, _) => process::signal(state, part, Signal::SIGCONT),
         (Action::Kill, _) => {
@@ -51,6 +59,23 @@ pub(crate) fn run(state: &State, action: Action, part: Process) -> Result<()> {
 
 fn group(state: &State, node: u8) -> String {
     format!("{}/node{node}", state.cgroup())
+}
+
+/// For how long a process is slow, how long it stands still each time, and how long it then runs: as long as it takes
+/// a disk that others keep busy to write a few pages.
+const SLOW: (Duration, Duration, Duration) =
+    (Duration::from_secs(60), Duration::from_millis(400), Duration::from_millis(100));
+
+fn slow(state: &State, part: Process) -> Result<()> {
+    let (whole, still, runs) = SLOW;
+    let started = Instant::now();
+    while started.elapsed() < whole {
+        process::signal(state, part, Signal::SIGSTOP)?;
+        sh::pause(still);
+        process::signal(state, part, Signal::SIGCONT)?;
+        sh::pause(runs);
+    }
+    Ok(())
 }
 
 /// Stops or resumes every process of the node at one moment.
