@@ -14,6 +14,7 @@ mod cluster;
 mod configs;
 mod files;
 mod guard;
+mod left;
 mod objects;
 mod policies;
 mod rbac;
@@ -117,11 +118,12 @@ pub(crate) fn install(args: &Args) -> Result<()> {
     match &args.kubeconfig {
         Some(file) if args.apply => runtime()?.block_on(async {
             let cluster = Cluster::of(file).await?;
-            apply(&cluster, &settings, objects).await?;
+            apply(&cluster, &settings, &objects).await?;
             if args.wait {
                 wait(&cluster, &settings, Duration::from_secs(args.timeout)).await?;
             }
-            Ok(())
+            // Last: until what is new serves, what was there may still be needed.
+            remove_left(&cluster, &settings, &objects).await
         }),
         _ => Ok(out::text(&objects::yaml(&objects)?)?),
     }
@@ -137,7 +139,7 @@ pub(crate) fn uninstall(args: &Remove) -> Result<()> {
     };
     runtime()?.block_on(async {
         let cluster = Cluster::of(&args.kubeconfig).await?;
-        let there = cluster.list("apps/v1", "Deployment", &settings.namespace, "").await?;
+        let there = cluster.list("apps/v1", "Deployment", Some(&settings.namespace), "").await?;
         guard::check(&settings.namespace, &there)?;
         uninstall::run(&cluster, &settings, args.crds).await
     })
@@ -160,12 +162,13 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     runtime.enable_all().build().context("cannot start a runtime")
 }
 
-async fn apply(cluster: &Cluster, settings: &Settings, objects: Vec<Value>) -> Result<()> {
+async fn apply(cluster: &Cluster, settings: &Settings, objects: &[Value]) -> Result<()> {
     let namespace = &settings.namespace;
-    let there = cluster.list("apps/v1", "Deployment", namespace, "").await?;
+    let there = cluster.list("apps/v1", "Deployment", Some(namespace), "").await?;
     guard::check(namespace, &there)?;
     let mut kinds = BTreeSet::new();
-    for mut object in objects {
+    for object in objects {
+        let mut object = object.clone();
         let kind = object["kind"].as_str().unwrap_or_default().to_owned();
         if kinds.insert(kind.clone()) {
             out::line(&format!("apply {kind}s"))?;
@@ -185,6 +188,29 @@ async fn apply(cluster: &Cluster, settings: &Settings, objects: Vec<Value>) -> R
         cluster.apply(&object).await?;
     }
     Ok(())
+}
+
+/// Removes what an earlier version had and this one has not.
+async fn remove_left(cluster: &Cluster, settings: &Settings, objects: &[Value]) -> Result<()> {
+    let namespace = settings.namespace.as_str();
+    for (api_version, kind, everywhere) in left::kinds(objects) {
+        let namespace = (!everywhere).then_some(namespace);
+        let there = cluster.list(api_version, kind, namespace, &part_of_rouse()).await?;
+        for object in left::left(&there, objects, cluster::MANAGER) {
+            cluster.delete(object).await?;
+            out::line(&format!(
+                "removed {}, which this version does not have",
+                objects::name(object)
+            ))?;
+        }
+    }
+    Ok(())
+}
+
+/// Selects what is ours by its labels.
+fn part_of_rouse() -> String {
+    let (key, value) = settings::PART_OF;
+    format!("{key}={value}")
 }
 
 /// Waits until the controller has said whose certificates to trust, which all other parts mount. A pod that is there
@@ -269,8 +295,7 @@ fn sample(settings: &Settings) -> Value {
 }
 
 async fn troubles(cluster: &Cluster, settings: &Settings) -> Result<Vec<String>> {
-    let labels = "app.kubernetes.io/part-of=rouse";
-    let pods = cluster.list("v1", "Pod", &settings.namespace, labels).await?;
+    let pods = cluster.list("v1", "Pod", Some(&settings.namespace), &part_of_rouse()).await?;
     Ok(pods.iter().filter_map(ready::trouble).collect())
 }
 

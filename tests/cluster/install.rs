@@ -68,9 +68,21 @@ fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
     assert_eq!(answer.status, 404, "a name for inside only: {answer}");
 }
 
+/// A Service with the labels of Rouse's own, applied by `who`.
+fn service_of(rouse: &Installed, who: &str, name: &str) {
+    let yaml = format!(
+        "{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: {SYSTEM}, \
+         labels: {{app.kubernetes.io/part-of: rouse}}}}, spec: {{ports: [{{port: 1}}]}}}}"
+    );
+    let words = ["apply", "--server-side", "--field-manager", who];
+    rouse.cluster.manifest(&words, &yaml).expect("a Service may be made");
+}
+
 #[test]
-fn what_an_operator_set_stays_when_it_is_installed_again() {
+fn what_an_operator_set_stays_when_it_is_installed_again_and_what_a_version_lacks_goes() {
     let rouse = Installed::at_hand();
+    service_of(&rouse, "rouse-install", "of-an-earlier-version");
+    service_of(&rouse, "somebody", "of-somebody-else");
     let config = ["configmap", "--namespace", SYSTEM, "config-autoscaler"];
     let set = |patch: &str| {
         let words = [&["patch"][..], &config, &["--patch", patch]].concat();
@@ -80,4 +92,9 @@ fn what_an_operator_set_stays_when_it_is_installed_again() {
     rouse.install();
     assert_eq!(rouse.cluster.get(&config)["data"]["stable-window"], "30s");
     set(r#"{"data":{"stable-window":null}}"#);
+    let services = ["get", "services", "--namespace", SYSTEM, "--output", "name"];
+    let services = rouse.cluster.kubectl(&services).expect("services are listed");
+    assert!(!services.contains("of-an-earlier-version"), "{services}");
+    let delete = ["delete", "service", "--namespace", SYSTEM, "of-somebody-else"];
+    rouse.cluster.kubectl(&delete).expect("it stayed");
 }

@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::{configs, objects::name};
 
 /// Who we are in `managedFields`.
-const MANAGER: &str = "rouse-install";
+pub(super) const MANAGER: &str = "rouse-install";
 /// Between two looks at what is waited for.
 const LOOK: Duration = Duration::from_millis(300);
 
@@ -56,18 +56,26 @@ impl Cluster {
         got.map(serde_json::to_value).transpose().context("an object is JSON")
     }
 
-    /// All objects of a kind in a namespace, with these labels.
+    /// All objects of a kind in a namespace, with these labels; without a namespace: of the whole cluster.
     pub(super) async fn list(
         &self,
         api_version: &str,
         kind: &str,
-        namespace: &str,
+        namespace: Option<&str>,
         labels: &str,
     ) -> Result<Vec<Value>> {
-        let list = self.api(api_version, kind, Some(namespace));
+        let list = self.api(api_version, kind, namespace);
         let list = list.list(&ListParams::default().labels(labels)).await;
-        let list = list.with_context(|| format!("cannot list {kind}s of {namespace}"))?;
-        list.items.iter().map(|it| serde_json::to_value(it).context("an object is JSON")).collect()
+        let of = namespace.unwrap_or("the cluster");
+        let list = list.with_context(|| format!("cannot list {kind}s of {of}"))?;
+        let whole = |it: &DynamicObject| {
+            let mut object = serde_json::to_value(it).context("an object is JSON")?;
+            // A list says it once for all.
+            object["apiVersion"] = api_version.into();
+            object["kind"] = kind.into();
+            Ok(object)
+        };
+        list.items.iter().map(whole).collect()
     }
 
     /// Brings an object about. One that is its operator's is only made where it is missing.

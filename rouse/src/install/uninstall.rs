@@ -138,7 +138,7 @@ async fn kinds_gone(cluster: &Cluster, all: &[Value]) -> Result<()> {
 
 async fn gone(cluster: &Cluster, labels: &str, settings: &Settings) -> Result<()> {
     let started = Instant::now();
-    while !cluster.list("v1", "Pod", &settings.namespace, labels).await?.is_empty() {
+    while !cluster.list("v1", "Pod", Some(&settings.namespace), labels).await?.is_empty() {
         if started.elapsed() > LIMIT {
             bail!(
                 "the pods with {labels} do not end: see kubectl describe pods --namespace {}",

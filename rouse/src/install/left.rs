@@ -1,0 +1,63 @@
+//! Pure: what an earlier version installed and this one does not have any more.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::{configs, objects::name};
+
+/// Kinds that are never taken away: users' objects would go along.
+const KEPT: [&str; 2] = ["Namespace", "CustomResourceDefinition"];
+
+/// Kinds whose objects are looked through, each with its API version and whether it is the whole cluster's.
+pub(super) fn kinds(objects: &[Value]) -> BTreeSet<(&str, &str, bool)> {
+    let kinds = objects.iter().filter_map(|it| {
+        let kind = it["kind"].as_str()?;
+        let everywhere = it["metadata"]["namespace"].is_null();
+        (!KEPT.contains(&kind)).then_some((it["apiVersion"].as_str()?, kind, everywhere))
+    });
+    kinds.collect()
+}
+
+/// Of what is there, what `manager` applied and does not want any more. What the operator may have changed stays, and
+/// so does what somebody else has made, whatever its labels say.
+pub(super) fn left<'a>(there: &'a [Value], wanted: &[Value], manager: &str) -> Vec<&'a Value> {
+    let wanted: BTreeSet<String> = wanted.iter().map(name).collect();
+    let ours = |it: &Value| {
+        let managers = it["metadata"]["managedFields"].as_array();
+        managers.is_some_and(|all| all.iter().any(|entry| entry["manager"] == manager))
+    };
+    let gone = |it: &&Value| ours(it) && !wanted.contains(&name(it)) && !configs::is_operators(it);
+    there.iter().filter(gone).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn object(kind: &str, name: &str, manager: &str) -> Value {
+        json!({
+            "apiVersion": "v1", "kind": kind,
+            "metadata": {"name": name, "namespace": "s", "managedFields": [{"manager": manager}]},
+        })
+    }
+
+    #[test]
+    fn only_what_we_applied_and_want_no_more_goes() {
+        let wanted = [object("Service", "a", "us")];
+        let there = ["a", "old"].map(|it| object("Service", it, "us"));
+        let others = [object("Service", "theirs", "helm"), object("ConfigMap", "config-gc", "us")];
+        assert_eq!(left(&there, &wanted, "us"), [&there[1]]);
+        assert_eq!(left(&others, &wanted, "us"), [] as [&Value; 0]);
+    }
+
+    #[test]
+    fn what_users_objects_hang_on_is_not_even_looked_at() {
+        let mut role = object("ClusterRole", "r", "us");
+        role["metadata"]["namespace"] = Value::Null;
+        let all = [object("Namespace", "s", "us"), object("Service", "a", "us"), role];
+        assert_eq!(kinds(&all), [("v1", "ClusterRole", true), ("v1", "Service", false)].into());
+    }
+}
