@@ -110,6 +110,11 @@ pub(crate) fn promtool() -> Result<PathBuf> {
     programs::one(&recipes::Recipe::promtool())
 }
 
+/// Helm, found or built once like the cluster's programs.
+pub(crate) fn helm() -> Result<PathBuf> {
+    programs::one(&recipes::Recipe::helm())
+}
+
 /// Whether there is a cluster `name` that xtask made.
 pub(crate) fn exists(name: &str) -> Result<bool> {
     Ok(State::new(name)?.mark()?.is_some())

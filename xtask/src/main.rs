@@ -12,6 +12,7 @@
 mod bench;
 mod build;
 mod build_ebpf;
+mod chart;
 mod ci;
 mod cluster;
 mod coldstart;
@@ -62,6 +63,8 @@ enum Task {
     Tidy,
     /// Check Prometheus' rules, their tests and Grafana's dashboard with promtool
     Monitoring,
+    /// Check with Helm that the chart makes what `rouse install` applies
+    Chart,
     /// Measure Rouse side by side with controls, and write BENCHMARKS.md
     Bench(bench::Args),
     /// Time connects or requests from where it runs; used by bench inside the node
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Task::Manifests => manifests::run(),
         Task::Tidy => tidy::run(),
         Task::Monitoring => monitoring::run(),
+        Task::Chart => chart::run(),
         Task::Bench(args) => bench::run(&args),
         Task::Measure(args) => measure::run(&args),
         Task::Load(args) => load::run(&args),

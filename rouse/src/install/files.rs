@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     objects, rbac,
@@ -15,14 +15,14 @@ const WRITTEN: &str =
 
 /// Settings that the chart leaves to its user: what stands for each here, and in the chart.
 const CHOICES: [(&str, &str); 4] = [
-    ("the-namespace", "{{ .Release.Namespace }}"),
-    ("the-image", "{{ .Values.image }}"),
-    ("the-domain", "{{ .Values.domain }}"),
-    ("the-cluster-domain", "{{ .Values.clusterDomain }}"),
+    ("the-namespace", ".Release.Namespace"),
+    ("the-image", ".Values.image"),
+    ("the-domain", ".Values.domain"),
+    ("the-cluster-domain", ".Values.clusterDomain"),
 ];
 
 /// Files by their path below the checkout.
-pub(crate) fn all() -> Result<Vec<(&'static str, String)>, serde_norway::Error> {
+pub(crate) fn all() -> Result<Vec<(&'static str, String)>, anyhow::Error> {
     let settings = Settings::default();
     let (crds, rest): (Vec<Value>, Vec<Value>) =
         objects::all(&settings).into_iter().partition(is_crd);
@@ -33,6 +33,7 @@ pub(crate) fn all() -> Result<Vec<(&'static str, String)>, serde_norway::Error> 
         ("deploy/rouse.yaml", WRITTEN.to_owned() + &objects::yaml(&rest)?),
         ("deploy/helm/Chart.yaml", chart()),
         ("deploy/helm/values.yaml", values(&settings)),
+        ("deploy/helm/values.schema.json", schema()?),
         ("deploy/helm/crds/crds.yaml", crds),
         ("deploy/helm/templates/rouse.yaml", WRITTEN.to_owned() + &template()?),
         ("docs/rbac.md", rbac::table()),
@@ -65,6 +66,30 @@ fn values(settings: &Settings) -> String {
          # Domain of URLs from outside.\ndomain: {}\n# The cluster's own domain.\nclusterDomain: {}\n",
         settings.image, settings.domain, settings.cluster_domain
     )
+}
+
+/// What Helm takes as values: the same as the flags. Without it, what is misspelt would count as the default.
+fn schema() -> Result<String, serde_json::Error> {
+    let label = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
+    let domain = json!({
+        "type": "string", "maxLength": 253, "pattern": format!("^{label}(\\.{label})*$"),
+    });
+    let schema = json!({
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$comment": WRITTEN.trim_start_matches('#').trim(),
+        "type": "object",
+        "additionalProperties": false,
+        "properties": {
+            "image": {"type": "string", "minLength": 1},
+            "gateway": {"enum": ["loadbalancer", "nodeport", "hostport"]},
+            "profile": {"enum": ["standard", "fast"]},
+            "domain": domain,
+            "clusterDomain": domain,
+            // Helm's own, where another chart brings this one along.
+            "global": {"type": "object"},
+        },
+    });
+    Ok(serde_json::to_string_pretty(&schema)? + "\n")
 }
 
 /// The chart's only template. The namespace is Helm's to make, and the CRDs stand where Helm looks for them.
@@ -108,7 +133,11 @@ fn document(object: &Value) -> Result<String, serde_norway::Error> {
     // Braces of ours (templates of names in config-network) are not Helm's.
     let mut text = text.replace("{{", "\u{1}").replace('\u{1}', "{{ \"{{\" }}");
     for (here, there) in CHOICES {
-        text = text.replace(here, there);
+        // A namespace called 42 is text as well; as part of a longer text it is anyway.
+        let quoted = format!("{{{{ {there} | quote }}}}");
+        text = text.replace(&format!(": {here}\n"), &format!(": {quoted}\n"));
+        text = text.replace(&format!(" {here}: "), &format!(" {quoted}: "));
+        text = text.replace(here, &format!("{{{{ {there} }}}}"));
     }
     Ok(text)
 }
@@ -140,7 +169,8 @@ mod tests {
         let values =
             [&settings.namespace, &settings.image, &settings.domain, &settings.cluster_domain];
         for ((_, there), value) in CHOICES.iter().zip(values) {
-            text = text.replace(there, value);
+            text = text.replace(&format!("{{{{ {there} | quote }}}}"), value);
+            text = text.replace(&format!("{{{{ {there} }}}}"), value);
         }
         text = text.replace("{{ \"{{\" }}", "{{");
         let documents = text.split("---\n").filter(|it| it.contains("kind:"));

@@ -2,7 +2,7 @@
 
 use sha2::{Digest as _, Sha256};
 
-use super::versions::{CONTAINERD, COREDNS, ETCD, KN, PROMETHEUS, Version};
+use super::versions::{CONTAINERD, COREDNS, ETCD, HELM, KN, PROMETHEUS, Version};
 
 /// CoreDNS with the plugins of a cluster only; all of them would bring three clouds' libraries.
 const COREDNS_MAIN: &str = include_str!("coredns.go");
@@ -105,6 +105,13 @@ impl Recipe {
         let module = "github.com/prometheus/prometheus";
         let programs = vec![(format!("{module}/cmd/promtool"), "promtool")];
         plain("promtool", module, PROMETHEUS, programs, 300)
+    }
+
+    /// What renders and checks our chart; no part of a cluster.
+    pub(crate) fn helm() -> Self {
+        let module = "helm.sh/helm/v4";
+        let programs = vec![(format!("{module}/cmd/helm"), "helm")];
+        plain("helm", module, HELM, programs, 420)
     }
 
     /// Name of its folder in the cache, for processors of the kind `arch`: after all that makes a difference.

@@ -14,6 +14,8 @@ pub(crate) const COREDNS: &str = "v1.15.0";
 pub(crate) const KN: &str = "v0.38.0";
 /// The newest of Prometheus' that can be built from published modules alone; its `promtool` checks our rules.
 pub(crate) const PROMETHEUS: &str = "v0.309.1";
+/// The Helm that our chart is checked with.
+pub(crate) const HELM: &str = "v4.3.1";
 /// The Go that builds all of them, fetched where the machine's own is older.
 pub(crate) const GO: Go = Go { major: 1, minor: 26, patch: 8 };
 

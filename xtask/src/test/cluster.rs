@@ -4,8 +4,9 @@ use std::{ffi::OsStr, path::Path, process::Command};
 
 use anyhow::{Result, bail};
 
-use super::{Args, Built, Outcome, executables, privileged, run_counted};
+use super::{Args, Built, Counts, Outcome, executables, privileged, run_counted};
 use crate::{
+    chart::{CHECKS, Chart},
     cluster, image,
     setup::{self, Purpose},
     sh,
@@ -22,13 +23,41 @@ const ALONE: &str = "rouse-alone";
 /// Runs the tests against `--kubeconfig`, or against a cluster of xtask's.
 pub(super) fn run(args: &Args, workspace: &Workspace) -> Result<Outcome> {
     setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Cluster], args.yes)?;
+    // Without Helm the tier fails, but not before the rest of it has run.
+    let chart = of_chart(args, workspace)
+        .unwrap_or_else(|error| Outcome::CannotRun(format!("chart: {error:#}")));
     if let Some(file) = &args.kubeconfig {
-        return existing(file, args, workspace);
+        return Ok(chart.and(existing(file, args, workspace)?));
     }
     let xtask = std::env::current_exe()?;
     let alone = against_api_server(&xtask, args, workspace)?;
     let whole = on_cluster(&xtask, args, workspace)?;
-    Ok(alone.and(whole))
+    Ok(chart.and(alone).and(whole))
+}
+
+/// Checks the chart. No cluster takes part, but Helm is built in the same way as one.
+fn of_chart(args: &Args, workspace: &Workspace) -> Result<Outcome> {
+    let wanted =
+        |name: &str| args.names.is_empty() || args.names.iter().any(|it| name.contains(it));
+    let checks: Vec<_> = CHECKS.into_iter().filter(|(name, _)| wanted(name)).collect();
+    if checks.is_empty() {
+        return Ok(Outcome::nothing());
+    }
+    let chart = Chart::find(workspace)?;
+    let mut counts = Counts::default();
+    for (name, check) in checks {
+        match check(&chart) {
+            Ok(()) => {
+                println!("test {name} ... ok");
+                counts.passed += 1;
+            }
+            Err(error) => {
+                println!("test {name} ... FAILED: {error:#}");
+                counts.failed += 1;
+            }
+        }
+    }
+    Ok(Outcome::Ran { ok: counts.failed == 0, counts, left_out: String::new() })
 }
 
 /// Runs the controller's tests against an API server without nodes, which is removed after.

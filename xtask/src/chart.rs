@@ -1,0 +1,237 @@
+//! Shell: Helm's own word on our chart, and whether it makes of it what `rouse install` applies.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize as _;
+use serde_json::Value;
+
+use crate::{build, cluster, sh, workspace::Workspace};
+
+/// The chart, below the checkout.
+const CHART: &str = "deploy/helm";
+/// The same objects for `kubectl apply -k`.
+const FILES: [&str; 2] = ["deploy/crds.yaml", "deploy/rouse.yaml"];
+const NAMESPACE: &str = "knative-serving";
+/// Values that are texts, with the flags of `rouse install` that mean the same. Odd ones on purpose: YAML would take
+/// some of them for numbers.
+const TEXTS: [(&str, &str, &str); 3] = [
+    ("image", "--image", "registry.example:5000/rouse:1.2"),
+    ("domain", "--domain", "1.5"),
+    ("clusterDomain", "--cluster-domain", "corp.internal"),
+];
+const GATEWAYS: [&str; 3] = ["loadbalancer", "nodeport", "hostport"];
+const PROFILES: [&str; 2] = ["standard", "fast"];
+/// Values that mean nothing.
+const REFUSED: [&str; 6] = [
+    "gateway=ingress",
+    "profile=quick",
+    "domain=Example.com",
+    "clusterDomain=",
+    "image=",
+    "gatway=nodeport",
+];
+
+/// Objects by kind, namespace and name.
+type Objects = BTreeMap<String, Value>;
+
+/// A check and the name that it is chosen by.
+pub(crate) type Check = (&'static str, fn(&Chart) -> Result<()>);
+
+/// All of them.
+pub(crate) const CHECKS: [Check; 5] = [
+    ("chart::helm_finds_nothing_wrong", lints),
+    ("chart::defaults_make_what_deploy_holds", defaults),
+    ("chart::values_make_what_flags_install", values),
+    ("chart::values_that_mean_nothing_are_refused", refuses),
+    ("chart::the_package_makes_the_same", packs),
+];
+
+/// `cargo xtask chart`.
+pub(crate) fn run() -> Result<()> {
+    let chart = Chart::find(&Workspace::load()?)?;
+    for (name, check) in CHECKS {
+        check(&chart).context(name)?;
+        println!("{name}: ok");
+    }
+    Ok(())
+}
+
+/// The chart and what it is checked with.
+#[derive(Debug)]
+pub(crate) struct Chart {
+    helm: PathBuf,
+    rouse: PathBuf,
+    root: PathBuf,
+    /// For packages, and in place of the user's own settings of Helm.
+    scratch: PathBuf,
+}
+
+impl Chart {
+    /// Builds what is not there.
+    pub(crate) fn find(workspace: &Workspace) -> Result<Self> {
+        let scratch = workspace.target.join("chart");
+        let _absent = fs::remove_dir_all(&scratch);
+        fs::create_dir_all(&scratch)
+            .with_context(|| format!("cannot make {}", scratch.display()))?;
+        let (helm, rouse) = (cluster::helm()?, build::rouse(workspace, false)?);
+        Ok(Self { helm, rouse, root: workspace.root.clone(), scratch })
+    }
+
+    fn helm(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.helm);
+        command.args(args).current_dir(&self.root).env_remove("KUBECONFIG");
+        for home in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+            command.env(home, &self.scratch);
+        }
+        command
+    }
+
+    /// What Helm makes of the chart in `folder` with these values.
+    fn made(&self, folder: &str, namespace: &str, values: &[String]) -> Result<Objects> {
+        let args = ["template", "rouse", folder, "--include-crds", "--namespace", namespace];
+        let mut command = self.helm(&args);
+        command.args(values.iter().flat_map(|it| ["--set-string", it]));
+        objects(&sh::capture(&mut command)?)
+    }
+}
+
+fn lints(chart: &Chart) -> Result<()> {
+    let sets = GATEWAYS.iter().flat_map(|gateway| {
+        PROFILES.iter().map(move |profile| format!("gateway={gateway},profile={profile}"))
+    });
+    for set in sets {
+        sh::run(&mut chart.helm(&["lint", "--strict", "--quiet", "--set", &set, CHART]))?;
+    }
+    Ok(())
+}
+
+fn defaults(chart: &Chart) -> Result<()> {
+    let mut text = String::new();
+    for file in FILES {
+        let file = chart.root.join(file);
+        text += &fs::read_to_string(&file)
+            .with_context(|| format!("cannot read {}", file.display()))?;
+        text += "\n---\n";
+    }
+    same(&chart.made(CHART, NAMESPACE, &[])?, &objects(&text)?)
+}
+
+fn values(chart: &Chart) -> Result<()> {
+    for (gateway, namespace) in GATEWAYS.into_iter().zip([NAMESPACE, "elsewhere", "42"]) {
+        for profile in PROFILES {
+            let choices = [("gateway", "--gateway", gateway), ("profile", "--profile", profile)];
+            let all = choices.iter().chain(&TEXTS);
+            let set: Vec<String> =
+                all.clone().map(|(value, _, it)| format!("{value}={it}")).collect();
+            let flags = all.flat_map(|(_, flag, it)| [*flag, *it]);
+            let mut install = Command::new(&chart.rouse);
+            install.args(["install", "--namespace", namespace]).args(flags);
+            let installed = objects(&sh::capture(&mut install)?)?;
+            same(&chart.made(CHART, namespace, &set)?, &installed)
+                .with_context(|| format!("namespace {namespace}, {}", set.join(", ")))?;
+        }
+    }
+    Ok(())
+}
+
+fn refuses(chart: &Chart) -> Result<()> {
+    for value in REFUSED {
+        let mut command = chart.helm(&["template", "rouse", CHART, "--set-string", value]);
+        let output = command.stdout(Stdio::null()).output().context("cannot start helm")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let name = value.split('=').next().unwrap_or_default();
+        // An error of the template itself would be no refusal.
+        if output.status.success() || !said.contains("schema") || !said.contains(name) {
+            bail!("{value} was not refused as it should: {said}");
+        }
+    }
+    Ok(())
+}
+
+fn packs(chart: &Chart) -> Result<()> {
+    let folder = chart.scratch.display().to_string();
+    sh::capture(&mut chart.helm(&["package", CHART, "--destination", &folder]))?;
+    let files = fs::read_dir(&chart.scratch)?.flatten().map(|entry| entry.path());
+    let packages: Vec<PathBuf> =
+        files.filter(|file| file.extension().is_some_and(|it| it == "tgz")).collect();
+    let [package] = &packages[..] else { bail!("helm packed {packages:?}") };
+    let text = |path: &Path| path.display().to_string();
+    same(&chart.made(&text(package), NAMESPACE, &[])?, &chart.made(CHART, NAMESPACE, &[])?)
+}
+
+/// Reads objects of YAML. The namespace is left out: Helm makes it where it is told to.
+fn objects(yaml: &str) -> Result<Objects> {
+    let mut all = Objects::new();
+    for document in serde_norway::Deserializer::from_str(yaml) {
+        let object = Value::deserialize(document).context("no YAML")?;
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let (Some(kind), meta) = (text(&object["kind"]), &object["metadata"]) else {
+            // A document of comments alone.
+            if object.is_null() {
+                continue;
+            }
+            bail!("no object: {object}");
+        };
+        let name = text(&meta["name"]).with_context(|| format!("{kind} has no name"))?;
+        let place = text(&meta["namespace"]).unwrap_or_default();
+        if kind != "Namespace" && all.insert(format!("{kind} {place}/{name}"), object).is_some() {
+            bail!("{kind} {place}/{name} is there twice");
+        }
+    }
+    Ok(all)
+}
+
+/// Fails unless both hold the same, and names what differs.
+fn same(made: &Objects, wanted: &Objects) -> Result<()> {
+    let names: std::collections::BTreeSet<&String> = made.keys().chain(wanted.keys()).collect();
+    let differs = names.into_iter().filter(|name| made.get(*name) != wanted.get(*name));
+    let said: Vec<String> = differs
+        .map(|name| match (made.get(name), wanted.get(name)) {
+            (Some(_), None) => format!("{name}: only the chart has it"),
+            (None, _) => format!("{name}: the chart lacks it"),
+            (Some(made), Some(wanted)) => format!("{name} is {made}\n  and should be {wanted}"),
+        })
+        .collect();
+    if !said.is_empty() {
+        bail!("{} objects differ:\n{}", said.len(), said.join("\n"));
+    }
+    if wanted.is_empty() {
+        bail!("there is nothing to compare");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_told_apart_by_kind_and_place_and_compared_whole() {
+        let yaml = "# Source: a\n---\nkind: A\nmetadata: {name: n, namespace: s}\nx: 1\n---\n\
+                    kind: Namespace\nmetadata: {name: s}\n---\nkind: B\nmetadata: {name: n}\n";
+        let all = objects(yaml).expect("objects");
+        assert_eq!(all.keys().collect::<Vec<_>>(), ["A s/n", "B /n"]);
+        assert!(same(&all, &all).is_ok());
+        let other = objects(&yaml.replace("x: 1", "x: 2")).expect("objects");
+        let said = same(&all, &other).expect_err("one differs").to_string();
+        assert!(said.starts_with("1 objects differ:\nA s/n is {"), "{said}");
+        assert!(same(&Objects::new(), &Objects::new()).is_err());
+        assert!(
+            objects("kind: A\nmetadata: {name: n}\n---\nkind: A\nmetadata: {name: n}").is_err()
+        );
+    }
+
+    #[test]
+    fn a_number_is_no_name() {
+        assert!(objects("kind: A\nmetadata: {name: 42}").is_err());
+        let odd = objects("kind: A\nmetadata: {name: n, namespace: 42}").expect("objects");
+        let text = objects("kind: A\nmetadata: {name: n, namespace: '42'}").expect("objects");
+        assert!(same(&odd, &text).is_err());
+    }
+}
