@@ -1,8 +1,10 @@
 //! Pure: which object is written when.
 //!
 //! A key waits once however often it is added, and is never written twice at the same time; what is added while it
-//! is being written is written once more. Scale has a lane of its own, so that no pile of statuses delays a wake;
-//! EndpointSlices have one with a set rate, since an activator that comes or goes concerns many at once. What failed waits longer each time, by a share that differs from key to key.
+//! is being written is written once more. Scale has a lane of its own, and little else is written while it is: an API server has
+//! only so many processors, and no pile of statuses may delay a wake. EndpointSlices have one with a set rate, since an
+//! activator that comes or goes concerns many at once. What failed waits longer each time, by a share that differs from key
+//! to key.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -47,13 +49,15 @@ pub struct Limits {
     pub scale: usize,
     /// Of everything else.
     pub rest: usize,
+    /// Of everything else while scale is being written.
+    pub beside: usize,
     /// EndpointSlices begun in a second, 1 to 1000; those of one second may come at once.
     pub slices_per_s: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { scale: 64, rest: 32, slices_per_s: 100 }
+        Self { scale: 64, rest: 32, beside: 2, slices_per_s: 100 }
     }
 }
 
@@ -101,7 +105,9 @@ impl Queue {
             self.add(key);
         }
         let scaling = self.busy.keys().filter(|key| key.part == Part::Scale).count();
-        let room = self.busy.len() - scaling < self.limits.rest;
+        let is_scaling = scaling > 0 || !self.scale.is_empty();
+        let most = if is_scaling { self.limits.beside } else { usize::MAX };
+        let room = self.busy.len() - scaling < most.min(self.limits.rest);
         let lanes = [
             (Lane::Scale, scaling < self.limits.scale),
             (Lane::Rest, room),
@@ -229,6 +235,19 @@ mod tests {
         assert_eq!(all(&mut queue, NOW), [object("a")]);
         queue.done(&object("a"), &Outcome::Done, NOW);
         assert_eq!((all(&mut queue, NOW), queue.depth()), (vec![], (0, 0, 0)));
+    }
+
+    #[test]
+    fn little_else_is_written_while_scale_is() {
+        let mut queue = Queue::new(Limits { scale: 1, rest: 3, beside: 1, ..Limits::default() });
+        let fast = key("a", Part::Scale);
+        let others = ["a", "b", "c", "d"].map(object);
+        [&fast].into_iter().chain(&others).for_each(|it| queue.add(it.clone()));
+        assert_eq!(all(&mut queue, NOW), [fast.clone(), object("a")]);
+        queue.done(&object("a"), &Outcome::Done, NOW);
+        assert_eq!(all(&mut queue, NOW), [object("b")], "but that goes on");
+        queue.done(&fast, &Outcome::Done, NOW);
+        assert_eq!(all(&mut queue, NOW), [object("c"), object("d")]);
     }
 
     #[test]
