@@ -15,11 +15,16 @@ pub(crate) struct Args {
 /// A step's name and what it does.
 type Step = (&'static str, fn(&Workspace) -> Result<()>);
 
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     ("fmt", |workspace| cargo(workspace, &["fmt", "--all", "--check"])),
     ("clippy", |workspace| cargo(workspace, &["clippy", "--all-targets", "--", "-D", "warnings"])),
     ("clippy-root", |workspace| {
         cargo(workspace, &["clippy", "-p", "tests", "--all-targets", "--", "-D", "warnings"])
+    }),
+    // These are no tests to cargo, because they need an API server.
+    ("check-apiserver", |workspace| {
+        let tests = ["--test", "apiserver", "--test", "platform", "--test", "webhook"];
+        cargo(workspace, &[&["check", "-p", "controller"][..], &tests].concat())
     }),
     ("doc", doc),
     ("test", |workspace| cargo(workspace, &["xtask", "test", "--tier", "pure,shell"])),
