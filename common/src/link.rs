@@ -42,7 +42,7 @@ mod serve;
 
 pub use finder::{Finder, Lookup, SystemLookup};
 pub use routes::{Changes, Draining, RouteBatch};
-pub use serve::{Door, receive, route_items, route_stream, serve, serve_to, server};
+pub use serve::{Door, receive, route_stream, serve, serve_to, server};
 
 /// A stream that has not named every subject is given up after this long without a word.
 const SILENT: Duration = Duration::from_secs(10);

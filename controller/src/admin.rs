@@ -106,35 +106,27 @@ impl prometheus_client::collector::Collector for Counts {
 }
 
 fn counts(machine: &Machine) -> [(&'static str, &'static str, i64); 5] {
-    let apps = || machine.world().apps.values();
-    let pods = |want: fn(&Stage) -> bool| {
-        let all = apps().flat_map(|app| app.pods());
-        count(all.filter(|(_, pod)| want(&pod.stage)).count())
-    };
-    // Configurations and Routes by themselves are apps too, which no Service's condition speaks of.
-    let services = || apps().filter(|app| app.service.is_some());
-    let ready = services().filter(|app| app.conditions.is_true(Kind::ServiceReady)).count();
+    let (mut services, mut ready) = (0, 0);
+    let (mut serving, mut draining, mut stopping) = (0, 0, 0);
+    for app in machine.world().apps.values() {
+        // Configurations and Routes by themselves are apps too, which no Service's condition speaks of.
+        if app.service.is_some() {
+            services += 1;
+            ready += i64::from(app.conditions.is_true(Kind::ServiceReady));
+        }
+        for (_, pod) in app.pods() {
+            match pod.stage {
+                Stage::Serving => serving += 1,
+                Stage::Draining { .. } => draining += 1,
+                Stage::Stopping { .. } => stopping += 1,
+            }
+        }
+    }
     [
-        ("rouse_controller_services", "Services", count(services().count())),
-        ("rouse_controller_services_ready", "Services that are ready", count(ready)),
-        (
-            "rouse_controller_pods_serving",
-            "Pods that serve or start",
-            pods(|stage| matches!(stage, Stage::Serving)),
-        ),
-        (
-            "rouse_controller_pods_draining",
-            "Pods that wait for their last request",
-            pods(|stage| matches!(stage, Stage::Draining { .. })),
-        ),
-        (
-            "rouse_controller_pods_stopping",
-            "Pods told to stop",
-            pods(|stage| matches!(stage, Stage::Stopping { .. })),
-        ),
+        ("rouse_controller_services", "Services", services),
+        ("rouse_controller_services_ready", "Services that are ready", ready),
+        ("rouse_controller_pods_serving", "Pods that serve or start", serving),
+        ("rouse_controller_pods_draining", "Pods that wait for their last request", draining),
+        ("rouse_controller_pods_stopping", "Pods told to stop", stopping),
     ]
-}
-
-fn count(number: usize) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
 }

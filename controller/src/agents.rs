@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use common::{
     link::{self, LinkError},
     tls::{self, peer::Denied},
@@ -17,12 +18,11 @@ use common::{
         raw::{
             self,
             pods_server::{Pods, PodsServer},
-            routes_server::{Routes, RoutesServer},
             scale_server::{Scale, ScaleServer},
         },
     },
 };
-use futures::{Stream, StreamExt as _, stream};
+use futures::{Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
@@ -33,6 +33,10 @@ use crate::{
     machine::Event,
     shared::{Following, Shared, Told},
 };
+
+pub mod stream;
+
+use stream::{Encoded, Watch, encode};
 
 /// How much later than activators everybody else hears of a change.
 ///
@@ -63,7 +67,7 @@ pub async fn serve_to(
         shutdown: shutdown.clone(),
     };
     let router = link::server()
-        .add_service(RoutesServer::new(border.clone()))
+        .add_service(stream::Server::new(border.clone()))
         .add_service(PodsServer::new(border.clone()))
         .add_service(ScaleServer::new(border));
     match issuer {
@@ -83,39 +87,50 @@ struct Border {
     shutdown: CancellationToken,
 }
 
-type Items = Pin<Box<dyn Stream<Item = Result<raw::RouteItem, Status>> + Send>>;
-
 #[tonic::async_trait]
-impl Routes for Border {
-    type WatchStream = Items;
+impl Watch for Border {
+    type Items = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
 
-    async fn watch(&self, request: Request<raw::Subscriber>) -> Result<Response<Items>, Status> {
+    async fn watch(&self, request: Request<raw::Subscriber>) -> Result<Self::Items, Status> {
         let peer = tls::peer(&request);
         let who = Subscriber::try_from(request.into_inner());
         let who = who.map_err(|refused| Status::invalid_argument(refused.to_string()))?;
         peer.may_be(&who).map_err(|denied| refuse(&denied))?;
         let follower = Follower::new(self, who);
-        let role = follower.who.role;
-        let batches = batches(Following::new(Arc::clone(&self.shared)), role);
-        let items =
-            link::route_items(batches, self.shutdown.clone(), move |change| shape(change, role));
-        // The stream owns the follower: when it is dropped, for whatever reason, nobody follows any more.
-        let items = items.map(move |item| {
+        let batches = batches(Following::new(Arc::clone(&self.shared)), follower.who.role);
+        let pieces = batches.flat_map(move |batch| {
+            // The stream owns the follower: when it is dropped, for whatever reason, nobody follows any more.
             let _ = &follower;
-            item
+            let count = batch.pieces.len();
+            let piece = move |at: usize| {
+                // All of it moves in here: what is shared is kept until it is through.
+                let batch = &batch;
+                batch.pieces[at].clone()
+            };
+            futures::stream::iter((0..count).map(piece))
         });
-        Ok(Response::new(Box::pin(items)))
+        Ok(Box::pin(pieces.take_until(self.shutdown.clone().cancelled_owned())))
     }
 }
 
+/// A batch on its way, and what keeps it for others until it is through.
+struct Sent {
+    pieces: Encoded,
+    _told: Told,
+}
+
 /// The RouteTable's batches for one follower.
-fn batches(following: Following, role: Role) -> impl Stream<Item = Told> + Send {
-    stream::unfold(following, move |mut following| async move {
-        let batch = following.next().await;
+fn batches(following: Following, role: Role) -> impl Stream<Item = Sent> + Send {
+    futures::stream::unfold(following, move |mut following| async move {
+        let told = following.next().await;
+        let pieces = match &told {
+            Told::Whole(whole) => whole.encoded(role, |routes| encode(routes, role, shape)),
+            Told::News(routes) => encode(routes, role, shape),
+        };
         if role != Role::Activator {
             tokio::time::sleep(AFTER_ACTIVATORS).await;
         }
-        Some((batch, following))
+        Some((Sent { pieces, _told: told }, following))
     })
 }
 

@@ -29,6 +29,7 @@ pub mod events;
 pub mod lead;
 pub mod lease;
 pub mod metrics;
+mod object;
 pub mod outcome;
 pub mod queue;
 pub mod run;

@@ -3,11 +3,15 @@
 //! One app is planned at a time from what is observed of it; planning it again changes nothing. [`whole`] plans
 //! every app and is the reference that the incremental way is held to.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use common::wire::{Name, RouteChange};
 
-use crate::world::{App, Pod, Revision, Stamp, World};
+use crate::world::{App, Pod, Revision, Stage, Stamp, World};
 
 pub mod domains;
 mod drain;
@@ -67,6 +71,20 @@ pub fn subjects(world: &World, name: &Name) -> Vec<RouteChange> {
     let facts: Vec<_> = app.revisions.iter().map(|it| Facts::of(it, world)).collect();
     routes::subjects(app, name, &facts, world)
 }
+
+/// Where a pod serves that does so as far as is known. `None`: it does not, and more depends on what is seen of it.
+///
+/// While this stays as it is, what an agent says of the pod changes nothing that is planned.
+pub(crate) fn serves(world: &World, name: &Name, uid: &str) -> Option<Served> {
+    let (revision, pod) = world.apps.get(name)?.pods().find(|(_, pod)| *pod.uid == *uid)?;
+    let facts = Facts::of(revision, world);
+    let view = View { world, namespace: &name.namespace, facts: &facts, now: Stamp::default() };
+    let serves = pod.stage == Stage::Serving && pod.was_ready && scale::is_ready(pod, &view);
+    serves.then(|| routes::addresses(pod, &view))
+}
+
+/// A pod's address, and that of the other family.
+pub(crate) type Served = (Option<SocketAddr>, Option<IpAddr>);
 
 /// Takes every step once: what is seen of pods, traffic by it, pods by that, conditions by all.
 fn pass(

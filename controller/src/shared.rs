@@ -13,7 +13,7 @@ use std::{
 use common::{
     node::Orders,
     outbox::{Cursor, Outbox},
-    wire::{Name, RouteKey},
+    wire::{Name, Role, RouteKey},
 };
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admin::Metrics,
+    agents::stream::Encoded,
     children::Resource,
     digests::{queue::Answer, resolver::Resolver},
     kube::{
@@ -86,11 +87,23 @@ impl Deref for Told {
 #[derive(Debug)]
 pub struct Whole {
     routes: Routes,
+    /// The same as it travels, by the role of those who are told it.
+    encoded: [OnceLock<Encoded>; 3],
     /// Where those that are told it go on.
     place: Cursor<RouteKey, Said>,
 }
 
 impl Whole {
+    /// It as it travels to those of a role, which the first of them lets `encode` make.
+    pub fn encoded(&self, role: Role, encode: impl FnOnce(&Routes) -> Encoded) -> Encoded {
+        let place = match role {
+            Role::Agent => 0,
+            Role::Activator => 1,
+            Role::Autoscaler => 2,
+        };
+        Arc::clone(self.encoded[place].get_or_init(|| encode(&self.routes)))
+    }
+
     fn is_recent(&self, version: u64) -> bool {
         let since = version.saturating_sub(self.routes.version);
         usize::try_from(since).is_ok_and(|since| since <= self.routes.steps.len() / 8)
@@ -146,11 +159,6 @@ impl Shared {
         }
     }
 
-    /// The RouteTable's box.
-    pub fn routes(&self) -> &Outbox<RouteKey, Said> {
-        &self.routes
-    }
-
     /// The whole RouteTable, with the place in its box that comes after it. Streams that begin while others are still
     /// being told it get the same one, unless much has changed since: after a restart everybody comes at once.
     fn whole(&self) -> Arc<Whole> {
@@ -162,7 +170,7 @@ impl Shared {
         let batch = place.take().expect("a new stream has every state to say");
         let routes = machine.states(batch, &mut place);
         drop(machine);
-        let whole = Arc::new(Whole { routes, place });
+        let whole = Arc::new(Whole { routes, encoded: Default::default(), place });
         *last = Arc::downgrade(&whole);
         whole
     }

@@ -77,7 +77,7 @@ fn knative(world: &World, key: &Key, kind: ObjectKind) -> Want {
         Part::Scale => Want::Any,
         Part::Status if there => {
             let whole = render::object(world, &ObjectKey { kind, name: key.name.clone() });
-            whole.map_or(Want::Any, |it| Want::Body(without_nulls(it["status"].clone())))
+            whole.map_or(Want::Any, |mut it| Want::Body(without_nulls(it["status"].take())))
         }
         Part::Status => Want::Any,
         Part::Object => {
@@ -219,8 +219,12 @@ fn child(world: &World, key: &Key) -> Want {
     let Some(made) = Made::of(world, &owner, revision) else { return Want::Any };
     // A tag that moves must not be what pods run: they are made once it is resolved.
     let unresolved = revision.digests.is_empty();
+    // Whether connections go straight to pods is the autoscaler's to say. Who has just begun to lead hears of it a
+    // little later, and must not write every one of these twice until then.
+    let unheard = revision.actual > 0 && revision.decided.is_none();
     match (key.resource, key.part) {
         (Resource::Deployment | Resource::Image, Part::Object) if unresolved => Want::Any,
+        (Resource::ServerlessService, _) if unheard => Want::Any,
         (_, Part::Scale)
         | (Resource::Deployment | Resource::Metric | Resource::Image, Part::Status) => Want::Any,
         (Resource::PodAutoscaler, Part::Status) => Want::Body(status::autoscaler(revision)),

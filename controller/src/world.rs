@@ -302,6 +302,8 @@ pub struct Revision {
     pub routing: (Routing, Stamp),
     /// Whether its initial scale was reached once.
     pub reached: bool,
+    /// Since when that is waited for, by our own clock, which need not be that of whoever stamped the object; 0: not yet.
+    pub met: Stamp,
     /// Why its pods do not become ready; kept until one does.
     pub failure: Option<Box<Why>>,
     /// Why Kubernetes makes no pods for it.
@@ -322,6 +324,14 @@ pub struct Revision {
     pub pods: Vec<Pod>,
     /// Its conditions.
     pub conditions: Conditions,
+}
+
+impl Revision {
+    /// Pods that serve, or will.
+    pub fn serving(&self) -> u32 {
+        let serving = self.pods.iter().filter(|pod| pod.stage == Stage::Serving).count();
+        u32::try_from(serving).unwrap_or(u32::MAX)
+    }
 }
 
 /// What is obeyed of a [`Decision`](common::wire::Decision).

@@ -82,6 +82,16 @@ impl Drop for Bed {
     }
 }
 
+/// Remembers what was observed.
+fn take(writer: &Writer, observed: Observed) {
+    match observed {
+        Observed::Begin(scope) => writer.begin(&scope),
+        Observed::Synced(scope) => drop(writer.synced(&scope)),
+        Observed::Object(resource, name, seen, _) => writer.see(resource, &name, seen),
+        Observed::Gone(resource, name) => writer.lose(resource, &name),
+    }
+}
+
 impl Bed {
     async fn new(namespace: &str) -> Self {
         let client = client().await;
@@ -98,7 +108,7 @@ impl Bed {
         let taking = Arc::clone(&writer);
         tokio::spawn(async move {
             while let Some(observed) = news.recv().await {
-                taking.observe(&observed);
+                take(&taking, observed);
             }
         });
         let source: Arc<dyn Source> = wishes.clone();
@@ -427,7 +437,7 @@ async fn watches_name_everything_and_then_what_changes() {
     let stop = CancellationToken::new();
     let mut news = watch(&bed.client, "knative-serving", &Arc::default(), &stop);
     let mine = |observed: &Observed| match observed {
-        Observed::Object(Resource::Route, name, _) | Observed::Gone(Resource::Route, name) => {
+        Observed::Object(Resource::Route, name, ..) | Observed::Gone(Resource::Route, name) => {
             name.namespace == bed.namespace
         }
         Observed::Begin(scope) | Observed::Synced(scope) => scope.resource == Resource::Route,
@@ -439,7 +449,7 @@ async fn watches_name_everything_and_then_what_changes() {
             return match observed {
                 Observed::Begin(_) => "begin".to_owned(),
                 Observed::Synced(_) => "synced".to_owned(),
-                Observed::Object(_, name, _) => format!("is {}", name.name),
+                Observed::Object(_, name, ..) => format!("is {}", name.name),
                 Observed::Gone(_, name) => format!("no {}", name.name),
             };
         }

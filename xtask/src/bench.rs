@@ -9,6 +9,7 @@ mod footprint;
 mod idle;
 mod peer;
 mod report;
+mod resync;
 mod scale_in;
 mod scene;
 mod site;
@@ -44,7 +45,7 @@ use crate::{
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Benches to run; all when none is named: wake, connect, warm, idle, control-plane, cluster-wake, cluster-burst,
-    /// footprint, scale-in
+    /// footprint, scale-in, resync
     names: Vec<String>,
     /// Rounds of each comparison
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
@@ -82,9 +83,11 @@ enum Body {
     Node(fn(&Scene) -> Result<Vec<Row>>),
     /// A real cluster.
     Cluster(fn(&Clusters) -> Result<Vec<Row>>),
+    /// Nothing but programs that it builds.
+    Alone(fn() -> Result<Vec<Row>>),
 }
 
-const BENCHES: [Bench; 9] = [
+const BENCHES: [Bench; 10] = [
     ("wake", Body::Node(wake::run)),
     ("connect", Body::Node(connect::run)),
     ("warm", Body::Node(warm::run)),
@@ -94,6 +97,7 @@ const BENCHES: [Bench; 9] = [
     ("cluster-burst", Body::Cluster(cluster_burst::run)),
     ("footprint", Body::Cluster(footprint::run)),
     ("scale-in", Body::Cluster(scale_in::run)),
+    ("resync", Body::Alone(resync::run)),
 ];
 
 /// `cargo xtask bench`.
@@ -118,6 +122,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let measured = match (body, &scene, &clusters) {
             (Body::Node(run), Some(scene), _) => run(scene),
             (Body::Cluster(run), _, Some(clusters)) => run(clusters),
+            (Body::Alone(run), _, _) => run(),
             (Body::Node(_), None, _) | (Body::Cluster(_), _, None) => continue,
         };
         match measured {

@@ -1,6 +1,6 @@
 //! Shell: streams as their receivers and servers see them.
 
-use std::{hash::Hash, ops::Deref, path::Path, sync::Arc};
+use std::{hash::Hash, path::Path, sync::Arc};
 
 use futures::{Stream, StreamExt as _, stream};
 use tokio::net::{TcpListener, UnixListener};
@@ -61,39 +61,22 @@ where
     stream::unfold(cursor, |mut cursor| async move { Some((cursor.next().await, cursor)) })
 }
 
-/// The RouteTable stream for one subscriber, from the box that keeps its states. See [`route_items`].
+/// The RouteTable stream for one subscriber, from the box that keeps its states: each change as `shape` lets it see it.
+///
+/// Where `shape` returns `None` the subscriber is told that the subject is gone, which means nothing to it
+/// unless it knew the subject before. `shutdown` ends the stream, so that a server can stop.
 pub fn route_stream(
     cursor: Cursor<RouteKey, RouteChange>,
     shutdown: CancellationToken,
     shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + Sync + 'static,
 ) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send + 'static {
-    route_items(batches(cursor).map(Box::new), shutdown, shape)
-}
-
-/// Batches of the RouteTable as they travel, each ended by `Synced`: each change as `shape` lets a subscriber see it.
-///
-/// Where `shape` returns `None` the subscriber is told that the subject is gone, which means nothing to it
-/// unless it knew the subject before. `shutdown` ends the stream, so that a server can stop. A batch may be large and
-/// shared with other streams: its items are made one by one as they are sent.
-pub fn route_items<B>(
-    batches: impl Stream<Item = B> + Send + 'static,
-    shutdown: CancellationToken,
-    shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + Sync + 'static,
-) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send + 'static
-where
-    B: Deref<Target = Batch<RouteKey, RouteChange>> + Send + 'static,
-{
-    let shape = Arc::new(shape);
-    let items = batches.flat_map(move |batch| {
-        let (shape, version, count) = (Arc::clone(&shape), batch.version, batch.steps.len());
-        let change = move |at: usize| {
-            let Some((key, change)) = batch.steps.get(at) else { return RouteChange::Synced };
-            let seen = change.clone().and_then(&*shape);
-            seen.unwrap_or_else(|| RouteChange::Gone(key.clone()))
-        };
-        stream::iter(
-            (0..=count).map(move |at| Ok(RouteItem { version, change: change(at) }.into())),
-        )
+    let items = batches(cursor).flat_map(move |Batch { version, steps }| {
+        let changes = steps
+            .into_iter()
+            .map(|(key, change)| change.and_then(&shape).unwrap_or(RouteChange::Gone(key)));
+        let items = changes.chain([RouteChange::Synced]);
+        let items = items.map(|change| Ok(RouteItem { version, change }.into()));
+        stream::iter(items.collect::<Vec<_>>())
     });
     items.take_until(shutdown.cancelled_owned())
 }

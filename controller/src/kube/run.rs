@@ -1,15 +1,16 @@
 //! Shell: a replica of the controller on Kubernetes: watches in, writes out, under one lease.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use common::{
     admin::Admin,
     log::{self, Speaker},
+    wire::Name,
 };
 use serde_json::Value;
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -24,7 +25,7 @@ use super::{
     lease::Times,
     metrics::Metrics,
     queue::Limits,
-    scope::scopes,
+    scope::{place, scopes},
     watch::{Observed, watch},
     writer::Writer,
 };
@@ -36,26 +37,6 @@ use crate::{
     shared::Shared,
     webhook::{self, Answers, Binder, InForce, certs::Certificates, register::Place, review},
 };
-
-/// The order in which what there is at the start is taken in: what others depend on first. Kinds that only the
-/// writer follows are not named.
-const ORDER: [Resource; 14] = [
-    Resource::ConfigMap,
-    Resource::Namespace,
-    Resource::NetworkPolicy,
-    Resource::Node,
-    Resource::Service,
-    Resource::Configuration,
-    Resource::Revision,
-    Resource::Deployment,
-    // Whether a slice leads to an activator must be known before the activator is.
-    Resource::EndpointSlice,
-    Resource::Pod,
-    Resource::Route,
-    Resource::KnativeService,
-    Resource::DomainMapping,
-    Resource::ClusterDomainClaim,
-];
 
 /// Everything between the machine and the API server.
 pub struct Platform {
@@ -228,30 +209,16 @@ impl Platform {
         lead
     }
 
-    /// Takes in everything there is, once all of it has been named, so that nothing is planned on half of it.
+    /// Takes in everything there is. Nothing is planned on half of it: the machine waits for [`Event::Known`].
     async fn begin(&self, news: &mut mpsc::Receiver<Observed>) {
-        let mut held = BTreeMap::new();
-        while !self.missing.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+        while !self.missing().is_empty() {
             let Some(observed) = news.recv().await else { return };
-            if let Observed::Synced(scope) = &observed {
-                let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
-                missing.remove(&scope.label());
-            }
-            for gone in self.writer.observe(&observed) {
-                held.remove(&gone);
-            }
-            if let Observed::Object(resource, name, object) = observed {
-                held.insert((resource, name), object);
-            }
+            self.take(observed);
         }
-        let place = |resource| ORDER.iter().position(|it| *it == resource);
-        let mut held: Vec<_> = held.into_iter().collect();
-        held.sort_by_key(|((resource, _), _)| place(*resource));
-        for ((resource, name), object) in held {
-            if place(resource).is_some() {
-                self.shared.step(Event::Observe(resource, name, Some(object)));
-            }
-        }
+    }
+
+    fn missing(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.missing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn follow_clients(&self) {
@@ -280,26 +247,40 @@ impl Platform {
         }
     }
 
-    /// The machine hears of it first: what it then wants is compared with what the writer has been told.
     fn take(&self, observed: Observed) {
-        let followed = |resource: &Resource| ORDER.contains(resource);
-        if let Observed::Object(resource, name, object) = &observed
-            && followed(resource)
-        {
-            self.shared.step(Event::Observe(*resource, name.clone(), Some(object.clone())));
-            match resource {
-                Resource::NetworkPolicy => self.note_policies(),
-                Resource::ConfigMap => self.follow_level(),
-                _ => {}
+        match observed {
+            Observed::Begin(scope) => self.writer.begin(&scope),
+            Observed::Object(resource, name, seen, object) => {
+                // The machine hears of it first: what it then wants is compared with what the writer has been told.
+                if place(resource).is_some() {
+                    self.shared.step(Event::Observe(resource, name.clone(), Some(object)));
+                }
+                self.writer.see(resource, &name, seen);
+                match resource {
+                    Resource::NetworkPolicy => self.note_policies(),
+                    Resource::ConfigMap => self.follow_level(),
+                    _ => {}
+                }
+            }
+            Observed::Gone(resource, name) => {
+                self.writer.lose(resource, &name);
+                self.lose(resource, name);
+            }
+            Observed::Synced(scope) => {
+                for name in self.writer.synced(&scope) {
+                    self.lose(scope.resource, name);
+                }
+                self.missing().remove(&scope.label());
             }
         }
-        for (resource, name) in self.writer.observe(&observed) {
-            if followed(&resource) {
-                self.shared.step(Event::Observe(resource, name, None));
-            }
-            if resource == Resource::ConfigMap {
-                self.follow_level();
-            }
+    }
+
+    fn lose(&self, resource: Resource, name: Name) {
+        if place(resource).is_some() {
+            self.shared.step(Event::Observe(resource, name, None));
+        }
+        if resource == Resource::ConfigMap {
+            self.follow_level();
         }
     }
 }

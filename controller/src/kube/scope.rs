@@ -71,8 +71,35 @@ pub fn scopes(system_namespace: &str) -> Vec<Scope> {
     ]
 }
 
+/// The order in which what there is at the start is listed and taken in: what others depend on first.
+const ORDER: [Resource; 14] = [
+    Resource::ConfigMap,
+    Resource::Namespace,
+    Resource::NetworkPolicy,
+    Resource::Node,
+    Resource::Service,
+    Resource::Configuration,
+    Resource::Revision,
+    Resource::Deployment,
+    // Whether a slice leads to an activator must be known before the activator is.
+    Resource::EndpointSlice,
+    Resource::Pod,
+    Resource::Route,
+    Resource::KnativeService,
+    Resource::DomainMapping,
+    Resource::ClusterDomainClaim,
+];
+
+/// The place of a kind in that order; `None` where only the writer follows it, at any time.
+pub fn place(resource: Resource) -> Option<usize> {
+    ORDER.iter().position(|it| *it == resource)
+}
+
 /// Drops what nobody here reads.
-pub fn trim(resource: Resource, object: &mut Value) {
+pub fn trim(scope: &Scope, object: &mut Value) {
+    if let (true, Some(all)) = (scope.metadata_only, object.as_object_mut()) {
+        all.retain(|field, _| field == "metadata");
+    }
     if let Some(meta) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         meta.remove("managedFields");
         meta.remove("selfLink");
@@ -80,30 +107,42 @@ pub fn trim(resource: Resource, object: &mut Value) {
             all.remove("kubectl.kubernetes.io/last-applied-configuration");
         }
     }
+    for (part, fields) in kept(scope.resource) {
+        only(object, part, fields);
+    }
+}
+
+/// Parts of an object, and which fields of each are kept.
+pub type Kept = &'static [(&'static str, &'static [&'static str])];
+
+/// Of which parts of an object only some fields are kept: somebody here reads these.
+pub const fn kept(resource: Resource) -> Kept {
     match resource {
-        Resource::Pod => {
-            only(object, "spec", &["nodeName", "terminationGracePeriodSeconds", "hostNetwork"]);
-            let status = [
-                "phase",
-                "podIP",
-                "podIPs",
-                "conditions",
-                "containerStatuses",
-                "initContainerStatuses",
-                "reason",
-                "message",
-            ];
-            only(object, "status", &status);
-        }
-        Resource::Deployment => only(object, "spec", &["replicas", "progressDeadlineSeconds"]),
-        Resource::Node => {
-            only(object, "spec", &["podCIDRs", "unschedulable", "taints"]);
-            only(object, "status", &["conditions", "addresses", "images"]);
-        }
+        Resource::Pod => &[
+            ("spec", &["nodeName", "terminationGracePeriodSeconds", "hostNetwork"]),
+            (
+                "status",
+                &[
+                    "phase",
+                    "podIP",
+                    "podIPs",
+                    "conditions",
+                    "containerStatuses",
+                    "initContainerStatuses",
+                    "reason",
+                    "message",
+                ],
+            ),
+        ],
+        Resource::Deployment => &[("spec", &["replicas", "progressDeadlineSeconds"])],
+        Resource::Node => &[
+            ("spec", &["podCIDRs", "unschedulable", "taints"]),
+            ("status", &["conditions", "addresses", "images"]),
+        ],
         Resource::Service => {
-            only(object, "spec", &["clusterIP", "clusterIPs", "ports", "type", "selector"]);
-            only(object, "status", &[]);
+            &[("spec", &["clusterIP", "clusterIPs", "ports", "type", "selector"]), ("status", &[])]
         }
+        Resource::NetworkPolicy => &[("spec", &["podSelector", "policyTypes", "ingress"])],
         Resource::KnativeService
         | Resource::Configuration
         | Resource::Revision
@@ -111,13 +150,13 @@ pub fn trim(resource: Resource, object: &mut Value) {
         | Resource::DomainMapping
         | Resource::EndpointSlice
         | Resource::ConfigMap
-        | Resource::PodAutoscaler
+        | Resource::ClusterDomainClaim
+        | Resource::Namespace => &[],
+        // Only written: what was applied last and the status tell whether they are as they should be.
+        Resource::PodAutoscaler
         | Resource::ServerlessService
         | Resource::Metric
-        | Resource::Image
-        | Resource::ClusterDomainClaim
-        | Resource::Namespace => {}
-        Resource::NetworkPolicy => only(object, "spec", &["podSelector", "policyTypes", "ingress"]),
+        | Resource::Image => &[("spec", &[])],
     }
 }
 
@@ -151,7 +190,7 @@ mod tests {
             "spec": {"nodeName": "n", "containers": [1], "volumes": [2]},
             "status": {"phase": "Running", "qosClass": "Burstable"},
         });
-        trim(Resource::Pod, &mut pod);
+        trim(&Scope::all(Resource::Pod), &mut pod);
         let kept = json!({
             "metadata": {"name": "a", "annotations": {"a": "b"}},
             "spec": {"nodeName": "n"},

@@ -1,5 +1,8 @@
 //! Shell: all objects that matter, trimmed on arrival, as one stream.
 //!
+//! At the start a kind is listed once those that it depends on have been, so that objects can be taken in as they come and
+//! none is held: a hundred thousand pods are gigabytes.
+//!
 //! The library resumes a watch where it broke, lists again when the API server has forgotten that place (410), and
 //! waits longer, by chance, between attempts. A list comes in pages, so memory is bounded by the largest kind.
 
@@ -9,8 +12,6 @@ use common::wire::Name;
 use futures::{Stream, StreamExt as _};
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{ApiResource, DynamicObject, PartialObjectMeta},
-    core::DynamicResourceScope,
     runtime::{
         WatchStreamExt as _,
         utils::Backoff,
@@ -23,8 +24,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
+    cache::Seen,
     client::api_resource,
     metrics::Metrics,
+    object::{Deployments, Object, Pods, Shape, Whole, Written},
     scope::{self, Scope},
 };
 use crate::children::Resource;
@@ -42,8 +45,8 @@ const PAUSE: Duration = Duration::from_secs(5);
 pub enum Observed {
     /// All objects that this watch covers will be named now.
     Begin(Arc<Scope>),
-    /// An object as it is, trimmed.
-    Object(Resource, Name, Box<Value>),
+    /// An object as it is, trimmed, and what the writer remembers of it.
+    Object(Resource, Name, Seen, Box<Value>),
     /// An object is gone.
     Gone(Resource, Name),
     /// All of them have been named.
@@ -59,10 +62,17 @@ pub fn watch(
 ) -> mpsc::Receiver<Observed> {
     let (sender, receiver) = mpsc::channel(ROOM);
     let mut tasks = JoinSet::new();
-    for scope in scope::scopes(system_namespace) {
-        let (client, sender) = (client.clone(), sender.clone());
-        let metrics = Arc::clone(metrics);
-        tasks.spawn(follow(client, Arc::new(scope), sender, metrics));
+    let scopes = scope::scopes(system_namespace);
+    let turns = Turns::of(&scopes);
+    for scope in scopes {
+        let watch = Watch {
+            scope: Arc::new(scope),
+            sender: sender.clone(),
+            metrics: Arc::clone(metrics),
+            turns: turns.clone(),
+            has_listed: false,
+        };
+        tasks.spawn(watch.run(client.clone()));
     }
     let shutdown = shutdown.clone();
     tokio::spawn(async move {
@@ -73,24 +83,118 @@ pub fn watch(
     receiver
 }
 
-async fn follow(
-    client: Client,
+/// How many watches of each [place](scope::place) have not listed everything yet. Cheap to clone.
+#[derive(Clone, Debug)]
+struct Turns(Arc<tokio::sync::watch::Sender<Vec<usize>>>);
+
+impl Turns {
+    fn of(scopes: &[Scope]) -> Self {
+        let mut left = Vec::new();
+        for place in scopes.iter().filter_map(|it| scope::place(it.resource)) {
+            left.resize(left.len().max(place + 1), 0);
+            left[place] += 1;
+        }
+        Self(Arc::new(tokio::sync::watch::Sender::new(left)))
+    }
+
+    /// Waits until everything that comes before this kind has been listed.
+    async fn come(&self, resource: Resource) {
+        let place = scope::place(resource).unwrap_or(0);
+        let mut left = self.0.subscribe();
+        // The sender lives as long as this does.
+        let _ = left.wait_for(|left| left.iter().take(place).all(|it| *it == 0)).await;
+    }
+
+    /// A watch of this kind has listed everything, for the first time.
+    fn over(&self, resource: Resource) {
+        if let Some(place) = scope::place(resource) {
+            self.0.send_modify(|left| left[place] -= 1);
+        }
+    }
+}
+
+/// One watch.
+struct Watch {
     scope: Arc<Scope>,
     sender: mpsc::Sender<Observed>,
     metrics: Arc<Metrics>,
-) {
-    let resource = scope.resource;
-    let kind = api_resource(resource);
-    let mut config = watcher::Config::default().page_size(PAGE);
-    if let Some(labels) = scope.labels {
-        config = config.labels(labels);
+    turns: Turns,
+    /// Whether it has listed everything at least once.
+    has_listed: bool,
+}
+
+impl Watch {
+    async fn run(self, client: Client) {
+        self.turns.come(self.scope.resource).await;
+        match self.scope.resource {
+            Resource::Pod => self.follow::<Pods>(client).await,
+            Resource::Deployment => self.follow::<Deployments>(client).await,
+            Resource::PodAutoscaler
+            | Resource::ServerlessService
+            | Resource::Metric
+            | Resource::Image => self.follow::<Written>(client).await,
+            _ => self.follow::<Whole>(client).await,
+        }
     }
-    if scope.metadata_only {
-        let api: Api<PartialObjectMeta<DynamicObject>> = api(client, &scope, &kind);
-        forward(scope, watcher(api, config).backoff(Pauses::default()), sender, metrics).await;
-    } else {
-        let api: Api<DynamicObject> = api(client, &scope, &kind);
-        forward(scope, watcher(api, config).backoff(Pauses::default()), sender, metrics).await;
+
+    async fn follow<S: Shape>(self, client: Client) {
+        let kind = api_resource(self.scope.resource);
+        let mut config = watcher::Config::default().page_size(PAGE);
+        if let Some(labels) = self.scope.labels {
+            config = config.labels(labels);
+        }
+        let api: Api<Object<S>> = match &self.scope.namespace {
+            Some(namespace) => Api::namespaced_with(client, namespace, &kind),
+            None => Api::all_with(client, &kind),
+        };
+        self.forward(watcher(api, config).backoff(Pauses::default())).await;
+    }
+
+    async fn forward<S: Shape>(
+        mut self,
+        events: impl Stream<Item = watcher::Result<Event<Object<S>>>>,
+    ) {
+        let resource = self.scope.resource;
+        let mut events = std::pin::pin!(events);
+        let mut broken = false;
+        while let Some(event) = events.next().await {
+            let event = match event {
+                Ok(event) => event,
+                Err(error) => {
+                    self.metrics.restarted(resource);
+                    if !broken {
+                        warn!(resource = %resource, error = %chain(&error), "watch broke and is begun again");
+                    }
+                    broken = true;
+                    continue;
+                }
+            };
+            if std::mem::take(&mut broken) {
+                info!(resource = %resource, "watch works again");
+            }
+            self.metrics.watched(resource);
+            let is_listed = matches!(event, Event::InitDone);
+            if self.sender.send(self.observed(event)).await.is_err() {
+                return;
+            }
+            if is_listed && !std::mem::replace(&mut self.has_listed, true) {
+                self.turns.over(resource);
+            }
+        }
+    }
+
+    fn observed<S: Shape>(&self, event: Event<Object<S>>) -> Observed {
+        let resource = self.scope.resource;
+        match event {
+            Event::Init => Observed::Begin(Arc::clone(&self.scope)),
+            Event::InitDone => Observed::Synced(Arc::clone(&self.scope)),
+            Event::Delete(object) => Observed::Gone(resource, name(&object)),
+            Event::Apply(object) | Event::InitApply(object) => {
+                let (name, mut value) = (name(&object), object.value);
+                scope::trim(&self.scope, &mut value);
+                Observed::Object(resource, name, Seen::of(&value), Box::new(value))
+            }
+        }
     }
 }
 
@@ -109,58 +213,6 @@ impl Iterator for Pauses {
 impl Backoff for Pauses {
     fn reset(&mut self) {
         self.0.reset();
-    }
-}
-
-fn api<K>(client: Client, scope: &Scope, kind: &ApiResource) -> Api<K>
-where
-    K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
-{
-    match &scope.namespace {
-        Some(namespace) => Api::namespaced_with(client, namespace, kind),
-        None => Api::all_with(client, kind),
-    }
-}
-
-async fn forward<K: kube::Resource + serde::Serialize>(
-    scope: Arc<Scope>,
-    events: impl Stream<Item = watcher::Result<Event<K>>>,
-    sender: mpsc::Sender<Observed>,
-    metrics: Arc<Metrics>,
-) {
-    let resource = scope.resource;
-    let mut events = std::pin::pin!(events);
-    let mut broken = false;
-    while let Some(event) = events.next().await {
-        let event = match event {
-            Ok(event) => event,
-            Err(error) => {
-                metrics.restarted(resource);
-                if !broken {
-                    warn!(resource = %resource, error = %chain(&error), "watch broke and is begun again");
-                }
-                broken = true;
-                continue;
-            }
-        };
-        if std::mem::take(&mut broken) {
-            info!(resource = %resource, "watch works again");
-        }
-        metrics.watched(resource);
-        let observed = match event {
-            Event::Init => Observed::Begin(Arc::clone(&scope)),
-            Event::InitDone => Observed::Synced(Arc::clone(&scope)),
-            Event::Delete(object) => Observed::Gone(resource, name(&object)),
-            Event::Apply(object) | Event::InitApply(object) => {
-                let name = name(&object);
-                let Ok(mut value) = serde_json::to_value(object) else { continue };
-                scope::trim(resource, &mut value);
-                Observed::Object(resource, name, Box::new(value))
-            }
-        };
-        if sender.send(observed).await.is_err() {
-            return;
-        }
     }
 }
 
@@ -192,5 +244,38 @@ mod tests {
         let all: Vec<Duration> = pauses.by_ref().take(20).collect();
         assert!(all[0] < PAUSE && all.iter().all(|it| *it <= PAUSE), "{all:?}");
         assert_eq!(all[19], PAUSE, "it never ends, and reaches the longest");
+    }
+
+    #[tokio::test]
+    async fn a_kind_is_listed_when_all_watches_of_those_before_it_have_been() {
+        let turns = Turns::of(&scope::scopes("default-system"));
+        let comes = |resource| {
+            let turns = turns.clone();
+            async move { tokio::time::timeout(Duration::ZERO, turns.come(resource)).await.is_ok() }
+        };
+        assert!(comes(Resource::ConfigMap).await && comes(Resource::Metric).await);
+        assert!(!comes(Resource::Namespace).await);
+        turns.over(Resource::Metric);
+        assert!(!comes(Resource::Namespace).await, "nothing depends on those");
+        let before = [
+            Resource::ConfigMap,
+            Resource::Namespace,
+            Resource::NetworkPolicy,
+            Resource::Node,
+            Resource::Service,
+            Resource::Configuration,
+            Resource::Revision,
+            Resource::Deployment,
+            Resource::EndpointSlice,
+        ];
+        for resource in before {
+            assert!(!comes(Resource::Pod).await, "{resource} is not there yet");
+            turns.over(resource);
+        }
+        assert!(comes(Resource::Pod).await && !comes(Resource::Route).await);
+        turns.over(Resource::Pod);
+        assert!(!comes(Resource::Route).await, "those of the system are another watch's");
+        turns.over(Resource::Pod);
+        assert!(comes(Resource::Route).await);
     }
 }

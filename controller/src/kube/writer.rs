@@ -30,7 +30,8 @@ use super::{
     metrics::Metrics,
     outcome::{Answer, Outcome, outcome},
     queue::{Limits, Queue},
-    watch::{Observed, chain},
+    scope::Scope,
+    watch::chain,
 };
 use crate::{children::Resource, world::Stamp};
 
@@ -45,6 +46,8 @@ pub struct Writer {
     state: Mutex<State>,
     wake: Notify,
     start: Instant,
+    /// The time of day then, in seconds since 1970.
+    start_s: u64,
     metrics: Arc<Metrics>,
 }
 
@@ -67,11 +70,13 @@ impl Writer {
     pub fn new(client: Client, limits: Limits, metrics: Arc<Metrics>) -> Self {
         let state =
             State { queue: Queue::new(limits), cache: Cache::default(), wrote: HashMap::new() };
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Self {
             client,
             state: Mutex::new(state),
             wake: Notify::new(),
             start: Instant::now(),
+            start_s: since.unwrap_or_default().as_secs(),
             metrics,
         }
     }
@@ -107,13 +112,35 @@ impl Writer {
         self.with(|state| state.cache.get(resource, name).cloned())
     }
 
-    /// Remembers what was observed. Returns the objects that it says are gone.
-    ///
-    /// An object that we keep and that changed is looked at again, whoever changed it.
-    pub fn observe(&self, observed: &Observed) -> Vec<(Resource, Name)> {
-        let gone = self.with(|state| state.observe(observed));
+    /// A list of all objects that a watch covers begins.
+    pub fn begin(&self, scope: &Scope) {
+        self.with(|state| state.cache.begin(scope));
+    }
+
+    /// The list is complete. Returns what it did not name: that is gone.
+    pub fn synced(&self, scope: &Scope) -> Vec<Name> {
+        let gone = self.with(|state| {
+            let gone = state.cache.end(scope);
+            gone.iter().for_each(|name| state.gone(scope.resource, name));
+            gone
+        });
         self.wake.notify_one();
         gone
+    }
+
+    /// An object is as in `seen`. One that we keep and that changed is looked at again, whoever changed it.
+    pub fn see(&self, resource: Resource, name: &Name, seen: Seen) {
+        self.with(|state| state.see(resource, name, seen));
+        self.wake.notify_one();
+    }
+
+    /// An object is gone.
+    pub fn lose(&self, resource: Resource, name: &Name) {
+        self.with(|state| {
+            state.cache.remove(resource, name);
+            state.gone(resource, name);
+        });
+        self.wake.notify_one();
     }
 
     /// Writes until `shutdown`, while `lead` says that we may.
@@ -252,7 +279,7 @@ impl Writer {
     }
 
     async fn scale(&self, key: &Key, replicas: i64, leaving: &[Name]) -> Outcome {
-        let cost = json!({"metadata": {"annotations": {DELETION_COST: deletion_cost()}}});
+        let cost = json!({"metadata": {"annotations": {DELETION_COST: self.deletion_cost()}}});
         let marks = leaving.iter().map(|pod| self.merge(Resource::Pod, pod, &cost));
         for marked in futures::future::join_all(marks).await {
             match marked {
@@ -270,6 +297,13 @@ impl Writer {
             }
             Err(error) => self.failed(key, error).await,
         }
+    }
+
+    /// Lower than that of every pod chosen before, so that one chosen once and kept after all is not chosen again;
+    /// also where the clock is set meanwhile.
+    fn deletion_cost(&self) -> String {
+        let now_s = self.start_s.saturating_add(self.start.elapsed().as_secs());
+        format!("-{}", now_s.min(2_000_000_000))
     }
 
     async fn merge(
@@ -342,40 +376,20 @@ impl Writer {
 }
 
 impl State {
-    fn observe(&mut self, observed: &Observed) -> Vec<(Resource, Name)> {
-        match observed {
-            Observed::Begin(scope) => {
-                self.cache.begin(scope);
-                Vec::new()
-            }
-            Observed::Synced(scope) => {
-                let gone = self.cache.end(scope);
-                gone.iter().for_each(|name| self.gone(scope.resource, name));
-                gone.into_iter().map(|name| (scope.resource, name)).collect()
-            }
-            Observed::Gone(resource, name) => {
-                self.cache.remove(*resource, name);
-                self.gone(*resource, name);
-                vec![(*resource, name.clone())]
-            }
-            Observed::Object(resource, name, object) => {
-                let seen = Seen::of(object);
-                let known = self.cache.get(*resource, name);
-                let same = known.is_some_and(|have| have.version == seen.version);
-                let ours = seen.applied.is_some();
-                if self.cache.put(*resource, name, seen) && !same {
-                    let object = Key::new(*resource, Part::Object, name.clone());
-                    let status = Key::new(*resource, Part::Status, name.clone());
-                    if ours {
-                        self.queue.add(object);
-                        scale_of(*resource, name).into_iter().for_each(|key| self.queue.add(key));
-                    }
-                    if self.wrote.contains_key(&status) {
-                        self.queue.add(status);
-                    }
-                }
-                Vec::new()
-            }
+    fn see(&mut self, resource: Resource, name: &Name, seen: Seen) {
+        let known = self.cache.get(resource, name);
+        let same = known.is_some_and(|have| have.version == seen.version);
+        let ours = seen.applied.is_some();
+        if !self.cache.put(resource, name, seen) || same {
+            return;
+        }
+        if ours {
+            self.queue.add(Key::new(resource, Part::Object, name.clone()));
+            scale_of(resource, name).into_iter().for_each(|key| self.queue.add(key));
+        }
+        let status = Key::new(resource, Part::Status, name.clone());
+        if self.wrote.contains_key(&status) {
+            self.queue.add(status);
         }
     }
 
@@ -403,12 +417,6 @@ fn scale_of(resource: Resource, name: &Name) -> Option<Key> {
     scales.then(|| Key::new(resource, Part::Scale, name.clone()))
 }
 
-/// Lower than that of every pod chosen before, so that one chosen once and kept after all is not chosen again.
-fn deletion_cost() -> String {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    format!("-{}", since.unwrap_or_default().as_secs().min(2_000_000_000))
-}
-
 fn apply() -> PatchParams {
     PatchParams::apply(FIELD_MANAGER).force()
 }
@@ -433,10 +441,9 @@ mod tests {
         Key::new(resource, part, Name::new("default", "a"))
     }
 
-    fn object(resource: Resource, annotations: &Value, version: &str) -> Observed {
+    fn seen(annotations: &Value, version: &str) -> Seen {
         let meta = json!({"name": "a", "namespace": "default", "resourceVersion": version, "annotations": annotations});
-        let body = json!({"metadata": meta, "spec": {"replicas": 0}});
-        Observed::Object(resource, Name::new("default", "a"), body.into())
+        Seen::of(&json!({"metadata": meta, "spec": {"replicas": 0}}))
     }
 
     /// Wants nothing, and nothing to be asked of it before it leads.
@@ -470,7 +477,7 @@ mod tests {
         let client = Client::try_from(nowhere).expect("a client");
         let writer = Arc::new(Writer::new(client, Limits::default(), Arc::default()));
         let ours = json!({super::super::cache::APPLIED: "0000000000000001"});
-        writer.observe(&object(Resource::Deployment, &ours, "7"));
+        writer.see(Resource::Deployment, &Name::new("default", "a"), seen(&ours, "7"));
         let source = Arc::new(Leads::default());
         let run = Arc::clone(&writer).run(
             Arc::clone(&source) as Arc<dyn Source>,
@@ -503,14 +510,14 @@ mod tests {
     #[test]
     fn a_deployment_that_changed_is_looked_at_with_its_scale() {
         let ours = json!({super::super::cache::APPLIED: "0000000000000001"});
-        let mut state = state();
-        state.observe(&object(Resource::Deployment, &ours, "7"));
+        let (mut state, name) = (state(), Name::new("default", "a"));
+        state.see(Resource::Deployment, &name, seen(&ours, "7"));
         let both = [Part::Scale, Part::Object].map(|part| key(Resource::Deployment, part));
         assert_eq!(looked_at(&mut state), both);
         both.iter().for_each(|key| state.queue.done(key, &Outcome::Done, Stamp(1)));
-        state.observe(&object(Resource::Deployment, &ours, "7"));
+        state.see(Resource::Deployment, &name, seen(&ours, "7"));
         assert_eq!(looked_at(&mut state), [], "no news");
-        state.observe(&object(Resource::Deployment, &json!({}), "8"));
+        state.see(Resource::Deployment, &name, seen(&json!({}), "8"));
         assert_eq!(looked_at(&mut state), [], "not ours any more");
     }
 }

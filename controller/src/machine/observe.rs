@@ -14,7 +14,7 @@ use crate::{
     bind,
     children::Resource,
     observe, render, restore,
-    world::{App, Configuration, Kubelet, Pod, Revision, Route, Service, Stage, Stamp, World},
+    world::{App, Configuration, Kubelet, Pod, Revision, Route, Service, Stage, Stamp, Uid, World},
 };
 
 impl Machine {
@@ -62,6 +62,13 @@ impl Machine {
         now: Stamp,
         change: impl FnOnce(&mut App, &mut World),
     ) -> bool {
+        if self.loading {
+            // Nothing is planned yet, so nothing has to be compared: a service may have thousands of pods.
+            let mut app = self.world.apps.remove(&name).unwrap_or_default();
+            change(&mut app, &mut self.world);
+            self.world.apps.insert(name, app);
+            return true;
+        }
         let before = self.world.apps.remove(&name).unwrap_or_default();
         let mut app = before.clone();
         change(&mut app, &mut self.world);
@@ -90,7 +97,7 @@ impl Machine {
             if let (None, Some(object)) = (&app.configuration, object) {
                 restore::conditions(&mut app.conditions, object, &render::CONFIGURATION);
             }
-            let before = app.configuration.take().filter(|it| it.meta.uid != crate::world::Uid(0));
+            let before = app.configuration.take().filter(|it| it.meta.uid != Uid(0));
             app.configuration = object.map(observe::configuration).map(|it| Configuration {
                 template: world.templates.share(&it.template),
                 // What we know is newer than what we wrote.
@@ -180,9 +187,11 @@ impl Machine {
             let is_new = app.revision(&seen.name).is_none();
             match app.revisions.iter_mut().find(|it| it.name == seen.name) {
                 // All else is what we say of it, and newer.
-                Some(known) if known.meta.uid == seen.meta.uid => known.template = seen.template,
-                Some(known) if known.meta.uid == crate::world::Uid(0) => {
-                    *known = Revision { meta: seen.meta, template: seen.template, ..known.clone() };
+                Some(known) if [Uid(0), seen.meta.uid].contains(&known.meta.uid) => {
+                    if !world.leads {
+                        follow(known, &seen);
+                    }
+                    (known.meta, known.template) = (seen.meta, seen.template);
                 }
                 // Another one of that name; what is decided goes by the name.
                 Some(known) => *known = Revision { decided: known.decided, ..seen },
@@ -379,12 +388,19 @@ fn shared(mut manifest: crate::world::Manifest, world: &World) -> crate::world::
 
 /// Whoever has not planned it yet keeps what runs, unless somebody decides.
 fn keep_what_runs(revision: &mut Revision) {
-    let serving = revision.pods.iter().filter(|pod| pod.stage == Stage::Serving).count();
-    revision.desired = u32::try_from(serving).unwrap_or(u32::MAX);
+    revision.desired = revision.serving();
 }
 
 /// Puts a pod where it belongs. What was decided of one that is known stays, but for what only Kubernetes knows.
 ///
+/// What only who leads finds out of a Revision, or may have seen in time: the others read it there.
+fn follow(known: &mut Revision, seen: &Revision) {
+    known.reached |= seen.reached;
+    if known.digests.is_empty() {
+        known.digests = seen.digests.clone();
+    }
+}
+
 /// Who leads decides which pods drain and notes it on them; the others read it there.
 fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp) {
     let Some(revision) = app.revisions.iter_mut().find(|it| *it.name == *revision) else { return };
@@ -415,11 +431,13 @@ fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp)
 }
 
 /// Lets a pod drain that is noted as draining, and no other one.
+///
+/// From now on: the clock that it was noted by may be ahead, and it would drain for so much longer, or behind, and its
+/// last requests would get no time at all.
 fn follow_note(pod: &mut Pod, now: Stamp) {
     let Some(placed) = &pod.placed else { return };
     match (pod.stage, placed.draining) {
-        // The clock that it was noted by may be ahead: it must not drain for so much longer.
-        (Stage::Serving, Some(since)) => pod.stage = Stage::Draining { since: since.min(now) },
+        (Stage::Serving, Some(_)) => pod.stage = Stage::Draining { since: now },
         (Stage::Draining { .. } | Stage::Stopping { .. }, None) if !placed.deleted => {
             pod.stage = Stage::Serving;
         }

@@ -6,7 +6,10 @@ use common::wire::{PodSeen, Role, Subscriber};
 use tracing::warn;
 
 use super::Machine;
-use crate::world::{Stamp, World};
+use crate::{
+    plan,
+    world::{Platform, Stamp, World},
+};
 
 /// So many pods of one reporter may wait to be known here; a node has a few hundred.
 const EARLY: usize = 1000;
@@ -47,7 +50,8 @@ impl Machine {
         let Some(report) = self.reports.get_mut(&reporter(who)) else { return };
         let Some(mut gone) = report.unnamed.take() else { return };
         gone.iter().for_each(|uid| drop(report.early.remove(uid)));
-        if who.role == Role::Agent {
+        // Only the local node's pods are remembered; on Kubernetes a hundred agents would look at all there are.
+        if who.role == Role::Agent && self.world.settings.platform == Platform::Local {
             let remembered = self.world.apps.values().flat_map(|app| app.pods());
             let remembered = remembered.filter(|(_, pod)| pod.remembered.is_some());
             let silent = remembered.filter(|(_, pod)| !report.pods.contains(&*pod.uid));
@@ -152,9 +156,14 @@ impl Machine {
     fn put_seen(&mut self, seen: PodSeen, now: Stamp) {
         let Some(app) = self.owners.get(&seen.uid).cloned() else { return };
         let (uid, idle) = (seen.uid.clone(), seen.in_flight == 0);
-        let news = PodSeen { in_flight: 0, ..seen.clone() };
-        let before = self.world.seen.insert(uid, seen);
-        let same = before.is_some_and(|it| PodSeen { in_flight: 0, ..it } == news);
+        let known = self.world.seen.get(&uid);
+        let same =
+            known.is_some_and(|it| *it == PodSeen { in_flight: it.in_flight, ..seen.clone() });
+        // Only counts change most of the time, and nothing more is asked then.
+        let told = if same { None } else { plan::serves(&self.world, &app, &uid) };
+        self.world.seen.insert(uid.clone(), seen);
+        // After a restart agents say of every pod what the kubelet has said already.
+        let same = same || told.is_some() && told == plan::serves(&self.world, &app, &uid);
         if !same || (idle && self.draining.contains(&app)) {
             self.settle(&app, None, false, now);
         }

@@ -2,7 +2,10 @@
 //!
 //! A message of each subject would be the third copy of what the world knows, and the largest.
 
-use std::hash::{DefaultHasher, Hasher as _};
+use std::{
+    collections::HashMap,
+    hash::{DefaultHasher, Hasher as _},
+};
 
 use common::{
     outbox::{Batch, Cursor},
@@ -63,7 +66,7 @@ impl Machine {
     fn state(
         &self,
         key: &RouteKey,
-        last: &mut Option<(Name, Vec<RouteChange>)>,
+        last: &mut Option<(Name, HashMap<RouteKey, RouteChange>)>,
     ) -> Option<RouteChange> {
         let app = match key {
             RouteKey::Service(name) => self.world.app_named(name)?,
@@ -84,9 +87,10 @@ impl Machine {
         };
         if last.as_ref().is_none_or(|(name, _)| *name != app) {
             let subjects = plan::subjects(&self.world, &app);
-            *last = Some((app, subjects));
+            let named = subjects.into_iter().filter_map(|it| Some((it.key()?, it)));
+            *last = Some((app, named.collect()));
         }
         let (_, subjects) = last.as_ref()?;
-        subjects.iter().find(|change| change.key().as_ref() == Some(key)).cloned()
+        subjects.get(key).cloned()
     }
 }

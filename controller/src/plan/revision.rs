@@ -36,7 +36,7 @@ const DEFAULT_PORT: NonZeroU16 = NonZeroU16::new(8080).expect("not zero");
 pub struct Templates(RefCell<HashMap<Arc<str>, Arc<Facts>>>);
 
 impl Templates {
-    /// So many are remembered, at a few KB each; then all are read anew.
+    /// So many are remembered at least, at a few KB each; then all are read anew.
     const KNOWN: usize = 256;
 
     /// The same text, in the memory of an equal one where there is one.
@@ -45,12 +45,14 @@ impl Templates {
         Arc::clone(known.get_key_value(template).map_or(template, |(known, _)| known))
     }
 
-    fn facts(&self, template: &Arc<str>, read: impl FnOnce() -> Facts) -> Arc<Facts> {
+    /// What a template says. Where there are more than `pods` of them, not all are remembered: a sleeping service is
+    /// seldom asked for, and those that run must not be read again for each word that is said of a pod.
+    fn facts(&self, template: &Arc<str>, pods: usize, read: impl FnOnce() -> Facts) -> Arc<Facts> {
         let mut known = self.0.borrow_mut();
         if let Some(facts) = known.get(template) {
             return Arc::clone(facts);
         }
-        if known.len() >= Self::KNOWN {
+        if known.len() >= Self::KNOWN.max(pods) {
             known.clear();
         }
         let facts = Arc::new(read());
@@ -81,7 +83,8 @@ pub struct Facts {
 impl Facts {
     /// What a Revision's template says, which was checked when it was applied.
     pub fn of(revision: &Revision, world: &World) -> Arc<Self> {
-        world.templates.facts(&revision.template, || Self::read(revision, world))
+        let pods = world.statuses.len();
+        world.templates.facts(&revision.template, pods, || Self::read(revision, world))
     }
 
     fn read(revision: &Revision, world: &World) -> Self {

@@ -9,7 +9,7 @@ use common::wire::{
 
 use tracing::debug;
 
-use super::{Facts, View, domains, scale, status, traffic};
+use super::{Facts, Served, View, domains, scale, status, traffic};
 use crate::{
     children::tagged,
     config_maps::{Flag, network::HttpProtocol},
@@ -65,12 +65,7 @@ fn pod(pod: &world::Pod, revision: &Revision, view: &View<'_>) -> Option<Pod> {
         Stage::Stopping { .. } if pod.placed.is_some() => PodPhase::Draining,
         Stage::Stopping { .. } => return None,
     };
-    let seen = view.world.seen.get(&*pod.uid);
-    let ip = view.world.statuses.get(&*pod.uid).and_then(|it| it.addresses.first().copied());
-    let address = seen
-        .and_then(|seen| seen.address)
-        .or(pod.remembered)
-        .or_else(|| ip.map(|ip| SocketAddr::new(ip, view.facts.port.get())));
+    let (address, also) = addresses(pod, view);
     Some(Pod {
         uid: pod.uid.to_string(),
         name: pod.name.to_string(),
@@ -82,11 +77,22 @@ fn pod(pod: &world::Pod, revision: &Revision, view: &View<'_>) -> Option<Pod> {
         zone: view.zone(pod),
         phase,
         address,
-        also: seen.and_then(|seen| seen.also),
+        also,
         confirmed: pod.placed.as_ref().is_some_and(|it| it.kubelet == Kubelet::Ready),
         port: view.facts.port,
         probe: view.facts.probe(),
     })
+}
+
+/// Where a pod serves: as it was seen, or as Kubernetes says.
+pub(super) fn addresses(pod: &world::Pod, view: &View<'_>) -> Served {
+    let seen = view.world.seen.get(&*pod.uid);
+    let ip = view.world.statuses.get(&*pod.uid).and_then(|it| it.addresses.first().copied());
+    let address = seen
+        .and_then(|seen| seen.address)
+        .or(pod.remembered)
+        .or_else(|| ip.map(|ip| SocketAddr::new(ip, view.facts.port.get())));
+    (address, seen.and_then(|seen| seen.also))
 }
 
 fn service(
@@ -152,8 +158,14 @@ fn ingress(
         let service = Name::new(name.namespace.clone(), host_name(it, &name.name));
         it.tag.as_ref().map(|tag| Tag { name: tag.to_string(), service })
     };
+    let choice = || {
+        let mut all: Vec<Tag> = app.allotted().iter().filter_map(tag).collect();
+        // Each replica learns of the names in an order of its own.
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    };
     let tags = tag_headers(app, world).then(|| match &allotted.tag {
-        None => TagRouting::Choice(app.allotted().iter().filter_map(tag).collect()),
+        None => TagRouting::Choice(choice()),
         Some(tag) => TagRouting::Tag(tag.to_string()),
     });
     let ingress = Ingress {

@@ -37,13 +37,11 @@ pub(super) fn forget_gone(revision: &mut Revision, view: &View<'_>, timer: &mut 
 /// Pods wanted of a revision.
 fn wanted(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
     let policy = &view.facts.policy;
-    let serving = revision.pods.iter().filter(|pod| pod.stage == Stage::Serving).count();
-    let serving = u32::try_from(serving).unwrap_or(u32::MAX);
     let reserve = revision.routing.0 == Routing::Reserve;
     let least = if reserve { 0 } else { policy.min_scale };
     // Kubernetes replaces pods by itself, and has more or fewer than it is told while it does.
     let kept = match view.world.settings.platform {
-        Platform::Local => serving,
+        Platform::Local => revision.serving(),
         Platform::Kubernetes => revision.desired,
     };
     let decided = revision.decided.and_then(|it| it.wanted);
@@ -62,8 +60,8 @@ fn wanted(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
 pub(super) fn pods(revision: &mut Revision, leaving: bool, view: &View<'_>, timer: &mut Timer) {
     let wanted = wanted(revision, leaving, view);
     revision.desired = wanted;
-    let serving = revision.pods.iter().filter(|pod| pod.stage == Stage::Serving).count();
-    let target = usize::try_from(wanted).unwrap_or(usize::MAX);
+    let [serving, target] =
+        [revision.serving(), wanted].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
     if target > serving {
         let missing = target - serving;
         let revived = revive(revision, missing, view);

@@ -20,6 +20,9 @@ const HOPELESS_RESTARTS: u32 = 3;
 /// Reason of a Revision one of whose images cannot be found.
 pub(crate) const CONTAINER_MISSING: &str = "ContainerMissing";
 
+/// Reason of a Revision whose initial scale was waited for in vain.
+const LATE: &str = "ProgressDeadlineExceeded";
+
 /// Whether its images are still to be resolved: until then nothing is started of it.
 fn resolves(revision: &Revision, view: &View<'_>) -> bool {
     view.world.settings.platform == Platform::Kubernetes && revision.digests.is_empty()
@@ -29,6 +32,9 @@ fn resolves(revision: &Revision, view: &View<'_>) -> bool {
 pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Timer) {
     for pod in &mut revision.pods {
         pod.was_ready |= scale::is_ready(pod, view);
+    }
+    if revision.met == Stamp::default() {
+        revision.met = view.now;
     }
     let ready = scale::ready(revision, view);
     revision.actual = ready;
@@ -69,14 +75,20 @@ fn resources(revision: &Revision, view: &View<'_>, timer: &mut Timer) -> Truth {
         return Truth::False(why);
     }
     let deadline = view.facts.policy.progress_deadline.as_millis().try_into().unwrap_or(u64::MAX);
-    let late = timer.passed(revision.meta.created.plus_ms(deadline), view.now);
-    if late || revision.decided.is_some_and(|it| it.activity == Activity::TimedOut) {
-        return Truth::False(Why::new(
-            "ProgressDeadlineExceeded",
-            "Initial scale was never achieved",
-        ));
+    let late = timer.passed(revision.met.plus_ms(deadline), view.now);
+    if late
+        || revision.decided.is_some_and(|it| it.activity == Activity::TimedOut)
+        || is_given_up(revision)
+    {
+        return Truth::False(Why::new(LATE, "Initial scale was never achieved"));
     }
     deploying()
+}
+
+/// Whether somebody has waited long enough already: a controller that has just started does not begin anew.
+fn is_given_up(revision: &Revision) -> bool {
+    let said = revision.conditions.get(Kind::RevisionResources);
+    matches!(said, Truth::False(why) if why.reason == LATE)
 }
 
 fn healthy(revision: &Revision, ready: u32, view: &View<'_>, timer: &mut Timer) -> Truth {

@@ -39,8 +39,13 @@ fn name(name: &str) -> Name {
 
 /// An API server with the controllers of Kubernetes that matter here.
 struct Cluster {
+    /// Who leads, unless the test says otherwise.
     machine: Machine,
+    /// Another replica, which sees the same and serves routes as well. None where a test shows them different things.
+    follower: Option<Machine>,
     now: Stamp,
+    /// The API server's clock; none: as ours.
+    stamps: Option<Stamp>,
     objects: BTreeMap<(Resource, Name), Value>,
     made: u64,
     writes: usize,
@@ -65,7 +70,9 @@ impl Cluster {
     fn new() -> Self {
         let mut cluster = Self {
             machine: machine(),
+            follower: Some(machine()),
             now: Stamp(1_000_000_000),
+            stamps: None,
             objects: BTreeMap::new(),
             made: 0,
             writes: 0,
@@ -90,6 +97,11 @@ impl Cluster {
         while let Some(event) = events.pop_front() {
             turns += 1;
             assert!(turns < 2000, "it never comes to rest");
+            let leaders =
+                matches!(event, Event::Lead(_) | Event::Resolved(..) | Event::Trouble(..));
+            if let Some(follower) = self.follower.as_mut().filter(|_| !leaders) {
+                follower.step(self.now, event.clone());
+            }
             let effects = self.machine.step(self.now, event);
             for revision in effects.resolve.into_iter().filter(|_| self.resolves) {
                 events.extend(answer(&self.machine, &revision));
@@ -97,6 +109,9 @@ impl Cluster {
             for key in effects.keys.into_iter().collect::<BTreeSet<_>>() {
                 events.extend(self.write(&key));
             }
+        }
+        if let Some(follower) = self.follower.as_ref().filter(|_| self.machine.world().leads) {
+            assert_eq!(differences(&table(follower), &self.table()), [""; 0]);
         }
     }
 
@@ -149,7 +164,7 @@ impl Cluster {
         object["metadata"]["uid"] = meta("uid")
             .unwrap_or_else(|| json!(format!("00000000-0000-4000-8000-{:012x}", self.made)));
         object["metadata"]["creationTimestamp"] =
-            meta("creationTimestamp").unwrap_or_else(|| json!(self.now.rfc3339()));
+            meta("creationTimestamp").unwrap_or_else(|| json!(self.stamp().rfc3339()));
         if let Some(status) = before.as_ref().and_then(|it| it.get("status")) {
             object["status"] = status.clone();
         }
@@ -180,6 +195,20 @@ impl Cluster {
             events.extend(self.pods(name, &[]));
         }
         events
+    }
+
+    fn stamp(&self) -> Stamp {
+        self.stamps.unwrap_or(self.now)
+    }
+
+    /// Another replica that starts now and has learnt of everything.
+    fn other(&self) -> Machine {
+        let mut other = machine().loading();
+        for event in shown(&self.objects, &[]) {
+            other.step(self.now, event);
+        }
+        other.step(self.now, Event::Known);
+        other
     }
 
     /// What is applied to a pod is merged: the rest is others'.
@@ -245,7 +274,7 @@ impl Cluster {
                 "metadata": {
                     "name": name.name.as_str(), "namespace": name.namespace.as_str(),
                     "uid": format!("00000000-0000-4000-9000-{:012x}", self.made),
-                    "creationTimestamp": self.now.rfc3339(),
+                    "creationTimestamp": self.stamp().rfc3339(),
                     "labels": object["spec"]["template"]["metadata"]["labels"],
                 },
                 "spec": {"nodeName": "n1"},
@@ -404,6 +433,17 @@ fn table(machine: &Machine) -> RouteTable {
         }
     }
     table
+}
+
+/// Lines of what two tables say.
+fn differences(one: &RouteTable, other: &RouteTable) -> Vec<String> {
+    let lines = |table: &RouteTable| -> BTreeSet<String> {
+        let services = table.services.values().map(|it| format!("{it:?}"));
+        let revisions = table.revisions.values().map(|it| format!("{it:?}"));
+        let pods = table.pods.values().map(|it| format!("{it:?}"));
+        services.chain(revisions).chain(pods).collect()
+    };
+    lines(one).symmetric_difference(&lines(other)).cloned().collect()
 }
 
 fn template(image: &str, initial: u32) -> Value {
@@ -681,6 +721,7 @@ fn nothing_is_left_of_a_deleted_service() {
 fn sees(cluster: &mut Cluster, node: &str, uid: &str) -> u64 {
     let agent = Subscriber { role: Role::Agent, name: node.into(), node: node.into() };
     let seen = PodSeen { uid: uid.into(), ..seen() };
+    cluster.follower = None;
     cluster.machine.step(cluster.now, Event::Seen(agent, seen)).refused
 }
 
@@ -771,17 +812,48 @@ fn who_does_not_lead_learns_from_the_pod_that_it_drains() {
     cluster.decide("hello-00001", 1);
     cluster.ready();
     let other = |cluster: &Cluster| {
-        let mut other = machine().loading();
-        for event in shown(&cluster.objects, &[]) {
-            other.step(cluster.now, event);
-        }
-        other.step(cluster.now, Event::Known);
-        table(&other).pods.into_values().map(|it| it.phase).collect::<Vec<_>>()
+        table(&cluster.other()).pods.into_values().map(|it| it.phase).collect::<Vec<_>>()
     };
     cluster.decide("hello-00001", 0);
     assert_eq!((phases(&cluster), other(&cluster)), (vec![Draining], vec![Draining]));
     cluster.decide("hello-00001", 1);
     assert_eq!((phases(&cluster), other(&cluster)), (vec![Ready], vec![Starting]));
+}
+
+#[test]
+fn whoever_begins_to_lead_gives_the_last_requests_time_whatever_clock_noted_the_draining() {
+    for apart in [-86_400_000, 86_400_000] {
+        let mut cluster = Cluster::new();
+        cluster.service("hello", "hello:v1", 0, Value::Null);
+        cluster.decide("hello-00001", 1);
+        cluster.ready();
+        cluster.decide("hello-00001", 0);
+        cluster.now = Stamp(cluster.now.0.checked_add_signed(apart).expect("a time"));
+        cluster.machine = cluster.other();
+        cluster.step(Event::Lead(true));
+        assert_eq!(phases(&cluster), [Draining], "{apart}");
+        cluster.now = cluster.now.plus_ms(301_000);
+        cluster.step(Event::Tick);
+        assert_eq!(phases(&cluster), [], "{apart}");
+    }
+}
+
+#[test]
+fn a_start_is_waited_for_by_our_clock_and_never_anew() {
+    let ready = |it: &Cluster| it.condition(Resource::Revision, "hello-00001", "Ready");
+    let begun = Cluster::new().now.0;
+    for stamps in [0, begun, begun + 86_400_000] {
+        let mut cluster = Cluster { stamps: Some(Stamp(stamps)), ..Cluster::new() };
+        cluster.service("hello", "hello:v1", 1, Value::Null);
+        assert!(ready(&cluster).starts_with("Unknown Deploying"), "{stamps} {}", ready(&cluster));
+        cluster.now = cluster.now.plus_ms(600_000);
+        cluster.step(Event::Tick);
+        let late = "False ProgressDeadlineExceeded: Initial scale was never achieved";
+        assert_eq!(ready(&cluster), late, "{stamps}");
+        cluster.machine = cluster.other();
+        cluster.step(Event::Lead(true));
+        assert_eq!(ready(&cluster), late, "{stamps}");
+    }
 }
 
 #[test]
@@ -857,7 +929,8 @@ fn a_pod_that_is_one_too_many_is_not_forgotten_while_kubernetes_keeps_it() {
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
     let (old, uid) = pods(&cluster).remove(0);
-    // What is scaled down goes, or stays: the Deployment's controller is slow here.
+    // What is scaled down goes, or stays: the Deployment's controller is slow here, and forgets what is noted on it.
+    cluster.follower = None;
     let kept = cluster.objects[&(Resource::Pod, old.clone())].clone();
     cluster.decide("hello-00001", 0);
     cluster.step(Event::Observe(Resource::Pod, old, Some(Box::new(kept))));
@@ -992,7 +1065,7 @@ fn a_header_chooses_among_tags_where_the_feature_is_on() {
         service.ingress.and_then(|it| it.tags)
     };
     let all =
-        ["now", "next"].map(|it| Tag { name: it.into(), service: name(&format!("{it}-hello")) });
+        ["next", "now"].map(|it| Tag { name: it.into(), service: name(&format!("{it}-hello")) });
     assert_eq!(tags(&cluster, "hello"), Some(TagRouting::Choice(all.into())));
     assert_eq!(tags(&cluster, "next-hello"), Some(TagRouting::Tag("next".into())));
 }
@@ -1080,7 +1153,7 @@ fn a_new_revision_gets_its_share_step_by_step_whoever_leads() {
             }
             other.step(cluster.now, Event::Known);
             assert_eq!(shares(&other), shares(&cluster.machine));
-            cluster.machine = other;
+            (cluster.machine, cluster.follower) = (other, None);
             cluster.step(Event::Lead(true));
             cluster.ready();
         }
@@ -1254,6 +1327,7 @@ proptest! {
     #[test]
     fn a_new_leader_has_nothing_to_write(
         order in proptest::collection::vec(any::<usize>(), 0..40), split in any::<bool>(), scale in 0..3u32,
+        late in any::<bool>(),
     ) {
         let mut cluster = Cluster::new();
         cluster.service("hello", "hello:v1", 1, Value::Null);
@@ -1278,10 +1352,15 @@ proptest! {
         }
         cluster.step(Event::Known);
         cluster.ready();
+        cluster.writes = 0;
+        if late {
+            // Who leads before the autoscaler has spoken waits for its word.
+            cluster.step(Event::Lead(true));
+            prop_assert_eq!(cluster.writes, 0, "nothing is known that would have to be written");
+        }
         cluster.decide("hello-00001", scale);
         // Which pods drain stands on them, so that others say so too.
         prop_assert_eq!(&cluster.table(), &table, "what it says");
-        cluster.writes = 0;
         cluster.step(Event::Lead(true));
         let changed: Vec<_> = cluster.objects.iter().filter(|(at, it)| before.get(at) != Some(it)).collect();
         prop_assert!(cluster.writes == 0, "{:#?}", changed);

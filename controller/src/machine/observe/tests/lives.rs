@@ -58,7 +58,7 @@ fn another_leads(cluster: &mut Cluster, decided: Option<u32>) {
         other.step(cluster.now, event);
     }
     other.step(cluster.now, Event::Known);
-    cluster.machine = other;
+    (cluster.machine, cluster.follower) = (other, None);
     decided.into_iter().for_each(|it| cluster.decide("hello-00001", it));
     cluster.step(Event::Lead(true));
 }
@@ -256,4 +256,18 @@ fn the_word_of_an_agent_that_is_gone_starves_no_pod() {
     assert_eq!(phases(&cluster), [Starting], "it may be back in a moment");
     cluster.step(Event::Observe(Resource::Pod, node, None));
     assert_eq!(phases(&cluster), [Ready]);
+}
+
+#[test]
+fn all_replicas_say_the_same_of_an_image_that_cannot_be_found() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 1, Value::Null);
+    cluster.ready();
+    cluster.resolves = false;
+    cluster.service("hello", "hello:v2", 1, Value::Null);
+    cluster.step(Event::Resolved(name("hello-00002"), Err("no such image".into())));
+    cluster.service("other", "hello:v2", 1, Value::Null);
+    cluster.step(Event::Resolved(name("other-00001"), Err("no such image".into())));
+    let ready = cluster.condition(Resource::Revision, "other-00001", "Ready");
+    assert!(ready.starts_with("False ContainerMissing"), "{ready}");
 }

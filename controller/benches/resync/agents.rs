@@ -1,0 +1,190 @@
+//! Agents as the controller knows them: one stream of routes each, and one of reports.
+//!
+//! They share this machine with the controller, so nearly all of them look at no more of an item than whether it ends
+//! a batch; one follows as agents do, and says what the table holds.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Buf as _;
+use common::{
+    link::{Link, PodKey},
+    outbox::Outbox,
+    wire::{Decision, Name, PodItem, PodPhase, PodSeen, Role, Subscriber, raw},
+};
+use prost::Message as _;
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    Request, Status,
+    client::Grpc,
+    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+    transport::Endpoint,
+};
+
+use super::cluster::{Cluster, Pod};
+
+/// What they have been told.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// Agents with a stream.
+    pub(super) following: AtomicUsize,
+    /// Agents that have had a whole table.
+    pub(super) whole: AtomicUsize,
+    /// Items of their first tables.
+    pub(super) items: AtomicU64,
+    /// Bytes of those.
+    pub(super) bytes: AtomicU64,
+    /// Services of the table that is read.
+    pub(super) services: AtomicUsize,
+    /// Its ready pods.
+    pub(super) ready: AtomicUsize,
+}
+
+/// Starts them all; they try until the controller answers.
+pub(super) fn start(
+    cluster: &mut Cluster,
+    nodes: usize,
+    endpoint: &str,
+    stop: &CancellationToken,
+) -> Arc<Told> {
+    let told = Arc::new(Told::default());
+    for node in 0..nodes {
+        let who = agent(node);
+        let pods: Vec<Pod> =
+            cluster.pods.iter().filter(|it| it.node == who.node).cloned().collect();
+        tokio::spawn(report(endpoint.to_owned(), who.clone(), pods, stop.clone()));
+        if node > 0 {
+            tokio::spawn(follow(endpoint.to_owned(), who, Arc::clone(&told)));
+        }
+    }
+    tokio::spawn(read(Link::new(endpoint, agent(0), stop.clone()), Arc::clone(&told)));
+    tokio::spawn(decide(endpoint.to_owned(), std::mem::take(&mut cluster.decisions), stop.clone()));
+    told
+}
+
+fn agent(node: usize) -> Subscriber {
+    let node = format!("node-{node}");
+    Subscriber { role: Role::Agent, name: node.clone(), node }
+}
+
+async fn report(endpoint: String, who: Subscriber, pods: Vec<Pod>, stop: CancellationToken) {
+    let outbox = Outbox::new();
+    for Pod { uid, address, .. } in pods {
+        let seen = PodSeen {
+            uid: uid.clone(),
+            address: format!("{address}:8080").parse().ok(),
+            also: None,
+            listening: true,
+            ready: true,
+            drained: false,
+            in_flight: 0,
+            listening_since_ns: 1,
+            trouble: String::new(),
+        };
+        outbox.set(PodKey::Pod(uid), PodItem::Seen(seen));
+    }
+    Link::new(endpoint, who, stop).report_pods(&outbox).await;
+}
+
+async fn decide(endpoint: String, decisions: Vec<Decision>, stop: CancellationToken) {
+    let outbox: Outbox<Name, Decision> = Outbox::new();
+    decisions.into_iter().for_each(|it| outbox.set(it.revision.clone(), it));
+    let who = Subscriber { role: Role::Autoscaler, name: "autoscaler".into(), node: String::new() };
+    Link::new(endpoint, who, stop).since(1).decide(&outbox).await;
+}
+
+async fn read(link: Link, told: Arc<Told>) {
+    let mut first = true;
+    link.watch_routes(|view, _| {
+        let ready = view.table.pods.values().filter(|it| it.phase == PodPhase::Ready).count();
+        told.services.store(view.table.services.len(), Ordering::Relaxed);
+        told.ready.store(ready, Ordering::Relaxed);
+        if std::mem::take(&mut first) {
+            told.following.fetch_add(1, Ordering::Relaxed);
+            told.whole.fetch_add(1, Ordering::Relaxed);
+        }
+    })
+    .await;
+}
+
+async fn follow(endpoint: String, who: Subscriber, told: Arc<Told>) {
+    let mut items = loop {
+        match open(&endpoint, &who).await {
+            Ok(items) => break items,
+            Err(_status) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    };
+    told.following.fetch_add(1, Ordering::Relaxed);
+    let (mut count, mut bytes, mut whole) = (0, 0, false);
+    while let Ok(Some(Item { size, ends })) = items.message().await {
+        (count, bytes) = (count + 1, bytes + size);
+        if ends && !std::mem::replace(&mut whole, true) {
+            told.items.fetch_add(count, Ordering::Relaxed);
+            told.bytes.fetch_add(bytes, Ordering::Relaxed);
+            told.whole.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+async fn open(endpoint: &str, who: &Subscriber) -> Result<tonic::Streaming<Item>, Status> {
+    let failed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
+    let endpoint = Endpoint::from_shared(endpoint.to_owned()).map_err(failed)?;
+    let mut client = Grpc::new(endpoint.connect().await.map_err(failed)?);
+    client.ready().await.map_err(failed)?;
+    let path = "/rouse.v1.Routes/Watch".parse().expect("a path");
+    let request = Request::new(raw::Subscriber::from(who.clone()));
+    Ok(client.server_streaming(request, path, Light).await?.into_inner())
+}
+
+/// Of an item.
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    size: u64,
+    ends: bool,
+}
+
+/// Looks at items without reading them.
+#[derive(Clone, Copy, Debug)]
+struct Light;
+
+impl Codec for Light {
+    type Encode = raw::Subscriber;
+    type Decode = Item;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        *self
+    }
+
+    fn decoder(&mut self) -> Self {
+        *self
+    }
+}
+
+impl Encoder for Light {
+    type Item = raw::Subscriber;
+    type Error = Status;
+
+    fn encode(&mut self, item: raw::Subscriber, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        item.encode(to).map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+impl Decoder for Light {
+    type Item = Item;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Item>, Status> {
+        // `synced` is field 7, of no length, and nothing of an item is shorter.
+        let (size, chunk) = (from.remaining(), from.chunk());
+        let ends = size < 16 && chunk.ends_with(&[7 << 3 | 2, 0]);
+        from.advance(size);
+        Ok(Some(Item { size: size as u64, ends }))
+    }
+}

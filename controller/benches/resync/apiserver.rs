@@ -1,0 +1,155 @@
+//! Answers lists, watches and the lease as an API server does, and counts what it is asked to write.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::State,
+    http::{Method, Request, StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse as _, Response},
+};
+use controller::children::Resource;
+use futures::StreamExt as _;
+use serde_json::Value;
+use tokio::net::TcpListener;
+
+use super::cluster::{Cluster, SYSTEM};
+
+/// All objects, ready to be sent.
+pub(super) struct Objects {
+    /// By the path of their list.
+    lists: BTreeMap<String, Vec<Box<str>>>,
+    /// Requests to write something other than the lease.
+    writes: AtomicU64,
+    lease: AtomicU64,
+}
+
+impl Objects {
+    /// Those of a cluster, with what the API server adds to each.
+    pub(super) fn of(cluster: Cluster) -> Self {
+        let mut lists: BTreeMap<String, Vec<Box<str>>> = BTreeMap::new();
+        for (version, ((resource, name), mut object)) in cluster.objects.into_iter().enumerate() {
+            object["metadata"]["resourceVersion"] = Value::from(version.to_string());
+            let fields = managed_fields(&object);
+            object["metadata"]["managedFields"] = fields;
+            let own = name.namespace == SYSTEM;
+            lists.entry(path(resource, own)).or_default().push(object.to_string().into());
+        }
+        Self { lists, writes: AtomicU64::new(0), lease: AtomicU64::new(0) }
+    }
+
+    /// How many there are, and their size.
+    pub(super) fn size(&self) -> (usize, usize) {
+        let all = || self.lists.values().flatten();
+        (all().count(), all().map(|it| it.len()).sum())
+    }
+
+    /// How often something was to be written.
+    pub(super) fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Relaxed)
+    }
+
+    /// One page of a list.
+    fn page(&self, path: &str, limit: usize, from: usize) -> String {
+        let all = self.lists.get(path).map(Vec::as_slice).unwrap_or_default();
+        let to = from.saturating_add(limit).min(all.len());
+        let next = if to < all.len() { to.to_string() } else { String::new() };
+        let items = all.get(from..to).unwrap_or_default().join(",");
+        format!(
+            r#"{{"kind":"List","apiVersion":"v1","metadata":{{"resourceVersion":"900000","continue":"{next}"}},"items":[{items}]}}"#
+        )
+    }
+
+    /// The Lease as it was asked to be, in another version.
+    fn lease(&self, body: &[u8]) -> String {
+        let mut lease: Value = serde_json::from_slice(body).unwrap_or_default();
+        let version = self.lease.fetch_add(1, Ordering::Relaxed) + 1_000_000;
+        lease["metadata"]["resourceVersion"] = Value::from(version.to_string());
+        lease.to_string()
+    }
+}
+
+/// Field by field, who has set it: on a real API server a third of each object.
+fn managed_fields(object: &Value) -> Value {
+    fn fields(value: &Value) -> Value {
+        match value {
+            Value::Object(all) => {
+                let named = all.iter().map(|(name, value)| (format!("f:{name}"), fields(value)));
+                Value::Object(named.collect())
+            }
+            _ => Value::Object(serde_json::Map::new()),
+        }
+    }
+    let of = |part: &str| fields(&object[part]);
+    let set = serde_json::json!({"f:metadata": {"f:labels": fields(&object["metadata"]["labels"])}, "f:spec": of("spec"), "f:status": of("status")});
+    serde_json::json!([{
+        "manager": "rouse", "operation": "Apply", "apiVersion": object["apiVersion"], "fieldsType": "FieldsV1",
+        "time": object["metadata"]["creationTimestamp"], "fieldsV1": set,
+    }])
+}
+
+/// The path of a list: of the system namespace, or of all.
+fn path(resource: Resource, system: bool) -> String {
+    let root = if resource.group().is_empty() { "api" } else { "apis" };
+    let space = if system { format!("/namespaces/{SYSTEM}") } else { String::new() };
+    format!("/{root}/{}{space}/{}", resource.api_version(), resource.plural())
+}
+
+/// Serves them; returns where.
+pub(super) async fn serve(objects: Arc<Objects>) -> std::io::Result<SocketAddr> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+    let address = listener.local_addr()?;
+    let router = Router::new().fallback(answer).with_state(objects);
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    Ok(address)
+}
+
+async fn answer(State(objects): State<Arc<Objects>>, request: Request<Body>) -> Response {
+    let (path, query) =
+        (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
+    let parameter = |name: &str| {
+        query.split('&').find_map(|it| it.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
+    };
+    let number = |name: &str| parameter(name).and_then(|it| it.parse().ok());
+    let is_lease = path.contains("/leases");
+    match *request.method() {
+        Method::GET if parameter("watch").is_some() => {
+            let nothing = futures::stream::pending::<Result<Bytes, Infallible>>();
+            json(Body::from_stream(nothing.boxed()))
+        }
+        Method::GET if is_lease && !path.ends_with("/leases") => {
+            let none = r#"{"kind":"Status","status":"Failure","reason":"NotFound","message":"not found","code":404}"#;
+            (StatusCode::NOT_FOUND, json(none.into())).into_response()
+        }
+        Method::GET => json(
+            objects
+                .page(&path, number("limit").unwrap_or(usize::MAX), number("continue").unwrap_or(0))
+                .into(),
+        ),
+        ref method => {
+            let method = method.clone();
+            let body =
+                axum::body::to_bytes(request.into_body(), usize::MAX).await.unwrap_or_default();
+            if is_lease {
+                return json(objects.lease(&body).into());
+            }
+            if objects.writes.fetch_add(1, Ordering::Relaxed) < 5 {
+                tracing::warn!(%method, path, body = %String::from_utf8_lossy(&body), "written");
+            }
+            json(body.into())
+        }
+    }
+}
+
+fn json(body: Body) -> Response {
+    ([(CONTENT_TYPE, "application/json")], body).into_response()
+}

@@ -1,0 +1,277 @@
+//! A cluster that has come to rest, made by the controller itself against a model of the API server.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use common::{
+    outbox::Outbox,
+    wire::{Activity, Decision, Name, Path},
+};
+use controller::{
+    children::Resource,
+    kube::{
+        Key,
+        cache::Seen,
+        decide::{Action, decide},
+    },
+    machine::{Event, Machine},
+    want::want,
+    world::{Platform, Settings, Stamp, World},
+};
+use serde_json::{Value, json};
+
+/// Where our own parts are.
+pub(super) const SYSTEM: &str = "knative-serving";
+/// Services in one namespace.
+const CROWD: usize = 100;
+
+/// How large a cluster.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    /// Services, each with one Revision.
+    pub(super) services: usize,
+    /// Pods of each.
+    pub(super) pods: usize,
+    /// Nodes, each with an agent.
+    pub(super) nodes: usize,
+}
+
+/// A pod, as its agent knows it.
+#[derive(Clone, Debug)]
+pub(super) struct Pod {
+    pub(super) uid: String,
+    pub(super) node: String,
+    pub(super) address: String,
+}
+
+/// Everything in the cluster.
+pub(super) struct Cluster {
+    machine: Machine,
+    now: Stamp,
+    size: Size,
+    made: usize,
+    pub(super) objects: BTreeMap<(Resource, Name), Value>,
+    pub(super) pods: Vec<Pod>,
+    pub(super) decisions: Vec<Decision>,
+}
+
+impl Cluster {
+    /// Plays what users, the controller and Kubernetes do, until nothing is left to do.
+    pub(super) fn new(size: Size, now: Stamp) -> Self {
+        let settings = Settings { platform: Platform::Kubernetes, ..Settings::default() };
+        let settings =
+            Settings { domain: "example.com".into(), activators: Vec::new(), ..settings };
+        let world = World { settings: settings.into(), leads: false, ..World::default() };
+        let machine = Machine::new(world, Outbox::new());
+        let (objects, pods, decisions) = (BTreeMap::new(), Vec::new(), Vec::new());
+        let mut all = Self { machine, now, size, made: 0, objects, pods, decisions };
+        all.rest(vec![Event::Lead(true)]);
+        (0..2).for_each(|at| all.activator(at));
+        (0..size.nodes).for_each(|at| all.node(at));
+        (0..size.services).for_each(|at| all.service(at));
+        all
+    }
+
+    /// How many objects of a kind there are.
+    pub(super) fn count(&self, resource: Resource) -> usize {
+        self.objects.keys().filter(|(kind, _)| *kind == resource).count()
+    }
+
+    /// Takes in events and what follows from all that is written then.
+    fn rest(&mut self, events: Vec<Event>) {
+        let (mut events, mut keys) = (VecDeque::from(events), BTreeSet::new());
+        loop {
+            if let Some(event) = events.pop_front() {
+                let effects = self.machine.step(self.now, event);
+                keys.extend(effects.keys);
+                events.extend(effects.resolve.iter().filter_map(|it| self.digests(it)));
+            } else if let Some(key) = keys.pop_first() {
+                events.extend(self.write(&key));
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// What a registry that is not asked has to say: nothing.
+    fn digests(&self, revision: &Name) -> Option<Event> {
+        let wanted = self.machine.wanted_digests(revision)?;
+        let none = wanted.images.into_iter().map(|(name, _)| (name, String::new()));
+        Some(Event::Resolved(revision.clone(), Ok(none.collect())))
+    }
+
+    fn write(&mut self, key: &Key) -> Vec<Event> {
+        let at = (key.resource, key.name.clone());
+        let seen = self.objects.get(&at).map(Seen::of);
+        match decide(key, want(self.machine.world(), key), seen.as_ref(), None) {
+            Action::None => Vec::new(),
+            Action::Create(body) | Action::Apply(body) => self.apply(key.resource, &key.name, body),
+            Action::Status(body) => {
+                self.objects.get_mut(&at).expect("it was seen")["status"] = body["status"].clone();
+                self.observed(at)
+            }
+            other => panic!("{key} comes to no rest: {other:?}"),
+        }
+    }
+
+    fn observed(&self, at: (Resource, Name)) -> Vec<Event> {
+        let object = Box::new(self.objects[&at].clone());
+        vec![Event::Observe(at.0, at.1, Some(object))]
+    }
+
+    /// What the API server makes of a body, and Kubernetes' own controllers of that.
+    fn apply(&mut self, resource: Resource, name: &Name, mut object: Value) -> Vec<Event> {
+        let at = (resource, name.clone());
+        let before = self.objects.get(&at);
+        let meta = |field: &str| before.map(|it| it["metadata"][field].clone());
+        let same = before.is_some_and(|it| it["spec"] == object["spec"]);
+        let generation = meta("generation").and_then(|it| it.as_i64()).unwrap_or(0);
+        let (uid, made_at) = (meta("uid"), meta("creationTimestamp"));
+        let status = before.and_then(|it| it.get("status")).cloned();
+        let given = before.map(|it| it["spec"]["clusterIPs"].clone());
+        self.made += 1;
+        object["apiVersion"] = json!(resource.api_version());
+        object["kind"] = json!(resource.kind());
+        object["metadata"]["uid"] = uid.unwrap_or_else(|| json!(uuid(4, self.made)));
+        object["metadata"]["creationTimestamp"] =
+            made_at.unwrap_or_else(|| json!(self.now.rfc3339()));
+        object["metadata"]["generation"] = json!(generation + i64::from(!same));
+        if let Some(status) = status {
+            object["status"] = status;
+        }
+        if resource == Resource::Service && object["spec"].get("selector").is_none() {
+            let host = self.made;
+            let fresh = || {
+                json!([format!("10.{}.{}.{}", 96 + (host >> 16), (host >> 8) & 255, host & 255)])
+            };
+            object["spec"]["clusterIPs"] = given.filter(Value::is_array).unwrap_or_else(fresh);
+        }
+        let is_new = before.is_none();
+        self.objects.insert(at.clone(), object);
+        let mut events = self.observed(at);
+        if resource == Resource::Deployment && is_new {
+            events.extend((0..self.size.pods).flat_map(|_| self.pod(name)).collect::<Vec<_>>());
+        }
+        events
+    }
+
+    fn service(&mut self, at: usize) {
+        let name = Name::new(format!("team-{}", at / CROWD), format!("shop-{at}"));
+        let own = json!({"name": name.name.as_str(), "namespace": name.namespace.as_str()});
+        let body = json!({"metadata": own, "spec": {"template": template(at, self.size.pods)}});
+        let events = self.apply(Resource::KnativeService, &name, body);
+        self.rest(events);
+        let revision = Name::new(name.namespace, format!("{}-00001", name.name));
+        let decision = decision(revision, self.size.pods);
+        self.decisions.push(decision.clone());
+        self.rest(vec![Event::Decide(decision)]);
+    }
+
+    fn node(&mut self, at: usize) {
+        let ready = json!([{"type": "Ready", "status": "True"}]);
+        let body =
+            json!({"metadata": {"name": format!("node-{at}")}, "status": {"conditions": ready}});
+        let events = self.apply(Resource::Node, &Name::new("", format!("node-{at}")), body);
+        self.rest(events);
+    }
+
+    fn activator(&mut self, at: usize) {
+        let name = Name::new(SYSTEM, format!("activator-{at}"));
+        let body = json!({
+            "metadata": {"name": name.name.as_str(), "namespace": SYSTEM, "labels": {"app": "activator"}},
+            "spec": {"nodeName": format!("node-{at}")},
+            "status": {"podIP": format!("10.1.0.{at}"), "conditions": [{"type": "Ready", "status": "True"}]},
+        });
+        let events = self.apply(Resource::Pod, &name, body);
+        self.rest(events);
+    }
+
+    /// A pod that runs and is ready, as large as one of a real API server.
+    fn pod(&mut self, deployment: &Name) -> Vec<Event> {
+        self.made += 1;
+        let (made, number) = (self.made, self.pods.len());
+        let address =
+            format!("10.{}.{}.{}", 128 + (number >> 16), (number >> 8) & 255, number & 255);
+        let node = format!("node-{}", number % self.size.nodes);
+        let name =
+            Name::new(deployment.namespace.clone(), format!("{}-{made:09}", deployment.name));
+        let of = &self.objects[&(Resource::Deployment, deployment.clone())];
+        let labels = &of["spec"]["template"]["metadata"]["labels"];
+        let mut spec = of["spec"]["template"]["spec"].clone();
+        spec["nodeName"] = json!(node);
+        spec["tolerations"] = json!([
+            {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+            {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+        ]);
+        let uid = uuid(5, made);
+        let object = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": name.name.as_str(), "namespace": name.namespace.as_str(), "uid": uid, "labels": labels,
+                "creationTimestamp": self.now.rfc3339(),
+            },
+            "spec": spec,
+            "status": pod_status(&address, &self.now.rfc3339()),
+        });
+        self.pods.push(Pod { uid, node, address });
+        let at = (Resource::Pod, name);
+        self.objects.insert(at.clone(), object);
+        self.observed(at)
+    }
+}
+
+fn uuid(kind: u8, number: usize) -> String {
+    format!("5f3a7c21-0000-4{kind:03}-8000-{number:012x}")
+}
+
+fn pod_status(address: &str, since: &str) -> Value {
+    let kinds =
+        ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
+    let condition = |kind: &&str| json!({"type": kind, "status": "True", "lastTransitionTime": since, "lastProbeTime": null});
+    json!({
+        "phase": "Running", "hostIP": "192.168.0.1", "podIP": address, "podIPs": [{"ip": address}],
+        "qosClass": "Burstable", "startTime": since,
+        "conditions": kinds.iter().map(condition).collect::<Vec<_>>(),
+        "containerStatuses": [{
+            "name": "user-container", "ready": true, "started": true, "restartCount": 0,
+            "image": "dev.local/shop:v1", "imageID": "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+            "containerID": "containerd://0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+            "state": {"running": {"startedAt": since}}, "lastState": {},
+        }],
+    })
+}
+
+/// Every service runs its own image, so no two templates are equal.
+fn template(at: usize, pods: usize) -> Value {
+    let probe = json!({"tcpSocket": {"port": 0}, "successThreshold": 1, "periodSeconds": 0});
+    let resources =
+        json!({"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}});
+    let env =
+        json!([{"name": "SHOP", "value": at.to_string()}, {"name": "LOG_LEVEL", "value": "info"}]);
+    json!({
+        "metadata": {"annotations": {"autoscaling.knative.dev/initial-scale": pods.to_string()}},
+        "spec": {
+            "containers": [{
+                "name": "user-container", "image": format!("dev.local/shop-{at}:v1"), "env": env,
+                "readinessProbe": probe, "resources": resources,
+            }],
+            "containerConcurrency": 0, "timeoutSeconds": 300, "enableServiceLinks": false,
+        },
+    })
+}
+
+fn decision(revision: Name, pods: usize) -> Decision {
+    Decision {
+        revision,
+        wanted: u32::try_from(pods).ok(),
+        path: Path::Direct,
+        activators: 2,
+        activity: Activity::Active,
+        stable: 0.0,
+        panic: 0.0,
+        target: 70.0,
+        ready_pods: u32::try_from(pods).unwrap_or(u32::MAX),
+        panicking: false,
+        excess_burst_capacity: 0.0,
+        reason: String::new(),
+    }
+}

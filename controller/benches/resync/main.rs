@@ -1,0 +1,239 @@
+//! How long a controller that has just started takes until everybody knows everything and it has nothing to write.
+//!
+//! `cargo bench -p controller --bench resync`: a process of its own runs the controller as it ships, against a stand-in
+//! of the API server that holds what an earlier controller has made. Agents are there from the beginning and try until
+//! they are answered; each reports its node's pods, and an autoscaler what it has decided. `RESYNC=SERVICES,PODS,NODES`
+//! chooses another size. Prints one JSON line.
+#![allow(clippy::print_stderr, reason = "whoever waits for minutes should see what for")]
+
+use std::{
+    env, fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use controller::{children::Resource, config, world::Stamp};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+mod agents;
+mod apiserver;
+mod cluster;
+
+use agents::Told;
+use apiserver::Objects;
+use cluster::{Cluster, SYSTEM, Size};
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Between two looks at the controller.
+const LOOK: Duration = Duration::from_millis(100);
+/// It comes to rest by then, or never.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+fn main() -> Result<(), Error> {
+    // Agents are refused until the controller listens, which is no news here.
+    let filter = env::var("RUST_LOG").unwrap_or_else(|_| "warn,common::link=error".into());
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+        .with_writer(std::io::stderr)
+        .init();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let args: Vec<String> = env::args().collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [_, "controller", kubeconfig, listen, admin] => {
+            std::thread::spawn(end_with_parent);
+            runtime.block_on(controller(kubeconfig, listen, admin.parse()?))
+        }
+        _ => runtime.block_on(measure(size()?)),
+    }
+}
+
+/// Whatever becomes of the bench, its controller does not stay.
+fn end_with_parent() {
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    std::process::exit(0);
+}
+
+fn size() -> Result<Size, Error> {
+    let text = env::var("RESYNC").unwrap_or_else(|_| "10000,10,100".into());
+    let numbers: Result<Vec<usize>, _> = text.split(',').map(str::parse).collect();
+    match numbers?.as_slice() {
+        [services, pods, nodes] if *nodes > 0 => {
+            Ok(Size { services: *services, pods: *pods, nodes: *nodes })
+        }
+        _ => Err("RESYNC is SERVICES,PODS,NODES, such as 1000,10,100".into()),
+    }
+}
+
+/// The controller as it ships, but for TLS and for who asks it about objects.
+async fn controller(kubeconfig: &str, listen: &str, admin: SocketAddr) -> Result<(), Error> {
+    let domain = "example.com".into();
+    let own = controller::Config { listen: listen.into(), admin, domain, ..Default::default() };
+    let cluster = config::Cluster {
+        kubeconfig: Some(kubeconfig.into()),
+        system_namespace: SYSTEM.into(),
+        pod: "controller".into(),
+        cluster_domain: "cluster.local".into(),
+        webhook: None,
+        webhook_url: None,
+    };
+    Ok(controller::run_on_kubernetes(own, cluster, CancellationToken::new()).await?)
+}
+
+async fn measure(size: Size) -> Result<(), Error> {
+    let began = Instant::now();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis();
+    let hour_ago = Stamp(u64::try_from(now)? - 3_600_000);
+    let mut cluster = tokio::task::block_in_place(|| Cluster::new(size, hour_ago));
+    assert_eq!(cluster.count(Resource::Revision), size.services);
+    let stop = CancellationToken::new();
+    let [listen, admin] = [free_port()?, free_port()?];
+    let endpoint = format!("http://{listen}");
+    let told = agents::start(&mut cluster, size.nodes, &endpoint, &stop);
+    let objects = Arc::new(Objects::of(cluster));
+    let (count, bytes) = objects.size();
+    eprintln!("{count} objects, {} MB, made in {:.1?}", bytes >> 20, began.elapsed());
+    let api = apiserver::serve(Arc::clone(&objects)).await?;
+    let controller = Process::start(api, &endpoint, admin)?;
+    let seen = rest(size, &controller, &told, admin).await;
+    let (cpu, peak) = (controller.cpu_s()?, controller.peak_mib()?);
+    stop.cancel();
+    let agents = u64::try_from(size.nodes - 1)?.max(1);
+    let row = json!({
+        "services": size.services, "pods": size.services * size.pods, "agents": size.nodes, "objects": count,
+        "known_s": seen.known, "whole_s": seen.whole, "rest_s": seen.rest, "cpu_s": cpu, "peak_mib": peak,
+        "table_items": told.items.load(Ordering::Relaxed) / agents,
+        "table_bytes": told.bytes.load(Ordering::Relaxed) / agents,
+        "writes": objects.writes(), "is_complete": seen.is_complete,
+    });
+    writeln!(std::io::stdout(), "{row}")?;
+    Ok(())
+}
+
+/// Seconds since the controller was started.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Until it had taken in all objects and answered the first agent.
+    known: f64,
+    /// Until every agent had a whole table.
+    whole: f64,
+    /// Until every report was taken in and nothing was left to look at.
+    rest: f64,
+    is_complete: bool,
+}
+
+async fn rest(size: Size, controller: &Process, told: &Told, admin: SocketAddr) -> Seen {
+    let (mut seen, mut before) = (Seen::default(), Value::Null);
+    let wanted = (size.services, size.services * size.pods);
+    while controller.started.elapsed() < PATIENCE {
+        tokio::time::sleep(LOOK).await;
+        let now = controller.started.elapsed().as_secs_f64();
+        let at = |first: &mut f64, is: bool| {
+            if is && *first == 0.0 {
+                *first = now;
+            }
+        };
+        at(&mut seen.known, told.following.load(Ordering::Relaxed) > 0);
+        at(&mut seen.whole, told.whole.load(Ordering::Relaxed) == size.nodes);
+        let counts = tokio::task::block_in_place(|| counts(admin)).unwrap_or_default();
+        let table = (told.services.load(Ordering::Relaxed), told.ready.load(Ordering::Relaxed));
+        let steps = counts["steps"].as_f64().unwrap_or(0.0);
+        let all_taken = steps >= (2 * wanted.1 + wanted.0) as f64;
+        if counts != before || counts["waits"] != 0.0 || counts["leads"] != 1.0 || !all_taken {
+            (before, seen.rest) = (counts, 0.0);
+            continue;
+        }
+        at(&mut seen.rest, seen.whole > 0.0 && table == wanted);
+        if seen.rest > 0.0 {
+            // When it was first so: the look before this one.
+            seen.rest -= LOOK.as_secs_f64();
+            seen.is_complete = true;
+            break;
+        }
+    }
+    seen
+}
+
+/// What the controller says of itself.
+fn counts(admin: SocketAddr) -> std::io::Result<Value> {
+    let mut stream = TcpStream::connect(admin)?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let sum = |name: &str| -> f64 {
+        let lines = text.lines().filter_map(|it| it.strip_prefix(name));
+        lines.filter_map(|it| it.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    };
+    let queue = |state: &str| sum(&format!("rouse_controller_kube_queue{{state=\"{state}\"}}"));
+    Ok(json!({
+        "waits": queue("waiting") + queue("writing") + queue("later"),
+        "leads": sum("rouse_controller_kube_leader"),
+        "steps": sum("rouse_controller_step_seconds_count"),
+    }))
+}
+
+/// The controller's process, which ends with this.
+struct Process {
+    child: Child,
+    started: Instant,
+    folder: PathBuf,
+}
+
+impl Process {
+    fn start(api: SocketAddr, listen: &str, admin: SocketAddr) -> Result<Self, Error> {
+        let folder = env::temp_dir().join(format!("rouse-resync-{}", std::process::id()));
+        fs::create_dir_all(&folder)?;
+        let kubeconfig = folder.join("kubeconfig");
+        fs::write(&kubeconfig, kubeconfig_of(api).to_string())?;
+        let mut command = Command::new(env::current_exe()?);
+        command.arg("controller").arg(&kubeconfig).args([listen, &admin.to_string()]);
+        command.stdin(Stdio::piped());
+        Ok(Self { started: Instant::now(), child: command.spawn()?, folder })
+    }
+
+    fn read(&self, file: &str) -> Result<String, Error> {
+        Ok(fs::read_to_string(Path::new("/proc").join(self.child.id().to_string()).join(file))?)
+    }
+
+    fn peak_mib(&self) -> Result<f64, Error> {
+        let status = self.read("status")?;
+        let peak = status.lines().find_map(|it| it.strip_prefix("VmHWM:")?.strip_suffix("kB"));
+        Ok(peak.unwrap_or_default().trim().parse::<f64>()? / 1024.0)
+    }
+
+    /// Of user and kernel, in hundredths: `USER_HZ` is 100 everywhere.
+    fn cpu_s(&self) -> Result<f64, Error> {
+        let stat = self.read("stat")?;
+        let (_, fields) = stat.rsplit_once(')').ok_or("no name in stat")?;
+        let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
+        Ok(ticks.sum::<Result<f64, _>>()? / 100.0)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself; the bench has failed then.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn kubeconfig_of(api: SocketAddr) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "bench",
+        "clusters": [{"name": "bench", "cluster": {"server": format!("http://{api}")}}],
+        "users": [{"name": "bench", "user": {}}],
+        "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench"}}],
+    })
+}
+
+/// One that nobody has now.
+fn free_port() -> std::io::Result<SocketAddr> {
+    std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()
+}

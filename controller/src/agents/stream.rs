@@ -1,0 +1,203 @@
+//! Shell: the service of RouteTable streams, whose items are encoded and framed once for all that are told the same.
+//!
+//! What tonic generates encodes and frames each item for each stream: a hundred agents that come back after a restart would
+//! have the whole table encoded a hundred times, and taken item by item.
+
+use std::{convert::Infallible, sync::Arc, task};
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use common::wire::{
+    Role, RouteChange, RouteItem,
+    raw::{self, routes_server},
+};
+use futures::{Stream, StreamExt as _, stream};
+use http_body_util::{BodyExt as _, Limited, StreamBody};
+use hyper::body::Frame;
+use prost::Message as _;
+use tonic::{
+    Request, Status,
+    body::Body,
+    codegen::{Body as HttpBody, BoxFuture, Service, StdError, http},
+    metadata::{GRPC_CONTENT_TYPE, MetadataMap},
+    server::NamedService,
+};
+
+use crate::machine::Routes;
+
+/// The items of one batch as they travel, the one that ends it included, in pieces of whole items.
+pub type Encoded = Arc<[Bytes]>;
+
+/// A piece is cut at the end of the item that reaches this size.
+const PIECE: usize = 64 * 1024;
+/// What a subscriber says of itself is no longer than this.
+const QUESTION: usize = 16 * 1024;
+/// Before each message: whether it is compressed, which none is, and its length in 4 bytes (gRPC over HTTP/2,
+/// Length-Prefixed-Message).
+const PREFIX: usize = 5;
+
+/// Encodes a batch as `role` sees it: each change as `shape` says.
+///
+/// Where that is `None` the subscriber is told that the subject is gone, which means nothing to it unless it knew the
+/// subject before.
+pub fn encode(
+    batch: &Routes,
+    role: Role,
+    shape: impl Fn(RouteChange, Role) -> Option<RouteChange>,
+) -> Encoded {
+    let (mut all, mut pieces) = (BytesMut::new(), Vec::new());
+    let changes = batch.steps.iter().map(|(key, change)| {
+        let seen = change.clone().and_then(|change| shape(change, role));
+        seen.unwrap_or_else(|| RouteChange::Gone(key.clone()))
+    });
+    for change in changes.chain([RouteChange::Synced]) {
+        frame(&raw::RouteItem::from(RouteItem { version: batch.version, change }), &mut all);
+        if all.len() >= PIECE {
+            pieces.push(all.split().freeze());
+        }
+    }
+    pieces.extend((!all.is_empty()).then(|| all.freeze()));
+    pieces.into()
+}
+
+fn frame(item: &raw::RouteItem, out: &mut BytesMut) {
+    let length = u32::try_from(item.encoded_len()).expect("an item is far below 4 GiB");
+    out.put_u8(0);
+    out.put_u32(length);
+    item.encode(out).expect("the buffer grows");
+}
+
+/// Opens streams.
+#[tonic::async_trait]
+pub trait Watch: Send + Sync + 'static {
+    /// What a stream says, in [encoded](encode) pieces.
+    type Items: Stream<Item = Bytes> + Send + 'static;
+
+    /// Begins one.
+    async fn watch(&self, request: Request<raw::Subscriber>) -> Result<Self::Items, Status>;
+}
+
+/// Serves `rouse.v1.Routes` as what is generated from the protocol does.
+#[derive(Debug)]
+pub struct Server<W>(Arc<W>);
+
+impl<W> Server<W> {
+    /// A service whose streams `watch` opens.
+    pub fn new(watch: W) -> Self {
+        Self(Arc::new(watch))
+    }
+}
+
+impl<W> Clone for Server<W> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<W> NamedService for Server<W> {
+    const NAME: &'static str = routes_server::SERVICE_NAME;
+}
+
+impl<W: Watch, B> Service<http::Request<B>> for Server<W>
+where
+    B: HttpBody + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<StdError> + Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut task::Context<'_>) -> task::Poll<Result<(), Infallible>> {
+        task::Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        let watch = Arc::clone(&self.0);
+        Box::pin(async move {
+            if request.uri().path() != "/rouse.v1.Routes/Watch" {
+                return Ok(Status::unimplemented("there is no such call").into_http());
+            }
+            let items = async { watch.watch(question(request).await?).await };
+            Ok(items.await.map_or_else(Status::into_http, answer))
+        })
+    }
+}
+
+/// A call's one message.
+async fn question<B>(request: http::Request<B>) -> Result<Request<raw::Subscriber>, Status>
+where
+    B: HttpBody,
+    B::Error: Into<StdError>,
+{
+    let refuse = |why: String| Status::invalid_argument(format!("not a subscriber: {why}"));
+    let (head, body) = request.into_parts();
+    let body = Limited::new(body, QUESTION).collect().await;
+    let mut bytes = body.map_err(|error| refuse(error.to_string()))?.to_bytes();
+    if bytes.len() < PREFIX || bytes.get_u8() != 0 {
+        return Err(refuse("neither one message nor uncompressed".into()));
+    }
+    if usize::try_from(bytes.get_u32()) != Ok(bytes.len()) {
+        return Err(refuse("another length than it says".into()));
+    }
+    let who = raw::Subscriber::decode(bytes).map_err(|error| refuse(error.to_string()))?;
+    Ok(Request::from_parts(MetadataMap::from_headers(head.headers), head.extensions, who))
+}
+
+/// A stream that ends well when its items do.
+fn answer(items: impl Stream<Item = Bytes> + Send + 'static) -> http::Response<Body> {
+    let mut ends = http::HeaderMap::new();
+    ends.insert(Status::GRPC_STATUS, http::HeaderValue::from_static("0"));
+    let ends = stream::once(async { Frame::trailers(ends) });
+    let frames = items.map(Frame::data).chain(ends).map(Ok::<_, Status>);
+    let mut response = http::Response::new(Body::new(StreamBody::new(frames)));
+    response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use common::wire::{Name, RouteKey};
+    use http_body_util::Full;
+
+    use super::*;
+    use crate::machine::Routes;
+
+    #[test]
+    fn pieces_are_whole_items_with_their_lengths() {
+        let gone = |at: usize| (RouteKey::Service(Name::new("default", format!("a-{at}"))), None);
+        let batch = Routes { version: 7, steps: (0..10_000).map(gone).collect() };
+        let pieces = encode(&batch, Role::Agent, |change, _| Some(change));
+        assert!(pieces.len() > 1 && pieces.iter().all(|it| it.len() < 2 * PIECE));
+        let mut items = 0;
+        for piece in pieces.iter() {
+            let mut rest = piece.clone();
+            while !rest.is_empty() {
+                assert_eq!(rest.get_u8(), 0);
+                let length = rest.get_u32() as usize;
+                let item = raw::RouteItem::decode(rest.split_to(length)).expect("a whole item");
+                assert_eq!(item.version, 7);
+                items += 1;
+            }
+        }
+        assert_eq!(items, 10_001, "and the one that ends the batch");
+    }
+
+    #[tokio::test]
+    async fn what_is_not_one_message_is_refused() {
+        let who = raw::Subscriber { name: "n1".into(), ..raw::Subscriber::default() };
+        let message = who.encode_to_vec();
+        let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+        let good = [&[0][..], &length, &message].concat();
+        let asked = |body: Vec<u8>| question(http::Request::new(Full::new(Bytes::from(body))));
+        assert_eq!(asked(good.clone()).await.expect("a subscriber").into_inner(), who);
+        let compressed = [&[1], &good[1..]].concat();
+        let twice = [&good[..], &good].concat();
+        let other = [&[0, 0, 0, 0, 2, 0xff, 0xff][..]].concat();
+        let large = vec![0; QUESTION + 1];
+        for bad in [vec![], good[..4].to_vec(), good[..6].to_vec(), compressed, twice, other, large]
+        {
+            let refused = asked(bad.clone()).await.expect_err("it is refused");
+            assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Shell: an object of whatever kind as it is read from lists and watches: once, and without what nobody here reads.
+
+use std::{borrow::Cow, fmt, marker::PhantomData};
+
+use kube::{
+    Resource,
+    api::{ApiResource, ObjectMeta},
+    core::DynamicResourceScope,
+};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, Visitor},
+};
+use serde_json::{Map, Value};
+
+use super::scope::{self, Kept};
+use crate::children::Resource as Kind;
+
+/// An object. The library's `DynamicObject` is read twice, and would have to be written to become a value again: of
+/// a hundred thousand pods that is most of what a start takes.
+#[derive(Debug)]
+pub(super) struct Object<S> {
+    /// What the library asks for: name, namespace and version.
+    meta: ObjectMeta,
+    /// All of it but `managedFields`, often the larger half, and but what is not [kept](scope::kept).
+    pub(super) value: Value,
+    shape: PhantomData<fn() -> S>,
+}
+
+// Derived, it would ask the same of the shape.
+impl<S> Clone for Object<S> {
+    fn clone(&self) -> Self {
+        Self { meta: self.meta.clone(), value: self.value.clone(), shape: PhantomData }
+    }
+}
+
+/// Of what kind objects are: JSON does not say it of each object of a list.
+pub(super) trait Shape: fmt::Debug + 'static {
+    /// Which parts of it are kept only in part.
+    const KEPT: Kept;
+}
+
+/// Pods, of which nobody here reads what runs in them.
+#[derive(Debug)]
+pub(super) struct Pods;
+
+impl Shape for Pods {
+    const KEPT: Kept = scope::kept(Kind::Pod);
+}
+
+/// Deployments, whose templates nobody here reads.
+#[derive(Debug)]
+pub(super) struct Deployments;
+
+impl Shape for Deployments {
+    const KEPT: Kept = scope::kept(Kind::Deployment);
+}
+
+/// Objects that are only written, of which nobody here reads what they ask for.
+#[derive(Debug)]
+pub(super) struct Written;
+
+impl Shape for Written {
+    const KEPT: Kept = scope::kept(Kind::PodAutoscaler);
+}
+
+/// Objects that are read as they are.
+#[derive(Debug)]
+pub(super) struct Whole;
+
+impl Shape for Whole {
+    const KEPT: Kept = &[];
+}
+
+impl<'de, S: Shape> Deserialize<'de> for Object<S> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let value = from.deserialize_map(Fields::All(S::KEPT))?;
+        let meta = &value["metadata"];
+        if !meta.is_object() {
+            return Err(D::Error::custom("an object without metadata"));
+        }
+        let word = |field: &str| meta[field].as_str().map(str::to_owned);
+        let meta = ObjectMeta {
+            name: word("name"),
+            namespace: word("namespace"),
+            resource_version: word("resourceVersion"),
+            ..ObjectMeta::default()
+        };
+        Ok(Self { meta, value, shape: PhantomData })
+    }
+}
+
+/// Reads fields of an object.
+#[derive(Clone, Copy)]
+enum Fields {
+    /// Of the object itself: all, of some parts only some.
+    All(Kept),
+    /// Of its metadata.
+    Metadata,
+    /// Of a part: only these.
+    Only(&'static [&'static str]),
+}
+
+impl Fields {
+    /// Reads the field's value; `None` where it is not kept.
+    fn field<'de, A: MapAccess<'de>>(
+        self,
+        name: &str,
+        all: &mut A,
+    ) -> Result<Option<Value>, A::Error> {
+        let part = match self {
+            Self::All(_) if name == "metadata" => Some(Self::Metadata),
+            Self::All(kept) => {
+                let mut kept = kept.iter().filter(|(part, _)| *part == name);
+                kept.next().map(|(_, fields)| Self::Only(fields))
+            }
+            Self::Metadata if name == "managedFields" => {
+                return all.next_value::<IgnoredAny>().map(|_| None);
+            }
+            Self::Only(fields) if !fields.contains(&name) => {
+                return all.next_value::<IgnoredAny>().map(|_| None);
+            }
+            Self::Metadata | Self::Only(_) => None,
+        };
+        match part {
+            Some(part) => all.next_value_seed(part).map(Some),
+            None => all.next_value().map(Some),
+        }
+    }
+}
+
+impl<'de> Visitor<'de> for Fields {
+    type Value = Value;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("fields")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<Value, A::Error> {
+        let mut kept = Map::new();
+        while let Some(name) = all.next_key::<String>()? {
+            if let Some(value) = self.field(&name, &mut all)? {
+                kept.insert(name, value);
+            }
+        }
+        Ok(Value::Object(kept))
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Fields {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<S: 'static> Resource for Object<S> {
+    type DynamicType = ApiResource;
+    type Scope = DynamicResourceScope;
+
+    fn group(kind: &ApiResource) -> Cow<'_, str> {
+        kind.group.as_str().into()
+    }
+
+    fn version(kind: &ApiResource) -> Cow<'_, str> {
+        kind.version.as_str().into()
+    }
+
+    fn kind(kind: &ApiResource) -> Cow<'_, str> {
+        kind.kind.as_str().into()
+    }
+
+    fn api_version(kind: &ApiResource) -> Cow<'_, str> {
+        kind.api_version.as_str().into()
+    }
+
+    fn plural(kind: &ApiResource) -> Cow<'_, str> {
+        kind.plural.as_str().into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.meta
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::ResourceExt as _;
+    use serde_json::json;
+
+    #[test]
+    fn everything_is_read_but_who_has_set_what() {
+        let whole = json!({
+            "kind": "Pod",
+            "metadata": {
+                "name": "a", "namespace": "b", "resourceVersion": "7", "managedFields": [{"manager": "x"}],
+                "labels": {"metadata": "managedFields"},
+            },
+            "spec": {"metadata": {"managedFields": 1}},
+        });
+        let read: Object<Whole> = serde_json::from_str(&whole.to_string()).unwrap();
+        let mut kept = whole;
+        kept["metadata"].as_object_mut().unwrap().remove("managedFields");
+        assert_eq!(read.value, kept);
+        assert_eq!(
+            (read.name_any(), read.namespace(), read.resource_version()),
+            ("a".into(), Some("b".into()), Some("7".into()))
+        );
+    }
+
+    #[test]
+    fn of_a_pod_only_what_is_kept_is_read() {
+        let whole = json!({
+            "metadata": {"name": "a", "managedFields": [1]},
+            "spec": {"nodeName": "n", "containers": [{"spec": 1}]},
+            "status": {"phase": "Running", "podIPs": [{"ip": "10.0.0.1"}], "qosClass": "Burstable"},
+        });
+        let read = serde_json::from_str::<Object<Pods>>(&whole.to_string()).unwrap().value;
+        let kept = json!({
+            "metadata": {"name": "a"}, "spec": {"nodeName": "n"},
+            "status": {"phase": "Running", "podIPs": [{"ip": "10.0.0.1"}]},
+        });
+        assert_eq!(read, kept);
+        let bare = r#"{"metadata": {}, "spec": null}"#;
+        let read = serde_json::from_str::<Object<Deployments>>(bare).unwrap().value;
+        assert_eq!(read, json!({"metadata": {}, "spec": null}));
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused() {
+        for text in ["1", "[]", "{}", "null", r#"{"metadata": []}"#, r#"{"metadata": null}"#] {
+            assert!(serde_json::from_str::<Object<Whole>>(text).is_err(), "{text}");
+        }
+    }
+}
