@@ -7,6 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use common::wire::Role;
+
+/// A follower by role and name. An agent is named after its node, an activator after its pod.
+pub fn named(role: Role, name: &str) -> String {
+    format!("{role:?}/{name}")
+}
+
 /// Agents and activators, and which pods each avoids.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Followers {
@@ -72,6 +79,11 @@ impl Followers {
     pub fn lose(&mut self, pod: &str) -> Vec<String> {
         let lost = self.expected.extract_if(.., |_, runs| runs == pod);
         lost.map(|(who, _)| who).collect()
+    }
+
+    /// Whether it reports.
+    pub fn reports(&self, who: &str) -> bool {
+        self.all.contains_key(who)
     }
 
     /// How many report.

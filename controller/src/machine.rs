@@ -222,7 +222,7 @@ impl Machine {
                     self.undecide(&revision, now);
                 }
             }
-            Event::ReportBegin(who, stream) => self.report_begin(&who, stream),
+            Event::ReportBegin(who, stream) => self.report_begin(&who, stream, now),
             Event::Seen(who, seen) => self.see(&who, seen, now),
             Event::Unseen(who, uid) => self.unsee(&who, &uid, now),
             Event::Avoided(who, stream, uid) => self.avoid(&who, stream, &uid, true, now),

@@ -229,11 +229,16 @@ pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
 }
 
 /// The kubelet's word. It is [`Kubelet::Lost`] only beside an earlier one, which the caller knows.
+///
+/// Whoever watches nodes takes `Ready` from all pods of one that is silent, and leaves `ContainersReady`, which is the
+/// kubelet's alone (Kubernetes' `pkg/controller/util/node`, `MarkPodsNotReady`); what becomes of such a node is the
+/// [`World`](crate::world::World)'s to say.
 fn kubelet(status: &Value) -> Kubelet {
     let mut conditions = array(&status["conditions"]);
-    match conditions.find(|it| it["type"] == "Ready") {
-        Some(it) if it["status"] == "True" => Kubelet::Ready,
-        _ => Kubelet::Waits,
+    let is_ready = |it: &Value| it["type"] == "Ready" || it["type"] == "ContainersReady";
+    match conditions.any(|it| is_ready(it) && it["status"] == "True") {
+        true => Kubelet::Ready,
+        false => Kubelet::Waits,
     }
 }
 

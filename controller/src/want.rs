@@ -10,6 +10,7 @@ use crate::{
     children::{self, Object, Resource, child_name, deployment, images, scaling, services, slices},
     knative::key,
     kube::{Key, Part, Want},
+    observe::Standing,
     plan::{self, Facts},
     render::{self, ObjectKey, ObjectKind},
     world::{Allotment, App, Owner, Pod, Revision, Routing, Stage, Uid, World},
@@ -345,14 +346,15 @@ fn slice(world: &World, key: &Key) -> Want {
     );
     let found = named(world, &key.name).or_else(|| named(world, &own));
     let Some((owner, held)) = found else { return Want::Gone };
-    let activators = world.activators.values().map(|(it, standing)| slices::Activator {
+    let activators = world.activators.keys().filter_map(|name| world.standing(name));
+    let activators = activators.map(|(it, standing)| slices::Activator {
         pod: it.name.clone(),
         namespace: world.settings.namespace.clone(),
         node: it.node.clone(),
         zone: it.zone.clone(),
         addresses: it.addresses.clone(),
-        ready: *standing == crate::observe::Standing::Ready,
-        leaving: *standing == crate::observe::Standing::Leaving,
+        ready: standing == Standing::Ready,
+        leaving: standing == Standing::Leaving,
     });
     let activators: Vec<_> = activators.collect();
     let all = placeholder(world, &owner, held, |it| slices::slices(&it, &activators, SUBSET));

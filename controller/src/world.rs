@@ -12,13 +12,19 @@ use std::{
 
 use common::{
     node::PodStatus,
-    wire::{Activator, Activity, Name, Part, Path, PodSeen, Replicas},
+    wire::{Activator, Activity, Name, Part, Path, PodSeen, Replicas, Role},
 };
 use k8s_openapi::jiff;
 
 use crate::{
-    bind, children, config_maps::Configs, followers::Followers, network_policies::NetworkPolicies,
-    observe::Standing, plan::Templates, policy::AutoscalerConfig, rollout::Rollout,
+    bind, children,
+    config_maps::Configs,
+    followers::{self, Followers},
+    network_policies::NetworkPolicies,
+    observe::Standing,
+    plan::Templates,
+    policy::AutoscalerConfig,
+    rollout::Rollout,
 };
 
 mod conditions;
@@ -519,7 +525,7 @@ pub struct World {
     pub ports: BTreeSet<u16>,
     /// What stands on Services that are names of routes; by their names.
     pub placeholders: BTreeMap<Name, Placeholder>,
-    /// Activators' pods.
+    /// Activators' pods, with their kubelets' word; [`World::standing`] counts.
     pub activators: BTreeMap<String, (Activator, Standing)>,
     /// Which of them slices lead to.
     pub slices: Slices,
@@ -647,6 +653,22 @@ impl Default for World {
 }
 
 impl World {
+    /// Whether a node has left: Kubernetes calls it not ready, and its agent does not report.
+    ///
+    /// Kubernetes says so also of nodes whose kubelets could not reach the API server for a while, of all of them at once
+    /// when that comes back. Their agents report meanwhile; a stream to a machine that is gone ends after ten seconds.
+    pub fn is_away(&self, node: &str) -> bool {
+        self.nodes.get(node).is_some_and(|it| !it.is_ready())
+            && !self.followers.reports(&followers::named(Role::Agent, node))
+    }
+
+    /// Whether an activator may be sent requests.
+    pub fn standing(&self, activator: &str) -> Option<(&Activator, Standing)> {
+        let (it, standing) = self.activators.get(activator)?;
+        let waits = *standing == Standing::Ready && self.is_away(&it.node);
+        Some((it, if waits { Standing::Waits } else { *standing }))
+    }
+
     /// A Revision by name, whichever app it belongs to.
     pub fn revision(&self, namespace: &str, name: &str) -> Option<&Revision> {
         let app = self.app_of(&Name::new(namespace, name))?;

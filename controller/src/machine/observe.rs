@@ -290,24 +290,27 @@ impl Machine {
             Some(zone) => drop(self.world.zones.insert(name.to_owned(), zone)),
             None => drop(self.world.zones.remove(name)),
         }
+        let was_away = self.world.is_away(name);
         let before = self.world.nodes.remove(name);
-        let is_lost = |node: &Option<bind::Node>| node.as_ref().is_some_and(|it| !it.is_ready());
         let node = match object {
             Some(object) => Some(bind::Node::of(object, before.as_ref())),
             // Whoever removes a node that is lost brings none of its pods back.
-            None if is_lost(&before) && !self.apps_on(name).is_empty() => {
-                Some(bind::Node::default())
-            }
+            None if was_away && !self.apps_on(name).is_empty() => Some(bind::Node::default()),
             None => None,
         };
-        let same = is_lost(&before) == is_lost(&node);
         self.world.nodes.extend(node.map(|node| (name.to_owned(), node)));
-        if same {
+        self.node_changed(name, was_away, now);
+    }
+
+    /// What is known of a node has changed; `was_away` says whether it was [away](World::is_away) before.
+    pub(super) fn node_changed(&mut self, name: &str, was_away: bool, now: Stamp) {
+        if self.world.is_away(name) == was_away {
             return;
         }
         for app in self.apps_on(name) {
             self.settle(&app, None, false, now);
         }
+        self.activators_of(name);
     }
 
     /// Apps with pods on a node.

@@ -4,8 +4,9 @@ use common::wire::{Activator, Name, Part, Replicas, Role, RouteChange, RouteKey}
 use serde_json::Value;
 use tracing::info;
 
-use super::{Machine, Said, reports};
+use super::{Machine, Said};
 use crate::{
+    followers,
     observe::{self, Own, Standing},
     world::Stamp,
 };
@@ -19,12 +20,12 @@ impl Machine {
         }
         match object.and_then(observe::own) {
             Some(Own::Activator(activator, standing)) => {
-                let who = reports::named(Role::Activator, &activator.name);
+                let who = followers::named(Role::Activator, &activator.name);
                 self.world.followers.expect(&who, &name.name);
                 self.observe_activator(activator, standing);
             }
             Some(Own::Agent { node }) => {
-                self.world.followers.expect(&reports::named(Role::Agent, &node), &name.name);
+                self.world.followers.expect(&followers::named(Role::Agent, &node), &name.name);
             }
             Some(Own::Replica(part, replica)) => {
                 self.change_replicas(part, |it| {
@@ -94,7 +95,7 @@ impl Machine {
     /// One that leaves is named until the last slice that leads to it is rewritten: it serves for as long as it is named.
     fn say_activator(&self, name: &str) {
         let key = RouteKey::Activator(name.to_owned());
-        match self.world.activators.get(name) {
+        match self.world.standing(name) {
             Some((it, Standing::Ready)) => {
                 self.routes.set(key, Said::of(&RouteChange::Activator(it.clone())));
             }
@@ -102,6 +103,16 @@ impl Machine {
                 self.routes.set(key, Said::of(&RouteChange::Activator(it.clone())));
             }
             Some((_, Standing::Waits | Standing::Leaving)) | None => self.routes.remove(&key),
+        }
+    }
+
+    /// Whether a node is away counts for its activators too.
+    pub(super) fn activators_of(&mut self, node: &str) {
+        let all = self.world.activators.values().filter(|(it, _)| it.node == node);
+        let names: Vec<String> = all.map(|(it, _)| it.name.clone()).collect();
+        names.iter().for_each(|name| self.say_activator(name));
+        if !names.is_empty() {
+            self.activators_changed();
         }
     }
 

@@ -7,7 +7,7 @@ use tracing::warn;
 
 use super::Machine;
 use crate::{
-    plan,
+    followers, plan,
     world::{Platform, Stamp, World},
 };
 
@@ -36,8 +36,10 @@ enum Place {
 }
 
 impl Machine {
-    pub(super) fn report_begin(&mut self, who: &Subscriber, stream: u64) {
+    pub(super) fn report_begin(&mut self, who: &Subscriber, stream: u64, now: Stamp) {
+        let was_away = self.world.is_away(&who.node);
         self.world.followers.begin(&reporter(who), stream);
+        self.node_changed(&who.node, was_away, now);
         let report = self.reports.entry(reporter(who)).or_default();
         report.node.clone_from(&who.node);
         // What an earlier stream did not come to name is still to be named.
@@ -63,7 +65,9 @@ impl Machine {
     }
 
     pub(super) fn report_end(&mut self, who: &Subscriber, stream: u64, now: Stamp) {
+        let was_away = self.world.is_away(&who.node);
         self.world.followers.end(&reporter(who), stream);
+        self.node_changed(&who.node, was_away, now);
         self.settle_draining(now);
     }
 
@@ -221,12 +225,7 @@ impl Machine {
 
 /// Names a reporter: one part may be agent and another activator under the same name.
 pub(super) fn reporter(who: &Subscriber) -> String {
-    named(who.role, &who.name)
-}
-
-/// A reporter by role and name. An agent is named after its node, an activator after its pod.
-pub(super) fn named(role: Role, name: &str) -> String {
-    format!("{role:?}/{name}")
+    followers::named(who.role, &who.name)
 }
 
 /// Pods that serve again, or are gone: whatever was said of their draining speaks of the past.

@@ -144,13 +144,13 @@ fn release(revision: &mut Revision, count: usize, view: &View<'_>) {
 /// Whether requests may be sent to a pod: it is seen ready, and none of its containers has crashed.
 ///
 /// A container that has not begun yet is no objection: that something listens is known before the runtime's word.
-/// Where no agent sees the pod, or only the kubelet can run its probes, the kubelet's word counts. A pod whose node is
-/// not ready is not either: Kubernetes says so only of those that their kubelet had called ready before.
+/// Where no agent sees the pod, or only the kubelet can run its probes, the kubelet's word counts. No pod of a node that is
+/// away is ready: Kubernetes says so only of those that their kubelet had called ready before.
 pub(super) fn is_ready(pod: &Pod, view: &View<'_>) -> bool {
     let kubelet = pod.placed.as_ref().map(|it| it.kubelet);
-    let node = pod.placed.as_ref().and_then(|it| view.world.nodes.get(&*it.node));
+    let is_away = pod.placed.as_ref().is_some_and(|it| view.world.is_away(&it.node));
     let ready = match view.world.seen.get(&*pod.uid) {
-        _ if kubelet == Some(Kubelet::Lost) || node.is_some_and(|it| !it.is_ready()) => false,
+        _ if kubelet == Some(Kubelet::Lost) || is_away => false,
         Some(_) if kubelet.is_some() && view.facts.kubelet_probes() => {
             kubelet == Some(Kubelet::Ready)
         }

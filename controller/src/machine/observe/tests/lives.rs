@@ -205,6 +205,40 @@ fn a_lost_node_that_is_removed_does_not_give_its_pods_back() {
     assert_eq!(phases(&cluster), [Ready], "its agent and kubelet say when that ends");
 }
 
+/// As all nodes are for a moment when an API server comes back that was gone for longer than they are waited for.
+#[test]
+fn a_node_that_only_kubernetes_misses_serves_on() {
+    let mut cluster = awake(1);
+    let kubelet_is = |cluster: &mut Cluster, ready: &str| {
+        let conditions = json!([{"type": "Ready", "status": ready}, {"type": "ContainersReady", "status": "True"}]);
+        for (_, own) in
+            cluster.objects.keys().filter(|it| it.0 == Resource::Pod).cloned().collect::<Vec<_>>()
+        {
+            change(cluster, &own, |it| it["status"]["conditions"] = conditions.clone());
+        }
+    };
+    let node = |cluster: &mut Cluster, ready: &str| {
+        let object = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
+        let own = Name::new("", "n1");
+        cluster.step(Event::Observe(Resource::Node, own, Some(Box::new(object))));
+    };
+    let serves = |cluster: &Cluster| (phases(cluster), cluster.table().activators.len());
+    cluster.step(Event::ReportBegin(agent(), 1));
+    kubelet_is(&mut cluster, "True");
+    node(&mut cluster, "True");
+    assert_eq!(serves(&cluster), (vec![Ready], 1));
+    node(&mut cluster, "Unknown");
+    kubelet_is(&mut cluster, "False");
+    assert_eq!(serves(&cluster), (vec![Ready], 1), "its agent reports");
+    cluster.step(Event::ReportEnd(agent(), 1));
+    assert_eq!(serves(&cluster), (vec![Starting], 0));
+    cluster.step(Event::ReportBegin(agent(), 2));
+    assert_eq!(serves(&cluster), (vec![Ready], 1), "it is back before Kubernetes sees it");
+    cluster.step(Event::ReportEnd(agent(), 2));
+    node(&mut cluster, "True");
+    assert_eq!(serves(&cluster), (vec![Ready], 1), "Kubernetes sees it, its agent is replaced");
+}
+
 #[test]
 fn an_activator_that_was_evicted_is_not_waited_for() {
     let mut cluster = awake(1);
