@@ -113,6 +113,8 @@ impl Puller {
         let registry = reference.resolve_registry().to_owned();
         let protocol =
             if is_loopback(&registry) { ClientProtocol::Http } else { ClientProtocol::Https };
+        // Whoever started the process may have chosen one already, and then that one counts.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::new(ClientConfig { protocol, ..ClientConfig::default() });
         let auth = self.auth(reference);
         let refuse = |source| refused(&registry, source);
