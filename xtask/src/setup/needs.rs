@@ -51,7 +51,7 @@ const fn need(
 }
 
 /// Everything that comes from packages. The kernel half's compiler is `toolchain.rs`'s matter.
-const NEEDS: [Need; 16] = [
+const NEEDS: [Need; 17] = [
     need(&[Purpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
     need(&[Purpose::Build], "git", &["git"], "names the commit in figures"),
     need(&[Purpose::Node], "crun", &["crun", "runc"], "starts containers"),
@@ -87,6 +87,7 @@ const NEEDS: [Need; 16] = [
         "a registry on loopback to pull images from",
     ),
     need(&[Purpose::Test], "faketime", &["faketime"], "a clock that a test sets for one process"),
+    need(&[Purpose::Test], "crun", &["crun"], "the runtime that a node takes where it has both"),
     need(&[Purpose::Test], "skopeo", &["skopeo"], "pushes images to it"),
     need(
         &[Purpose::Test, Purpose::Cluster],
