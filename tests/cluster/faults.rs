@@ -70,6 +70,13 @@ fn prepared(rouse: &Installed, namespace: &str) {
     rouse.asleep(namespace, "asleep");
 }
 
+/// A new service, once the API server and admission take it: a moment after a fault they may not.
+fn later(rouse: &Installed, namespace: &str) {
+    let yaml = with_least("later", 0);
+    rouse.cluster.wait("a new service to be taken", || rouse.apply(namespace, &yaml).ok());
+    rouse.wait_ready(namespace, "ksvc", "later");
+}
+
 #[test]
 fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
     let rouse = Installed::at_hand();
@@ -88,7 +95,7 @@ fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
     let woken = wakes.finish();
     none_lost(&woken, 1);
     println!("a request that came without an API server was answered after {} ms", slowest(&woken));
-    rouse.ready(namespace, &with_least("later", 0));
+    later(&rouse, namespace);
 }
 
 #[test]
@@ -148,7 +155,7 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
     let last = leader(&rouse, "");
     println!("led by {first} before and {last} after; {} pods served", pods.len());
     // Whoever leads writes, and what was written meanwhile is right in the end.
-    rouse.ready(namespace, &with_least("later", 0));
+    later(&rouse, namespace);
     sleepers.iter().for_each(|name| rouse.asleep(namespace, name));
     rouse.cluster.wait("all revisions to be ready", || {
         let list = rouse.cluster.get(&["revisions", "--namespace", namespace]);
@@ -176,7 +183,7 @@ fn watches_that_break_are_taken_up_again() {
     // What changed meanwhile and what changes now is seen.
     let woken = wake(&rouse, &address(&rouse, namespace, "asleep")).finish();
     none_lost(&woken, 1);
-    rouse.ready(namespace, &with_least("later", 0));
+    later(&rouse, namespace);
     none_lost(&awake.finish(), 100);
 }
 
