@@ -1,6 +1,6 @@
 //! Pods that stop under load: whatever ends them, every request is answered, and none is served twice.
 //!
-//! `ROUSE_STOPPING_REQUESTS` says how many requests each test sends at least.
+//! `ROUSE_STOPPING_REQUESTS` says how many requests each test sends at least, `ROUSE_LONG_REQUEST_S` how long the longest are.
 #![allow(clippy::print_stdout, reason = "how the load fares is for who reads the test's output")]
 
 use serde_json::Value;

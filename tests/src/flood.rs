@@ -26,9 +26,11 @@ const NEW_EVERY: Duration = Duration::from_millis(15);
 const IDLE_MS: (u64, u64) = (200, 4_000);
 /// The same of one that is busy.
 const BUSY_MS: (u64, u64) = (50, 250);
-/// How long a slow request lasts, and a long one.
+/// How long a slow request lasts.
 const SLOW_MS: u64 = 1_000;
-const LONG_MS: u64 = 30_000;
+/// How long a long one does, in seconds, and where this is said otherwise.
+const LONG_S: u64 = 10;
+const LONG_VARIABLE: &str = "ROUSE_LONG_REQUEST_S";
 /// Requests of one client are numbered below this.
 const IDS: u32 = 40;
 
@@ -54,7 +56,7 @@ pub enum Way {
     Full,
     /// Kept, and each request takes a second.
     Slow,
-    /// Kept, and each request takes 30 s.
+    /// Kept, and each request takes 10 s, or as long as `ROUSE_LONG_REQUEST_S` says.
     Long,
 }
 
@@ -79,6 +81,7 @@ struct Shared {
     to: SocketAddr,
     host: String,
     base: u64,
+    long_s: u64,
     started: Instant,
     stop: AtomicBool,
     next: AtomicU64,
@@ -98,6 +101,7 @@ pub fn main(args: &[String]) -> Result<(), String> {
         to: to.parse().map_err(|error| format!("{to}: {error}"))?,
         host: host.clone(),
         base: base.parse::<u64>().map_err(|error| format!("{base}: {error}"))? << IDS,
+        long_s: long_s()?,
         started: Instant::now(),
         stop: AtomicBool::new(false),
         next: AtomicU64::new(0),
@@ -124,6 +128,13 @@ pub fn main(args: &[String]) -> Result<(), String> {
     });
     println!("{}", shared.report());
     Ok(())
+}
+
+fn long_s() -> Result<u64, String> {
+    let said = std::env::var(LONG_VARIABLE).ok();
+    said.map_or(Ok(LONG_S), |it| {
+        it.parse().map_err(|error| format!("{LONG_VARIABLE}={it}: {error}"))
+    })
 }
 
 impl Shared {
@@ -191,7 +202,7 @@ impl Shared {
     fn request(&self, kind: Kind, id: u64, kept: Option<Client>) -> Result<Option<Client>, String> {
         let path = match kind.way {
             Way::Slow => format!("/echo?id={id}&sleep={SLOW_MS}"),
-            Way::Long => format!("/echo?id={id}&sleep={LONG_MS}"),
+            Way::Long => format!("/echo?id={id}&sleep={}000", self.long_s),
             _ => format!("/echo?id={id}"),
         };
         let body = kind.post.then(|| format!("body of {id}"));

@@ -11,8 +11,15 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 /// Variables handed through sudo, which drops the rest: what our programs and tests read.
-const KEPT: [&str; 5] =
-    ["CARGO_TARGET_DIR", "ROUSE_INSTALL_ROUNDS", "RUST_BACKTRACE", "RUST_LOG", "TERM"];
+const KEPT: [&str; 7] = [
+    "CARGO_TARGET_DIR",
+    "ROUSE_INSTALL_ROUNDS",
+    "ROUSE_LONG_REQUEST_S",
+    "ROUSE_STOPPING_REQUESTS",
+    "RUST_BACKTRACE",
+    "RUST_LOG",
+    "TERM",
+];
 
 /// The cargo that started us, so that a raised or nested call finds the same one.
 pub(crate) fn cargo() -> Command {
