@@ -48,6 +48,8 @@ pub(crate) struct Args {
 pub(crate) enum Task {
     /// Build what is missing, start what does not run, and wait until all nodes are Ready
     Up(UpArgs),
+    /// Build what `up` would, and no more
+    Build(UpArgs),
     /// Stop everything and remove every trace
     Down,
     /// Print the path of the kubeconfig file
@@ -90,6 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let state = State::new(&args.name)?;
     match &args.task {
         Task::Up(up) => up::run(&state, up),
+        Task::Build(up) => up::prepare(&state, up).map(drop),
         Task::Down => as_root(|| down::run(&state)),
         Task::Kubeconfig => {
             state.existing()?;
@@ -113,6 +116,11 @@ pub(crate) fn promtool() -> Result<PathBuf> {
 /// Helm, found or built once like the cluster's programs.
 pub(crate) fn helm() -> Result<PathBuf> {
     programs::one(&recipes::Recipe::helm())
+}
+
+/// Whether [`helm`] would not have to be built, which takes minutes.
+pub(crate) fn has_helm() -> Result<bool> {
+    programs::is_at_hand(&recipes::Recipe::helm())
 }
 
 /// Whether there is a cluster `name` that xtask made.

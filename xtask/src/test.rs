@@ -1,7 +1,10 @@
 //! Shell: builds and runs the tests, tier by tier, and ends with a table.
 
+mod ahead;
+mod build;
 mod cluster;
 mod sort;
+mod tally;
 mod unprivileged;
 
 use std::{
@@ -15,8 +18,9 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
+use self::{ahead::Ahead, build::Builder, tally::Tally};
 use crate::{
-    build, build_ebpf, image,
+    build_ebpf, image,
     setup::{self, Purpose},
     sh,
     workspace::Workspace,
@@ -74,8 +78,8 @@ impl Tier {
 /// How a tier went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// It ran; counts as libtest gave them, whether everything passed, and what was left out and why.
-    Ran { counts: Counts, ok: bool, left_out: String },
+    /// It ran; what libtest said, whether everything passed, and what was left out and why.
+    Ran { tally: Tally, ok: bool, left_out: String },
     /// It could not run, and should have.
     CannotRun(String),
 }
@@ -83,20 +87,17 @@ enum Outcome {
 impl Outcome {
     /// Nothing ran yet.
     fn nothing() -> Self {
-        Self::Ran { counts: Counts::default(), ok: true, left_out: String::new() }
+        Self::Ran { tally: Tally::default(), ok: true, left_out: String::new() }
     }
 
     /// This and then `next`, as one.
     fn and(self, next: Self) -> Self {
         match (self, next) {
             (
-                Self::Ran { counts: first, ok, left_out },
-                Self::Ran { counts: second, ok: next_ok, left_out: more },
+                Self::Ran { tally: first, ok, left_out },
+                Self::Ran { tally: second, ok: next_ok, left_out: more },
             ) => Self::Ran {
-                counts: Counts {
-                    passed: first.passed + second.passed,
-                    failed: first.failed + second.failed,
-                },
+                tally: first.and(second),
                 ok: ok && next_ok,
                 left_out: left_out + &more,
             },
@@ -105,61 +106,65 @@ impl Outcome {
     }
 }
 
-/// Tests that ran.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counts {
-    passed: u64,
-    failed: u64,
-}
-
-impl Counts {
-    /// Adds what a line of libtest's output says, if it is a closing line.
-    fn absorb(&mut self, line: &str) {
-        let Some(rest) = line.trim().strip_prefix("test result: ") else { return };
-        let number = |word: &str| -> u64 {
-            let before =
-                rest.split(&[';', '.'][..]).find_map(|part| part.trim().strip_suffix(word));
-            before.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
-        };
-        self.passed += number(" passed");
-        self.failed += number(" failed");
-    }
-}
-
 /// `cargo xtask test`.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
     if let Some(file) = &args.build_only {
-        return build_only(&args.tier, file, &workspace);
+        return build_only(&args.tier, file, workspace);
     }
     let asked = if args.tier.is_empty() { Tier::ALL.to_vec() } else { args.tier.clone() };
     // In the order of what they need: a broken formula shows before a cluster is built.
-    let tiers = Tier::ALL.into_iter().filter(|tier| asked.contains(tier));
+    let tiers: Vec<_> = Tier::ALL.into_iter().filter(|tier| asked.contains(tier)).collect();
+    let builder = builder(&tiers, args, workspace)?;
+    let mut ahead = match builds_ahead(&tiers, args) {
+        true => Some(Ahead::start(args, &builder.workspace)?),
+        false => None,
+    };
     let mut rows = Vec::new();
     for tier in tiers {
         println!("\n== {} ==", tier.name());
         let started = Instant::now();
-        let outcome = run_tier(tier, args, &workspace)
+        if let Some(ahead) = ahead.take_if(|_| tier == Tier::Cluster) {
+            ahead.finish()?;
+        }
+        let outcome = run_tier(tier, args, &builder)
             .unwrap_or_else(|error| Outcome::CannotRun(format!("{error:#}")));
         rows.push(Row { tier, outcome, seconds: started.elapsed().as_secs_f64() });
     }
     conclude(&rows)
 }
 
-fn run_tier(tier: Tier, args: &Args, workspace: &Workspace) -> Result<Outcome> {
+/// Whether the cluster tier is one of several, and makes a cluster for all of its tests.
+fn builds_ahead(tiers: &[Tier], args: &Args) -> bool {
+    tiers.len() > 1
+        && tiers.contains(&Tier::Cluster)
+        && args.kubeconfig.is_none()
+        && args.names.is_empty()
+}
+
+/// How the programs of all tiers are built.
+fn builder(tiers: &[Tier], args: &Args, workspace: Workspace) -> Result<Builder> {
+    if tiers.iter().all(|tier| matches!(tier, Tier::Pure | Tier::Shell)) {
+        return Ok(Builder::plain(workspace));
+    }
+    setup::prepare(&[Purpose::Build, Purpose::Kernel], args.yes)?;
+    Builder::with_kernel_half(workspace)
+}
+
+fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
+    let workspace = &builder.workspace;
     match tier {
-        Tier::Pure | Tier::Shell => unprivileged::run(tier, &args.names, workspace),
+        Tier::Pure | Tier::Shell => unprivileged::run(tier, &args.names, builder),
         Tier::Kernel => {
             setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Test], args.yes)?;
-            privileged("kernel", args, workspace, &[], &[])
+            privileged("kernel", args, builder, &[], &[])
         }
         Tier::Local => {
             setup::prepare(&[Purpose::Build, Purpose::Node, Purpose::Test], args.yes)?;
             image::make(workspace, &["hello"], &workspace.target.join("images"))?;
-            build::rouse(workspace, false)?;
-            privileged("local", args, workspace, &[], &[])
+            privileged("local", args, builder, &[], &[])
         }
-        Tier::Cluster => cluster::run(args, workspace),
+        Tier::Cluster => cluster::run(args, builder),
     }
 }
 
@@ -167,15 +172,12 @@ fn run_tier(tier: Tier, args: &Args, workspace: &Workspace) -> Result<Outcome> {
 fn privileged(
     target: &str,
     args: &Args,
-    workspace: &Workspace,
+    builder: &Builder,
     more: &[(&str, &OsStr)],
     words: &[&str],
 ) -> Result<Outcome> {
-    if !workspace.root.join(format!("tests/{target}/main.rs")).is_file() {
-        bail!("tests/{target}/main.rs does not exist");
-    }
-    let object = build_ebpf::object(workspace)?;
-    let executable = build_tests(target, &object, workspace)?;
+    let (workspace, object) = (&builder.workspace, builder.object()?);
+    let executable = builder.target(target)?;
     let rouse = workspace.target.join("debug/rouse");
     let images = workspace.target.join("images");
     let mut vars = vec![
@@ -195,73 +197,25 @@ fn privileged(
 }
 
 /// Leaves the program of one root tier in `file`, to be run on another machine.
-fn build_only(tiers: &[Tier], file: &Path, workspace: &Workspace) -> Result<()> {
+fn build_only(tiers: &[Tier], file: &Path, workspace: Workspace) -> Result<()> {
     let [tier @ (Tier::Kernel | Tier::Local)] = tiers else {
         bail!("--build-only needs `--tier kernel` or `--tier local`");
     };
-    let object = build_ebpf::object(workspace)?;
-    let program = build_tests(tier.name(), &object, workspace)?;
+    let program = Builder::with_kernel_half(workspace)?.target(tier.name())?;
     fs::copy(&program, file)
         .with_context(|| format!("cannot copy {program} to {}", file.display()))?;
     println!("test: {} holds the {} tier", file.display(), tier.name());
     Ok(())
 }
 
-fn build_tests(target: &str, object: &Path, workspace: &Workspace) -> Result<String> {
-    let mut command = sh::cargo();
-    command.env(build_ebpf::VARIABLE, object);
-    command.args(["test", "--quiet", "--package", "tests", "--test", target, "--no-run"]);
-    command.current_dir(&workspace.root);
-    let built = executables(&mut command)?;
-    built
-        .into_iter()
-        .map(|built| built.executable)
-        .next()
-        .with_context(|| format!("cargo built no test program for tests/{target}"))
-}
-
-/// A test program that cargo built.
-#[derive(Debug)]
-struct Built {
-    /// Folder of its package.
-    folder: String,
-    /// Its root source file.
-    source: String,
-    executable: String,
-}
-
-/// Runs a `cargo test --no-run` and returns the test programs it names.
-fn executables(command: &mut Command) -> Result<Vec<Built>> {
-    let mut built = Vec::new();
-    command.arg("--message-format=json-render-diagnostics");
-    let ok = sh::watch(command, |line| {
-        let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
-        let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
-        let manifest = text(&message["manifest_path"]).unwrap_or_default();
-        // Programs that only some test needs, and examples, are named too.
-        let is_test = message["profile"]["test"] == true;
-        if let Some(executable) = text(&message["executable"]).filter(|_| is_test) {
-            built.push(Built {
-                folder: manifest.trim_end_matches("/Cargo.toml").to_owned(),
-                source: text(&message["target"]["src_path"]).unwrap_or_default(),
-                executable,
-            });
-        }
-    })?;
-    if !ok {
-        bail!("the tests do not compile");
-    }
-    Ok(built)
-}
-
 /// Runs a test program, shows its output, and counts.
 fn run_counted(command: &mut Command) -> Result<Outcome> {
-    let mut counts = Counts::default();
+    let mut tally = Tally::default();
     let ok = sh::watch(command, |line| {
         println!("{line}");
-        counts.absorb(line);
+        tally.absorb(line);
     })?;
-    Ok(Outcome::Ran { counts, ok, left_out: String::new() })
+    Ok(Outcome::Ran { tally, ok, left_out: String::new() })
 }
 
 /// A tier and how it went.
@@ -275,10 +229,10 @@ struct Row {
 impl fmt::Display for Row {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (word, detail) = match &self.outcome {
-            Outcome::Ran { counts, ok, left_out } => (
+            Outcome::Ran { tally, ok, left_out } => (
                 if *ok { "passed" } else { "FAILED" },
                 // Never silent: what was not run must not look as if it had passed.
-                format!("{} passed, {} failed{left_out}", counts.passed, counts.failed),
+                format!("{} passed, {} failed{left_out}", tally.passed, tally.failed),
             ),
             Outcome::CannotRun(why) => ("FAILED", format!("cannot run: {why}")),
         };
@@ -289,20 +243,22 @@ impl fmt::Display for Row {
 /// Prints the table; an error unless every tier that should run ran and passed.
 fn conclude(rows: &[Row]) -> Result<()> {
     println!("\ntier     result     time");
-    let mut total = Counts::default();
+    let mut total = Tally::default();
     let mut bad = Vec::new();
     for row in rows {
         println!("{row}");
         match &row.outcome {
-            Outcome::Ran { counts, ok, .. } => {
-                total.passed += counts.passed;
-                total.failed += counts.failed;
+            Outcome::Ran { tally, ok, .. } => {
+                total = total.and(tally.clone());
                 if !ok {
                     bad.push(row.tier.name());
                 }
             }
             Outcome::CannotRun(_) => bad.push(row.tier.name()),
         }
+    }
+    for failure in &total.failures {
+        println!("\n{}", failure.join("\n  "));
     }
     println!("\ntotal: {} passed, {} failed", total.passed, total.failed);
     if !bad.is_empty() {
@@ -319,25 +275,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_read_from_closing_lines_only() {
-        let mut counts = Counts::default();
-        counts.absorb("test plan::tests::x ... ok");
-        counts.absorb("test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.01s");
-        counts.absorb(
-            "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out",
-        );
-        assert_eq!(counts, Counts { passed: 15, failed: 2 });
-    }
-
-    #[test]
     fn a_run_without_a_test_is_no_success() {
+        let mut tally = Tally::default();
+        tally.absorb("test result: ok. 1 passed; 0 failed; 0 ignored");
         let ran = Row {
             tier: Tier::Pure,
-            outcome: Outcome::Ran {
-                counts: Counts { passed: 1, failed: 0 },
-                ok: true,
-                left_out: String::new(),
-            },
+            outcome: Outcome::Ran { tally, ok: true, left_out: String::new() },
             seconds: 0.0,
         };
         assert!(conclude(&[ran]).is_ok());

@@ -140,16 +140,27 @@ fn refusal(recipe: &Recipe) -> Result<PathBuf> {
 
 /// The program of a recipe that has only one: from the `PATH`, from the cache, or built now.
 pub(crate) fn one(recipe: &Recipe) -> Result<PathBuf> {
-    let (_, program) = recipe.programs.first().context("a recipe has a program")?;
-    if let Some(own) = sh::which(program) {
-        return Ok(own);
-    }
-    let file = folder(recipe)?.join(program);
+    let (program, file) = place(recipe)?;
     if !file.is_file() {
         println!("building {program} once, about {} s", recipe.seconds);
         build_whole(recipe, &Golang::find()?)?;
     }
     Ok(file)
+}
+
+/// Whether the program of such a recipe need not be built.
+pub(crate) fn is_at_hand(recipe: &Recipe) -> Result<bool> {
+    Ok(place(recipe)?.1.is_file())
+}
+
+/// A recipe's only program, and its file on the `PATH`, or in the cache once it is built.
+fn place(recipe: &Recipe) -> Result<(&'static str, PathBuf)> {
+    let (_, program) = recipe.programs.first().context("a recipe has a program")?;
+    let file = match sh::which(program) {
+        Some(own) => own,
+        None => folder(recipe)?.join(program),
+    };
+    Ok((program, file))
 }
 
 /// Builds `recipe` into the cache. One that is optional may fail, which is said and noted.

@@ -57,22 +57,27 @@ pub(crate) struct UpArgs {
 
 /// `cargo xtask cluster up`.
 pub(crate) fn run(state: &State, args: &UpArgs) -> Result<()> {
-    let version = wanted(state, args)?;
     if let Some(file) = &args.prepared {
-        return raise_cluster(state, args, version, &read_images(file)?);
+        return raise_cluster(state, args, wanted(state, args)?, &read_images(file)?);
     }
+    let images = prepare(state, args)?;
+    if sh::is_root() {
+        return raise_cluster(state, args, wanted(state, args)?, &images);
+    }
+    again_as_root(&images)
+}
+
+/// Everything that needs no root: `cargo xtask cluster build`.
+pub(crate) fn prepare(state: &State, args: &UpArgs) -> Result<Images> {
+    let version = wanted(state, args)?;
     setup::prepare(&[Purpose::Build, Purpose::Cluster], args.yes)?;
     let assets = programs::assets(version)?;
     build(version, assets.as_deref())?;
     let programs = Programs::find(version, assets.as_deref())?;
-    let images = match args.nodes {
-        Some(0) => Images::new(),
-        _ => build_images(&programs, &args.images)?,
-    };
-    if sh::is_root() {
-        return raise_cluster(state, args, version, &images);
+    match args.nodes {
+        Some(0) => Ok(Images::new()),
+        _ => build_images(&programs, &args.images),
     }
-    again_as_root(&images)
 }
 
 /// `cargo xtask cluster load`.

@@ -1,18 +1,22 @@
-//! Shell: the tests of the default members, sorted into the tiers pure and shell.
+//! Shell: the tests of all packages but root's, sorted into the tiers pure and shell.
 
 use std::{fs, process::Command};
 
 use anyhow::Result;
 
-use super::{Built, Outcome, Tier, executables, run_counted, sort};
-use crate::{sh, workspace::Workspace};
+use super::{
+    Outcome, Tier,
+    build::{Builder, Built},
+    run_counted, sort,
+};
+use crate::sh;
 
 /// Runs the tests of `tier` whose name contains one of `names`, or all.
-pub(super) fn run(tier: Tier, names: &[String], workspace: &Workspace) -> Result<Outcome> {
-    let mut build = sh::cargo();
-    build.args(["test", "--quiet", "--no-run"]).current_dir(&workspace.root);
+pub(super) fn run(tier: Tier, names: &[String], builder: &Builder) -> Result<Outcome> {
+    let workspace = &builder.workspace;
+    let of_root = workspace.root.join("tests").display().to_string();
     let mut outcome = Outcome::nothing();
-    for built in executables(&mut build)? {
+    for built in builder.tests(&[])?.into_iter().filter(|it| it.folder != of_root) {
         let tests = tests_of(&built, tier, names)?;
         if tests.is_empty() {
             continue;
@@ -24,9 +28,7 @@ pub(super) fn run(tier: Tier, names: &[String], workspace: &Workspace) -> Result
     }
     // Examples in documents are small and pure.
     if tier == Tier::Pure && names.is_empty() {
-        let mut docs = sh::cargo();
-        docs.args(["test", "--quiet", "--doc"]).current_dir(&workspace.root);
-        outcome = outcome.and(run_counted(&mut docs)?);
+        outcome = outcome.and(run_counted(&mut builder.cargo_test(&["--doc"]))?);
     }
     Ok(outcome)
 }

@@ -1,0 +1,31 @@
+//! Shell: the program as a person or a script meets it: what it says, where, and how it ends.
+
+use std::process::Command;
+
+/// How it ended, and what it wrote to standard output and to standard error.
+fn rouse(words: &[&str]) -> (Option<i32>, String, String) {
+    let done = Command::new(env!("CARGO_BIN_EXE_rouse")).args(words).output().expect("it starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    (done.status.code(), text(done.stdout), text(done.stderr))
+}
+
+#[test]
+fn a_word_that_is_misspelt_is_named_and_nothing_is_done() {
+    let (code, out, error) = rouse(&["instal"]);
+    assert_eq!((code, out.as_str()), (Some(2), ""));
+    assert!(error.contains("'instal'") && error.contains("'install'"), "{error}");
+}
+
+#[test]
+fn what_was_asked_for_goes_to_standard_output() {
+    let (code, out, error) = rouse(&["install", "--profile", "fast"]);
+    assert_eq!((code, error.as_str()), (Some(0), ""), "without --apply it only prints");
+    assert!(out.contains("kind: DaemonSet"), "{out}");
+}
+
+#[test]
+fn a_file_that_is_not_there_is_one_line() {
+    let (code, out, error) = rouse(&["apply", "-f", "no-such-file.yaml"]);
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert!(error.contains("no-such-file.yaml") && error.lines().count() == 1, "{error}");
+}

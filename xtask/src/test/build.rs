@@ -1,0 +1,91 @@
+//! Shell: builds test programs, all of them of the same choice of packages and with the same kernel half, so that Cargo
+//! builds no crate twice for other features of it.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{build_ebpf, sh, workspace::Workspace};
+
+/// How test programs are built in one run.
+#[derive(Debug)]
+pub(super) struct Builder {
+    /// What they are built from.
+    pub(super) workspace: Workspace,
+    /// The kernel half; `None` where nothing that is run needs it.
+    object: Option<PathBuf>,
+}
+
+/// A test program that cargo built.
+#[derive(Debug)]
+pub(super) struct Built {
+    /// Folder of its package.
+    pub(super) folder: String,
+    /// Its root source file.
+    pub(super) source: String,
+    pub(super) executable: String,
+}
+
+impl Builder {
+    /// Without the kernel half, which needs its own compiler.
+    pub(super) fn plain(workspace: Workspace) -> Self {
+        Self { workspace, object: None }
+    }
+
+    /// With the kernel half, which is built here.
+    pub(super) fn with_kernel_half(workspace: Workspace) -> Result<Self> {
+        let object = Some(build_ebpf::object(&workspace)?);
+        Ok(Self { workspace, object })
+    }
+
+    /// The file that holds the kernel half.
+    pub(super) fn object(&self) -> Result<&Path> {
+        self.object.as_deref().context("a tier of root's is built with the kernel half")
+    }
+
+    /// `cargo test WORDS`, of everything but the kernel half itself.
+    pub(super) fn cargo_test(&self, words: &[&str]) -> Command {
+        let mut command = sh::cargo();
+        command.args(["test", "--quiet", "--workspace", "--exclude", "ebpf"]).args(words);
+        command.envs(self.object.iter().map(|object| (build_ebpf::VARIABLE, object)));
+        command.current_dir(&self.workspace.root);
+        command
+    }
+
+    /// Builds the tests that `words` choose, or all, with the programs that they start.
+    pub(super) fn tests(&self, words: &[&str]) -> Result<Vec<Built>> {
+        let mut built = Vec::new();
+        let mut command = self.cargo_test(&["--no-run"]);
+        command.args(words).arg("--message-format=json-render-diagnostics");
+        let ok = sh::watch(&mut command, |line| {
+            let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+            let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+            let manifest = text(&message["manifest_path"]).unwrap_or_default();
+            // Programs that only some test needs, and examples, are named too.
+            let is_test = message["profile"]["test"] == true;
+            if let Some(executable) = text(&message["executable"]).filter(|_| is_test) {
+                built.push(Built {
+                    folder: manifest.trim_end_matches("/Cargo.toml").to_owned(),
+                    source: text(&message["target"]["src_path"]).unwrap_or_default(),
+                    executable,
+                });
+            }
+        })?;
+        if !ok {
+            bail!("the tests do not compile");
+        }
+        Ok(built)
+    }
+
+    /// Builds one target of the package `tests`, and `rouse`, which it starts.
+    pub(super) fn target(&self, target: &str) -> Result<String> {
+        let source = format!("tests/{target}/main.rs");
+        // A test of rouse's own brings the program along.
+        let built = self.tests(&["--test", target, "--test", "cli"])?;
+        let found = built.into_iter().find(|it| it.source.ends_with(&source));
+        found.map(|it| it.executable).with_context(|| format!("cargo built no test of {source}"))
+    }
+}

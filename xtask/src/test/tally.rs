@@ -1,0 +1,128 @@
+//! Pure: what test programs say: how many tests passed, and why the others did not.
+
+/// So many lines of what a failed test said are repeated at the end, where its reader looks first.
+const MOST_LINES: usize = 12;
+
+/// Tests that ran.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    pub(super) passed: u64,
+    pub(super) failed: u64,
+    /// Each failed test's name, with what it said as it failed.
+    pub(super) failures: Vec<Vec<String>>,
+    /// What the next line belongs to.
+    at: Place,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    /// To no test.
+    #[default]
+    Outside,
+    /// To one that has not said yet why it failed.
+    Before,
+    /// To why it failed.
+    Why,
+}
+
+impl Tally {
+    /// Adds what a line of libtest's output says.
+    pub(super) fn absorb(&mut self, line: &str) {
+        let line = line.trim_end();
+        if let Some(rest) = line.trim_start().strip_prefix("test result: ") {
+            self.close(rest);
+        } else if let Some(name) = name_of_section(line) {
+            self.failures.push(vec![name.to_owned()]);
+            self.at = Place::Before;
+        } else if self.at != Place::Outside {
+            self.add(line);
+        }
+    }
+
+    /// This and then `next`.
+    pub(super) fn and(mut self, next: Self) -> Self {
+        self.passed += next.passed;
+        self.failed += next.failed;
+        self.failures.extend(next.failures);
+        self
+    }
+
+    fn close(&mut self, rest: &str) {
+        let number = |word: &str| -> u64 {
+            let before =
+                rest.split(&[';', '.'][..]).find_map(|part| part.trim().strip_suffix(word));
+            before.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+        };
+        self.passed += number(" passed");
+        self.failed += number(" failed");
+        self.at = Place::Outside;
+    }
+
+    fn add(&mut self, line: &str) {
+        let Some(failure) = self.failures.last_mut() else { return };
+        let begins = line.starts_with("thread '") && line.contains("panicked at");
+        let is_over = line == "stack backtrace:" || failure.len() > MOST_LINES;
+        self.at = match self.at {
+            Place::Before if begins => Place::Why,
+            Place::Why if is_over => Place::Outside,
+            at => at,
+        };
+        if self.at == Place::Why {
+            failure.push(line.to_owned());
+        }
+    }
+}
+
+/// `---- NAME stdout ----`
+fn name_of_section(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally(lines: &[&str]) -> Tally {
+        let mut tally = Tally::default();
+        lines.iter().for_each(|line| tally.absorb(line));
+        tally
+    }
+
+    #[test]
+    fn counts_are_read_from_closing_lines_only() {
+        let tally = tally(&[
+            "test plan::tests::x ... ok",
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.01s",
+            "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out",
+        ]);
+        assert_eq!((tally.passed, tally.failed), (15, 2));
+    }
+
+    #[test]
+    fn why_a_test_failed_is_kept_without_what_it_said_before_and_where() {
+        let tally = tally(&[
+            "---- story::it_wakes stdout ----",
+            "first answer after 2 ms",
+            "thread 'story::it_wakes' (7) panicked at tests/cluster/story.rs:3:5:",
+            "1 of 2 lost",
+            "stack backtrace:",
+            "   0: rust_begin_unwind",
+            "---- plain::it_answers stdout ----",
+            "thread 'plain::it_answers' (8) panicked at x.rs:1:1:",
+            "no answer",
+            "test result: FAILED. 0 passed; 2 failed; 0 ignored",
+            "else",
+        ]);
+        let why = |name: &str, at: &str, said: &str| {
+            let thread = format!("thread '{name}' {at}:");
+            vec![name.to_owned(), thread, said.to_owned()]
+        };
+        assert_eq!(
+            tally.failures,
+            [
+                why("story::it_wakes", "(7) panicked at tests/cluster/story.rs:3:5", "1 of 2 lost"),
+                why("plain::it_answers", "(8) panicked at x.rs:1:1", "no answer"),
+            ]
+        );
+    }
+}
