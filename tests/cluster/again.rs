@@ -30,6 +30,8 @@ fn round(rouse: &Installed) {
     rouse.apply(&namespace.name, &yaml).expect("admission takes the example");
     let started = std::time::Instant::now();
     let url = rouse.url(&namespace.name, "hello");
+    // As any Service's, its address leads nowhere until the nodes have heard of it.
+    rouse.cluster.wait("its address to lead somewhere", || client.connects(&url).then_some(()));
     let answer = client.ask(&url);
     println!("first answer after {} ms", started.elapsed().as_millis());
     assert!(answer.pod().starts_with("hello-00001-deployment-"), "{answer}");

@@ -309,6 +309,13 @@ spec:
         self.ask_with(url, &[])
     }
 
+    /// Whether a connection comes about. Nothing is asked on it, so nothing wakes.
+    pub fn connects(&self, url: &str) -> bool {
+        let words =
+            ["curl", "--silent", "--connect-only", "--noproxy", "*", "--max-time", "5", url];
+        self.command(&words).stdin(Stdio::null()).status().is_ok_and(|it| it.success())
+    }
+
     /// Asks once with these headers.
     pub fn ask_with(&self, url: &str, headers: &[&str]) -> Answer {
         let words = curl(url, headers);
