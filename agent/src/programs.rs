@@ -4,14 +4,16 @@
 //! without it; the next agent puts its programs into the same links, without a moment without any.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     fs::{self, File},
     io,
     os::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::fs::MetadataExt as _,
     },
+    panic::resume_unwind,
     path::{Path, PathBuf},
+    thread::{self, ScopedJoinHandle},
 };
 
 use aya::{
@@ -138,6 +140,9 @@ const PROGRAMS: [(&str, u32, Cgroup); 10] = [
 /// The programs of them that follow the tables.
 const CONNECTS: [&str; 2] = ["connect4", "connect6"];
 
+/// The program that looks into connections from the node itself; `ingress` jumps to it.
+const SUSPECTS: &str = "suspects";
+
 /// The program that marks the kubelet's connections, in its own cgroup.
 const KUBELET: &str = "kubelet";
 /// The kernel's attach type of it: as of `sockets`.
@@ -188,15 +193,10 @@ impl Programs {
         let taken = sys::open_pin(&pins.join("links/connect4")).is_ok();
         let follows_old = old.is_some() && !taken;
         let mut programs = Self { ebpf, places, ports: None, old, follows_old, ender: said(ender) };
-        for (name, _, _) in PROGRAMS {
-            load_program(&mut programs.ebpf, name)?;
-        }
-        load_program(&mut programs.ebpf, PORTS)?;
-        load_program(&mut programs.ebpf, KUBELET)?;
-        load_program(&mut programs.ebpf, "suspects")?;
+        load_programs(&mut programs.ebpf)?;
         for (name, array, index) in [
             ("ingress", maps::INGRESS, 0),
-            ("suspects", maps::INGRESS, 1),
+            (SUSPECTS, maps::INGRESS, 1),
             ("egress", maps::EGRESS, 0),
             ("sockets", maps::SOCKETS, 0),
         ] {
@@ -605,8 +605,24 @@ fn load_object(
     loaded.map_err(|e| Error::Load(Box::new(e)))
 }
 
-fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<(), Error> {
-    let loaded = match ebpf.program_mut(name).ok_or(Error::Abi)? {
+/// Loads all programs side by side: three of them take the verifier most of a second each.
+fn load_programs(ebpf: &mut Ebpf) -> Result<(), Error> {
+    let names = PROGRAMS.iter().map(|(name, ..)| *name).chain([PORTS, KUBELET, SUSPECTS]);
+    let mut all: HashMap<String, &mut Program> =
+        ebpf.programs_mut().map(|(name, program)| (name.to_owned(), program)).collect();
+    thread::scope(|scope| {
+        let mut loading = Vec::new();
+        for name in names {
+            let program = all.remove(name).ok_or(Error::Abi)?;
+            loading.push(scope.spawn(move || load_program(name, program)));
+        }
+        let mut loaded = loading.into_iter().map(ScopedJoinHandle::join);
+        loaded.try_for_each(|it| it.unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}
+
+fn load_program(name: &'static str, program: &mut Program) -> Result<(), Error> {
+    let loaded = match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         Program::SockOps(program) => program.load(),
