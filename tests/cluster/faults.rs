@@ -120,6 +120,7 @@ fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
 }
 
 #[test]
+#[ignore = "takes minutes: --long"]
 fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
     let rouse = Installed::at_hand();
     let space = rouse.namespace("slow-etcd");
@@ -351,6 +352,7 @@ fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
 }
 
 #[test]
+#[ignore = "takes minutes: --long"]
 fn a_node_that_boots_again_serves_as_before() {
     let rouse = Installed::at_hand();
     let space = rouse.namespace("boot");

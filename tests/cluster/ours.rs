@@ -98,6 +98,7 @@ fn down_leaves_nothing() {
 }
 
 #[test]
+#[ignore = "takes minutes: --long"]
 fn up_repairs_what_was_killed() {
     let own = Own::up("repair");
     for part in ["node1", "kube-scheduler", "forward", "etcd"] {

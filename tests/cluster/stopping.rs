@@ -125,6 +125,7 @@ fn an_app_that_leaves_at_once_loses_no_request() {
 }
 
 #[test]
+#[ignore = "takes minutes: --long"]
 fn an_app_that_leaves_in_its_own_time_loses_no_request() {
     run("gracefully", false);
 }

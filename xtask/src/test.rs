@@ -35,6 +35,9 @@ pub(crate) struct Args {
     /// Install what the tests need without asking
     #[arg(long)]
     yes: bool,
+    /// Run also those tests of the cluster tier that take minutes each, as names do that are given
+    #[arg(long)]
+    long: bool,
     /// Only build the test program of the tier kernel or local, and copy it to FILE
     #[arg(long, value_name = "FILE")]
     build_only: Option<PathBuf>,

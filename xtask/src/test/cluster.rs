@@ -136,18 +136,23 @@ fn on_cluster(xtask: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
     outcome
 }
 
-/// Runs all tests but those of the modules named in `left_out`, each with its reason.
+/// Runs all tests but those of the modules named in `left_out`, each with its reason, and long ones where nobody asks.
 fn tests(
     args: &Args,
     builder: &Builder,
     vars: &[(&str, &OsStr)],
     left_out: &[(&str, &str)],
 ) -> Result<Outcome> {
-    let words: Vec<&str> = left_out.iter().flat_map(|(module, _)| ["--skip", module]).collect();
+    let mut words: Vec<&str> = left_out.iter().flat_map(|(module, _)| ["--skip", module]).collect();
+    let all = args.long || !args.names.is_empty();
+    words.extend(all.then_some("--include-ignored"));
     let mut outcome = privileged("cluster", args, builder, vars, &words)?;
-    if let Outcome::Ran { left_out: said, .. } = &mut outcome {
+    if let Outcome::Ran { left_out: said, tally, .. } = &mut outcome {
         for (module, why) in left_out {
             said.push_str(&format!("; left out {module} ({why})"));
+        }
+        if tally.ignored > 0 {
+            said.push_str(&format!("; left out {} that take minutes (--long)", tally.ignored));
         }
     }
     Ok(outcome)

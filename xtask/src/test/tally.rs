@@ -8,6 +8,8 @@ const MOST_LINES: usize = 12;
 pub(super) struct Tally {
     pub(super) passed: u64,
     pub(super) failed: u64,
+    /// Left out unless asked for.
+    pub(super) ignored: u64,
     /// Each failed test's name, with what it said as it failed.
     pub(super) failures: Vec<Vec<String>>,
     /// What the next line belongs to.
@@ -43,6 +45,7 @@ impl Tally {
     pub(super) fn and(mut self, next: Self) -> Self {
         self.passed += next.passed;
         self.failed += next.failed;
+        self.ignored += next.ignored;
         self.failures.extend(next.failures);
         self
     }
@@ -55,6 +58,7 @@ impl Tally {
         };
         self.passed += number(" passed");
         self.failed += number(" failed");
+        self.ignored += number(" ignored");
         self.at = Place::Outside;
     }
 
@@ -95,7 +99,7 @@ mod tests {
             "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.01s",
             "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out",
         ]);
-        assert_eq!((tally.passed, tally.failed), (15, 2));
+        assert_eq!((tally.passed, tally.failed, tally.ignored), (15, 2, 1));
     }
 
     #[test]
