@@ -1,7 +1,7 @@
 //! A cluster of two nodes with Rouse installed, which all tests of a run share.
 //!
-//! The first test that asks for it brings it up; `cargo xtask test` takes it down at the end, however that came. A test
-//! that finds it broken by one before has it repaired first.
+//! The first test that asks for it installs; `cargo xtask test` takes the cluster down at the end, however that came. A
+//! test that finds it broken by one before has it repaired first.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -193,9 +193,9 @@ impl Installed {
     }
 }
 
-/// The name of the cluster that tests of an installation share.
+/// The name of the cluster that all tests share.
 fn name() -> String {
-    variable("ROUSE_INSTALLED")
+    variable("ROUSE_CLUSTER")
 }
 
 /// `rouse ARGS --kubeconfig FILE` of the program that is in the image.

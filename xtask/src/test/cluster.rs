@@ -18,10 +18,8 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The cluster that `cargo xtask cluster up` makes where no name is given.
-const NAME: &str = "rouse";
-/// The one with Rouse installed, which the tests bring up when the first of them needs it.
-const INSTALLED: &str = "rouse-installed";
+/// The one that all other tests share. The first of them that needs Rouse installs it there.
+const SHARED: &str = "rouse-installed";
 /// An API server that only the controller's own tests write to.
 const ALONE: &str = "rouse-alone";
 
@@ -104,9 +102,8 @@ fn cluster_command(xtask: &Path, name: &str) -> Command {
 
 /// Runs the tests of the whole against a cluster with nodes.
 fn on_cluster(xtask: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
-    let was_there = cluster::exists(NAME)?;
-    let was_installed = cluster::exists(INSTALLED)?;
-    let mut up = cluster_command(xtask, NAME);
+    let was_there = cluster::exists(SHARED)?;
+    let mut up = cluster_command(xtask, SHARED);
     // Both images are built here, by the user; tests that bring up clusters of their own find them built.
     up.args(["up", "--image", "hello", "--image", "rouse"]);
     if !was_there {
@@ -121,17 +118,13 @@ fn on_cluster(xtask: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
     }
     let program = image::program(&builder.workspace, "rouse");
     let vars = [
-        ("ROUSE_CLUSTER", OsStr::new(NAME)),
-        ("ROUSE_INSTALLED", OsStr::new(INSTALLED)),
+        ("ROUSE_CLUSTER", OsStr::new(SHARED)),
         ("ROUSE_XTASK", xtask.as_os_str()),
         ("ROUSE_PROGRAM", program.as_os_str()),
     ];
     let outcome = sh::run(&mut up).and_then(|()| tests(args, builder, &vars, &left_out));
     if !was_there {
-        sh::run(cluster_command(xtask, NAME).arg("down"))?;
-    }
-    if !was_installed && cluster::exists(INSTALLED)? {
-        sh::run(cluster_command(xtask, INSTALLED).arg("down"))?;
+        sh::run(cluster_command(xtask, SHARED).arg("down"))?;
     }
     outcome
 }
