@@ -310,7 +310,7 @@ impl Machine {
         for app in self.apps_on(name) {
             self.settle(&app, None, false, now);
         }
-        self.activators_of(name);
+        self.settle_activators(name);
     }
 
     /// Apps with pods on a node.
@@ -394,8 +394,6 @@ fn keep_what_runs(revision: &mut Revision) {
     revision.desired = revision.serving();
 }
 
-/// Puts a pod where it belongs. What was decided of one that is known stays, but for what only Kubernetes knows.
-///
 /// What only who leads finds out of a Revision, or may have seen in time: the others read it there.
 fn follow(known: &mut Revision, seen: &Revision) {
     known.reached |= seen.reached;
@@ -404,6 +402,8 @@ fn follow(known: &mut Revision, seen: &Revision) {
     }
 }
 
+/// Puts a pod where it belongs. What was decided of one that is known stays, but for what only Kubernetes knows.
+///
 /// Who leads decides which pods drain and notes it on them; the others read it there.
 fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp) {
     let Some(revision) = app.revisions.iter_mut().find(|it| *it.name == *revision) else { return };

@@ -107,7 +107,7 @@ impl Machine {
     }
 
     /// Whether a node is away counts for its activators too.
-    pub(super) fn activators_of(&mut self, node: &str) {
+    pub(super) fn settle_activators(&mut self, node: &str) {
         let all = self.world.activators.values().filter(|(it, _)| it.node == node);
         let names: Vec<String> = all.map(|(it, _)| it.name.clone()).collect();
         names.iter().for_each(|name| self.say_activator(name));
