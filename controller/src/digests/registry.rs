@@ -81,7 +81,7 @@ pub struct Registries {
 impl Registries {
     /// Trusts the system's roots and those of these PEM texts.
     pub fn new(bundles: &[Vec<u8>]) -> Self {
-        // Whoever started the process may have chosen one already, and then that one counts.
+        // That library leaves the choice to us. Whoever started the process may have chosen one already, and then that one counts.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let texts = bundles.iter().map(|it| String::from_utf8_lossy(it).into_owned());
         let roots = texts.flat_map(|text| certificates(&text)).collect();

@@ -46,9 +46,6 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
             .await
             .map_err(|cause| ClientError::Kubeconfig { file: path.display().to_string(), cause })?,
     };
-    // Another library of the same process may bring a second provider, and then rustls takes neither by itself.
-    // An error says that somebody has chosen already.
-    let _ = rustls::crypto::ring::default_provider().install_default();
     // The writer's queue knows better when to try again, and what else to do meanwhile.
     config.default_retry = false;
     let server = config.cluster_url.to_string();
