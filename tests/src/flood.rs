@@ -202,7 +202,7 @@ impl Shared {
     fn request(&self, kind: Kind, id: u64, kept: Option<Client>) -> Result<Option<Client>, String> {
         let path = match kind.way {
             Way::Slow => format!("/echo?id={id}&sleep={SLOW_MS}"),
-            Way::Long => format!("/echo?id={id}&sleep={}000", self.long_s),
+            Way::Long => format!("/echo?id={id}&sleep={}", self.long_s * 1000),
             _ => format!("/echo?id={id}"),
         };
         let body = kind.post.then(|| format!("body of {id}"));

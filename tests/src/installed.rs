@@ -52,7 +52,7 @@ impl Installed {
     }
 
     fn up() -> Result<Self, String> {
-        let (xtask, name) = (PathBuf::from(variable("ROUSE_XTASK")), name());
+        let (xtask, name) = (PathBuf::from(variable("ROUSE_XTASK")), variable("ROUSE_CLUSTER"));
         // Somebody who works on Rouse has brought it up, with images of their own, and says so.
         if std::env::var_os("ROUSE_INSTALLED_AS_IS").is_none() {
             let words = ["up", "--nodes", "2", "--image", "hello", "--image", "rouse"];
@@ -191,11 +191,6 @@ impl Installed {
             Some(format!("http://{address}"))
         })
     }
-}
-
-/// The name of the cluster that all tests share.
-fn name() -> String {
-    variable("ROUSE_CLUSTER")
 }
 
 /// `rouse ARGS --kubeconfig FILE` of the program that is in the image.
