@@ -118,17 +118,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let asked = if args.tier.is_empty() { Tier::ALL.to_vec() } else { args.tier.clone() };
     // In the order of what they need: a broken formula shows before a cluster is built.
     let tiers: Vec<_> = Tier::ALL.into_iter().filter(|tier| asked.contains(tier)).collect();
-    let builder = builder(&tiers, args, workspace)?;
-    let mut ahead = match builds_ahead(&tiers, args) {
-        true => Some(Ahead::start(args, &builder.workspace)?),
-        false => None,
-    };
+    let builder = builder(&tiers, args, workspace);
+    let mut ahead = builds_ahead(&tiers, args).then(|| Ahead::start(args, &builder.workspace));
     let mut rows = Vec::new();
     for tier in tiers {
         println!("\n== {} ==", tier.name());
         let started = Instant::now();
         if let Some(ahead) = ahead.take_if(|_| tier == Tier::Cluster) {
-            ahead.finish()?;
+            // What stands in its way stands in the tier's, which says so.
+            ahead.and_then(Ahead::finish).unwrap_or_else(|error| println!("{error:#}"));
         }
         let outcome = run_tier(tier, args, &builder)
             .unwrap_or_else(|error| Outcome::CannotRun(format!("{error:#}")));
@@ -146,12 +144,12 @@ fn builds_ahead(tiers: &[Tier], args: &Args) -> bool {
 }
 
 /// How the programs of all tiers are built.
-fn builder(tiers: &[Tier], args: &Args, workspace: Workspace) -> Result<Builder> {
+fn builder(tiers: &[Tier], args: &Args, workspace: Workspace) -> Builder {
     if tiers.iter().all(|tier| matches!(tier, Tier::Pure | Tier::Shell)) {
-        return Ok(Builder::plain(workspace));
+        return Builder::plain(workspace);
     }
-    setup::prepare(&[Purpose::Build, Purpose::Kernel], args.yes)?;
-    Builder::with_kernel_half(workspace)
+    let prepared = setup::prepare(&[Purpose::Build, Purpose::Kernel], args.yes);
+    Builder::with_kernel_half(workspace, prepared)
 }
 
 fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
@@ -204,7 +202,9 @@ fn build_only(tiers: &[Tier], file: &Path, workspace: Workspace) -> Result<()> {
     let [tier @ (Tier::Kernel | Tier::Local)] = tiers else {
         bail!("--build-only needs `--tier kernel` or `--tier local`");
     };
-    let program = Builder::with_kernel_half(workspace)?.target(tier.name())?;
+    let builder = Builder::with_kernel_half(workspace, Ok(()));
+    builder.object()?;
+    let program = builder.target(tier.name())?;
     fs::copy(&program, file)
         .with_context(|| format!("cannot copy {program} to {}", file.display()))?;
     println!("test: {} holds the {} tier", file.display(), tier.name());

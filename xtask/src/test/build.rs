@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::{build_ebpf, sh, workspace::Workspace};
 
@@ -15,8 +15,8 @@ use crate::{build_ebpf, sh, workspace::Workspace};
 pub(super) struct Builder {
     /// What they are built from.
     pub(super) workspace: Workspace,
-    /// The kernel half; `None` where nothing that is run needs it.
-    object: Option<PathBuf>,
+    /// The kernel half, or why there is none.
+    object: Result<PathBuf, String>,
 }
 
 /// A test program that cargo built.
@@ -32,18 +32,18 @@ pub(super) struct Built {
 impl Builder {
     /// Without the kernel half, which needs its own compiler.
     pub(super) fn plain(workspace: Workspace) -> Self {
-        Self { workspace, object: None }
+        Self { workspace, object: Err("nothing that runs needs it".to_owned()) }
     }
 
-    /// With the kernel half, which is built here.
-    pub(super) fn with_kernel_half(workspace: Workspace) -> Result<Self> {
-        let object = Some(build_ebpf::object(&workspace)?);
-        Ok(Self { workspace, object })
+    /// With the kernel half, which is built here, once `prepared` says that it can be. Where it cannot, only what needs it fails.
+    pub(super) fn with_kernel_half(workspace: Workspace, prepared: Result<()>) -> Self {
+        let object = prepared.and_then(|()| build_ebpf::object(&workspace));
+        Self { workspace, object: object.map_err(|error| format!("{error:#}")) }
     }
 
     /// The file that holds the kernel half.
     pub(super) fn object(&self) -> Result<&Path> {
-        self.object.as_deref().context("a tier of root's is built with the kernel half")
+        self.object.as_deref().map_err(|why| anyhow!("there is no kernel half: {why}"))
     }
 
     /// `cargo test WORDS`, of everything but the kernel half itself.
