@@ -54,7 +54,8 @@ pub(crate) const CHECKS: [Check; 5] = [
 
 /// `cargo xtask chart`.
 pub(crate) fn run() -> Result<()> {
-    let chart = Chart::find(&Workspace::load()?)?;
+    let workspace = Workspace::load()?;
+    let chart = Chart::find(&workspace, build::rouse(&workspace, false)?)?;
     for (name, check) in CHECKS {
         check(&chart).context(name)?;
         println!("{name}: ok");
@@ -73,14 +74,13 @@ pub(crate) struct Chart {
 }
 
 impl Chart {
-    /// Builds what is not there.
-    pub(crate) fn find(workspace: &Workspace) -> Result<Self> {
+    /// To be held against what `rouse` installs; builds Helm where it is not there.
+    pub(crate) fn find(workspace: &Workspace, rouse: PathBuf) -> Result<Self> {
         let scratch = workspace.target.join("chart");
         let _absent = fs::remove_dir_all(&scratch);
         fs::create_dir_all(&scratch)
             .with_context(|| format!("cannot make {}", scratch.display()))?;
-        let (helm, rouse) = (cluster::helm()?, build::rouse(workspace, false)?);
-        Ok(Self { helm, rouse, root: workspace.root.clone(), scratch })
+        Ok(Self { helm: cluster::helm()?, rouse, root: workspace.root.clone(), scratch })
     }
 
     fn helm(&self, args: &[&str]) -> Command {

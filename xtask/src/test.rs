@@ -178,8 +178,7 @@ fn privileged(
     words: &[&str],
 ) -> Result<Outcome> {
     let (workspace, object) = (&builder.workspace, builder.object()?);
-    let executable = builder.target(target)?;
-    let rouse = workspace.target.join("debug/rouse");
+    let (executable, rouse) = (builder.target(target)?, builder.rouse()?);
     let images = workspace.target.join("images");
     let mut vars = vec![
         ("ROUSE_BIN", rouse.as_os_str()),

@@ -80,11 +80,17 @@ impl Builder {
         Ok(built)
     }
 
-    /// Builds one target of the package `tests`, and `rouse`, which it starts.
+    /// Builds `rouse` and returns its file.
+    pub(super) fn rouse(&self) -> Result<PathBuf> {
+        // A test of rouse's own brings the program along.
+        self.tests(&["--test", "cli"])?;
+        Ok(self.workspace.target.join("debug/rouse"))
+    }
+
+    /// Builds one target of the package `tests`.
     pub(super) fn target(&self, target: &str) -> Result<String> {
         let source = format!("tests/{target}/main.rs");
-        // A test of rouse's own brings the program along.
-        let built = self.tests(&["--test", target, "--test", "cli"])?;
+        let built = self.tests(&["--test", target])?;
         let found = built.into_iter().find(|it| it.source.ends_with(&source));
         found.map(|it| it.executable).with_context(|| format!("cargo built no test of {source}"))
     }

@@ -15,7 +15,6 @@ use crate::{
     cluster, image,
     setup::{self, Purpose},
     sh,
-    workspace::Workspace,
 };
 
 /// The one that all other tests share. The first of them that needs Rouse installs it there.
@@ -27,7 +26,7 @@ const ALONE: &str = "rouse-alone";
 pub(super) fn run(args: &Args, builder: &Builder) -> Result<Outcome> {
     setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Cluster], args.yes)?;
     // A chart that is wrong fails the tier, but not before the rest of it has run.
-    let chart = of_chart(args, &builder.workspace)
+    let chart = of_chart(args, builder)
         .unwrap_or_else(|error| Outcome::CannotRun(format!("chart: {error:#}")));
     if let Some(file) = &args.kubeconfig {
         return Ok(chart.and(existing(file, args, builder)?));
@@ -39,7 +38,7 @@ pub(super) fn run(args: &Args, builder: &Builder) -> Result<Outcome> {
 }
 
 /// Checks the chart where Helm is at hand; `cargo xtask chart` builds it, in as long as all else that is built takes.
-fn of_chart(args: &Args, workspace: &Workspace) -> Result<Outcome> {
+fn of_chart(args: &Args, builder: &Builder) -> Result<Outcome> {
     let wanted =
         |name: &str| args.names.is_empty() || args.names.iter().any(|it| name.contains(it));
     let checks: Vec<_> = CHECKS.into_iter().filter(|(name, _)| wanted(name)).collect();
@@ -50,7 +49,7 @@ fn of_chart(args: &Args, workspace: &Workspace) -> Result<Outcome> {
         let left_out = "; left out chart:: (no helm is here; `cargo xtask chart` builds it)".into();
         return Ok(Outcome::Ran { tally: Tally::default(), ok: true, left_out });
     }
-    let chart = Chart::find(workspace)?;
+    let chart = Chart::find(&builder.workspace, builder.rouse()?)?;
     let mut tally = Tally::default();
     for (name, check) in checks {
         match check(&chart) {
