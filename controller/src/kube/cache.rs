@@ -150,6 +150,14 @@ impl Cache {
         true
     }
 
+    /// A known object has so many replicas since that version. What else differs in it the watch will say.
+    pub fn scaled(&mut self, resource: Resource, name: &Name, version: &str, replicas: i64) {
+        if let Some(known) = self.get(resource, name) {
+            let (version, replicas) = (version.into(), Some(replicas));
+            self.put(resource, name, Seen { version, replicas, ..known.clone() });
+        }
+    }
+
     /// An object is gone.
     pub fn remove(&mut self, resource: Resource, name: &Name) {
         if let Some(all) = self.seen.get_mut(&resource) {

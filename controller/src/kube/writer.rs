@@ -7,9 +7,10 @@ use std::{
 };
 
 use common::wire::Name;
+use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec};
 use kube::{
     Client,
-    api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
+    api::{DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
     core::Status,
 };
 use serde_json::{Value, json};
@@ -288,15 +289,32 @@ impl Writer {
                 Err(error) => return self.failed(key, error).await,
             }
         }
-        let patch = json!({"spec": {"replicas": replicas}});
-        match self.merge(key.resource, &key.name, &patch).await {
-            Ok(object) => {
+        match self.replace_scale(key, replicas).await {
+            Ok(scale) => {
                 info!(object = %key, replicas, "scaled");
-                self.learn(key, object);
+                let version = scale.metadata.resource_version.unwrap_or_default();
+                self.with(|state| state.cache.scaled(key.resource, &key.name, &version, replicas));
                 Outcome::Done
             }
             Err(error) => self.failed(key, error).await,
         }
+    }
+
+    /// The subresource, which costs the API server little more than half of what a patch of the whole object does.
+    async fn replace_scale(&self, key: &Key, replicas: i64) -> Result<Scale, kube::Error> {
+        let name = &key.name.name;
+        let metadata = ObjectMeta {
+            name: Some(name.to_string()),
+            namespace: Some(key.name.namespace.to_string()),
+            // No version: whatever else changed meanwhile, so many pods are wanted.
+            ..ObjectMeta::default()
+        };
+        let replicas = i32::try_from(replicas).unwrap_or(i32::MAX);
+        let spec = Some(ScaleSpec { replicas: Some(replicas) });
+        let params =
+            PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
+        let scale = Scale { metadata, spec, status: None };
+        api_of(&self.client, key.resource, &key.name).replace_scale(name, &params, &scale).await
     }
 
     /// Lower than that of every pod chosen before, so that one chosen once and kept after all is not chosen again;
@@ -377,8 +395,7 @@ impl Writer {
 
 impl State {
     fn see(&mut self, resource: Resource, name: &Name, seen: Seen) {
-        let known = self.cache.get(resource, name);
-        let same = known.is_some_and(|have| have.version == seen.version);
+        let same = self.cache.get(resource, name) == Some(&seen);
         let ours = seen.applied.is_some();
         if !self.cache.put(resource, name, seen) || same {
             return;
@@ -519,5 +536,23 @@ mod tests {
         assert_eq!(looked_at(&mut state), [], "no news");
         state.see(Resource::Deployment, &name, seen(&json!({}), "8"));
         assert_eq!(looked_at(&mut state), [], "not ours any more");
+    }
+
+    /// The answer to a scale does not say what somebody else has changed meanwhile.
+    #[test]
+    fn what_the_watch_says_of_a_scaled_deployment_is_looked_at() {
+        let ours = json!({super::super::cache::APPLIED: "0000000000000001"});
+        let (mut state, name) = (state(), Name::new("default", "a"));
+        let both = [Part::Scale, Part::Object].map(|part| key(Resource::Deployment, part));
+        state.see(Resource::Deployment, &name, seen(&ours, "7"));
+        assert_eq!(looked_at(&mut state), both);
+        both.iter().for_each(|key| state.queue.done(key, &Outcome::Done, Stamp(1)));
+        state.cache.scaled(Resource::Deployment, &name, "9", 3);
+        let replicas =
+            |state: &State| state.cache.get(Resource::Deployment, &name).and_then(|it| it.replicas);
+        state.see(Resource::Deployment, &name, seen(&ours, "8"));
+        assert_eq!((looked_at(&mut state), replicas(&state)), (vec![], Some(3)), "it is older");
+        state.see(Resource::Deployment, &name, seen(&ours, "9"));
+        assert_eq!(looked_at(&mut state), both);
     }
 }

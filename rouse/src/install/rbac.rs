@@ -33,7 +33,7 @@ const FOLLOW: &[&str] = &["get", "list", "watch"];
 const OWN: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
 
 /// What the controller may do in every namespace: services are anywhere.
-pub(crate) const CLUSTER: [Rule; 20] = [
+pub(crate) const CLUSTER: [Rule; 21] = [
     Rule {
         groups: SERVING,
         resources: &["services", "domainmappings"],
@@ -113,7 +113,14 @@ pub(crate) const CLUSTER: [Rule; 20] = [
         resources: &["deployments"],
         names: &[],
         verbs: OWN,
-        why: "the pods of a Revision, and how many",
+        why: "the pods of a Revision",
+    },
+    Rule {
+        groups: &["apps"],
+        resources: &["deployments/scale"],
+        names: &[],
+        verbs: &["update"],
+        why: "how many of them",
     },
     Rule {
         groups: &[""],
