@@ -1,4 +1,4 @@
-//! Shell: the system calls no safe library offers: clone3 into a cgroup, pidfds and the heap.
+//! Shell: the system calls no safe library offers: clone3 into a cgroup and pidfds.
 //!
 //! The only file of this crate with `unsafe`.
 
@@ -47,17 +47,6 @@ struct PidfdInfo {
     exit_code: i32,
 }
 const _: () = assert!(size_of::<PidfdInfo>() == 64);
-
-/// Lets the allocator keep one heap a processor instead of eight.
-///
-/// Each thread takes a heap of its own while there are any, and what one thread frees in another's heap leaves gaps:
-/// of ten thousand sleeping services they were a tenth of all memory. To be called before a second thread runs.
-pub fn one_heap_a_processor() {
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let heaps = libc::c_int::try_from(processors).unwrap_or(libc::c_int::MAX);
-    // SAFETY: takes two numbers; the allocator has its own lock.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, heaps) };
-}
 
 /// A program to run inside a cgroup.
 #[derive(Debug)]

@@ -24,8 +24,12 @@ mod top;
 mod up;
 mod view;
 
+/// A controller that starts takes half as long as with the C library's, which is slow where one thread frees what another
+/// one made. mimalloc is as fast and keeps three times as much memory for parts that have little to do.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
-    local::sys::one_heap_a_processor();
     match dispatch() {
         Ok(code) => code,
         Err(error) => {

@@ -28,6 +28,10 @@ use agents::Told;
 use apiserver::Objects;
 use cluster::{Cluster, SYSTEM, Size};
 
+/// That of `rouse`.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Between two looks at the controller.

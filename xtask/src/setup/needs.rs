@@ -51,8 +51,9 @@ const fn need(
 }
 
 /// Everything that comes from packages. The kernel half's compiler is `toolchain.rs`'s matter.
-const NEEDS: [Need; 17] = [
+const NEEDS: [Need; 18] = [
     need(&[Purpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
+    need(&[Purpose::Build], "make", &["make"], "builds the allocator"),
     need(&[Purpose::Build], "git", &["git"], "names the commit in figures"),
     need(&[Purpose::Node], "crun", &["crun", "runc"], "starts containers"),
     need(
