@@ -281,7 +281,7 @@ impl Writer {
 
     async fn scale(&self, key: &Key, replicas: i64, leaving: &[Name]) -> Outcome {
         let cost = json!({"metadata": {"annotations": {DELETION_COST: self.deletion_cost()}}});
-        let marks = leaving.iter().map(|pod| self.merge(Resource::Pod, pod, &cost));
+        let marks = leaving.iter().map(|pod| self.annotate_pod(pod, &cost));
         for marked in futures::future::join_all(marks).await {
             match marked {
                 // One that is gone already need not be chosen.
@@ -324,15 +324,10 @@ impl Writer {
         format!("-{}", now_s.min(2_000_000_000))
     }
 
-    async fn merge(
-        &self,
-        resource: Resource,
-        name: &Name,
-        patch: &Value,
-    ) -> Result<DynamicObject, kube::Error> {
+    async fn annotate_pod(&self, name: &Name, patch: &Value) -> Result<DynamicObject, kube::Error> {
         let params =
             PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
-        let api = api_of(&self.client, resource, name);
+        let api = api_of(&self.client, Resource::Pod, name);
         api.patch(&name.name, &params, &Patch::Merge(patch)).await
     }
 
