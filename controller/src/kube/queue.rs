@@ -161,11 +161,12 @@ impl Queue {
         }
     }
 
-    /// When [`next`](Self::next) may have something new by time alone.
-    pub fn next_at(&self) -> Option<Stamp> {
+    /// When [`next`](Self::next), which has nothing more for `now`, may have something new by time alone.
+    pub fn next_at(&self, now: Stamp) -> Option<Stamp> {
         let later = self.later.first().map(|(at, _)| *at);
         let slices = (!self.slices.is_empty()).then(|| Stamp(self.paid.0.saturating_sub(BURST_MS)));
-        later.into_iter().chain(slices).min()
+        // Slices that the rate lets go already wait for room, which is not a matter of time.
+        later.into_iter().chain(slices.filter(|at| *at > now)).min()
     }
 
     /// Keys that wait for their turn, keys that wait for time, keys being written.
@@ -278,7 +279,7 @@ mod tests {
         assert_eq!(queue.next(now), Some(object("a")), "others go first");
         while begun.len() < 1000 {
             begun.extend(all(&mut queue, now).iter().map(|_| now));
-            now = queue.next_at().map_or(now, |at| at.max(now.plus_ms(1)));
+            now = queue.next_at(now).map_or(now, |at| at.max(now.plus_ms(1)));
         }
         let second = |from: u64| {
             let within = NOW.plus_ms(from)..NOW.plus_ms(from + 1000);
@@ -305,6 +306,15 @@ mod tests {
     }
 
     #[test]
+    fn slices_without_room_are_not_asked_for_again_and_again() {
+        let mut queue = Queue::new(Limits { rest: 1, ..Limits::default() });
+        queue.add(object("a"));
+        queue.add(Key::new(Resource::EndpointSlice, Part::Object, Name::new("default", "s")));
+        assert_eq!(all(&mut queue, NOW), [object("a")]);
+        assert_eq!(queue.next_at(NOW), None, "only the end of that write makes room");
+    }
+
+    #[test]
     fn failures_wait_longer_each_time_and_never_longer_than_a_minute() {
         let mut queue = Queue::new(Limits::default());
         queue.add(object("a"));
@@ -312,7 +322,7 @@ mod tests {
         for _ in 0..20 {
             assert_eq!(queue.next(now), Some(object("a")));
             queue.done(&object("a"), &Outcome::Retry(None), now);
-            let at = queue.next_at().unwrap();
+            let at = queue.next_at(now).unwrap();
             assert_eq!(queue.next(Stamp(at.0 - 1)), None, "too early");
             waits.push(at.0 - now.0);
             now = at;
@@ -326,7 +336,7 @@ mod tests {
         queue.add(object("a"));
         queue.next(now);
         queue.done(&object("a"), &Outcome::Retry(None), now);
-        assert!(queue.next_at().unwrap().0 - now.0 <= 20, "success forgets failures");
+        assert!(queue.next_at(now).unwrap().0 - now.0 <= 20, "success forgets failures");
     }
 
     #[test]
@@ -352,12 +362,12 @@ mod tests {
         queue.add(object("a"));
         queue.next(NOW);
         queue.done(&object("a"), &Outcome::Refused(trouble), NOW);
-        assert_eq!(queue.next_at(), Some(NOW.plus_ms(REFUSED_MS)));
+        assert_eq!(queue.next_at(NOW), Some(NOW.plus_ms(REFUSED_MS)));
         queue.add(object("a"));
         assert_eq!(queue.next(NOW), Some(object("a")));
-        assert_eq!(queue.next_at(), None);
+        assert_eq!(queue.next_at(NOW), None);
         queue.done(&object("a"), &Outcome::RetryAfter(3), NOW);
-        assert_eq!(queue.next_at(), Some(NOW.plus_ms(3000)));
+        assert_eq!(queue.next_at(NOW), Some(NOW.plus_ms(3000)));
     }
 
     #[test]
@@ -368,7 +378,7 @@ mod tests {
         queue.add(object("a"));
         queue.done(&object("a"), &Outcome::Retry(None), NOW);
         assert_eq!(queue.next(NOW), None);
-        assert!(queue.next_at().is_some());
+        assert!(queue.next_at(NOW).is_some());
     }
 
     #[test]

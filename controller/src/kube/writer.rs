@@ -165,12 +165,14 @@ impl Writer {
             }
             led = leads;
             self.metrics.leads(leads);
-            while leads && let Some(key) = self.with(|state| state.queue.next(self.now())) {
+            // The same moment for both: what is due at a later one is waited for.
+            let now = self.now();
+            while leads && let Some(key) = self.with(|state| state.queue.next(now)) {
                 let (writer, source, lead) = (Arc::clone(&self), Arc::clone(&source), lead.clone());
                 tasks.spawn(async move { writer.write(key, &*source, &lead).await });
             }
             self.metrics.queued(self.with(|state| state.queue.depth()));
-            let next = self.with(|state| state.queue.next_at());
+            let next = self.with(|state| state.queue.next_at(now));
             let wait = next.map(|at| Duration::from_millis(at.0.saturating_sub(self.now().0)));
             tokio::select! {
                 () = self.wake.notified() => {}
