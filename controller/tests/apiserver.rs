@@ -366,10 +366,15 @@ async fn what_somebody_deletes_comes_back_and_what_is_unwanted_goes() {
     let bed = Bed::new("delete").await;
     let key = bed.key(Resource::Service, Part::Object, "hello");
     bed.want(&key, Want::Body(bed.placeholder().body));
-    let first = bed.until(Resource::Service, "hello", |it| it.is_some()).await.unwrap();
     let api = api_of(&bed.client, Resource::Service, &bed.name("hello"));
-    api.delete("hello", &DeleteParams::default()).await.unwrap();
-    let uid = first["metadata"]["uid"].clone();
+    let mut uid = Value::Null;
+    // At once, so that the watch may say that it is gone before the writer has heard that it is made.
+    for _ in 0..20 {
+        let other = |it: Option<&Value>| it.is_some_and(|it| it["metadata"]["uid"] != uid);
+        let made = bed.until(Resource::Service, "hello", other).await.unwrap();
+        uid = made["metadata"]["uid"].clone();
+        api.delete("hello", &DeleteParams::default()).await.unwrap();
+    }
     bed.until(Resource::Service, "hello", |it| it.is_some_and(|it| it["metadata"]["uid"] != uid))
         .await;
     bed.want(&key, Want::Gone);

@@ -8,7 +8,7 @@ use std::{
 use common::wire::Name;
 use serde_json::Value;
 
-use super::scope::Scope;
+use super::{Key, scope::Scope};
 use crate::children::Resource;
 
 /// Holds the hash of the body that was applied last.
@@ -104,6 +104,8 @@ pub struct Cache {
     seen: BTreeMap<Resource, BTreeMap<Name, Seen>>,
     /// Objects that the lists under way have not named yet.
     unnamed: Vec<(Scope, BTreeSet<Name>)>,
+    /// What the API server is being asked about objects that have not been lost since.
+    asked: BTreeSet<Key>,
 }
 
 impl Cache {
@@ -142,6 +144,44 @@ impl Cache {
         for (_, names) in self.unnamed.iter_mut().filter(|(scope, _)| scope.resource == resource) {
             names.remove(name);
         }
+        self.insert(resource, name, seen)
+    }
+
+    /// The API server is being asked about the object of `key`, until [`close`](Self::close).
+    pub fn ask(&mut self, key: &Key) {
+        self.asked.insert(key.clone());
+    }
+
+    /// It answers that the object is as in `seen`. Returns whether that is believed: an object that was lost since it
+    /// was asked would stay for ever, for no watch says twice that one is gone.
+    pub fn answered(&mut self, key: &Key, seen: Seen) -> bool {
+        let Key { resource, name, .. } = key;
+        if !self.asked.contains(key) {
+            return false;
+        }
+        if self.get(*resource, name).is_none() {
+            // A list under way may be of a time when it was gone again. If it is of one before it was made, the watch
+            // says next that it was.
+            let covers = |scope: &Scope| scope.resource == *resource && scope.covers(name);
+            for (_, names) in self.unnamed.iter_mut().filter(|(scope, _)| covers(scope)) {
+                names.insert(name.clone());
+            }
+        }
+        self.insert(*resource, name, seen);
+        true
+    }
+
+    /// Nothing more is asked about it.
+    pub fn close(&mut self, key: &Key) {
+        self.asked.remove(key);
+    }
+
+    /// Whoever asked has been stopped.
+    pub fn close_all(&mut self) {
+        self.asked.clear();
+    }
+
+    fn insert(&mut self, resource: Resource, name: &Name, seen: Seen) -> bool {
         let all = self.seen.entry(resource).or_default();
         if all.get(name).is_some_and(|have| have.uid == seen.uid && is_older(&seen, have)) {
             return false;
@@ -154,12 +194,13 @@ impl Cache {
     pub fn scaled(&mut self, resource: Resource, name: &Name, version: &str, replicas: i64) {
         if let Some(known) = self.get(resource, name) {
             let (version, replicas) = (version.into(), Some(replicas));
-            self.put(resource, name, Seen { version, replicas, ..known.clone() });
+            self.insert(resource, name, Seen { version, replicas, ..known.clone() });
         }
     }
 
     /// An object is gone.
     pub fn remove(&mut self, resource: Resource, name: &Name) {
+        self.asked.retain(|key| key.resource != resource || key.name != *name);
         if let Some(all) = self.seen.get_mut(&resource) {
             all.remove(name);
         }
@@ -176,6 +217,7 @@ fn is_older(new: &Seen, have: &Seen) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::Part;
     use serde_json::json;
 
     fn name(own: &str) -> Name {
@@ -236,6 +278,41 @@ mod tests {
         assert_eq!(cache.end(scope), [name("a")]);
         assert_eq!(cache.count(kind), 3);
         assert_eq!(cache.end(scope), []);
+    }
+
+    #[test]
+    fn an_answer_that_a_loss_overtook_is_not_believed() {
+        let mut cache = Cache::default();
+        let key = |own: &str| Key::new(Resource::Service, Part::Object, name(own));
+        let (a, b) = (key("a"), key("b"));
+        [&a, &b].into_iter().for_each(|it| cache.ask(it));
+        assert!(cache.answered(&a, seen("1")));
+        cache.remove(Resource::Service, &name("a"));
+        assert!(!cache.answered(&a, seen("2")));
+        assert!(cache.answered(&b, seen("3")), "another object");
+        assert_eq!((cache.get(a.resource, &a.name), cache.count(a.resource)), (None, 1));
+        cache.close(&a);
+        cache.ask(&a);
+        assert!(cache.answered(&a, seen("4")), "asked after the loss");
+        [&a, &b].into_iter().for_each(|it| cache.close(it));
+        assert!(cache.asked.is_empty());
+    }
+
+    #[test]
+    fn an_answer_does_not_outlive_a_list_that_does_not_name_it() {
+        let (mut cache, kind) = (Cache::default(), Resource::Service);
+        let scopes = crate::kube::scope::scopes("default-system");
+        let scope = scopes.iter().find(|it| it.resource == kind).unwrap();
+        cache.put(kind, &name("old"), seen("1"));
+        cache.begin(scope);
+        for own in ["old", "new", "named"] {
+            let key = Key::new(kind, Part::Object, name(own));
+            cache.ask(&key);
+            assert!(cache.answered(&key, seen("2")));
+        }
+        cache.put(kind, &name("named"), seen("2"));
+        assert_eq!(cache.end(scope), [name("new"), name("old")]);
+        assert_eq!((cache.get(kind, &name("named")), cache.count(kind)), (Some(&seen("2")), 1));
     }
 
     #[test]

@@ -189,6 +189,7 @@ impl Writer {
         let want = source.want(&key);
         let action = self.with(|state| {
             let wrote = state.wrote.get(&key).copied();
+            state.cache.ask(&key);
             decide(&key, want, state.cache.get(key.resource, &key.name), wrote)
         });
         if action == Action::None {
@@ -218,7 +219,10 @@ impl Writer {
             | Outcome::RetryAfter(_)
             | Outcome::Pointless => debug!(object = %key, outcome = outcome.label(), "not written"),
         }
-        self.with(|state| state.queue.done(key, outcome, self.now()));
+        self.with(|state| {
+            state.cache.close(key);
+            state.queue.done(key, outcome, self.now());
+        });
         self.wake.notify_one();
     }
 
@@ -347,11 +351,10 @@ impl Writer {
         }
     }
 
-    /// What the API server answered is newer than what the watch has brought.
+    /// What the API server answered is newer than what the watch has brought, unless that lost the object meanwhile.
     fn learn(&self, key: &Key, object: DynamicObject) -> Option<Seen> {
         let seen = Seen::of(&serde_json::to_value(object).ok()?);
-        self.with(|state| state.cache.put(key.resource, &key.name, seen.clone()));
-        Some(seen)
+        self.with(|state| state.cache.answered(key, seen.clone())).then_some(seen)
     }
 
     /// After a conflict the object is read, so that the next attempt knows what it meets.
@@ -415,6 +418,7 @@ impl State {
 
     fn forget(&mut self) {
         self.queue.clear();
+        self.cache.close_all();
         self.wrote.clear();
     }
 }
@@ -444,7 +448,12 @@ async fn pause(wait: Option<Duration>) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::{Trouble, Want},
+        *,
+    };
+    use hyper::{Method, Request, Response};
+    use tokio::sync::{mpsc, oneshot};
 
     fn state() -> State {
         let queue = Queue::new(Limits::default());
@@ -472,16 +481,16 @@ mod tests {
             self.leads.store(leads, std::sync::atomic::Ordering::Relaxed);
         }
 
-        fn want(&self, key: &Key) -> super::super::Want {
+        fn want(&self, key: &Key) -> Want {
             let leads = self.leads.load(std::sync::atomic::Ordering::Relaxed);
             assert!(leads, "{key} is not planned by who does not lead");
             self.asked.notify_one();
-            super::super::Want::Any
+            Want::Any
         }
 
         fn made(&self, _key: &Key, _body: &Value) {}
 
-        fn trouble(&self, _key: &Key, _trouble: Option<super::super::Trouble>) {}
+        fn trouble(&self, _key: &Key, _trouble: Option<Trouble>) {}
     }
 
     /// What was observed at the start waits to be looked at when the lease is won: every Deployment's scale would be 0.
@@ -505,6 +514,73 @@ mod tests {
             }
         };
         timeout(Duration::from_secs(60), asked).await.expect("it is looked at");
+    }
+
+    /// Wants a Service.
+    struct Wants;
+
+    impl Source for Wants {
+        fn lead(&self, _leads: bool) {}
+
+        fn want(&self, key: &Key) -> Want {
+            match (key.resource, key.part) {
+                (Resource::Service, Part::Object) => Want::Body(json!({"metadata": {"name": "a"}})),
+                _ => Want::Any,
+            }
+        }
+
+        fn made(&self, _key: &Key, _body: &Value) {}
+
+        fn trouble(&self, _key: &Key, _trouble: Option<Trouble>) {}
+    }
+
+    type Asked = (Method, oneshot::Sender<(u16, Value)>);
+
+    /// An API server whose answers a test gives.
+    fn api_server() -> (Client, mpsc::Receiver<Asked>) {
+        let (sender, asked) = mpsc::channel::<Asked>(1);
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let (answer, answered) = oneshot::channel();
+            let (sender, method) = (sender.clone(), request.method().clone());
+            async move {
+                sender.send((method, answer)).await.expect("the test goes on");
+                let (code, body) = answered.await.expect("an answer");
+                let body = kube::client::Body::from(body.to_string().into_bytes());
+                Response::builder().status(code).body(body)
+            }
+        });
+        (Client::new(service, "default"), asked)
+    }
+
+    /// Somebody may delete what we make before we have heard that it is made.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_lost_before_its_making_is_answered_is_made_again() {
+        let (client, mut asked) = api_server();
+        let writer = Arc::new(Writer::new(client, Limits::default(), Arc::default()));
+        let shutdown = CancellationToken::new();
+        let run = Arc::clone(&writer).run(Arc::new(Wants), Leadership::always(), shutdown.clone());
+        let run = tokio::spawn(run);
+        let mut next = async |method: Method| {
+            let (has, answer) =
+                timeout(Duration::from_secs(600), asked.recv()).await.unwrap().unwrap();
+            assert_eq!(has, method);
+            answer
+        };
+        let none =
+            json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404});
+        let key = key(Resource::Service, Part::Object);
+        writer.add([key.clone()]);
+        next(Method::GET).await.send((404, none.clone())).unwrap();
+        let answer = next(Method::PATCH).await;
+        let made = json!({"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}});
+        writer.see(Resource::Service, &key.name, Seen::of(&made));
+        writer.lose(Resource::Service, &key.name);
+        answer.send((200, made)).unwrap();
+        next(Method::GET).await.send((404, none)).unwrap();
+        let again = json!({"metadata": {"name": "a", "uid": "v", "resourceVersion": "3"}});
+        next(Method::PATCH).await.send((200, again)).unwrap();
+        shutdown.cancel();
+        run.await.unwrap();
     }
 
     fn looked_at(state: &mut State) -> Vec<Key> {
