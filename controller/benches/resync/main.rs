@@ -155,7 +155,7 @@ async fn rest(size: Size, controller: &Process, told: &Told, admin: SocketAddr) 
         at(&mut seen.rest, seen.whole > 0.0 && table == wanted);
         if seen.rest > 0.0 {
             // When it was first so: the look before this one.
-            seen.rest -= LOOK.as_secs_f64();
+            seen.rest = (seen.rest - LOOK.as_secs_f64()).max(seen.whole);
             seen.is_complete = true;
             break;
         }

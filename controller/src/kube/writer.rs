@@ -38,6 +38,8 @@ use crate::{children::Resource, world::Stamp};
 
 /// Kubernetes removes the pods with the lowest number first.
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// Keys looked at before anything else has its turn.
+const AT_ONCE: usize = 64;
 /// The API server has so long to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -167,11 +169,19 @@ impl Writer {
             self.metrics.leads(leads);
             // The same moment for both: what is due at a later one is waited for.
             let now = self.now();
-            while leads && let Some(key) = self.with(|state| state.queue.next(now)) {
+            let mut looks = 0;
+            while leads
+                && looks < AT_ONCE
+                && let Some(key) = self.with(|state| state.queue.next(now))
+            {
+                looks += 1;
+                // Most often nothing differs, and no task is made for that.
+                let Some(action) = self.look(&key, &*source) else { continue };
                 let (writer, source, lead) = (Arc::clone(&self), Arc::clone(&source), lead.clone());
-                tasks.spawn(async move { writer.write(key, &*source, &lead).await });
+                tasks.spawn(async move { writer.write(key, action, &*source, &lead).await });
             }
             self.metrics.queued(self.with(|state| state.queue.depth()));
+            let is_more = looks == AT_ONCE;
             let next = self.with(|state| state.queue.next_at(now));
             let wait = next.map(|at| Duration::from_millis(at.0.saturating_sub(self.now().0)));
             tokio::select! {
@@ -179,23 +189,31 @@ impl Writer {
                 Some(_) = tasks.join_next() => {}
                 () = lead.changed() => {}
                 () = pause(wait) => {}
+                () = tokio::task::yield_now(), if is_more => {}
                 () = shutdown.cancelled() => return,
             }
         }
     }
 
-    async fn write(&self, key: Key, source: &dyn Source, lead: &Leadership) {
-        let began = Instant::now();
-        let want = source.want(&key);
-        let action = self.with(|state| {
-            let wrote = state.wrote.get(&key).copied();
-            state.cache.ask(&key);
-            decide(&key, want, state.cache.get(key.resource, &key.name), wrote)
+    /// What is to be written, if anything.
+    fn look(&self, key: &Key, source: &dyn Source) -> Option<Action> {
+        let want = source.want(key);
+        let (seen, wrote) = self.with(|state| {
+            let seen = state.cache.get(key.resource, &key.name).cloned();
+            (seen, state.wrote.get(key).copied())
         });
+        let action = decide(key, want, seen.as_ref(), wrote);
         if action == Action::None {
-            self.with(|state| state.queue.spare(&key));
-            return self.settle(&key, &Outcome::Done, source);
+            self.with(|state| state.queue.spare(key));
+            self.settle(key, &Outcome::Done, source);
+            return None;
         }
+        self.with(|state| state.cache.ask(key));
+        Some(action)
+    }
+
+    async fn write(&self, key: Key, action: Action, source: &dyn Source, lead: &Leadership) {
+        let began = Instant::now();
         let outcome = if lead.may_write() {
             let done = timeout(PATIENCE, self.act(&key, action, source)).await;
             done.unwrap_or(Outcome::Retry(None))
