@@ -5,7 +5,7 @@
 //! left in [`Effects`].
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     net::IpAddr,
 };
 
@@ -123,7 +123,7 @@ pub struct Machine {
     world: World,
     routes: Outbox<RouteKey, Said>,
     /// Which app a pod belongs to, by UID.
-    owners: BTreeMap<String, Name>,
+    owners: HashMap<String, Name>,
     /// Not everything there is has been observed: nothing is planned on half of it.
     loading: bool,
     /// UIDs of observed pods.
@@ -159,7 +159,7 @@ impl Machine {
         Self {
             world,
             routes,
-            owners: BTreeMap::new(),
+            owners: HashMap::new(),
             loading: false,
             uids: BTreeMap::new(),
             early: BTreeMap::new(),

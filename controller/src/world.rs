@@ -5,7 +5,7 @@
 //! others' Revisions, and [`World::referrers`] says which.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -510,9 +510,9 @@ pub struct World {
     /// Boxed, since there are many: half of a tree's slots are empty.
     pub apps: BTreeMap<Name, Box<App>>,
     /// What agents see of pods, by UID.
-    pub seen: BTreeMap<String, PodSeen>,
+    pub seen: HashMap<String, PodSeen>,
     /// How pods fare on the local node, by UID.
-    pub statuses: BTreeMap<String, PodStatus>,
+    pub statuses: HashMap<String, PodStatus>,
     /// Agents and activators, by role and name, and which draining pods each has let go of.
     pub followers: Followers,
     /// Replicas of the parts that others open streams to.
@@ -629,8 +629,8 @@ impl Default for World {
             settings: Arc::default(),
             seed: 0,
             apps: BTreeMap::new(),
-            seen: BTreeMap::new(),
-            statuses: BTreeMap::new(),
+            seen: HashMap::new(),
+            statuses: HashMap::new(),
             followers: Followers::default(),
             replicas: BTreeMap::new(),
             templates: Templates::default(),

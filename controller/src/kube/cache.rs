@@ -1,7 +1,7 @@
 //! Pure: what must be remembered of each object the API server holds, in about a hundred bytes.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::{Hash as _, Hasher},
 };
 
@@ -101,7 +101,7 @@ fn feed(value: &Value, out: &mut Fnv) {
 /// All objects that are watched, as they were last seen.
 #[derive(Debug, Default)]
 pub struct Cache {
-    seen: BTreeMap<Resource, BTreeMap<Name, Seen>>,
+    seen: BTreeMap<Resource, HashMap<Name, Seen>>,
     /// Objects that the lists under way have not named yet.
     unnamed: Vec<(Scope, BTreeSet<Name>)>,
     /// What the API server is being asked about objects that have not been lost since.
@@ -116,12 +116,12 @@ impl Cache {
 
     /// How many objects of a kind there are.
     pub fn count(&self, resource: Resource) -> usize {
-        self.seen.get(&resource).map_or(0, BTreeMap::len)
+        self.seen.get(&resource).map_or(0, HashMap::len)
     }
 
     /// A list of all objects that a watch covers begins.
     pub fn begin(&mut self, scope: &Scope) {
-        let all = self.seen.get(&scope.resource).into_iter().flat_map(BTreeMap::keys);
+        let all = self.seen.get(&scope.resource).into_iter().flat_map(HashMap::keys);
         let names = all.filter(|name| scope.covers(name)).cloned().collect();
         self.unnamed.retain(|(have, _)| have != scope);
         self.unnamed.push((scope.clone(), names));
