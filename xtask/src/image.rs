@@ -81,6 +81,10 @@ fn build(workspace: &Workspace, package: &str) -> Result<PathBuf> {
     let mut cargo = sh::cargo();
     cargo.args(["build", "--quiet", "--profile", "image", "--package", package]);
     cargo.args(["--target", &triple]).env(variable, flags).current_dir(&workspace.root);
+    if cfg!(target_arch = "aarch64") {
+        // 64 KiB, the largest pages there are: the allocator refuses to start where they are larger than it was built for.
+        cargo.env("JEMALLOC_SYS_WITH_LG_PAGE", "16");
+    }
     if package == ROUSE {
         cargo.env(build_ebpf::VARIABLE, build_ebpf::object(workspace)?);
     }
