@@ -175,15 +175,17 @@ impl Cluster {
 
     /// The network namespace of a running pod, by a file below `/proc`.
     pub fn netns_of(&self, namespace: &str, pod: &str) -> PathBuf {
-        let object = self.get(&["pod", "--namespace", namespace, pod]);
-        let id =
-            object["status"]["containerStatuses"][0]["containerID"].as_str().unwrap_or_default();
-        let id = id.trim_start_matches("containerd://").to_owned();
-        let node = object["spec"]["nodeName"].as_str().unwrap_or_default();
+        // The pod may serve before the kubelet has told of its container.
+        let (id, node) = self.wait("the pod's container", || {
+            let object = self.get(&["pod", "--namespace", namespace, pod]);
+            let id = object["status"]["containerStatuses"][0]["containerID"].as_str()?;
+            let id = id.strip_prefix("containerd://")?.to_owned();
+            Some((id, object["spec"]["nodeName"].as_str()?.to_owned()))
+        });
         let socket = "/run/containerd/containerd.sock";
-        let tasks = self.on_node(node, &["ctr", "-a", socket, "-n", "k8s.io", "tasks", "ls"]);
+        let tasks = self.on_node(&node, &["ctr", "-a", socket, "-n", "k8s.io", "tasks", "ls"]);
         let tasks = tasks.expect("containerd answers");
-        let line = tasks.lines().find(|line| line.starts_with(&id) && !id.is_empty());
+        let line = tasks.lines().find(|line| line.starts_with(&id));
         let pid = line.and_then(|line| line.split_whitespace().nth(1)).expect("the pod runs");
         PathBuf::from(format!("/proc/{pid}/ns/net"))
     }
