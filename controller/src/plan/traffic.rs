@@ -64,15 +64,24 @@ fn resolve(app: &App, route: &Route, name: &Name, world: &World) -> Result<Vec<A
 
 fn latest(
     configuration: Option<&str>,
-    app: &App,
+    own: &App,
     name: &Name,
     world: &World,
 ) -> Result<Box<str>, Truth> {
     let configuration = configuration.unwrap_or(&name.name);
     let other = Name::new(name.namespace.clone(), configuration);
     let app =
-        if configuration == name.name { Some(app) } else { world.apps.get(&other).map(|it| &**it) };
+        if configuration == name.name { Some(own) } else { world.apps.get(&other).map(|it| &**it) };
+    let waiting = || {
+        let message =
+            format!("Configuration {configuration:?} is waiting for a Revision to become ready.");
+        Truth::Unknown(Some(Why::new("RevisionMissing", message)))
+    };
     let Some(app) = app.filter(|it| it.configuration.is_some()) else {
+        // The Service makes it: its Route may only have been seen sooner.
+        if own.service.is_some() && configuration == name.name {
+            return Err(waiting());
+        }
         let message = format!("Configuration {configuration:?} referenced in traffic not found.");
         return Err(Truth::False(Why::new("ConfigurationMissing", message)));
     };
@@ -84,10 +93,7 @@ fn latest(
             "RevisionMissing",
             format!("Configuration {configuration:?} does not have any ready Revision."),
         )),
-        Truth::True(_) | Truth::Unknown(_) => Truth::Unknown(Some(Why::new(
-            "RevisionMissing",
-            format!("Configuration {configuration:?} is waiting for a Revision to become ready."),
-        ))),
+        Truth::True(_) | Truth::Unknown(_) => waiting(),
     })
 }
 

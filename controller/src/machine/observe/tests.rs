@@ -19,7 +19,7 @@ use crate::{
     children::Resource,
     knative::key,
     kube::{
-        Key, Part,
+        Key, Part, Want,
         cache::Seen,
         decide::{Action, decide},
     },
@@ -668,6 +668,30 @@ fn what_a_service_does_not_own_it_does_not_touch() {
     let image = &cluster.object(Resource::Configuration, "hello")["spec"]["template"]["spec"]["containers"]
         [0]["image"];
     assert_eq!(image, "other:v1");
+}
+
+/// Objects of different kinds are seen in any order.
+#[test]
+fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
+    let mut whole = Cluster::new();
+    whole.service("hello", "hello:v1", 0, Value::Null);
+    let mut cluster = Cluster::new();
+    for resource in [Resource::KnativeService, Resource::Route] {
+        let mut object = whole.object(resource, "hello").clone();
+        object["status"] = Value::Null;
+        cluster.objects.insert((resource, name("hello")), object.clone());
+        let seen = Event::Observe(resource, name("hello"), Some(Box::new(object)));
+        cluster.machine.step(cluster.now, seen);
+    }
+    let world = cluster.machine.world();
+    let key = Key::new(Resource::Route, Part::Status, name("hello"));
+    let Want::Body(status) = want(world, &key) else { panic!("it has a status") };
+    let all = status["conditions"].as_array().cloned().unwrap_or_default();
+    let assigned = all.iter().find(|it| it["type"] == "AllTrafficAssigned").expect("a condition");
+    assert_eq!(
+        (&assigned["status"], &assigned["reason"]),
+        (&json!("Unknown"), &json!("RevisionMissing"))
+    );
 }
 
 #[test]
