@@ -17,6 +17,7 @@ use crate::{
     children::services::ACTIVATOR_PORT,
     config_maps::{Defaults, Features},
     knative::key,
+    kube::cache::applied,
     parse::{self, Platform, Rules},
     policy::AutoscalerConfig,
     render,
@@ -98,6 +99,7 @@ pub fn configuration(object: &Value) -> Configuration {
         revision: text(&template["metadata"]["name"]),
         template: restore::canonical(template),
         latest_ready: text(&object["status"]["latestReadyRevisionName"]),
+        applied: applied(object),
     }
 }
 
@@ -115,6 +117,7 @@ pub fn route(object: &Value) -> Route {
         traffic: array(&object["status"]["traffic"]).filter_map(restore::assigned).collect(),
         rollout: rollout(object),
         blocked: None,
+        applied: applied(object),
     }
 }
 

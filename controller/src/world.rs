@@ -214,6 +214,8 @@ pub struct Configuration {
     pub template: Arc<str>,
     /// Newest Revision that was ready.
     pub latest_ready: Option<Box<str>>,
+    /// Hash of what it was made of, where that was for a Service of Kubernetes.
+    pub applied: Option<u64>,
 }
 
 /// A Route: which Revisions a name leads to.
@@ -237,6 +239,8 @@ pub struct Route {
     pub rollout: Option<Box<Rollout>>,
     /// Why one of its names cannot be had.
     pub blocked: Option<Box<Why>>,
+    /// Hash of what it was made of, where that was for a Service of Kubernetes.
+    pub applied: Option<u64>,
 }
 
 /// The numbers one name of a route holds for as long as it lives.

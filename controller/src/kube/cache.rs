@@ -40,14 +40,13 @@ impl Seen {
     pub fn of(object: &Value) -> Self {
         let meta = &object["metadata"];
         let text = |field: &str| meta[field].as_str().unwrap_or_default().into();
-        let applied = meta["annotations"][APPLIED].as_str();
         let owners = meta["ownerReferences"].as_array();
         let controller = owners.into_iter().flatten().find(|it| it["controller"] == true);
         Self {
             uid: text("uid"),
             version: text("resourceVersion"),
             generation: meta["generation"].as_i64().unwrap_or(0),
-            applied: applied.and_then(|hash| u64::from_str_radix(hash, 16).ok()),
+            applied: applied(object),
             controller: controller.and_then(|it| it["uid"].as_str()).map(Into::into),
             status: hash(&object["status"]),
             replicas: object["spec"]["replicas"].as_i64(),
@@ -68,6 +67,12 @@ impl Hasher for Fnv {
     fn finish(&self) -> u64 {
         self.0
     }
+}
+
+/// The hash of the body that we applied last to `object`, if we did.
+pub fn applied(object: &Value) -> Option<u64> {
+    let hash = object["metadata"]["annotations"][APPLIED].as_str()?;
+    u64::from_str_radix(hash, 16).ok()
 }
 
 /// A hash of a JSON value that does not depend on the order of its fields.

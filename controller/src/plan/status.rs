@@ -9,9 +9,13 @@ use common::{
 };
 
 use super::{Timer, View, scale};
-use crate::world::{
-    Addresses, Allotment, App, Kind, Owner, Platform, Pod, Revision, Routing, Stage, Stamp, Truth,
-    Why,
+use crate::{
+    kube::cache::hash,
+    render::{self, ObjectKind},
+    world::{
+        Addresses, Allotment, App, Kind, Owner, Platform, Pod, Revision, Routing, Service, Stage,
+        Stamp, Traffic, Truth, Why,
+    },
 };
 
 /// Restarts after which a crashing container is not waited for any more.
@@ -291,8 +295,10 @@ pub(super) fn service(app: &mut App, name: &Name, now: Stamp) {
     let refused = refused.map(|why| Truth::False(Why::new("InvalidManifest", why.to_owned())));
     let configuration = foreign("Configuration", app.configuration.as_ref().map(|it| it.owner))
         .or(refused)
+        .or_else(|| configuration_is_behind(app, service, name).then(|| behind("Configuration")))
         .unwrap_or_else(|| app.conditions.get(Kind::ConfigurationReady));
     let route = foreign("Route", app.route.as_ref().map(|it| it.owner))
+        .or_else(|| route_is_behind(app, service, name).then(|| behind("Route")))
         .unwrap_or_else(|| app.conditions.get(Kind::RouteReady));
     let route = match route {
         Truth::True(_) if !is_migrated(app) => Truth::Unknown(Some(Why::new(
@@ -305,6 +311,39 @@ pub(super) fn service(app: &mut App, name: &Name, now: Stamp) {
     app.conditions.set(Kind::ServiceRoutes, route, now);
     let ready = app.conditions.ready(&[Kind::ServiceConfigurations, Kind::ServiceRoutes]);
     app.conditions.set(Kind::ServiceReady, ready, now);
+}
+
+/// What a Service is as long as what was made for it still says how things were before the Service was changed.
+fn behind(kind: &str) -> Truth {
+    let why = format!("The {kind} is still working to reflect the latest desired specification.");
+    Truth::Unknown(Some(Why::new("OutOfDate", why)))
+}
+
+/// Whether the Configuration that we see was made of an older Service.
+///
+/// What was applied decides: somebody may add to the template on its way, and nothing more is written for that.
+fn configuration_is_behind(app: &App, service: &Service, name: &Name) -> bool {
+    let Some(seen) = app.configuration.as_ref() else { return false };
+    seen.template != service.manifest.template
+        && seen.applied.is_some_and(|it| it != made(ObjectKind::Configuration, service, name))
+}
+
+/// Whether the Route that we see was made of an older Service.
+fn route_is_behind(app: &App, service: &Service, name: &Name) -> bool {
+    let Some(seen) = app.route.as_ref() else { return false };
+    let own = |it: &Traffic| it.configuration.as_deref().is_none_or(|it| name.name == *it);
+    let same = |(seen, asked): (&Traffic, &Traffic)| {
+        (&seen.tag, &seen.revision, seen.percent) == (&asked.tag, &asked.revision, asked.percent)
+            && own(seen)
+    };
+    let asked = &service.manifest.traffic;
+    let is_same = seen.wanted.len() == asked.len() && seen.wanted.iter().zip(&**asked).all(same);
+    !is_same && seen.applied.is_some_and(|it| it != made(ObjectKind::Route, service, name))
+}
+
+/// The hash of what is applied for a Service.
+fn made(kind: ObjectKind, service: &Service, name: &Name) -> u64 {
+    hash(&render::made_for_service(kind, service, name))
 }
 
 /// Whether all that is to follow the latest ready Revision does.

@@ -670,6 +670,43 @@ fn what_a_service_does_not_own_it_does_not_touch() {
     assert_eq!(image, "other:v1");
 }
 
+/// Who waits for a Service reads its status right after it was changed.
+#[test]
+fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
+    let traffic = |tag: &str| json!([{"latestRevision": true, "percent": 100, "tag": tag}]);
+    let now = |cluster: &Cluster, which: &str| {
+        let key = Key::new(Resource::KnativeService, Part::Status, name("hello"));
+        let Want::Body(status) = want(cluster.machine.world(), &key) else {
+            panic!("it has a status")
+        };
+        let all = status["conditions"].as_array().cloned().unwrap_or_default();
+        let it = all.into_iter().find(|it| it["type"] == which).expect("it has the condition");
+        format!("{} {} {}", status["observedGeneration"], it["status"], it["reason"])
+    };
+    for (behind, spec) in [
+        (
+            "ConfigurationsReady",
+            json!({"template": template("hello:v2", 0), "traffic": traffic("a")}),
+        ),
+        ("RoutesReady", json!({"template": template("hello:v1", 0), "traffic": traffic("b")})),
+    ] {
+        let mut cluster = Cluster::new();
+        cluster.service("hello", "hello:v1", 0, traffic("a"));
+        assert_eq!(now(&cluster, "Ready"), r#"1 "True" null"#);
+        let mut service = cluster.object(Resource::KnativeService, "hello").clone();
+        service["metadata"]["generation"] = json!(2);
+        service["spec"] = spec;
+        // Nothing has been written yet for what the watch says.
+        let seen = Some(Box::new(service));
+        cluster
+            .machine
+            .step(cluster.now, Event::Observe(Resource::KnativeService, name("hello"), seen));
+        for which in [behind, "Ready"] {
+            assert_eq!(now(&cluster, which), r#"2 "Unknown" "OutOfDate""#, "{behind}: {which}");
+        }
+    }
+}
+
 /// Objects of different kinds are seen in any order.
 #[test]
 fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
@@ -692,6 +729,19 @@ fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
         (&assigned["status"], &assigned["reason"]),
         (&json!("Unknown"), &json!("RevisionMissing"))
     );
+}
+
+/// What somebody adds on the way is no older Service's.
+#[test]
+fn a_service_is_ready_though_somebody_adds_to_its_configuration() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    let mut object = cluster.object(Resource::Configuration, "hello").clone();
+    object["spec"]["template"]["metadata"]["annotations"]["policy.example/checked"] = json!("yes");
+    object["metadata"]["generation"] = json!(2);
+    cluster.objects.insert((Resource::Configuration, name("hello")), object.clone());
+    cluster.step(Event::Observe(Resource::Configuration, name("hello"), Some(Box::new(object))));
+    assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
 }
 
 #[test]
