@@ -1,9 +1,267 @@
-//! Knative's own client.
+//! Knative's own client, unchanged: what people and their scripts do with it, always waiting for its own word that all
+//! is done.
 
-use tests::cluster::Cluster;
+use std::path::Path;
+
+use serde_json::Value;
+use tests::installed::{Answer, Installed, Place};
+
+/// Knative's client in one namespace.
+struct Kn<'a> {
+    rouse: &'a Installed,
+    namespace: &'a str,
+}
+
+impl Kn<'_> {
+    fn run(&self, words: &[&str]) -> Result<String, String> {
+        let words = [&["kn"][..], words, &["--namespace", self.namespace]].concat();
+        self.rouse.cluster.run(&words)
+    }
+
+    /// What it prints, where it does what it is told.
+    fn says(&self, words: &[&str]) -> String {
+        self.run(words).unwrap_or_else(|error| panic!("kn {words:?}: {error}"))
+    }
+
+    /// What it prints of an object as JSON.
+    fn json(&self, words: &[&str]) -> Value {
+        let said = self.says(&[words, &["--output", "json"]].concat());
+        serde_json::from_str(&said).unwrap_or_else(|error| panic!("kn {words:?}: {error}: {said}"))
+    }
+
+    /// Its line about `name` in a list, its words one space apart.
+    fn row(&self, words: &[&str], name: &str) -> String {
+        let said = self.says(words);
+        let line = said.lines().find(|line| line.split_whitespace().next() == Some(name));
+        let words: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
+        words.join(" ")
+    }
+
+    fn place(&self) -> &Place {
+        self.rouse.from("node1")
+    }
+
+    /// What the route or tag `name` answers inside of the cluster.
+    fn answer(&self, name: &str) -> Answer {
+        self.place().ask(&self.rouse.url(self.namespace, name))
+    }
+
+    /// Makes the service `hello` out of the sample application.
+    fn create(&self, more: &[&str]) -> String {
+        let image = ["service", "create", "hello", "--image", "dev.local/hello:v1"];
+        self.says(&[&image[..], &["--scale-window", "6s"], more].concat())
+    }
+}
+
+/// Gives `work` Knative's client in a namespace of this test's own.
+fn with_kn(test: &str, work: impl FnOnce(&Kn<'_>)) {
+    let rouse = Installed::at_hand();
+    let namespace = rouse.namespace(test);
+    work(&Kn { rouse: &rouse, namespace: &namespace.name });
+}
+
+/// That `text` has each of `parts`.
+fn has_all(text: &str, parts: &[&str]) {
+    let missing: Vec<_> = parts.iter().filter(|part| !text.contains(**part)).collect();
+    assert!(missing.is_empty(), "{missing:?} missing in:\n{text}");
+}
 
 #[test]
-fn kn_runs_beside_the_cluster() {
-    let said = Cluster::at_hand().run(&["kn", "version"]).unwrap();
-    assert!(said.contains("serving.knative.dev/v1"), "{said}");
+fn kn_creates_updates_and_deletes_a_service() {
+    with_kn("kn-life", |kn| {
+        let said = kn.create(&["--env", "VERSION=v1"]);
+        let host = format!("hello.{}.example.com", kn.namespace);
+        let url = format!("http://{host}");
+        let made = "Service 'hello' created to latest revision 'hello-00001' is available at URL:";
+        has_all(&said, &["Ready to serve.", made, &url]);
+        assert!(kn.answer("hello").pod().starts_with("hello-00001-deployment-"));
+
+        let row = kn.row(&["service", "list"], "hello");
+        assert!(row.starts_with(&format!("hello {url} hello-00001")), "{row}");
+        assert!(row.ends_with("3 OK / 3 True"), "{row}");
+        let said = kn.says(&["service", "describe", "hello"]);
+        let conditions = ["++ Ready", "++ ConfigurationsReady", "++ RoutesReady"];
+        has_all(&said, &["100%  @latest (hello-00001) [1]", "dev.local/hello:v1", &url]);
+        has_all(&said, &conditions);
+        assert_eq!(kn.says(&["service", "describe", "hello", "--output", "url"]).trim(), url);
+
+        let limits = ["--concurrency-limit", "5", "--scale-max", "3", "--label", "team=blue"];
+        let update = ["service", "update", "hello", "--env", "VERSION=v2"];
+        let said = kn.says(&[&update[..], &limits].concat());
+        has_all(&said, &["Service 'hello' updated to latest revision 'hello-00002'", &url]);
+        let spec = &kn.json(&["revision", "describe", "hello-00002"])["spec"];
+        assert_eq!(spec["containerConcurrency"], 5, "{spec}");
+        assert!(kn.answer("hello").pod().starts_with("hello-00002-deployment-"));
+        let gateway = kn.rouse.through_gateway(&host, "/", &[]);
+        assert!(gateway.pod().starts_with("hello-00002-deployment-"), "{gateway}");
+
+        let said = kn.says(&["service", "delete", "hello", "--wait"]);
+        has_all(&said, &["Service 'hello' successfully deleted in namespace"]);
+        assert_eq!(kn.rouse.through_gateway(&host, "/", &[]).status, 404);
+        let error = kn.run(&["service", "describe", "hello"]).expect_err("it is gone");
+        has_all(&error, &["services.serving.knative.dev \"hello\" not found"]);
+    });
+}
+
+#[test]
+fn kn_splits_traffic_and_tags_revisions() {
+    with_kn("kn-traffic", |kn| {
+        kn.create(&["--env", "VERSION=v1"]);
+        kn.says(&["service", "update", "hello", "--env", "VERSION=v2"]);
+        let tags = ["--tag", "hello-00001=old", "--tag", "@latest=new"];
+        let percents = ["--traffic", "old=100", "--traffic", "new=0"];
+        kn.says(&[&["service", "update", "hello"][..], &tags, &percents].concat());
+        for (name, revision) in
+            [("hello", "hello-00001"), ("old-hello", "hello-00001"), ("new-hello", "hello-00002")]
+        {
+            let answer = kn.answer(name);
+            assert!(answer.pod().starts_with(revision), "{name}: {answer}");
+        }
+        let said = kn.says(&["service", "describe", "hello"]);
+        has_all(&said, &["100%  hello-00001 #old [1]", "@latest (hello-00002) #new [2]"]);
+        let row = kn.row(&["revision", "list"], "hello-00001");
+        assert!(row.starts_with("hello-00001 hello 100% old 1"), "{row}");
+        assert!(row.ends_with("OK / 4 True"), "{row}");
+        let url = format!("http://hello.{}.example.com", kn.namespace);
+        assert_eq!(kn.row(&["route", "list"], "hello"), format!("hello {url} True"));
+        has_all(&kn.says(&["route", "describe", "hello"]), &[&url, "++ AllTrafficAssigned"]);
+
+        let half = ["--traffic", "hello-00001=50", "--traffic", "hello-00002=50"];
+        kn.says(&[&["service", "update", "hello", "--untag", "old"][..], &half].concat());
+        let said = kn.says(&["service", "describe", "hello"]);
+        has_all(&said, &["50%  hello-00001 [1]", "50%  hello-00002 (current @latest) [2]"]);
+        kn.rouse.cluster.wait("the tag's name to be nobody's", || {
+            let host = format!("old-hello.{}.example.com", kn.namespace);
+            Some(kn.rouse.through_gateway(&host, "/", &[])).filter(|it| it.status == 404)
+        });
+
+        kn.says(&["service", "update", "hello", "--traffic", "@latest=100"]);
+        // Unused revisions are those that say so, which they do a moment after the route has left them.
+        kn.rouse.cluster.wait("the first revision to be in reserve", || {
+            let revision = kn.json(&["revision", "describe", "hello-00001"]);
+            let state = &revision["metadata"]["labels"]["serving.knative.dev/routingState"];
+            (state == "reserve").then_some(())
+        });
+        kn.says(&["revision", "delete", "--prune", "hello", "--wait"]);
+        assert_eq!(kn.row(&["revision", "list"], "hello-00001"), "");
+        assert!(kn.answer("hello").pod().starts_with("hello-00002-deployment-"));
+    });
+}
+
+#[test]
+fn kn_gives_a_service_a_domain() {
+    with_kn("kn-domain", |kn| {
+        kn.create(&[]);
+        kn.says(&["service", "create", "other", "--image", "dev.local/hello:v1"]);
+        let domain = format!("{}.example.org", kn.namespace);
+        // An administrator says who may have the name, as with Knative.
+        let claim = format!(
+            "apiVersion: networking.internal.knative.dev/v1alpha1
+kind: ClusterDomainClaim
+metadata: {{name: {domain}}}
+spec: {{namespace: {}}}
+",
+            kn.namespace
+        );
+        kn.rouse.cluster.apply(&claim).expect("a claim is taken");
+        let said = kn.says(&["domain", "create", &domain, "--ref", "hello"]);
+        has_all(&said, &[&format!("Domain mapping '{domain}' created in namespace")]);
+        let answered_by = |service: &str| {
+            kn.rouse.cluster.wait(&format!("{domain} to be {service}"), || {
+                let answer = kn.rouse.through_gateway(&domain, "/", &[]);
+                (answer.status == 200 && answer.pod().starts_with(service)).then_some(())
+            });
+        };
+        answered_by("hello-");
+        kn.rouse.wait_ready(kn.namespace, "domainmapping", &domain);
+        let row = kn.row(&["domain", "list"], &domain);
+        assert_eq!(row, format!("{domain} http://{domain} True hello"));
+        has_all(
+            &kn.says(&["domain", "describe", &domain]),
+            &[&domain, "hello", "Service", "++ Ready", "++ DomainClaimed", "++ ReferenceResolved"],
+        );
+        kn.says(&["domain", "update", &domain, "--ref", "other"]);
+        answered_by("other-");
+        kn.says(&["domain", "delete", &domain]);
+        kn.rouse.cluster.wait("the domain to be nobody's", || {
+            (kn.rouse.through_gateway(&domain, "/", &[]).status == 404).then_some(())
+        });
+        let words = ["delete", "clusterdomainclaim", &domain];
+        kn.rouse.cluster.kubectl(&words).expect("the claim is still there, and may go");
+    });
+}
+
+#[test]
+fn what_kn_exports_it_applies_and_imports_again() {
+    with_kn("kn-export", |kn| {
+        // Named by their owner: names that are counted up belong to whoever counts.
+        kn.create(&["--env", "VERSION=v1", "--revision-name", "hello-first"]);
+        let update = ["service", "update", "hello", "--env", "VERSION=v2"];
+        kn.says(&[&update[..], &["--revision-name", "hello-second"]].concat());
+        let percents = ["--traffic", "hello-first=30", "--traffic", "hello-second=70"];
+        kn.says(&[&["service", "update", "hello"][..], &percents].concat());
+        let folder = tempfile::tempdir().expect("a folder");
+        let exported = |name: &str, words: &[&str]| {
+            let words = [&["service", "export", "hello", "--output", "json"][..], words].concat();
+            let file = folder.path().join(name);
+            std::fs::write(&file, kn.says(&words)).expect("it is written");
+            file
+        };
+        let plain = exported("service.json", &[]);
+        let whole = exported("export.json", &["--with-revisions", "--mode", "export"]);
+        let replay = exported("replay.json", &["--with-revisions", "--mode", "replay"]);
+        // Nobody else's fields are in it: what was exported is what was asked for.
+        let service: Value = read(&plain);
+        assert!(service.get("status").is_none_or(Value::is_null), "{service}");
+
+        kn.says(&["service", "delete", "hello", "--wait"]);
+        let said = kn.says(&["service", "import", &whole.to_string_lossy()]);
+        has_all(&said, &["Service 'hello' imported to latest revision 'hello-second'"]);
+        kn.rouse.wait_ready(kn.namespace, "ksvc", "hello");
+        let said = kn.says(&["service", "describe", "hello"]);
+        has_all(&said, &["30%  hello-first", "70%  hello-second"]);
+
+        // Made again step by step, as it came about.
+        kn.says(&["service", "delete", "hello", "--wait"]);
+        for step in read(&replay)["items"].as_array().expect("a list of services") {
+            kn.rouse.apply(kn.namespace, &step.to_string()).expect("each step is taken");
+            kn.rouse.wait_ready(kn.namespace, "ksvc", "hello");
+        }
+        let said = kn.says(&["service", "describe", "hello"]);
+        has_all(&said, &["30%  hello-first", "70%  hello-second"]);
+
+        let new = ["service", "apply", "hello", "--image", "dev.local/hello:v1"];
+        let said = kn.says(&[&new[..], &["--env", "VERSION=v3"]].concat());
+        has_all(&said, &["Service 'hello' applied to latest revision 'hello-00003'"]);
+    });
+}
+
+fn read(file: &Path) -> Value {
+    let text = std::fs::read_to_string(file).expect("it was written");
+    serde_json::from_str(&text).expect("kn exports JSON")
+}
+
+#[test]
+fn kn_says_why_a_service_is_not_taken_or_does_not_come_up() {
+    with_kn("kn-refused", |kn| {
+        let create = ["service", "create", "hello"];
+        let image = ["--image", "dev.local/hello:v1"];
+        let refused = |words: &[&str], why: &str| {
+            let error = kn.run(&[&create[..], words].concat()).expect_err("it is refused");
+            has_all(&error, &[why]);
+        };
+        let bad = [&image[..], &["--concurrency-limit", "1001"]].concat();
+        refused(&bad, "expected 0 <= 1001 <= 1000: spec.template.spec.containerConcurrency");
+        let bad =
+            [&image[..], &["--annotation-service", "serving.knative.dev/rollout-duration=1.5s"]];
+        refused(
+            &bad.concat(),
+            "rollout-duration=1.5s is not at second precision: metadata.annotations.serving.knative.dev/rollout-duration",
+        );
+        refused(&["--image", "dev.invalid/nobody/has:this"], "Unable to fetch image");
+        // Told to do it again with an image that there is, it is.
+        let again = [&create[..], &image, &["--force"]].concat();
+        has_all(&kn.says(&again), &["Service 'hello' replaced to latest revision 'hello-00002'"]);
+        assert_eq!(kn.answer("hello").status, 200);
+    });
 }
