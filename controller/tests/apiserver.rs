@@ -138,6 +138,12 @@ impl Bed {
         api.create(&PostParams::default(), &object).await.unwrap()
     }
 
+    /// Changes an object as a user would.
+    async fn change(&self, resource: Resource, own: &str, patch: &Value) {
+        let api = api_of(&self.client, resource, &self.name(own));
+        api.patch(own, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    }
+
     async fn get(&self, resource: Resource, own: &str) -> Option<Value> {
         let found = api_of(&self.client, resource, &self.name(own)).get_opt(own).await.unwrap();
         found.map(|it| serde_json::to_value(it).unwrap())
@@ -387,6 +393,63 @@ async fn what_somebody_deletes_comes_back_and_what_is_unwanted_goes() {
     bed.want(&key, Want::Body(bed.placeholder().body));
     bed.until(Resource::Service, "hello", |it| it.is_some()).await;
     assert!(bed.get(Resource::Service, "other").await.is_some());
+}
+
+#[tokio::test]
+async fn what_somebody_changes_is_changed_back_and_what_they_add_is_theirs() {
+    let bed = Bed::new("touch").await;
+    let service = bed.key(Resource::Service, Part::Object, "hello");
+    bed.want(&service, Want::Body(bed.placeholder().body));
+    let made = bed.until(Resource::Service, "hello", |it| it.is_some()).await.unwrap();
+    let ports = made["spec"]["ports"].clone();
+    let name = "hello-00001-deployment";
+    let deployment = bed.key(Resource::Deployment, Part::Object, name);
+    bed.want(&deployment, Want::Body(bed.deployment("example.com/hello:1").body));
+    bed.until(Resource::Deployment, name, |it| it.is_some()).await;
+    let image = |it: &Value| it.pointer("/spec/template/spec/containers/0/image").cloned();
+
+    // Several times, so that a writer that believes to have put it right already is found out.
+    for round in 1..4 {
+        let other = json!([{"name": "http", "port": 1000 + round, "protocol": "TCP"}]);
+        bed.change(Resource::Service, "hello", &json!({"spec": {"ports": other}})).await;
+        let good = |it: Option<&Value>| it.is_some_and(|it| it["spec"]["ports"] == ports);
+        bed.until(Resource::Service, "hello", good).await;
+
+        bed.change(Resource::Deployment, name, &json!({"spec": {"replicas": round}})).await;
+        let containers = json!([{"name": "user-container", "image": "example.com/other"}]);
+        let spec =
+            json!({"minReadySeconds": round, "template": {"spec": {"containers": containers}}});
+        bed.change(Resource::Deployment, name, &json!({"spec": spec})).await;
+        let good = |it: Option<&Value>| {
+            it.is_some_and(|it| {
+                image(it) == Some(json!("example.com/hello:1"))
+                    && it["spec"]["replicas"] == round
+                    && it["spec"]["minReadySeconds"] == round
+                    && owners(it) == ["rouse"]
+            })
+        };
+        bed.until(Resource::Deployment, name, good).await;
+    }
+
+    // What is not ours any more goes from it, as if nobody had ever changed it.
+    let mut other = bed.placeholder().body;
+    other["spec"]["ports"][0]["port"] = json!(90);
+    bed.want(&service, Want::Body(other));
+    let good = |it: Option<&Value>| {
+        it.is_some_and(|it| {
+            it["spec"]["ports"][0]["port"] == 90 && it["spec"]["ports"][1].is_null()
+        })
+    };
+    bed.until(Resource::Service, "hello", good).await;
+}
+
+/// Who owns the image that an object runs.
+fn owners(object: &Value) -> Vec<&str> {
+    let all = object["metadata"]["managedFields"].as_array().into_iter().flatten();
+    let container =
+        "/fieldsV1/f:spec/f:template/f:spec/f:containers/k:{\"name\":\"user-container\"}/f:image";
+    let owns = |it: &&Value| it.pointer(container).is_some();
+    all.filter(owns).filter_map(|it| it["manager"].as_str()).collect()
 }
 
 #[tokio::test]

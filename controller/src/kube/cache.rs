@@ -33,6 +33,10 @@ pub struct Seen {
     pub replicas: Option<i64>,
     /// Whether it was told to go.
     pub deleting: bool,
+    /// Hash of its spec where the API does not count how often that changed.
+    pub spec: u64,
+    /// Whether somebody else changed its spec after we applied that.
+    pub touched: bool,
 }
 
 impl Seen {
@@ -42,16 +46,29 @@ impl Seen {
         let text = |field: &str| meta[field].as_str().unwrap_or_default().into();
         let owners = meta["ownerReferences"].as_array();
         let controller = owners.into_iter().flatten().find(|it| it["controller"] == true);
+        let generation = meta["generation"].as_i64().unwrap_or(0);
         Self {
             uid: text("uid"),
             version: text("resourceVersion"),
-            generation: meta["generation"].as_i64().unwrap_or(0),
+            generation,
             applied: applied(object),
             controller: controller.and_then(|it| it["uid"].as_str()).map(Into::into),
             status: hash(&object["status"]),
             replicas: object["spec"]["replicas"].as_i64(),
             deleting: meta["deletionTimestamp"].is_string(),
+            spec: if generation == 0 { hash(&object["spec"]) } else { 0 },
+            touched: false,
         }
+    }
+
+    /// Whether the object, which is as in `new` now, has another spec than what we applied made of it. The spec of one
+    /// without an owner is its user's. That a Deployment is scaled is no matter; one change that scales it and does
+    /// more is taken for that.
+    fn is_touched(&self, new: &Self) -> bool {
+        let changes = new.generation - self.generation;
+        let scaled = i64::from(new.replicas != self.replicas);
+        let is_ours = new.controller.is_some() && new.applied == self.applied;
+        is_ours && (self.touched || changes > scaled || new.spec != self.spec)
     }
 }
 
@@ -149,7 +166,7 @@ impl Cache {
         for (_, names) in self.unnamed.iter_mut().filter(|(scope, _)| scope.resource == resource) {
             names.remove(name);
         }
-        self.insert(resource, name, seen)
+        self.insert(resource, name, seen, false)
     }
 
     /// The API server is being asked about the object of `key`, until [`close`](Self::close).
@@ -157,9 +174,10 @@ impl Cache {
         self.asked.insert(key.clone());
     }
 
-    /// It answers that the object is as in `seen`. Returns whether that is believed: an object that was lost since it
-    /// was asked would stay for ever, for no watch says twice that one is gone.
-    pub fn answered(&mut self, key: &Key, seen: Seen) -> bool {
+    /// It answers that the object is as in `seen`, `ours` if it is what became of what we just applied. Returns whether
+    /// that is believed: an object that was lost since it was asked would stay for ever, for no watch says twice that
+    /// one is gone.
+    pub fn answered(&mut self, key: &Key, seen: Seen, ours: bool) -> bool {
         let Key { resource, name, .. } = key;
         if !self.asked.contains(key) {
             return false;
@@ -172,7 +190,7 @@ impl Cache {
                 names.insert(name.clone());
             }
         }
-        self.insert(*resource, name, seen);
+        self.insert(*resource, name, seen, ours);
         true
     }
 
@@ -186,20 +204,25 @@ impl Cache {
         self.asked.clear();
     }
 
-    fn insert(&mut self, resource: Resource, name: &Name, seen: Seen) -> bool {
+    fn insert(&mut self, resource: Resource, name: &Name, mut seen: Seen, ours: bool) -> bool {
         let all = self.seen.entry(resource).or_default();
-        if all.get(name).is_some_and(|have| have.uid == seen.uid && is_older(&seen, have)) {
+        let have = all.get(name).filter(|have| have.uid == seen.uid);
+        if have.is_some_and(|have| is_older(&seen, have)) {
             return false;
         }
+        seen.touched = !ours && have.is_some_and(|have| have.is_touched(&seen));
+        let is_news = have != Some(&seen);
         all.insert(name.clone(), seen);
-        true
+        is_news
     }
 
     /// A known object has so many replicas since that version. What else differs in it the watch will say.
     pub fn scaled(&mut self, resource: Resource, name: &Name, version: &str, replicas: i64) {
         if let Some(known) = self.get(resource, name) {
             let (version, replicas) = (version.into(), Some(replicas));
-            self.insert(resource, name, Seen { version, replicas, ..known.clone() });
+            let generation = known.generation + i64::from(known.replicas != replicas);
+            let seen = Seen { version, generation, replicas, ..known.clone() };
+            self.insert(resource, name, seen, false);
         }
     }
 
@@ -253,8 +276,75 @@ mod tests {
             status: hash(&json!({"a": 1})),
             replicas: Some(4),
             deleting: true,
+            ..Seen::default()
         };
         assert_eq!(Seen::of(&object), expected);
+    }
+
+    /// A Deployment of that version, of that generation, with so many replicas.
+    fn deployment(version: &str, generation: i64, replicas: i64) -> Seen {
+        let controller = Some("boss".into());
+        Seen { generation, replicas: Some(replicas), applied: Some(1), controller, ..seen(version) }
+    }
+
+    #[test]
+    fn what_somebody_else_changed_is_known_until_it_is_applied_again() {
+        let (mut cache, kind) = (Cache::default(), Resource::Deployment);
+        let key = Key::new(kind, Part::Object, name("a"));
+        let touched = |cache: &Cache| cache.get(kind, &name("a")).map(|it| it.touched);
+        cache.put(kind, &name("a"), deployment("1", 1, 0));
+        cache.put(kind, &name("a"), deployment("2", 1, 0));
+        assert_eq!(touched(&cache), Some(false), "its status");
+        cache.put(kind, &name("a"), deployment("3", 2, 0));
+        assert_eq!(touched(&cache), Some(true));
+        assert!(!cache.put(kind, &name("a"), deployment("3", 2, 0)), "no news");
+        cache.put(kind, &name("a"), deployment("4", 2, 0));
+        assert_eq!(touched(&cache), Some(true), "still");
+        cache.ask(&key);
+        cache.answered(&key, deployment("5", 3, 0), false);
+        assert_eq!(touched(&cache), Some(true), "it was only read");
+        cache.answered(&key, deployment("6", 4, 0), true);
+        cache.put(kind, &name("a"), deployment("6", 4, 0));
+        assert_eq!(touched(&cache), Some(false));
+        cache.put(kind, &name("a"), Seen { applied: Some(2), ..deployment("7", 5, 0) });
+        assert_eq!(touched(&cache), Some(false), "we applied another, and the watch was first");
+        cache.put(kind, &name("a"), deployment("8", 6, 0));
+        cache.put(kind, &name("a"), Seen { uid: "v".into(), ..deployment("9", 1, 0) });
+        assert_eq!(touched(&cache), Some(false), "another object");
+        cache.put(kind, &name("b"), Seen { controller: None, ..deployment("1", 1, 0) });
+        cache.put(kind, &name("b"), Seen { controller: None, ..deployment("2", 2, 0) });
+        assert!(cache.get(kind, &name("b")).is_some_and(|it| !it.touched), "a user's own");
+    }
+
+    #[test]
+    fn a_scaled_deployment_is_not_a_changed_one() {
+        let (mut cache, kind) = (Cache::default(), Resource::Deployment);
+        let touched = |cache: &Cache| cache.get(kind, &name("a")).map(|it| it.touched);
+        cache.put(kind, &name("a"), deployment("1", 1, 0));
+        cache.scaled(kind, &name("a"), "2", 1);
+        cache.put(kind, &name("a"), deployment("2", 2, 1));
+        assert_eq!(touched(&cache), Some(false), "the answer was first");
+        cache.put(kind, &name("a"), deployment("3", 3, 0));
+        cache.scaled(kind, &name("a"), "3", 0);
+        assert_eq!(touched(&cache), Some(false), "the watch was first");
+        cache.put(kind, &name("a"), deployment("4", 5, 3));
+        assert_eq!(touched(&cache), Some(true), "scaled and changed");
+    }
+
+    #[test]
+    fn a_spec_whose_changes_are_not_counted_is_compared() {
+        let (mut cache, kind) = (Cache::default(), Resource::Service);
+        let of = |version: &str, port: i64| {
+            let owners = json!([{"uid": "boss", "controller": true}]);
+            let meta = json!({"uid": "u", "resourceVersion": version, "ownerReferences": owners});
+            Seen::of(&json!({"metadata": meta, "spec": {"port": port}}))
+        };
+        let touched = |cache: &Cache| cache.get(kind, &name("a")).map(|it| it.touched);
+        cache.put(kind, &name("a"), of("1", 80));
+        cache.put(kind, &name("a"), of("2", 80));
+        assert_eq!(touched(&cache), Some(false));
+        cache.put(kind, &name("a"), of("3", 81));
+        assert_eq!(touched(&cache), Some(true));
     }
 
     #[test]
@@ -291,14 +381,14 @@ mod tests {
         let key = |own: &str| Key::new(Resource::Service, Part::Object, name(own));
         let (a, b) = (key("a"), key("b"));
         [&a, &b].into_iter().for_each(|it| cache.ask(it));
-        assert!(cache.answered(&a, seen("1")));
+        assert!(cache.answered(&a, seen("1"), true));
         cache.remove(Resource::Service, &name("a"));
-        assert!(!cache.answered(&a, seen("2")));
-        assert!(cache.answered(&b, seen("3")), "another object");
+        assert!(!cache.answered(&a, seen("2"), true));
+        assert!(cache.answered(&b, seen("3"), true), "another object");
         assert_eq!((cache.get(a.resource, &a.name), cache.count(a.resource)), (None, 1));
         cache.close(&a);
         cache.ask(&a);
-        assert!(cache.answered(&a, seen("4")), "asked after the loss");
+        assert!(cache.answered(&a, seen("4"), true), "asked after the loss");
         [&a, &b].into_iter().for_each(|it| cache.close(it));
         assert!(cache.asked.is_empty());
     }
@@ -313,7 +403,7 @@ mod tests {
         for own in ["old", "new", "named"] {
             let key = Key::new(kind, Part::Object, name(own));
             cache.ask(&key);
-            assert!(cache.answered(&key, seen("2")));
+            assert!(cache.answered(&key, seen("2"), true));
         }
         cache.put(kind, &name("named"), seen("2"));
         assert_eq!(cache.end(scope), [name("new"), name("old")]);

@@ -18,6 +18,8 @@ pub enum Action {
     Create(Value),
     /// Apply this.
     Apply(Value),
+    /// Somebody else changed it: put it right, with this.
+    Restore(Value),
     /// Apply this to the status.
     Status(Value),
     /// Scale to so many, after marking pods that should be the ones to go.
@@ -92,8 +94,9 @@ fn object(key: &Key, mut body: Value, seen: Option<&Seen>) -> Action {
     if let Some(trouble) = foreign(key, &body, seen) {
         return Action::NotOwned(trouble);
     }
+    let stands = seen.applied == Some(wanted) && !seen.touched;
     // What goes cannot be held; once it is gone the watch says so, and it is made anew.
-    if seen.applied == Some(wanted) || seen.deleting {
+    if stands || seen.deleting {
         return Action::None;
     }
     if key.resource == Resource::Deployment {
@@ -103,7 +106,7 @@ fn object(key: &Key, mut body: Value, seen: Option<&Seen>) -> Action {
         body["metadata"]["resourceVersion"] = json!(seen.version);
     }
     body["metadata"]["uid"] = json!(seen.uid);
-    Action::Apply(body)
+    if seen.touched { Action::Restore(body) } else { Action::Apply(body) }
 }
 
 /// The hash of a body as it is kept on the object.
@@ -188,6 +191,8 @@ mod tests {
         assert_eq!(body["spec"], json!({"replicas": 5, "a": "b"}));
         assert_eq!(body["metadata"]["resourceVersion"], "7");
         assert_eq!(body["metadata"]["uid"], "u");
+        let touched = Seen { touched: true, ..ours(Some(current)) };
+        assert!(matches!(deployment(Some(&touched)), Action::Restore(_)), "changed by others");
     }
 
     #[test]

@@ -107,7 +107,12 @@ pub fn trim(scope: &Scope, object: &mut Value) {
             all.remove("kubectl.kubernetes.io/last-applied-configuration");
         }
     }
-    for (part, fields) in kept(scope.resource) {
+    keep(scope.resource, object);
+}
+
+/// Drops from the parts of an object what is not [kept] of them.
+pub fn keep(resource: Resource, object: &mut Value) {
+    for (part, fields) in kept(resource) {
         only(object, part, fields);
     }
 }

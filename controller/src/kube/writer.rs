@@ -31,13 +31,15 @@ use super::{
     metrics::Metrics,
     outcome::{Answer, Outcome, outcome},
     queue::{Limits, Queue},
-    scope::Scope,
+    scope::{self, Scope},
     watch::chain,
 };
 use crate::{children::Resource, world::Stamp};
 
 /// Kubernetes removes the pods with the lowest number first.
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// Owns what is put right until it is applied.
+const RESTORER: &str = "rouse-restorer";
 /// Keys looked at before anything else has its turn.
 const AT_ONCE: usize = 64;
 /// The API server has so long to answer.
@@ -250,6 +252,7 @@ impl Writer {
             Action::NotOwned(trouble) => Outcome::Refused(trouble),
             Action::Create(body) => self.create(key, &body, source).await,
             Action::Apply(body) => self.apply(key, &body).await,
+            Action::Restore(body) => self.restore(key, body).await,
             Action::Status(body) => self.status(key, body).await,
             Action::Scale { replicas, leaving } => self.scale(key, replicas, &leaving).await,
             Action::Delete(uid) => self.delete(key, &uid).await,
@@ -269,7 +272,7 @@ impl Writer {
                 outcome
             }
             Ok(Some(object)) => {
-                self.learn(key, object);
+                self.learn(key, object, false);
                 // Now it is known, so the next decision is another one.
                 Outcome::Conflict
             }
@@ -282,8 +285,32 @@ impl Writer {
         match api.patch(&key.name.name, &apply(), &Patch::Apply(body)).await {
             Ok(object) => {
                 info!(object = %key, "applied");
-                self.learn(key, object);
+                self.learn(key, object, true);
                 Outcome::Done
+            }
+            Err(error) => self.failed(key, error).await,
+        }
+    }
+
+    /// An apply leaves what somebody else added to a list, and that may be in the way of ours: two ports cannot have one
+    /// name. So the lists are replaced first, in the name of nobody who would own them after.
+    async fn restore(&self, key: &Key, mut body: Value) -> Outcome {
+        let (api, name) = (api_of(&self.client, key.resource, &key.name), &key.name.name);
+        let params = PatchParams { field_manager: Some(RESTORER.into()), ..PatchParams::default() };
+        let restored = async {
+            let mut meta = api.patch(name, &params, &Patch::Merge(&body)).await?.metadata;
+            if let Some(owners) = &mut meta.managed_fields {
+                owners.retain(|it| it.manager.as_deref() != Some(RESTORER));
+            }
+            let (owners, version) = (meta.managed_fields, meta.resource_version);
+            let meta = json!({"managedFields": owners, "resourceVersion": version});
+            api.patch(name, &params, &Patch::Merge(json!({"metadata": meta}))).await
+        };
+        match restored.await {
+            Ok(object) => {
+                info!(object = %key, "somebody else changed it, which is put right");
+                body["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
+                self.apply(key, &body).await
             }
             Err(error) => self.failed(key, error).await,
         }
@@ -294,7 +321,7 @@ impl Writer {
         let asked = super::cache::hash(&body["status"]);
         match api.patch_status(&key.name.name, &apply(), &Patch::Apply(&body)).await {
             Ok(object) => {
-                if let Some(seen) = self.learn(key, object) {
+                if let Some(seen) = self.learn(key, object, false) {
                     self.with(|state| state.wrote.insert(key.clone(), (asked, seen.status)));
                 }
                 Outcome::Done
@@ -370,9 +397,13 @@ impl Writer {
     }
 
     /// What the API server answered is newer than what the watch has brought, unless that lost the object meanwhile.
-    fn learn(&self, key: &Key, object: DynamicObject) -> Option<Seen> {
-        let seen = Seen::of(&serde_json::to_value(object).ok()?);
-        self.with(|state| state.cache.answered(key, seen.clone())).then_some(seen)
+    /// `ours` if it is what became of what we just applied.
+    fn learn(&self, key: &Key, object: DynamicObject, ours: bool) -> Option<Seen> {
+        let mut object = serde_json::to_value(object).ok()?;
+        // As the watch has it, or the two would seem to differ.
+        scope::keep(key.resource, &mut object);
+        let seen = Seen::of(&object);
+        self.with(|state| state.cache.answered(key, seen.clone(), ours)).then_some(seen)
     }
 
     /// After a conflict the object is read, so that the next attempt knows what it meets.
@@ -403,7 +434,7 @@ impl Writer {
         let api = api_of(&self.client, key.resource, &key.name);
         match api.get_opt(&key.name.name).await {
             Ok(Some(object)) => {
-                self.learn(key, object);
+                self.learn(key, object, false);
             }
             Ok(None) => self.with(|state| state.cache.remove(key.resource, &key.name)),
             Err(error) => debug!(object = %key, error = %chain(&error), "not read again"),
@@ -413,9 +444,8 @@ impl Writer {
 
 impl State {
     fn see(&mut self, resource: Resource, name: &Name, seen: Seen) {
-        let same = self.cache.get(resource, name) == Some(&seen);
         let ours = seen.applied.is_some();
-        if !self.cache.put(resource, name, seen) || same {
+        if !self.cache.put(resource, name, seen) {
             return;
         }
         if ours {

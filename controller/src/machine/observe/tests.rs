@@ -123,7 +123,9 @@ impl Cluster {
         match decide(key, want(self.machine.world(), key), seen.as_ref(), None) {
             Action::None => Vec::new(),
             Action::NotOwned(trouble) => vec![Event::Trouble(key.clone(), Some(trouble))],
-            Action::Create(body) | Action::Apply(body) => self.apply(key.resource, &key.name, body),
+            Action::Create(body) | Action::Apply(body) | Action::Restore(body) => {
+                self.apply(key.resource, &key.name, body)
+            }
             Action::Status(body) => self.put_status(key, body["status"].clone()),
             Action::Scale { replicas, leaving } => self.scale(&key.name, replicas, &leaving),
             Action::Delete(_) => self.delete(key.resource, &key.name),
