@@ -242,23 +242,22 @@ fn end_while_clients_write(mut end: impl FnMut(&SockDiag, &[&Connection]) -> u64
     // New threads are in the namespace of the one that starts them.
     thread::scope(|scope| {
         scope.spawn(|| serve(&listener, &is_closing));
-        thread::scope(|scope| {
-            let tally = &tally;
-            for client in 1..=CLIENTS as u64 {
-                scope.spawn(move || tally.ask(server, Chance(client << 32 | 1)));
-            }
-            let diag = SockDiag::open().expect("netlink");
-            while ended < ENDS {
-                let all = diag.connections().expect("a dump");
-                // Of all: whether one may be ended is the kernel half's to say.
-                let kept = all.iter().filter(|it| it.peer == server);
-                ended += end(&diag, &kept.collect::<Vec<_>>());
-            }
-            tally.over.store(true, Relaxed);
-        });
+        let tally = &tally;
+        let ask = |client: u64| scope.spawn(move || tally.ask(server, Chance(client << 32 | 1)));
+        let clients: Vec<_> = (1..=CLIENTS as u64).map(ask).collect();
+        let diag = SockDiag::open().expect("netlink");
+        while ended < ENDS {
+            let all = diag.connections().expect("a dump");
+            // Of all: whether one may be ended is the kernel half's to say.
+            let kept = all.iter().filter(|it| it.peer == server);
+            ended += end(&diag, &kept.collect::<Vec<_>>());
+        }
+        tally.over.store(true, Relaxed);
+        let failed = clients.into_iter().filter_map(|client| client.join().err()).count();
         // Only now: what waits to be accepted is reset where its listener goes, and that were a loss of the test's own.
         is_closing.store(true, Relaxed);
         let _last = TcpStream::connect(server);
+        assert_eq!(failed, 0, "clients failed");
     });
     println!(
         "ended {ended}, answered {}, refused {}, lost {}",
