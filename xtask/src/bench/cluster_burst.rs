@@ -1,6 +1,9 @@
 //! Shell: many services woken at once; beside them as many Deployments that the cluster starts by itself.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
 
 use super::{
     peer,
@@ -17,6 +20,8 @@ const CASES: [(usize, usize, &str); 3] =
     [(1, 15, "services_1"), (20, 3, "services_20"), (50, 3, "services_50")];
 /// What a wake may take of the cluster's own time, in the 99th percentile.
 const SHARE: f64 = 1.3;
+/// In this time a controller of the cluster that has nothing to do regains the 30 requests it may make at once.
+const REFILL: Duration = Duration::from_secs(2);
 
 /// What became of services that were asked at once, in ms from the request.
 struct Woken {
@@ -135,9 +140,20 @@ fn scale(site: &Site, names: &[String], replicas: u32) -> Result<u64> {
     Ok(begun + (before * 1e6) as u64)
 }
 
-/// Waits until no pod has the label.
+/// Waits until no pod has the label, and until the cluster's own controllers have nothing left to write: they may write
+/// 30 times at once and 20 times a second after, and who comes next would wait for that.
 fn asleep(site: &Site, label: &str) -> Result<()> {
     site.wait("all pods to be gone", || {
         Ok(site.list(&["pods", "--selector", label])?.is_empty().then_some(()))
-    })
+    })?;
+    site.wait("all Deployments to say that they have none", || {
+        let all = site.list(&["deployments.apps"])?;
+        let rests = |it: &Value| {
+            let generation = &it["metadata"]["generation"];
+            it["status"]["observedGeneration"] == *generation && it["status"]["replicas"].is_null()
+        };
+        Ok(all.iter().all(rests).then_some(()))
+    })?;
+    sh::pause(REFILL);
+    Ok(())
 }
