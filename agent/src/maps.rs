@@ -70,7 +70,7 @@ pub enum Error {
 const BACKEND_WORDS: usize = size_of::<abi::Backend>() / 8;
 const STATE_WORDS: usize = size_of::<abi::PodState>() / 8;
 const COUNTER_WORDS: usize = size_of::<abi::Counters>() / 8;
-const RESPONSE_WORDS: usize = size_of::<abi::Responses>() / 8;
+const RESPONSE_WORDS: usize = abi::RESPONSE_WORDS;
 
 pub mod conns;
 mod old;
@@ -354,13 +354,11 @@ impl Maps {
 
     /// One pod's responses over all CPUs.
     pub fn responses(&self, slot: u32) -> abi::Responses {
-        let mut sum = self.rows.responses(slot);
-        if let Some(old) = self.old.as_ref().map(|old| old.responses(slot)) {
-            let totals = sum.status.iter_mut().chain(&mut sum.latency);
-            let old = old.status.into_iter().chain(old.latency);
-            totals.zip(old).for_each(|(total, old)| *total = total.wrapping_add(old));
+        let mut sum = self.rows.responses(slot).words();
+        if let Some(old) = self.old.as_ref().map(|old| old.responses(slot).words()) {
+            sum.iter_mut().zip(old).for_each(|(total, old)| *total = total.wrapping_add(old));
         }
-        sum
+        abi::Responses::from_words(sum)
     }
 
     /// One pod's levels, gauges clamped at 0.
@@ -408,16 +406,15 @@ impl Rows {
 
     /// One pod's responses over all CPUs.
     fn responses(&self, slot: u32) -> abi::Responses {
-        let mut sum = abi::Responses::default();
+        let mut sum = [0_u64; RESPONSE_WORDS];
         for cpu in 0..self.cpus {
             let index = cpu * abi::PODS_MAX as usize + slot as usize;
             let words = row(&self.responses, index, RESPONSE_WORDS);
-            let totals = sum.status.iter_mut().chain(&mut sum.latency);
-            totals.zip(words).for_each(|(total, word)| {
+            sum.iter_mut().zip(words).for_each(|(total, word)| {
                 *total = total.wrapping_add(word.load(Relaxed));
             });
         }
-        sum
+        abi::Responses::from_words(sum)
     }
 
     /// One pod's levels, gauges clamped at 0.

@@ -11,10 +11,10 @@
 use core::mem::size_of;
 
 /// Version of everything in this file, of [`crate::flow`]'s packing and of the maps' meaning.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// Stands in the kernel object's read-only data, so that the agent knows its version before loading it.
-pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000003";
+pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000004";
 
 /// How long a freed backend, extent or service number rests before reuse, in ns.
 ///
@@ -297,39 +297,76 @@ const _: () = assert!(size_of::<Counters>() == 64);
 /// Response classes counted: 1xx to 5xx.
 pub const STATUS_CLASSES: usize = 5;
 /// Upper bounds of the latency buckets in µs; one more bucket holds everything above.
-pub const LATENCY_BOUNDS_US: [u64; 18] = [
+///
+/// Knative's bounds of `kn.serving.invocation.duration` (knative.md §4.8), three finer ones below and two coarser ones
+/// above.
+pub const LATENCY_BOUNDS_US: [u64; 19] = [
     500,
     1_000,
-    2_000,
+    2_500,
     5_000,
     10_000,
-    20_000,
+    25_000,
     50_000,
+    75_000,
     100_000,
-    200_000,
+    250_000,
     500_000,
+    750_000,
     1_000_000,
-    2_000_000,
+    2_500_000,
     5_000_000,
+    7_500_000,
     10_000_000,
-    20_000_000,
     60_000_000,
-    120_000_000,
     300_000_000,
 ];
 /// Latency buckets.
 pub const LATENCY_BUCKETS: usize = LATENCY_BOUNDS_US.len() + 1;
 
-/// Responses of one pod on one CPU: value of `RESPONSES`. Plain totals, each word by itself.
+/// How requests of one pod ended on one CPU: value of `RESPONSES`. Plain totals, each word by itself.
+///
+/// Every request that has ended is either cut or in one bucket of `latency`, and then in one of `status` or `unseen`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Responses {
-    /// By status class, 1xx first.
+    /// By status class, 1xx first (101 and tunnels).
     pub status: [u64; STATUS_CLASSES],
+    /// Answered with a status that cannot be seen: HTTP/2 that refers to an earlier one, estimates.
+    pub unseen: u64,
+    /// gRPC calls that ended with status OK, where that can be seen.
+    pub grpc_ok: u64,
+    /// gRPC calls that ended with another status, where that can be seen.
+    pub grpc_failed: u64,
+    /// Requests that ended without a whole response: the connection closed, or the stream was reset.
+    pub cut: u64,
+    /// Payload bytes that came.
+    pub received: u64,
+    /// Payload bytes that were sent.
+    pub sent: u64,
+    /// Sum of the times in `latency`, ns.
+    pub latency_sum_ns: u64,
     /// By time from request to the end of the response, each bucket by itself.
     pub latency: [u64; LATENCY_BUCKETS],
 }
-const _: () = assert!(size_of::<Responses>() == 192);
+const _: () = assert!(size_of::<Responses>() == 8 * RESPONSE_WORDS);
+
+/// Words of [`Responses`].
+pub const RESPONSE_WORDS: usize = 12 + LATENCY_BUCKETS;
+
+impl Responses {
+    /// The row as words, in the order of the fields.
+    pub const fn words(self) -> [u64; RESPONSE_WORDS] {
+        // SAFETY: `repr(C)` of nothing but words, as many.
+        unsafe { core::mem::transmute(self) }
+    }
+
+    /// The row from its words.
+    pub const fn from_words(words: [u64; RESPONSE_WORDS]) -> Self {
+        // SAFETY: as in `words`; every bit pattern is valid.
+        unsafe { core::mem::transmute(words) }
+    }
+}
 
 /// What a client socket remembers of its rewritten connect: value of `CLIENTS` and `OVERFLOW`.
 ///

@@ -505,9 +505,9 @@ fn answered(index: u32, status: u16, took_ns: u64) {
     }
     // SAFETY: a live map value; both indices are inside their arrays.
     unsafe {
-        if class < abi::STATUS_CLASSES {
-            add((&raw mut (*row).status).cast::<u64>().add(class), 1);
-        }
+        // Behind the classes stands what could not be seen.
+        add((&raw mut (*row).status).cast::<u64>().add(class), 1);
+        add(&raw mut (*row).latency_sum_ns, took_ns);
         add((&raw mut (*row).latency).cast::<u64>().add(bucket), 1);
     }
 }

@@ -156,9 +156,8 @@ impl Rows {
         add(std::mem::offset_of!(abi::Counters, finished_sum_ns), totals.finished_sum_ns);
         add(std::mem::offset_of!(abi::Counters, end), 1);
         let row = super::row(&self.responses, slot as usize, RESPONSE_WORDS);
-        let all = responses.status.iter().chain(&responses.latency);
-        all.zip(row).for_each(|(by, word)| {
-            word.fetch_add(*by, Relaxed);
+        responses.words().into_iter().zip(row).for_each(|(by, word)| {
+            word.fetch_add(by, Relaxed);
         });
     }
 }
