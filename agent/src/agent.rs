@@ -368,7 +368,6 @@ impl Agent {
     fn register(&mut self, uid: String, facts: &Facts, queue: &mut VecDeque<Event>) {
         let Some(pod) = self.pods.get(&uid) else { return };
         let revision = pod.revision.clone();
-        let opaque = self.planner.table().is_h2c(&revision);
         let port = pod.port.get();
         if self.locals.get(&uid).is_some_and(|local| local.cookie != facts.cookie) {
             self.forget(&uid);
@@ -380,8 +379,7 @@ impl Agent {
         if fresh {
             self.ends.maps.clear_slot(slot);
         }
-        let flags = abi::POD_WIDEN_BIND | if opaque { abi::POD_OPAQUE } else { 0 };
-        let pod = abi::Pod { slot, port, flags };
+        let pod = abi::Pod { slot, port, flags: abi::POD_WIDEN_BIND };
         if let Err(error) = self.ends.maps.register(facts.cookie, pod) {
             error!(uid, error = %chain(&error), "cannot register pod");
             return;

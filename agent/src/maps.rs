@@ -100,6 +100,7 @@ struct Rows {
     pod_state: Words,
     counters: Words,
     responses: Words,
+    /// Rows of one pod: one for each possible CPU, and behind them user space's own.
     cpus: usize,
 }
 

@@ -140,8 +140,19 @@ const PROGRAMS: [(&str, u32, Cgroup); 10] = [
 /// The programs of them that follow the tables.
 const CONNECTS: [&str; 2] = ["connect4", "connect6"];
 
-/// The program that looks into connections from the node itself; `ingress` jumps to it.
-const SUSPECTS: &str = "suspects";
+/// Where programs jump to: the program, the array that leads there, its index. The first of an array runs itself anew;
+/// the others look into connections from the node itself, or read another protocol than HTTP/1.
+const JUMPS: [(&str, &str, u32); 9] = [
+    ("ingress", maps::INGRESS, 0),
+    ("suspects", maps::INGRESS, 1),
+    ("ingress_http2", maps::INGRESS, 2),
+    ("ingress_other", maps::INGRESS, 3),
+    ("egress", maps::EGRESS, 0),
+    ("egress_http2", maps::EGRESS, 2),
+    ("egress_other", maps::EGRESS, 3),
+    ("sockets", maps::SOCKETS, 0),
+    ("sockets_http2", maps::SOCKETS, 1),
+];
 
 /// The program that marks the kubelet's connections, in its own cgroup.
 const KUBELET: &str = "kubelet";
@@ -194,12 +205,7 @@ impl Programs {
         let follows_old = old.is_some() && !taken;
         let mut programs = Self { ebpf, places, ports: None, old, follows_old, ender: said(ender) };
         load_programs(&mut programs.ebpf)?;
-        for (name, array, index) in [
-            ("ingress", maps::INGRESS, 0),
-            (SUSPECTS, maps::INGRESS, 1),
-            ("egress", maps::EGRESS, 0),
-            ("sockets", maps::SOCKETS, 0),
-        ] {
+        for (name, array, index) in JUMPS {
             jump(&mut programs.ebpf, name, array, index)?;
         }
         Maps::open(&pins)?.set_canary()?;
@@ -303,7 +309,7 @@ impl Programs {
     /// How many instructions the verifier walked for each program (5.16; 0 before). It gives up at a million.
     pub fn verified(&self) -> Vec<(&'static str, u32)> {
         let count = |name| self.ebpf.program(name)?.info().ok()?.verified_instruction_count();
-        PROGRAMS.iter().map(|(name, ..)| (*name, count(name).unwrap_or(0))).collect()
+        names().map(|name| (name, count(name).unwrap_or(0))).collect()
     }
 
     /// Attaches again what is not attached any more: a cgroup or namespace that was removed and made again is another one.
@@ -521,8 +527,9 @@ fn mount_bpffs(folder: &Path) -> Result<(), Error> {
         .map_err(|e| place("mount a bpf filesystem on", folder, e.into()))
 }
 
+/// Rows of what is counted: for each pod one of each possible CPU, and one that only user space writes.
 fn rows() -> Result<u32, Error> {
-    Ok(abi::PODS_MAX * cpus()?)
+    Ok(abi::PODS_MAX * (cpus()? + 1))
 }
 
 /// Possible CPUs.
@@ -592,6 +599,7 @@ fn load_object(
         .default_map_pin_directory(pins)
         .map_pin_path(maps::OVERFLOW, pins.join(maps::OVERFLOW))
         .map_pin_path(maps::CONNS, pins.join(maps::CONNS))
+        .map_pin_path(maps::STREAMS, pins.join(maps::STREAMS))
         .map_pin_path(maps::OLD_CONNS, &old_conns)
         .map_max_entries(maps::COUNTERS, rows)
         .map_max_entries(maps::RESPONSES, rows)
@@ -605,14 +613,23 @@ fn load_object(
     loaded.map_err(|e| Error::Load(Box::new(e)))
 }
 
+/// All programs that every kernel takes.
+fn names() -> impl Iterator<Item = &'static str> {
+    let attached = PROGRAMS.iter().map(|(name, ..)| *name);
+    let others = JUMPS
+        .iter()
+        .map(|(name, ..)| *name)
+        .filter(|it| PROGRAMS.iter().all(|(name, ..)| name != it));
+    attached.chain(others).chain([PORTS, KUBELET])
+}
+
 /// Loads all programs side by side: three of them take the verifier most of a second each.
 fn load_programs(ebpf: &mut Ebpf) -> Result<(), Error> {
-    let names = PROGRAMS.iter().map(|(name, ..)| *name).chain([PORTS, KUBELET, SUSPECTS]);
     let mut all: HashMap<String, &mut Program> =
         ebpf.programs_mut().map(|(name, program)| (name.to_owned(), program)).collect();
     thread::scope(|scope| {
         let mut loading = Vec::new();
-        for name in names {
+        for name in names() {
             let program = all.remove(name).ok_or(Error::Abi)?;
             loading.push(scope.spawn(move || load_program(name, program)));
         }

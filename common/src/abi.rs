@@ -39,20 +39,21 @@ pub mod maps {
     pub const PODS: &str = "PODS";
     /// Mmapable array by pod slot: [`PodState`](super::PodState).
     pub const POD_STATE: &str = "POD_STATE";
-    /// Mmapable array by `cpu * PODS_MAX + slot`: [`Counters`](super::Counters).
+    /// Mmapable array by `cpu * PODS_MAX + slot`: [`Counters`](super::Counters). Behind the last possible CPU stands one
+    /// that only user space writes.
     pub const COUNTERS: &str = "COUNTERS";
-    /// Mmapable array by `cpu * PODS_MAX + slot`: [`Responses`](super::Responses).
+    /// As `COUNTERS`: [`Responses`](super::Responses).
     pub const RESPONSES: &str = "RESPONSES";
     /// Mmapable array by the `CONTROL_*` numbers: single words (`u64`).
     pub const CONTROL: &str = "CONTROL";
     /// Ring buffer of [`Event`](super::Event)s.
     pub const EVENTS: &str = "EVENTS";
-    /// Program array: program `ingress`, for packets that take more than one run; then `suspects`, for those that may be
-    /// probes of the kubelet's.
+    /// Program array: program `ingress`, for packets that take more than one run; `suspects`, for those that may be probes
+    /// of the kubelet's; `ingress_http2` and `ingress_other`, for connections that do not speak HTTP/1.
     pub const INGRESS: &str = "INGRESS";
-    /// Program array of one: program `egress`, likewise.
+    /// Program array: as `INGRESS`, without `suspects`.
     pub const EGRESS: &str = "EGRESS";
-    /// Program array of one: program `sockets`, likewise.
+    /// Program array: program `sockets`, for first data that take more than one run, and `sockets_http2`.
     pub const SOCKETS: &str = "SOCKETS";
     /// LRU hash: [`KeptKey`](super::KeptKey) → [`Kept`](super::Kept).
     pub const KEPT: &str = "KEPT";
@@ -68,6 +69,8 @@ pub mod maps {
     pub const OVERFLOW: &str = "OVERFLOW";
     /// Socket storage of listeners and what they accept: [`Conn`](super::Conn).
     pub const CONNS: &str = "CONNS";
+    /// Socket storage of connections that speak HTTP/2: [`h2::Conn`](crate::h2::Conn).
+    pub const STREAMS: &str = "STREAMS";
     /// `CONNS` of the version before, while its programs still count connections that they saw established.
     pub const OLD_CONNS: &str = "OLD_CONNS";
     /// Socket hash: an activator's address (16 bytes in memory order, IPv4 as mapped) → the socket that listens there for
@@ -244,8 +247,8 @@ pub const POD_WIDEN_BIND: u16 = 1;
 /// Flag of [`Pod`]: the agent saw (by sock_diag) a reachable listener on the serving port that the kernel half did not
 /// see begin, and therefore does not count in `LISTEN`.
 pub const POD_LISTENS: u16 = 4;
-/// Flag of [`Pod`]: its connections are not HTTP/1 (h2c, opaque); they are counted as connections only.
-pub const POD_OPAQUE: u16 = 2;
+/// Flag of [`Pod`]: its owner says that it speaks neither HTTP/1 nor HTTP/2, so its requests are an estimate.
+pub const POD_TCP: u16 = 2;
 
 /// One pod's levels, shared by all CPUs: value of `POD_STATE`.
 #[repr(C)]
@@ -263,7 +266,7 @@ pub struct PodState {
     pub changed_ns: u64,
     /// Connections whose message boundaries were lost.
     pub desync: u64,
-    /// Connections that do not speak HTTP/1, each counted as one request until it closes.
+    /// Open connections whose requests are an estimate.
     pub opaque: u64,
     /// Responses without a request, which are not counted.
     pub stray: u64,
@@ -273,7 +276,7 @@ const _: () = assert!(size_of::<PodState>() == 64);
 /// Running totals of one pod on one CPU: value of `COUNTERS`.
 ///
 /// A writer adds 1 to `begin`, adds to the totals, adds 1 to `end`. A reader takes a row only when `begin` and
-/// `end` were equal before and are unchanged after. Only atomic adds, so an interrupt on the same CPU may nest.
+/// `end` were equal before and are unchanged after. Written under a connection's lock, which keeps interrupts away.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -410,6 +413,8 @@ pub struct Conn {
     pub flags: u32,
     /// HTTP state; see `ebpf/src/count.rs`.
     pub http: Http,
+    /// Room for the part of a response that is being read: too large for the stack.
+    pub window: crate::h1::Window,
 }
 
 impl Conn {
@@ -423,9 +428,14 @@ impl Conn {
     /// Whether a [message is under way](crate::h1::Conn::in_use), or bytes of one wait for those before them. `None` where
     /// nobody knows, and of what is not a counted connection.
     pub fn in_use(&self) -> Option<bool> {
+        let known = match self.http.speaks {
+            SPEAKS_HTTP1 => self.http.h1.in_use(),
+            // Frames that are no request's may be under way as well.
+            SPEAKS_HTTP2 if self.http.open > 0 => Some(true),
+            _ => None,
+        };
         let waits = self.http.kept > 0;
-        let known = self.http.h1.in_use().map(|in_use| in_use || waits);
-        known.filter(|_| self.slot != 0)
+        known.map(|in_use| in_use || waits).filter(|_| self.slot != 0)
     }
 }
 
@@ -438,24 +448,41 @@ pub const CONN_LOOPBACK: u32 = 4;
 /// Flag of [`Conn`]: it is an accepted connection that was announced as opened and not yet as closed.
 pub const CONN_OPEN: u32 = 8;
 
-/// HTTP state of one accepted connection. Belongs to `ebpf/src/count.rs` and [`crate::h1`].
+/// HTTP state of one accepted connection. Belongs to `ebpf/src/count.rs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Http {
-    /// Held while `h1` changes: packets of one connection can meet on two CPUs.
+    /// Held while anything here or in `STREAMS` changes: packets of one connection can meet on two CPUs.
     pub lock: bpf_spin_lock,
     /// `HTTP_*` bits.
     pub flags: u32,
-    /// CLOCK_MONOTONIC of the begin of the request in flight, ns.
+    /// CLOCK_MONOTONIC of the begin of the request that began last, ns.
     pub began_ns: u64,
-    /// The machine.
+    /// Boundaries of HTTP/1; what comes before anything else is known.
     pub h1: crate::h1::Conn,
+    /// The estimate, in mode `SPEAKS_OTHER`.
+    pub turns: crate::turns::Turns,
+    /// What is spoken: one of `SPEAKS_*`.
+    pub speaks: u32,
+    /// Requests in flight.
+    pub open: u32,
     /// Segments kept in `KEPT` until the gap before them is filled.
     pub kept: u32,
     /// What the packet at hand brought about so far, as [`crate::h1::Happened`].
     pub happened: u32,
+    /// Sequence number up to which received bytes have been added to the pod's.
+    pub received: u32,
+    /// The same of sent ones.
+    pub sent: u32,
 }
-const _: () = assert!(size_of::<Http>() == 120);
+const _: () = assert!(size_of::<Http>() == 160);
+
+/// HTTP/1, or nobody knows yet.
+pub const SPEAKS_HTTP1: u32 = 0;
+/// HTTP/2: its streams are in `STREAMS`.
+pub const SPEAKS_HTTP2: u32 = 1;
+/// Nobody can follow it: requests are an estimate.
+pub const SPEAKS_OTHER: u32 = 2;
 
 /// Flag of [`Http`]: its first request has not come yet; it counts in [`PodState::fresh`].
 pub const HTTP_FRESH: u32 = 1;

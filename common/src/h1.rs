@@ -46,10 +46,14 @@ pub const FINISHED: Happened = 2;
 pub const STRAY: Happened = 4;
 /// Message boundaries of one direction are lost, for the first time.
 pub const DESYNC: Happened = 8;
-/// The first bytes are not HTTP/1: one request in flight until the connection closes.
+/// The first bytes are neither HTTP/1 nor HTTP/2: nobody can follow this connection, and nothing more is read.
 pub const OPAQUE: Happened = 16;
 /// A request began and ended in this one step, unseen until its response. Added to the totals only.
 pub const MISSED: Happened = 32;
+/// The request in flight has ended without a whole response.
+pub const CUT: Happened = 128;
+/// From here on HTTP/2 is spoken: [`crate::h2`] goes on where both directions stand, and nothing more is read here.
+pub const HTTP2: Happened = 64;
 
 /// Requests whose kind is remembered; later ones of a deeper pipeline pass for ordinary ones.
 const KINDS: u32 = 32;
@@ -78,8 +82,12 @@ pub struct Conn {
     asked: u32,
     /// Requests whose response has been read, wrapping.
     answered: u32,
+    /// 1: the last answer was a 101, and nobody knows yet to which protocol.
+    upgrading: u32,
+    /// Always zero.
+    reserved: u32,
 }
-const _: () = assert!(size_of::<Conn>() == 96);
+const _: () = assert!(size_of::<Conn>() == 104);
 
 /// Outcome of one read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,12 +117,26 @@ impl Conn {
         self.kinds = 0;
         self.asked = 0;
         self.answered = 0;
+        self.upgrading = 0;
     }
 
     /// Whether a request is in flight.
     #[inline(always)]
     pub fn is_busy(&self) -> bool {
         self.asked != self.answered
+    }
+
+    /// How much of HTTP/2 has been read when [`HTTP2`] happens: bytes of the client's preface, and of the server's first
+    /// frame (all zero).
+    #[inline(always)]
+    pub fn http2_read(&self) -> (u32, u32) {
+        (self.rx.http2_read(), self.tx.http2_read())
+    }
+
+    /// Whether the protocol that was changed to by a 101 is still to come.
+    #[inline(always)]
+    pub fn is_upgrading(&self) -> bool {
+        self.upgrading != 0
     }
 
     /// Whether a message is under way: a request that has begun to come, an answer that has not ended, or a tunnel.
@@ -137,6 +159,7 @@ impl Conn {
             at::HEAD_END => self.request_head(),
             at::DONE => self.after_request_seek(),
             at::LOST => self.request_lost(),
+            _ if self.is_upgrading() && !self.rx.may_be_preface() => self.tunnel(),
             _ => 0,
         };
         Read { used, happened }
@@ -152,6 +175,7 @@ impl Conn {
             at::HEAD_END => self.response_head(),
             at::DONE => self.response_end(),
             at::LOST => self.response_lost(),
+            _ if self.is_upgrading() && self.tx.at != at::START => self.tunnel(),
             _ => 0,
         };
         Read { used, happened }
@@ -201,16 +225,23 @@ impl Conn {
         }
     }
 
-    /// The server sends nothing more, or the connection is gone. Ends what is in flight, once.
+    /// The server sends nothing more (`in_order`), or the connection is gone. Ends what is in flight, once.
     ///
-    /// Pipelined requests behind it never began.
+    /// Pipelined requests behind it never began. A response without a length is whole when the server ends it in order; a
+    /// tunnel ends however it ends.
     #[inline(always)]
-    pub fn close(&mut self) -> Happened {
+    pub fn close(&mut self, in_order: bool) -> Happened {
         let busy = self.is_busy();
+        let is_whole = self.is_upgrading()
+            || (self.tx.at == at::TUNNEL && (in_order || self.tx.status == 101));
         self.answered = self.asked;
         self.rx.tunnel();
         self.tx.tunnel();
-        if busy { FINISHED } else { 0 }
+        match (busy, is_whole) {
+            (true, true) => FINISHED,
+            (true, false) => CUT,
+            (false, _) => 0,
+        }
     }
 
     #[inline(always)]
@@ -241,19 +272,52 @@ impl Conn {
         if waiting == 0 { STARTED } else { 0 }
     }
 
+    /// Whether another protocol than HTTP/1 may begin here.
+    #[inline(always)]
+    fn may_change(&self) -> bool {
+        self.asked == 0 || self.is_upgrading()
+    }
+
+    #[inline(always)]
+    fn http2(&mut self) -> Happened {
+        self.rx.http2();
+        self.tx.http2();
+        HTTP2
+    }
+
+    #[inline(always)]
+    fn opaque(&mut self) -> Happened {
+        self.rx.tunnel();
+        self.tx.tunnel();
+        OPAQUE
+    }
+
     #[inline(always)]
     fn request_lost(&mut self) -> Happened {
+        if self.rx.is_hello() && self.may_change() {
+            return self.http2();
+        }
+        if self.is_upgrading() {
+            return self.tunnel();
+        }
         if self.asked == 0 && self.rx.is_foreign() {
-            self.rx.tunnel();
-            self.tx.tunnel();
-            self.ask(kind::PLAIN);
-            return OPAQUE | STARTED;
+            return self.opaque();
         }
         if self.rx.lose() { DESYNC } else { 0 }
     }
 
     #[inline(always)]
     fn response_lost(&mut self) -> Happened {
+        if self.tx.is_hello() && self.may_change() && self.rx.may_be_preface() {
+            return self.http2();
+        }
+        if self.is_upgrading() {
+            return self.tunnel();
+        }
+        if self.asked == 0 && self.rx.at == at::START {
+            // The server speaks first, and not as a server of HTTP/1 that gives up (408).
+            return self.opaque();
+        }
         if self.tx.lose() { DESYNC } else { 0 }
     }
 
@@ -268,6 +332,11 @@ impl Conn {
         let kind = if self.is_busy() { (self.kinds >> shift) as u8 & 3 } else { kind::PLAIN };
         match self.tx.response_body(kind) {
             at::DONE => self.response_end(),
+            at::TUNNEL if status == 101 && self.rx.at == at::START && self.is_busy() => {
+                self.tx.begin();
+                self.upgrading = 1;
+                0
+            }
             at::TUNNEL => self.tunnel(),
             _ => 0,
         }
@@ -276,8 +345,13 @@ impl Conn {
     /// The last response of this connection has begun; it ends at close.
     #[inline(always)]
     fn tunnel(&mut self) -> Happened {
-        let missed = self.rx.at == at::LOST;
+        let missed = self.rx.at == at::LOST && !self.is_upgrading();
+        if self.is_upgrading() {
+            self.upgrading = 0;
+            self.tx.status = 101;
+        }
         self.rx.tunnel();
+        self.tx.tunnel();
         if self.is_busy() {
             self.asked = self.answered.wrapping_add(1);
             return 0;

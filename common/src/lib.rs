@@ -25,6 +25,7 @@ pub mod abi;
 pub mod admin;
 pub mod flow;
 pub mod h1;
+pub mod h2;
 #[cfg(feature = "shell")]
 pub mod link;
 #[cfg(feature = "shell")]
@@ -39,5 +40,6 @@ pub mod replicas;
 pub mod request_log;
 #[cfg(feature = "shell")]
 pub mod tls;
+pub mod turns;
 #[cfg(feature = "user")]
 pub mod wire;

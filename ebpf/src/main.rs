@@ -96,6 +96,37 @@ pub fn egress(ctx: SkBuffContext) -> i32 {
     count::egress(&ctx)
 }
 
+/// Jumped to by `sockets`.
+#[sock_ops]
+pub fn sockets_http2(ctx: SockOpsContext) -> u32 {
+    count::opened_http2(ctx.ops);
+    1
+}
+
+/// Jumped to by `ingress`.
+#[cgroup_skb(ingress)]
+pub fn ingress_http2(ctx: SkBuffContext) -> i32 {
+    count::ingress_http2(&ctx)
+}
+
+/// Jumped to by `egress`.
+#[cgroup_skb(egress)]
+pub fn egress_http2(ctx: SkBuffContext) -> i32 {
+    count::egress_http2(&ctx)
+}
+
+/// Jumped to by `ingress`.
+#[cgroup_skb(ingress)]
+pub fn ingress_other(ctx: SkBuffContext) -> i32 {
+    count::ingress_other(&ctx)
+}
+
+/// Jumped to by `egress`.
+#[cgroup_skb(egress)]
+pub fn egress_other(ctx: SkBuffContext) -> i32 {
+    count::egress_other(&ctx)
+}
+
 #[sk_lookup]
 pub fn ports(ctx: SkLookupContext) -> u32 {
     lookup::ports(&ctx)

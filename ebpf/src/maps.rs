@@ -51,16 +51,19 @@ pub static BLANK: Array<abi::Kept> = Array::with_max_entries(1, 0);
 #[map]
 pub static HEAD: PerCpuArray<[u64; h1::probe::SEARCHED as usize / 8 + 3]> =
     PerCpuArray::with_max_entries(1, 0);
+/// Room for the part of a segment that is being read.
+#[map]
+pub static WINDOW: PerCpuArray<h1::Window> = PerCpuArray::with_max_entries(1, 0);
 /// Filled by the agent; pinned, because the kernel empties it when nobody in user space holds it.
 /// One for each program: since 6.18 an array takes programs of one attach type only.
 #[map]
-pub static INGRESS: ProgramArray = ProgramArray::pinned(2, 0);
+pub static INGRESS: ProgramArray = ProgramArray::pinned(4, 0);
 /// As `INGRESS`.
 #[map]
-pub static EGRESS: ProgramArray = ProgramArray::pinned(1, 0);
+pub static EGRESS: ProgramArray = ProgramArray::pinned(4, 0);
 /// As `INGRESS`.
 #[map]
-pub static SOCKETS: ProgramArray = ProgramArray::pinned(1, 0);
+pub static SOCKETS: ProgramArray = ProgramArray::pinned(2, 0);
 /// Filled by the activator; a socket that closes leaves by itself.
 #[map]
 pub static PORTS: SockHash<[u32; 4]> = SockHash::pinned(abi::PORTS_MAX, 0);
@@ -82,6 +85,11 @@ pub static OVERFLOW: SocketStorage<abi::Client, { BPF_F_NO_PREALLOC as usize }> 
 /// Cloned: an accepted socket begins with what its listener knows.
 #[btf_map]
 pub static CONNS: SocketStorage<abi::Conn, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =
+    SocketStorage::new();
+
+/// Not cloned: a listener has none.
+#[btf_map]
+pub static STREAMS: SocketStorage<common::h2::Conn, { BPF_F_NO_PREALLOC as usize }> =
     SocketStorage::new();
 
 /// Bound by the agent to `CONNS` of the version before.

@@ -3,12 +3,12 @@
 //! In cgroup_skb programs a packet begins at its IP header, and the IP and TCP headers lie in the linear part, which
 //! programs may read in place (5.0). The payload mostly lies in fragments, which only `bpf_skb_load_bytes` reaches.
 
-use core::{hint::black_box, mem::MaybeUninit, ptr};
+use core::{hint::black_box, ptr};
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 use common::{
     flow,
-    h1::{WINDOW, WINDOW_WORDS, Window},
+    h1::{WINDOW, WINDOW_WORDS},
 };
 
 const TCP: u8 = 6;
@@ -124,30 +124,22 @@ pub fn sender(skb: *mut __sk_buff) -> Option<([u32; 4], u32)> {
     }
 }
 
-/// Makes a window all zero, in place.
+/// Copies as many of the packet's bytes from `offset`, of which `len` are left, as fit. Returns how many; 0: none.
 ///
-/// Word by word: an array of zeros becomes a call of `memset`, byte by byte, which takes as long as all the rest.
+/// The last words of a window of HTTP/1 only give room to look ahead.
 #[inline(always)]
-pub fn zero(window: &mut MaybeUninit<Window>) -> &mut Window {
-    let words = window.as_mut_ptr().cast::<u64>();
-    let mut index = 0;
-    while index < WINDOW_WORDS {
-        // SAFETY: inside the window. Volatile, or the loop becomes that call again.
-        unsafe { ptr::write_volatile(words.add(index), 0) };
-        index += 1;
-    }
-    // SAFETY: every word is written.
-    unsafe { window.assume_init_mut() }
-}
-
-/// Copies up to a window of the packet's bytes from `offset`, of which `len` are left. Returns how many; 0: none.
-#[inline(always)]
-pub fn load(skb: *mut __sk_buff, offset: u32, len: u32, window: &mut Window) -> u32 {
-    let len = bounded(len, WINDOW as u32);
+pub fn load<const WORDS: usize>(
+    skb: *mut __sk_buff,
+    offset: u32,
+    len: u32,
+    window: &mut [u64; WORDS],
+) -> u32 {
+    let most = if WORDS == WINDOW_WORDS { WINDOW as u32 } else { WORDS as u32 * 8 };
+    let len = bounded(len, most);
     if len == 0 {
         return 0;
     }
-    // SAFETY: the window holds `WINDOW` bytes, and the verifier checks that against `len`.
+    // SAFETY: the window holds that many bytes, and the verifier checks that against `len`.
     let failed = unsafe { bpf_skb_load_bytes(skb.cast(), offset, window.as_mut_ptr().cast(), len) };
     if failed == 0 { len } else { 0 }
 }

@@ -123,7 +123,7 @@ fn established(ops: *mut bpf_sock_ops) {
         }
         conn.flags = abi::CONN_OPEN;
         watch(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
-        count::opened(ops, conn, is_from_node(ops));
+        count::opened(ops, conn, is_from_node(ops), is_tcp(cookie));
     }
     if let Some(conn) = CONNS.get(socket(ops)) {
         count::first_requests(ops, conn);
@@ -177,6 +177,13 @@ fn slot(ops: *mut bpf_sock_ops, cookie: u64) -> u32 {
     }
 }
 
+/// Whether the pod's owner says that it speaks neither HTTP/1 nor HTTP/2.
+#[inline(always)]
+fn is_tcp(cookie: u64) -> bool {
+    // SAFETY: the fields are read at once.
+    unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_TCP != 0)
+}
+
 /// Whether the connection brings no requests of the service: a probe's, or one between containers of the pod.
 ///
 /// Without a slot, its packets are passed over and its close is nobody's.
@@ -205,7 +212,7 @@ fn state(ops: *mut bpf_sock_ops) {
         stopped(ops, conn);
     } else if conn.flags & abi::CONN_OPEN != 0 {
         conn.flags = 0;
-        count::closed(conn);
+        count::closed(conn, socket(ops));
     }
 }
 

@@ -145,9 +145,10 @@ impl Old {
 }
 
 impl Rows {
-    /// Adds to a slot's totals, as the kernel half does.
+    /// Adds to a slot's totals, as the kernel half does, in a row that no CPU writes: their adds are not atomic.
     fn add(&self, slot: u32, totals: &Totals, responses: &abi::Responses) {
-        let row = super::row(&self.counters, slot as usize, COUNTER_WORDS);
+        let index = (self.cpus - 1) * abi::PODS_MAX as usize + slot as usize;
+        let row = super::row(&self.counters, index, COUNTER_WORDS);
         let add = |at: usize, by: u64| row[at / 8].fetch_add(by, Relaxed);
         add(std::mem::offset_of!(abi::Counters, begin), 1);
         add(std::mem::offset_of!(abi::Counters, started), totals.started);
@@ -155,7 +156,7 @@ impl Rows {
         add(std::mem::offset_of!(abi::Counters, started_sum_ns), totals.started_sum_ns);
         add(std::mem::offset_of!(abi::Counters, finished_sum_ns), totals.finished_sum_ns);
         add(std::mem::offset_of!(abi::Counters, end), 1);
-        let row = super::row(&self.responses, slot as usize, RESPONSE_WORDS);
+        let row = super::row(&self.responses, index, RESPONSE_WORDS);
         responses.words().into_iter().zip(row).for_each(|(by, word)| {
             word.fetch_add(by, Relaxed);
         });

@@ -18,10 +18,10 @@ const SOUGHT: u8 = 100;
 const OTHER: u8 = 200;
 
 /// What [`Side::name`] says is being compared.
-mod name {
+pub(super) mod name {
     pub(super) const HEAD: u8 = 1;
     pub(super) const CONNECT: u8 = 2;
-    pub(super) const HTTP2: u8 = 3;
+    pub(in crate::h1) const HTTP2: u8 = 3;
     pub(super) const VERSION: u8 = 4;
     pub(super) const LENGTH: u8 = 5;
     pub(super) const CODING: u8 = 6;
@@ -131,6 +131,10 @@ impl Side {
             if byte != b'H' {
                 self.at = at::LOST;
             }
+            if byte == 0 {
+                // The length of a SETTINGS frame, in a server's first three bytes (RFC 9113 §3.4).
+                self.flags |= flag::HELLO;
+            }
             return;
         }
         match byte {
@@ -162,7 +166,7 @@ impl Side {
                 self.at = at::SCAN;
             }
             (name::HTTP2, 8) => {
-                self.flags |= flag::FOREIGN;
+                self.flags |= flag::HELLO;
                 self.at = at::LOST;
             }
             _ => {}

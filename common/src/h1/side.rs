@@ -40,10 +40,12 @@ pub mod at {
     pub const TUNNEL: u8 = 15;
     /// Boundaries are lost.
     pub const LOST: u8 = 16;
+    /// HTTP/2 goes on at `next`, which stands still.
+    pub const HTTP2: u8 = 17;
     /// A head has just ended; never stays.
-    pub const HEAD_END: u8 = 17;
+    pub const HEAD_END: u8 = 18;
     /// A message has just ended; never stays.
-    pub const DONE: u8 = 18;
+    pub const DONE: u8 = 19;
 }
 
 /// Bits of [`Side::flags`].
@@ -66,6 +68,8 @@ pub(super) mod flag {
     pub(crate) const ANCHOR: u16 = 256;
     /// The message's first byte can not begin HTTP/1.
     pub(crate) const FOREIGN: u16 = 512;
+    /// The begin of HTTP/2 was read.
+    pub(crate) const HELLO: u16 = 1024;
 }
 
 /// One direction of a connection.
@@ -122,7 +126,9 @@ impl Side {
             return Seek::Done;
         }
         if self.at >= at::TUNNEL {
-            self.next = seq.wrapping_add(len);
+            if self.at != at::HTTP2 {
+                self.next = seq.wrapping_add(len);
+            }
             return Seek::Done;
         }
         if behind < 0 {
@@ -149,6 +155,33 @@ impl Side {
     #[inline(always)]
     pub(super) fn is_foreign(&self) -> bool {
         self.flags & flag::FOREIGN != 0
+    }
+
+    /// Whether what was read begins HTTP/2.
+    #[inline(always)]
+    pub(super) fn is_hello(&self) -> bool {
+        self.flags & flag::HELLO != 0
+    }
+
+    /// Whether what a client has sent of its next message may begin HTTP/2.
+    #[inline(always)]
+    pub(super) fn may_be_preface(&self) -> bool {
+        self.at == at::START || (self.at == at::FIRST && self.name == super::crawl::name::HTTP2)
+    }
+
+    /// HTTP/2 goes on here; as much of its first bytes as was read stays known.
+    #[inline(always)]
+    pub(super) fn http2(&mut self) {
+        if self.at == at::START {
+            self.matched = 0;
+        }
+        self.at = at::HTTP2;
+    }
+
+    /// Bytes of HTTP/2 that were read before it was known to be that.
+    #[inline(always)]
+    pub(super) fn http2_read(&self) -> u32 {
+        u32::from(self.matched)
     }
 
     /// Whether the response said that the server closes after it.

@@ -7,14 +7,21 @@ mod random;
 
 use super::*;
 
-/// Events of a run in order: `S`tarted, `F`inished with status, `~` stray, `!` lost, `O`paque, `M`issed.
+/// Events of a run in order: `S`tarted, `F`inished with status, `X` cut, `~` stray, `!` lost, `O`paque, `M`issed, `2` for
+/// HTTP/2.
 fn log(out: &mut String, happened: Happened, status: u16) {
     if happened & FINISHED != 0 {
         out.push_str(&std::format!("F{status} "));
     }
-    for (bit, name) in
-        [(STARTED, "S "), (STRAY, "~ "), (DESYNC, "! "), (OPAQUE, "O "), (MISSED, "M ")]
-    {
+    for (bit, name) in [
+        (CUT, "X "),
+        (STARTED, "S "),
+        (STRAY, "~ "),
+        (DESYNC, "! "),
+        (OPAQUE, "O "),
+        (MISSED, "M "),
+        (HTTP2, "2 "),
+    ] {
         if happened & bit != 0 {
             out.push_str(name);
         }
@@ -104,7 +111,7 @@ impl Wire {
     }
 
     fn close(&mut self) {
-        let happened = self.conn.close();
+        let happened = self.conn.close(true);
         log(&mut self.log, happened, self.conn.tx.status);
     }
 

@@ -12,7 +12,7 @@ const OK0: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 fn a_request_is_in_flight_from_its_heads_end_to_its_responses_end() {
     assert_eq!(said(&[('>', GET), ('<', OK5)]), "S F200 |");
     assert_eq!(said(&[('>', &GET[..60])]), "|");
-    assert_eq!(said(&[('>', GET), ('<', &OK5[..OK5.len() - 1])]), "S |F200");
+    assert_eq!(said(&[('>', GET), ('<', &OK5[..OK5.len() - 1])]), "S |X");
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_kept_connection_carries_one_request_after_another() {
 #[test]
 fn a_pipelined_request_begins_when_the_one_before_ends() {
     let three = String::new() + GET + GET + GET;
-    assert_eq!(said(&[('>', &three), ('<', OK5), ('<', OK5)]), "S F200 S F200 S |F200");
+    assert_eq!(said(&[('>', &three), ('<', OK5), ('<', OK5)]), "S F200 S F200 S |X");
     let both = String::new() + OK5 + OK0 + OK5;
     assert_eq!(said(&[('>', &three), ('<', &both)]), "S F200 S F200 S F200 |");
 }
@@ -227,10 +227,63 @@ fn an_answer_nobody_asked_for_is_not_counted() {
 }
 
 #[test]
-fn other_protocols_count_as_one_request_until_close() {
-    for hello in ["\x16\x03\x01", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\0\0\0\x08\x04"] {
+fn of_other_protocols_nothing_is_read() {
+    for hello in ["\x16\x03\x01", "\0\0\0\x08\x04"] {
         let log = said(&[('>', hello), ('<', "anything\r\n\r\n"), ('>', GET), ('<', OK5)]);
-        assert_eq!(log, "S O |F0", "{hello:?}");
+        assert_eq!(log, "O |", "{hello:?}");
+    }
+    assert_eq!(said(&[('<', "220 mail ESMTP\r\n"), ('>', GET), ('<', OK5)]), "O |");
+}
+
+/// What is logged, and where HTTP/2 goes on: bytes read of the preface and of the server's first frame.
+fn changed(conversation: &[(char, &str)]) -> (String, u32, u32) {
+    let whole = talk_to(conversation, usize::MAX);
+    for piece in 1..30 {
+        let cut = talk_to(conversation, piece);
+        // How much was read before it was known depends on what has come by then.
+        assert_eq!(cut.0, whole.0, "in pieces of {piece}");
+    }
+    whole
+}
+
+fn talk_to(conversation: &[(char, &str)], piece: usize) -> (String, u32, u32) {
+    let mut wire = Wire::new();
+    for (from, text) in conversation {
+        for part in text.as_bytes().chunks(piece) {
+            if *from == '>' { wire.request(part) } else { wire.response(part) }
+        }
+    }
+    let (preface, settings) = wire.conn.http2_read();
+    (wire.take(), preface, settings)
+}
+
+const PREFACE: &str = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const SETTINGS: &str = "\0\0\0\x04\0\0\0\0\0";
+
+#[test]
+fn http2_is_known_by_what_either_side_says_first() {
+    assert_eq!(changed(&[('>', PREFACE), ('<', SETTINGS)]), ("2".into(), 8, 0));
+    assert_eq!(changed(&[('<', SETTINGS), ('>', PREFACE)]), ("2".into(), 0, 1));
+    assert_eq!(changed(&[('>', "PRI"), ('<', SETTINGS)]), ("2".into(), 3, 1));
+}
+
+#[test]
+fn a_request_may_change_to_http2() {
+    let upgrade = "GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n";
+    let switch = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\n\r\n";
+    let log = changed(&[('>', upgrade), ('<', switch), ('>', PREFACE)]);
+    assert_eq!(log, ("S 2".into(), 8, 0));
+    let log = changed(&[('>', upgrade), ('<', switch), ('<', SETTINGS)]);
+    assert_eq!(log, ("S 2".into(), 0, 1));
+    let chat = [('>', upgrade), ('<', switch), ('>', "P\x01"), ('<', "\x02\x02hi"), ('<', OK5)];
+    assert_eq!(said(&chat), "S |F101");
+}
+
+#[test]
+fn other_methods_than_the_prefaces_are_requests() {
+    for method in ["P", "PR", "PRI", "PRIX", "POST", "PATCH"] {
+        let request = std::format!("{method} / HTTP/1.1\r\n\r\n");
+        assert_eq!(said(&[('>', &request), ('<', OK5)]), "S F200 |", "{method}");
     }
 }
 

@@ -1,0 +1,222 @@
+//! Pure: what the first bytes of a server's header block tell, without HPACK's memory (RFC 7541).
+//!
+//! A status stands first in its block (RFC 9113 §8.3). Common ones are one byte; others come as text once, and later as
+//! a reference to that. References cannot be followed here, since that takes all headers of the connection; but while all
+//! statuses that came as text were of one class, a reference is of that class too. The same holds for `grpc-status`, which
+//! stands first in the trailers of every gRPC server we know.
+
+use core::hint::black_box;
+
+/// Bits of a stream's note.
+pub(super) const CLASS: u8 = 7;
+/// What became of a gRPC call; see [`grpc`].
+pub(super) const GRPC: u8 = 24;
+/// The final head of the answer has come.
+const HEAD: u8 = 128;
+
+/// What became of a gRPC call, as far as it can be seen.
+pub mod grpc {
+    /// No gRPC, or not to be seen.
+    pub const UNSEEN: u8 = 0;
+    /// Status 0.
+    pub const OK: u8 = 8;
+    /// Another status.
+    pub const FAILED: u8 = 16;
+}
+
+/// How many words of a block are looked at.
+const WORDS: usize = 3;
+
+/// The begin of a header block, first byte lowest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    words: [u64; WORDS],
+    len: u32,
+}
+
+impl Block {
+    /// The bytes of `peek` from `begin` (9 to 15) on, of which there are `len`. Behind them stand zeros.
+    #[inline(always)]
+    pub(super) fn new(peek: [u64; 4], begin: u32, len: u32) -> Self {
+        let shift = (begin & 7) * 8;
+        let words = [
+            joined(peek[1], peek[2], shift) & first_bytes(len, 0),
+            joined(peek[2], peek[3], shift) & first_bytes(len, 8),
+            joined(peek[3], 0, shift) & first_bytes(len, 16),
+        ];
+        Self { words, len }
+    }
+
+    /// A byte; 0 behind the end.
+    #[inline(always)]
+    fn byte(&self, at: u32) -> u8 {
+        (self.words[(at >> 3) as usize] >> ((at & 7) * 8)) as u8
+    }
+
+    /// The same without its first two bytes.
+    #[inline(always)]
+    fn behind_two(&self) -> Self {
+        let [a, b, c] = self.words;
+        let words = [joined(a, b, 16), joined(b, c, 16), c >> 16];
+        Self { words, len: self.len.saturating_sub(2) }
+    }
+}
+
+/// Ones where a word has bytes of the first `len`, if so many stand in front of it.
+///
+/// Without branches, which the verifier would follow each on its own; the compiler must not see what it is.
+#[inline(always)]
+fn first_bytes(len: u32, before: i64) -> u64 {
+    let here = i64::from(len) - before;
+    let here = here & !black_box(here >> 63);
+    let missing = 8 - here;
+    let missing = (missing & !black_box(missing >> 63)) as u64;
+    // Two shifts by halves: one by 64 is undefined.
+    u64::MAX >> ((missing * 4) & 63) >> ((missing * 4) & 63)
+}
+
+/// Eight bytes that begin `shift` (8 to 56) bits into `low` and go on in `high`.
+#[inline(always)]
+fn joined(low: u64, high: u64, shift: u32) -> u64 {
+    low >> (shift & 63) | high << ((64 - shift) & 63)
+}
+
+/// Lowest byte that refers to something the sender has said before (RFC 7541 §6.1, §2.3.3).
+const DYNAMIC: u8 = 0x80 + 62;
+
+/// A stream's note after this header block of its answer, the last one if it `ends`. `seen` remembers the connection's.
+#[inline(always)]
+pub(super) fn noted(mut note: u8, block: &Block, ends: bool, seen: &mut u32) -> u8 {
+    let first = note & HEAD == 0;
+    if first {
+        let class = class(block, seen);
+        // An interim answer (RFC 9110 §15.2) is followed by another head.
+        if class != 1 {
+            note = HEAD | class;
+        }
+    }
+    // From memory: one way on, not one for each status.
+    let mut note = note;
+    let note = black_box(&mut note);
+    if ends {
+        *note |= outcome(block, first, seen);
+    }
+    *note
+}
+
+/// Class of the status with which a block begins; 0: not seen. `seen` remembers the connection's.
+#[inline(always)]
+fn class(block: &Block, seen: &mut u32) -> u8 {
+    let first = block.byte(0);
+    match first {
+        // Entries 8 to 14 of the static table (RFC 7541 appendix A).
+        0x88..=0x8a => 2,
+        0x8b => 3,
+        0x8c | 0x8d => 4,
+        0x8e => 5,
+        // Text, kept for reference or not (§6.2).
+        0x48..=0x4e => {
+            let class = text(block.byte(1), block.byte(2));
+            *seen |= 1 << class;
+            class
+        }
+        0x08..=0x0e | 0x18..=0x1e => text(block.byte(1), block.byte(2)),
+        DYNAMIC.. => match *seen & 0x3e {
+            0x02 => 1,
+            0x04 => 2,
+            0x08 => 3,
+            0x10 => 4,
+            0x20 => 5,
+            _ => 0,
+        },
+        _ => 0,
+    }
+}
+
+/// Class of a status from its text's length (three digits, or their Huffman code in two or three bytes) and first byte.
+#[inline(always)]
+fn text(length: u8, first: u8) -> u8 {
+    match (length, first) {
+        (3, b'1'..=b'5') => first - b'0',
+        // RFC 7541 appendix B: `1` and `2` have five bits, the digits above six.
+        (0x82 | 0x83, _) if first >> 3 == 0b00001 => 1,
+        (0x82 | 0x83, _) if first >> 3 == 0b00010 => 2,
+        (0x82 | 0x83, _) if first >> 2 >= 0b01_1001 && first >> 2 <= 0b01_1011 => {
+            (first >> 2) - 0b01_1001 + 3
+        }
+        _ => 0,
+    }
+}
+
+/// `seen` bits of gRPC outcomes that came as text.
+const SEEN_OK: u32 = 1 << 8;
+const SEEN_FAILED: u32 = 1 << 9;
+
+/// `grpc-status` in Huffman code, with its length in front.
+const CODED: [u8; 9] = [0x88, 0x9a, 0xca, 0xc8, 0xb2, 0x12, 0x34, 0xda, 0x8f];
+/// The same as text.
+const PLAIN: [u8; 12] = *b"\x0bgrpc-status";
+
+/// What the last header block of an answer says of a gRPC call: one of [`grpc`]. `first` when it is the only one.
+#[inline(always)]
+fn outcome(block: &Block, first: bool, seen: &mut u32) -> u8 {
+    if !first {
+        return trailers(block, seen);
+    }
+    // Status and content type, both known to the client, then the trailers.
+    let is_short = block.byte(0) >= 0x80 && block.byte(1) >= DYNAMIC && block.byte(1) != 0xff;
+    let is_grpc = *seen & (SEEN_OK | SEEN_FAILED) != 0;
+    if is_short && is_grpc { trailers(&block.behind_two(), seen) } else { grpc::UNSEEN }
+}
+
+#[inline(always)]
+fn trailers(block: &Block, seen: &mut u32) -> u8 {
+    let is_grpc = *seen & (SEEN_OK | SEEN_FAILED) != 0;
+    let is_ok = match block.byte(0) {
+        0x00 | 0x10 | 0x40 if is_coded(block) => is_zero(block.byte(10), block.byte(11)),
+        0x00 | 0x10 | 0x40 if is_plain(block) => is_zero(block.byte(13), block.byte(14)),
+        // A name that the sender has said before: index 62, or 63 and more.
+        0x7e if is_grpc => is_zero(block.byte(1), block.byte(2)),
+        0x7f | 0x0f | 0x1f if is_grpc => is_zero(block.byte(2), block.byte(3)),
+        DYNAMIC.. => {
+            return match *seen & (SEEN_OK | SEEN_FAILED) {
+                SEEN_OK => grpc::OK,
+                SEEN_FAILED => grpc::FAILED,
+                _ => grpc::UNSEEN,
+            };
+        }
+        _ => return grpc::UNSEEN,
+    };
+    *seen |= if is_ok { SEEN_OK } else { SEEN_FAILED };
+    if is_ok { grpc::OK } else { grpc::FAILED }
+}
+
+/// Whether a text is `0`, by its length and first byte.
+#[inline(always)]
+fn is_zero(length: u8, first: u8) -> bool {
+    matches!((length, first), (1, b'0') | (0x81, 0x07))
+}
+
+const fn word(bytes: &[u8], from: usize) -> u64 {
+    let mut word = 0;
+    let mut index = 0;
+    while index < 8 && from + index < bytes.len() {
+        word |= (bytes[from + index] as u64) << (index * 8);
+        index += 1;
+    }
+    word
+}
+
+#[inline(always)]
+fn is_coded(block: &Block) -> bool {
+    let (low, high) = (word(&CODED, 0), word(&CODED, 7));
+    let [a, b, _] = block.words;
+    block.len > 11 && a >> 8 == low << 8 >> 8 && b as u16 == high as u16
+}
+
+#[inline(always)]
+fn is_plain(block: &Block) -> bool {
+    let (low, high) = (word(&PLAIN, 0), word(&PLAIN, 7));
+    let [a, b, _] = block.words;
+    block.len > 14 && a >> 8 == low << 8 >> 8 && b << 24 == high << 24
+}

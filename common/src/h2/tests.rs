@@ -1,0 +1,355 @@
+//! Worked examples of each rule, and any split of them.
+
+use std::{string::String, vec, vec::Vec};
+
+use super::{ended, *};
+use crate::h1::Seek;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+const PADDED: u8 = 8;
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut out = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+    out.extend([kind, flags]);
+    out.extend(stream.to_be_bytes());
+    out.extend(payload);
+    out
+}
+
+fn ask(stream: u32) -> Vec<u8> {
+    frame(1, END_STREAM | END_HEADERS, stream, &[0x82, 0x86, 0x84])
+}
+
+fn reset(stream: u32) -> Vec<u8> {
+    frame(3, 0, stream, &8_u32.to_be_bytes())
+}
+
+fn data(stream: u32, ends: bool, len: usize) -> Vec<u8> {
+    frame(0, u8::from(ends), stream, &vec![b'x'; len])
+}
+
+fn head(stream: u32, flags: u8, block: &[u8]) -> Vec<u8> {
+    frame(1, END_HEADERS | flags, stream, block)
+}
+
+/// A connection with its driver, as the kernel half has it.
+struct Wire {
+    conn: Conn,
+    sent: [u32; 2],
+    log: String,
+    now_ns: u64,
+}
+
+impl Wire {
+    fn new() -> Self {
+        let sent = [u32::MAX - 30, u32::MAX - 7];
+        let mut conn = blank();
+        conn.open(sent[0], 0, sent[1], 0, None);
+        Self { conn, sent, log: String::new(), now_ns: 1 << 40 }
+    }
+
+    fn say(&mut self, side: usize, bytes: &[u8]) {
+        let seq = self.sent[side];
+        self.sent[side] = seq.wrapping_add(bytes.len() as u32);
+        assert!(self.hear(side, seq, bytes), "nothing is missing");
+    }
+
+    /// Returns whether nothing in front of it is missing.
+    fn hear(&mut self, side: usize, seq: u32, bytes: &[u8]) -> bool {
+        let all = self.read(side, seq, bytes);
+        let cut = self.conn.leave_out();
+        self.note(Change { cut, ..Change::default() });
+        all
+    }
+
+    fn read(&mut self, side: usize, seq: u32, bytes: &[u8]) -> bool {
+        loop {
+            let it = if side == 0 { &mut self.conn.rx } else { &mut self.conn.tx };
+            let seek = it.seek(seq, bytes.len() as u32);
+            let ended = it.ended();
+            self.conn.take(ended, side == 0, self.now_ns);
+            self.note(self.conn.change);
+            let offset = match seek {
+                Seek::Read(offset) => offset as usize,
+                Seek::Done => return true,
+                Seek::Gap => return false,
+            };
+            let mut window = [0x5a5a_5a5a_5a5a_5a5a; PEEK_WORDS];
+            let len = (bytes.len() - offset).min(PEEK);
+            let mut flat = [0x5a; PEEK];
+            flat[..len].copy_from_slice(&bytes[offset..offset + len]);
+            for (word, bytes) in window.iter_mut().zip(flat.chunks(8)) {
+                *word = u64::from_ne_bytes(bytes.try_into().expect("eight"));
+            }
+            let it = if side == 0 { &mut self.conn.rx } else { &mut self.conn.tx };
+            let before = it.next;
+            it.read(&window, len as u32);
+            assert!(
+                (1..=len as u32).contains(&it.next.wrapping_sub(before)) || self.conn.is_foreign()
+            );
+        }
+    }
+
+    fn note(&mut self, change: Change) {
+        for _ in 0..change.started {
+            self.log.push_str("S ");
+        }
+        if change.answered > 0 {
+            let outcome = ["", "", "", "", "", "", "", "", "ok", "", "", "", "", "", "", "", "bad"];
+            let grpc = outcome[change.grpc as usize];
+            self.log.push_str(&std::format!("F{}{grpc} ", change.class));
+        }
+        for _ in 0..change.cut {
+            self.log.push_str("X ");
+        }
+    }
+}
+
+fn blank() -> Conn {
+    let side = Side::default();
+    let (streams, open, newest) = (streams::Table::default(), 0, 0);
+    let change = Change::default();
+    Conn { rx: side, tx: side, newest, open, spilled: 0, seen: 0, leaves_out: 0, reserved: 0, change, streams }
+}
+
+type Said<'a> = &'a [(char, Vec<u8>)];
+
+/// What is logged of a conversation behind the preface, whose pieces have at most `piece` bytes.
+fn talk(conversation: Said<'_>, piece: usize) -> String {
+    let mut wire = Wire::new();
+    for part in PREFACE.chunks(piece) {
+        wire.say(0, part);
+    }
+    for (who, bytes) in conversation {
+        for part in bytes.chunks(piece) {
+            wire.say(usize::from(*who == '<'), part);
+        }
+    }
+    assert!(!wire.conn.is_foreign());
+    let open = wire.log.matches('S').count()
+        - wire.log.matches('F').count()
+        - wire.log.matches('X').count();
+    assert_eq!(wire.conn.open as usize, open, "{}", wire.log);
+    assert_eq!(wire.conn.close() as usize, open);
+    wire.log.trim_end().into()
+}
+
+fn said(conversation: Said<'_>) -> String {
+    let whole = talk(conversation, usize::MAX);
+    for piece in 1..40 {
+        assert_eq!(talk(conversation, piece), whole, "in pieces of {piece}");
+    }
+    whole
+}
+
+#[test]
+fn a_stream_is_in_flight_from_its_header_block_to_the_servers_last_byte() {
+    let (ok, body) = (head(1, 0, &[0x88]), data(1, true, 5));
+    assert_eq!(said(&[('>', ask(1)), ('<', ok.clone()), ('<', body.clone())]), "S F2");
+    assert_eq!(said(&[('>', ask(1)), ('<', ok.clone()), ('<', body[..13].to_vec())]), "S");
+    assert_eq!(said(&[('>', ask(1)[..11].to_vec())]), "");
+    assert_eq!(said(&[('>', ask(1)), ('<', head(1, END_STREAM, &[0x8d]))]), "S F4");
+}
+
+#[test]
+fn an_empty_last_frame_ends_a_stream() {
+    let parts = [head(1, 0, &[0x88]), data(1, false, 700), data(1, true, 0)].concat();
+    assert_eq!(said(&[('>', ask(1)), ('<', parts)]), "S F2");
+}
+
+#[test]
+fn streams_end_in_any_order_and_once() {
+    let asked = [ask(1), ask(3), ask(5), ask(7)].concat();
+    let answers = [7, 1, 5, 3, 7, 1].map(|id| head(id, END_STREAM, &[0x88])).concat();
+    assert_eq!(said(&[('>', asked), ('<', answers)]), "S S S S F2 F2 F2 F2");
+}
+
+#[test]
+fn either_side_may_reset_a_stream() {
+    let asked = [ask(1), ask(3), reset(1), reset(1)].concat();
+    assert_eq!(said(&[('>', asked), ('<', reset(3)), ('<', reset(1))]), "S S X X");
+    let late = [head(1, END_STREAM, &[0x88]), reset(1)].concat();
+    assert_eq!(said(&[('>', ask(1)), ('<', late), ('>', reset(1))]), "S F2");
+}
+
+#[test]
+fn goaway_cuts_what_the_server_leaves_out() {
+    let asked = [ask(1), ask(3), ask(5)].concat();
+    let goaway = frame(7, 0, 0, &[[0, 0, 0, 3], [0, 0, 0, 0]].concat());
+    let answers = [1, 3, 5].map(|id| head(id, END_STREAM, &[0x88])).concat();
+    assert_eq!(said(&[('>', asked), ('<', goaway), ('<', answers)]), "S S S X F2 F2");
+    let all = frame(7, 0, 0, &[[0x7f, 0xff, 0xff, 0xff], [0, 0, 0, 0]].concat());
+    assert_eq!(said(&[('>', ask(1)), ('<', all), ('>', ask(3))]), "S S", "a warning first");
+}
+
+#[test]
+fn a_long_header_block_counts_when_its_last_frame_is_complete() {
+    let first = frame(1, END_STREAM, 1, &[0x82; 40]);
+    let more = frame(9, 0, 1, &[0x84; 30]);
+    let last = frame(9, END_HEADERS, 1, &[0x86; 20]);
+    assert_eq!(said(&[('>', [first.clone(), more.clone()].concat())]), "");
+    assert_eq!(said(&[('>', [first, more, last].concat())]), "S");
+    let head = frame(1, END_STREAM, 1, &[0x88; 40]);
+    let rest = frame(9, END_HEADERS, 1, &[0xbe; 3]);
+    assert_eq!(said(&[('>', ask(1)), ('<', head), ('<', rest)]), "S F0");
+}
+
+#[test]
+fn trailers_even_streams_and_other_frames_are_no_requests() {
+    let asked = [
+        frame(4, 0, 0, &[0, 3, 0, 0, 0, 100]),
+        head(1, 0, &[0x82]),
+        data(1, false, 30_000),
+        frame(8, 0, 0, &[0, 0, 1, 0]),
+        head(1, END_STREAM, &[0x00]),
+        frame(6, 0, 0, &[0; 8]),
+        frame(0xfa, 0xff, 0x7fff_ffff, &[1; 100]),
+        frame(2, 0, 3, &[0; 5]),
+    ];
+    let push = frame(5, END_HEADERS, 1, &[0, 0, 0, 2, 0x82]);
+    let pushed = [push, head(2, 0, &[0x88]), data(2, true, 9)].concat();
+    let answer = [head(1, 0, &[0x08, 3, b'1', b'0', b'3']), head(1, 0, &[0x89])].concat();
+    let end = head(1, END_STREAM, &[0x40, 1, b'x', 1, b'y']);
+    let log = said(&[('>', asked.concat()), ('<', pushed), ('<', answer), ('<', end)]);
+    assert_eq!(log, "S F2");
+}
+
+#[test]
+fn padding_and_priority_stand_in_front_of_a_status() {
+    let padded = frame(1, END_HEADERS | PADDED, 1, &[3, 0x8e, 0, 0, 0]);
+    let both = frame(1, END_HEADERS | PADDED | 32, 3, &[2, 0, 0, 0, 0, 16, 0x8b, 0, 0]);
+    let ends = [data(1, true, 1), data(3, true, 1)].concat();
+    let asked = [ask(1), ask(3)].concat();
+    assert_eq!(said(&[('>', asked), ('<', [padded, both, ends].concat())]), "S S F5 F3");
+}
+
+#[test]
+fn statuses_as_text_are_read_and_references_to_them_guessed_only_when_sure() {
+    let text = |id, block: &[u8]| head(id, END_STREAM, block);
+    let asked = (0..6).flat_map(|it| ask(it * 2 + 1)).collect();
+    let answers = [
+        text(1, &[0x48, 3, b'5', b'0', b'3']),
+        text(3, &[0xbe]),
+        // 302 in Huffman code.
+        text(5, &[0x48, 0x82, 0x64, 0x02]),
+        text(7, &[0xbe]),
+        text(9, &[0x08, 3, b'4', b'2', b'9']),
+        text(11, &[0x88]),
+    ];
+    let log = said(&[('>', asked), ('<', answers.concat())]);
+    assert_eq!(log, "S S S S S S F5 F5 F3 F0 F4 F2");
+}
+
+#[test]
+fn grpc_outcomes_are_seen_in_trailers() {
+    let coded = [0x40, 0x88, 0x9a, 0xca, 0xc8, 0xb2, 0x12, 0x34, 0xda, 0x8f, 1, b'0'];
+    let plain = [b"\x00\x0bgrpc-status\x02".as_slice(), b"13"].concat();
+    let asked = (0..6).flat_map(|it| ask(it * 2 + 1)).collect();
+    let call = |id, block: &[u8]| {
+        [head(id, 0, &[0x88]), data(id, false, 5), head(id, END_STREAM, block)].concat()
+    };
+    let answers = [
+        call(1, &coded),
+        call(3, &[0xbe]),
+        call(5, &[0x7e, 1, b'5']),
+        call(7, &[0xbe]),
+        call(9, &plain),
+        head(11, END_STREAM, &[0x88, 0xc0, 0x7e, 1, b'0']),
+    ];
+    let log = said(&[('>', asked), ('<', answers.concat())]);
+    assert_eq!(log, "S S S S S S F2ok F2ok F2bad F2 F2bad F2ok");
+}
+
+#[test]
+fn a_stream_that_lasts_does_not_get_in_the_way_of_thousands() {
+    let mut wire = Wire::new();
+    wire.say(0, PREFACE);
+    wire.say(0, &ask(1));
+    for id in (3..10_001).step_by(2) {
+        wire.say(0, &ask(id));
+        wire.say(1, &head(id, END_STREAM, &[0x88]));
+    }
+    assert_eq!(wire.conn.open, 1);
+    wire.say(1, &head(1, END_STREAM, &[0x88]));
+    assert_eq!(wire.conn.open, 0);
+    assert_eq!(wire.log.matches('S').count(), wire.log.matches('F').count());
+}
+
+#[test]
+fn more_streams_than_there_are_places_still_end_one_by_one() {
+    let mut wire = Wire::new();
+    wire.say(0, PREFACE);
+    let ids: Vec<u32> = (0..2_000).map(|it| it * 2 + 1).collect();
+    ids.iter().for_each(|id| wire.say(0, &ask(*id)));
+    assert_eq!(wire.conn.open, 2_000);
+    assert!(wire.conn.youngest_ns(wire.now_ns).is_none(), "not all are known");
+    for (index, id) in ids.iter().rev().enumerate() {
+        wire.say(1, &head(*id, END_STREAM, &[0x88]));
+        assert_eq!(wire.conn.open as usize, 1_999 - index);
+    }
+    assert!(wire.conn.spilled == 0);
+}
+
+#[test]
+fn how_long_it_took_is_known_to_a_tick() {
+    let mut wire = Wire::new();
+    wire.say(0, &[PREFACE, &ask(1)].concat());
+    wire.now_ns += 50_000_000;
+    assert_eq!(wire.conn.youngest_ns(wire.now_ns).expect("one is open") >> 20, 50_000_000 >> 20);
+    let (ended, now) = (Ended { what: ended::DATA, ends: true, stream: 1 }, wire.now_ns);
+    wire.conn.take(ended, false, now);
+    let took = wire.conn.change.took_ns;
+    assert!(took.abs_diff(50_000_000) <= 1 << TICK_BITS, "{took}");
+}
+
+#[test]
+fn retransmissions_and_gaps_in_payload_do_no_harm() {
+    let mut wire = Wire::new();
+    wire.say(0, PREFACE);
+    let first = wire.sent[0];
+    let bytes = [head(1, 0, &[0x82]), data(1, true, 4_000), ask(3)].concat();
+    assert!(wire.hear(0, first, &bytes[..100]));
+    assert!(wire.hear(0, first, &bytes[..60]), "again");
+    let at = |offset: usize| first.wrapping_add(offset as u32);
+    assert!(wire.hear(0, at(2_000), &bytes[2_000..3_000]), "inside the payload");
+    assert!(!wire.hear(0, at(bytes.len() - 3), &bytes[bytes.len() - 3..]), "a frame is missing");
+    assert!(wire.hear(0, at(3_000), &bytes[3_000..]));
+    assert_eq!(wire.log, "S S ");
+}
+
+#[test]
+fn something_else_than_a_preface_is_told_at_once() {
+    for wrong in 0..24 {
+        let mut bytes = PREFACE.to_vec();
+        bytes[wrong] ^= 1;
+        let mut wire = Wire::new();
+        wire.say(0, &bytes[..wrong]);
+        assert!(!wire.conn.is_foreign());
+        wire.say(0, &bytes[wrong..=wrong]);
+        assert!(wire.conn.is_foreign(), "byte {wrong}");
+    }
+}
+
+#[test]
+fn a_frame_on_a_stream_where_none_may_be_is_no_frame() {
+    for bytes in
+        [head(0, 0, &[0x82]), frame(4, 0, 1, &[]), frame(7, 0, 3, &[0; 8]), data(0, true, 4)]
+    {
+        let mut wire = Wire::new();
+        wire.say(0, PREFACE);
+        wire.say(0, &bytes);
+        assert!(wire.conn.is_foreign());
+    }
+}
+
+#[test]
+fn an_upgraded_request_is_stream_1() {
+    let mut wire = Wire::new();
+    wire.conn.open(wire.sent[0], 8, wire.sent[1], 1, Some(wire.now_ns));
+    assert_eq!(wire.conn.open, 1);
+    wire.say(0, &[&PREFACE[8..], &ask(3)].concat());
+    wire.say(1, &[&frame(4, 0, 0, &[])[1..], &head(1, END_STREAM, &[0x88])].concat());
+    assert_eq!((wire.conn.open, wire.log.as_str()), (1, "S F2 "));
+}

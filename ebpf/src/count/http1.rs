@@ -1,0 +1,271 @@
+//! HTTP/1, and what comes before it is known what a connection speaks.
+
+use core::{ffi::c_void, hint::black_box, ptr};
+
+use aya_ebpf::{
+    EbpfContext as _, bindings::__sk_buff, helpers::generated::bpf_tcp_sock, maps::ProgramArray,
+    programs::SkBuffContext,
+};
+use common::{
+    abi::{self, Conn},
+    h1::{self, Seek, Window},
+};
+
+use super::{
+    End, HTTP2, OTHER, end, give_up, happened, http2, lock,
+    rows::Rows,
+    socket,
+    source::{self, Source},
+    turns, unlock,
+};
+use crate::{
+    maps::{EGRESS, INGRESS, POD_STATE, WINDOW, add, now},
+    packet::{self, Segment},
+};
+
+/// Windows read of one packet in one run of a program.
+const ROUNDS: u32 = 2;
+
+/// A segment with requests.
+#[inline(always)]
+pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    let Some(window) = WINDOW.get_ptr_mut(0) else { return };
+    // SAFETY: this CPU's, and nothing interrupts a packet that comes in by another one.
+    let window = unsafe { &mut *window };
+    let source = Source::of(skb, segment);
+    match take_requests(conn, socket(skb), window, source, Some(skb), ROUNDS) {
+        End::Done => {}
+        // Goes on in a new run of this program, where this one has stopped.
+        End::Budget => again(ctx, &INGRESS, conn, true),
+        End::Gap if source::keep(skb, segment) => conn.http.kept += 1,
+        End::Gap => lose(conn, true),
+        End::Changed => changed(ctx, &INGRESS, conn),
+    }
+}
+
+/// A segment with responses, or the end of them.
+#[inline(always)]
+pub(super) fn egress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    if segment.len > 0 {
+        match take_responses(conn, skb, segment) {
+            End::Done => {}
+            End::Budget => again(ctx, &EGRESS, conn, false),
+            End::Gap => lose(conn, false),
+            End::Changed => return changed(ctx, &EGRESS, conn),
+        }
+    }
+    if segment.fin && conn.http.h1.tx.next == segment.seq.wrapping_add(segment.len) {
+        end(conn, socket(skb), true);
+    }
+}
+
+/// Walks the requests in a segment, and in kept ones that follow it.
+#[inline(always)]
+pub(super) fn take_requests(
+    conn: &mut Conn,
+    socket: *mut c_void,
+    window: &mut Window,
+    mut source: Source,
+    skb: Option<*mut __sk_buff>,
+    rounds: u32,
+) -> End {
+    let Some(rows) = Rows::of(conn.slot) else { return End::Done };
+    let (mut have, mut from) = match peek(&conn.http.h1.rx, source.seq, source.len) {
+        Some(offset) => (source.load(offset, window), source.seq.wrapping_add(offset)),
+        None => (0, 0),
+    };
+    let at = now();
+    let mut round = 0;
+    while round < rounds {
+        lock(conn);
+        let h1 = &mut conn.http.h1;
+        if round == 0 && h1.rx.at == h1::at::LOST {
+            h1.resume_requests(source.seq);
+        }
+        if have > 0 && h1.rx.next == from {
+            conn.http.happened |= h1.read_request(window, have).happened;
+        }
+        let h1 = black_box(&mut conn.http.h1);
+        let seek = h1.rx.seek(source.seq, source.len);
+        conn.http.happened |= h1.after_request_seek();
+        let next = h1.rx.next;
+        let happened = happened(conn);
+        let is_first = rows.count(conn, happened, 0, at);
+        if happened & h1::OPAQUE != 0 {
+            turns::begin(conn, window[0].to_le() as u8);
+        }
+        let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
+        rows.bytes_in_time(conn, received, sent);
+        unlock(conn);
+        if is_first {
+            rows.announce();
+        }
+        if happened & (h1::OPAQUE | h1::HTTP2) != 0 {
+            return change(conn, socket, happened);
+        }
+        match seek {
+            Seek::Gap => return End::Gap,
+            Seek::Read(offset) => {
+                from = next;
+                have = source.load(offset, window);
+                if have == 0 {
+                    return End::Budget;
+                }
+            }
+            Seek::Done => {
+                let Some(skb) = skb.filter(|_| conn.http.kept > 0) else { return End::Done };
+                let Some(kept) = source::kept(skb, next) else { return End::Done };
+                conn.http.kept -= 1;
+                have = 0;
+                // SAFETY: a live map value; a single word.
+                source = Source { kept, seq: next, len: unsafe { (*kept).len }, ..source };
+            }
+        }
+        round += 1;
+    }
+    End::Budget
+}
+
+/// Walks the responses in a segment.
+#[inline(always)]
+fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment) -> End {
+    let Some(rows) = Rows::of(conn.slot) else { return End::Done };
+    // The socket is locked while it sends: there is one sender at a time.
+    // SAFETY: a live map value, which only this program uses.
+    let window = unsafe { &mut *(&raw mut conn.window) };
+    let Segment { seq, len, offset: begin, .. } = *segment;
+    let (mut have, mut from) = match peek(&conn.http.h1.tx, seq, len) {
+        Some(offset) => {
+            let left = len.wrapping_sub(offset);
+            (packet::load(skb, begin.wrapping_add(offset), left, window), seq.wrapping_add(offset))
+        }
+        None => (0, 0),
+    };
+    let at = now();
+    let mut round = 0;
+    while round < ROUNDS {
+        let is_missed = round == 0 && has_missed(conn, skb);
+        lock(conn);
+        let h1 = &mut conn.http.h1;
+        if have > 0 && h1.tx.next == from {
+            conn.http.happened |= h1.read_response(window, have).happened;
+        }
+        let h1 = black_box(&mut conn.http.h1);
+        let seek = h1.tx.seek(segment.seq, segment.len);
+        conn.http.happened |= h1.after_response_seek();
+        let (next, status) = (h1.tx.next, h1.tx.status);
+        let mut happened = happened(conn);
+        if happened & h1::STRAY != 0 && is_missed {
+            happened = happened & !h1::STRAY | h1::MISSED;
+            happened |= conn.http.h1.lose_requests();
+        }
+        let is_first = rows.count(conn, happened, status, at);
+        if happened & h1::OPAQUE != 0 {
+            turns::begin(conn, 0);
+        }
+        let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
+        rows.bytes_in_time(conn, received, sent);
+        unlock(conn);
+        if is_first {
+            rows.announce();
+        }
+        if happened & (h1::OPAQUE | h1::HTTP2) != 0 {
+            return change(conn, socket(skb), happened);
+        }
+        match seek {
+            Seek::Gap => return End::Gap,
+            Seek::Done => return End::Done,
+            Seek::Read(offset) => {
+                from = next;
+                let left = segment.len.wrapping_sub(offset);
+                have = packet::load(skb, segment.offset.wrapping_add(offset), left, window);
+                if have == 0 {
+                    return End::Budget;
+                }
+            }
+        }
+        round += 1;
+    }
+    End::Budget
+}
+
+/// What is spoken from here on is not HTTP/1.
+#[inline(always)]
+fn change(conn: &mut Conn, socket: *mut c_void, happened: h1::Happened) -> End {
+    if happened & h1::HTTP2 != 0 {
+        if !http2::begin(conn, socket) {
+            give_up(conn);
+        }
+        return End::Changed;
+    }
+    if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot) {
+        // SAFETY: a live map value; a single word.
+        unsafe { add(&raw mut (*pod).opaque, 1) };
+    }
+    End::Changed
+}
+
+/// Goes on with the packet in the program for what is spoken now.
+#[inline(always)]
+fn changed(ctx: &SkBuffContext, programs: &ProgramArray, conn: &Conn) {
+    let index = if conn.http.speaks == abi::SPEAKS_HTTP2 { HTTP2 } else { OTHER };
+    // SAFETY: the programs behind the array have this context's type.
+    unsafe { _ = programs.tail_call(ctx, index) };
+}
+
+/// Where reading most likely goes on, before the lock is taken: helpers may not be called with it held.
+///
+/// What it finds is checked once the lock is held.
+#[inline(always)]
+fn peek(side: &h1::Side, seq: u32, len: u32) -> Option<u32> {
+    // SAFETY: words of a live map value. Volatile, as another CPU may write them.
+    let (next, skip, at) = unsafe {
+        let next = ptr::read_volatile(&raw const side.next);
+        (next, ptr::read_volatile(&raw const side.skip), ptr::read_volatile(&raw const side.at))
+    };
+    let offset = next.wrapping_sub(seq);
+    (offset < len && skip == 0 && at < h1::at::TUNNEL).then_some(offset)
+}
+
+/// Whether a response that comes now answers a request that we did not see: none is in flight, and the socket has taken in
+/// more than we have.
+#[inline(always)]
+fn has_missed(conn: &Conn, skb: *mut __sk_buff) -> bool {
+    let socket = socket(skb);
+    if socket.is_null() || conn.http.h1.is_busy() {
+        return false;
+    }
+    // SAFETY: a socket of the context, not null.
+    let tcp = unsafe { bpf_tcp_sock(socket.cast()) };
+    if tcp.is_null() {
+        return false;
+    }
+    // SAFETY: not null; a single word.
+    let ahead = unsafe { (*tcp).rcv_nxt }.wrapping_sub(conn.http.h1.rx.next) as i32;
+    // A FIN takes one number of the sequence.
+    ahead > 1
+}
+
+/// Runs the program anew: what it has read already is behind its next-sequence word. The kernel allows 33 such runs a
+/// packet; then the boundaries are given up.
+#[inline(always)]
+fn again(ctx: &SkBuffContext, programs: &ProgramArray, conn: &mut Conn, requests: bool) {
+    // SAFETY: the program behind the array has this context's type.
+    unsafe { programs.tail_call(ctx, 0) };
+    lose(conn, requests);
+}
+
+/// Gives up the boundaries of one direction.
+#[inline(always)]
+pub(super) fn lose(conn: &mut Conn, requests: bool) {
+    let Some(rows) = Rows::of(conn.slot) else { return };
+    let at = now();
+    lock(conn);
+    let h1 = &mut conn.http.h1;
+    conn.http.happened |= if requests { h1.lose_requests() } else { h1.lose_responses() };
+    let happened = happened(conn);
+    rows.count(conn, happened, 0, at);
+    unlock(conn);
+}

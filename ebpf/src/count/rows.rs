@@ -1,0 +1,257 @@
+//! A pod's rows: what happened, as counts.
+//!
+//! Totals have a row for each CPU and are added to under a connection's lock, which also keeps interrupts away: nothing
+//! else writes the row meanwhile, so plain adds do. Gauges are shared by all CPUs and take atomic adds.
+
+use core::{hint::black_box, ptr};
+
+use aya_ebpf::helpers::generated::bpf_get_smp_processor_id;
+use common::{
+    abi::{self, Conn, Counters, PodState, Responses},
+    h1::{self, Happened},
+    h2,
+};
+
+use super::LESS;
+use crate::{
+    maps::{COUNTERS, POD_STATE, RESPONSES, add, announce},
+    packet,
+};
+
+/// The rows of one pod that this CPU writes.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    pod: *mut PodState,
+    counters: *mut Counters,
+    responses: *mut Responses,
+    slot: u32,
+}
+
+/// Adds to a word of this CPU's. To be called with a connection's lock held.
+#[inline(always)]
+fn plus(word: *mut u64, by: u64) {
+    // SAFETY: every caller passes a word of a live map value, which nobody else writes while the lock is held. Volatile, so
+    // that words are written in this order.
+    unsafe { ptr::write_volatile(word, ptr::read_volatile(word).wrapping_add(by)) };
+}
+
+impl Rows {
+    /// Those of the pod with this slot. Not to be called with a lock held.
+    #[inline(always)]
+    pub(super) fn of(slot: u32) -> Option<Self> {
+        // SAFETY: takes nothing and always answers.
+        let cpu = unsafe { bpf_get_smp_processor_id() };
+        let index = cpu.wrapping_mul(abi::PODS_MAX).wrapping_add(slot);
+        Some(Self {
+            pod: POD_STATE.get_ptr_mut(slot)?,
+            counters: COUNTERS.get_ptr_mut(index)?,
+            responses: RESPONSES.get_ptr_mut(index)?,
+            slot,
+        })
+    }
+
+    /// Counts what HTTP/1 says, with the status of the response. Returns whether the pod's first request in flight is to be
+    /// [announced](Self::announce).
+    #[inline(always)]
+    pub(super) fn count(&self, conn: &mut Conn, happened: Happened, status: u16, at: u64) -> bool {
+        if happened == 0 {
+            return false;
+        }
+        let missed = happened & h1::MISSED != 0;
+        let started = missed || happened & h1::STARTED != 0;
+        let finished = missed || happened & h1::FINISHED != 0;
+        let cut = happened & h1::CUT != 0;
+        if finished {
+            // The request may have begun on another CPU, after the clock was read here: then it took no time, not all.
+            let took = if missed { 0 } else { at.saturating_sub(conn.http.began_ns) };
+            self.answered(class(status), took);
+        }
+        if finished || cut {
+            conn.http.open = 0;
+        }
+        if cut {
+            // SAFETY: a live map value.
+            plus(unsafe { &raw mut (*self.responses).cut }, 1);
+        }
+        self.requests(u64::from(started), u64::from(finished || cut), at);
+        self.bytes(conn);
+        if started && !missed {
+            conn.http.open = 1;
+        }
+        // SAFETY: a live map value; single words.
+        unsafe {
+            if happened & h1::STRAY != 0 {
+                add(&raw mut (*self.pod).stray, 1);
+            }
+            if happened & h1::DESYNC != 0 {
+                add(&raw mut (*self.pod).desync, 1);
+            }
+        }
+        started && self.begun(conn, at)
+    }
+
+    /// Counts what HTTP/2 says. Answers as [`count`](Self::count).
+    #[inline(always)]
+    pub(super) fn change(&self, conn: &mut Conn, change: &h2::Change, at: u64) -> bool {
+        let ended = change.answered.wrapping_add(change.cut);
+        if change.started == 0 && ended == 0 {
+            return false;
+        }
+        if change.answered > 0 {
+            self.answered(u32::from(change.class), change.took_ns);
+            // SAFETY: a live map value.
+            unsafe {
+                match change.grpc as u8 {
+                    h2::grpc::OK => plus(&raw mut (*self.responses).grpc_ok, 1),
+                    h2::grpc::FAILED => plus(&raw mut (*self.responses).grpc_failed, 1),
+                    _ => {}
+                }
+            }
+        }
+        if change.cut > 0 {
+            // SAFETY: a live map value.
+            plus(unsafe { &raw mut (*self.responses).cut }, u64::from(change.cut));
+        }
+        self.requests(u64::from(change.started), u64::from(ended), at);
+        conn.http.open = conn.http.open.wrapping_add(change.started).wrapping_sub(ended);
+        change.started > 0 && self.begun(conn, at)
+    }
+
+    /// Counts requests that ended without a whole response.
+    #[inline(always)]
+    pub(super) fn cut(&self, conn: &mut Conn, cut: u32, at: u64) {
+        let change = h2::Change { cut, ..h2::Change::default() };
+        self.change(conn, &change, at);
+    }
+
+    /// Moves the end of a request that has ended already.
+    #[inline(always)]
+    pub(super) fn longer(&self, by_ns: u64, at: u64) {
+        // SAFETY: a live map value; single words.
+        unsafe {
+            plus(&raw mut (*self.counters).begin, 1);
+            plus(&raw mut (*self.counters).finished_sum_ns, by_ns);
+            plus(&raw mut (*self.counters).end, 1);
+            (*self.pod).changed_ns = at;
+        }
+    }
+
+    /// Adds the bytes that have gone by since the last time, of a connection that is read here.
+    #[inline(always)]
+    pub(super) fn bytes(&self, conn: &mut Conn) {
+        let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
+        self.bytes_until(conn, received, sent);
+    }
+
+    /// The same, where so many bytes have gone by that the difference of two sequence numbers might wrap.
+    #[inline(always)]
+    pub(super) fn bytes_in_time(&self, conn: &mut Conn, received: u32, sent: u32) {
+        let came = received.wrapping_sub(conn.http.received);
+        let went = sent.wrapping_sub(conn.http.sent);
+        if (came | went) >> 30 != 0 {
+            self.bytes_until(conn, received, sent);
+        }
+    }
+
+    /// Adds the bytes up to these sequence numbers.
+    #[inline(always)]
+    pub(super) fn bytes_until(&self, conn: &mut Conn, received: u32, sent: u32) {
+        // SAFETY: a live map value.
+        unsafe {
+            let came = received.wrapping_sub(conn.http.received);
+            plus(&raw mut (*self.responses).received, u64::from(came));
+            let went = sent.wrapping_sub(conn.http.sent);
+            plus(&raw mut (*self.responses).sent, u64::from(went));
+        }
+        conn.http.received = received;
+        conn.http.sent = sent;
+    }
+
+    /// Says that the pod's first request is in flight. Not to be called with a lock held.
+    #[inline(always)]
+    pub(super) fn announce(&self) {
+        announce(abi::EVENT_BUSY, self.slot, 0);
+    }
+
+    /// Adds to the requests that began and ended.
+    #[inline(always)]
+    fn requests(&self, started: u64, ended: u64, at: u64) {
+        // SAFETY: live map values; single words.
+        unsafe {
+            plus(&raw mut (*self.counters).begin, 1);
+            if ended > 0 {
+                plus(&raw mut (*self.counters).finished, ended);
+                plus(&raw mut (*self.counters).finished_sum_ns, at.wrapping_mul(ended));
+                (*self.pod).changed_ns = at;
+            }
+            if started > 0 {
+                plus(&raw mut (*self.counters).started, started);
+                plus(&raw mut (*self.counters).started_sum_ns, at.wrapping_mul(started));
+            }
+            plus(&raw mut (*self.counters).end, 1);
+            if started != ended {
+                add(&raw mut (*self.pod).in_flight, started.wrapping_sub(ended));
+            }
+        }
+    }
+
+    /// A request has begun on this connection.
+    #[inline(always)]
+    fn begun(&self, conn: &mut Conn, at: u64) -> bool {
+        conn.http.began_ns = at;
+        // SAFETY: a live map value; single words.
+        unsafe {
+            if conn.http.flags & abi::HTTP_FRESH != 0 {
+                conn.http.flags &= !abi::HTTP_FRESH;
+                add(&raw mut (*self.pod).fresh, LESS);
+            }
+            let armed = (*self.pod).armed != 0;
+            if armed {
+                (*self.pod).armed = 0;
+            }
+            armed
+        }
+    }
+
+    /// Counts a whole response by class (0: not seen) and time.
+    ///
+    /// Without branches but for the common case: the verifier would follow each class and bucket through all the rest.
+    #[inline(always)]
+    fn answered(&self, class: u32, took_ns: u64) {
+        // Behind the five classes stands what could not be seen.
+        let word = 0x432105 >> ((class & 7) * 4) & 7;
+        let bucket = if took_ns <= abi::LATENCY_BOUNDS_US[0] * 1_000 { 0 } else { bucket(took_ns) };
+        // SAFETY: a live map value; both indices are inside it.
+        unsafe {
+            plus((&raw mut (*self.responses).status).cast::<u64>().add(word as usize), 1);
+            plus(&raw mut (*self.responses).latency_sum_ns, took_ns);
+            let bucket = packet::bounded(bucket, abi::LATENCY_BUCKETS as u32 - 1) as usize;
+            plus((&raw mut (*self.responses).latency).cast::<u64>().add(bucket), 1);
+        }
+    }
+}
+
+/// How many bounds lie below a time.
+#[inline(always)]
+fn bucket(took_ns: u64) -> u32 {
+    let (mut bucket, mut index) = (0, 0);
+    while index < abi::LATENCY_BOUNDS_US.len() {
+        // The compiler sees a comparison in the highest bit, and would make a branch of it.
+        bucket += black_box((abi::LATENCY_BOUNDS_US[index] * 1_000).wrapping_sub(took_ns)) >> 63;
+        index += 1;
+    }
+    bucket as u32
+}
+
+/// First digit of a status; 0: none.
+#[inline(always)]
+fn class(status: u16) -> u32 {
+    match status {
+        100..200 => 1,
+        200..300 => 2,
+        300..400 => 3,
+        400..500 => 4,
+        500..600 => 5,
+        _ => 0,
+    }
+}

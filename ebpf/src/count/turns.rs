@@ -1,0 +1,106 @@
+//! Connections that nobody can follow: an estimate by whose turn it is.
+
+use aya_ebpf::{
+    EbpfContext as _, bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes,
+    programs::SkBuffContext,
+};
+use common::{
+    abi::{self, Conn},
+    h1::{self, Seek},
+    h2,
+};
+
+use super::{PASS, end, lock, rows::Rows, socket, stored, unlock};
+use crate::{
+    maps::now,
+    packet::{self, Segment},
+};
+
+/// The connection's requests are an estimate from here on. `first` is the client's first byte. To be called with the lock
+/// held.
+#[inline(always)]
+pub(super) fn begin(conn: &mut Conn, first: u8) {
+    if conn.http.speaks == abi::SPEAKS_OTHER {
+        return;
+    }
+    conn.http.speaks = abi::SPEAKS_OTHER;
+    conn.http.kept = 0;
+    // Reads nothing, and goes on where the connection stands.
+    conn.http.h1.close(true);
+    conn.http.h1.rx.next = conn.http.received;
+    conn.http.h1.tx.next = conn.http.sent;
+    conn.http.turns.open(first);
+}
+
+/// A segment of the client's.
+#[inline(always)]
+pub fn ingress(ctx: &SkBuffContext) -> i32 {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    let Some(segment) = packet::segment(skb) else { return PASS };
+    let Some(conn) = stored(skb) else { return PASS };
+    let Some(rows) = Rows::of(conn.slot) else { return PASS };
+    let first = if conn.http.turns.asks_for_byte() { first(skb, &segment) } else { 0 };
+    let at = now();
+    lock(conn);
+    let is_first = if is_new(&mut conn.http.h1.rx, &segment) && conn.http.turns.came(first) {
+        let change = h2::Change { started: 1, ..h2::Change::default() };
+        rows.change(conn, &change, at)
+    } else {
+        false
+    };
+    rows.bytes(conn);
+    unlock(conn);
+    if is_first {
+        rows.announce();
+    }
+    PASS
+}
+
+/// A segment of the server's.
+#[inline(always)]
+pub fn egress(ctx: &SkBuffContext) -> i32 {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    let Some(segment) = packet::segment(skb) else { return PASS };
+    let Some(conn) = stored(skb) else { return PASS };
+    let Some(rows) = Rows::of(conn.slot) else { return PASS };
+    let at = now();
+    lock(conn);
+    if is_new(&mut conn.http.h1.tx, &segment) {
+        let sent = conn.http.turns.sent(at);
+        if sent.ended {
+            let took_ns = at.saturating_sub(conn.http.began_ns);
+            let change = h2::Change { answered: 1, took_ns, ..h2::Change::default() };
+            rows.change(conn, &change, at);
+        }
+        if sent.longer_ns > 0 {
+            rows.longer(sent.longer_ns, at);
+        }
+    }
+    rows.bytes(conn);
+    unlock(conn);
+    if segment.fin && conn.http.h1.tx.next == segment.seq.wrapping_add(segment.len) {
+        end(conn, socket(skb), true);
+    }
+    PASS
+}
+
+/// Whether a segment brings bytes that have not gone by yet.
+#[inline(always)]
+fn is_new(side: &mut h1::Side, segment: &Segment) -> bool {
+    let before = side.next;
+    let seek = side.seek(segment.seq, segment.len);
+    seek == Seek::Done && side.next != before
+}
+
+/// The first byte of a segment; 0: none.
+#[inline(always)]
+fn first(skb: *mut __sk_buff, segment: &Segment) -> u8 {
+    let mut byte = 0_u8;
+    if segment.len == 0 {
+        return 0;
+    }
+    let into = (&raw mut byte).cast();
+    // SAFETY: one byte is written to where one is.
+    let failed = unsafe { bpf_skb_load_bytes(skb.cast(), segment.offset, into, 1) };
+    if failed == 0 { byte } else { 0 }
+}
