@@ -142,16 +142,20 @@ const CONNECTS: [&str; 2] = ["connect4", "connect6"];
 
 /// Where programs jump to: the program, the array that leads there, its index. The first of an array runs itself anew;
 /// the others look into connections from the node itself, or read another protocol than HTTP/1.
-const JUMPS: [(&str, &str, u32); 9] = [
+const JUMPS: [(&str, &str, u32); 13] = [
     ("ingress", maps::INGRESS, 0),
+    ("ingress_more", maps::INGRESS, 6),
     ("suspects", maps::INGRESS, 1),
     ("ingress_http2", maps::INGRESS, 2),
     ("ingress_other", maps::INGRESS, 3),
+    ("ingress_late", maps::INGRESS, 4),
+    ("ingress_late_http2", maps::INGRESS, 5),
     ("egress", maps::EGRESS, 0),
     ("egress_http2", maps::EGRESS, 2),
     ("egress_other", maps::EGRESS, 3),
     ("sockets", maps::SOCKETS, 0),
-    ("sockets_http2", maps::SOCKETS, 1),
+    ("sockets_late", maps::SOCKETS, 4),
+    ("sockets_late_http2", maps::SOCKETS, 5),
 ];
 
 /// The program that marks the kubelet's connections, in its own cgroup.

@@ -411,6 +411,13 @@ pub struct Conn {
     pub slot: u32,
     /// `CONN_*` bits.
     pub flags: u32,
+    /// Held while `http`, or the connection's entry of `STREAMS`, changes: packets of one connection can meet on two CPUs.
+    /// Here and not in [`Http`]: before 6.11 the kernel looks for a lock in the value's own fields only.
+    pub lock: bpf_spin_lock,
+    /// Always zero.
+    pub reserved: u32,
+    /// Segments that wait in `KEPT` until the gap before them is filled.
+    pub late: [Late; LATE_MAX],
     /// HTTP state; see `ebpf/src/count.rs`.
     pub http: Http,
     /// Room for the part of a response that is being read: too large for the stack.
@@ -434,9 +441,22 @@ impl Conn {
             SPEAKS_HTTP2 if self.http.open > 0 => Some(true),
             _ => None,
         };
-        let waits = self.http.kept > 0;
+        let waits = self.late.iter().any(|late| late.len > 0);
         known.map(|in_use| in_use || waits).filter(|_| self.slot != 0)
     }
+}
+
+/// Most segments of one connection that wait at once.
+pub const LATE_MAX: usize = 4;
+
+/// A segment that waits in `KEPT`, by its sequence number, until the gap before it is filled.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Late {
+    /// Sequence number of its first byte.
+    pub seq: u32,
+    /// Its bytes; 0: none waits here.
+    pub len: u32,
 }
 
 /// Flag of [`Conn`]: its bind was widened from loopback.
@@ -452,10 +472,10 @@ pub const CONN_OPEN: u32 = 8;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Http {
-    /// Held while anything here or in `STREAMS` changes: packets of one connection can meet on two CPUs.
-    pub lock: bpf_spin_lock,
     /// `HTTP_*` bits.
     pub flags: u32,
+    /// What the packet at hand brought about so far, as [`crate::h1::Happened`].
+    pub happened: u32,
     /// CLOCK_MONOTONIC of the begin of the request that began last, ns.
     pub began_ns: u64,
     /// Boundaries of HTTP/1; what comes before anything else is known.
@@ -466,16 +486,12 @@ pub struct Http {
     pub speaks: u32,
     /// Requests in flight.
     pub open: u32,
-    /// Segments kept in `KEPT` until the gap before them is filled.
-    pub kept: u32,
-    /// What the packet at hand brought about so far, as [`crate::h1::Happened`].
-    pub happened: u32,
     /// Sequence number up to which received bytes have been added to the pod's.
     pub received: u32,
     /// The same of sent ones.
     pub sent: u32,
 }
-const _: () = assert!(size_of::<Http>() == 160);
+const _: () = assert!(size_of::<Http>() == 152);
 
 /// HTTP/1, or nobody knows yet.
 pub const SPEAKS_HTTP1: u32 = 0;
@@ -540,8 +556,8 @@ pub const KEPT_MAX: u32 = 512;
 pub struct Kept {
     /// Bytes of the segment, of which the first `KEPT_BYTES` are here.
     pub len: u32,
-    /// Always zero.
-    pub reserved: u32,
+    /// 1: it came with a SYN.
+    pub syn: u32,
     /// The bytes, and room for one window more.
     pub bytes: [u8; KEPT_BYTES + crate::h1::WINDOW],
 }

@@ -125,11 +125,15 @@ pub const fn two(random: u32, count: u32) -> (u32, u32) {
 pub struct Load {
     /// This node's open connections to it.
     pub open: u64,
-    /// Requests in flight; only known of a pod on this node.
-    pub in_flight: Option<u64>,
+    /// Requests in flight; [`UNKNOWN`] but of a pod on this node. No `Option`: without a value, the compiler would read a
+    /// word of the stack that was never written, and before 6.3 the kernel refuses that.
+    pub in_flight: u64,
     /// Whether it left a connect unanswered a moment ago: its node may be gone.
     pub doubtful: bool,
 }
+
+/// A gauge that nobody knows: blindly kept ones stay near 0.
+pub const UNKNOWN: u64 = 1 << 63;
 
 /// Whether the first of two picks is at least as free as the second.
 ///
@@ -141,8 +145,8 @@ pub const fn prefers_first(first: Load, second: Load) -> bool {
     if first.doubtful != second.doubtful {
         return second.doubtful;
     }
-    if let (Some(one), Some(two)) = (first.in_flight, second.in_flight) {
-        let (one, two) = (clamp(one), clamp(two));
+    if first.in_flight != UNKNOWN && second.in_flight != UNKNOWN {
+        let (one, two) = (clamp(first.in_flight), clamp(second.in_flight));
         if one != two {
             return one < two;
         }
@@ -174,7 +178,7 @@ mod tests {
     const MODES: [Mode; 5] = [Mode::Pass, Mode::Serve, Mode::Activator, Mode::Refuse, Mode::Canary];
 
     fn load(open: u64, in_flight: Option<u64>) -> Load {
-        Load { open, in_flight, doubtful: false }
+        Load { open, in_flight: in_flight.unwrap_or(UNKNOWN), doubtful: false }
     }
 
     proptest! {

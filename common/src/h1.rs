@@ -27,6 +27,7 @@ mod side;
 mod tests;
 
 pub use scan::Window;
+pub(crate) use scan::first_bytes;
 pub use side::{Seek, Side, at};
 
 use core::mem::size_of;
@@ -156,10 +157,10 @@ impl Conn {
         self.rx.read(window, len, true);
         let used = self.rx.next.wrapping_sub(from);
         let happened = match self.rx.at {
-            at::HEAD_END => self.request_head(),
-            at::DONE => self.after_request_seek(),
             at::LOST => self.request_lost(),
             _ if self.is_upgrading() && !self.rx.may_be_preface() => self.tunnel(),
+            at::HEAD_END => self.request_head(),
+            at::DONE => self.after_request_seek(),
             _ => 0,
         };
         Read { used, happened }
@@ -172,10 +173,10 @@ impl Conn {
         self.tx.read(window, len, false);
         let used = self.tx.next.wrapping_sub(from);
         let happened = match self.tx.at {
-            at::HEAD_END => self.response_head(),
-            at::DONE => self.response_end(),
             at::LOST => self.response_lost(),
             _ if self.is_upgrading() && self.tx.at != at::START => self.tunnel(),
+            at::HEAD_END => self.response_head(),
+            at::DONE => self.response_end(),
             _ => 0,
         };
         Read { used, happened }
@@ -300,7 +301,7 @@ impl Conn {
         if self.is_upgrading() {
             return self.tunnel();
         }
-        if self.asked == 0 && self.rx.is_foreign() {
+        if self.asked == 0 && self.rx.is_foreign() && !self.rx.was_lost() {
             return self.opaque();
         }
         if self.rx.lose() { DESYNC } else { 0 }

@@ -230,7 +230,7 @@ fn load(target: &Target) -> Load {
     // SAFETY: as in `backend`; the gauge may change meanwhile, any value of it will do.
     let (slot, open) = unsafe { ((*target.row).slot, (*target.row).open) };
     let state = if slot == 0 { None } else { POD_STATE.get(slot) };
-    let in_flight = state.map(|state| state.in_flight);
+    let in_flight = state.map_or(flow::UNKNOWN, |state| state.in_flight);
     Load { open, in_flight, doubtful: is_doubtful(target) }
 }
 

@@ -17,28 +17,32 @@ mod rows;
 mod source;
 mod turns;
 
-use core::{ffi::c_void, ptr};
+use core::{ffi::c_void, hint::black_box, ptr};
 
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{__sk_buff, bpf_sock_ops},
-    helpers::generated::{bpf_skb_load_bytes, bpf_spin_lock, bpf_spin_unlock},
+    helpers::generated::{bpf_skb_load_bytes, bpf_spin_lock, bpf_spin_unlock, bpf_tcp_sock},
     programs::{SkBuffContext, SockOpsContext},
 };
 use common::{
-    abi::{self, Conn, KeptKey, ProbeKey},
+    abi::{self, Conn, KeptKey, Late, ProbeKey},
     flow,
-    h1::{self, Happened, probe},
+    h1::{self, Happened, Seek, probe},
 };
 
+use self::rows::Rows;
 pub use self::{
-    http2::{egress as egress_http2, ingress as ingress_http2, opened as opened_http2},
+    http2::{
+        egress as egress_http2, ingress as ingress_http2, ingress_late as ingress_late_http2,
+        opened_late as opened_late_http2,
+    },
     turns::{egress as egress_other, ingress as ingress_other},
 };
-use self::{rows::Rows, source::Source};
 use crate::{
     maps::{
-        EGRESS, HEAD, INGRESS, KEPT, NODE, POD_STATE, PODS, PROBES, SOCKETS, STREAMS, add, now,
+        EGRESS, HEAD, INGRESS, KEPT, NODE, POD_STATE, PODS, PROBES, SOCKETS, STREAMS, WINDOW, add,
+        now,
     },
     packet::{self, Segment},
 };
@@ -50,10 +54,17 @@ const SUSPECTS: u32 = 1;
 /// Index of the programs for HTTP/2 and for other protocols, in `INGRESS` and `EGRESS`.
 const HTTP2: u32 = 2;
 const OTHER: u32 = 3;
-/// Index of the program for HTTP/2 in `SOCKETS`.
-const OPENED_HTTP2: u32 = 1;
+/// Index of the programs for segments that waited, in `INGRESS` and `SOCKETS`.
+const LATE: u32 = 4;
+const LATE_HTTP2: u32 = 5;
+/// Index of program `ingress_more`, in `INGRESS`.
+const MORE: u32 = 6;
 /// How long a probe that came to a listener may take to be accepted, ns.
 const PROBE_NS: u64 = 1_000_000_000;
+/// Windows of requests that `ingress_more` reads in one run.
+const MORE_ROUNDS: u32 = 2;
+/// Bytes that a client may be ahead, at most.
+const WINDOW_MOST: i32 = 32 << 20;
 /// Minus one, for blind adds.
 const LESS: u64 = 1u64.wrapping_neg();
 const AF_INET6: u32 = 10;
@@ -86,7 +97,7 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, is_suspect: bool, is_tcp:
     conn.http.flags = abi::HTTP_FRESH | if is_suspect { abi::HTTP_SUSPECT } else { 0 };
     conn.http.speaks = abi::SPEAKS_HTTP1;
     conn.http.open = 0;
-    conn.http.kept = 0;
+    conn.late = [Late::default(); abi::LATE_MAX];
     conn.http.happened = 0;
     conn.http.received = rcv_nxt;
     conn.http.sent = snd_nxt;
@@ -111,46 +122,77 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, is_suspect: bool, is_tcp:
     }
 }
 
-/// Takes in what came to the listener before its connection was established.
+/// Takes in what came to the listener before its connection was established: with the packet that is worked on now.
 #[inline(always)]
 pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut Conn) {
-    // SAFETY: a live context; a single word.
-    let seq = unsafe { ptr::read_volatile(&raw const (*ops).rcv_nxt) };
+    let Some(seq) = packet::first_seq(ops) else { return };
     let key = KeptKey { remote: remote(ops), remote_port: remote_port(ops), seq };
     let Some(kept) = KEPT.get_ptr(key) else { return };
-    // SAFETY: a live map value; a single word.
-    let len = unsafe { (*kept).len };
-    let source = Source { skb: ptr::null_mut(), offset: 0, kept, seq, len };
-    if conn.http.speaks == abi::SPEAKS_HTTP1 {
-        // SAFETY: a live context; the field is a pointer in every kernel that has socket storage for sock_ops.
-        let socket = unsafe { (*ops).__bindgen_anon_2.sk.cast() };
-        // SAFETY: a live map value, and the socket is locked.
-        let window = unsafe { &mut *(&raw mut conn.window) };
-        match http1::take_requests(conn, socket, window, source, None, 1) {
-            End::Done => {}
-            End::Changed => {
-                // SAFETY: the program behind the array has this context's type.
-                unsafe { SOCKETS.tail_call(&SockOpsContext::new(ops), OPENED_HTTP2) };
-                give_up(conn);
-            }
-            End::Gap | End::Budget => {
-                // SAFETY: as above.
-                unsafe { SOCKETS.tail_call(&SockOpsContext::new(ops), 0) };
-                http1::lose(conn, true);
-            }
-        }
+    // SAFETY: a live map value and a live context; single words.
+    let (len, syn, flags) = unsafe { ((*kept).len, (*kept).syn, (*ops).skb_tcp_flags) };
+    // Without fast open a SYN's data are thrown away, and the packet at hand is another one.
+    if syn != flags & packet::SYN_FLAG {
+        return;
     }
-    let _gone_already = KEPT.remove(key);
+    if !source::note(conn, Late { seq, len }) {
+        return;
+    }
+    // SAFETY: the program behind the array has this context's type.
+    unsafe { _ = SOCKETS.tail_call(&SockOpsContext::new(ops), LATE) };
+}
+
+/// Takes in segments that waited, in sock_ops.
+#[inline(always)]
+pub fn opened_late(ops: *mut bpf_sock_ops) {
+    // SAFETY: a live context; the field is a pointer in every kernel that has socket storage for sock_ops.
+    let socket = unsafe { (*ops).__bindgen_anon_2.sk.cast() };
+    let Some(conn) = crate::maps::CONNS.get(socket) else { return };
+    let ctx = SockOpsContext::new(ops);
+    // SAFETY: a live map value, and the socket is locked.
+    let window = unsafe { &mut *(&raw mut conn.window) };
+    if http1::take_late(conn, socket, window, (remote(ops), remote_port(ops))) {
+        let index = if conn.http.speaks == abi::SPEAKS_HTTP2 { LATE_HTTP2 } else { LATE };
+        // SAFETY: the program behind the array has this context's type.
+        unsafe { _ = SOCKETS.tail_call(&ctx, index) };
+    }
+}
+
+/// Goes on with a segment of which `ingress` has read as much as it may.
+#[inline(always)]
+pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return PASS };
+    let Some(segment) = packet::segment(skb) else { return PASS };
+    if conn.http.speaks == abi::SPEAKS_HTTP1 {
+        http1::ingress(ctx, conn, &segment, MORE_ROUNDS);
+    }
+    PASS
+}
+
+/// Takes in segments that waited until the gap before them was filled.
+#[inline(always)]
+pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    let Some(conn) = stored(skb) else { return PASS };
+    let Some(sender) = packet::sender(skb) else { return PASS };
+    let Some(window) = WINDOW.get_ptr_mut(0) else { return PASS };
+    // SAFETY: this CPU's, and nothing interrupts a packet that comes in by another one.
+    let window = unsafe { &mut *window };
+    if http1::take_late(conn, socket(skb), window, sender) {
+        let index = if conn.http.speaks == abi::SPEAKS_HTTP2 { LATE_HTTP2 } else { LATE };
+        // SAFETY: the program behind the array has this context's type.
+        unsafe { _ = INGRESS.tail_call(ctx, index) };
+    }
+    PASS
 }
 
 /// Whether a request's head has the kubelet's name.
 #[inline(always)]
 fn names_probe(skb: *mut __sk_buff, segment: &Segment) -> bool {
     let Some(head) = HEAD.get_ptr_mut(0) else { return false };
-    let len = packet::bounded(segment.len, probe::SEARCHED);
+    let Some(len) = packet::some(segment.len, probe::SEARCHED) else { return false };
     // SAFETY: `SEARCHED` bytes and more stand there, and `len` is at most that.
-    if len == 0 || unsafe { bpf_skb_load_bytes(skb.cast(), segment.offset, head.cast(), len) } != 0
-    {
+    if unsafe { bpf_skb_load_bytes(skb.cast(), segment.offset, head.cast(), len) } != 0 {
         return false;
     }
     let bytes = head.cast::<u8>();
@@ -194,19 +236,61 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
         }
         return PASS;
     }
+    if is_forged(conn, skb, &segment) {
+        return PASS;
+    }
     if conn.http.flags & abi::HTTP_SUSPECT != 0 && segment.seq == conn.http.h1.rx.next {
         // SAFETY: the program behind the array has this context's type.
         unsafe { INGRESS.tail_call(ctx, SUSPECTS) };
         conn.http.flags &= !abi::HTTP_SUSPECT;
     }
     match conn.http.speaks {
-        abi::SPEAKS_HTTP1 => http1::ingress(ctx, conn, &segment),
+        abi::SPEAKS_HTTP1 => http1::ingress(ctx, conn, &segment, 1),
         // SAFETY: the programs behind the array have this context's type.
         abi::SPEAKS_HTTP2 => unsafe { _ = INGRESS.tail_call(ctx, HTTP2) },
         // SAFETY: as above.
         _ => unsafe { _ = INGRESS.tail_call(ctx, OTHER) },
     }
     PASS
+}
+
+/// Whether the socket will refuse a segment, although it may carry what comes next: it confirms what was never sent, or
+/// nothing, or lies far beyond every window.
+///
+/// What was sent is known here first. A FIN takes one number of the sequence.
+#[inline(always)]
+fn is_forged(conn: &Conn, skb: *mut __sk_buff, segment: &Segment) -> bool {
+    let Some(ack) = segment.ack else { return !segment.syn };
+    let is_http2 = conn.http.speaks == abi::SPEAKS_HTTP2;
+    let (next, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
+    let ahead = segment.seq.wrapping_sub(next) as i32;
+    if !is_http2 && ack.wrapping_sub(sent) as i32 > 1 {
+        return true;
+    }
+    // Rare: behind a gap, or not followed here.
+    ahead > 0 && lies_beyond(skb, segment.seq)
+}
+
+/// Whether a sequence number lies farther ahead than any window reaches: `tcp_rmem` allows 6 MiB, operators 32.
+#[inline(always)]
+fn lies_beyond(skb: *mut __sk_buff, seq: u32) -> bool {
+    match expected(skb) {
+        Some(next) => seq.wrapping_sub(next) as i32 > WINDOW_MOST,
+        None => false,
+    }
+}
+
+/// What the packet's socket expects next; it stands still while its program holds the socket.
+#[inline(always)]
+fn expected(skb: *mut __sk_buff) -> Option<u32> {
+    let socket = socket(skb);
+    if socket.is_null() {
+        return None;
+    }
+    // SAFETY: a socket of the context, not null.
+    let tcp = unsafe { bpf_tcp_sock(socket.cast()) };
+    // SAFETY: not null; a single word.
+    if tcp.is_null() { None } else { Some(unsafe { (*tcp).rcv_nxt }) }
 }
 
 #[inline(always)]
@@ -317,6 +401,21 @@ fn give_up(conn: &mut Conn) {
     }
 }
 
+/// Where reading goes on, if not at an offset; see [`Seek`].
+const DONE: u32 = u32::MAX;
+const GAP: u32 = u32::MAX - 1;
+
+/// Where reading goes on, as a half word in memory, whose value the verifier forgets: it then follows one way on, instead of
+/// one for each outcome.
+#[inline(always)]
+fn forgotten(seek: Seek) -> u32 {
+    black_box(match seek {
+        Seek::Done => DONE,
+        Seek::Gap => GAP,
+        Seek::Read(offset) => offset,
+    })
+}
+
 /// What has happened since the last call. To be called with the lock held.
 #[inline(always)]
 fn happened(conn: &mut Conn) -> Happened {
@@ -332,13 +431,13 @@ fn happened(conn: &mut Conn) -> Happened {
 #[inline(always)]
 fn lock(conn: &mut Conn) {
     // SAFETY: a lock in a live map value, which the kernel knows by its type's name.
-    unsafe { bpf_spin_lock((&raw mut conn.http.lock).cast()) };
+    unsafe { bpf_spin_lock((&raw mut conn.lock).cast()) };
 }
 
 #[inline(always)]
 fn unlock(conn: &mut Conn) {
     // SAFETY: as in `lock`.
-    unsafe { bpf_spin_unlock((&raw mut conn.http.lock).cast()) };
+    unsafe { bpf_spin_unlock((&raw mut conn.lock).cast()) };
 }
 
 #[inline(always)]

@@ -98,9 +98,34 @@ pub fn egress(ctx: SkBuffContext) -> i32 {
 
 /// Jumped to by `sockets`.
 #[sock_ops]
-pub fn sockets_http2(ctx: SockOpsContext) -> u32 {
-    count::opened_http2(ctx.ops);
+pub fn sockets_late(ctx: SockOpsContext) -> u32 {
+    count::opened_late(ctx.ops);
     1
+}
+
+/// Jumped to by `sockets_late`.
+#[sock_ops]
+pub fn sockets_late_http2(ctx: SockOpsContext) -> u32 {
+    count::opened_late_http2(ctx.ops);
+    1
+}
+
+/// Jumped to by `ingress`.
+#[cgroup_skb(ingress)]
+pub fn ingress_more(ctx: SkBuffContext) -> i32 {
+    count::ingress_more(&ctx)
+}
+
+/// Jumped to by `ingress`.
+#[cgroup_skb(ingress)]
+pub fn ingress_late(ctx: SkBuffContext) -> i32 {
+    count::ingress_late(&ctx)
+}
+
+/// Jumped to by `ingress_http2`.
+#[cgroup_skb(ingress)]
+pub fn ingress_late_http2(ctx: SkBuffContext) -> i32 {
+    count::ingress_late_http2(&ctx)
 }
 
 /// Jumped to by `ingress`.

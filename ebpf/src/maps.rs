@@ -57,13 +57,13 @@ pub static WINDOW: PerCpuArray<h1::Window> = PerCpuArray::with_max_entries(1, 0)
 /// Filled by the agent; pinned, because the kernel empties it when nobody in user space holds it.
 /// One for each program: since 6.18 an array takes programs of one attach type only.
 #[map]
-pub static INGRESS: ProgramArray = ProgramArray::pinned(4, 0);
+pub static INGRESS: ProgramArray = ProgramArray::pinned(7, 0);
 /// As `INGRESS`.
 #[map]
 pub static EGRESS: ProgramArray = ProgramArray::pinned(4, 0);
 /// As `INGRESS`.
 #[map]
-pub static SOCKETS: ProgramArray = ProgramArray::pinned(2, 0);
+pub static SOCKETS: ProgramArray = ProgramArray::pinned(6, 0);
 /// Filled by the activator; a socket that closes leaves by itself.
 #[map]
 pub static PORTS: SockHash<[u32; 4]> = SockHash::pinned(abi::PORTS_MAX, 0);

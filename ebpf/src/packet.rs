@@ -5,7 +5,10 @@
 
 use core::{hint::black_box, ptr};
 
-use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
+use aya_ebpf::{
+    bindings::{__sk_buff, bpf_sock_ops},
+    helpers::generated::bpf_skb_load_bytes,
+};
 use common::{
     flow,
     h1::{WINDOW, WINDOW_WORDS},
@@ -21,6 +24,7 @@ const JUMBO_HEADER: u32 = 8;
 
 const FIN: u8 = 1;
 const SYN: u8 = 2;
+const ACK: u8 = 16;
 
 /// A TCP segment.
 #[derive(Clone, Copy)]
@@ -33,6 +37,10 @@ pub struct Segment {
     pub offset: u32,
     /// Whether the sender sends nothing behind it.
     pub fin: bool,
+    /// Whether it is a connection's first.
+    pub syn: bool,
+    /// What it confirms; `None` where it confirms nothing.
+    pub ack: Option<u32>,
 }
 
 /// The TCP segment in a packet; `None` for anything else, and for segments that only acknowledge.
@@ -50,9 +58,10 @@ pub fn segment(skb: *mut __sk_buff) -> Option<Segment> {
         return None;
     }
     // SAFETY: inside the linear part, checked above. The header may lie at any address.
-    let (seq, lengths, flags) = unsafe {
+    let (seq, ack, lengths, flags) = unsafe {
         (
             ptr::read_unaligned(tcp.add(4).cast::<u32>()),
+            ptr::read_unaligned(tcp.add(8).cast::<u32>()),
             ptr::read(tcp.add(12)),
             ptr::read(tcp.add(13)),
         )
@@ -64,8 +73,30 @@ pub fn segment(skb: *mut __sk_buff) -> Option<Segment> {
         return None;
     }
     // Fast open: a SYN takes one number of the sequence, its data follow.
-    let seq = u32::from_be(seq).wrapping_add(u32::from(flags & SYN != 0));
-    Some(Segment { seq, len, offset, fin })
+    let syn = flags & SYN != 0;
+    let seq = u32::from_be(seq).wrapping_add(u32::from(syn));
+    let ack = if flags & ACK != 0 { Some(u32::from_be(ack)) } else { None };
+    Some(Segment { seq, len, offset, fin, syn, ack })
+}
+
+/// The flag of a connection's first packet, as sock_ops knows flags.
+pub const SYN_FLAG: u32 = SYN as u32;
+
+/// Sequence number of the first payload byte of the packet with which a connection was established (5.10).
+#[inline(always)]
+pub fn first_seq(ops: *mut bpf_sock_ops) -> Option<u32> {
+    // SAFETY: a live context; the fields are 64-bit pointers to the packet at its TCP header, or null.
+    let (data, end, flags) = unsafe {
+        let data = ptr::read_volatile(&raw const (*ops).__bindgen_anon_3.skb_data);
+        let end = ptr::read_volatile(&raw const (*ops).__bindgen_anon_4.skb_data_end);
+        (data.cast::<u8>(), end.cast::<u8>(), ptr::read_volatile(&raw const (*ops).skb_tcp_flags))
+    };
+    if data.wrapping_add(20).cast_const() > end.cast_const() {
+        return None;
+    }
+    // SAFETY: inside the packet, checked above. The header may lie at any address.
+    let seq = u32::from_be(unsafe { ptr::read_unaligned(data.add(4).cast::<u32>()) });
+    Some(seq.wrapping_add(u32::from(flags & SYN_FLAG != 0)))
 }
 
 /// Length of the IP header of a TCP packet.
@@ -135,13 +166,21 @@ pub fn load<const WORDS: usize>(
     window: &mut [u64; WORDS],
 ) -> u32 {
     let most = if WORDS == WINDOW_WORDS { WINDOW as u32 } else { WORDS as u32 * 8 };
-    let len = bounded(len, most);
-    if len == 0 {
-        return 0;
-    }
+    let Some(len) = some(len, most) else { return 0 };
     // SAFETY: the window holds that many bytes, and the verifier checks that against `len`.
     let failed = unsafe { bpf_skb_load_bytes(skb.cast(), offset, window.as_mut_ptr().cast(), len) };
     if failed == 0 { len } else { 0 }
+}
+
+/// `value`, at most `most`, unless it is 0, in a way that neither the compiler nor the verifier loses sight of.
+///
+/// Before 6.8 the verifier learns nothing from a comparison with 0. It learns that what is one less is less than `most`, and
+/// that the sum of that and 1 therefore is not 0.
+#[inline(always)]
+pub fn some(value: u32, most: u32) -> Option<u32> {
+    let value = if value > most { most } else { value };
+    let less = black_box(value.wrapping_sub(1));
+    if less < most { Some(less + 1) } else { None }
 }
 
 /// `value`, at most `most`, in a way that neither the compiler nor the verifier loses sight of.

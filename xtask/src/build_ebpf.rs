@@ -55,6 +55,9 @@ fn flags(toolchain: &Toolchain) -> String {
         // Map definitions travel in BTF, which is made from debug information.
         "-Cdebuginfo=2".to_owned(),
         "-Clink-arg=--btf".to_owned(),
+        // Otherwise even eight bytes are set to zero by a call of `memset`, and before 6.9 the kernel refuses every call
+        // while a lock is held.
+        "-Clink-arg=--disable-expand-memcpy-in-order".to_owned(),
         format!("-Clinker={linker}"),
     ]
     .join("\u{1f}")

@@ -12,8 +12,6 @@ use super::{
 
 /// Words searched for line ends. Four more stand behind them, for the begin of a line near the end.
 pub(super) const WORDS: usize = 24;
-/// Bytes of a line needed to decide about any header.
-const LOOK: u32 = 32;
 
 /// Bytes of a segment, as little-endian words. What lies behind the bytes filled in does not matter.
 pub type Window = [u64; WORDS + 5];
@@ -59,6 +57,17 @@ fn joined(low: u64, high: u64, shift: u64) -> u64 {
     // Two shifts by halves: a shift by 64 is undefined.
     let half = (shift >> 1) & 63;
     ((low >> half) >> half) | (high << ((64 - shift) & 63))
+}
+
+/// Ones in the first `len` bytes of a word, or in all.
+///
+/// Without branches, which the verifier would follow each on its own; the compiler must not see what it is.
+#[inline(always)]
+pub(crate) fn first_bytes(len: u32) -> u64 {
+    let missing = 8 - i64::from(len);
+    let missing = (missing & !black_box(missing >> 63)) as u64;
+    // Two shifts by halves: one by 64 is undefined.
+    u64::MAX >> ((missing * 4) & 63) >> ((missing * 4) & 63)
 }
 
 /// A number of 1 to 7 digits that ends with a carriage return, from its eight bytes.
@@ -218,20 +227,21 @@ impl Side {
             }
             return Line::Boring;
         }
-        if here < LOOK {
-            return Line::Unsure;
-        }
-        self.named([a, b, c, d])
+        self.named([a, b, c, d], here)
     }
 
-    /// Judges a line of at least [`LOOK`] bytes that begins with a letter of a name that matters.
+    /// Judges a line that begins with a letter of a name that matters, from as many bytes as are at hand.
     #[inline(always)]
-    fn named(&mut self, [a, b, c, d]: [u64; 4]) -> Line {
+    fn named(&mut self, [a, b, c, d]: [u64; 4], here: u32) -> Line {
         let (name, next) = (a | LOWER, b | LOWER);
+        let matters = name == CONTENT || name == TRANSFER || name == CONNECTI;
         let verdict = match name {
-            CONTENT if next == LENGTH => self.content_length(c),
+            _ if here < 8 => Line::Unsure,
+            _ if matters && here < 20 => Line::Unsure,
+            CONTENT if next == LENGTH => self.content_length(c & first_bytes(here - 16)),
             // `content-length` without the usual ": ".
             CONTENT if next << 16 == LENGTH << 16 => Line::Unsure,
+            TRANSFER if here < 32 => Line::Unsure,
             TRANSFER if next == ENCODING => self.coding(c | LOWER, d),
             CONNECTI => self.connection(next, c as u32),
             _ => Line::Boring,

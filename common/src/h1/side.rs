@@ -190,6 +190,12 @@ impl Side {
         self.flags & flag::CLOSES != 0
     }
 
+    /// Whether the boundaries were lost before.
+    #[inline(always)]
+    pub(super) fn was_lost(&self) -> bool {
+        self.lost != 0
+    }
+
     /// Gives the boundaries up. Returns whether that is the first time.
     #[inline(always)]
     pub(super) fn lose(&mut self) -> bool {
@@ -303,10 +309,12 @@ impl Side {
         if this.at == at::LINE || this.at == at::SCAN {
             used = this.scan(window, len);
         }
+        // Half words in memory, whose values the verifier forgets.
+        let mut used = black_box(used);
         if used == 0 {
             used = black_box(&mut *this).crawl(window, len, request);
         }
-        self.next = self.next.wrapping_add(used);
+        self.next = self.next.wrapping_add(black_box(used));
         black_box(self);
     }
 }

@@ -7,6 +7,8 @@
 
 use core::hint::black_box;
 
+use crate::h1::first_bytes;
+
 /// Bits of a stream's note.
 pub(super) const CLASS: u8 = 7;
 /// What became of a gRPC call; see [`grpc`].
@@ -40,9 +42,9 @@ impl Block {
     pub(super) fn new(peek: [u64; 4], begin: u32, len: u32) -> Self {
         let shift = (begin & 7) * 8;
         let words = [
-            joined(peek[1], peek[2], shift) & first_bytes(len, 0),
-            joined(peek[2], peek[3], shift) & first_bytes(len, 8),
-            joined(peek[3], 0, shift) & first_bytes(len, 16),
+            joined(peek[1], peek[2], shift) & first_bytes(len),
+            joined(peek[2], peek[3], shift) & first_bytes(behind(len, 8)),
+            joined(peek[3], 0, shift) & first_bytes(behind(len, 16)),
         ];
         Self { words, len }
     }
@@ -62,17 +64,11 @@ impl Block {
     }
 }
 
-/// Ones where a word has bytes of the first `len`, if so many stand in front of it.
-///
-/// Without branches, which the verifier would follow each on its own; the compiler must not see what it is.
+/// How many of `len` bytes are left behind the first `before`. Without branches, as [`first_bytes`].
 #[inline(always)]
-fn first_bytes(len: u32, before: i64) -> u64 {
-    let here = i64::from(len) - before;
-    let here = here & !black_box(here >> 63);
-    let missing = 8 - here;
-    let missing = (missing & !black_box(missing >> 63)) as u64;
-    // Two shifts by halves: one by 64 is undefined.
-    u64::MAX >> ((missing * 4) & 63) >> ((missing * 4) & 63)
+fn behind(len: u32, before: i64) -> u32 {
+    let left = i64::from(len) - before;
+    (left & !black_box(left >> 63)) as u32
 }
 
 /// Eight bytes that begin `shift` (8 to 56) bits into `low` and go on in `high`.

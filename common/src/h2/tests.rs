@@ -111,7 +111,18 @@ fn blank() -> Conn {
     let side = Side::default();
     let (streams, open, newest) = (streams::Table::default(), 0, 0);
     let change = Change::default();
-    Conn { rx: side, tx: side, newest, open, spilled: 0, seen: 0, leaves_out: 0, reserved: 0, change, streams }
+    Conn {
+        rx: side,
+        tx: side,
+        newest,
+        open,
+        spilled: 0,
+        seen: 0,
+        leaves_out: 0,
+        reserved: 0,
+        change,
+        streams,
+    }
 }
 
 type Said<'a> = &'a [(char, Vec<u8>)];

@@ -3,16 +3,16 @@
 use core::{ffi::c_void, hint::black_box, ptr};
 
 use aya_ebpf::{
-    EbpfContext as _, bindings::__sk_buff, helpers::generated::bpf_tcp_sock, maps::ProgramArray,
-    programs::SkBuffContext,
+    EbpfContext as _, bindings::__sk_buff, maps::ProgramArray, programs::SkBuffContext,
 };
 use common::{
     abi::{self, Conn},
-    h1::{self, Seek, Window},
+    h1::{self, Window},
 };
 
 use super::{
-    End, HTTP2, OTHER, end, give_up, happened, http2, lock,
+    DONE, End, GAP, HTTP2, LATE, MORE, OTHER, end, expected, forgotten, give_up, happened, http2,
+    lock,
     rows::Rows,
     socket,
     source::{self, Source},
@@ -23,22 +23,29 @@ use crate::{
     packet::{self, Segment},
 };
 
-/// Windows read of one packet in one run of a program.
+/// Windows of responses read of one packet in one run of the program.
 const ROUNDS: u32 = 2;
 
 /// A segment with requests.
 #[inline(always)]
-pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
+pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment, rounds: u32) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let Some(window) = WINDOW.get_ptr_mut(0) else { return };
     // SAFETY: this CPU's, and nothing interrupts a packet that comes in by another one.
     let window = unsafe { &mut *window };
     let source = Source::of(skb, segment);
-    match take_requests(conn, socket(skb), window, source, Some(skb), ROUNDS) {
+    if conn.http.h1.rx.at == h1::at::LOST && expected(skb) == Some(segment.seq) {
+        resume(conn, segment.seq);
+    }
+    match take_requests(conn, socket(skb), window, source, rounds) {
+        End::Done if source::is_awaited(conn) => {
+            // SAFETY: the program behind the array has this context's type.
+            unsafe { _ = INGRESS.tail_call(ctx, LATE) };
+        }
         End::Done => {}
-        // Goes on in a new run of this program, where this one has stopped.
+        // Goes on in another run, where this one has stopped.
         End::Budget => again(ctx, &INGRESS, conn, true),
-        End::Gap if source::keep(skb, segment) => conn.http.kept += 1,
+        End::Gap if source::wait(skb, segment, conn) => {}
         End::Gap => lose(conn, true),
         End::Changed => changed(ctx, &INGRESS, conn),
     }
@@ -61,14 +68,48 @@ pub(super) fn egress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
     }
 }
 
-/// Walks the requests in a segment, and in kept ones that follow it.
+/// Reads in one of the segments that waited. Returns whether there may be more to read.
 #[inline(always)]
-pub(super) fn take_requests(
+pub(super) fn take_late(
     conn: &mut Conn,
     socket: *mut c_void,
     window: &mut Window,
-    mut source: Source,
-    skb: Option<*mut __sk_buff>,
+    (remote, remote_port): ([u32; 4], u32),
+) -> bool {
+    let next = conn.http.h1.rx.next;
+    let Some(late) = source::due(conn, next) else { return false };
+    let Some(source) = source::kept(remote, remote_port, late) else {
+        // Others have pushed it out.
+        lose(conn, true);
+        return false;
+    };
+    match take_requests(conn, socket, window, source, 1) {
+        End::Done | End::Changed => true,
+        // More of it than is kept.
+        End::Budget if conn.http.h1.rx.next == next => {
+            lose(conn, true);
+            false
+        }
+        End::Budget => true,
+        End::Gap => false,
+    }
+}
+
+/// With boundaries lost and nothing in flight, bytes that the socket takes next can only begin a request.
+#[inline(always)]
+fn resume(conn: &mut Conn, seq: u32) {
+    lock(conn);
+    conn.http.h1.resume_requests(seq);
+    unlock(conn);
+}
+
+/// Walks the requests in a segment.
+#[inline(always)]
+fn take_requests(
+    conn: &mut Conn,
+    socket: *mut c_void,
+    window: &mut Window,
+    source: Source,
     rounds: u32,
 ) -> End {
     let Some(rows) = Rows::of(conn.slot) else { return End::Done };
@@ -76,19 +117,18 @@ pub(super) fn take_requests(
         Some(offset) => (source.load(offset, window), source.seq.wrapping_add(offset)),
         None => (0, 0),
     };
+    // Half words in memory: whether anything was copied or not, the verifier follows one way on.
+    (have, from) = (black_box(have), black_box(from));
     let at = now();
     let mut round = 0;
     while round < rounds {
         lock(conn);
         let h1 = &mut conn.http.h1;
-        if round == 0 && h1.rx.at == h1::at::LOST {
-            h1.resume_requests(source.seq);
-        }
         if have > 0 && h1.rx.next == from {
             conn.http.happened |= h1.read_request(window, have).happened;
         }
         let h1 = black_box(&mut conn.http.h1);
-        let seek = h1.rx.seek(source.seq, source.len);
+        let seek = forgotten(h1.rx.seek(source.seq, source.len));
         conn.http.happened |= h1.after_request_seek();
         let next = h1.rx.next;
         let happened = happened(conn);
@@ -106,21 +146,14 @@ pub(super) fn take_requests(
             return change(conn, socket, happened);
         }
         match seek {
-            Seek::Gap => return End::Gap,
-            Seek::Read(offset) => {
+            GAP => return End::Gap,
+            DONE => return End::Done,
+            offset => {
                 from = next;
                 have = source.load(offset, window);
                 if have == 0 {
                     return End::Budget;
                 }
-            }
-            Seek::Done => {
-                let Some(skb) = skb.filter(|_| conn.http.kept > 0) else { return End::Done };
-                let Some(kept) = source::kept(skb, next) else { return End::Done };
-                conn.http.kept -= 1;
-                have = 0;
-                // SAFETY: a live map value; a single word.
-                source = Source { kept, seq: next, len: unsafe { (*kept).len }, ..source };
             }
         }
         round += 1;
@@ -143,6 +176,8 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment) -> En
         }
         None => (0, 0),
     };
+    // As in `take_requests`.
+    (have, from) = (black_box(have), black_box(from));
     let at = now();
     let mut round = 0;
     while round < ROUNDS {
@@ -153,7 +188,7 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment) -> En
             conn.http.happened |= h1.read_response(window, have).happened;
         }
         let h1 = black_box(&mut conn.http.h1);
-        let seek = h1.tx.seek(segment.seq, segment.len);
+        let seek = forgotten(h1.tx.seek(segment.seq, segment.len));
         conn.http.happened |= h1.after_response_seek();
         let (next, status) = (h1.tx.next, h1.tx.status);
         let mut happened = happened(conn);
@@ -175,9 +210,9 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment) -> En
             return change(conn, socket(skb), happened);
         }
         match seek {
-            Seek::Gap => return End::Gap,
-            Seek::Done => return End::Done,
-            Seek::Read(offset) => {
+            GAP => return End::Gap,
+            DONE => return End::Done,
+            offset => {
                 from = next;
                 let left = segment.len.wrapping_sub(offset);
                 have = packet::load(skb, segment.offset.wrapping_add(offset), left, window);
@@ -233,27 +268,20 @@ fn peek(side: &h1::Side, seq: u32, len: u32) -> Option<u32> {
 /// more than we have.
 #[inline(always)]
 fn has_missed(conn: &Conn, skb: *mut __sk_buff) -> bool {
-    let socket = socket(skb);
-    if socket.is_null() || conn.http.h1.is_busy() {
+    if conn.http.h1.is_busy() {
         return false;
     }
-    // SAFETY: a socket of the context, not null.
-    let tcp = unsafe { bpf_tcp_sock(socket.cast()) };
-    if tcp.is_null() {
-        return false;
-    }
-    // SAFETY: not null; a single word.
-    let ahead = unsafe { (*tcp).rcv_nxt }.wrapping_sub(conn.http.h1.rx.next) as i32;
+    let Some(next) = expected(skb) else { return false };
     // A FIN takes one number of the sequence.
-    ahead > 1
+    next.wrapping_sub(conn.http.h1.rx.next) as i32 > 1
 }
 
-/// Runs the program anew: what it has read already is behind its next-sequence word. The kernel allows 33 such runs a
+/// Runs the program, or the one for more of a segment, anew: what was read already is behind its next-sequence word. The kernel allows 33 such runs a
 /// packet; then the boundaries are given up.
 #[inline(always)]
 fn again(ctx: &SkBuffContext, programs: &ProgramArray, conn: &mut Conn, requests: bool) {
     // SAFETY: the program behind the array has this context's type.
-    unsafe { programs.tail_call(ctx, 0) };
+    unsafe { programs.tail_call(ctx, if requests { MORE } else { 0 }) };
     lose(conn, requests);
 }
 

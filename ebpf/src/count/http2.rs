@@ -1,6 +1,6 @@
 //! HTTP/2: its frames, and the streams that they open and close.
 
-use core::{ffi::c_void, hint::black_box, ptr};
+use core::{ffi::c_void, hint::black_box};
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -9,29 +9,26 @@ use aya_ebpf::{
     programs::{SkBuffContext, SockOpsContext},
 };
 use common::{
-    abi::{self, Conn, KeptKey},
-    h1::Seek,
+    abi::{self, Conn},
     h2,
 };
 
 use super::{
-    End, HTTP2, OPENED_HTTP2, OTHER, PASS, end, lock, remote, remote_port,
+    DONE, End, GAP, HTTP2, LATE_HTTP2, OTHER, PASS, end, forgotten, lock, remote, remote_port,
     rows::Rows,
     socket,
     source::{self, Source},
     stored, turns, unlock,
 };
 use crate::{
-    maps::{EGRESS, INGRESS, KEPT, POD_STATE, SOCKETS, STREAMS, add, now},
+    maps::{EGRESS, INGRESS, POD_STATE, SOCKETS, STREAMS, add, now},
     packet,
 };
 
 /// Frames read of one packet in one run of a program.
 const ROUNDS: usize = 6;
-
-/// Where reading goes on, if not at an offset; see [`Seek`].
-const DONE: u32 = u32::MAX;
-const GAP: u32 = u32::MAX - 1;
+/// The same of a segment that waited.
+const LATE_ROUNDS: usize = 2;
 
 /// The connection speaks HTTP/2 from here on. `false`: the kernel has no memory for that.
 #[inline(always)]
@@ -57,10 +54,14 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let Some(conn) = stored(skb) else { return PASS };
     let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
     let source = Source::of(skb, &segment);
-    match take_frames(conn, streams, source, Some(skb), true) {
+    match take_frames(conn, streams, source, ROUNDS, true) {
+        End::Done if source::is_awaited(conn) => {
+            // SAFETY: the program behind the array has this context's type.
+            unsafe { _ = INGRESS.tail_call(ctx, LATE_HTTP2) };
+        }
         End::Done => {}
         End::Budget => again(ctx, &INGRESS, conn, streams),
-        End::Gap if source::keep(skb, &segment) => conn.http.kept += 1,
+        End::Gap if source::wait(skb, &segment, conn) => {}
         End::Gap => lose(conn, streams),
         End::Changed => {
             lose(conn, streams);
@@ -79,7 +80,7 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     let Some(conn) = stored(skb) else { return PASS };
     let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
     if segment.len > 0 {
-        match take_frames(conn, streams, Source::of(skb, &segment), None, false) {
+        match take_frames(conn, streams, Source::of(skb, &segment), ROUNDS, false) {
             End::Done => leave_out(conn, streams),
             End::Budget => again(ctx, &EGRESS, conn, streams),
             End::Gap | End::Changed => lose(conn, streams),
@@ -91,39 +92,70 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
-/// What came to the listener before its connection was established, from where `sockets` has stopped.
+/// Takes in segments that waited until the gap before them was filled.
 #[inline(always)]
-pub fn opened(ops: *mut bpf_sock_ops) {
+pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    let Some(conn) = stored(skb) else { return PASS };
+    let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
+    let Some(sender) = packet::sender(skb) else { return PASS };
+    if take_late(conn, streams, sender) {
+        // SAFETY: the program behind the array has this context's type.
+        unsafe { _ = INGRESS.tail_call(ctx, LATE_HTTP2) };
+    }
+    PASS
+}
+
+/// The same in sock_ops: what came to the listener before its connection was established.
+#[inline(always)]
+pub fn opened_late(ops: *mut bpf_sock_ops) {
     // SAFETY: a live context; the field is a pointer in every kernel that has socket storage for sock_ops.
     let socket = unsafe { (*ops).__bindgen_anon_2.sk.cast() };
     let Some(conn) = crate::maps::CONNS.get(socket) else { return };
     let Some(streams) = STREAMS.get(socket) else { return };
-    // SAFETY: a live context; a single word.
-    let seq = unsafe { ptr::read_volatile(&raw const (*ops).rcv_nxt) };
-    let key = KeptKey { remote: remote(ops), remote_port: remote_port(ops), seq };
-    let Some(kept) = KEPT.get_ptr(key) else { return };
-    // SAFETY: a live map value; a single word.
-    let len = unsafe { (*kept).len };
-    let source = Source { skb: ptr::null_mut(), offset: 0, kept, seq, len };
-    match take_frames(conn, streams, source, None, true) {
-        End::Done | End::Gap => {}
-        End::Budget => {
-            // SAFETY: the program behind the array has this context's type.
-            unsafe { SOCKETS.tail_call(&SockOpsContext::new(ops), OPENED_HTTP2) };
-            lose(conn, streams);
-        }
-        End::Changed => lose(conn, streams),
+    if take_late(conn, streams, (remote(ops), remote_port(ops))) {
+        // SAFETY: the program behind the array has this context's type.
+        unsafe { _ = SOCKETS.tail_call(&SockOpsContext::new(ops), LATE_HTTP2) };
     }
-    let _gone_already = KEPT.remove(key);
 }
 
-/// Walks the frames in a segment, and in kept ones that follow it.
+/// Reads in one of the segments that waited. Returns whether there may be more to read.
+#[inline(always)]
+fn take_late(
+    conn: &mut Conn,
+    streams: &mut h2::Conn,
+    (remote, remote_port): ([u32; 4], u32),
+) -> bool {
+    let next = streams.rx.next;
+    let Some(late) = source::due(conn, next) else { return false };
+    let Some(source) = source::kept(remote, remote_port, late) else {
+        // Others have pushed it out.
+        lose(conn, streams);
+        return false;
+    };
+    match take_frames(conn, streams, source, LATE_ROUNDS, true) {
+        End::Done => true,
+        // More of it than is kept.
+        End::Budget if streams.rx.next == next => {
+            lose(conn, streams);
+            false
+        }
+        End::Budget => true,
+        End::Changed => {
+            lose(conn, streams);
+            false
+        }
+        End::Gap => false,
+    }
+}
+
+/// Walks the frames in a segment.
 #[inline(always)]
 fn take_frames(
     conn: &mut Conn,
     streams: &mut h2::Conn,
-    mut source: Source,
-    skb: Option<*mut __sk_buff>,
+    source: Source,
+    rounds: usize,
     requests: bool,
 ) -> End {
     let Some(rows) = Rows::of(conn.slot) else { return End::Done };
@@ -131,7 +163,7 @@ fn take_frames(
     let at = now();
     let (mut have, mut from) = (0, 0);
     let mut round = 0;
-    while round < ROUNDS {
+    while round < rounds {
         lock(conn);
         let streams = black_box(&mut *streams);
         let side = if requests { &mut streams.rx } else { &mut streams.tx };
@@ -139,12 +171,7 @@ fn take_frames(
             side.read(&window, have);
         }
         let side = if requests { &mut streams.rx } else { &mut streams.tx };
-        // A half word in memory, whose value the verifier forgets: one way on.
-        let seek = black_box(match side.seek(source.seq, source.len) {
-            Seek::Done => DONE,
-            Seek::Gap => GAP,
-            Seek::Read(offset) => offset,
-        });
+        let seek = forgotten(side.seek(source.seq, source.len));
         let ended = side.ended();
         let next = side.next;
         let streams = black_box(&mut *streams);
@@ -168,14 +195,7 @@ fn take_frames(
         }
         match seek {
             GAP => return End::Gap,
-            DONE => {
-                let Some(skb) = skb.filter(|_| conn.http.kept > 0) else { return End::Done };
-                let Some(kept) = source::kept(skb, next) else { return End::Done };
-                conn.http.kept -= 1;
-                have = 0;
-                // SAFETY: a live map value; a single word.
-                source = Source { kept, seq: next, len: unsafe { (*kept).len }, ..source };
-            }
+            DONE => return End::Done,
             offset => {
                 from = next;
                 have = source.load_peek(offset, &mut window);

@@ -4,11 +4,12 @@ use core::{ffi::c_void, ptr};
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 use common::{
-    abi::{self, Kept, KeptKey},
+    abi::{self, Conn, Kept, KeptKey, Late},
     h1::{self, Window},
     h2,
 };
 
+use super::{lock, unlock};
 use crate::{
     maps::{BLANK, KEPT},
     packet::{self, Segment},
@@ -37,35 +38,29 @@ impl Source {
     /// Copies a window of a segment from `offset` in its payload. Returns how many bytes; 0: none.
     #[inline(always)]
     pub(super) fn load(&self, offset: u32, window: &mut Window) -> u32 {
-        let left = self.len.wrapping_sub(offset);
-        if self.kept.is_null() {
-            return packet::load(self.skb, self.offset.wrapping_add(offset), left, window);
-        }
-        let mut index = 0;
-        let (from, left) = self.kept_from(offset, left);
-        while index < h1::WINDOW / 8 {
-            // SAFETY: `bytes` is a window longer than `KEPT_BYTES`, and `from` at most that behind its begin.
-            window[index] = unsafe { ptr::read_unaligned(from.add(index)) };
-            index += 1;
-        }
-        if left > h1::WINDOW as u32 { h1::WINDOW as u32 } else { left }
+        self.copy(offset, window, h1::WINDOW as u32)
     }
 
     /// The same of the few bytes that HTTP/2 looks at.
     #[inline(always)]
     pub(super) fn load_peek(&self, offset: u32, window: &mut [u64; h2::PEEK_WORDS]) -> u32 {
-        let left = self.len.wrapping_sub(offset);
+        self.copy(offset, window, h2::PEEK as u32)
+    }
+
+    #[inline(always)]
+    fn copy<const WORDS: usize>(&self, at: u32, window: &mut [u64; WORDS], most: u32) -> u32 {
+        let left = self.len.wrapping_sub(at);
         if self.kept.is_null() {
-            return packet::load(self.skb, self.offset.wrapping_add(offset), left, window);
+            return packet::load(self.skb, self.offset.wrapping_add(at), left, window);
         }
         let mut index = 0;
-        let (from, left) = self.kept_from(offset, left);
-        while index < h2::PEEK_WORDS {
-            // SAFETY: as in `load`.
+        let (from, left) = self.kept_from(at, left);
+        while index < most as usize / 8 {
+            // SAFETY: `bytes` is a window longer than `KEPT_BYTES`, and `from` at most that behind its begin.
             window[index] = unsafe { ptr::read_unaligned(from.add(index)) };
             index += 1;
         }
-        if left > h2::PEEK as u32 { h2::PEEK as u32 } else { left }
+        if left > most { most } else { left }
     }
 
     /// Kept bytes from `offset` on, and how many of the `left` ones there are.
@@ -89,10 +84,7 @@ pub(super) fn keep(skb: *mut __sk_buff, segment: &Segment) -> bool {
         return false;
     }
     let Some(kept) = KEPT.get_ptr_mut(key) else { return false };
-    let len = packet::bounded(segment.len, abi::KEPT_BYTES as u32);
-    if len == 0 {
-        return false;
-    }
+    let Some(len) = packet::some(segment.len, abi::KEPT_BYTES as u32) else { return false };
     // SAFETY: a live map value with room for `KEPT_BYTES`, which `len` does not exceed.
     unsafe {
         let bytes = (&raw mut (*kept).bytes).cast::<c_void>();
@@ -100,13 +92,71 @@ pub(super) fn keep(skb: *mut __sk_buff, segment: &Segment) -> bool {
             return false;
         }
         (*kept).len = segment.len;
+        (*kept).syn = u32::from(segment.syn);
     }
     true
 }
 
-/// The kept segment of the packet's sender that begins at `seq`.
+/// Keeps a segment behind a gap until that is filled. Returns whether that worked.
 #[inline(always)]
-pub(super) fn kept(skb: *mut __sk_buff, seq: u32) -> Option<*const Kept> {
-    let (remote, remote_port) = packet::sender(skb)?;
-    KEPT.get_ptr(KeptKey { remote, remote_port, seq })
+pub(super) fn wait(skb: *mut __sk_buff, segment: &Segment, conn: &mut Conn) -> bool {
+    keep(skb, segment) && note(conn, Late { seq: segment.seq, len: segment.len })
+}
+
+/// Notes that a kept segment waits. Returns whether there was room.
+#[inline(always)]
+pub(super) fn note(conn: &mut Conn, late: Late) -> bool {
+    lock(conn);
+    let mut place = abi::LATE_MAX;
+    let mut index = 0;
+    while index < abi::LATE_MAX {
+        let there = conn.late[index];
+        // The same one again, or a free place.
+        if there.len == 0 || (there.seq == late.seq && there.len <= late.len) {
+            place = index;
+        }
+        index += 1;
+    }
+    let found = place < abi::LATE_MAX;
+    if found {
+        conn.late[place & (abi::LATE_MAX - 1)] = late;
+    }
+    unlock(conn);
+    found
+}
+
+/// Whether segments wait.
+#[inline(always)]
+pub(super) fn is_awaited(conn: &Conn) -> bool {
+    let [a, b, c, d] = &conn.late;
+    a.len | b.len | c.len | d.len != 0
+}
+
+/// A waiting segment that holds the byte at `next`. Those that hold only older ones are forgotten.
+#[inline(always)]
+pub(super) fn due(conn: &mut Conn, next: u32) -> Option<Late> {
+    let mut due = Late { seq: 0, len: 0 };
+    lock(conn);
+    let mut index = 0;
+    while index < abi::LATE_MAX {
+        let late = &mut conn.late[index];
+        let behind = next.wrapping_sub(late.seq) as i32;
+        if behind >= 0 && late.len > 0 {
+            if behind as u32 >= late.len {
+                late.len = 0;
+            } else {
+                due = *late;
+            }
+        }
+        index += 1;
+    }
+    unlock(conn);
+    if due.len > 0 { Some(due) } else { None }
+}
+
+/// The bytes of a waiting segment of this sender's.
+#[inline(always)]
+pub(super) fn kept(remote: [u32; 4], remote_port: u32, late: Late) -> Option<Source> {
+    let kept = KEPT.get_ptr(KeptKey { remote, remote_port, seq: late.seq })?;
+    Some(Source { skb: ptr::null_mut(), offset: 0, kept, seq: late.seq, len: late.len })
 }

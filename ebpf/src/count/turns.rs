@@ -5,7 +5,7 @@ use aya_ebpf::{
     programs::SkBuffContext,
 };
 use common::{
-    abi::{self, Conn},
+    abi::{self, Conn, Late},
     h1::{self, Seek},
     h2,
 };
@@ -24,7 +24,7 @@ pub(super) fn begin(conn: &mut Conn, first: u8) {
         return;
     }
     conn.http.speaks = abi::SPEAKS_OTHER;
-    conn.http.kept = 0;
+    conn.late = [Late::default(); abi::LATE_MAX];
     // Reads nothing, and goes on where the connection stands.
     conn.http.h1.close(true);
     conn.http.h1.rx.next = conn.http.received;
