@@ -1,0 +1,107 @@
+//! Shell: what the machine says of the processor time that was used.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context as _, Result};
+
+/// Processor time so far, µs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Used {
+    /// Of the processes in one cgroup, and of the core's own thread for packets, wherever it runs.
+    pub(crate) by_us_us: f64,
+    /// Of the whole machine: all that was not idle.
+    pub(crate) machine_us: f64,
+}
+
+impl Used {
+    pub(crate) fn read(cgroup: &Path, core: usize) -> Result<Self> {
+        Ok(Self { by_us_us: cgroup_us(cgroup)? + packets_us(core)?, machine_us: machine_us()? })
+    }
+
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            by_us_us: self.by_us_us - before.by_us_us,
+            machine_us: self.machine_us - before.machine_us,
+        }
+    }
+}
+
+pub(crate) fn cores() -> Result<usize> {
+    let stat = read("/proc/stat")?;
+    Ok(stat.lines().filter(|line| line.starts_with("cpu")).count() - 1)
+}
+
+fn cgroup_us(cgroup: &Path) -> Result<f64> {
+    let said = fs::read_to_string(cgroup.join("cpu.stat")).context("cannot read cpu.stat")?;
+    let us = said.lines().find_map(|line| line.strip_prefix("usage_usec "));
+    Ok(us.context("cpu.stat says it")?.parse()?)
+}
+
+/// The core's thread that works on packets when there are too many for an interrupt.
+fn packets_us(core: usize) -> Result<f64> {
+    let wanted = format!("ksoftirqd/{core}");
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let folder = entry.path();
+        if fs::read_to_string(folder.join("comm")).is_ok_and(|name| name.trim_end() == wanted) {
+            let said = fs::read_to_string(folder.join("schedstat"))?;
+            let ns = said.split(' ').next().context("schedstat begins with it")?;
+            return Ok(ns.parse::<f64>()? / 1e3);
+        }
+    }
+    anyhow::bail!("there is no {wanted}")
+}
+
+/// Everything but idle (fields 4 and 5) and what other virtual machines took (8); in ticks of 10 ms.
+fn machine_us() -> Result<f64> {
+    let stat = read("/proc/stat")?;
+    let line = stat.lines().next().context("it begins with the whole machine")?;
+    let ticks: Vec<f64> = line.split_whitespace().skip(1).flat_map(str::parse).collect();
+    let busy = ticks.iter().enumerate().filter(|(index, _)| matches!(index, 0..=2 | 5 | 6));
+    Ok(busy.map(|(_, ticks)| ticks).sum::<f64>() * 1e4)
+}
+
+fn read(path: &str) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {path}"))
+}
+
+/// Whether the machine counts its cycles; many virtual ones do not.
+pub(crate) fn has_cycles() -> bool {
+    let done = perf().arg("true").stderr(Stdio::piped()).output();
+    done.ok().and_then(|done| counted(&done.stderr)).is_some()
+}
+
+/// Counts the cycles of the whole machine, in user space and in the kernel.
+#[derive(Debug)]
+pub(crate) struct Cycles(Child);
+
+impl Cycles {
+    pub(crate) fn start() -> Result<Self> {
+        Ok(Self(perf().stderr(Stdio::piped()).spawn().context("cannot start perf")?))
+    }
+
+    /// How many; `None` where the machine does not count them.
+    pub(crate) fn stop(self) -> Option<f64> {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).ok()?);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).ok()?;
+        counted(&self.0.wait_with_output().ok()?.stderr)
+    }
+}
+
+fn perf() -> Command {
+    let mut perf = Command::new("perf");
+    perf.args(["stat", "-x,", "-a", "-e", "cycles:u,cycles:k"]).env("LC_ALL", "C");
+    perf.stdout(Stdio::null());
+    perf
+}
+
+/// Both counts together, of lines that begin with them.
+fn counted(said: &[u8]) -> Option<f64> {
+    let said = String::from_utf8_lossy(said);
+    let counts = said.lines().filter_map(|line| line.split(',').next()?.parse().ok());
+    let counts: Vec<f64> = counts.collect();
+    (counts.len() == 2).then(|| counts.iter().sum())
+}

@@ -1,0 +1,121 @@
+//! Shell: clients that ask as fast as they can: wrk for HTTP/1.1, h2load for HTTP/2.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::{bed::Place, scene::Case};
+
+/// Connections of HTTP/1.1; enough that neither side ever waits for the other.
+const CONNECTIONS: u32 = 32;
+/// Connections with a megabyte under way on each.
+const BULK_CONNECTIONS: u32 = 4;
+/// Connections of HTTP/2, and streams on each.
+pub(crate) const H2_CONNECTIONS: u32 = 4;
+const STREAMS: u32 = 32;
+
+/// What a browser adds to a request: with the request line about 700 bytes.
+const BROWSER: [&str; 11] = [
+    "User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36",
+    "Accept: text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,image/apng,*/*;q=0.8",
+    "Accept-Encoding: gzip, deflate, br, zstd",
+    "Accept-Language: en-GB,en;q=0.9,de;q=0.8",
+    "Cache-Control: max-age=0",
+    "Cookie: session=0123456789abcdef0123456789abcdef; theme=dark; consent=all",
+    "Sec-Ch-Ua: \"Chromium\";v=\"140\", \"Not=A?Brand\";v=\"24\"",
+    "Sec-Fetch-Dest: document",
+    "Sec-Fetch-Mode: navigate",
+    "Sec-Fetch-Site: none",
+    "Upgrade-Insecure-Requests: 1",
+];
+
+/// What a client says of its own work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answered {
+    pub(crate) requests: u64,
+    pub(crate) per_s: f64,
+    /// It may have left so many under way.
+    pub(crate) slack: u64,
+}
+
+/// What to ask for, and from where.
+pub(crate) struct Load<'a> {
+    pub(crate) case: Case,
+    pub(crate) from: &'a Place,
+    pub(crate) to: String,
+    pub(crate) core: usize,
+    pub(crate) seconds: u32,
+    /// Requests that take about that long over HTTP/2, whose client takes a number.
+    pub(crate) requests: u64,
+}
+
+impl Load<'_> {
+    pub(crate) fn run(&self) -> Result<Answered> {
+        match self.case {
+            Case::H2 => self.h2load(),
+            Case::H1 | Case::H1Browser | Case::Bulk => self.wrk(),
+        }
+    }
+
+    fn wrk(&self) -> Result<Answered> {
+        let connections = if self.case == Case::Bulk { BULK_CONNECTIONS } else { CONNECTIONS };
+        let mut words = vec!["wrk".to_owned(), "-t1".into(), format!("-c{connections}")];
+        words.push(format!("-d{}", self.seconds));
+        if self.case == Case::H1Browser {
+            words.extend(BROWSER.iter().flat_map(|header| ["-H".to_owned(), (*header).into()]));
+        }
+        words.push(format!("http://{}{}", self.to, self.case.path()));
+        let said = self.inside(&words)?;
+        let bad = ["Socket errors", "Non-2xx"].iter().any(|word| said.contains(word));
+        ensure!(!bad, "wrk met errors: {said}");
+        let requests =
+            number(&said, |line| line.split_once(" requests in ")?.0.trim().parse().ok());
+        let per_s = number(&said, |line| line.strip_prefix("Requests/sec:")?.trim().parse().ok());
+        Ok(Answered { requests: requests? as u64, per_s: per_s?, slack: u64::from(connections) })
+    }
+
+    fn h2load(&self) -> Result<Answered> {
+        let words = ["h2load", "-t1"].map(str::to_owned).into_iter();
+        let words = words.chain([
+            format!("-c{H2_CONNECTIONS}"),
+            format!("-m{STREAMS}"),
+            format!("-n{}", self.requests),
+            format!("http://{}{}", self.to, self.case.path()),
+        ]);
+        let said = self.inside(&words.collect::<Vec<_>>())?;
+        let done = number(&said, |line| {
+            let (before, _) = line.strip_prefix("requests: ")?.split_once(" succeeded")?;
+            before.rsplit(' ').next()?.parse().ok()
+        })?;
+        ensure!(done as u64 == self.requests, "h2load met errors: {said}");
+        let per_s = number(&said, |line| {
+            let (before, _) = line.strip_prefix("finished in ")?.split_once(" req/s")?;
+            before.rsplit(' ').next()?.parse().ok()
+        })?;
+        Ok(Answered { requests: self.requests, per_s, slack: 0 })
+    }
+
+    /// Runs a program in the client's cgroup and namespace, on the core.
+    fn inside(&self, words: &[String]) -> Result<String> {
+        let done = enter(self.from, self.core).args(words).stderr(Stdio::piped()).output();
+        let done = done.context("cannot start sh")?;
+        let said = String::from_utf8_lossy(&done.stdout).into_owned();
+        let why = String::from_utf8_lossy(&done.stderr);
+        ensure!(done.status.success(), "{} failed: {said}{why}", words.join(" "));
+        Ok(said)
+    }
+}
+
+/// `sh`, which goes on as what is appended, in a place and on a core.
+pub(crate) fn enter(place: &Place, core: usize) -> Command {
+    let script = "echo $$ > \"$1\" && core=$2 netns=$3 && shift 3 \
+                  && exec taskset -c \"$core\" ip netns exec \"$netns\" \"$@\"";
+    let mut sh = Command::new("sh");
+    sh.args(["-c", script, "sh"]).arg(place.cgroup.join("cgroup.procs"));
+    sh.arg(core.to_string()).arg(&place.netns);
+    sh
+}
+
+fn number(said: &str, find: impl Fn(&str) -> Option<f64>) -> Result<f64> {
+    said.lines().find_map(find).with_context(|| format!("no figure in: {said}"))
+}

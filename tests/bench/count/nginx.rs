@@ -1,0 +1,177 @@
+//! Shell: nginx as the server of a pod and as a proxy in front of it, each one process.
+
+use std::{
+    cell::Cell,
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    path::Path,
+    process::Child,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sched::{CloneFlags, setns};
+
+use crate::{
+    bed::{Place, SERVING},
+    load::enter,
+};
+
+/// A port of the server that is not the pod's serving port.
+pub(crate) const OTHER: u16 = 8090;
+/// Where the proxy listens.
+pub(crate) const PROXY: u16 = 8012;
+/// Where the server tells how many requests it has begun.
+const STATUS: u16 = 8099;
+/// Of `/bulk`.
+const BULK_BYTES: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Nginx {
+    child: Child,
+    netns: String,
+    /// How often it was asked for its count, which it counts as well.
+    asked: Cell<u64>,
+}
+
+/// What a server says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Served {
+    /// Requests it has begun.
+    pub(crate) requests: u64,
+    /// Connections it has open.
+    pub(crate) open: u64,
+}
+
+impl Nginx {
+    /// The server of a pod; `h2` has it speak HTTP/2 without TLS, and nothing else, on the serving port.
+    pub(crate) fn server(pod: &Place, core: usize, folder: &Path, h2: bool) -> Result<Self> {
+        let folder = folder.join(format!("server{}", pod.number));
+        fs::create_dir_all(&folder)?;
+        fs::write(folder.join("bulk"), vec![b'x'; BULK_BYTES])?;
+        let listens = if h2 { format!("{SERVING} http2") } else { SERVING.to_string() };
+        // 400 bytes of head, as a framework answers a browser.
+        let headers = [
+            "Cache-Control 'no-cache, private, must-revalidate'",
+            "Content-Security-Policy \"default-src 'self'; img-src 'self' data:\"",
+            "Set-Cookie 'session=0123456789abcdef0123456789abcdef; Path=/; HttpOnly'",
+            "Vary 'Accept-Encoding, Cookie'",
+            "X-Request-Id 01234567-89ab-cdef-0123-456789abcdef",
+        ];
+        let headers: String = headers.iter().map(|it| format!("add_header {it}; ")).collect();
+        let config = format!(
+            "server {{
+                listen {listens}; listen {OTHER}; root {folder};
+                location = / {{ return 200 hello; }}
+                location = /browser {{ {headers} return 200 hello; }}
+                location = /bulk {{ }}
+            }}
+            server {{ listen {STATUS}; location / {{ stub_status; }} }}",
+            folder = folder.display()
+        );
+        Self::start(pod, core, &folder, &config)
+    }
+
+    /// A proxy beside the server, as a sidecar is: it takes the pod's requests and hands them on over kept connections.
+    pub(crate) fn sidecar(pod: &Place, core: usize, folder: &Path, h2: bool) -> Result<Self> {
+        let folder = folder.join(format!("sidecar{}", pod.number));
+        fs::create_dir_all(&folder)?;
+        // nginx has no HTTP/2 to servers: behind the proxy it is HTTP/1.1, to a port that is not counted.
+        let (listens, to) = if h2 { (" http2", OTHER) } else { ("", SERVING) };
+        let config = format!(
+            "upstream app {{
+                server 127.0.0.1:{to}; keepalive 256; keepalive_requests 1000000000; keepalive_timeout 1s;
+            }}
+            server {{
+                listen {PROXY}{listens};
+                location / {{
+                    proxy_pass http://app; proxy_http_version 1.1; proxy_set_header Connection '';
+                    proxy_buffers 8 64k; proxy_max_temp_file_size 0;
+                }}
+            }}"
+        );
+        Self::start(pod, core, &folder, &config)
+    }
+
+    fn start(pod: &Place, core: usize, folder: &Path, servers: &str) -> Result<Self> {
+        let config = format!(
+            "daemon off; master_process off; pid {at}/pid; error_log stderr crit;
+            events {{ worker_connections 1024; }}
+            http {{
+                access_log off; sendfile on; tcp_nopush on; open_file_cache max=8;
+                keepalive_requests 1000000000; keepalive_timeout 600;
+                {servers}
+            }}",
+            at = folder.display()
+        );
+        let file = folder.join("conf");
+        fs::write(&file, config)?;
+        let mut nginx = enter(pod, core);
+        let child = nginx.arg("nginx").arg("-c").arg(&file).spawn().context("cannot start sh")?;
+        let mut nginx = Self { child, netns: pod.netns.clone(), asked: Cell::new(0) };
+        let until = Instant::now() + PATIENCE;
+        while !folder.join("pid").exists() {
+            let ended = nginx.child.try_wait()?;
+            ensure!(ended.is_none(), "nginx ended with {ended:?}");
+            ensure!(Instant::now() < until, "nginx does not start");
+            pause();
+        }
+        Ok(nginx)
+    }
+
+    pub(crate) fn served(&self) -> Result<Served> {
+        let said = ask(&self.netns)?;
+        self.asked.set(self.asked.get() + 1);
+        let numbers: Vec<u64> = said.split_whitespace().flat_map(str::parse).collect();
+        // Open connections; accepted, handled, requests; reading, writing, waiting.
+        let [open, _, _, requests, ..] = numbers[..] else {
+            anyhow::bail!("nginx said `{said}`");
+        };
+        Ok(Served { requests: requests - self.asked.get(), open: open - 1 })
+    }
+
+    /// What it has served, once its clients have left.
+    pub(crate) fn settled(&self) -> Result<Served> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let served = self.served()?;
+            if served.open == 0 {
+                return Ok(served);
+            }
+            ensure!(Instant::now() < until, "connections stay open: {served:?}");
+            pause();
+        }
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        let _dead_already = self.child.kill();
+        let _waited_already = self.child.wait();
+    }
+}
+
+/// Asks from inside the server's own namespace.
+fn ask(netns: &str) -> Result<String> {
+    let path = Path::new("/run/netns").join(netns);
+    let inside = thread::spawn(move || -> Result<String> {
+        setns(fs::File::open(path)?, CloneFlags::CLONE_NEWNET)?;
+        let mut stream = TcpStream::connect(("127.0.0.1", STATUS))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+        let mut said = String::new();
+        stream.read_to_string(&mut said)?;
+        let (_, body) = said.split_once("\r\n\r\n").context("an answer has a head")?;
+        Ok(body.to_owned())
+    });
+    inside.join().map_err(|_panic| anyhow::anyhow!("the asker died"))?
+}
+
+#[allow(clippy::disallowed_methods, reason = "no runtime here; nginx tells nobody")]
+pub(crate) fn pause() {
+    thread::sleep(Duration::from_millis(10));
+}

@@ -1,0 +1,141 @@
+//! Shell: the time that the kernel spends in given programs, by its own statistics.
+//!
+//! A program that another one jumps to is timed with it.
+
+use std::{fmt::Write as _, fs, os::fd::AsRawFd as _, path::Path};
+
+use anyhow::{Context as _, Result};
+use aya::{
+    programs::loaded_programs,
+    sys::{Stats, enable_stats},
+};
+use serde_json::{Value, json};
+
+/// What one program has taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Spent {
+    pub(crate) name: String,
+    pub(crate) runs: u64,
+    pub(crate) ns: u64,
+}
+
+impl Spent {
+    pub(crate) fn with(self, other: &Self) -> Self {
+        Self { name: self.name, runs: self.runs + other.runs, ns: self.ns + other.ns }
+    }
+
+    pub(crate) fn each_ns(&self) -> f64 {
+        self.ns as f64 / self.runs as f64
+    }
+}
+
+/// One measurement with statistics on.
+#[derive(Debug)]
+pub(crate) struct Sample {
+    pub(crate) requests: u64,
+    pub(crate) spent: Vec<Spent>,
+}
+
+/// Whether the program runs once for each packet.
+pub(crate) fn is_for_packets(program: &str) -> bool {
+    matches!(program, "ingress" | "egress")
+}
+
+/// What `act` answers, and what the programs took meanwhile. The kernel stops recording when this process ends.
+pub(crate) fn timed<T>(
+    programs: &[(String, u32)],
+    act: impl FnOnce() -> Result<T>,
+) -> Result<(T, Vec<Spent>)> {
+    let on = enable_stats(Stats::RunTime).context("cannot switch the program statistics on")?;
+    let before = read(programs)?;
+    let answer = act()?;
+    let after = read(programs)?;
+    drop(on);
+    let since = |(after, before): (Spent, Spent)| Spent {
+        runs: after.runs - before.runs,
+        ns: after.ns - before.ns,
+        name: after.name,
+    };
+    Ok((answer, after.into_iter().zip(before).map(since).collect()))
+}
+
+fn read(programs: &[(String, u32)]) -> Result<Vec<Spent>> {
+    let mut spent: Vec<Spent> =
+        programs.iter().map(|(name, _)| Spent { name: name.clone(), ..Spent::default() }).collect();
+    for program in loaded_programs() {
+        let program = program.context("cannot list the kernel's programs")?;
+        if let Some(index) = programs.iter().position(|(_, id)| *id == program.id()) {
+            spent[index].runs = program.run_count();
+            spent[index].ns = u64::try_from(program.run_time().as_nanos())?;
+        }
+    }
+    Ok(spent)
+}
+
+/// Names and numbers of the programs in the links that are pinned in a folder.
+pub(crate) fn pinned(links: &Path) -> Result<Vec<(String, u32)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(links).context("cannot read the folder of links")? {
+        let path = entry?.path();
+        let link = agent::sys::open_pin(&path).context("cannot open a link")?;
+        let said = fs::read_to_string(format!("/proc/self/fdinfo/{}", link.as_raw_fd()))?;
+        let id = said.lines().find_map(|line| line.strip_prefix("prog_id:"));
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        found.push((name, id.context("the kernel says which program")?.trim().parse()?));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// All samples as one.
+fn sum(samples: &[Sample]) -> (f64, Vec<Spent>) {
+    let requests: u64 = samples.iter().map(|sample| sample.requests).sum();
+    let mut all = samples[0].spent.clone();
+    for sample in &samples[1..] {
+        all = all.into_iter().zip(&sample.spent).map(|(one, other)| one.with(other)).collect();
+    }
+    all.retain(|one| one.runs > 0);
+    (requests as f64, all)
+}
+
+/// A profile for people.
+pub(crate) fn table(case: &str, samples: &[Sample]) -> String {
+    let (requests, all) = sum(samples);
+    let mut out = format!("\n{case}: program       runs/request   ns/run   ns/request\n");
+    let mut whole = 0.0;
+    for one in &all {
+        let (runs, ns) = (one.runs as f64 / requests, one.ns as f64 / requests);
+        whole += ns;
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "  {:20} {runs:12.3} {:8.1} {ns:12.1}", one.name, one.each_ns());
+    }
+    let _ = writeln!(out, "  {:20} {:12} {:8} {whole:12.1}", "all", "", "");
+    out
+}
+
+/// The same for machines, with the sum of each round.
+pub(crate) fn value(samples: &[Sample]) -> Value {
+    let (requests, all) = sum(samples);
+    let whole = |sample: &Sample| {
+        let ns: u64 = sample.spent.iter().map(|one| one.ns).sum();
+        ns as f64 / sample.requests as f64
+    };
+    let runs = |sample: &Sample| {
+        let runs: u64 = sample.spent.iter().map(|one| one.runs).sum();
+        runs as f64 / sample.requests as f64
+    };
+    let programs: Vec<Value> = all
+        .iter()
+        .map(|one| {
+            json!({
+                "name": one.name, "runs_per_request": one.runs as f64 / requests,
+                "ns_per_run": one.each_ns(), "ns_per_request": one.ns as f64 / requests,
+            })
+        })
+        .collect();
+    json!({
+        "ns": samples.iter().map(whole).collect::<Vec<f64>>(),
+        "runs": samples.iter().map(runs).collect::<Vec<f64>>(),
+        "programs": programs,
+    })
+}

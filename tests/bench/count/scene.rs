@@ -1,0 +1,383 @@
+//! Shell: the pods that are measured, what is in force meanwhile, and single measurements.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::{
+    bed::{Bed, Place, SERVING},
+    cost::{Cycles, Used, has_cycles},
+    empty::Empty,
+    load::{Answered, H2_CONNECTIONS, Load},
+    nginx::{Nginx, OTHER, PROXY, pause},
+    profile::{self, Spent},
+};
+
+/// Whether the kernel half counts streams of HTTP/2, not one request a connection. Until it does, figures of `h2` are
+/// those of an opaque connection.
+pub(crate) const H2_STREAMS_ARE_COUNTED: bool = false;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Case {
+    /// A hello over HTTP/1.1, heads of 40 and 160 bytes.
+    H1,
+    /// The same with heads as browsers and frameworks send them.
+    H1Browser,
+    /// A hello over HTTP/2.
+    H2,
+    /// A megabyte over HTTP/1.1.
+    Bulk,
+}
+
+impl Case {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::H1 => "h1",
+            Self::H1Browser => "h1_browser",
+            Self::H2 => "h2",
+            Self::Bulk => "bulk",
+        }
+    }
+
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Self::H1 | Self::H2 => "/",
+            Self::H1Browser => "/browser",
+            Self::Bulk => "/bulk",
+        }
+    }
+
+    pub(crate) fn subjects(self) -> &'static [Subject] {
+        match self {
+            Self::H1 => &[Subject::Off, Subject::Rouse, Subject::Empty, Subject::Sidecar],
+            Self::H1Browser | Self::H2 | Self::Bulk => {
+                &[Subject::Off, Subject::Rouse, Subject::Sidecar]
+            }
+        }
+    }
+}
+
+/// What is in force, or in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Subject {
+    /// No program.
+    Off,
+    /// All programs of the kernel half.
+    Rouse,
+    /// Programs that do nothing, where those of the kernel half see packets.
+    Empty,
+    /// No program, and a proxy in front of the server.
+    Sidecar,
+}
+
+impl Subject {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Rouse => "rouse",
+            Self::Empty => "empty",
+            Self::Sidecar => "nginx-sidecar",
+        }
+    }
+}
+
+/// Sockets that are not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Uncounted {
+    /// Of a pod of ours, on another port than the serving one.
+    Port,
+    /// Of a pod below the same cgroup that is not ours.
+    Pod,
+    /// Of a client in a pod below the same cgroup.
+    Client,
+    /// Of a pod in a cgroup where nothing is attached.
+    Foreign,
+}
+
+impl Uncounted {
+    pub(crate) const ALL: [Self; 4] = [Self::Port, Self::Pod, Self::Client, Self::Foreign];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Port => "uncounted_port",
+            Self::Pod => "uncounted_pod",
+            Self::Client => "uncounted_client",
+            Self::Foreign => "foreign",
+        }
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    /// By the server's count.
+    pub(crate) requests: u64,
+    pub(crate) per_s: f64,
+    /// Processor time a request of client, server, proxy and the work on packets between them.
+    pub(crate) cpu_us: f64,
+    /// Processor time a request of the whole machine.
+    pub(crate) machine_us: f64,
+    /// Cycles a request of the whole machine, where it counts them.
+    pub(crate) cycles: Option<f64>,
+}
+
+/// A pod, its server, and the proxy that waits beside it.
+struct Served {
+    place: Place,
+    nginx: Nginx,
+    _sidecar: Option<Nginx>,
+    registered: bool,
+}
+
+pub(crate) struct Scene {
+    h1: Served,
+    h2: Served,
+    plain: Served,
+    foreign: Served,
+    client: Place,
+    pod_client: Place,
+    foreign_client: Place,
+    subject: Subject,
+    empty: Option<Empty>,
+    programs: Vec<(String, u32)>,
+    /// How many requests of HTTP/2 take as long as a measurement is to be.
+    h2_requests: BTreeMap<Subject, u64>,
+    core: usize,
+    seconds: u32,
+    cycles: bool,
+    /// Goes last: it removes what the others stand on.
+    bed: Bed,
+}
+
+impl Scene {
+    pub(crate) fn new(core: usize, seconds: u32) -> Result<Self> {
+        let mut bed = Bed::new();
+        let folder = bed.places().bpffs.with_file_name("bench");
+        let top = bed.places().clients.parent().context("below the bed's own")?.to_owned();
+        let outside = |mut place: Place| -> Result<Place> {
+            place.cgroup = top.join(format!("foreign{}", place.number));
+            fs::create_dir_all(&place.cgroup)?;
+            Ok(place)
+        };
+        let h1 = served(bed.pod(), core, &folder, Some(false))?;
+        let h2 = served(bed.pod(), core, &folder, Some(true))?;
+        let plain = served(bed.pod(), core, &folder, None)?;
+        let foreign = served(outside(bed.client())?, core, &folder, None)?;
+        bed.register(&h1.place, 0);
+        bed.register(&h2.place, 0);
+        let (client, pod_client) = (bed.client(), bed.pod());
+        let foreign_client = outside(bed.client())?;
+        let programs = profile::pinned(&links(&bed))?;
+        Ok(Self {
+            h1,
+            h2,
+            plain,
+            foreign,
+            client,
+            pod_client,
+            foreign_client,
+            subject: Subject::Rouse,
+            empty: None,
+            programs,
+            h2_requests: BTreeMap::new(),
+            core,
+            seconds,
+            cycles: has_cycles(),
+            bed,
+        })
+    }
+
+    /// Measures a case with a subject in force.
+    pub(crate) fn measure(&mut self, case: Case, subject: Subject) -> Result<Run> {
+        self.enter(subject)?;
+        let target = self.target(case);
+        let from = &self.client;
+        let port = if subject == Subject::Sidecar { PROXY } else { SERVING };
+        let (run, answered) = self.run(case, target, from, port)?;
+        if case == Case::H2 {
+            let per_run = answered.per_s * f64::from(self.seconds);
+            self.h2_requests.insert(subject, per_run as u64);
+        }
+        Ok(run)
+    }
+
+    /// The same with the kernel's programs in force, and the time in each of them.
+    pub(crate) fn profile(&mut self, case: Case) -> Result<(Run, Vec<Spent>)> {
+        self.enter(Subject::Rouse)?;
+        let programs = self.programs.clone();
+        profile::timed(&programs, || self.measure(case, Subject::Rouse))
+    }
+
+    /// The time that is recorded of programs that do nothing.
+    pub(crate) fn profile_empty(&mut self) -> Result<Vec<Spent>> {
+        self.enter(Subject::Empty)?;
+        let programs = self.empty.as_ref().context("it is in force")?.ids()?;
+        let (_, spent) = profile::timed(&programs, || self.measure(Case::H1, Subject::Empty))?;
+        ensure!(spent.iter().all(|one| one.runs > 0), "the empty programs did not run: {spent:?}");
+        Ok(spent)
+    }
+
+    /// Packets of sockets that are not counted, and the time in programs meanwhile.
+    pub(crate) fn profile_uncounted(&mut self, way: Uncounted) -> Result<(u64, Vec<Spent>)> {
+        self.enter(Subject::Rouse)?;
+        let (target, from, port) = match way {
+            Uncounted::Port => (&self.h1, &self.client, OTHER),
+            Uncounted::Pod => (&self.plain, &self.client, SERVING),
+            Uncounted::Client => (&self.foreign, &self.pod_client, SERVING),
+            Uncounted::Foreign => (&self.foreign, &self.foreign_client, SERVING),
+        };
+        let end = if way == Uncounted::Client { from } else { &target.place };
+        let before = packets(&end.netns)?;
+        let (_, spent) = profile::timed(&self.programs, || self.run(Case::H1, target, from, port))?;
+        let seen = packets(&end.netns)? - before;
+        let runs: u64 =
+            spent.iter().filter(|one| profile::is_for_packets(&one.name)).map(|one| one.runs).sum();
+        if way == Uncounted::Foreign {
+            ensure!(runs == 0, "programs ran for a pod where none is attached: {spent:?}");
+        } else {
+            ensure!(runs > 0, "no program ran: {spent:?}");
+        }
+        Ok((seen, spent))
+    }
+
+    fn target(&self, case: Case) -> &Served {
+        match case {
+            Case::H1 | Case::H1Browser | Case::Bulk => &self.h1,
+            Case::H2 => &self.h2,
+        }
+    }
+
+    fn run(&self, case: Case, target: &Served, from: &Place, port: u16) -> Result<(Run, Answered)> {
+        let before = target.nginx.settled()?;
+        let counted_before = self.counted(target);
+        let load = Load {
+            case,
+            from,
+            to: format!("{}:{port}", target.place.four()),
+            core: self.core,
+            seconds: self.seconds,
+            requests: self.h2_requests.get(&self.subject).copied().unwrap_or(20_000),
+        };
+        let cycles = self.cycles.then(Cycles::start).transpose()?;
+        let used_before = self.used()?;
+        let answered = load.run()?;
+        let used = self.used()?.since(used_before);
+        let cycles = cycles.and_then(Cycles::stop);
+        let requests = self.settled(target)? - before.requests;
+        let range = answered.requests..=answered.requests + answered.slack;
+        ensure!(range.contains(&requests), "nginx served {requests}, its client had {answered:?}");
+        let is_counted = self.subject == Subject::Rouse && target.registered && port == SERVING;
+        let counted = self.counted(target) - counted_before;
+        self.check(case, if is_counted { requests } else { 0 }, counted)?;
+        let each = |all: f64| all / requests as f64;
+        let run = Run {
+            requests,
+            per_s: answered.per_s,
+            cpu_us: each(used.by_us_us),
+            machine_us: each(used.machine_us),
+            cycles: cycles.map(each),
+        };
+        Ok((run, answered))
+    }
+
+    /// A bench that measured programs which do nothing would be worse than none.
+    fn check(&self, case: Case, served: u64, counted: u64) -> Result<()> {
+        let expected = match case {
+            Case::H2 if !H2_STREAMS_ARE_COUNTED && served > 0 => u64::from(H2_CONNECTIONS),
+            _ => served,
+        };
+        ensure!(counted == expected, "the kernel half counted {counted} requests, not {expected}");
+        Ok(())
+    }
+
+    /// Requests that the kernel half has counted in a pod.
+    fn counted(&self, target: &Served) -> u64 {
+        if !target.registered {
+            return 0;
+        }
+        self.bed.maps.totals(slot(&target.place)).finished
+    }
+
+    /// What the server has served, once no connection is left, for it and for the kernel half.
+    fn settled(&self, target: &Served) -> Result<u64> {
+        let served = target.nginx.settled()?;
+        if target.registered && self.subject == Subject::Rouse {
+            self.rests(target)?;
+        }
+        Ok(served.requests)
+    }
+
+    /// Waits until the kernel half knows of no connection either.
+    fn rests(&self, target: &Served) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let state = self.bed.maps.state(slot(&target.place));
+            if state.connections == 0 && state.in_flight == 0 {
+                ensure!(state.desync == 0 && state.stray == 0, "boundaries were lost: {state:?}");
+                return Ok(());
+            }
+            ensure!(started.elapsed().as_secs() < 10, "it does not come to rest: {state:?}");
+            pause();
+        }
+    }
+
+    fn used(&self) -> Result<Used> {
+        let top = self.bed.places().clients.parent().context("below the bed's own")?;
+        Used::read(top, self.core)
+    }
+
+    /// Puts a subject in force, and takes the one before out of it.
+    fn enter(&mut self, subject: Subject) -> Result<()> {
+        let (was, is) = (self.subject == Subject::Rouse, subject == Subject::Rouse);
+        let programs = self.bed.programs.as_ref().context("they are loaded")?;
+        if was && !is {
+            let links = links(&self.bed);
+            fs::remove_dir_all(&links).context("cannot unpin the links")?;
+            fs::create_dir(&links)?;
+        }
+        self.empty = match (subject, self.empty.take()) {
+            (Subject::Empty, Some(empty)) => Some(empty),
+            (Subject::Empty, None) => Some(Empty::attach(&self.bed.places().pods)?),
+            (Subject::Off | Subject::Rouse | Subject::Sidecar, _) => None,
+        };
+        if is && !was {
+            let anew = programs.keep_attached()?;
+            ensure!(anew == self.programs.len(), "only {anew} programs were attached again");
+        }
+        self.subject = subject;
+        Ok(())
+    }
+}
+
+/// A pod with its server, and a proxy if it says which HTTP the two speak to clients.
+fn served(place: Place, core: usize, folder: &Path, h2: Option<bool>) -> Result<Served> {
+    let nginx = Nginx::server(&place, core, folder, h2 == Some(true))?;
+    let sidecar = h2.map(|h2| Nginx::sidecar(&place, core, folder, h2)).transpose()?;
+    Ok(Served { place, nginx, _sidecar: sidecar, registered: h2.is_some() })
+}
+
+fn slot(place: &Place) -> u32 {
+    u32::from(place.number)
+}
+
+fn links(bed: &Bed) -> PathBuf {
+    bed.places().pins().join("links")
+}
+
+/// TCP segments in and out of a namespace so far.
+fn packets(netns: &str) -> Result<u64> {
+    let done = std::process::Command::new("ip")
+        .args(["netns", "exec", netns, "cat", "/proc/net/snmp"])
+        .output()?;
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    // The first line names the fields: … InSegs and OutSegs are the tenth and eleventh.
+    let line = said.lines().filter(|line| line.starts_with("Tcp:")).nth(1);
+    let words: Vec<&str> = line.context("the kernel counts segments")?.split(' ').collect();
+    Ok(words[10].parse::<u64>()? + words[11].parse::<u64>()?)
+}
