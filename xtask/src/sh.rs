@@ -22,8 +22,19 @@ const KEPT: [&str; 7] = [
 ];
 
 /// The cargo that started us, so that a raised or nested call finds the same one.
+///
+/// Without what it told us about ourselves: build scripts of dependencies (`ring`) watch those variables, and everything
+/// above them would be built anew after each change between a call of cargo by hand and one of ours.
 pub(crate) fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")))
+    let mut cargo =
+        Command::new(std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+    for (name, _) in std::env::vars_os() {
+        let told = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+        if name.to_str().is_some_and(|name| told.iter().any(|it| name.starts_with(it))) {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
 }
 
 /// Whether this process is root.
