@@ -5,6 +5,7 @@ mod cluster_burst;
 mod cluster_wake;
 mod connect;
 mod control_plane;
+mod count;
 mod footprint;
 mod idle;
 mod peer;
@@ -34,7 +35,7 @@ use self::{
     stats::Rounds,
 };
 use crate::{
-    build, image,
+    build, build_ebpf, image,
     machine::Machine,
     setup::{self, Purpose},
     sh,
@@ -45,7 +46,7 @@ use crate::{
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Benches to run; all when none is named: wake, connect, warm, idle, control-plane, cluster-wake, cluster-burst,
-    /// footprint, scale-in, resync
+    /// footprint, scale-in, resync, count
     names: Vec<String>,
     /// Rounds of each comparison
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
@@ -83,11 +84,20 @@ enum Body {
     Node(fn(&Scene) -> Result<Vec<Row>>),
     /// A real cluster.
     Cluster(fn(&Clusters) -> Result<Vec<Row>>),
+    /// The kernel half alone, between namespaces and cgroups that it makes.
+    Kernel(fn(&Half) -> Result<Vec<Row>>),
     /// Nothing but programs that it builds.
     Alone(fn() -> Result<Vec<Row>>),
 }
 
-const BENCHES: [Bench; 10] = [
+/// The kernel half, and how often to measure it.
+#[derive(Debug)]
+struct Half {
+    object: PathBuf,
+    rounds: u32,
+}
+
+const BENCHES: [Bench; 11] = [
     ("wake", Body::Node(wake::run)),
     ("connect", Body::Node(connect::run)),
     ("warm", Body::Node(warm::run)),
@@ -98,6 +108,7 @@ const BENCHES: [Bench; 10] = [
     ("footprint", Body::Cluster(footprint::run)),
     ("scale-in", Body::Cluster(scale_in::run)),
     ("resync", Body::Alone(resync::run)),
+    ("count", Body::Kernel(count::run)),
 ];
 
 /// `cargo xtask bench`.
@@ -115,15 +126,20 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let on_cluster = benches.iter().any(|(_, body)| matches!(body, Body::Cluster(_)));
     let scene = on_node.then(|| scene(args, &workspace, &folder)).transpose()?;
     let clusters = on_cluster.then(|| clusters(args, &workspace, &folder)).transpose()?;
+    let on_half = benches.iter().any(|(_, body)| matches!(body, Body::Kernel(_)));
+    let half = on_half.then(|| half(args, &workspace)).transpose()?;
 
     let (mut reports, mut failed) = (Vec::new(), Vec::new());
     for (name, body) in benches {
         println!("\n== {name} ==");
-        let measured = match (body, &scene, &clusters) {
-            (Body::Node(run), Some(scene), _) => run(scene),
-            (Body::Cluster(run), _, Some(clusters)) => run(clusters),
-            (Body::Alone(run), _, _) => run(),
-            (Body::Node(_), None, _) | (Body::Cluster(_), _, None) => continue,
+        let measured = match (body, &scene, &clusters, &half) {
+            (Body::Node(run), Some(scene), _, _) => run(scene),
+            (Body::Cluster(run), _, Some(clusters), _) => run(clusters),
+            (Body::Kernel(run), _, _, Some(half)) => run(half),
+            (Body::Alone(run), _, _, _) => run(),
+            (Body::Node(_), None, _, _)
+            | (Body::Cluster(_), _, None, _)
+            | (Body::Kernel(_), _, _, None) => continue,
         };
         match measured {
             Ok(rows) => {
@@ -185,6 +201,12 @@ fn scene(args: &Args, workspace: &Workspace, folder: &Path) -> Result<Scene> {
     let client = build::client(workspace)?;
     let hello = image::program(workspace, "hello");
     Ok(Scene { rouse, images, client, hello, folder: folder.to_owned(), rounds: args.rounds })
+}
+
+/// What the benches of the kernel half need.
+fn half(args: &Args, workspace: &Workspace) -> Result<Half> {
+    setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Bench], args.yes)?;
+    Ok(Half { object: build_ebpf::object(workspace)?, rounds: args.rounds })
 }
 
 /// What those need that make clusters.

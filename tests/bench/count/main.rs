@@ -107,13 +107,12 @@ fn main() -> Result<()> {
             packets.insert(way.name(), uncounted(&mut scene, way, args.rounds.min(PROFILED))?);
         }
     }
-    let cycles = cost::has_cycles();
     drop(scene);
     println!(
         "{}",
         json!({
-            "rates": rates, "profiles": profiles, "empty_program": empty, "packets": packets, "core": core,
-            "cycles": cycles, "h2_streams_are_counted": scene::H2_STREAMS_ARE_COUNTED,
+            "rates": rates, "profiles": profiles, "empty_program": empty, "packets": packets,
+            "core": core,
         })
     );
     Ok(())

@@ -113,29 +113,25 @@ pub(crate) fn table(case: &str, samples: &[Sample]) -> String {
     out
 }
 
-/// The same for machines, with the sum of each round.
+/// The same for machines: what each round gave, ns and runs a request, of all programs and of each.
 pub(crate) fn value(samples: &[Sample]) -> Value {
     let (requests, all) = sum(samples);
-    let whole = |sample: &Sample| {
-        let ns: u64 = sample.spent.iter().map(|one| one.ns).sum();
-        ns as f64 / sample.requests as f64
+    let of = |name: Option<&str>, what: fn(&Spent) -> u64| -> Vec<f64> {
+        let one = |sample: &Sample| {
+            let chosen = sample.spent.iter().filter(|it| name.is_none_or(|name| it.name == name));
+            chosen.map(what).sum::<u64>() as f64 / sample.requests as f64
+        };
+        samples.iter().map(one).collect()
     };
-    let runs = |sample: &Sample| {
-        let runs: u64 = sample.spent.iter().map(|one| one.runs).sum();
-        runs as f64 / sample.requests as f64
-    };
-    let programs: Vec<Value> = all
-        .iter()
-        .map(|one| {
-            json!({
-                "name": one.name, "runs_per_request": one.runs as f64 / requests,
-                "ns_per_run": one.each_ns(), "ns_per_request": one.ns as f64 / requests,
-            })
+    let ns = |name: Option<&str>| of(name, |it| it.ns);
+    let runs = |name: Option<&str>| of(name, |it| it.runs);
+    let program = |one: &Spent| {
+        let name = Some(one.name.as_str());
+        json!({
+            "name": name, "ns": ns(name), "runs": runs(name),
+            "ns_per_run": one.each_ns(), "runs_per_request": one.runs as f64 / requests,
         })
-        .collect();
-    json!({
-        "ns": samples.iter().map(whole).collect::<Vec<f64>>(),
-        "runs": samples.iter().map(runs).collect::<Vec<f64>>(),
-        "programs": programs,
-    })
+    };
+    let programs: Vec<Value> = all.iter().map(program).collect();
+    json!({ "ns": ns(None), "runs": runs(None), "programs": programs })
 }

@@ -40,7 +40,8 @@ impl Case {
         match self {
             Self::H1 => "h1",
             Self::H1Browser => "h1_browser",
-            Self::H2 => "h2",
+            Self::H2 if H2_STREAMS_ARE_COUNTED => "h2",
+            Self::H2 => "h2_opaque",
             Self::Bulk => "bulk",
         }
     }

@@ -26,7 +26,7 @@ pub(super) struct Row {
     pub(super) p90: f64,
     pub(super) p99: f64,
     pub(super) n: usize,
-    /// Against the control `bare`, within each round: median and its 95 % interval.
+    /// Against the control, within each round: median and its 95 % interval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) ratio: Option<[f64; 3]>,
     /// What was to be reached.
@@ -40,9 +40,9 @@ pub(super) struct Row {
 /// What a figure is to reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Goal {
-    /// Ratio against `bare`.
+    /// Ratio against the control.
     RatioAtMost(f64),
-    /// Ratio against `bare`.
+    /// Ratio against the control.
     RatioAtLeast(f64),
     /// Median of the values themselves.
     AtMost(f64),
@@ -55,12 +55,31 @@ pub(super) enum Goal {
     None,
 }
 
-/// Rows of one case: each subject's rounds, with ratios against `bare`; the goal is `rouse`'s.
+/// What others are compared with: the pod's own address without programs, or the same pod with them detached. No
+/// bench has both.
+const CONTROLS: [&str; 2] = ["bare", "off"];
+
+/// How a subject compares.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Against {
+    control: &'static str,
+    ratio: Median,
+}
+
+/// The control among some subjects.
+fn control<'a>(subjects: impl Iterator<Item = &'a str>) -> &'static str {
+    let subjects: Vec<&str> = subjects.collect();
+    CONTROLS.into_iter().find(|control| subjects.contains(control)).unwrap_or(CONTROLS[0])
+}
+
+/// Rows of one case: each subject's rounds, with ratios against the control; the goal is `rouse`'s.
 pub(super) fn rows(case: &str, unit: &str, rounds: &Rounds, goal: Goal) -> Vec<Row> {
+    let control = control(rounds.keys().copied());
     rounds
         .iter()
         .map(|(subject, values)| {
-            let ratio = (*subject != "bare").then(|| ratio(rounds, subject, "bare")).flatten();
+            let ratio = (*subject != control).then(|| ratio(rounds, subject, control)).flatten();
+            let ratio = ratio.map(|ratio| Against { control, ratio });
             let goal = if *subject == "rouse" { goal } else { Goal::None };
             row(case, subject, unit, values, ratio, goal)
         })
@@ -73,16 +92,17 @@ pub(super) fn row(
     subject: &str,
     unit: &str,
     values: &[f64],
-    ratio: Option<Median>,
+    ratio: Option<Against>,
     goal: Goal,
 ) -> Row {
     let sorted = sorted(values);
     let p99 = quantile(&sorted, 0.99);
     let middle = median(values).value;
-    let against = ratio.map_or(f64::NAN, |ratio| ratio.value);
+    let (against, control) =
+        ratio.map_or((f64::NAN, CONTROLS[0]), |it| (it.ratio.value, it.control));
     let (goal, reached) = match goal {
-        Goal::RatioAtMost(most) => (format!("≤ {most} × bare"), against <= most),
-        Goal::RatioAtLeast(least) => (format!("≥ {least} × bare"), against >= least),
+        Goal::RatioAtMost(most) => (format!("≤ {most} × {control}"), against <= most),
+        Goal::RatioAtLeast(least) => (format!("≥ {least} × {control}"), against >= least),
         Goal::AtMost(most) => (format!("≤ {most} {unit}"), middle <= most),
         Goal::AtLeast(least) => (format!("≥ {least} {unit}"), middle >= least),
         Goal::P50P99AtMost(half, most) => {
@@ -100,7 +120,7 @@ pub(super) fn row(
         p90: quantile(&sorted, 0.9),
         p99,
         n: values.len(),
-        ratio: ratio.map(|ratio| [ratio.value, ratio.low, ratio.high]),
+        ratio: ratio.map(|it| [it.ratio.value, it.ratio.low, it.ratio.high]),
         goal: has_goal.then_some(goal),
         reached: has_goal.then_some(reached),
     }
@@ -113,7 +133,12 @@ pub(super) fn section(report: &Report) -> String {
         "## {name}\n\n`cargo xtask bench {name}` · {} · Linux {} · commit {}\n\n",
         machine.machine, machine.kernel, machine.commit
     );
-    out += "| case | subject | p50 | p90 | p99 | unit | n | ratio to bare (95 %) | to reach | reached |\n";
+    let control = control(rows.iter().map(|row| row.subject.as_str()));
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        out,
+        "| case | subject | p50 | p90 | p99 | unit | n | ratio to {control} (95 %) | to reach | reached |"
+    );
     out += "|---|---|---|---|---|---|---|---|---|---|\n";
     for row in rows {
         let ratio = row.ratio.map_or_else(String::new, |[value, low, high]| {
@@ -177,6 +202,19 @@ mod tests {
         let rows = rows("services_1", "us", &rounds, Goal::RatioAtMost(1.05));
         let judged: Vec<_> = rows.iter().map(|row| (row.subject.as_str(), row.reached)).collect();
         assert_eq!(judged, [("bare", None), ("rouse", Some(true))]);
+    }
+
+    #[test]
+    fn programs_in_force_are_compared_with_none_where_the_pod_is_the_same() {
+        let rounds = Rounds::from([("off", vec![100.0]), ("rouse", vec![98.0])]);
+        let rows = rows("req_s_h1", "req/s", &rounds, Goal::RatioAtLeast(0.97));
+        assert_eq!(rows[0].ratio, None);
+        assert_eq!(rows[1].goal.as_deref(), Some("≥ 0.97 × off"));
+        assert_eq!(rows[1].reached, Some(true));
+        let machine =
+            Machine { machine: String::new(), kernel: String::new(), commit: String::new() };
+        let section = section(&Report { name: "count".into(), machine, rows });
+        assert!(section.contains("| ratio to off (95 %) |"), "{section}");
     }
 
     #[test]

@@ -51,7 +51,7 @@ const fn need(
 }
 
 /// Everything that comes from packages. The kernel half's compiler is `toolchain.rs`'s matter.
-const NEEDS: [Need; 18] = [
+const NEEDS: [Need; 19] = [
     need(&[Purpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
     need(&[Purpose::Build], "make", &["make"], "builds the allocator"),
     need(&[Purpose::Build], "git", &["git"], "names the commit in figures"),
@@ -69,18 +69,24 @@ const NEEDS: [Need; 18] = [
         "makes network namespaces for tests and controls",
     ),
     need(
-        &[Purpose::Test],
+        &[Purpose::Test, Purpose::Bench],
         "nginx-light",
         &["nginx"],
-        "a server whose reload and deferred accept the kernel tests meet",
+        "a server whose reload and deferred accept the kernel tests meet, and a proxy as a sidecar",
     ),
     need(
-        &[Purpose::Test],
+        &[Purpose::Test, Purpose::Bench],
         "nghttp2-client",
         &["h2load"],
-        "an HTTP/2 client of other people's for the gateway",
+        "an HTTP/2 client of other people's for the gateway and for figures",
     ),
-    need(&[Purpose::Test], "wrk", &["wrk"], "a client whose requests the kernel tests count"),
+    need(
+        &[Purpose::Test, Purpose::Bench],
+        "wrk",
+        &["wrk"],
+        "a client whose requests the kernel tests count",
+    ),
+    need(&[Purpose::Bench], "linux-perf", &["perf"], "counts cycles, where the machine does"),
     need(
         &[Purpose::Test],
         "docker-registry",
