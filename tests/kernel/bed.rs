@@ -68,6 +68,11 @@ impl Place {
 impl Bed {
     /// Makes one. Fails, with the command to run, in a build without the kernel half.
     pub(crate) fn new() -> Self {
+        Self::with(Programs::load)
+    }
+
+    /// Makes one whose programs are loaded in this way.
+    pub(crate) fn with(load: impl FnOnce(Places) -> Result<Programs, programs::Error>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         remove_stale();
         let name =
@@ -86,7 +91,7 @@ impl Bed {
             fs::create_dir_all(&cgroup).expect("root may make cgroups");
         }
         make_node(&name);
-        let bed = Self::load(name, places);
+        let bed = Self::load(name, places, load);
         std::mem::forget(guard);
         bed
     }
@@ -97,12 +102,15 @@ impl Bed {
         let above = cgroups().join(&self.name);
         let bpffs = folder(&name).join("bpf");
         let (clients, pods) = (above.clone(), above);
-        Self::load(name, Places { bpffs, clients, pods, ..self.places.clone() })
+        Self::load(name, Places { bpffs, clients, pods, ..self.places.clone() }, Programs::load)
     }
 
-    fn load(name: String, places: Places) -> Self {
-        let programs =
-            Programs::load(places.clone()).unwrap_or_else(|error| panic!("{}", chain(&error)));
+    fn load(
+        name: String,
+        places: Places,
+        load: impl FnOnce(Places) -> Result<Programs, programs::Error>,
+    ) -> Self {
+        let programs = load(places.clone()).unwrap_or_else(|error| panic!("{}", chain(&error)));
         let maps = Maps::open(&programs.pins()).expect("the maps are pinned");
         let planner = Planner::resume(maps.read().expect("readable"), 0);
         Self {

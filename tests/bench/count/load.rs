@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{bed::Place, scene::Case};
+use crate::{bed::Place, subject::Case};
 
 /// Connections of HTTP/1.1; enough that neither side ever waits for the other.
 const CONNECTIONS: u32 = 32;

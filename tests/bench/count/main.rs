@@ -7,7 +7,9 @@
 //! Each round with programs in force ends with what they counted: it must be what nginx counted.
 //!
 //! It prints a profile of each program for people on standard error, and one JSON line. Quick:
-//! `ROUSE_EBPF_OBJECT=… cargo bench --profile dev -p tests --bench count -- --rounds 2 --only h1`
+//! `ROUSE_EBPF_OBJECT=… cargo bench --profile dev -p tests --bench count -- --rounds 2 --only h1`, and `--object FILE` for
+//! another kernel half without building anything but that. On a machine that is not quiet, the least of several rounds
+//! tells most of a program; the last column of a rate says how much of the core the measured ones had.
 #![allow(clippy::print_stdout, reason = "xtask reads the figures from standard output")]
 #![allow(clippy::print_stderr, reason = "people read the profile from standard error")]
 
@@ -24,8 +26,9 @@ mod load;
 mod nginx;
 mod profile;
 mod scene;
+mod subject;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Context as _, Result};
 use clap::{Parser as _, ValueEnum};
@@ -33,7 +36,8 @@ use serde_json::{Value, json};
 
 use self::{
     profile::{Sample, Spent},
-    scene::{Case, Scene, Subject, Uncounted},
+    scene::Scene,
+    subject::{Case, Subject, Uncounted},
 };
 
 /// Rounds with statistics on: program times vary less than rates.
@@ -56,6 +60,9 @@ struct Args {
     /// Only the time in programs, without the comparison of rates
     #[arg(long)]
     profile: bool,
+    /// Measure the kernel half in this file instead of the one in this build
+    #[arg(long)]
+    object: Option<PathBuf>,
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
@@ -92,7 +99,7 @@ fn main() -> Result<()> {
         Some(core) => core,
         None => cost::cores()?.checked_sub(1).context("a machine has a core")?,
     };
-    let mut scene = Scene::new(core, args.seconds)?;
+    let mut scene = Scene::new(core, args.seconds, args.object.as_deref())?;
     let (mut rates, mut profiles) = (BTreeMap::new(), BTreeMap::new());
     for case in chosen.iter().filter_map(|what| what.case()) {
         if !args.profile {
@@ -132,11 +139,12 @@ fn compare(scene: &mut Scene, case: Case, rounds: u32) -> Result<Value> {
                 continue;
             }
             eprintln!(
-                "{:10} {:13} {:8.0} req/s  {:7.3} us CPU a request",
+                "{:10} {:13} {:8.0} req/s  {:7.3} us CPU a request  {:3.0} % of the core",
                 case.name(),
                 subject.name(),
                 run.per_s,
-                run.cpu_us
+                run.cpu_us,
+                run.per_s * run.cpu_us / 1e4
             );
             let kept = found.entry(subject.name()).or_default();
             kept.entry("req_s").or_default().push(run.per_s);

@@ -7,6 +7,7 @@ use std::{
     time::Instant,
 };
 
+use agent::programs::{self, Places, Programs};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
@@ -16,103 +17,8 @@ use crate::{
     load::{Answered, H2_CONNECTIONS, Load},
     nginx::{Nginx, OTHER, PROXY, pause},
     profile::{self, Spent},
+    subject::{Case, H2_STREAMS_ARE_COUNTED, Subject, Uncounted},
 };
-
-/// Whether the kernel half counts streams of HTTP/2, not one request a connection. Until it does, figures of `h2` are
-/// those of an opaque connection.
-pub(crate) const H2_STREAMS_ARE_COUNTED: bool = false;
-
-/// What is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Case {
-    /// A hello over HTTP/1.1, heads of 40 and 160 bytes.
-    H1,
-    /// The same with heads as browsers and frameworks send them.
-    H1Browser,
-    /// A hello over HTTP/2.
-    H2,
-    /// A megabyte over HTTP/1.1.
-    Bulk,
-}
-
-impl Case {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::H1 => "h1",
-            Self::H1Browser => "h1_browser",
-            Self::H2 if H2_STREAMS_ARE_COUNTED => "h2",
-            Self::H2 => "h2_opaque",
-            Self::Bulk => "bulk",
-        }
-    }
-
-    pub(crate) fn path(self) -> &'static str {
-        match self {
-            Self::H1 | Self::H2 => "/",
-            Self::H1Browser => "/browser",
-            Self::Bulk => "/bulk",
-        }
-    }
-
-    pub(crate) fn subjects(self) -> &'static [Subject] {
-        match self {
-            Self::H1 => &[Subject::Off, Subject::Rouse, Subject::Empty, Subject::Sidecar],
-            Self::H1Browser | Self::H2 | Self::Bulk => {
-                &[Subject::Off, Subject::Rouse, Subject::Sidecar]
-            }
-        }
-    }
-}
-
-/// What is in force, or in the way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Subject {
-    /// No program.
-    Off,
-    /// All programs of the kernel half.
-    Rouse,
-    /// Programs that do nothing, where those of the kernel half see packets.
-    Empty,
-    /// No program, and a proxy in front of the server.
-    Sidecar,
-}
-
-impl Subject {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Rouse => "rouse",
-            Self::Empty => "empty",
-            Self::Sidecar => "nginx-sidecar",
-        }
-    }
-}
-
-/// Sockets that are not counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Uncounted {
-    /// Of a pod of ours, on another port than the serving one.
-    Port,
-    /// Of a pod below the same cgroup that is not ours.
-    Pod,
-    /// Of a client in a pod below the same cgroup.
-    Client,
-    /// Of a pod in a cgroup where nothing is attached.
-    Foreign,
-}
-
-impl Uncounted {
-    pub(crate) const ALL: [Self; 4] = [Self::Port, Self::Pod, Self::Client, Self::Foreign];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Port => "uncounted_port",
-            Self::Pod => "uncounted_pod",
-            Self::Client => "uncounted_client",
-            Self::Foreign => "foreign",
-        }
-    }
-}
 
 /// One measurement.
 #[derive(Clone, Copy, Debug)]
@@ -157,8 +63,15 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    pub(crate) fn new(core: usize, seconds: u32) -> Result<Self> {
-        let mut bed = Bed::new();
+    /// With the kernel half in `object`, if it is given, instead of the one in this build.
+    pub(crate) fn new(core: usize, seconds: u32, object: Option<&Path>) -> Result<Self> {
+        let mut bed = match object {
+            None => Bed::new(),
+            Some(object) => {
+                let bytes = fs::read(object).with_context(|| format!("no {}", object.display()))?;
+                Bed::with(|places| load(&bytes, places))
+            }
+        };
         let folder = bed.places().bpffs.with_file_name("bench");
         let top = bed.places().clients.parent().context("below the bed's own")?.to_owned();
         let outside = |mut place: Place| -> Result<Place> {
@@ -354,6 +267,15 @@ impl Scene {
         self.subject = subject;
         Ok(())
     }
+}
+
+/// Loads an object from memory that is aligned as it must be.
+fn load(object: &[u8], places: Places) -> Result<Programs, programs::Error> {
+    let mut room = vec![0_u8; object.len() + 8];
+    let at = room.as_ptr().align_offset(8);
+    let aligned = &mut room[at..at + object.len()];
+    aligned.copy_from_slice(object);
+    Programs::load_object(aligned, places)
 }
 
 /// A pod with its server, and a proxy if it says which HTTP the two speak to clients.
