@@ -38,10 +38,10 @@ impl Case {
 
     pub(crate) fn subjects(self) -> &'static [Subject] {
         match self {
-            Self::H1 | Self::Bulk => &[Subject::Off, Subject::Rouse, Subject::Empty, Subject::Sidecar],
-            Self::H1Browser | Self::H2 => {
-                &[Subject::Off, Subject::Rouse, Subject::Sidecar]
+            Self::H1 | Self::Bulk => {
+                &[Subject::Off, Subject::Rouse, Subject::Empty, Subject::Sidecar]
             }
+            Self::H1Browser | Self::H2 => &[Subject::Off, Subject::Rouse, Subject::Sidecar],
         }
     }
 }

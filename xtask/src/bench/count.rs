@@ -102,9 +102,12 @@ fn figures(printed: &Printed) -> Result<Vec<Row>> {
             let known = SUBJECTS.into_iter();
             known.filter_map(|it| Some((it, pick(subjects.get(it)?).clone()))).collect()
         };
-        let goal = Goal::RatioAtLeast(if case == "bulk" { 0.99 } else { 0.97 });
-        all.extend(rows(&format!("req_s_{case}"), "req/s", &of(|it| &it.req_s), goal));
-        all.extend(rows(&format!("cpu_{case}"), "us", &of(|it| &it.cpu_us), none));
+        let (fewer, more) = if case == "bulk" { (0.99, 1.01) } else { (0.97, 1.03) };
+        let (fewer, more) = (Goal::RatioAtLeast(fewer), Goal::RatioAtMost(more));
+        all.extend(rows(&format!("req_s_{case}"), "req/s", &of(|it| &it.req_s), fewer));
+        all.extend(rows(&format!("cpu_{case}"), "us", &of(|it| &it.cpu_us), more));
+        let whole = Goal::AtLeast(WHOLE);
+        all.push(row(&format!("core_{case}"), "all", "percent", &shares(subjects), None, whole));
         if subjects.values().all(|it| !it.cycles.is_empty()) {
             all.extend(rows(&format!("cycles_{case}"), "cycles", &of(|it| &it.cycles), none));
         } else {
@@ -112,6 +115,15 @@ fn figures(printed: &Printed) -> Result<Vec<Row>> {
         }
     }
     Ok(all)
+}
+
+/// Share of the core that the measured ones must have had, percent. With less, others ran there as well: rates then say
+/// something about those, and only processor time a request about the subjects.
+const WHOLE: f64 = 95.0;
+
+fn shares(subjects: &BTreeMap<String, Rates>) -> Vec<f64> {
+    let share = |(per_s, cpu_us): (&f64, &f64)| per_s * cpu_us / 1e4;
+    subjects.values().flat_map(|it| it.req_s.iter().zip(&it.cpu_us).map(share)).collect()
 }
 
 const SUBJECTS: [&str; 4] = ["off", "rouse", "empty", "nginx-sidecar"];
@@ -168,8 +180,8 @@ mod tests {
 
     const PRINTED: &str = r#"{
         "rates": {"bulk": {
-            "off": {"req_s": [100.0], "cpu_us": [10.0], "machine_us": [11.0]},
-            "rouse": {"req_s": [98.0], "cpu_us": [10.2], "machine_us": [11.3]}
+            "off": {"req_s": [1000.0], "cpu_us": [990.0], "machine_us": [999.0]},
+            "rouse": {"req_s": [980.0], "cpu_us": [995.0], "machine_us": [1002.0]}
         }},
         "profiles": {"h1": {"ns": [420.0], "runs": [2.0], "programs": [
             {"name": "ingress", "ns": [420.0], "runs": [2.0], "ns_per_run": 210.0, "runs_per_request": 2.0},
@@ -200,12 +212,13 @@ mod tests {
             ("uncounted_pod", 90.0, None),
             ("uncounted_port", 95.0, None),
             ("foreign_packet", 0.0, Some(true)),
-            ("req_s_bulk", 100.0, None),
-            ("req_s_bulk", 98.0, Some(false)),
-            ("cpu_bulk", 10.0, None),
-            ("cpu_bulk", 10.2, None),
-            ("machine_bulk", 11.0, None),
-            ("machine_bulk", 11.3, None),
+            ("req_s_bulk", 1000.0, None),
+            ("req_s_bulk", 980.0, Some(false)),
+            ("cpu_bulk", 990.0, None),
+            ("cpu_bulk", 995.0, Some(true)),
+            ("core_bulk", 98.255, Some(true)),
+            ("machine_bulk", 999.0, None),
+            ("machine_bulk", 1002.0, None),
         ];
         assert_eq!(figures, want);
     }
