@@ -142,17 +142,20 @@ const CONNECTS: [&str; 2] = ["connect4", "connect6"];
 
 /// Where programs jump to: the program, the array that leads there, its index. The first of an array runs itself anew;
 /// the others look into connections from the node itself, or read another protocol than HTTP/1.
-const JUMPS: [(&str, &str, u32); 13] = [
+const JUMPS: [(&str, &str, u32); 16] = [
     ("ingress", maps::INGRESS, 0),
-    ("ingress_more", maps::INGRESS, 6),
     ("suspects", maps::INGRESS, 1),
     ("ingress_http2", maps::INGRESS, 2),
     ("ingress_other", maps::INGRESS, 3),
     ("ingress_late", maps::INGRESS, 4),
     ("ingress_late_http2", maps::INGRESS, 5),
+    ("ingress_more", maps::INGRESS, 6),
+    ("ingress_more_http2", maps::INGRESS, 7),
     ("egress", maps::EGRESS, 0),
     ("egress_http2", maps::EGRESS, 2),
     ("egress_other", maps::EGRESS, 3),
+    ("egress_more", maps::EGRESS, 6),
+    ("egress_more_http2", maps::EGRESS, 7),
     ("sockets", maps::SOCKETS, 0),
     ("sockets_late", maps::SOCKETS, 4),
     ("sockets_late_http2", maps::SOCKETS, 5),

@@ -33,8 +33,10 @@ use common::{
 
 use self::rows::Rows;
 pub use self::{
+    http1::{egress_more, ingress_more},
     http2::{
-        egress as egress_http2, ingress as ingress_http2, ingress_late as ingress_late_http2,
+        egress as egress_http2, egress_more as egress_more_http2, ingress as ingress_http2,
+        ingress_late as ingress_late_http2, ingress_more as ingress_more_http2,
         opened_late as opened_late_http2,
     },
     turns::{egress as egress_other, ingress as ingress_other},
@@ -57,12 +59,13 @@ const OTHER: u32 = 3;
 /// Index of the programs for segments that waited, in `INGRESS` and `SOCKETS`.
 const LATE: u32 = 4;
 const LATE_HTTP2: u32 = 5;
-/// Index of program `ingress_more`, in `INGRESS`.
+/// Index of the programs for more of a segment, in `INGRESS` and `EGRESS`.
 const MORE: u32 = 6;
+const MORE_HTTP2: u32 = 7;
 /// How long a probe that came to a listener may take to be accepted, ns.
 const PROBE_NS: u64 = 1_000_000_000;
-/// Windows of requests that `ingress_more` reads in one run.
-const MORE_ROUNDS: u32 = 2;
+/// Steps in one run of a program for more of a segment.
+const MORE_ROUNDS: u32 = 128;
 /// Bytes that a client may be ahead, at most.
 const WINDOW_MOST: i32 = 32 << 20;
 /// Minus one, for blind adds.
@@ -157,18 +160,6 @@ pub fn opened_late(ops: *mut bpf_sock_ops) {
     }
 }
 
-/// Goes on with a segment of which `ingress` has read as much as it may.
-#[inline(always)]
-pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
-    let skb = ctx.as_ptr().cast::<__sk_buff>();
-    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return PASS };
-    let Some(segment) = packet::segment(skb) else { return PASS };
-    if conn.http.speaks == abi::SPEAKS_HTTP1 {
-        http1::ingress(ctx, conn, &segment, MORE_ROUNDS);
-    }
-    PASS
-}
-
 /// Takes in segments that waited until the gap before them was filled.
 #[inline(always)]
 pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
@@ -245,7 +236,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
         conn.http.flags &= !abi::HTTP_SUSPECT;
     }
     match conn.http.speaks {
-        abi::SPEAKS_HTTP1 => http1::ingress(ctx, conn, &segment, 1),
+        abi::SPEAKS_HTTP1 => http1::ingress(ctx, conn, &segment),
         // SAFETY: the programs behind the array have this context's type.
         abi::SPEAKS_HTTP2 => unsafe { _ = INGRESS.tail_call(ctx, HTTP2) },
         // SAFETY: as above.

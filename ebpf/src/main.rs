@@ -116,6 +116,24 @@ pub fn ingress_more(ctx: SkBuffContext) -> i32 {
     count::ingress_more(&ctx)
 }
 
+/// Jumped to by `egress`.
+#[cgroup_skb(egress)]
+pub fn egress_more(ctx: SkBuffContext) -> i32 {
+    count::egress_more(&ctx)
+}
+
+/// Jumped to by `ingress_http2`.
+#[cgroup_skb(ingress)]
+pub fn ingress_more_http2(ctx: SkBuffContext) -> i32 {
+    count::ingress_more_http2(&ctx)
+}
+
+/// Jumped to by `egress_http2`.
+#[cgroup_skb(egress)]
+pub fn egress_more_http2(ctx: SkBuffContext) -> i32 {
+    count::egress_more_http2(&ctx)
+}
+
 /// Jumped to by `ingress`.
 #[cgroup_skb(ingress)]
 pub fn ingress_late(ctx: SkBuffContext) -> i32 {

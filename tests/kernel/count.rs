@@ -170,8 +170,9 @@ fn each_way_to_end_a_message_is_counted_exactly() {
     assert_eq!(case.open(), 0, "idle between requests");
     drop(stream);
     case.settles_at(10);
-    let status = case.bed.maps.responses(case.slot()).status;
-    assert_eq!(status, [0, 9, 1, 0, 0]);
+    let row = case.bed.maps.responses(case.slot());
+    assert_eq!(row.status, [0, 9, 1, 0, 0], "{row:?}");
+    assert_eq!((row.cut, row.unseen), (0, 0));
 }
 
 #[test]

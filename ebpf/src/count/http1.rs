@@ -11,24 +11,24 @@ use common::{
 };
 
 use super::{
-    DONE, End, GAP, HTTP2, LATE, MORE, OTHER, end, expected, forgotten, give_up, happened, http2,
-    lock,
+    DONE, End, GAP, HTTP2, LATE, MORE, MORE_ROUNDS, OTHER, PASS, end, expected, forgotten, give_up,
+    happened, http2, lock,
     rows::Rows,
     socket,
     source::{self, Source},
-    turns, unlock,
+    stored, turns, unlock,
 };
 use crate::{
     maps::{EGRESS, INGRESS, POD_STATE, WINDOW, add, now},
     packet::{self, Segment},
 };
 
-/// Windows of responses read of one packet in one run of the program.
-const ROUNDS: u32 = 2;
+/// Windows read of one packet where most have no more than that; [`requests_step`] and [`responses_step`] read the others.
+const ROUNDS: u32 = 1;
 
 /// A segment with requests.
 #[inline(always)]
-pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment, rounds: u32) {
+pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let Some(window) = WINDOW.get_ptr_mut(0) else { return };
     // SAFETY: this CPU's, and nothing interrupts a packet that comes in by another one.
@@ -37,7 +37,7 @@ pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment, r
     if conn.http.h1.rx.at == h1::at::LOST && expected(skb) == Some(segment.seq) {
         resume(conn, segment.seq);
     }
-    match take_requests(conn, socket(skb), window, source, rounds) {
+    match take_requests(conn, socket(skb), window, source) {
         End::Done if source::is_awaited(conn) => {
             // SAFETY: the program behind the array has this context's type.
             unsafe { _ = INGRESS.tail_call(ctx, LATE) };
@@ -83,7 +83,7 @@ pub(super) fn take_late(
         lose(conn, true);
         return false;
     };
-    match take_requests(conn, socket, window, source, 1) {
+    match take_requests(conn, socket, window, source) {
         End::Done | End::Changed => true,
         // More of it than is kept.
         End::Budget if conn.http.h1.rx.next == next => {
@@ -105,13 +105,7 @@ fn resume(conn: &mut Conn, seq: u32) {
 
 /// Walks the requests in a segment.
 #[inline(always)]
-fn take_requests(
-    conn: &mut Conn,
-    socket: *mut c_void,
-    window: &mut Window,
-    source: Source,
-    rounds: u32,
-) -> End {
+fn take_requests(conn: &mut Conn, socket: *mut c_void, window: &mut Window, source: Source) -> End {
     let Some(rows) = Rows::of(conn.slot) else { return End::Done };
     let (mut have, mut from) = match peek(&conn.http.h1.rx, source.seq, source.len) {
         Some(offset) => (source.load(offset, window), source.seq.wrapping_add(offset)),
@@ -121,7 +115,7 @@ fn take_requests(
     (have, from) = (black_box(have), black_box(from));
     let at = now();
     let mut round = 0;
-    while round < rounds {
+    while round < ROUNDS {
         lock(conn);
         let h1 = &mut conn.http.h1;
         if have > 0 && h1.rx.next == from {
@@ -276,12 +270,88 @@ fn has_missed(conn: &Conn, skb: *mut __sk_buff) -> bool {
     next.wrapping_sub(conn.http.h1.rx.next) as i32 > 1
 }
 
-/// Runs the program, or the one for more of a segment, anew: what was read already is behind its next-sequence word. The kernel allows 33 such runs a
-/// packet; then the boundaries are given up.
+/// Reads one window more of a segment with requests. Returns 1 while there is more.
+///
+/// A function of its own for the verifier too, which walks through it once, however often it is called.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn requests_step(skb: *mut __sk_buff) -> u32 {
+    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return 0 };
+    let Some(segment) = packet::segment(skb) else { return 0 };
+    let Some(window) = WINDOW.get_ptr_mut(0) else { return 0 };
+    // SAFETY: as in `ingress`.
+    let window = unsafe { &mut *window };
+    if conn.http.speaks != abi::SPEAKS_HTTP1 {
+        return 0;
+    }
+    let end = take_requests(conn, socket(skb), window, Source::of(skb, &segment));
+    u32::from(end == End::Budget)
+}
+
+/// The same of a segment with responses.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn responses_step(skb: *mut __sk_buff) -> u32 {
+    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return 0 };
+    let Some(segment) = packet::segment(skb) else { return 0 };
+    if conn.http.speaks != abi::SPEAKS_HTTP1 {
+        return 0;
+    }
+    u32::from(take_responses(conn, skb, &segment) == End::Budget)
+}
+
+/// Goes on with a segment of requests of which `ingress` has read as much as it may.
+#[inline(always)]
+pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
+    more(ctx, &INGRESS, requests_step, true)
+}
+
+/// The same of responses and `egress`.
+#[inline(always)]
+pub fn egress_more(ctx: &SkBuffContext) -> i32 {
+    more(ctx, &EGRESS, responses_step, false)
+}
+
+/// Reads on, and returns to the first program once nothing is left to read: that does what follows. The kernel allows 33
+/// jumps a packet; then the boundaries are given up.
+#[inline(always)]
+fn more(
+    ctx: &SkBuffContext,
+    programs: &ProgramArray,
+    step: extern "C" fn(*mut __sk_buff) -> u32,
+    requests: bool,
+) -> i32 {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    let mut round = 0;
+    while round < MORE_ROUNDS {
+        if step(skb) == 0 {
+            // SAFETY: the program behind the array has this context's type.
+            unsafe { _ = programs.tail_call(ctx, 0) };
+            return PASS;
+        }
+        round += 1;
+    }
+    // SAFETY: as above.
+    unsafe { programs.tail_call(ctx, MORE) };
+    lost(skb, u32::from(requests));
+    PASS
+}
+
+/// Gives up the boundaries of one direction. A function of its own, for the sake of its callers' small stack.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn lost(skb: *mut __sk_buff, requests: u32) -> u32 {
+    if let Some(conn) = stored(skb) {
+        lose(conn, requests != 0);
+    }
+    0
+}
+
+/// Lets the program for more of a segment go on.
 #[inline(always)]
 fn again(ctx: &SkBuffContext, programs: &ProgramArray, conn: &mut Conn, requests: bool) {
     // SAFETY: the program behind the array has this context's type.
-    unsafe { programs.tail_call(ctx, if requests { MORE } else { 0 }) };
+    unsafe { programs.tail_call(ctx, MORE) };
     lose(conn, requests);
 }
 

@@ -14,7 +14,8 @@ use common::{
 };
 
 use super::{
-    DONE, End, GAP, HTTP2, LATE_HTTP2, OTHER, PASS, end, forgotten, lock, remote, remote_port,
+    DONE, End, GAP, HTTP2, LATE_HTTP2, MORE_HTTP2, MORE_ROUNDS, OTHER, PASS, end, forgotten, lock,
+    remote, remote_port,
     rows::Rows,
     socket,
     source::{self, Source},
@@ -25,8 +26,10 @@ use crate::{
     packet,
 };
 
-/// Frames read of one packet in one run of a program.
-const ROUNDS: usize = 6;
+/// Frames read of one packet where most have no more than that; [`client_step`] and [`server_step`] read the others.
+const ROUNDS: usize = 4;
+/// Where to go on, and one frame.
+const STEP: usize = 2;
 /// The same of a segment that waited.
 const LATE_ROUNDS: usize = 2;
 
@@ -224,11 +227,71 @@ fn leave_out(conn: &mut Conn, streams: &mut h2::Conn) {
     unlock(conn);
 }
 
-/// Runs the program anew, as for HTTP/1.
+/// Reads one frame more of a client's segment. Returns 1 while there is more. As `requests_step`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn client_step(skb: *mut __sk_buff) -> u32 {
+    step(skb, true)
+}
+
+/// The same of a server's.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn server_step(skb: *mut __sk_buff) -> u32 {
+    step(skb, false)
+}
+
+#[inline(always)]
+fn step(skb: *mut __sk_buff, requests: bool) -> u32 {
+    let Some(segment) = packet::segment(skb) else { return 0 };
+    let Some(conn) = stored(skb) else { return 0 };
+    let Some(streams) = STREAMS.get(socket(skb)) else { return 0 };
+    let end = take_frames(conn, streams, Source::of(skb, &segment), STEP, requests);
+    u32::from(end == End::Budget)
+}
+
+/// Goes on with a client's segment of which `ingress_http2` has read as much as it may.
+#[inline(always)]
+pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
+    more(ctx, &INGRESS, client_step)
+}
+
+/// The same of a server's and `egress_http2`.
+#[inline(always)]
+pub fn egress_more(ctx: &SkBuffContext) -> i32 {
+    more(ctx, &EGRESS, server_step)
+}
+
+/// As for HTTP/1.
+#[inline(always)]
+fn more(
+    ctx: &SkBuffContext,
+    programs: &ProgramArray,
+    step: extern "C" fn(*mut __sk_buff) -> u32,
+) -> i32 {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    let mut round = 0;
+    while round < MORE_ROUNDS {
+        if step(skb) == 0 {
+            // SAFETY: the program behind the array has this context's type.
+            unsafe { _ = programs.tail_call(ctx, HTTP2) };
+            return PASS;
+        }
+        round += 1;
+    }
+    // SAFETY: as above.
+    unsafe { programs.tail_call(ctx, MORE_HTTP2) };
+    if let (Some(conn), Some(streams)) = (stored(skb), STREAMS.get(socket(skb))) {
+        lose(conn, streams);
+    }
+    PASS
+}
+
+/// Lets the program for more of a segment go on.
 #[inline(always)]
 fn again(ctx: &SkBuffContext, programs: &ProgramArray, conn: &mut Conn, streams: &mut h2::Conn) {
     // SAFETY: the program behind the array has this context's type.
-    unsafe { programs.tail_call(ctx, HTTP2) };
+    unsafe { programs.tail_call(ctx, MORE_HTTP2) };
     lose(conn, streams);
 }
 
