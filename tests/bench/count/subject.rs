@@ -2,7 +2,7 @@
 
 /// Whether the kernel half counts streams of HTTP/2, not one request a connection. Until it does, figures of `h2` are
 /// those of an opaque connection.
-pub(crate) const H2_STREAMS_ARE_COUNTED: bool = false;
+pub(crate) const H2_STREAMS_ARE_COUNTED: bool = true;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
