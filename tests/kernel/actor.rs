@@ -16,6 +16,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::{AsRawFd as _, OwnedFd},
@@ -44,9 +45,14 @@ fn role() {
         return;
     }
     let mut stage = Stage::default();
+    play(|words| stage.step(words));
+}
+
+/// Takes steps until the test has gone.
+pub(crate) fn play(mut step: impl FnMut(&[&str]) -> io::Result<String>) {
     for line in io::stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split_whitespace().collect();
-        match stage.step(&words) {
+        match step(&words) {
             Ok(answer) => println!("\n> ok {answer}"),
             Err(error) => println!("\n> err {}", error.raw_os_error().unwrap_or(0)),
         }
@@ -63,6 +69,17 @@ pub(crate) struct Actor {
 
 impl Actor {
     pub(crate) fn start(cgroup: &Path, netns: &str) -> Self {
+        Self::playing("actor::role", (ROLE, OsStr::new("1")), cgroup, netns)
+    }
+
+    /// One that plays another role, which takes steps in the same way: the ignored test of that name, with this in its
+    /// environment.
+    pub(crate) fn playing(
+        role: &str,
+        (name, value): (&str, &OsStr),
+        cgroup: &Path,
+        netns: &str,
+    ) -> Self {
         let program = std::env::current_exe().expect("this program has a file");
         let script = "echo $$ > \"$1\" && shift && exec ip netns exec \"$@\"";
         let mut child = Command::new("sh")
@@ -70,8 +87,8 @@ impl Actor {
             .arg(cgroup.join("cgroup.procs"))
             .arg(netns)
             .arg(program)
-            .args(["actor::role", "--exact", "--ignored", "--nocapture"])
-            .env(ROLE, "1")
+            .args([role, "--exact", "--ignored", "--nocapture"])
+            .env(name, value)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -85,6 +102,11 @@ impl Actor {
     pub(crate) fn ask(&mut self, step: &str) -> Result<String, i32> {
         self.send(step);
         self.answer()
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Begins a step.

@@ -302,15 +302,29 @@ pub(crate) fn ip(words: &[&str]) {
     assert!(done.status.success(), "`ip {}` failed: {why}", words.join(" "));
 }
 
+/// Moves the calling thread, for good.
+pub(crate) fn enter(netns: &str) {
+    let namespace = fs::File::open(Path::new("/run/netns").join(netns)).expect("the bed made it");
+    setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter it");
+}
+
+/// Runs `job` on a thread inside the namespace.
+pub(crate) fn inside<T: Send>(netns: &str, job: impl FnOnce() -> T + Send) -> T {
+    let ran = std::thread::scope(|scope| {
+        let run = || {
+            enter(netns);
+            job()
+        };
+        scope.spawn(run).join()
+    });
+    ran.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
 fn cookie(netns: &str) -> u64 {
-    let path = Path::new("/run/netns").join(netns);
-    let inside = std::thread::spawn(move || {
-        let namespace = fs::File::open(path).expect("`ip netns add` made it");
-        setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter it");
+    inside(netns, || {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
         agent::sys::netns_cookie(&socket).expect("5.14 or newer")
-    });
-    inside.join().expect("it answers")
+    })
 }
 
 /// Where cgroup v2 is mounted, also on hybrid machines.

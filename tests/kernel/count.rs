@@ -5,7 +5,7 @@
     reason = "a test panics and waits on plain threads"
 )]
 
-mod server;
+pub(crate) mod server;
 
 use std::{
     io::{Read as _, Write as _},

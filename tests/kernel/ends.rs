@@ -6,23 +6,19 @@
 )]
 
 use std::{
-    fs::File,
     io::{self, ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
-    path::Path,
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     thread,
     time::Duration,
 };
 
+use crate::bed::{Bed, Place, inside};
 use agent::{
     kept::locked::{Done, Ender},
     sockdiag::{Connection, SockDiag},
 };
 use aya::util::KernelVersion;
-use nix::sched::{CloneFlags, setns};
-
-use crate::bed::{Bed, Place};
 
 /// Bytes of a request, and of its response.
 const MESSAGE: [u8; 64] = [b'.'; 64];
@@ -43,24 +39,6 @@ fn scene() -> Option<(Bed, Place, Ender)> {
         return None;
     };
     Some((bed, place, ender))
-}
-
-/// Moves the calling thread, for good.
-fn enter(netns: &str) {
-    let namespace = File::open(Path::new("/run/netns").join(netns)).expect("the bed made it");
-    setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter it");
-}
-
-/// Runs `job` on a thread inside the namespace.
-fn inside<T: Send>(netns: &str, job: impl FnOnce() -> T + Send) -> T {
-    let ran = thread::scope(|scope| {
-        let run = || {
-            enter(netns);
-            job()
-        };
-        scope.spawn(run).join()
-    });
-    ran.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Two ends of a connection.

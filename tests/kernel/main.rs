@@ -9,3 +9,5 @@ mod ends;
 mod listen;
 mod lookup;
 mod redirect;
+mod robust;
+mod sys;

@@ -125,14 +125,20 @@ fn role() {
 }
 
 /// Bytes of a connection, with what was read beyond the last message.
-struct Input {
-    stream: TcpStream,
+pub(crate) struct Input {
+    pub(crate) stream: TcpStream,
+    /// For how long it lies still before each read.
+    pub(crate) pause: Duration,
     held: Vec<u8>,
 }
 
 impl Input {
+    pub(crate) fn new(stream: TcpStream) -> Self {
+        Self { stream, pause: Duration::ZERO, held: Vec::new() }
+    }
+
     /// Bytes up to and with `end`.
-    fn until(&mut self, end: &[u8]) -> io::Result<Vec<u8>> {
+    pub(crate) fn until(&mut self, end: &[u8]) -> io::Result<Vec<u8>> {
         loop {
             if let Some(at) = self.held.windows(end.len()).position(|it| it == end) {
                 return Ok(self.held.drain(..at + end.len()).collect());
@@ -141,22 +147,27 @@ impl Input {
         }
     }
 
-    fn take(&mut self, count: usize) -> io::Result<()> {
-        while self.held.len() < count {
+    fn take(&mut self, mut count: usize) -> io::Result<()> {
+        loop {
+            let here = count.min(self.held.len());
+            self.held.drain(..here);
+            count -= here;
+            if count == 0 {
+                return Ok(());
+            }
             self.more()?;
         }
-        self.held.drain(..count);
-        Ok(())
     }
 
     fn more(&mut self) -> io::Result<()> {
+        thread::sleep(self.pause);
         let mut buffer = [0; 65_536];
         let count = self.stream.read(&mut buffer)?;
         self.held.extend_from_slice(&buffer[..count]);
         if count == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
     }
 
-    fn body(&mut self, head: &str) -> io::Result<()> {
+    pub(crate) fn body(&mut self, head: &str) -> io::Result<()> {
         if let Some((_, rest)) = head.split_once("Content-Length: ") {
             let digits = rest.split("\r\n").next().unwrap_or_default();
             return self.take(digits.parse().map_err(io::Error::other)?);
@@ -179,7 +190,7 @@ impl Input {
 
 fn serve(stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut input = Input { stream, held: Vec::new() };
+    let mut input = Input::new(stream);
     loop {
         let head = String::from_utf8(input.until(b"\r\n\r\n")?).map_err(io::Error::other)?;
         let Some((_, rest)) = head.split_once(" /") else { return Ok(()) };
@@ -193,7 +204,7 @@ fn serve(stream: TcpStream) -> io::Result<()> {
 }
 
 /// Answers one request. Returns whether the connection goes on.
-fn answer(input: &mut Input, path: &str) -> io::Result<bool> {
+pub(crate) fn answer(input: &mut Input, path: &str) -> io::Result<bool> {
     let out = &mut input.stream;
     match path.split_once('/').unwrap_or((path, "")) {
         ("length", count) => {

@@ -1,0 +1,181 @@
+//! Shell: what networks, servers and clients do beyond the ordinary: the counts stay those of the server's own log.
+//!
+//! | file | what is out of the ordinary |
+//! |---|---|
+//! | `segments` | segments that overlap, come in another order, are forged, or come before the connection does |
+//! | `losses` | a wire that loses, reorders and repeats |
+//! | `bulk` | packets of hundreds of kilobytes, bodies of a gigabyte, slow readers |
+//! | `sending` | every system call that sends |
+//! | `sharing` | listeners and connections that several processes share or give away |
+//! | `endings` | connections that end in another way than by a close at both ends |
+//! | `mptcp` | connections of more than one flow |
+//!
+//! `tcp` is a client in user space, `server` and `serve` are the servers.
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits on plain threads"
+)]
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::abi;
+
+use crate::{
+    actor::Actor,
+    bed::{Bed, Place, SERVING, inside},
+};
+
+mod segments;
+mod serve;
+mod server;
+mod tcp;
+
+/// Where a server listens.
+const WILD: &str = "0.0.0.0:8080";
+
+/// A pod whose servers share a log, and a client's namespace.
+struct Scene {
+    bed: Bed,
+    pod: Place,
+    client: Place,
+    desk: PathBuf,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let mut bed = Bed::new();
+        let (pod, client) = (bed.pod(), bed.client());
+        bed.register(&pod, 0);
+        let desk = std::env::temp_dir().join(format!("{}-log", pod.netns));
+        fs::write(&desk, "").unwrap();
+        Self { bed, pod, client, desk }
+    }
+
+    /// A server's process in the pod.
+    fn server(&self) -> Actor {
+        server::start(&self.desk, &self.pod.cgroup, &self.pod.netns)
+    }
+
+    /// One that serves.
+    fn serving(&self) -> Actor {
+        let mut server = self.server();
+        server.must(&format!("listen {WILD}"));
+        server.must("serve");
+        server
+    }
+
+    fn state(&self) -> abi::PodState {
+        self.bed.maps.state(u32::from(self.pod.number))
+    }
+
+    /// Requests begun and ended.
+    fn totals(&self) -> (u64, u64) {
+        let totals = self.bed.maps.totals(u32::from(self.pod.number));
+        (totals.started, totals.finished)
+    }
+
+    /// Requests that servers have read.
+    fn log(&self) -> u64 {
+        fs::metadata(&self.desk).unwrap().len()
+    }
+
+    /// Waits until so many requests are read.
+    #[track_caller]
+    fn wait_log(&self, count: u64) {
+        self.wait("read", |it| it.log() >= count);
+    }
+
+    /// Lets what is held go.
+    fn open_gate(&self) {
+        fs::write(serve::Desk::gate(&self.desk), "").unwrap();
+    }
+
+    #[track_caller]
+    fn wait(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        let until = Instant::now() + Duration::from_secs(30);
+        while !done(self) {
+            let log = self.log();
+            assert!(
+                Instant::now() < until,
+                "{what}: {log}, {:?}, {:?}",
+                self.totals(),
+                self.state()
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until all connections have closed: as many requests have begun and ended as servers have read.
+    #[track_caller]
+    fn settles(&self) {
+        self.settles_at(self.log());
+    }
+
+    #[track_caller]
+    fn settles_at(&self, served: u64) {
+        self.wait("closed", |it| it.state().connections == 0);
+        let state = self.state();
+        assert_eq!((self.totals(), self.log()), ((served, served), served), "{state:?}");
+        assert_eq!((state.in_flight, state.fresh), (0, 0), "{state:?}");
+    }
+
+    /// The same, with no boundary lost and no response without request.
+    #[track_caller]
+    fn settles_in_step(&self) {
+        self.settles();
+        let state = self.state();
+        assert_eq!((state.desync, state.stray, state.opaque), (0, 0, 0), "{state:?}");
+    }
+
+    /// A connection from the client's namespace.
+    fn connect(&self) -> TcpStream {
+        self.connect_to(&self.pod.four())
+    }
+
+    fn connect_to(&self, address: &str) -> TcpStream {
+        let to = SocketAddr::new(address.parse().unwrap(), SERVING);
+        let stream = inside(&self.client.netns, || TcpStream::connect(to).unwrap());
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _none = fs::remove_file(&self.desk);
+        let _none = fs::remove_file(serve::Desk::gate(&self.desk));
+    }
+}
+
+fn get(path: &str) -> String {
+    format!("GET /{path} HTTP/1.1\r\nHost: pod\r\n\r\n")
+}
+
+/// Sends a request and reads its answer.
+#[track_caller]
+fn ask(stream: &mut TcpStream, request: &str, end: &str) {
+    stream.write_all(request.as_bytes()).unwrap();
+    until(stream, end);
+}
+
+/// Reads until `end` has come. Of what is long, only the end is kept.
+#[track_caller]
+fn until(stream: &mut TcpStream, end: &str) {
+    let (mut seen, mut buffer) = (Vec::new(), vec![0; 1 << 18]);
+    while !seen.ends_with(end.as_bytes()) {
+        let count = stream.read(&mut buffer).unwrap();
+        assert_ne!(count, 0, "closed after {:?}", String::from_utf8_lossy(&seen));
+        let old = seen.len().saturating_sub(end.len());
+        seen.drain(..old);
+        seen.extend_from_slice(&buffer[..count]);
+    }
+}

@@ -1,0 +1,367 @@
+//! Shell: segments that overlap, come in another order, are forged, or come before the connection does.
+
+use std::time::Duration;
+
+use crate::bed::{inside, ip};
+
+use super::{
+    Scene, WILD, get,
+    tcp::{ACK, Ended, Peer, RST, Segment, Wire},
+};
+
+/// For what does not come: long enough for a kernel that works on a packet at once.
+const SOON: Duration = Duration::from_millis(50);
+
+struct Line {
+    scene: Scene,
+    wire: Wire,
+    _server: crate::actor::Actor,
+}
+
+impl Line {
+    fn new() -> Self {
+        Self::with(None, "")
+    }
+
+    /// One in whose namespace something is set, and whose server listens in this way.
+    fn with(set: Option<&str>, how: &str) -> Self {
+        let scene = Scene::new();
+        for set in set {
+            ip(&["netns", "exec", &scene.pod.netns, "sysctl", "-qw", set]);
+        }
+        let (wire, mut server) = (Wire::new(&scene.pod), scene.server());
+        server.must(&format!("listen {WILD} {how}"));
+        server.must("serve");
+        Self { scene, wire, _server: server }
+    }
+
+    /// Whether the kernel half takes each connection to be in use.
+    fn in_use(&self) -> Vec<bool> {
+        let scene = &self.scene;
+        let found = inside(&scene.pod.netns, || {
+            let diag = agent::sockdiag::SockDiag::open().unwrap();
+            scene.bed.maps.conns().in_use(&diag).unwrap()
+        });
+        found.into_values().collect()
+    }
+}
+
+/// Ends a connection as a client does that has all it wants.
+#[track_caller]
+fn close(peer: &mut Peer<'_>, sent: usize) {
+    peer.finish(sent, b"");
+    assert_eq!(peer.until_ended(), Ended::Fin);
+}
+
+const SHORT: &str = "xxxxx";
+
+#[test]
+fn a_segment_that_comes_again_is_no_second_request() {
+    let line = Line::new();
+    let mut peer = Peer::connect(&line.wire, 1_001);
+    let request = get("length/5");
+    peer.put(0, request.as_bytes());
+    peer.until(1, SHORT);
+    for _ in 0..3 {
+        peer.put(0, request.as_bytes());
+        peer.put(20, &request.as_bytes()[20..30]);
+    }
+    peer.settle(SOON);
+    assert_eq!(line.scene.totals(), (1, 1));
+    peer.put(request.len(), request.as_bytes());
+    peer.settle(SOON);
+    assert_eq!(line.scene.totals(), (2, 2));
+    close(&mut peer, 2 * request.len());
+    line.scene.settles_in_step();
+}
+
+/// A generator of test cases (Knuth's constants for a linear congruence).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: usize) -> usize {
+        let next = self.0.wrapping_mul(6_364_136_223_846_793_005);
+        self.0 = next.wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % bound
+    }
+
+    /// Up to three requests, the bodies of some of which look like requests, and how many they are.
+    fn requests(&mut self) -> (u64, String) {
+        let inner = "GET /no HTTP/1.1\r\n\r\n";
+        let post = "POST /length/5 HTTP/1.1\r\n";
+        let requests = [
+            get("length/5"),
+            format!("{post}Content-Length: 40\r\n\r\n{inner}{inner}"),
+            format!("{post}Transfer-Encoding: chunked\r\n\r\n14\r\n{inner}\r\n0\r\n\r\n"),
+        ];
+        let count = 1 + self.below(3);
+        (count as u64, (0..count).map(|_| requests[self.below(3)].as_str()).collect())
+    }
+}
+
+/// Plays connections whose requests come in pieces that begin up to `overlap` bytes before the last one's end, and of
+/// which some are swapped.
+fn play(overlap: usize, swaps: bool) -> Line {
+    let line = Line::new();
+    let (mut dice, mut sent) = (Dice(7), 0);
+    for round in 0..200 {
+        let (count, requests) = dice.requests();
+        let bytes = requests.as_bytes();
+        let mut peer = Peer::connect(&line.wire, 2_000 + round);
+        let (mut pieces, mut covered) = (Vec::new(), 0);
+        while covered < bytes.len() {
+            let from = covered - dice.below(covered.min(overlap) + 1);
+            covered = (covered + 1 + dice.below(60)).min(bytes.len());
+            pieces.push(from..covered);
+        }
+        for at in (1..pieces.len()).rev().filter(|_| swaps) {
+            let other = at - dice.below(at.min(3) + 1);
+            pieces.swap(at, other);
+        }
+        pieces.into_iter().for_each(|piece| peer.put(piece.start, &bytes[piece]));
+        peer.until(count, SHORT);
+        sent += count;
+        assert_eq!(line.in_use(), [false], "round {round}: {requests:?}");
+        close(&mut peer, bytes.len());
+        let (totals, state) = (line.scene.totals(), line.scene.state());
+        assert_eq!(totals, (sent, sent), "round {round}: {requests:?}, {state:?}");
+        assert_eq!((state.desync, state.opaque), (0, 0), "round {round}: {requests:?}");
+    }
+    line
+}
+
+#[test]
+fn segments_that_overlap_are_read_once() {
+    play(30, false).scene.settles_in_step();
+}
+
+#[test]
+fn segments_in_another_order_are_read_in_theirs() {
+    play(0, true).scene.settles_in_step();
+}
+
+#[test]
+fn segments_that_overlap_in_another_order_are_read_once() {
+    play(30, true).scene.settles_in_step();
+}
+
+#[test]
+fn what_came_too_early_and_comes_again_with_more_keeps_nothing_in_use() {
+    let line = Line::new();
+    let mut peer = Peer::connect(&line.wire, 1_001);
+    let request = get("length/5");
+    let bytes = request.as_bytes();
+    peer.put(0, &bytes[..10]);
+    peer.put(30, &bytes[30..]);
+    peer.put(10, &bytes[10..]);
+    peer.until(1, SHORT);
+    assert_eq!(line.in_use(), [false]);
+    close(&mut peer, bytes.len());
+    line.scene.settles_in_step();
+}
+
+#[test]
+fn a_segment_that_the_kernel_refuses_is_not_read() {
+    let line = Line::new();
+    let request = get("length/5");
+    // As long as that, and longer than what the kernel checks at once.
+    let other = format!("POST / HTTP/1.1\r\nContent-Length: 99\r\nX: {}\r\n\r\n", "y".repeat(400));
+    type Forge = fn(&mut Segment<'_>);
+    let forgeries: [(&str, Forge); 3] = [
+        ("that acknowledges what was not sent", |it| it.ack = it.ack.wrapping_add(1_000)),
+        ("that acknowledges nothing", |it| it.flags &= !ACK),
+        ("of half the numbers before", |it| it.seq = it.seq.wrapping_sub(1 << 30)),
+    ];
+    for (port, (which, forge)) in forgeries.into_iter().enumerate() {
+        let mut peer = Peer::connect(&line.wire, 3_000 + port as u16);
+        for round in 0..2 {
+            let at = round * request.len();
+            let mut segment = peer.segment(at, other.as_bytes());
+            forge(&mut segment);
+            peer.send(&segment);
+            peer.put(at, request.as_bytes());
+            peer.until(round as u64 + 1, SHORT);
+        }
+        close(&mut peer, 2 * request.len());
+        assert_eq!(line.scene.totals(), (line.scene.log(), line.scene.log()), "{which}");
+        assert_eq!(line.scene.state().stray, 0, "{which}");
+    }
+    line.scene.settles_in_step();
+}
+
+/// No program of this kind can check a checksum, so what is read may not be what the kernel then takes. Network cards check
+/// them all; what comes over a veth pair never has a wrong one.
+#[test]
+fn a_segment_with_a_wrong_checksum_leaves_nothing_in_flight() {
+    let line = Line::new();
+    let request = get("length/5");
+    let spoilt = format!("POST / HTTP/1.1\r\nContent-Length: 99\r\nX: {}\r\n\r\n", "y".repeat(400));
+    let mut peer = Peer::connect(&line.wire, 1_001);
+    for round in 0..2 {
+        let at = round * request.len();
+        peer.send(&Segment { is_spoilt: true, ..peer.segment(at, spoilt.as_bytes()) });
+        peer.put(at, request.as_bytes());
+        peer.until(round as u64 + 1, SHORT);
+    }
+    close(&mut peer, 2 * request.len());
+    let scene = &line.scene;
+    scene.wait("closed", |it| it.state().connections == 0);
+    let (started, finished) = scene.totals();
+    assert_eq!((started, scene.state().in_flight), (finished, 0));
+}
+
+/// Whoever knows no more of a connection than its ends hits the length of a long body in every few attempts.
+#[test]
+fn a_forged_segment_far_beyond_the_window_ends_no_body() {
+    const LENGTH: usize = 1 << 30;
+    let line = Line::new();
+    let head = format!("POST /early HTTP/1.1\r\nContent-Length: {LENGTH}\r\n\r\n");
+    let mut peer = Peer::connect(&line.wire, 1_001);
+    peer.put(0, head.as_bytes());
+    peer.until(1, SHORT);
+    let forged = [&b"x".repeat(100), get("never").as_bytes()].concat();
+    peer.put(head.len() + LENGTH - 100, &forged);
+    peer.put(head.len(), b"the body's first bytes");
+    peer.settle(SOON);
+    assert_eq!(line.scene.state().in_flight, 0);
+    peer.send(&Segment { flags: RST, ..peer.segment(head.len() + 22, b"") });
+    line.scene.settles_in_step();
+}
+
+#[test]
+fn only_the_reset_that_the_kernel_takes_ends_a_request() {
+    let line = Line::new();
+    let request = get("hold");
+    let mut peer = Peer::connect(&line.wire, 1_001);
+    peer.put(0, request.as_bytes());
+    line.scene.wait_log(1);
+    // Outside the window, and inside but not at its begin (RFC 5961).
+    for at in [request.len() + (1 << 20), request.len() + 1_000] {
+        peer.send(&Segment { flags: RST, ..peer.segment(at, b"") });
+        peer.settle(SOON);
+        let state = line.scene.state();
+        assert_eq!((state.in_flight, state.connections), (1, 1));
+    }
+    peer.send(&Segment { flags: RST, ..peer.segment(request.len(), b"") });
+    line.scene.settles_in_step();
+}
+
+#[test]
+fn a_request_may_come_with_the_clients_end() {
+    let line = Line::new();
+    let request = get("length/5");
+    let bytes = request.as_bytes();
+    let mut peer = Peer::connect(&line.wire, 1_001);
+    peer.finish(bytes.len(), bytes);
+    peer.until(1, SHORT);
+    assert_eq!(peer.until_ended(), Ended::Fin);
+    // The end first, then what is before it.
+    let mut peer = Peer::connect(&line.wire, 1_002);
+    peer.finish(bytes.len(), &bytes[20..]);
+    peer.put(0, &bytes[..20]);
+    peer.until(1, SHORT);
+    assert_eq!(peer.until_ended(), Ended::Fin);
+    line.scene.settles_in_step();
+}
+
+/// A sender that tries a closed window with a byte of its data: BSD's do.
+#[test]
+fn a_window_that_closes_and_is_tried_loses_no_boundary() {
+    const LENGTH: usize = 200_000;
+    let line = Line::new();
+    let (head, next) = (
+        format!("POST /slow/100000 HTTP/1.1\r\nContent-Length: {LENGTH}\r\n\r\n"),
+        get("length/5"),
+    );
+    let all = [head.as_bytes(), &b"x".repeat(LENGTH), next.as_bytes()].concat();
+    let mut peer = Peer::connect(&line.wire, 1_001);
+    let (mut at, mut closed) = (0, 0);
+    while (peer.acked as usize) < all.len() {
+        let acked = peer.acked as usize;
+        let edge = all.len().min(acked + peer.offered as usize);
+        while at < edge {
+            let end = edge.min(at + 1_400);
+            peer.put(at, &all[at..end]);
+            at = end;
+        }
+        if edge == acked {
+            closed += 1;
+            peer.put(at, &all[at..at + 1]);
+        }
+        peer.settle(Duration::from_millis(5));
+        // Nothing is acknowledged: it may be lost.
+        if peer.acked as usize == acked {
+            at = acked;
+        }
+    }
+    assert!(closed > 0, "the window was open all the time");
+    peer.until(2, SHORT);
+    close(&mut peer, all.len());
+    line.scene.settles_in_step();
+}
+
+#[test]
+fn the_first_data_may_be_what_ends_the_handshake() {
+    let line = Line::new();
+    let request = get("length/5");
+    let bytes = request.as_bytes();
+    let [first, second] = [0..20, 20..bytes.len()];
+    let whole = 0..bytes.len();
+    let orders = [vec![&whole], vec![&first, &second], vec![&second, &first]];
+    for (port, order) in orders.into_iter().enumerate() {
+        let mut peer = Peer::begin(&line.wire, 4_000 + port as u16);
+        peer.syn(b"");
+        peer.answered();
+        order.iter().for_each(|&piece| peer.put(piece.start, &bytes[piece.clone()]));
+        peer.until(1, SHORT);
+        assert_eq!(line.in_use(), [false], "{order:?}");
+        close(&mut peer, bytes.len());
+        assert_eq!(line.scene.state().desync, 0, "{order:?}");
+    }
+    line.scene.settles_in_step();
+}
+
+#[test]
+fn data_of_the_first_packet_count_where_the_server_takes_them() {
+    // Without a cookie (2 and 0x200).
+    let line = Line::with(Some("net.ipv4.tcp_fastopen=514"), "fastopen");
+    let request = get("length/5");
+    let bytes = request.as_bytes();
+    for port in 5_000..5_010 {
+        let mut peer = Peer::begin(&line.wire, port);
+        // All or a part of it.
+        let first = if port % 2 == 0 { bytes.len() } else { 20 };
+        peer.syn(&bytes[..first]);
+        peer.answered();
+        assert_eq!(peer.acked as usize, first, "taken");
+        peer.put(first, &bytes[first..]);
+        // The first packet comes again.
+        peer.syn(&bytes[..first]);
+        peer.until(1, SHORT);
+        close(&mut peer, bytes.len());
+    }
+    line.scene.settles_in_step();
+}
+
+#[test]
+fn data_of_the_first_packet_do_not_count_where_the_server_leaves_them() {
+    let line = Line::new();
+    let request = get("length/5");
+    // They are sent again, and count then; or never.
+    for (port, again) in [(5_000, true), (5_001, false)] {
+        let mut peer = Peer::begin(&line.wire, port);
+        peer.syn(request.as_bytes());
+        peer.answered();
+        assert_eq!(peer.acked, 0, "not taken");
+        peer.put(0, b"");
+        if again {
+            peer.put(0, request.as_bytes());
+            peer.until(1, SHORT);
+            close(&mut peer, request.len());
+        } else {
+            close(&mut peer, 0);
+        }
+        assert_eq!(line.scene.totals(), (1, 1), "again: {again}");
+    }
+    line.scene.settles_in_step();
+}

@@ -1,0 +1,260 @@
+//! Shell: one connection of a server: reads requests, notes each, and answers by every system call that sends.
+
+use std::{
+    fs::File,
+    io::{self, IoSlice, Write as _},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    sync::{Arc, LazyLock},
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    fcntl::{SpliceFFlags, splice},
+    libc,
+    sys::sendfile::sendfile,
+};
+use socket2::{SockRef, TcpKeepalive};
+
+use crate::{
+    count::server::{Input, answer},
+    sys,
+};
+
+/// What long answers consist of.
+const MOST: usize = 16 << 20;
+static BODY: LazyLock<Vec<u8>> = LazyLock::new(|| vec![b'x'; MOST]);
+
+/// What the servers of a test have in common: a log of one byte for each request, and a gate.
+#[derive(Clone, Debug)]
+pub(super) struct Desk {
+    log: Arc<File>,
+    path: PathBuf,
+}
+
+impl Desk {
+    /// The one whose path a variable holds; `None` where there is no such variable.
+    pub(super) fn named(variable: &str) -> Option<Self> {
+        let path = PathBuf::from(std::env::var_os(variable)?);
+        let log = File::options().append(true).create(true).open(&path).expect("a folder");
+        Some(Self { log: Arc::new(log), path })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Notes a request whose head was read.
+    pub(super) fn note(&self) {
+        (&*self.log).write_all(b".").expect("room");
+    }
+
+    /// Where a file stands while the gate is open.
+    pub(super) fn gate(path: &Path) -> PathBuf {
+        path.with_extension("open")
+    }
+
+    fn pass(&self) {
+        while !Self::gate(&self.path).exists() {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Serves a connection until it ends.
+pub(super) fn serve(stream: TcpStream, desk: &Desk) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut input = Input::new(stream);
+    loop {
+        let head = String::from_utf8(input.until(b"\r\n\r\n")?).map_err(io::Error::other)?;
+        let Some((_, rest)) = head.split_once(" /") else { return Ok(()) };
+        desk.note();
+        let path = rest.split(' ').next().unwrap_or_default().to_owned();
+        let (what, how) = path.split_once('/').unwrap_or((&path, ""));
+        let number = how.parse::<u64>().unwrap_or_default();
+        match what {
+            // With its body unread.
+            "quit" => return Ok(()),
+            "slow" => input.pause = Duration::from_micros(number),
+            // Whoever does not answer is given up.
+            "watch" => watch(&input.stream, number)?,
+            "hold" => desk.pass(),
+            "early" => drop(answer(&mut input, "length/5")?),
+            _ => {}
+        }
+        input.body(&head)?;
+        input.pause = Duration::ZERO;
+        let goes_on = match what {
+            "early" => true,
+            "slow" | "watch" | "hold" => answer(&mut input, "length/5")?,
+            _ => match Way::named(what) {
+                Some(way) => way.answer(&mut input.stream, number as usize)?,
+                None => answer(&mut input, &path)?,
+            },
+        };
+        if !goes_on {
+            return Ok(());
+        }
+    }
+}
+
+/// Sets how long the other end may be silent: `ms` while something is to be acknowledged, and a second otherwise.
+fn watch(stream: &TcpStream, ms: u64) -> io::Result<()> {
+    let second = Duration::from_secs(1);
+    let alive = TcpKeepalive::new().with_time(second).with_interval(second).with_retries(1);
+    let socket = SockRef::from(stream);
+    socket.set_tcp_keepalive(&alive)?;
+    socket.set_tcp_user_timeout(Some(Duration::from_millis(ms)))
+}
+
+/// How an answer is sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    /// sendfile(2).
+    Sendfile,
+    /// The same, each 10,000 bytes as a chunk whose head is sent with MSG_MORE.
+    Chunks,
+    /// splice(2) from a pipe.
+    Splice,
+    /// MSG_ZEROCOPY.
+    Zerocopy,
+    /// writev(2) of pieces of 1, 2, 3 … bytes.
+    Pieces,
+    /// MSG_MORE in pieces.
+    More,
+    /// TCP_CORK around small writes.
+    Cork,
+}
+
+impl Way {
+    pub(super) const ALL: [(&'static str, Self); 7] = [
+        ("sendfile", Self::Sendfile),
+        ("chunked-file", Self::Chunks),
+        ("splice", Self::Splice),
+        ("zerocopy", Self::Zerocopy),
+        ("pieces", Self::Pieces),
+        ("more", Self::More),
+        ("cork", Self::Cork),
+    ];
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(it, _)| *it == name).map(|(_, way)| *way)
+    }
+
+    /// Answers with so many letters and a line end. The connection goes on.
+    fn answer(self, out: &mut TcpStream, count: usize) -> io::Result<bool> {
+        let sized = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", count + 1);
+        let all = || [sized.as_bytes(), &BODY[..count], b"\n"].concat();
+        match self {
+            Self::Sendfile => {
+                more(out, sized.as_bytes())?;
+                file(out, count)?;
+                out.write_all(b"\n")?;
+            }
+            Self::Chunks => chunks(out, count)?,
+            Self::Splice => {
+                more(out, sized.as_bytes())?;
+                spliced(out, count)?;
+                out.write_all(b"\n")?;
+            }
+            Self::Zerocopy => {
+                sys::set_option(&*out, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1)?;
+                more(out, sized.as_bytes())?;
+                sent(out, &BODY[..count], libc::MSG_ZEROCOPY)?;
+                out.write_all(b"\n")?;
+            }
+            Self::Pieces => pieces(out, &all())?,
+            Self::More => {
+                for piece in all().chunks(700) {
+                    more(out, piece)?;
+                }
+                out.write_all(b"")?;
+            }
+            Self::Cork => {
+                SockRef::from(&*out).set_tcp_cork(true)?;
+                for piece in all().chunks(997) {
+                    out.write_all(piece)?;
+                }
+                SockRef::from(&*out).set_tcp_cork(false)?;
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn more(out: &TcpStream, bytes: &[u8]) -> io::Result<()> {
+    sent(out, bytes, libc::MSG_MORE)
+}
+
+fn sent(out: &TcpStream, mut bytes: &[u8], flags: i32) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let count = SockRef::from(out).send_with_flags(bytes, flags)?;
+        bytes = &bytes[count..];
+    }
+    Ok(())
+}
+
+/// Sends so many letters from a file.
+fn file(out: &TcpStream, count: usize) -> io::Result<()> {
+    let from = tempfile()?;
+    let (mut at, end) = (0, count as libc::off_t);
+    while at < end {
+        let left = (end - at) as usize;
+        sendfile(out, &from, Some(&mut at), left)?;
+    }
+    Ok(())
+}
+
+/// A file that holds as many letters as any answer has.
+fn tempfile() -> io::Result<File> {
+    static FILE: LazyLock<io::Result<File>> = LazyLock::new(|| {
+        let mut file = tempfile::tempfile()?;
+        file.write_all(&BODY)?;
+        Ok(file)
+    });
+    FILE.as_ref().map_err(|error| error.kind())?.try_clone()
+}
+
+fn chunks(out: &mut TcpStream, mut count: usize) -> io::Result<()> {
+    const CHUNK: usize = 10_000;
+    more(out, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+    while count > 0 {
+        let chunk = count.min(CHUNK);
+        more(out, format!("{chunk:x}\r\n").as_bytes())?;
+        file(out, chunk)?;
+        more(out, b"\r\n")?;
+        count -= chunk;
+    }
+    out.write_all(b"1\r\n\n\r\n0\r\n\r\n")
+}
+
+fn spliced(out: &TcpStream, mut count: usize) -> io::Result<()> {
+    const PIPE: usize = 50_000;
+    let (from, mut into) = io::pipe()?;
+    while count > 0 {
+        let mut piped = count.min(PIPE);
+        into.write_all(&BODY[..piped])?;
+        count -= piped;
+        while piped > 0 {
+            piped -= splice(&from, None, out, None, piped, SpliceFFlags::SPLICE_F_MORE)?;
+        }
+    }
+    Ok(())
+}
+
+/// In one call for each 1,000 pieces, which grow from 1 to 1,000 bytes.
+fn pieces(out: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    const MOST: usize = 1_000;
+    while !bytes.is_empty() {
+        let mut rest = bytes;
+        let pieces = (1..=MOST).map_while(|length| {
+            let (piece, behind) = rest.split_at(length.min(rest.len()));
+            rest = behind;
+            (!piece.is_empty()).then(|| IoSlice::new(piece))
+        });
+        let pieces: Vec<_> = pieces.collect();
+        bytes = &bytes[out.write_vectored(&pieces)?..];
+    }
+    Ok(())
+}

@@ -1,0 +1,194 @@
+//! Shell: servers of every make: whose listener is whose, who accepts, and in which namespace. One process of a pod; its
+//! requests stand in a log that all processes of a test share.
+//!
+//! | line | does |
+//! |---|---|
+//! | `listen ADDRESS [reuseport] [mptcp] [fastopen]` | makes a listener, which later steps are about |
+//! | `serve` | accepts and serves |
+//! | `serve-in NETNS` | the same by a thread that has gone into another namespace |
+//! | `prefork N` | the same by N children that share the listener |
+//! | `hand PATH` | gives the listener away at a Unix socket |
+//! | `hand-accepted PATH` | gives each connection that it accepts away there |
+//! | `take PATH` | takes a listener there |
+//! | `take-accepted PATH` | takes connections there and serves them |
+//! | `uring` | accepts and serves by io_uring alone |
+//! | `close` | closes the listener; threads that accept keep it open |
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::{
+        fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd},
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+};
+
+use nix::{
+    cmsg_space,
+    sys::{
+        prctl::set_pdeathsig,
+        signal::Signal,
+        socket::{ControlMessage, ControlMessageOwned, MsgFlags, UnixAddr, recvmsg, sendmsg},
+    },
+};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::serve::{Desk, serve};
+use crate::{
+    actor::{Actor, play},
+    bed::enter,
+    sys,
+};
+
+const DESK: &str = "ROUSE_TEST_DESK";
+
+/// Not a test: what this program does as a server.
+#[test]
+#[ignore = "a role, run by the other tests"]
+fn role() {
+    let Some(desk) = Desk::named(DESK) else { return };
+    let mut stage = Stage { desk, listener: None, children: Vec::new() };
+    play(|words| {
+        let done = stage.step(words);
+        done.inspect_err(|error| eprintln!("{words:?}: {error}"))
+    });
+}
+
+/// Not a test: a child that inherits a listener as its stdin.
+#[test]
+#[ignore = "a role, run by the other tests"]
+fn worker() {
+    let Some(desk) = Desk::named(DESK) else { return };
+    set_pdeathsig(Signal::SIGKILL).expect("a signal");
+    let listener = io::stdin().as_fd().try_clone_to_owned().expect("it is open");
+    accept(&TcpListener::from(listener), &desk);
+}
+
+/// Starts one in a cgroup and a namespace. Killed when dropped.
+pub(super) fn start(desk: &Path, cgroup: &Path, netns: &str) -> Actor {
+    Actor::playing("robust::server::role", (DESK, desk.as_os_str()), cgroup, netns)
+}
+
+struct Stage {
+    desk: Desk,
+    listener: Option<TcpListener>,
+    children: Vec<Child>,
+}
+
+impl Stage {
+    fn step(&mut self, words: &[&str]) -> io::Result<String> {
+        match words {
+            ["listen", address, how @ ..] => self.listener = Some(listen(address, how)?),
+            ["serve"] => self.thread(|| ())?,
+            ["serve-in", netns] => {
+                let netns = (*netns).to_owned();
+                self.thread(move || enter(&netns))?;
+            }
+            ["prefork", count] => self.prefork(count.parse().map_err(io::Error::other)?)?,
+            ["hand", path] => give(&UnixStream::connect(path)?, self.listener()?.as_raw_fd())?,
+            ["hand-accepted", path] => {
+                let (to, listener) = (UnixStream::connect(path)?, self.listener()?.try_clone()?);
+                thread::spawn(move || {
+                    let given =
+                        listener.incoming().flatten().map(|stream| give(&to, stream.as_raw_fd()));
+                    given.take_while(io::Result::is_ok).for_each(drop);
+                });
+            }
+            ["take", path] => {
+                self.listener = Some(TcpListener::from(take(&meet(path)?)?));
+            }
+            ["take-accepted", path] => {
+                let (from, desk) = (UnixListener::bind(path)?, self.desk.clone());
+                thread::spawn(move || {
+                    let (from, _) = from.accept().expect("somebody comes");
+                    while let Ok(taken) = take(&from) {
+                        attend(TcpStream::from(taken), &desk);
+                    }
+                });
+            }
+            ["close"] => self.listener = None,
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        }
+        Ok(String::new())
+    }
+
+    fn listener(&self) -> io::Result<&TcpListener> {
+        self.listener.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Accepts on a thread of its own, which first gets ready.
+    fn thread(&self, ready: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let (listener, desk) = (self.listener()?.try_clone()?, self.desk.clone());
+        thread::spawn(move || {
+            ready();
+            accept(&listener, &desk);
+        });
+        Ok(())
+    }
+
+    fn prefork(&mut self, count: u32) -> io::Result<()> {
+        for _ in 0..count {
+            let inherited = Stdio::from(OwnedFd::from(self.listener()?.try_clone()?));
+            let worker = ["robust::server::worker", "--exact", "--ignored", "--nocapture"];
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(worker).env(DESK, self.desk.path()).stdin(inherited).stdout(Stdio::null());
+            self.children.push(command.spawn()?);
+        }
+        Ok(())
+    }
+}
+
+fn accept(listener: &TcpListener, desk: &Desk) {
+    listener.incoming().flatten().for_each(|stream| attend(stream, desk));
+}
+
+fn attend(stream: TcpStream, desk: &Desk) {
+    let desk = desk.clone();
+    thread::spawn(move || {
+        let _client_gone = serve(stream, &desk);
+    });
+}
+
+fn listen(address: &str, how: &[&str]) -> io::Result<TcpListener> {
+    const QUEUE: i32 = 1_024;
+    let address: SocketAddr = address.parse().map_err(io::Error::other)?;
+    let protocol = if how.contains(&"mptcp") { Protocol::MPTCP } else { Protocol::TCP };
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol))?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(how.contains(&"reuseport"))?;
+    socket.bind(&address.into())?;
+    if how.contains(&"fastopen") {
+        let tcp = nix::libc::IPPROTO_TCP;
+        sys::set_option(&socket, tcp, nix::libc::TCP_FASTOPEN, QUEUE)?;
+    }
+    socket.listen(QUEUE)?;
+    Ok(socket.into())
+}
+
+/// Waits for whoever connects to a Unix socket.
+fn meet(path: &str) -> io::Result<UnixStream> {
+    Ok(UnixListener::bind(path)?.accept()?.0)
+}
+
+/// Gives a descriptor away.
+fn give(to: &UnixStream, what: RawFd) -> io::Result<()> {
+    let rights = [ControlMessage::ScmRights(&[what])];
+    let bytes = [IoSlice::new(b".")];
+    sendmsg::<UnixAddr>(to.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), None)?;
+    Ok(())
+}
+
+/// Takes one that is given.
+fn take(from: &UnixStream) -> io::Result<OwnedFd> {
+    let (mut byte, mut space) = ([0], cmsg_space!([RawFd; 1]));
+    let (mut bytes, flags) = ([IoSliceMut::new(&mut byte)], MsgFlags::MSG_CMSG_CLOEXEC);
+    let message = recvmsg::<UnixAddr>(from.as_raw_fd(), &mut bytes, Some(&mut space), flags)?;
+    let given = message.cmsgs()?.find_map(|it| match it {
+        ControlMessageOwned::ScmRights(given) => given.first().copied(),
+        _ => None,
+    });
+    given.map(sys::own).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
