@@ -33,6 +33,7 @@ use crate::{
     bed::{Bed, Place, SERVING, inside},
 };
 
+mod losses;
 mod segments;
 mod serve;
 mod server;
@@ -177,5 +178,16 @@ fn until(stream: &mut TcpStream, end: &str) {
         let old = seen.len().saturating_sub(end.len());
         seen.drain(..old);
         seen.extend_from_slice(&buffer[..count]);
+    }
+}
+
+/// A generator of test cases (Knuth's constants for a linear congruence).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: usize) -> usize {
+        let next = self.0.wrapping_mul(6_364_136_223_846_793_005);
+        self.0 = next.wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % bound
     }
 }

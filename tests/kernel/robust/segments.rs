@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::bed::{inside, ip};
 
 use super::{
-    Scene, WILD, get,
+    Dice, Scene, WILD, get,
     tcp::{ACK, Ended, Peer, RST, Segment, Wire},
 };
 
@@ -75,28 +75,17 @@ fn a_segment_that_comes_again_is_no_second_request() {
     line.scene.settles_in_step();
 }
 
-/// A generator of test cases (Knuth's constants for a linear congruence).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: usize) -> usize {
-        let next = self.0.wrapping_mul(6_364_136_223_846_793_005);
-        self.0 = next.wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % bound
-    }
-
-    /// Up to three requests, the bodies of some of which look like requests, and how many they are.
-    fn requests(&mut self) -> (u64, String) {
-        let inner = "GET /no HTTP/1.1\r\n\r\n";
-        let post = "POST /length/5 HTTP/1.1\r\n";
-        let requests = [
-            get("length/5"),
-            format!("{post}Content-Length: 40\r\n\r\n{inner}{inner}"),
-            format!("{post}Transfer-Encoding: chunked\r\n\r\n14\r\n{inner}\r\n0\r\n\r\n"),
-        ];
-        let count = 1 + self.below(3);
-        (count as u64, (0..count).map(|_| requests[self.below(3)].as_str()).collect())
-    }
+/// Up to three requests, the bodies of some of which look like requests, and how many they are.
+fn requests(dice: &mut Dice) -> (u64, String) {
+    let inner = "GET /no HTTP/1.1\r\n\r\n";
+    let post = "POST /length/5 HTTP/1.1\r\n";
+    let requests = [
+        get("length/5"),
+        format!("{post}Content-Length: 40\r\n\r\n{inner}{inner}"),
+        format!("{post}Transfer-Encoding: chunked\r\n\r\n14\r\n{inner}\r\n0\r\n\r\n"),
+    ];
+    let count = 1 + dice.below(3);
+    (count as u64, (0..count).map(|_| requests[dice.below(3)].as_str()).collect())
 }
 
 /// Plays connections whose requests come in pieces that begin up to `overlap` bytes before the last one's end, and of
@@ -105,7 +94,7 @@ fn play(overlap: usize, swaps: bool) -> Line {
     let line = Line::new();
     let (mut dice, mut sent) = (Dice(7), 0);
     for round in 0..200 {
-        let (count, requests) = dice.requests();
+        let (count, requests) = requests(&mut dice);
         let bytes = requests.as_bytes();
         let mut peer = Peer::connect(&line.wire, 2_000 + round);
         let (mut pieces, mut covered) = (Vec::new(), 0);

@@ -1,0 +1,168 @@
+//! Shell: a wire that loses, reorders and repeats packets, as netem does where a kernel has it.
+
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    os::fd::AsFd as _,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::{Dice, Scene, ask, get};
+use crate::{
+    bed::{Place, SERVING, inside, ip},
+    sys,
+};
+
+/// The ends of the wire.
+const POD: &str = "10.97.0.1";
+const CLIENT: &str = "10.97.0.2";
+/// In 1,000 packets.
+const LOST: usize = 10;
+const LATE: usize = 50;
+const TWICE: usize = 10;
+/// How many packets overtake one that is late, at most; and how long it is, where none comes.
+const OVERTAKE: usize = 3;
+const LATE_AT_MOST: Duration = Duration::from_millis(2);
+
+/// What became of packets.
+#[derive(Debug, Default)]
+struct Harm {
+    carried: AtomicU64,
+    lost: AtomicU64,
+    late: AtomicU64,
+    twice: AtomicU64,
+}
+
+/// Two devices whose packets threads carry over, one for each direction.
+struct BadWire {
+    stops: Arc<AtomicBool>,
+    harm: Arc<Harm>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl BadWire {
+    fn between(client: &Place, pod: &Place) -> Self {
+        let end = |place: &Place, own: &str, other: &str| {
+            let device = inside(&place.netns, || sys::tun("bad0").expect("CONFIG_TUN"));
+            ip(&["-n", &place.netns, "addr", "add", own, "peer", other, "dev", "bad0"]);
+            ip(&["-n", &place.netns, "link", "set", "bad0", "up"]);
+            device
+        };
+        let ends = [end(client, CLIENT, POD), end(pod, POD, CLIENT)].map(Arc::new);
+        let (stops, harm) = (Arc::<AtomicBool>::default(), Arc::<Harm>::default());
+        let carry = |at: usize| {
+            let (from, to) = (Arc::clone(&ends[at]), Arc::clone(&ends[1 - at]));
+            let (stops, harm, dice) = (Arc::clone(&stops), Arc::clone(&harm), Dice(at as u64));
+            thread::spawn(move || carry(&from, &to, &stops, &harm, dice))
+        };
+        let threads = vec![carry(0), carry(1)];
+        Self { stops, harm, threads }
+    }
+}
+
+impl Drop for BadWire {
+    fn drop(&mut self) {
+        self.stops.store(true, Relaxed);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// A packet that is late: since when, and how many are still to overtake it.
+struct Late(Vec<u8>, Instant, usize);
+
+fn carry(from: &File, to: &File, stops: &AtomicBool, harm: &Harm, mut dice: Dice) {
+    let mut late = VecDeque::<Late>::new();
+    let put = |packet: &[u8]| {
+        // A device whose namespace has gone takes none.
+        let _gone = (&*to).write(packet);
+    };
+    while !stops.load(Relaxed) {
+        let mut ready = [PollFd::new(from.as_fd(), PollFlags::POLLIN)];
+        let came = poll(&mut ready, PollTimeout::from(2u8)).expect("a device") > 0;
+        if came {
+            let mut packet = vec![0; 65_536];
+            let count = (&*from).read(&mut packet).unwrap_or_default();
+            packet.truncate(count);
+            harm.carried.fetch_add(1, Relaxed);
+            let chance = dice.below(1_000);
+            if chance < LOST {
+                harm.lost.fetch_add(1, Relaxed);
+            } else if chance < LOST + LATE {
+                harm.late.fetch_add(1, Relaxed);
+                late.push_back(Late(packet, Instant::now(), 1 + dice.below(OVERTAKE)));
+            } else {
+                put(&packet);
+                if chance >= 1_000 - TWICE {
+                    harm.twice.fetch_add(1, Relaxed);
+                    put(&packet);
+                }
+                late.iter_mut().for_each(|it| it.2 = it.2.saturating_sub(1));
+            }
+        }
+        late.retain(|Late(packet, since, left)| {
+            let due = *left == 0 || since.elapsed() >= LATE_AT_MOST;
+            if due {
+                put(packet);
+            }
+            !due
+        });
+    }
+}
+
+/// Plays so many requests on connections of up to 30 each, which the client ends when it has its answers.
+fn load(netns: &str, count: usize, mut dice: Dice) {
+    let mut left = count;
+    while left > 0 {
+        let mut stream = inside(netns, || TcpStream::connect((POD, SERVING)).expect("it listens"));
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        for _ in 0..left.min(1 + dice.below(30)) {
+            left -= 1;
+            match dice.below(5) {
+                0 => ask(&mut stream, &get("chunks/3000"), "\r\n0\r\nTrailer: x\r\n\r\n"),
+                1 => ask(&mut stream, &get("chunked-file/40000"), "\n\r\n0\r\n\r\n"),
+                2 => {
+                    let body = "GET / HTTP/1.1\r\n\r\n".repeat(1_000);
+                    let head = "POST /length/5 HTTP/1.1\r\nContent-Length: 18000\r\n\r\n";
+                    ask(&mut stream, &(head.to_owned() + &body), "xxxxx");
+                }
+                3 => {
+                    let chunks = "12\r\nGET / HTTP/1.1\r\n\r\n\r\n".repeat(200);
+                    let head = "POST /length/5 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+                    ask(&mut stream, &format!("{head}{chunks}0\r\n\r\n"), "xxxxx");
+                }
+                _ => ask(&mut stream, &get("length/5"), "xxxxx"),
+            }
+        }
+    }
+}
+
+#[test]
+#[allow(clippy::print_stdout, reason = "the figures are for people")]
+fn what_a_wire_loses_reorders_and_repeats_is_counted_once() {
+    const CLIENTS: u64 = 8;
+    const EACH: usize = 250;
+    let scene = Scene::new();
+    let wire = BadWire::between(&scene.client, &scene.pod);
+    let _server = scene.serving();
+    let netns = &scene.client.netns;
+    thread::scope(|scope| {
+        (0..CLIENTS).for_each(|seed| drop(scope.spawn(move || load(netns, EACH, Dice(seed)))));
+    });
+    assert_eq!(scene.log(), CLIENTS * EACH as u64);
+    println!("{:?}, {:?}", wire.harm, scene.state());
+    scene.settles();
+    let harm = &wire.harm;
+    for count in [&harm.lost, &harm.late, &harm.twice] {
+        assert!(count.load(Relaxed) > 50, "{harm:?}");
+    }
+}
