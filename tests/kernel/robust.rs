@@ -33,6 +33,7 @@ use crate::{
     bed::{Bed, Place, SERVING, inside},
 };
 
+mod bulk;
 mod losses;
 mod segments;
 mod serve;

@@ -51,7 +51,7 @@ const fn need(
 }
 
 /// Everything that comes from packages. The kernel half's compiler is `toolchain.rs`'s matter.
-const NEEDS: [Need; 19] = [
+const NEEDS: [Need; 20] = [
     need(&[Purpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
     need(&[Purpose::Build], "make", &["make"], "builds the allocator"),
     need(&[Purpose::Build], "git", &["git"], "names the commit in figures"),
@@ -87,6 +87,7 @@ const NEEDS: [Need; 19] = [
         "a client whose requests the kernel tests count",
     ),
     need(&[Purpose::Bench], "linux-perf", &["perf"], "counts cycles, where the machine does"),
+    need(&[Purpose::Test], "ethtool", &["ethtool"], "lets a pod's device join packets in a test"),
     need(
         &[Purpose::Test],
         "docker-registry",

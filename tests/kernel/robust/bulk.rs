@@ -1,0 +1,221 @@
+//! Shell: packets of hundreds of kilobytes, bodies of a gigabyte, and readers that take their time.
+
+use std::{fs, io::Write as _, net::TcpStream, process::Command};
+
+use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    link::{LinkAttribute, LinkMessage},
+};
+use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
+
+use super::{Scene, ask, get, until};
+use crate::bed::inside;
+
+/// Bytes of the largest packets there are: 524,280 for a veth.
+const BIG: u32 = 512_000;
+/// Mebibytes of the long uploads.
+const LONG_MIB: usize = 1_024;
+
+/// Sets how large packets on a device may be, in both families. `ip` of Debian 12 knows IPv6's only.
+fn set_packets(netns: &str, device: &str, bytes: u32) {
+    inside(netns, || {
+        let mut link = LinkMessage::default();
+        link.attributes = vec![
+            LinkAttribute::IfName(device.into()),
+            LinkAttribute::GsoMaxSize(bytes),
+            LinkAttribute::GroMaxSize(bytes),
+            LinkAttribute::GsoIpv4MaxSize(bytes),
+            LinkAttribute::GroIpv4MaxSize(bytes),
+        ];
+        let mut message = NetlinkMessage::from(RouteNetlinkMessage::SetLink(link));
+        message.header.flags = NLM_F_REQUEST | NLM_F_ACK;
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        let socket = Socket::new(NETLINK_ROUTE).unwrap();
+        socket.send(&bytes, 0).unwrap();
+        let (answer, _) = socket.recv_from_full().unwrap();
+        let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer).unwrap();
+        match answer.payload {
+            NetlinkPayload::Error(error) => assert_eq!(error.code, None, "{device} in {netns}"),
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+fn run(netns: &str, words: &[&str]) {
+    let done = Command::new("ip").args(["netns", "exec", netns]).args(words).output().unwrap();
+    let why = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{words:?}: {why} (Debian: ethtool)");
+}
+
+/// A file of figures of a namespace's network.
+fn figures(netns: &str, name: &str) -> String {
+    inside(netns, || fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap())
+}
+
+/// One of those that stand in two lines for each protocol: names, then figures.
+fn figure(text: &str, protocol: &str, name: &str) -> u64 {
+    let mut lines = text.lines().filter(|line| line.starts_with(protocol));
+    let (names, figures) = (lines.next().unwrap(), lines.next().unwrap());
+    let mut both = names.split(' ').zip(figures.split(' '));
+    both.find(|(it, _)| *it == name).unwrap().1.parse().unwrap()
+}
+
+/// Packets that IP has taken in, and their bytes, both families together.
+fn taken(netns: &str) -> (u64, u64) {
+    let [snmp, netstat, snmp6] = ["snmp", "netstat", "snmp6"].map(|name| figures(netns, name));
+    let six = |name: &str| -> u64 {
+        let line = snmp6.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    (
+        figure(&snmp, "Ip:", "InReceives") + six("Ip6InReceives"),
+        figure(&netstat, "IpExt:", "InOctets") + six("Ip6InOctets"),
+    )
+}
+
+/// Waits until all connections have closed: counts are exact, and no boundary was lost but where TCP itself had to put
+/// packets in order (a sender that moves to another CPU overtakes itself), which are too large to be kept.
+#[track_caller]
+fn settles_in_step(scene: &Scene) {
+    scene.settles();
+    let (state, netstat) = (scene.state(), figures(&scene.pod.netns, "netstat"));
+    let disordered = figure(&netstat, "TcpExt:", "TCPOFOQueue");
+    assert_eq!((state.stray, state.opaque), (0, 0), "{state:?}");
+    assert!(state.desync == 0 || disordered > 0, "{state:?}");
+}
+
+/// Bytes of a packet on average that came into a namespace while `job` ran.
+fn mean(netns: &str, job: impl FnOnce()) -> u64 {
+    let before = taken(netns);
+    job();
+    let after = taken(netns);
+    (after.1 - before.1) / (after.0 - before.0)
+}
+
+/// Uploads so many mebibytes to `path`: with a length, or in chunks of every size.
+fn upload(stream: &mut TcpStream, path: &str, mib: usize, in_chunks: bool) {
+    // Its own requests are none.
+    let line = b"GET /never HTTP/1.1\r\n\r\n";
+    let block: Vec<u8> = line.iter().copied().cycle().take(1 << 20).collect();
+    if !in_chunks {
+        let length = mib << 20;
+        write!(stream, "POST /{path} HTTP/1.1\r\nContent-Length: {length}\r\n\r\n").unwrap();
+        (0..mib).for_each(|_| stream.write_all(&block).unwrap());
+        return until(stream, "xxxxx");
+    }
+    write!(stream, "POST /{path} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n").unwrap();
+    for _ in 0..mib {
+        // As little as a byte, and more than any packet holds; together the block.
+        let sizes = [1, 9_000, 100, 65_535, 300_000];
+        let last = block.len() - sizes.iter().sum::<usize>();
+        let mut chunks = Vec::with_capacity(block.len() + 100);
+        for size in sizes.into_iter().chain([last]) {
+            write!(chunks, "{size:x};name=value\r\n").unwrap();
+            chunks.extend_from_slice(&block[..size]);
+            chunks.extend_from_slice(b"\r\n");
+        }
+        stream.write_all(&chunks).unwrap();
+    }
+    stream.write_all(b"0\r\nTrailer: x\r\n\r\n").unwrap();
+    until(stream, "xxxxx");
+}
+
+/// Uploads and downloads on one connection to each address, and says how large packets were on average at either end.
+fn there_and_back(scene: &Scene) -> [u64; 2] {
+    let addresses = [scene.pod.four(), scene.pod.six()];
+    let connect = || addresses.iter().map(|address| scene.connect_to(address));
+    let mut streams: Vec<_> = connect().collect();
+    let up = mean(&scene.pod.netns, || {
+        for stream in &mut streams {
+            upload(stream, "length/5", 64, false);
+            upload(stream, "length/5", 64, true);
+        }
+    });
+    let down = mean(&scene.client.netns, || {
+        for stream in &mut streams {
+            (0..4).for_each(|_| ask(stream, &get("length/16000000"), "x\n"));
+        }
+    });
+    for stream in &mut streams {
+        ask(stream, &get("chunked-file/16000000"), "\n\r\n0\r\n\r\n");
+        ask(stream, &get("zerocopy/16000000"), "x\n");
+    }
+    drop(streams);
+    [up, down]
+}
+
+fn serving(scene: &Scene) -> crate::actor::Actor {
+    let mut server = scene.server();
+    server.must(&format!("listen [::]:{}", crate::bed::SERVING));
+    server.must("serve");
+    server
+}
+
+#[test]
+fn packets_of_64_kilobytes_are_read_to_their_ends() {
+    let scene = Scene::new();
+    let _server = serving(&scene);
+    let [up, down] = there_and_back(&scene);
+    settles_in_step(&scene);
+    assert!(up > 16_000 && down > 16_000, "mean packets: {up}, {down}");
+}
+
+#[test]
+fn packets_of_half_a_megabyte_are_read_to_their_ends() {
+    let scene = Scene::new();
+    let node = scene.bed.node();
+    for place in [&scene.pod, &scene.client] {
+        set_packets(&place.netns, "eth0", BIG);
+        set_packets(&node, &format!("v{}", place.number), BIG);
+    }
+    let _server = serving(&scene);
+    let [up, down] = there_and_back(&scene);
+    settles_in_step(&scene);
+    assert!(up > 66_000 && down > 66_000, "mean packets: {up}, {down}");
+}
+
+/// Packets come in a wire's size, and the pod's end joins them: a veth does so where its other end cannot send larger ones.
+fn join_at_the_pod(scene: &Scene) {
+    run(&scene.bed.node(), &["ethtool", "-K", &format!("v{}", scene.pod.number), "tso", "off"]);
+    run(&scene.pod.netns, &["ethtool", "-K", "eth0", "gro", "on"]);
+}
+
+#[test]
+fn packets_that_the_pods_end_joins_are_read_to_their_ends() {
+    let scene = Scene::new();
+    join_at_the_pod(&scene);
+    let _server = serving(&scene);
+    let [up, _] = there_and_back(&scene);
+    settles_in_step(&scene);
+    assert!(up > 6_000, "mean packet: {up}");
+}
+
+/// The reader takes 64 KiB at a time and then lies still, so that the window closes.
+fn a_long_upload(in_chunks: bool) {
+    let wanted = std::env::var("ROUSE_UPLOAD_MIB").ok().and_then(|it| it.parse().ok());
+    let scene = Scene::new();
+    join_at_the_pod(&scene);
+    let _server = serving(&scene);
+    let mut stream = scene.connect();
+    let mean = mean(&scene.pod.netns, || {
+        upload(&mut stream, "slow/100", wanted.unwrap_or(LONG_MIB), in_chunks);
+    });
+    ask(&mut stream, &get("length/5"), "xxxxx");
+    drop(stream);
+    settles_in_step(&scene);
+    assert_eq!(scene.log(), 2);
+    assert!(mean > 6_000, "mean packet: {mean}");
+}
+
+#[test]
+fn a_gigabyte_to_a_slow_reader_is_one_request() {
+    a_long_upload(false);
+}
+
+#[test]
+fn a_gigabyte_in_chunks_to_a_slow_reader_is_one_request() {
+    a_long_upload(true);
+}
