@@ -10,7 +10,7 @@
 //! | `endings` | connections that end in another way than by a close at both ends |
 //! | `mptcp` | connections of more than one flow |
 //!
-//! `tcp` is a client in user space, `server` and `serve` are the servers.
+//! `tcp` is a client in user space; `server`, `serve` and `uring` are the servers.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -36,9 +36,11 @@ use crate::{
 mod bulk;
 mod losses;
 mod segments;
+mod sending;
 mod serve;
 mod server;
 mod tcp;
+mod uring;
 
 /// Where a server listens.
 const WILD: &str = "0.0.0.0:8080";

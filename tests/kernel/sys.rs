@@ -8,7 +8,16 @@ use std::{
     os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd},
 };
 
-use nix::libc;
+use io_uring::{
+    IoUring, Probe, cqueue,
+    opcode::{Accept, Bind, Listen, Recv, Send, SendZc, Splice, Writev},
+    squeue::{Entry, Flags},
+    types::Fd,
+};
+use nix::{
+    libc,
+    sys::socket::{SockaddrLike as _, SockaddrStorage},
+};
 
 /// Makes a network device whose packets, IP header first, this program reads and writes. It is in the namespace of the
 /// calling thread, and goes with the file.
@@ -50,4 +59,122 @@ pub(crate) fn set_option(socket: impl AsFd, level: i32, name: i32, value: i32) -
 pub(crate) fn own(given: RawFd) -> OwnedFd {
     // SAFETY: the kernel has made it for us, and nobody else here has seen its number.
     unsafe { OwnedFd::from_raw_fd(given) }
+}
+
+/// What is asked of the kernel by io_uring, one thing after another: each call waits for its completions, so that what it
+/// borrows lives as long as the kernel needs it.
+pub(crate) struct Ring(IoUring);
+
+impl Ring {
+    /// One whose entries a thread of the kernel takes, or the calling thread hands over.
+    pub(crate) fn new(kernel_thread: bool) -> io::Result<Self> {
+        const ENTRIES: u32 = 8;
+        let mut builder = IoUring::builder();
+        if kernel_thread {
+            builder.setup_sqpoll(1_000);
+        }
+        builder.build(ENTRIES).map(Self)
+    }
+
+    /// Whether the kernel can send without copying (6.0), and bind and listen (6.11).
+    pub(crate) fn can(&self) -> io::Result<[bool; 2]> {
+        let mut probe = Probe::new();
+        self.0.submitter().register_probe(&mut probe)?;
+        Ok([SendZc::CODE, Listen::CODE].map(|code| probe.is_supported(code)))
+    }
+
+    pub(crate) fn bind(&mut self, socket: impl AsFd, to: &SockaddrStorage) -> io::Result<()> {
+        let entry = Bind::new(fd(&socket), to.as_ptr(), to.len()).build();
+        self.run(&[entry]).map(drop)
+    }
+
+    pub(crate) fn listen(&mut self, socket: impl AsFd, queue: i32) -> io::Result<()> {
+        self.run(&[Listen::new(fd(&socket), queue).build()]).map(drop)
+    }
+
+    pub(crate) fn accept(&mut self, listener: impl AsFd) -> io::Result<OwnedFd> {
+        let null = std::ptr::null_mut();
+        let accepted = self.run(&[Accept::new(fd(&listener), null, null.cast()).build()])?;
+        Ok(own(accepted as RawFd))
+    }
+
+    pub(crate) fn recv(&mut self, socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
+        let entry = Recv::new(fd(&socket), into.as_mut_ptr(), into.len() as u32).build();
+        self.run(&[entry])
+    }
+
+    pub(crate) fn send(&mut self, socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+        self.run(&[Send::new(fd(&socket), bytes.as_ptr(), bytes.len() as u32).build()])
+    }
+
+    /// Sends both, the second when the first is sent whole, handed over at once. Returns how much of the second is sent.
+    pub(crate) fn send_linked(
+        &mut self,
+        socket: impl AsFd,
+        [first, second]: [&[u8]; 2],
+    ) -> io::Result<usize> {
+        let send = |bytes: &[u8], flags| {
+            let send = Send::new(fd(&socket), bytes.as_ptr(), bytes.len() as u32);
+            send.flags(flags | libc::MSG_WAITALL).build()
+        };
+        let first = send(first, libc::MSG_MORE).flags(Flags::IO_LINK);
+        self.run(&[first, send(second, 0)])
+    }
+
+    pub(crate) fn send_zerocopy(&mut self, socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+        self.run(&[SendZc::new(fd(&socket), bytes.as_ptr(), bytes.len() as u32).build()])
+    }
+
+    pub(crate) fn writev(
+        &mut self,
+        socket: impl AsFd,
+        pieces: &[io::IoSlice<'_>],
+    ) -> io::Result<usize> {
+        // `IoSlice` has the layout of `struct iovec`, as its documentation promises.
+        let entry = Writev::new(fd(&socket), pieces.as_ptr().cast(), pieces.len() as u32).build();
+        self.run(&[entry])
+    }
+
+    pub(crate) fn splice(
+        &mut self,
+        from: impl AsFd,
+        to: impl AsFd,
+        most: usize,
+    ) -> io::Result<usize> {
+        self.run(&[Splice::new(fd(&from), -1, fd(&to), -1, most as u32).build()])
+    }
+
+    /// Hands entries over and waits until the kernel is done with all of them. Returns what the last one came to.
+    fn run(&mut self, entries: &[Entry]) -> io::Result<usize> {
+        let (mut left, mut last) = (entries.len(), Ok(0));
+        for (index, entry) in entries.iter().enumerate() {
+            let entry = entry.clone().user_data(index as u64);
+            // SAFETY: what the entry points to is borrowed by the caller, which does not return before all is done.
+            unsafe { self.0.submission().push(&entry) }.map_err(io::Error::other)?;
+        }
+        while left > 0 {
+            match self.0.submit_and_wait(1) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                    // The kernel may still use what was handed over.
+                    panic!("io_uring: {error}");
+                }
+                _ => {}
+            }
+            for done in self.0.completion() {
+                // Of what is not copied, a second one says that it is not used any more.
+                left -= usize::from(!cqueue::more(done.flags()));
+                if !cqueue::notif(done.flags()) && done.user_data() + 1 == entries.len() as u64 {
+                    last = match done.result() {
+                        error @ ..0 => Err(io::Error::from_raw_os_error(-error)),
+                        result => Ok(result as usize),
+                    };
+                }
+            }
+        }
+        last
+    }
+}
+
+fn fd(of: &impl AsFd) -> Fd {
+    Fd(of.as_fd().as_raw_fd())
 }

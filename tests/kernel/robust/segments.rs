@@ -26,7 +26,7 @@ impl Line {
     /// One in whose namespace something is set, and whose server listens in this way.
     fn with(set: Option<&str>, how: &str) -> Self {
         let scene = Scene::new();
-        for set in set {
+        if let Some(set) = set {
             ip(&["netns", "exec", &scene.pod.netns, "sysctl", "-qw", set]);
         }
         let (wire, mut server) = (Wire::new(&scene.pod), scene.server());

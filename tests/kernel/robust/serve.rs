@@ -24,7 +24,7 @@ use crate::{
 
 /// What long answers consist of.
 const MOST: usize = 16 << 20;
-static BODY: LazyLock<Vec<u8>> = LazyLock::new(|| vec![b'x'; MOST]);
+pub(super) static BODY: LazyLock<Vec<u8>> = LazyLock::new(|| vec![b'x'; MOST]);
 
 /// What the servers of a test have in common: a log of one byte for each request, and a gate.
 #[derive(Clone, Debug)]
@@ -166,10 +166,12 @@ impl Way {
             }
             Self::Pieces => pieces(out, &all())?,
             Self::More => {
-                for piece in all().chunks(700) {
+                let all = all();
+                let (last, first) = all.split_last().ok_or(io::ErrorKind::InvalidInput)?;
+                for piece in first.chunks(700) {
                     more(out, piece)?;
                 }
-                out.write_all(b"")?;
+                out.write_all(&[*last])?;
             }
             Self::Cork => {
                 SockRef::from(&*out).set_tcp_cork(true)?;

@@ -11,7 +11,7 @@
 //! | `hand-accepted PATH` | gives each connection that it accepts away there |
 //! | `take PATH` | takes a listener there |
 //! | `take-accepted PATH` | takes connections there and serves them |
-//! | `uring` | accepts and serves by io_uring alone |
+//! | `uring ADDRESS [sqpoll]` | listens, accepts and serves by io_uring alone; answers what it can do |
 //! | `close` | closes the listener; threads that accept keep it open |
 
 use std::{
@@ -109,6 +109,10 @@ impl Stage {
                     }
                 });
             }
+            ["uring", address, how @ ..] => {
+                let sqpoll = how.contains(&"sqpoll");
+                return super::uring::start(address, sqpoll, &self.desk);
+            }
             ["close"] => self.listener = None,
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         }
@@ -152,8 +156,10 @@ fn attend(stream: TcpStream, desk: &Desk) {
     });
 }
 
+/// How many connections may wait to be accepted.
+pub(super) const QUEUE: i32 = 1_024;
+
 fn listen(address: &str, how: &[&str]) -> io::Result<TcpListener> {
-    const QUEUE: i32 = 1_024;
     let address: SocketAddr = address.parse().map_err(io::Error::other)?;
     let protocol = if how.contains(&"mptcp") { Protocol::MPTCP } else { Protocol::TCP };
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol))?;

@@ -221,16 +221,6 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// Takes in what comes until the other end has acknowledged so many bytes.
-    #[track_caller]
-    pub(super) fn until_acked(&mut self, bytes: usize) {
-        let until = Instant::now() + PATIENCE;
-        while self.acked < bytes as u32 {
-            assert!(Instant::now() < until, "{} acknowledged of {bytes}", self.acked);
-            self.take(PATIENCE);
-        }
-    }
-
     /// Takes in what comes until the other end ends it.
     #[track_caller]
     pub(super) fn until_ended(&mut self) -> Ended {

@@ -1,0 +1,52 @@
+//! Shell: answers by every system call that sends.
+
+use aya::util::KernelVersion;
+
+use super::{Scene, WILD, ask, get, serve::Way, uring::WAYS};
+use crate::bed::SERVING;
+
+/// Lengths of answers: within a packet, of several, and of more than any buffer.
+const LENGTHS: [usize; 4] = [1, 1_000, 100_000, 5_000_000];
+
+#[test]
+fn whatever_sends_an_answer_it_is_read_to_its_end() {
+    let scene = Scene::new();
+    let _server = scene.serving();
+    let mut sent = 0;
+    for (name, way) in Way::ALL {
+        let mut stream = scene.connect();
+        for length in LENGTHS {
+            let end = if name == "chunked-file" { "\n\r\n0\r\n\r\n" } else { "x\n" };
+            ask(&mut stream, &get(&format!("{name}/{length}")), end);
+            sent += 1;
+            assert_eq!((scene.totals(), scene.state().in_flight), ((sent, sent), 0), "{way:?}");
+        }
+    }
+    scene.settles_in_step();
+}
+
+/// Sends, receives, accepts, binds and listens by io_uring, whose entries a thread of the kernel takes or not.
+#[test]
+fn a_server_by_io_uring_is_counted_like_any_other() {
+    for how in ["", "sqpoll"] {
+        let scene = Scene::new();
+        let mut server = scene.server();
+        let can = server.must(&format!("uring {WILD} {how}"));
+        let kernel = KernelVersion::current().expect("it has a version");
+        assert_eq!(can.contains("zerocopy"), kernel >= KernelVersion::new(6, 0, 0), "{can}");
+        assert_eq!(can.contains("listen"), kernel >= KernelVersion::new(6, 11, 0), "{can}");
+        let listen = scene.bed.maps.listen(scene.pod.cookie, SERVING).unwrap();
+        assert_eq!(listen.open, 1, "the pod listens");
+        let mut sent = 0;
+        for way in WAYS.into_iter().filter(|way| can.contains(way)) {
+            let mut stream = scene.connect();
+            for length in LENGTHS {
+                ask(&mut stream, &get(&format!("{way}/{length}")), "x\n");
+                sent += 1;
+                let counts = (scene.totals(), scene.state().in_flight);
+                assert_eq!(counts, ((sent, sent), 0), "{way}, {how}");
+            }
+        }
+        scene.settles_in_step();
+    }
+}

@@ -1,0 +1,110 @@
+//! Shell: a server that does all its work by io_uring: listens, accepts, receives, and sends in every way that it knows.
+
+use std::{
+    io::{self, IoSlice, Write as _},
+    net::SocketAddr,
+    os::fd::{AsFd as _, OwnedFd},
+    thread,
+};
+
+use nix::sys::socket::SockaddrStorage;
+use socket2::{Domain, Socket, Type};
+
+use super::{
+    serve::{BODY, Desk},
+    server::QUEUE,
+};
+use crate::sys::Ring;
+
+/// How answers are sent.
+pub(super) const WAYS: [&str; 5] = ["send", "linked", "writev", "splice", "zerocopy"];
+
+/// Listens and serves on threads of their own. Answers the ways that the kernel knows, and `listen` where it can do that.
+pub(super) fn start(address: &str, sqpoll: bool, desk: &Desk) -> io::Result<String> {
+    let address: SocketAddr = address.parse().map_err(io::Error::other)?;
+    let mut ring = Ring::new(sqpoll)?;
+    let [zerocopy, listens] = ring.can()?;
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    if listens {
+        ring.bind(&socket, &SockaddrStorage::from(address))?;
+        ring.listen(&socket, QUEUE)?;
+    } else {
+        socket.bind(&address.into())?;
+        socket.listen(QUEUE)?;
+    }
+    let desk = desk.clone();
+    thread::spawn(move || {
+        while let Ok(accepted) = ring.accept(&socket) {
+            let desk = desk.clone();
+            thread::spawn(move || Ring::new(sqpoll).and_then(|ring| serve(ring, &accepted, &desk)));
+        }
+    });
+    let ways = if zerocopy { &WAYS[..] } else { &WAYS[..4] };
+    Ok(ways.join(" ") + if listens { " listen" } else { "" })
+}
+
+fn serve(mut ring: Ring, stream: &OwnedFd, desk: &Desk) -> io::Result<()> {
+    let (mut held, mut buffer) = (Vec::new(), vec![0; 65_536]);
+    loop {
+        while let Some(end) = held.windows(4).position(|it| it == b"\r\n\r\n") {
+            let head: Vec<u8> = held.drain(..end + 4).collect();
+            desk.note();
+            let head = String::from_utf8(head).map_err(io::Error::other)?;
+            let path = head.split(' ').nth(1).and_then(|path| path[1..].split_once('/'));
+            let (way, count) = path.ok_or(io::ErrorKind::InvalidData)?;
+            answer(&mut ring, stream, way, count.parse().map_err(io::Error::other)?)?;
+        }
+        let count = ring.recv(stream, &mut buffer)?;
+        if count == 0 {
+            return Ok(());
+        }
+        held.extend_from_slice(&buffer[..count]);
+    }
+}
+
+/// Answers with so many letters and a line end.
+fn answer(ring: &mut Ring, stream: &OwnedFd, way: &str, count: usize) -> io::Result<()> {
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", count + 1);
+    let body = &BODY[..count];
+    match way {
+        "send" => {
+            let all = [head.as_bytes(), body].concat();
+            whole(all.len(), |at| ring.send(stream, &all[at..]))?;
+        }
+        "linked" => {
+            let sent = ring.send_linked(stream, [head.as_bytes(), body])?;
+            whole(count - sent, |at| ring.send(stream, &body[sent + at..]))?;
+        }
+        "writev" => {
+            let all = [head.as_bytes(), body].concat();
+            whole(all.len(), |at| {
+                let pieces: Vec<_> = all[at..].chunks(701).take(900).map(IoSlice::new).collect();
+                ring.writev(stream, &pieces)
+            })?;
+        }
+        "splice" => {
+            let all = [head.as_bytes(), body].concat();
+            for piece in all.chunks(50_000) {
+                let (from, mut into) = io::pipe()?;
+                into.write_all(piece)?;
+                whole(piece.len(), |at| ring.splice(&from, stream, piece.len() - at))?;
+            }
+        }
+        "zerocopy" => {
+            whole(head.len(), |at| ring.send(stream, &head.as_bytes()[at..]))?;
+            whole(count, |at| ring.send_zerocopy(stream, &body[at..]))?;
+        }
+        _ => return Err(io::ErrorKind::InvalidInput.into()),
+    }
+    ring.send(stream.as_fd(), b"\n").map(drop)
+}
+
+/// Sends until all are sent, from where it stands.
+fn whole(count: usize, mut send: impl FnMut(usize) -> io::Result<usize>) -> io::Result<()> {
+    let mut at = 0;
+    while at < count {
+        at += send(at)?;
+    }
+    Ok(())
+}
