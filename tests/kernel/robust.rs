@@ -39,6 +39,7 @@ mod segments;
 mod sending;
 mod serve;
 mod server;
+mod sharing;
 mod tcp;
 mod uring;
 
