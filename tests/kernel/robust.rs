@@ -34,6 +34,7 @@ use crate::{
 };
 
 mod bulk;
+mod endings;
 mod losses;
 mod segments;
 mod sending;

@@ -1,0 +1,161 @@
+//! Shell: connections that end in another way than by a close at both ends.
+
+use std::{io::Write as _, process::Command};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use super::{Scene, ask, get, until};
+use crate::{actor::Actor, bed::ip};
+
+/// Kills a process as the kernel does when memory runs out.
+fn kill_now(process: Actor) {
+    let pid = Pid::from_raw(process.pid() as i32);
+    kill(pid, Signal::SIGKILL).unwrap();
+    drop(process);
+}
+
+/// So many connections with a request in flight, and one without.
+fn held(scene: &Scene, count: u64) -> Vec<std::net::TcpStream> {
+    let mut streams: Vec<_> = (0..=count).map(|_| scene.connect()).collect();
+    for stream in streams.iter_mut().skip(1) {
+        stream.write_all(get("hold").as_bytes()).unwrap();
+    }
+    ask(&mut streams[0], &get("length/5"), "xxxxx");
+    scene.wait_log(count + 1);
+    let state = scene.state();
+    assert_eq!((state.in_flight, state.connections), (count, count + 1));
+    streams
+}
+
+#[test]
+fn a_server_that_closes_with_data_unread_has_ended_the_request() {
+    let scene = Scene::new();
+    let _server = scene.serving();
+    for length in [10, 100_000] {
+        let mut stream = scene.connect();
+        let head = format!("POST /quit HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
+        // The second one's server has closed before all is sent.
+        let _reset = stream.write_all(&[head.as_bytes(), &vec![b'x'; length]].concat());
+    }
+    scene.wait_log(2);
+    scene.settles_in_step();
+}
+
+#[test]
+fn a_server_that_is_killed_leaves_nothing_in_flight() {
+    let scene = Scene::new();
+    let server = scene.serving();
+    let streams = held(&scene, 20);
+    kill_now(server);
+    scene.wait("ended", |it| it.state().in_flight == 0);
+    drop(streams);
+    scene.settles_in_step();
+}
+
+#[test]
+fn a_client_that_is_killed_is_served_to_the_end() {
+    let scene = Scene::new();
+    let _server = scene.serving();
+    let url = format!("http://{}:8080/hold", scene.pod.four());
+    let mut client = Command::new("ip");
+    let words = ["netns", "exec", &scene.client.netns, "curl", "-s", &url];
+    let mut client = client.args(words).spawn().unwrap();
+    scene.wait_log(1);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    // The server works on it still.
+    assert_eq!(scene.state().in_flight, 1);
+    scene.open_gate();
+    scene.settles_in_step();
+}
+
+#[test]
+fn a_connection_that_an_administrator_ends_leaves_nothing_in_flight() {
+    let scene = Scene::new();
+    let _server = scene.serving();
+    let streams = held(&scene, 3);
+    let end = ["netns", "exec", &scene.pod.netns, "ss", "-K", "sport", "=", ":8080"];
+    ip(&end);
+    scene.settles_in_step();
+    drop(streams);
+}
+
+/// The other end neither answers nor says that it has gone.
+#[test]
+fn a_client_that_vanishes_is_given_up_when_the_server_gives_it_up() {
+    let scene = Scene::new();
+    let _server = scene.serving();
+    let mut idle = scene.connect();
+    ask(&mut idle, &get("watch/500"), "xxxxx");
+    let mut busy = scene.connect();
+    ask(&mut busy, &get("watch/500"), "xxxxx");
+    busy.write_all(get("length/8000000").as_bytes()).unwrap();
+    let mut held = scene.connect();
+    ask(&mut held, &get("watch/500"), "xxxxx");
+    held.write_all(get("hold").as_bytes()).unwrap();
+    scene.wait_log(5);
+    ip(&["-n", &scene.client.netns, "link", "set", "eth0", "down"]);
+    assert_eq!((scene.totals(), scene.state().connections), ((5, 3), 3));
+    scene.settles_in_step();
+    drop((idle, busy, held));
+}
+
+#[test]
+fn a_clients_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
+    let scene = Scene::new();
+    let _server = scene.serving();
+    let mut streams = held(&scene, 5);
+    // Its sockets keep it alive until they are closed.
+    ip(&["netns", "del", &scene.client.netns]);
+    streams.truncate(3);
+    scene.open_gate();
+    streams.iter_mut().skip(1).for_each(|stream| until(stream, "xxxxx"));
+    drop(streams);
+    scene.settles_in_step();
+}
+
+#[test]
+fn a_pods_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
+    let scene = Scene::new();
+    let server = scene.serving();
+    let streams = held(&scene, 5);
+    ip(&["netns", "del", &scene.pod.netns]);
+    kill_now(server);
+    scene.wait("ended", |it| it.state().in_flight == 0);
+    drop(streams);
+    scene.settles_in_step();
+}
+
+/// The pod's link goes before its processes: nobody confirms their last words.
+#[test]
+fn a_pod_whose_link_goes_first_leaves_nothing() {
+    let scene = Scene::new();
+    for set in ["net.ipv4.tcp_orphan_retries=1", "net.ipv4.tcp_fin_timeout=1"] {
+        ip(&["netns", "exec", &scene.pod.netns, "sysctl", "-qw", set]);
+    }
+    let server = scene.serving();
+    let streams = held(&scene, 5);
+    ip(&["-n", &scene.pod.netns, "link", "del", "eth0"]);
+    kill_now(server);
+    ip(&["netns", "del", &scene.pod.netns]);
+    scene.wait("ended", |it| it.state().in_flight == 0);
+    scene.settles_in_step();
+    drop(streams);
+}
+
+/// A connection that waits in the queue of a listener that closes was never the server's.
+#[test]
+fn what_nobody_accepts_ends_with_its_listener() {
+    let scene = Scene::new();
+    let mut server = scene.server();
+    server.must(&format!("listen {}", super::WILD));
+    let mut stream = scene.connect();
+    stream.write_all(get("length/5").as_bytes()).unwrap();
+    scene.wait("in flight", |it| it.state().in_flight == 1);
+    server.must("close");
+    scene.wait("ended", |it| it.state().connections == 0);
+    assert_eq!((scene.totals(), scene.state().in_flight, scene.log()), ((1, 1), 0, 0));
+}
