@@ -9,7 +9,9 @@ use aya_ebpf::{
         BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_SOCK_OPS_TCP_LISTEN_CB,
         BPF_TCP_CLOSE, BPF_TCP_LISTEN, BPF_TCP_SYN_SENT, bpf_sock_ops,
     },
-    helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_sock_ops_cb_flags_set},
+    helpers::generated::{
+        bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_load_hdr_opt, bpf_sock_ops_cb_flags_set,
+    },
 };
 use common::{
     abi::{self, Conn, ListenKey, ProbeKey},
@@ -19,7 +21,7 @@ use common::{
 use crate::{
     bind::{entry, is_loopback},
     connect, count,
-    maps::{CONNS, NODE, OLD_CONNS, PODS, PROBES, add32, announce, note, now},
+    maps::{CONNS, NODE, OLD_CONNS, POD_STATE, PODS, PROBES, add, add32, announce, note, now},
 };
 
 const AF_INET6: u32 = 10;
@@ -114,6 +116,7 @@ fn established(ops: *mut bpf_sock_ops) {
             return;
         }
         let slot = slot(ops, cookie);
+        let slot = if slot != 0 && joins(ops) { lost_to_paths(slot) } else { slot };
         let Some(conn) = inherited.or_else(|| made(ops, slot)) else { return };
         conn.cookie = cookie;
         conn.slot = slot;
@@ -182,6 +185,30 @@ fn slot(ops: *mut bpf_sock_ops, cookie: u64) -> u32 {
 fn is_tcp(cookie: u64) -> bool {
     // SAFETY: the fields are read at once.
     unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_TCP != 0)
+}
+
+/// Whether the connection is a further flow of a Multipath TCP connection: what ends its handshake says so (RFC 8684,
+/// §3.2).
+#[inline(always)]
+fn joins(ops: *mut bpf_sock_ops) -> bool {
+    /// Its kind among TCP's options, and which of its own kinds it is.
+    const MULTIPATH: u8 = 30;
+    const JOIN: u8 = 1;
+    let mut option = [MULTIPATH, 0, 0, 0];
+    // SAFETY: a live context, and as many bytes as are said; one that is longer is cut off. (5.10)
+    unsafe { bpf_load_hdr_opt(ops, option.as_mut_ptr().cast(), option.len() as u32, 0) };
+    option[2] >> 4 == JOIN
+}
+
+/// The messages of a connection with several flows are spread over them, so their boundaries are lost in each. The first
+/// one stands for the connection; the others count as none.
+#[inline(always)]
+fn lost_to_paths(slot: u32) -> u32 {
+    if let Some(pod) = POD_STATE.get_ptr_mut(slot) {
+        // SAFETY: a live map value; a single word.
+        unsafe { add(&raw mut (*pod).desync, 1) };
+    }
+    0
 }
 
 /// Whether the connection brings no requests of the service: a probe's, or one between containers of the pod.

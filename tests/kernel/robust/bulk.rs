@@ -1,6 +1,6 @@
 //! Shell: packets of hundreds of kilobytes, bodies of a gigabyte, and readers that take their time.
 
-use std::{fs, io::Write as _, net::TcpStream, process::Command};
+use std::{io::Write as _, net::TcpStream, process::Command};
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::{
@@ -9,7 +9,7 @@ use netlink_packet_route::{
 };
 use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 
-use super::{Scene, ask, get, until};
+use super::{Scene, ask, figure, figures, get, until};
 use crate::bed::inside;
 
 /// Bytes of the largest packets there are: 524,280 for a veth.
@@ -50,19 +50,6 @@ fn run(netns: &str, words: &[&str]) {
     assert!(done.status.success(), "{words:?}: {why} (Debian: ethtool)");
 }
 
-/// A file of figures of a namespace's network.
-fn figures(netns: &str, name: &str) -> String {
-    inside(netns, || fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap())
-}
-
-/// One of those that stand in two lines for each protocol: names, then figures.
-fn figure(text: &str, protocol: &str, name: &str) -> u64 {
-    let mut lines = text.lines().filter(|line| line.starts_with(protocol));
-    let (names, figures) = (lines.next().unwrap(), lines.next().unwrap());
-    let mut both = names.split(' ').zip(figures.split(' '));
-    both.find(|(it, _)| *it == name).unwrap().1.parse().unwrap()
-}
-
 /// Packets that IP has taken in, and their bytes, both families together.
 fn taken(netns: &str) -> (u64, u64) {
     let [snmp, netstat, snmp6] = ["snmp", "netstat", "snmp6"].map(|name| figures(netns, name));
@@ -74,17 +61,6 @@ fn taken(netns: &str) -> (u64, u64) {
         figure(&snmp, "Ip:", "InReceives") + six("Ip6InReceives"),
         figure(&netstat, "IpExt:", "InOctets") + six("Ip6InOctets"),
     )
-}
-
-/// Waits until all connections have closed: counts are exact, and no boundary was lost but where TCP itself had to put
-/// packets in order (a sender that moves to another CPU overtakes itself), which are too large to be kept.
-#[track_caller]
-fn settles_in_step(scene: &Scene) {
-    scene.settles();
-    let (state, netstat) = (scene.state(), figures(&scene.pod.netns, "netstat"));
-    let disordered = figure(&netstat, "TcpExt:", "TCPOFOQueue");
-    assert_eq!((state.stray, state.opaque), (0, 0), "{state:?}");
-    assert!(state.desync == 0 || disordered > 0, "{state:?}");
 }
 
 /// Bytes of a packet on average that came into a namespace while `job` ran.
@@ -159,7 +135,7 @@ fn packets_of_64_kilobytes_are_read_to_their_ends() {
     let scene = Scene::new();
     let _server = serving(&scene);
     let [up, down] = there_and_back(&scene);
-    settles_in_step(&scene);
+    scene.settles_in_order();
     assert!(up > 16_000 && down > 16_000, "mean packets: {up}, {down}");
 }
 
@@ -173,7 +149,7 @@ fn packets_of_half_a_megabyte_are_read_to_their_ends() {
     }
     let _server = serving(&scene);
     let [up, down] = there_and_back(&scene);
-    settles_in_step(&scene);
+    scene.settles_in_order();
     assert!(up > 66_000 && down > 66_000, "mean packets: {up}, {down}");
 }
 
@@ -189,7 +165,7 @@ fn packets_that_the_pods_end_joins_are_read_to_their_ends() {
     join_at_the_pod(&scene);
     let _server = serving(&scene);
     let [up, _] = there_and_back(&scene);
-    settles_in_step(&scene);
+    scene.settles_in_order();
     assert!(up > 6_000, "mean packet: {up}");
 }
 
@@ -205,7 +181,7 @@ fn a_long_upload(in_chunks: bool) {
     });
     ask(&mut stream, &get("length/5"), "xxxxx");
     drop(stream);
-    settles_in_step(&scene);
+    scene.settles_in_order();
     assert_eq!(scene.log(), 2);
     assert!(mean > 6_000, "mean packet: {mean}");
 }

@@ -291,17 +291,27 @@ fn a_window_that_closes_and_is_tried_loses_no_boundary() {
 
 #[test]
 fn the_first_data_may_be_what_ends_the_handshake() {
-    let line = Line::new();
+    // Whole; in two; the second half first.
+    first_data(&Line::new(), &[&[(0, 37)], &[(0, 20), (20, 37)], &[(20, 37), (0, 20)]]);
+}
+
+/// The listener then remembers nothing of the client's first packet, so what is not the first byte brings none.
+#[test]
+fn the_first_data_may_bring_the_cookie_of_the_handshake() {
+    first_data(
+        &Line::with(Some("net.ipv4.tcp_syncookies=2"), ""),
+        &[&[(0, 37)], &[(0, 20), (20, 37)]],
+    );
+}
+
+fn first_data(line: &Line, orders: &[&[(usize, usize)]]) {
     let request = get("length/5");
     let bytes = request.as_bytes();
-    let [first, second] = [0..20, 20..bytes.len()];
-    let whole = 0..bytes.len();
-    let orders = [vec![&whole], vec![&first, &second], vec![&second, &first]];
-    for (port, order) in orders.into_iter().enumerate() {
+    for (port, order) in orders.iter().enumerate() {
         let mut peer = Peer::begin(&line.wire, 4_000 + port as u16);
         peer.syn(b"");
         peer.answered();
-        order.iter().for_each(|&piece| peer.put(piece.start, &bytes[piece.clone()]));
+        order.iter().for_each(|&(from, to)| peer.put(from, &bytes[from..to]));
         peer.until(1, SHORT);
         assert_eq!(line.in_use(), [false], "{order:?}");
         close(&mut peer, bytes.len());

@@ -1,0 +1,114 @@
+//! Shell: Multipath TCP: connections of one flow and of several.
+
+use std::{
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use common::abi;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::{Scene, WILD, ask, get};
+use crate::{
+    actor::Actor,
+    bed::{SERVING, inside, ip},
+};
+
+impl Scene {
+    /// A connection that asks for more than one flow.
+    fn connect_mptcp(&self) -> TcpStream {
+        let to: SocketAddr = format!("{}:{SERVING}", self.pod.four()).parse().unwrap();
+        let socket = inside(&self.client.netns, || {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP)).unwrap();
+            socket.connect(&to.into()).unwrap();
+            socket
+        });
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        socket.into()
+    }
+}
+
+/// As programs by Go have listened since 1.24.
+fn listening(scene: &Scene) -> Actor {
+    let mut server = scene.server();
+    server.must(&format!("listen {WILD} mptcp"));
+    server.must("serve");
+    server
+}
+
+fn play(stream: &mut TcpStream) {
+    for _ in 0..3 {
+        ask(stream, &get("length/5"), "xxxxx");
+        ask(stream, &get("sendfile/300000"), "x\n");
+        let body = "GET /no HTTP/1.1\r\n\r\n".repeat(20_000);
+        let head = format!("POST /length/5 HTTP/1.1\r\nContent-Length: {}\r\n\r\n", body.len());
+        ask(stream, &(head + &body), "xxxxx");
+    }
+}
+
+#[test]
+fn a_multipath_listener_is_the_pods_and_serves_plain_clients() {
+    let scene = Scene::new();
+    let _server = listening(&scene);
+    assert_eq!(scene.bed.maps.listen(scene.pod.cookie, SERVING).unwrap().open, 1);
+    play(&mut scene.connect());
+    scene.settles_in_order();
+}
+
+#[test]
+fn a_multipath_listener_on_loopback_is_widened_like_any_other() {
+    let mut scene = Scene::new();
+    scene.bed.register(&scene.pod, abi::POD_WIDEN_BIND);
+    let mut server = scene.server();
+    server.must(&format!("listen 127.0.0.1:{SERVING} mptcp"));
+    server.must("serve");
+    play(&mut scene.connect_mptcp());
+    scene.settles_in_order();
+}
+
+#[test]
+fn a_multipath_connection_of_one_flow_is_counted_like_any_other() {
+    let scene = Scene::new();
+    let _server = listening(&scene);
+    let mut stream = scene.connect_mptcp();
+    play(&mut stream);
+    assert_eq!((scene.state().connections, scene.state().in_flight), (1, 0));
+    assert_eq!(scene.log(), 9);
+    drop(stream);
+    scene.settles_in_order();
+}
+
+#[test]
+fn a_multipath_client_of_a_plain_listener_falls_back() {
+    let scene = Scene::new();
+    let _server = scene.serving();
+    play(&mut scene.connect_mptcp());
+    scene.settles_in_order();
+}
+
+/// The messages of such a connection are spread over its flows, in each of which boundaries are lost. It counts as one
+/// connection, and never with more than there is.
+#[test]
+fn a_multipath_connection_of_several_flows_is_one_and_estimated() {
+    let scene = Scene::new();
+    let (pod, client) = (&scene.pod.netns, &scene.client.netns);
+    let second = format!("10.99.1.{}", scene.client.number);
+    ip(&["-n", client, "addr", "add", &format!("{second}/16"), "dev", "eth0"]);
+    for netns in [pod, client] {
+        ip(&["-n", netns, "mptcp", "limits", "set", "subflows", "2", "add_addr_accepted", "2"]);
+    }
+    ip(&["-n", client, "mptcp", "endpoint", "add", &second, "dev", "eth0", "subflow"]);
+    let _server = listening(&scene);
+    let mut stream = scene.connect_mptcp();
+    for _ in 0..5 {
+        play(&mut stream);
+        let state = scene.state();
+        assert!(state.connections == 1 && state.in_flight <= 1, "{state:?}");
+    }
+    assert!(scene.state().desync >= 1);
+    drop(stream);
+    scene.wait("closed", |it| it.state().connections == 0);
+    let ((started, finished), state) = (scene.totals(), scene.state());
+    assert_eq!((finished, state.in_flight, state.fresh), (started, 0, 0));
+    assert!(started <= scene.log(), "{started} of {}", scene.log());
+}
