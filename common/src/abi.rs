@@ -444,6 +444,15 @@ impl Conn {
         let waits = self.late.iter().any(|late| late.len > 0);
         known.map(|in_use| in_use || waits).filter(|_| self.slot != 0)
     }
+
+    /// When the request began whose end the connection waits for, CLOCK_MONOTONIC in ns: once its time is over, nothing is
+    /// left that the connection is good for. A tunnel (WebSocket, CONNECT) is the request that opened it.
+    ///
+    /// `None` while none is in flight, where nobody knows, and of what is not a counted connection.
+    pub fn overdue_since(&self) -> Option<u64> {
+        let is_busy = self.http.h1.is_busy() && self.in_use() == Some(true);
+        is_busy.then_some(self.http.began_ns)
+    }
 }
 
 /// Most segments of one connection that wait at once.
@@ -636,6 +645,80 @@ pub const EVENT_CLOSED: u32 = 2;
 pub const EVENT_BUSY: u32 = 3;
 /// A pod's last request in flight ended, and it was armed for that.
 pub const EVENT_IDLE: u32 = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::h1::{WINDOW_WORDS, Window};
+
+    /// A counted connection that was opened at sequence numbers 0.
+    fn open() -> Conn {
+        let mut conn = Conn { slot: 1, ..Conn::default() };
+        conn.http.h1.open(0, 0);
+        conn.http.began_ns = 7;
+        conn
+    }
+
+    /// Reads all of `text` by `step`, which says how many bytes it has taken.
+    fn reads(text: &str, mut step: impl FnMut(&Window, u32) -> u32) {
+        let mut rest = text.as_bytes();
+        while !rest.is_empty() {
+            let mut window = [0; WINDOW_WORDS];
+            for (word, bytes) in window.iter_mut().zip(rest.chunks(8)) {
+                let mut eight = [0; 8];
+                eight[..bytes.len()].copy_from_slice(bytes);
+                *word = u64::from_ne_bytes(eight);
+            }
+            rest = &rest[step(&window, rest.len() as u32) as usize..];
+        }
+    }
+
+    fn asks(conn: &mut Conn, text: &str) {
+        reads(text, |window, len| conn.http.h1.read_request(window, len).used);
+    }
+
+    fn answers(conn: &mut Conn, text: &str) {
+        reads(text, |window, len| conn.http.h1.read_response(window, len).used);
+    }
+
+    const UPGRADE: &str = "GET / HTTP/1.1\r\nUpgrade: a\r\nConnection: upgrade\r\n\r\n";
+
+    #[test]
+    fn a_request_is_overdue_from_its_head_to_the_end_of_its_response() {
+        let mut conn = open();
+        assert_eq!(conn.overdue_since(), None, "nothing came");
+        asks(&mut conn, "GET / HTTP/1.1\r\n");
+        assert_eq!(conn.overdue_since(), None, "no whole head came");
+        asks(&mut conn, "\r\n");
+        assert_eq!(conn.overdue_since(), Some(7));
+        answers(&mut conn, "HTTP/1.1 204 No\r\n");
+        assert_eq!(conn.overdue_since(), Some(7), "the answer has begun");
+        answers(&mut conn, "\r\n");
+        assert_eq!(conn.overdue_since(), None, "it has ended");
+    }
+
+    #[test]
+    fn a_tunnel_is_overdue_with_the_request_that_opened_it() {
+        let mut conn = open();
+        asks(&mut conn, UPGRADE);
+        answers(&mut conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n");
+        assert_eq!(conn.overdue_since(), Some(7));
+    }
+
+    #[test]
+    fn what_nobody_can_read_and_nobody_counts_is_never_overdue() {
+        let mut foreign = open();
+        asks(&mut foreign, "\x16\x03\x01 TLS");
+        assert!(foreign.http.h1.is_busy());
+        let mut lost = open();
+        asks(&mut lost, UPGRADE);
+        lost.http.h1.lose_responses();
+        let mut probe = open();
+        asks(&mut probe, UPGRADE);
+        probe.slot = 0;
+        assert_eq!([foreign, lost, probe].map(|conn| conn.overdue_since()), [None; 3]);
+    }
+}
 
 #[cfg(feature = "user")]
 mod pod {
