@@ -8,6 +8,7 @@
 mod op;
 mod pool;
 mod table;
+mod terms;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +20,7 @@ use std::{
 use common::{
     abi::{self, FrontendKey},
     flow::{Mode, SvcInfo, SvcState},
-    wire::{Name, Protocol, RouteChange, RouteKey, Service},
+    wire::{Name, RouteChange, RouteKey, Service},
 };
 
 pub(crate) use self::op::sixteen;
@@ -30,6 +31,7 @@ use self::{
 pub use self::{
     op::{Backend, KernelTable, Local, MapOp, Plan, Written},
     table::Table,
+    terms::Terms,
 };
 
 /// Backend 0 stays unused, so that a slot that was ever written is not 0.
@@ -190,13 +192,11 @@ impl Planner {
     pub fn set(&mut self, change: RouteChange) {
         match change {
             RouteChange::Service(it) => self.set_service(&it.name, Some(&it)),
-            RouteChange::Revision(it) => self.table.set_protocol(&it.name, it.protocol),
+            RouteChange::Revision(it) => self.table.set_revision(&it.name, Some(&it)),
             RouteChange::Pod(it) => self.due.extend(self.table.set_pod(&it.uid, Some(&it))),
             RouteChange::Activator(it) => self.set_activator(&it.name, Some(it.addresses)),
             RouteChange::Gone(RouteKey::Service(name)) => self.set_service(&name, None),
-            RouteChange::Gone(RouteKey::Revision(name)) => {
-                self.table.set_protocol(&name, Protocol::Http1);
-            }
+            RouteChange::Gone(RouteKey::Revision(name)) => self.table.set_revision(&name, None),
             RouteChange::Gone(RouteKey::Pod(uid)) => {
                 self.due.extend(self.table.set_pod(&uid, None))
             }

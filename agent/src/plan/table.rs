@@ -20,6 +20,7 @@ use common::{
 use super::{
     Front,
     op::{Backend, Local, sixteen},
+    terms::Terms,
 };
 
 const TCP: u8 = 6;
@@ -28,7 +29,7 @@ const TCP: u8 = 6;
 #[derive(Debug, Default)]
 pub struct Table {
     services: Numbered<Service>,
-    /// Those that a service leads straight to, that have pods, or that do not speak what most speak.
+    /// Those that a service leads straight to, that have pods, or of which anything unusual is said.
     revisions: Numbered<Revision>,
     pods: BTreeMap<String, Pod>,
     /// Pods that no connect is to be led to, whatever else is said of them.
@@ -48,6 +49,8 @@ struct Service {
 #[derive(Debug, Default)]
 struct Revision {
     is_h2c: bool,
+    /// Where they are not the usual ones.
+    terms: Option<Box<Terms>>,
     /// Services that lead straight to it.
     services: Vec<u32>,
     pods: BTreeSet<String>,
@@ -75,6 +78,13 @@ impl Table {
     /// Whether the revision's pods speak HTTP/2 only.
     pub fn is_h2c(&self, revision: &Name) -> bool {
         self.revisions.find(revision).is_some_and(|number| self.revisions.get(number).is_h2c)
+    }
+
+    /// What holds for a revision's requests.
+    pub fn terms(&self, revision: &Name) -> Terms {
+        let told = self.revisions.find(revision).map(|number| self.revisions.get(number));
+        let unusual = told.and_then(|it| it.terms.as_deref()).cloned();
+        unusual.unwrap_or_else(|| Terms::usual(revision))
     }
 
     /// How far the pods at these addresses are. A new pod may have the address of one that ends.
@@ -154,15 +164,17 @@ impl Table {
         self.tidy(revision);
     }
 
-    /// Takes in what a revision's pods speak; HTTP/1 where nothing is said.
-    pub(super) fn set_protocol(&mut self, revision: &Name, told: Protocol) {
-        let is_h2c = told == Protocol::H2c;
-        let number = match self.revisions.find(revision) {
+    /// Takes in what is said of a revision; nothing: as usual.
+    pub(super) fn set_revision(&mut self, name: &Name, told: Option<&wire::Revision>) {
+        let is_h2c = told.is_some_and(|it| it.protocol == Protocol::H2c);
+        let terms = told.map(Terms::of).filter(|it| *it != Terms::usual(name)).map(Box::new);
+        let number = match self.revisions.find(name) {
             Some(number) => number,
-            None if !is_h2c => return,
-            None => self.revisions.number(revision),
+            None if !is_h2c && terms.is_none() => return,
+            None => self.revisions.number(name),
         };
-        self.revisions.get_mut(number).is_h2c = is_h2c;
+        let revision = self.revisions.get_mut(number);
+        (revision.is_h2c, revision.terms) = (is_h2c, terms);
         self.tidy(number);
     }
 
@@ -263,7 +275,8 @@ impl Table {
     /// Forgets a revision that nothing depends on.
     fn tidy(&mut self, revision: u32) {
         let it = self.revisions.get(revision);
-        if !it.is_h2c && it.services.is_empty() && it.pods.is_empty() {
+        let is_usual = !it.is_h2c && it.terms.is_none();
+        if is_usual && it.services.is_empty() && it.pods.is_empty() {
             drop(self.revisions.remove(revision));
         }
     }

@@ -10,7 +10,9 @@ use std::{
 use common::{
     abi,
     flow::{Mode, SvcInfo, SvcState},
-    wire::{Activator, Name, Path, Pod, PodPhase, Probe, Protocol, RouteTable, Service, Target},
+    wire::{
+        self, Activator, Name, Path, Pod, PodPhase, Probe, Protocol, RouteTable, Service, Target,
+    },
 };
 use proptest::prelude::*;
 
@@ -337,24 +339,52 @@ fn a_pod_leaves_when_it_drains_or_its_service_changes_path() {
     assert_eq!((phase(1), phase(2), phase(3)), want);
 }
 
-#[test]
-fn nothing_is_kept_of_what_is_gone() {
-    let mut bed = Bed::new();
-    let h2c = common::wire::Revision {
-        name: name(1),
-        service: "".into(),
-        configuration: "".into(),
+/// A revision as nearly all are.
+fn usual(name: Name) -> wire::Revision {
+    wire::Revision {
+        service: "hello".into(),
+        configuration: "hello".into(),
         container_concurrency: 0,
-        timeout: Duration::ZERO,
+        timeout: Duration::from_secs(300),
         response_start_timeout: None,
         idle_timeout: None,
-        protocol: Protocol::H2c,
+        protocol: Protocol::Http1,
         policy: None,
         reachable: true,
         initial_scale_reached: true,
         activators: Box::default(),
         sources: None,
+        name,
+    }
+}
+
+#[test]
+fn what_holds_for_requests_is_known_before_there_are_pods_and_kept_only_where_it_is_unusual() {
+    let mut bed = Bed::new();
+    let names = ["hello-00001", "hello-00002", "green"].map(|name| Name::new("default", name));
+    let [first, second, green] = names.clone().map(usual);
+    let hurried = wire::Revision { timeout: Duration::from_secs(7), ..second };
+    let mut full = RouteTable::default();
+    full.revisions.extend([first, hurried, green].map(|it| (it.name.clone(), it)));
+    bed.plan(&full);
+    let table = bed.planner.table();
+    let terms = names.clone().map(|name| table.terms(&name));
+    let want = |timeout| Terms {
+        timeout: Duration::from_secs(timeout),
+        service: "hello".into(),
+        configuration: "hello".into(),
     };
+    assert_eq!(terms, [want(300), want(7), want(300)]);
+    let kept = names[1..].iter().rev().cloned().map(RouteKey::Revision);
+    assert_eq!(table.missing(&Default::default()), kept.collect::<Vec<_>>());
+    bed.plan(&RouteTable::default());
+    assert_eq!(bed.planner.table().missing(&Default::default()), []);
+}
+
+#[test]
+fn nothing_is_kept_of_what_is_gone() {
+    let mut bed = Bed::new();
+    let h2c = wire::Revision { protocol: Protocol::H2c, ..usual(name(1)) };
     let mut full =
         table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[activator(1)]);
     full.revisions.insert(name(1), h2c);
