@@ -68,6 +68,12 @@ pub(crate) struct Metrics {
     pub(crate) left: Gauge,
     /// Whether they are ended under their locks.
     pub(crate) ends_locked: Gauge,
+    /// Connections ended because their request took longer than it may.
+    pub(crate) deadlines_ended: Counter,
+    /// Looks into pods for such.
+    pub(crate) deadlines_looks: Counter,
+    /// Whether such are ended at all.
+    pub(crate) deadlines_kept: Gauge,
     /// Programs of others that redirect connects, by owner.
     others: Family<[(&'static str, &'static str); 1], Gauge>,
 }
@@ -95,6 +101,9 @@ impl Metrics {
             spared: Counter::default(),
             left: Gauge::default(),
             ends_locked: Gauge::default(),
+            deadlines_ended: Counter::default(),
+            deadlines_looks: Counter::default(),
+            deadlines_kept: Gauge::default(),
             others: Family::default(),
         };
         let mut registry = Registry::with_prefix("rouse_agent");
@@ -134,6 +143,12 @@ impl Metrics {
         registry.register("connections_left", help, self.left.clone());
         let help = "1 where kept connections are ended under their locks (Linux 6.5), 0 elsewhere";
         registry.register("ends_locked", help, self.ends_locked.clone());
+        let help = "Connections ended because a request took longer than timeoutSeconds";
+        registry.register("deadlines_ended", help, self.deadlines_ended.clone());
+        let help = "Looks into pods for requests that take longer than timeoutSeconds";
+        registry.register("deadlines_looks", help, self.deadlines_looks.clone());
+        let help = "1 where the kernel lets such connections be found and ended, 0 elsewhere";
+        registry.register("deadlines_kept", help, self.deadlines_kept.clone());
         let help = "Programs of others that redirect connects, by owner";
         registry.register("foreign_programs", help, self.others.clone());
     }

@@ -35,6 +35,7 @@ use crate::{
     autoscaler::Usage,
     clock::monotonic_ns,
     controller::Routes,
+    deadlines::Deadlines,
     door::drain::Drains,
     kept::{Kept, ROUND_KNOWN, end::Clients},
     kernel::Stage,
@@ -69,6 +70,8 @@ const REACH_PATIENCE: Duration = Duration::from_secs(1);
 /// Events taken from the ring before the loop looks at anything else.
 const EVENTS_AT_ONCE: usize = 256;
 
+mod overdue;
+
 /// What the loop is joined to.
 pub(crate) struct Ends {
     /// The kernel's maps.
@@ -101,6 +104,10 @@ pub(crate) struct Agent {
     kept: Kept,
     /// The newest round of ending them.
     ending: Option<JoinHandle<()>>,
+    /// Requests that must not take longer than they may; `None` on kernels that cannot see to it.
+    deadlines: Option<Deadlines>,
+    /// The round of looks for them that is under way.
+    looking: Option<JoinHandle<overdue::Found>>,
     ends: Ends,
     pods: Pods,
     slots: Slots,
@@ -158,6 +165,8 @@ impl Agent {
             clients,
             kept: Kept::default(),
             ending: None,
+            deadlines: overdue::begin(&ends),
+            looking: None,
             pods: Pods::default(),
             slots: Slots::new(taken),
             locals: BTreeMap::new(),
@@ -213,6 +222,7 @@ impl Agent {
                     self.feed(event);
                 }
                 Some((tried, reached)) = self.knocked.recv() => self.knocked(&tried, reached),
+                found = overdue::ended(&mut self.looking) => self.take_looks(found),
                 news = routes.next() => self.absorb(news),
                 () = sleep_until(wake.into()) => {
                     self.feed(Event::Tick);
@@ -389,6 +399,7 @@ impl Agent {
         self.ends.maps.arm(slot);
         self.uids.insert(facts.cookie, uid.clone());
         self.locals.insert(uid.clone(), Registered { cookie: facts.cookie, pod });
+        self.watch_requests(&uid);
         self.touch(&uid);
         queue.push_back(Event::Registered(uid.clone()));
         queue.extend(self.kernel(&uid).map(|read| Event::Kernel(uid, read)));
@@ -397,6 +408,7 @@ impl Agent {
     fn forget(&mut self, uid: &str) {
         let Some(Registered { cookie, pod }) = self.locals.remove(uid) else { return };
         self.uids.remove(&cookie);
+        self.deadlines.iter_mut().for_each(|it| it.forget(uid));
         self.ends.usage.remove(pod.slot, &self.ends.maps);
         self.release(cookie);
         self.touch(uid);
@@ -575,13 +587,16 @@ impl Agent {
             self.follow_kept(now);
             let uids: Vec<String> = self.locals.keys().cloned().collect();
             uids.iter().for_each(|uid| self.read(uid));
+            uids.iter().for_each(|uid| self.watch_requests(uid));
             self.ends.usage.report_all(&self.ends.maps);
             self.housekeep(now);
         } else {
             draining.iter().for_each(|uid| self.read(uid));
         }
+        self.end_overdue();
         let soon = now + if some_left { ROUND_KNOWN } else { SWEEP_DRAINING };
         self.next_sweep = if often { self.next_full.min(soon) } else { self.next_full };
+        self.next_sweep = self.next_overdue().map_or(self.next_sweep, |at| at.min(self.next_sweep));
     }
 
     /// Takes in how far the pods are that new connections are not led to any more.

@@ -12,6 +12,7 @@
 //! | `pods/find`, `pods/namespace`, `pods/ask`, `pods/mark` | cgroups, namespaces, probes and how the kernel knows them |
 //! | [`sockdiag`] | the TCP sockets of a namespace, listed and ended |
 //! | [`kept`] | pure: which kept connections to end; `kept/ask` asks pods, `kept/end` ends them, [`kept::locked`] under their locks |
+//! | `deadlines` | pure: which pods to look into for requests that take too long; `deadlines/end` looks and ends them |
 //! | `btf` | pure: where fields of the kernel's sockets are |
 //! | `agent` | the loop that joins them |
 //! | `controller`, `autoscaler`, `admin` | the streams, health and metrics |
@@ -24,6 +25,7 @@ pub mod cgroups;
 mod clock;
 pub mod config;
 mod controller;
+mod deadlines;
 pub mod door;
 pub mod kept;
 mod kernel;
@@ -80,7 +82,10 @@ pub const CAPABILITIES: [(&str, &str); 3] = [
         "enters pods' network namespaces (setns), for which nothing less is enough; it includes what loading and attaching \
          programs needs (BPF, PERFMON), which is therefore not asked for",
     ),
-    ("NET_ADMIN", "ends kept connections in clients' namespaces (SOCK_DESTROY)"),
+    (
+        "NET_ADMIN",
+        "ends kept connections in clients' namespaces, and those of requests that take too long in pods' (SOCK_DESTROY)",
+    ),
     ("SYS_PTRACE", "opens /proc/PID/ns/net of processes that have capabilities the agent has not"),
 ];
 

@@ -4,12 +4,12 @@ use std::{io, net::SocketAddr, time::Duration};
 
 use netlink_packet_sock_diag::{
     SockDiagDestroy, SockDiagMessage,
-    constants::{AF_INET, AF_INET6, IPPROTO_TCP, TCP_ESTABLISHED},
+    constants::{AF_INET, AF_INET6, IPPROTO_TCP, TCP_CLOSE_WAIT, TCP_ESTABLISHED},
     inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags, nlas::Nla},
 };
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
-use crate::netlink::Netlink;
+use crate::{netlink::Netlink, sys};
 
 mod stored;
 
@@ -41,6 +41,8 @@ pub struct Seen {
     pub bytes_acked: u64,
     /// How many bytes have come.
     pub bytes_received: u64,
+    /// How many segments with data this end has sent.
+    pub segments: u32,
 }
 
 impl Connection {
@@ -91,6 +93,11 @@ impl SockDiag {
         Ok(Self { netlink: Netlink::open(NETLINK_SOCK_DIAG)? })
     }
 
+    /// The cookie of the namespace that it is in.
+    pub fn netns_cookie(&self) -> io::Result<u64> {
+        sys::netns_cookie(self.netlink.socket())
+    }
+
     /// Where processes listen.
     pub fn listeners(&self) -> io::Result<Vec<SocketAddr>> {
         let mut found = Vec::new();
@@ -106,31 +113,53 @@ impl SockDiag {
     pub fn connections(&self) -> io::Result<Vec<Connection>> {
         let mut found = Vec::new();
         self.each(StateFlags::ESTABLISHED, ExtensionFlags::INFO, |socket| {
-            let id = socket.header.socket_id.clone();
-            found.push(Connection {
-                local: local(&id),
-                peer: SocketAddr::new(id.destination_address, id.destination_port),
-                seen: seen(&socket),
-                family: socket.header.family,
-                id,
-            });
+            found.push(connection(&socket));
         })?;
         Ok(found)
     }
 
     /// A listed connection as it is by now. `NotFound` where it is not established any more.
     pub fn look_again(&self, connection: &Connection) -> io::Result<Connection> {
+        let (state, seen) = self.now(connection)?;
+        let is_established = state == TCP_ESTABLISHED;
+        is_established
+            .then(|| Connection { seen, ..connection.clone() })
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// How many segments with data this end has sent by now. `NotFound` where it cannot send any more, or its other end has
+    /// gone.
+    pub fn segments(&self, connection: &Connection) -> io::Result<u32> {
+        match self.now(connection)? {
+            // The other end may have said all it has to say.
+            (TCP_ESTABLISHED | TCP_CLOSE_WAIT, seen) => Ok(seen.segments),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// A connection's state, and what it has done.
+    fn now(&self, connection: &Connection) -> io::Result<(u8, Seen)> {
         let mut found = None;
         let states = StateFlags::ESTABLISHED;
         let request = request(connection.family, states, ExtensionFlags::INFO, connection.exact());
         self.netlink.ask(SockDiagMessage::InetRequest(request), |answer| {
-            if let SockDiagMessage::InetResponse(socket) = answer
-                && socket.header.state == TCP_ESTABLISHED
-            {
-                found = Some(Connection { seen: seen(&socket), ..connection.clone() });
+            if let SockDiagMessage::InetResponse(socket) = answer {
+                found = Some((socket.header.state, seen(&socket)));
             }
         })?;
         found.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Whether this kernel ends connections (INET_DIAG_DESTROY), and lets us. `Unsupported` or the like where not.
+    pub fn can_destroy(&self) -> io::Result<()> {
+        // Of no connection: there is no port 0.
+        let nobody = SocketId::new_v4();
+        let (states, extensions) = (StateFlags::all(), ExtensionFlags::empty());
+        let request = SockDiagMessage::InetRequest(request(AF_INET, states, extensions, nobody));
+        match self.netlink.command(SockDiagDestroy::new(request)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
     }
 
     /// Ends a connection from this side: its owner reads ECONNABORTED, the peer gets a reset.
@@ -158,6 +187,18 @@ impl SockDiag {
             })?;
         }
         Ok(())
+    }
+}
+
+/// A socket as it was listed.
+fn connection(socket: &InetResponse) -> Connection {
+    let id = socket.header.socket_id.clone();
+    Connection {
+        local: local(&id),
+        peer: SocketAddr::new(id.destination_address, id.destination_port),
+        seen: seen(socket),
+        family: socket.header.family,
+        id,
     }
 }
 
@@ -210,6 +251,7 @@ fn seen(socket: &InetResponse) -> Seen {
         acknowledged: ms(56),
         bytes_acked: long(120),
         bytes_received: long(128),
+        segments: word(156),
     }
 }
 
@@ -244,6 +286,37 @@ mod tests {
         let seen = SockDiag::open().and_then(|diag| diag.connections()).expect("a dump");
         let ends = |local, peer| seen.iter().any(|it| it.local == local && it.peer == peer);
         assert!(ends(here, there) && ends(there, here));
+    }
+
+    #[test]
+    fn a_kernel_that_ends_connections_says_so_and_ends_none() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let at = listener.local_addr().expect("bound");
+        let mut client = TcpStream::connect(at).expect("connects");
+        let asked = SockDiag::open().and_then(|diag| diag.can_destroy());
+        if let Err(error) = asked {
+            use io::ErrorKind::{PermissionDenied, Unsupported};
+            assert!(matches!(error.kind(), Unsupported | PermissionDenied), "{error}");
+        }
+        client.write_all(b"x").expect("it stands");
+    }
+
+    #[test]
+    fn what_was_sent_is_counted_also_after_the_other_end_has_finished() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connects");
+        let (mut server, here) = listener.accept().expect("it came");
+        let diag = SockDiag::open().expect("netlink");
+        let seen = diag.connections().expect("a dump");
+        let own = seen.iter().find(|it| it.peer == here).expect("it is listed").clone();
+        assert_eq!(diag.segments(&own).expect("it stands"), 0);
+        client.shutdown(Shutdown::Write).expect("it stands");
+        assert_eq!(std::io::Read::read(&mut server, &mut [0]).expect("the end"), 0);
+        server.write_all(b"x").expect("it stands");
+        assert_eq!(diag.segments(&own).expect("it half stands"), 1);
+        drop((client, server));
+        let gone = diag.segments(&own).expect_err("it has ended");
+        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

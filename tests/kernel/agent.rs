@@ -57,6 +57,7 @@ fn role() {
         Ok("agent") => run_agent(),
         Ok("pod") => run_pod(),
         Ok("client") => run_client(),
+        Ok("server") => deadlines::run_server(),
         _ => {}
     }
 }
@@ -146,6 +147,8 @@ struct World {
     cgroup: PathBuf,
     /// Folder of the pods' cgroups below it.
     pods_at: &'static str,
+    /// How long requests may take.
+    timeout: Duration,
     routes: Outbox<RouteKey, RouteChange>,
     reports: mpsc::Receiver<PodItem>,
     usages: mpsc::Receiver<UsageItem>,
@@ -200,6 +203,7 @@ impl World {
             folder,
             cgroup,
             pods_at,
+            timeout: Duration::from_secs(300),
             routes,
             reports,
             usages,
@@ -238,7 +242,7 @@ impl World {
             service: "hello".into(),
             configuration: "hello".into(),
             container_concurrency: 0,
-            timeout: Duration::from_secs(300),
+            timeout: self.timeout,
             response_start_timeout: None,
             idle_timeout: None,
             protocol: Protocol::Http1,
@@ -718,5 +722,6 @@ impl World {
 const DOOR: &str = "10.77.0.2:8022";
 const WAIT: &str = "/wait-for-drain";
 
+mod deadlines;
 mod kept;
 mod kubelet;

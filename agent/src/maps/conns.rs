@@ -12,7 +12,7 @@ use std::{
 use common::abi::{Conn, maps};
 
 use super::{Error, pinned};
-use crate::sockdiag::SockDiag;
+use crate::sockdiag::{Connection, SockDiag};
 
 /// The storages of the programs of this version, and of those of the version before that still count. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -32,7 +32,19 @@ impl Conns {
         for storage in self.0.iter() {
             let stored = diag.stored(storage.as_fd())?.into_iter();
             let in_use = |value: &[u8]| Conn::read(value)?.in_use();
-            found.extend(stored.filter_map(|(peer, value)| Some((peer, in_use(&value)?))));
+            found.extend(stored.filter_map(|(it, value)| Some((it.plain_peer(), in_use(&value)?))));
+        }
+        Ok(found)
+    }
+
+    /// The connections of the namespace that `diag` is in that wait for the end of a request, each with when that
+    /// [began](Conn::overdue_since).
+    pub fn waiting(&self, diag: &SockDiag) -> io::Result<Vec<(Connection, u64)>> {
+        let mut found = Vec::new();
+        for storage in self.0.iter() {
+            let stored = diag.stored(storage.as_fd())?.into_iter();
+            let since = |value: &[u8]| Conn::read(value)?.overdue_since();
+            found.extend(stored.filter_map(|(it, value)| Some((it, since(&value)?))));
         }
         Ok(found)
     }

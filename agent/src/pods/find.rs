@@ -19,7 +19,10 @@ use std::{
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 use tokio::{
     io::unix::AsyncFd,
-    sync::mpsc::{self, Receiver, Sender},
+    sync::{
+        mpsc::{self, Receiver, Sender},
+        oneshot,
+    },
     time::{MissedTickBehavior, interval, sleep_until},
 };
 use tracing::{debug, info, warn};
@@ -47,7 +50,7 @@ const DEPTH: usize = 3;
 const COMMANDS: usize = 4_096;
 
 /// What the finder is asked to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Command {
     /// Find this pod, and look again whenever its processes change.
     Watch(String),
@@ -55,6 +58,8 @@ pub enum Command {
     Forget(String),
     /// Look for listeners in its namespace, if that still has this cookie.
     Inspect(String, u64),
+    /// Hand out its namespace, if it is there.
+    Lend(String, oneshot::Sender<Namespace>),
     /// Something listened in an unknown namespace: look again for the pods that were not found.
     Hurry,
 }
@@ -271,6 +276,12 @@ impl Finder {
                 }
             }
             Command::Inspect(uid, cookie) => self.inspect(uid, cookie).await,
+            Command::Lend(uid, to) => {
+                if let Ok(namespace) = self.namespace(&uid) {
+                    // Whoever wanted it has gone.
+                    let _ = to.send(namespace);
+                }
+            }
             Command::Hurry => {
                 let missing: Vec<String> = self.missing(|_| true);
                 for uid in missing {

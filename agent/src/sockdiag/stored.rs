@@ -5,7 +5,6 @@
 
 use std::{
     io,
-    net::SocketAddr,
     os::fd::{AsRawFd as _, BorrowedFd},
 };
 
@@ -18,7 +17,7 @@ use netlink_packet_sock_diag::{
     inet::{ExtensionFlags, InetResponse, StateFlags},
 };
 
-use super::{SockDiag, of_both_families, plain};
+use super::{Connection, SockDiag, connection, of_both_families};
 
 /// `INET_DIAG_REQ_SK_BPF_STORAGES`: asks for storage; within it, for each map:
 const ASK: u16 = 2;
@@ -32,19 +31,18 @@ const STORED_MAP: u16 = 1;
 const VALUE: u16 = 3;
 
 impl SockDiag {
-    /// What is stored in `map`, of sockets, for each established connection that has an entry there: its other end
-    /// (an IPv4 address as itself), and the value. Needs CAP_BPF, or CAP_SYS_ADMIN.
-    pub fn stored(&self, map: BorrowedFd<'_>) -> io::Result<Vec<(SocketAddr, Vec<u8>)>> {
+    /// What is stored in `map`, of sockets, for each connection that can still send and has an entry there. What the
+    /// connection has done is not asked for. Needs CAP_BPF, or CAP_SYS_ADMIN.
+    pub fn stored(&self, map: BorrowedFd<'_>) -> io::Result<Vec<(Connection, Vec<u8>)>> {
         let attribute = attribute(map);
         let mut found = Vec::new();
-        for request in of_both_families(&StateFlags::ESTABLISHED, &ExtensionFlags::empty()) {
+        let states = StateFlags::ESTABLISHED | StateFlags::CLOSE_WAIT;
+        for request in of_both_families(&states, &ExtensionFlags::empty()) {
             let attribute = attribute.clone();
             let question = Message { inner: SockDiagMessage::InetRequest(request), attribute };
             self.netlink.dump(question, |answer| {
                 if let SockDiagMessage::InetResponse(socket) = answer.inner {
-                    let id = &socket.header.socket_id;
-                    let peer = plain(SocketAddr::new(id.destination_address, id.destination_port));
-                    found.extend(value(&socket).map(|value| (peer, value)));
+                    found.extend(value(&socket).map(|value| (connection(&socket), value)));
                 }
             })?;
         }
