@@ -11,7 +11,10 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::{lock, oddities::Owner, pods::Counts};
+use self::revisions::Figures;
+use crate::{lock, oddities::Owner, pods::Counts, revisions::Shown};
+
+pub(crate) mod revisions;
 
 /// What keeps the agent from its work, by what it concerns. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -79,8 +82,8 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Fresh metrics and the registry that shows them.
-    pub(crate) fn new() -> (Self, Registry) {
+    /// Fresh metrics and the registry that shows them, and the totals of revisions.
+    pub(crate) fn new(revisions: Shown) -> (Self, Registry) {
         let seconds = |first| {
             let bounds = std::iter::successors(Some(first), |bound| Some(bound * 2.0));
             Histogram::new(bounds.take(16).collect::<Vec<f64>>())
@@ -106,8 +109,9 @@ impl Metrics {
             deadlines_kept: Gauge::default(),
             others: Family::default(),
         };
-        let mut registry = Registry::with_prefix("rouse_agent");
-        metrics.register(&mut registry);
+        let mut registry = Registry::default();
+        metrics.register(registry.sub_registry_with_prefix("rouse_agent"));
+        registry.register_collector(Box::new(Figures(revisions)));
         (metrics, registry)
     }
 
@@ -201,7 +205,7 @@ mod tests {
 
     #[test]
     fn metric_names_carry_units() {
-        let (metrics, registry) = Metrics::new();
+        let (metrics, registry) = Metrics::new(Shown::default());
         metrics.count(Counts { named: 3, listening: 2, ready: 1 });
         metrics.probed(true);
         metrics.beside(&BTreeMap::from([(Owner::Cilium, 2)]));

@@ -46,6 +46,7 @@ use crate::{
         Action, Attempt, Event, Facts, Kernel, Pods, ask, find::Command, mark::Marks, namespace,
     },
     reach::{self, Reach},
+    revisions::Revisions,
     slots::Slots,
 };
 
@@ -84,6 +85,8 @@ pub(crate) struct Ends {
     pub(crate) reports: Outbox<PodKey, PodItem>,
     /// Totals for the autoscaler.
     pub(crate) usage: Usage,
+    /// Totals of revisions.
+    pub(crate) revisions: Revisions,
     /// Cancelled once pod reports can be relied on.
     pub(crate) settled: CancellationToken,
     /// For /metrics.
@@ -387,6 +390,7 @@ impl Agent {
             return;
         };
         if fresh {
+            self.ends.revisions.read(&self.ends.maps);
             self.ends.maps.clear_slot(slot);
         }
         let pod = abi::Pod { slot, port, flags: abi::POD_WIDEN_BIND };
@@ -396,6 +400,8 @@ impl Agent {
         }
         debug!(uid, slot, cookie = facts.cookie, port, "pod registered");
         self.ends.usage.add(slot, &revision, &uid);
+        let terms = self.planner.table().terms(&revision);
+        self.ends.revisions.add(slot, facts.cookie, &revision, terms);
         self.ends.maps.arm(slot);
         self.uids.insert(facts.cookie, uid.clone());
         self.locals.insert(uid.clone(), Registered { cookie: facts.cookie, pod });
@@ -416,7 +422,11 @@ impl Agent {
 
     fn release(&mut self, cookie: u64) {
         match self.ends.maps.unregister(cookie) {
-            Ok(()) => self.slots.release(cookie),
+            Ok(()) => {
+                if let Some(slot) = self.slots.release(cookie) {
+                    self.ends.revisions.remove(slot, cookie, &self.ends.maps);
+                }
+            }
             Err(error) => warn!(cookie, error = %chain(&error), "cannot forget namespace"),
         }
     }
@@ -455,6 +465,7 @@ impl Agent {
     /// Takes in news of the RouteTable.
     fn absorb(&mut self, mut news: RouteBatch) {
         self.draining.follow(&news);
+        let revisions = self.ends.revisions.told_of(&news);
         if news.is_whole {
             let gone = self.planner.table().missing(&news.changes);
             news.changes.extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Gone(key))));
@@ -478,6 +489,8 @@ impl Agent {
             }
             self.planner.set(change);
         }
+        let table = self.planner.table();
+        self.ends.revisions.follow(revisions, |name| table.terms(name));
         self.reach.forget_known();
         self.version = news.version;
         events.into_iter().for_each(|event| self.feed(event));
@@ -589,6 +602,7 @@ impl Agent {
             uids.iter().for_each(|uid| self.read(uid));
             uids.iter().for_each(|uid| self.watch_requests(uid));
             self.ends.usage.report_all(&self.ends.maps);
+            self.ends.revisions.read(&self.ends.maps);
             self.housekeep(now);
         } else {
             draining.iter().for_each(|uid| self.read(uid));

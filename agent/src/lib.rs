@@ -12,6 +12,7 @@
 //! | `pods/find`, `pods/namespace`, `pods/ask`, `pods/mark` | cgroups, namespaces, probes and how the kernel knows them |
 //! | [`sockdiag`] | the TCP sockets of a namespace, listed and ended |
 //! | [`kept`] | pure: which kept connections to end; `kept/ask` asks pods, `kept/end` ends them, [`kept::locked`] under their locks |
+//! | `tallies` | pure: what the requests of each revision came to; `revisions` keeps it, `admin/revisions` shows it |
 //! | `deadlines` | pure: which pods to look into for requests that take too long; `deadlines/end` looks and ends them |
 //! | `btf` | pure: where fields of the kernel's sockets are |
 //! | `agent` | the loop that joins them |
@@ -40,9 +41,11 @@ pub mod pods;
 pub mod probe;
 pub mod programs;
 pub mod reach;
+mod revisions;
 mod slots;
 pub mod sockdiag;
 pub mod sys;
+mod tallies;
 
 use std::{
     io,
@@ -52,10 +55,10 @@ use std::{
 
 use common::{
     admin as pages,
-    link::{Finder, Link},
+    link::{Finder, Link, PodKey},
     outbox::Outbox,
     tls::{Credentials, enrol, peer::Holder},
-    wire::{Part, Role, Subscriber},
+    wire::{Part, PodItem, Role, Subscriber},
 };
 use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -69,6 +72,7 @@ use crate::{
     door::drain::Drains,
     kept::end::Clients,
     pods::{find::Answers, mark::Marks},
+    revisions::Revisions,
 };
 
 /// The capabilities that the agent needs, each with its reason: what a manifest gives it, besides user 0, the host's
@@ -149,6 +153,39 @@ fn when_answered(asked: CancellationToken, drains: Drains) -> CancellationToken 
     end
 }
 
+/// The streams to the other parts.
+struct Streams {
+    routes: Arc<Routes>,
+    reports: Outbox<PodKey, PodItem>,
+    settled: CancellationToken,
+    usage: autoscaler::Usage,
+}
+
+impl Streams {
+    /// Keeps them open until `shutdown`.
+    fn open(config: &Config, tasks: &TaskTracker, shutdown: &CancellationToken) -> Self {
+        let (controllers, autoscalers) = finders(config, tasks, shutdown);
+        let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), ourselves(config), shutdown.clone());
+        let routes = Arc::new(Routes::default());
+        let routes_link = link(&controllers)
+            .tells(Part::Controller, Arc::clone(&controllers))
+            .tells(Part::Autoscaler, Arc::clone(&autoscalers));
+        let following = Arc::clone(&routes);
+        tasks.spawn(async move { following.follow(&routes_link).await });
+        let (reports, settled) = (Outbox::new(), CancellationToken::new());
+        tasks.spawn(controller::report(
+            Arc::new(link(&controllers)),
+            reports.clone(),
+            settled.clone(),
+            shutdown.clone(),
+        ));
+        let usage = autoscaler::Usage::default();
+        let (totals, usage_link) = (usage.outbox(), link(&autoscalers));
+        tasks.spawn(async move { usage_link.report_usage(&totals).await });
+        Self { routes, reports, settled, usage }
+    }
+}
+
 /// Runs the agent until `shutdown`. What it wrote into the kernel stays in force.
 pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
     config.validate()?;
@@ -156,7 +193,8 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     let drains = Drains::default();
     let shutdown = when_answered(shutdown, drains.clone());
     let tasks = TaskTracker::new();
-    let (metrics, registry) = Metrics::new();
+    let shown = revisions::Shown::default();
+    let (metrics, registry) = Metrics::new(shown.clone());
     let troubles = Troubles::default();
     troubles.set("programs", Some("not in force yet".to_owned()));
     // From the first moment on: whoever waits for the agent learns what it waits for.
@@ -178,32 +216,25 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
 
     let (stage, stages) = watch::channel(kernel::Stage::default());
     tasks.spawn(kernel.watch(stages, troubles.clone(), metrics.clone(), shutdown.clone()));
-    let (controllers, autoscalers) = finders(&config, &tasks, &shutdown);
-    let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), ourselves(&config), shutdown.clone());
-
-    let routes = Arc::new(Routes::default());
-    let routes_link = link(&controllers)
-        .tells(Part::Controller, Arc::clone(&controllers))
-        .tells(Part::Autoscaler, Arc::clone(&autoscalers));
-    let following = Arc::clone(&routes);
-    tasks.spawn(async move { following.follow(&routes_link).await });
-    let (reports, settled) = (Outbox::new(), CancellationToken::new());
-    tasks.spawn(controller::report(
-        Arc::new(link(&controllers)),
-        reports.clone(),
-        settled.clone(),
-        shutdown.clone(),
-    ));
-    let usage = autoscaler::Usage::default();
-    let (totals, usage_link) = (usage.outbox(), link(&autoscalers));
-    tasks.spawn(async move { usage_link.report_usage(&totals).await });
-
+    let Streams { routes, reports, settled, usage } = Streams::open(&config, &tasks, &shutdown);
     let (found, finds) = mpsc::channel(FOUND);
     let answers = Answers { drains: drains.clone(), conns: maps.conns() };
     let finder = look_for_pods(&config, places.pods, answers, found)?;
     let marks = Marks::open(&pins)?;
-    let ends =
-        Ends { maps, marks, finder, reports, usage, settled, metrics, troubles, drains, stage };
+    let revisions = Revisions::resume(&maps, shown);
+    let ends = Ends {
+        maps,
+        marks,
+        finder,
+        reports,
+        usage,
+        revisions,
+        settled,
+        metrics,
+        troubles,
+        drains,
+        stage,
+    };
     let agent = Agent::new(config.node.clone(), Clients::new(places.clients, ender), ends)?;
     let ended = tokio::select! {
         ended = agent.run(events, &routes, finds, &shutdown) => ended.map_err(Error::Events),

@@ -73,6 +73,7 @@ const COUNTER_WORDS: usize = size_of::<abi::Counters>() / 8;
 const RESPONSE_WORDS: usize = abi::RESPONSE_WORDS;
 
 pub mod conns;
+pub(crate) mod ledger;
 mod old;
 
 /// Every map the agent reads or writes. Only one process at a time may write.
@@ -140,6 +141,11 @@ impl Maps {
     /// What is remembered of each connection of a pod.
     pub fn conns(&self) -> Conns {
         self.conns.clone()
+    }
+
+    /// What of revisions' totals outlives the agent.
+    pub(crate) fn ledger(&self) -> Result<ledger::Ledger, Error> {
+        ledger::Ledger::open(&self.pins)
     }
 
     /// Takes over for good what another version has counted to the end. Returns whether nothing of it is left; `all` also

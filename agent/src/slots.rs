@@ -31,9 +31,11 @@ impl Slots {
         Some((slot, true))
     }
 
-    /// The namespace has gone.
-    pub(crate) fn release(&mut self, cookie: u64) {
-        self.free.extend(self.taken.remove(&cookie));
+    /// The namespace has gone. Returns the slot that it had.
+    pub(crate) fn release(&mut self, cookie: u64) -> Option<u32> {
+        let slot = self.taken.remove(&cookie);
+        self.free.extend(slot);
+        slot
     }
 
     /// Every namespace with a slot.
@@ -59,7 +61,8 @@ mod tests {
     fn a_freed_slot_rests_behind_all_others() {
         let mut slots = Slots::new(BTreeMap::new());
         assert_eq!(slots.take(7), Some((1, true)));
-        slots.release(7);
+        assert_eq!(slots.release(7), Some(1));
+        assert_eq!(slots.release(7), None);
         let others: Vec<_> = (0..1022).filter_map(|cookie| slots.take(100 + cookie)).collect();
         assert_eq!(others.first(), Some(&(2, true)));
         assert_eq!(others.last(), Some(&(1023, true)));

@@ -69,6 +69,7 @@ impl Drop for Words {
 }
 
 // Commands and layouts of bpf(2), from include/uapi/linux/bpf.h. Only what is used here.
+const BPF_MAP_CREATE: i32 = 0;
 const BPF_OBJ_PIN: i32 = 6;
 const BPF_OBJ_GET: i32 = 7;
 const BPF_PROG_GET_FD_BY_ID: i32 = 13;
@@ -175,6 +176,22 @@ pub fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = c_path(path)?;
     let mut attr = ObjAttr { path: path.as_ptr() as u64, fd: fd.as_raw_fd() as u32, flags: 0 };
     bpf(BPF_OBJ_PIN, &mut attr).map(drop)
+}
+
+/// Makes a hash of keys and values of these sizes in bytes, whose entries take memory only while they are there.
+pub fn map_hash(key: u32, value: u32, entries: u32) -> io::Result<OwnedFd> {
+    const BPF_MAP_TYPE_HASH: u32 = 1;
+    const BPF_F_NO_PREALLOC: u32 = 1;
+    #[repr(C)]
+    struct Attr {
+        kind: u32,
+        key: u32,
+        value: u32,
+        entries: u32,
+        flags: u32,
+    }
+    let mut attr = Attr { kind: BPF_MAP_TYPE_HASH, key, value, entries, flags: BPF_F_NO_PREALLOC };
+    bpf(BPF_MAP_CREATE, &mut attr).map(owned)
 }
 
 /// Opens what stands under a name in a bpf filesystem.

@@ -57,7 +57,7 @@ fn role() {
         Ok("agent") => run_agent(),
         Ok("pod") => run_pod(),
         Ok("client") => run_client(),
-        Ok("server") => deadlines::run_server(),
+        Ok("server") => server::run(),
         _ => {}
     }
 }
@@ -725,3 +725,5 @@ const WAIT: &str = "/wait-for-drain";
 mod deadlines;
 mod kept;
 mod kubelet;
+mod revisions;
+mod server;

@@ -1,0 +1,98 @@
+//! Shell: requests to a pod are what the metrics of its revision say, whichever agents and pods come and go.
+
+use super::{
+    server::{ask, scene},
+    *,
+};
+
+const OF: &str = "k8s_namespace_name=\"default\",kn_service_name=\"hello\",kn_configuration_name=\"hello\",kn_revision_name=\"hello-00001\"";
+const DURATIONS: &str = "kn_serving_invocation_duration_seconds";
+
+impl World {
+    /// The revision's figure with this name, and this further label.
+    fn figure(&self, name: &str, label: &str) -> Option<u64> {
+        let page = self.metrics();
+        let ours = page.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+        let mut ours = ours.filter(|line| line.contains(OF) && line.contains(label));
+        let found = ours.next()?.rsplit_once(' ')?.1.parse().expect("a number");
+        assert_eq!(ours.next(), None, "one series: {page}");
+        Some(found)
+    }
+
+    /// Waits until so many answers are counted, and returns how they are.
+    fn answered(&self, count: u64) -> [u64; 3] {
+        let end = Instant::now() + LIMIT;
+        while self.figure(&format!("{DURATIONS}_count"), "") != Some(count) {
+            assert!(Instant::now() < end, "never {count}: {}", self.metrics());
+            thread::sleep(Duration::from_millis(10));
+        }
+        ["2xx", "4xx", "5xx"].map(|class| {
+            let label = format!("code=\"{class}\"");
+            self.figure("rouse_agent_responses_total", &label).expect("a series")
+        })
+    }
+
+    /// The pod and its process go, and another of the same revision comes.
+    fn replace_pod(&mut self) {
+        self.routes.remove(&RouteKey::Pod("uid-1".into()));
+        let mut pod = self.pod.take().expect("a pod");
+        pod.kill().expect("SIGKILL");
+        pod.wait().expect("it ends");
+        let end = Instant::now() + LIMIT;
+        while !self.slots().is_empty() {
+            assert!(Instant::now() < end, "the pod is never forgotten");
+            thread::sleep(Duration::from_millis(10));
+        }
+        self.pods.clear();
+        self.name_pod(PodPhase::Ready, ProbeHow::Listen);
+        self.start_server();
+    }
+}
+
+#[test]
+fn metrics_say_what_requests_came_to() {
+    let world = scene("figures", Duration::from_secs(300));
+    let mut stream = world.connect();
+    (0..5).for_each(|_| ask(&mut stream, "/quick"));
+    (0..3).for_each(|_| ask(&mut stream, "/missing"));
+    ask(&mut stream, "/failed");
+    (0..2).for_each(|_| ask(&mut stream, "/slow"));
+    assert_eq!(world.answered(11), [7, 3, 1]);
+    assert_eq!(world.figure("rouse_agent_requests_total", ""), Some(11));
+    assert_eq!(world.figure("rouse_agent_requests_in_flight", ""), Some(0));
+    assert_eq!(world.figure("rouse_agent_connections_open", ""), Some(1));
+    let buckets = format!("{DURATIONS}_bucket");
+    let within = |le: &str| world.figure(&buckets, &format!("le=\"{le}\""));
+    assert!(within("0.25") <= Some(9), "two take 300 ms at least");
+    assert_eq!(within("+Inf"), Some(11));
+    let fine = "rouse_agent_request_duration_seconds_count";
+    assert_eq!(world.figure(fine, ""), Some(11));
+}
+
+#[test]
+fn a_revisions_counters_go_on_whichever_agents_and_pods_come_and_go() {
+    let mut world = scene("figures-on", Duration::from_secs(300));
+    let ask_once = |world: &World, path: &str| ask(&mut world.connect(), path);
+    ask_once(&world, "/quick");
+    ask_once(&world, "/missing");
+    assert_eq!(world.answered(2), [1, 1, 0]);
+    world.kill_agent();
+    ask_once(&world, "/failed");
+    world.start_agent();
+    assert_eq!(world.answered(3), [1, 1, 1], "counted while no agent ran");
+    world.wait("ready", |seen| seen.ready);
+    world.replace_pod();
+    ask_once(&world, "/quick");
+    assert_eq!(world.answered(4), [2, 1, 1], "what the gone pod has left, and the new one's");
+    world.kill_agent();
+    world.start_agent();
+    assert_eq!(world.answered(4), [2, 1, 1], "nothing twice, nothing lost");
+    let name = Name::new("default", "hello-00001");
+    world.routes.remove(&RouteKey::Pod("uid-1".into()));
+    world.routes.remove(&RouteKey::Revision(name));
+    let end = Instant::now() + LIMIT;
+    while world.metrics().contains(DURATIONS) && world.metrics().contains(OF) {
+        assert!(Instant::now() < end, "it is shown for ever");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
