@@ -144,7 +144,8 @@ impl Conn {
     ///
     /// `None` where nobody knows: it never spoke HTTP/1, or message boundaries are lost.
     pub fn in_use(&self) -> Option<bool> {
-        let is_foreign = self.rx.at == at::TUNNEL && self.tx.status == 0;
+        let is_foreign =
+            self.rx.at == at::TUNNEL && self.tx.at == at::TUNNEL && self.tx.status == 0;
         let is_known = !is_foreign && self.rx.at != at::LOST && self.tx.at != at::LOST;
         let came_in_part = !matches!(self.rx.at, at::START | at::TUNNEL);
         is_known.then_some(came_in_part || self.is_busy())
@@ -186,7 +187,7 @@ impl Conn {
     #[inline(always)]
     pub fn after_request_seek(&mut self) -> Happened {
         if self.rx.at == at::DONE {
-            self.rx.begin();
+            self.rx.begin_request();
         }
         0
     }
@@ -221,7 +222,7 @@ impl Conn {
     #[inline(always)]
     pub fn resume_requests(&mut self, seq: u32) {
         if !self.is_busy() && self.tx.at == at::START {
-            self.rx.begin();
+            self.rx.begin_request();
             self.rx.next = seq;
         }
     }

@@ -90,7 +90,9 @@ pub struct Side {
     /// How many bytes of it have matched.
     pub(super) matched: u8,
     /// 1 once the boundaries were lost.
-    pub(super) lost: u32,
+    pub(super) lost: u16,
+    /// 1 once the client has said that it asks for nothing more.
+    pub(super) last: u16,
     /// Bytes from `next` on that need not be read.
     pub skip: u64,
     /// Content-Length in a head, size of the chunk in a chunked body.
@@ -184,7 +186,7 @@ impl Side {
         u32::from(self.matched)
     }
 
-    /// Whether the response said that the server closes after it.
+    /// Whether the message said that the connection is closed after it.
     #[inline(always)]
     pub(super) fn closes(&self) -> bool {
         self.flags & flag::CLOSES != 0
@@ -214,6 +216,7 @@ impl Side {
         self.status = 0;
         self.kind = 0;
         self.lost = 0;
+        self.last = 0;
     }
 
     /// Stands in front of the next message.
@@ -223,6 +226,18 @@ impl Side {
         self.flags = 0;
         self.length = 0;
         self.skip = 0;
+    }
+
+    /// Stands in front of the next request, if there may be one.
+    ///
+    /// A server takes none after one with `Connection: close` (RFC 9112 §9.6), also where its answer does not say so: what
+    /// such a client sends all the same meets a socket that is being closed.
+    #[inline(always)]
+    pub(super) fn begin_request(&mut self) {
+        self.begin();
+        if self.last != 0 {
+            self.at = at::TUNNEL;
+        }
     }
 
     /// Nothing more is read.
@@ -250,6 +265,9 @@ impl Side {
     /// A request's head is complete: how long is its body? (RFC 9112 §6.3)
     #[inline(always)]
     pub(super) fn request_body(&mut self) -> u8 {
+        if self.closes() {
+            self.last = 1;
+        }
         if self.flags & flag::CODED != 0 {
             let chunked = self.flags & flag::CHUNKED != 0;
             if chunked { self.begin_chunks() } else { self.at = at::LOST }
@@ -259,7 +277,7 @@ impl Side {
             self.begin_sized();
         }
         if self.at == at::DONE {
-            self.begin();
+            self.begin_request();
         }
         self.at
     }

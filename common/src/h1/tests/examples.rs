@@ -218,6 +218,27 @@ fn a_closing_response_is_the_last() {
     }
 }
 
+/// What curl sends on a connection whose server has the request closed and does not say so, as the JDK's does.
+#[test]
+fn what_a_client_sends_after_its_own_close_is_no_request() {
+    let close = "GET / HTTP/1.1\r\nConnection:close\r\n\r\n";
+    assert_eq!(said(&[('>', close), ('<', OK5), ('>', GET)]), "S F200 |");
+    assert_eq!(said(&[('>', close), ('>', GET), ('<', OK5)]), "S F200 |");
+    let post = "POST / HTTP/1.1\r\nContent-Length: 60\r\nConnection: close\r\n\r\n";
+    let body = "x".repeat(60);
+    assert_eq!(said(&[('>', post), ('>', &body), ('>', GET), ('<', OK5)]), "S F200 |");
+    let chunks = "PUT / HTTP/1.1\r\nconnection: close\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n";
+    assert_eq!(
+        said(&[('>', GET), ('<', OK5), ('>', chunks), ('<', OK5), ('>', GET)]),
+        "S F200 S F200 |"
+    );
+    let mut wire = Wire::new();
+    wire.request(close.as_bytes());
+    assert_eq!(wire.conn.in_use(), Some(true));
+    wire.response(OK5.as_bytes());
+    assert_eq!(wire.conn.in_use(), Some(false));
+}
+
 #[test]
 fn an_answer_nobody_asked_for_is_not_counted() {
     let timeout = "HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n";
