@@ -344,10 +344,17 @@ impl Conn {
         }
     }
 
+    /// Whether a response without a request may answer one that was not seen: boundaries are lost, or were, and what has
+    /// come since looks like the begin of a request.
+    #[inline(always)]
+    fn may_have_missed(&self) -> bool {
+        self.rx.at == at::LOST || (self.rx.was_lost() && self.rx.at != at::START)
+    }
+
     /// The last response of this connection has begun; it ends at close.
     #[inline(always)]
     fn tunnel(&mut self) -> Happened {
-        let missed = self.rx.at == at::LOST && !self.is_upgrading();
+        let missed = self.may_have_missed() && !self.is_upgrading();
         if self.is_upgrading() {
             self.upgrading = 0;
             self.tx.status = 101;
@@ -364,7 +371,7 @@ impl Conn {
     #[inline(always)]
     fn response_end(&mut self) -> Happened {
         let closes = self.tx.closes();
-        let missed = self.rx.at == at::LOST;
+        let missed = self.may_have_missed();
         let busy = self.is_busy();
         self.tx.begin();
         if closes {

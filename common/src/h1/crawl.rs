@@ -141,7 +141,8 @@ impl Side {
             b'H' => self.name = name::HEAD,
             b'C' => self.name = name::CONNECT,
             b'P' => self.name = name::HTTP2,
-            b'A'..=b'Z' => self.at = at::SCAN,
+            // Methods are mostly upper case, but servers take any (RFC 9110 §9.1).
+            b'A'..=b'Z' | b'a'..=b'z' => self.at = at::SCAN,
             _ => {
                 self.flags |= flag::FOREIGN;
                 self.at = at::LOST;
@@ -213,7 +214,11 @@ impl Side {
                 return;
             }
             b' ' | b'\t' => {
-                self.at = if fold { at::WORDS } else { at::SCAN };
+                self.at = match self.name {
+                    _ if !fold => at::SCAN,
+                    name::LENGTH => at::LENGTH,
+                    _ => at::WORDS,
+                };
                 return;
             }
             _ => {}
@@ -250,10 +255,7 @@ impl Side {
                 self.value = 0;
                 self.at = at::LENGTH;
             }
-            name::CODING => {
-                self.flags |= flag::CODED;
-                self.name = name::CHUNKED;
-            }
+            name::CODING => self.name = name::CHUNKED,
             _ => self.name = name::CLOSE,
         }
     }
@@ -266,6 +268,11 @@ impl Side {
                 self.value = u64::from(byte - b'0');
                 self.at = at::DIGITS;
             }
+            // The number may stand in the next line; without one, servers refuse it.
+            b'\n' => {
+                self.flags |= flag::FOLD;
+                self.at = at::LINE;
+            }
             _ => self.bad_length(byte),
         }
     }
@@ -273,7 +280,7 @@ impl Side {
     #[inline(always)]
     fn digits(&mut self, byte: u8) {
         match byte {
-            b'0'..=b'9' if self.at == at::DIGITS && self.value >> 60 == 0 => {
+            b'0'..=b'9' if self.at == at::DIGITS && self.value <= (u64::MAX - 9) / 10 => {
                 self.value = self.value * 10 + u64::from(byte - b'0');
             }
             b' ' | b'\t' | b'\r' => self.at = at::LENGTH_TAIL,
@@ -343,7 +350,8 @@ impl Side {
         let sought = self.is_sought();
         self.matched = if sought { SOUGHT } else { OTHER };
         if self.name == name::CHUNKED {
-            self.flags &= !flag::CHUNKED;
+            // Not before: a header without a word says nothing.
+            self.flags = (self.flags | flag::CODED) & !flag::CHUNKED;
             if sought {
                 self.flags |= flag::CHUNKED;
             }
@@ -372,7 +380,7 @@ impl Side {
                 return;
             }
         };
-        if self.length >> 59 != 0 {
+        if self.length >> 60 != 0 {
             self.at = at::LOST;
             return;
         }

@@ -119,7 +119,7 @@ impl Side {
             }
             return;
         }
-        if begin.is_ascii_uppercase() && first != word(b"PRI * HT") {
+        if begin.is_ascii_alphabetic() && first != word(b"PRI * HT") {
             let head = first << 24 == word(b"HEAD \0\0\0") << 24;
             let connect = first == word(b"CONNECT ");
             self.kind = if head { kind::HEAD } else { kind::PLAIN };

@@ -316,6 +316,39 @@ fn a_head_with_an_impossible_body_leaves_the_responses_to_count() {
 }
 
 #[test]
+fn methods_in_lower_case_are_methods() {
+    let get = "get / HTTP/1.1\r\nHost: a\r\n\r\n";
+    assert_eq!(said(&[('>', get), ('<', OK5), ('>', get), ('<', OK0)]), "S F200 S F200 |");
+}
+
+#[test]
+fn a_body_whose_head_nobody_could_follow_is_no_other_protocol() {
+    let bad = "POST / HTTP/1.1\r\nContent-Length: 1x\r\n\r\n{";
+    let refusal = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    assert_eq!(said(&[('>', bad), ('<', refusal)]), "! M |");
+}
+
+#[test]
+fn a_length_may_stand_in_the_next_line() {
+    let post = "POST / HTTP/1.1\r\nContent-Length:\r\n 2\r\nX: y\r\n\r\nok";
+    assert_eq!(said(&[('>', post), ('<', OK5), ('>', GET), ('<', OK0)]), "S F200 S F200 |");
+}
+
+#[test]
+fn a_transfer_encoding_without_a_word_says_nothing() {
+    let answer = "HTTP/1.1 200 OK\r\nTransfer-Encoding: \r\nContent-Length: 2\r\n\r\nok";
+    assert_eq!(said(&[('>', GET), ('<', answer), ('>', GET), ('<', OK5)]), "S F200 S F200 |");
+}
+
+#[test]
+fn lengths_are_read_to_the_end_of_64_bits() {
+    for (length, log) in [("18446744073709551609", "S F200 |"), ("18446744073709551610", "! M |")] {
+        let post = std::format!("POST / HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
+        assert_eq!(said(&[('>', &post), ('<', OK5)]), log, "{length}");
+    }
+}
+
+#[test]
 fn a_retransmission_changes_nothing() {
     let mut wire = Wire::new();
     let seq = wire.sent[0];
