@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Which of our crates a crate may import; a part never imports another part.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("common", &[]),
     ("ebpf", &["common"]),
     ("agent", &["common"]),
@@ -11,6 +11,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("autoscaler", &["common"]),
     ("controller", &["common"]),
     ("local", &["common"]),
+    ("streams", &["common"]),
     ("rouse", &["common", "agent", "activator", "autoscaler", "controller", "local"]),
     ("tests", &["common", "agent", "activator", "autoscaler", "controller", "local", "rouse"]),
     ("xtask", &[]),

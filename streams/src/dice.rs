@@ -1,0 +1,68 @@
+//! Pure: chance from a seed, the same on every machine.
+
+/// Draws numbers; a seed gives the same ones each time.
+#[derive(Clone, Debug)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// Starts anew.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A seed that any change of `bytes` changes (FNV-1a).
+    pub fn of(bytes: &[u8]) -> Self {
+        let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        Self(bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix))
+    }
+
+    /// Any number (SplitMix64).
+    pub fn any(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        ((self.any() >> 32) as usize) % bound
+    }
+
+    /// Whether something happens that does so `percent` times of a hundred.
+    pub fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    /// One of a list that is not empty.
+    pub fn pick<'a, T: ?Sized>(&mut self, list: &[&'a T]) -> &'a T {
+        list[self.below(list.len())]
+    }
+
+    /// A length: mostly small, now and then up to `most`.
+    pub fn length(&mut self, most: usize) -> usize {
+        let bound = match self.below(8) {
+            0..3 => 4,
+            3..6 => 40,
+            6 => 400,
+            _ => most,
+        };
+        self.below(bound.min(most) + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_tells_all_that_follows() {
+        let drawn = |seed| {
+            let mut dice = Dice::new(seed);
+            [(); 4].map(|()| dice.below(1_000_000))
+        };
+        assert_eq!(drawn(7), drawn(7));
+        assert_ne!(drawn(7), drawn(8));
+        assert_ne!(Dice::of(b"ab").any(), Dice::of(b"ba").any());
+    }
+}

@@ -1,0 +1,296 @@
+//! Shell: hyper's HTTP/1.1 client over memory, fed the same answers: where it says that one ends, it must end for us.
+//!
+//! A conversation is a text: for each request a byte that tells its kind, the bytes that answer it, and [`END`].
+
+use std::{cell::Cell, convert::Infallible, future::poll_fn, pin::pin, rc::Rc, task::Poll};
+
+use bytes::Bytes;
+use http::{Method, Request, header};
+use http_body::{Body, Frame};
+use hyper::client::conn::http1::{self, SendRequest};
+
+use super::{
+    reference::{self, Kind, Odd},
+    responses,
+};
+use crate::{
+    Outcome,
+    dice::Dice,
+    memory::{Io, Task},
+    segments,
+    tap::{Event, Tap},
+};
+
+/// Ends the answer to a request.
+pub const END: u8 = 0xff;
+
+/// A conversation. In half of them something is odd.
+pub fn conversation(dice: &mut Dice) -> Vec<u8> {
+    let odd = *dice.pick(&[&0, &0, &0, &2, &2, &5, &15, &50, &200]);
+    let mut text = Vec::new();
+    for _ in 0..=dice.below(4) {
+        let letter = *dice.pick(&[b"G", b"G", b"G", b"P", b"U", b"H", b"C"]);
+        text.extend(letter);
+        let closes = dice.chance(3);
+        let answer = responses::answer(kind_of(letter[0]), closes, odd, dice).bytes;
+        text.extend(answer.into_iter().filter(|byte| *byte != END));
+        text.push(END);
+    }
+    text
+}
+
+fn kind_of(letter: u8) -> Kind {
+    match letter {
+        b'H' => Kind::Head,
+        b'C' => Kind::Connect,
+        _ => Kind::Plain,
+    }
+}
+
+/// The requests of a conversation, and what is answered.
+fn records(conversation: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
+    let records = conversation.split(|byte| *byte == END);
+    records.map_while(|record| record.split_first().map(|(letter, answer)| (*letter, answer)))
+}
+
+/// Whether this client reads an answer differently than others, and than RFC 9112: it goes on in trailers behind an empty
+/// line that ends with a line feed alone, takes `chunked,` for another coding, and `close` CRLF ` x` for no `close`.
+fn is_differing(letter: u8, answer: &[u8]) -> bool {
+    let differs = [Odd::Trailer, Odd::NoCoding, Odd::FoldedClose];
+    reference::answer(answer, kind_of(letter)).iter().any(|odd| differs.contains(odd))
+}
+
+/// The body of a request: sent in pieces, each when it is allowed.
+struct Pieces(Vec<Bytes>, Rc<Cell<usize>>);
+
+impl Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.0.is_empty() {
+            true => Poll::Ready(None),
+            false if self.1.get() == 0 => Poll::Pending,
+            false => {
+                self.1.set(self.1.get() - 1);
+                Poll::Ready(self.0.pop().map(|piece| Ok(Frame::data(piece))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+fn request(letter: u8, steps: &Rc<Cell<usize>>, dice: &mut Dice) -> Request<Pieces> {
+    let (method, uri) = match letter {
+        b'H' => (Method::HEAD, "/"),
+        b'C' => (Method::CONNECT, "example.com:443"),
+        b'P' | b'U' => (Method::POST, "/"),
+        _ => (Method::GET, "/"),
+    };
+    let has_body = method == Method::POST;
+    let pieces = (0..dice.below(5)).map(|_| Bytes::from(vec![b'x'; 1 + dice.length(900)]));
+    let pieces: Vec<Bytes> = if has_body { pieces.collect() } else { Vec::new() };
+    let length: usize = pieces.iter().map(Bytes::len).sum();
+    let mut request = Request::new(Pieces(pieces, Rc::clone(steps)));
+    if letter == b'P' {
+        request.headers_mut().insert(header::CONTENT_LENGTH, length.into());
+    }
+    *request.method_mut() = method;
+    *request.uri_mut() = uri.parse().unwrap_or_default();
+    request
+}
+
+/// How far the answer to the request at hand has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Waiting,
+    Begun(u16),
+    Whole(u16),
+    Tunnel,
+    Broken,
+}
+
+/// Sends a request and reads its answer to the end.
+async fn exchange(
+    mut sender: SendRequest<Pieces>,
+    request: Request<Pieces>,
+    state: Rc<Cell<State>>,
+) -> Option<SendRequest<Pieces>> {
+    let connects = request.method() == Method::CONNECT;
+    let response = match sender.send_request(request).await {
+        Ok(response) => response,
+        Err(_) => {
+            state.set(State::Broken);
+            return None;
+        }
+    };
+    let status = response.status();
+    if status == 101 || connects && status.is_success() {
+        state.set(State::Tunnel);
+        return None;
+    }
+    state.set(State::Begun(status.as_u16()));
+    let mut body = pin!(response.into_body());
+    while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
+        if frame.is_err() {
+            state.set(State::Broken);
+            return None;
+        }
+    }
+    state.set(State::Whole(status.as_u16()));
+    Some(sender)
+}
+
+/// Plays a conversation, cut by `dice`. An error says on what we and the client disagree.
+pub fn play(conversation: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
+    if records(conversation).any(|(letter, answer)| is_differing(letter, answer)) {
+        return Ok(Outcome { differing: 1, ..Outcome::default() });
+    }
+    let io = Io::default();
+    let mut builder = http1::Builder::new();
+    builder.allow_obsolete_multiline_headers_in_responses(dice.chance(50));
+    let mut shake = Task::new(builder.handshake::<Io, Pieces>(io.clone()));
+    shake.settle();
+    let Some(Ok((sender, connection))) = shake.output else {
+        return Err("the client cannot begin".to_owned());
+    };
+    let mut talk = Talk {
+        connection: Task::new(connection),
+        io,
+        tap: Tap::new(),
+        steps: Rc::default(),
+        sent: Vec::new(),
+        received: Vec::new(),
+        heard: Vec::new(),
+        state: State::Waiting,
+    };
+    let outcome = talk.run(conversation, sender, dice);
+    outcome.map_err(|what| {
+        let (state, heard, events) = (talk.state, &talk.heard, talk.tap.events());
+        let client = &talk.connection.output;
+        format!("{what}\n  client {state:?} {client:?}\n  heard {heard:?}\n  events {events:?}")
+    })
+}
+
+struct Talk<F: Future> {
+    connection: Task<F>,
+    io: Io,
+    tap: Tap,
+    /// Pieces of the request's body that may be sent.
+    steps: Rc<Cell<usize>>,
+    sent: Vec<u8>,
+    received: Vec<u8>,
+    /// Statuses of the answers that came whole.
+    heard: Vec<u16>,
+    state: State,
+}
+
+impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
+    fn run(
+        &mut self,
+        conversation: &[u8],
+        mut sender: SendRequest<Pieces>,
+        dice: &mut Dice,
+    ) -> Result<Outcome, String> {
+        for (letter, answer) in records(conversation) {
+            let state = Rc::new(Cell::new(State::Waiting));
+            self.steps.set(dice.below(4));
+            let request = request(letter, &self.steps, dice);
+            let mut task = Task::new(exchange(sender, request, Rc::clone(&state)));
+            self.settle(&mut task, &state, dice)?;
+            for segment in segments::cut(0, answer.len(), dice) {
+                if matches!(self.state, State::Whole(_) | State::Broken) {
+                    break;
+                }
+                self.answer(&answer[segment], dice);
+                self.settle(&mut task, &state, dice)?;
+                self.steps.set(self.steps.get() + dice.below(2));
+            }
+            self.steps.set(9);
+            self.settle(&mut task, &state, dice)?;
+            match (self.state, task.output.take().flatten()) {
+                (State::Whole(_), Some(back)) if self.connection.output.is_none() => sender = back,
+                _ => break,
+            }
+            if !sender.is_ready() {
+                break;
+            }
+        }
+        self.conclude()
+    }
+
+    /// Bytes of an answer go out.
+    fn answer(&mut self, bytes: &[u8], dice: &mut Dice) {
+        let from = self.received.len();
+        self.received.extend(bytes);
+        let again = if dice.chance(10) { dice.below(from + 1) } else { from };
+        self.tap.response(again, &self.received[again..]);
+        self.io.deliver(bytes);
+    }
+
+    /// Lets client and exchange go on until both wait, and compares.
+    fn settle<E>(
+        &mut self,
+        task: &mut Task<impl Future<Output = E>>,
+        state: &Cell<State>,
+        dice: &mut Dice,
+    ) -> Result<(), String> {
+        loop {
+            self.connection.settle();
+            task.settle();
+            if !self.connection.is_woken() {
+                break;
+            }
+        }
+        let from = self.sent.len();
+        self.sent.extend(self.io.sent());
+        for segment in segments::cut(from, self.sent.len(), dice) {
+            self.tap.request(segment.start, &self.sent[segment]);
+        }
+        if self.state != state.get() {
+            self.state = state.get();
+            if let State::Whole(status) = self.state {
+                self.heard.push(status);
+            }
+        }
+        let is_open = match self.state {
+            State::Broken => return Ok(()),
+            State::Whole(_) => false,
+            State::Waiting | State::Begun(_) | State::Tunnel => true,
+        };
+        match self.tap.is_busy() == is_open {
+            true => Ok(()),
+            false => Err(format!("in flight for the client: {is_open}")),
+        }
+    }
+
+    /// The server closes; an answer without a length is whole with that.
+    fn conclude(&mut self) -> Result<Outcome, String> {
+        self.tap.close();
+        let refused = usize::from(self.state == State::Broken);
+        let (answers, mut ended) = (self.heard.len(), Vec::new());
+        for event in self.tap.events() {
+            match event {
+                Event::Finished(status) => ended.push(*status),
+                Event::Missed(_) => return Err("a request was missed".to_owned()),
+                Event::Opaque => return Err("HTTP/1.1 passes for something else".to_owned()),
+                Event::Desync | Event::Stray if ended.len() < answers => {
+                    return Err("boundaries lost".to_owned());
+                }
+                Event::Started | Event::Closed | Event::Stray | Event::Desync => {}
+            }
+        }
+        // What the client broke off may have looked whole.
+        let is_whole = ended.len() <= answers + refused && ended.starts_with(&self.heard);
+        if !is_whole {
+            return Err("other answers".to_owned());
+        }
+        Ok(Outcome { requests: answers as u64, refused: refused as u64, differing: 0 })
+    }
+}

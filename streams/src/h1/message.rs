@@ -1,0 +1,357 @@
+//! Pure: writes messages, most of them as usual, some of them in ways that others differ on, some of them broken.
+
+use crate::dice::Dice;
+
+/// Header lines that must not matter, some of them made to look as if they did.
+const NOISE: [&str; 33] = [
+    "Host: hello.default.example.com",
+    "Host: a",
+    "User-Agent: curl/8.14.1",
+    "Accept: */*",
+    "Cookie: a=b; c=d; e=fffffffffffffffffffffffffffffffffffffffffffffffffffffffff",
+    "Content-Type: application/json",
+    "Content-Lengths: 5",
+    "X-Content-Length: 5",
+    "Content-Length-X: 7",
+    "Content-: 1",
+    "C: 1",
+    "T: chunked",
+    "TE: trailers",
+    "Trailer: X-Sum",
+    "Transfer-Encodings: chunked",
+    "Transfer: chunked",
+    "X-Transfer-Encoding: chunked",
+    "Connection: keep-alive",
+    "connection: Keep-Alive",
+    "Connection: TE, keep-alive",
+    "Connection:",
+    "Connectio: close",
+    "Connection-X: close",
+    "Keep-Alive: timeout=5",
+    "Upgrade: websocket",
+    "Connection: Upgrade",
+    "Expect: 100-continue",
+    "expect: 100-Continue",
+    "X: ",
+    "X:",
+    "X-Tabs:\t\ta\tb\t",
+    "X-Colons: a: b: c: Content-Length: 9",
+    "x-very-long-name-of-a-header-that-has-more-than-thirty-two-bytes: and a value too",
+];
+const CLOSE: [&str; 3] = ["Connection: close", "connection:\tx , CLOSE", "Connection: Close"];
+const ODD_LINES: [&str; 21] = [
+    " Content-Length: 7",
+    "\tTransfer-Encoding: chunked",
+    " folded",
+    "X: a\r\n folded\r\n\t again",
+    "X: a\r\n Content-Length: 3",
+    "Host : a",
+    "no colon at all",
+    ": no name",
+    "X\0: nul",
+    "X: n\0l",
+    "X: a\rb",
+    "X: a\r",
+    "X: \u{7f}",
+    "X: \u{e9}",
+    "\u{e9}: x",
+    "X(): y",
+    "Content-Length : 5",
+    "Transfer-Encoding : chunked",
+    "Connection: close\r\n , x",
+    "Connection: x\r\n close",
+    "Connection:\r\n close",
+];
+const LENGTH_NAMES: [&str; 6] = [
+    "Content-Length",
+    "Content-Length",
+    "content-length",
+    "CONTENT-LENGTH",
+    "cOnTeNt-LeNgTh",
+    "Content-length",
+];
+const SPACES: [&str; 8] = [" ", " ", " ", " ", "", "  ", "\t", " \t "];
+const CODING_NAMES: [&str; 5] = [
+    "Transfer-Encoding",
+    "Transfer-Encoding",
+    "transfer-encoding",
+    "TRANSFER-ENCODING",
+    "tRANSFER-eNCODING",
+];
+const CODINGS: [&str; 30] = [
+    "chunked",
+    "chunked",
+    "chunked",
+    "chunked",
+    "chunked",
+    "chunked",
+    "Chunked",
+    "CHUNKED",
+    "cHunKed",
+    "gzip, chunked",
+    "gzip,chunked",
+    "gzip ,, chunked",
+    ",chunked",
+    "chunked,",
+    "chunked ,",
+    "chunked, gzip",
+    "xchunked",
+    "chunkedx",
+    "chunke",
+    "identity",
+    "gzip",
+    "",
+    "chunked, chunked",
+    "chunked;a=b",
+    "\"chunked\"",
+    "chunked\r\n ",
+    "gzip,\r\n chunked",
+    "\r\n chunked",
+    "chunked\r\n , gzip",
+    "chun\r\n ked",
+];
+/// Lengths, of which `5` is right: there are five bytes.
+const LENGTHS: [&str; 24] = [
+    "5",
+    "5, 5",
+    "5,5",
+    "5, 6",
+    "+5",
+    "-5",
+    "0x5",
+    "5.0",
+    "",
+    " ",
+    "005",
+    "00000000000000000000000005",
+    "5 5",
+    "5,",
+    ",5",
+    "5;",
+    "5\0",
+    "\"5\"",
+    "18446744073709551615",
+    "18446744073709551621",
+    "9223372036854775808",
+    "99999999999999999999999",
+    "4294967301",
+    "5\r\n ",
+];
+/// Sizes of a chunk of five bytes.
+const SIZES: [&str; 24] = [
+    "5",
+    "05",
+    "0000000000000005",
+    "00000000000000000000005",
+    "5;a",
+    "5;a=b",
+    "5 ;a=\"b;c\"",
+    "5 ",
+    "5\t",
+    "5 \t ",
+    " 5",
+    "0x5",
+    "+5",
+    "-5",
+    "5;a\n",
+    "5\r;",
+    "",
+    ";",
+    "5g",
+    "fffffffffffffffff",
+    "10000000000000005",
+    "5, 5",
+    "5;\0",
+    "5;\u{e9}",
+];
+const CHUNK_ENDS: [&str; 7] = ["\r\n", "\n", "", "\r", "\r\r\n", " \r\n", "x\r\n"];
+const LAST_CHUNKS: [&str; 8] = ["0", "0", "000", "0;last", "0 ", "00;a=b", "0x0", ""];
+
+/// Writes messages.
+pub(super) struct Writer<'a> {
+    pub(super) out: Vec<u8>,
+    pub(super) dice: &'a mut Dice,
+    /// How many times of a thousand something is not as usual.
+    pub(super) odd: usize,
+    /// How lines end.
+    end: &'static str,
+    /// A header asks to close the connection.
+    pub(super) closes: bool,
+}
+
+/// The body that a head announces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Body {
+    None,
+    Sized(usize),
+    Chunked,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(dice: &'a mut Dice, odd: usize) -> Self {
+        Self { out: Vec::new(), dice, odd, end: "\r\n", closes: false }
+    }
+
+    /// How lines end from now on.
+    pub(super) fn choose_line_end(&mut self) {
+        self.end = if self.is_odd() {
+            self.dice.pick(&["\n", "\n", "\n", "\r", "\r\r\n", " \r\n", "\n\r"])
+        } else {
+            "\r\n"
+        };
+    }
+
+    /// Header lines with these among them, and the empty line.
+    pub(super) fn headers(&mut self, mut framing: Vec<String>) {
+        if self.closes {
+            framing.push(self.dice.pick(&CLOSE).to_owned());
+        }
+        let mut lines: Vec<String> = (0..self.dice.length(130)).map(|_| self.noise()).collect();
+        for line in framing {
+            let place = self.dice.below(lines.len() + 1);
+            lines.insert(place, line);
+        }
+        lines.iter().for_each(|line| self.line(line));
+        self.line("");
+    }
+
+    pub(super) fn body(&mut self, body: Body) {
+        match body {
+            Body::None => {}
+            Body::Sized(len) => self.content(len),
+            Body::Chunked => self.chunks(),
+        }
+    }
+
+    pub(super) fn is_odd(&mut self) -> bool {
+        self.odd > 0 && self.dice.below(1_000) < self.odd
+    }
+
+    pub(super) fn line(&mut self, text: &str) {
+        self.out.extend(text.bytes());
+        let end = if self.odd > 0 && self.dice.below(4_000) < self.odd { "\n" } else { self.end };
+        self.out.extend(end.bytes());
+    }
+
+    fn noise(&mut self) -> String {
+        match self.is_odd() {
+            true => self.dice.pick(&ODD_LINES).to_owned(),
+            false => self.dice.pick(&NOISE).to_owned(),
+        }
+    }
+
+    /// The header lines that tell how long the body is, and the body they tell of.
+    pub(super) fn framing(&mut self) -> (Vec<String>, Body) {
+        let mut lines = Vec::new();
+        let body = match self.dice.below(5) {
+            0..2 => Body::None,
+            2..4 => {
+                let len = self.dice.length(6_000);
+                lines.push(self.field(&LENGTH_NAMES, &len.to_string()));
+                Body::Sized(len)
+            }
+            _ => {
+                // The first six are just that word.
+                let coding = self.dice.pick(&CODINGS[..6]);
+                lines.push(self.field(&CODING_NAMES, coding));
+                Body::Chunked
+            }
+        };
+        if !self.is_odd() {
+            return (lines, body);
+        }
+        match self.dice.below(5) {
+            0 => {
+                let length = self.dice.pick(&LENGTHS);
+                (vec![self.field(&LENGTH_NAMES, length)], Body::Sized(5))
+            }
+            1 => {
+                let coding = self.dice.pick(&CODINGS);
+                (vec![self.field(&CODING_NAMES, coding)], Body::Chunked)
+            }
+            2 => {
+                lines.push(lines.first().cloned().unwrap_or_default());
+                (lines, body)
+            }
+            3 => {
+                let length = self.dice.pick(&LENGTHS);
+                lines.push(self.field(&LENGTH_NAMES, length));
+                (lines, body)
+            }
+            _ => {
+                let coding = self.dice.pick(&CODINGS);
+                lines.push(self.field(&CODING_NAMES, coding));
+                (lines, if self.dice.chance(70) { Body::Chunked } else { body })
+            }
+        }
+    }
+
+    pub(super) fn field(&mut self, names: &[&'static str], value: &str) -> String {
+        let [before, after] = [(); 2].map(|()| self.dice.pick(&SPACES));
+        format!("{}:{before}{value}{after}", self.dice.pick(names))
+    }
+
+    pub(super) fn content(&mut self, len: usize) {
+        let len = if self.is_odd() { len + 1 - self.dice.below(3).min(len + 1) } else { len };
+        // Looks like heads and chunks, to whoever has lost the boundary.
+        let bytes =
+            b"\r\n\r\nGET / HTTP/1.1\r\nContent-Length: 3\r\n\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n\r\n";
+        self.out.extend(bytes.iter().cycle().skip(self.dice.below(bytes.len())).take(len));
+    }
+
+    fn chunks(&mut self) {
+        for _ in 0..self.dice.length(40) {
+            if self.is_odd() {
+                let (size, end) = (self.dice.pick(&SIZES), self.dice.pick(&["\r\n", "\n", "\r"]));
+                self.out.extend(size.bytes().chain(end.bytes()));
+                self.content(5);
+            } else {
+                let len = 1 + self.dice.length(700);
+                // The first eight are right in form, but for the length.
+                let (zeros, rest) = SIZES[self.dice.below(8)].split_once('5').unwrap_or_default();
+                let size =
+                    if self.dice.chance(50) { format!("{len:x}") } else { format!("{len:X}") };
+                self.out.extend(format!("{zeros}{size}{rest}\r\n").bytes());
+                self.content(len);
+            }
+            let end = if self.is_odd() { self.dice.pick(&CHUNK_ENDS) } else { "\r\n" };
+            self.out.extend(end.bytes());
+        }
+        let last = match self.is_odd() {
+            true => self.dice.pick(&LAST_CHUNKS),
+            false => "0",
+        };
+        self.line(last);
+        if self.dice.chance(20) {
+            for _ in 0..self.dice.length(8) {
+                let line = self.noise();
+                self.line(&line);
+            }
+        }
+        self.line("");
+    }
+}
+
+/// Changes a byte or a few somewhere.
+pub(super) fn mutate(bytes: &mut Vec<u8>, dice: &mut Dice) {
+    let at = dice.below(bytes.len() + 1);
+    match dice.below(6) {
+        0 | 1 => {
+            let piece =
+                dice.pick(&["\r", "\n", "\r\n", "\0", " ", ":", "\r\n\r\n", "0\r\n\r\n", ","]);
+            bytes.splice(at..at, piece.bytes());
+        }
+        2 if at < bytes.len() => bytes[at] ^= 1 << dice.below(8),
+        3 => bytes.truncate(at),
+        4 => {
+            let end = (at + 1 + dice.below(6)).min(bytes.len());
+            bytes.drain(at..end);
+        }
+        _ => {
+            let end = (at + dice.length(200)).min(bytes.len());
+            let piece = bytes[at..end].to_vec();
+            let to = dice.below(bytes.len() + 1);
+            bytes.splice(to..to, piece);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Pure: made-up requests.
+
+use super::message::{Writer, mutate};
+use crate::dice::Dice;
+
+/// What most stands first, so that most requests are served and what comes behind an odd one matters.
+const METHODS: [&str; 24] = [
+    "GET", "GET", "GET", "GET", "GET", "POST", "POST", "POST", "POST", "PUT", "HEAD", "HEAD",
+    "HEAD", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE", "HEADS", "CONN", "PRIM", "M-SEARCH",
+    "A", "P",
+];
+const ODD_METHODS: [&str; 12] =
+    ["get", "Get", "_x", "!a", "*", "", "G\0T", "HTTP/1.1", "HEAD\t", "\u{e9}", "PRI", "CONNECT "];
+const TARGETS: [&str; 8] = [
+    "/",
+    "/",
+    "/index.html?a=b&c=d",
+    "/a/b/c/d/e",
+    "http://example.com/x",
+    "example.com:443",
+    "*",
+    "/%20",
+];
+const ODD_TARGETS: [&str; 6] = ["", "/a b", "//", "/\u{e9}", "/\0", "?HTTP/1.1"];
+const ODD_VERSIONS: [&str; 9] = [
+    "HTTP/1.2",
+    "HTTP/2.0",
+    "http/1.1",
+    "HTTP/1.10",
+    "HTTP/1",
+    "HTTP/0.9",
+    "HTTP/1.1 ",
+    "",
+    "HTTP",
+];
+
+/// A stream of one or several requests.
+pub fn stream(dice: &mut Dice) -> Vec<u8> {
+    let odd = *dice.pick(&[&0, &0, &0, &2, &2, &5, &15, &50, &200]);
+    let mut writer = Writer::new(dice, odd);
+    for _ in 0..=writer.dice.below(5) {
+        request(&mut writer);
+    }
+    if odd > 0 && writer.dice.chance(30) {
+        for _ in 0..=writer.dice.below(3) {
+            mutate(&mut writer.out, writer.dice);
+        }
+    }
+    // Whether boundaries were kept shows in what comes behind.
+    writer.odd = 0;
+    for _ in 0..writer.dice.below(3) {
+        request(&mut writer);
+    }
+    writer.out
+}
+
+fn request(writer: &mut Writer<'_>) {
+    if writer.is_odd() {
+        let stray = writer.dice.pick(&["\r\n", "\n", "\r\n\r\n", "\r", " ", "\r\n\n\r\n"]);
+        writer.out.extend(stray.bytes());
+    }
+    writer.choose_line_end();
+    first_line(writer);
+    let (framing, body) = writer.framing();
+    // Often would leave little behind it.
+    writer.closes = writer.dice.chance(2);
+    writer.headers(framing);
+    writer.body(body);
+}
+
+fn first_line(writer: &mut Writer<'_>) {
+    let method =
+        if writer.is_odd() { writer.dice.pick(&ODD_METHODS) } else { writer.dice.pick(&METHODS) };
+    let target = match writer.is_odd() {
+        true => writer.dice.pick(&ODD_TARGETS).to_owned(),
+        false if writer.dice.chance(5) => format!("/{}", "x".repeat(writer.dice.length(3_000))),
+        false => writer.dice.pick(&TARGETS).to_owned(),
+    };
+    let version = match writer.is_odd() {
+        true => writer.dice.pick(&ODD_VERSIONS),
+        false if writer.dice.chance(6) => "HTTP/1.0",
+        false => "HTTP/1.1",
+    };
+    let [first, second] = [(); 2].map(|()| match writer.is_odd() {
+        true => writer.dice.pick(&["  ", "\t", "", "\r"]),
+        false => " ",
+    });
+    writer.line(&format!("{method}{first}{target}{second}{version}"));
+}

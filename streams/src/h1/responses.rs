@@ -1,0 +1,104 @@
+//! Pure: made-up answers.
+
+use super::{
+    message::{Body, Writer, mutate},
+    reference::Kind,
+};
+use crate::dice::Dice;
+
+const STATUSES: [u16; 16] =
+    [200, 200, 200, 200, 200, 201, 204, 206, 301, 304, 400, 404, 429, 500, 503, 299];
+const ODD_STATUS_LINES: [&str; 18] = [
+    "HTTP/1.1 200",
+    "HTTP/1.1 200 ",
+    "HTTP/1.1 204",
+    "HTTP/1.1  200 OK",
+    "HTTP/1.1 20 OK",
+    "HTTP/1.1 2000 OK",
+    "HTTP/2.0 200 OK",
+    "HTTP/1.2 200 OK",
+    "http/1.1 200 OK",
+    "HTTP/1.1 099 Low",
+    "HTTP/1.1 600 High",
+    "HTTP/1.1 999 High",
+    "HTTP/1.1 000 No",
+    "HTTP/1.1 -20 OK",
+    "ICY 200 OK",
+    "HTTP/1.1\t200 OK",
+    "HTTP 200 OK",
+    "HTTP/1.1 200 \u{e9}",
+];
+
+/// How an answer ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// With its last byte.
+    Here,
+    /// With its last byte, and the connection with it.
+    AndCloses,
+    /// With the connection.
+    AtClose,
+}
+
+/// An answer, if it was made without anything odd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Its status.
+    pub status: u16,
+    /// How it ends.
+    pub ends: Ends,
+}
+
+/// An answer to a request of this kind; `closes` if the connection is to end with it. Something in it is not as usual
+/// `odd` times of a thousand.
+pub fn answer(kind: Kind, closes: bool, odd: usize, dice: &mut Dice) -> Answer {
+    let mut writer = Writer::new(dice, odd);
+    for _ in 0..writer.dice.length(2) {
+        let interim = writer.dice.pick(&[
+            "HTTP/1.1 100 Continue",
+            "HTTP/1.1 103 Early Hints",
+            "HTTP/1.1 102 Wait",
+        ]);
+        writer.line(interim);
+        writer.headers(Vec::new());
+    }
+    writer.choose_line_end();
+    let status = match writer.dice.below(60) {
+        0 => 101,
+        other => STATUSES[other % STATUSES.len()],
+    };
+    let minor = usize::from(writer.dice.chance(92));
+    match writer.is_odd() {
+        true => {
+            let line = writer.dice.pick(&ODD_STATUS_LINES);
+            writer.line(line);
+        }
+        false => writer.line(&format!("HTTP/1.{minor} {status} Text")),
+    }
+    let (mut framing, mut body) = writer.framing();
+    let is_bare = kind == Kind::Head || matches!(status, 204 | 304);
+    let opens = status == 101 || kind == Kind::Connect && (200..300).contains(&status);
+    if body == Body::None && writer.dice.chance(80) {
+        framing.push("Content-Length: 0".to_owned());
+        body = Body::Sized(0);
+    }
+    writer.closes = closes;
+    writer.headers(framing);
+    let ends = match body {
+        _ if opens => Ends::AtClose,
+        Body::None if !is_bare => Ends::AtClose,
+        _ if closes => Ends::AndCloses,
+        _ => Ends::Here,
+    };
+    if opens || body == Body::None && !is_bare {
+        writer.content(1_000);
+    } else if !is_bare {
+        writer.body(body);
+    }
+    if odd > 0 && writer.dice.chance(15) {
+        mutate(&mut writer.out, writer.dice);
+    }
+    Answer { bytes: writer.out, status, ends }
+}

@@ -1,0 +1,161 @@
+//! Shell: hyper's HTTP/1.1 server over memory, fed the same bytes: what it serves is what must be counted.
+//!
+//! Whoever plays a stream drives everything by hand, the server's task too, so that a seed tells all that happens.
+//!
+//! What must hold, whenever the server waits:
+//!
+//! - A request is in flight if the server has handed one to the application whose answer is not written.
+//! - Requests that have ended are those whose answers are written, in order and with their statuses.
+//!
+//! And when it has closed: nothing is in flight. Beyond what was served, at most one refusal was counted (400, 431), and
+//! at most one request that had come whole behind the last answer was begun and ended by the close.
+
+use std::{future::Future, rc::Rc};
+
+use hyper::{server::conn::http1, service::service_fn};
+
+use super::{
+    judge::{is_foreign, judge, judge_foreign},
+    reference::{self, Odd},
+    service::{Application, Call},
+};
+use crate::{
+    Outcome,
+    dice::Dice,
+    memory::{Io, Task},
+    segments::{self, Received},
+    tap::{Event, Tap},
+};
+
+/// Plays the requests of `stream` to the server, cut by `dice`. An error says on what we and the server disagree.
+pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
+    if is_differing(stream) {
+        return Ok(Outcome { differing: 1, ..Outcome::default() });
+    }
+    let application = Application::new(dice);
+    let io = Io::default();
+    let service = service_fn({
+        let application = Rc::clone(&application);
+        move |request| Rc::clone(&application).answer(request)
+    });
+    let mut builder = http1::Builder::new();
+    builder.auto_date_header(false).half_close(dice.chance(50)).keep_alive(dice.chance(95));
+    let task = Task::new(builder.serve_connection(io.clone(), service));
+    let mut play = Play {
+        stream,
+        task,
+        io,
+        application,
+        tap: Tap::new(),
+        received: Received::default(),
+        sent: Vec::new(),
+    };
+    play.requests(dice)?;
+    play.conclude(dice)
+}
+
+/// Whether this server reads something differently than others, or takes what nobody sends: it goes on in trailers behind
+/// an empty line that ends with a line feed alone, and takes methods that begin with no letter.
+fn is_differing(stream: &[u8]) -> bool {
+    let odd = reference::requests(stream, reference::Server::Lax).odd;
+    odd.contains(&Odd::Trailer) || odd.contains(&Odd::Symbol)
+}
+
+/// A connection, its server and its tap.
+struct Play<'a, F: Future> {
+    stream: &'a [u8],
+    task: Task<F>,
+    io: Io,
+    application: Rc<Application>,
+    tap: Tap,
+    received: Received,
+    /// All that the server has sent.
+    sent: Vec<u8>,
+}
+
+impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
+    fn requests(&mut self, dice: &mut Dice) -> Result<(), String> {
+        let stream = self.stream;
+        for segment in segments::arrivals(stream.len(), dice) {
+            self.tap.request(segment.start, &stream[segment.clone()]);
+            let now = self.received.take(&segment);
+            self.io.deliver(&stream[now]);
+            // More may come while the server still sleeps.
+            if dice.chance(70) {
+                self.settle(dice)?;
+            }
+            while dice.chance(30) && self.application.allow_step() {
+                self.settle(dice)?;
+            }
+        }
+        self.settle(dice)
+    }
+
+    /// Lets everything end that can.
+    fn conclude(mut self, dice: &mut Dice) -> Result<Outcome, String> {
+        while self.application.allow_step() {
+            self.settle(dice)?;
+        }
+        if dice.chance(30) {
+            self.io.end();
+            self.settle(dice)?;
+        }
+        let calls = self.application.calls();
+        let refused = u64::from(matches!(self.task.output, Some(Err(_))));
+        self.tap.close();
+        if is_foreign(self.stream) && self.tap.events().contains(&Event::Opaque) {
+            judge_foreign(self.tap.events()).map_err(|what| self.says(what))?;
+        } else {
+            self.judge(&calls)?;
+        }
+        let requests = calls.iter().filter(|it| it.is_done).count() as u64;
+        Ok(Outcome { requests, refused, differing: 0 })
+    }
+
+    /// Lets the server go on until it waits, and compares.
+    fn settle(&mut self, dice: &mut Dice) -> Result<(), String> {
+        let was_open = self.task.output.is_none();
+        self.task.settle();
+        let from = self.sent.len();
+        self.sent.extend(self.io.sent());
+        for segment in segments::cut(from, self.sent.len(), dice) {
+            let again = if dice.chance(10) { dice.below(segment.start + 1) } else { segment.start };
+            self.tap.response(again, &self.sent[again..segment.end]);
+        }
+        if is_foreign(self.stream) && self.tap.events().contains(&Event::Opaque) {
+            return judge_foreign(self.tap.events()).map_err(|what| self.says(what));
+        }
+        let calls = self.application.calls();
+        let is_tunnel = calls.last().is_some_and(|it| it.is_tunnel && it.is_done);
+        let is_open = calls.last().is_some_and(|it| !it.is_done) || is_tunnel;
+        if was_open && self.task.output.is_some() && !is_tunnel {
+            self.tap.close();
+        } else if self.task.output.is_none()
+            && self.tap.is_busy() != is_open
+            // What has come behind a gap is seen already.
+            && !self.received.has_gap()
+        {
+            return Err(self.says(&format!("in flight for the server: {is_open}")));
+        }
+        self.judge(&calls)
+    }
+
+    /// Compares what was counted with what was served.
+    fn judge(&self, calls: &[Call]) -> Result<(), String> {
+        let served: Vec<u16> =
+            calls.iter().filter(|it| it.is_done && !it.is_tunnel).map(|it| it.status).collect();
+        judge(self.tap.events(), &served, self.task.output.is_some())
+            .map_err(|what| self.says(what))
+    }
+
+    fn says(&self, what: &str) -> String {
+        let (calls, events) = (self.application.calls(), self.tap.events());
+        let end = match &self.task.output {
+            None => "open".to_owned(),
+            Some(Ok(())) => "closed".to_owned(),
+            Some(Err(error)) => format!("broken: {error:?}"),
+        };
+        let sent = self.sent[..self.sent.len().min(600)].escape_ascii();
+        format!("{what}\n  calls {calls:?}\n  server {end}\n  events {events:?}\n  sent {sent}")
+    }
+}

@@ -1,0 +1,242 @@
+//! Shell: what a made-up application does with a request: reads its body or not, answers early or late, in pieces.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    convert::Infallible,
+    future::poll_fn,
+    pin::{Pin, pin},
+    rc::Rc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use crate::dice::Dice;
+
+/// One request that the server has handed to the application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// What it is answered with.
+    pub status: u16,
+    /// The whole answer is written.
+    pub is_done: bool,
+    /// From the answer on, the connection is a tunnel.
+    pub is_tunnel: bool,
+}
+
+/// The application.
+#[derive(Debug)]
+pub struct Application {
+    dice: RefCell<Dice>,
+    calls: RefCell<Vec<Call>>,
+    /// Steps that may be taken before whoever plays the stream allows more.
+    steps: Cell<usize>,
+    /// Whether somebody waits for a step.
+    is_waiting: Cell<bool>,
+}
+
+impl Application {
+    /// An application that has not been asked yet.
+    pub fn new(dice: &mut Dice) -> Rc<Self> {
+        Rc::new(Self {
+            dice: RefCell::new(Dice::new(dice.any())),
+            calls: RefCell::default(),
+            steps: Cell::new(0),
+            is_waiting: Cell::new(false),
+        })
+    }
+
+    /// All requests so far, in order.
+    pub fn calls(&self) -> Vec<Call> {
+        self.calls.borrow().clone()
+    }
+
+    /// Allows one more step. Returns whether somebody has waited for it.
+    pub fn allow_step(&self) -> bool {
+        self.steps.set(self.steps.get() + 1);
+        self.is_waiting.replace(false)
+    }
+
+    fn step(&self) -> Poll<()> {
+        match self.steps.get() {
+            0 => {
+                self.is_waiting.set(true);
+                Poll::Pending
+            }
+            left => {
+                self.steps.set(left - 1);
+                Poll::Ready(())
+            }
+        }
+    }
+
+    /// Answers a request.
+    pub async fn answer(
+        self: Rc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<Response<Answer>, Infallible> {
+        let plan = Plan::new(&request, &mut self.dice.borrow_mut());
+        let (status, is_tunnel) = (plan.status.as_u16(), plan.is_tunnel);
+        let index = self.calls.borrow().len();
+        self.calls.borrow_mut().push(Call { status, is_done: false, is_tunnel });
+        if plan.waits.0 {
+            poll_fn(|_| self.step()).await;
+        }
+        let mut body = Some(request.into_body());
+        match plan.reading {
+            Reading::First => poll_fn(|context| drained(&mut body, context)).await,
+            Reading::Never => body = None,
+            Reading::Between | Reading::Held => {}
+        }
+        let mut response = Response::new(Answer {
+            request: body,
+            reading: plan.reading,
+            waits: plan.waits.1,
+            pieces: plan.pieces,
+            is_sized: plan.is_sized,
+            trailers: plan.trailers,
+            index,
+            application: self,
+        });
+        *response.status_mut() = plan.status;
+        if plan.closes {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        Ok(response)
+    }
+}
+
+/// When the application reads the body of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reading {
+    /// Before it answers.
+    First,
+    /// While it answers.
+    Between,
+    /// Not at all.
+    Never,
+    /// Not at all, but it holds it as long as it answers.
+    Held,
+}
+
+/// What is done with one request.
+#[derive(Debug)]
+struct Plan {
+    reading: Reading,
+    /// Whether the head of the answer waits for a step, and whether each piece of its body does.
+    waits: (bool, bool),
+    status: StatusCode,
+    pieces: VecDeque<Bytes>,
+    is_sized: bool,
+    trailers: Option<HeaderMap>,
+    closes: bool,
+    is_tunnel: bool,
+}
+
+impl Plan {
+    fn new(request: &Request<Incoming>, dice: &mut Dice) -> Self {
+        let may_upgrade = request.version() == Version::HTTP_11
+            && request.headers().contains_key(header::UPGRADE);
+        let status = match dice.below(12) {
+            0 if may_upgrade => 101,
+            0 => 201,
+            1 => 204,
+            2 => 304,
+            3 => 404,
+            4 => 503,
+            _ => 200,
+        };
+        let grants = request.method() == Method::CONNECT && (200..300).contains(&status);
+        let reading = match dice.below(20) {
+            0 => Reading::Never,
+            1 => Reading::Held,
+            2..8 => Reading::Between,
+            _ => Reading::First,
+        };
+        let pieces = (0..dice.length(12)).map(|_| {
+            let len = 1 + dice.length(3_000);
+            Bytes::from(
+                b"0\r\n\r\nHTTP/1.1 200 OK\r\n\r\n"
+                    .iter()
+                    .copied()
+                    .cycle()
+                    .take(len)
+                    .collect::<Vec<_>>(),
+            )
+        });
+        let pieces = pieces.collect();
+        let trailers = dice.chance(20).then(|| {
+            HeaderMap::from_iter([(header::CONTENT_LENGTH, HeaderValue::from_static("9"))])
+        });
+        Self {
+            reading,
+            waits: (dice.chance(30), dice.chance(30)),
+            status: StatusCode::from_u16(status).unwrap_or_default(),
+            pieces,
+            is_sized: dice.chance(50),
+            trailers,
+            closes: dice.chance(2),
+            is_tunnel: status == 101 || grants,
+        }
+    }
+}
+
+/// Reads a body to its end, or to where it breaks.
+fn drained(body: &mut Option<Incoming>, context: &mut Context<'_>) -> Poll<()> {
+    while let Some(incoming) = body {
+        match pin!(incoming).poll_frame(context) {
+            Poll::Ready(Some(Ok(_))) => {}
+            Poll::Ready(Some(Err(_)) | None) => *body = None,
+            Poll::Pending => return Poll::Pending,
+        }
+    }
+    Poll::Ready(())
+}
+
+/// The body of an answer.
+#[derive(Debug)]
+pub struct Answer {
+    request: Option<Incoming>,
+    reading: Reading,
+    waits: bool,
+    pieces: VecDeque<Bytes>,
+    is_sized: bool,
+    trailers: Option<HeaderMap>,
+    index: usize,
+    application: Rc<Application>,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.application.calls.borrow_mut()[self.index].is_done = true;
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.pieces.len() <= 1 && self.reading == Reading::Between {
+            std::task::ready!(drained(&mut self.request, context));
+        }
+        if self.waits {
+            std::task::ready!(self.application.step());
+        }
+        let piece = self.pieces.pop_front().map(Frame::data);
+        let frame = piece.or_else(|| self.trailers.take().map(Frame::trailers));
+        Poll::Ready(frame.map(Ok))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let left = self.pieces.iter().map(|it| it.len() as u64).sum();
+        if self.is_sized { SizeHint::with_exact(left) } else { SizeHint::default() }
+    }
+}

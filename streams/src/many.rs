@@ -1,0 +1,102 @@
+//! Shell: plays streams by the hundred thousand, other ones in each run.
+//!
+//! | variable | says |
+//! |---|---|
+//! | `ROUSE_STREAMS` | how many streams a test plays |
+//! | `ROUSE_SEED` | where the seeds begin, to have the same streams again |
+
+use std::{
+    collections::hash_map::RandomState,
+    env,
+    hash::BuildHasher as _,
+    io::Write as _,
+    panic::{self, AssertUnwindSafe},
+};
+
+use crate::{Outcome, dice::Dice, shrink::shrunk};
+
+/// In how many ways a stream of the corpus is cut when it is played again.
+pub const WAYS: u64 = 100;
+
+/// Makes and plays streams, and says on standard error how many: the test's own output is not shown.
+///
+/// # Panics
+///
+/// With the first stream that fails, as short as it was found to fail.
+pub fn many(
+    what: &str,
+    streams: u64,
+    make: impl Fn(&mut Dice) -> Vec<u8>,
+    play: impl Fn(&[u8], &mut Dice) -> Result<Outcome, String>,
+) -> Outcome {
+    let streams = number("ROUSE_STREAMS").unwrap_or(streams);
+    let first = number("ROUSE_SEED").unwrap_or_else(|| RandomState::new().hash_one(what) >> 16);
+    let mut all = Outcome::default();
+    for seed in first..first + streams {
+        let mut dice = Dice::new(seed);
+        let stream = make(&mut dice);
+        match attempt(&stream, &dice, &play) {
+            Ok(outcome) => all += outcome,
+            Err(_) => fail(what, seed, &stream, &dice, &play),
+        }
+    }
+    let Outcome { requests, refused, differing } = all;
+    let line = format!(
+        "{what}: {streams} streams from seed {first}: {requests} requests answered, {refused} streams refused, \
+         {differing} not compared\n"
+    );
+    let _nobody_reads = std::io::stderr().write_all(line.as_bytes());
+    all
+}
+
+/// Plays one stream in [`WAYS`] ways.
+pub fn replay(
+    stream: &[u8],
+    play: impl Fn(&[u8], &mut Dice) -> Result<Outcome, String>,
+) -> Result<(), String> {
+    (0..WAYS).try_for_each(|seed| attempt(stream, &Dice::new(seed), &play).map(drop))
+}
+
+/// A panic is a failure like any other.
+fn attempt(
+    stream: &[u8],
+    dice: &Dice,
+    play: impl Fn(&[u8], &mut Dice) -> Result<Outcome, String>,
+) -> Result<Outcome, String> {
+    let played = panic::catch_unwind(AssertUnwindSafe(|| play(stream, &mut dice.clone())));
+    played.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(format!("panic: {}", text.unwrap_or_default()))
+    })
+}
+
+fn fail(
+    what: &str,
+    seed: u64,
+    stream: &[u8],
+    dice: &Dice,
+    play: impl Fn(&[u8], &mut Dice) -> Result<Outcome, String>,
+) -> ! {
+    // In some of the ways in which the corpus is played again, if it fails in any.
+    let corpus = (0..WAYS).map(Dice::new);
+    let mut ways: Vec<Dice> =
+        corpus.filter(|dice| attempt(stream, dice, &play).is_err()).take(6).collect();
+    if ways.is_empty() {
+        ways.push(dice.clone());
+    }
+    let error = |stream: &[u8]| ways.iter().find_map(|dice| attempt(stream, dice, &play).err());
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let short = shrunk(stream, |shorter| error(shorter).is_some());
+    let says = error(&short).unwrap_or_default();
+    panic::set_hook(hook);
+    panic!(
+        "{what}: seed {seed}: {says}\n  stream: {}\n  once understood, it belongs into fuzz/corpus",
+        short.escape_ascii()
+    );
+}
+
+fn number(variable: &str) -> Option<u64> {
+    env::var(variable).ok()?.parse().ok()
+}

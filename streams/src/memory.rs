@@ -1,0 +1,129 @@
+//! Shell: one end of a connection over memory, and a task that whoever holds it drives by hand.
+
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    future::Future,
+    io,
+    pin::Pin,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
+
+use hyper::rt::ReadBufCursor;
+
+/// What lies between one end of a connection and whoever plays the network.
+#[derive(Debug, Default)]
+struct Pipe {
+    incoming: VecDeque<u8>,
+    is_ended: bool,
+    outgoing: Vec<u8>,
+}
+
+/// One end of a connection. Its copies are the same end.
+#[derive(Clone, Debug, Default)]
+pub struct Io(Rc<RefCell<Pipe>>);
+
+impl Io {
+    /// Bytes have come for this end.
+    pub fn deliver(&self, bytes: &[u8]) {
+        self.0.borrow_mut().incoming.extend(bytes);
+    }
+
+    /// Nothing more will come.
+    pub fn end(&self) {
+        self.0.borrow_mut().is_ended = true;
+    }
+
+    /// What this end has sent since the last call.
+    pub fn sent(&self) -> Vec<u8> {
+        std::mem::take(&mut self.0.borrow_mut().outgoing)
+    }
+}
+
+impl hyper::rt::Read for Io {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        mut buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut pipe = self.0.borrow_mut();
+        if pipe.incoming.is_empty() && !pipe.is_ended {
+            return Poll::Pending;
+        }
+        while !pipe.incoming.is_empty() && buffer.remaining() > 0 {
+            let (first, _) = pipe.incoming.as_slices();
+            let len = first.len().min(buffer.remaining());
+            buffer.put_slice(&first[..len]);
+            pipe.incoming.drain(..len);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl hyper::rt::Write for Io {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.0.borrow_mut().outgoing.extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A future that is polled by hand until nothing more happens in it.
+#[allow(missing_debug_implementations, reason = "futures have none")]
+pub struct Task<F: Future> {
+    future: Pin<Box<F>>,
+    woken: Arc<Woken>,
+    /// What it ended with.
+    pub output: Option<F::Output>,
+}
+
+#[derive(Debug, Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl<F: Future> Task<F> {
+    /// A task that has not begun.
+    pub fn new(future: F) -> Self {
+        Self { future: Box::pin(future), woken: Arc::default(), output: None }
+    }
+
+    /// Whether somebody has asked it to go on since it last waited.
+    pub fn is_woken(&self) -> bool {
+        self.output.is_none() && self.woken.0.load(Ordering::Relaxed)
+    }
+
+    /// Lets it go on until it waits for somebody else.
+    pub fn settle(&mut self) {
+        let waker = Waker::from(Arc::clone(&self.woken));
+        let mut context = Context::from_waker(&waker);
+        while self.output.is_none() {
+            self.woken.0.store(false, Ordering::Relaxed);
+            match self.future.as_mut().poll(&mut context) {
+                Poll::Ready(output) => self.output = Some(output),
+                Poll::Pending if self.woken.0.load(Ordering::Relaxed) => {}
+                Poll::Pending => return,
+            }
+        }
+    }
+}

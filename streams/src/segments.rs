@@ -1,0 +1,122 @@
+//! Pure: how a stream comes over the wire: cut anywhere, some of it late, some of it twice.
+
+use std::ops::Range;
+
+use crate::dice::Dice;
+
+/// Longest segment of which all is kept when it comes too early: `common::abi::KEPT_BYTES` holds one packet.
+const PACKET: usize = 1_448;
+
+/// Cuts `from..to` into segments, in order.
+pub fn cut(from: usize, to: usize, dice: &mut Dice) -> Vec<Range<usize>> {
+    let most = match dice.below(6) {
+        0 => 1,
+        1 => 3,
+        2 => 40,
+        3 => 300,
+        4 => PACKET,
+        _ => 70_000,
+    };
+    let mut pieces = Vec::new();
+    let mut at = from;
+    while at < to {
+        // Byte by byte only where that stays short.
+        let piece = 1 + dice.below(most.max((to - from) / 400));
+        let end = (at + piece).min(to);
+        pieces.push(at..end);
+        at = end;
+    }
+    pieces
+}
+
+/// How the `len` bytes of a stream arrive. Each byte does at least once.
+///
+/// Retransmissions end where a segment has ended, as TCP's do. Where nothing is out of order, they begin anywhere.
+pub fn arrivals(len: usize, dice: &mut Dice) -> Vec<Range<usize>> {
+    let mut order = cut(0, len, dice);
+    let is_disturbed = dice.chance(35) && order.iter().all(|it| it.len() <= PACKET);
+    if is_disturbed {
+        disturb(&mut order, dice);
+    }
+    if dice.chance(35) {
+        repeat(&mut order, is_disturbed, dice);
+    }
+    order
+}
+
+/// Lets some segments wait for some of those behind them.
+fn disturb(order: &mut [Range<usize>], dice: &mut Dice) {
+    for index in 0..order.len() {
+        if dice.chance(20) {
+            let late = (index + 1 + dice.below(6)).min(order.len());
+            order[index..late].rotate_left(1);
+        }
+    }
+}
+
+/// Sends some segments again, and if `is_exact` is not wanted, some with what stands before them.
+fn repeat(order: &mut Vec<Range<usize>>, is_exact: bool, dice: &mut Dice) {
+    let mut index = 0;
+    while index < order.len() && order.len() < 4_000 {
+        if dice.chance(15) {
+            let Range { start, end } = order[dice.below(index + 1)];
+            let from = if is_exact { start } else { dice.below(start + 1) };
+            order.insert(index + 1, from..end);
+            index += 1;
+        }
+        index += 1;
+    }
+}
+
+/// How much of a stream has arrived without a gap.
+#[derive(Clone, Debug, Default)]
+pub struct Received {
+    whole: usize,
+    ahead: Vec<Range<usize>>,
+}
+
+impl Received {
+    /// How many bytes can be read.
+    pub fn whole(&self) -> usize {
+        self.whole
+    }
+
+    /// Whether something came behind bytes that are still missing.
+    pub fn has_gap(&self) -> bool {
+        !self.ahead.is_empty()
+    }
+
+    /// Takes note of a segment; returns the bytes that can now be read, if any.
+    pub fn take(&mut self, segment: &Range<usize>) -> Range<usize> {
+        let before = self.whole;
+        self.ahead.push(segment.clone());
+        while let Some(index) =
+            self.ahead.iter().position(|it| it.start <= self.whole && it.end > self.whole)
+        {
+            self.whole = self.ahead.swap_remove(index).end;
+        }
+        self.ahead.retain(|it| it.end > self.whole);
+        before..self.whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn however_a_stream_is_cut_each_byte_arrives() {
+        for seed in 0..2_000 {
+            let mut dice = Dice::new(seed);
+            let len = dice.length(9_000);
+            let mut received = Received::default();
+            let mut read = 0;
+            for segment in arrivals(len, &mut dice) {
+                let now = received.take(&segment);
+                assert_eq!(now.start, read, "seed {seed}");
+                read = now.end;
+            }
+            assert_eq!(read, len, "seed {seed}");
+        }
+    }
+}

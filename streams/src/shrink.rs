@@ -1,0 +1,39 @@
+//! Pure: makes a stream that fails as short as it can be and still fail.
+
+/// The shortest found of the streams that are `bytes` with pieces left out, and that `fails` too.
+///
+/// `fails` is asked a few thousand times at most.
+pub fn shrunk(bytes: &[u8], mut fails: impl FnMut(&[u8]) -> bool) -> Vec<u8> {
+    let mut best = bytes.to_vec();
+    let mut left = 6_000;
+    let mut piece = best.len().next_power_of_two();
+    while piece > 0 && left > 0 {
+        let (before, mut at) = (best.len(), 0);
+        while at < best.len() && left > 0 {
+            let mut shorter = best.clone();
+            shorter.drain(at..(at + piece).min(best.len()));
+            left -= 1;
+            if fails(&shorter) {
+                best = shorter;
+            } else {
+                at += piece;
+            }
+        }
+        // What was taken out may have held other pieces in place.
+        if piece > 1 || best.len() == before {
+            piece /= 2;
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_matter_is_left_out() {
+        let fails = |bytes: &[u8]| bytes.contains(&b'x') && bytes.ends_with(b"yz");
+        assert_eq!(shrunk(b"aaaxaaaaaaaaaaybbbbbbyz", fails), b"xyz");
+    }
+}
