@@ -456,7 +456,7 @@ impl Conn {
 }
 
 /// Most segments of one connection that wait at once.
-pub const LATE_MAX: usize = 4;
+pub const LATE_MAX: usize = 8;
 
 /// A segment that waits in `KEPT`, by its sequence number, until the gap before it is filled.
 #[repr(C)]

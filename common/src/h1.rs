@@ -154,8 +154,19 @@ impl Conn {
     /// Reads on in the requests: `window` holds `len` (1 to [`WINDOW`]) bytes that begin at `rx.next`.
     #[inline(always)]
     pub fn read_request(&mut self, window: &Window, len: u32) -> Read {
+        self.request(window, len, true)
+    }
+
+    /// As [`read_request`](Self::read_request), but leaves what goes byte by byte, and may consume nothing.
+    #[inline(always)]
+    pub fn scan_request(&mut self, window: &Window, len: u32) -> Read {
+        self.request(window, len, false)
+    }
+
+    #[inline(always)]
+    fn request(&mut self, window: &Window, len: u32, slow: bool) -> Read {
         let from = self.rx.next;
-        self.rx.read(window, len, true);
+        self.rx.read(window, len, true, slow);
         let used = self.rx.next.wrapping_sub(from);
         let happened = match self.rx.at {
             at::LOST => self.request_lost(),
@@ -170,8 +181,19 @@ impl Conn {
     /// Reads on in the responses: `window` holds `len` (1 to [`WINDOW`]) bytes that begin at `tx.next`.
     #[inline(always)]
     pub fn read_response(&mut self, window: &Window, len: u32) -> Read {
+        self.response(window, len, true)
+    }
+
+    /// As [`read_response`](Self::read_response), but leaves what goes byte by byte, and may consume nothing.
+    #[inline(always)]
+    pub fn scan_response(&mut self, window: &Window, len: u32) -> Read {
+        self.response(window, len, false)
+    }
+
+    #[inline(always)]
+    fn response(&mut self, window: &Window, len: u32, slow: bool) -> Read {
         let from = self.tx.next;
-        self.tx.read(window, len, false);
+        self.tx.read(window, len, false, slow);
         let used = self.tx.next.wrapping_sub(from);
         let happened = match self.tx.at {
             at::LOST => self.response_lost(),

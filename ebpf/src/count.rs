@@ -65,7 +65,7 @@ const MORE_HTTP2: u32 = 7;
 /// How long a probe that came to a listener may take to be accepted, ns.
 const PROBE_NS: u64 = 1_000_000_000;
 /// Steps in one run of a program for more of a segment.
-const MORE_ROUNDS: u32 = 128;
+const MORE_ROUNDS: u32 = 256;
 /// Bytes that a client may be ahead, at most.
 const WINDOW_MOST: i32 = 32 << 20;
 /// Minus one, for blind adds.
@@ -134,7 +134,7 @@ pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     // SAFETY: a live map value and a live context; single words.
     let (len, syn, flags) = unsafe { ((*kept).len, (*kept).syn, (*ops).skb_tcp_flags) };
     // Without fast open a SYN's data are thrown away, and the packet at hand is another one.
-    if syn != flags & packet::SYN_FLAG {
+    if (syn != 0) != (flags & packet::SYN_FLAG != 0) {
         return;
     }
     if !source::note(conn, Late { seq, len }) {
@@ -147,34 +147,54 @@ pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut Conn) {
 /// Takes in segments that waited, in sock_ops.
 #[inline(always)]
 pub fn opened_late(ops: *mut bpf_sock_ops) {
-    // SAFETY: a live context; the field is a pointer in every kernel that has socket storage for sock_ops.
-    let socket = unsafe { (*ops).__bindgen_anon_2.sk.cast() };
-    let Some(conn) = crate::maps::CONNS.get(socket) else { return };
-    let ctx = SockOpsContext::new(ops);
-    // SAFETY: a live map value, and the socket is locked.
-    let window = unsafe { &mut *(&raw mut conn.window) };
-    if http1::take_late(conn, socket, window, (remote(ops), remote_port(ops))) {
-        let index = if conn.http.speaks == abi::SPEAKS_HTTP2 { LATE_HTTP2 } else { LATE };
-        // SAFETY: the program behind the array has this context's type.
-        unsafe { _ = SOCKETS.tail_call(&ctx, index) };
+    let mut round = 0;
+    while round < MORE_ROUNDS && opened_late_step(ops) != 0 {
+        round += 1;
     }
+    // SAFETY: the program behind the array has this context's type.
+    unsafe { _ = SOCKETS.tail_call(&SockOpsContext::new(ops), LATE_HTTP2) };
 }
 
 /// Takes in segments that waited until the gap before them was filled.
 #[inline(always)]
 pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
-    let skb = ctx.as_ptr().cast::<__sk_buff>();
-    let Some(conn) = stored(skb) else { return PASS };
-    let Some(sender) = packet::sender(skb) else { return PASS };
-    let Some(window) = WINDOW.get_ptr_mut(0) else { return PASS };
+    let mut round = 0;
+    while round < MORE_ROUNDS && late_step(ctx.as_ptr().cast()) != 0 {
+        round += 1;
+    }
+    // SAFETY: the program behind the array has this context's type.
+    unsafe { _ = INGRESS.tail_call(ctx, LATE_HTTP2) };
+    PASS
+}
+
+/// Reads one window of a segment that waited. Returns 1 while there is more. As `http1::requests_step`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn late_step(skb: *mut __sk_buff) -> u32 {
+    let Some(conn) = stored(skb) else { return 0 };
+    let Some(sender) = packet::sender(skb) else { return 0 };
+    let Some(window) = WINDOW.get_ptr_mut(0) else { return 0 };
+    if conn.http.speaks != abi::SPEAKS_HTTP1 {
+        return 0;
+    }
     // SAFETY: this CPU's, and nothing interrupts a packet that comes in by another one.
     let window = unsafe { &mut *window };
-    if http1::take_late(conn, socket(skb), window, sender) {
-        let index = if conn.http.speaks == abi::SPEAKS_HTTP2 { LATE_HTTP2 } else { LATE };
-        // SAFETY: the program behind the array has this context's type.
-        unsafe { _ = INGRESS.tail_call(ctx, index) };
+    u32::from(http1::take_late(conn, socket(skb), window, sender))
+}
+
+/// The same in sock_ops.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn opened_late_step(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: a live context; the field is a pointer in every kernel that has socket storage for sock_ops.
+    let socket = unsafe { (*ops).__bindgen_anon_2.sk.cast() };
+    let Some(conn) = crate::maps::CONNS.get(socket) else { return 0 };
+    if conn.http.speaks != abi::SPEAKS_HTTP1 {
+        return 0;
     }
-    PASS
+    // SAFETY: a live map value, and the socket is locked.
+    let window = unsafe { &mut *(&raw mut conn.window) };
+    u32::from(http1::take_late(conn, socket, window, (remote(ops), remote_port(ops))))
 }
 
 /// Whether a request's head has the kubelet's name.

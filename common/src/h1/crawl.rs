@@ -9,7 +9,7 @@ use super::{
 };
 
 /// Most bytes one step takes.
-const STEP: usize = 4;
+const STEP: usize = 8;
 const _: () = assert!(STEP <= WORDS * 8);
 
 /// [`Side::matched`]: a word of a list that is the one sought, and has ended.

@@ -37,7 +37,7 @@ pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
     if conn.http.h1.rx.at == h1::at::LOST && expected(skb) == Some(segment.seq) {
         resume(conn, segment.seq);
     }
-    match take_requests(conn, socket(skb), window, source) {
+    match take_requests(conn, socket(skb), window, source, false) {
         End::Done if source::is_awaited(conn) => {
             // SAFETY: the program behind the array has this context's type.
             unsafe { _ = INGRESS.tail_call(ctx, LATE) };
@@ -56,7 +56,7 @@ pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
 pub(super) fn egress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     if segment.len > 0 {
-        match take_responses(conn, skb, segment) {
+        match take_responses(conn, skb, segment, false) {
             End::Done => {}
             End::Budget => again(ctx, &EGRESS, conn, false),
             End::Gap => lose(conn, false),
@@ -83,7 +83,7 @@ pub(super) fn take_late(
         lose(conn, true);
         return false;
     };
-    match take_requests(conn, socket, window, source) {
+    match take_requests(conn, socket, window, source, true) {
         End::Done | End::Changed => true,
         // More of it than is kept.
         End::Budget if conn.http.h1.rx.next == next => {
@@ -103,9 +103,16 @@ fn resume(conn: &mut Conn, seq: u32) {
     unlock(conn);
 }
 
-/// Walks the requests in a segment.
+/// Walks the requests in a segment. Only `slow` it goes byte by byte where that is needed: the others leave that to the
+/// programs for more of a segment.
 #[inline(always)]
-fn take_requests(conn: &mut Conn, socket: *mut c_void, window: &mut Window, source: Source) -> End {
+fn take_requests(
+    conn: &mut Conn,
+    socket: *mut c_void,
+    window: &mut Window,
+    source: Source,
+    slow: bool,
+) -> End {
     let Some(rows) = Rows::of(conn.slot) else { return End::Done };
     let (mut have, mut from) = match peek(&conn.http.h1.rx, source.seq, source.len) {
         Some(offset) => (source.load(offset, window), source.seq.wrapping_add(offset)),
@@ -119,7 +126,9 @@ fn take_requests(conn: &mut Conn, socket: *mut c_void, window: &mut Window, sour
         lock(conn);
         let h1 = &mut conn.http.h1;
         if have > 0 && h1.rx.next == from {
-            conn.http.happened |= h1.read_request(window, have).happened;
+            let read =
+                if slow { h1.read_request(window, have) } else { h1.scan_request(window, have) };
+            conn.http.happened |= read.happened;
         }
         let h1 = black_box(&mut conn.http.h1);
         let seek = forgotten(h1.rx.seek(source.seq, source.len));
@@ -155,9 +164,9 @@ fn take_requests(conn: &mut Conn, socket: *mut c_void, window: &mut Window, sour
     End::Budget
 }
 
-/// Walks the responses in a segment.
+/// Walks the responses in a segment. `slow` as there.
 #[inline(always)]
-fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment) -> End {
+fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow: bool) -> End {
     let Some(rows) = Rows::of(conn.slot) else { return End::Done };
     // The socket is locked while it sends: there is one sender at a time.
     // SAFETY: a live map value, which only this program uses.
@@ -179,7 +188,9 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment) -> En
         lock(conn);
         let h1 = &mut conn.http.h1;
         if have > 0 && h1.tx.next == from {
-            conn.http.happened |= h1.read_response(window, have).happened;
+            let read =
+                if slow { h1.read_response(window, have) } else { h1.scan_response(window, have) };
+            conn.http.happened |= read.happened;
         }
         let h1 = black_box(&mut conn.http.h1);
         let seek = forgotten(h1.tx.seek(segment.seq, segment.len));
@@ -284,7 +295,7 @@ extern "C" fn requests_step(skb: *mut __sk_buff) -> u32 {
     if conn.http.speaks != abi::SPEAKS_HTTP1 {
         return 0;
     }
-    let end = take_requests(conn, socket(skb), window, Source::of(skb, &segment));
+    let end = take_requests(conn, socket(skb), window, Source::of(skb, &segment), true);
     u32::from(end == End::Budget)
 }
 
@@ -297,7 +308,7 @@ extern "C" fn responses_step(skb: *mut __sk_buff) -> u32 {
     if conn.http.speaks != abi::SPEAKS_HTTP1 {
         return 0;
     }
-    u32::from(take_responses(conn, skb, &segment) == End::Budget)
+    u32::from(take_responses(conn, skb, &segment, true) == End::Budget)
 }
 
 /// Goes on with a segment of requests of which `ingress` has read as much as it may.

@@ -6,7 +6,7 @@ use aya_ebpf::{
     EbpfContext as _,
     bindings::{__sk_buff, bpf_sock_ops},
     maps::ProgramArray,
-    programs::{SkBuffContext, SockOpsContext},
+    programs::SkBuffContext,
 };
 use common::{
     abi::{self, Conn},
@@ -22,7 +22,7 @@ use super::{
     stored, turns, unlock,
 };
 use crate::{
-    maps::{EGRESS, INGRESS, POD_STATE, SOCKETS, STREAMS, add, now},
+    maps::{EGRESS, INGRESS, POD_STATE, STREAMS, add, now},
     packet,
 };
 
@@ -30,8 +30,6 @@ use crate::{
 const ROUNDS: usize = 4;
 /// Where to go on, and one frame.
 const STEP: usize = 2;
-/// The same of a segment that waited.
-const LATE_ROUNDS: usize = 2;
 
 /// The connection speaks HTTP/2 from here on. `false`: the kernel has no memory for that.
 #[inline(always)]
@@ -98,13 +96,9 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
 /// Takes in segments that waited until the gap before them was filled.
 #[inline(always)]
 pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
-    let skb = ctx.as_ptr().cast::<__sk_buff>();
-    let Some(conn) = stored(skb) else { return PASS };
-    let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
-    let Some(sender) = packet::sender(skb) else { return PASS };
-    if take_late(conn, streams, sender) {
-        // SAFETY: the program behind the array has this context's type.
-        unsafe { _ = INGRESS.tail_call(ctx, LATE_HTTP2) };
+    let mut round = 0;
+    while round < MORE_ROUNDS && late_client_step(ctx.as_ptr().cast()) != 0 {
+        round += 1;
     }
     PASS
 }
@@ -112,14 +106,31 @@ pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
 /// The same in sock_ops: what came to the listener before its connection was established.
 #[inline(always)]
 pub fn opened_late(ops: *mut bpf_sock_ops) {
+    let mut round = 0;
+    while round < MORE_ROUNDS && opened_client_step(ops) != 0 {
+        round += 1;
+    }
+}
+
+/// Reads one frame of a segment that waited. Returns 1 while there is more. As [`client_step`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn late_client_step(skb: *mut __sk_buff) -> u32 {
+    let Some(conn) = stored(skb) else { return 0 };
+    let Some(streams) = STREAMS.get(socket(skb)) else { return 0 };
+    let Some(sender) = packet::sender(skb) else { return 0 };
+    u32::from(take_late(conn, streams, sender))
+}
+
+/// The same in sock_ops.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn opened_client_step(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: a live context; the field is a pointer in every kernel that has socket storage for sock_ops.
     let socket = unsafe { (*ops).__bindgen_anon_2.sk.cast() };
-    let Some(conn) = crate::maps::CONNS.get(socket) else { return };
-    let Some(streams) = STREAMS.get(socket) else { return };
-    if take_late(conn, streams, (remote(ops), remote_port(ops))) {
-        // SAFETY: the program behind the array has this context's type.
-        unsafe { _ = SOCKETS.tail_call(&SockOpsContext::new(ops), LATE_HTTP2) };
-    }
+    let Some(conn) = crate::maps::CONNS.get(socket) else { return 0 };
+    let Some(streams) = STREAMS.get(socket) else { return 0 };
+    u32::from(take_late(conn, streams, (remote(ops), remote_port(ops))))
 }
 
 /// Reads in one of the segments that waited. Returns whether there may be more to read.
@@ -136,7 +147,7 @@ fn take_late(
         lose(conn, streams);
         return false;
     };
-    match take_frames(conn, streams, source, LATE_ROUNDS, true) {
+    match take_frames(conn, streams, source, STEP, true) {
         End::Done => true,
         // More of it than is kept.
         End::Budget if streams.rx.next == next => {

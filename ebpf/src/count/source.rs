@@ -128,8 +128,12 @@ pub(super) fn note(conn: &mut Conn, late: Late) -> bool {
 /// Whether segments wait.
 #[inline(always)]
 pub(super) fn is_awaited(conn: &Conn) -> bool {
-    let [a, b, c, d] = &conn.late;
-    a.len | b.len | c.len | d.len != 0
+    let (mut any, mut index) = (0, 0);
+    while index < abi::LATE_MAX {
+        any |= conn.late[index].len;
+        index += 1;
+    }
+    any != 0
 }
 
 /// A waiting segment that holds the byte at `next`. Those that hold only older ones are forgotten.
