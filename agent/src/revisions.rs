@@ -138,10 +138,13 @@ fn read(tallies: &mut Tallies, maps: &Maps) {
             responses: maps.responses(slot),
             started: maps.totals(slot).started,
             desync: state.desync,
-            opaque: state.opaque,
             stray: state.stray,
         };
-        let levels = Levels { in_flight: state.in_flight, connections: state.connections };
+        let levels = Levels {
+            in_flight: state.in_flight,
+            connections: state.connections,
+            estimated: state.opaque,
+        };
         tallies.read(slot, row, levels);
     }
 }

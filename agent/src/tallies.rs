@@ -18,7 +18,7 @@ use common::{abi, wire::Name};
 const LINGERS: Duration = Duration::from_secs(60);
 
 /// Words of a [`Row`].
-pub(crate) const WORDS: usize = abi::RESPONSE_WORDS + 4;
+pub(crate) const WORDS: usize = abi::RESPONSE_WORDS + 3;
 
 /// Running totals of one pod, or of a revision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,8 +29,6 @@ pub(crate) struct Row {
     pub(crate) started: u64,
     /// Connections whose message boundaries were lost.
     pub(crate) desync: u64,
-    /// Connections that do not speak a protocol the kernel half reads.
-    pub(crate) opaque: u64,
     /// Responses without a request.
     pub(crate) stray: u64,
 }
@@ -41,7 +39,7 @@ impl Row {
         let mut words = [0; WORDS];
         let (responses, rest) = words.split_at_mut(abi::RESPONSE_WORDS);
         responses.copy_from_slice(&self.responses.words());
-        rest.copy_from_slice(&[self.started, self.desync, self.opaque, self.stray]);
+        rest.copy_from_slice(&[self.started, self.desync, self.stray]);
         words
     }
 
@@ -54,8 +52,7 @@ impl Row {
             responses: abi::Responses::from_words(responses),
             started: rest(0),
             desync: rest(1),
-            opaque: rest(2),
-            stray: rest(3),
+            stray: rest(2),
         }
     }
 
@@ -77,6 +74,8 @@ pub(crate) struct Levels {
     pub(crate) in_flight: u64,
     /// Open connections.
     pub(crate) connections: u64,
+    /// Those of them whose requests are an estimate.
+    pub(crate) estimated: u64,
 }
 
 /// What is known of a revision.
@@ -209,6 +208,7 @@ impl Tallies {
             *row = row.plus(counted.row);
             levels.in_flight += counted.levels.in_flight;
             levels.connections += counted.levels.connections;
+            levels.estimated += counted.levels.estimated;
         }
         let owned = |name: &Name| Some((name.clone(), self.owners.get(name)?.clone()));
         let all = all.into_iter().filter_map(|(name, tally)| Some((owned(name)?, tally)));

@@ -93,9 +93,8 @@ fn connections(out: &mut DescriptorEncoder<'_>, all: &[Shows]) -> fmt::Result {
     })?;
     let help = "Connections whose message boundaries were lost: from there on their requests are an estimate";
     counter(out, "rouse_agent_connections_desync", help, all, |it| it.row.desync)?;
-    let help =
-        "Connections of protocols that the kernel does not read: their requests are an estimate";
-    counter(out, "rouse_agent_connections_estimated", help, all, |it| it.row.opaque)
+    let help = "Open connections whose requests are an estimate: nobody can follow their messages";
+    gauge(out, "rouse_agent_connections_estimated", help, all, |it| it.levels.estimated)
 }
 
 fn histogram(
@@ -193,12 +192,12 @@ mod tests {
             latency_sum_ns: 1_500_000_000,
             latency,
         };
-        let row = Row { responses, started: 12, desync: 13, opaque: 14, stray: 15 };
+        let row = Row { responses, started: 12, desync: 13, stray: 15 };
         let (shown, name) = (Shown::default(), Name::new("prod", "hello-00001"));
         let mut tallies = lock(&shown);
         tallies.begin(1, &name);
         tallies.own(&name, ["hello".into(), "config".into()]);
-        tallies.read(1, row, Levels { in_flight: 16, connections: 17 });
+        tallies.read(1, row, Levels { in_flight: 16, connections: 17, estimated: 14 });
         drop(tallies);
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Figures(shown)));
@@ -234,7 +233,7 @@ mod tests {
             "rouse_agent_sent_bytes_total{} 11",
             "rouse_agent_connections_open{} 17",
             "rouse_agent_connections_desync_total{} 13",
-            "rouse_agent_connections_estimated_total{} 14",
+            "rouse_agent_connections_estimated{} 14",
         ];
         assert_eq!(lines, want);
     }

@@ -14,7 +14,7 @@ fn row(count: u64) -> Row {
 }
 
 fn levels(in_flight: u64) -> Levels {
-    Levels { in_flight, connections: 2 * in_flight }
+    Levels { in_flight, connections: 2 * in_flight, estimated: 3 * in_flight }
 }
 
 /// What is shown of each revision.
