@@ -446,12 +446,17 @@ impl Conn {
     }
 
     /// When the request began whose end the connection waits for, CLOCK_MONOTONIC in ns: once its time is over, nothing is
-    /// left that the connection is good for. A tunnel (WebSocket, CONNECT) is the request that opened it.
+    /// left that the connection is good for. A tunnel (WebSocket, CONNECT) is the request that opened it. Of HTTP/2 it is
+    /// the one that began last, whether that is still open or not: while any is open, all of those began no later.
     ///
     /// `None` while none is in flight, where nobody knows, and of what is not a counted connection.
     pub fn overdue_since(&self) -> Option<u64> {
-        let is_busy = self.http.h1.is_busy() && self.in_use() == Some(true);
-        is_busy.then_some(self.http.began_ns)
+        let waits = match self.http.speaks {
+            SPEAKS_HTTP1 => self.http.h1.is_busy(),
+            SPEAKS_HTTP2 => self.http.open > 0,
+            _ => false,
+        };
+        (waits && self.in_use() == Some(true)).then_some(self.http.began_ns)
     }
 }
 
@@ -706,10 +711,18 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_of_http2_is_overdue_with_the_request_that_began_last() {
+        let mut conn = open();
+        conn.http.speaks = SPEAKS_HTTP2;
+        assert_eq!(conn.overdue_since(), None, "none is open");
+        conn.http.open = 2;
+        assert_eq!(conn.overdue_since(), Some(7));
+    }
+
+    #[test]
     fn what_nobody_can_read_and_nobody_counts_is_never_overdue() {
         let mut foreign = open();
-        asks(&mut foreign, "\x16\x03\x01 TLS");
-        assert!(foreign.http.h1.is_busy());
+        (foreign.http.speaks, foreign.http.open) = (SPEAKS_OTHER, 1);
         let mut lost = open();
         asks(&mut lost, UPGRADE);
         lost.http.h1.lose_responses();

@@ -16,24 +16,31 @@ impl World {
     fn asks(&self, path: &str) -> JoinHandle<(usize, ErrorKind)> {
         let mut stream = self.connect();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n{UPGRADE}\r\n").expect("it stands");
-        thread::spawn(move || {
-            let (mut came, mut bytes) = (0, [0; 1024]);
-            loop {
-                match stream.read(&mut bytes) {
-                    Ok(0) => return (came, ErrorKind::UnexpectedEof),
-                    Ok(read) => came += read,
-                    Err(error) => return (came, error.kind()),
-                }
-            }
-        })
+        ends(stream)
     }
+}
+
+/// Reads until the connection ends, and says how much came before.
+fn ends(mut stream: TcpStream) -> JoinHandle<(usize, ErrorKind)> {
+    thread::spawn(move || {
+        let (mut came, mut bytes) = (0, [0; 1024]);
+        loop {
+            match stream.read(&mut bytes) {
+                Ok(0) => return (came, ErrorKind::UnexpectedEof),
+                Ok(read) => came += read,
+                Err(error) => return (came, error.kind()),
+            }
+        }
+    })
 }
 
 #[test]
 fn only_the_connections_of_requests_that_take_too_long_are_ended() {
     let world = scene("overdue", TIMEOUT);
     let (mut kept, mut unused, mut foreign) = (world.connect(), world.connect(), world.connect());
-    foreign.write_all(b"\x16\x03").expect("it stands");
+    foreign.write_all(b"\x16").expect("it stands");
+    foreign.read_exact(&mut [0]).expect("the server's turn");
+    foreign.write_all(b"\x17").expect("what looks like a request that is never answered");
     ask(&mut kept, "/quick");
     let long = ["/hang", "/drip", "/upgrade"].map(|path| world.asks(path));
     // Older than the long requests, in use all the time, and there when they are over: its time is each request's own.
@@ -46,9 +53,6 @@ fn only_the_connections_of_requests_that_take_too_long_are_ended() {
     assert_eq!([drip.1, upgrade.1], [ErrorKind::ConnectionReset; 2]);
     ask(&mut kept, "/quick");
     ask(&mut unused, "/quick");
-    let mut back = [0; 2];
-    foreign.read_exact(&mut back).expect("it stands");
-    assert_eq!(back, *b"\x16\x03", "nobody knows what it does");
     world.wait_counted(ENDED, 3);
     let page = world.metrics();
     assert!(page.contains(&format!("{ENDED} 3\n")), "{page}");
@@ -56,6 +60,8 @@ fn only_the_connections_of_requests_that_take_too_long_are_ended() {
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     let state = Maps::open(&pins).expect("pinned maps").state(world.slot());
     assert_eq!((state.in_flight, state.connections), (1, 3), "the foreign one: {state:?}");
+    foreign.write_all(b"!").expect("it stands");
+    foreign.read_exact(&mut [0]).expect("nobody knows what it does, so it is left alone");
 }
 
 #[test]
@@ -65,4 +71,49 @@ fn a_request_from_before_the_agent_began_is_ended_too() {
     let hang = world.asks("/hang");
     world.start_agent();
     assert_eq!(hang.join().expect("no panic"), (0, ErrorKind::ConnectionReset));
+}
+
+/// What a client of HTTP/2 begins with: preface and empty SETTINGS.
+const BEGINS: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// A frame of HTTP/2 (RFC 9113 §4.1).
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// A whole request, `GET http://a/` in entries of the static table.
+fn asks_on(stream: u32) -> Vec<u8> {
+    frame(1, 5, stream, &[0x82, 0x84, 0x86, 0x41, 1, b'a'])
+}
+
+/// The client takes back its request.
+fn takes_back(stream: u32) -> Vec<u8> {
+    frame(3, 0, stream, &8_u32.to_be_bytes())
+}
+
+#[test]
+fn a_connection_of_http2_is_ended_once_all_that_is_open_on_it_is_over() {
+    let world = scene("overdue-h2", TIMEOUT);
+    let [mut one, mut many] = [world.connect(), world.connect()];
+    for stream in [&mut many, &mut one] {
+        stream.write_all(&[BEGINS, &asks_on(1)].concat()).expect("it stands");
+    }
+    let one = ends(one);
+    let (mut kept, mut number) = (world.connect(), 1);
+    // Its first request is older than the other's, and the newest always young.
+    while !one.is_finished() {
+        for _ in 0..50 {
+            ask(&mut kept, "/quick");
+        }
+        let before = if number > 1 { takes_back(number) } else { Vec::new() };
+        number += 2;
+        many.write_all(&[asks_on(number), before].concat()).expect("it stands");
+    }
+    assert_eq!(one.join().expect("no panic"), (0, ErrorKind::ConnectionReset));
+    let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    let maps = Maps::open(&pins).expect("pinned maps");
+    assert_eq!(maps.state(world.slot()).in_flight, 2, "its first and its newest");
+    assert_eq!(ends(many).join().expect("no panic"), (0, ErrorKind::ConnectionReset));
+    ask(&mut kept, "/quick");
 }

@@ -9,7 +9,7 @@ const SLOW: Duration = Duration::from_millis(300);
 
 /// Serves after the line `listen`, each connection until it ends: `/quick` at once, `/slow` later, `/missing` and `/failed`
 /// with another status, `/hang` never, `/drip` a little all the
-/// time, `/upgrade` by another protocol. Whatever is not HTTP comes back as it was sent.
+/// time, `/upgrade` by another protocol. A connection that begins as TLS does is not HTTP.
 pub(super) fn run() {
     let mut lines = std::io::stdin().lock().lines().map_while(Result::ok);
     assert_eq!(lines.next().as_deref(), Some("listen"));
@@ -31,8 +31,7 @@ fn serve(mut stream: TcpStream) -> std::io::Result<()> {
         let mut head = vec![0];
         stream.read_exact(&mut head)?;
         if head == *b"\x16" {
-            stream.write_all(&head)?;
-            return std::io::copy(&mut stream.try_clone()?, &mut stream).map(drop);
+            return serve_foreign(stream);
         }
         while !head.ends_with(b"\r\n\r\n") {
             let mut byte = [0];
@@ -64,6 +63,18 @@ fn serve(mut stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
+/// Answers the first byte, and the next `!`.
+fn serve_foreign(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.write_all(b".")?;
+    let mut byte = [0];
+    while byte != *b"!" {
+        stream.read_exact(&mut byte)?;
+    }
+    stream.write_all(b"!")?;
+    // Until the client has gone.
+    stream.read_exact(&mut byte)
+}
+
 fn answer(stream: &mut TcpStream, status: &str) -> std::io::Result<()> {
     write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\nok")
 }
@@ -92,6 +103,7 @@ impl World {
         let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let stream = node.within("connect", || TcpStream::connect(ADDRESS)).expect("it listens");
         stream.set_read_timeout(Some(LIMIT)).expect("a socket");
+        stream.set_nodelay(true).expect("a socket");
         stream
     }
 
@@ -100,13 +112,15 @@ impl World {
     }
 }
 
-/// Sends a request that is answered with `ok`, and reads that.
-pub(super) fn ask(stream: &mut TcpStream, path: &str) {
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").expect("it stands");
+/// Sends a request that is answered with `ok`, and reads that. Returns how many bytes went and came.
+pub(super) fn ask(stream: &mut TcpStream, path: &str) -> [u64; 2] {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("it stands");
     let mut answer = Vec::new();
     while !answer.ends_with(b"\r\n\r\nok") {
         let mut byte = [0];
         stream.read_exact(&mut byte).expect("it stands");
         answer.extend(byte);
     }
+    [request.len(), answer.len()].map(|bytes| bytes as u64)
 }
