@@ -1,5 +1,10 @@
 //! Shell: requests to a pod are what the metrics of its revision say, whichever agents and pods come and go.
 
+use nix::{
+    libc,
+    sys::socket::{setsockopt, sockopt::Linger},
+};
+
 use super::{
     server::{ask, scene},
     *,
@@ -19,13 +24,17 @@ impl World {
         Some(found)
     }
 
-    /// Waits until so many answers are counted, and returns how they are.
-    fn answered(&self, count: u64) -> [u64; 3] {
+    fn wait_figure(&self, name: &str, value: u64) {
         let end = Instant::now() + LIMIT;
-        while self.figure(&format!("{DURATIONS}_count"), "") != Some(count) {
-            assert!(Instant::now() < end, "never {count}: {}", self.metrics());
+        while self.figure(name, "") != Some(value) {
+            assert!(Instant::now() < end, "{name} is never {value}: {}", self.metrics());
             thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Waits until so many answers are counted, and returns how they are.
+    fn answered(&self, count: u64) -> [u64; 3] {
+        self.wait_figure(&format!("{DURATIONS}_count"), count);
         ["2xx", "4xx", "5xx"].map(|class| {
             let label = format!("code=\"{class}\"");
             self.figure("rouse_agent_responses_total", &label).expect("a series")
@@ -53,11 +62,13 @@ impl World {
 fn metrics_say_what_requests_came_to() {
     let world = scene("figures", Duration::from_secs(300));
     let mut stream = world.connect();
-    (0..5).for_each(|_| ask(&mut stream, "/quick"));
-    (0..3).for_each(|_| ask(&mut stream, "/missing"));
-    ask(&mut stream, "/failed");
-    (0..2).for_each(|_| ask(&mut stream, "/slow"));
+    let paths = [("/quick", 5), ("/missing", 3), ("/failed", 1), ("/slow", 2)];
+    let paths = paths.into_iter().flat_map(|(path, times)| std::iter::repeat_n(path, times));
+    let bytes =
+        paths.map(|path| ask(&mut stream, path)).fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
     assert_eq!(world.answered(11), [7, 3, 1]);
+    let names = ["rouse_agent_received_bytes_total", "rouse_agent_sent_bytes_total"];
+    assert_eq!(names.map(|name| world.figure(name, "")), bytes.map(Some));
     assert_eq!(world.figure("rouse_agent_requests_total", ""), Some(11));
     assert_eq!(world.figure("rouse_agent_requests_in_flight", ""), Some(0));
     assert_eq!(world.figure("rouse_agent_connections_open", ""), Some(1));
@@ -67,6 +78,16 @@ fn metrics_say_what_requests_came_to() {
     assert_eq!(within("+Inf"), Some(11));
     let fine = "rouse_agent_request_duration_seconds_count";
     assert_eq!(world.figure(fine, ""), Some(11));
+    assert_eq!(world.figure("rouse_agent_requests_cut_total", ""), Some(0));
+    let mut gone = world.connect();
+    gone.write_all(b"GET /hang HTTP/1.1\r\nHost: a\r\n\r\n").expect("it stands");
+    world.wait_figure("rouse_agent_requests_in_flight", 1);
+    // Its client goes with a reset.
+    setsockopt(&gone, Linger, &libc::linger { l_onoff: 1, l_linger: 0 }).expect("a socket");
+    drop(gone);
+    world.wait_figure("rouse_agent_requests_cut_total", 1);
+    assert_eq!(world.figure("rouse_agent_requests_in_flight", ""), Some(0));
+    assert_eq!(world.answered(11), [7, 3, 1], "it was not answered");
 }
 
 #[test]
