@@ -6,7 +6,7 @@ mod cgroups;
 mod config;
 mod down;
 mod fault;
-mod golang;
+pub(crate) mod golang;
 mod images;
 mod kubectl;
 mod network;

@@ -24,6 +24,7 @@ mod manifests;
 mod measure;
 mod monitoring;
 mod node;
+mod servers;
 mod setup;
 mod sh;
 mod test;
@@ -53,6 +54,8 @@ enum Task {
     BuildEbpf,
     /// Run the tests: pure, shell, kernel, local, cluster
     Test(test::Args),
+    /// Build the servers and clients whose requests the kernel tier counts
+    Servers,
     /// A real Kubernetes on this machine, in namespaces of its own
     Cluster(cluster::Args),
     /// Write the container images of the parts and the examples as OCI layouts
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         Task::Setup(args) => setup::run(&args),
         Task::BuildEbpf => build_ebpf::run(),
         Task::Test(args) => test::run(&args),
+        Task::Servers => servers::run(),
         Task::Cluster(args) => cluster::run(&args),
         Task::Image(args) => image::run(&args),
         Task::Manifests => manifests::run(),

@@ -3,7 +3,10 @@
 mod kernel_half;
 mod needs;
 
-use std::io::{IsTerminal as _, Write as _};
+use std::{
+    io::{IsTerminal as _, Write as _},
+    path::Path,
+};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -31,7 +34,7 @@ pub(crate) fn prepare(purposes: &[Purpose], yes: bool) -> Result<()> {
     if purposes.iter().any(|purpose| purpose.needs_kernel()) {
         check_kernel()?;
     }
-    let missing = needs::missing(purposes, |program| sh::which(program).is_some());
+    let missing = needs::missing(purposes, is_there);
     if !missing.is_empty() {
         install(&missing, yes)?;
     }
@@ -39,6 +42,12 @@ pub(crate) fn prepare(purposes: &[Purpose], yes: bool) -> Result<()> {
         true => kernel_half::prepare(yes),
         false => Ok(()),
     }
+}
+
+/// Whether a program is on the `PATH`, or a file where it should be.
+fn is_there(name: &str) -> bool {
+    let file = Path::new(name);
+    sh::which(name).is_some() || (file.is_absolute() && file.exists())
 }
 
 fn check_kernel() -> Result<()> {

@@ -20,7 +20,7 @@ use clap::ValueEnum;
 
 use self::{ahead::Ahead, build::Builder, tally::Tally};
 use crate::{
-    build_ebpf, image,
+    build_ebpf, image, servers,
     setup::{self, Purpose},
     sh,
     workspace::Workspace,
@@ -158,7 +158,12 @@ fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
         Tier::Pure | Tier::Shell => unprivileged::run(tier, &args.names, builder),
         Tier::Kernel => {
             setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Test], args.yes)?;
-            privileged("kernel", args, builder, &[], &[])
+            let servers = servers::make(workspace)?;
+            servers::forget(workspace);
+            let vars = [("ROUSE_SERVERS", servers.as_os_str())];
+            let outcome = privileged("kernel", args, builder, &vars, &[])?;
+            servers::show(workspace);
+            Ok(outcome)
         }
         Tier::Local => {
             setup::prepare(&[Purpose::Build, Purpose::Node, Purpose::Test], args.yes)?;

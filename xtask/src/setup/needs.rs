@@ -35,7 +35,7 @@ impl Purpose {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Need {
     pub(crate) package: &'static str,
-    /// Any one of these programs will do.
+    /// Any one of these programs will do. Of what has no program, a file.
     programs: &'static [&'static str],
     pub(crate) why: &'static str,
     purposes: &'static [Purpose],
@@ -51,7 +51,7 @@ const fn need(
 }
 
 /// Everything that comes from packages. The kernel half's compiler is `toolchain.rs`'s matter.
-const NEEDS: [Need; 20] = [
+const NEEDS: &[Need] = &[
     need(&[Purpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
     need(&[Purpose::Build], "make", &["make"], "builds the allocator"),
     need(&[Purpose::Build], "git", &["git"], "names the commit in figures"),
@@ -88,6 +88,32 @@ const NEEDS: [Need; 20] = [
     ),
     need(&[Purpose::Bench], "linux-perf", &["perf"], "counts cycles, where the machine does"),
     need(&[Purpose::Test], "ethtool", &["ethtool"], "lets a pod's device join packets in a test"),
+    need(&[Purpose::Test], "haproxy", &["haproxy"], "a server whose requests they count"),
+    need(&[Purpose::Test], "apache2-bin", &["apache2"], "another"),
+    need(&[Purpose::Test], "nodejs", &["node"], "another"),
+    need(&[Purpose::Test], "node-ws", &["/usr/share/nodejs/ws/package.json"], "its WebSockets"),
+    need(&[Purpose::Test], "gunicorn", &["/usr/bin/gunicorn"], "another, in Python"),
+    need(&[Purpose::Test], "uvicorn", &["/usr/bin/uvicorn"], "another, in Python"),
+    need(&[Purpose::Test], "python3-hypercorn", &["/usr/bin/hypercorn"], "another, in Python"),
+    need(
+        &[Purpose::Test],
+        "python3-websockets",
+        &["/usr/lib/python3/dist-packages/websockets/__init__.py"],
+        "uvicorn's WebSockets, and a client of them",
+    ),
+    need(
+        &[Purpose::Test],
+        "python3-grpcio",
+        &["/usr/lib/python3/dist-packages/grpc/__init__.py"],
+        "a server of gRPC that is neither in Go nor in Rust",
+    ),
+    need(&[Purpose::Test], "default-jdk-headless", &["javac"], "compiles servers in Java"),
+    need(
+        &[Purpose::Test],
+        "libjetty9-java",
+        &["/usr/share/java/jetty9-http2-server.jar"],
+        "one of those servers",
+    ),
     need(
         &[Purpose::Test],
         "docker-registry",
@@ -112,10 +138,10 @@ const NEEDS: [Need; 20] = [
     need(&[Purpose::Cluster], "iptables", &["iptables"], "rules of kube-proxy and of host ports"),
     need(&[Purpose::Cluster], "nftables", &["nft"], "rules of kube-proxy in its newer mode"),
     need(
-        &[Purpose::Cluster],
+        &[Purpose::Cluster, Purpose::Test],
         "golang-go",
         &["go", "/usr/local/go/bin/go"],
-        "builds Kubernetes; fetches a newer Go by itself where it is too old",
+        "builds Kubernetes, and servers in Go; fetches a newer Go by itself where it is too old",
     ),
 ];
 

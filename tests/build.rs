@@ -1,0 +1,8 @@
+//! Compiles `servers/echo.proto`, as `common` does its own.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=servers/echo.proto");
+    let files = protox::compile(["servers/echo.proto"], ["servers"])?;
+    tonic_prost_build::configure().build_client(false).compile_fds(files)?;
+    Ok(())
+}

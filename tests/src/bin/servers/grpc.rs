@@ -1,0 +1,98 @@
+//! Shell: tonic, with the service Echo of tests/servers/echo.proto.
+
+use anyhow::Result;
+use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status, Streaming, transport::Server};
+
+use self::generated::{
+    Text,
+    echo_server::{Echo, EchoServer},
+};
+use crate::book::{self, Begun};
+
+#[allow(
+    clippy::all,
+    clippy::pedantic,
+    clippy::allow_attributes_without_reason,
+    unreachable_pub,
+    missing_debug_implementations,
+    reason = "generated"
+)]
+mod generated {
+    tonic::include_proto!("servers");
+}
+
+pub(crate) async fn serve(listener: TcpListener) -> Result<()> {
+    let server = Server::builder().add_service(EchoServer::new(Service));
+    Ok(server.serve_with_incoming(TcpListenerStream::new(listener)).await?)
+}
+
+struct Service;
+
+/// What a message asks for: to wait, to fail, or to be said again.
+async fn answer(text: Text) -> Result<Text, Status> {
+    match text.text.as_str() {
+        "wait" => book::wait().await,
+        "fail" => return Err(Status::failed_precondition("asked to fail")),
+        _ => {}
+    }
+    Ok(text)
+}
+
+/// The stream, and beside it the request, until its end.
+fn held(
+    begun: Begun,
+    stream: impl Stream<Item = Result<Text, Status>> + Send + 'static,
+) -> BoxStream<'static, Result<Text, Status>> {
+    stream
+        .map(move |item| {
+            let _until_here = &begun;
+            item
+        })
+        .boxed()
+}
+
+#[tonic::async_trait]
+impl Echo for Service {
+    async fn unary(&self, request: Request<Text>) -> Result<Response<Text>, Status> {
+        let _begun = Begun::now();
+        Ok(Response::new(answer(request.into_inner()).await?))
+    }
+
+    type ServerStreamStream = BoxStream<'static, Result<Text, Status>>;
+
+    async fn server_stream(
+        &self,
+        request: Request<Text>,
+    ) -> Result<Response<Self::ServerStreamStream>, Status> {
+        let begun = Begun::now();
+        let text = request.into_inner();
+        let three = stream::iter(0..3).then(move |_| answer(text.clone()));
+        Ok(Response::new(held(begun, three)))
+    }
+
+    async fn client_stream(
+        &self,
+        request: Request<Streaming<Text>>,
+    ) -> Result<Response<Text>, Status> {
+        let _begun = Begun::now();
+        let (mut stream, mut last) = (request.into_inner(), Text::default());
+        while let Some(text) = stream.message().await? {
+            last = answer(text).await?;
+        }
+        Ok(Response::new(last))
+    }
+
+    type BidiStream = BoxStream<'static, Result<Text, Status>>;
+
+    async fn bidi(
+        &self,
+        request: Request<Streaming<Text>>,
+    ) -> Result<Response<Self::BidiStream>, Status> {
+        let begun = Begun::now();
+        let answers = request.into_inner().then(|text| async { answer(text?).await });
+        Ok(Response::new(held(begun, answers)))
+    }
+}

@@ -1,0 +1,106 @@
+//! Shell: hyper, with HTTP/1.1 and HTTP/2 by prior knowledge on one port, and WebSockets by tungstenite.
+
+use std::convert::Infallible;
+
+use anyhow::Result;
+use futures::{SinkExt as _, StreamExt as _, stream};
+use http_body_util::{BodyExt, Empty, Full, StreamBody, combinators::BoxBody};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Frame, Incoming},
+    header::{CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE},
+    service::service_fn,
+};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
+use tokio::net::TcpListener;
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{handshake::derive_accept_key, protocol::Role},
+};
+
+use crate::book::{self, Begun};
+
+type Body = BoxBody<Bytes, Infallible>;
+
+pub(crate) async fn serve(listener: TcpListener) -> Result<()> {
+    loop {
+        let (stream, _) = listener.accept().await?;
+        tokio::spawn(async move {
+            stream.set_nodelay(true)?;
+            let server = auto::Builder::new(TokioExecutor::new());
+            let io = TokioIo::new(stream);
+            // A request has begun when the service is called, whether or not its answer is ever waited for.
+            let service = service_fn(|request| answer(request, Begun::now()));
+            server.serve_connection_with_upgrades(io, service).await
+        });
+    }
+}
+
+async fn answer(request: Request<Incoming>, begun: Begun) -> Result<Response<Body>, hyper::Error> {
+    let body = match request.uri().path() {
+        // Over HTTP/2, hyper leaves that to the application.
+        _ if request.method() == Method::HEAD => Empty::new().boxed(),
+        "/hello" => full("hello\n"),
+        "/empty" => return Ok(status(StatusCode::NO_CONTENT)),
+        "/chunks" => chunks(),
+        "/big" => full(vec![b'x'; 1 << 20]),
+        "/echo" => full(request.into_body().collect().await?.to_bytes()),
+        "/early" => return Ok(status(StatusCode::PAYLOAD_TOO_LARGE)),
+        "/wait" => {
+            book::wait().await;
+            full("waited\n")
+        }
+        "/websocket" => return Ok(echo_websocket(request, begun)),
+        _ => return Ok(status(StatusCode::NOT_FOUND)),
+    };
+    Ok(Response::new(body))
+}
+
+fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into()).boxed()
+}
+
+fn status(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Empty::new().boxed());
+    *response.status_mut() = status;
+    response
+}
+
+/// A body whose length nobody knows before its end.
+fn chunks() -> Body {
+    let chunk = |_| async {
+        tokio::task::yield_now().await;
+        Ok(Frame::data(Bytes::from_static(b"some words\n")))
+    };
+    BodyExt::boxed(StreamBody::new(stream::iter(0..5).then(chunk)))
+}
+
+/// Ends, with the request, when the client has closed.
+fn echo_websocket(mut request: Request<Incoming>, begun: Begun) -> Response<Body> {
+    let Some(key) = request.headers().get(SEC_WEBSOCKET_KEY) else {
+        return status(StatusCode::BAD_REQUEST);
+    };
+    let accept = derive_accept_key(key.as_bytes());
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        let _until_here = begun;
+        let Ok(stream) = upgrade.await else { return };
+        let mut socket =
+            WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Server, None).await;
+        while let Some(Ok(message)) = socket.next().await {
+            // Whoever reads on after a close has its answer sent.
+            if message.is_text() && socket.send(message).await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut response = status(StatusCode::SWITCHING_PROTOCOLS);
+    let headers = response.headers_mut();
+    headers.insert(UPGRADE, "websocket".parse().expect("a word"));
+    headers.insert(CONNECTION, "Upgrade".parse().expect("a word"));
+    headers.insert(SEC_WEBSOCKET_ACCEPT, accept.parse().expect("base64"));
+    response
+}
