@@ -10,4 +10,5 @@ mod listen;
 mod lookup;
 mod redirect;
 mod robust;
+mod servers;
 mod sys;

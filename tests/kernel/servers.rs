@@ -1,0 +1,311 @@
+//! Shell: real servers and real clients: what the kernel half counts of them, against each server's own count.
+//!
+//! A test is a server; its cases are clients and protocols. In each case some requests are held open by the server, which
+//! says how many they are; then others are sent, and the totals are compared. The rows of all servers end up in
+//! `target/servers.md`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits on plain threads"
+)]
+
+mod calls;
+mod own;
+mod play;
+mod proxies;
+mod stage;
+mod table;
+
+use self::{calls::Case, stage::Stage};
+
+/// The port of the application behind a proxy, and of the one that speaks gRPC.
+const BEHIND: [u16; 2] = [9080, 9081];
+
+#[test]
+fn nginx_agrees() {
+    let mut stage = Stage::new("nginx");
+    let nginx = proxies::nginx(&stage, "deferred reuseport");
+    stage.start_behind();
+    stage.start(&nginx);
+    stage.http1(8);
+    stage.websockets();
+    stage.java_websockets();
+    stage.finish();
+}
+
+#[test]
+fn nginx_agrees_over_http2() {
+    let mut stage = Stage::new("nginx (h2)");
+    let nginx = proxies::nginx(&stage, "http2");
+    stage.start_behind();
+    stage.start(&nginx);
+    stage.http2(8);
+    stage.grpc();
+    stage.finish();
+}
+
+#[test]
+fn haproxy_agrees() {
+    let mut stage = Stage::new("haproxy");
+    let haproxy = proxies::haproxy(&stage);
+    stage.start_behind();
+    stage.start(&haproxy);
+    stage.http1(8);
+    stage.websockets();
+    stage.finish();
+}
+
+#[test]
+fn haproxy_agrees_over_http2() {
+    let mut stage = Stage::new("haproxy (h2)");
+    let haproxy = proxies::haproxy(&stage);
+    stage.start_behind();
+    stage.start(&haproxy);
+    stage.http2(8);
+    stage.grpc();
+    stage.finish();
+}
+
+#[test]
+fn apache_agrees() {
+    let mut stage = Stage::new("Apache");
+    let apache = proxies::apache(&stage);
+    stage.start_behind();
+    stage.start(&apache);
+    stage.http1(8);
+    stage.websockets();
+    stage.finish();
+}
+
+#[test]
+fn apache_agrees_over_http2() {
+    let mut stage = Stage::new("Apache (h2)");
+    let apache = proxies::apache(&stage);
+    stage.start_behind();
+    stage.start(&apache);
+    // It works on so many streams of a connection at once, as long as nothing of them is done.
+    stage.http2(6);
+    stage.upgraded(8);
+    stage.finish();
+}
+
+#[test]
+fn go_agrees() {
+    let mut stage = Stage::new("Go net/http");
+    let go = stage.go("http");
+    stage.start(&go);
+    stage.http1(8);
+    stage.hints();
+    stage.websockets();
+    stage.finish();
+}
+
+#[test]
+fn go_agrees_over_http2() {
+    let mut stage = Stage::new("Go net/http (h2)");
+    let go = stage.go("http");
+    stage.start(&go);
+    stage.http2(8);
+    stage.finish();
+}
+
+#[test]
+fn go_agrees_over_http2_by_upgrade() {
+    let mut stage = Stage::new("Go x/net/http2/h2c");
+    let go = stage.go("h2c");
+    stage.start(&go);
+    stage.upgraded(8);
+    stage.nghttp_upgraded();
+    stage.java_upgraded(8);
+    stage.finish();
+}
+
+#[test]
+fn grpc_go_agrees() {
+    let mut stage = Stage::new("grpc-go");
+    let go = stage.go("grpc");
+    stage.start(&go);
+    stage.grpc();
+    stage.finish();
+}
+
+#[test]
+fn hyper_agrees() {
+    let mut stage = Stage::new("hyper");
+    let hyper = stage.rust("http");
+    stage.start(&hyper);
+    stage.http1(8);
+    stage.websockets();
+    stage.finish();
+}
+
+#[test]
+fn hyper_agrees_over_http2() {
+    let mut stage = Stage::new("hyper (h2)");
+    let hyper = stage.rust("http");
+    stage.start(&hyper);
+    stage.http2(8);
+    stage.finish();
+}
+
+#[test]
+fn tonic_agrees() {
+    let mut stage = Stage::new("tonic");
+    let tonic = stage.rust("grpc");
+    stage.start(&tonic);
+    stage.grpc();
+    stage.finish();
+}
+
+#[test]
+fn node_agrees() {
+    let mut stage = Stage::new("Node http");
+    let node = stage.node("http");
+    stage.start(&node);
+    stage.http1(8);
+    stage.hints();
+    stage.websockets();
+    stage.java_websockets();
+    stage.finish();
+}
+
+#[test]
+fn node_agrees_over_http2() {
+    let mut stage = Stage::new("Node http2");
+    let node = stage.node("h2");
+    stage.start(&node);
+    stage.http2(8);
+    stage.finish();
+}
+
+#[test]
+fn uvicorn_agrees() {
+    let mut stage = Stage::new("uvicorn");
+    let uvicorn =
+        stage.python(&["/usr/bin/uvicorn", "--host", "0.0.0.0", "--port", "8080", "app:asgi"]);
+    stage.start(&uvicorn);
+    stage.http1(8);
+    stage.websockets();
+    stage.finish();
+}
+
+#[test]
+fn gunicorn_agrees() {
+    let mut stage = Stage::new("gunicorn (sync)");
+    let words = ["/usr/bin/gunicorn", "--bind", "0.0.0.0:8080", "--workers", "4", "app:wsgi"];
+    let gunicorn = stage.python(&words);
+    stage.start(&gunicorn);
+    // A worker has one request at a time, and closes after each.
+    stage.http1(4);
+    stage.finish();
+}
+
+#[test]
+fn gunicorn_with_threads_agrees() {
+    let mut stage = Stage::new("gunicorn (gthread)");
+    let words =
+        "/usr/bin/gunicorn --bind 0.0.0.0:8080 --workers 2 --threads 16 --keep-alive 5 app:wsgi";
+    let gunicorn = stage.python(&words.split(' ').collect::<Vec<_>>());
+    stage.start(&gunicorn);
+    stage.http1(8);
+    stage.finish();
+}
+
+#[test]
+fn hypercorn_agrees_over_http2() {
+    let mut stage = Stage::new("hypercorn (h2)");
+    let hypercorn = stage.python(&["/usr/bin/hypercorn", "--bind", "0.0.0.0:8080", "app:asgi"]);
+    stage.start(&hypercorn);
+    stage.http2(8);
+    stage.upgraded(8);
+    stage.nghttp_upgraded();
+    stage.java_upgraded(8);
+    stage.finish();
+}
+
+#[test]
+fn grpc_python_agrees() {
+    let mut stage = Stage::new("grpcio (Python)");
+    let grpc = stage.python(&["/usr/bin/python3", "app.py", "grpc"]);
+    stage.start(&grpc);
+    stage.grpc();
+    stage.finish();
+}
+
+#[test]
+fn the_jdks_server_agrees() {
+    let mut stage = Stage::new("JDK HttpServer");
+    let jdk = stage.java("jdk");
+    stage.start(&jdk);
+    stage.http1(8);
+    stage.finish();
+}
+
+#[test]
+fn jetty_agrees() {
+    let mut stage = Stage::new("Jetty");
+    let jetty = stage.java("jetty");
+    stage.start(&jetty);
+    stage.http1(8);
+    stage.finish();
+}
+
+#[test]
+fn jetty_agrees_over_http2() {
+    let mut stage = Stage::new("Jetty (h2)");
+    let jetty = stage.java("jetty");
+    stage.start(&jetty);
+    stage.http2(8);
+    stage.upgraded(8);
+    stage.java_upgraded(8);
+    stage.finish();
+}
+
+/// The cases of a protocol. A server can do `width` requests at once.
+impl Stage {
+    fn http1(&mut self, width: u64) {
+        self.run(&Case::curl_kept(width));
+        self.run(&Case::curl_closed(width));
+        self.run(&Case::wrk(width));
+        self.run(&Case::h2load_http1(width));
+    }
+
+    /// 103 Early Hints.
+    fn hints(&mut self) {
+        self.run(&Case::curl_hints());
+    }
+
+    fn websockets(&mut self) {
+        self.run(&Case::websockets("Go coder/websocket", self.go_client("websockets")));
+        self.run(&Case::websockets("Python websockets", self.python_client()));
+    }
+
+    fn java_websockets(&mut self) {
+        self.run(&Case::websockets("Java HttpClient", self.java_client("websockets")));
+    }
+
+    fn http2(&mut self, width: u64) {
+        self.run(&Case::curl_http2(width));
+        self.run(&Case::go_http2(&self.go_client("requests"), width));
+        self.run(&Case::h2load_http2(width));
+    }
+
+    fn upgraded(&mut self, width: u64) {
+        self.run(&Case::curl_upgrade(width));
+    }
+
+    /// Where the 101 comes by itself: nghttp 1.52 leaves early where it comes together with more, as from Apache and Jetty.
+    fn nghttp_upgraded(&mut self) {
+        self.run(&Case::nghttp_upgrade());
+        self.run(&Case::nghttp_upgrade_kept());
+    }
+
+    fn java_upgraded(&mut self, width: u64) {
+        self.run(&Case::java_upgrade(self.java_client("requests"), width));
+    }
+
+    fn grpc(&mut self) {
+        self.run(&Case::grpcurl(&self.grpcurl()));
+        self.run(&Case::h2load_grpc(8));
+    }
+}

@@ -1,0 +1,321 @@
+//! Pure: what real clients are told to do.
+
+/// One run of a client's program. `{url}` stands for the server's address, `{folder}` for the files of `stage::FILES`.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) words: Vec<String>,
+    /// Requests that it sends, where that is known.
+    pub(super) sends: Option<u64>,
+    /// Whether it goes on until it is interrupted, and breaks off what is in flight then.
+    pub(super) is_endless: bool,
+    /// Whether it may end as it likes.
+    pub(super) may_fail: bool,
+}
+
+impl Call {
+    fn new(text: &str, sends: u64) -> Self {
+        let words = text.split_whitespace().map(str::to_owned).collect();
+        Self { words, sends: Some(sends), is_endless: false, may_fail: false }
+    }
+
+    fn endless(text: &str) -> Self {
+        Self { sends: None, is_endless: true, ..Self::new(text, 0) }
+    }
+
+    /// A client that may send a request more than once.
+    fn repeats(mut self) -> Self {
+        self.sends = None;
+        self
+    }
+
+    /// Appends a word that may hold spaces.
+    fn word(mut self, word: &str) -> Self {
+        self.words.push(word.to_owned());
+        self
+    }
+
+    fn may_fail(mut self) -> Self {
+        self.may_fail = true;
+        self
+    }
+}
+
+/// A client and what it speaks.
+#[derive(Clone, Debug)]
+pub(super) struct Case {
+    pub(super) client: &'static str,
+    pub(super) protocol: &'static str,
+    /// Requests that `hold` leaves open until the gate opens.
+    pub(super) held: u64,
+    pub(super) hold: Vec<Call>,
+    /// What is sent afterwards.
+    pub(super) load: Vec<Call>,
+}
+
+/// Requests of every kind, by one curl on one connection, and then `last`.
+fn mix(common: &str, last: Option<&str>) -> Call {
+    let gets = ["hello", "chunks", "big", "empty", "hello"].map(|path| format!("{{url}}/{path}"));
+    let post = "--next -sSf -o /dev/null {common} --data-binary";
+    let mut rounds = vec![
+        format!(
+            "curl -sSf {common} {}",
+            gets.iter().map(|url| format!("-o /dev/null {url} ")).collect::<String>()
+        ),
+        "--next -sSf -o /dev/null {common} --head {url}/hello".to_owned(),
+        format!("{post} hello {{url}}/echo"),
+        format!("{post} @{{folder}}/200k -H Transfer-Encoding:chunked {{url}}/echo"),
+        // Large enough for curl to ask with Expect: 100-continue first, where the protocol has that.
+        format!("{post} @{{folder}}/2m {{url}}/echo"),
+    ];
+    rounds.extend(last.map(|path| format!("--next -sSf -o /dev/null {{common}} {{url}}/{path}")));
+    let sends = 9 + u64::from(last.is_some());
+    Call::new(&rounds.join(" ").replace("{common}", common), sends)
+}
+
+/// So many requests at once, by one curl.
+fn parallel(common: &str, path: &str, count: u64) -> Call {
+    let urls = format!("-o /dev/null {{url}}/{path} ").repeat(count as usize);
+    Call::new(&format!("curl -sSf {common} -Z --parallel-max {count} {urls}"), count)
+}
+
+/// A body that the server refuses before it has come.
+fn early(common: &str) -> Call {
+    // The server may close while curl still sends.
+    Call::new(
+        &format!(
+            "curl -s -o /dev/null {common} -H Expect: --data-binary @{{folder}}/2m {{url}}/early"
+        ),
+        1,
+    )
+    .may_fail()
+}
+
+impl Case {
+    /// On one connection: all that went before has ended, where the last request alone is in flight.
+    pub(super) fn curl_kept(width: u64) -> Self {
+        let common = "--http1.1";
+        Self {
+            client: "curl",
+            protocol: "HTTP/1.1 kept",
+            held: width,
+            hold: vec![mix(common, Some("wait")), parallel(common, "wait", width - 1)],
+            load: vec![
+                mix(common, None),
+                parallel(common, "big", 20),
+                early(common),
+                early(common),
+            ],
+        }
+    }
+
+    /// curl itself does not look at the header that it is told to send: where a server does not repeat it, the next request
+    /// goes to a connection that is being closed, and then to another.
+    pub(super) fn curl_closed(width: u64) -> Self {
+        let common = "--http1.1 -H Connection:close";
+        Self {
+            client: "curl",
+            protocol: "HTTP/1.1 close",
+            held: width,
+            hold: vec![parallel(common, "wait", width)],
+            load: vec![
+                mix(common, None).repeats(),
+                parallel(common, "big", 20).repeats(),
+                early(common),
+                early(common),
+            ],
+        }
+    }
+
+    /// One request a connection: Debian's curl 7.88 fails at the second of HTTP/2 without TLS.
+    fn curl_once(protocol: &'static str, flag: &str, big: &str, width: u64) -> Self {
+        let one = |words: &str| Call::new(&format!("curl -sSf {flag} -o /dev/null {words}"), 1);
+        let kinds = [
+            "{url}/hello",
+            "{url}/chunks",
+            big,
+            "{url}/empty",
+            "--head {url}/hello",
+            "--data-binary hello {url}/echo",
+            "--data-binary @{folder}/2m {url}/echo",
+        ];
+        Self {
+            client: "curl",
+            protocol,
+            held: width,
+            hold: (0..width).map(|_| one("{url}/wait")).collect(),
+            load: kinds.iter().map(|words| one(words)).chain([early(flag), early(flag)]).collect(),
+        }
+    }
+
+    pub(super) fn curl_http2(width: u64) -> Self {
+        Self::curl_once("h2c", "--http2-prior-knowledge", "{url}/big", width)
+    }
+
+    pub(super) fn curl_upgrade(width: u64) -> Self {
+        // A large answer to the Upgrade does not fit into curl 7.88 when it comes at once.
+        Self::curl_once("h2c by Upgrade", "--http2", "{url}/chunks", width)
+    }
+
+    /// On one connection: all that went before has ended, where the last requests alone are in flight.
+    pub(super) fn go_http2(program: &str, width: u64) -> Self {
+        let call = |path: &str| Call::new(&format!("{program} {{url}} /{path} {width}"), 9 + width);
+        Self {
+            client: "Go net/http",
+            protocol: "h2c",
+            held: width,
+            hold: vec![call("wait")],
+            load: vec![call("big")],
+        }
+    }
+
+    pub(super) fn curl_hints() -> Self {
+        let call = |path: &str| {
+            Call::new(
+                &format!(
+                    "curl -sSf --http1.1 -o /dev/null {{url}}/hints -o /dev/null {{url}}/{path}"
+                ),
+                2,
+            )
+        };
+        Self {
+            client: "curl",
+            protocol: "HTTP/1.1 with 103",
+            held: 1,
+            hold: vec![call("wait")],
+            load: vec![call("hints")],
+        }
+    }
+
+    pub(super) fn wrk(width: u64) -> Self {
+        let call = |path: &str| Call::endless(&format!("wrk -t1 -c{width} -d60 {{url}}/{path}"));
+        Self {
+            client: "wrk",
+            protocol: "HTTP/1.1 kept",
+            held: width,
+            hold: vec![Call::endless(&format!("wrk -t1 -c{width} -d60 {{url}}/wait"))],
+            load: vec![call("chunks")],
+        }
+    }
+
+    pub(super) fn h2load_http1(width: u64) -> Self {
+        let hold = Call::new(&format!("h2load --h1 -n{width} -c{width} {{url}}/wait"), width);
+        let get = Call::new(&format!("h2load --h1 -n2000 -c{width} {{url}}/hello"), 2000);
+        let post =
+            Call::new(&format!("h2load --h1 -n400 -c{width} -d {{folder}}/200k {{url}}/echo"), 400);
+        Self {
+            client: "h2load",
+            protocol: "HTTP/1.1 kept",
+            held: width,
+            hold: vec![hold],
+            load: vec![get, post],
+        }
+    }
+
+    pub(super) fn h2load_http2(width: u64) -> Self {
+        let hold = format!("h2load -n{width} -c2 -m{} {{url}}/wait", width / 2);
+        let load = [
+            ("h2load -n4000 -c4 -m32 {url}/hello", 4000),
+            ("h2load -n400 -c4 -m8 -d {folder}/200k {url}/echo", 400),
+            // A window of 16 KiB: responses stand still in their middle until the client makes room.
+            ("h2load -n100 -c2 -m8 -w14 -W14 {url}/big", 100),
+        ];
+        Self {
+            client: "h2load",
+            protocol: "h2c",
+            held: width,
+            hold: vec![Call::new(&hold, width)],
+            load: load.map(|(text, sends)| Call::new(text, sends)).to_vec(),
+        }
+    }
+
+    pub(super) fn nghttp_upgrade() -> Self {
+        let call = |path: &str| Call::new(&format!("nghttp -n -u {{url}}/{path}"), 1);
+        Self {
+            client: "nghttp",
+            protocol: "h2c by Upgrade",
+            held: 1,
+            hold: vec![call("wait")],
+            load: vec![call("hello"), call("chunks"), call("empty")],
+        }
+    }
+
+    /// The first request asks for the Upgrade, the others follow on the same connection.
+    pub(super) fn nghttp_upgrade_kept() -> Self {
+        let call = |last: &str| {
+            let urls = ["hello", "chunks", "empty", last].map(|path| format!("{{url}}/{path}"));
+            Call::new(&format!("nghttp -n -u {}", urls.join(" ")), 4)
+        };
+        Self {
+            client: "nghttp",
+            protocol: "h2c by Upgrade, kept",
+            held: 1,
+            hold: vec![call("wait")],
+            load: vec![call("big")],
+        }
+    }
+
+    /// Each of the first requests asks for the Upgrade on a connection of its own.
+    pub(super) fn java_upgrade(client: String, width: u64) -> Self {
+        let call = |path: &str| Call::new(&format!("{client} {{url}}/{path} {width}"), width);
+        Self {
+            client: "Java HttpClient",
+            protocol: "h2c by Upgrade",
+            held: width,
+            hold: vec![call("wait")],
+            load: vec![call("hello"), call("chunks")],
+        }
+    }
+
+    /// Each is one request until it closes.
+    pub(super) fn websockets(client: &'static str, program: String) -> Self {
+        let call = Call::new(&format!("{program} {{ws}}/websocket 5"), 5);
+        Self { client, protocol: "WebSocket", held: 5, hold: vec![call], load: vec![] }
+    }
+
+    /// Calls of each kind, one after the other on connections of their own.
+    pub(super) fn grpcurl(program: &str) -> Self {
+        let call = |method: &str, text: &str| {
+            let options = "-plaintext -import-path {servers} -proto echo.proto -d";
+            Call::new(&format!("{program} {options}"), 1)
+                .word(text)
+                .word("{address}")
+                .word(&format!("servers.Echo/{method}"))
+        };
+        let messages = |word: &str| format!(r#"{{"text":"hello"}} {{"text":"{word}"}}"#);
+        let one = |word: &str| format!(r#"{{"text":"{word}"}}"#);
+        let all = |word: &str| {
+            vec![
+                call("Unary", &one(word)),
+                call("ServerStream", &one(word)),
+                call("ClientStream", &messages(word)),
+                call("Bidi", &messages(word)),
+            ]
+        };
+        let fails = all("fail").into_iter().map(Call::may_fail);
+        Self {
+            client: "grpcurl",
+            protocol: "gRPC",
+            held: 4,
+            hold: all("wait"),
+            load: all("again").into_iter().chain(fails).collect(),
+        }
+    }
+
+    /// Many unary calls on few connections.
+    pub(super) fn h2load_grpc(width: u64) -> Self {
+        let call = |sends: u64, connections: u64, streams: u64, body: &str| {
+            let text = format!(
+                "h2load -n{sends} -c{connections} -m{streams} -d {{folder}}/{body} -H te:trailers \
+                 -H content-type:application/grpc {{url}}/servers.Echo/Unary"
+            );
+            Call::new(&text, sends)
+        };
+        Self {
+            client: "h2load",
+            protocol: "gRPC unary",
+            held: width,
+            hold: vec![call(width, 2, width / 2, "grpc-wait")],
+            load: vec![call(2000, 4, 32, "grpc-hello"), call(200, 2, 8, "grpc-fail")],
+        }
+    }
+}

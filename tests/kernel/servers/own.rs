@@ -1,0 +1,98 @@
+//! Shell: what servers say of themselves: books, logs and status pages.
+
+use std::{
+    fmt, fs,
+    io::{Read as _, Write as _},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+};
+
+/// Requests since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Count {
+    pub(super) begun: u64,
+    pub(super) ended: u64,
+}
+
+impl Count {
+    pub(super) fn open(self) -> u64 {
+        self.begun - self.ended
+    }
+
+    /// What has come since `before`.
+    pub(super) fn since(self, before: Self) -> Self {
+        Self { begun: self.begun - before.begun, ended: self.ended - before.ended }
+    }
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}/{}", self.begun, self.ended)
+    }
+}
+
+/// How a server's own count is asked for.
+#[derive(Clone, Debug)]
+pub(super) enum Own {
+    /// A line `+` for each request that begins, and `-` for each that ends.
+    Book(PathBuf),
+    /// A line for each request that has ended; of others the status page behind this socket speaks.
+    Nginx { log: PathBuf, status: PathBuf },
+    /// The same with haproxy's statistics.
+    Haproxy { log: PathBuf, stats: PathBuf },
+    /// The same, and what is open stands in the book of the application behind it.
+    Apache { log: PathBuf, behind: PathBuf },
+}
+
+impl Own {
+    pub(super) fn count(&self) -> Count {
+        let from_log = |log: &Path, open: u64| {
+            let ended = lines(log);
+            Count { begun: ended + open, ended }
+        };
+        match self {
+            Self::Book(book) => read_book(book),
+            Self::Nginx { log, status } => from_log(log, nginx_writing(status)),
+            Self::Haproxy { log, stats } => from_log(log, haproxy_current(stats)),
+            Self::Apache { log, behind } => from_log(log, read_book(behind).open()),
+        }
+    }
+}
+
+fn read_book(book: &Path) -> Count {
+    let text = fs::read(book).unwrap_or_default();
+    let count = |sign: u8| text.iter().filter(|byte| **byte == sign).count() as u64;
+    // What was written between the begin and the end of one request is whole lines, so `-` is never ahead.
+    Count { begun: count(b'+'), ended: count(b'-') }
+}
+
+fn lines(log: &Path) -> u64 {
+    fs::read(log).unwrap_or_default().iter().filter(|byte| **byte == b'\n').count() as u64
+}
+
+/// `Writing` of nginx' `stub_status`: requests whose head was read and whose response has not ended, less the one that asks.
+fn nginx_writing(status: &Path) -> u64 {
+    let page = ask(status, "GET / HTTP/1.0\r\n\r\n");
+    let (_, rest) = page.split_once("Writing: ").unwrap_or_else(|| panic!("no status: {page}"));
+    let number = rest.split_whitespace().next().unwrap_or_default();
+    number.parse::<u64>().expect("a number") - 1
+}
+
+/// Requests that haproxy has open to what stands behind it.
+fn haproxy_current(stats: &Path) -> u64 {
+    let table = ask(stats, "show stat\n");
+    let mut rows = table.trim_start_matches("# ").lines().map(|line| line.split(',').collect());
+    let names: Vec<&str> = rows.next().unwrap_or_default();
+    let column = |name| names.iter().position(|it| *it == name).expect("haproxy has that column");
+    let (kind, current) = (column("svname"), column("scur"));
+    let backends = rows.filter(|row: &Vec<&str>| row.get(kind) == Some(&"BACKEND"));
+    backends.map(|row| row[current].parse::<u64>().expect("a number")).sum()
+}
+
+fn ask(socket: &Path, question: &str) -> String {
+    let mut stream = UnixStream::connect(socket).expect("the server has that socket");
+    stream.write_all(question.as_bytes()).expect("it takes a question");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    answer
+}

@@ -1,0 +1,121 @@
+//! Shell: servers that stand before applications: nginx, haproxy and Apache's httpd, each with a configuration of ours.
+
+use std::fs;
+
+use super::{
+    BEHIND,
+    own::Own,
+    stage::{Recipe, Stage},
+};
+use crate::bed::SERVING;
+
+/// nginx, which listens with these words. It answers some requests itself, and has an application for others.
+pub(super) fn nginx(stage: &Stage, listen: &str) -> Recipe {
+    let folder = stage.file("nginx");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("big"), vec![b'x'; 1 << 20]).unwrap();
+    let at = folder.display();
+    let [http, grpc] = BEHIND;
+    let config = format!(
+        "daemon off; user root; worker_processes 2; pid {at}/pid; error_log stderr error;
+        events {{ worker_connections 512; }}
+        http {{
+          access_log {at}/log; keepalive_requests 1000000; client_max_body_size 8m; sendfile on;
+          client_body_temp_path {at}; proxy_temp_path {at}; fastcgi_temp_path {at}; uwsgi_temp_path {at};
+          scgi_temp_path {at};
+          upstream app {{ server 127.0.0.1:{http}; keepalive 16; }}
+          map $http_upgrade $connection_upgrade {{ default upgrade; '' ''; }}
+          server {{
+            listen {SERVING} {listen};
+            location = /hello {{ return 200 hello; }}
+            location = /big {{ root {at}; }}
+            location = /early {{ client_max_body_size 1k; proxy_pass http://app; }}
+            location / {{
+              proxy_pass http://app; proxy_http_version 1.1; proxy_read_timeout 1h;
+              proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection $connection_upgrade;
+            }}
+            location /servers.Echo/ {{ grpc_pass grpc://127.0.0.1:{grpc}; }}
+          }}
+          server {{ listen unix:{at}/status; access_log off; location / {{ stub_status; }} }}
+        }}"
+    );
+    let file = folder.join("conf");
+    fs::write(&file, config).unwrap();
+    let words = ["nginx", "-c", &file.display().to_string()].map(str::to_owned).to_vec();
+    Recipe { words, own: Own::Nginx { log: folder.join("log"), status: folder.join("status") } }
+}
+
+pub(super) fn haproxy(stage: &Stage) -> Recipe {
+    let (file, stats) = (stage.file("haproxy.cfg"), stage.file("haproxy.stats"));
+    let [http, grpc] = BEHIND;
+    let config = format!(
+        "global
+  log stdout format raw local0
+  stats socket {}
+  nbthread 2
+defaults
+  mode http
+  log global
+  option httplog
+  option dontlognull
+  timeout connect 5s
+  timeout client 1h
+  timeout server 1h
+  timeout tunnel 1h
+frontend in
+  bind :{SERVING} defer-accept
+  http-request return status 200 content-type text/plain string hello if {{ path /hello }}
+  http-request return status 413 if {{ path /early }}
+  use_backend grpc if {{ path_beg /servers.Echo/ }}
+  default_backend app
+backend app
+  server app 127.0.0.1:{http}
+backend grpc
+  server grpc 127.0.0.1:{grpc} proto h2
+",
+        stats.display()
+    );
+    fs::write(&file, config).unwrap();
+    let words = ["haproxy", "-db", "-f", &file.display().to_string()].map(str::to_owned).to_vec();
+    Recipe { words, own: Own::Haproxy { log: stage.file("server.out"), stats } }
+}
+
+/// Apache's httpd. Its listener defers accepts, as it does unless told otherwise.
+pub(super) fn apache(stage: &Stage) -> Recipe {
+    let folder = stage.file("apache");
+    fs::create_dir(&folder).unwrap();
+    let at = folder.display();
+    let [http, _] = BEHIND;
+    let modules = ["mpm_event", "authz_core", "http2", "proxy", "proxy_http"];
+    let modules: String = modules
+        .iter()
+        .map(|name| format!("LoadModule {name}_module /usr/lib/apache2/modules/mod_{name}.so\n"))
+        .collect();
+    let config = format!(
+        "{modules}
+ServerRoot {at}
+ServerName pod
+PidFile {at}/pid
+DefaultRuntimeDir {at}
+User nobody
+Group nogroup
+Listen {SERVING}
+Protocols h2c http/1.1
+H2MinWorkers 32
+ErrorLog /dev/stderr
+# The 101 of an Upgrade to HTTP/2 is no answer: the same request has another line.
+CustomLog {at}/log %>s \"expr=!(%{{REQUEST_STATUS}} -eq 101 && %{{HTTP:Upgrade}} == 'h2c')\"
+Timeout 3600
+MaxKeepAliveRequests 0
+ProxyPass / http://127.0.0.1:{http}/ upgrade=websocket
+<Location /early>
+  LimitRequestBody 1000
+</Location>
+"
+    );
+    let file = folder.join("conf");
+    fs::write(&file, config).unwrap();
+    let file = file.display().to_string();
+    let words = ["apache2", "-D", "FOREGROUND", "-f", &file].map(str::to_owned).to_vec();
+    Recipe { words, own: Own::Apache { log: folder.join("log"), behind: stage.file("book") } }
+}

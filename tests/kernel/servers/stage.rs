@@ -1,0 +1,279 @@
+//! Shell: a pod with a server in it, a client beside it, and what each of them is started with.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    BEHIND,
+    own::{Count, Own},
+    table::{self, Row},
+};
+use crate::bed::{Bed, Place, SERVING};
+
+/// Sources of the programs in other languages.
+pub(super) const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/servers");
+/// How long anything may take that should come to pass.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Bodies that clients send: a name, what it begins with, and its size.
+const FILES: [(&str, &[u8], usize); 5] = [
+    ("200k", b"", 200_000),
+    ("2m", b"", 2_000_000),
+    // Messages of gRPC: not compressed, so many bytes, field 1, so many bytes.
+    ("grpc-hello", b"\0\0\0\0\x07\x0a\x05hello", 0),
+    ("grpc-wait", b"\0\0\0\0\x06\x0a\x04wait", 0),
+    ("grpc-fail", b"\0\0\0\0\x06\x0a\x04fail", 0),
+];
+
+/// How a server is started, and asked.
+pub(super) struct Recipe {
+    pub(super) words: Vec<String>,
+    pub(super) own: Own,
+}
+
+pub(super) struct Stage {
+    pub(super) server: &'static str,
+    /// Ends before the bed goes, which ends what they have started.
+    running: Running,
+    pub(super) bed: Bed,
+    pub(super) pod: Place,
+    pub(super) client: Place,
+    pub(super) folder: Folder,
+    own: Option<Own>,
+    pub(super) rows: Vec<Row>,
+    pub(super) wrong: Vec<String>,
+}
+
+/// Servers that run. Killed when dropped.
+#[derive(Default)]
+struct Running(Vec<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _dead_already = child.kill();
+            let _waited_already = child.wait();
+        }
+    }
+}
+
+/// Files of one stage. Removed when dropped.
+pub(super) struct Folder(pub(super) PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _none = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Stage {
+    pub(super) fn new(server: &'static str) -> Self {
+        let mut bed = Bed::new();
+        let (pod, client) = (bed.pod(), bed.client());
+        bed.register(&pod, 0);
+        let folder = Folder(std::env::temp_dir().join(format!("{}-servers", pod.netns)));
+        fs::create_dir_all(&folder.0).unwrap();
+        for (name, begin, size) in FILES {
+            let rest = vec![b'x'; size];
+            fs::write(folder.0.join(name), [begin, rest.as_slice()].concat()).unwrap();
+        }
+        Self {
+            server,
+            running: Running::default(),
+            bed,
+            pod,
+            client,
+            folder,
+            own: None,
+            rows: vec![],
+            wrong: vec![],
+        }
+    }
+
+    /// A file of this stage.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.folder.0.join(name)
+    }
+
+    /// A server in Go.
+    pub(super) fn go(&self, role: &str) -> Recipe {
+        self.booked(vec![built("servers"), role.into()])
+    }
+
+    /// A server in Rust.
+    pub(super) fn rust(&self, role: &str) -> Recipe {
+        self.booked(vec![env!("CARGO_BIN_EXE_servers").into(), role.into()])
+    }
+
+    pub(super) fn node(&self, role: &str) -> Recipe {
+        self.booked(["node", "app.mjs", role].map(str::to_owned).to_vec())
+    }
+
+    pub(super) fn python(&self, words: &[&str]) -> Recipe {
+        self.booked(words.iter().map(|word| (*word).to_owned()).collect())
+    }
+
+    pub(super) fn java(&self, role: &str) -> Recipe {
+        self.booked(java().chain([role.to_owned()]).collect())
+    }
+
+    fn booked(&self, words: Vec<String>) -> Recipe {
+        Recipe { words, own: Own::Book(self.file("book")) }
+    }
+
+    pub(super) fn go_client(&self, role: &str) -> String {
+        format!("{} {role}", built("servers"))
+    }
+
+    pub(super) fn python_client(&self) -> String {
+        format!("/usr/bin/python3 {SOURCES}/app.py websockets")
+    }
+
+    pub(super) fn java_client(&self, role: &str) -> String {
+        java().chain([role.to_owned()]).collect::<Vec<_>>().join(" ")
+    }
+
+    pub(super) fn grpcurl(&self) -> String {
+        built("grpcurl")
+    }
+
+    /// Starts the applications that a proxy in the pod has behind it.
+    pub(super) fn start_behind(&mut self) {
+        for (role, port) in ["http", "grpc"].into_iter().zip(BEHIND) {
+            let mut command = self.inside(&self.pod, &[env!("CARGO_BIN_EXE_servers"), role]);
+            command.env("ADDRESS", format!("127.0.0.1:{port}"));
+            let child = self.spawn(&mut command, role);
+            self.running.0.push(child);
+            self.wait_for_listener(port, role);
+        }
+    }
+
+    /// Starts the server.
+    pub(super) fn start(&mut self, recipe: &Recipe) {
+        let words: Vec<&str> = recipe.words.iter().map(String::as_str).collect();
+        let mut command = self.inside(&self.pod, &words);
+        command.env("PORT", SERVING.to_string()).env("ADDRESS", format!("0.0.0.0:{SERVING}"));
+        let child = self.spawn(&mut command, "server");
+        self.running.0.push(child);
+        self.wait_for_listener(SERVING, "server");
+        self.own = Some(recipe.own.clone());
+    }
+
+    /// A program in a place's namespace and cgroup.
+    pub(super) fn inside(&self, place: &Place, words: &[&str]) -> Command {
+        let script = "echo $$ > \"$1\" && shift && exec ip netns exec \"$@\"";
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh"]).arg(place.cgroup.join("cgroup.procs")).arg(&place.netns);
+        command.args(words).current_dir(SOURCES);
+        command.env("BOOK", self.file("book")).env("GATE", self.file("gate"));
+        // Nothing is left in the checkout.
+        command.env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    }
+
+    /// Starts it with what it prints in a file.
+    pub(super) fn spawn(&self, command: &mut Command, log: &str) -> Child {
+        let out = File::create(self.file(&format!("{log}.out"))).unwrap();
+        command.stdout(out.try_clone().unwrap()).stderr(out).stdin(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    pub(super) fn printed(&self, log: &str) -> String {
+        let text = fs::read(self.file(&format!("{log}.out"))).unwrap_or_default();
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    fn wait_for_listener(&self, port: u16, log: &str) {
+        let listens = || {
+            let mut ss = Command::new("ip");
+            let port = format!(":{port}");
+            ss.args(["netns", "exec", &self.pod.netns, "ss", "-Hltn", "sport", "=", &port]);
+            !ss.output().expect("`ss` is installed (iproute2)").stdout.is_empty()
+        };
+        let so = until(listens);
+        assert!(so, "{} does not listen on {port}: {}", self.server, self.printed(log));
+    }
+
+    pub(super) fn own(&self) -> Count {
+        self.own.as_ref().expect("it was started").count()
+    }
+
+    pub(super) fn kernel(&self) -> Count {
+        let totals = self.bed.maps.totals(u32::from(self.pod.number));
+        Count { begun: totals.started, ended: totals.finished }
+    }
+
+    pub(super) fn in_flight(&self) -> u64 {
+        self.bed.maps.state(u32::from(self.pod.number)).in_flight
+    }
+
+    /// Connections that are counted and are none, or the other way round. A server may well keep one whose client has gone.
+    pub(super) fn surplus(&self) -> u64 {
+        let counted = self.bed.maps.state(u32::from(self.pod.number)).connections;
+        counted.abs_diff(accepted(&self.pod.netns))
+    }
+
+    pub(super) fn cut(&self) -> u64 {
+        self.bed.maps.responses(u32::from(self.pod.number)).cut
+    }
+
+    /// Shows the rows, and fails if any of them has a difference.
+    pub(super) fn finish(self) {
+        table::show(&self.rows);
+        let state = self.bed.maps.state(u32::from(self.pod.number));
+        // Not `stray`: servers do answer what is no request, Node and haproxy with 400 where a client breaks off.
+        let rest = [state.in_flight, self.surplus(), state.fresh, state.desync, state.opaque];
+        assert!(
+            self.wrong.is_empty(),
+            "{}\n{state:?}\n{}",
+            self.wrong.join("\n"),
+            self.printed("server")
+        );
+        assert_eq!(rest, [0; 5], "{state:?}");
+    }
+}
+
+/// Connections that a namespace's serving port has open, whatever state they are in.
+fn accepted(netns: &str) -> u64 {
+    let words = "ss -Hatn exclude listening exclude time-wait exclude syn-recv sport = :8080";
+    let mut ss = Command::new("ip");
+    ss.args(["netns", "exec", netns]).args(words.split(' '));
+    let found = ss.output().expect("`ss` is installed (iproute2)");
+    assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+    String::from_utf8_lossy(&found.stdout).lines().count() as u64
+}
+
+/// Waits until `so`, and says whether it came to pass.
+pub(super) fn until(mut so: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + PATIENCE;
+    while !so() {
+        if Instant::now() > end {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    true
+}
+
+/// A program that `cargo xtask servers` has built.
+fn built(name: &str) -> String {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it stands in target/");
+    let folder =
+        std::env::var_os("ROUSE_SERVERS").map_or_else(|| target.join("servers"), PathBuf::from);
+    let file = folder.join(name);
+    assert!(file.exists(), "there is no {}: run `cargo xtask servers`", file.display());
+    file.display().to_string()
+}
+
+/// Java, and our class.
+fn java() -> impl Iterator<Item = String> {
+    let jars = fs::read_to_string(Path::new(&built("java")).join("jars")).expect("built with it");
+    let classes = format!("{}:{}", built("java"), jars.trim());
+    // Starts faster, and grows no heap for a few requests.
+    let options = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-cp"];
+    options.map(str::to_owned).into_iter().chain([classes, "App".to_owned()])
+}

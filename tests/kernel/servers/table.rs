@@ -1,0 +1,102 @@
+//! Shell: the table of servers, clients and protocols, for people.
+
+use std::{
+    fs,
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
+
+use super::own::Count;
+
+/// Rows of all tests of this run.
+static ROWS: Mutex<Vec<Row>> = Mutex::new(Vec::new());
+
+/// One case and how it went.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) server: &'static str,
+    pub(super) client: &'static str,
+    pub(super) protocol: &'static str,
+    /// In flight while the server held requests open: as the kernel half says, and as the server does.
+    pub(super) during: [u64; 2],
+    /// In flight when all clients had gone, likewise.
+    pub(super) after: [u64; 2],
+    /// Begun and ended in this case.
+    pub(super) kernel: Count,
+    pub(super) own: Count,
+}
+
+impl Row {
+    /// How far the two are apart, in all that is compared.
+    pub(super) fn difference(&self) -> u64 {
+        let pairs = [
+            self.during,
+            self.after,
+            [self.kernel.begun, self.own.begun],
+            [self.kernel.ended, self.own.ended],
+        ];
+        pairs.iter().map(|[one, other]| one.abs_diff(*other)).sum()
+    }
+
+    fn cells(&self) -> [String; 8] {
+        let [kernel, server] = self.during;
+        let during =
+            if kernel == server { format!("{kernel}") } else { format!("{kernel} ≠ {server}") };
+        let [kernel, server] = self.after;
+        let after =
+            if kernel == server { format!("{kernel}") } else { format!("{kernel} ≠ {server}") };
+        [
+            self.server.into(),
+            self.client.into(),
+            self.protocol.into(),
+            during,
+            after,
+            self.kernel.to_string(),
+            self.own.to_string(),
+            self.difference().to_string(),
+        ]
+    }
+}
+
+const HEADS: [&str; 8] = [
+    "server",
+    "client",
+    "protocol",
+    "in flight during",
+    "after",
+    "begun/ended in the kernel",
+    "server's own count",
+    "difference",
+];
+
+/// Prints the rows of one server, and writes those of all so far.
+#[allow(clippy::print_stdout, reason = "the table is for people")]
+pub(super) fn show(rows: &[Row]) {
+    println!("{}", markdown(rows));
+    let mut all = ROWS.lock().unwrap_or_else(PoisonError::into_inner);
+    all.extend_from_slice(rows);
+    let text = format!(
+        "Requests as the kernel half counts them, and as the servers do themselves. Written by \
+         `cargo xtask test --tier kernel -- servers::`.\n\n{}",
+        markdown(&all)
+    );
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it stands in target/");
+    fs::write(target.join("servers.md"), text).expect("target/ can be written");
+}
+
+/// A table whose columns are as wide as their widest cell.
+fn markdown(rows: &[Row]) -> String {
+    let cells: Vec<[String; 8]> = rows.iter().map(Row::cells).collect();
+    let width = |column: usize| {
+        let longest = cells.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+        longest.max(HEADS[column].chars().count())
+    };
+    let line = |texts: [&str; 8]| {
+        let padded = texts.iter().enumerate().map(|(at, text)| format!("{text:<0$}", width(at)));
+        format!("| {} |\n", padded.collect::<Vec<_>>().join(" | "))
+    };
+    let rules: Vec<String> = (0..8).map(|at| "-".repeat(width(at))).collect();
+    let head = line(HEADS) + &line(std::array::from_fn(|at| rules[at].as_str()));
+    let body = cells.iter().map(|row| line(std::array::from_fn(|at| row[at].as_str())));
+    head + &body.collect::<String>()
+}
