@@ -256,15 +256,23 @@ fn a_request_may_come_with_the_clients_end() {
 /// A sender that tries a closed window with a byte of its data: BSD's do.
 #[test]
 fn a_window_that_closes_and_is_tried_loses_no_boundary() {
-    const LENGTH: usize = 200_000;
     let line = Line::new();
+    // A server that is scheduled at once may keep it open.
+    let closed = (1_001..1_006).any(|port| fills_the_window(&line, port));
+    assert!(closed, "the window was open all the time");
+    line.scene.settles_in_step();
+}
+
+/// Uploads to a slow reader, and asks once more. Returns whether the window was closed meanwhile.
+fn fills_the_window(line: &Line, port: u16) -> bool {
+    const LENGTH: usize = 200_000;
     let (head, next) = (
         format!("POST /slow/100000 HTTP/1.1\r\nContent-Length: {LENGTH}\r\n\r\n"),
         get("length/5"),
     );
     let all = [head.as_bytes(), &b"x".repeat(LENGTH), next.as_bytes()].concat();
-    let mut peer = Peer::connect(&line.wire, 1_001);
-    let (mut at, mut closed) = (0, 0);
+    let mut peer = Peer::connect(&line.wire, port);
+    let (mut at, mut closed) = (0, false);
     while (peer.acked as usize) < all.len() {
         let acked = peer.acked as usize;
         let edge = all.len().min(acked + peer.offered as usize);
@@ -274,7 +282,7 @@ fn a_window_that_closes_and_is_tried_loses_no_boundary() {
             at = end;
         }
         if edge == acked {
-            closed += 1;
+            closed = true;
             peer.put(at, &all[at..at + 1]);
         }
         peer.settle(Duration::from_millis(5));
@@ -283,10 +291,9 @@ fn a_window_that_closes_and_is_tried_loses_no_boundary() {
             at = acked;
         }
     }
-    assert!(closed > 0, "the window was open all the time");
     peer.until(2, SHORT);
     close(&mut peer, all.len());
-    line.scene.settles_in_step();
+    closed
 }
 
 #[test]
