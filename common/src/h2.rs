@@ -36,7 +36,7 @@ const TICK_BITS: u32 = 14;
 
 /// One HTTP/2 connection.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Conn {
     /// Frames, client to server.
     pub rx: Side,

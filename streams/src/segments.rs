@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use common::abi::LATE_MAX;
+
 use crate::dice::Dice;
 
 /// Longest segment of which all is kept when it comes too early: `common::abi::KEPT_BYTES` holds one packet.
@@ -44,24 +46,32 @@ pub fn arrivals(len: usize, dice: &mut Dice) -> Vec<Range<usize>> {
     order
 }
 
-/// Lets some segments wait for some of those behind them.
+/// Lets some segments come behind some of those that follow, of which at most [`LATE_MAX`] have to wait at once.
 fn disturb(order: &mut [Range<usize>], dice: &mut Dice) {
-    for index in 0..order.len() {
+    let mut index = 0;
+    while index + 1 < order.len() {
         if dice.chance(20) {
-            let late = (index + 1 + dice.below(6)).min(order.len());
+            let late = (index + 1 + dice.below(LATE_MAX + 1)).min(order.len());
             order[index..late].rotate_left(1);
+            index = late;
         }
+        index += 1;
     }
 }
 
-/// Sends some segments again, and if `is_exact` is not wanted, some with what stands before them.
-fn repeat(order: &mut Vec<Range<usize>>, is_exact: bool, dice: &mut Dice) {
+/// Sends some segments again; unless `is_disturbed`, some with what stands before them.
+fn repeat(order: &mut Vec<Range<usize>>, is_disturbed: bool, dice: &mut Dice) {
     let mut index = 0;
     while index < order.len() && order.len() < 4_000 {
         if dice.chance(15) {
             let Range { start, end } = order[dice.below(index + 1)];
-            let from = if is_exact { start } else { dice.below(start + 1) };
-            order.insert(index + 1, from..end);
+            let again = match is_disturbed {
+                // What has come by then is no longer than this.
+                true if dice.chance(30) => start..start + 1 + dice.below(end - start),
+                true => start..end,
+                false => dice.below(start + 1)..end,
+            };
+            order.insert(index + 1, again);
             index += 1;
         }
         index += 1;

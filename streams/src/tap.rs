@@ -1,14 +1,20 @@
 //! Pure: stands where the kernel half stands, and does with segments what `ebpf/src/count.rs` does with them.
 //!
-//! The one file of this crate that knows how the parsers are driven. Unlike the kernel half it reads as many windows of
-//! a segment as there are.
+//! The one file of this crate, with [`late`], that knows how the parsers are driven. Unlike the kernel half it reads as
+//! many windows of a segment as there are.
 
-use std::collections::BTreeMap;
+mod late;
 
 use common::{
-    abi::KEPT_BYTES,
-    h1::{self, Conn, Happened, Read, Seek, WINDOW, WINDOW_WORDS, Window, at},
+    h1::{self, Happened, Seek, WINDOW, WINDOW_WORDS, Window, at},
+    h2::{self, PEEK, PEEK_WORDS},
 };
+
+use self::late::{Lates, Piece};
+use crate::segments::Received;
+
+/// Windows of a segment that are read without going byte by byte.
+const FAST_ROUNDS: u32 = 2;
 
 /// What was seen to happen on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,30 +25,46 @@ pub enum Event {
     Finished(u16),
     /// A request that nobody had seen begin has ended with this status.
     Missed(u16),
-    /// The request in flight has ended because the connection did.
+    /// The request in flight has ended because the connection did, with a whole answer.
     Closed,
+    /// A request in flight has ended without a whole answer.
+    Cut,
     /// A response that nobody had asked for went by.
     Stray,
     /// Boundaries were lost.
     Desync,
-    /// The connection is not HTTP/1.
+    /// The connection speaks neither HTTP/1 nor HTTP/2.
     Opaque,
+    /// The connection speaks HTTP/2.
+    Http2,
+    /// A request of HTTP/2 has ended with a status of this class (0: not seen), and this outcome of a gRPC call.
+    Answered(u16, u16),
+}
+
+/// What a connection speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Speaks {
+    Http1,
+    Http2,
+    Other,
 }
 
 /// A connection as the kernel half sees it.
 #[derive(Clone, Debug)]
 pub struct Tap {
-    conn: Conn,
+    speaks: Speaks,
+    h1: h1::Conn,
+    h2: Box<h2::Conn>,
     /// Sequence numbers of the first byte of requests and of responses.
     first: [u32; 2],
     window: Window,
-    /// Segments that came too early, by their sequence number: their first bytes, and how long they are.
-    kept: BTreeMap<u32, (Vec<u8>, u32)>,
-    /// How many of them wait, by the connection's own count.
-    waiting: usize,
+    /// What the socket has taken in.
+    received: Received,
+    lates: Lates,
+    now_ns: u64,
     events: Vec<Event>,
     /// How many of the events were checked, and what was in flight after them.
-    checked: (usize, usize),
+    checked: (usize, u32),
 }
 
 /// How the reading of a segment ended.
@@ -53,6 +75,8 @@ enum End {
     Gap,
     /// Its bytes were not kept that far.
     Budget,
+    /// From here on something else is spoken.
+    Changed,
 }
 
 impl Default for Tap {
@@ -66,12 +90,21 @@ impl Tap {
     pub fn new() -> Self {
         // Both wrap early.
         let first = [u32::MAX - 40, u32::MAX - 90];
-        let mut conn = Conn::default();
-        conn.open(first[0], first[1]);
-        // What an older window left behind looks like the end of a head.
-        let window = [0x5a0a_0d0a_0d0a_0d0a; WINDOW_WORDS];
-        let (kept, events) = (BTreeMap::new(), Vec::new());
-        Self { conn, first, window, kept, waiting: 0, events, checked: (0, 0) }
+        let mut h1 = h1::Conn::default();
+        h1.open(first[0], first[1]);
+        Self {
+            speaks: Speaks::Http1,
+            h1,
+            h2: Box::default(),
+            first,
+            // What an older window left behind looks like the end of a head.
+            window: [0x5a0a_0d0a_0d0a_0d0a; WINDOW_WORDS],
+            received: Received::default(),
+            lates: Lates::default(),
+            now_ns: 1 << 40,
+            events: Vec::new(),
+            checked: (0, 0),
+        }
     }
 
     /// All that has happened so far.
@@ -79,39 +112,38 @@ impl Tap {
         &self.events
     }
 
+    /// Requests in flight.
+    pub fn in_flight(&self) -> u32 {
+        match self.speaks {
+            Speaks::Http1 => u32::from(self.h1.is_busy()),
+            Speaks::Http2 => self.h2.open,
+            // An estimate, not made here.
+            Speaks::Other => 0,
+        }
+    }
+
     /// Whether a request is in flight.
     pub fn is_busy(&self) -> bool {
-        self.conn.is_busy()
+        self.in_flight() > 0
     }
 
     /// A segment of the requests, that begins this many bytes behind their begin, has come in.
     pub fn request(&mut self, offset: usize, bytes: &[u8]) {
-        let seq = self.first[0].wrapping_add(offset as u32);
         if bytes.is_empty() {
             return;
         }
-        if self.conn.rx.at == at::LOST {
-            self.conn.resume_requests(seq);
+        let piece = Piece::whole(self.first[0].wrapping_add(offset as u32), bytes);
+        let is_expected = self.received.whole() == offset;
+        if self.speaks == Speaks::Http1 && self.h1.rx.at == at::LOST && is_expected {
+            self.h1.resume_requests(piece.seq);
         }
-        let mut end = self.take_request(seq, bytes, bytes.len() as u32);
-        while end == End::Done && self.waiting > 0 {
-            let next = self.conn.rx.next;
-            let Some((kept, len)) = self.kept.get(&next).cloned() else { break };
-            self.waiting -= 1;
-            end = self.take_request(next, &kept, len);
+        match self.take_request(&piece) {
+            End::Done => self.take_lates(),
+            End::Gap if self.lates.keep(&piece) => {}
+            End::Gap | End::Budget => self.lose_requests(),
+            End::Changed => unreachable!("goes on in the other parser"),
         }
-        match end {
-            End::Done => {}
-            End::Gap => {
-                let kept = bytes[..bytes.len().min(KEPT_BYTES)].to_vec();
-                self.kept.insert(seq, (kept, bytes.len() as u32));
-                self.waiting += 1;
-            }
-            End::Budget => {
-                let happened = self.conn.lose_requests();
-                self.note(happened, 0);
-            }
-        }
+        self.received.take(&(offset..offset + bytes.len()));
         self.check();
     }
 
@@ -120,122 +152,273 @@ impl Tap {
         if bytes.is_empty() {
             return;
         }
-        let seq = self.first[1].wrapping_add(offset as u32);
-        if self.take_response(seq, bytes) == End::Gap {
-            let happened = self.conn.lose_responses();
-            self.note(happened, 0);
+        let piece = Piece::whole(self.first[1].wrapping_add(offset as u32), bytes);
+        let mut end = End::Done;
+        if self.speaks == Speaks::Http1 {
+            end = self.http1_response(&piece);
+        }
+        if self.speaks == Speaks::Http2 {
+            end = self.http2(&piece, false);
+            if end == End::Done {
+                let cut = self.h2.leave_out();
+                self.cut(cut);
+            }
+        }
+        if end == End::Gap {
+            self.lose_responses();
         }
         self.check();
     }
 
     /// Request bytes are given up.
     pub fn lose_requests(&mut self) {
-        let happened = self.conn.lose_requests();
-        self.note(happened, 0);
+        match self.speaks {
+            Speaks::Http1 => {
+                let happened = self.h1.lose_requests();
+                self.note(happened, 0);
+            }
+            Speaks::Http2 => self.lose_frames(),
+            Speaks::Other => {}
+        }
         self.check();
     }
 
     /// Response bytes are given up.
     pub fn lose_responses(&mut self) {
-        let happened = self.conn.lose_responses();
-        self.note(happened, 0);
+        match self.speaks {
+            Speaks::Http1 => {
+                let happened = self.h1.lose_responses();
+                self.note(happened, 0);
+            }
+            Speaks::Http2 => self.lose_frames(),
+            Speaks::Other => {}
+        }
         self.check();
     }
 
-    /// The server sends nothing more, or the connection is gone.
-    pub fn close(&mut self) {
-        let happened = self.conn.close();
-        assert_eq!(happened & !h1::FINISHED, 0, "a close may only end");
-        if happened & h1::FINISHED != 0 {
-            self.events.push(Event::Closed);
+    /// The server sends nothing more (`in_order`), or the connection is gone.
+    pub fn close(&mut self, in_order: bool) {
+        match self.speaks {
+            Speaks::Http1 => {
+                let happened = self.h1.close(in_order);
+                assert_eq!(happened & !(h1::FINISHED | h1::CUT), 0, "a close may only end");
+                if happened & h1::FINISHED != 0 {
+                    self.events.push(Event::Closed);
+                }
+                self.note(happened & h1::CUT, 0);
+            }
+            Speaks::Http2 => {
+                let cut = self.h2.close();
+                self.cut(cut);
+            }
+            Speaks::Other => {}
         }
         self.check();
         assert!(!self.is_busy(), "in flight on a closed connection");
     }
 
-    /// Takes in a segment of `len` bytes, of which the first `bytes` are at hand.
-    fn take_request(&mut self, seq: u32, bytes: &[u8], len: u32) -> End {
+    fn take_request(&mut self, piece: &Piece) -> End {
+        let mut end = End::Done;
+        if self.speaks == Speaks::Http1 {
+            end = self.http1_request(piece);
+        }
+        if self.speaks == Speaks::Http2 {
+            end = self.http2(piece, true);
+        }
+        if end == End::Changed { End::Done } else { end }
+    }
+
+    /// Takes in segments that waited for this one.
+    fn take_lates(&mut self) {
         loop {
-            let seek = self.conn.rx.seek(seq, len);
-            let happened = self.conn.after_request_seek();
-            self.note(happened, 0);
+            let next = match self.speaks {
+                Speaks::Http1 => self.h1.rx.next,
+                Speaks::Http2 => self.h2.rx.next,
+                Speaks::Other => return,
+            };
+            let Some(piece) = self.lates.due(next) else { return };
+            match self.take_request(&piece) {
+                End::Done | End::Changed => {}
+                End::Budget => return self.lose_requests(),
+                End::Gap => return,
+            }
+        }
+    }
+
+    fn http1_request(&mut self, piece: &Piece) -> End {
+        let (mut happened, mut round) = (0, 0);
+        loop {
+            let seek = self.h1.rx.seek(piece.seq, piece.len);
+            happened |= self.h1.after_request_seek();
+            if self.note(happened, 0) {
+                return End::Changed;
+            }
             let offset = match seek {
                 Seek::Read(offset) => offset,
                 Seek::Done => return End::Done,
                 Seek::Gap => return End::Gap,
             };
-            let Some(left) = bytes.get(offset as usize..).filter(|left| !left.is_empty()) else {
+            let Some(len) = fill(&mut self.window, &piece.bytes, offset, WINDOW) else {
                 return End::Budget;
             };
-            let len = self.fill(left);
-            let read = self.conn.read_request(&self.window, len);
-            moved(read, len, seq.wrapping_add(offset), self.conn.rx.next);
-            self.note(read.happened, 0);
+            let is_slow = round >= FAST_ROUNDS;
+            let read = match is_slow {
+                true => self.h1.read_request(&self.window, len),
+                false => self.h1.scan_request(&self.window, len),
+            };
+            round += 1;
+            moved(read.used, is_slow, len, piece.seq.wrapping_add(offset), self.h1.rx.next);
+            happened = read.happened;
         }
     }
 
-    fn take_response(&mut self, seq: u32, bytes: &[u8]) -> End {
+    fn http1_response(&mut self, piece: &Piece) -> End {
+        let taken = self.first[0].wrapping_add(self.received.whole() as u32);
+        let is_missed = !self.h1.is_busy() && taken.wrapping_sub(self.h1.rx.next) as i32 > 1;
+        let (mut happened, mut round) = (0, 0);
         loop {
-            let seek = self.conn.tx.seek(seq, bytes.len() as u32);
-            let happened = self.conn.after_response_seek();
-            self.note(happened, self.conn.tx.status);
+            let seek = self.h1.tx.seek(piece.seq, piece.len);
+            happened |= self.h1.after_response_seek();
+            if happened & h1::STRAY != 0 && is_missed {
+                happened = happened & !h1::STRAY | h1::MISSED;
+                happened |= self.h1.lose_requests();
+            }
+            if self.note(happened, self.h1.tx.status) {
+                return End::Changed;
+            }
             let offset = match seek {
                 Seek::Read(offset) => offset,
                 Seek::Done => return End::Done,
                 Seek::Gap => return End::Gap,
             };
-            let len = self.fill(&bytes[offset as usize..]);
-            let read = self.conn.read_response(&self.window, len);
-            moved(read, len, seq.wrapping_add(offset), self.conn.tx.next);
-            self.note(read.happened, self.conn.tx.status);
+            let Some(len) = fill(&mut self.window, &piece.bytes, offset, WINDOW) else {
+                return End::Budget;
+            };
+            let is_slow = round >= FAST_ROUNDS;
+            let read = match is_slow {
+                true => self.h1.read_response(&self.window, len),
+                false => self.h1.scan_response(&self.window, len),
+            };
+            round += 1;
+            moved(read.used, is_slow, len, piece.seq.wrapping_add(offset), self.h1.tx.next);
+            happened = read.happened;
         }
     }
 
-    /// Copies as the kernel half does: what lies behind stays as it was.
-    fn fill(&mut self, bytes: &[u8]) -> u32 {
-        let len = bytes.len().min(WINDOW);
-        for (word, chunk) in self.window.iter_mut().zip(bytes[..len].chunks(8)) {
-            let mut copy = word.to_ne_bytes();
-            copy[..chunk.len()].copy_from_slice(chunk);
-            *word = u64::from_ne_bytes(copy);
+    fn http2(&mut self, piece: &Piece, requests: bool) -> End {
+        loop {
+            self.now_ns += 100_000;
+            let side = if requests { &mut self.h2.rx } else { &mut self.h2.tx };
+            let seek = side.seek(piece.seq, piece.len);
+            let ended = side.ended();
+            self.h2.take(ended, requests, self.now_ns);
+            self.note_change();
+            if self.h2.is_foreign() {
+                self.lose_frames();
+                return End::Done;
+            }
+            let offset = match seek {
+                Seek::Read(offset) => offset,
+                Seek::Done => return End::Done,
+                Seek::Gap => return End::Gap,
+            };
+            let mut window = [0x5a5a_5a5a_5a5a_5a5a; PEEK_WORDS];
+            let Some(len) = fill(&mut window, &piece.bytes, offset, PEEK) else {
+                return End::Budget;
+            };
+            let side = if requests { &mut self.h2.rx } else { &mut self.h2.tx };
+            side.read(&window, len);
+            let used = side.next.wrapping_sub(piece.seq.wrapping_add(offset));
+            assert!((1..=len).contains(&used) || self.h2.is_foreign(), "{used} of {len}");
         }
-        len as u32
     }
 
-    fn note(&mut self, happened: Happened, status: u16) {
+    /// Frames cannot be followed any more: what is in flight has ended for us.
+    fn lose_frames(&mut self) {
+        let cut = self.h2.close();
+        self.cut(cut);
+        self.events.extend([Event::Desync, Event::Opaque]);
+        self.speaks = Speaks::Other;
+    }
+
+    fn cut(&mut self, cut: u32) {
+        self.events.extend((0..cut).map(|_| Event::Cut));
+    }
+
+    /// Takes note of what HTTP/1 says. Returns whether something else is spoken from here on.
+    fn note(&mut self, happened: Happened, status: u16) -> bool {
         let bits = [
             (h1::FINISHED, Event::Finished(status)),
+            (h1::CUT, Event::Cut),
             (h1::STARTED, Event::Started),
             (h1::MISSED, Event::Missed(status)),
             (h1::STRAY, Event::Stray),
             (h1::DESYNC, Event::Desync),
             (h1::OPAQUE, Event::Opaque),
+            (h1::HTTP2, Event::Http2),
         ];
         let seen = bits.into_iter().filter(|(bit, _)| happened & bit != 0);
         self.events.extend(seen.map(|(_, event)| event));
+        if happened & h1::OPAQUE != 0 {
+            self.speaks = Speaks::Other;
+        }
+        if happened & h1::HTTP2 != 0 {
+            let (preface, settings) = self.h1.http2_read();
+            let upgraded = self.h1.is_upgrading().then_some(self.now_ns);
+            self.h2.open(self.h1.rx.next, preface, self.h1.tx.next, settings, upgraded);
+            self.speaks = Speaks::Http2;
+        }
+        happened & (h1::OPAQUE | h1::HTTP2) != 0
     }
 
-    /// What holds at any time: at most one request is in flight, and it has begun and not ended.
+    fn note_change(&mut self) {
+        let change = self.h2.change;
+        if change.started > 0 {
+            self.events.push(Event::Started);
+        }
+        if change.answered > 0 {
+            self.events.push(Event::Answered(change.class, change.grpc));
+        }
+        self.cut(change.cut);
+    }
+
+    /// What holds at any time: what is in flight has begun and not ended, and with HTTP/1 that is one request at most.
     fn check(&mut self) {
         let (from, mut open) = self.checked;
+        let mut most = 1;
         for event in &self.events[from..] {
             match event {
                 Event::Started => open += 1,
-                Event::Finished(_) | Event::Closed => {
+                Event::Finished(_) | Event::Closed | Event::Cut | Event::Answered(..) => {
                     assert!(open > 0, "ended without a begin: {:?}", self.events);
                     open -= 1;
                 }
+                Event::Http2 => most = u32::MAX,
                 Event::Missed(_) | Event::Stray | Event::Desync | Event::Opaque => {}
             }
-            assert!(open <= 1, "two in flight: {:?}", self.events);
+            if self.speaks == Speaks::Http1 {
+                assert!(open <= most, "two in flight: {:?}", self.events);
+            }
         }
-        assert_eq!(open, usize::from(self.is_busy()), "{:?}", self.events);
+        assert_eq!(open, self.in_flight(), "{:?}", self.events);
         self.checked = (self.events.len(), open);
     }
 }
 
-/// A step consumes bytes, and no more than there were.
-fn moved(read: Read, len: u32, from: u32, next: u32) {
-    assert!((1..=len).contains(&read.used), "{read:?} of {len}");
-    assert_eq!(from.wrapping_add(read.used), next);
+/// Copies as the kernel half does: what lies behind stays as it was. `None`: there are no bytes at `offset`.
+fn fill(window: &mut [u64], bytes: &[u8], offset: u32, most: usize) -> Option<u32> {
+    let left = bytes.get(offset as usize..).filter(|left| !left.is_empty())?;
+    let len = left.len().min(most);
+    for (word, chunk) in window.iter_mut().zip(left[..len].chunks(8)) {
+        let mut copy = word.to_ne_bytes();
+        copy[..chunk.len()].copy_from_slice(chunk);
+        *word = u64::from_ne_bytes(copy);
+    }
+    Some(len as u32)
+}
+
+/// A step consumes bytes, unless it leaves that to a slow one, and no more than there were.
+fn moved(used: u32, is_slow: bool, len: u32, from: u32, next: u32) {
+    assert!((u32::from(is_slow)..=len).contains(&used), "{used} of {len}");
+    assert_eq!(from.wrapping_add(used), next);
 }

@@ -8,6 +8,19 @@ pub type Target = (&'static str, fn(&[u8], &mut Dice) -> Result<Outcome, String>
 /// All targets.
 pub const ALL: [Target; 2] = [("h1", h1), ("h1_differential", h1_differential)];
 
+/// Plays `bytes` to a target in one way.
+///
+/// # Panics
+///
+/// With what is wrong.
+pub fn check(name: &str, bytes: &[u8]) {
+    let target = ALL.iter().find(|(it, _)| *it == name);
+    let (_, play) = target.expect("a file of fuzz/targets names it");
+    if let Err(what) = play(bytes, &mut Dice::of(bytes)) {
+        panic!("{what}\n  bytes: {}", bytes.escape_ascii());
+    }
+}
+
 /// Any bytes as segments, in any order: nothing but what always holds may be asked of them.
 ///
 /// A segment begins with two bytes: what it is, and how long. Its bytes follow.
@@ -39,7 +52,7 @@ pub fn h1(mut bytes: &[u8], _: &mut Dice) -> Result<Outcome, String> {
         *end = offset + len;
         if is_response == 1 { tap.response(offset, data) } else { tap.request(offset, data) }
     }
-    tap.close();
+    tap.close(true);
     Ok(Outcome::default())
 }
 

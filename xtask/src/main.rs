@@ -17,6 +17,7 @@ mod ci;
 mod cluster;
 mod coldstart;
 mod demo;
+mod fuzz;
 mod image;
 mod load;
 mod machine;
@@ -68,6 +69,8 @@ enum Task {
     Monitoring,
     /// Check with Helm that the chart makes what `rouse install` applies
     Chart,
+    /// Look for bytes that the parsers of HTTP/1.1 and HTTP/2 take in another way than others do
+    Fuzz(fuzz::Args),
     /// Measure Rouse side by side with controls, and write BENCHMARKS.md
     Bench(bench::Args),
     /// Time connects or requests from where it runs; used by bench inside the node
@@ -93,6 +96,7 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(),
         Task::Monitoring => monitoring::run(),
         Task::Chart => chart::run(),
+        Task::Fuzz(args) => fuzz::run(&args),
         Task::Bench(args) => bench::run(&args),
         Task::Measure(args) => measure::run(&args),
         Task::Load(args) => load::run(&args),

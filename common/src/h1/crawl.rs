@@ -111,6 +111,8 @@ impl Side {
             // An extension, or what should not be there: nothing until the line's end matters.
             at::SIZE_TAIL => {}
             at::CHUNK_END => self.chunk_end(byte),
+            // The request before was the last, and more follows it in the same segment.
+            at::TUNNEL => {}
             // Not reached: the other places are left by `seek` and `scan`.
             _ => self.at = at::LOST,
         }

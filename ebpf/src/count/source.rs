@@ -79,6 +79,14 @@ impl Source {
 pub(super) fn keep(skb: *mut __sk_buff, segment: &Segment) -> bool {
     let Some((remote, remote_port)) = packet::sender(skb) else { return false };
     let key = KeptKey { remote, remote_port, seq: segment.seq };
+    if let Some(there) = KEPT.get_ptr(key) {
+        // SAFETY: a live map value; single words.
+        let (len, syn) = unsafe { ((*there).len, (*there).syn) };
+        // Sent again, in smaller pieces: what is known of the rest must not be lost.
+        if len >= segment.len && syn == u32::from(segment.syn) {
+            return true;
+        }
+    }
     let Some(blank) = BLANK.get(0) else { return false };
     if KEPT.insert(key, blank, 0).is_err() {
         return false;
@@ -112,14 +120,17 @@ pub(super) fn note(conn: &mut Conn, late: Late) -> bool {
     while index < abi::LATE_MAX {
         let there = conn.late[index];
         // The same one again, or a free place.
-        if there.len == 0 || (there.seq == late.seq && there.len <= late.len) {
+        if there.len == 0 || there.seq == late.seq {
             place = index;
         }
         index += 1;
     }
     let found = place < abi::LATE_MAX;
     if found {
-        conn.late[place & (abi::LATE_MAX - 1)] = late;
+        let there = &mut conn.late[place & (abi::LATE_MAX - 1)];
+        if there.len < late.len || there.seq != late.seq {
+            *there = late;
+        }
     }
     unlock(conn);
     found

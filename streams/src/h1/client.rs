@@ -272,7 +272,7 @@ impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
 
     /// The server closes; an answer without a length is whole with that.
     fn conclude(&mut self) -> Result<Outcome, String> {
-        self.tap.close();
+        self.tap.close(true);
         let refused = usize::from(self.state == State::Broken);
         let (answers, mut ended) = (self.heard.len(), Vec::new());
         for event in self.tap.events() {
@@ -283,7 +283,10 @@ impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
                 Event::Desync | Event::Stray if ended.len() < answers => {
                     return Err("boundaries lost".to_owned());
                 }
-                Event::Started | Event::Closed | Event::Stray | Event::Desync => {}
+                Event::Http2 | Event::Answered(..) => {
+                    return Err("HTTP/1.1 passes for HTTP/2".to_owned());
+                }
+                Event::Started | Event::Closed | Event::Cut | Event::Stray | Event::Desync => {}
             }
         }
         // What the client broke off may have looked whole.

@@ -2,52 +2,66 @@
 
 use crate::tap::Event;
 
-/// What is wrong with `events`, if requests with these statuses were `served`, in this order.
-///
-/// `may_refuse` if the server may have broken off: then one refusal may have been counted, and one request that came
-/// whole behind it may have begun and been ended by the close.
-pub fn judge(events: &[Event], served: &[u16], may_refuse: bool) -> Result<(), &'static str> {
+/// What a server has done by now.
+#[derive(Clone, Copy, Debug)]
+pub struct Served<'a> {
+    /// Statuses of its answers, in order.
+    pub statuses: &'a [u16],
+    /// After the last of them it may have broken off: then one refusal may have been counted, and one request that came
+    /// whole behind it may have begun and been cut by the close.
+    pub may_refuse: bool,
+    /// Its last answer has made the connection a tunnel, which ends with it.
+    pub is_tunnel: bool,
+}
+
+/// What is wrong with `events`, if this was served.
+pub fn judge(events: &[Event], served: Served<'_>) -> Result<(), &'static str> {
+    let Served { statuses, may_refuse, is_tunnel } = served;
     let mut answered = Vec::new();
-    let (mut strays, mut closed) = (0, 0);
+    let (mut strays, mut cut, mut tunnels) = (0, 0, 0);
     for event in events {
         match event {
             Event::Finished(status) => answered.push(*status),
-            Event::Missed(_) if answered.len() < served.len() => {
+            Event::Missed(_) if answered.len() < statuses.len() => {
                 return Err("a served request was missed");
             }
             Event::Missed(status) => answered.push(*status),
-            // An answer without a length ends with the connection.
-            Event::Closed if answered.len() + 1 == served.len() => {
-                answered.push(served[answered.len()]);
+            // An answer without a length is whole when the connection ends.
+            Event::Closed if answered.len() + 1 == statuses.len() => {
+                answered.push(statuses[answered.len()]);
             }
-            Event::Closed => closed += 1,
+            Event::Closed => tunnels += 1,
+            Event::Cut => cut += 1,
             Event::Stray => strays += 1,
+            Event::Http2 | Event::Answered(..) => return Err("HTTP/1.1 passes for HTTP/2"),
             Event::Started | Event::Desync | Event::Opaque => {}
         }
     }
-    let (ours, more) = answered.split_at(answered.len().min(served.len()));
-    if ours != served {
+    let (ours, more) = answered.split_at(answered.len().min(statuses.len()));
+    if ours != statuses {
         return Err("other requests were answered");
     }
     let is_refusal = may_refuse && more.iter().all(|status| *status >= 400);
-    if more.len() + strays > 1 || closed > 1 || !(more.is_empty() || is_refusal) {
+    if more.len() + strays > 1 || cut > 1 || !(more.is_empty() || is_refusal) {
         return Err("more requests were counted than served");
+    }
+    // A refusal may have no length.
+    if tunnels > usize::from(is_tunnel || may_refuse) {
+        return Err("an answer that is not whole was counted as whole");
     }
     Ok(())
 }
 
 /// Whether a stream does not begin as HTTP/1 does. A method may begin with any character of a token (RFC 9110 §5.6.2),
 /// but none in use begins without a letter; other protocols do.
-pub fn is_foreign(stream: &[u8]) -> bool {
+fn is_foreign(stream: &[u8]) -> bool {
     let begin = stream.iter().position(|byte| !b"\r\n".contains(byte));
     let first = begin.map_or(&b""[..], |begin| &stream[begin..]);
     first.starts_with(b"PRI * HT") || first.first().is_some_and(|byte| !byte.is_ascii_alphabetic())
 }
 
-/// What is wrong with `events` of a connection that does not speak HTTP/1: it counts as one request until it closes.
-pub fn judge_foreign(events: &[Event]) -> Result<(), &'static str> {
-    match events {
-        [Event::Started, Event::Opaque] | [Event::Started, Event::Opaque, Event::Closed] => Ok(()),
-        _ => Err("another protocol passes for HTTP/1"),
-    }
+/// Whether `events` are those of a connection that does not speak HTTP/1, as `stream` does not: nothing was counted.
+pub fn passes_for_foreign(stream: &[u8], events: &[Event]) -> bool {
+    use Event::{Desync, Http2, Opaque};
+    is_foreign(stream) && matches!(events, [Opaque] | [Http2] | [Http2, Desync, Opaque])
 }

@@ -79,8 +79,7 @@ impl Server {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Strict, Self::Nginx, Self::Go, Self::Node, Self::Lax];
 
-    /// Whether it goes on where it meets this. What only Go takes, a method that begins with no letter, is left out: nobody
-    /// has one.
+    /// Whether it goes on where it meets this. What nobody sends and the kernel half does not follow is left out.
     fn takes(self, odd: Odd) -> bool {
         match self {
             Self::Strict => false,
@@ -103,13 +102,12 @@ impl Server {
                     | Odd::Version
                     | Odd::LineFeed
                     | Odd::Fold
-                    | Odd::FoldedClose
                     | Odd::Lengths
                     | Odd::Both
                     | Odd::ChunkBlank
             ),
             Self::Node => matches!(odd, Odd::Spaces | Odd::Codings | Odd::ChunkZeros),
-            Self::Lax => !matches!(odd, Odd::Symbol | Odd::Tabs),
+            Self::Lax => !matches!(odd, Odd::Symbol | Odd::Tabs | Odd::FoldedClose),
         }
     }
 }
@@ -134,6 +132,8 @@ pub struct Head {
     pub kind: Kind,
     /// The server closes when it has answered.
     pub closes: bool,
+    /// The request says so itself.
+    pub says_close: bool,
     body: Body,
 }
 
@@ -150,6 +150,8 @@ pub enum Stop {
     Short,
     /// The server refuses what it has read.
     Refused,
+    /// The client wants no more than this (§9.6).
+    Closed,
 }
 
 /// What came of a stream.
@@ -177,7 +179,12 @@ pub fn requests(bytes: &[u8], server: Server) -> Requests {
             Err(stop) => break (None, stop),
         };
         match reader.body(head.body) {
-            Ok(()) => whole.push((head, reader.at)),
+            Ok(()) => {
+                whole.push((head, reader.at));
+                if head.says_close {
+                    break (None, Stop::Closed);
+                }
+            }
             Err(stop) => break (Some(head), stop),
         }
     };

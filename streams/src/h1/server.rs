@@ -15,7 +15,7 @@ use std::{future::Future, rc::Rc};
 use hyper::{server::conn::http1, service::service_fn};
 
 use super::{
-    judge::{is_foreign, judge, judge_foreign},
+    judge::{Served, judge, passes_for_foreign},
     reference::{self, Odd},
     service::{Application, Call},
 };
@@ -24,7 +24,7 @@ use crate::{
     dice::Dice,
     memory::{Io, Task},
     segments::{self, Received},
-    tap::{Event, Tap},
+    tap::Tap,
 };
 
 /// Plays the requests of `stream` to the server, cut by `dice`. An error says on what we and the server disagree.
@@ -58,6 +58,7 @@ pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
 /// an empty line that ends with a line feed alone, and takes methods that begin with no letter.
 fn is_differing(stream: &[u8]) -> bool {
     let odd = reference::requests(stream, reference::Server::Lax).odd;
+    // What follows HTTP/2's preface is not for this server.
     odd.contains(&Odd::Trailer) || odd.contains(&Odd::Symbol)
 }
 
@@ -102,10 +103,8 @@ impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
         }
         let calls = self.application.calls();
         let refused = u64::from(matches!(self.task.output, Some(Err(_))));
-        self.tap.close();
-        if is_foreign(self.stream) && self.tap.events().contains(&Event::Opaque) {
-            judge_foreign(self.tap.events()).map_err(|what| self.says(what))?;
-        } else {
+        self.tap.close(self.task.output.is_some());
+        if !passes_for_foreign(self.stream, self.tap.events()) {
             self.judge(&calls)?;
         }
         let requests = calls.iter().filter(|it| it.is_done).count() as u64;
@@ -122,14 +121,14 @@ impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
             let again = if dice.chance(10) { dice.below(segment.start + 1) } else { segment.start };
             self.tap.response(again, &self.sent[again..segment.end]);
         }
-        if is_foreign(self.stream) && self.tap.events().contains(&Event::Opaque) {
-            return judge_foreign(self.tap.events()).map_err(|what| self.says(what));
+        if passes_for_foreign(self.stream, self.tap.events()) {
+            return Ok(());
         }
         let calls = self.application.calls();
         let is_tunnel = calls.last().is_some_and(|it| it.is_tunnel && it.is_done);
         let is_open = calls.last().is_some_and(|it| !it.is_done) || is_tunnel;
         if was_open && self.task.output.is_some() && !is_tunnel {
-            self.tap.close();
+            self.tap.close(true);
         } else if self.task.output.is_none()
             && self.tap.is_busy() != is_open
             // What has come behind a gap is seen already.
@@ -142,10 +141,14 @@ impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
 
     /// Compares what was counted with what was served.
     fn judge(&self, calls: &[Call]) -> Result<(), String> {
-        let served: Vec<u16> =
-            calls.iter().filter(|it| it.is_done && !it.is_tunnel).map(|it| it.status).collect();
-        judge(self.tap.events(), &served, self.task.output.is_some())
-            .map_err(|what| self.says(what))
+        let done = calls.iter().filter(|it| it.is_done);
+        let statuses: Vec<u16> = done.filter(|it| !it.is_tunnel).map(|it| it.status).collect();
+        let served = Served {
+            statuses: &statuses,
+            may_refuse: self.task.output.is_some(),
+            is_tunnel: calls.last().is_some_and(|it| it.is_tunnel),
+        };
+        judge(self.tap.events(), served).map_err(|what| self.says(what))
     }
 
     fn says(&self, what: &str) -> String {

@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
         let fields = self.fields()?;
         let body = self.length(&fields, is_old)?;
         let closes = if is_old { !fields.keeps || fields.closes } else { fields.closes };
-        Ok(Head { end: self.at, kind, closes, body })
+        Ok(Head { end: self.at, kind, closes, says_close: fields.closes, body })
     }
 
     /// §5: header lines, up to the empty one.

@@ -1,0 +1,69 @@
+//! Pure: segments that came before the ones in front of them, as `ebpf/src/count/source.rs` keeps them.
+
+use std::collections::BTreeMap;
+
+use common::abi::{KEPT_BYTES, LATE_MAX, Late};
+
+/// A segment: its first bytes, and how many there are in all.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    pub(super) seq: u32,
+    pub(super) len: u32,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Piece {
+    pub(super) fn whole(seq: u32, bytes: &[u8]) -> Self {
+        Self { seq, len: bytes.len() as u32, bytes: bytes.to_vec() }
+    }
+}
+
+/// The segments of a connection that wait.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lates {
+    /// `KEPT`: by sequence number, the bytes kept of a segment, and how long it is.
+    kept: BTreeMap<u32, (Vec<u8>, u32)>,
+    /// `Conn::late`.
+    late: [Late; LATE_MAX],
+}
+
+impl Lates {
+    /// Keeps a segment. Returns whether there was room.
+    pub(super) fn keep(&mut self, piece: &Piece) -> bool {
+        let is_longer = self.kept.get(&piece.seq).is_some_and(|(_, len)| *len >= piece.len);
+        if !is_longer {
+            // What is not overwritten is zero.
+            let mut bytes = vec![0; KEPT_BYTES];
+            let len = piece.bytes.len().min(KEPT_BYTES);
+            bytes[..len].copy_from_slice(&piece.bytes[..len]);
+            self.kept.insert(piece.seq, (bytes, piece.len));
+        }
+        let fits = |late: &&mut Late| late.len == 0 || late.seq == piece.seq;
+        // The last one: the kernel half looks at all of them.
+        let Some(place) = self.late.iter_mut().rfind(fits) else { return false };
+        if place.len < piece.len || place.seq != piece.seq {
+            *place = Late { seq: piece.seq, len: piece.len };
+        }
+        true
+    }
+
+    /// A waiting segment that holds the byte at `next`. Those that hold only older ones are forgotten.
+    pub(super) fn due(&mut self, next: u32) -> Option<Piece> {
+        let mut due = None;
+        for late in &mut self.late {
+            let behind = next.wrapping_sub(late.seq) as i32;
+            if behind < 0 || late.len == 0 {
+                continue;
+            }
+            if behind as u32 >= late.len {
+                late.len = 0;
+            } else {
+                due = Some(*late);
+            }
+        }
+        let Late { seq, len } = due?;
+        let (bytes, _) = self.kept.get(&seq).cloned().unwrap_or_default();
+        let bytes = bytes[..bytes.len().min(len as usize)].to_vec();
+        Some(Piece { seq, len, bytes })
+    }
+}

@@ -1,0 +1,116 @@
+//! Shell: the fuzz targets, with cargo-fuzz and a nightly compiler.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{sh, toolchain, workspace::Workspace};
+
+/// The version of cargo-fuzz that is installed where there is none.
+const VERSION: &str = "0.13.2";
+
+/// What to fuzz, and how long.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The target; without it all of them, one after another
+    target: Option<String>,
+    /// How long each target runs
+    #[arg(long, default_value_t = 60)]
+    seconds: u32,
+}
+
+/// `cargo xtask fuzz`.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::load()?;
+    let folder = workspace.root.join("fuzz");
+    let all = targets(&folder)?;
+    let chosen = match &args.target {
+        None => all,
+        Some(target) if all.contains(target) => vec![target.clone()],
+        Some(target) => bail!("there is no target {target}; there are {}", all.join(", ")),
+    };
+    let cargo_fuzz = cargo_fuzz()?;
+    for target in chosen {
+        fuzz(&target, args.seconds, &folder, &workspace.target, &cargo_fuzz)?;
+    }
+    Ok(())
+}
+
+/// The targets that have a file.
+fn targets(folder: &Path) -> Result<Vec<String>> {
+    let folder = folder.join("targets");
+    let entries =
+        fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    let mut targets = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        targets.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
+    }
+    targets.sort();
+    Ok(targets)
+}
+
+fn fuzz(target: &str, seconds: u32, folder: &Path, out: &Path, cargo_fuzz: &Path) -> Result<()> {
+    // What the fuzzer finds interesting stays here; only what is worth keeping is put into the corpus.
+    let found = out.join("fuzz/corpus").join(target);
+    fs::create_dir_all(&found).with_context(|| format!("cannot make {}", found.display()))?;
+    let ran = sh::run(
+        nightly(cargo_fuzz)
+            // All our code is safe: there is nothing for an address sanitizer to find.
+            .args(["fuzz", "run", "--sanitizer", "none", "--fuzz-dir"])
+            .arg(folder)
+            .arg("--target-dir")
+            .arg(out.join("fuzz"))
+            .arg(target)
+            .arg(&found)
+            .arg(folder.join("corpus").join(target))
+            .arg("--")
+            .arg(format!("-max_total_time={seconds}"))
+            .args(["-max_len=16384", "-timeout=10", "-print_final_stats=1"]),
+    );
+    ran.with_context(|| {
+        let artifacts = folder.join("artifacts").join(target);
+        format!(
+            "{target} failed: its input lies in {}; once it is understood it belongs into {}",
+            artifacts.display(),
+            folder.join("corpus").join(target).display()
+        )
+    })
+}
+
+/// `program` with the nightly compiler that fuzzing needs.
+fn nightly(program: &Path) -> Command {
+    let mut command = Command::new("rustup");
+    command.args(["run", "nightly"]).arg(program);
+    // Set by the cargo and rustup that started us; they name the stable toolchain.
+    for name in ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTFLAGS", "CARGO_TARGET_DIR"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// cargo-fuzz: the system's, or ours in the cache, built when it is missing.
+fn cargo_fuzz() -> Result<PathBuf> {
+    if sh::which("rustup").is_none() {
+        bail!("fuzzing needs a nightly compiler: install rustup (https://rustup.rs)");
+    }
+    if let Some(found) = sh::which("cargo-fuzz") {
+        return Ok(found);
+    }
+    let folder = toolchain::cache()?.join(format!("cargo-fuzz-{VERSION}"));
+    let program = folder.join("bin/cargo-fuzz");
+    if !program.exists() {
+        println!("building cargo-fuzz {VERSION} into {} (once)", folder.display());
+        sh::run(
+            sh::cargo()
+                .args(["install", "cargo-fuzz", "--locked", "--version", VERSION, "--root"])
+                .arg(&folder)
+                .env_remove("CARGO_TARGET_DIR"),
+        )?;
+    }
+    Ok(program)
+}
