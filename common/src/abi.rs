@@ -559,8 +559,9 @@ const _: () = assert!(size_of::<ProbeKey>() == 20);
 /// more, because each keeps up to 128 free entries for itself and then takes used ones.
 pub const PROBES_MAX: u32 = 1_024;
 
-/// Most bytes of a segment that are kept: one packet of Ethernet's size.
-pub const KEPT_BYTES: usize = 1_504;
+/// Most bytes of a segment that are kept: more than a packet of Ethernet's size, as a client on the same node sends more at
+/// once.
+pub const KEPT_BYTES: usize = 4_096;
 /// Most segments kept at once. They wait for microseconds (first data on a listener) to a round trip (a gap).
 pub const KEPT_MAX: u32 = 512;
 
@@ -575,7 +576,7 @@ pub struct Kept {
     /// The bytes, and room for one window more.
     pub bytes: [u8; KEPT_BYTES + crate::h1::WINDOW],
 }
-const _: () = assert!(size_of::<Kept>() == 8 + 1_504 + 192);
+const _: () = assert!(size_of::<Kept>() == 8 + 4_096 + 192);
 
 /// A client's connection that is to be ended if it still looks like this: value of `ENDING`.
 #[repr(C)]
