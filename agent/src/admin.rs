@@ -12,7 +12,7 @@ use prometheus_client::{
 };
 
 use self::revisions::Figures;
-use crate::{lock, oddities::Owner, pods::Counts, revisions::Shown};
+use crate::{audit, lock, oddities::Owner, pods::Counts, revisions::Shown};
 
 pub(crate) mod revisions;
 
@@ -77,6 +77,12 @@ pub(crate) struct Metrics {
     pub(crate) deadlines_looks: Counter,
     /// Whether such are ended at all.
     pub(crate) deadlines_kept: Gauge,
+    /// Comparisons of a pod's gauges with its sockets, by what became of them.
+    audit_looks: Family<[(&'static str, &'static str); 1], Counter>,
+    /// By how much gauges had drifted.
+    audit_drift: Family<[(&'static str, &'static str); 1], Counter>,
+    /// Connections to serving ports that count nowhere.
+    pub(crate) uncounted: Gauge,
     /// Programs of others that redirect connects, by owner.
     others: Family<[(&'static str, &'static str); 1], Gauge>,
 }
@@ -107,8 +113,13 @@ impl Metrics {
             deadlines_ended: Counter::default(),
             deadlines_looks: Counter::default(),
             deadlines_kept: Gauge::default(),
+            audit_looks: Family::default(),
+            audit_drift: Family::default(),
+            uncounted: Gauge::default(),
             others: Family::default(),
         };
+        // Shown from the first moment on: what is to be 0 is asked for before it is anything else.
+        audit::Gauge::ALL.into_iter().for_each(|gauge| metrics.drifted(gauge, 0));
         let mut registry = Registry::default();
         metrics.register(registry.sub_registry_with_prefix("rouse_agent"));
         registry.register_collector(Box::new(Figures(revisions)));
@@ -153,6 +164,12 @@ impl Metrics {
         registry.register("deadlines_looks", help, self.deadlines_looks.clone());
         let help = "1 where the kernel lets such connections be found and ended, 0 elsewhere";
         registry.register("deadlines_kept", help, self.deadlines_kept.clone());
+        let help = "Comparisons of a pod's gauges with its sockets, by result";
+        registry.register("audit_looks", help, self.audit_looks.clone());
+        let help = "By how much gauges had drifted from the pods' sockets and were put right";
+        registry.register("audit_drift", help, self.audit_drift.clone());
+        let help = "Connections to pods' serving ports that the kernel half does not count";
+        registry.register("audit_uncounted_connections", help, self.uncounted.clone());
         let help = "Programs of others that redirect connects, by owner";
         registry.register("foreign_programs", help, self.others.clone());
     }
@@ -175,6 +192,16 @@ impl Metrics {
             let gauge = self.others.get_or_create(&[("owner", owner.name())]);
             gauge.set(i64::try_from(*programs).unwrap_or(i64::MAX));
         }
+    }
+
+    /// Counts one comparison of a pod's gauges with its sockets: `still`, `moved` or `failed`.
+    pub(crate) fn audited(&self, result: &'static str) {
+        self.audit_looks.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Counts by how much a gauge had drifted.
+    pub(crate) fn drifted(&self, gauge: audit::Gauge, by: u64) {
+        self.audit_drift.get_or_create(&[("gauge", gauge.name())]).inc_by(by);
     }
 
     /// Counts one try of a probe.

@@ -32,6 +32,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::{
     admin::{Metrics, Troubles},
+    audit::look as audit,
     autoscaler::Usage,
     clock::monotonic_ns,
     controller::Routes,
@@ -109,6 +110,8 @@ pub(crate) struct Agent {
     ending: Option<JoinHandle<()>>,
     /// Requests that must not take longer than they may; `None` on kernels that cannot see to it.
     deadlines: Option<Deadlines>,
+    /// The pods whose gauges are compared with their sockets.
+    audited: audit::Registered,
     /// The round of looks for them that is under way.
     looking: Option<JoinHandle<overdue::Found>>,
     ends: Ends,
@@ -169,6 +172,7 @@ impl Agent {
             kept: Kept::default(),
             ending: None,
             deadlines: overdue::begin(&ends),
+            audited: audit::Registered::default(),
             looking: None,
             pods: Pods::default(),
             slots: Slots::new(taken),
@@ -193,6 +197,17 @@ impl Agent {
             next_full: Instant::now(),
             next_sweep: Instant::now(),
             ends,
+        })
+    }
+
+    /// What compares the gauges of the pods that this agent registers with their sockets, in a task of its own.
+    pub(crate) fn auditor(&self) -> Result<audit::Auditor, maps::Error> {
+        Ok(audit::Auditor {
+            registered: self.audited.clone(),
+            finder: self.ends.finder.clone(),
+            conns: self.ends.maps.conns(),
+            gauges: self.ends.maps.gauges()?,
+            metrics: self.ends.metrics.clone(),
         })
     }
 
@@ -405,6 +420,7 @@ impl Agent {
         self.ends.maps.arm(slot);
         self.uids.insert(facts.cookie, uid.clone());
         self.locals.insert(uid.clone(), Registered { cookie: facts.cookie, pod });
+        self.audited.add(&uid, audit::Pod { cookie: facts.cookie, pod });
         self.watch_requests(&uid);
         self.touch(&uid);
         queue.push_back(Event::Registered(uid.clone()));
@@ -414,6 +430,7 @@ impl Agent {
     fn forget(&mut self, uid: &str) {
         let Some(Registered { cookie, pod }) = self.locals.remove(uid) else { return };
         self.uids.remove(&cookie);
+        self.audited.remove(uid);
         self.deadlines.iter_mut().for_each(|it| it.forget(uid));
         self.ends.usage.remove(pod.slot, &self.ends.maps);
         self.release(cookie);

@@ -14,12 +14,14 @@
 //! | [`kept`] | pure: which kept connections to end; `kept/ask` asks pods, `kept/end` ends them, [`kept::locked`] under their locks |
 //! | `tallies` | pure: what the requests of each revision came to; `revisions` keeps it, `admin/revisions` shows it |
 //! | `deadlines` | pure: which pods to look into for requests that take too long; `deadlines/end` looks and ends them |
+//! | [`audit`] | pure: whether gauges have drifted from the pods' sockets; `audit/look` compares them and puts them right |
 //! | `btf` | pure: where fields of the kernel's sockets are |
 //! | `agent` | the loop that joins them |
 //! | `controller`, `autoscaler`, `admin` | the streams, health and metrics |
 
 mod admin;
 mod agent;
+pub mod audit;
 mod autoscaler;
 mod btf;
 pub mod cgroups;
@@ -211,7 +213,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
         () = shutdown.cancelled() => return Ok(()),
     };
     troubles.set("programs", None);
-    let pins = places.pins();
+    let marks = Marks::open(&places.pins())?;
     let events = sys::readable(events).map_err(Error::Events)?;
 
     let (stage, stages) = watch::channel(kernel::Stage::default());
@@ -220,7 +222,6 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     let (found, finds) = mpsc::channel(FOUND);
     let answers = Answers { drains: drains.clone(), conns: maps.conns() };
     let finder = look_for_pods(&config, places.pods, answers, found)?;
-    let marks = Marks::open(&pins)?;
     let revisions = Revisions::resume(&maps, shown);
     let ends = Ends {
         maps,
@@ -236,6 +237,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
         stage,
     };
     let agent = Agent::new(config.node.clone(), Clients::new(places.clients, ender), ends)?;
+    tasks.spawn(agent.auditor()?.run(shutdown.clone()));
     let ended = tokio::select! {
         ended = agent.run(events, &routes, finds, &shutdown) => ended.map_err(Error::Events),
         ended = pages => ended.map_err(Error::Admin),

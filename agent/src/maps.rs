@@ -20,7 +20,7 @@ use common::{
     wire::Totals,
 };
 
-use self::conns::Conns;
+use self::{conns::Conns, gauges::Gauges};
 use crate::{
     plan::{Backend, KernelTable, MapOp, Written},
     sys::{self, Words},
@@ -73,6 +73,7 @@ const COUNTER_WORDS: usize = size_of::<abi::Counters>() / 8;
 const RESPONSE_WORDS: usize = abi::RESPONSE_WORDS;
 
 pub mod conns;
+pub mod gauges;
 pub(crate) mod ledger;
 mod old;
 
@@ -146,6 +147,11 @@ impl Maps {
     /// What of revisions' totals outlives the agent.
     pub(crate) fn ledger(&self) -> Result<ledger::Ledger, Error> {
         ledger::Ledger::open(&self.pins)
+    }
+
+    /// The gauges of pods, for another task.
+    pub fn gauges(&self) -> Result<Gauges, Error> {
+        Gauges::open(&self.pins)
     }
 
     /// Takes over for good what another version has counted to the end. Returns whether nothing of it is left; `all` also

@@ -445,6 +445,11 @@ impl Conn {
         known.map(|in_use| in_use || waits).filter(|_| self.slot != 0)
     }
 
+    /// Whether it counts in the gauges of the pod with this slot.
+    pub fn is_counted(&self, slot: u32) -> bool {
+        self.slot == slot && self.flags & CONN_OPEN != 0
+    }
+
     /// When the request began whose end the connection waits for, CLOCK_MONOTONIC in ns: once its time is over, nothing is
     /// left that the connection is good for. A tunnel (WebSocket, CONNECT) is the request that opened it. Of HTTP/2 it is
     /// the one that began last, whether that is still open or not: while any is open, all of those began no later.

@@ -722,6 +722,7 @@ impl World {
 const DOOR: &str = "10.77.0.2:8022";
 const WAIT: &str = "/wait-for-drain";
 
+mod audit;
 mod deadlines;
 mod kept;
 mod kubelet;

@@ -48,4 +48,12 @@ impl Conns {
         }
         Ok(found)
     }
+
+    /// All connections of the namespace that `diag` is in which have not closed, each with what this version's programs
+    /// remember of it, if anything.
+    pub fn all(&self, diag: &SockDiag) -> io::Result<Vec<(Connection, Option<Conn>)>> {
+        let Some(storage) = self.0.first() else { return Ok(Vec::new()) };
+        let stored = diag.stored_or_not(storage.as_fd())?.into_iter();
+        Ok(stored.map(|(it, value)| (it, value.as_deref().and_then(Conn::read))).collect())
+    }
 }

@@ -34,19 +34,44 @@ impl SockDiag {
     /// What is stored in `map`, of sockets, for each connection that can still send and has an entry there. What the
     /// connection has done is not asked for. Needs CAP_BPF, or CAP_SYS_ADMIN.
     pub fn stored(&self, map: BorrowedFd<'_>) -> io::Result<Vec<(Connection, Vec<u8>)>> {
-        let attribute = attribute(map);
         let mut found = Vec::new();
         let states = StateFlags::ESTABLISHED | StateFlags::CLOSE_WAIT;
-        for request in of_both_families(&states, &ExtensionFlags::empty()) {
+        self.each_stored(map, &states, |connection, value| {
+            found.extend(value.map(|value| (connection, value)));
+        })?;
+        Ok(found)
+    }
+
+    /// The same for each connection that has not closed yet, also those without an entry.
+    pub fn stored_or_not(
+        &self,
+        map: BorrowedFd<'_>,
+    ) -> io::Result<Vec<(Connection, Option<Vec<u8>>)>> {
+        let mut found = Vec::new();
+        // Of a closed one that waits for its time to end, nothing is left but its addresses.
+        let none = StateFlags::LISTEN | StateFlags::SYN_SENT | StateFlags::TIME_WAIT;
+        let states = StateFlags::all() - none;
+        self.each_stored(map, &states, |connection, value| found.push((connection, value)))?;
+        Ok(found)
+    }
+
+    fn each_stored(
+        &self,
+        map: BorrowedFd<'_>,
+        states: &StateFlags,
+        mut each: impl FnMut(Connection, Option<Vec<u8>>),
+    ) -> io::Result<()> {
+        let attribute = attribute(map);
+        for request in of_both_families(states, &ExtensionFlags::empty()) {
             let attribute = attribute.clone();
             let question = Message { inner: SockDiagMessage::InetRequest(request), attribute };
             self.netlink.dump(question, |answer| {
                 if let SockDiagMessage::InetResponse(socket) = answer.inner {
-                    found.extend(value(&socket).map(|value| (connection(&socket), value)));
+                    each(connection(&socket), value(&socket));
                 }
             })?;
         }
-        Ok(found)
+        Ok(())
     }
 }
 

@@ -1,0 +1,167 @@
+//! Shell: compares the gauges of pods with the sockets in their network namespaces, in a task of its own.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use common::{abi, link::chain};
+use tokio::{
+    sync::{mpsc::Sender, oneshot},
+    task::spawn_blocking,
+    time::sleep,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::{Audit, Counts, Gauge, Levels, Look};
+use crate::{
+    admin::Metrics,
+    clock::{monotonic_ns, thread_cpu},
+    lock,
+    maps::{conns::Conns, gauges::Gauges},
+    pods::{find::Command, namespace::Namespace},
+    sockdiag::SockDiag,
+};
+
+/// How often it is asked which pods are due.
+const TICK: Duration = Duration::from_secs(1);
+
+/// The pods that the kernel half counts for. Cheap to clone; all clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Registered(Arc<Mutex<BTreeMap<String, Pod>>>);
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pod {
+    /// Its namespace's.
+    pub(crate) cookie: u64,
+    /// Its slot and serving port.
+    pub(crate) pod: abi::Pod,
+}
+
+impl Registered {
+    pub(crate) fn add(&self, uid: &str, pod: Pod) {
+        lock(&self.0).insert(uid.to_owned(), pod);
+    }
+
+    /// From now on nobody adds to its gauges, so that its slot may be another pod's.
+    pub(crate) fn remove(&self, uid: &str) {
+        lock(&self.0).remove(uid);
+    }
+}
+
+/// What the audit works with.
+pub(crate) struct Auditor {
+    pub(crate) registered: Registered,
+    pub(crate) finder: Sender<Command>,
+    pub(crate) conns: Conns,
+    pub(crate) gauges: Gauges,
+    pub(crate) metrics: Metrics,
+}
+
+impl Auditor {
+    /// Runs until `shutdown`.
+    pub(crate) async fn run(self, shutdown: CancellationToken) {
+        let mut audit = Audit::default();
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = sleep(TICK) => self.round(&mut audit).await,
+            }
+        }
+    }
+
+    async fn round(&self, audit: &mut Audit) {
+        let pods = lock(&self.registered.0).clone();
+        let levels = |pod: &Pod| self.gauges.levels(pod.pod.slot);
+        let all = pods.iter().map(|(uid, pod)| (uid.clone(), levels(pod))).collect();
+        audit.follow(monotonic_ns(), &all);
+        for uid in audit.due(monotonic_ns()) {
+            let Some(&pod) = pods.get(&uid) else { continue };
+            let look = self.look(&uid, pod).await;
+            let verdict = audit.looked(monotonic_ns(), &uid, look.as_ref());
+            self.metrics.audited(match look {
+                None => "failed",
+                Some(_) if verdict.stood => "still",
+                Some(_) => "moved",
+            });
+            if verdict.add != Levels::default() {
+                self.correct(&uid, pod, verdict.add);
+            }
+        }
+        self.metrics.uncounted.set(i64::try_from(audit.uncounted()).unwrap_or(i64::MAX));
+    }
+
+    /// Puts a pod's gauges right, unless it has gone meanwhile.
+    fn correct(&self, uid: &str, pod: Pod, add: Levels) {
+        let registered = lock(&self.registered.0);
+        if registered.get(uid) != Some(&pod) {
+            return;
+        }
+        self.gauges.add(pod.pod.slot, add);
+        drop(registered);
+        for (gauge, by) in Gauge::ALL.into_iter().zip(add).filter(|(_, by)| *by != 0) {
+            warn!(
+                uid,
+                gauge = gauge.name(),
+                by,
+                "gauge had drifted from the pod's sockets: put right"
+            );
+            self.metrics.drifted(gauge, by.unsigned_abs());
+        }
+    }
+
+    /// `None` where no look could be made.
+    async fn look(&self, uid: &str, pod: Pod) -> Option<Look> {
+        let (lend, lent) = oneshot::channel();
+        self.finder.send(Command::Lend(uid.to_owned(), lend)).await.ok()?;
+        let namespace: Namespace = lent.await.ok()?;
+        let (conns, gauges) = (self.conns.clone(), self.gauges.clone());
+        let job = move || namespace.within("connections", || look_here(pod, &conns, &gauges));
+        match spawn_blocking(job).await {
+            Ok(Ok(look)) => look,
+            Ok(Err(error)) => {
+                debug!(uid, error = %chain(&error), "cannot compare gauges with sockets");
+                None
+            }
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        }
+    }
+}
+
+/// What a connection counts for.
+fn counts(conn: &abi::Conn) -> Counts {
+    Counts {
+        in_flight: conn.http.open,
+        is_fresh: conn.http.flags & abi::HTTP_FRESH != 0,
+        is_estimated: conn.http.speaks == abi::SPEAKS_OTHER,
+    }
+}
+
+/// A look at the namespace of the calling thread; `None` where it is not the pod's any more.
+fn look_here(pod: Pod, conns: &Conns, gauges: &Gauges) -> io::Result<Option<Look>> {
+    let diag = SockDiag::open()?;
+    if diag.netns_cookie()? != pod.cookie {
+        return Ok(None);
+    }
+    let mut look = Look::default();
+    look.readings[0] = gauges.read(pod.pod.slot);
+    for at in 0..look.sockets.len() {
+        look.uncounted.clear();
+        for (connection, remembered) in conns.all(&diag)? {
+            let counted = remembered.filter(|it| it.is_counted(pod.pod.slot));
+            let (cookie, own) = (connection.cookie(), connection.plain_local());
+            if let Some(conn) = counted {
+                look.sockets[at].insert(cookie, counts(&conn));
+            } else if own.port() == pod.pod.port && !connection.plain_peer().ip().is_loopback() {
+                look.uncounted.insert(cookie);
+            }
+        }
+        look.readings[at + 1] = gauges.read(pod.pod.slot);
+    }
+    look.took = thread_cpu();
+    Ok(Some(look))
+}

@@ -1,0 +1,149 @@
+//! Shell: gauges of a pod beside its sockets: they agree, also under load; where they do not, they are put right and it is told.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use agent::{audit::Levels, maps::gauges::Gauges};
+
+use super::*;
+
+const LOOKS: &str = "rouse_agent_audit_looks_total";
+const UNCOUNTED: &str = "rouse_agent_audit_uncounted_connections";
+
+fn drift(gauge: &str) -> String {
+    format!("rouse_agent_audit_drift_total{{gauge=\"{gauge}\"}}")
+}
+
+/// A pod with a server, and its node.
+fn scene(test: &str) -> World {
+    let mut world = World::new(test);
+    world.name_pod(PodPhase::Ready, ProbeHow::Listen);
+    world.start_agent();
+    world.pod = Some(world.start_in("server", "pods/poduid-1/main"));
+    world.wait("looked into", |seen| !seen.trouble.is_empty());
+    world.tell("listen");
+    world.wait("ready", |seen| seen.ready);
+    world
+}
+
+fn gauges(world: &World) -> Gauges {
+    let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    Maps::open(&pins).and_then(|maps| maps.gauges()).expect("pinned maps")
+}
+
+/// A connection from the node's namespace.
+fn connected(name: &str) -> TcpStream {
+    let node = Namespace::open(format!("/run/netns/{name}-n")).expect("it exists");
+    node.within("connect", || TcpStream::connect(ADDRESS)).expect("it listens")
+}
+
+/// Sends a request that is answered at once, or never.
+fn asks(stream: &mut TcpStream, path: &str) {
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").expect("it stands");
+    if path == "/hang" {
+        return;
+    }
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"ok") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("it stands");
+        answer.extend(byte);
+    }
+}
+
+#[test]
+fn gauges_stand_by_their_sockets_under_load() {
+    let world = scene("audit-load");
+    let ends = Arc::new(AtomicBool::new(false));
+    let clients = [1, 20, 400].map(|each| {
+        let (ends, name) = (Arc::clone(&ends), world.name.clone());
+        thread::spawn(move || {
+            let mut asked = 0;
+            while !ends.load(Ordering::Relaxed) {
+                let mut stream = connected(&name);
+                (0..each).for_each(|_| asks(&mut stream, "/quick"));
+                asked += each;
+            }
+            asked
+        })
+    });
+    // At any moment, and when all is quiet.
+    let count = || -> u64 {
+        let page = world.get("n", "127.0.0.1:7104", "/metrics");
+        let lines = page.lines().filter_map(|it| it.strip_prefix(LOOKS)?.rsplit(' ').next());
+        lines.filter_map(|it| it.parse::<u64>().ok()).sum()
+    };
+    let end = Instant::now() + LIMIT;
+    while count() < 2 {
+        assert!(Instant::now() < end, "nobody looks");
+        thread::sleep(Duration::from_millis(100));
+    }
+    ends.store(true, Ordering::Relaxed);
+    let asked: u64 = clients.map(|it| it.join().expect("no panic")).iter().sum();
+    let mut kept = connected(&world.name);
+    asks(&mut kept, "/quick");
+    world.wait_counted(&format!("{LOOKS}{{result=\"still\"}}"), 1);
+    let page = world.get("n", "127.0.0.1:7104", "/metrics");
+    for gauge in ["connections", "in_flight", "fresh", "estimated"] {
+        assert!(page.contains(&format!("{} 0\n", drift(gauge))), "{page}");
+    }
+    let reading = gauges(&world).read(world.slot());
+    assert_eq!((reading.levels, reading.totals), ([1, 0, 0, 0], [asked + 1; 2]));
+}
+
+#[test]
+fn a_gauge_that_was_disturbed_is_found_put_right_and_told() {
+    let world = scene("audit-drift");
+    let mut busy = connected(&world.name);
+    asks(&mut busy, "/hang");
+    let mut idle = connected(&world.name);
+    asks(&mut idle, "/quick");
+    let fresh = connected(&world.name);
+    let mut foreign = connected(&world.name);
+    foreign.write_all(b"\x16").expect("it stands");
+    foreign.read_exact(&mut [0]).expect("it comes back");
+    let gauges = gauges(&world);
+    // A handshake of TLS is no request yet.
+    let right: Levels = [4, 1, 2, 1];
+    assert_eq!(gauges.levels(world.slot()), right);
+    gauges.add(world.slot(), [4, -2, 1, -3]);
+    for (gauge, by) in [("connections", 4), ("in_flight", 2), ("fresh", 1), ("estimated", 3)] {
+        world.wait_counted(&drift(gauge), by);
+    }
+    assert_eq!(gauges.levels(world.slot()), right);
+    // Nothing is lost by it, and nothing counted twice.
+    drop((busy, idle, fresh, foreign));
+    let end = Instant::now() + LIMIT;
+    while gauges.levels(world.slot()) != [1, 1, 0, 0] {
+        assert!(Instant::now() < end, "{:?}", gauges.levels(world.slot()));
+        thread::sleep(Duration::from_millis(10));
+    }
+    let page = world.get("n", "127.0.0.1:7104", "/metrics");
+    assert!(page.contains(&format!("{} 4\n", drift("connections"))), "once: {page}");
+}
+
+#[test]
+fn connections_that_count_nowhere_are_told() {
+    let mut world = World::new("audit-uncounted");
+    world.pod = Some(world.start_in("server", "pods/poduid-1/main"));
+    world.tell("listen");
+    // From before there was a program to see it.
+    let end = Instant::now() + LIMIT;
+    let node = Namespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
+    let early = loop {
+        match node.within("connect", || TcpStream::connect(ADDRESS)) {
+            Ok(early) => break early,
+            Err(error) => assert!(Instant::now() < end, "{error:?}"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    };
+    world.name_pod(PodPhase::Ready, ProbeHow::Listen);
+    world.start_agent();
+    world.wait("ready", |seen| seen.ready);
+    let counted = connected(&world.name);
+    world.wait_counted(UNCOUNTED, 1);
+    assert_eq!(gauges(&world).levels(world.slot()), [1, 0, 1, 0]);
+    drop((early, counted));
+}
