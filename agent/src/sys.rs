@@ -72,6 +72,7 @@ impl Drop for Words {
 const BPF_MAP_CREATE: i32 = 0;
 const BPF_OBJ_PIN: i32 = 6;
 const BPF_OBJ_GET: i32 = 7;
+const BPF_MAP_GET_NEXT_ID: i32 = 12;
 const BPF_PROG_GET_FD_BY_ID: i32 = 13;
 const BPF_OBJ_GET_INFO_BY_FD: i32 = 15;
 const BPF_PROG_QUERY: i32 = 16;
@@ -94,6 +95,22 @@ fn owned(fd: i32) -> OwnedFd {
 
 fn c_path(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+/// The numbers of all maps, none of which is opened. A program array whose last user closes it is emptied in the background;
+/// the kernel (6.18 at least) loses a reference, and with it the map, when that happens twice meanwhile.
+pub fn map_ids() -> impl Iterator<Item = u32> {
+    #[repr(C)]
+    struct Attr {
+        after: u32,
+        next: u32,
+        flags: u32,
+    }
+    let next = |after: &u32| {
+        let mut attr = Attr { after: *after, next: 0, flags: 0 };
+        bpf(BPF_MAP_GET_NEXT_ID, &mut attr).ok().map(|_| attr.next)
+    };
+    std::iter::successors(next(&0), next)
 }
 
 /// Attaches a program to a cgroup by a link. Since 5.7.

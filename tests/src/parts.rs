@@ -248,11 +248,8 @@ pub fn remains(layout: &Layout, namespaces: &BTreeSet<u64>, maps: &BTreeSet<u32>
             found.push(format!("{} in a namespace of the node", entry.path().display()));
         }
     }
-    let loaded = aya::maps::loaded_maps().filter_map(Result::ok);
-    let loaded = loaded.filter(|map| maps.contains(&map.id()));
-    found.extend(
-        loaded.map(|map| format!("BPF map {} {}", map.id(), map.name_as_str().unwrap_or_default())),
-    );
+    let loaded = agent::sys::map_ids().filter(|id| maps.contains(id));
+    found.extend(loaded.map(|id| format!("BPF map {id}")));
     found
 }
 
