@@ -8,7 +8,7 @@ use std::{
 use common::abi;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{Scene, WILD, ask, get};
+use super::{Scene, WILD, ask, figure, figures, get};
 use crate::{
     actor::Actor,
     bed::{SERVING, inside, ip},
@@ -57,25 +57,45 @@ fn a_multipath_listener_is_the_pods_and_serves_plain_clients() {
 
 #[test]
 fn a_multipath_listener_on_loopback_is_widened_like_any_other() {
-    let mut scene = Scene::new();
-    scene.bed.register(&scene.pod, abi::POD_WIDEN_BIND);
-    let mut server = scene.server();
-    server.must(&format!("listen 127.0.0.1:{SERVING} mptcp"));
-    server.must("serve");
-    play(&mut scene.connect_mptcp());
-    scene.settles_in_order();
+    undisturbed(|scene| {
+        scene.bed.register(&scene.pod, abi::POD_WIDEN_BIND);
+        let mut server = scene.server();
+        server.must(&format!("listen 127.0.0.1:{SERVING} mptcp"));
+        server.must("serve");
+        server
+    });
 }
 
 #[test]
 fn a_multipath_connection_of_one_flow_is_counted_like_any_other() {
-    let scene = Scene::new();
-    let _server = listening(&scene);
-    let mut stream = scene.connect_mptcp();
-    play(&mut stream);
-    assert_eq!((scene.state().connections, scene.state().in_flight), (1, 0));
-    assert_eq!(scene.log(), 9);
-    drop(stream);
-    scene.settles_in_order();
+    undisturbed(|scene| listening(scene));
+}
+
+/// Counts a connection of one flow that does not send anything again.
+#[track_caller]
+fn undisturbed(listen: impl Fn(&mut Scene) -> Actor) {
+    let done = (0..10).any(|_| {
+        let mut scene = Scene::new();
+        let _server = listen(&mut scene);
+        let mut stream = scene.connect_mptcp();
+        play(&mut stream);
+        let (state, log) = (scene.state(), scene.log());
+        drop(stream);
+        if has_repeated(&scene) {
+            return false;
+        }
+        assert_eq!((state.connections, state.in_flight, log), (1, 0, 9));
+        scene.settles_in_order();
+        true
+    });
+    assert!(done, "each time something was sent again");
+}
+
+/// Whether one of both has sent data once more. The flow carries them as new bytes between others, which nobody can tell
+/// apart who does not follow the connection above it: boundaries are lost.
+fn has_repeated(scene: &Scene) -> bool {
+    let figures = [&scene.pod.netns, &scene.client.netns].map(|it| figures(it, "netstat"));
+    figures.iter().any(|it| figure(it, "MPTcpExt:", "MPTCPRetrans") > 0)
 }
 
 #[test]
