@@ -142,7 +142,7 @@ const CONNECTS: [&str; 2] = ["connect4", "connect6"];
 
 /// Where programs jump to: the program, the array that leads there, its index. The first of an array runs itself anew;
 /// the others look into connections from the node itself, or read another protocol than HTTP/1.
-const JUMPS: [(&str, &str, u32); 16] = [
+const JUMPS: [(&str, &str, u32); 17] = [
     ("ingress", maps::INGRESS, 0),
     ("suspects", maps::INGRESS, 1),
     ("ingress_http2", maps::INGRESS, 2),
@@ -151,6 +151,7 @@ const JUMPS: [(&str, &str, u32); 16] = [
     ("ingress_late_http2", maps::INGRESS, 5),
     ("ingress_more", maps::INGRESS, 6),
     ("ingress_more_http2", maps::INGRESS, 7),
+    ("ingress_keep", maps::INGRESS, 8),
     ("egress", maps::EGRESS, 0),
     ("egress_http2", maps::EGRESS, 2),
     ("egress_other", maps::EGRESS, 3),

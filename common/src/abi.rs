@@ -533,7 +533,7 @@ pub struct bpf_spin_lock {
     pub val: u32,
 }
 
-/// Names a segment that could not be read when it came: key of `KEPT`.
+/// Names a part of a segment that could not be read when it came, by its first byte: key of `KEPT`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeptKey {
@@ -564,17 +564,18 @@ const _: () = assert!(size_of::<ProbeKey>() == 20);
 /// more, because each keeps up to 128 free entries for itself and then takes used ones.
 pub const PROBES_MAX: u32 = 1_024;
 
-/// Most bytes of a segment that are kept: more than a packet of Ethernet's size, as a client on the same node sends more at
-/// once.
+/// Bytes of one part of a segment that is kept: more than a packet of Ethernet's size.
 pub const KEPT_BYTES: usize = 4_096;
-/// Most segments kept at once. They wait for microseconds (first data on a listener) to a round trip (a gap).
-pub const KEPT_MAX: u32 = 512;
+/// Most parts of a segment: 64 KiB, as a client on the same node, or a device that joins packets, sends at once.
+pub const KEPT_PARTS: usize = 16;
+/// Most parts kept at once. They wait for microseconds (first data on a listener) to a round trip (a gap).
+pub const KEPT_MAX: u32 = 1_024;
 
-/// A segment that could not be read when it came: value of `KEPT`.
+/// A part of a segment that could not be read when it came: value of `KEPT`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Bytes of the segment, of which the first `KEPT_BYTES` are here.
+    /// Bytes of the segment from here on, of which the first `KEPT_BYTES` are in this part.
     pub len: u32,
     /// 1: it came with a SYN.
     pub syn: u32,

@@ -62,6 +62,8 @@ const LATE_HTTP2: u32 = 5;
 /// Index of the programs for more of a segment, in `INGRESS` and `EGRESS`.
 const MORE: u32 = 6;
 const MORE_HTTP2: u32 = 7;
+/// Index of program `ingress_keep` in `INGRESS`.
+const KEEP: u32 = 8;
 /// How long a probe that came to a listener may take to be accepted, ns.
 const PROBE_NS: u64 = 1_000_000_000;
 /// Steps in one run of a program for more of a segment.
@@ -243,7 +245,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     }
     if conn.slot == 0 {
         if conn.flags & abi::CONN_LISTENS != 0 {
-            early(ctx, &segment, conn);
+            early(ctx, conn);
         }
         return PASS;
     }
@@ -321,7 +323,7 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
 
 /// Data on a listener: its connection exists only once this very packet has been worked on.
 #[inline(always)]
-fn early(ctx: &SkBuffContext, segment: &Segment, conn: &Conn) {
+fn early(ctx: &SkBuffContext, conn: &Conn) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     // SAFETY: only asks whether there is one.
     if unsafe { PODS.get(conn.cookie) }.is_none() {
@@ -333,7 +335,39 @@ fn early(ctx: &SkBuffContext, segment: &Segment, conn: &Conn) {
         // SAFETY: the program behind the array has this context's type.
         unsafe { INGRESS.tail_call(ctx, SUSPECTS) };
     }
-    source::keep(skb, segment);
+    keep(ctx);
+}
+
+/// Lets a segment be kept for later. Returns only where that is not to be.
+#[inline(always)]
+fn keep(ctx: &SkBuffContext) {
+    // SAFETY: the program behind the array has this context's type.
+    unsafe { _ = INGRESS.tail_call(ctx, KEEP) };
+}
+
+/// Keeps a segment that cannot be read yet: it came to a listener, or bytes before it are missing. A program of its own, as
+/// calls of functions want room on the stack.
+#[inline(always)]
+pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    let Some(segment) = packet::segment(skb) else { return PASS };
+    let is_kept = source::keep(skb, &segment);
+    let Some(conn) = stored(skb) else { return PASS };
+    if conn.slot == 0
+        || (is_kept && source::note(conn, Late { seq: segment.seq, len: segment.len }))
+    {
+        return PASS;
+    }
+    match conn.http.speaks {
+        abi::SPEAKS_HTTP1 => http1::lose(conn, true),
+        abi::SPEAKS_HTTP2 => {
+            if let Some(streams) = STREAMS.get(socket(skb)) {
+                http2::lose(conn, streams);
+            }
+        }
+        _ => {}
+    }
+    PASS
 }
 
 /// The first data of a connection from the node itself. A program of its own: the search is long for the verifier, which
@@ -351,7 +385,7 @@ pub fn suspects(ctx: &SkBuffContext) -> i32 {
                 let key = ProbeKey { remote, remote_port };
                 let _counts_then = PROBES.insert(key, now() + PROBE_NS, 0);
             }
-            _ => _ = source::keep(skb, &segment),
+            _ => keep(ctx),
         }
         return PASS;
     }

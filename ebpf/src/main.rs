@@ -134,6 +134,12 @@ pub fn egress_more_http2(ctx: SkBuffContext) -> i32 {
     count::egress_more_http2(&ctx)
 }
 
+/// Jumped to by `ingress`, `ingress_http2` and `suspects`.
+#[cgroup_skb(ingress)]
+pub fn ingress_keep(ctx: SkBuffContext) -> i32 {
+    count::ingress_keep(&ctx)
+}
+
 /// Jumped to by `ingress`.
 #[cgroup_skb(ingress)]
 pub fn ingress_late(ctx: SkBuffContext) -> i32 {

@@ -57,7 +57,7 @@ pub static WINDOW: PerCpuArray<h1::Window> = PerCpuArray::with_max_entries(1, 0)
 /// Filled by the agent; pinned, because the kernel empties it when nobody in user space holds it.
 /// One for each program: since 6.18 an array takes programs of one attach type only.
 #[map]
-pub static INGRESS: ProgramArray = ProgramArray::pinned(8, 0);
+pub static INGRESS: ProgramArray = ProgramArray::pinned(9, 0);
 /// As `INGRESS`.
 #[map]
 pub static EGRESS: ProgramArray = ProgramArray::pinned(8, 0);

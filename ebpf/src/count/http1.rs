@@ -12,7 +12,7 @@ use common::{
 
 use super::{
     DONE, End, GAP, HTTP2, LATE, MORE, MORE_ROUNDS, OTHER, PASS, end, expected, forgotten, give_up,
-    happened, http2, lock,
+    happened, http2, keep, lock,
     rows::Rows,
     socket,
     source::{self, Source},
@@ -45,8 +45,10 @@ pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
         End::Done => {}
         // Goes on in another run, where this one has stopped.
         End::Budget => again(ctx, &INGRESS, conn, true),
-        End::Gap if source::wait(skb, segment, conn) => {}
-        End::Gap => lose(conn, true),
+        End::Gap => {
+            keep(ctx);
+            lose(conn, true);
+        }
         End::Changed => changed(ctx, &INGRESS, conn),
     }
 }
@@ -78,7 +80,7 @@ pub(super) fn take_late(
 ) -> bool {
     let next = conn.http.h1.rx.next;
     let Some(late) = source::due(conn, next) else { return false };
-    let Some(source) = source::kept(remote, remote_port, late) else {
+    let Some(source) = source::kept(remote, remote_port, late, next) else {
         // Others have pushed it out.
         lose(conn, true);
         return false;

@@ -14,8 +14,8 @@ use common::{
 };
 
 use super::{
-    DONE, End, GAP, HTTP2, LATE_HTTP2, MORE_HTTP2, MORE_ROUNDS, OTHER, PASS, end, forgotten, lock,
-    remote, remote_port,
+    DONE, End, GAP, HTTP2, LATE_HTTP2, MORE_HTTP2, MORE_ROUNDS, OTHER, PASS, end, forgotten, keep,
+    lock, remote, remote_port,
     rows::Rows,
     socket,
     source::{self, Source},
@@ -62,8 +62,10 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
         }
         End::Done => {}
         End::Budget => again(ctx, &INGRESS, conn, streams),
-        End::Gap if source::wait(skb, &segment, conn) => {}
-        End::Gap => lose(conn, streams),
+        End::Gap => {
+            keep(ctx);
+            lose(conn, streams);
+        }
         End::Changed => {
             lose(conn, streams);
             // SAFETY: the program behind the array has this context's type.
@@ -142,7 +144,7 @@ fn take_late(
 ) -> bool {
     let next = streams.rx.next;
     let Some(late) = source::due(conn, next) else { return false };
-    let Some(source) = source::kept(remote, remote_port, late) else {
+    let Some(source) = source::kept(remote, remote_port, late, next) else {
         // Others have pushed it out.
         lose(conn, streams);
         return false;
@@ -308,7 +310,7 @@ fn again(ctx: &SkBuffContext, programs: &ProgramArray, conn: &mut Conn, streams:
 
 /// Frames cannot be followed any more: what is in flight has ended for us, and the rest is an estimate.
 #[inline(always)]
-fn lose(conn: &mut Conn, streams: &mut h2::Conn) {
+pub(super) fn lose(conn: &mut Conn, streams: &mut h2::Conn) {
     let Some(rows) = Rows::of(conn.slot) else { return };
     let at = now();
     lock(conn);

@@ -1,6 +1,6 @@
 //! Where the bytes of a segment are: in the packet, or kept for later.
 
-use core::{ffi::c_void, ptr};
+use core::{ffi::c_void, hint::black_box, ptr};
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 use common::{
@@ -74,16 +74,42 @@ impl Source {
     }
 }
 
-/// Keeps a segment for later. Returns whether that worked.
+/// Bytes of a part of a segment that is kept.
+const PART: u32 = abi::KEPT_BYTES as u32;
+
+/// Keeps a segment for later, in parts. Returns whether that worked.
 #[inline(always)]
 pub(super) fn keep(skb: *mut __sk_buff, segment: &Segment) -> bool {
+    let mut part = 0;
+    while part < abi::KEPT_PARTS as u32 && part * PART < segment.len {
+        if keep_part(skb, part * PART) == 0 {
+            return false;
+        }
+        part += 1;
+    }
+    part * PART >= segment.len
+}
+
+/// Keeps what stands at this offset of a packet's segment. Returns 1 if that worked. A function of its own for the verifier,
+/// which walks through it once, however often it is called.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn keep_part(skb: *mut __sk_buff, at: u32) -> u32 {
+    let Some(segment) = packet::segment(skb) else { return 0 };
+    u32::from(keep_at(skb, &segment, at))
+}
+
+#[inline(always)]
+fn keep_at(skb: *mut __sk_buff, segment: &Segment, at: u32) -> bool {
     let Some((remote, remote_port)) = packet::sender(skb) else { return false };
-    let key = KeptKey { remote, remote_port, seq: segment.seq };
+    let left = segment.len.wrapping_sub(at);
+    let Some(len) = packet::some(left, PART) else { return false };
+    let key = KeptKey { remote, remote_port, seq: segment.seq.wrapping_add(at) };
     if let Some(there) = KEPT.get_ptr(key) {
         // SAFETY: a live map value; single words.
-        let (len, syn) = unsafe { ((*there).len, (*there).syn) };
+        let (known, syn) = unsafe { ((*there).len, (*there).syn) };
         // Sent again, in smaller pieces: what is known of the rest must not be lost.
-        if len >= segment.len && syn == u32::from(segment.syn) {
+        if known >= left && syn == u32::from(segment.syn) {
             return true;
         }
     }
@@ -92,23 +118,17 @@ pub(super) fn keep(skb: *mut __sk_buff, segment: &Segment) -> bool {
         return false;
     }
     let Some(kept) = KEPT.get_ptr_mut(key) else { return false };
-    let Some(len) = packet::some(segment.len, abi::KEPT_BYTES as u32) else { return false };
     // SAFETY: a live map value with room for `KEPT_BYTES`, which `len` does not exceed.
     unsafe {
         let bytes = (&raw mut (*kept).bytes).cast::<c_void>();
-        if bpf_skb_load_bytes(skb.cast(), segment.offset, bytes, len) != 0 {
+        let from = segment.offset.wrapping_add(at);
+        if bpf_skb_load_bytes(skb.cast(), from, bytes, len) != 0 {
             return false;
         }
-        (*kept).len = segment.len;
+        (*kept).len = left;
         (*kept).syn = u32::from(segment.syn);
     }
     true
-}
-
-/// Keeps a segment behind a gap until that is filled. Returns whether that worked.
-#[inline(always)]
-pub(super) fn wait(skb: *mut __sk_buff, segment: &Segment, conn: &mut Conn) -> bool {
-    keep(skb, segment) && note(conn, Late { seq: segment.seq, len: segment.len })
 }
 
 /// Notes that a kept segment waits. Returns whether there was room.
@@ -169,9 +189,15 @@ pub(super) fn due(conn: &mut Conn, next: u32) -> Option<Late> {
     if due.len > 0 { Some(due) } else { None }
 }
 
-/// The bytes of a waiting segment of this sender's.
+/// The part with the byte at `next` of a waiting segment of this sender's.
 #[inline(always)]
-pub(super) fn kept(remote: [u32; 4], remote_port: u32, late: Late) -> Option<Source> {
-    let kept = KEPT.get_ptr(KeptKey { remote, remote_port, seq: late.seq })?;
-    Some(Source { skb: ptr::null_mut(), offset: 0, kept, seq: late.seq, len: late.len })
+pub(super) fn kept(remote: [u32; 4], remote_port: u32, late: Late, next: u32) -> Option<Source> {
+    let at = next.wrapping_sub(late.seq) / PART * PART;
+    let seq = late.seq.wrapping_add(at);
+    let kept = KEPT.get_ptr(KeptKey { remote, remote_port, seq })?;
+    let left = late.len.wrapping_sub(at);
+    let len = if left > PART { PART } else { left };
+    // In memory, where the verifier forgets the values.
+    let part = *black_box(&Late { seq, len });
+    Some(Source { skb: ptr::null_mut(), offset: 0, kept, seq: part.seq, len: part.len })
 }

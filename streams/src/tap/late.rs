@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use common::abi::{KEPT_BYTES, LATE_MAX, Late};
+use common::abi::{KEPT_BYTES, KEPT_PARTS, LATE_MAX, Late};
 
 /// A segment: its first bytes, and how many there are in all.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ impl Piece {
 /// The segments of a connection that wait.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lates {
-    /// `KEPT`: by sequence number, the bytes kept of a segment, and how long it is.
+    /// `KEPT`: by sequence number, the parts of segments, and how many bytes these have from there on.
     kept: BTreeMap<u32, (Vec<u8>, u32)>,
     /// `Conn::late`.
     late: [Late; LATE_MAX],
@@ -30,13 +30,17 @@ pub(super) struct Lates {
 impl Lates {
     /// Keeps a segment. Returns whether there was room.
     pub(super) fn keep(&mut self, piece: &Piece) -> bool {
-        let is_longer = self.kept.get(&piece.seq).is_some_and(|(_, len)| *len >= piece.len);
-        if !is_longer {
-            // What is not overwritten is zero.
-            let mut bytes = vec![0; KEPT_BYTES];
-            let len = piece.bytes.len().min(KEPT_BYTES);
-            bytes[..len].copy_from_slice(&piece.bytes[..len]);
-            self.kept.insert(piece.seq, (bytes, piece.len));
+        if piece.len as usize > KEPT_BYTES * KEPT_PARTS {
+            return false;
+        }
+        for at in (0..piece.len).step_by(KEPT_BYTES) {
+            let (seq, left) = (piece.seq.wrapping_add(at), piece.len - at);
+            let is_longer = self.kept.get(&seq).is_some_and(|(_, len)| *len >= left);
+            if !is_longer {
+                let rest = &piece.bytes[at as usize..];
+                let bytes = rest[..rest.len().min(KEPT_BYTES)].to_vec();
+                self.kept.insert(seq, (bytes, left));
+            }
         }
         let fits = |late: &&mut Late| late.len == 0 || late.seq == piece.seq;
         // The last one: the kernel half looks at all of them.
@@ -62,6 +66,8 @@ impl Lates {
             }
         }
         let Late { seq, len } = due?;
+        let at = next.wrapping_sub(seq) / KEPT_BYTES as u32 * KEPT_BYTES as u32;
+        let (seq, len) = (seq.wrapping_add(at), (len - at).min(KEPT_BYTES as u32));
         let (bytes, _) = self.kept.get(&seq).cloned().unwrap_or_default();
         let bytes = bytes[..bytes.len().min(len as usize)].to_vec();
         Some(Piece { seq, len, bytes })
