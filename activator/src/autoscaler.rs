@@ -12,11 +12,11 @@ use std::{
 use common::{
     link::Link,
     outbox::Outbox,
-    wire::{Name, Totals, UsageKey, UsageSeen},
+    wire::{Name, UsageKey, UsageSeen},
 };
 use tokio::{sync::Notify, time::MissedTickBehavior};
 
-use crate::{clock::now_ns, revision::Revision};
+use crate::revision::Revision;
 
 /// The rest is reported this often (Knative: every second).
 const PERIOD: Duration = Duration::from_secs(1);
@@ -49,12 +49,7 @@ impl Usage {
     /// The revision is no more.
     pub fn gone(&self, revision: &Name) {
         self.changed.lock().unwrap_or_else(PoisonError::into_inner).remove(revision);
-        self.outbox.remove(&key(revision, None));
-    }
-
-    /// A pod of the revision is no more.
-    pub fn pod_gone(&self, revision: &Name, uid: &str) {
-        self.outbox.remove(&key(revision, Some(uid.to_owned())));
+        self.outbox.remove(&key(revision.clone()));
     }
 
     /// Reports over `link` until it is shut down.
@@ -88,19 +83,14 @@ impl Usage {
             // Cleared before the totals are read: a change after that enters the list anew.
             revision.in_report.store(false, Ordering::Release);
             let (totals, at_ns) = revision.totals();
-            self.set(key(&revision.name, None), at_ns, totals);
-            for (uid, totals) in revision.pod_totals() {
-                self.set(key(&revision.name, Some(uid)), now_ns(), totals);
-            }
+            let key = key(revision.name.clone());
+            let (status, latency) = (Vec::new(), Vec::new());
+            self.outbox.set(key.clone(), UsageSeen { key, at_ns, totals, status, latency });
         }
-    }
-
-    fn set(&self, key: UsageKey, at_ns: u64, totals: Totals) {
-        let (status, latency) = (Vec::new(), Vec::new());
-        self.outbox.set(key.clone(), UsageSeen { key, at_ns, totals, status, latency });
     }
 }
 
-fn key(revision: &Name, pod: Option<String>) -> UsageKey {
-    UsageKey { revision: revision.clone(), pod }
+/// An activator counts what waits with it, which is no pod's.
+fn key(revision: Name) -> UsageKey {
+    UsageKey { revision, pod: None }
 }

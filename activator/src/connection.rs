@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use common::wire::{Protocol, Totals};
+use common::wire::Protocol;
 use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use hyper::{
@@ -25,7 +25,6 @@ use tracing::debug;
 
 use crate::{
     clock::now_ns,
-    pods::Counted,
     pool::{Lend, Offer},
 };
 
@@ -61,7 +60,6 @@ pub enum Connection {
 pub struct Shared {
     sender: http2::SendRequest<Ask>,
     uses: Arc<Uses>,
-    counted: Arc<Counted>,
     max_idle: Duration,
 }
 
@@ -99,12 +97,11 @@ impl Connection {
         stream: TcpStream,
         protocol: Protocol,
         max_idle: Duration,
-        counted: &Arc<Counted>,
     ) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         match protocol {
             Protocol::Http1 => Self::open_http1(stream, max_idle).await,
-            Protocol::H2c => Self::open_http2(stream, max_idle, Arc::clone(counted)).await,
+            Protocol::H2c => Self::open_http2(stream, max_idle).await,
         }
     }
 
@@ -121,11 +118,7 @@ impl Connection {
         Ok(Self::Single { sender, used: Instant::now(), max_idle })
     }
 
-    async fn open_http2(
-        stream: TcpStream,
-        max_idle: Duration,
-        counted: Arc<Counted>,
-    ) -> io::Result<Self> {
+    async fn open_http2(stream: TcpStream, max_idle: Duration) -> io::Result<Self> {
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
@@ -140,7 +133,7 @@ impl Connection {
             }
         });
         let uses = Uses { streams: AtomicU32::new(0), used_ns: AtomicU64::new(now_ns()) };
-        Ok(Self::Shared(Shared { sender, uses: Arc::new(uses), counted, max_idle }))
+        Ok(Self::Shared(Shared { sender, uses: Arc::new(uses), max_idle }))
     }
 
     /// Sends a request and waits for the head of its answer. Dropping the future breaks the exchange off.
@@ -204,14 +197,7 @@ impl Shared {
 
 impl Stream {
     fn begin(shared: Shared) -> Self {
-        let before = shared.uses.streams.fetch_add(1, Ordering::Relaxed);
-        shared.counted.change(|totals| {
-            totals.start(now_ns());
-            if before == 0 {
-                // The kernel counts the connection itself as one request in flight.
-                totals.finish(now_ns());
-            }
-        });
+        shared.uses.streams.fetch_add(1, Ordering::Relaxed);
         Self(shared)
     }
 }
@@ -219,10 +205,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.0.uses.used_ns.store(now_ns(), Ordering::Relaxed);
-        let before = self.0.uses.streams.fetch_sub(1, Ordering::Relaxed);
-        if before > 1 {
-            self.0.counted.change(|totals: &mut Totals| totals.finish(now_ns()));
-        }
+        self.0.uses.streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -356,7 +356,6 @@ impl Gateway {
                 }
             };
             visit.leave();
-            place.note_counted();
             let request = errand.request.take().expect("it is put back whenever it was not sent");
             let error = match connection.send(request).await {
                 Ok(response) => {

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::wire::{Protocol, Totals};
+use common::wire::Protocol;
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use smol_str::SmolStr;
 use tokio::{net::TcpStream, sync::oneshot};
@@ -65,8 +65,6 @@ pub struct Pod {
     pub uid: String,
     /// Its name, for the log of requests.
     pub name: SmolStr,
-    /// Requests that the kernel cannot see: it counts an HTTP/2 connection as one request, this all beyond the first.
-    pub counted: Arc<Counted>,
     protocol: Protocol,
     settings: PodSettings,
     pool: Mutex<Pool<Connection, oneshot::Sender<Answer>>>,
@@ -83,22 +81,6 @@ pub struct Named {
     pub name: SmolStr,
 }
 
-/// Totals of a pod's requests.
-#[derive(Debug, Default)]
-pub struct Counted(Mutex<Totals>);
-
-impl Counted {
-    /// The totals now.
-    pub fn totals(&self) -> Totals {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Changes them.
-    pub fn change(&self, change: impl FnOnce(&mut Totals)) {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-}
-
 impl Pod {
     /// A pod nobody has talked to yet, that speaks `protocol`.
     pub fn new(key: PodKey, named: Named, protocol: Protocol, settings: PodSettings) -> Self {
@@ -107,13 +89,8 @@ impl Pod {
             Protocol::H2c => Pool::shared(),
         });
         let (answered, refusals) = (AtomicBool::new(false), AtomicU32::new(0));
-        let (Named { uid, name }, counted) = (named, Arc::default());
-        Self { key, uid, name, counted, protocol, settings, pool, answered, refusals }
-    }
-
-    /// Whether the kernel cannot tell its requests apart.
-    pub fn is_counted_here(&self) -> bool {
-        self.protocol == Protocol::H2c
+        let Named { uid, name } = named;
+        Self { key, uid, name, protocol, settings, pool, answered, refusals }
     }
 
     /// A connection to send one request over: one that has room for it, or the first that comes. In HTTP/1.1 it is one
@@ -266,7 +243,7 @@ impl Pod {
             self.settings.metrics.dial_repeats.inc_by(u64::from(sockets - 1));
             info!(pod = %self.uid, address = %self.key.address, sockets, "dial repeated");
         }
-        Connection::open(stream, protocol, self.settings.max_idle, &self.counted).await
+        Connection::open(stream, protocol, self.settings.max_idle).await
     }
 }
 

@@ -175,19 +175,11 @@ impl Place {
     pub fn doubt(&self) -> bool {
         self.revision.doubt(&self.pod)
     }
-
-    /// A request has begun or ended at the pod: where no kernel counts it, it is reported from here.
-    pub fn note_counted(&self) {
-        if self.pod.is_counted_here() {
-            self.revision.settings.usage.changed(&self.revision);
-        }
-    }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         self.revision.done(self.pod.key);
-        self.note_counted();
     }
 }
 
@@ -231,14 +223,6 @@ impl Revision {
         core.live.as_deref().map_or((false, 0, 0), of)
     }
 
-    /// Totals of pods whose requests are counted here, by uid.
-    pub fn pod_totals(&self) -> Vec<(String, Totals)> {
-        let core = self.core();
-        let pods = core.live.iter().flat_map(|live| live.pods.values());
-        let counted = pods.map(|pod| (pod.uid.clone(), pod.counted.totals()));
-        counted.filter(|(_, totals)| totals.started > 0).collect()
-    }
-
     /// Ends connections to pods that lay idle too long.
     pub fn prune(&self) {
         let pods: Vec<Arc<Pod>> =
@@ -254,7 +238,7 @@ impl Revision {
         }
         let (limit, protocol, part) = core.rules(&self.settings);
         let live = core.live(self.settings.bounds);
-        let (ready, gone_pods) = live.meet(pods, protocol, &self.settings);
+        let ready = live.meet(pods, protocol, &self.settings);
         let since = live.ready_since.unwrap_or_else(Instant::now);
         live.ready_since = (!ready.is_empty()).then_some(since);
         let (count, waiting) = (ready.len(), live.line.waiting());
@@ -266,7 +250,6 @@ impl Revision {
         drop(core);
         let released = places.len();
         tell(places);
-        gone_pods.iter().for_each(|uid| self.settings.usage.pod_gone(&self.name, uid));
         if waiting > 0 {
             info!(revision = %self.name, ready = count, limit, waiting, released, "pods changed");
         }
@@ -403,14 +386,13 @@ impl Core {
 }
 
 impl Live {
-    /// Keeps a [`Pod`] for each pod of the table that has an address. Returns the ready ones by address, and the uids of
-    /// those that left.
+    /// Keeps a [`Pod`] for each pod of the table that has an address. Returns the ready ones by address.
     fn meet(
         &mut self,
         told: &PodsTold,
         protocol: Protocol,
         settings: &RevisionSettings,
-    ) -> (Vec<PodKey>, Vec<String>) {
+    ) -> Vec<PodKey> {
         let mut before: HashMap<(String, SocketAddr), Arc<Pod>> =
             self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
         let mut ready = Vec::new();
@@ -430,8 +412,7 @@ impl Live {
         }
         before.values().for_each(|pod| pod.set_open(false));
         ready.sort_unstable();
-        let is_gone = |uid: &String| !told.contains_key(uid);
-        (ready, before.into_keys().map(|(uid, _)| uid).filter(is_gone).collect())
+        ready
     }
 }
 

@@ -1,7 +1,6 @@
 //! The activator as a whole, between a controller and an autoscaler.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod h2c;
 mod harness;
 mod parts;
 
@@ -39,37 +38,6 @@ async fn a_request_wakes_its_revision_and_the_table_lets_it_go() {
     running.in_force().await;
     next(&mut running.usages, |item| usage(item).filter(|it| it.totals.in_flight() == 0)).await;
 
-    running.stop.cancel();
-    running.over().await;
-}
-
-/// The kernel sees one request a connection; the rest is told from here.
-#[tokio::test]
-async fn requests_beyond_one_for_each_connection_are_told_of_their_pod() {
-    let mut running = Running::start("counts", |_| {}).await;
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let mut told = hello_1();
-    told.protocol = common::wire::Protocol::H2c;
-    let server = h2c::Pod::start(h2c::never).await;
-    let ready = pod("p", server.address, PodPhase::Ready);
-    running.routes.set(RouteKey::Revision(revision()), RouteChange::Revision(told));
-    running.routes.set(RouteKey::Service(service()), RouteChange::Service(hello(port)));
-    running.routes.set(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
-    running.in_force().await;
-    let client = h2c::Client::connect(port).await;
-    let mut calls = Vec::new();
-    for _ in 0..3 {
-        calls.push(client.call(h2c::get("/")).await);
-    }
-    let of_pod = |item| usage(item).filter(|it| it.key.pod.as_deref() == Some("p"));
-    let busy =
-        |item| of_pod(item).filter(|it| (it.totals.started, it.totals.in_flight()) == (3, 2));
-    next(&mut running.usages, busy).await;
-    calls.clear();
-    next(&mut running.usages, |item| of_pod(item).filter(|it| it.totals.in_flight() == 0)).await;
-    running.routes.remove(&RouteKey::Pod("p".to_owned()));
-    let gone = |item| if let UsageItem::Gone(key) = item { key.pod } else { None };
-    assert_eq!(next(&mut running.usages, gone).await, "p");
     running.stop.cancel();
     running.over().await;
 }
