@@ -201,10 +201,13 @@ fn ask(stream: &mut TcpStream, request: &str, end: &str) {
 /// Reads until `end` has come. Of what is long, only the end is kept.
 #[track_caller]
 fn until(stream: &mut TcpStream, end: &str) {
-    let (mut seen, mut buffer) = (Vec::new(), vec![0; 1 << 18]);
+    let (mut all, mut seen, mut buffer) = (0, Vec::new(), vec![0; 1 << 18]);
     while !seen.ends_with(end.as_bytes()) {
-        let count = stream.read(&mut buffer).unwrap();
-        assert_ne!(count, 0, "closed after {:?}", String::from_utf8_lossy(&seen));
+        let read = stream.read(&mut buffer);
+        let last = || String::from_utf8_lossy(&seen);
+        let count = read.unwrap_or_else(|error| panic!("{error} after {all} bytes, {:?}", last()));
+        assert_ne!(count, 0, "closed after {all} bytes, {:?}", last());
+        all += count;
         let old = seen.len().saturating_sub(end.len());
         seen.drain(..old);
         seen.extend_from_slice(&buffer[..count]);
