@@ -183,7 +183,7 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow:
     };
     // As in `take_requests`.
     (have, from) = (black_box(have), black_box(from));
-    let at = now();
+    let at = packet::sent_at(skb);
     let mut round = 0;
     while round < ROUNDS {
         let is_missed = round == 0 && has_missed(conn, skb);

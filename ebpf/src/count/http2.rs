@@ -176,7 +176,7 @@ fn take_frames(
 ) -> End {
     let Some(rows) = Rows::of(conn.slot) else { return End::Done };
     let mut window = [0_u64; h2::PEEK_WORDS];
-    let at = now();
+    let at = if requests { now() } else { packet::sent_at(source.skb) };
     let (mut have, mut from) = (0, 0);
     let mut round = 0;
     while round < rounds {
