@@ -47,14 +47,14 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
     if !ctx.is_tcp() {
         return ALLOW;
     }
-    let key = key(ctx.four(), ctx.port_be());
-    match choose(&key) {
+    let OnStack(key) = &key(ctx.four(), ctx.port_be());
+    match choose(key) {
         Ok(target) => {
             let given = address(&target);
             if flow::is_mapped(&given) {
                 ctx.set_four(&given);
                 ctx.set_port_be(target.port_be);
-                remember(ctx, &key, &target, given);
+                remember(ctx, key, &target, given);
             }
             ALLOW
         }
@@ -69,13 +69,13 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
     if !ctx.is_tcp() {
         return ALLOW;
     }
-    let key = key(ctx.six(), ctx.port_be());
-    match choose(&key) {
+    let OnStack(key) = &key(ctx.six(), ctx.port_be());
+    match choose(key) {
         Ok(target) => {
             let given = address(&target);
             ctx.set_six(&given);
             ctx.set_port_be(target.port_be);
-            remember(ctx, &key, &target, given);
+            remember(ctx, key, &target, given);
             ALLOW
         }
         Err(Refusal::Pass) => ALLOW,
@@ -126,9 +126,13 @@ fn asked(ctx: Address, peer: [u32; 4]) -> Option<&'static mut Client> {
     (words(client.given) == peer && client.given_port_be == ctx.port_be()).then_some(client)
 }
 
+/// Begins at a whole word of the stack, as the verifier wants of whoever writes whole words.
+#[repr(align(8))]
+struct OnStack<T>(T);
+
 #[inline(always)]
-fn key(address: [u32; 4], port_be: u16) -> FrontendKey {
-    FrontendKey { address: bytes(address), port_be, protocol: 6, reserved: 0 }
+fn key(address: [u32; 4], port_be: u16) -> OnStack<FrontendKey> {
+    OnStack(FrontendKey { address: bytes(address), port_be, protocol: 6, reserved: 0 })
 }
 
 #[inline(always)]

@@ -58,6 +58,10 @@ fn flags(toolchain: &Toolchain) -> String {
         // Otherwise even eight bytes are set to zero by a call of `memset`, and before 6.9 the kernel refuses every call
         // while a lock is held.
         "-Clink-arg=--disable-expand-memcpy-in-order".to_owned(),
+        // Without it every word of a packet that does not begin at a multiple of its size is read byte by byte.
+        "-Clink-arg=--cpu-features=+allows-misaligned-mem-access".to_owned(),
+        // Comparisons of every kind (4.14).
+        "-Ctarget-cpu=v2".to_owned(),
         format!("-Clinker={linker}"),
     ]
     .join("\u{1f}")
