@@ -17,7 +17,7 @@ use std::{
 };
 
 use aya::{
-    Ebpf, EbpfError, EbpfLoader,
+    Ebpf, EbpfError, EbpfLoader, VerifierLogLevel,
     maps::ProgramArray,
     programs::{Program, ProgramError},
     util::KernelVersion,
@@ -195,19 +195,9 @@ impl Programs {
 
     /// As [`load`](Self::load), with a given object. `object` must be aligned to 8 bytes.
     pub fn load_object(object: &[u8], places: Places) -> Result<Self, Error> {
-        check_object(object)?;
-        mount_bpffs(&places.bpffs)?;
         let pins = places.pins();
-        make_folder(&pins.join("links"))?;
-        check_pins(&pins)?;
-        let old = other_version(&places);
-        let offer = Offer::look().and_then(|offer| Ok((offer.fill_in(object)?, offer.fields)));
-        let (object, fields) = match &offer {
-            Ok((filled, fields)) => (filled.bytes(), *fields),
-            Err(_) => (object, SocketFields::default()),
-        };
-        let mut ebpf = load_object(object, &pins, old.as_deref(), &fields)?;
-        let ender = offer.and_then(|_| Ender::load(&mut ebpf));
+        let Opened { mut ebpf, old, offer } = open(object, &places, VerifierLogLevel::default())?;
+        let ender = offer.and_then(|()| Ender::load(&mut ebpf));
         // An agent that took over before goes on with its own.
         let taken = sys::open_pin(&pins.join("links/connect4")).is_ok();
         let follows_old = old.is_some() && !taken;
@@ -314,10 +304,12 @@ impl Programs {
         self.places.pins()
     }
 
-    /// How many instructions the verifier walked for each program (5.16; 0 before). It gives up at a million.
-    pub fn verified(&self) -> Vec<(&'static str, u32)> {
-        let count = |name| self.ebpf.program(name)?.info().ok()?.verified_instruction_count();
-        names().map(|name| (name, count(name).unwrap_or(0))).collect()
+    /// How many instructions the verifier walked for each loaded program (5.16; 0 before). It gives up at a million.
+    pub fn verified(&self) -> Vec<(&str, u32)> {
+        let count = |program: &Program| {
+            Some(program.info().ok()?.verified_instruction_count().unwrap_or(0))
+        };
+        self.ebpf.programs().filter_map(|(name, it)| Some((name, count(it)?))).collect()
     }
 
     /// Attaches again what is not attached any more: a cgroup or namespace that was removed and made again is another one.
@@ -500,6 +492,19 @@ impl Programs {
     }
 }
 
+/// The kernel half inside this build; empty in a plain one.
+pub fn embedded() -> &'static [u8] {
+    OBJECT
+}
+
+/// An object with its maps, and none of its programs loaded, for tests that load each by itself. `object` must be aligned to
+/// 8 bytes.
+///
+/// The kernel's log of a program that it refuses, or for want of a file descriptor cannot hand over, is as full as `log` says.
+pub fn unloaded(object: &[u8], places: &Places, log: VerifierLogLevel) -> Result<Ebpf, Error> {
+    open(object, places, log).map(|opened| opened.ebpf)
+}
+
 /// Where the activator finds the map that its one listener for all services' ports goes into.
 pub fn ports_map(bpffs: &Path) -> PathBuf {
     bpffs.join(format!("v{}", abi::ABI_VERSION)).join(maps::PORTS)
@@ -514,6 +519,31 @@ pub fn remove_pins(places: &Places) -> Result<(), Error> {
         }
         _ => Ok(()),
     }
+}
+
+/// An object whose maps are made, or found where they are pinned.
+struct Opened {
+    ebpf: Ebpf,
+    /// Pins of the version before, if that is in force.
+    old: Option<PathBuf>,
+    /// Whether its program that ends connections can be loaded.
+    offer: Result<(), locked::Error>,
+}
+
+fn open(object: &[u8], places: &Places, log: VerifierLogLevel) -> Result<Opened, Error> {
+    check_object(object)?;
+    mount_bpffs(&places.bpffs)?;
+    let pins = places.pins();
+    make_folder(&pins.join("links"))?;
+    check_pins(&pins)?;
+    let old = other_version(places);
+    let offer = Offer::look().and_then(|offer| Ok((offer.fill_in(object)?, offer.fields)));
+    let (object, fields) = match &offer {
+        Ok((filled, fields)) => (filled.bytes(), *fields),
+        Err(_) => (object, SocketFields::default()),
+    };
+    let ebpf = load_object(object, &pins, old.as_deref(), &fields, log)?;
+    Ok(Opened { ebpf, old, offer: offer.map(drop) })
 }
 
 fn check_object(object: &[u8]) -> Result<(), Error> {
@@ -593,6 +623,7 @@ fn load_object(
     pins: &Path,
     old: Option<&Path>,
     fields: &SocketFields,
+    log: VerifierLogLevel,
 ) -> Result<Ebpf, Error> {
     let rows = rows()?;
     let probes = abi::PROBES_MAX.max(256 * cpus()?);
@@ -604,6 +635,7 @@ fn load_object(
     let old_conns = old.map_or_else(|| pins.join(maps::OLD_CONNS), |old| old.join(maps::CONNS));
     let have_old = u8::from(old.is_some());
     let loaded = EbpfLoader::new()
+        .verifier_log_level(log)
         .default_map_pin_directory(pins)
         .map_pin_path(maps::OVERFLOW, pins.join(maps::OVERFLOW))
         .map_pin_path(maps::CONNS, pins.join(maps::CONNS))

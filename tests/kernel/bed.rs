@@ -73,23 +73,8 @@ impl Bed {
 
     /// Makes one whose programs are loaded in this way.
     pub(crate) fn with(load: impl FnOnce(Places) -> Result<Programs, programs::Error>) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        remove_stale();
-        let name =
-            format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        // One below a cgroup of its own, in which others may attach theirs.
-        let clients = cgroups().join(&name).join("node");
-        let places = Places {
-            bpffs: folder(&name).join("bpf"),
-            pods: clients.join("pods"),
-            clients,
-            kubelet: None,
-            version: abi::ABI_VERSION,
-        };
-        let guard = Leftovers(name.clone());
-        for cgroup in [places.pods.clone(), places.clients.join("clients")] {
-            fs::create_dir_all(&cgroup).expect("root may make cgroups");
-        }
+        let (places, guard) = ground();
+        let name = guard.0.clone();
         make_node(&name);
         let bed = Self::load(name, places, load);
         std::mem::forget(guard);
@@ -271,8 +256,29 @@ impl Drop for Bed {
     }
 }
 
+/// Cgroups of a node, without namespaces and programs.
+pub(crate) fn ground() -> (Places, Leftovers) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    remove_stale();
+    let name = format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    // One below a cgroup of its own, in which others may attach theirs.
+    let clients = cgroups().join(&name).join("node");
+    let places = Places {
+        bpffs: folder(&name).join("bpf"),
+        pods: clients.join("pods"),
+        clients,
+        kubelet: None,
+        version: abi::ABI_VERSION,
+    };
+    let guard = Leftovers(name);
+    for cgroup in [places.pods.clone(), places.clients.join("clients")] {
+        fs::create_dir_all(&cgroup).expect("root may make cgroups");
+    }
+    (places, guard)
+}
+
 /// Removes a half-made bed.
-struct Leftovers(String);
+pub(crate) struct Leftovers(String);
 
 impl Drop for Leftovers {
     fn drop(&mut self) {

@@ -241,16 +241,6 @@ fn garbage_half_heads_and_early_closes_leave_nothing_behind() {
     case.settles_at(1);
 }
 
-#[test]
-#[allow(clippy::print_stdout, reason = "the figures are for people")]
-fn the_verifier_has_room_to_spare() {
-    let bed = Bed::new();
-    for (name, instructions) in bed.programs.as_ref().unwrap().verified() {
-        println!("{name}: {instructions} instructions verified");
-        assert!(instructions < 400_000, "{name}: {instructions}");
-    }
-}
-
 /// Plays `count` requests on connections that end in every way, some with a reset in the middle.
 fn hammer(netns: &str, to: &str, count: usize, mut dice: u64) {
     let mut below = |bound: u64| {

@@ -12,3 +12,4 @@ mod redirect;
 mod robust;
 mod servers;
 mod sys;
+mod verifier;

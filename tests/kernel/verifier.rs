@@ -1,0 +1,165 @@
+//! Shell: what the running kernel's verifier says of each program. `cargo xtask kernels` reads what is printed here.
+#![allow(clippy::print_stdout, reason = "the figures are for people and for `cargo xtask kernels`")]
+
+use std::{env, fs};
+
+use agent::programs::{Places, embedded, unloaded};
+use aya::{
+    Btf, Ebpf, VerifierLogLevel,
+    programs::{Program, ProgramError},
+    util::KernelVersion,
+};
+use nix::{
+    errno::Errno,
+    sys::resource::{Resource, getrlimit, setrlimit},
+};
+
+use crate::bed::{Bed, ground};
+
+/// Half of what the verifier walks before it gives up: a change of it, or of ours, is to find room.
+const MOST: u32 = 500_000;
+/// Ends kept connections under their locks; older kernels do without.
+const END: &str = "end";
+/// How much of the verifier's log is shown of a refused program.
+const LINES: usize = 30;
+
+/// Names an object to look at in place of the one inside this build.
+const OBJECT: &str = "ROUSE_VERIFY_OBJECT";
+
+/// Instructions that the verifier walked, or why it refused.
+type Verdict = Result<u32, String>;
+
+/// Each program by itself, so that a refused one hides no other.
+#[test]
+fn no_program_takes_more_than_half_of_what_the_verifier_walks() {
+    let (places, _guard) = ground();
+    let open = |log| opened(&places, log);
+    let mut programs = open(VerifierLogLevel::default());
+    let mut for_counts = open(VerifierLogLevel::STATS);
+    let has_end =
+        KernelVersion::current().expect("it has a version") >= KernelVersion::new(6, 5, 0);
+    let mut bad = Vec::new();
+    for (name, program) in programs.programs_mut() {
+        if name == END && !has_end {
+            println!("verifier: {name} is for later kernels");
+            continue;
+        }
+        let by_log = || walked_by_log(for_counts.program_mut(name).expect("the same object"));
+        match verdict(program, by_log) {
+            Ok(count) => {
+                println!("verifier: {name} {count}");
+                if count > MOST {
+                    bad.push(format!("{name} takes {count} instructions"));
+                }
+            }
+            Err(why) => {
+                println!("verifier: {name} refused");
+                bad.push(format!("{name} is refused: {why}"));
+            }
+        }
+    }
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
+}
+
+/// Both ways to learn the count, where the kernel has both.
+#[test]
+fn the_log_tells_the_same_count_as_the_kernel() {
+    let (places, _guard) = ground();
+    let open = || opened(&places, VerifierLogLevel::STATS);
+    let (mut one, mut other) = (open(), open());
+    let name = "getpeername4";
+    let program = one.program_mut(name).expect("it is part of the object");
+    load(program).expect("it is accepted");
+    let by_log = walked_by_log(other.program_mut(name).expect("the same object"));
+    let by_log = by_log.expect("it is accepted");
+    assert_ne!(by_log, 0);
+    if let Some(told) = program.info().expect("it is loaded").verified_instruction_count() {
+        assert_eq!(by_log, told);
+    }
+}
+
+#[test]
+fn all_programs_are_in_force_side_by_side() {
+    let mut bed = Bed::new();
+    let programs = bed.programs.as_ref().expect("loaded with the bed");
+    programs.canary(&mut bed.maps).expect("it is seen");
+    println!("verifier: {} programs loaded together", programs.verified().len());
+}
+
+/// The object with its maps, and no program loaded.
+fn opened(places: &Places, log: VerifierLogLevel) -> Ebpf {
+    let loaded = match env::var_os(OBJECT) {
+        None => unloaded(embedded(), places, log),
+        Some(file) => {
+            let object = fs::read(&file).expect("the object can be read");
+            // The loader needs it aligned.
+            let mut room = vec![0; object.len() + 8];
+            let begin = room.as_ptr().align_offset(8);
+            let aligned = &mut room[begin..][..object.len()];
+            aligned.copy_from_slice(&object);
+            unloaded(aligned, places, log)
+        }
+    };
+    loaded.expect("the maps can be made")
+}
+
+fn verdict(program: &mut Program, by_log: impl FnOnce() -> Verdict) -> Verdict {
+    load(program).map_err(|error| last_lines(&error))?;
+    let info = program.info().map_err(|error| error.to_string())?;
+    // Since 5.16.
+    info.verified_instruction_count().map_or_else(by_log, Ok)
+}
+
+fn load(program: &mut Program) -> Result<(), ProgramError> {
+    match program {
+        Program::CgroupSockAddr(program) => program.load(),
+        Program::CgroupSock(program) => program.load(),
+        Program::SockOps(program) => program.load(),
+        Program::CgroupSkb(program) => program.load(),
+        Program::SkLookup(program) => program.load(),
+        Program::Iter(program) => program.load("tcp", &Btf::from_sys_fs()?),
+        other => panic!("how to load a {:?} is not known here", other.prog_type()),
+    }
+}
+
+/// The library shows the kernel's log only of what failed. So this fails after the verifier is through: in a process that
+/// may open no more files, the kernel has no descriptor to answer with.
+fn walked_by_log(program: &mut Program) -> Verdict {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("its own limit");
+    setrlimit(Resource::RLIMIT_NOFILE, 0, hard).expect("less is always allowed");
+    let loaded = load(program);
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).expect("up to the hard limit");
+    match loaded {
+        Err(ProgramError::LoadError { io_error, verifier_log })
+            if io_error.raw_os_error() == Some(Errno::EMFILE as i32) =>
+        {
+            let log = verifier_log.to_string();
+            walked(&log).ok_or_else(|| format!("the log has no count: {log}"))
+        }
+        Err(error) => Err(last_lines(&error)),
+        Ok(()) => Err("there was a descriptor left".to_owned()),
+    }
+}
+
+/// From the log's last line: `processed 4321 insns (limit 1000000) …`.
+fn walked(log: &str) -> Option<u32> {
+    let line = log.lines().rev().find_map(|line| line.strip_prefix("processed "))?;
+    line.split(' ').next()?.parse().ok()
+}
+
+fn last_lines(error: &ProgramError) -> String {
+    let text = match error {
+        ProgramError::LoadError { io_error, verifier_log } => format!("{verifier_log}\n{io_error}"),
+        other => other.to_string(),
+    };
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LINES)..].join("\n")
+}
+
+#[test]
+fn the_count_is_read_from_the_logs_last_line() {
+    let log = "processed 7 of them\nverification time 9 usec\nstack depth 320+0\n\
+               processed 149 insns (limit 1000000) max_states_per_insn 0 total_states 12\n";
+    assert_eq!(walked(log), Some(149));
+    assert_eq!(walked("verification time 9 usec\n"), None);
+}
