@@ -28,6 +28,7 @@ pub mod cgroups;
 mod clock;
 pub mod config;
 mod controller;
+pub mod cookies;
 mod deadlines;
 pub mod door;
 pub mod kept;
@@ -51,7 +52,6 @@ mod tallies;
 
 use std::{
     io,
-    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -69,8 +69,9 @@ use tracing::info;
 use crate::{
     admin::{Metrics, Troubles},
     agent::{Agent, Ends},
-    config::Config,
+    config::{Config, Places},
     controller::Routes,
+    cookies::Cookies,
     door::drain::Drains,
     kept::end::Clients,
     pods::{find::Answers, mark::Marks},
@@ -225,7 +226,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     let Streams { routes, reports, settled, usage } = Streams::open(&config, &tasks, &shutdown);
     let (found, finds) = mpsc::channel(FOUND);
     let answers = Answers { drains: drains.clone(), conns: maps.conns() };
-    let finder = look_for_pods(&config, places.pods, answers, found)?;
+    let finder = look_for_pods(&config, &places, answers, found)?;
     let revisions = Revisions::resume(&maps, shown);
     let ends = Ends {
         maps,
@@ -260,13 +261,14 @@ fn ourselves(config: &Config) -> Subscriber {
 /// Starts looking for this node's pods below their cgroup.
 fn look_for_pods(
     config: &Config,
-    cgroups: PathBuf,
+    places: &Places,
     answers: Answers,
     found: mpsc::Sender<pods::Event>,
 ) -> Result<mpsc::Sender<pods::find::Command>, Error> {
     let namespaces = config.namespaces.clone();
     let answers = config.wait_for_drain.then_some(answers);
-    let places = pods::find::Places { cgroups, namespaces, answers };
+    let (cgroups, cookies) = (places.pods.clone(), Cookies::new(places));
+    let places = pods::find::Places { cgroups, namespaces, cookies, answers };
     pods::find::start(places, found).map_err(Error::Find)
 }
 

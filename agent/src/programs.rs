@@ -30,6 +30,8 @@ use nix::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    clock::monotonic_ns,
+    cookies,
     kept::locked::{self, Ender, Offer},
     maps::{self as tables, Maps},
     oddities::Owner,
@@ -463,9 +465,9 @@ impl Programs {
 
     fn run_canary(&self, cgroup: &Path, maps: &mut Maps) -> Result<(), Error> {
         let failed = |what: String| Error::Canary { cgroup: cgroup.to_owned(), what };
-        let before = maps.control(abi::CONTROL_CANARY);
+        let (before, began_ns) = (maps.control(abi::CONTROL_CANARY), monotonic_ns());
         let canary =
-            sys::Canary::start(cgroup).map_err(|e| failed(format!("it did not run: {e}")))?;
+            sys::Canary::start(cgroup, None).map_err(|e| failed(format!("it did not run: {e}")))?;
         let report = canary.report();
         let seen = maps.control(abi::CONTROL_CANARY).wrapping_sub(before);
         if seen < u64::from(report.connects) {
@@ -482,9 +484,15 @@ impl Programs {
         if report.port == 0 {
             return Err(failed(format!("it could not listen (errno {})", report.listen_errno)));
         }
-        let found = maps.listen(report.cookie, report.port)?;
+        let cookie = match report.cookie {
+            // Its namespace is whichever has the listener that has just begun.
+            0 => cookies::listening(&maps.listeners()?, report.port, began_ns).first().copied(),
+            told => Some(told),
+        };
+        let cookie = cookie.unwrap_or_default();
+        let found = maps.listen(cookie, report.port)?;
         drop(canary);
-        maps.forget_listener(report.cookie, report.port)?;
+        maps.forget_listener(cookie, report.port)?;
         if found.loopback == 0 {
             return Err(failed(format!("its listen on port {} went by", report.port)));
         }

@@ -9,7 +9,7 @@ use netlink_packet_sock_diag::{
 };
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
-use crate::{netlink::Netlink, sys};
+use crate::netlink::Netlink;
 
 mod stored;
 
@@ -91,11 +91,6 @@ impl SockDiag {
     /// Opens one in the namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
         Ok(Self { netlink: Netlink::open(NETLINK_SOCK_DIAG)? })
-    }
-
-    /// The cookie of the namespace that it is in.
-    pub fn netns_cookie(&self) -> io::Result<u64> {
-        sys::netns_cookie(self.netlink.socket())
     }
 
     /// Where processes listen.

@@ -335,12 +335,12 @@ pub struct CanaryReport {
     pub connect_errno: i32,
     /// Why it could not listen; 0 when it could.
     pub listen_errno: i32,
-    /// Why it could not enter the cgroup; 0 when it could. Where a cgroup namespace keeps it from that, it stays where the
-    /// agent is, which does as well when that is below the cgroup of the pods.
+    /// Why it could not enter the cgroup, or the namespace; 0 when it could. Where a cgroup namespace keeps it from the
+    /// cgroup, it stays where the agent is, which does as well when that is below the cgroup of the pods.
     pub enter_errno: i32,
     /// Connects that it tried: one of each family that the kernel has.
     pub connects: u32,
-    /// Cookie of its network namespace.
+    /// Cookie of its network namespace; 0 where the kernel does not tell it.
     pub cookie: u64,
     /// Where it listens on loopback; 0 when it could not.
     pub port: u16,
@@ -354,18 +354,19 @@ pub struct Canary {
 }
 
 impl Canary {
-    /// Runs one in `cgroup`.
-    pub fn start(cgroup: &Path) -> io::Result<Self> {
+    /// Runs one in `cgroup`, and in the network namespace `netns` or our own.
+    pub fn start(cgroup: &Path, netns: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         use std::io::Read as _;
         let procs = std::fs::OpenOptions::new().write(true).open(cgroup.join("cgroup.procs"))?;
         let (mut from, into) = io::pipe()?;
         let parent = std::process::id();
+        let netns = netns.map(|netns| netns.as_raw_fd());
         // SAFETY: the child calls only async-signal-safe functions (`canary` below) before it exits.
         let pid = unsafe { libc::fork() };
         match pid {
             -1 => return Err(io::Error::last_os_error()),
             // SAFETY: in the child; see `canary`.
-            0 => unsafe { canary(parent, procs.as_raw_fd(), into.as_raw_fd()) },
+            0 => unsafe { canary(parent, procs.as_raw_fd(), netns, into.as_raw_fd()) },
             _ => {}
         }
         let mut canary = Self { pid, report: CanaryReport::default() };
@@ -427,17 +428,22 @@ unsafe fn close_all_but(one: i32, other: i32) {
     close(high + 1, u32::MAX);
 }
 
-/// The canary's life: enter the cgroup, connect to [`common::abi::CANARY`] in both families, listen on loopback, report,
-/// wait for the kill.
+/// The canary's life: enter the namespace and the cgroup, connect to [`common::abi::CANARY`] in both families, listen on
+/// loopback, report, wait for the kill.
 ///
 /// # Safety
 ///
 /// Only for a child of fork: system calls only, no memory is allocated and no lock taken, and it never returns.
-unsafe fn canary(parent: u32, procs: i32, report_to: i32) -> ! {
+unsafe fn canary(parent: u32, procs: i32, netns: Option<i32>, report_to: i32) -> ! {
     const PATIENCE_S: u32 = 10;
     let mut report = CanaryReport::default();
     // SAFETY: pointers are to live locals with their sizes; file descriptors are the child's own copies.
     unsafe {
+        if let Some(netns) = netns
+            && libc::setns(netns, libc::CLONE_NEWNET) != 0
+        {
+            report.enter_errno = *libc::__errno_location();
+        }
         close_all_but(procs, report_to);
         // Without a parent to kill it, it ends by itself.
         libc::alarm(PATIENCE_S);

@@ -7,12 +7,14 @@ use std::{
     collections::BTreeMap,
     fs,
     net::UdpSocket,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
 };
 
 use agent::{
+    cookies::Cookies,
     maps::Maps,
     plan::{Local, Planner},
     programs::{self, Places, Programs},
@@ -244,7 +246,7 @@ impl Bed {
         ip(&["-n", &netns, "link", "set", "eth0", "up"]);
         ip(&["-n", &netns, "route", "add", "default", "via", "10.99.0.1"]);
         ip(&["-n", &netns, "route", "add", "default", "via", "fd99::1"]);
-        let cookie = cookie(&netns);
+        let cookie = cookie(&netns, &Cookies::new(&self.places));
         Place { netns, cgroup, number, cookie }
     }
 }
@@ -326,10 +328,11 @@ pub(crate) fn inside<T: Send>(netns: &str, job: impl FnOnce() -> T + Send) -> T 
     ran.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn cookie(netns: &str) -> u64 {
+fn cookie(netns: &str, cookies: &Cookies) -> u64 {
+    let namespace = fs::File::open(Path::new("/run/netns").join(netns)).expect("`ip` made it");
     inside(netns, || {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
-        agent::sys::netns_cookie(&socket).expect("5.14 or newer")
+        cookies.of(&socket, namespace.as_fd()).expect("the programs are in force")
     })
 }
 

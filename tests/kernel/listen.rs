@@ -1,5 +1,7 @@
 //! Shell: who listens, as the kernel half sees it.
 
+use std::os::fd::AsFd as _;
+
 use agent::maps::Events;
 use common::{abi, wire::Path as Way};
 
@@ -67,6 +69,22 @@ fn two_families_are_two_listeners() {
     assert_eq!(open(&bed, &pod), 2);
     server.must("close");
     assert_eq!(open(&bed, &pod), 1);
+}
+
+/// As kernels before 5.14 want it.
+#[test]
+fn a_namespace_tells_its_cookie_by_a_listener_that_leaves_no_trace() {
+    let mut bed = Bed::new();
+    let (one, other) = (bed.pod(), bed.client());
+    let cookies = agent::cookies::Cookies::new(bed.places());
+    for place in [&one, &other] {
+        let netns = std::fs::File::open(format!("/run/netns/{}", place.netns)).unwrap();
+        assert_eq!(cookies.by_listener(netns.as_fd()).unwrap(), place.cookie);
+    }
+    assert_eq!(bed.maps.listeners().unwrap().len(), 0);
+    let left = std::fs::read_dir(&bed.places().pods).unwrap().flatten();
+    let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().contains("cookie")), "{left:?}");
 }
 
 #[test]

@@ -45,8 +45,8 @@ pub(crate) async fn round(
 ) -> Vec<(String, Option<Looked>)> {
     let mut found = Vec::with_capacity(due.len());
     for (due, cookie) in due {
-        let looked = match lent(&finder, &due.uid).await {
-            Some(namespace) => look(namespace, due.clone(), cookie, conns.clone()).await,
+        let looked = match lent(&finder, &due.uid, cookie).await {
+            Some(namespace) => look(namespace, due.clone(), conns.clone()).await,
             None => None,
         };
         found.push((due.uid, looked));
@@ -54,23 +54,23 @@ pub(crate) async fn round(
     found
 }
 
-/// The pod's namespace, if the finder finds it.
-async fn lent(finder: &Sender<Command>, uid: &str) -> Option<Namespace> {
+/// The pod's namespace, if the finder finds it, and it still has this cookie.
+async fn lent(finder: &Sender<Command>, uid: &str, cookie: u64) -> Option<Namespace> {
     let (lend, lent) = oneshot::channel();
-    finder.send(Command::Lend(uid.to_owned(), lend)).await.ok()?;
+    finder.send(Command::Lend(uid.to_owned(), cookie, lend)).await.ok()?;
     lent.await.ok()
 }
 
-async fn look(namespace: Namespace, due: Due, cookie: u64, conns: Conns) -> Option<Looked> {
+async fn look(namespace: Namespace, due: Due, conns: Conns) -> Option<Looked> {
     let Due { uid, timeout } = due;
-    let job = move || namespace.within("connections", || Pod { cookie, timeout, conns }.look());
+    let job = move || namespace.within("connections", || Pod { timeout, conns }.look());
     match spawn_blocking(job).await {
         Ok(Ok(looked)) => {
-            let ended = looked.map_or(0, |it| it.ended);
+            let ended = looked.ended;
             if ended > 0 {
                 info!(uid, ended, ?timeout, "connections ended: their requests took too long");
             }
-            looked
+            Some(looked)
         }
         Ok(Err(error)) => {
             warn!(uid, error = %chain(&error), "cannot look for requests that take too long");
@@ -82,7 +82,6 @@ async fn look(namespace: Namespace, due: Due, cookie: u64, conns: Conns) -> Opti
 
 /// A pod, from inside its namespace.
 struct Pod {
-    cookie: u64,
     timeout: Duration,
     conns: Conns,
 }
@@ -91,12 +90,8 @@ struct Pod {
 type Waiting = Vec<(Connection, u64)>;
 
 impl Pod {
-    /// `None` where this is another namespace by now.
-    fn look(&self) -> io::Result<Option<Looked>> {
+    fn look(&self) -> io::Result<Looked> {
         let diag = SockDiag::open()?;
-        if diag.netns_cookie()? != self.cookie {
-            return Ok(None);
-        }
         let at_ns = monotonic_ns();
         let mut waiting = self.conns.waiting(&diag)?;
         let mut ended = 0;
@@ -110,7 +105,7 @@ impl Pod {
             ended += self.end(&diag, &mut waiting, &before, tries_left == 0)?;
         }
         let oldest_ns = waiting.iter().map(|(_, began_ns)| *began_ns).min();
-        Ok(Some(Looked { at_ns, oldest_ns, ended, took: thread_cpu() }))
+        Ok(Looked { at_ns, oldest_ns, ended, took: thread_cpu() })
     }
 
     /// The connections whose request is over.

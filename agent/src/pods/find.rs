@@ -31,6 +31,7 @@ use super::namespace::{self, Namespace};
 use crate::{
     cgroups::{is_monitor, pod_of},
     clock::monotonic_ns,
+    cookies::Cookies,
     door::{Door, Doors, drain::Drains},
     kubepods::children,
     maps::conns::Conns,
@@ -58,8 +59,8 @@ pub enum Command {
     Forget(String),
     /// Look for listeners in its namespace, if that still has this cookie.
     Inspect(String, u64),
-    /// Hand out its namespace, if it is there.
-    Lend(String, oneshot::Sender<Namespace>),
+    /// Hand out its namespace, if it is there and still has this cookie.
+    Lend(String, u64, oneshot::Sender<Namespace>),
     /// Something listened in an unknown namespace: look again for the pods that were not found.
     Hurry,
 }
@@ -71,6 +72,8 @@ pub struct Places {
     pub cgroups: PathBuf,
     /// Folder of their network namespaces by uid, if the platform keeps one.
     pub namespaces: Option<PathBuf>,
+    /// What tells the cookies of namespaces.
+    pub cookies: Cookies,
     /// What is answered in the pods' namespaces; `None`: nobody asks here.
     pub answers: Option<Answers>,
 }
@@ -237,10 +240,18 @@ impl Finder {
         found
     }
 
+    fn is_below(&self, dir: &Path) -> bool {
+        dir != self.places.cgroups && dir.starts_with(&self.places.cgroups)
+    }
+
     fn watch(&mut self, dir: &Path) {
         let mask = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_ONLYDIR;
         match self.inotify.get_ref().0.add_watch(dir, mask) {
             Ok(watch) => drop(self.trees.insert(watch, dir.to_owned())),
+            // Gone before it was seen, as a canary's cgroup often is.
+            Err(nix::Error::ENOENT) if self.is_below(dir) => {
+                debug!(dir = %dir.display(), "directory of pods has gone")
+            }
             Err(error) => warn!(dir = %dir.display(), %error, "cannot watch directory of pods"),
         }
     }
@@ -276,8 +287,8 @@ impl Finder {
                 }
             }
             Command::Inspect(uid, cookie) => self.inspect(uid, cookie).await,
-            Command::Lend(uid, to) => {
-                if let Ok(namespace) = self.namespace(&uid) {
+            Command::Lend(uid, cookie, to) => {
+                if let Some(namespace) = self.with_cookie(&uid, cookie) {
                     // Whoever wanted it has gone.
                     let _ = to.send(namespace);
                 }
@@ -396,7 +407,7 @@ impl Finder {
         let namespace = self.namespace(uid);
         let result = match &namespace {
             Err(missing) => Err(*missing),
-            Ok(namespace) => match namespace.facts() {
+            Ok(namespace) => match namespace.facts(&self.places.cookies) {
                 Ok(facts) => Ok(Facts { oddity: self.sandbox(uid).or(facts.oddity), ..facts }),
                 Err(error) => {
                     debug!(uid, error = %common::link::chain(&error), "namespace gave no answer");
@@ -475,11 +486,23 @@ impl Finder {
         Err(missing)
     }
 
+    /// Its namespace, if that still has this cookie.
+    fn with_cookie(&self, uid: &str, cookie: u64) -> Option<Namespace> {
+        let namespace = self.namespace(uid).ok()?;
+        match namespace.is(cookie, &self.places.cookies) {
+            Ok(is_it) => is_it.then_some(namespace),
+            Err(error) => {
+                debug!(uid, error = %common::link::chain(&error), "namespace gave no answer");
+                None
+            }
+        }
+    }
+
     async fn inspect(&mut self, uid: String, cookie: u64) {
         let seen = match self.namespace(&uid) {
             // Without a process nobody listens.
             Err(_) => Ok(Some(Sockets::default())),
-            Ok(namespace) => namespace.sockets(cookie),
+            Ok(namespace) => namespace.sockets(cookie, &self.places.cookies),
         };
         match seen {
             Ok(Some(sockets)) => self.tell(Event::Inspected(uid, sockets, monotonic_ns())).await,
@@ -520,9 +543,16 @@ mod tests {
         let root = std::env::temp_dir().join(format!("rouse-find-{}", std::process::id()));
         fs::create_dir_all(&root).expect("a folder");
         let (send, mut events) = mpsc::channel(8);
-        let commands =
-            start(Places { cgroups: root.clone(), namespaces: None, answers: None }, send)
-                .expect("a thread");
+        let in_force = crate::programs::Places {
+            bpffs: root.clone(),
+            clients: root.clone(),
+            pods: root.clone(),
+            kubelet: None,
+            version: 0,
+        };
+        let cookies = Cookies::new(&in_force);
+        let places = Places { cgroups: root.clone(), namespaces: None, cookies, answers: None };
+        let commands = start(places, send).expect("a thread");
         commands.send(Command::Watch("a".into())).await.expect("it runs");
         fs::create_dir(root.join("poda")).expect("a folder");
         commands.send(Command::Inspect("a".into(), 7)).await.expect("it runs");

@@ -17,6 +17,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::sched::{CloneFlags, setns};
 
 use crate::{
+    cookies::Cookies,
     door, netfilter,
     netlink::Netlink,
     oddities::Oddity,
@@ -96,20 +97,33 @@ impl Namespace {
     }
 
     /// Its cookie and addresses.
-    pub fn facts(&self) -> Result<Facts, Error> {
+    pub fn facts(&self, cookies: &Cookies) -> Result<Facts, Error> {
         self.within("addresses", || {
             let netlink = Netlink::open(NETLINK_ROUTE)?;
-            let cookie = sys::netns_cookie(netlink.socket())?;
+            let addresses = addresses(&netlink)?;
+            let cookie = match addresses.is_empty() {
+                // Before there is something to find, no listener is made: each has the agent look again.
+                true => sys::netns_cookie(netlink.socket())?,
+                false => cookies.of(netlink.socket(), self.file.as_fd())?,
+            };
             let oddity = netfilter::redirects().then_some(Oddity::Redirected);
-            Ok(Facts { cookie, addresses: addresses(&netlink)?, oddity })
+            Ok(Facts { cookie, addresses, oddity })
+        })
+    }
+
+    /// Whether it has this cookie.
+    pub(crate) fn is(&self, cookie: u64, cookies: &Cookies) -> Result<bool, Error> {
+        self.within("cookie", || {
+            let netlink = Netlink::open(NETLINK_ROUTE)?;
+            cookies.is(cookie, netlink.socket(), self.file.as_fd())
         })
     }
 
     /// Where its processes listen, if it is still the namespace with this cookie.
-    pub fn sockets(&self, cookie: u64) -> Result<Option<Sockets>, Error> {
+    pub fn sockets(&self, cookie: u64, cookies: &Cookies) -> Result<Option<Sockets>, Error> {
         self.within("sockets", || {
             let netlink = Netlink::open(NETLINK_ROUTE)?;
-            if sys::netns_cookie(netlink.socket())? != cookie {
+            if !cookies.is(cookie, netlink.socket(), self.file.as_fd())? {
                 return Ok(None);
             }
             let mut listeners = SockDiag::open()?.listeners()?;
