@@ -282,7 +282,14 @@ impl World {
         command.envs(self.settings());
         command.env("ROUSE_CLIENTS_CGROUP", &self.cgroup);
         command.env("ROUSE_PODS_CGROUP", self.cgroup.join(self.pods_at));
-        self.agent = Some(command.spawn().expect("nsenter"));
+        let mut agent = command.spawn().expect("nsenter");
+        // Where the kernel does not tell cookies (before 5.15), who listens earlier counts nowhere.
+        let pin = self.folder.join(format!("bpf/v{}/links/connect6", abi::ABI_VERSION));
+        let end = Instant::now() + LIMIT;
+        while !pin.exists() && matches!(agent.try_wait(), Ok(None)) && Instant::now() < end {
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.agent = Some(agent);
     }
 
     /// As a DaemonSet starts it: in a pod's cgroup, and without a word about cgroups.
