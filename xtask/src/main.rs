@@ -19,6 +19,7 @@ mod coldstart;
 mod demo;
 mod fuzz;
 mod image;
+mod kernels;
 mod load;
 mod machine;
 mod manifests;
@@ -57,6 +58,8 @@ enum Task {
     Test(test::Args),
     /// Build the servers and clients whose requests the kernel tier counts
     Servers,
+    /// Load the kernel half into each supported kernel, and run the kernel tier there, in virtual machines
+    Kernels(kernels::Args),
     /// A real Kubernetes on this machine, in namespaces of its own
     Cluster(cluster::Args),
     /// Write the container images of the parts and the examples as OCI layouts
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
         Task::BuildEbpf => build_ebpf::run(),
         Task::Test(args) => test::run(&args),
         Task::Servers => servers::run(),
+        Task::Kernels(args) => kernels::run(&args),
         Task::Cluster(args) => cluster::run(&args),
         Task::Image(args) => image::run(&args),
         Task::Manifests => manifests::run(),

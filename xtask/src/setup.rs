@@ -38,7 +38,7 @@ pub(crate) fn prepare(purposes: &[Purpose], yes: bool) -> Result<()> {
     if !missing.is_empty() {
         install(&missing, yes)?;
     }
-    match purposes.iter().any(|purpose| purpose.needs_kernel()) {
+    match purposes.iter().any(|purpose| purpose.needs_kernel_half()) {
         true => kernel_half::prepare(yes),
         false => Ok(()),
     }

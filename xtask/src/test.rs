@@ -18,7 +18,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
-use self::{ahead::Ahead, build::Builder, tally::Tally};
+pub(crate) use self::tally::Tally;
+use self::{ahead::Ahead, build::Builder};
 use crate::{
     build_ebpf, image, servers,
     setup::{self, Purpose},
@@ -199,6 +200,27 @@ fn privileged(
         .arg("--test-threads=1")
         .current_dir(workspace.root.join("tests"));
     run_counted(&mut command)
+}
+
+/// Builds the test program of the kernel tier, with the kernel half inside.
+pub(crate) fn kernel_tier() -> Result<PathBuf> {
+    let builder = Builder::with_kernel_half(Workspace::load()?, Ok(()));
+    builder.object()?;
+    builder.target(Tier::Kernel.name()).map(PathBuf::from)
+}
+
+/// The tests of a program that cargo built, without those that others run as their processes.
+pub(crate) fn names_in(program: &Path) -> Result<Vec<String>> {
+    let list = |more: &[&str]| -> Result<Vec<String>> {
+        let mut command = Command::new(program);
+        let listed = sh::capture(command.args(["--list", "--format", "terse"]).args(more))?;
+        let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
+        Ok(names.map(str::to_owned).collect())
+    };
+    let ignored = list(&["--ignored"])?;
+    let mut names = list(&[])?;
+    names.retain(|name| !ignored.contains(name));
+    Ok(names)
 }
 
 /// Leaves the program of one root tier in `file`, to be run on another machine.

@@ -15,19 +15,33 @@ pub(crate) enum Purpose {
     Bench,
     /// Run a whole Kubernetes.
     Cluster,
+    /// Run other kernels in virtual machines.
+    Kernels,
 }
 
 impl Purpose {
     /// Everything.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Build, Self::Kernel, Self::Node, Self::Test, Self::Bench, Self::Cluster];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Build,
+        Self::Kernel,
+        Self::Node,
+        Self::Test,
+        Self::Bench,
+        Self::Cluster,
+        Self::Kernels,
+    ];
 
-    /// Whether it loads programs into the kernel.
+    /// Whether it loads programs into this machine's kernel.
     pub(crate) fn needs_kernel(self) -> bool {
         match self {
-            Self::Build | Self::Cluster => false,
+            Self::Build | Self::Cluster | Self::Kernels => false,
             Self::Kernel | Self::Node | Self::Test | Self::Bench => true,
         }
+    }
+
+    /// Whether it compiles the kernel half.
+    pub(crate) fn needs_kernel_half(self) -> bool {
+        self.needs_kernel() || self == Self::Kernels
     }
 }
 
@@ -135,6 +149,25 @@ const NEEDS: &[Need] = &[
         &["/usr/lib/cni/bridge", "/opt/cni/bin/bridge"],
         "gives pods their network",
     ),
+    need(
+        &[Purpose::Kernels],
+        "qemu-system-x86",
+        &["qemu-system-x86_64"],
+        "runs other kernels in virtual machines",
+    ),
+    need(
+        &[Purpose::Kernels],
+        "busybox-static",
+        &["/bin/busybox"],
+        "the shell that starts such a machine",
+    ),
+    need(
+        &[Purpose::Kernels],
+        "debian-archive-keyring",
+        &["/usr/share/keyrings/debian-archive-keyring.gpg"],
+        "the keys by which Debian's kernels are checked",
+    ),
+    need(&[Purpose::Kernels], "kmod", &["depmod"], "finds and loads other kernels' modules"),
     need(&[Purpose::Cluster], "iptables", &["iptables"], "rules of kube-proxy and of host ports"),
     need(&[Purpose::Cluster], "nftables", &["nft"], "rules of kube-proxy in its newer mode"),
     need(

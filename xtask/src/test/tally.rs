@@ -1,18 +1,21 @@
 //! Pure: what test programs say: how many tests passed, and why the others did not.
 
+use serde::Serialize;
+
 /// So many lines of what a failed test said are repeated at the end, where its reader looks first.
 const MOST_LINES: usize = 12;
 
 /// Tests that ran.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    pub(super) passed: u64,
-    pub(super) failed: u64,
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Tally {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
     /// Left out unless asked for.
     pub(super) ignored: u64,
     /// Each failed test's name, with what it said as it failed.
-    pub(super) failures: Vec<Vec<String>>,
+    pub(crate) failures: Vec<Vec<String>>,
     /// What the next line belongs to.
+    #[serde(skip)]
     at: Place,
 }
 
@@ -29,7 +32,7 @@ enum Place {
 
 impl Tally {
     /// Adds what a line of libtest's output says.
-    pub(super) fn absorb(&mut self, line: &str) {
+    pub(crate) fn absorb(&mut self, line: &str) {
         let line = line.trim_end();
         if let Some(rest) = line.trim_start().strip_prefix("test result: ") {
             self.close(rest);
@@ -42,7 +45,7 @@ impl Tally {
     }
 
     /// This and then `next`.
-    pub(super) fn and(mut self, next: Self) -> Self {
+    pub(crate) fn and(mut self, next: Self) -> Self {
         self.passed += next.passed;
         self.failed += next.failed;
         self.ignored += next.ignored;

@@ -1,15 +1,14 @@
 //! Shell: the tests of all packages but root's, sorted into the tiers pure and shell.
 
-use std::{fs, process::Command};
+use std::{fs, path::Path, process::Command};
 
 use anyhow::Result;
 
 use super::{
     Outcome, Tier,
     build::{Builder, Built},
-    run_counted, sort,
+    names_in, run_counted, sort,
 };
-use crate::sh;
 
 /// Runs the tests of `tier` whose name contains one of `names`, or all.
 pub(super) fn run(tier: Tier, names: &[String], builder: &Builder) -> Result<Outcome> {
@@ -34,15 +33,10 @@ pub(super) fn run(tier: Tier, names: &[String], builder: &Builder) -> Result<Out
 }
 
 fn tests_of(built: &Built, tier: Tier, names: &[String]) -> Result<Vec<String>> {
-    let listed =
-        sh::capture(Command::new(&built.executable).args(["--list", "--format", "terse"]))?;
-    let tests = listed.lines().filter_map(|line| line.strip_suffix(": test"));
-    let wanted = |test: &&str| names.is_empty() || names.iter().any(|name| test.contains(name));
-    Ok(tests
-        .filter(wanted)
-        .filter(|test| tier_of_test(built, test) == tier)
-        .map(str::to_owned)
-        .collect())
+    let mut tests = names_in(Path::new(&built.executable))?;
+    let wanted = |test: &str| names.is_empty() || names.iter().any(|name| test.contains(name));
+    tests.retain(|test| wanted(test) && tier_of_test(built, test) == tier);
+    Ok(tests)
 }
 
 fn tier_of_test(built: &Built, test: &str) -> Tier {

@@ -1,0 +1,241 @@
+//! Shell: loads the kernel half into each supported kernel, and runs the kernel tier there, in virtual machines.
+
+mod console;
+mod cpio;
+mod debian;
+mod initramfs;
+mod modules;
+mod packages;
+mod report;
+mod supported;
+mod vm;
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use self::{
+    console::Heard,
+    debian::Mirrors,
+    initramfs::quoted,
+    report::{Done, LOAD, Outcome, TESTS, Tables},
+    supported::{Choice, KERNELS, Kernel},
+    vm::{Accel, Machine},
+};
+use crate::{
+    servers,
+    setup::{self, Purpose},
+    test,
+    workspace::Workspace,
+};
+
+/// Which kernels, and what of the tests.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Kernels to run, separated by commas; without it all that are supported: 5.10, 6.1, 6.12, newest
+    #[arg(long, value_delimiter = ',', value_name = "KERNEL,…", value_parser = supported::named)]
+    kernel: Vec<&'static Kernel>,
+    /// Only load the programs and tell how far the verifier walks in each
+    #[arg(long)]
+    only_load: bool,
+    /// Load the programs of this object in place of the one built here
+    #[arg(long, value_name = "FILE", requires = "only_load")]
+    object: Option<PathBuf>,
+    /// Run this test program, which `test --tier kernel --build-only FILE` left, in place of one built now
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+    /// What runs the machines; without it the faster one that works here
+    #[arg(long)]
+    accel: Option<Accel>,
+    /// Take packages from this mirror of Debian in place of those in apt's sources
+    #[arg(long, value_name = "URI")]
+    mirror: Option<String>,
+    /// Install what is missing without asking
+    #[arg(long)]
+    yes: bool,
+    /// Write what came out to FILE as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Of the other tests, run only those whose name contains one of these
+    #[arg(last = true, value_name = "NAME", conflicts_with = "only_load")]
+    names: Vec<String>,
+}
+
+/// Tests of the verifier, which always run, by the begin of their names.
+const VERIFIER: &str = "verifier::";
+/// Names an object to the tests of the verifier.
+const OBJECT: &str = "ROUSE_VERIFY_OBJECT";
+/// Names the servers that are no packages, to tests that begin so.
+const WITH_SERVERS: &str = "servers::";
+const SERVERS: &str = "ROUSE_SERVERS";
+/// The longest that a machine may take to load all programs, and for everything. Emulated, minutes and an hour are usual.
+const LOAD_LIMIT: Duration = Duration::from_secs(20 * 60);
+const LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
+
+/// `cargo xtask kernels`.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    conclude(&outcomes(args)?, args.json.as_deref())
+}
+
+fn outcomes(args: &Args) -> Result<Vec<Outcome>> {
+    if env::consts::ARCH != "x86_64" {
+        bail!("the virtual machines are x86-64's, and this machine's programs are not");
+    }
+    let purposes = [Purpose::Build, Purpose::Kernels, Purpose::Test];
+    // The machines find on this one what the tests start. To load needs none of it.
+    setup::prepare(if args.only_load { &purposes[..2] } else { &purposes }, args.yes)?;
+    let workspace = Workspace::load()?;
+    let folder = workspace.target.join("kernels");
+    let tests = workspace.root.join("tests");
+    let program = match &args.program {
+        Some(program) => program.clone(),
+        None => test::kernel_tier()?,
+    };
+    let names = chosen(args, &program)?;
+    let with_servers = names.iter().any(|name| name.starts_with(WITH_SERVERS));
+    let servers = with_servers.then(|| servers::make(&workspace)).transpose()?;
+    let runs = Runs {
+        args,
+        names,
+        program,
+        tests,
+        servers,
+        folder,
+        accel: args.accel.unwrap_or_else(Accel::find),
+        mirrors: Mirrors::find(args.mirror.as_deref())?,
+    };
+    let asked = if args.kernel.is_empty() { KERNELS.iter().collect() } else { args.kernel.clone() };
+    let on = |kernel: &'static Kernel| {
+        let went = runs.on(kernel);
+        went.unwrap_or_else(|error| Outcome::nothing(kernel.name, format!("{error:#}")))
+    };
+    Ok(asked.into_iter().map(on).collect())
+}
+
+/// The tests to run where they can hold, beside the verifier's.
+fn chosen(args: &Args, program: &Path) -> Result<Vec<String>> {
+    let mut names = test::names_in(program)?;
+    supported::check(&names).map_err(anyhow::Error::msg)?;
+    let wanted =
+        |test: &str| args.names.is_empty() || args.names.iter().any(|name| test.contains(name));
+    names.retain(|test| !args.only_load && !test.starts_with(VERIFIER) && wanted(test));
+    if names.is_empty() && !args.only_load {
+        bail!("no test is named so: {}", args.names.join(", "));
+    }
+    Ok(names)
+}
+
+/// What is the same for all kernels.
+struct Runs<'a> {
+    args: &'a Args,
+    /// The test program, and the tests to run beside the verifier's.
+    program: PathBuf,
+    names: Vec<String>,
+    /// Where the tests run.
+    tests: PathBuf,
+    /// Programs that they meet.
+    servers: Option<PathBuf>,
+    /// For what a machine starts from and what its kernel says.
+    folder: PathBuf,
+    accel: Accel,
+    mirrors: Mirrors,
+}
+
+impl Runs<'_> {
+    fn on(&self, kernel: &'static Kernel) -> Result<Outcome> {
+        println!("\n== Linux {} ==", kernel.name);
+        let fetched = debian::fetch(kernel, &self.mirrors)?;
+        let series = supported::series(&fetched.release)
+            .with_context(|| format!("Linux {} has no number", fetched.release))?;
+        let Choice { run, left_out } = supported::choose(&self.names, series);
+        let job = self.job(&run)?;
+        fs::create_dir_all(&self.folder)
+            .with_context(|| format!("cannot make {}", self.folder.display()))?;
+        let file = |what: &str| self.folder.join(format!("{}.{what}", kernel.name));
+        let initramfs = file("initramfs");
+        fs::write(&initramfs, initramfs::make(&fetched, &self.program, &job)?)
+            .with_context(|| format!("cannot write {}", initramfs.display()))?;
+        let machine = Machine {
+            kernel: &fetched.image,
+            initramfs: &initramfs,
+            console: file("console"),
+            accel: self.accel,
+            limit: if self.args.only_load { LOAD_LIMIT } else { LIMIT },
+        };
+        println!("Linux {} by {}: {} tests to run", fetched.release, self.accel.name(), run.len());
+        let (started, mut heard) = (Instant::now(), Heard::default());
+        machine.run(|line| {
+            println!("{:>6} | {}", kernel.name, line.trim_end());
+            heard.absorb(line);
+        })?;
+        let done = Done {
+            version: &fetched.version,
+            heard,
+            asked: run.len(),
+            left_out,
+            last_words: machine.last_words()?,
+            seconds: started.elapsed().as_secs(),
+        };
+        Ok(Outcome::of(kernel.name, done))
+    }
+
+    /// What the machine is to do, as a script.
+    fn job(&self, run: &[String]) -> Result<String> {
+        let mut job =
+            "export HOME=/root TERM=dumb RUST_BACKTRACE=0 PATH=/usr/local/sbin:/usr/local/bin:\
+                       /usr/sbin:/usr/bin:/sbin:/bin\nulimit -n 65536\nip link set lo up\n"
+                .to_owned();
+        // Lines as they are written, without a carriage return.
+        job += "exec >/dev/ttyS1 2>&1 </dev/null\nbusybox stty -F /dev/ttyS1 raw\n";
+        job += &format!("cd {}\n", quoted(&self.tests.to_string_lossy()));
+        let files = [(OBJECT, &self.args.object), (SERVERS, &self.servers)];
+        for (name, file) in
+            files.into_iter().filter_map(|(name, file)| Some((name, file.as_ref()?)))
+        {
+            let file = fs::canonicalize(file)
+                .with_context(|| format!("cannot find {}", file.display()))?;
+            job += &format!("export {name}={}\n", quoted(&file.to_string_lossy()));
+        }
+        job += &said(LOAD, &format!("--nocapture {VERIFIER}"), "");
+        if !run.is_empty() {
+            let names: Vec<String> = run.iter().map(|name| quoted(name)).collect();
+            // What agents say would bury the rest, and is of use only where something fails.
+            job += &said(TESTS, &format!("--exact {}", names.join(" ")), "2>/run/rouse/agents");
+            job += "[ $code = 0 ] || tail -c 50000 /run/rouse/agents\n";
+        }
+        Ok(job + "exec busybox poweroff -f\n")
+    }
+}
+
+/// A run of the tests that `words` choose, in a script, and what tells its begin and end.
+fn said(run: &str, words: &str, to: &str) -> String {
+    format!(
+        "echo 'rouse: begin {run}'\n/run/rouse/tests --test-threads=1 {words} {to}\ncode=$?\n\
+         echo \"rouse: end {run} $code\"\n"
+    )
+}
+
+/// Prints the tables; an error unless all is well on every kernel.
+fn conclude(outcomes: &[Outcome], json: Option<&Path>) -> Result<()> {
+    println!("\n{}", Tables(outcomes));
+    if let Some(file) = json {
+        let text = serde_json::to_string_pretty(outcomes)? + "\n";
+        fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    for outcome in outcomes.iter().filter(|it| !it.wrong.is_empty()) {
+        for failure in &outcome.tally.failures {
+            println!("{}: {}\n", outcome.kernel, failure.join("\n  "));
+        }
+        println!("{}: {}", outcome.kernel, outcome.wrong.join("\n"));
+    }
+    let bad: Vec<_> = outcomes.iter().filter(|it| !it.wrong.is_empty()).collect();
+    if !bad.is_empty() {
+        let names: Vec<_> = bad.iter().map(|it| it.kernel).collect();
+        bail!("not all is well on Linux {}", names.join(", "));
+    }
+    Ok(())
+}

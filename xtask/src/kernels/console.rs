@@ -1,0 +1,153 @@
+//! Pure: what a machine says on its serial line, read: what the verifier walked, which tests passed, and whether all that was
+//! to run has run.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::Serialize;
+
+use crate::test::Tally;
+
+/// Marks lines of the machine's own among those of the tests: `rouse: begin load`, `rouse: end load 0`.
+const OURS: &str = "rouse: ";
+/// Marks what the tests say of a program: `verifier: connect4 5690`, `verifier: egress refused`, `verifier: end is for …`.
+const VERIFIER: &str = "verifier: ";
+/// How a test program sums up.
+const RESULT: &str = "test result: ";
+
+/// What became of one program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    /// Accepted, after the verifier walked so many instructions.
+    Walked(u64),
+    /// Not accepted.
+    Refused,
+    /// Not for this kernel.
+    Later,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Walked(count) => out.pad(&count.to_string()),
+            Self::Refused => out.pad("REFUSED"),
+            Self::Later => out.pad("-"),
+        }
+    }
+}
+
+/// All that was said so far.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Heard {
+    /// What the verifier said of each program.
+    pub(crate) programs: BTreeMap<String, Verdict>,
+    /// Each run that ended, with what its program answered.
+    pub(crate) ended: BTreeMap<String, i32>,
+    /// Tests of each run.
+    pub(crate) tallies: BTreeMap<String, Tally>,
+    /// The run at hand, and what it has said since the last result.
+    run: Option<(String, Tally)>,
+}
+
+impl Heard {
+    /// Takes one more line.
+    pub(crate) fn absorb(&mut self, line: &str) {
+        let line = line.trim_end();
+        if let Some(said) = line.strip_prefix(OURS) {
+            return self.absorb_ours(said);
+        }
+        // The first word of a test's own stands behind the test's name.
+        if let Some((_, said)) = line.split_once(VERIFIER) {
+            self.absorb_verdict(said);
+        }
+        if let Some((run, tally)) = &mut self.run {
+            tally.absorb(line);
+            // The last result is the run's own: processes of tests are test programs too, and may say one as they end.
+            if line.starts_with(RESULT) {
+                self.tallies.insert(run.clone(), std::mem::take(tally));
+            }
+        }
+    }
+
+    fn absorb_ours(&mut self, said: &str) {
+        let mut words = said.split(' ');
+        match (words.next(), words.next(), words.next().map(str::parse)) {
+            (Some("begin"), Some(run), None) => {
+                self.run = Some((run.to_owned(), Tally::default()));
+            }
+            (Some("end"), Some(run), Some(Ok(code))) => {
+                self.run = None;
+                self.ended.insert(run.to_owned(), code);
+            }
+            _ => {}
+        }
+    }
+
+    fn absorb_verdict(&mut self, said: &str) {
+        let Some((name, said)) = said.split_once(' ') else { return };
+        let verdict = match said {
+            "refused" => Verdict::Refused,
+            "is for later kernels" => Verdict::Later,
+            count => match count.parse() {
+                Ok(count) => Verdict::Walked(count),
+                Err(_) => return,
+            },
+        };
+        self.programs.insert(name.to_owned(), verdict);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(lines: &[&str]) -> Heard {
+        let mut heard = Heard::default();
+        lines.iter().for_each(|line| heard.absorb(line));
+        heard
+    }
+
+    #[test]
+    fn verdicts_are_read_wherever_they_stand() {
+        let heard = heard(&[
+            "rouse: begin load\r",
+            "test verifier::x ... verifier: bind6 122\r",
+            "verifier: egress refused\r",
+            "verifier: end is for later kernels\r",
+            "verifier: 14 programs loaded together\r",
+            "test result: FAILED. 1 passed; 1 failed; 0 ignored\r",
+            "rouse: end load 101\r",
+        ]);
+        let programs: Vec<_> =
+            heard.programs.iter().map(|(name, it)| (name.as_str(), *it)).collect();
+        assert_eq!(
+            programs,
+            [
+                ("bind6", Verdict::Walked(122)),
+                ("egress", Verdict::Refused),
+                ("end", Verdict::Later)
+            ]
+        );
+        assert_eq!(heard.ended, [("load".to_owned(), 101)].into());
+        assert_eq!(heard.tallies["load"].failed, 1);
+    }
+
+    #[test]
+    fn a_run_that_was_cut_off_has_not_ended() {
+        let heard = heard(&["rouse: begin tests", "test listen::x ... ok"]);
+        assert!(heard.ended.is_empty());
+    }
+
+    #[test]
+    fn only_the_last_result_of_a_run_is_its_own() {
+        let heard = heard(&[
+            "rouse: begin tests",
+            "---- agent::role stdout ----",
+            "test result: FAILED. 0 passed; 1 failed; 0 ignored",
+            "test result: ok. 3 passed; 0 failed; 0 ignored",
+            "rouse: end tests 0",
+        ]);
+        let tally = &heard.tallies["tests"];
+        assert_eq!((tally.passed, tally.failed, tally.failures.len()), (3, 0, 0));
+    }
+}

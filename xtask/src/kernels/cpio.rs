@@ -1,0 +1,79 @@
+//! Pure: archives in the one format that the kernel unpacks as its first files (`newc`, Linux
+//! Documentation/driver-api/early-userspace/buffer-format.rst).
+
+/// An archive as it grows.
+#[derive(Debug, Default)]
+pub(crate) struct Archive {
+    bytes: Vec<u8>,
+    /// Number of the next file.
+    next: u32,
+}
+
+/// `stat` bits of what is in it.
+const FOLDER: u32 = 0o040_755;
+const PROGRAM: u32 = 0o100_755;
+/// Files end, and names with their header, at a multiple of this.
+const ALIGNED: usize = 4;
+/// Name of the entry that ends an archive.
+const END: &str = "TRAILER!!!";
+
+impl Archive {
+    /// Adds a folder. Whatever is in it comes later.
+    pub(crate) fn folder(&mut self, path: &str) {
+        self.entry(path, FOLDER, &[]);
+    }
+
+    /// Adds a file that everybody may read and run.
+    pub(crate) fn file(&mut self, path: &str, content: &[u8]) {
+        self.entry(path, PROGRAM, content);
+    }
+
+    /// The whole archive.
+    pub(crate) fn finish(mut self) -> Vec<u8> {
+        self.entry(END, 0, &[]);
+        self.bytes
+    }
+
+    fn entry(&mut self, path: &str, mode: u32, content: &[u8]) {
+        self.next += 1;
+        // Number, mode, owner, group, links, time, size, place of the file's device, device, length of the name with its
+        // end, checksum (none in this format): each as eight hexadecimal digits.
+        let size = u32::try_from(content.len()).expect("files of a few MB");
+        let name = u32::try_from(path.len() + 1).expect("short names");
+        let fields = [self.next, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name, 0];
+        self.bytes.extend(b"070701");
+        self.bytes.extend(fields.iter().flat_map(|field| format!("{field:08x}").into_bytes()));
+        self.bytes.extend(path.as_bytes());
+        self.bytes.push(0);
+        self.align();
+        self.bytes.extend(content);
+        self.align();
+    }
+
+    fn align(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(ALIGNED), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_is_headers_names_and_contents_at_multiples_of_four() {
+        let mut archive = Archive::default();
+        archive.folder("bin");
+        archive.file("init", b"hello");
+        let text = String::from_utf8(archive.finish()).unwrap();
+        let field = "00000000";
+        let folder = format!("070701{:08x}{:08x}{field}{field}{:08x}", 1, FOLDER, 1)
+            + &format!("{field}{:08x}{}{:08x}{field}bin\0\0\0", 0, field.repeat(4), 4);
+        assert!(text.starts_with(&folder), "{text}");
+        let rest = &text[folder.len()..];
+        assert_eq!(&rest[..6], "070701");
+        // The name with its end makes 115 bytes of the header's 110.
+        assert_eq!(&rest[110..124], "init\0\0hello\0\0\0");
+        assert!(rest[124..].starts_with("070701") && rest[124..].contains(END));
+        assert_eq!(text.len() % ALIGNED, 0);
+    }
+}

@@ -1,0 +1,234 @@
+//! Shell: Debian's kernels, by apt with sources and lists of its own, which leaves the machine's packages alone.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{
+    modules,
+    packages::{self, Package},
+    supported::Kernel,
+};
+use crate::{sh, toolchain};
+
+/// The keys that Debian signs with.
+const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// The package that always depends on a suite's present kernel.
+const META: &str = "linux-image-amd64";
+/// Lists are asked for anew when they are older.
+const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A kernel that lies in the cache.
+#[derive(Debug)]
+pub(crate) struct Fetched {
+    /// The package's version, `5.10.262-1`.
+    pub(crate) version: String,
+    /// What `uname -r` says there, `5.10.0-41-amd64`.
+    pub(crate) release: String,
+    /// What boots.
+    pub(crate) image: PathBuf,
+    /// Folder of its modules, with `depmod`'s lists.
+    pub(crate) modules: PathBuf,
+}
+
+/// Where packages come from.
+#[derive(Debug)]
+pub(crate) struct Mirrors {
+    archive: String,
+    security: Option<String>,
+}
+
+impl Mirrors {
+    /// Those that this machine's own packages come from, or `given`.
+    pub(crate) fn find(given: Option<&str>) -> Result<Self> {
+        if let Some(given) = given {
+            return Ok(Self { archive: given.trim_end_matches('/').to_owned(), security: None });
+        }
+        let mut ask = Command::new("apt-get");
+        ask.args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]);
+        let (archive, security) = packages::mirrors(&sh::capture(&mut ask)?);
+        let archive = archive.context(
+            "apt's sources name no mirror of Debian to take kernels from: name one with --mirror",
+        )?;
+        Ok(Self { archive, security })
+    }
+}
+
+/// The newest package of a kernel: from the cache, or from the mirror.
+pub(crate) fn fetch(kernel: &Kernel, mirrors: &Mirrors) -> Result<Fetched> {
+    let cache = toolchain::cache()?.join("kernels");
+    let apt = Apt { folder: cache.join(format!("apt-{}", kernel.name)) };
+    apt.update(kernel, mirrors)?;
+    let listed = sh::capture(apt.command("apt-cache").args(["madison", META]))?;
+    let version = packages::highest(&listed)
+        .with_context(|| format!("Debian's {} have no {META}", kernel.suites.join(" and ")))?;
+    let folder = cache.join(&version);
+    if !folder.exists() {
+        println!("kernels: Debian's Linux {version} goes into {} (once)", folder.display());
+        // Filled aside and moved, so that what is interrupted leaves nothing that looks whole.
+        let aside = cache.join(format!("new-{}", std::process::id()));
+        let filled = fill(&apt, &version, &aside).and_then(|()| {
+            fs::rename(&aside, &folder).with_context(|| format!("cannot make {}", folder.display()))
+        });
+        if filled.is_err() {
+            let _absent = fs::remove_dir_all(&aside);
+        }
+        filled?;
+    }
+    found(version, &folder)
+}
+
+/// The kernel in a folder of the cache.
+fn found(version: String, folder: &Path) -> Result<Fetched> {
+    let (image, modules) = (folder.join("vmlinuz"), folder.join("lib/modules"));
+    let broken = || format!("{} is broken: remove it", folder.display());
+    let mut entries = fs::read_dir(&modules).with_context(broken)?.flatten();
+    let release = entries.next().with_context(broken)?.file_name().to_string_lossy().into_owned();
+    let modules = modules.join(&release);
+    Ok(Fetched { version, release, image, modules })
+}
+
+/// Downloads all parts of a kernel and leaves in `folder` what a machine needs of it.
+fn fill(apt: &Apt, version: &str, folder: &Path) -> Result<()> {
+    let debs = folder.join("debs");
+    fs::create_dir_all(&debs).with_context(|| format!("cannot make {}", debs.display()))?;
+    let parts = apt.parts(version)?;
+    let words = parts.iter().map(|part| format!("{}={}", part.name, part.version));
+    sh::capture(apt.command("apt-get").args(["-qq", "download"]).args(words).current_dir(&debs))?;
+    for deb in fs::read_dir(&debs)?.flatten() {
+        unpack(&deb.path(), folder)
+            .with_context(|| format!("cannot unpack {}", deb.path().display()))?;
+    }
+    fs::remove_dir_all(&debs)?;
+    let fetched = found(version.to_owned(), folder)?;
+    if !fetched.image.exists() {
+        bail!("no package of Linux {version} holds the kernel itself");
+    }
+    let depmod = sh::which("depmod").context("depmod is missing (package kmod)")?;
+    sh::capture(Command::new(depmod).arg("-b").arg(folder).arg(&fetched.release)).map(drop)
+}
+
+/// Leaves the kernel of a package, and its modules, in `folder`.
+fn unpack(deb: &Path, folder: &Path) -> Result<()> {
+    let mut command = Command::new("dpkg-deb");
+    let mut child = command.arg("--fsys-tarfile").arg(deb).stdout(Stdio::piped()).spawn()?;
+    let mut archive = tar::Archive::new(child.stdout.take().context("its output was piped")?);
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.to_string_lossy().into_owned();
+        // Newer packages have all below usr.
+        let path = path.trim_start_matches("./").trim_start_matches("usr/");
+        let to = match place(path) {
+            Some(to) if entry.header().entry_type().is_file() => folder.join(to),
+            _ => continue,
+        };
+        fs::create_dir_all(to.parent().context("every file is in a folder")?)?;
+        io::copy(&mut entry, &mut fs::File::create(to)?)?;
+    }
+    // Its last bytes are padding that the reader may leave.
+    io::copy(&mut archive.into_inner(), &mut io::sink())?;
+    if !child.wait()?.success() {
+        bail!("dpkg-deb failed");
+    }
+    Ok(())
+}
+
+/// Where a file of a package goes, if anywhere.
+fn place(path: &str) -> Option<PathBuf> {
+    if path.starts_with("boot/vmlinuz-") {
+        return Some("vmlinuz".into());
+    }
+    let (release, file) = path.strip_prefix("lib/modules/")?.split_once('/')?;
+    match file {
+        "vmlinuz" => Some("vmlinuz".into()),
+        file => modules::is_wanted(file).then(|| Path::new("lib/modules").join(release).join(file)),
+    }
+}
+
+/// apt with one kernel's sources.
+#[derive(Debug)]
+struct Apt {
+    folder: PathBuf,
+}
+
+impl Apt {
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        let at = self.folder.display();
+        let options = [
+            format!("Dir::Etc::sourcelist={at}/sources.list"),
+            "Dir::Etc::sourceparts=/dev/null".to_owned(),
+            "Dir::Etc::preferencesparts=/dev/null".to_owned(),
+            "Dir::Etc::preferences=/dev/null".to_owned(),
+            format!("Dir::State={at}"),
+            // Nothing is installed, as far as this apt knows.
+            format!("Dir::State::status={at}/status"),
+            format!("Dir::Cache={at}"),
+            "APT::Architecture=amd64".to_owned(),
+            // Its own user could not write here.
+            "APT::Sandbox::User=root".to_owned(),
+            "APT::Update::Error-Mode=any".to_owned(),
+            "Acquire::Languages=none".to_owned(),
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
+        ];
+        options.iter().for_each(|option| _ = command.args(["-o", option]));
+        command
+    }
+
+    /// Has the lists of the kernel's suites, a day old at most.
+    fn update(&self, kernel: &Kernel, mirrors: &Mirrors) -> Result<()> {
+        if !Path::new(KEYS).exists() {
+            bail!(
+                "{KEYS} is missing, by which packages are checked: install debian-archive-keyring"
+            );
+        }
+        let mut sources = String::new();
+        let suites = kernel.suites.iter().map(|suite| (&mirrors.archive, *suite));
+        let security = mirrors.security.iter().zip(kernel.security);
+        for (mirror, suite) in suites.chain(security) {
+            sources += &format!("deb [signed-by={KEYS}] {mirror} {suite} main\n");
+        }
+        let (list, done) = (self.folder.join("sources.list"), self.folder.join("updated"));
+        let same = fs::read_to_string(&list).is_ok_and(|text| text == sources);
+        let age = done.metadata().and_then(|found| found.modified()).map(|at| at.elapsed());
+        if same && age.is_ok_and(|age| age.is_ok_and(|age| age < FRESH)) {
+            return Ok(());
+        }
+        for folder in ["lists/partial", "archives/partial"] {
+            let folder = self.folder.join(folder);
+            fs::create_dir_all(&folder)
+                .with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        fs::write(&list, sources)?;
+        fs::write(self.folder.join("status"), "")?;
+        match sh::capture(self.command("apt-get").args(["-qq", "update"])) {
+            Ok(_) => Ok(fs::write(done, "")?),
+            // What was the newest kernel at the last time is better than none.
+            Err(error) if same && done.exists() => {
+                println!("kernels: older lists of packages are taken: {error:#}");
+                Ok(())
+            }
+            Err(error) => Err(error.context("the lists of packages cannot be had")),
+        }
+    }
+
+    /// All packages of the kernel of this version.
+    fn parts(&self, version: &str) -> Result<Vec<Package>> {
+        let mut parts = vec![Package { name: META.to_owned(), version: version.to_owned() }];
+        let mut next = 0;
+        while let Some(part) = parts.get(next) {
+            let name = format!("{}={}", part.name, part.version);
+            let show = sh::capture(self.command("apt-cache").args(["show", &name]))?;
+            let more: Vec<_> =
+                packages::parts(&show).into_iter().filter(|it| !parts.contains(it)).collect();
+            parts.extend(more);
+            next += 1;
+        }
+        Ok(parts)
+    }
+}

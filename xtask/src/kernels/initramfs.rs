@@ -1,0 +1,118 @@
+//! Shell: the first files of a machine: a small shell, the modules without which it would not find the others, and what to do.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{cpio::Archive, debian::Fetched, modules};
+/// What the first process does.
+const INIT: &str = include_str!("init.sh");
+/// Modules that lead to the host's files. All others are loaded by whoever needs them.
+const MODULES: [&str; 4] = ["virtio_pci", "9pnet_virtio", "9p", "overlay"];
+/// Folders that the first process mounts something on, or finds something in.
+const FOLDERS: [&str; 9] =
+    ["bin", "dev", "host", "layer", "modules", "proc", "root", "sys", "dev/pts"];
+/// The small shell, which must need no other file.
+const BUSYBOX: &str = "/bin/busybox";
+
+/// The first files for this kernel, which then runs `program`'s tests as `job`, a script, says.
+pub(crate) fn make(kernel: &Fetched, program: &Path, job: &str) -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    FOLDERS.iter().for_each(|folder| archive.folder(folder));
+    archive.file("bin/busybox", &busybox()?);
+    for (number, file) in first_modules(kernel)?.iter().enumerate() {
+        let name = file.rsplit('/').next().unwrap_or_default();
+        // Numbered, as they are loaded in the order of their names.
+        let path = format!("modules/{number:02}-{}", name.split(".xz").next().unwrap_or_default());
+        archive.file(&path, &module(&kernel.modules.join(file))?);
+    }
+    archive.file("settings", settings(kernel, program)?.as_bytes());
+    archive.file("job", job.as_bytes());
+    archive.file("init", INIT.as_bytes());
+    Ok(archive.finish())
+}
+
+fn busybox() -> Result<Vec<u8>> {
+    let bytes = read(Path::new(BUSYBOX))?;
+    if has_interpreter(&bytes) {
+        bail!("{BUSYBOX} needs libraries: install the package busybox-static in place of busybox");
+    }
+    Ok(bytes)
+}
+
+/// Whether a program (ELF, 64 bits, this machine's byte order) names another that loads it and its libraries.
+fn has_interpreter(program: &[u8]) -> bool {
+    const INTERPRETER: u32 = 3;
+    let number = |at: usize, bytes: usize| {
+        let found = program.get(at..at + bytes).unwrap_or_default();
+        found.iter().rev().fold(0, |sum: usize, &byte| sum << 8 | usize::from(byte))
+    };
+    // Where its segments are told, how many bytes each takes, and how many there are.
+    let (at, size, count) = (number(32, 8), number(54, 2), number(56, 2));
+    (0..count).any(|index| number(at + index * size, 4) as u32 == INTERPRETER)
+}
+
+fn first_modules(kernel: &Fetched) -> Result<Vec<String>> {
+    let list = |name: &str| -> Result<String> {
+        Ok(String::from_utf8_lossy(&read(&kernel.modules.join(name))?).into_owned())
+    };
+    modules::resolve(&list("modules.dep")?, &list("modules.builtin")?, &MODULES)
+        .map_err(|why| anyhow::anyhow!("Linux {} cannot start here: {why}", kernel.release))
+}
+
+fn module(file: &Path) -> Result<Vec<u8>> {
+    if !modules::is_compressed(&file.to_string_lossy()) {
+        return read(file);
+    }
+    let unpacked = Command::new(BUSYBOX).arg("xzcat").arg(file).output();
+    let unpacked = unpacked.with_context(|| format!("cannot start {BUSYBOX}"))?;
+    if !unpacked.status.success() {
+        bail!("cannot unpack {}", file.display());
+    }
+    Ok(unpacked.stdout)
+}
+
+fn settings(kernel: &Fetched, program: &Path) -> Result<String> {
+    let folder = |path: &Path| -> Result<PathBuf> {
+        fs::canonicalize(path).with_context(|| format!("cannot find {}", path.display()))
+    };
+    let modules = folder(&kernel.modules)?;
+    let program = folder(program)?;
+    Ok(format!(
+        "RELEASE={}\nMODULES={}\nPROGRAM={}\n",
+        quoted(&kernel.release),
+        quoted(&modules.to_string_lossy()),
+        quoted(&program.to_string_lossy())
+    ))
+}
+
+/// As one word of a shell.
+pub(crate) fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+fn read(file: &Path) -> Result<Vec<u8>> {
+    fs::read(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_with_libraries_names_an_interpreter() {
+        let test = read(&std::env::current_exe().expect("it runs")).expect("it can be read");
+        assert!(has_interpreter(&test));
+        assert!(!has_interpreter(b"#!/bin/sh\n") && !has_interpreter(&[]));
+    }
+
+    #[test]
+    fn a_quoted_word_stays_one_word() {
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+    }
+}

@@ -1,0 +1,70 @@
+//! Pure: what apt says of packages, read.
+
+/// A package of one version.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    pub(crate) version: String,
+}
+
+/// The highest version that `apt-cache madison` lists, which is the first.
+pub(crate) fn highest(madison: &str) -> Option<String> {
+    let version = madison.lines().next()?.split('|').nth(1)?.trim();
+    Some(version.to_owned()).filter(|version| !version.is_empty())
+}
+
+/// The parts of a kernel that a package depends on, by what `apt-cache show` says of it: those of exactly one version.
+pub(crate) fn parts(show: &str) -> Vec<Package> {
+    let depends = show.lines().find_map(|line| line.strip_prefix("Depends: ")).unwrap_or_default();
+    depends.split(',').filter_map(part).collect()
+}
+
+/// `linux-image-6.1.0-50-amd64 (= 6.1.176-1)`
+fn part(depend: &str) -> Option<Package> {
+    let (name, version) = depend.trim().split_once(" (= ")?;
+    let version = version.strip_suffix(')')?;
+    name.starts_with("linux-")
+        .then(|| Package { name: name.to_owned(), version: version.to_owned() })
+}
+
+/// The mirrors that apt's sources name: of the archive itself, and of security fixes, which Debian always keeps in folders
+/// of these names.
+pub(crate) fn mirrors(targets: &str) -> (Option<String>, Option<String>) {
+    let of = |folder: &str| {
+        let mut uris = targets.lines().map(|line| line.trim().trim_end_matches('/'));
+        uris.find(|uri| uri.ends_with(folder)).map(str::to_owned)
+    };
+    (of("/debian"), of("/debian-security"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_version_listed_is_the_highest() {
+        let madison = "linux-image-amd64 | 6.1.192-2 | URI bookworm-security/main amd64 Packages\n\
+                       linux-image-amd64 | 6.1.176-1 | URI bookworm/main amd64 Packages\n";
+        assert_eq!(highest(madison).as_deref(), Some("6.1.192-2"));
+        assert_eq!(highest(""), None);
+    }
+
+    #[test]
+    fn parts_of_a_kernel_are_those_of_its_very_version() {
+        let show = "Package: linux-image-7.3.4+deb13-amd64\n\
+                    Depends: dracut | initramfs-tools (>= 0.120), linux-base (>= 4), \
+                    linux-modules-7.3.4+deb13-amd64 (= 7.3.4-1~bpo13+1)\n";
+        let name = "linux-modules-7.3.4+deb13-amd64".to_owned();
+        assert_eq!(parts(show), [Package { name, version: "7.3.4-1~bpo13+1".to_owned() }]);
+        assert_eq!(parts("Package: x\n"), []);
+    }
+
+    #[test]
+    fn mirrors_are_known_by_their_folders() {
+        let targets = "http://a.example/other/\nhttp://b.example/debian/\nhttp://b.example/debian-security/\n";
+        let (archive, security) = mirrors(targets);
+        assert_eq!(archive.as_deref(), Some("http://b.example/debian"));
+        assert_eq!(security.as_deref(), Some("http://b.example/debian-security"));
+        assert_eq!(mirrors("http://a.example/ubuntu/\n"), (None, None));
+    }
+}

@@ -1,0 +1,245 @@
+//! Pure: what came out on each kernel, as tables, as JSON and as what is wrong.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use serde::Serialize;
+
+use super::console::{Heard, Verdict};
+use crate::test::Tally;
+
+/// Half of what the verifier walks before it gives up.
+pub(crate) const MOST: u64 = 500_000;
+
+/// What came out on one kernel.
+#[derive(Debug, Serialize)]
+pub(crate) struct Outcome {
+    /// As it was asked for.
+    pub(crate) kernel: &'static str,
+    /// The package's version, if it could be had.
+    pub(crate) version: String,
+    /// What the verifier said of each program.
+    pub(crate) programs: BTreeMap<String, Verdict>,
+    #[serde(flatten)]
+    pub(crate) tally: Tally,
+    /// Tests that cannot hold on this kernel, and why.
+    pub(crate) left_out: Vec<(String, &'static str)>,
+    pub(crate) seconds: u64,
+    /// What is wrong; empty where all is well.
+    pub(crate) wrong: Vec<String>,
+}
+
+/// What was to be done on a kernel, and how it went.
+#[derive(Debug)]
+pub(crate) struct Done<'a> {
+    pub(crate) version: &'a str,
+    pub(crate) heard: Heard,
+    /// So many tests were to run, beside those of the verifier.
+    pub(crate) asked: usize,
+    pub(crate) left_out: Vec<(String, &'static str)>,
+    /// The end of what the kernel said.
+    pub(crate) last_words: String,
+    pub(crate) seconds: u64,
+}
+
+/// Runs of the machine, as its job names them.
+pub(crate) const LOAD: &str = "load";
+pub(crate) const TESTS: &str = "tests";
+
+impl Outcome {
+    /// Of a kernel that did not come to run anything.
+    pub(crate) fn nothing(kernel: &'static str, why: String) -> Self {
+        Self {
+            kernel,
+            version: String::new(),
+            programs: BTreeMap::new(),
+            tally: Tally::default(),
+            left_out: vec![],
+            seconds: 0,
+            wrong: vec![format!("cannot run: {why}")],
+        }
+    }
+
+    /// Of a machine that has ended.
+    pub(crate) fn of(kernel: &'static str, done: Done<'_>) -> Self {
+        let Heard { programs, ended, tallies, .. } = done.heard;
+        let mut wrong = Vec::new();
+        for (run, asked) in [(LOAD, 1), (TESTS, done.asked)] {
+            let counted = tallies.get(run).map_or(0, |tally| tally.passed + tally.failed);
+            match ended.get(run) {
+                _ if asked == 0 => {}
+                None => wrong.push(format!("its {run} did not end; it said:\n{}", done.last_words)),
+                // Whatever made a run end early, it must not look as if the rest had passed.
+                Some(0) if counted < asked as u64 => {
+                    wrong.push(format!("{counted} of {asked} {run} ran"));
+                }
+                Some(0) => {}
+                Some(code) => wrong.push(format!("its {run} failed ({code})")),
+            }
+        }
+        if !programs.values().any(|verdict| matches!(verdict, Verdict::Walked(_))) {
+            wrong.push("no program was loaded".to_owned());
+        }
+        for (name, verdict) in &programs {
+            match verdict {
+                Verdict::Refused => wrong.push(format!("{name} is refused")),
+                Verdict::Walked(count) if *count > MOST => {
+                    wrong.push(format!("{name} takes {count} instructions, of {MOST} it may"));
+                }
+                Verdict::Walked(_) | Verdict::Later => {}
+            }
+        }
+        Self {
+            kernel,
+            version: done.version.to_owned(),
+            programs,
+            tally: tallies.into_values().fold(Tally::default(), Tally::and),
+            left_out: done.left_out,
+            seconds: done.seconds,
+            wrong,
+        }
+    }
+
+    /// Programs that were accepted, each with its count before its name.
+    fn accepted(&self) -> impl Iterator<Item = (u64, &str)> {
+        self.programs.iter().filter_map(|(name, verdict)| match verdict {
+            Verdict::Walked(count) => Some((*count, name.as_str())),
+            Verdict::Refused | Verdict::Later => None,
+        })
+    }
+}
+
+/// All kernels, to be shown.
+pub(crate) struct Tables<'a>(pub(crate) &'a [Outcome]);
+
+impl fmt::Display for Tables<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.instructions(out)?;
+        self.left_out(out)?;
+        self.summary(out)
+    }
+}
+
+impl Tables<'_> {
+    fn instructions(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:<18}", "instructions")?;
+        self.0.iter().try_for_each(|it| write!(out, " {:>10}", it.kernel))?;
+        writeln!(out)?;
+        let names: BTreeSet<_> = self.0.iter().flat_map(|it| it.programs.keys()).collect();
+        for name in names {
+            write!(out, "{name:<18}")?;
+            for outcome in self.0 {
+                match outcome.programs.get(name) {
+                    Some(verdict) => write!(out, " {verdict:>10}")?,
+                    None => write!(out, " {:>10}", "?")?,
+                }
+            }
+            writeln!(out)?;
+        }
+        writeln!(out)
+    }
+
+    fn left_out(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for outcome in self.0.iter().filter(|it| !it.left_out.is_empty()) {
+            writeln!(out, "left out on {}:", outcome.kernel)?;
+            for (name, why) in &outcome.left_out {
+                writeln!(out, "  {name}: {why}")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn summary(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            out,
+            "\n{:<8} {:<18} {:<7} {:>8}  {:<24} {:>6} {:>6} {:>8}  {:>6}",
+            "kernel",
+            "version",
+            "result",
+            "programs",
+            "most instructions",
+            "passed",
+            "failed",
+            "left out",
+            "time"
+        )?;
+        for it in self.0 {
+            let most = it.accepted().max();
+            let most =
+                most.map_or_else(|| "-".to_owned(), |(count, name)| format!("{count} {name}"));
+            writeln!(
+                out,
+                "{:<8} {:<18} {:<7} {:>8}  {most:<24} {:>6} {:>6} {:>8}  {:>4} s",
+                it.kernel,
+                it.version,
+                if it.wrong.is_empty() { "passed" } else { "FAILED" },
+                it.accepted().count(),
+                it.tally.passed,
+                it.tally.failed,
+                it.left_out.len(),
+                it.seconds
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(lines: &[&str], asked: usize) -> Outcome {
+        let mut heard = Heard::default();
+        lines.iter().for_each(|line| heard.absorb(line));
+        let last_words = "panic".to_owned();
+        Outcome::of(
+            "6.1",
+            Done { version: "6.1-1", heard, asked, left_out: vec![], last_words, seconds: 9 },
+        )
+    }
+
+    const OK: [&str; 7] = [
+        "rouse: begin load",
+        "verifier: bind6 122",
+        "verifier: egress 500000",
+        "verifier: end is for later kernels",
+        "test result: ok. 3 passed; 0 failed; 0 ignored",
+        "rouse: end load 0",
+        "rouse: begin tests",
+    ];
+
+    #[test]
+    fn a_machine_that_did_all_has_nothing_wrong() {
+        let ends = ["test result: ok. 2 passed; 0 failed; 0 ignored", "rouse: end tests 0"];
+        let good = outcome(&[&OK[..], &ends].concat(), 2);
+        assert_eq!(good.wrong, [""; 0]);
+        assert_eq!((good.tally.passed, good.tally.failed), (5, 0));
+        let shown = Tables(&[good]).to_string();
+        assert!(shown.contains("500000 egress"), "{shown}");
+        assert!(shown.contains("end                         -"), "{shown}");
+    }
+
+    #[test]
+    fn a_machine_that_stopped_in_the_middle_has_failed() {
+        assert_eq!(outcome(&OK, 2).wrong, ["its tests did not end; it said:\npanic"]);
+        assert_eq!(outcome(&[], 0).wrong.len(), 2, "nothing was loaded either");
+    }
+
+    #[test]
+    fn tests_that_did_not_run_are_no_success() {
+        let ends = ["test result: ok. 1 passed; 0 failed; 0 ignored", "rouse: end tests 0"];
+        assert_eq!(outcome(&[&OK[..], &ends].concat(), 2).wrong, ["1 of 2 tests ran"]);
+    }
+
+    #[test]
+    fn a_refused_program_and_one_that_takes_too_much_are_named() {
+        let lines = ["rouse: begin load", "verifier: egress 500001", "verifier: x refused"];
+        let bad = outcome(&lines, 0);
+        assert!(Tables(std::slice::from_ref(&bad)).to_string().contains("REFUSED"));
+        let wrong = bad.wrong.join("; ");
+        assert!(wrong.contains("egress takes 500001 instructions"), "{wrong}");
+        assert!(wrong.contains("x is refused"), "{wrong}");
+    }
+}

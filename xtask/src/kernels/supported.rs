@@ -1,0 +1,135 @@
+//! Pure: the kernels that Rouse runs on, where Debian keeps them, and the tests that cannot hold on one by its nature.
+
+/// Major and minor number of a kernel.
+pub(crate) type Series = (u32, u32);
+
+/// A kernel that everything must hold on.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Kernel {
+    /// As it is asked for.
+    pub(crate) name: &'static str,
+    /// Suites of Debian that have it. The highest version in all of them counts.
+    pub(crate) suites: &'static [&'static str],
+    /// The suite with its security fixes, which a mirror keeps apart.
+    pub(crate) security: Option<&'static str>,
+}
+
+/// All of them, the oldest first.
+pub(crate) const KERNELS: [Kernel; 4] = [
+    Kernel { name: "5.10", suites: &["bullseye"], security: Some("bullseye-security") },
+    Kernel { name: "6.1", suites: &["bookworm"], security: Some("bookworm-security") },
+    Kernel { name: "6.12", suites: &["trixie"], security: Some("trixie-security") },
+    Kernel { name: "newest", suites: &["trixie-backports", "unstable"], security: None },
+];
+
+/// One by its name.
+pub(crate) fn named(name: &str) -> Result<&'static Kernel, String> {
+    let names = || KERNELS.map(|kernel| kernel.name).join(", ");
+    KERNELS.iter().find(|kernel| kernel.name == name).ok_or_else(|| format!("one of {}", names()))
+}
+
+/// Tests that cannot hold before some kernel.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct LeftOut {
+    /// The first kernel that has what they are about.
+    since: Series,
+    /// What older ones lack.
+    pub(crate) why: &'static str,
+    tests: &'static [&'static str],
+}
+
+/// All of them. A test that no longer exists is an error, so that none is left out by an old name.
+const LEFT_OUT: [LeftOut; 2] = [
+    LeftOut {
+        since: (5, 15),
+        why: "no cookies in sock_ops (5.15): what listens from before the programs is not counted",
+        tests: &["count::an_upgrade_to_another_abi_loses_no_connection_and_no_count"],
+    },
+    LeftOut {
+        since: (6, 5),
+        why: "no bpf_sock_destroy (6.5): connections are ended without their locks",
+        tests: &[
+            "ends::a_walk_stays_in_the_namespace_it_began_in",
+            "ends::connections_of_both_families_are_ended_and_others_left_alone",
+            "ends::no_request_that_was_written_is_lost_by_an_end",
+            "ends::only_a_connection_that_is_as_it_was_listed_is_ended",
+        ],
+    },
+];
+
+/// Tests of the tier, sorted by what a kernel can be asked.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// To be run.
+    pub(crate) run: Vec<String>,
+    /// Left out, with the reason.
+    pub(crate) left_out: Vec<(String, &'static str)>,
+}
+
+/// An error where the table names tests that are not among these, which are all that there are.
+pub(crate) fn check(tests: &[String]) -> Result<(), String> {
+    let known = LEFT_OUT.iter().flat_map(|entry| entry.tests);
+    let gone: Vec<_> = known.filter(|name| !tests.iter().any(|test| test == *name)).collect();
+    match gone.is_empty() {
+        true => Ok(()),
+        false => Err(format!("the table of tests to leave out names some that are gone: {gone:?}")),
+    }
+}
+
+/// Sorts tests by what a kernel of this series can be asked.
+pub(crate) fn choose(tests: &[String], kernel: Series) -> Choice {
+    let mut choice = Choice::default();
+    for test in tests {
+        match why_not(test, kernel) {
+            Some(why) => choice.left_out.push((test.clone(), why)),
+            None => choice.run.push(test.clone()),
+        }
+    }
+    choice
+}
+
+fn why_not(test: &str, kernel: Series) -> Option<&'static str> {
+    let found = LEFT_OUT.iter().find(|entry| entry.tests.contains(&test))?;
+    (kernel < found.since).then_some(found.why)
+}
+
+/// `6.1.0-50-amd64` → 6.1
+pub(crate) fn series(release: &str) -> Option<Series> {
+    let mut numbers = release.split(['.', '-']).map(|text| text.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tests() -> Vec<String> {
+        let known = LEFT_OUT.iter().flat_map(|entry| entry.tests);
+        known.map(|&test| test.to_owned()).chain(["listen::x".to_owned()]).collect()
+    }
+
+    #[test]
+    fn a_test_is_left_out_by_older_kernels_only_and_never_silently() {
+        let counts = |series| {
+            let choice = choose(&tests(), series);
+            (choice.run.len(), choice.left_out.len())
+        };
+        assert_eq!([counts((5, 10)), counts((6, 1)), counts((6, 5))], [(1, 5), (2, 4), (6, 0)]);
+        let oldest = choose(&tests(), (5, 10));
+        assert_eq!(oldest.run, ["listen::x"]);
+        assert!(oldest.left_out[0].1.contains("5.15") && oldest.left_out[4].1.contains("6.5"));
+    }
+
+    #[test]
+    fn a_table_that_names_a_test_that_is_gone_is_refused() {
+        assert_eq!(check(&tests()), Ok(()));
+        assert!(check(&["listen::x".to_owned()]).unwrap_err().contains("ends::"));
+    }
+
+    #[test]
+    fn a_release_tells_its_series() {
+        assert_eq!(series("6.1.0-50-amd64"), Some((6, 1)));
+        assert_eq!(series("7.3.4+deb13-amd64"), Some((7, 3)));
+        assert_eq!(series("odd"), None);
+    }
+}
