@@ -200,8 +200,9 @@ pub(crate) struct Facts {
     pub(crate) has_sudo: bool,
 }
 
-/// Oldest maintained kernel that names network namespaces by cookie: to user space since 5.14, to `sock_ops` since 5.15.
-const OLDEST: (u32, u32) = (5, 15);
+/// Oldest kernel that `cargo xtask kernels` tries. What it lacks has fallbacks: cookies of network namespaces for user space
+/// (5.14) and for `sock_ops` (5.15), for example.
+const OLDEST: (u32, u32) = (5, 10);
 
 /// Capabilities by bit number (linux/capability.h) and what they are for.
 const CAPABILITIES: [(u32, &str, &str); 4] = [
@@ -221,7 +222,7 @@ pub(crate) fn lacking(facts: &Facts) -> Vec<String> {
         )),
         Some(_) => {}
         None => lines
-            .push("no Linux kernel release found in /proc; Linux 5.15 or later is needed".into()),
+            .push("no Linux kernel release found in /proc; Linux 5.10 or later is needed".into()),
     }
     if !facts.has_cgroup2 {
         lines.push(
