@@ -52,8 +52,8 @@ pub struct Conn {
     seen: u32,
     /// First stream that a GOAWAY has left out; 0: none to be ended.
     leaves_out: u32,
-    /// Always zero.
-    reserved: u32,
+    /// Last of those for which there was no room that has ended.
+    spilled_last: u32,
     /// What the last frame brought about. In memory, where the verifier follows one way on from here instead of each that
     /// led here.
     pub change: Change,
@@ -99,6 +99,7 @@ impl Conn {
         self.newest = 0;
         self.open = 0;
         self.spilled = 0;
+        self.spilled_last = 0;
         self.seen = 0;
         if let Some(began_ns) = upgraded {
             self.begin(1, began_ns);
@@ -187,8 +188,9 @@ impl Conn {
     /// A server's HEADERS or DATA.
     #[inline(always)]
     fn answer(&mut self, ended: Ended, now_ns: u64) {
-        let Some(place) = self.streams.find(ended.stream) else {
-            if ended.ends && self.is_spilled(ended.stream) {
+        let place = self.streams.find(ended.stream);
+        let Some(place) = place.filter(|place| self.streams.is_open(*place)) else {
+            if ended.ends && place.is_none() && self.is_spilled(ended.stream) {
                 self.change.answered = 1;
             }
             return;
@@ -217,20 +219,26 @@ impl Conn {
     #[inline(always)]
     fn cut(&mut self, stream: u32) {
         if let Some(place) = self.streams.find(stream) {
-            self.streams.remove(place);
-            self.open = self.open.wrapping_sub(1);
-            self.change.cut = 1;
+            if self.streams.is_open(place) {
+                self.streams.remove(place);
+                self.open = self.open.wrapping_sub(1);
+                self.change.cut = 1;
+            }
         } else if self.is_spilled(stream) {
             self.change.cut = 1;
         }
     }
 
     /// Whether a stream that ends and is not in the table is one that found no room there. Ends one of those.
+    ///
+    /// Servers often send RST_STREAM behind the end of an answer (RFC 9113 §8.1): the same stream does not end twice.
     #[inline(always)]
     fn is_spilled(&mut self, stream: u32) -> bool {
-        if self.spilled == 0 || stream & 1 == 0 || stream > self.newest {
+        let is_again = stream == self.spilled_last;
+        if self.spilled == 0 || stream & 1 == 0 || stream > self.newest || is_again {
             return false;
         }
+        self.spilled_last = stream;
         self.spilled = self.spilled.wrapping_sub(1);
         self.open = self.open.wrapping_sub(1);
         true

@@ -119,7 +119,7 @@ fn blank() -> Conn {
         spilled: 0,
         seen: 0,
         leaves_out: 0,
-        reserved: 0,
+        spilled_last: 0,
         change,
         streams,
     }
@@ -301,6 +301,23 @@ fn more_streams_than_there_are_places_still_end_one_by_one() {
         assert_eq!(wire.conn.open as usize, 1_999 - index);
     }
     assert!(wire.conn.spilled == 0);
+}
+
+#[test]
+fn a_stream_that_has_ended_does_not_end_another_that_found_no_place() {
+    let mut wire = Wire::new();
+    wire.say(0, PREFACE);
+    let ids: Vec<u32> = (0..300).map(|it| it * 2 + 1).collect();
+    ids.iter().for_each(|id| wire.say(0, &ask(*id)));
+    let mut left = 300;
+    // One of those in the table, one of the others, and so on.
+    for id in ids[..40].iter().zip(&ids[256..]).flat_map(|(one, other)| [*one, *other]) {
+        wire.say(1, &[head(id, END_STREAM, &[0x88]), reset(id)].concat());
+        wire.say(0, &reset(id));
+        left -= 1;
+        assert_eq!(wire.conn.open, left, "{id}");
+    }
+    assert!(!wire.log.contains('X'));
 }
 
 #[test]
