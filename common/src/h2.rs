@@ -54,6 +54,10 @@ pub struct Conn {
     leaves_out: u32,
     /// Last of those for which there was no room that has ended.
     spilled_last: u32,
+    /// First stream that the server does not work on any more, since its GOAWAY; 0: it works on all.
+    refused: u32,
+    /// Always zero.
+    reserved: u32,
     /// What the last frame brought about. In memory, where the verifier follows one way on from here instead of each that
     /// led here.
     pub change: Change,
@@ -96,10 +100,11 @@ impl Conn {
     ) {
         self.rx.open_behind_preface(rx_next, preface);
         self.tx.open(tx_next, settings);
-        self.newest = 0;
+        self.newest = u32::from(upgraded.is_some());
         self.open = 0;
         self.spilled = 0;
         self.spilled_last = 0;
+        self.refused = 0;
         self.seen = 0;
         if let Some(began_ns) = upgraded {
             self.begin(1, began_ns);
@@ -122,7 +127,10 @@ impl Conn {
             ended::NOTHING => {}
             ended::HEADERS if request => this.asked(ended.stream, now_ns),
             ended::RESET => this.cut(ended.stream),
-            ended::GOAWAY if !request => this.leaves_out = ended.stream.wrapping_add(1),
+            ended::GOAWAY if !request => {
+                this.leaves_out = ended.stream.wrapping_add(1);
+                this.refused = this.leaves_out;
+            }
             ended::HEADERS | ended::DATA if !request => this.answer(ended, now_ns),
             _ => {}
         }
@@ -169,8 +177,14 @@ impl Conn {
     /// A client's HEADERS: a request if its stream is new, trailers otherwise.
     #[inline(always)]
     fn asked(&mut self, stream: u32, now_ns: u64) {
-        // Even ones are the server's; lower ones were opened, or skipped and thereby closed (RFC 9113 §5.1.1).
-        if stream & 1 != 0 && stream > self.newest {
+        // Even ones are the server's; lower ones were opened, or skipped and thereby closed (RFC 9113 §5.1.1). One that was
+        // underway when the server sent GOAWAY is ignored by it (§6.8).
+        if stream & 1 == 0 || stream <= self.newest {
+            return;
+        }
+        self.newest = stream;
+        // Where there was no GOAWAY, 0 less 1 is above them all.
+        if stream.wrapping_sub(1) < self.refused.wrapping_sub(1) {
             self.begin(stream, now_ns);
             self.change.started = 1;
         }
@@ -178,7 +192,6 @@ impl Conn {
 
     #[inline(always)]
     fn begin(&mut self, stream: u32, now_ns: u64) {
-        self.newest = stream;
         self.open = self.open.wrapping_add(1);
         if !self.streams.insert(stream, ticks(now_ns)) {
             self.spilled = self.spilled.wrapping_add(1);

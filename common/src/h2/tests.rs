@@ -120,6 +120,8 @@ fn blank() -> Conn {
         seen: 0,
         leaves_out: 0,
         spilled_last: 0,
+        refused: 0,
+        reserved: 0,
         change,
         streams,
     }
@@ -192,7 +194,10 @@ fn goaway_cuts_what_the_server_leaves_out() {
     let answers = [1, 3, 5].map(|id| head(id, END_STREAM, &[0x88])).concat();
     assert_eq!(said(&[('>', asked), ('<', goaway), ('<', answers)]), "S S S X F2 F2");
     let all = frame(7, 0, 0, &[[0x7f, 0xff, 0xff, 0xff], [0, 0, 0, 0]].concat());
-    assert_eq!(said(&[('>', ask(1)), ('<', all), ('>', ask(3))]), "S S", "a warning first");
+    let (warned, last) = (('<', all), ('<', frame(7, 0, 0, &[0, 0, 0, 3, 0, 0, 0, 0])));
+    assert_eq!(said(&[('>', ask(1)), warned.clone(), ('>', ask(3))]), "S S", "a warning first");
+    let underway = [('>', ask(1)), warned, ('>', ask(3)), last, ('>', ask(5))];
+    assert_eq!(said(&underway), "S S", "what was underway to a server that has gone away");
 }
 
 #[test]
