@@ -203,6 +203,9 @@ impl Conn {
     fn answer(&mut self, ended: Ended, now_ns: u64) {
         let place = self.streams.find(ended.stream);
         let Some(place) = place.filter(|place| self.streams.is_open(*place)) else {
+            if ended.what == ended::HEADERS {
+                glimpse::missed(&self.tx.payload(), ended.ends, &mut self.seen);
+            }
             if ended.ends && place.is_none() && self.is_spilled(ended.stream) {
                 self.change.answered = 1;
             }

@@ -2,7 +2,7 @@
 //!
 //! A status stands first in its block (RFC 9113 §8.3). Common ones are one byte; others come as text once, and later as
 //! a reference to that. References cannot be followed here, since that takes all headers of the connection; but while all
-//! statuses that came as text were of one class, a reference is of that class too. The same holds for `grpc-status`, which
+//! statuses that came as text were seen and of one class, a reference is of that class too. The same holds for `grpc-status`, which
 //! stands first in the trailers of every gRPC server we know.
 
 use core::hint::black_box;
@@ -100,6 +100,21 @@ pub(super) fn noted(mut note: u8, block: &Block, ends: bool, seen: &mut u32) -> 
     *note
 }
 
+/// Takes note of a header block on a stream that is not followed: what it says for the first time may be referred to.
+#[inline(always)]
+pub(super) fn missed(block: &Block, ends: bool, seen: &mut u32) {
+    let first = block.byte(0);
+    if first < 0x80 {
+        *seen |= UNSEEN_CLASS | UNSEEN;
+    } else if ends && first < DYNAMIC && block.len > 1 {
+        // A status, and perhaps all of a gRPC call's outcome.
+        *seen |= UNSEEN;
+    }
+}
+
+/// `seen` bit of a status whose class was not told; the bits of the classes stand above it.
+const UNSEEN_CLASS: u32 = 1;
+
 /// Class of the status with which a block begins; 0: not seen. `seen` remembers the connection's.
 #[inline(always)]
 fn class(block: &Block, seen: &mut u32) -> u8 {
@@ -117,7 +132,7 @@ fn class(block: &Block, seen: &mut u32) -> u8 {
             class
         }
         0x08..=0x0e | 0x18..=0x1e => text(block.byte(1), block.byte(2)),
-        DYNAMIC.. => match *seen & 0x3e {
+        DYNAMIC.. => match *seen & (UNSEEN_CLASS | 0x3e) {
             0x02 => 1,
             0x04 => 2,
             0x08 => 3,
@@ -125,7 +140,11 @@ fn class(block: &Block, seen: &mut u32) -> u8 {
             0x20 => 5,
             _ => 0,
         },
-        _ => 0,
+        // Behind a new size of the table, or in another frame. It may be referred to.
+        _ => {
+            *seen |= UNSEEN_CLASS;
+            0
+        }
     }
 }
 
@@ -147,6 +166,8 @@ fn text(length: u8, first: u8) -> u8 {
 /// `seen` bits of gRPC outcomes that came as text.
 const SEEN_OK: u32 = 1 << 8;
 const SEEN_FAILED: u32 = 1 << 9;
+/// There may have been others.
+const UNSEEN: u32 = 1 << 10;
 
 /// `grpc-status` in Huffman code, with its length in front.
 const CODED: [u8; 9] = [0x88, 0x9a, 0xca, 0xc8, 0xb2, 0x12, 0x34, 0xda, 0x8f];
@@ -161,13 +182,23 @@ fn outcome(block: &Block, first: bool, seen: &mut u32) -> u8 {
     }
     // Status and content type, both known to the client, then the trailers.
     let is_short = block.byte(0) >= 0x80 && block.byte(1) >= DYNAMIC && block.byte(1) != 0xff;
-    let is_grpc = *seen & (SEEN_OK | SEEN_FAILED) != 0;
-    if is_short && is_grpc { trailers(&block.behind_two(), seen) } else { grpc::UNSEEN }
+    let is_grpc = is_grpc(*seen);
+    if is_short && is_grpc {
+        return trailers(&block.behind_two(), seen);
+    }
+    *seen |= UNSEEN;
+    grpc::UNSEEN
+}
+
+/// Whether outcomes were seen, and nothing else that may be referred to in their place.
+#[inline(always)]
+fn is_grpc(seen: u32) -> bool {
+    seen & (SEEN_OK | SEEN_FAILED) != 0 && seen & UNSEEN == 0
 }
 
 #[inline(always)]
 fn trailers(block: &Block, seen: &mut u32) -> u8 {
-    let is_grpc = *seen & (SEEN_OK | SEEN_FAILED) != 0;
+    let is_grpc = is_grpc(*seen);
     let is_ok = match block.byte(0) {
         0x00 | 0x10 | 0x40 if is_coded(block) => is_zero(block.byte(10), block.byte(11)),
         0x00 | 0x10 | 0x40 if is_plain(block) => is_zero(block.byte(13), block.byte(14)),
@@ -175,13 +206,16 @@ fn trailers(block: &Block, seen: &mut u32) -> u8 {
         0x7e if is_grpc => is_zero(block.byte(1), block.byte(2)),
         0x7f | 0x0f | 0x1f if is_grpc => is_zero(block.byte(2), block.byte(3)),
         DYNAMIC.. => {
-            return match *seen & (SEEN_OK | SEEN_FAILED) {
+            return match *seen & (SEEN_OK | SEEN_FAILED | UNSEEN) {
                 SEEN_OK => grpc::OK,
                 SEEN_FAILED => grpc::FAILED,
                 _ => grpc::UNSEEN,
             };
         }
-        _ => return grpc::UNSEEN,
+        _ => {
+            *seen |= UNSEEN;
+            return grpc::UNSEEN;
+        }
     };
     *seen |= if is_ok { SEEN_OK } else { SEEN_FAILED };
     if is_ok { grpc::OK } else { grpc::FAILED }

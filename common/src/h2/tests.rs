@@ -259,6 +259,27 @@ fn statuses_as_text_are_read_and_references_to_them_guessed_only_when_sure() {
 }
 
 #[test]
+fn a_reference_to_a_status_that_nobody_saw_is_not_guessed() {
+    let asked = [ask(1), ask(3), ask(5)].concat();
+    let text = |id, block: &[u8]| head(id, END_STREAM, block);
+    // 503, then 404 behind a size of the table, then references to both.
+    let sized = [
+        text(1, &[0x48, 3, b'5', b'0', b'3']),
+        text(3, &[0x20, 0x48, 3, b'4', b'0', b'4']),
+        text(5, &[0xbe]),
+    ];
+    assert_eq!(said(&[('>', asked.clone()), ('<', sized.concat())]), "S S S F5 F0 F0");
+    // 404 for one that nobody waits for any more.
+    let cut = [
+        text(1, &[0x48, 3, b'5', b'0', b'3']),
+        text(3, &[0x48, 3, b'4', b'0', b'4']),
+        text(5, &[0xbe]),
+    ];
+    let log = said(&[('>', asked), ('>', reset(3)), ('<', cut.concat())]);
+    assert_eq!(log, "S S S X F5 F0");
+}
+
+#[test]
 fn grpc_outcomes_are_seen_in_trailers() {
     let coded = [0x40, 0x88, 0x9a, 0xca, 0xc8, 0xb2, 0x12, 0x34, 0xda, 0x8f, 1, b'0'];
     let plain = [b"\x00\x0bgrpc-status\x02".as_slice(), b"13"].concat();
@@ -276,6 +297,19 @@ fn grpc_outcomes_are_seen_in_trailers() {
     ];
     let log = said(&[('>', asked), ('<', answers.concat())]);
     assert_eq!(log, "S S S S S S F2ok F2ok F2bad F2 F2bad F2ok");
+}
+
+#[test]
+fn a_reference_to_an_outcome_that_nobody_saw_is_not_guessed() {
+    let plain = |status: u8| [b"\x40\x0bgrpc-status\x01".as_slice(), &[status]].concat();
+    let call = |id, block: &[u8]| [head(id, 0, &[0x88]), head(id, END_STREAM, block)].concat();
+    let behind = [&[0x40, 1, b'x', 1, b'y'], &plain(b'5')[..]].concat();
+    let alone = [&[0x88, 0x5f, 1, b't'], &plain(b'5')[..]].concat();
+    for unseen in [call(3, &behind), head(3, END_STREAM, &alone)] {
+        let answers = [call(1, &plain(b'0')), unseen, call(5, &[0xbe])].concat();
+        let asked = [ask(1), ask(3), ask(5)].concat();
+        assert_eq!(said(&[('>', asked), ('<', answers)]), "S S S F2ok F2 F2");
+    }
 }
 
 #[test]
