@@ -2,24 +2,41 @@
 
 /// Draws numbers; a seed gives the same ones each time.
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct Dice {
+    seed: u64,
+    /// Bytes that are drawn first, last one first.
+    script: Option<Vec<u8>>,
+}
 
 impl Dice {
     /// Starts anew.
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self { seed, script: None }
     }
 
     /// A seed that any change of `bytes` changes (FNV-1a).
     pub fn of(bytes: &[u8]) -> Self {
         let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        Self(bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix))
+        Self::new(bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix))
+    }
+
+    /// Draws the bytes of a script, so that whoever changes one changes one decision; zeros when they are at an end.
+    pub fn script(bytes: &[u8]) -> Self {
+        Self { seed: 0, script: Some(bytes.iter().rev().copied().collect()) }
+    }
+
+    /// Whether a script is at an end.
+    pub fn is_over(&self) -> bool {
+        self.script.as_ref().is_some_and(Vec::is_empty)
     }
 
     /// Any number (SplitMix64).
     pub fn any(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        if let Some(script) = &mut self.script {
+            return u64::from(script.pop().unwrap_or(0)) * 0x0101_0101_0101_0101;
+        }
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.seed ^ self.seed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ mixed >> 31
     }

@@ -11,6 +11,7 @@
 //! | [`tap`] | the kernel half's place: the one file that knows how the parsers are driven |
 //! | [`memory`] | one end of a connection over memory |
 //! | [`h1`] | HTTP/1.1: streams, hyper's server and client, a reference straight from RFC 9112 |
+//! | [`h2`] | HTTP/2: frames, crate h2's server and client, a reference straight from RFC 9113 |
 //! | [`targets`] | what `fuzz/` calls, and the tests with it |
 //! | [`many`], [`shrink`] | a hundred thousand streams, and the one of them that fails, as short as can be |
 #![warn(missing_docs)]
@@ -18,6 +19,7 @@
 
 pub mod dice;
 pub mod h1;
+pub mod h2;
 pub mod many;
 pub mod memory;
 pub mod segments;
@@ -34,12 +36,18 @@ pub struct Outcome {
     pub refused: u64,
     /// Streams of which others are known to read something in another way than this one; not compared.
     pub differing: u64,
+    /// Connections of HTTP/2 with more than [`CROWD`] requests in flight at once.
+    pub crowded: u64,
 }
+
+/// Requests in flight at once that make a crowd: nearly as many as `common::h2` has places for.
+pub const CROWD: u32 = 200;
 
 impl std::ops::AddAssign for Outcome {
     fn add_assign(&mut self, other: Self) {
         self.requests += other.requests;
         self.refused += other.refused;
         self.differing += other.differing;
+        self.crowded += other.crowded;
     }
 }

@@ -40,10 +40,10 @@ pub fn many(
             Err(_) => fail(what, seed, &stream, &dice, &play),
         }
     }
-    let Outcome { requests, refused, differing } = all;
+    let Outcome { requests, refused, differing, crowded } = all;
     let line = format!(
         "{what}: {streams} streams from seed {first}: {requests} requests answered, {refused} streams refused, \
-         {differing} not compared\n"
+         {differing} not compared, {crowded} crowded\n"
     );
     let _nobody_reads = std::io::stderr().write_all(line.as_bytes());
     all

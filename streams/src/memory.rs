@@ -84,14 +84,47 @@ impl hyper::rt::Write for Io {
     }
 }
 
-/// A future that is polled by hand until nothing more happens in it.
-#[allow(missing_debug_implementations, reason = "futures have none")]
-pub struct Task<F: Future> {
-    future: Pin<Box<F>>,
-    woken: Arc<Woken>,
-    /// What it ended with.
-    pub output: Option<F::Output>,
+impl tokio::io::AsyncRead for Io {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut tokio::io::ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut pipe = self.0.borrow_mut();
+        if pipe.incoming.is_empty() && !pipe.is_ended {
+            return Poll::Pending;
+        }
+        while !pipe.incoming.is_empty() && buffer.remaining() > 0 {
+            let (first, _) = pipe.incoming.as_slices();
+            let len = first.len().min(buffer.remaining());
+            buffer.put_slice(&first[..len]);
+            pipe.incoming.drain(..len);
+        }
+        Poll::Ready(Ok(()))
+    }
 }
+
+impl tokio::io::AsyncWrite for Io {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        hyper::rt::Write::poll_write(self, context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Polls by hand, and notes whether somebody asks for more of it.
+#[derive(Clone, Debug, Default)]
+pub struct Poller(Arc<Woken>);
 
 #[derive(Debug, Default)]
 struct Woken(AtomicBool);
@@ -102,28 +135,51 @@ impl Wake for Woken {
     }
 }
 
+impl Poller {
+    /// Whether somebody has asked for more since the last poll.
+    pub fn is_woken(&self) -> bool {
+        self.0.0.load(Ordering::Relaxed)
+    }
+
+    /// Polls until it is ready, or waits for somebody else.
+    pub fn settle<T>(&self, mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option<T> {
+        let waker = Waker::from(Arc::clone(&self.0));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            self.0.0.store(false, Ordering::Relaxed);
+            match poll(&mut context) {
+                Poll::Ready(output) => return Some(output),
+                Poll::Pending if self.is_woken() => {}
+                Poll::Pending => return None,
+            }
+        }
+    }
+}
+
+/// A future that is polled by hand until nothing more happens in it.
+#[allow(missing_debug_implementations, reason = "futures have none")]
+pub struct Task<F: Future> {
+    future: Pin<Box<F>>,
+    poller: Poller,
+    /// What it ended with.
+    pub output: Option<F::Output>,
+}
+
 impl<F: Future> Task<F> {
     /// A task that has not begun.
     pub fn new(future: F) -> Self {
-        Self { future: Box::pin(future), woken: Arc::default(), output: None }
+        Self { future: Box::pin(future), poller: Poller::default(), output: None }
     }
 
     /// Whether somebody has asked it to go on since it last waited.
     pub fn is_woken(&self) -> bool {
-        self.output.is_none() && self.woken.0.load(Ordering::Relaxed)
+        self.output.is_none() && self.poller.is_woken()
     }
 
     /// Lets it go on until it waits for somebody else.
     pub fn settle(&mut self) {
-        let waker = Waker::from(Arc::clone(&self.woken));
-        let mut context = Context::from_waker(&waker);
-        while self.output.is_none() {
-            self.woken.0.store(false, Ordering::Relaxed);
-            match self.future.as_mut().poll(&mut context) {
-                Poll::Ready(output) => self.output = Some(output),
-                Poll::Pending if self.woken.0.load(Ordering::Relaxed) => {}
-                Poll::Pending => return,
-            }
+        if self.output.is_none() {
+            self.output = self.poller.settle(|context| self.future.as_mut().poll(context));
         }
     }
 }

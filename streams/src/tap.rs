@@ -63,6 +63,7 @@ pub struct Tap {
     lates: Lates,
     now_ns: u64,
     events: Vec<Event>,
+    has_spilled: bool,
     /// How many of the events were checked, and what was in flight after them.
     checked: (usize, u32),
 }
@@ -103,6 +104,7 @@ impl Tap {
             lates: Lates::default(),
             now_ns: 1 << 40,
             events: Vec::new(),
+            has_spilled: false,
             checked: (0, 0),
         }
     }
@@ -125,6 +127,11 @@ impl Tap {
     /// Whether a request is in flight.
     pub fn is_busy(&self) -> bool {
         self.in_flight() > 0
+    }
+
+    /// Whether a request of HTTP/2 has ever found no place.
+    pub fn has_spilled(&self) -> bool {
+        self.has_spilled
     }
 
     /// A segment of the requests, that begins this many bytes behind their begin, has come in.
@@ -159,7 +166,7 @@ impl Tap {
         }
         if self.speaks == Speaks::Http2 {
             end = self.http2(&piece, false);
-            if end == End::Done {
+            if end == End::Done && self.speaks == Speaks::Http2 {
                 let cut = self.h2.leave_out();
                 self.cut(cut);
             }
@@ -375,6 +382,7 @@ impl Tap {
         let change = self.h2.change;
         if change.started > 0 {
             self.events.push(Event::Started);
+            self.has_spilled |= self.h2.youngest_ns(self.now_ns).is_none();
         }
         if change.answered > 0 {
             self.events.push(Event::Answered(change.class, change.grpc));

@@ -61,7 +61,7 @@ fn fuzz(target: &str, seconds: u32, folder: &Path, out: &Path, cargo_fuzz: &Path
     let ran = sh::run(
         nightly(cargo_fuzz)
             // All our code is safe: there is nothing for an address sanitizer to find.
-            .args(["fuzz", "run", "--sanitizer", "none", "--fuzz-dir"])
+            .args(["fuzz", "run", "--release", "--sanitizer", "none", "--fuzz-dir"])
             .arg(folder)
             .arg("--target-dir")
             .arg(out.join("fuzz"))

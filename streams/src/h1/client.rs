@@ -294,6 +294,6 @@ impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
         if !is_whole {
             return Err("other answers".to_owned());
         }
-        Ok(Outcome { requests: answers as u64, refused: refused as u64, differing: 0 })
+        Ok(Outcome { requests: answers as u64, refused: refused as u64, ..Outcome::default() })
     }
 }

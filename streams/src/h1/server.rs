@@ -108,7 +108,7 @@ impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
             self.judge(&calls)?;
         }
         let requests = calls.iter().filter(|it| it.is_done).count() as u64;
-        Ok(Outcome { requests, refused, differing: 0 })
+        Ok(Outcome { requests, refused, ..Outcome::default() })
     }
 
     /// Lets the server go on until it waits, and compares.

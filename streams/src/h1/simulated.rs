@@ -51,7 +51,7 @@ pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
         )
     })?;
     let refused = u64::from(play.refuses_at.is_some());
-    Ok(Outcome { requests: play.served.len() as u64, refused, differing: 0 })
+    Ok(Outcome { requests: play.served.len() as u64, refused, ..Outcome::default() })
 }
 
 struct Play<'a> {

@@ -1,0 +1,224 @@
+//! Shell: crate h2's server over memory, and a made-up application on it.
+
+use std::{collections::BTreeMap, future::Future as _, pin::Pin};
+
+use bytes::Bytes;
+use h2::{
+    Reason, RecvStream, SendStream,
+    server::{self, Connection, Handshake, SendResponse},
+};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE,
+};
+
+use crate::{
+    dice::Dice,
+    memory::{Io, Poller},
+};
+
+const STATUSES: [u16; 9] = [200, 200, 200, 204, 304, 404, 429, 500, 503];
+
+/// What the application has said of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Said {
+    /// Its status; 0: none yet.
+    pub(super) status: u16,
+    /// Its `grpc-status`.
+    pub(super) grpc: Option<u16>,
+}
+
+/// A request that the application works on.
+struct Call {
+    id: u32,
+    request: Option<RecvStream>,
+    respond: Option<SendResponse<Bytes>>,
+    send: Option<SendStream<Bytes>>,
+}
+
+enum State {
+    Shaking(Handshake<Io, Bytes>),
+    Open(Connection<Io, Bytes>),
+    Over,
+}
+
+/// The server.
+pub(super) struct Server {
+    state: State,
+    poller: Poller,
+    calls: Vec<Call>,
+    /// All requests that it was ever given, by stream.
+    pub(super) said: BTreeMap<u32, Said>,
+}
+
+impl Server {
+    pub(super) fn new(io: Io, dice: &mut Dice) -> Self {
+        let mut builder = server::Builder::new();
+        builder.max_concurrent_streams(*dice.pick(&[&3, &100, &1_000, &10_000]));
+        builder.initial_window_size(*dice.pick(&[&100, &65_535, &1_000_000]));
+        builder.enable_connect_protocol();
+        builder.max_concurrent_reset_streams(1_000).max_pending_accept_reset_streams(1_000);
+        builder.max_local_error_reset_streams(Some(1_000));
+        let state = State::Shaking(builder.handshake(io));
+        Self { state, poller: Poller::default(), calls: Vec::new(), said: BTreeMap::new() }
+    }
+
+    /// Whether it has ended the connection.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.state, State::Over)
+    }
+
+    /// Lets it go on until it waits.
+    pub(super) fn settle(&mut self) {
+        loop {
+            match &mut self.state {
+                State::Shaking(shake) => {
+                    match self.poller.settle(|context| Pin::new(&mut *shake).poll(context)) {
+                        Some(Ok(connection)) => self.state = State::Open(connection),
+                        Some(Err(_)) => self.state = State::Over,
+                        None => return,
+                    }
+                }
+                State::Open(connection) => {
+                    match self.poller.settle(|context| connection.poll_accept(context)) {
+                        Some(Some(Ok((request, respond)))) => self.accept(request, respond),
+                        Some(Some(Err(_)) | None) => self.state = State::Over,
+                        None => return,
+                    }
+                }
+                State::Over => return,
+            }
+        }
+    }
+
+    fn accept(&mut self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+        let id = respond.stream_id().as_u32();
+        self.said.insert(id, Said::default());
+        let request = Some(request.into_body());
+        self.calls.push(Call { id, request, respond: Some(respond), send: None });
+    }
+
+    /// Does something with one of the requests at hand. `false`: there are none.
+    pub(super) fn step(&mut self, dice: &mut Dice) -> bool {
+        if self.calls.is_empty() {
+            return false;
+        }
+        let index = dice.below(self.calls.len());
+        if dice.chance(30) {
+            self.calls[index].read(dice.length(3_000), &self.poller);
+        }
+        let call = &mut self.calls[index];
+        let said = self.said.get_mut(&call.id).expect("it was accepted");
+        if call.step(said, dice).is_none() {
+            self.calls.swap_remove(index);
+        }
+        true
+    }
+
+    /// Ends all that is at hand.
+    pub(super) fn finish(&mut self) {
+        for mut call in std::mem::take(&mut self.calls) {
+            call.read(usize::MAX, &self.poller);
+            let said = self.said.get_mut(&call.id).expect("it was accepted");
+            if let Some(send) = &mut call.send {
+                let _reset_meanwhile = send.send_data(Bytes::new(), true);
+            } else if let Some(respond) = &mut call.respond {
+                said.status = 200;
+                let _reset_meanwhile = respond.send_response(Response::new(()), true);
+            }
+        }
+    }
+
+    /// Takes no further requests, or ends all of them.
+    pub(super) fn shut_down(&mut self, is_abrupt: bool) {
+        let State::Open(connection) = &mut self.state else { return };
+        if is_abrupt {
+            connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+        } else {
+            connection.graceful_shutdown();
+        }
+    }
+}
+
+impl Call {
+    /// Reads the request's body, and lets the client send as much again.
+    fn read(&mut self, most: usize, poller: &Poller) {
+        let mut left = most;
+        while let Some(request) = self.request.as_mut().filter(|_| left > 0) {
+            match poller.settle(|context| request.poll_data(context)) {
+                Some(Some(Ok(bytes))) => {
+                    left = left.saturating_sub(bytes.len().max(1));
+                    let _reset_meanwhile = request.flow_control().release_capacity(bytes.len());
+                }
+                Some(Some(Err(_)) | None) => self.request = None,
+                None => return,
+            }
+        }
+    }
+
+    /// `None`: there is nothing more to do.
+    #[allow(clippy::too_many_lines, reason = "a list of what an application may do")]
+    fn step(&mut self, said: &mut Said, dice: &mut Dice) -> Option<()> {
+        match (&mut self.send, &mut self.respond) {
+            (Some(send), _) => match dice.below(20) {
+                0 => {
+                    send.send_reset(Reason::INTERNAL_ERROR);
+                    None
+                }
+                // Given up: h2 resets it.
+                1 => None,
+                2..5 => {
+                    let status = dice.below(3) as u16;
+                    said.grpc = Some(status);
+                    let name = HeaderName::from_static("grpc-status");
+                    let mut trailers = HeaderMap::new();
+                    if dice.chance(15) {
+                        trailers.insert("x-first", HeaderValue::from(dice.below(3)));
+                    }
+                    trailers.insert(name, HeaderValue::from(status));
+                    send.send_trailers(trailers).ok()?;
+                    None
+                }
+                _ => {
+                    let ends = dice.chance(35);
+                    let data = Bytes::from(vec![b'x'; dice.length(20_000)]);
+                    send.send_data(data, ends).ok()?;
+                    (!ends).then_some(())
+                }
+            },
+            (None, Some(respond)) => match dice.below(20) {
+                0 => {
+                    respond.send_reset(Reason::REFUSED_STREAM);
+                    None
+                }
+                1 => None,
+                2 | 3 => {
+                    let mut interim = Response::new(());
+                    *interim.status_mut() = StatusCode::EARLY_HINTS;
+                    respond.send_informational(interim).ok()
+                }
+                _ => {
+                    let ends = dice.chance(30);
+                    said.status = STATUSES[dice.below(STATUSES.len())];
+                    let mut response = Response::new(());
+                    *response.status_mut() = StatusCode::from_u16(said.status).unwrap_or_default();
+                    let value = HeaderValue::from(dice.below(5));
+                    let headers = response.headers_mut();
+                    if said.status == 200 && dice.chance(40) {
+                        let value = HeaderValue::from_static("application/grpc");
+                        headers.insert(CONTENT_TYPE, value);
+                        if ends {
+                            let status = dice.below(3) as u16;
+                            said.grpc = Some(status);
+                            headers.insert("grpc-status", HeaderValue::from(status));
+                        }
+                    } else {
+                        headers.insert("x-number", value);
+                    }
+                    self.send = Some(respond.send_response(response, ends).ok()?);
+                    (!ends).then_some(())
+                }
+            },
+            (None, None) => None,
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Pure: conversations written frame by frame, with all that no library ever sends.
+//!
+//! A conversation is a text of turns: `>` or `<` (whose), how many bytes (two of them), and the bytes.
+
+use super::{
+    Comparison,
+    frames::{PREFACE, flag, frame, kind},
+    reference::Reference,
+};
+use crate::{
+    Outcome,
+    dice::Dice,
+    segments::{self, Received},
+    tap::Tap,
+};
+
+/// GET and POST of `/` with a host, and a trailer, in HPACK (RFC 7541).
+const GET: &[u8] = &[0x82, 0x86, 0x84, 0x41, 1, b'a'];
+const POST: &[u8] = &[0x83, 0x86, 0x84, 0x01, 1, b'a', 0x00, 1, b'x', 1, b'y'];
+/// CONNECT to another protocol (RFC 8441 §4).
+const CONNECT: &[u8] = b"\x02\x07CONNECT\x87\x84\x41\x01a\x00\x09:protocol\x09websocket";
+const TRAILERS: &[u8] = &[0x00, 1, b'x', 1, b'y'];
+/// Statuses.
+const INTERIM: &[u8] = &[0x08, 3, b'1', b'0', b'3'];
+const ANSWERS: [&[u8]; 8] = [
+    &[0x88],
+    &[0x88],
+    &[0x89],
+    &[0x8b],
+    &[0x8d],
+    &[0x8e],
+    &[0x08, 3, b'4', b'2', b'9'],
+    &[
+        0x88, 0x00, 12, b'c', b'o', b'n', b't', b'e', b'n', b't', b'-', b't', b'y', b'p', b'e', 1,
+        b'x',
+    ],
+];
+
+/// A stream as both sides see it.
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    id: u32,
+    client_is_done: bool,
+    has_head: bool,
+    server_is_done: bool,
+}
+
+/// Writes a conversation.
+struct Writer<'a> {
+    dice: &'a mut Dice,
+    turns: Vec<(bool, Vec<u8>)>,
+    streams: Vec<Stream>,
+    next: u32,
+    pushed: u32,
+    /// Most streams that are open at once.
+    most: usize,
+    /// Whether streams that have ended are reset.
+    has_late: bool,
+}
+
+/// A conversation; in a third of them something is broken.
+pub fn conversation(dice: &mut Dice) -> Vec<u8> {
+    let turns = turns(true, dice);
+    let mut out = Vec::new();
+    for (is_server, bytes) in &turns {
+        for piece in bytes.chunks(usize::from(u16::MAX)) {
+            out.push(if *is_server { b'<' } else { b'>' });
+            out.extend((piece.len() as u16).to_be_bytes());
+            out.extend(piece);
+        }
+    }
+    if dice.chance(30) {
+        let at = dice.below(out.len());
+        out[at] ^= 1 << dice.below(8);
+    }
+    out
+}
+
+/// What a client sends that does not care for what the server answers; in a third of them something is broken.
+pub fn requests(dice: &mut Dice) -> Vec<u8> {
+    let mut out: Vec<u8> = turns(false, dice).into_iter().flat_map(|(_, bytes)| bytes).collect();
+    if dice.chance(30) {
+        let at = dice.below(out.len());
+        out[at] ^= 1 << dice.below(8);
+    }
+    out
+}
+
+fn turns(with_server: bool, dice: &mut Dice) -> Vec<(bool, Vec<u8>)> {
+    let most = *dice.pick(&[&1, &4, &4, &4, &20, &20, &20, &20, &100, &100, &300, &600]);
+    let has_late = most <= 100 || dice.chance(30);
+    let turns = vec![(false, PREFACE.to_vec())];
+    let mut writer =
+        Writer { dice, turns, streams: Vec::new(), next: 1, pushed: 2, most, has_late };
+    writer.client(kind::SETTINGS, 0, 0, &[]);
+    if with_server {
+        writer.server(kind::SETTINGS, 0, 0, &[0, 3, 0, 0, 4, 0]);
+    }
+    if writer.dice.chance(1) {
+        writer.most = 600;
+        writer.has_late = writer.dice.chance(20);
+        // Nearly as many as there are places, or more.
+        let more = if writer.dice.chance(60) { 30 } else { 300 };
+        for _ in 0..210 + writer.dice.below(more) {
+            writer.ask();
+        }
+    }
+    let steps = 10 + writer.dice.length(if most > 100 { 2_500 } else { 150 });
+    for _ in 0..steps {
+        if with_server && writer.dice.chance(45) {
+            writer.server_step();
+        } else {
+            writer.client_step();
+        }
+    }
+    writer.turns
+}
+
+impl Writer<'_> {
+    fn client(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        self.turns.push((false, frame(kind, flags, stream, payload)));
+    }
+
+    fn server(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        self.turns.push((true, frame(kind, flags, stream, payload)));
+    }
+
+    fn client_step(&mut self) {
+        let open = self.streams.iter().filter(|it| !it.server_is_done).count();
+        match self.dice.below(20) {
+            0..9 if open < self.most => self.ask(),
+            0..14 => self.client_data(),
+            14 => {
+                let Some(stream) = self.stream_to_reset() else { return };
+                self.streams.retain(|it| it.id != stream.id);
+                self.client(kind::RST_STREAM, 0, stream.id, &8_u32.to_be_bytes());
+            }
+            15 => self.client(kind::PRIORITY, 0, self.next + 2, &[0, 0, 0, 0, 9]),
+            16 => self.client(kind::WINDOW_UPDATE, 0, 0, &[0, 0, 9, 9]),
+            17 => self.client(kind::PING, 0, 0, &[7; 8]),
+            18 => self.client(kind::SETTINGS, flag::ACK, 0, &[]),
+            _ => {
+                let len = self.dice.length(300);
+                let (flags, stream) = (self.dice.any() as u8, self.dice.below(40) as u32);
+                self.client(0xfa, flags, stream, &vec![0xff; len]);
+            }
+        }
+    }
+
+    /// A new request, its number now and then not the next one.
+    fn ask(&mut self) {
+        let id = self.next + if self.dice.chance(5) { 2 * self.dice.below(300) as u32 } else { 0 };
+        self.next = id + 2;
+        let client_is_done = self.dice.chance(60);
+        let block = match client_is_done {
+            true => GET,
+            false if self.dice.chance(20) => CONNECT,
+            false => POST,
+        };
+        self.head(false, id, block, client_is_done);
+        let (has_head, server_is_done) = (false, false);
+        self.streams.push(Stream { id, client_is_done, has_head, server_is_done });
+    }
+
+    fn client_data(&mut self) {
+        let Some(stream) = self.any_stream(|it| !it.client_is_done) else { return };
+        let ends = self.dice.chance(40);
+        if ends && self.dice.chance(30) {
+            self.head(false, stream.id, TRAILERS, true);
+        } else {
+            let (flags, payload) = self.data(ends, 60);
+            self.client(kind::DATA, flags, stream.id, &payload);
+        }
+        self.change(stream.id, |it| it.client_is_done |= ends);
+    }
+
+    fn server_step(&mut self) {
+        match self.dice.below(20) {
+            0..12 => self.answer(),
+            12 | 13 => self.push(),
+            14 => {
+                let Some(stream) = self.stream_to_reset() else { return };
+                self.streams.retain(|it| it.id != stream.id);
+                self.server(kind::RST_STREAM, 0, stream.id, &[0; 4]);
+            }
+            15 => self.server(kind::WINDOW_UPDATE, 0, 0, &[0, 0, 9, 9]),
+            16 => self.server(kind::PING, flag::ACK, 0, &[7; 8]),
+            17 if self.dice.chance(10) => {
+                let all = self.dice.chance(30);
+                let last =
+                    if all { 0x7fff_ffff } else { self.dice.below(self.next as usize) as u32 };
+                self.server(kind::GOAWAY, 0, 0, &[last.to_be_bytes(), [0; 4]].concat());
+                self.streams.retain(|it| it.id <= last);
+            }
+            17 | 18 => self.server(kind::SETTINGS, flag::ACK, 0, &[]),
+            _ => {
+                let len = self.dice.length(300);
+                let stream = self.dice.below(40) as u32;
+                self.server(0x55, 0xff, stream, &vec![1; len]);
+            }
+        }
+    }
+
+    /// Also one that has ended by itself.
+    fn stream_to_reset(&mut self) -> Option<Stream> {
+        if self.has_late {
+            self.any_stream(|_| true)
+        } else {
+            self.any_stream(|it| !it.server_is_done)
+        }
+    }
+
+    fn answer(&mut self) {
+        let Some(stream) = self.any_stream(|it| !it.server_is_done) else { return };
+        let ends = self.dice.chance(40);
+        if !stream.has_head {
+            if self.dice.chance(10) {
+                return self.head(true, stream.id, INTERIM, false);
+            }
+            let block = self.dice.pick(&ANSWERS);
+            self.head(true, stream.id, block, ends);
+        } else if ends && self.dice.chance(30) {
+            self.head(true, stream.id, TRAILERS, true);
+        } else {
+            let (flags, payload) = self.data(ends, 40_000);
+            self.server(kind::DATA, flags, stream.id, &payload);
+        }
+        self.change(stream.id, |it| {
+            it.has_head = true;
+            it.server_is_done |= ends;
+        });
+    }
+
+    /// A promise, and all that was promised.
+    fn push(&mut self) {
+        let Some(stream) = self.any_stream(|it| !it.server_is_done) else { return };
+        let id = self.pushed;
+        self.pushed += 2;
+        let promise = [&id.to_be_bytes()[..], GET].concat();
+        self.server(kind::PUSH_PROMISE, flag::END_HEADERS, stream.id, &promise);
+        let ends = self.dice.chance(50);
+        self.head(true, id, &[0x88], ends);
+        if !ends {
+            let (flags, payload) = self.data(true, 100);
+            self.server(kind::DATA, flags, id, &payload);
+        }
+    }
+
+    /// A header block in one frame or several, padded or not, with a priority or not.
+    fn head(&mut self, is_server: bool, stream: u32, block: &[u8], ends: bool) {
+        let mut flags = if ends { flag::END_STREAM } else { 0 };
+        let mut payload = Vec::new();
+        let first =
+            if self.dice.chance(85) { block.len() } else { self.dice.below(block.len() + 1) };
+        let padding = if self.dice.chance(10) { self.dice.below(40) } else { 0 };
+        if padding > 0 || self.dice.chance(3) {
+            flags |= flag::PADDED;
+            payload.push(padding as u8);
+        }
+        if !is_server && self.dice.chance(10) {
+            flags |= flag::PRIORITY;
+            payload.extend([0x80, 0, 0, 0, 16]);
+        }
+        payload.extend(&block[..first]);
+        payload.extend(std::iter::repeat_n(0, padding));
+        let mut rest = &block[first..];
+        let mut last = rest.is_empty() && self.dice.chance(95);
+        let end = |last: bool| if last { flag::END_HEADERS } else { 0 };
+        self.turns.push((is_server, frame(kind::HEADERS, flags | end(last), stream, &payload)));
+        while !last {
+            let (piece, more) = rest.split_at(self.dice.below(rest.len() + 1));
+            last = more.is_empty() && self.dice.chance(70);
+            self.turns.push((is_server, frame(kind::CONTINUATION, end(last), stream, piece)));
+            rest = more;
+        }
+    }
+
+    fn data(&mut self, ends: bool, most: usize) -> (u8, Vec<u8>) {
+        let mut flags = if ends { flag::END_STREAM } else { 0 };
+        let mut payload = Vec::new();
+        let padding = if self.dice.chance(10) { self.dice.below(200) } else { 0 };
+        if padding > 0 {
+            flags |= flag::PADDED;
+            payload.push(padding as u8);
+        }
+        // Looks like frames, to whoever has lost the boundary.
+        let fake = frame(kind::HEADERS, flag::END_STREAM | flag::END_HEADERS, 1_000_001, GET);
+        let len = self.dice.length(most.min(16_000));
+        payload.extend(fake.iter().cycle().take(len));
+        payload.extend(std::iter::repeat_n(0, padding));
+        (flags, payload)
+    }
+
+    fn any_stream(&mut self, wanted: fn(&Stream) -> bool) -> Option<Stream> {
+        let some: Vec<Stream> = self.streams.iter().filter(|it| wanted(it)).copied().collect();
+        if some.is_empty() { None } else { Some(some[self.dice.below(some.len())]) }
+    }
+
+    fn change(&mut self, id: u32, change: impl Fn(&mut Stream)) {
+        self.streams.iter_mut().filter(|it| it.id == id).for_each(change);
+        // Some that have ended stay, to be reset late.
+        let keeps = self.dice.chance(30);
+        self.streams.retain(|it| keeps || !it.client_is_done || !it.server_is_done);
+    }
+}
+
+/// The turns of a conversation, as far as they are whole.
+fn parsed(mut text: &[u8]) -> Vec<(bool, &[u8])> {
+    let mut turns = Vec::new();
+    while let [who, high, low, rest @ ..] = text {
+        let len = usize::from(u16::from_be_bytes([*high, *low])).min(rest.len());
+        let (bytes, more) = rest.split_at(len);
+        turns.push((*who == b'<', bytes));
+        text = more;
+    }
+    turns
+}
+
+/// Plays a conversation, cut by `dice`. An error says on what we and the reference disagree.
+pub fn play(conversation: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
+    let turns = parsed(conversation);
+    let (mut tap, mut reference) = (Tap::new(), Reference::default());
+    let mut comparison = Comparison::default();
+    let (mut requests, mut answers) = (0, 0);
+    for burst in turns.chunk_by(|one, other| one.0 == other.0) {
+        let bytes: Vec<u8> = burst.iter().flat_map(|(_, bytes)| *bytes).copied().collect();
+        if burst[0].0 {
+            for segment in segments::cut(0, bytes.len(), dice) {
+                tap.response(answers + segment.start, &bytes[segment.clone()]);
+                reference.server(&bytes[segment]);
+                judge(&mut comparison, &tap, &reference, false)?;
+            }
+            answers += bytes.len();
+        } else {
+            let mut received = Received::default();
+            for segment in segments::arrivals(bytes.len(), dice) {
+                tap.request(requests + segment.start, &bytes[segment.clone()]);
+                reference.client(&bytes[received.take(&segment)]);
+                judge(&mut comparison, &tap, &reference, received.has_gap())?;
+            }
+            requests += bytes.len();
+        }
+    }
+    tap.close(true);
+    Ok(comparison.outcome(comparison.answered(), reference.is_broken))
+}
+
+fn judge(
+    comparison: &mut Comparison,
+    tap: &Tap,
+    reference: &Reference,
+    has_gap: bool,
+) -> Result<(), String> {
+    comparison.has_had_gap |= has_gap;
+    // What comes behind an error means nothing, and before the preface nobody knows.
+    if has_gap || reference.is_broken || !reference.has_begun() {
+        return Ok(());
+    }
+    comparison.compare(tap, reference).map_err(|what| {
+        format!("{what}\n  events {:?}\n  reference {:?}", tap.events(), reference.log)
+    })
+}

@@ -1,0 +1,397 @@
+//! Shell: crate h2's client and server with each other, the network between them played by hand.
+//!
+//! A script of bytes decides what both do; see [`Pair::act`]. Whenever all that was sent has come and both wait, a request
+//! must be in flight if the server was given it, and the client has neither heard the whole answer nor that there will be
+//! none.
+
+use std::{future::Future as _, pin::Pin, task::Poll};
+
+use bytes::Bytes;
+use common::h2::grpc;
+use h2::{
+    Reason, RecvStream, SendStream,
+    client::{self, Connection, ResponseFuture, SendRequest},
+    ext::Protocol,
+};
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
+
+use super::{
+    Comparison,
+    application::{Said, Server},
+    reference::{Reference, What},
+};
+use crate::{
+    Outcome,
+    dice::Dice,
+    memory::{Io, Poller, Task},
+    segments::{self, Received},
+    tap::{Event, Tap},
+};
+
+/// A script. Now and then one that asks for hundreds of things, before anything else happens.
+pub fn script(dice: &mut Dice) -> Vec<u8> {
+    let is_crowd = dice.chance(1);
+    let begin = if is_crowd { crowd(dice) } else { Vec::new() };
+    let len = 40 + if is_crowd { 2_500 } else { dice.length(1_500) };
+    begin.into_iter().chain((0..len).map(|_| dice.any() as u8)).collect()
+}
+
+/// The begin of a script that asks at once for about as much as it may.
+fn crowd(dice: &mut Dice) -> Vec<u8> {
+    // A byte that draws one of the last places: the highest limits.
+    let last = |of| (0..=255).rev().find(|byte| Dice::script(&[*byte]).below(of) == of - 1);
+    let (client, server) = ([last(3), last(3)], [last(4), last(3)]);
+    let mut script: Vec<u8> = client.into_iter().chain(server).chain([last(5)]).flatten().collect();
+    // Settings have to be known first.
+    let step = |wanted| (0..=255).find(|byte| Dice::script(&[*byte]).below(32) == wanted);
+    script.extend(step(24));
+    let more = if dice.chance(60) { 30 } else { 300 };
+    for _ in 0..210 + dice.below(more) {
+        script.extend(step(0));
+        // The body goes with it.
+        script.push(0);
+    }
+    script.extend(step(24));
+    script
+}
+
+/// How a request stands for the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    Whole,
+    Broken,
+    /// Nobody wants the answer. Its RST_STREAM comes behind the body that the server has no window for yet.
+    GivenUp,
+}
+
+/// A request of the client's.
+struct Asked {
+    id: u32,
+    response: Option<ResponseFuture>,
+    body: Option<RecvStream>,
+    send: Option<SendStream<Bytes>>,
+    state: State,
+}
+
+impl Asked {
+    /// Hears what there is to hear of the answer, but at most so many bytes.
+    fn hear(&mut self, most: usize, poller: &Poller) {
+        if let Some(response) = &mut self.response {
+            match poller.settle(|context| Pin::new(&mut *response).poll(context)) {
+                Some(Ok(answer)) => self.body = Some(answer.into_body()),
+                Some(Err(_)) => self.state = State::Broken,
+                None => return,
+            }
+            self.response = None;
+        }
+        let mut left = most;
+        while let Some(body) = self.body.as_mut().filter(|_| left > 0 && self.state == State::Open)
+        {
+            let heard = poller.settle(|context| match body.poll_data(context) {
+                Poll::Ready(None) => body.poll_trailers(context).map(|end| Err(end.map(drop))),
+                Poll::Ready(Some(Ok(bytes))) => Poll::Ready(Ok(bytes)),
+                Poll::Ready(Some(Err(error))) => Poll::Ready(Err(Err(error))),
+                Poll::Pending => Poll::Pending,
+            });
+            match heard {
+                Some(Ok(bytes)) => {
+                    left = left.saturating_sub(bytes.len().max(1));
+                    let _reset_meanwhile = body.flow_control().release_capacity(bytes.len());
+                }
+                Some(Err(Ok(()))) => self.state = State::Whole,
+                Some(Err(Err(_))) => self.state = State::Broken,
+                None => return,
+            }
+        }
+    }
+
+    /// Sends some of the request's body.
+    fn tell(&mut self, dice: &mut Dice) {
+        let Some(send) = &mut self.send else { return };
+        let ends = dice.chance(40);
+        let result = if ends && dice.chance(30) {
+            let trailers = [(header::ETAG, HeaderValue::from_static("x"))];
+            send.send_trailers(HeaderMap::from_iter(trailers))
+        } else {
+            send.send_data(Bytes::from(vec![b'y'; dice.length(9_000)]), ends)
+        };
+        if ends || result.is_err() {
+            self.send = None;
+        }
+    }
+
+    /// Wants no answer any more.
+    fn give_up(&mut self, says_so: bool) {
+        if let (true, Some(send)) = (says_so, &mut self.send) {
+            send.send_reset(Reason::CANCEL);
+        }
+        // What is dropped, h2 resets.
+        (self.response, self.body, self.send) = (None, None, None);
+        if self.state == State::Open {
+            self.state = State::GivenUp;
+        }
+    }
+}
+
+/// Both, and what lies between them.
+struct Pair {
+    client: Io,
+    server_io: Io,
+    connection: Task<Connection<Io, Bytes>>,
+    sender: SendRequest<Bytes>,
+    asked: Vec<Asked>,
+    server: Server,
+    poller: Poller,
+    tap: Tap,
+    reference: Reference,
+    comparison: Comparison,
+    /// Bytes that client and server have sent.
+    sent: [usize; 2],
+    /// Bytes of the server's that the client has not received.
+    underway: Vec<u8>,
+    most: usize,
+}
+
+/// Plays a script, the network cut by `dice`. An error says on what we and h2 disagree.
+pub fn play(script: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
+    let mut script = Dice::script(script);
+    let (client, server_io) = (Io::default(), Io::default());
+    let mut builder = client::Builder::new();
+    builder.initial_window_size(*script.pick(&[&50, &65_535, &1_000_000]));
+    builder.max_concurrent_reset_streams(1_000).max_local_error_reset_streams(Some(1_000));
+    builder.header_table_size(*script.pick(&[&0, &200, &4_096]));
+    builder.enable_push(false).initial_max_send_streams(2_000);
+    let mut shake = Task::new(builder.handshake(client.clone()));
+    shake.settle();
+    let Some(Ok((sender, connection))) = shake.output else {
+        return Err("the client cannot begin".to_owned());
+    };
+    let server = Server::new(server_io.clone(), &mut script);
+    let most = *script.pick(&[&1, &5, &30, &100, &400]);
+    let mut pair = Pair {
+        client,
+        server_io,
+        connection: Task::new(connection),
+        sender,
+        asked: Vec::new(),
+        server,
+        poller: Poller::default(),
+        tap: Tap::new(),
+        reference: Reference::default(),
+        comparison: Comparison::default(),
+        sent: [0; 2],
+        underway: Vec::new(),
+        most,
+    };
+    let outcome = pair.run(&mut script, dice);
+    outcome.map_err(|what| {
+        let asked: Vec<_> = pair.asked.iter().map(|it| (it.id, it.state)).collect();
+        let (said, events, log) = (&pair.server.said, pair.tap.events(), &pair.reference.log);
+        format!(
+            "{what}\n  asked {asked:?}\n  said {said:?}\n  events {events:?}\n  reference {log:?}"
+        )
+    })
+}
+
+impl Pair {
+    fn run(&mut self, script: &mut Dice, dice: &mut Dice) -> Result<Outcome, String> {
+        self.rest(dice)?;
+        while !script.is_over() {
+            self.act(script, dice)?;
+        }
+        self.server.finish();
+        // Windows open as the client hears more.
+        for _ in 0..100 {
+            self.asked.iter_mut().for_each(|asked| asked.hear(usize::MAX, &self.poller));
+            self.rest(dice)?;
+        }
+        self.nobody_waits()?;
+        let given = self.server.said.len() as u64;
+        let outcome = self.comparison.outcome(given, self.is_over());
+        self.tap.close(false);
+        self.server_io.end();
+        self.server.settle();
+        self.client.end();
+        self.connection.settle();
+        Ok(outcome)
+    }
+
+    /// One step of the script.
+    fn act(&mut self, script: &mut Dice, dice: &mut Dice) -> Result<(), String> {
+        let any = |script: &mut Dice, asked: &[Asked]| script.below(asked.len().max(1));
+        match script.below(32) {
+            0..8 => self.ask(script),
+            8..12 => {
+                let index = any(script, &self.asked);
+                self.asked.get_mut(index).into_iter().for_each(|asked| asked.tell(script));
+            }
+            12..20 => _ = self.server.step(script),
+            20..23 => {
+                let index = any(script, &self.asked);
+                let most = if script.chance(50) { usize::MAX } else { script.length(2_000) };
+                self.asked
+                    .get_mut(index)
+                    .into_iter()
+                    .for_each(|asked| asked.hear(most, &self.poller));
+            }
+            23 => {
+                let index = any(script, &self.asked);
+                let says_so = script.chance(50);
+                self.asked.get_mut(index).into_iter().for_each(|asked| asked.give_up(says_so));
+            }
+            24..27 => return self.rest(dice),
+            27..29 => self.forth(dice),
+            29 | 30 => {
+                let len = script.length(self.underway.len());
+                self.back(len);
+            }
+            _ => {
+                if script.chance(10) {
+                    self.server.shut_down(script.chance(30));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, script: &mut Dice) {
+        let open = self.asked.iter().filter(|it| it.state == State::Open).count();
+        let is_ready = self.poller.settle(|context| self.sender.poll_ready(context));
+        if open >= self.most || !matches!(is_ready, Some(Ok(()))) {
+            return;
+        }
+        let ends = script.chance(60);
+        let mut request = Request::new(());
+        *request.method_mut() = if ends { Method::GET } else { Method::POST };
+        *request.uri_mut() = Uri::from_static("http://a/");
+        if !ends && script.chance(10) && self.sender.is_extended_connect_protocol_enabled() {
+            *request.method_mut() = Method::CONNECT;
+            request.extensions_mut().insert(Protocol::from_static("websocket"));
+        }
+        if let Ok((response, send)) = self.sender.send_request(request, ends) {
+            let id = response.stream_id().as_u32();
+            let (response, send) = (Some(response), (!ends).then_some(send));
+            self.asked.push(Asked { id, response, body: None, send, state: State::Open });
+        }
+    }
+
+    /// What the client has sent comes to the server.
+    fn forth(&mut self, dice: &mut Dice) {
+        self.connection.settle();
+        let bytes = self.client.sent();
+        let mut received = Received::default();
+        for segment in segments::arrivals(bytes.len(), dice) {
+            self.tap.request(self.sent[0] + segment.start, &bytes[segment.clone()]);
+            let now = &bytes[received.take(&segment)];
+            self.comparison.has_had_gap |= received.has_gap();
+            self.reference.client(now);
+            self.server_io.deliver(now);
+            if dice.chance(30) {
+                self.server_sends(dice);
+            }
+        }
+        self.sent[0] += bytes.len();
+        self.server_sends(dice);
+    }
+
+    fn server_sends(&mut self, dice: &mut Dice) {
+        self.server.settle();
+        let bytes = self.server_io.sent();
+        for segment in segments::cut(0, bytes.len(), dice) {
+            self.tap.response(self.sent[1] + segment.start, &bytes[segment.clone()]);
+            self.reference.server(&bytes[segment]);
+        }
+        self.sent[1] += bytes.len();
+        self.underway.extend(bytes);
+    }
+
+    /// Some of what the server has sent comes to the client.
+    fn back(&mut self, len: usize) {
+        let bytes: Vec<u8> = self.underway.drain(..len.min(self.underway.len())).collect();
+        self.client.deliver(&bytes);
+        self.connection.settle();
+    }
+
+    /// All that was sent comes, and is answered, until both wait. Then everybody must agree.
+    fn rest(&mut self, dice: &mut Dice) -> Result<(), String> {
+        loop {
+            let before = self.sent;
+            self.forth(dice);
+            self.back(usize::MAX);
+            // An end is heard without a byte of a body.
+            self.asked.iter_mut().for_each(|asked| asked.hear(1, &self.poller));
+            if self.sent == before && !self.connection.is_woken() {
+                break;
+            }
+        }
+        if self.is_over() {
+            return Ok(());
+        }
+        self.comparison.compare(&self.tap, &self.reference)?;
+        self.statuses()?;
+        for Asked { id, state, .. } in &self.asked {
+            let is_given = self.server.said.contains_key(id);
+            let is_open = self.reference.open.contains(id);
+            // Heard in part: the rest may have come as well.
+            let is_wanted = matches!(state, State::Open | State::GivenUp);
+            if is_open && !(is_given && is_wanted) {
+                return Err(format!(
+                    "{id} is in flight: given {is_given}, for the client {state:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// One of them has ended the connection, or must: crate h2's client may reset a stream that it has never opened.
+    fn is_over(&self) -> bool {
+        let has_ended = self.server.is_over() || self.connection.output.is_some();
+        has_ended || self.reference.is_broken
+    }
+
+    /// Once all was heard, a request that the client waits for is in flight, if the server was given it.
+    fn nobody_waits(&self) -> Result<(), String> {
+        if self.is_over() {
+            return Ok(());
+        }
+        let given = self.asked.iter().filter(|it| self.server.said.contains_key(&it.id));
+        match given
+            .filter(|it| it.state == State::Open)
+            .find(|it| !self.reference.open.contains(&it.id))
+        {
+            None => Ok(()),
+            Some(Asked { id, .. }) => {
+                Err(format!("the client waits for {id}, which is not in flight"))
+            }
+        }
+    }
+
+    /// A status or an outcome that was seen is the one that the application gave.
+    fn statuses(&self) -> Result<(), String> {
+        if !self.comparison.is_exact() {
+            return Ok(());
+        }
+        let ids = self.reference.log.iter().filter_map(|what| match what {
+            What::Answered(id) => Some(id),
+            What::Started(_) | What::Cut(_) => None,
+        });
+        let seen = self.tap.events().iter().filter_map(|event| match event {
+            Event::Answered(class, grpc) => Some((*class, *grpc as u8)),
+            _ => None,
+        });
+        for (id, (class, outcome)) in ids.zip(seen) {
+            let said = self.server.said.get(id).copied().unwrap_or_default();
+            let Said { status, grpc: told } = said;
+            let is_right = match outcome {
+                grpc::UNSEEN => true,
+                grpc::OK => told == Some(0),
+                _ => told.is_some_and(|status| status != 0),
+            };
+            if class != 0 && class != status / 100 || !is_right {
+                return Err(format!("{id}: {said:?} was seen as {class}, {outcome}"));
+            }
+        }
+        Ok(())
+    }
+}

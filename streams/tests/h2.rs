@@ -1,0 +1,24 @@
+//! Pure: HTTP/2 conversations by the hundred thousand, in any order of their segments.
+
+use streams::{h2, many::many};
+
+/// Connections of each kind in each run.
+const CONNECTIONS: u64 = 100_000;
+
+#[test]
+fn frames_written_by_hand_are_counted_as_the_reference_does() {
+    let outcome = many("frames by hand", CONNECTIONS, h2::made::conversation, h2::made::play);
+    assert!(outcome.requests > outcome.refused && outcome.crowded > 0, "{outcome:?}");
+}
+
+#[test]
+fn requests_written_by_hand_are_counted_as_the_crate_h2_serves_them() {
+    let outcome = many("frames to h2", CONNECTIONS, h2::made::requests, h2::server::play);
+    assert!(outcome.requests > outcome.refused && outcome.crowded > 0, "{outcome:?}");
+}
+
+#[test]
+fn requests_between_client_and_server_of_the_crate_h2_are_counted() {
+    let outcome = many("h2 with h2", CONNECTIONS, h2::pair::script, h2::pair::play);
+    assert!(outcome.requests > outcome.refused && outcome.crowded > 0, "{outcome:?}");
+}
