@@ -95,7 +95,11 @@ pub(super) fn noted(mut note: u8, block: &Block, ends: bool, seen: &mut u32) -> 
     let mut note = note;
     let note = black_box(&mut note);
     if ends {
-        *note |= outcome(block, first, seen);
+        let told = outcome(block, first, seen);
+        // Behind a head that was not seen, an interim one perhaps, a reference may be to a status.
+        if *note & CLASS != 0 || block.byte(0) < DYNAMIC {
+            *note |= told;
+        }
     }
     *note
 }

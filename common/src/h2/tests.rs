@@ -310,6 +310,11 @@ fn a_reference_to_an_outcome_that_nobody_saw_is_not_guessed() {
         let asked = [ask(1), ask(3), ask(5)].concat();
         assert_eq!(said(&[('>', asked), ('<', answers)]), "S S S F2ok F2 F2");
     }
+    // An interim head that was not seen, and the status of the answer.
+    let heads = [head(3, 0, &[0x20, 0x48, 3, b'1', b'0', b'3']), head(3, END_STREAM, &[0xbe])];
+    let answers = [call(1, &plain(b'0')), heads.concat()].concat();
+    let asked = [ask(1), ask(3)].concat();
+    assert_eq!(said(&[('>', asked), ('<', answers)]), "S S F2ok F0");
 }
 
 #[test]
