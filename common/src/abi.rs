@@ -424,6 +424,15 @@ pub struct Conn {
     pub window: crate::h1::Window,
 }
 
+/// The eight bytes that begin at byte `at` of `words`, or as near to their end as there are eight, little-endian.
+#[inline(always)]
+pub(crate) fn word_at<const COUNT: usize>(words: &[u64; COUNT], at: usize) -> u64 {
+    let last = (COUNT - 1) * 8;
+    let at = if at > last { last } else { at };
+    // SAFETY: eight bytes from there are inside `words`; any bytes are an integer.
+    u64::from_le(unsafe { words.as_ptr().byte_add(at).read_unaligned() })
+}
+
 impl Conn {
     /// As it stands in the kernel's memory; `None` where that has another size, as another version's may.
     pub fn read(bytes: &[u8]) -> Option<Self> {

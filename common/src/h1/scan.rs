@@ -9,6 +9,7 @@ use super::{
     at, kind,
     side::{Side, flag},
 };
+use crate::abi::word_at;
 
 /// Words searched for line ends. Four more stand behind them, for the begin of a line near the end.
 pub(super) const WORDS: usize = 24;
@@ -49,14 +50,6 @@ enum Line {
 fn line_ends(word: u64) -> u64 {
     let zero = word ^ (ONES * b'\n' as u64);
     zero.wrapping_sub(ONES) & !zero & HIGHS
-}
-
-/// Eight bytes that begin `shift` bits into `low` and go on in `high`. `shift` is 8 to 64.
-#[inline(always)]
-fn joined(low: u64, high: u64, shift: u64) -> u64 {
-    // Two shifts by halves: a shift by 64 is undefined.
-    let half = (shift >> 1) & 63;
-    ((low >> half) >> half) | (high << ((64 - shift) & 63))
 }
 
 /// Ones in the first `len` bytes of a word, or in all.
@@ -136,9 +129,7 @@ impl Side {
     #[inline(always)]
     pub(super) fn scan(&mut self, window: &Window, len: u32) -> u32 {
         if self.at == at::LINE {
-            let words =
-                [window[0].to_le(), window[1].to_le(), window[2].to_le(), window[3].to_le()];
-            match self.line(words, len) {
+            match self.line(window, 0, len) {
                 Line::Boring => black_box(&mut *self).at = at::SCAN,
                 Line::End(bytes) => return self.head_or_trailer_ends(bytes),
                 Line::Unsure => return 0,
@@ -157,23 +148,13 @@ impl Side {
             }
             if ends != 0 {
                 let first = ends & ends.wrapping_neg();
-                // Bits up to and with the line end: 8 to 64.
                 let before = ((first >> 7).wrapping_sub(1) & ONES).wrapping_mul(ONES) >> 56;
-                let shift = before * 8 + 8;
-                let begin = base + before as u32 + 1;
+                let begin = base + (before as u32 & 7) + 1;
                 if begin >= len {
                     self.at = at::LINE;
                     return len;
                 }
-                let [w1, w2] = [window[index + 1].to_le(), window[index + 2].to_le()];
-                let [w3, w4] = [window[index + 3].to_le(), window[index + 4].to_le()];
-                let words = [
-                    joined(low, w1, shift),
-                    joined(w1, w2, shift),
-                    joined(w2, w3, shift),
-                    joined(w3, w4, shift),
-                ];
-                match self.line(words, len - begin) {
+                match self.line(window, begin as usize, len - begin) {
                     Line::End(bytes) => return begin + self.head_or_trailer_ends(bytes),
                     // A second line end in this word: rare, so read on from this line's begin.
                     Line::Boring if ends & ends.wrapping_sub(1) != 0 => {
@@ -202,9 +183,10 @@ impl Side {
         bytes
     }
 
-    /// Judges a line by its first bytes, of which `here` (at least 1) are at hand, and notes what it says.
+    /// Judges the line that begins at byte `at`, of which `here` (at least 1) are at hand, and notes what it says.
     #[inline(always)]
-    fn line(&mut self, [a, b, c, d]: [u64; 4], here: u32) -> Line {
+    fn line(&mut self, window: &Window, at: usize, here: u32) -> Line {
+        let a = word_at(window, at);
         let begin = a as u8;
         if begin == b'\n' {
             return Line::End(1);
@@ -227,6 +209,7 @@ impl Side {
             }
             return Line::Boring;
         }
+        let [b, c, d] = [8, 16, 24].map(|behind| word_at(window, at + behind));
         self.named([a, b, c, d], here)
     }
 
