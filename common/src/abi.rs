@@ -506,6 +506,8 @@ pub struct Http {
     pub happened: u32,
     /// CLOCK_MONOTONIC of the begin of the request that began last, ns.
     pub began_ns: u64,
+    /// CLOCK_MONOTONIC of the client's packet that came last, ns.
+    pub came_ns: u64,
     /// Boundaries of HTTP/1; what comes before anything else is known.
     pub h1: crate::h1::Conn,
     /// The estimate, in mode `SPEAKS_OTHER`.
@@ -519,7 +521,7 @@ pub struct Http {
     /// The same of sent ones.
     pub sent: u32,
 }
-const _: () = assert!(size_of::<Http>() == 152);
+const _: () = assert!(size_of::<Http>() == 160);
 
 /// HTTP/1, or nobody knows yet.
 pub const SPEAKS_HTTP1: u32 = 0;

@@ -68,6 +68,10 @@ const KEEP: u32 = 8;
 const PROBE_NS: u64 = 1_000_000_000;
 /// Steps in one run of a program for more of a segment.
 const MORE_ROUNDS: u32 = 256;
+/// What such a step answers: that the segment is read, that there is more of it, or that the first program is to go on.
+const READ: u32 = 0;
+const AGAIN: u32 = 1;
+const ELSE: u32 = 2;
 /// Bytes that a client may be ahead, at most.
 const WINDOW_MOST: i32 = 32 << 20;
 /// Minus one, for blind adds.
@@ -97,10 +101,12 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, is_suspect: bool, is_tcp:
             ptr::read_volatile(&raw const (*ops).snd_nxt),
         )
     };
+    let at = now();
     lock(conn);
     conn.http.h1.open(rcv_nxt, snd_nxt);
     conn.http.flags = abi::HTTP_FRESH | if is_suspect { abi::HTTP_SUSPECT } else { 0 };
     conn.http.speaks = abi::SPEAKS_HTTP1;
+    conn.http.came_ns = at;
     conn.http.open = 0;
     conn.late = [Late::default(); abi::LATE_MAX];
     conn.http.happened = 0;
@@ -121,7 +127,7 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, is_suspect: bool, is_tcp:
             }
             // The kubelet knocks every second: that keeps no pod from being quiet.
             if !is_suspect {
-                (*pod).changed_ns = now();
+                (*pod).changed_ns = at;
             }
         }
     }
@@ -459,6 +465,18 @@ fn forgotten(seek: Seek) -> u32 {
         Seek::Gap => GAP,
         Seek::Read(offset) => offset,
     })
+}
+
+/// When the packet at hand came, ns. The clock is read by the first program that works on it, and by no other.
+#[inline(always)]
+fn arrived(conn: &mut Conn, first: bool) -> u64 {
+    if !first {
+        // SAFETY: a word of a live map value.
+        return unsafe { ptr::read_volatile(&raw const conn.http.came_ns) };
+    }
+    let at = now();
+    conn.http.came_ns = at;
+    at
 }
 
 /// What has happened since the last call. To be called with the lock held.

@@ -128,6 +128,13 @@ impl Side {
         self.at == at::FOREIGN
     }
 
+    /// Where in a segment of `len` bytes at `seq` reading most likely goes on: a guess, for whoever has yet to take the lock.
+    #[inline(always)]
+    pub fn peek(&self, seq: u32, len: u32) -> Option<u32> {
+        let offset = self.next.wrapping_sub(seq);
+        (offset < len && self.skip == 0 && !self.is_foreign()).then_some(offset)
+    }
+
     /// Takes note of a segment of `len` bytes at `seq`, and says where in it to read.
     ///
     /// Retransmitted bytes are passed over; payload is skipped, arrived or not.

@@ -11,8 +11,8 @@ use common::{
 };
 
 use super::{
-    DONE, End, GAP, HTTP2, LATE, MORE, MORE_ROUNDS, OTHER, PASS, end, expected, forgotten, give_up,
-    happened, http2, keep, lock,
+    AGAIN, DONE, ELSE, End, GAP, HTTP2, LATE, MORE, MORE_ROUNDS, OTHER, PASS, READ, arrived, end,
+    expected, forgotten, give_up, happened, http2, keep, lock,
     rows::Rows,
     socket,
     source::{self, Source},
@@ -122,7 +122,7 @@ fn take_requests(
     };
     // Half words in memory: whether anything was copied or not, the verifier follows one way on.
     (have, from) = (black_box(have), black_box(from));
-    let at = now();
+    let at = arrived(conn, !slow);
     let mut round = 0;
     while round < ROUNDS {
         lock(conn);
@@ -283,7 +283,7 @@ fn has_missed(conn: &Conn, skb: *mut __sk_buff) -> bool {
     next.wrapping_sub(conn.http.h1.rx.next) as i32 > 1
 }
 
-/// Reads one window more of a segment with requests. Returns 1 while there is more.
+/// Reads one window more of a segment with requests. Answers [`READ`], [`AGAIN`] or [`ELSE`].
 ///
 /// A function of its own for the verifier too, which walks through it once, however often it is called.
 #[unsafe(no_mangle)]
@@ -297,8 +297,11 @@ extern "C" fn requests_step(skb: *mut __sk_buff) -> u32 {
     if conn.http.speaks != abi::SPEAKS_HTTP1 {
         return 0;
     }
-    let end = take_requests(conn, socket(skb), window, Source::of(skb, &segment), true);
-    u32::from(end == End::Budget)
+    match take_requests(conn, socket(skb), window, Source::of(skb, &segment), true) {
+        End::Budget => AGAIN,
+        End::Done if !source::is_awaited(conn) => READ,
+        _ => ELSE,
+    }
 }
 
 /// The same of a segment with responses.
@@ -310,7 +313,11 @@ extern "C" fn responses_step(skb: *mut __sk_buff) -> u32 {
     if conn.http.speaks != abi::SPEAKS_HTTP1 {
         return 0;
     }
-    u32::from(take_responses(conn, skb, &segment, true) == End::Budget)
+    match take_responses(conn, skb, &segment, true) {
+        End::Budget => AGAIN,
+        End::Done if !segment.fin => READ,
+        _ => ELSE,
+    }
 }
 
 /// Goes on with a segment of requests of which `ingress` has read as much as it may.
@@ -325,8 +332,8 @@ pub fn egress_more(ctx: &SkBuffContext) -> i32 {
     more(ctx, &EGRESS, responses_step, false)
 }
 
-/// Reads on, and returns to the first program once nothing is left to read: that does what follows. The kernel allows 33
-/// jumps a packet; then the boundaries are given up.
+/// Reads on until nothing is left to read, and returns to the first program where something is to be done then. The kernel
+/// allows 33 jumps a packet; then the boundaries are given up.
 #[inline(always)]
 fn more(
     ctx: &SkBuffContext,
@@ -337,10 +344,14 @@ fn more(
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let mut round = 0;
     while round < MORE_ROUNDS {
-        if step(skb) == 0 {
-            // SAFETY: the program behind the array has this context's type.
-            unsafe { _ = programs.tail_call(ctx, 0) };
-            return PASS;
+        match step(skb) {
+            READ => return PASS,
+            AGAIN => {}
+            _ => {
+                // SAFETY: the program behind the array has this context's type.
+                unsafe { _ = programs.tail_call(ctx, 0) };
+                return PASS;
+            }
         }
         round += 1;
     }
