@@ -103,7 +103,6 @@ extern "C" fn keep_part(skb: *mut __sk_buff, at: u32) -> u32 {
 fn keep_at(skb: *mut __sk_buff, segment: &Segment, at: u32) -> bool {
     let Some((remote, remote_port)) = packet::sender(skb) else { return false };
     let left = segment.len.wrapping_sub(at);
-    let Some(len) = packet::some(left, PART) else { return false };
     let key = KeptKey { remote, remote_port, seq: segment.seq.wrapping_add(at) };
     if let Some(there) = KEPT.get_ptr(key) {
         // SAFETY: a live map value; single words.
@@ -118,6 +117,8 @@ fn keep_at(skb: *mut __sk_buff, segment: &Segment, at: u32) -> bool {
         return false;
     }
     let Some(kept) = KEPT.get_ptr_mut(key) else { return false };
+    // Late: before 6.8 the verifier does not keep what it has learnt for long.
+    let Some(len) = packet::some(left, PART) else { return false };
     // SAFETY: a live map value with room for `KEPT_BYTES`, which `len` does not exceed.
     unsafe {
         let bytes = (&raw mut (*kept).bytes).cast::<c_void>();
