@@ -56,8 +56,8 @@ pub struct Conn {
     spilled_last: u32,
     /// First stream that the server does not work on any more, since its GOAWAY; 0: it works on all.
     refused: u32,
-    /// Always zero.
-    reserved: u32,
+    /// Highest stream when the client's boundaries were lost for the first time: those above it may have been opened unseen.
+    lost_from: u32,
     /// What the last frame brought about. In memory, where the verifier follows one way on from here instead of each that
     /// led here.
     pub change: Change,
@@ -106,6 +106,7 @@ impl Conn {
         self.spilled_last = 0;
         self.refused = 0;
         self.seen = 0;
+        self.lost_from = u32::MAX;
         if let Some(began_ns) = upgraded {
             self.begin(1, began_ns);
         }
@@ -166,6 +167,29 @@ impl Conn {
         open
     }
 
+    /// The client's bytes are gone for good: until their boundaries are found again, the server's answers alone tell of
+    /// requests. Returns whether they were not lost before.
+    ///
+    /// What the client resets meanwhile counts as in flight until the server ends it, or the connection is gone.
+    #[inline(always)]
+    pub fn lose_requests(&mut self) -> bool {
+        if self.rx.is_lost() || self.rx.is_foreign() {
+            return false;
+        }
+        self.rx.lose();
+        self.lost_from = self.lost_from.min(self.newest);
+        true
+    }
+
+    /// The client's next segment, `len` bytes at `seq`, has come, and its boundaries are lost: reading goes on where it
+    /// surely begins with a frame. `window` holds its first `have` bytes.
+    #[inline(always)]
+    pub fn resume_requests(&mut self, window: &[u64; PEEK_WORDS], have: u32, seq: u32, len: u32) {
+        if self.rx.is_lost() && frames::begins(window, have, len, self.newest) {
+            self.rx.resume(seq);
+        }
+    }
+
     /// When the youngest request in flight began, in ns before `now_ns`; `None` without any, or where not all are known.
     pub fn youngest_ns(&self, now_ns: u64) -> Option<u64> {
         if self.spilled > 0 || self.open == 0 {
@@ -198,10 +222,23 @@ impl Conn {
         }
     }
 
+    /// Whether a stream that is not known was opened while boundaries were lost, now that the server answers it.
+    #[inline(always)]
+    fn was_missed(&self, ended: Ended) -> bool {
+        let may_be = ended.stream & 1 != 0 && ended.stream > self.lost_from;
+        may_be && ended.what == ended::HEADERS && self.spilled == 0
+    }
+
     /// A server's HEADERS or DATA.
     #[inline(always)]
     fn answer(&mut self, ended: Ended, now_ns: u64) {
-        let place = self.streams.find(ended.stream);
+        let mut place = self.streams.find(ended.stream);
+        if place.is_none() && self.was_missed(ended) {
+            self.begin(ended.stream, now_ns);
+            self.change.started = 1;
+            self.newest = self.newest.max(ended.stream);
+            place = self.streams.find(ended.stream);
+        }
         let Some(place) = place.filter(|place| self.streams.is_open(*place)) else {
             if ended.what == ended::HEADERS {
                 glimpse::missed(&self.tx.payload(), ended.ends, &mut self.seen);
@@ -225,6 +262,7 @@ impl Conn {
         this.open = this.open.wrapping_sub(1);
         this.change = Change {
             took_ns: u64::from(ticks(now_ns).wrapping_sub(began)) << TICK_BITS,
+            started: this.change.started,
             answered: 1,
             class: u16::from(note & glimpse::CLASS),
             grpc: u16::from(note & glimpse::GRPC),

@@ -368,7 +368,7 @@ pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
         abi::SPEAKS_HTTP1 => http1::lose(conn, true),
         abi::SPEAKS_HTTP2 => {
             if let Some(streams) = STREAMS.get(socket(skb)) {
-                http2::lose(conn, streams);
+                http2::lose_requests(conn, streams);
             }
         }
         _ => {}

@@ -144,7 +144,17 @@ impl Tap {
         if self.speaks == Speaks::Http1 && self.h1.rx.at == at::LOST && is_expected {
             self.h1.resume_requests(piece.seq);
         }
-        match self.take_request(&piece) {
+        if self.speaks == Speaks::Http2 && self.h2.rx.is_lost() && is_expected {
+            self.resume_frames(&piece);
+        }
+        let mut end = self.take_request(&piece);
+        if end == End::Gap && self.speaks == Speaks::Http2 && is_expected {
+            // What is missing came while boundaries were lost.
+            self.lose_requests();
+            self.resume_frames(&piece);
+            end = self.take_request(&piece);
+        }
+        match end {
             End::Done => self.take_lates(),
             End::Gap if self.lates.keep(&piece) => {}
             End::Gap | End::Budget => self.lose_requests(),
@@ -152,6 +162,16 @@ impl Tap {
         }
         self.received.take(&(offset..offset + bytes.len()));
         self.check();
+    }
+
+    /// Whether it is known that HTTP/2 is spoken.
+    pub fn speaks_http2(&self) -> bool {
+        self.speaks == Speaks::Http2
+    }
+
+    /// So many bytes of the requests have come in, behind these many, which nobody has seen.
+    pub fn skip_request(&mut self, offset: usize, len: usize) {
+        self.received.take(&(offset..offset + len));
     }
 
     /// A segment of the responses, that begins this many bytes behind their begin, goes out.
@@ -184,7 +204,11 @@ impl Tap {
                 let happened = self.h1.lose_requests();
                 self.note(happened, 0);
             }
-            Speaks::Http2 => self.lose_frames(),
+            Speaks::Http2 => {
+                if self.h2.lose_requests() {
+                    self.events.push(Event::Desync);
+                }
+            }
             Speaks::Other => {}
         }
         self.check();
@@ -338,6 +362,13 @@ impl Tap {
             let used = side.next.wrapping_sub(piece.seq.wrapping_add(offset));
             assert!((1..=len).contains(&used) || self.h2.is_foreign(), "{used} of {len}");
         }
+    }
+
+    /// Reads on where the client's next segment surely begins with a frame.
+    fn resume_frames(&mut self, piece: &Piece) {
+        let mut window = [0x5a5a_5a5a_5a5a_5a5a; PEEK_WORDS];
+        let have = fill(&mut window, &piece.bytes, 0, PEEK).unwrap_or_default();
+        self.h2.resume_requests(&window, have, piece.seq, piece.len);
     }
 
     /// Frames cannot be followed any more: what is in flight has ended for us.

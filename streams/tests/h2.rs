@@ -12,6 +12,14 @@ fn frames_written_by_hand_are_counted_as_the_reference_does() {
 }
 
 #[test]
+fn what_the_server_answers_is_counted_although_the_clients_bytes_are_lost() {
+    let play = h2::made::play_with_losses;
+    let outcome =
+        many("frames by hand, some lost", CONNECTIONS, h2::made::whole_conversation, play);
+    assert!(outcome.requests > 0, "{outcome:?}");
+}
+
+#[test]
 fn requests_written_by_hand_are_counted_as_the_crate_h2_serves_them() {
     let outcome = many("frames to h2", CONNECTIONS, h2::made::requests, h2::server::play);
     assert!(outcome.requests > outcome.refused && outcome.crowded > 0, "{outcome:?}");

@@ -31,6 +31,8 @@ mod at {
     pub(super) const ANCHOR: u8 = 3;
     /// What came was no preface, or no frame.
     pub(super) const FOREIGN: u8 = 4;
+    /// Boundaries are lost.
+    pub(super) const LOST: u8 = 5;
 }
 
 /// Frame types (RFC 9113 §6).
@@ -43,6 +45,7 @@ mod kind {
     pub(super) const PUSH_PROMISE: u8 = 5;
     pub(super) const PING: u8 = 6;
     pub(super) const GOAWAY: u8 = 7;
+    pub(super) const WINDOW_UPDATE: u8 = 8;
     pub(super) const CONTINUATION: u8 = 9;
 }
 
@@ -128,11 +131,31 @@ impl Side {
         self.at == at::FOREIGN
     }
 
+    /// Whether boundaries are lost.
+    #[inline(always)]
+    pub fn is_lost(&self) -> bool {
+        self.at == at::LOST
+    }
+
+    /// Gives the boundaries up.
+    #[inline(always)]
+    pub(super) fn lose(&mut self) {
+        self.at = at::LOST;
+        self.skip = 0;
+        self.what = ended::NOTHING;
+    }
+
+    /// Stands in front of a frame that begins at `seq`.
+    #[inline(always)]
+    pub(super) fn resume(&mut self, seq: u32) {
+        self.open(seq, 0);
+    }
+
     /// Where in a segment of `len` bytes at `seq` reading most likely goes on: a guess, for whoever has yet to take the lock.
     #[inline(always)]
     pub fn peek(&self, seq: u32, len: u32) -> Option<u32> {
         let offset = self.next.wrapping_sub(seq);
-        (offset < len && self.skip == 0 && !self.is_foreign()).then_some(offset)
+        (offset < len && self.skip == 0 && self.at < at::FOREIGN).then_some(offset)
     }
 
     /// Takes note of a segment of `len` bytes at `seq`, and says where in it to read.
@@ -146,6 +169,10 @@ impl Side {
         }
         let behind = self.next.wrapping_sub(seq) as i32;
         if (behind >= 0 && behind as u32 >= len) || self.at == at::FOREIGN {
+            return Seek::Done;
+        }
+        if self.at == at::LOST {
+            self.next = seq.wrapping_add(len);
             return Seek::Done;
         }
         if behind < 0 && behind.unsigned_abs() > self.skip {
@@ -318,5 +345,30 @@ impl Side {
             kind::GOAWAY => self.what = ended::NOTHING,
             _ => {}
         }
+    }
+}
+
+/// Whether a client's segment of `len` bytes, of which `window` holds the first `have`, surely begins with a frame: nothing
+/// else looks like the small ones that every client sends, or like a request that fills the segment.
+///
+/// `newest` is the highest stream that it has opened, as far as that is known.
+#[inline(always)]
+pub(super) fn begins(window: &[u64; WORDS], have: u32, len: u32, newest: u32) -> bool {
+    if have < HEADER {
+        return false;
+    }
+    let (first, second) = (window[0].to_le(), window[1].to_le());
+    let length = (first as u32).swap_bytes() >> 8;
+    let (kind, flags) = ((first >> 24) as u8, (first >> 32) as u8);
+    // With its reserved bit, which is 0.
+    let stream = (((first >> 40) as u32 & 0xff_ffff) | (second as u32) << 24).swap_bytes();
+    let is_new = stream & 1 != 0 && stream > newest && stream < 1 << 31;
+    let size = HEADER + length;
+    match (kind, length, flags) {
+        (kind::WINDOW_UPDATE, 4, 0) => size <= len && stream < 1 << 31,
+        (kind::PING, 8, 0 | 1) | (kind::SETTINGS, 0, 1) => size <= len && stream == 0,
+        // The header block ends there, and maybe the stream; with priority or without.
+        (kind::HEADERS, _, 0x04 | 0x05 | 0x24 | 0x25) => size == len && is_new,
+        _ => false,
     }
 }

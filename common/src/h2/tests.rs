@@ -121,7 +121,7 @@ fn blank() -> Conn {
         leaves_out: 0,
         spilled_last: 0,
         refused: 0,
-        reserved: 0,
+        lost_from: 0,
         change,
         streams,
     }
@@ -424,4 +424,99 @@ fn an_upgraded_request_is_stream_1() {
     wire.say(0, &[&PREFACE[8..], &ask(3)].concat());
     wire.say(1, &[&frame(4, 0, 0, &[])[1..], &head(1, END_STREAM, &[0x88])].concat());
     assert_eq!((wire.conn.open, wire.log.as_str()), (1, "S F2 "));
+}
+
+/// Words of a segment's begin, as the driver loads them.
+fn begin_of(bytes: &[u8]) -> ([u64; PEEK_WORDS], u32) {
+    let mut flat = [0x5a; PEEK];
+    let have = bytes.len().min(PEEK);
+    flat[..have].copy_from_slice(&bytes[..have]);
+    let mut words = [0; PEEK_WORDS];
+    for (word, bytes) in words.iter_mut().zip(flat.chunks(8)) {
+        *word = u64::from_ne_bytes(bytes.try_into().expect("eight"));
+    }
+    (words, have as u32)
+}
+
+impl Wire {
+    /// Loses so many of the client's bytes.
+    fn lose(&mut self, bytes: u32) {
+        assert!(self.conn.lose_requests());
+        assert!(!self.conn.lose_requests(), "once is enough");
+        self.sent[0] = self.sent[0].wrapping_add(bytes);
+    }
+
+    /// The client's next segment comes, whose begin may be sure.
+    fn resume(&mut self, bytes: &[u8]) {
+        let (window, have) = begin_of(bytes);
+        self.conn.resume_requests(&window, have, self.sent[0], bytes.len() as u32);
+        self.say(0, bytes);
+    }
+}
+
+#[test]
+fn answers_tell_of_requests_that_were_not_seen() {
+    let mut wire = Wire::new();
+    wire.say(0, PREFACE);
+    wire.say(0, &ask(1));
+    wire.lose(1_000);
+    for answer in [head(3, 0, &[0x88]), head(1, END_STREAM, &[0x88]), data(3, true, 5)] {
+        wire.say(1, &answer);
+    }
+    wire.say(1, &head(5, END_STREAM, &[0x88]));
+    // What ended before is not begun anew.
+    wire.say(1, &reset(5));
+    assert_eq!((wire.log.as_str(), wire.conn.open), ("S S F2 F2 S F2 ", 0));
+}
+
+#[test]
+fn reading_goes_on_where_a_segment_surely_begins_with_a_frame() {
+    let whole = |begin: &[Vec<u8>]| begin.concat();
+    let update = frame(8, 0, 1, &[0, 0, 1, 0]);
+    let sure = [
+        whole(&[update.clone(), ask(7)]),
+        whole(&[frame(6, 0, 0, b"12345678"), ask(7)]),
+        whole(&[frame(4, 1, 0, b""), ask(7)]),
+        ask(7),
+    ];
+    for bytes in sure {
+        let mut wire = Wire::new();
+        wire.say(0, PREFACE);
+        wire.say(0, &ask(1));
+        wire.lose(77);
+        wire.resume(&bytes);
+        assert_eq!((wire.log.as_str(), wire.conn.open), ("S S ", 2), "{bytes:?}");
+        // Opened and not answered while nothing was seen, and one from before.
+        wire.say(1, &head(5, END_STREAM, &[0x88]));
+        wire.say(1, &head(1, END_STREAM, &[0x88]));
+        assert_eq!((wire.log.as_str(), wire.conn.open), ("S S S F2 F2 ", 1), "{bytes:?}");
+    }
+}
+
+#[test]
+fn nothing_begins_where_a_frame_only_may() {
+    let long = [ask(7), data(7, true, 5)].concat();
+    let unsure = [
+        b"some of a body".to_vec(),
+        vec![0; 64],
+        data(1, true, 5),
+        long,
+        // Already known, or the server's.
+        ask(1),
+        ask(4),
+        frame(6, 2, 0, b"12345678"),
+        frame(6, 0, 1, b"12345678"),
+        frame(8, 0, 1 << 31, &[0, 0, 1, 0]),
+        ask(7)[..8].to_vec(),
+    ];
+    for bytes in unsure {
+        let mut wire = Wire::new();
+        wire.say(0, PREFACE);
+        wire.say(0, &ask(1));
+        wire.lose(77);
+        wire.resume(&bytes);
+        assert!(wire.conn.rx.is_lost(), "{bytes:?}");
+        wire.say(0, &ask(9));
+        assert_eq!((wire.log.as_str(), wire.conn.open), ("S ", 1), "{bytes:?}");
+    }
 }

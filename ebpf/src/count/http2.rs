@@ -15,7 +15,7 @@ use common::{
 
 use super::{
     AGAIN, DONE, ELSE, End, GAP, HTTP2, LATE_HTTP2, MORE_HTTP2, MORE_ROUNDS, OTHER, PASS, READ,
-    arrived, end, forgotten, keep, lock, remote, remote_port,
+    arrived, end, expected, forgotten, keep, lock, remote, remote_port,
     rows::Rows,
     socket,
     source::{self, Source},
@@ -55,16 +55,30 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let Some(conn) = stored(skb) else { return PASS };
     let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
     let source = Source::of(skb, &segment);
+    if streams.rx.is_lost() && expected(skb) == Some(segment.seq) {
+        resume(conn, streams, source);
+    }
     match take_frames(conn, streams, source, ROUNDS, true) {
         End::Done if source::is_awaited(conn) => {
             // SAFETY: the program behind the array has this context's type.
             unsafe { _ = INGRESS.tail_call(ctx, LATE_HTTP2) };
         }
         End::Done => {}
-        End::Budget => again(ctx, &INGRESS, conn, streams),
+        End::Budget => {
+            // SAFETY: the program behind the array has this context's type.
+            unsafe { INGRESS.tail_call(ctx, MORE_HTTP2) };
+            lose_requests(conn, streams);
+        }
         End::Gap => {
-            keep(ctx);
-            lose(conn, streams);
+            if expected(skb) == Some(segment.seq) {
+                // The socket has what is missing here: it came while boundaries were lost.
+                lose_requests(conn, streams);
+                // SAFETY: the program behind the array has this context's type.
+                unsafe { INGRESS.tail_call(ctx, HTTP2) };
+            } else {
+                keep(ctx);
+            }
+            lose_requests(conn, streams);
         }
         End::Changed => {
             lose(conn, streams);
@@ -85,7 +99,11 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     if segment.len > 0 {
         match take_frames(conn, streams, Source::of(skb, &segment), ROUNDS, false) {
             End::Done => leave_out(conn, streams),
-            End::Budget => again(ctx, &EGRESS, conn, streams),
+            End::Budget => {
+                // SAFETY: the program behind the array has this context's type.
+                unsafe { EGRESS.tail_call(ctx, MORE_HTTP2) };
+                lose(conn, streams);
+            }
             End::Gap | End::Changed => lose(conn, streams),
         }
     }
@@ -146,14 +164,14 @@ fn take_late(
     let Some(late) = source::due(conn, next) else { return false };
     let Some(source) = source::kept(remote, remote_port, late, next) else {
         // Others have pushed it out.
-        lose(conn, streams);
+        lose_requests(conn, streams);
         return false;
     };
     match take_frames(conn, streams, source, STEP, true) {
         End::Done => true,
         // More of it than is kept.
         End::Budget if streams.rx.next == next => {
-            lose(conn, streams);
+            lose_requests(conn, streams);
             false
         }
         End::Budget => true,
@@ -278,55 +296,76 @@ fn step(skb: *mut __sk_buff, requests: bool) -> u32 {
 /// Goes on with a client's segment of which `ingress_http2` has read as much as it may.
 #[inline(always)]
 pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
-    more(ctx, &INGRESS, client_step)
+    let over = more(ctx, &INGRESS, client_step);
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    if let (false, Some(conn), Some(streams)) = (over, stored(skb), STREAMS.get(socket(skb))) {
+        lose_requests(conn, streams);
+    }
+    PASS
 }
 
 /// The same of a server's and `egress_http2`.
 #[inline(always)]
 pub fn egress_more(ctx: &SkBuffContext) -> i32 {
-    more(ctx, &EGRESS, server_step)
+    let over = more(ctx, &EGRESS, server_step);
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
+    if let (false, Some(conn), Some(streams)) = (over, stored(skb), STREAMS.get(socket(skb))) {
+        lose(conn, streams);
+    }
+    PASS
 }
 
-/// As for HTTP/1.
+/// As for HTTP/1. Returns whether all is read.
 #[inline(always)]
 fn more(
     ctx: &SkBuffContext,
     programs: &ProgramArray,
     step: extern "C" fn(*mut __sk_buff) -> u32,
-) -> i32 {
+) -> bool {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let mut round = 0;
     while round < MORE_ROUNDS {
         match step(skb) {
-            READ => return PASS,
+            READ => return true,
             AGAIN => {}
             _ => {
                 // SAFETY: the program behind the array has this context's type.
                 unsafe { _ = programs.tail_call(ctx, HTTP2) };
-                return PASS;
+                return true;
             }
         }
         round += 1;
     }
     // SAFETY: as above.
     unsafe { programs.tail_call(ctx, MORE_HTTP2) };
-    if let (Some(conn), Some(streams)) = (stored(skb), STREAMS.get(socket(skb))) {
-        lose(conn, streams);
-    }
-    PASS
+    false
 }
 
-/// Lets the program for more of a segment go on.
+/// Reads on in a client's frames where the next segment surely begins with one.
 #[inline(always)]
-fn again(ctx: &SkBuffContext, programs: &ProgramArray, conn: &mut Conn, streams: &mut h2::Conn) {
-    // SAFETY: the program behind the array has this context's type.
-    unsafe { programs.tail_call(ctx, MORE_HTTP2) };
-    lose(conn, streams);
+fn resume(conn: &mut Conn, streams: &mut h2::Conn, source: Source) {
+    let mut window = [0_u64; h2::PEEK_WORDS];
+    let have = source.load_peek(0, &mut window);
+    lock(conn);
+    streams.resume_requests(&window, have, source.seq, source.len);
+    unlock(conn);
+}
+
+/// The client's frames cannot be followed for now: the server's answers alone tell of requests.
+#[inline(always)]
+pub(super) fn lose_requests(conn: &mut Conn, streams: &mut h2::Conn) {
+    lock(conn);
+    let is_new = streams.lose_requests();
+    unlock(conn);
+    if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot).filter(|_| is_new) {
+        // SAFETY: a live map value; a single word.
+        unsafe { add(&raw mut (*pod).desync, 1) };
+    }
 }
 
 /// Frames cannot be followed any more: what is in flight has ended for us, and the rest is an estimate.
 #[inline(always)]
-pub(super) fn lose(conn: &mut Conn, streams: &mut h2::Conn) {
+fn lose(conn: &mut Conn, streams: &mut h2::Conn) {
     let Some(rows) = Rows::of(conn.slot) else { return };
     let at = now();
     lock(conn);

@@ -5,13 +5,13 @@
 use super::{
     Comparison,
     frames::{PREFACE, flag, frame, kind},
-    reference::Reference,
+    reference::{Reference, What},
 };
 use crate::{
     Outcome,
     dice::Dice,
     segments::{self, Received},
-    tap::Tap,
+    tap::{Event, Tap},
 };
 
 /// GET and POST of `/` with a host, and a trailer, in HPACK (RFC 7541).
@@ -60,18 +60,23 @@ struct Writer<'a> {
 
 /// A conversation; in a third of them something is broken.
 pub fn conversation(dice: &mut Dice) -> Vec<u8> {
-    let turns = turns(true, dice);
+    let mut out = whole_conversation(dice);
+    if dice.chance(30) {
+        let at = dice.below(out.len());
+        out[at] ^= 1 << dice.below(8);
+    }
+    out
+}
+
+/// A conversation in which nothing is broken.
+pub fn whole_conversation(dice: &mut Dice) -> Vec<u8> {
     let mut out = Vec::new();
-    for (is_server, bytes) in &turns {
+    for (is_server, bytes) in &turns(true, dice) {
         for piece in bytes.chunks(usize::from(u16::MAX)) {
             out.push(if *is_server { b'<' } else { b'>' });
             out.extend((piece.len() as u16).to_be_bytes());
             out.extend(piece);
         }
-    }
-    if dice.chance(30) {
-        let at = dice.below(out.len());
-        out[at] ^= 1 << dice.below(8);
     }
     out
 }
@@ -358,5 +363,58 @@ fn judge(
     }
     comparison.compare(tap, reference).map_err(|what| {
         format!("{what}\n  events {:?}\n  reference {:?}", tap.events(), reference.log)
+    })
+}
+
+/// Plays a conversation of which the client's bytes are lost now and then, whole bursts of them: what the server answers is
+/// counted all the same. An error says what is wrong.
+pub fn play_with_losses(conversation: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
+    let turns = parsed(conversation);
+    let (mut tap, mut reference) = (Tap::new(), Reference::default());
+    let (mut requests, mut answers) = (0, 0);
+    for (index, burst) in turns.chunk_by(|one, other| one.0 == other.0).enumerate() {
+        let bytes: Vec<u8> = burst.iter().flat_map(|(_, bytes)| *bytes).copied().collect();
+        if burst[0].0 {
+            tap.response(answers, &bytes);
+            reference.server(&bytes);
+            answers += bytes.len();
+            continue;
+        }
+        // Not before it is known what is spoken.
+        if index > 1 && tap.speaks_http2() && dice.chance(30) {
+            tap.lose_requests();
+            tap.skip_request(requests, bytes.len());
+        } else {
+            // As clients write: frame by frame.
+            let mut at = requests;
+            for (_, frame) in burst {
+                tap.request(at, frame);
+                at += frame.len();
+            }
+        }
+        reference.client(&bytes);
+        requests += bytes.len();
+    }
+    tap.close(true);
+    let answered = |it: &&Event| matches!(it, Event::Answered(..));
+    let (ours, wanted) = (
+        tap.events().iter().filter(answered).count(),
+        reference.log.iter().filter(|it| matches!(it, What::Answered(_))).count(),
+    );
+    // What the client resets unseen, what a GOAWAY has left out, and what was never asked for, the server may answer for us
+    // and not for the reference.
+    let is_plain = !reference.log.iter().any(|it| matches!(it, What::Cut(_)));
+    let is_whole = !reference.is_broken && reference.last.is_none() && !tap.has_spilled();
+    if is_plain && is_whole && ours < wanted {
+        let log = &reference.log;
+        return Err(format!("{ours} answered, not {wanted}\n  {:?}\n  {log:?}", tap.events()));
+    }
+    let is_compared = is_plain && is_whole;
+    let has_lost = tap.events().contains(&Event::Desync);
+    Ok(Outcome {
+        requests: if is_compared && has_lost { wanted as u64 } else { 0 },
+        refused: u64::from(reference.is_broken),
+        differing: u64::from(!is_compared),
+        crowded: 0,
     })
 }
