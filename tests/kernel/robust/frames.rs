@@ -1,0 +1,110 @@
+//! Shell: frames of HTTP/2 that are lost for the kernel half, and found again.
+
+use std::{
+    net::{SocketAddr, TcpStream},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use super::{
+    Scene, WILD,
+    tcp::{Peer, Wire},
+};
+use crate::bed::{SERVING, inside};
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+/// GET of `/` and POST of `/echo`, whose answer waits for the body, with a host, in HPACK (RFC 7541).
+const GET: &[u8] = b"\x82\x86\x84\x41\x01a";
+const POST: &[u8] = b"\x83\x86\x04\x05/echo\x41\x01a";
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut out = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+    out.extend([kind, flags]);
+    out.extend(stream.to_be_bytes());
+    out.extend(payload);
+    out
+}
+
+/// hyper in the pod, killed when dropped.
+struct Server(Child);
+
+impl Server {
+    fn start(scene: &Scene) -> Self {
+        let script = "echo $$ > \"$1\" && shift && exec ip netns exec \"$@\"";
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh"]).arg(scene.pod.cgroup.join("cgroup.procs"));
+        command.args([&scene.pod.netns, env!("CARGO_BIN_EXE_servers"), "http"]);
+        command.env("ADDRESS", WILD).env("BOOK", &scene.desk).stdin(Stdio::null());
+        let server = Self(command.spawn().expect("it was built beside the tests"));
+        let to = SocketAddr::new([127, 0, 0, 1].into(), SERVING);
+        scene.wait("listening", |it| inside(&it.pod.netns, || TcpStream::connect(to).is_ok()));
+        server
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _dead_already = self.0.kill();
+        let _waited_already = self.0.wait();
+    }
+}
+
+/// More segments come early than the kernel half remembers, so that it loses the client's frames; the server's answers tell
+/// of the requests in them, and the frame that comes next is read again.
+#[test]
+fn what_is_lost_of_http2_is_found_again() {
+    const EARLY: u32 = 12;
+    let scene = Scene::new();
+    let _server = Server::start(&scene);
+    scene.wait("closed", |it| it.state().connections == 0);
+    let wire = Wire::new(&scene.pod);
+    let mut peer = Peer::connect(&wire, 1_001);
+    let mut sent = 0;
+    let begin = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(SETTINGS, 0, 0, b"")].concat();
+    let ask = |stream| frame(HEADERS, END_STREAM | END_HEADERS, stream, GET);
+    for piece in [begin, ask(1)] {
+        peer.put(sent, &piece);
+        sent += piece.len();
+    }
+    peer.settle(Duration::from_millis(100));
+    assert_eq!((scene.totals(), scene.state().desync), ((1, 1), 0));
+
+    // One is late, and behind it come more than there is room for.
+    let late = sent;
+    let all: Vec<Vec<u8>> = (0..=EARLY).map(|index| ask(3 + 2 * index)).collect();
+    for piece in &all {
+        if sent != late {
+            peer.put(sent, piece);
+        }
+        sent += piece.len();
+    }
+    peer.put(late, &all[0]);
+    let count = u64::from(EARLY) + 2;
+    for _ in 0..500 {
+        if scene.totals().1 < count {
+            peer.settle(Duration::from_millis(20));
+        }
+    }
+    let state = scene.state();
+    assert_eq!((scene.totals(), state.in_flight), ((count, count), 0));
+    assert!(state.desync > 0, "nothing was lost: {state:?}");
+
+    // Only who reads it knows of a request that has no answer yet, and of its end.
+    let open = frame(HEADERS, END_HEADERS, 101, POST);
+    peer.put(sent, &open);
+    sent += open.len();
+    scene.wait("in flight", |it| it.state().in_flight == 1);
+    let reset = frame(RST_STREAM, 0, 101, &8_u32.to_be_bytes());
+    peer.put(sent, &reset);
+    sent += reset.len();
+    scene.wait("reset", |it| it.state().in_flight == 0);
+    peer.settle(Duration::from_millis(20));
+    peer.finish(sent, b"");
+    let _ended = peer.until_ended();
+    scene.wait("closed", |it| it.state().connections == 0);
+    assert_eq!(scene.totals(), (count + 1, count + 1));
+}
