@@ -247,8 +247,6 @@ pub const POD_WIDEN_BIND: u16 = 1;
 /// Flag of [`Pod`]: the agent saw (by sock_diag) a reachable listener on the serving port that the kernel half did not
 /// see begin, and therefore does not count in `LISTEN`.
 pub const POD_LISTENS: u16 = 4;
-/// Flag of [`Pod`]: its owner says that it speaks neither HTTP/1 nor HTTP/2, so its requests are an estimate.
-pub const POD_TCP: u16 = 2;
 
 /// One pod's levels, shared by all CPUs: value of `POD_STATE`.
 #[repr(C)]

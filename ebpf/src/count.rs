@@ -28,7 +28,7 @@ use aya_ebpf::{
 use common::{
     abi::{self, Conn, KeptKey, Late, ProbeKey},
     flow,
-    h1::{self, Happened, Seek, probe},
+    h1::{Happened, Seek, probe},
 };
 
 use self::rows::Rows;
@@ -93,7 +93,7 @@ enum End {
 
 /// A connection to a pod's serving port is established.
 #[inline(always)]
-pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, is_suspect: bool, is_tcp: bool) {
+pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, is_suspect: bool) {
     // SAFETY: a live context; single words.
     let (rcv_nxt, snd_nxt) = unsafe {
         (
@@ -112,19 +112,12 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, is_suspect: bool, is_tcp:
     conn.http.happened = 0;
     conn.http.received = rcv_nxt;
     conn.http.sent = snd_nxt;
-    if is_tcp {
-        conn.http.happened = h1::OPAQUE;
-        turns::begin(conn, 0);
-    }
     unlock(conn);
     if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot) {
         // SAFETY: a live map value; single words.
         unsafe {
             add(&raw mut (*pod).connections, 1);
             add(&raw mut (*pod).fresh, 1);
-            if is_tcp {
-                add(&raw mut (*pod).opaque, 1);
-            }
             // The kubelet knocks every second: that keeps no pod from being quiet.
             if !is_suspect {
                 (*pod).changed_ns = at;

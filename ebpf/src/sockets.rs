@@ -126,7 +126,7 @@ fn established(ops: *mut bpf_sock_ops) {
         }
         conn.flags = abi::CONN_OPEN;
         watch(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
-        count::opened(ops, conn, is_from_node(ops), is_tcp(cookie));
+        count::opened(ops, conn, is_from_node(ops));
     }
     if let Some(conn) = CONNS.get(socket(ops)) {
         count::first_requests(ops, conn);
@@ -178,13 +178,6 @@ fn slot(ops: *mut bpf_sock_ops, cookie: u64) -> u32 {
         Some(pod) if u32::from(pod.port) == port(ops) && !is_private(ops) => pod.slot,
         _ => 0,
     }
-}
-
-/// Whether the pod's owner says that it speaks neither HTTP/1 nor HTTP/2.
-#[inline(always)]
-fn is_tcp(cookie: u64) -> bool {
-    // SAFETY: the fields are read at once.
-    unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_TCP != 0)
 }
 
 /// Whether the connection is a further flow of a Multipath TCP connection: what ends its handshake says so (RFC 8684,
