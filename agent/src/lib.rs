@@ -83,7 +83,7 @@ use crate::{
 ///
 /// `tests/kernel/agent.rs` runs every agent with these and no others. Not needed: `DAC_OVERRIDE` (user 0 owns all files it
 /// touches), `KILL` (the canary is its own child), `NET_RAW` (it makes TCP, UDP and netlink sockets only).
-pub const CAPABILITIES: [(&str, &str); 4] = [
+pub const CAPABILITIES: [(&str, &str); 3] = [
     (
         "SYS_ADMIN",
         "enters pods' network namespaces (setns), for which nothing less is enough; it includes what loading and attaching \
@@ -94,10 +94,6 @@ pub const CAPABILITIES: [(&str, &str); 4] = [
         "ends kept connections in clients' namespaces, and those of requests that take too long in pods' (SOCK_DESTROY)",
     ),
     ("SYS_PTRACE", "opens /proc/PID/ns/net of processes that have capabilities the agent has not"),
-    (
-        "SYS_RESOURCE",
-        "before Linux 5.11 raises the limit of locked memory, which maps count against",
-    ),
 ];
 
 /// Events of the finder that may wait to be taken in.
