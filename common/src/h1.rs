@@ -134,6 +134,12 @@ impl Conn {
         (self.rx.http2_read(), self.tx.http2_read())
     }
 
+    /// Whether HTTP/2 is spoken from here on, which is for [`crate::h2`] to read.
+    #[inline(always)]
+    pub fn is_http2(&self) -> bool {
+        self.rx.at == at::HTTP2
+    }
+
     /// Whether the protocol that was changed to by a 101 is still to come.
     #[inline(always)]
     pub fn is_upgrading(&self) -> bool {
@@ -165,6 +171,10 @@ impl Conn {
 
     #[inline(always)]
     fn request(&mut self, window: &Window, len: u32, slow: bool) -> Read {
+        // The other direction may have found that out since these bytes were copied.
+        if self.is_http2() {
+            return Read::default();
+        }
         let from = self.rx.next;
         self.rx.read(window, len, true, slow);
         let used = self.rx.next.wrapping_sub(from);
@@ -192,6 +202,10 @@ impl Conn {
 
     #[inline(always)]
     fn response(&mut self, window: &Window, len: u32, slow: bool) -> Read {
+        // As there.
+        if self.is_http2() {
+            return Read::default();
+        }
         let from = self.tx.next;
         self.tx.read(window, len, false, slow);
         let used = self.tx.next.wrapping_sub(from);

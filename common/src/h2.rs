@@ -164,6 +164,9 @@ impl Conn {
         let open = self.open;
         self.open = 0;
         self.spilled = 0;
+        // Another CPU may still be at work on a packet that came before.
+        self.rx.close();
+        self.tx.close();
         open
     }
 

@@ -231,6 +231,8 @@ pub fn closed(conn: &mut Conn, socket: *mut c_void) {
         }
     }
     conn.http.flags = 0;
+    // Packets that are still on their way up find nobody here.
+    conn.slot = 0;
 }
 
 #[inline(always)]
@@ -350,11 +352,16 @@ fn keep(ctx: &SkBuffContext) {
 pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let Some(segment) = packet::segment(skb) else { return PASS };
+    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else {
+        source::keep(skb, &segment);
+        return PASS;
+    };
     let is_kept = source::keep(skb, &segment);
-    let Some(conn) = stored(skb) else { return PASS };
-    if conn.slot == 0
-        || (is_kept && source::note(conn, Late { seq: segment.seq, len: segment.len }))
-    {
+    if is_kept && source::note(conn, Late { seq: segment.seq, len: segment.len }) {
+        // Another CPU may have filled the gap before this was noted: then nobody else reads it.
+        let late = if conn.http.speaks == abi::SPEAKS_HTTP1 { LATE } else { LATE_HTTP2 };
+        // SAFETY: the program behind the array has this context's type.
+        unsafe { _ = INGRESS.tail_call(ctx, late) };
         return PASS;
     }
     match conn.http.speaks {
@@ -392,7 +399,6 @@ pub fn suspects(ctx: &SkBuffContext) -> i32 {
     if is_probe {
         // From now on nobody counts it.
         closed(conn, socket(skb));
-        conn.slot = 0;
         conn.flags = 0;
     } else {
         // SAFETY: the program behind the array has this context's type.

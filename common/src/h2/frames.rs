@@ -33,6 +33,8 @@ mod at {
     pub(super) const FOREIGN: u8 = 4;
     /// Boundaries are lost.
     pub(super) const LOST: u8 = 5;
+    /// Nothing more is read.
+    pub(super) const GONE: u8 = 6;
 }
 
 /// Frame types (RFC 9113 §6).
@@ -145,6 +147,13 @@ impl Side {
         self.what = ended::NOTHING;
     }
 
+    /// Reads nothing more.
+    #[inline(always)]
+    pub(super) fn close(&mut self) {
+        self.at = at::GONE;
+        self.skip = 0;
+    }
+
     /// Stands in front of a frame that begins at `seq`.
     #[inline(always)]
     pub(super) fn resume(&mut self, seq: u32) {
@@ -171,7 +180,7 @@ impl Side {
         if (behind >= 0 && behind as u32 >= len) || self.at == at::FOREIGN {
             return Seek::Done;
         }
-        if self.at == at::LOST {
+        if self.at >= at::LOST {
             self.next = seq.wrapping_add(len);
             return Seek::Done;
         }

@@ -79,7 +79,10 @@ pub(super) fn take_late(
     (remote, remote_port): ([u32; 4], u32),
 ) -> bool {
     let next = conn.http.h1.rx.next;
-    let Some(late) = source::due(conn, next) else { return false };
+    let late = source::due(conn, next);
+    let Some(late) = late.or_else(|| source::recalled(remote, remote_port, next)) else {
+        return false;
+    };
     let Some(source) = source::kept(remote, remote_port, late, next) else {
         // Others have pushed it out.
         lose(conn, true);
@@ -143,12 +146,14 @@ fn take_requests(
         }
         let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
         rows.bytes_in_time(conn, received, sent);
+        // Whoever found that out may not have gone over yet.
+        let is_http2 = conn.http.h1.is_http2();
         unlock(conn);
         if is_first {
             rows.announce();
         }
-        if happened & (h1::OPAQUE | h1::HTTP2) != 0 {
-            return change(conn, socket, happened);
+        if happened & h1::OPAQUE != 0 || is_http2 {
+            return change(conn, socket, is_http2);
         }
         match seek {
             GAP => return End::Gap,
@@ -209,12 +214,14 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow:
         }
         let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
         rows.bytes_in_time(conn, received, sent);
+        // Whoever found that out may not have gone over yet.
+        let is_http2 = conn.http.h1.is_http2();
         unlock(conn);
         if is_first {
             rows.announce();
         }
-        if happened & (h1::OPAQUE | h1::HTTP2) != 0 {
-            return change(conn, socket(skb), happened);
+        if happened & h1::OPAQUE != 0 || is_http2 {
+            return change(conn, socket(skb), is_http2);
         }
         match seek {
             GAP => return End::Gap,
@@ -235,8 +242,8 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow:
 
 /// What is spoken from here on is not HTTP/1.
 #[inline(always)]
-fn change(conn: &mut Conn, socket: *mut c_void, happened: h1::Happened) -> End {
-    if happened & h1::HTTP2 != 0 {
+fn change(conn: &mut Conn, socket: *mut c_void, is_http2: bool) -> End {
+    if is_http2 {
         if !http2::begin(conn, socket) {
             give_up(conn);
         }

@@ -59,7 +59,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
         resume(conn, streams, source);
     }
     match take_frames(conn, streams, source, ROUNDS, true) {
-        End::Done if source::is_awaited(conn) => {
+        End::Done if source::is_awaited(conn) && !streams.rx.is_lost() => {
             // SAFETY: the program behind the array has this context's type.
             unsafe { _ = INGRESS.tail_call(ctx, LATE_HTTP2) };
         }
@@ -70,14 +70,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
             lose_requests(conn, streams);
         }
         End::Gap => {
-            if expected(skb) == Some(segment.seq) {
-                // The socket has what is missing here: it came while boundaries were lost.
-                lose_requests(conn, streams);
-                // SAFETY: the program behind the array has this context's type.
-                unsafe { INGRESS.tail_call(ctx, HTTP2) };
-            } else {
-                keep(ctx);
-            }
+            keep(ctx);
             lose_requests(conn, streams);
         }
         End::Changed => {
@@ -116,9 +109,20 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
 /// Takes in segments that waited until the gap before them was filled.
 #[inline(always)]
 pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
+    let skb = ctx.as_ptr().cast::<__sk_buff>();
     let mut round = 0;
-    while round < MORE_ROUNDS && late_client_step(ctx.as_ptr().cast()) != 0 {
+    while round < MORE_ROUNDS && late_client_step(skb) != 0 {
         round += 1;
+    }
+    let Some(segment) = packet::segment(skb) else { return PASS };
+    let Some(conn) = stored(skb) else { return PASS };
+    let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
+    let is_behind = (segment.seq.wrapping_sub(streams.rx.next) as i32) > 0;
+    if is_behind && !streams.rx.is_lost() && expected(skb) == Some(segment.seq) {
+        // The socket has what is missing here, which nobody has seen.
+        lose_requests(conn, streams);
+        // SAFETY: the program behind the array has this context's type.
+        unsafe { _ = INGRESS.tail_call(ctx, HTTP2) };
     }
     PASS
 }
@@ -161,7 +165,10 @@ fn take_late(
     (remote, remote_port): ([u32; 4], u32),
 ) -> bool {
     let next = streams.rx.next;
-    let Some(late) = source::due(conn, next) else { return false };
+    let late = source::due(conn, next);
+    let Some(late) = late.or_else(|| source::recalled(remote, remote_port, next)) else {
+        return false;
+    };
     let Some(source) = source::kept(remote, remote_port, late, next) else {
         // Others have pushed it out.
         lose_requests(conn, streams);
@@ -284,8 +291,11 @@ fn step(skb: *mut __sk_buff, requests: bool) -> u32 {
     let Some(conn) = stored(skb) else { return 0 };
     let Some(streams) = STREAMS.get(socket(skb)) else { return 0 };
     let end = take_frames(conn, streams, Source::of(skb, &segment), STEP, requests);
-    let follows =
-        if requests { source::is_awaited(conn) } else { segment.fin || streams.leaves_out() };
+    let follows = if requests {
+        source::is_awaited(conn) && !streams.rx.is_lost()
+    } else {
+        segment.fin || streams.leaves_out()
+    };
     match end {
         End::Budget => AGAIN,
         End::Done if !follows => READ,

@@ -190,6 +190,15 @@ pub(super) fn due(conn: &mut Conn, next: u32) -> Option<Late> {
     if due.len > 0 { Some(due) } else { None }
 }
 
+/// A segment of this sender's that begins at `next` and was kept without being noted: before its connection was established,
+/// but not with the packet that did that, or while too many waited.
+#[inline(always)]
+pub(super) fn recalled(remote: [u32; 4], remote_port: u32, next: u32) -> Option<Late> {
+    let kept = KEPT.get_ptr(KeptKey { remote, remote_port, seq: next })?;
+    // SAFETY: a live map value; a single word.
+    Some(Late { seq: next, len: unsafe { (*kept).len } })
+}
+
 /// The part with the byte at `next` of a waiting segment of this sender's.
 #[inline(always)]
 pub(super) fn kept(remote: [u32; 4], remote_port: u32, late: Late, next: u32) -> Option<Source> {
