@@ -56,6 +56,17 @@ fn haproxy_agrees() {
 }
 
 #[test]
+fn haproxy_agrees_over_http2() {
+    let mut stage = Stage::new("haproxy (h2)");
+    let haproxy = proxies::haproxy(&stage);
+    stage.start_behind();
+    stage.start(&haproxy);
+    stage.http2(8);
+    stage.grpc();
+    stage.finish();
+}
+
+#[test]
 fn apache_agrees() {
     let mut stage = Stage::new("Apache");
     let apache = proxies::apache(&stage);
