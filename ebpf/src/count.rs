@@ -441,9 +441,15 @@ fn end(conn: &mut Conn, socket: *mut c_void, in_order: bool) {
 /// Nobody can follow the connection's protocol: from now on its requests are an estimate.
 #[inline(always)]
 fn give_up(conn: &mut Conn) {
+    let Some(rows) = Rows::of(conn.slot) else { return };
+    let at = now();
     lock(conn);
     let was_known = conn.http.speaks != abi::SPEAKS_OTHER;
-    turns::begin(conn, 0);
+    if was_known {
+        let open = conn.http.open;
+        rows.cut(conn, open, at);
+        turns::begin(conn, 0);
+    }
     unlock(conn);
     if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot).filter(|_| was_known) {
         // SAFETY: a live map value; a single word.

@@ -34,7 +34,9 @@ const STEP: usize = 2;
 /// The connection speaks HTTP/2 from here on. `false`: the kernel has no memory for that.
 #[inline(always)]
 pub(super) fn begin(conn: &mut Conn, socket: *mut c_void) -> bool {
-    let Some(streams) = STREAMS.get_or_zero(socket) else { return false };
+    // Where two processors make it at once, one is refused, and finds the other's.
+    let made = STREAMS.get_or_zero(socket);
+    let Some(streams) = made.or_else(|| STREAMS.get(socket)) else { return false };
     lock(conn);
     if conn.http.speaks == abi::SPEAKS_HTTP1 {
         let h1 = &conn.http.h1;
