@@ -18,6 +18,9 @@ $b mount -t tmpfs tmpfs /layer
 $b mkdir /layer/upper /layer/work
 $b mount -t overlay -o lowerdir=/host,upperdir=/layer/upper,workdir=/layer/work root /root
 
+# Before 5.11 maps count against it, and what runs here has not the capability to raise it.
+ulimit -l unlimited
+
 cd /root
 for folder in run tmp; do
     $b mount -t tmpfs tmpfs $folder
