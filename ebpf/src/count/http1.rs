@@ -296,13 +296,13 @@ fn has_missed(conn: &Conn, skb: *mut __sk_buff) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn requests_step(skb: *mut __sk_buff) -> u32 {
-    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return 0 };
-    let Some(segment) = packet::segment(skb) else { return 0 };
-    let Some(window) = WINDOW.get_ptr_mut(0) else { return 0 };
+    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return READ };
+    let Some(segment) = packet::segment(skb) else { return READ };
+    let Some(window) = WINDOW.get_ptr_mut(0) else { return READ };
     // SAFETY: as in `ingress`.
     let window = unsafe { &mut *window };
     if conn.http.speaks != abi::SPEAKS_HTTP1 {
-        return 0;
+        return ELSE;
     }
     match take_requests(conn, socket(skb), window, Source::of(skb, &segment), true) {
         End::Budget => AGAIN,
@@ -315,10 +315,10 @@ extern "C" fn requests_step(skb: *mut __sk_buff) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn responses_step(skb: *mut __sk_buff) -> u32 {
-    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return 0 };
-    let Some(segment) = packet::segment(skb) else { return 0 };
+    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return READ };
+    let Some(segment) = packet::segment(skb) else { return READ };
     if conn.http.speaks != abi::SPEAKS_HTTP1 {
-        return 0;
+        return ELSE;
     }
     match take_responses(conn, skb, &segment, true) {
         End::Budget => AGAIN,

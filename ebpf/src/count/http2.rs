@@ -61,7 +61,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
         resume(conn, streams, source);
     }
     match take_frames(conn, streams, source, ROUNDS, true) {
-        End::Done if source::is_awaited(conn) && !streams.rx.is_lost() => {
+        End::Done if is_awaited(conn, streams) => {
             // SAFETY: the program behind the array has this context's type.
             unsafe { _ = INGRESS.tail_call(ctx, LATE_HTTP2) };
         }
@@ -289,15 +289,12 @@ extern "C" fn server_step(skb: *mut __sk_buff) -> u32 {
 
 #[inline(always)]
 fn step(skb: *mut __sk_buff, requests: bool) -> u32 {
-    let Some(segment) = packet::segment(skb) else { return 0 };
-    let Some(conn) = stored(skb) else { return 0 };
-    let Some(streams) = STREAMS.get(socket(skb)) else { return 0 };
+    let Some(segment) = packet::segment(skb) else { return READ };
+    let Some(conn) = stored(skb) else { return READ };
+    let Some(streams) = STREAMS.get(socket(skb)) else { return READ };
     let end = take_frames(conn, streams, Source::of(skb, &segment), STEP, requests);
-    let follows = if requests {
-        source::is_awaited(conn) && !streams.rx.is_lost()
-    } else {
-        segment.fin || streams.leaves_out()
-    };
+    let follows =
+        if requests { is_awaited(conn, streams) } else { segment.fin || streams.leaves_out() };
     match end {
         End::Budget => AGAIN,
         End::Done if !follows => READ,
@@ -351,6 +348,12 @@ fn more(
     // SAFETY: as above.
     unsafe { programs.tail_call(ctx, MORE_HTTP2) };
     false
+}
+
+/// Whether segments wait that can be read once the gap before them is filled.
+#[inline(always)]
+fn is_awaited(conn: &Conn, streams: &h2::Conn) -> bool {
+    source::is_awaited(conn) && !streams.rx.is_lost()
 }
 
 /// Reads on in a client's frames where the next segment surely begins with one.
