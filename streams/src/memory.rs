@@ -39,6 +39,18 @@ impl Io {
         self.0.borrow_mut().is_ended = true;
     }
 
+    /// Hands over what has come, `room` bytes at most.
+    fn receive(&self, room: usize, put: impl FnOnce(&[u8])) -> Poll<io::Result<()>> {
+        let Pipe { incoming, is_ended, .. } = &mut *self.0.borrow_mut();
+        if incoming.is_empty() && !*is_ended {
+            return Poll::Pending;
+        }
+        let count = room.min(incoming.len());
+        put(&incoming.make_contiguous()[..count]);
+        incoming.drain(..count);
+        Poll::Ready(Ok(()))
+    }
+
     /// What this end has sent since the last call.
     pub fn sent(&self) -> Vec<u8> {
         std::mem::take(&mut self.0.borrow_mut().outgoing)
@@ -51,17 +63,7 @@ impl hyper::rt::Read for Io {
         _: &mut Context<'_>,
         mut buffer: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        let mut pipe = self.0.borrow_mut();
-        if pipe.incoming.is_empty() && !pipe.is_ended {
-            return Poll::Pending;
-        }
-        while !pipe.incoming.is_empty() && buffer.remaining() > 0 {
-            let (first, _) = pipe.incoming.as_slices();
-            let len = first.len().min(buffer.remaining());
-            buffer.put_slice(&first[..len]);
-            pipe.incoming.drain(..len);
-        }
-        Poll::Ready(Ok(()))
+        self.receive(buffer.remaining(), |bytes| buffer.put_slice(bytes))
     }
 }
 
@@ -90,17 +92,7 @@ impl tokio::io::AsyncRead for Io {
         _: &mut Context<'_>,
         buffer: &mut tokio::io::ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let mut pipe = self.0.borrow_mut();
-        if pipe.incoming.is_empty() && !pipe.is_ended {
-            return Poll::Pending;
-        }
-        while !pipe.incoming.is_empty() && buffer.remaining() > 0 {
-            let (first, _) = pipe.incoming.as_slices();
-            let len = first.len().min(buffer.remaining());
-            buffer.put_slice(&first[..len]);
-            pipe.incoming.drain(..len);
-        }
-        Poll::Ready(Ok(()))
+        self.receive(buffer.remaining(), |bytes| buffer.put_slice(bytes))
     }
 }
 
