@@ -23,6 +23,7 @@ use aya_ebpf::{
     EbpfContext as _,
     bindings::{__sk_buff, bpf_sock_ops},
     helpers::generated::{bpf_skb_load_bytes, bpf_spin_lock, bpf_spin_unlock, bpf_tcp_sock},
+    maps::ProgramArray,
     programs::{SkBuffContext, SockOpsContext},
 };
 use common::{
@@ -352,11 +353,8 @@ fn keep(ctx: &SkBuffContext) {
 pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let Some(segment) = packet::segment(skb) else { return PASS };
-    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else {
-        source::keep(skb, &segment);
-        return PASS;
-    };
     let is_kept = source::keep(skb, &segment);
+    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return PASS };
     if is_kept && source::note(conn, Late { seq: segment.seq, len: segment.len }) {
         // Another CPU may have filled the gap before this was noted: then nobody else reads it.
         let late = if conn.http.speaks == abi::SPEAKS_HTTP1 { LATE } else { LATE_HTTP2 };
@@ -455,6 +453,33 @@ fn give_up(conn: &mut Conn) {
         // SAFETY: a live map value; a single word.
         unsafe { add(&raw mut (*pod).opaque, 1) };
     }
+}
+
+/// Reads on in a segment until nothing is left to read, and goes back to the first of these programs where something is to
+/// be done then, or on to the second. The kernel allows 33 jumps a packet: `false` if they are used up.
+#[inline(always)]
+fn more(
+    ctx: &SkBuffContext,
+    programs: &ProgramArray,
+    step: extern "C" fn(*mut __sk_buff) -> u32,
+    [first, again]: [u32; 2],
+) -> bool {
+    let mut round = 0;
+    while round < MORE_ROUNDS {
+        match step(ctx.as_ptr().cast()) {
+            READ => return true,
+            AGAIN => {}
+            _ => {
+                // SAFETY: the program behind the array has this context's type.
+                unsafe { _ = programs.tail_call(ctx, first) };
+                return true;
+            }
+        }
+        round += 1;
+    }
+    // SAFETY: as above.
+    unsafe { _ = programs.tail_call(ctx, again) };
+    false
 }
 
 /// Where reading goes on, if not at an offset; see [`Seek`].

@@ -11,11 +11,11 @@ use common::{
 };
 
 use super::{
-    AGAIN, DONE, ELSE, End, GAP, HTTP2, LATE, MORE, MORE_ROUNDS, OTHER, PASS, READ, arrived, end,
-    expected, forgotten, give_up, happened, http2, keep, lock,
+    AGAIN, DONE, ELSE, End, GAP, HTTP2, LATE, MORE, OTHER, PASS, READ, arrived, end, expected,
+    forgotten, give_up, happened, http2, keep, lock, more,
     rows::Rows,
     socket,
-    source::{self, Source},
+    source::{self, Sender, Source},
     stored, turns, unlock,
 };
 use crate::{
@@ -76,14 +76,11 @@ pub(super) fn take_late(
     conn: &mut Conn,
     socket: *mut c_void,
     window: &mut Window,
-    (remote, remote_port): ([u32; 4], u32),
+    sender: Sender,
 ) -> bool {
     let next = conn.http.h1.rx.next;
-    let late = source::due(conn, next);
-    let Some(late) = late.or_else(|| source::recalled(remote, remote_port, next)) else {
-        return false;
-    };
-    let Some(source) = source::kept(remote, remote_port, late, next) else {
+    let Some(late) = source::due(conn, sender, next) else { return false };
+    let Some(source) = source::kept(sender, late, next) else {
         // Others have pushed it out.
         lose(conn, true);
         return false;
@@ -330,41 +327,18 @@ extern "C" fn responses_step(skb: *mut __sk_buff) -> u32 {
 /// Goes on with a segment of requests of which `ingress` has read as much as it may.
 #[inline(always)]
 pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
-    more(ctx, &INGRESS, requests_step, true)
+    if !more(ctx, &INGRESS, requests_step, [0, MORE]) {
+        lost(ctx.as_ptr().cast(), 1);
+    }
+    PASS
 }
 
 /// The same of responses and `egress`.
 #[inline(always)]
 pub fn egress_more(ctx: &SkBuffContext) -> i32 {
-    more(ctx, &EGRESS, responses_step, false)
-}
-
-/// Reads on until nothing is left to read, and returns to the first program where something is to be done then. The kernel
-/// allows 33 jumps a packet; then the boundaries are given up.
-#[inline(always)]
-fn more(
-    ctx: &SkBuffContext,
-    programs: &ProgramArray,
-    step: extern "C" fn(*mut __sk_buff) -> u32,
-    requests: bool,
-) -> i32 {
-    let skb = ctx.as_ptr().cast::<__sk_buff>();
-    let mut round = 0;
-    while round < MORE_ROUNDS {
-        match step(skb) {
-            READ => return PASS,
-            AGAIN => {}
-            _ => {
-                // SAFETY: the program behind the array has this context's type.
-                unsafe { _ = programs.tail_call(ctx, 0) };
-                return PASS;
-            }
-        }
-        round += 1;
+    if !more(ctx, &EGRESS, responses_step, [0, MORE]) {
+        lost(ctx.as_ptr().cast(), 0);
     }
-    // SAFETY: as above.
-    unsafe { programs.tail_call(ctx, MORE) };
-    lost(skb, u32::from(requests));
     PASS
 }
 

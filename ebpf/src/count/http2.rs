@@ -5,7 +5,6 @@ use core::{ffi::c_void, hint::black_box};
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{__sk_buff, bpf_sock_ops},
-    maps::ProgramArray,
     programs::SkBuffContext,
 };
 use common::{
@@ -15,10 +14,10 @@ use common::{
 
 use super::{
     AGAIN, DONE, ELSE, End, GAP, HTTP2, LATE_HTTP2, MORE_HTTP2, MORE_ROUNDS, OTHER, PASS, READ,
-    arrived, end, expected, forgotten, keep, lock, remote, remote_port,
+    arrived, end, expected, forgotten, keep, lock, more, remote, remote_port,
     rows::Rows,
     socket,
-    source::{self, Source},
+    source::{self, Sender, Source},
     stored, turns, unlock,
 };
 use crate::{
@@ -161,17 +160,10 @@ extern "C" fn opened_client_step(ops: *mut bpf_sock_ops) -> u32 {
 
 /// Reads in one of the segments that waited. Returns whether there may be more to read.
 #[inline(always)]
-fn take_late(
-    conn: &mut Conn,
-    streams: &mut h2::Conn,
-    (remote, remote_port): ([u32; 4], u32),
-) -> bool {
+fn take_late(conn: &mut Conn, streams: &mut h2::Conn, sender: Sender) -> bool {
     let next = streams.rx.next;
-    let late = source::due(conn, next);
-    let Some(late) = late.or_else(|| source::recalled(remote, remote_port, next)) else {
-        return false;
-    };
-    let Some(source) = source::kept(remote, remote_port, late, next) else {
+    let Some(late) = source::due(conn, sender, next) else { return false };
+    let Some(source) = source::kept(sender, late, next) else {
         // Others have pushed it out.
         lose_requests(conn, streams);
         return false;
@@ -305,7 +297,7 @@ fn step(skb: *mut __sk_buff, requests: bool) -> u32 {
 /// Goes on with a client's segment of which `ingress_http2` has read as much as it may.
 #[inline(always)]
 pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
-    let over = more(ctx, &INGRESS, client_step);
+    let over = more(ctx, &INGRESS, client_step, [HTTP2, MORE_HTTP2]);
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     if let (false, Some(conn), Some(streams)) = (over, stored(skb), STREAMS.get(socket(skb))) {
         lose_requests(conn, streams);
@@ -316,38 +308,12 @@ pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
 /// The same of a server's and `egress_http2`.
 #[inline(always)]
 pub fn egress_more(ctx: &SkBuffContext) -> i32 {
-    let over = more(ctx, &EGRESS, server_step);
+    let over = more(ctx, &EGRESS, server_step, [HTTP2, MORE_HTTP2]);
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     if let (false, Some(conn), Some(streams)) = (over, stored(skb), STREAMS.get(socket(skb))) {
         lose(conn, streams);
     }
     PASS
-}
-
-/// As for HTTP/1. Returns whether all is read.
-#[inline(always)]
-fn more(
-    ctx: &SkBuffContext,
-    programs: &ProgramArray,
-    step: extern "C" fn(*mut __sk_buff) -> u32,
-) -> bool {
-    let skb = ctx.as_ptr().cast::<__sk_buff>();
-    let mut round = 0;
-    while round < MORE_ROUNDS {
-        match step(skb) {
-            READ => return true,
-            AGAIN => {}
-            _ => {
-                // SAFETY: the program behind the array has this context's type.
-                unsafe { _ = programs.tail_call(ctx, HTTP2) };
-                return true;
-            }
-        }
-        round += 1;
-    }
-    // SAFETY: as above.
-    unsafe { programs.tail_call(ctx, MORE_HTTP2) };
-    false
 }
 
 /// Whether segments wait that can be read once the gap before them is filled.

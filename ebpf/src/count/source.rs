@@ -168,9 +168,13 @@ pub(super) fn is_awaited(conn: &Conn) -> bool {
     any != 0
 }
 
-/// A waiting segment that holds the byte at `next`. Those that hold only older ones are forgotten.
+/// Address and port that a segment came from.
+pub(super) type Sender = ([u32; 4], u32);
+
+/// A waiting segment that holds the byte at `next`: one that is noted, or was kept all the same. Those that hold only older
+/// ones are forgotten.
 #[inline(always)]
-pub(super) fn due(conn: &mut Conn, next: u32) -> Option<Late> {
+pub(super) fn due(conn: &mut Conn, sender: Sender, next: u32) -> Option<Late> {
     let mut due = Late { seq: 0, len: 0 };
     lock(conn);
     let mut index = 0;
@@ -187,13 +191,13 @@ pub(super) fn due(conn: &mut Conn, next: u32) -> Option<Late> {
         index += 1;
     }
     unlock(conn);
-    if due.len > 0 { Some(due) } else { None }
+    if due.len > 0 { Some(due) } else { recalled(sender, next) }
 }
 
 /// A segment of this sender's that begins at `next` and was kept without being noted: before its connection was established,
 /// but not with the packet that did that, or while too many waited.
 #[inline(always)]
-pub(super) fn recalled(remote: [u32; 4], remote_port: u32, next: u32) -> Option<Late> {
+fn recalled((remote, remote_port): Sender, next: u32) -> Option<Late> {
     let kept = KEPT.get_ptr(KeptKey { remote, remote_port, seq: next })?;
     // SAFETY: a live map value; a single word.
     Some(Late { seq: next, len: unsafe { (*kept).len } })
@@ -201,7 +205,7 @@ pub(super) fn recalled(remote: [u32; 4], remote_port: u32, next: u32) -> Option<
 
 /// The part with the byte at `next` of a waiting segment of this sender's.
 #[inline(always)]
-pub(super) fn kept(remote: [u32; 4], remote_port: u32, late: Late, next: u32) -> Option<Source> {
+pub(super) fn kept((remote, remote_port): Sender, late: Late, next: u32) -> Option<Source> {
     let at = next.wrapping_sub(late.seq) / PART * PART;
     let seq = late.seq.wrapping_add(at);
     let kept = KEPT.get_ptr(KeptKey { remote, remote_port, seq })?;
