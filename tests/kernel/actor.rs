@@ -34,6 +34,8 @@ use nix::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::bed::command_in;
+
 const IPPROTO_MPTCP: i32 = 262;
 const ROLE: &str = "ROUSE_TEST_ACTOR";
 
@@ -81,11 +83,7 @@ impl Actor {
         netns: &str,
     ) -> Self {
         let program = std::env::current_exe().expect("this program has a file");
-        let script = "echo $$ > \"$1\" && shift && exec ip netns exec \"$@\"";
-        let mut child = Command::new("sh")
-            .args(["-c", script, "sh"])
-            .arg(cgroup.join("cgroup.procs"))
-            .arg(netns)
+        let mut child = command_in(cgroup, netns)
             .arg(program)
             .args([role, "--exact", "--ignored", "--nocapture"])
             .env(name, value)

@@ -53,6 +53,14 @@ pub(crate) struct Place {
     pub(crate) cookie: u64,
 }
 
+/// A program that will run in this cgroup and this network namespace; its name and its arguments are still to be said.
+pub(crate) fn command_in(cgroup: &Path, netns: &str) -> Command {
+    let script = "echo $$ > \"$1\" && shift && exec ip netns exec \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh"]).arg(cgroup.join("cgroup.procs")).arg(netns);
+    command
+}
+
 impl Place {
     pub(crate) fn actor(&self) -> Actor {
         Actor::start(&self.cgroup, &self.netns)

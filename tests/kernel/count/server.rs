@@ -8,7 +8,7 @@
 use std::{
     io::{self, BufRead as _, BufReader, Read, Write as _},
     net::{TcpListener, TcpStream},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Stdio},
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use crate::bed::Place;
+use crate::bed::{Place, command_in};
 
 const ROLE: &str = "ROUSE_TEST_SERVER";
 static LOG: AtomicU64 = AtomicU64::new(0);
@@ -33,11 +33,7 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn start(pod: &Place, port: u16) -> Self {
         let program = std::env::current_exe().expect("this program has a file");
-        let script = "echo $$ > \"$1\" && shift && exec ip netns exec \"$@\"";
-        let mut child = Command::new("sh")
-            .args(["-c", script, "sh"])
-            .arg(pod.cgroup.join("cgroup.procs"))
-            .arg(&pod.netns)
+        let mut child = command_in(&pod.cgroup, &pod.netns)
             .arg(program)
             .args(["count::server::role", "--exact", "--ignored", "--nocapture"])
             .env(ROLE, port.to_string())

@@ -2,7 +2,7 @@
 
 use std::{
     net::{SocketAddr, TcpStream},
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     time::Duration,
 };
 
@@ -10,7 +10,7 @@ use super::{
     Scene, WILD,
     tcp::{Peer, Wire},
 };
-use crate::bed::{SERVING, inside};
+use crate::bed::{SERVING, command_in, inside};
 
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
@@ -34,10 +34,8 @@ struct Server(Child);
 
 impl Server {
     fn start(scene: &Scene) -> Self {
-        let script = "echo $$ > \"$1\" && shift && exec ip netns exec \"$@\"";
-        let mut command = Command::new("sh");
-        command.args(["-c", script, "sh"]).arg(scene.pod.cgroup.join("cgroup.procs"));
-        command.args([&scene.pod.netns, env!("CARGO_BIN_EXE_servers"), "http"]);
+        let mut command = command_in(&scene.pod.cgroup, &scene.pod.netns);
+        command.args([env!("CARGO_BIN_EXE_servers"), "http"]);
         command.env("ADDRESS", WILD).env("BOOK", &scene.desk).stdin(Stdio::null());
         let server = Self(command.spawn().expect("it was built beside the tests"));
         let to = SocketAddr::new([127, 0, 0, 1].into(), SERVING);

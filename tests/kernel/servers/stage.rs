@@ -13,7 +13,7 @@ use super::{
     own::{Count, Own},
     table::{self, Row},
 };
-use crate::bed::{Bed, Place, SERVING};
+use crate::bed::{Bed, Place, SERVING, command_in};
 
 /// Sources of the programs in other languages.
 pub(super) const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/servers");
@@ -165,9 +165,7 @@ impl Stage {
 
     /// A program in a place's namespace and cgroup.
     pub(super) fn inside(&self, place: &Place, words: &[&str]) -> Command {
-        let script = "echo $$ > \"$1\" && shift && exec ip netns exec \"$@\"";
-        let mut command = Command::new("sh");
-        command.args(["-c", script, "sh"]).arg(place.cgroup.join("cgroup.procs")).arg(&place.netns);
+        let mut command = command_in(&place.cgroup, &place.netns);
         command.args(words).current_dir(SOURCES);
         command.env("BOOK", self.file("book")).env("GATE", self.file("gate"));
         // Nothing is left in the checkout.
