@@ -147,11 +147,12 @@ impl Ring {
     /// Hands entries over and waits until the kernel is done with all of them. Returns what the last one came to.
     fn run(&mut self, entries: &[Entry]) -> io::Result<usize> {
         let (mut left, mut last) = (entries.len(), Ok(0));
-        for (index, entry) in entries.iter().enumerate() {
-            let entry = entry.clone().user_data(index as u64);
-            // SAFETY: what the entry points to is borrowed by the caller, which does not return before all is done.
-            unsafe { self.0.submission().push(&entry) }.map_err(io::Error::other)?;
-        }
+        let numbered = entries.iter().enumerate();
+        let all: Vec<_> = numbered.map(|(at, it)| it.clone().user_data(at as u64)).collect();
+        // All become visible at once. A kernel's thread that saw the first of a chain alone would give it to a worker, and
+        // do the second before it.
+        // SAFETY: what the entries point to is borrowed by the caller, which does not return before all is done.
+        unsafe { self.0.submission().push_multiple(&all) }.map_err(io::Error::other)?;
         while left > 0 {
             match self.0.submit_and_wait(1) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
