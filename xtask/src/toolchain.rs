@@ -93,10 +93,8 @@ pub(crate) fn lack() -> Option<Lack> {
 
 /// A compiler that can build `core`, and its LLVM's major version.
 fn compiler() -> Result<(Compiler, u32)> {
-    if let Some(found) = nightly() {
-        return Ok(found);
-    }
-    if let Some(found) = system() {
+    // The system's first: its packages have the LLVM that the linker needs, which today's nightly may be ahead of.
+    if let Some(found) = system().or_else(nightly) {
         return Ok(found);
     }
     if sh::which("rustup").is_some() {

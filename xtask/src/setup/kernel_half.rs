@@ -25,22 +25,30 @@ pub(super) fn prepare(yes: bool) -> Result<()> {
 }
 
 fn install(lack: Lack, yes: bool) -> Result<()> {
+    let recent = candidate("rustc-web").as_deref().is_some_and(toolchain::is_recent);
     match lack {
-        Lack::Compiler if has_recent_package() => install_packages(
-            &[
-                ("rustc-web", "compiles the kernel half"),
-                ("cargo-web", "runs that compiler"),
-                ("rust-web-src", "holds the sources of core, which is built for the kernel"),
-            ],
-            yes,
-        ),
+        Lack::Compiler if recent => install_system(yes),
         Lack::Compiler => install_nightly(yes),
         Lack::Llvm(version) => {
             let package = format!("llvm-{version}-dev");
+            if recent && candidate(&package).is_none() {
+                println!("There is no package {package} for the nightly compiler's LLVM.");
+                return install_system(yes);
+            }
             let why = "builds bpf-linker, which must have the compiler's LLVM";
             install_packages(&[(&package, why), ("g++", "links LLVM, which is C++")], yes)
         }
     }
+}
+
+/// Debian's compiler for building browsers, which it keeps recent.
+fn install_system(yes: bool) -> Result<()> {
+    let packages = [
+        ("rustc-web", "compiles the kernel half"),
+        ("cargo-web", "runs that compiler"),
+        ("rust-web-src", "holds the sources of core, which is built for the kernel"),
+    ];
+    install_packages(&packages, yes)
 }
 
 fn install_nightly(yes: bool) -> Result<()> {
@@ -56,14 +64,11 @@ fn install_nightly(yes: bool) -> Result<()> {
     sh::run(Command::new("rustup").args(words))
 }
 
-/// Whether apt would install a compiler that is new enough; Debian has one for building browsers.
-fn has_recent_package() -> bool {
-    let policy = Command::new("apt-cache")
-        .args(["policy", "rustc-web"])
-        .stderr(Stdio::null())
-        .output()
-        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
-        .unwrap_or_default();
-    let candidate = policy.lines().find_map(|line| line.trim().strip_prefix("Candidate: "));
-    candidate.is_some_and(toolchain::is_recent)
+/// The version of a package that apt would install.
+fn candidate(package: &str) -> Option<String> {
+    let mut apt = Command::new("apt-cache");
+    let output = apt.args(["policy", package]).stderr(Stdio::null()).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text.lines().find_map(|line| line.trim().strip_prefix("Candidate: "))?;
+    (version != "(none)").then(|| version.to_owned())
 }
