@@ -518,8 +518,12 @@ pub struct Http {
     pub received: u32,
     /// The same of sent ones.
     pub sent: u32,
+    /// Sequence number behind all that was ever sent. Written by the sender only, which the kernel lets be one at a time.
+    pub sent_until: u32,
+    /// Always zero.
+    pub reserved: u32,
 }
-const _: () = assert!(size_of::<Http>() == 160);
+const _: () = assert!(size_of::<Http>() == 168);
 
 /// HTTP/1, or nobody knows yet.
 pub const SPEAKS_HTTP1: u32 = 0;

@@ -113,6 +113,7 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, is_suspect: bool) {
     conn.http.happened = 0;
     conn.http.received = rcv_nxt;
     conn.http.sent = snd_nxt;
+    conn.http.sent_until = snd_nxt;
     unlock(conn);
     if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot) {
         // SAFETY: a live map value; single words.
@@ -276,12 +277,10 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
 #[inline(always)]
 fn is_forged(conn: &Conn, skb: *mut __sk_buff, segment: &Segment) -> bool {
     let Some(ack) = segment.ack else { return !segment.syn };
-    let is_http2 = conn.http.speaks == abi::SPEAKS_HTTP2;
-    let (next, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
-    let ahead = segment.seq.wrapping_sub(next) as i32;
-    if !is_http2 && ack.wrapping_sub(sent) as i32 > 1 {
+    if ack.wrapping_sub(conn.http.sent_until) as i32 > 1 {
         return true;
     }
+    let ahead = segment.seq.wrapping_sub(conn.http.h1.rx.next) as i32;
     // Rare: behind a gap, or not followed here.
     ahead > 0 && lies_beyond(skb, segment.seq)
 }
@@ -313,7 +312,14 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return PASS };
     let Some(segment) = packet::segment(skb) else { return PASS };
+    let end = segment.seq.wrapping_add(segment.len);
+    if end.wrapping_sub(conn.http.sent_until) as i32 > 0 {
+        conn.http.sent_until = end;
+    }
     match conn.http.speaks {
+        // Most packets of a long answer.
+        abi::SPEAKS_HTTP1
+            if !segment.fin && conn.http.h1.tx.is_inside(segment.seq, segment.len) => {}
         abi::SPEAKS_HTTP1 => http1::egress(ctx, conn, &segment),
         // SAFETY: the programs behind the array have this context's type.
         abi::SPEAKS_HTTP2 => unsafe { _ = EGRESS.tail_call(ctx, HTTP2) },
@@ -414,8 +420,12 @@ fn end(conn: &mut Conn, socket: *mut c_void, in_order: bool) {
     lock(conn);
     match conn.http.speaks {
         abi::SPEAKS_HTTP1 => {
-            let status = conn.http.h1.tx.status;
-            conn.http.happened |= conn.http.h1.close(in_order);
+            let h1 = &mut conn.http.h1;
+            // Takes in what of a body was passed over.
+            let _nothing_to_read = h1.tx.seek(conn.http.sent_until, 0);
+            conn.http.happened |= h1.after_response_seek();
+            let status = h1.tx.status;
+            conn.http.happened |= h1.close(in_order);
             let happened = happened(conn);
             rows.count(conn, happened, status, at);
             rows.bytes(conn);

@@ -102,6 +102,9 @@ pub struct Side {
 }
 const _: () = assert!(size_of::<Side>() == 40);
 
+/// Bytes that [`Side::next`] may stay behind, so that distances can be told and byte counts are never old.
+const BEHIND_MOST: u32 = 1 << 20;
+
 /// Where in a segment reading goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
@@ -151,6 +154,15 @@ impl Side {
         self.skip = 0;
         self.end_of_skip();
         Seek::Read(self.next.wrapping_sub(seq))
+    }
+
+    /// Whether a segment lies inside a body and may be passed over: [`seek`](Self::seek) makes up for it with any later one.
+    ///
+    /// Whoever alone moves this side on needs no lock to ask.
+    #[inline(always)]
+    pub fn is_inside(&self, seq: u32, len: u32) -> bool {
+        let ahead = seq.wrapping_add(len).wrapping_sub(self.next);
+        ahead < BEHIND_MOST && u64::from(ahead) < self.skip
     }
 
     /// Whether the bytes read so far cannot begin HTTP/1.

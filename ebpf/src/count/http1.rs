@@ -57,13 +57,11 @@ pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
 #[inline(always)]
 pub(super) fn egress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    if segment.len > 0 {
-        match take_responses(conn, skb, segment, false) {
-            End::Done => {}
-            End::Budget => again(ctx, &EGRESS, conn, false),
-            End::Gap => lose(conn, false),
-            End::Changed => return changed(ctx, &EGRESS, conn),
-        }
+    match take_responses(conn, skb, segment, false) {
+        End::Done => {}
+        End::Budget => again(ctx, &EGRESS, conn, false),
+        End::Gap => lose(conn, false),
+        End::Changed => return changed(ctx, &EGRESS, conn),
     }
     if segment.fin && conn.http.h1.tx.next == segment.seq.wrapping_add(segment.len) {
         end(conn, socket(skb), true);

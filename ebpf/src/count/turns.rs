@@ -63,7 +63,7 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     let Some(segment) = packet::segment(skb) else { return PASS };
     let Some(conn) = stored(skb) else { return PASS };
     let Some(rows) = Rows::of(conn.slot) else { return PASS };
-    let at = now();
+    let at = packet::sent_at(skb);
     lock(conn);
     if is_new(&mut conn.http.h1.tx, &segment) {
         let sent = conn.http.turns.sent(at);
