@@ -24,7 +24,7 @@ use nix::{
 use self::server::Server;
 use crate::bed::{Bed, Place, SERVING};
 
-/// Requests of the test with resets. The million: `ROUSE_COUNT_REQUESTS=1000000`.
+/// Requests of the test with resets. Of ten million: `ROUSE_COUNT_REQUESTS=10000000`, about ten minutes.
 const REQUESTS: usize = 100_000;
 
 struct Case {

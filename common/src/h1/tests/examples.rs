@@ -395,6 +395,39 @@ fn bodies_longer_than_the_sequence_space_are_skipped() {
 }
 
 #[test]
+fn packets_inside_a_body_may_be_passed_over() {
+    let mut wire = Wire::new();
+    wire.request(GET.as_bytes());
+    wire.response(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n");
+    let (mut passed, piece) = (0, [0_u8; 50_000]);
+    for _ in 0..60 {
+        assert_eq!(wire.log, "S ");
+        let seq = wire.sent[1];
+        if wire.conn.tx.is_inside(seq, 50_000) {
+            wire.sent[1] = seq.wrapping_add(50_000);
+            passed += 1;
+        } else {
+            wire.response(&piece);
+        }
+    }
+    // All but the last, and one in a MiB.
+    assert_eq!((passed, wire.take().as_str()), (57, "S F200"));
+    assert!(!wire.conn.tx.is_inside(wire.sent[1], 1));
+    wire.request(GET.as_bytes());
+    wire.response(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n");
+    let seq = wire.sent[1];
+    let inside = [(0, 99), (0, 100), (99, 1), (50, 10), (20, 200), (200, 10)];
+    let inside = inside.map(|(at, len)| wire.conn.tx.is_inside(seq.wrapping_add(at), len));
+    assert_eq!(inside, [true, false, false, true, false, false]);
+    // The end of a connection brings none of the bytes before it.
+    wire.conn.tx.seek(seq.wrapping_add(60), 0);
+    assert_eq!((wire.conn.tx.next, wire.conn.tx.skip), (seq.wrapping_add(60), 40));
+    assert!(!wire.conn.tx.is_inside(seq, 10), "seen again");
+    wire.response_at(seq.wrapping_add(60), &[0; 40]);
+    assert_eq!(wire.take(), "S F200");
+}
+
+#[test]
 fn after_lost_requests_each_response_still_counts_once() {
     let mut wire = Wire::new();
     wire.request(GET.as_bytes());
