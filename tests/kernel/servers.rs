@@ -175,6 +175,7 @@ fn node_agrees_over_http2() {
     let node = stage.node("h2");
     stage.start(&node);
     stage.http2(8);
+    stage.tunnels(&["reset", "refused", "cut"]);
     stage.finish();
 }
 
@@ -220,6 +221,8 @@ fn hypercorn_agrees_over_http2() {
     stage.upgraded(8);
     stage.nghttp_upgraded();
     stage.java_upgraded(8);
+    // It closes the connection, and leaves streams open that the client has ended.
+    stage.tunnels(&["end"]);
     stage.finish();
 }
 
@@ -282,6 +285,11 @@ impl Stage {
 
     fn java_websockets(&mut self) {
         self.run(&Case::websockets("Java HttpClient", self.java_client("websockets")));
+    }
+
+    /// WebSockets over HTTP/2, also such that end in these ways.
+    fn tunnels(&mut self, ends: &[&str]) {
+        self.run(&Case::tunnels(ends));
     }
 
     fn http2(&mut self, width: u64) {

@@ -4,7 +4,7 @@
 
 import { appendFileSync, existsSync, openSync } from "node:fs";
 import { createServer } from "node:http";
-import { createServer as createHttp2Server } from "node:http2";
+import { constants, createServer as createHttp2Server } from "node:http2";
 import { createRequire } from "node:module";
 import { setTimeout as sleep } from "node:timers/promises";
 
@@ -63,10 +63,26 @@ function echoWebSockets(server) {
   });
 }
 
+/** Says each byte again on a WebSocket over HTTP/2 (RFC 8441), or breaks off when told to. */
+function tunnel(_, { stream }) {
+  // Emitted once, however it ends.
+  stream.once("close", begin());
+  stream.on("error", gone);
+  stream.respond({ ":status": 200 });
+  stream.on("data", (data) => {
+    if (data.includes("reset")) stream.close(constants.NGHTTP2_INTERNAL_ERROR);
+    else stream.write(data);
+  });
+  stream.on("end", () => stream.end());
+}
+
 // A client that goes away is part of the test.
 const gone = (error) => console.error(error.message);
 if (process.argv[2] === "h2") {
-  createHttp2Server((request, response) => answer(request, response).catch(gone)).listen(PORT);
+  const settings = { enableConnectProtocol: true };
+  createHttp2Server({ settings }, (request, response) => answer(request, response).catch(gone))
+    .on("connect", tunnel)
+    .listen(PORT);
 } else {
   const server = createServer((request, response) => answer(request, response).catch(gone));
   echoWebSockets(server);

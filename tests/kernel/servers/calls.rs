@@ -272,6 +272,20 @@ impl Case {
         Self { client, protocol: "WebSocket", held: 5, hold: vec![call], load: vec![] }
     }
 
+    /// The same over HTTP/2 (RFC 8441), on one connection with an ordinary request. A tunnel is one request until both sides
+    /// have ended it, or either has broken it off.
+    pub(super) fn tunnels(ends: &[&str]) -> Self {
+        let call = |end: &str| Call::new(&format!("node tunnels.mjs {{url}} 5 {end}"), 6);
+        let load = ends.iter().map(|end| call(end).may_fail()).collect();
+        Self {
+            client: "Node http2",
+            protocol: "WebSocket over h2c",
+            held: 5,
+            hold: vec![call("end")],
+            load,
+        }
+    }
+
     /// Calls of each kind, one after the other on connections of their own.
     pub(super) fn grpcurl(program: &str) -> Self {
         let call = |method: &str, text: &str| {
