@@ -4,7 +4,7 @@
 
 import { appendFileSync, existsSync, openSync } from "node:fs";
 import { createServer } from "node:http";
-import { constants, createServer as createHttp2Server } from "node:http2";
+import { createServer as createHttp2Server } from "node:http2";
 import { createRequire } from "node:module";
 import { setTimeout as sleep } from "node:timers/promises";
 
@@ -70,7 +70,8 @@ function tunnel(_, { stream }) {
   stream.on("error", gone);
   stream.respond({ ":status": 200 });
   stream.on("data", (data) => {
-    if (data.includes("reset")) stream.close(constants.NGHTTP2_INTERNAL_ERROR);
+    // Not `close`, which ends the stream in order first.
+    if (data.includes("reset")) stream.destroy(new Error("told to reset"));
     else stream.write(data);
   });
   stream.on("end", () => stream.end());

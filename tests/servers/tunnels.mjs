@@ -1,12 +1,13 @@
-// A client of WebSockets over HTTP/2 (RFC 8441): `tunnels.mjs URL COUNT [end|reset|refused|cut]`.
+// A client of WebSockets over HTTP/2 (RFC 8441): `tunnels.mjs URL COUNT end|reset|refused|cut PATH...`.
 //
-// Opens so many on one connection, has texts said again on each, and asks for a page meanwhile. When its input has
-// ended, it ends them in order, resets their streams, has the server reset them, or cuts the connection.
+// Opens so many on one connection, has texts said again on each, and asks for the paths meanwhile. When its input has
+// ended and the paths are answered, it ends them in order, resets their streams, has the server reset them, or cuts the
+// connection.
 
-import { connect, constants } from "node:http2";
+import { connect } from "node:http2";
 import { once } from "node:events";
 
-const [url, count, how = "end"] = process.argv.slice(2);
+const [url, count, how, ...paths] = process.argv.slice(2);
 const session = connect(url);
 await once(session, "remoteSettings");
 if (!session.remoteSettings.enableConnectProtocol) throw new Error("the server knows no RFC 8441");
@@ -48,24 +49,31 @@ async function open() {
 /** Ends one, and waits until it has ended. */
 async function end(stream) {
   stream.resume();
-  const closed = once(stream, "close");
+  const closed = new Promise((done) => stream.once("close", done));
   if (how === "end") {
     stream.end(frame(8, ""));
   } else if (how === "reset") {
-    stream.close(constants.NGHTTP2_CANCEL);
+    // Not `close`, which ends our side in order first.
+    stream.destroy(new Error(how));
   } else if (how === "refused") {
     stream.write(frame(1, "reset"));
   } else {
-    session.destroy();
+    // The connection closes without a word of HTTP/2.
+    process.exit();
   }
   await closed;
 }
 
+async function get(path) {
+  const page = session.request({ ":path": path });
+  page.resume();
+  await once(page, "close");
+}
+
+const pages = Promise.all(paths.map(get));
 const streams = await Promise.all(Array.from({ length: Number(count) }, open));
-const page = session.request({ ":path": "/hello" });
-page.resume();
-await once(page, "close");
 process.stdin.resume();
 await once(process.stdin, "end");
+await pages;
 await Promise.all(streams.map(end));
 session.close();

@@ -10,12 +10,14 @@ pub(super) struct Call {
     pub(super) is_endless: bool,
     /// Whether it may end as it likes.
     pub(super) may_fail: bool,
+    /// Requests of those that end without a whole answer.
+    pub(super) cut: u64,
 }
 
 impl Call {
     fn new(text: &str, sends: u64) -> Self {
         let words = text.split_whitespace().map(str::to_owned).collect();
-        Self { words, sends: Some(sends), is_endless: false, may_fail: false }
+        Self { words, sends: Some(sends), is_endless: false, may_fail: false, cut: 0 }
     }
 
     fn endless(text: &str) -> Self {
@@ -36,6 +38,11 @@ impl Call {
 
     fn may_fail(mut self) -> Self {
         self.may_fail = true;
+        self
+    }
+
+    fn cut(mut self, count: u64) -> Self {
+        self.cut = count;
         self
     }
 }
@@ -272,18 +279,27 @@ impl Case {
         Self { client, protocol: "WebSocket", held: 5, hold: vec![call], load: vec![] }
     }
 
-    /// The same over HTTP/2 (RFC 8441), on one connection with an ordinary request. A tunnel is one request until both sides
-    /// have ended it, or either has broken it off.
+    /// The same over HTTP/2 (RFC 8441), on connections with ordinary requests, which are held open on one of them. A tunnel
+    /// is one request until the server has ended its side, here after the client, or either has broken it off.
     pub(super) fn tunnels(ends: &[&str]) -> Self {
-        let call = |end: &str| Call::new(&format!("node tunnels.mjs {{url}} 5 {end}"), 6);
-        let load = ends.iter().map(|end| call(end).may_fail()).collect();
+        let call =
+            |words: &str, sends| Call::new(&format!("node tunnels.mjs {{url}} {words}"), sends);
+        let broken_off = |end: &&str| call(&format!("5 {end} /hello"), 6).cut(5);
         Self {
             client: "Node http2",
             protocol: "WebSocket over h2c",
-            held: 5,
-            hold: vec![call("end")],
-            load,
+            held: 8,
+            hold: vec![call("5 end /hello", 6), call("1 end /hello /wait /wait", 4)],
+            load: ends.iter().map(broken_off).collect(),
         }
+    }
+
+    /// The same at a server that ends no tunnel itself: each is cut with its connection.
+    pub(super) fn tunnels_left_open() -> Self {
+        let mut case = Self::tunnels(&[]);
+        case.hold =
+            case.hold.into_iter().zip([5, 1]).map(|(call, count)| call.cut(count)).collect();
+        case
     }
 
     /// Calls of each kind, one after the other on connections of their own.

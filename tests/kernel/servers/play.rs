@@ -69,8 +69,9 @@ impl Stage {
         };
         // A client that may fail may do so by breaking off.
         let breaks_off = sent.is_none() || case.load.iter().any(|call| call.may_fail);
-        let cut = if breaks_off { 0 } else { after.cut - before.cut };
-        self.judge(case.held, &row, held, sent, cut);
+        let to_cut = case.hold.iter().chain(&case.load).map(|call| call.cut).sum();
+        let cut = if breaks_off { to_cut } else { after.cut - before.cut };
+        self.judge(case.held, &row, held, sent, [cut, to_cut]);
         self.rows.push(row);
     }
 
@@ -102,7 +103,7 @@ impl Stage {
     }
 
     /// Notes what is wrong with a row.
-    fn judge(&mut self, to_hold: u64, row: &Row, held: Held, sent: Option<u64>, cut: u64) {
+    fn judge(&mut self, to_hold: u64, row: &Row, held: Held, sent: Option<u64>, cut: [u64; 2]) {
         let what = format!("{} × {} × {}", row.server, row.client, row.protocol);
         if !held.is_all || row.difference() != 0 {
             let state = self.bed.maps.state(u32::from(self.pod.number));
@@ -111,8 +112,9 @@ impl Stage {
         if held.kernel != held.own {
             self.wrong.push(format!("{what}: while held {}, not {}", held.kernel, held.own));
         }
-        if cut != 0 {
-            self.wrong.push(format!("{what}: {cut} requests counted as cut, which none was"));
+        let [cut, to_cut] = cut;
+        if cut != to_cut {
+            self.wrong.push(format!("{what}: {cut} requests counted as cut, and {to_cut} were"));
         }
         if sent.is_some_and(|sent| sent != row.own.begun) {
             self.wrong.push(format!("{what}: {sent:?} were sent, the server saw {}", row.own));
