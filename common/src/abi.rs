@@ -419,7 +419,7 @@ pub struct Conn {
     /// HTTP state; see `ebpf/src/count.rs`.
     pub http: Http,
     /// Room for the part of a response that is being read: too large for the stack.
-    pub window: crate::h1::Window,
+    pub draft: crate::h1::ResponseDraft,
 }
 
 /// The eight bytes that begin at byte `at` of `words`, or as near to their end as there are eight, little-endian.
@@ -593,9 +593,9 @@ pub struct Kept {
     /// 1: it came with a SYN.
     pub syn: u32,
     /// The bytes, and room for one window more.
-    pub bytes: [u8; KEPT_BYTES + crate::h1::WINDOW],
+    pub bytes: [u8; KEPT_BYTES + crate::h1::REQUEST_BYTES],
 }
-const _: () = assert!(size_of::<Kept>() == 8 + 4_096 + 192);
+const _: () = assert!(size_of::<Kept>() == 8 + 4_096 + 1_024);
 
 /// A client's connection that is to be ended if it still looks like this: value of `ENDING`.
 #[repr(C)]
@@ -674,7 +674,9 @@ pub const EVENT_IDLE: u32 = 4;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::h1::{WINDOW_WORDS, Window};
+
+    /// Fits all texts here.
+    type Window = [u64; 30];
 
     /// A counted connection that was opened at sequence numbers 0.
     fn open() -> Conn {
@@ -688,7 +690,7 @@ mod tests {
     fn reads(text: &str, mut step: impl FnMut(&Window, u32) -> u32) {
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
-            let mut window = [0; WINDOW_WORDS];
+            let mut window = [0; 30];
             for (word, bytes) in window.iter_mut().zip(rest.chunks(8)) {
                 let mut eight = [0; 8];
                 eight[..bytes.len()].copy_from_slice(bytes);
@@ -699,11 +701,11 @@ mod tests {
     }
 
     fn asks(conn: &mut Conn, text: &str) {
-        reads(text, |window, len| conn.http.h1.read_request(window, len).used);
+        reads(text, |window, len| conn.http.h1.read_request(window, len, true).used);
     }
 
     fn answers(conn: &mut Conn, text: &str) {
-        reads(text, |window, len| conn.http.h1.read_response(window, len).used);
+        reads(text, |window, len| conn.http.h1.read_response(window, len, true).used);
     }
 
     const UPGRADE: &str = "GET / HTTP/1.1\r\nUpgrade: a\r\nConnection: upgrade\r\n\r\n";

@@ -5,8 +5,9 @@
 //!
 //! 1. [`Side::seek`] says where in the segment reading goes on, if it does. Bodies are skipped here by
 //!    arithmetic on sequence numbers; nothing of them is read, and gaps inside them do no harm.
-//! 2. The driver copies up to [`WINDOW`] bytes from there into a [`Window`] and calls [`Conn::read_request`] or
-//!    [`Conn::read_response`], which consume at least one byte.
+//! 2. The driver copies some bytes from there into a window and calls [`Conn::read_request`] or
+//!    [`Conn::read_response`], which consume at least one byte; or reads them in a [`Draft`] without a lock, and has
+//!    [`Conn::take_request`] or [`Conn::take_response`] take that in.
 //! 3. Both steps repeat until `seek` finds nothing more to read.
 //!
 //! The answer of each step is a set of [`Happened`] bits. At most one request of a connection is in flight:
@@ -20,22 +21,32 @@
 //! §9.3.2 (pipelining); RFC 9110 §15.2 (interim responses), §7.8 (upgrade), §9.3.6 (CONNECT).
 
 mod crawl;
+mod draft;
 pub mod probe;
 mod scan;
 mod side;
 #[cfg(test)]
 mod tests;
 
-pub use scan::Window;
+pub use draft::Draft;
 pub(crate) use scan::first_bytes;
 pub use side::{Seek, Side, at};
 
 use core::mem::size_of;
 
-/// Words of a [`Window`].
-pub const WINDOW_WORDS: usize = scan::WORDS + 5;
-/// Bytes a [`Window`] holds.
-pub const WINDOW: usize = scan::WORDS * 8;
+/// Bytes of requests that are read at once: more than most heads have.
+pub const REQUEST_BYTES: usize = 1_024;
+/// Bytes of responses that are read at once. Each connection has room for so many.
+pub const RESPONSE_BYTES: usize = 512;
+/// A part of a segment with requests.
+pub type RequestDraft = Draft<{ REQUEST_BYTES / 8 + scan::MARGIN }>;
+/// A part of a segment with responses.
+pub type ResponseDraft = Draft<{ RESPONSE_BYTES / 8 + scan::MARGIN }>;
+
+/// Bytes that may be filled into a window of so many words.
+pub const fn most<const WORDS: usize>() -> u32 {
+    (WORDS - scan::MARGIN) as u32 * 8
+}
 
 /// What a step brought about, as bits.
 pub type Happened = u32;
@@ -157,66 +168,72 @@ impl Conn {
         is_known.then_some(came_in_part || self.is_busy())
     }
 
-    /// Reads on in the requests: `window` holds `len` (1 to [`WINDOW`]) bytes that begin at `rx.next`.
+    /// Reads on in the requests: `window` holds `len` (at least 1) bytes that begin at `rx.next`. Only `slow` it goes byte by
+    /// byte where that is needed; else it may consume nothing.
     #[inline(always)]
-    pub fn read_request(&mut self, window: &Window, len: u32) -> Read {
-        self.request(window, len, true)
-    }
-
-    /// As [`read_request`](Self::read_request), but leaves what goes byte by byte, and may consume nothing.
-    #[inline(always)]
-    pub fn scan_request(&mut self, window: &Window, len: u32) -> Read {
-        self.request(window, len, false)
-    }
-
-    #[inline(always)]
-    fn request(&mut self, window: &Window, len: u32, slow: bool) -> Read {
-        // The other direction may have found that out since these bytes were copied.
-        if self.is_http2() {
-            return Read::default();
-        }
+    pub fn read_request<const WORDS: usize>(
+        &mut self,
+        window: &[u64; WORDS],
+        len: u32,
+        slow: bool,
+    ) -> Read {
         let from = self.rx.next;
-        self.rx.read(window, len, true, slow);
-        let used = self.rx.next.wrapping_sub(from);
-        let happened = match self.rx.at {
+        // The other direction may have found that out since these bytes were copied.
+        if !self.is_http2() {
+            self.rx.read(window, len, true, slow);
+        }
+        Read { used: self.rx.next.wrapping_sub(from), happened: self.after_request_read() }
+    }
+
+    /// Takes in what was read without a lock, if nobody has moved on meanwhile.
+    #[inline(always)]
+    pub fn take_request<const WORDS: usize>(&mut self, draft: &Draft<WORDS>) -> Happened {
+        if draft.take(&mut self.rx) { self.after_request_read() } else { 0 }
+    }
+
+    #[inline(always)]
+    fn after_request_read(&mut self) -> Happened {
+        match self.rx.at {
+            at::HTTP2 => 0,
             at::LOST => self.request_lost(),
             _ if self.is_upgrading() && !self.rx.may_be_preface() => self.tunnel(),
             at::HEAD_END => self.request_head(),
             at::DONE => self.after_request_seek(),
             _ => 0,
-        };
-        Read { used, happened }
-    }
-
-    /// Reads on in the responses: `window` holds `len` (1 to [`WINDOW`]) bytes that begin at `tx.next`.
-    #[inline(always)]
-    pub fn read_response(&mut self, window: &Window, len: u32) -> Read {
-        self.response(window, len, true)
-    }
-
-    /// As [`read_response`](Self::read_response), but leaves what goes byte by byte, and may consume nothing.
-    #[inline(always)]
-    pub fn scan_response(&mut self, window: &Window, len: u32) -> Read {
-        self.response(window, len, false)
-    }
-
-    #[inline(always)]
-    fn response(&mut self, window: &Window, len: u32, slow: bool) -> Read {
-        // As there.
-        if self.is_http2() {
-            return Read::default();
         }
+    }
+
+    /// Reads on in the responses, as [`read_request`](Self::read_request) in the requests.
+    #[inline(always)]
+    pub fn read_response<const WORDS: usize>(
+        &mut self,
+        window: &[u64; WORDS],
+        len: u32,
+        slow: bool,
+    ) -> Read {
         let from = self.tx.next;
-        self.tx.read(window, len, false, slow);
-        let used = self.tx.next.wrapping_sub(from);
-        let happened = match self.tx.at {
+        if !self.is_http2() {
+            self.tx.read(window, len, false, slow);
+        }
+        Read { used: self.tx.next.wrapping_sub(from), happened: self.after_response_read() }
+    }
+
+    /// As [`take_request`](Self::take_request).
+    #[inline(always)]
+    pub fn take_response<const WORDS: usize>(&mut self, draft: &Draft<WORDS>) -> Happened {
+        if draft.take(&mut self.tx) { self.after_response_read() } else { 0 }
+    }
+
+    #[inline(always)]
+    fn after_response_read(&mut self) -> Happened {
+        match self.tx.at {
+            at::HTTP2 => 0,
             at::LOST => self.response_lost(),
             _ if self.is_upgrading() && self.tx.at != at::START => self.tunnel(),
             at::HEAD_END => self.response_head(),
             at::DONE => self.response_end(),
             _ => 0,
-        };
-        Read { used, happened }
+        }
     }
 
     /// A skipped request body has ended, if it has. To be called after every `rx.seek`.

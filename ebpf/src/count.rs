@@ -3,7 +3,8 @@
 //! [`common::h1`], [`common::h2`] and [`common::turns`] tell what segments mean, in any order they come; this file and
 //! those below it bring them the segments and turn what they say into counts. A segment is judged by our own
 //! next-sequence words, since the socket's own may stand still while its program holds it. Heads, chunk sizes and frame
-//! headers are copied in windows; bodies are not read.
+//! headers are copied in windows; bodies are not read. Heads are read before the connection's lock is taken, and count only
+//! if it stands with the lock held where it stood then.
 //!
 //! Data that comes before its connection is established, or behind a gap that matters, waits in `KEPT` under its
 //! sender and sequence number, until `opened` or the segment before it calls for it.
@@ -29,7 +30,7 @@ use aya_ebpf::{
 use common::{
     abi::{self, Conn, KeptKey, Late, ProbeKey},
     flow,
-    h1::{Happened, Seek, probe},
+    h1::{Happened, ResponseDraft, Seek, probe},
 };
 
 use self::rows::Rows;
@@ -44,8 +45,7 @@ pub use self::{
 };
 use crate::{
     maps::{
-        EGRESS, HEAD, INGRESS, KEPT, NODE, POD_STATE, PODS, PROBES, SOCKETS, STREAMS, WINDOW, add,
-        now,
+        EGRESS, HEAD, INGRESS, KEPT, NODE, POD_STATE, PODS, PROBES, SOCKETS, STREAMS, add, now,
     },
     packet::{self, Segment},
 };
@@ -176,13 +176,11 @@ pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
 extern "C" fn late_step(skb: *mut __sk_buff) -> u32 {
     let Some(conn) = stored(skb) else { return 0 };
     let Some(sender) = packet::sender(skb) else { return 0 };
-    let Some(window) = WINDOW.get_ptr_mut(0) else { return 0 };
+    let Some(draft) = http1::draft() else { return 0 };
     if conn.http.speaks != abi::SPEAKS_HTTP1 {
         return 0;
     }
-    // SAFETY: this CPU's, and nothing interrupts a packet that comes in by another one.
-    let window = unsafe { &mut *window };
-    u32::from(http1::take_late(conn, socket(skb), window, sender))
+    u32::from(http1::take_late(conn, socket(skb), draft, sender, http1::read_by_function))
 }
 
 /// The same in sock_ops.
@@ -196,8 +194,10 @@ extern "C" fn opened_late_step(ops: *mut bpf_sock_ops) -> u32 {
         return 0;
     }
     // SAFETY: a live map value, and the socket is locked.
-    let window = unsafe { &mut *(&raw mut conn.window) };
-    u32::from(http1::take_late(conn, socket, window, (remote(ops), remote_port(ops))))
+    let draft = unsafe { &mut *(&raw mut conn.draft) };
+    let sender = (remote(ops), remote_port(ops));
+    let read = |draft: &mut ResponseDraft, len, slow| draft.read(len, true, slow);
+    u32::from(http1::take_late(conn, socket, draft, sender, read))
 }
 
 /// Whether a request's head has the kubelet's name.

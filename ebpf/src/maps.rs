@@ -51,9 +51,9 @@ pub static BLANK: Array<abi::Kept> = Array::with_max_entries(1, 0);
 #[map]
 pub static HEAD: PerCpuArray<[u64; h1::probe::SEARCHED as usize / 8 + 3]> =
     PerCpuArray::with_max_entries(1, 0);
-/// Room for the part of a segment that is being read.
+/// Room for the part of a segment with requests that is being read.
 #[map]
-pub static WINDOW: PerCpuArray<h1::Window> = PerCpuArray::with_max_entries(1, 0);
+pub static DRAFT: PerCpuArray<h1::RequestDraft> = PerCpuArray::with_max_entries(1, 0);
 /// Filled by the agent; pinned, because the kernel empties it when nobody in user space holds it.
 /// One for each program: since 6.18 an array takes programs of one attach type only.
 #[map]

@@ -9,10 +9,7 @@ use aya_ebpf::{
     bindings::{__sk_buff, bpf_sock_ops},
     helpers::generated::bpf_skb_load_bytes,
 };
-use common::{
-    flow,
-    h1::{WINDOW, WINDOW_WORDS},
-};
+use common::flow;
 
 use crate::maps::now;
 
@@ -166,17 +163,16 @@ pub fn sender(skb: *mut __sk_buff) -> Option<([u32; 4], u32)> {
     }
 }
 
-/// Copies as many of the packet's bytes from `offset`, of which `len` are left, as fit. Returns how many; 0: none.
-///
-/// The last words of a window of HTTP/1 only give room to look ahead.
+/// Copies as many of the packet's bytes from `offset`, of which `len` are left, as fit, at most `most`. Returns how many; 0:
+/// none.
 #[inline(always)]
 pub fn load<const WORDS: usize>(
     skb: *mut __sk_buff,
     offset: u32,
     len: u32,
     window: &mut [u64; WORDS],
+    most: u32,
 ) -> u32 {
-    let most = if WORDS == WINDOW_WORDS { WINDOW as u32 } else { WORDS as u32 * 8 };
     let Some(len) = some(len, most) else { return 0 };
     // SAFETY: the window holds that many bytes, and the verifier checks that against `len`.
     let failed = unsafe { bpf_skb_load_bytes(skb.cast(), offset, window.as_mut_ptr().cast(), len) };

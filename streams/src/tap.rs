@@ -6,13 +6,15 @@
 mod late;
 
 use common::{
-    h1::{self, Happened, Seek, WINDOW, WINDOW_WORDS, Window, at},
+    h1::{self, Draft, Happened, Seek, at},
     h2::{self, PEEK, PEEK_WORDS},
 };
 
 use self::late::{Lates, Piece};
 use crate::segments::Received;
 
+/// Words of a window of HTTP/1: fewer than the kernel half's, so that more heads lie in several.
+const WORDS: usize = 29;
 /// Windows of a segment that are read without going byte by byte.
 const FAST_ROUNDS: u32 = 2;
 
@@ -57,7 +59,7 @@ pub struct Tap {
     h2: Box<h2::Conn>,
     /// Sequence numbers of the first byte of requests and of responses.
     first: [u32; 2],
-    window: Window,
+    draft: Draft<WORDS>,
     /// What the socket has taken in.
     received: Received,
     lates: Lates,
@@ -93,13 +95,15 @@ impl Tap {
         let first = [u32::MAX - 40, u32::MAX - 90];
         let mut h1 = h1::Conn::default();
         h1.open(first[0], first[1]);
+        // What an older window left behind looks like the end of a head.
+        let mut draft = Draft::default();
+        draft.window = [0x5a0a_0d0a_0d0a_0d0a; WORDS];
         Self {
             speaks: Speaks::Http1,
             h1,
             h2: Box::default(),
             first,
-            // What an older window left behind looks like the end of a head.
-            window: [0x5a0a_0d0a_0d0a_0d0a; WINDOW_WORDS],
+            draft,
             received: Received::default(),
             lates: Lates::default(),
             now_ns: 1 << 40,
@@ -289,17 +293,13 @@ impl Tap {
                 Seek::Done => return End::Done,
                 Seek::Gap => return End::Gap,
             };
-            let Some(len) = fill(&mut self.window, &piece.bytes, offset, WINDOW) else {
-                return End::Budget;
-            };
+            let Some(len) = self.fill(piece, offset) else { return End::Budget };
             let is_slow = round >= FAST_ROUNDS;
-            let read = match is_slow {
-                true => self.h1.read_request(&self.window, len),
-                false => self.h1.scan_request(&self.window, len),
-            };
+            self.draft.begin(&self.h1.rx);
+            self.draft.read(len, true, is_slow);
+            happened = self.h1.take_request(&self.draft);
             round += 1;
-            moved(read.used, is_slow, len, piece.seq.wrapping_add(offset), self.h1.rx.next);
-            happened = read.happened;
+            moved(piece.seq.wrapping_add(offset), self.h1.rx.next, is_slow, len);
         }
     }
 
@@ -325,18 +325,18 @@ impl Tap {
                 Seek::Done => return End::Done,
                 Seek::Gap => return End::Gap,
             };
-            let Some(len) = fill(&mut self.window, &piece.bytes, offset, WINDOW) else {
-                return End::Budget;
-            };
+            let Some(len) = self.fill(piece, offset) else { return End::Budget };
             let is_slow = round >= FAST_ROUNDS;
-            let read = match is_slow {
-                true => self.h1.read_response(&self.window, len),
-                false => self.h1.scan_response(&self.window, len),
-            };
+            self.draft.begin(&self.h1.tx);
+            self.draft.read(len, false, is_slow);
+            happened = self.h1.take_response(&self.draft);
             round += 1;
-            moved(read.used, is_slow, len, piece.seq.wrapping_add(offset), self.h1.tx.next);
-            happened = read.happened;
+            moved(piece.seq.wrapping_add(offset), self.h1.tx.next, is_slow, len);
         }
+    }
+
+    fn fill(&mut self, piece: &Piece, offset: u32) -> Option<u32> {
+        fill(&mut self.draft.window, &piece.bytes, offset, h1::most::<WORDS>() as usize)
     }
 
     fn http2(&mut self, piece: &Piece, requests: bool) -> End {
@@ -460,7 +460,7 @@ fn fill(window: &mut [u64], bytes: &[u8], offset: u32, most: usize) -> Option<u3
 }
 
 /// A step consumes bytes, unless it leaves that to a slow one, and no more than there were.
-fn moved(used: u32, is_slow: bool, len: u32, from: u32, next: u32) {
+fn moved(from: u32, next: u32, is_slow: bool, len: u32) {
+    let used = next.wrapping_sub(from);
     assert!((u32::from(is_slow)..=len).contains(&used), "{used} of {len}");
-    assert_eq!(from.wrapping_add(used), next);
 }

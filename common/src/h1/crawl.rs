@@ -3,14 +3,13 @@
 use core::hint::black_box;
 
 use super::{
-    at, kind,
-    scan::{WORDS, Window},
+    REQUEST_BYTES, RESPONSE_BYTES, at, kind,
     side::{Side, flag},
 };
 
 /// Most bytes one step takes.
 const STEP: usize = 8;
-const _: () = assert!(STEP <= WORDS * 8);
+const _: () = assert!(STEP <= RESPONSE_BYTES && STEP <= REQUEST_BYTES);
 
 /// [`Side::matched`]: a word of a list that is the one sought, and has ended.
 const SOUGHT: u8 = 100;
@@ -72,7 +71,12 @@ fn letter(name: u8, index: u8) -> u8 {
 impl Side {
     /// Reads byte by byte until something is decided. Returns the bytes consumed, at least 1.
     #[inline(always)]
-    pub(super) fn crawl(&mut self, window: &Window, len: u32, request: bool) -> u32 {
+    pub(super) fn crawl<const WORDS: usize>(
+        &mut self,
+        window: &[u64; WORDS],
+        len: u32,
+        request: bool,
+    ) -> u32 {
         let mut index = 0;
         while index < STEP {
             if index > 0 && index as u32 >= len {

@@ -11,11 +11,8 @@ use super::{
 };
 use crate::abi::word_at;
 
-/// Words searched for line ends. Four more stand behind them, for the begin of a line near the end.
-pub(super) const WORDS: usize = 24;
-
-/// Bytes of a segment, as little-endian words. What lies behind the bytes filled in does not matter.
-pub type Window = [u64; WORDS + 5];
+/// Words at the end of a window that are not searched for line ends, for the begin of a line near its end.
+pub(super) const MARGIN: usize = 5;
 
 const ONES: u64 = 0x0101_0101_0101_0101;
 const HIGHS: u64 = 0x8080_8080_8080_8080;
@@ -92,7 +89,12 @@ fn short_number(text: u64) -> Option<u64> {
 impl Side {
     /// Decides about a first line from its first 16 bytes, where they are all here.
     #[inline(always)]
-    pub(super) fn first_line(&mut self, window: &Window, len: u32, request: bool) {
+    pub(super) fn first_line<const WORDS: usize>(
+        &mut self,
+        window: &[u64; WORDS],
+        len: u32,
+        request: bool,
+    ) {
         let first = window[0].to_le();
         let begin = first as u8;
         if begin == b'\r' || begin == b'\n' || len < 16 {
@@ -127,7 +129,7 @@ impl Side {
     ///
     /// Returns the bytes consumed; 0 if the line at the begin of the window must be read byte by byte.
     #[inline(always)]
-    pub(super) fn scan(&mut self, window: &Window, len: u32) -> u32 {
+    pub(super) fn scan<const WORDS: usize>(&mut self, window: &[u64; WORDS], len: u32) -> u32 {
         if self.at == at::LINE {
             match self.line(window, 0, len) {
                 Line::Boring => black_box(&mut *self).at = at::SCAN,
@@ -136,7 +138,7 @@ impl Side {
             }
         }
         let mut index = 0;
-        while index < WORDS {
+        while index < WORDS - MARGIN {
             let base = index as u32 * 8;
             if base >= len {
                 break;
@@ -172,7 +174,7 @@ impl Side {
             // Opaque to the compiler, or it unrolls the loop and runs out of the kernel's small stack.
             index = black_box(index + 1);
         }
-        if len > WORDS as u32 * 8 { WORDS as u32 * 8 } else { len }
+        len.min(super::most::<WORDS>())
     }
 
     /// The empty line: end of the head, or of the trailers and with them of the message.
@@ -185,7 +187,7 @@ impl Side {
 
     /// Judges the line that begins at byte `at`, of which `here` (at least 1) are at hand, and notes what it says.
     #[inline(always)]
-    fn line(&mut self, window: &Window, at: usize, here: u32) -> Line {
+    fn line<const WORDS: usize>(&mut self, window: &[u64; WORDS], at: usize, here: u32) -> Line {
         let a = word_at(window, at);
         let begin = a as u8;
         if begin == b'\n' {

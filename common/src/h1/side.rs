@@ -2,7 +2,7 @@
 
 use core::{hint::black_box, mem::size_of};
 
-use super::{kind, scan::Window};
+use super::kind;
 
 /// Where a [`Side`] stands. Numbers, because the kernel's memory may hold any.
 pub mod at {
@@ -331,7 +331,13 @@ impl Side {
     /// What it did stands in memory only, behind a barrier: the verifier would otherwise follow each way
     /// through here on its own through all that comes after.
     #[inline(always)]
-    pub(super) fn read(&mut self, window: &Window, len: u32, request: bool, slow: bool) {
+    pub(super) fn read<const WORDS: usize>(
+        &mut self,
+        window: &[u64; WORDS],
+        len: u32,
+        request: bool,
+        slow: bool,
+    ) {
         if self.at == at::START {
             self.first_line(window, len, request);
         }

@@ -28,9 +28,12 @@ fn log(out: &mut String, happened: Happened, status: u16) {
     }
 }
 
+/// Small, so that heads are split.
+type Window = [u64; 24 + scan::MARGIN];
+
 /// Copies as the kernel half does: what lies behind stays as it was.
 fn fill(window: &mut Window, bytes: &[u8]) -> u32 {
-    let len = bytes.len().min(WINDOW);
+    let len = bytes.len().min(24 * 8);
     for (index, chunk) in bytes[..len].chunks(8).enumerate() {
         let mut word = window[index].to_ne_bytes();
         word[..chunk.len()].copy_from_slice(chunk);
@@ -52,7 +55,7 @@ impl Wire {
     fn new() -> Self {
         // Sequence numbers wrap early in every test.
         let sent = [u32::MAX - 40, u32::MAX - 90];
-        let window = [0x5a0a_0d0a_0d0a_0d0a; scan::WORDS + 5];
+        let window = [0x5a0a_0d0a_0d0a_0d0a; 24 + scan::MARGIN];
         Self { conn: Conn::new(sent[0], sent[1]), sent, window, log: String::new(), steps: 0 }
     }
 
@@ -81,7 +84,7 @@ impl Wire {
                 Seek::Gap => return false,
             };
             let len = fill(&mut self.window, &bytes[offset..]);
-            let read = self.conn.read_request(&self.window, len);
+            let read = self.conn.read_request(&self.window, len, true);
             self.check(read, len, seq.wrapping_add(offset as u32), self.conn.rx.next);
             log(&mut self.log, read.happened, 0);
         }
@@ -98,7 +101,7 @@ impl Wire {
                 Seek::Gap => return false,
             };
             let len = fill(&mut self.window, &bytes[offset..]);
-            let read = self.conn.read_response(&self.window, len);
+            let read = self.conn.read_response(&self.window, len, true);
             self.check(read, len, seq.wrapping_add(offset as u32), self.conn.tx.next);
             log(&mut self.log, read.happened, self.conn.tx.status);
         }

@@ -7,7 +7,7 @@ use aya_ebpf::{
 };
 use common::{
     abi::{self, Conn},
-    h1::{self, Window},
+    h1::{self, Draft, RequestDraft},
 };
 
 use super::{
@@ -19,25 +19,20 @@ use super::{
     stored, turns, unlock,
 };
 use crate::{
-    maps::{EGRESS, INGRESS, POD_STATE, WINDOW, add, now},
+    maps::{DRAFT, EGRESS, INGRESS, POD_STATE, add, now},
     packet::{self, Segment},
 };
-
-/// Windows read of one packet where most have no more than that; [`requests_step`] and [`responses_step`] read the others.
-const ROUNDS: u32 = 1;
 
 /// A segment with requests.
 #[inline(always)]
 pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    let Some(window) = WINDOW.get_ptr_mut(0) else { return };
-    // SAFETY: this CPU's, and nothing interrupts a packet that comes in by another one.
-    let window = unsafe { &mut *window };
+    let Some(draft) = draft() else { return };
     let source = Source::of(skb, segment);
     if conn.http.h1.rx.at == h1::at::LOST && expected(skb) == Some(segment.seq) {
         resume(conn, segment.seq);
     }
-    match take_requests(conn, socket(skb), window, source, false) {
+    match take_requests(conn, socket(skb), draft, source, false, read_by_function) {
         End::Done if source::is_awaited(conn) => {
             // SAFETY: the program behind the array has this context's type.
             unsafe { _ = INGRESS.tail_call(ctx, LATE) };
@@ -70,11 +65,12 @@ pub(super) fn egress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
 
 /// Reads in one of the segments that waited. Returns whether there may be more to read.
 #[inline(always)]
-pub(super) fn take_late(
+pub(super) fn take_late<const WORDS: usize>(
     conn: &mut Conn,
     socket: *mut c_void,
-    window: &mut Window,
+    draft: &mut Draft<WORDS>,
     sender: Sender,
+    read: impl Fn(&mut Draft<WORDS>, u32, bool),
 ) -> bool {
     let next = conn.http.h1.rx.next;
     let Some(late) = source::due(conn, sender, next) else { return false };
@@ -83,7 +79,7 @@ pub(super) fn take_late(
         lose(conn, true);
         return false;
     };
-    match take_requests(conn, socket, window, source, true) {
+    match take_requests(conn, socket, draft, source, true, read) {
         End::Done | End::Changed => true,
         // More of it than is kept.
         End::Budget if conn.http.h1.rx.next == next => {
@@ -103,136 +99,147 @@ fn resume(conn: &mut Conn, seq: u32) {
     unlock(conn);
 }
 
-/// Walks the requests in a segment. Only `slow` it goes byte by byte where that is needed: the others leave that to the
-/// programs for more of a segment.
+/// Reads a window of the requests in a segment, by `read`. Only `slow` it goes byte by byte where that is needed: the others
+/// leave that to the programs for more of a segment.
 #[inline(always)]
-fn take_requests(
+fn take_requests<const WORDS: usize>(
     conn: &mut Conn,
     socket: *mut c_void,
-    window: &mut Window,
+    draft: &mut Draft<WORDS>,
     source: Source,
     slow: bool,
+    read: impl Fn(&mut Draft<WORDS>, u32, bool),
 ) -> End {
     let Some(rows) = Rows::of(conn.slot) else { return End::Done };
-    let (mut have, mut from) = match peek(&conn.http.h1.rx, source.seq, source.len) {
-        Some(offset) => (source.load(offset, window), source.seq.wrapping_add(offset)),
+    let (have, from) = match peek(&conn.http.h1.rx, source.seq, source.len) {
+        Some(offset) => (source.load(offset, &mut draft.window), source.seq.wrapping_add(offset)),
         None => (0, 0),
     };
     // Half words in memory: whether anything was copied or not, the verifier follows one way on.
-    (have, from) = (black_box(have), black_box(from));
-    let at = arrived(conn, !slow);
-    let mut round = 0;
-    while round < ROUNDS {
-        lock(conn);
-        let h1 = &mut conn.http.h1;
-        if have > 0 && h1.rx.next == from {
-            let read =
-                if slow { h1.read_request(window, have) } else { h1.scan_request(window, have) };
-            conn.http.happened |= read.happened;
-        }
-        let h1 = black_box(&mut conn.http.h1);
-        let seek = forgotten(h1.rx.seek(source.seq, source.len));
-        conn.http.happened |= h1.after_request_seek();
-        let next = h1.rx.next;
-        let happened = happened(conn);
-        let is_first = rows.count(conn, happened, 0, at);
-        if happened & h1::OPAQUE != 0 {
-            turns::begin(conn, window[0].to_le() as u8);
-        }
-        let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
-        rows.bytes_in_time(conn, received, sent);
-        // Whoever found that out may not have gone over yet.
-        let is_http2 = conn.http.h1.is_http2();
-        unlock(conn);
-        if is_first {
-            rows.announce();
-        }
-        if happened & h1::OPAQUE != 0 || is_http2 {
-            return change(conn, socket, is_http2);
-        }
-        match seek {
-            GAP => return End::Gap,
-            DONE => return End::Done,
-            offset => {
-                from = next;
-                have = source.load(offset, window);
-                if have == 0 {
-                    return End::Budget;
-                }
-            }
-        }
-        round += 1;
+    let (have, from) = (black_box(have), black_box(from));
+    if have > 0 {
+        draft.begin(&conn.http.h1.rx);
+        read(draft, have, slow);
     }
-    End::Budget
+    // Another one may have written there, which the compiler cannot know.
+    let draft = black_box(draft);
+    let at = arrived(conn, !slow);
+    lock(conn);
+    let h1 = &mut conn.http.h1;
+    if have > 0 && draft.from() == from {
+        conn.http.happened |= h1.take_request(draft);
+    }
+    let h1 = black_box(&mut conn.http.h1);
+    let seek = forgotten(h1.rx.seek(source.seq, source.len));
+    conn.http.happened |= h1.after_request_seek();
+    let happened = happened(conn);
+    let is_first = rows.count(conn, happened, 0, at);
+    if happened & h1::OPAQUE != 0 {
+        turns::begin(conn, draft.window[0].to_le() as u8);
+    }
+    let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
+    rows.bytes_in_time(conn, received, sent);
+    // Whoever found that out may not have gone over yet.
+    let is_http2 = conn.http.h1.is_http2();
+    unlock(conn);
+    if is_first {
+        rows.announce();
+    }
+    if happened & h1::OPAQUE != 0 || is_http2 {
+        return change(conn, socket, is_http2);
+    }
+    reached(seek)
 }
 
-/// Walks the responses in a segment. `slow` as there.
+/// Reads a window of the responses in a segment. `slow` as there.
 #[inline(always)]
 fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow: bool) -> End {
     let Some(rows) = Rows::of(conn.slot) else { return End::Done };
     // The socket is locked while it sends: there is one sender at a time.
     // SAFETY: a live map value, which only this program uses.
-    let window = unsafe { &mut *(&raw mut conn.window) };
+    let draft = unsafe { &mut *(&raw mut conn.draft) };
     let Segment { seq, len, offset: begin, .. } = *segment;
-    let (mut have, mut from) = match peek(&conn.http.h1.tx, seq, len) {
+    let (have, from) = match peek(&conn.http.h1.tx, seq, len) {
         Some(offset) => {
             let left = len.wrapping_sub(offset);
-            (packet::load(skb, begin.wrapping_add(offset), left, window), seq.wrapping_add(offset))
+            let at = begin.wrapping_add(offset);
+            let most = h1::RESPONSE_BYTES as u32;
+            (packet::load(skb, at, left, &mut draft.window, most), seq.wrapping_add(offset))
         }
         None => (0, 0),
     };
     // As in `take_requests`.
-    (have, from) = (black_box(have), black_box(from));
-    let at = packet::sent_at(skb);
-    let mut round = 0;
-    while round < ROUNDS {
-        let is_missed = round == 0 && has_missed(conn, skb);
-        lock(conn);
-        let h1 = &mut conn.http.h1;
-        if have > 0 && h1.tx.next == from {
-            let read =
-                if slow { h1.read_response(window, have) } else { h1.scan_response(window, have) };
-            conn.http.happened |= read.happened;
-        }
-        let h1 = black_box(&mut conn.http.h1);
-        let seek = forgotten(h1.tx.seek(segment.seq, segment.len));
-        conn.http.happened |= h1.after_response_seek();
-        let (next, status) = (h1.tx.next, h1.tx.status);
-        let mut happened = happened(conn);
-        if happened & h1::STRAY != 0 && is_missed {
-            happened = happened & !h1::STRAY | h1::MISSED;
-            happened |= conn.http.h1.lose_requests();
-        }
-        let is_first = rows.count(conn, happened, status, at);
-        if happened & h1::OPAQUE != 0 {
-            turns::begin(conn, 0);
-        }
-        let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
-        rows.bytes_in_time(conn, received, sent);
-        // Whoever found that out may not have gone over yet.
-        let is_http2 = conn.http.h1.is_http2();
-        unlock(conn);
-        if is_first {
-            rows.announce();
-        }
-        if happened & h1::OPAQUE != 0 || is_http2 {
-            return change(conn, socket(skb), is_http2);
-        }
-        match seek {
-            GAP => return End::Gap,
-            DONE => return End::Done,
-            offset => {
-                from = next;
-                let left = segment.len.wrapping_sub(offset);
-                have = packet::load(skb, segment.offset.wrapping_add(offset), left, window);
-                if have == 0 {
-                    return End::Budget;
-                }
-            }
-        }
-        round += 1;
+    let (have, from) = (black_box(have), black_box(from));
+    if have > 0 {
+        draft.begin(&conn.http.h1.tx);
+        draft.read(have, false, slow);
     }
-    End::Budget
+    let at = packet::sent_at(skb);
+    let is_missed = has_missed(conn, skb);
+    lock(conn);
+    let h1 = &mut conn.http.h1;
+    if have > 0 && draft.from() == from {
+        conn.http.happened |= h1.take_response(draft);
+    }
+    let h1 = black_box(&mut conn.http.h1);
+    let seek = forgotten(h1.tx.seek(seq, len));
+    conn.http.happened |= h1.after_response_seek();
+    let status = h1.tx.status;
+    let mut happened = happened(conn);
+    if happened & h1::STRAY != 0 && is_missed {
+        happened = happened & !h1::STRAY | h1::MISSED;
+        happened |= conn.http.h1.lose_requests();
+    }
+    let is_first = rows.count(conn, happened, status, at);
+    if happened & h1::OPAQUE != 0 {
+        turns::begin(conn, 0);
+    }
+    let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
+    rows.bytes_in_time(conn, received, sent);
+    // Whoever found that out may not have gone over yet.
+    let is_http2 = conn.http.h1.is_http2();
+    unlock(conn);
+    if is_first {
+        rows.announce();
+    }
+    if happened & h1::OPAQUE != 0 || is_http2 {
+        return change(conn, socket(skb), is_http2);
+    }
+    reached(seek)
+}
+
+/// How the reading of a segment ended, by where it would go on.
+#[inline(always)]
+fn reached(seek: u32) -> End {
+    match seek {
+        GAP => End::Gap,
+        DONE => End::Done,
+        _ => End::Budget,
+    }
+}
+
+/// Room for requests that are being read.
+#[inline(always)]
+pub(super) fn draft() -> Option<&'static mut RequestDraft> {
+    // SAFETY: this CPU's, and nothing interrupts a packet that comes in by another one.
+    DRAFT.get_ptr_mut(0).map(|draft| unsafe { &mut *draft })
+}
+
+/// Reads in this CPU's draft, by a function of its own.
+#[inline(always)]
+pub(super) fn read_by_function(_draft: &mut RequestDraft, len: u32, slow: bool) {
+    read_requests(len, u32::from(slow));
+}
+
+/// Reads `len` bytes in this CPU's [`draft`]. A function of its own for the verifier, which walks through its many words once for
+/// each program.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn read_requests(len: u32, slow: u32) -> u32 {
+    let Some(draft) = draft() else { return 0 };
+    let Some(len) = packet::some(len, h1::REQUEST_BYTES as u32) else { return 0 };
+    draft.read(len, true, slow != 0);
+    len
 }
 
 /// What is spoken from here on is not HTTP/1.
@@ -293,13 +300,12 @@ fn has_missed(conn: &Conn, skb: *mut __sk_buff) -> bool {
 extern "C" fn requests_step(skb: *mut __sk_buff) -> u32 {
     let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return READ };
     let Some(segment) = packet::segment(skb) else { return READ };
-    let Some(window) = WINDOW.get_ptr_mut(0) else { return READ };
-    // SAFETY: as in `ingress`.
-    let window = unsafe { &mut *window };
+    let Some(draft) = draft() else { return READ };
     if conn.http.speaks != abi::SPEAKS_HTTP1 {
         return ELSE;
     }
-    match take_requests(conn, socket(skb), window, Source::of(skb, &segment), true) {
+    let source = Source::of(skb, &segment);
+    match take_requests(conn, socket(skb), draft, source, true, read_by_function) {
         End::Budget => AGAIN,
         End::Done if !source::is_awaited(conn) => READ,
         _ => ELSE,

@@ -5,8 +5,7 @@ use core::{ffi::c_void, hint::black_box, ptr};
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 use common::{
     abi::{self, Conn, Kept, KeptKey, Late},
-    h1::{self, Window},
-    h2,
+    h1, h2,
 };
 
 use super::{lock, unlock};
@@ -37,8 +36,8 @@ impl Source {
 
     /// Copies a window of a segment from `offset` in its payload. Returns how many bytes; 0: none.
     #[inline(always)]
-    pub(super) fn load(&self, offset: u32, window: &mut Window) -> u32 {
-        self.copy(offset, window, h1::WINDOW as u32)
+    pub(super) fn load<const WORDS: usize>(&self, offset: u32, window: &mut [u64; WORDS]) -> u32 {
+        self.copy(offset, window, h1::most::<WORDS>())
     }
 
     /// The same of the few bytes that HTTP/2 looks at.
@@ -51,7 +50,7 @@ impl Source {
     fn copy<const WORDS: usize>(&self, at: u32, window: &mut [u64; WORDS], most: u32) -> u32 {
         let left = self.len.wrapping_sub(at);
         if self.kept.is_null() {
-            return packet::load(self.skb, self.offset.wrapping_add(at), left, window);
+            return packet::load(self.skb, self.offset.wrapping_add(at), left, window, most);
         }
         let mut index = 0;
         let (from, left) = self.kept_from(at, left);

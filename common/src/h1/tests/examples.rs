@@ -2,7 +2,7 @@
 
 use std::string::String;
 
-use super::{Wire, said};
+use super::{DESYNC, Draft, STARTED, Wire, fill, said};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: hello.default.example.com\r\nUser-Agent: curl/8\r\n\r\n";
 const OK5: &str = "HTTP/1.1 200 OK\r\nServer: x\r\nContent-Length: 5\r\n\r\nhello";
@@ -392,6 +392,54 @@ fn bodies_longer_than_the_sequence_space_are_skipped() {
     wire.request(GET.as_bytes());
     wire.response(OK5.as_bytes());
     assert_eq!(wire.take(), "S F200 S F200");
+}
+
+/// A draft of a head that is read whole, of a connection that has just begun.
+fn drafted(wire: &Wire) -> Draft<29> {
+    let mut draft = Draft::default();
+    let len = fill(&mut draft.window, b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n");
+    draft.begin(&wire.conn.rx);
+    draft.read(len, true, true);
+    draft
+}
+
+#[test]
+fn what_was_read_without_the_lock_counts_once() {
+    let mut wire = Wire::new();
+    let (from, draft) = (wire.conn.rx.next, drafted(&wire));
+    assert_eq!(draft.from(), from);
+    assert_eq!(wire.conn.rx.next, from, "nothing has moved yet");
+    assert_eq!(wire.conn.take_request(&draft), STARTED);
+    assert_eq!(wire.conn.rx.next, from.wrapping_add(28));
+    // The same packet on another CPU.
+    assert_eq!(wire.conn.take_request(&draft), 0);
+    assert_eq!(wire.conn.rx.next, from.wrapping_add(28));
+    // To HEAD: no body follows.
+    wire.response(&OK5.as_bytes()[..OK5.len() - 5]);
+    assert_eq!(wire.take(), "F200");
+}
+
+#[test]
+fn what_was_read_without_the_lock_does_not_count_where_others_have_moved_on() {
+    type Move = fn(&mut Wire);
+    let moves: [(&str, Move); 5] = [
+        ("read on", |wire| wire.request(&GET.as_bytes()[..3])),
+        ("lost", |wire| assert_eq!(wire.conn.lose_requests(), DESYNC)),
+        ("lost and found at the same place", |wire| {
+            wire.conn.lose_requests();
+            wire.conn.resume_requests(wire.conn.rx.next);
+        }),
+        ("closed", |wire| assert_eq!(wire.conn.close(false), 0)),
+        ("HTTP/2", |wire| wire.response(b"\0\0\0\x04\0\0\0\0\0")),
+    ];
+    for (what, moves) in moves {
+        let mut wire = Wire::new();
+        let draft = drafted(&wire);
+        moves(&mut wire);
+        let before = wire.conn;
+        assert_eq!(wire.conn.take_request(&draft), 0, "{what}");
+        assert_eq!(wire.conn, before, "{what}");
+    }
 }
 
 #[test]
