@@ -277,7 +277,8 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
 #[inline(always)]
 fn is_forged(conn: &Conn, skb: *mut __sk_buff, segment: &Segment) -> bool {
     let Some(ack) = segment.ack else { return !segment.syn };
-    if ack.wrapping_sub(conn.http.sent_until) as i32 > 1 {
+    let is_http2 = conn.http.speaks == abi::SPEAKS_HTTP2;
+    if !is_http2 && ack.wrapping_sub(conn.http.sent_until) as i32 > 1 {
         return true;
     }
     let ahead = segment.seq.wrapping_sub(conn.http.h1.rx.next) as i32;
