@@ -595,7 +595,7 @@ pub struct Kept {
     /// The bytes, and room for one window more.
     pub bytes: [u8; KEPT_BYTES + crate::h1::REQUEST_BYTES],
 }
-const _: () = assert!(size_of::<Kept>() == 8 + 4_096 + 1_024);
+const _: () = assert!(size_of::<Kept>() == 8 + 4_096 + 768);
 
 /// A client's connection that is to be ended if it still looks like this: value of `ENDING`.
 #[repr(C)]
