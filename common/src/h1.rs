@@ -272,10 +272,11 @@ impl Conn {
 
     /// A segment with request bytes came while their boundaries are lost.
     ///
-    /// With nothing in flight it can only begin a request, so reading starts anew at `seq`.
+    /// With nothing in flight it can only begin a request, so reading starts anew at `seq`. Does nothing where that was done
+    /// already.
     #[inline(always)]
     pub fn resume_requests(&mut self, seq: u32) {
-        if !self.is_busy() && self.tx.at == at::START {
+        if self.rx.at == at::LOST && !self.is_busy() && self.tx.at == at::START {
             self.rx.begin_request();
             self.rx.next = seq;
         }

@@ -1,6 +1,6 @@
 //! HTTP/2: its frames, and the streams that they open and close.
 
-use core::{ffi::c_void, hint::black_box};
+use core::{ffi::c_void, hint::black_box, ptr};
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -118,8 +118,12 @@ pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
     let Some(segment) = packet::segment(skb) else { return PASS };
     let Some(conn) = stored(skb) else { return PASS };
     let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
-    let is_behind = (segment.seq.wrapping_sub(streams.rx.next) as i32) > 0;
-    if is_behind && !streams.rx.is_lost() && expected(skb) == Some(segment.seq) {
+    let is_expected = expected(skb) == Some(segment.seq);
+    // Looked at only now: what the socket has was read before it got there, perhaps by another processor a moment ago.
+    // SAFETY: a word of a live map value.
+    let next = unsafe { ptr::read_volatile(&raw const streams.rx.next) };
+    let is_behind = (segment.seq.wrapping_sub(next) as i32) > 0;
+    if is_expected && is_behind && !streams.rx.is_lost() {
         // The socket has what is missing here, which nobody has seen.
         lose_requests(conn, streams);
         // SAFETY: the program behind the array has this context's type.

@@ -488,6 +488,20 @@ fn after_lost_requests_each_response_still_counts_once() {
 }
 
 #[test]
+fn lost_requests_are_found_again_once() {
+    let mut wire = Wire::new();
+    wire.conn.lose_requests();
+    let seq = wire.sent[0];
+    wire.conn.resume_requests(seq);
+    wire.request(&GET.as_bytes()[..10]);
+    // Another processor, which saw them lost a moment ago.
+    wire.conn.resume_requests(seq.wrapping_add(10));
+    wire.request(&GET.as_bytes()[10..]);
+    wire.response(OK5.as_bytes());
+    assert_eq!(wire.take(), "S F200");
+}
+
+#[test]
 fn after_lost_responses_the_next_request_ends_the_last() {
     let mut wire = Wire::new();
     wire.request(GET.as_bytes());
