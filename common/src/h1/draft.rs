@@ -1,5 +1,7 @@
 //! Pure: reading ahead of what a connection's lock protects.
 
+use core::hint::black_box;
+
 use super::side::Side;
 
 /// A part of a segment, and one direction of a connection after it was read.
@@ -52,7 +54,9 @@ impl<const WORDS: usize> Draft<WORDS> {
     #[inline(always)]
     pub fn begin(&mut self, side: &Side) {
         self.side = *side;
-        self.before = Place::of(&self.side);
+        // From the copy: the compiler must not look at the original again, which others may have moved on.
+        let this = black_box(self);
+        this.before = Place::of(&this.side);
     }
 
     /// Where in the stream it began.
