@@ -177,12 +177,12 @@ impl Drop for Scene {
 }
 
 /// A file of figures of a namespace's network.
-pub(crate) fn figures(netns: &str, name: &str) -> String {
+fn figures(netns: &str, name: &str) -> String {
     inside(netns, || fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap())
 }
 
 /// One of those that stand in two lines for each protocol: names, then figures.
-pub(crate) fn figure(text: &str, protocol: &str, name: &str) -> u64 {
+fn figure(text: &str, protocol: &str, name: &str) -> u64 {
     let mut lines = text.lines().filter(|line| line.starts_with(protocol));
     let (names, figures) = (lines.next().unwrap(), lines.next().unwrap());
     let mut both = names.split(' ').zip(figures.split(' '));
