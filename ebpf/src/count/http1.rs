@@ -111,12 +111,7 @@ fn take_requests<const WORDS: usize>(
     read: impl Fn(&mut Draft<WORDS>, u32, bool),
 ) -> End {
     let Some(rows) = Rows::of(conn.slot) else { return End::Done };
-    let (have, from) = match peek(&conn.http.h1.rx, source.seq, source.len) {
-        Some(offset) => (source.load(offset, &mut draft.window), source.seq.wrapping_add(offset)),
-        None => (0, 0),
-    };
-    // Half words in memory: whether anything was copied or not, the verifier follows one way on.
-    let (have, from) = (black_box(have), black_box(from));
+    let (have, from) = fetch(&conn.http.h1.rx, &source, &mut draft.window);
     if have > 0 {
         draft.begin(&conn.http.h1.rx);
         read(draft, have, slow);
@@ -137,18 +132,7 @@ fn take_requests<const WORDS: usize>(
     if happened & h1::OPAQUE != 0 {
         turns::begin(conn, draft.window[0].to_le() as u8);
     }
-    let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
-    rows.bytes_in_time(conn, received, sent);
-    // Whoever found that out may not have gone over yet.
-    let is_http2 = conn.http.h1.is_http2();
-    unlock(conn);
-    if is_first {
-        rows.announce();
-    }
-    if happened & h1::OPAQUE != 0 || is_http2 {
-        return change(conn, socket, is_http2);
-    }
-    reached(seek)
+    leave(conn, rows, socket, happened, is_first, seek)
 }
 
 /// Reads a window of the responses in a segment. `slow` as there.
@@ -158,18 +142,8 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow:
     // The socket is locked while it sends: there is one sender at a time.
     // SAFETY: a live map value, which only this program uses.
     let draft = unsafe { &mut *(&raw mut conn.draft) };
-    let Segment { seq, len, offset: begin, .. } = *segment;
-    let (have, from) = match peek(&conn.http.h1.tx, seq, len) {
-        Some(offset) => {
-            let left = len.wrapping_sub(offset);
-            let at = begin.wrapping_add(offset);
-            let most = h1::RESPONSE_BYTES as u32;
-            (packet::load(skb, at, left, &mut draft.window, most), seq.wrapping_add(offset))
-        }
-        None => (0, 0),
-    };
-    // As in `take_requests`.
-    let (have, from) = (black_box(have), black_box(from));
+    let source = Source::of(skb, segment);
+    let (have, from) = fetch(&conn.http.h1.tx, &source, &mut draft.window);
     if have > 0 {
         draft.begin(&conn.http.h1.tx);
         draft.read(have, false, slow);
@@ -182,7 +156,7 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow:
         conn.http.happened |= h1.take_response(draft);
     }
     let h1 = black_box(&mut conn.http.h1);
-    let seek = forgotten(h1.tx.seek(seq, len));
+    let seek = forgotten(h1.tx.seek(source.seq, source.len));
     conn.http.happened |= h1.after_response_seek();
     let status = h1.tx.status;
     let mut happened = happened(conn);
@@ -194,6 +168,34 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow:
     if happened & h1::OPAQUE != 0 {
         turns::begin(conn, 0);
     }
+    leave(conn, rows, socket(skb), happened, is_first, seek)
+}
+
+/// Copies what most likely is read next of a segment. Returns how many bytes (0: none) and where in the stream they begin, as
+/// half words in memory: whether anything was copied or not, the verifier follows one way on.
+#[inline(always)]
+fn fetch<const WORDS: usize>(
+    side: &h1::Side,
+    source: &Source,
+    window: &mut [u64; WORDS],
+) -> (u32, u32) {
+    let (have, from) = match peek(side, source.seq, source.len) {
+        Some(offset) => (source.load(offset, window), source.seq.wrapping_add(offset)),
+        None => (0, 0),
+    };
+    (black_box(have), black_box(from))
+}
+
+/// Gives the lock back, and says how the reading of a segment ended by what happened and where it would go on.
+#[inline(always)]
+fn leave(
+    conn: &mut Conn,
+    rows: Rows,
+    socket: *mut c_void,
+    happened: h1::Happened,
+    is_first: bool,
+    seek: u32,
+) -> End {
     let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
     rows.bytes_in_time(conn, received, sent);
     // Whoever found that out may not have gone over yet.
@@ -203,14 +205,8 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow:
         rows.announce();
     }
     if happened & h1::OPAQUE != 0 || is_http2 {
-        return change(conn, socket(skb), is_http2);
+        return change(conn, socket, is_http2);
     }
-    reached(seek)
-}
-
-/// How the reading of a segment ended, by where it would go on.
-#[inline(always)]
-fn reached(seek: u32) -> End {
     match seek {
         GAP => End::Gap,
         DONE => End::Done,
