@@ -323,7 +323,7 @@ impl World {
         }
     }
 
-    /// Starts the pod's process: first into its cgroup, then into its namespace, as a runtime does.
+    /// Starts the pod's process as a runtime does: on the node, first into its cgroup, then into its namespace.
     fn start_pod(&mut self) {
         let child = self.start_in("pod", &format!("{}/poduid-1/main", self.pods_at));
         self.pod = Some(child);
@@ -342,8 +342,11 @@ impl World {
             .join(" ");
         let procs = self.cgroup.join(cgroup).join("cgroup.procs");
         let script = format!("echo $$ > {} && exec nsenter {words}", procs.display());
-        let mut command = Command::new("sh");
-        command.args(["-c", &script]).env(ROLE, role).stdin(Stdio::piped());
+        // Where a runtime starts matters: a process in a pod's cgroup that is still in a namespace of neither would be
+        // taken for the pod, and whatever listens there for its ports.
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}-n", self.name));
+        command.args(["sh", "-c", &script]).env(ROLE, role).stdin(Stdio::piped());
         if role == "client" {
             command.stdout(Stdio::piped());
         }
