@@ -336,7 +336,10 @@ impl Side {
                     self.matched = if self.is_sought() { SOUGHT } else { OTHER };
                 }
             }
-            _ if byte.to_ascii_lowercase() == letter(self.name, self.matched) => self.matched += 1,
+            // A NUL is no letter, though one stands behind each word's end.
+            _ if byte != 0 && byte.to_ascii_lowercase() == letter(self.name, self.matched) => {
+                self.matched += 1;
+            }
             _ => self.matched = OTHER,
         }
     }
