@@ -46,6 +46,8 @@ pub enum Odd {
     Both,
     /// A coding before `chunked`.
     Codings,
+    /// A byte beyond ASCII in a list of codings or of connection options.
+    Letter,
     /// An empty element in the list of codings.
     NoCoding,
     /// Transfer-Encoding in HTTP/1.0.

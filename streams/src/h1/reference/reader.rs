@@ -187,7 +187,11 @@ impl<'a> Reader<'a> {
         if value.iter().any(is_control) {
             self.meets(Odd::Value)?;
         }
-        match &name.to_ascii_lowercase()[..] {
+        let name = name.to_ascii_lowercase();
+        if !value.is_ascii() && matches!(&name[..], b"transfer-encoding" | b"connection") {
+            self.meets(Odd::Letter)?;
+        }
+        match &name[..] {
             b"content-length" => fields.lengths.push(value.to_vec()),
             b"transfer-encoding" => fields.codings.push(value.to_vec()),
             b"connection" => {
