@@ -60,6 +60,8 @@ pub enum Odd {
     ChunkLineFeed,
     /// A trailer line that is no header line, or that ends with a line feed alone.
     Trailer,
+    /// A server's NUL behind a 101, as a frame of HTTP/2 begins.
+    Frame,
 }
 
 /// Who reads.

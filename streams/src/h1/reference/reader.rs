@@ -133,6 +133,11 @@ impl<'a> Reader<'a> {
             self.fields()?;
         };
         let fields = self.fields()?;
+        let mut rest =
+            self.bytes[self.at..].iter().skip_while(|byte| matches!(byte, b'\r' | b'\n'));
+        if status == 101 && rest.next() == Some(&0) {
+            self.meets(Odd::Frame)?;
+        }
         let opens = status == 101 || kind == Kind::Connect && (200..300).contains(&status);
         if kind == Kind::Head || opens || status == 204 || status == 304 {
             return Ok(());
