@@ -40,8 +40,9 @@ spec: {ports: [{port: 9000}]}
     rouse.apply(namespace, &service("taken", "", CONTAINER)).expect("admission cannot know");
     let said = refused(&rouse, namespace, ("route", "taken"), "IngressReady", "NotOwned");
     assert!(said.contains("\"taken\"") && said.contains("do not own"), "{said}");
-    let service = rouse.cluster.get(&["ksvc", "--namespace", namespace, "taken"]);
-    assert_eq!(condition(&service, "RoutesReady")["reason"], "NotOwned");
+    // The Service is told next, with another write.
+    let said = refused(&rouse, namespace, ("ksvc", "taken"), "RoutesReady", "NotOwned");
+    assert!(said.contains("\"taken\""), "{said}");
     let after = rouse.cluster.get(&["service", "--namespace", namespace, "taken"]);
     assert_eq!(after["spec"], before["spec"], "the foreign object is left alone");
     assert_eq!(after["metadata"]["labels"], before["metadata"]["labels"]);
