@@ -288,14 +288,17 @@ impl Tap {
             if self.note(happened, 0) {
                 return End::Changed;
             }
-            let offset = match seek {
-                Seek::Read(offset) => offset,
+            match seek {
+                Seek::Read(_) => {}
                 Seek::Done => return End::Done,
                 Seek::Gap => return End::Gap,
-            };
+            }
+            happened = 0;
+            // None: what has ended was the last that is read.
+            let begins = self.draft.begin(&self.h1.rx, piece.seq, piece.len);
+            let Some(offset) = begins else { continue };
             let Some(len) = self.fill(piece, offset) else { return End::Budget };
             let is_slow = round >= FAST_ROUNDS;
-            self.draft.begin(&self.h1.rx);
             self.draft.read(len, true, is_slow);
             happened = self.h1.take_request(&self.draft);
             round += 1;
@@ -320,14 +323,17 @@ impl Tap {
             if self.note(happened, self.h1.tx.status) {
                 return End::Changed;
             }
-            let offset = match seek {
-                Seek::Read(offset) => offset,
+            match seek {
+                Seek::Read(_) => {}
                 Seek::Done => return End::Done,
                 Seek::Gap => return End::Gap,
-            };
+            }
+            happened = 0;
+            // None: what has ended was the last that is read.
+            let begins = self.draft.begin(&self.h1.tx, piece.seq, piece.len);
+            let Some(offset) = begins else { continue };
             let Some(len) = self.fill(piece, offset) else { return End::Budget };
             let is_slow = round >= FAST_ROUNDS;
-            self.draft.begin(&self.h1.tx);
             self.draft.read(len, false, is_slow);
             happened = self.h1.take_response(&self.draft);
             round += 1;

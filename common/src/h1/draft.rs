@@ -2,13 +2,13 @@
 
 use core::hint::black_box;
 
-use super::side::Side;
+use super::{at, side::Side};
 
 /// A part of a segment, and one direction of a connection after it was read.
 ///
-/// Reading takes most of the time, and needs no lock: [`begin`](Self::begin) notes where the direction stands, which may be torn
-/// while others move it on, [`read`](Self::read) works on that, and with the lock held it is taken in where the direction
-/// still stands there. At one place of the stream it is never in two states but for those that are compared.
+/// Reading takes most of the time, and needs no lock: [`begin`](Self::begin) copies the direction as it stands, which may be
+/// torn while others move it on, [`read`](Self::read) works on the copy, and with the lock held it is taken in where the
+/// direction still stands there. At one place of the stream it is never in two states but for those that are compared.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draft<const WORDS: usize> {
@@ -50,19 +50,19 @@ impl<const WORDS: usize> Default for Draft<WORDS> {
 }
 
 impl<const WORDS: usize> Draft<WORDS> {
-    /// Begins with a direction as it stands.
+    /// Begins with a direction as it stands. Returns where in a segment of `len` bytes at `seq` it reads on, if it does: a
+    /// guess, as the lock is yet to be taken.
+    ///
+    /// What is guessed is guessed from the copy: one of a direction that was looked at before may read where nothing is read
+    /// any more.
     #[inline(always)]
-    pub fn begin(&mut self, side: &Side) {
+    pub fn begin(&mut self, side: &Side, seq: u32, len: u32) -> Option<u32> {
         self.side = *side;
-        // From the copy: the compiler must not look at the original again, which others may have moved on.
+        // The compiler must not look at the original again, which others may have moved on.
         let this = black_box(self);
         this.before = Place::of(&this.side);
-    }
-
-    /// Where in the stream it began.
-    #[inline(always)]
-    pub fn from(&self) -> u32 {
-        self.before.next
+        let offset = this.before.next.wrapping_sub(seq);
+        (offset < len && this.side.skip == 0 && this.before.at < at::TUNNEL).then_some(offset)
     }
 
     /// Reads `len` (at least 1) bytes of the window, of requests or of responses. Only `slow` it goes byte by byte where that

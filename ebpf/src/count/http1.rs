@@ -1,6 +1,6 @@
 //! HTTP/1, and what comes before it is known what a connection speaks.
 
-use core::{ffi::c_void, hint::black_box, ptr};
+use core::{ffi::c_void, hint::black_box};
 
 use aya_ebpf::{
     EbpfContext as _, bindings::__sk_buff, maps::ProgramArray, programs::SkBuffContext,
@@ -111,9 +111,8 @@ fn take_requests<const WORDS: usize>(
     read: impl Fn(&mut Draft<WORDS>, u32, bool),
 ) -> End {
     let Some(rows) = Rows::of(conn.slot) else { return End::Done };
-    let (have, from) = fetch(&conn.http.h1.rx, &source, &mut draft.window);
+    let have = fetch(draft, &conn.http.h1.rx, &source);
     if have > 0 {
-        draft.begin(&conn.http.h1.rx);
         read(draft, have, slow);
     }
     // Another one may have written there, which the compiler cannot know.
@@ -121,7 +120,7 @@ fn take_requests<const WORDS: usize>(
     let at = arrived(conn, !slow);
     lock(conn);
     let h1 = &mut conn.http.h1;
-    if have > 0 && draft.from() == from {
+    if have > 0 {
         conn.http.happened |= h1.take_request(draft);
     }
     let h1 = black_box(&mut conn.http.h1);
@@ -143,16 +142,15 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow:
     // SAFETY: a live map value, which only this program uses.
     let draft = unsafe { &mut *(&raw mut conn.draft) };
     let source = Source::of(skb, segment);
-    let (have, from) = fetch(&conn.http.h1.tx, &source, &mut draft.window);
+    let have = fetch(draft, &conn.http.h1.tx, &source);
     if have > 0 {
-        draft.begin(&conn.http.h1.tx);
         draft.read(have, false, slow);
     }
     let at = packet::sent_at(skb);
     let is_missed = has_missed(conn, skb);
     lock(conn);
     let h1 = &mut conn.http.h1;
-    if have > 0 && draft.from() == from {
+    if have > 0 {
         conn.http.happened |= h1.take_response(draft);
     }
     let h1 = black_box(&mut conn.http.h1);
@@ -171,19 +169,16 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow:
     leave(conn, rows, socket(skb), happened, is_first, seek)
 }
 
-/// Copies what most likely is read next of a segment. Returns how many bytes (0: none) and where in the stream they begin, as
-/// half words in memory: whether anything was copied or not, the verifier follows one way on.
+/// Begins a draft, and copies what most likely is read next of a segment: the lock is not taken yet, as helpers may not be
+/// called with it held. Returns how many bytes (0: none), as a half word in memory: whether anything was copied or not, the
+/// verifier follows one way on.
 #[inline(always)]
-fn fetch<const WORDS: usize>(
-    side: &h1::Side,
-    source: &Source,
-    window: &mut [u64; WORDS],
-) -> (u32, u32) {
-    let (have, from) = match peek(side, source.seq, source.len) {
-        Some(offset) => (source.load(offset, window), source.seq.wrapping_add(offset)),
-        None => (0, 0),
+fn fetch<const WORDS: usize>(draft: &mut Draft<WORDS>, side: &h1::Side, source: &Source) -> u32 {
+    let have = match draft.begin(side, source.seq, source.len) {
+        Some(offset) => source.load(offset, &mut draft.window),
+        None => 0,
     };
-    (black_box(have), black_box(from))
+    black_box(have)
 }
 
 /// Gives the lock back, and says how the reading of a segment ended by what happened and where it would go on.
@@ -260,20 +255,6 @@ fn changed(ctx: &SkBuffContext, programs: &ProgramArray, conn: &Conn) {
     let index = if conn.http.speaks == abi::SPEAKS_HTTP2 { HTTP2 } else { OTHER };
     // SAFETY: the programs behind the array have this context's type.
     unsafe { _ = programs.tail_call(ctx, index) };
-}
-
-/// Where reading most likely goes on, before the lock is taken: helpers may not be called with it held.
-///
-/// What it finds is checked once the lock is held.
-#[inline(always)]
-fn peek(side: &h1::Side, seq: u32, len: u32) -> Option<u32> {
-    // SAFETY: words of a live map value. Volatile, as another CPU may write them.
-    let (next, skip, at) = unsafe {
-        let next = ptr::read_volatile(&raw const side.next);
-        (next, ptr::read_volatile(&raw const side.skip), ptr::read_volatile(&raw const side.at))
-    };
-    let offset = next.wrapping_sub(seq);
-    (offset < len && skip == 0 && at < h1::at::TUNNEL).then_some(offset)
 }
 
 /// Whether a response that comes now answers a request that we did not see: none is in flight, and the socket has taken in

@@ -1,13 +1,19 @@
 //! Shell: frames of HTTP/2 that are lost for the kernel half, and found again.
 
 use std::{
+    hint,
+    io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    os::unix::net::UnixListener,
     process::{Child, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
     time::Duration,
 };
 
 use super::{
     Scene, WILD,
+    server::take,
     tcp::{Peer, Wire},
 };
 use crate::bed::{SERVING, command_in, inside};
@@ -20,6 +26,8 @@ const END_HEADERS: u8 = 4;
 /// GET of `/` and POST of `/echo`, whose answer waits for the body, with a host, in HPACK (RFC 7541).
 const GET: &[u8] = b"\x82\x86\x84\x41\x01a";
 const POST: &[u8] = b"\x83\x86\x04\x05/echo\x41\x01a";
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut out = (payload.len() as u32).to_be_bytes()[1..].to_vec();
@@ -62,7 +70,7 @@ fn what_is_lost_of_http2_is_found_again() {
     let wire = Wire::new(&scene.pod);
     let mut peer = Peer::connect(&wire, 1_001);
     let mut sent = 0;
-    let begin = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(SETTINGS, 0, 0, b"")].concat();
+    let begin = [PREFACE.to_vec(), frame(SETTINGS, 0, 0, b"")].concat();
     let ask = |stream| frame(HEADERS, END_STREAM | END_HEADERS, stream, GET);
     for piece in [begin, ask(1)] {
         peer.put(sent, &piece);
@@ -105,4 +113,50 @@ fn what_is_lost_of_http2_is_found_again() {
     let _ended = peer.until_ended();
     scene.wait("closed", |it| it.state().connections == 0);
     assert_eq!(scene.totals(), (count + 1, count + 1));
+}
+
+/// A server need not wait for the client's preface (RFC 9113 §3.4), as grpc-go's does not: either may be what tells that HTTP/2
+/// is spoken, and two processors find that out at once.
+#[test]
+fn both_ends_may_begin_http2_at_once() {
+    const TIMES: u64 = 3_000;
+    let scene = Scene::new();
+    let path = scene.desk.with_extension("meeting");
+    let meeting = UnixListener::bind(&path).unwrap();
+    let mut server = scene.server();
+    server.must(&format!("listen {WILD}"));
+    server.must(&format!("hand-accepted {}", path.display()));
+    let (accepted, _) = meeting.accept().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let (settings, ask) =
+        (frame(SETTINGS, 0, 0, b""), frame(HEADERS, END_STREAM | END_HEADERS, 1, GET));
+    let begin = [PREFACE, &settings].concat();
+    let answer = frame(HEADERS, END_STREAM | END_HEADERS, 1, b"\x88");
+    for round in 0..TIMES {
+        let mut client = scene.connect();
+        let mut server = TcpStream::from(take(&accepted).unwrap());
+        let ready = AtomicU32::new(0);
+        // They wait awake, the one a little longer than the other, else they would hardly ever meet.
+        let start = |late: u64| {
+            ready.fetch_add(1, Ordering::AcqRel);
+            while ready.load(Ordering::Acquire) < 2 {}
+            (0..late).for_each(|_| hint::spin_loop());
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                start(round % 64);
+                server.write_all(&settings).unwrap();
+            });
+            start(0);
+            client.write_all(&begin).unwrap();
+        });
+        client.write_all(&ask).unwrap();
+        server.read_exact(&mut vec![0; begin.len() + ask.len()]).unwrap();
+        server.write_all(&answer).unwrap();
+        client.read_exact(&mut vec![0; settings.len() + answer.len()]).unwrap();
+    }
+    scene.wait("closed", |it| it.state().connections == 0);
+    let state = scene.state();
+    assert_eq!(scene.totals(), (TIMES, TIMES), "{state:?}");
+    assert_eq!((state.in_flight, state.desync, state.opaque), (0, 0, 0), "{state:?}");
 }

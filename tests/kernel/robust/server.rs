@@ -188,7 +188,7 @@ fn give(to: &UnixStream, what: RawFd) -> io::Result<()> {
 }
 
 /// Takes one that is given.
-fn take(from: &UnixStream) -> io::Result<OwnedFd> {
+pub(super) fn take(from: &UnixStream) -> io::Result<OwnedFd> {
     let (mut byte, mut space) = ([0], cmsg_space!([RawFd; 1]));
     let (mut bytes, flags) = ([IoSliceMut::new(&mut byte)], MsgFlags::MSG_CMSG_CLOEXEC);
     let message = recvmsg::<UnixAddr>(from.as_raw_fd(), &mut bytes, Some(&mut space), flags)?;
