@@ -92,9 +92,9 @@ enum End {
     Changed,
 }
 
-/// A connection to a pod's serving port is established.
+/// A connection to the serving port of the pod with this slot is established.
 #[inline(always)]
-pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, is_suspect: bool) {
+pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, slot: u32, is_suspect: bool) {
     // SAFETY: a live context; single words.
     let (rcv_nxt, snd_nxt) = unsafe {
         (
@@ -115,7 +115,13 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, is_suspect: bool) {
     conn.http.sent = snd_nxt;
     conn.http.sent_until = snd_nxt;
     unlock(conn);
-    if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot) {
+    // Packets reach a connection a moment before it is established, on other processors, and look at the slot without the
+    // lock: it is set last, and what they have kept until then is found by `first_requests`.
+    lock(conn);
+    conn.slot = slot;
+    conn.flags = abi::CONN_OPEN;
+    unlock(conn);
+    if let Some(pod) = POD_STATE.get_ptr_mut(slot) {
         // SAFETY: a live map value; single words.
         unsafe {
             add(&raw mut (*pod).connections, 1);
@@ -249,8 +255,11 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     if conn.slot == 0 {
         if conn.flags & abi::CONN_LISTENS != 0 {
             early(ctx, conn);
+            return PASS;
         }
-        return PASS;
+        if counts_for(conn) == 0 {
+            return PASS;
+        }
     }
     if is_forged(conn, skb, &segment) {
         return PASS;
@@ -330,6 +339,17 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
+/// The slot of the pod that a connection counts for; 0: for none. Exact, where it may be established at this moment: what was
+/// done before the call is seen by whoever sets the slot afterwards.
+#[inline(always)]
+fn counts_for(conn: &mut Conn) -> u32 {
+    lock(conn);
+    // SAFETY: a word of a live map value. Volatile, as it was read before.
+    let slot = unsafe { ptr::read_volatile(&raw const conn.slot) };
+    unlock(conn);
+    slot
+}
+
 /// Data on a listener: its connection exists only once this very packet has been worked on.
 #[inline(always)]
 fn early(ctx: &SkBuffContext, conn: &Conn) {
@@ -361,7 +381,10 @@ pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let Some(segment) = packet::segment(skb) else { return PASS };
     let is_kept = source::keep(skb, &segment);
-    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return PASS };
+    let Some(conn) = stored(skb) else { return PASS };
+    if counts_for(conn) == 0 {
+        return PASS;
+    }
     if is_kept && source::note(conn, Late { seq: segment.seq, len: segment.len }) {
         // Another CPU may have filled the gap before this was noted: then nobody else reads it.
         let late = if conn.http.speaks == abi::SPEAKS_HTTP1 { LATE } else { LATE_HTTP2 };

@@ -119,14 +119,12 @@ fn established(ops: *mut bpf_sock_ops) {
         let slot = if slot != 0 && joins(ops) { lost_to_paths(slot) } else { slot };
         let Some(conn) = inherited.or_else(|| made(ops, slot)) else { return };
         conn.cookie = cookie;
-        conn.slot = slot;
-        conn.flags = 0;
         if slot == 0 {
+            conn.flags = 0;
             return;
         }
-        conn.flags = abi::CONN_OPEN;
         watch(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
-        count::opened(ops, conn, is_from_node(ops));
+        count::opened(ops, conn, slot, is_from_node(ops));
     }
     if let Some(conn) = CONNS.get(socket(ops)) {
         count::first_requests(ops, conn);
