@@ -164,7 +164,14 @@ impl Side {
     #[inline(always)]
     pub fn peek(&self, seq: u32, len: u32) -> Option<u32> {
         let offset = self.next.wrapping_sub(seq);
-        (offset < len && self.skip == 0 && self.at < at::FOREIGN).then_some(offset)
+        (offset < len && self.reads_at(self.next)).then_some(offset)
+    }
+
+    /// Whether reading goes on at this sequence number: to be asked again with the lock held, as others may have moved on, or
+    /// given up, since.
+    #[inline(always)]
+    pub fn reads_at(&self, seq: u32) -> bool {
+        self.next == seq && self.skip == 0 && self.at < at::FOREIGN
     }
 
     /// Takes note of a segment of `len` bytes at `seq`, and says where in it to read.

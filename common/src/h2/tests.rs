@@ -392,6 +392,18 @@ fn retransmissions_and_gaps_in_payload_do_no_harm() {
 }
 
 #[test]
+fn what_is_given_up_is_not_read_on() {
+    let mut wire = Wire::new();
+    wire.say(0, PREFACE);
+    let next = wire.conn.rx.next;
+    assert!(wire.conn.rx.reads_at(next) && !wire.conn.rx.reads_at(next.wrapping_add(1)));
+    let mut lost = wire.conn;
+    assert!(lost.lose_requests() && !lost.rx.reads_at(next));
+    wire.conn.close();
+    assert!(!wire.conn.rx.reads_at(next) && !wire.conn.tx.reads_at(wire.conn.tx.next));
+}
+
+#[test]
 fn something_else_than_a_preface_is_told_at_once() {
     for wrong in 0..24 {
         let mut bytes = PREFACE.to_vec();
