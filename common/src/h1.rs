@@ -111,6 +111,21 @@ pub struct Read {
     pub happened: Happened,
 }
 
+/// What of HTTP/2 has been read before it was known to be that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Begun {
+    /// Sequence number of the client's next byte.
+    pub rx_next: u32,
+    /// Bytes of its preface in front of that.
+    pub preface: u32,
+    /// Sequence number of the server's next byte.
+    pub tx_next: u32,
+    /// Bytes of its first frame in front of that, at most 4.
+    pub settings: u32,
+    /// These bytes, the first one lowest.
+    pub first: u64,
+}
+
 impl Conn {
     /// A fresh connection whose directions begin at these sequence numbers.
     #[cfg(test)]
@@ -139,11 +154,16 @@ impl Conn {
         self.asked != self.answered
     }
 
-    /// How much of HTTP/2 has been read when [`HTTP2`] happens: bytes of the client's preface, and of the server's first
-    /// frame (all zero).
+    /// Where HTTP/2 goes on when [`HTTP2`] happens.
     #[inline(always)]
-    pub fn http2_read(&self) -> (u32, u32) {
-        (self.rx.http2_read(), self.tx.http2_read())
+    pub fn begun(&self) -> Begun {
+        Begun {
+            rx_next: self.rx.next,
+            preface: self.rx.http2_read(),
+            tx_next: self.tx.next,
+            settings: self.tx.http2_read(),
+            first: self.tx.value,
+        }
     }
 
     /// Whether HTTP/2 is spoken from here on, which is for [`crate::h2`] to read.
@@ -197,7 +217,7 @@ impl Conn {
         match self.rx.at {
             at::HTTP2 => 0,
             at::LOST => self.request_lost(),
-            _ if self.is_upgrading() && !self.rx.may_be_preface() => self.tunnel(),
+            _ if self.is_upgrading() && !self.rx.may_be_http2() => self.tunnel(),
             at::HEAD_END => self.request_head(),
             at::DONE => self.after_request_seek(),
             _ => 0,
@@ -230,7 +250,7 @@ impl Conn {
         match self.tx.at {
             at::HTTP2 => 0,
             at::LOST => self.response_lost(),
-            _ if self.is_upgrading() && self.tx.at != at::START => self.tunnel(),
+            _ if self.is_upgrading() && !self.tx.may_be_http2() => self.tunnel(),
             at::HEAD_END => self.response_head(),
             at::DONE => self.response_end(),
             _ => 0,
@@ -351,7 +371,7 @@ impl Conn {
 
     #[inline(always)]
     fn request_lost(&mut self) -> Happened {
-        if self.rx.is_hello() && self.may_change() {
+        if self.rx.is_hello() && self.may_change() && self.tx.may_be_http2() {
             return self.http2();
         }
         if self.is_upgrading() {
@@ -365,7 +385,7 @@ impl Conn {
 
     #[inline(always)]
     fn response_lost(&mut self) -> Happened {
-        if self.tx.is_hello() && self.may_change() && self.rx.may_be_preface() {
+        if self.tx.is_hello() && self.may_change() && self.rx.may_be_http2() {
             return self.http2();
         }
         if self.is_upgrading() {

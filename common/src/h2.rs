@@ -23,6 +23,8 @@ mod tests;
 
 use core::{hint::black_box, mem::size_of};
 
+use crate::h1::Begun;
+
 pub use frames::{Ended, Side, ended};
 pub use glimpse::grpc;
 
@@ -86,20 +88,11 @@ pub struct Change {
 impl Conn {
     /// Becomes a fresh connection; all zero before. In place: the kernel's stack is small.
     ///
-    /// `preface` bytes of the client's preface stand in front of `rx_next` already, and `settings` bytes of zero, the begin
-    /// of the server's first frame, in front of `tx_next`. With `upgraded` the request that asked for HTTP/2 is stream 1,
-    /// in flight since then (RFC 7540 §3.2).
+    /// With `upgraded` the request that asked for HTTP/2 is stream 1, in flight since then (RFC 7540 §3.2).
     #[inline(always)]
-    pub fn open(
-        &mut self,
-        rx_next: u32,
-        preface: u32,
-        tx_next: u32,
-        settings: u32,
-        upgraded: Option<u64>,
-    ) {
-        self.rx.open_behind_preface(rx_next, preface);
-        self.tx.open(tx_next, settings);
+    pub fn open(&mut self, begun: &Begun, upgraded: Option<u64>) {
+        self.rx.open_behind_preface(begun.rx_next, begun.preface);
+        self.tx.open(begun.tx_next, begun.settings, begun.first);
         self.newest = u32::from(upgraded.is_some());
         self.open = 0;
         self.spilled = 0;

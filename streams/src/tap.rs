@@ -410,9 +410,8 @@ impl Tap {
             self.speaks = Speaks::Other;
         }
         if happened & h1::HTTP2 != 0 {
-            let (preface, settings) = self.h1.http2_read();
             let upgraded = self.h1.is_upgrading().then_some(self.now_ns);
-            self.h2.open(self.h1.rx.next, preface, self.h1.tx.next, settings, upgraded);
+            self.h2.open(&self.h1.begun(), upgraded);
             self.speaks = Speaks::Http2;
         }
         happened & (h1::OPAQUE | h1::HTTP2) != 0

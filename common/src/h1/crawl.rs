@@ -27,6 +27,7 @@ pub(super) mod name {
     pub(super) const CONNECTION: u8 = 7;
     pub(super) const CHUNKED: u8 = 8;
     pub(super) const CLOSE: u8 = 9;
+    pub(in crate::h1) const SETTINGS: u8 = 10;
 }
 
 /// The bytes of a name, first byte lowest; nothing beyond 24 bytes is needed.
@@ -100,6 +101,7 @@ impl Side {
         match self.at {
             at::START => self.start(byte, request),
             at::FIRST if request => self.method(byte),
+            at::FIRST if self.name == name::SETTINGS => self.settings(byte),
             at::FIRST => self.status_line(byte),
             at::LINE => self.line_start(byte),
             at::LINE_CR if byte == b'\n' => {
@@ -132,14 +134,15 @@ impl Side {
         self.matched = 1;
         self.at = at::FIRST;
         if !request {
-            self.name = name::VERSION;
-            self.status = 0;
-            if byte != b'H' {
-                self.at = at::LOST;
+            self.value = 0;
+            self.name = name::SETTINGS;
+            // A 101 stays known until it is sure what was changed to.
+            if byte != 0 {
+                self.name = name::VERSION;
+                self.status = 0;
             }
-            if byte == 0 {
-                // The length of a SETTINGS frame, in a server's first three bytes (RFC 9113 §3.4).
-                self.flags |= flag::HELLO;
+            if byte != 0 && byte != b'H' {
+                self.at = at::LOST;
             }
             return;
         }
@@ -177,6 +180,27 @@ impl Side {
                 self.at = at::LOST;
             }
             _ => {}
+        }
+    }
+
+    /// What a server of HTTP/2 begins with (RFC 9113 §3.4, §6.5): length and type of a frame with settings, which take six
+    /// bytes each and are few.
+    #[inline(always)]
+    fn settings(&mut self, byte: u8) {
+        const TYPE: u8 = 4;
+        let fits = match self.matched {
+            1 => byte == 0,
+            2 => byte.is_multiple_of(6),
+            _ => byte == TYPE,
+        };
+        self.value |= u64::from(byte) << ((self.matched & 3) * 8);
+        self.matched += 1;
+        if fits && self.matched < 4 {
+            return;
+        }
+        self.at = at::LOST;
+        if fits {
+            self.flags |= flag::HELLO;
         }
     }
 

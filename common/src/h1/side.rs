@@ -2,7 +2,7 @@
 
 use core::{hint::black_box, mem::size_of};
 
-use super::kind;
+use super::{crawl::name, kind};
 
 /// Where a [`Side`] stands. Numbers, because the kernel's memory may hold any.
 pub mod at {
@@ -97,7 +97,7 @@ pub struct Side {
     pub skip: u64,
     /// Content-Length in a head, size of the chunk in a chunked body.
     pub(super) length: u64,
-    /// The number being read.
+    /// The number being read; of a server's first frame of HTTP/2, the bytes that were read, the first one lowest.
     pub(super) value: u64,
 }
 const _: () = assert!(size_of::<Side>() == 40);
@@ -177,10 +177,11 @@ impl Side {
         self.flags & flag::HELLO != 0
     }
 
-    /// Whether what a client has sent of its next message may begin HTTP/2.
+    /// Whether what was read of the next message may begin HTTP/2.
     #[inline(always)]
-    pub(super) fn may_be_preface(&self) -> bool {
-        self.at == at::START || (self.at == at::FIRST && self.name == super::crawl::name::HTTP2)
+    pub(super) fn may_be_http2(&self) -> bool {
+        let begins = matches!(self.name, name::HTTP2 | name::SETTINGS);
+        self.at == at::START || (self.at == at::FIRST && begins)
     }
 
     /// HTTP/2 goes on here; as much of its first bytes as was read stays known.
@@ -188,6 +189,7 @@ impl Side {
     pub(super) fn http2(&mut self) {
         if self.at == at::START {
             self.matched = 0;
+            self.value = 0;
         }
         self.at = at::HTTP2;
     }

@@ -116,16 +116,17 @@ pub struct Side {
 impl Side {
     #[inline(always)]
     pub(super) fn open_behind_preface(&mut self, next: u32, have: u32) {
-        self.open(next, have);
+        self.open(next, have, 0);
         // Bytes that come overwrite it, so that it differs as soon as they do.
         [self.peek[0], self.peek[1], self.peek[2]] = PREFACE.map(u64::to_le);
         self.at = at::PREFACE;
     }
 
-    /// Stands in front of a frame of which `have` bytes of zero have come.
+    /// Stands in a frame of which `have` bytes have come: those of `first`, the first one lowest.
     #[inline(always)]
-    pub(super) fn open(&mut self, next: u32, have: u32) {
+    pub(super) fn open(&mut self, next: u32, have: u32, first: u64) {
         *self = Self { next, have: have as u8, ..Self::default() };
+        self.peek[0] = first.to_le();
     }
 
     #[inline(always)]
@@ -157,7 +158,7 @@ impl Side {
     /// Stands in front of a frame that begins at `seq`.
     #[inline(always)]
     pub(super) fn resume(&mut self, seq: u32) {
-        self.open(seq, 0);
+        self.open(seq, 0, 0);
     }
 
     /// Where in a segment of `len` bytes at `seq` reading most likely goes on: a guess, for whoever has yet to take the lock.

@@ -46,7 +46,7 @@ impl Wire {
     fn new() -> Self {
         let sent = [u32::MAX - 30, u32::MAX - 7];
         let mut conn = blank();
-        conn.open(sent[0], 0, sent[1], 0, None);
+        conn.open(&Begun { rx_next: sent[0], tx_next: sent[1], ..Begun::default() }, None);
         Self { conn, sent, log: String::new(), now_ns: 1 << 40 }
     }
 
@@ -431,10 +431,14 @@ fn a_frame_on_a_stream_where_none_may_be_is_no_frame() {
 #[test]
 fn an_upgraded_request_is_stream_1() {
     let mut wire = Wire::new();
-    wire.conn.open(wire.sent[0], 8, wire.sent[1], 1, Some(wire.now_ns));
+    let settings = frame(4, 0, 0, &[0, 3, 0, 0, 0, 100]);
+    let (rx_next, tx_next) = (wire.sent[0], wire.sent[1]);
+    // Length and type of the frame with settings.
+    let begun = Begun { rx_next, preface: 8, tx_next, settings: 4, first: 0x0406_0000 };
+    wire.conn.open(&begun, Some(wire.now_ns));
     assert_eq!(wire.conn.open, 1);
     wire.say(0, &[&PREFACE[8..], &ask(3)].concat());
-    wire.say(1, &[&frame(4, 0, 0, &[])[1..], &head(1, END_STREAM, &[0x88])].concat());
+    wire.say(1, &[&settings[4..], &head(1, END_STREAM, &[0x88])].concat());
     assert_eq!((wire.conn.open, wire.log.as_str()), (1, "S F2 "));
 }
 

@@ -39,9 +39,8 @@ pub(super) fn begin(conn: &mut Conn, socket: *mut c_void) -> bool {
     lock(conn);
     if conn.http.speaks == abi::SPEAKS_HTTP1 {
         let h1 = &conn.http.h1;
-        let (preface, settings) = h1.http2_read();
         let upgraded = if h1.is_upgrading() { Some(conn.http.began_ns) } else { None };
-        streams.open(h1.rx.next, preface, h1.tx.next, settings, upgraded);
+        streams.open(&h1.begun(), upgraded);
         conn.http.speaks = abi::SPEAKS_HTTP2;
     }
     unlock(conn);

@@ -55,8 +55,8 @@ fn records(conversation: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
 
 /// Whether this client reads an answer differently than others, and than RFC 9112: it goes on in trailers behind an empty
 /// line that ends with a line feed alone, takes `chunked,` for another coding, and `close` CRLF ` x` for no `close`, and
-/// reads no list that has a byte beyond ASCII. It also breaks off at a 101 that it did not ask for, where a NUL begins HTTP/2 for
-/// us.
+/// reads no list that has a byte beyond ASCII. It also breaks off at a 101 that it did not ask for, where a frame with settings
+/// begins HTTP/2 for us.
 fn is_differing(letter: u8, answer: &[u8]) -> bool {
     let differs = [Odd::Trailer, Odd::NoCoding, Odd::FoldedClose, Odd::Letter, Odd::Frame];
     reference::answer(answer, kind_of(letter)).iter().any(|odd| differs.contains(odd))

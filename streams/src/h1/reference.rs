@@ -60,7 +60,7 @@ pub enum Odd {
     ChunkLineFeed,
     /// A trailer line that is no header line, or that ends with a line feed alone.
     Trailer,
-    /// A server's NUL behind a 101, as a frame of HTTP/2 begins.
+    /// What a server of HTTP/2 begins with, behind a 101.
     Frame,
 }
 

@@ -274,8 +274,8 @@ fn talk_to(conversation: &[(char, &str)], piece: usize) -> (String, u32, u32) {
             if *from == '>' { wire.request(part) } else { wire.response(part) }
         }
     }
-    let (preface, settings) = wire.conn.http2_read();
-    (wire.take(), preface, settings)
+    let begun = wire.conn.begun();
+    (wire.take(), begun.preface, begun.settings)
 }
 
 const PREFACE: &str = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -284,8 +284,21 @@ const SETTINGS: &str = "\0\0\0\x04\0\0\0\0\0";
 #[test]
 fn http2_is_known_by_what_either_side_says_first() {
     assert_eq!(changed(&[('>', PREFACE), ('<', SETTINGS)]), ("2".into(), 8, 0));
-    assert_eq!(changed(&[('<', SETTINGS), ('>', PREFACE)]), ("2".into(), 0, 1));
-    assert_eq!(changed(&[('>', "PRI"), ('<', SETTINGS)]), ("2".into(), 3, 1));
+    assert_eq!(changed(&[('<', SETTINGS), ('>', PREFACE)]), ("2".into(), 0, 4));
+    assert_eq!(changed(&[('>', "PRI"), ('<', SETTINGS)]), ("2".into(), 3, 4));
+    assert_eq!(changed(&[('<', &SETTINGS[..2]), ('>', PREFACE)]), ("2".into(), 8, 2));
+    assert_eq!(changed(&[('<', "\0\0\x12\x04")]), ("2".into(), 0, 4));
+    let mut wire = Wire::new();
+    wire.response(b"\0\0\x12\x04");
+    assert_eq!(wire.conn.begun().first, 0x0412_0000);
+}
+
+#[test]
+fn what_only_begins_like_http2_is_something_else() {
+    for hello in ["\0a", "\0\0\x07\x04", "\0\x01\0\x04", "\0\0\0\0"] {
+        let log = said(&[('<', hello), ('>', GET), ('<', OK5)]);
+        assert_eq!(log, "O |", "{hello:?}");
+    }
 }
 
 #[test]
@@ -295,9 +308,14 @@ fn a_request_may_change_to_http2() {
     let log = changed(&[('>', upgrade), ('<', switch), ('>', PREFACE)]);
     assert_eq!(log, ("S 2".into(), 8, 0));
     let log = changed(&[('>', upgrade), ('<', switch), ('<', SETTINGS)]);
-    assert_eq!(log, ("S 2".into(), 0, 1));
-    let chat = [('>', upgrade), ('<', switch), ('>', "P\x01"), ('<', "\x02\x02hi"), ('<', OK5)];
-    assert_eq!(said(&chat), "S |F101");
+    assert_eq!(log, ("S 2".into(), 0, 4));
+    for hello in ["\x02\x02hi", "\0hi", "\0\0\0\x05", "\0\0\0\x03\x04"] {
+        let chat = [('>', upgrade), ('<', switch), ('<', hello), ('>', PREFACE), ('<', OK5)];
+        assert_eq!(said(&chat), "S |F101", "{hello:?}");
+        let chat = [('>', upgrade), ('<', switch), ('>', "P\x01"), ('<', hello), ('<', OK5)];
+        assert_eq!(said(&chat), "S |F101", "{hello:?}");
+    }
+    assert_eq!(said(&[('>', upgrade), ('<', switch), ('<', "\0\0")]), "S |F101");
 }
 
 #[test]
@@ -507,9 +525,9 @@ impl Processor {
                 }
             }
             Step::Change => {
-                let (preface, settings) = conn.http2_read();
-                let begins = [conn.rx.next - preface, conn.tx.next - settings];
-                changed.get_or_insert(begins);
+                let begun = conn.begun();
+                changed
+                    .get_or_insert([begun.rx_next - begun.preface, begun.tx_next - begun.settings]);
                 Step::Done
             }
             Step::Done => Step::Done,

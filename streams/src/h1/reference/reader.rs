@@ -133,9 +133,9 @@ impl<'a> Reader<'a> {
             self.fields()?;
         };
         let fields = self.fields()?;
-        let mut rest =
-            self.bytes[self.at..].iter().skip_while(|byte| matches!(byte, b'\r' | b'\n'));
-        if status == 101 && rest.next() == Some(&0) {
+        let rest = self.bytes[self.at..].iter().skip_while(|byte| matches!(byte, b'\r' | b'\n'));
+        let begin: Vec<u8> = rest.take(4).copied().collect();
+        if status == 101 && matches!(begin[..], [0, 0, length, 4] if length % 6 == 0) {
             self.meets(Odd::Frame)?;
         }
         let opens = status == 101 || kind == Kind::Connect && (200..300).contains(&status);
