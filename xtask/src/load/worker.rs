@@ -12,6 +12,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::{HeaderMap, Request, client::conn::http1::SendRequest, header::HOST};
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, sync::mpsc};
+use tokio_util::io::InspectWriter;
 
 use super::{Args, Record};
 
@@ -28,11 +29,14 @@ pub(super) struct Shared {
     idle: RefCell<Vec<Connection>>,
 }
 
-/// An open connection and its own end's address.
+/// An open connection.
 #[derive(Debug)]
 struct Connection {
     sender: SendRequest<Empty<Bytes>>,
+    /// Its own end's address.
     local: SocketAddr,
+    /// How many bytes the kernel has taken for it.
+    written: Rc<Cell<usize>>,
 }
 
 impl Shared {
@@ -176,6 +180,10 @@ async fn connect(addr: SocketAddr) -> Result<Connection, String> {
     // Small requests on a kept connection must not wait for the last one's acknowledgement.
     let _ = stream.set_nodelay(true);
     let local = stream.local_addr().map_err(|error| format!("connect: {error}"))?;
+    let written = Rc::new(Cell::new(0));
+    let count = written.clone();
+    let stream =
+        InspectWriter::new(stream, move |bytes: &[u8]| count.set(count.get() + bytes.len()));
     let (sender, driver) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| format!("connect: {error}"))?;
@@ -183,7 +191,7 @@ async fn connect(addr: SocketAddr) -> Result<Connection, String> {
         // The request's own error says what went wrong.
         let _ = driver.await;
     });
-    Ok(Connection { sender, local })
+    Ok(Connection { sender, local, written })
 }
 
 /// Sends one request and reads the whole answer; true when the connection may carry another.
@@ -197,8 +205,11 @@ async fn answer(
         .header(HOST, &args.host)
         .body(Empty::new())
         .map_err(|error| Failure::Lost(format!("cannot make the request: {error}")))?;
+    let before = connection.written.get();
     let response = connection.sender.send_request(request).await.map_err(|error| {
-        if error.is_canceled() { Failure::NotSent } else { Failure::Lost(chain(&error)) }
+        // A connection that ended behind the pool's look at it takes no byte; the library calls that a failed write.
+        let unsent = error.is_canceled() || connection.written.get() == before;
+        if unsent { Failure::NotSent } else { Failure::Lost(chain(&error)) }
     })?;
     record.first_byte_us = micros(at.elapsed());
     record.status = response.status().as_u16();
@@ -233,4 +244,69 @@ pub(crate) fn unix_us() -> u64 {
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read as _, Write as _},
+        net::TcpListener,
+        sync::mpsc,
+    };
+
+    use clap::Parser as _;
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// Answers the first request of each of two connections, and resets the first one when it is told to.
+    fn serve(listener: &TcpListener, reset: &mpsc::Receiver<()>, done: &mpsc::Sender<()>) {
+        let accept = || listener.accept().expect("a connection").0;
+        let answer = |stream: &mut std::net::TcpStream| {
+            let read = stream.read(&mut [0; 1024]).expect("a request");
+            assert!(read > 0, "a connection without a request");
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").expect("written");
+        };
+        let mut first = accept();
+        answer(&mut first);
+        reset.recv().expect("the client says when");
+        nix::sys::socket::setsockopt(
+            &first,
+            nix::sys::socket::sockopt::Linger,
+            &nix::libc::linger { l_onoff: 1, l_linger: 0 },
+        )
+        .expect("an option of TCP's");
+        drop(first);
+        done.send(()).expect("the client waits");
+        answer(&mut accept());
+    }
+
+    /// As pools do that know what was written: Go's, curl's.
+    #[test]
+    fn a_request_of_which_no_byte_was_sent_is_sent_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("an address");
+        let address = listener.local_addr().expect("an address").to_string();
+        let (resets, reset) = mpsc::channel();
+        let (done, is_done) = mpsc::channel();
+        let server = std::thread::spawn(move || serve(&listener, &reset, &done));
+        let words = ["load", "--addr", &address, "--host", "it", "--stages", "1x1s"];
+        let shared = Shared::new(&Line::parse_from(words).args, Instant::now());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        LocalSet::new().block_on(&runtime.expect("a runtime"), async {
+            let (first, kept) = send(&shared, None).await;
+            assert!(first.is_answered() && kept.is_some(), "{first:?}");
+            // This thread blocks, so nobody looks at the connection meanwhile.
+            resets.send(()).expect("the server waits");
+            is_done.recv().expect("it resets");
+            let (second, _) = send(&shared, kept).await;
+            assert!(second.is_answered() && second.fresh, "{second:?}");
+        });
+        server.join().expect("it served both");
+    }
 }
