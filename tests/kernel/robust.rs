@@ -3,7 +3,7 @@
 //! | file | what is out of the ordinary |
 //! |---|---|
 //! | `segments` | segments that overlap, come in another order, are forged, or come before the connection does |
-//! | `frames` | frames of HTTP/2 that are lost, and found again |
+//! | `frames` | frames of HTTP/2 that are lost and found again, and connections that both ends begin at once |
 //! | `losses` | a wire that loses, reorders and repeats |
 //! | `bulk` | packets of hundreds of kilobytes, bodies of a gigabyte, slow readers |
 //! | `sending` | every system call that sends |

@@ -1,4 +1,4 @@
-//! Shell: frames of HTTP/2 that are lost for the kernel half, and found again.
+//! Shell: frames of HTTP/2 that are lost for the kernel half and found again, and connections that both ends begin at once.
 
 use std::{
     hint,
