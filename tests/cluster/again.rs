@@ -26,8 +26,8 @@ fn round(rouse: &Installed) {
     println!("{}", said.lines().last().unwrap_or_default());
     let namespace = rouse.namespace("again");
     let client = Place::new(&rouse.cluster, &namespace.name, "node1");
-    let yaml = HELLO.replace("  namespace: default\n", "");
-    rouse.apply(&namespace.name, &yaml).expect("admission takes the example");
+    // Before it is ready, a request may be told 503, or a moment earlier nothing at all.
+    rouse.ready(&namespace.name, &HELLO.replace("  namespace: default\n", ""));
     let started = std::time::Instant::now();
     let url = rouse.url(&namespace.name, "hello");
     // As any Service's, its address leads nowhere until the nodes have heard of it.
