@@ -132,7 +132,7 @@ impl<'a> Reader<'a> {
             }
             self.fields()?;
         };
-        let fields = self.fields()?;
+        let mut fields = self.fields()?;
         let rest = self.bytes[self.at..].iter().skip_while(|byte| matches!(byte, b'\r' | b'\n'));
         let begin: Vec<u8> = rest.take(4).copied().collect();
         if status == 101 && matches!(begin[..], [0, 0, length, 4] if length % 6 == 0) {
@@ -141,6 +141,10 @@ impl<'a> Reader<'a> {
         let opens = status == 101 || kind == Kind::Connect && (200..300).contains(&status);
         if kind == Kind::Head || opens || status == 204 || status == 304 {
             return Ok(());
+        }
+        if !fields.codings.is_empty() {
+            // §6.3: they override a length, which clients then leave unread.
+            fields.lengths.clear();
         }
         let body = self.length(&fields, false)?;
         self.body(body)
