@@ -95,6 +95,11 @@ impl Layout {
         self.namespaces().join(uid)
     }
 
+    /// What clients have in the place of `/etc/resolv.conf`.
+    pub fn resolv_conf(&self) -> PathBuf {
+        self.run().join("resolv.conf")
+    }
+
     /// Folder of the processes that make up the node, one file each.
     pub fn processes(&self) -> PathBuf {
         self.run().join("processes")

@@ -13,7 +13,8 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::cgroups::{CgroupError, Mounts};
-use crate::layout::Layout;
+use crate::dns;
+use crate::layout::{self, Layout};
 use crate::net::{self, NetError};
 use crate::process::{self, ProcessId};
 use crate::sys;
@@ -114,6 +115,7 @@ impl Node {
         mount_bpf(&layout.bpf())?;
         let cgroup = |source| NodeError::Cgroup { name: layout.name().to_owned(), source };
         Mounts::find().map_err(cgroup)?.create_node(layout).map_err(cgroup)?;
+        write_names(&layout.resolv_conf())?;
         net::create_node(&layout.node_namespace(), &layout.client_namespace())
             .map_err(|source| NodeError::Net { name: layout.name().to_owned(), source })?;
         info!(node = layout.name(), "node ready");
@@ -185,6 +187,16 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// Clients may have mounted the file: another one in its place would not be theirs, and one that is being replaced cannot be
+/// mounted.
+fn write_names(path: &Path) -> Result<(), NodeError> {
+    let names = dns::resolv_conf(layout::DNS.into(), "default");
+    if fs::read_to_string(path).is_ok_and(|there| there == names) {
+        return Ok(());
+    }
+    fs::write(path, names).map_err(file("write", path))
 }
 
 /// Removes a folder with all it holds; none there is fine.

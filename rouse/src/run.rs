@@ -6,18 +6,12 @@
 
 use std::{
     fs, io,
-    net::IpAddr,
     os::{fd::AsFd as _, unix::process::CommandExt as _},
     path::Path,
     process::{Command, ExitCode},
 };
 
-use local::{
-    cgroups::Mounts,
-    dns,
-    layout::{self, Layout},
-    net,
-};
+use local::{cgroups::Mounts, layout::Layout, net};
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
@@ -56,22 +50,13 @@ fn enter(layout: &Layout) -> Result<(), Failure> {
     let cgroup = layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
     // 0 means the writer itself; what it starts is born there.
     fs::write(&cgroup, "0").map_err(Failure::file("join the node through", &cgroup))?;
-    let names = layout.run().join("resolv.conf");
-    let text = dns::resolv_conf(IpAddr::V4(layout::DNS), "default");
-    replace(&names, &text).map_err(Failure::file("write", &names))?;
-    name_server(&names).map_err(Failure::file("put the node's names into", RESOLV_CONF))?;
+    name_server(&layout.resolv_conf())
+        .map_err(Failure::file("put the node's names into", RESOLV_CONF))?;
     let entered = net::open(&namespace).and_then(|fd| net::enter(fd.as_fd()));
     entered.map_err(|error| {
         let source = io::Error::other(common::link::chain(&error));
         Failure::File { attempt: "enter", path: namespace, source }
     })
-}
-
-/// Writes a file as a whole: other commands that run at the same time must not read an empty one.
-fn replace(file: &Path, text: &str) -> io::Result<()> {
-    let fresh = file.with_extension(std::process::id().to_string());
-    fs::write(&fresh, text)?;
-    fs::rename(&fresh, file)
 }
 
 /// Puts `names` in the place of `/etc/resolv.conf`, for this process and what it starts only.
@@ -85,24 +70,6 @@ fn name_server(names: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_never_seen_half_written() {
-        let folder = std::env::temp_dir().join(format!("rouse-run-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let file = folder.join("resolv.conf");
-        replace(&file, "nameserver 10.96.0.10\n").unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                (0..200).for_each(|_| replace(&file, "nameserver 10.96.0.10\n").unwrap())
-            });
-            (0..200).for_each(|_| {
-                assert_eq!(fs::read_to_string(&file).unwrap(), "nameserver 10.96.0.10\n");
-            });
-        });
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left");
-        fs::remove_dir_all(&folder).unwrap();
-    }
 
     #[test]
     fn a_node_that_is_down_is_named_with_what_to_do() {

@@ -1,8 +1,10 @@
 //! What a user sees of a service that sleeps: woken by a request, scaled by load, left alone by the way to zero.
 
 use std::net::{IpAddr, SocketAddr};
-use std::thread;
+use std::os::unix::fs::MetadataExt as _;
+use std::{fs, thread};
 
+use local::layout;
 use tests::client::{Client, Load, Plan, Sent, get, load, lost};
 use tests::rouse::{Rouse, wait};
 
@@ -126,6 +128,23 @@ fn twenty_cycles_lose_no_request_on_new_or_kept_connections() {
             assert!((least..=most).contains(&kept), "{kept} of {} were kept", sent.len());
         }
     });
+}
+
+/// A file that is being replaced cannot be mounted.
+#[test]
+fn commands_that_run_inside_at_once_share_the_file_of_names() {
+    let node = Rouse::up("names");
+    let file = || fs::metadata(node.layout.resolv_conf()).expect("the node wrote it").ino();
+    let before = file();
+    let inside = || node.rouse(&["run", "--", "cat", "/etc/resolv.conf"]);
+    thread::scope(|scope| {
+        let running: Vec<_> = (0..8).map(|_| scope.spawn(inside)).collect();
+        for said in running {
+            let said = said.join().expect("it runs");
+            assert!(said.contains(&layout::DNS.to_string()), "{said}");
+        }
+    });
+    assert_eq!(file(), before);
 }
 
 #[test]
