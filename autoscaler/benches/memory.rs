@@ -16,7 +16,7 @@ fn main() -> std::io::Result<()> {
     for services in [1_000, 10_000] {
         let empty = live();
         // As the shell makes it: outside a runtime nothing of it waits.
-        let brain = Brain::new(Duration::from_secs(2));
+        let brain = Brain::new(Duration::from_secs(2), 0);
         tell(&brain, services);
         let bytes = (live() - empty) / services;
         let (met, awake) = brain.look(|fleet| {

@@ -5,7 +5,7 @@
 
 use std::{
     sync::{
-        Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -14,13 +14,19 @@ use std::{
 use common::{
     link::{Link, RouteBatch},
     outbox::Outbox,
-    wire::{Decision, Name, RouteChange, RouteItem, RouteView},
+    wire::{Alive, Decision, Name, Part, Role, RouteChange, RouteItem, RouteKey, RouteView},
 };
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, MissedTickBehavior},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use crate::fleet::{Fleet, Step};
+use crate::{
+    fleet::{Fleet, Step},
+    heart::{BEAT, Heart},
+};
 
 /// All revisions, the clock they are evaluated by, and what is said of them.
 #[derive(Debug)]
@@ -28,6 +34,8 @@ pub struct Brain {
     fleet: Mutex<Fleet>,
     outbox: Outbox<Name, Decision>,
     start: Instant,
+    heart: Mutex<Heart>,
+    alive: watch::Sender<Alive>,
     /// Told when something may be due earlier than the timer knows.
     sooner: Notify,
     decisions: AtomicU64,
@@ -35,12 +43,16 @@ pub struct Brain {
 }
 
 impl Brain {
-    /// No revisions; load is evaluated every `tick`.
-    pub fn new(tick: Duration) -> Self {
+    /// No revisions; load is evaluated every `tick`. `since_ms`: now, in ms since 1970.
+    pub fn new(tick: Duration, since_ms: u64) -> Self {
+        let mut heart = Heart::new(Duration::ZERO, since_ms);
+        let first = heart.beat(Duration::ZERO, Duration::MAX, 0);
         Self {
             fleet: Mutex::new(Fleet::new(tick)),
             outbox: Outbox::new(),
             start: Instant::now(),
+            heart: Mutex::new(heart),
+            alive: watch::Sender::new(first),
             sooner: Notify::new(),
             decisions: AtomicU64::new(0),
             usage: AtomicU64::new(0),
@@ -50,6 +62,31 @@ impl Brain {
     /// Decisions, latest by revision.
     pub fn outbox(&self) -> &Outbox<Name, Decision> {
         &self.outbox
+    }
+
+    /// The latest heartbeat.
+    pub fn alive(&self) -> watch::Receiver<Alive> {
+        self.alive.subscribe()
+    }
+
+    /// Says that this autoscaler lives, again and again, until `shutdown`.
+    pub async fn beat(&self, shutdown: &CancellationToken) {
+        let mut beats = tokio::time::interval(BEAT);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while shutdown.run_until_cancelled(beats.tick()).await.is_some() {
+            let (longest, reporters) = self.look(|fleet| {
+                let all = fleet.revisions().map(|(_, it)| &it.policy);
+                let longest = all.map(|it| it.stable_window + it.scale_down_delay).max();
+                let reporters = fleet.online(Role::Agent) + fleet.online(Role::Activator);
+                (longest.unwrap_or_default(), reporters)
+            });
+            let now = self.start.elapsed();
+            self.alive.send_replace(self.heart().beat(now, longest, reporters));
+        }
+    }
+
+    fn heart(&self) -> MutexGuard<'_, Heart> {
+        self.heart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Decisions sent since the start.
@@ -121,6 +158,10 @@ impl Brain {
 /// Follows the RouteTable until the link is shut down.
 pub async fn follow(link: &Link, brain: &Brain) {
     link.watch_batches(|RouteBatch { version, is_whole, changes }| {
+        if let Some(RouteChange::Replicas(it)) = changes.get(&RouteKey::Replicas(Part::Autoscaler))
+        {
+            brain.heart().told(it.chosen.as_deref());
+        }
         // The fleet keeps what it needs of each subject; the rest of the table is let go.
         let mut view = RouteView::default();
         let items = changes.into_values().chain([RouteChange::Synced]);

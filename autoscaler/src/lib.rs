@@ -13,6 +13,7 @@
 //! | [`zero`] | pure | bounds, `Active` condition, the way to zero |
 //! | [`revision`] | pure | one revision: the four above, and when to evaluate |
 //! | [`fleet`] | pure | all revisions: senders, routes, who is due |
+//! | [`heart`] | pure | what it says of itself, so that controllers know whose decisions count |
 //! | [`agents`] | shell | the Usage service |
 //! | [`controller`] | shell | routes in, decisions out |
 //!
@@ -39,6 +40,7 @@ pub mod config;
 pub mod controller;
 pub mod decide;
 pub mod fleet;
+pub mod heart;
 pub mod revision;
 pub mod usage;
 pub mod window;
@@ -74,19 +76,20 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
         credentials.map(|credentials| Door { credentials, open: false, bounds: Bounds::default() });
     let link = || Link::to(Arc::clone(&controllers), who.clone(), shutdown.clone());
     let routes = Arc::new(link().tells(Part::Controller, Arc::clone(&controllers)));
-    let decisions = link().since(now_ms());
-    let brain = Arc::new(controller::Brain::new(config.tick()));
+    let decisions = link();
+    let brain = Arc::new(controller::Brain::new(config.tick(), now_ms()));
     let admin = admin::admin(Arc::clone(&brain), Arc::clone(&routes));
     let usage = agents::serve(&config.usage, Arc::clone(&brain), door.as_ref(), shutdown.clone());
     let usage = async { Ok(usage.await?) };
     let pages = common::admin::serve(config.admin, admin, axum::Router::new(), shutdown.clone());
     let pages = async { Ok::<(), Error>(pages.await?) };
     let streams = async {
-        let outbox = brain.outbox();
+        let (outbox, alive) = (brain.outbox(), brain.alive());
         tokio::join!(
             controller::follow(&routes, &brain),
-            decisions.decide(outbox),
+            decisions.decide(outbox, &alive),
             brain.keep_time(&shutdown),
+            brain.beat(&shutdown),
             enrolled,
         );
         Ok(())
@@ -114,7 +117,7 @@ fn enrolled(
     }
 }
 
-/// Milliseconds since 1970: tells replicas apart by how long they have heard usage.
+/// Milliseconds since 1970: by these, controllers of earlier releases tell replicas apart.
 fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)

@@ -15,7 +15,10 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt as _, stream::FuturesUnordered};
+use futures::{
+    StreamExt as _,
+    stream::{self, FuturesUnordered},
+};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
@@ -26,7 +29,7 @@ use crate::{
     outbox::Outbox,
     replicas::{Chooser, Endpoint, Known, Next},
     wire::{
-        Decision, Level, Name, Part, PodItem, RouteChange, RouteItem, RouteKey, RouteView,
+        Alive, Decision, Level, Name, Part, PodItem, RouteChange, RouteItem, RouteKey, RouteView,
         ScaleItem, Subscriber, UsageItem, UsageKey, UsageSeen,
         raw::{
             self, pods_client::PodsClient, routes_client::RoutesClient, scale_client::ScaleClient,
@@ -115,7 +118,6 @@ pub struct Link {
     /// Whom the RouteTable tells of its replicas.
     told: Vec<(Part, Arc<Finder>)>,
     who: Subscriber,
-    since_ms: u64,
     shutdown: CancellationToken,
     up: AtomicUsize,
 }
@@ -139,18 +141,12 @@ impl Link {
 
     /// A link from `who` to the replicas that `to` finds, until `shutdown`.
     pub fn to(to: Arc<Finder>, who: Subscriber, shutdown: CancellationToken) -> Self {
-        Self { to, told: Vec::new(), who, since_ms: 0, shutdown, up: AtomicUsize::new(0) }
+        Self { to, told: Vec::new(), who, shutdown, up: AtomicUsize::new(0) }
     }
 
     /// What the RouteTable says of this part's replicas is told to `finder`.
     pub fn tells(mut self, part: Part, finder: Arc<Finder>) -> Self {
         self.told.push((part, finder));
-        self
-    }
-
-    /// Since when the sender of decisions has heard usage, in ms since 1970.
-    pub fn since(mut self, ms: u64) -> Self {
-        self.since_ms = ms;
         self
     }
 
@@ -317,15 +313,22 @@ impl Link {
         .await;
     }
 
-    /// Sends scale decisions to every replica.
-    pub async fn decide(&self, outbox: &Outbox<Name, Decision>) {
+    /// Sends scale decisions to every replica, and each heartbeat that `alive` gets.
+    pub async fn decide(
+        &self,
+        outbox: &Outbox<Name, Decision>,
+        alive: &tokio::sync::watch::Receiver<Alive>,
+    ) {
         self.to_all(|endpoint| async move {
-            let mut first = vec![ScaleItem::Sender(self.who.clone())];
-            first.extend((self.since_ms > 0).then_some(ScaleItem::Since(self.since_ms)));
+            let channel = self.to.dial(&endpoint).await?;
+            let mut alive = alive.clone();
+            let now = ScaleItem::Alive(alive.borrow_and_update().clone());
+            let first = [ScaleItem::Sender(self.who.clone()), now].map(raw::ScaleItem::from);
             let state = |_, it| ScaleItem::Decision(it);
             let (gone, synced) = (ScaleItem::Gone, ScaleItem::Synced);
-            let channel = self.to.dial(&endpoint).await?;
-            let items = serve::outgoing(first, outbox.subscribe(), state, gone, synced);
+            let decisions = serve::outgoing(Vec::new(), outbox.subscribe(), state, gone, synced);
+            let beats = serve::changes(alive).map(|it| ScaleItem::Alive(it).into());
+            let items = stream::iter(first).chain(stream::select(decisions, beats));
             let _up = self.opened(&endpoint, "decisions");
             let ended = ScaleClient::new(channel).decide(items).await;
             ended.map(drop).map_err(|status| broke(&endpoint, status))

@@ -42,7 +42,7 @@ mod usage;
 pub use check::Refused;
 pub use settings::{Level, Levels, RequestLog, Settings};
 pub use sources::{Block, Sources};
-pub use usage::{Activity, Decision, ScaleItem, Totals, UsageItem, UsageKey, UsageSeen};
+pub use usage::{Activity, Alive, Decision, ScaleItem, Totals, UsageItem, UsageKey, UsageSeen};
 
 /// `namespace/name` of an object.
 ///

@@ -23,6 +23,7 @@ use common::{
     },
 };
 use futures::{Stream, StreamExt as _};
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
@@ -69,13 +70,16 @@ pub async fn serve_to(
     let router = link::server()
         .add_service(stream::Server::new(border.clone()))
         .add_service(PodsServer::new(border.clone()))
-        .add_service(ScaleServer::new(border));
-    match issuer {
-        Some(issuer) => {
-            let router = router.add_service(issuer.service());
-            link::serve_to(endpoint, router, Some(&issuer.door()), shutdown).await
-        }
-        None => link::serve_to(endpoint, router, None, shutdown).await,
+        .add_service(ScaleServer::new(border.clone()));
+    let door = issuer.map(|issuer| issuer.door());
+    let router = match issuer {
+        Some(issuer) => router.add_service(issuer.service()),
+        None => router,
+    };
+    tokio::select! {
+        served = link::serve_to(endpoint, router, door.as_ref(), shutdown) => served,
+        // It ends at shutdown, and the streams after it.
+        () = async { border.watch_deciders().await; std::future::pending().await } => Ok(()),
     }
 }
 
@@ -85,6 +89,36 @@ struct Border {
     streams: Arc<AtomicU64>,
     deciders: Arc<Mutex<Deciders>>,
     shutdown: CancellationToken,
+}
+
+impl Border {
+    /// Steps the machine with what counts, in the order it came to count.
+    fn decide_by(&self, news: impl FnOnce(&mut Deciders) -> Vec<deciders::Step>) {
+        let mut all = self.deciders.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = all.chosen().map(str::to_owned);
+        for step in news(&mut all) {
+            self.shared.step(match step {
+                deciders::Step::Begin => Event::DecisionsBegin,
+                deciders::Step::Decide(decision) => Event::Decide(decision),
+                deciders::Step::Undecide(revision) => Event::Undecide(revision),
+                deciders::Step::Synced => Event::DecisionsSynced,
+            });
+        }
+        if all.chosen() != before.as_deref() {
+            info!(before, now = all.chosen(), "another autoscaler's decisions count");
+            self.shared.step(Event::Choose(Part::Autoscaler, all.chosen().map(str::to_owned)));
+        }
+    }
+
+    /// Notices autoscalers that have fallen silent, until shutdown.
+    async fn watch_deciders(&self) {
+        let mut ticks = tokio::time::interval(deciders::TICK);
+        // What came while this process stood still is read before anybody is called silent.
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while self.shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
+            self.decide_by(Deciders::tick);
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -304,53 +338,33 @@ fn refuse(denied: &Denied) -> Status {
 
 /// One autoscaler's stream, for as long as the value lives.
 struct Decider {
-    shared: Arc<Shared>,
-    deciders: Arc<Mutex<Deciders>>,
+    border: Border,
     stream: u64,
 }
 
 impl Decider {
     fn new(border: &Border) -> Self {
         let stream = border.streams.fetch_add(1, Ordering::Relaxed);
-        Self { shared: Arc::clone(&border.shared), deciders: Arc::clone(&border.deciders), stream }
+        Self { border: border.clone(), stream }
     }
 
     fn take(&mut self, item: ScaleItem) {
         let stream = self.stream;
-        self.pass_on(|all| match item {
+        self.border.decide_by(|all| match item {
             ScaleItem::Sender(who) => all.begin(stream, &who.name),
-            ScaleItem::Since(ms) => {
-                all.since(stream, ms);
-                Vec::new()
-            }
+            ScaleItem::Alive(alive) => all.alive(stream, alive),
+            // The sender's own clock: it says nothing here.
+            ScaleItem::Since(_) => Vec::new(),
             ScaleItem::Decision(decision) => all.decide(stream, decision),
             ScaleItem::Gone(revision) => all.undecide(stream, revision),
             ScaleItem::Synced => all.synced(stream),
         });
     }
-
-    /// Steps the machine with what counts, in the order it came to count.
-    fn pass_on(&self, news: impl FnOnce(&mut Deciders) -> Vec<deciders::Step>) {
-        let mut all = self.deciders.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = all.chosen().map(str::to_owned);
-        for step in news(&mut all) {
-            self.shared.step(match step {
-                deciders::Step::Begin => Event::DecisionsBegin,
-                deciders::Step::Decide(decision) => Event::Decide(decision),
-                deciders::Step::Undecide(revision) => Event::Undecide(revision),
-                deciders::Step::Synced => Event::DecisionsSynced,
-            });
-        }
-        if all.chosen() != before.as_deref() {
-            info!(before, now = all.chosen(), "another autoscaler's decisions count");
-            self.shared.step(Event::Choose(Part::Autoscaler, all.chosen().map(str::to_owned)));
-        }
-    }
 }
 
 impl Drop for Decider {
     fn drop(&mut self) {
-        self.pass_on(|all| all.end(self.stream));
+        self.border.decide_by(|all| all.end(self.stream));
     }
 }
 

@@ -1,14 +1,43 @@
 //! Pure: whose decisions count.
 //!
 //! Every autoscaler hears all usage and decides everything; every replica of the controller hears all decisions and
-//! keeps the latest of each autoscaler. The one that has heard usage longest counts. That is the same one at every
-//! replica, whichever stream was there first: a pod that one replica drains while another calls it ready would never
-//! be let go. It goes on counting for as long as its stream stands, so that two that differ by a hair do not pull a
-//! revision to and fro; when it ends, the next one's decisions take their place in the same step, and no window is lost.
+//! keeps the latest of each autoscaler. Of those that live, one counts:
+//!
+//! | first | because |
+//! |---|---|
+//! | whose windows are full and who hears as many reporters as any other | it knows what load there is |
+//! | who has heard usage clearly longer, where windows are not full | a new one has empty windows |
+//! | who is said to count already, by any autoscaler that lives | two that know as much must not pull a revision to and fro |
+//! | the first by name | all replicas have to choose the same one |
+//!
+//! All of it is what autoscalers say of themselves in heartbeats, so that every replica comes to the same choice, whichever
+//! stream was there first: a pod that one replica drains while another calls it ready would never be let go. An
+//! autoscaler repeats whom its own RouteTable calls the one that counts: where replicas of the controller differ, all of them
+//! soon hear both names, and take the same.
+//!
+//! Nothing here compares clocks of different hosts. An autoscaler says for how long it has heard usage, and time is counted in
+//! ticks: who has been silent for [`SILENT`] of them is passed over, whether or not its stream stands. A controller that
+//! stood still itself has counted no ticks meanwhile.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use common::wire::{Decision, Name};
+use common::wire::{Alive, Decision, Name};
+
+/// Between two calls of [`Deciders::tick`].
+pub const TICK: Duration = Duration::from_millis(100);
+/// Ticks without a heartbeat, of which there are two in four, after which an autoscaler is passed over.
+pub const SILENT: u64 = 7;
+/// Ticks for which one may hear fewer reporters than another: one that restarts is gone from all for a moment, but not
+/// from all at once.
+const SHORT: u64 = 10;
+/// Ticks by which two have to differ for one to have heard usage longer. More than a message takes.
+const ALIKE: u64 = 5;
+/// Ticks for which the one that is said to count is waited for, while others are here already.
+const AWAITED: u64 = 10;
 
 /// What the machine is to take in.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,15 +57,33 @@ pub enum Step {
 pub struct Deciders {
     all: BTreeMap<u64, Decider>,
     counts: Option<u64>,
+    /// Ticks so far.
+    now: u64,
+    /// Whether any has counted yet.
+    has_chosen: bool,
+    /// Since when there was one to choose, while none had counted.
+    awaits_since: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
 struct Decider {
     name: String,
-    /// Since when it has heard usage, in ms since 1970. One that does not say comes last.
-    since_ms: u64,
     is_whole: bool,
+    /// Absent: of an earlier release, which says nothing of itself. Such a one lives for as long as its stream stands.
+    heard: Option<Heard>,
     decisions: BTreeMap<Name, Decision>,
+}
+
+/// The latest heartbeat.
+#[derive(Clone, Debug)]
+struct Heard {
+    /// Tick at which it came.
+    at: u64,
+    /// Tick since which its sender has heard usage; below 0: before the first one.
+    since: i64,
+    alive: Alive,
+    /// Since when it has heard fewer reporters than another.
+    short_since: Option<u64>,
 }
 
 impl Deciders {
@@ -55,19 +102,44 @@ impl Deciders {
         let ended = self.end(stream);
         let decider = Decider {
             name: name.to_owned(),
-            since_ms: u64::MAX,
             is_whole: false,
+            heard: None,
             decisions: BTreeMap::new(),
         };
         self.all.insert(stream, decider);
         ended
     }
 
-    /// Since when it has heard usage.
-    pub fn since(&mut self, stream: u64, ms: u64) {
-        if let Some(it) = self.all.get_mut(&stream) {
-            it.since_ms = ms;
+    /// It lives, and says this of itself.
+    pub fn alive(&mut self, stream: u64, alive: Alive) -> Vec<Step> {
+        let now = self.now;
+        let Some(it) = self.all.get_mut(&stream) else { return Vec::new() };
+        let tick_ms = u64::try_from(TICK.as_millis()).unwrap_or(u64::MAX);
+        let signed = |ticks: u64| i64::try_from(ticks).unwrap_or(i64::MAX);
+        let said = signed(now).saturating_sub(signed(alive.heard_ms / tick_ms));
+        let before = it.heard.take();
+        // Messages take now longer, now shorter: that moves nobody.
+        let since = match &before {
+            Some(before) if before.since.abs_diff(said) <= ALIKE => before.since,
+            Some(_) | None => said,
+        };
+        let short_since = before.and_then(|it| it.short_since);
+        it.heard = Some(Heard { at: now, since, alive, short_since });
+        self.choose()
+    }
+
+    /// Another [`TICK`] has passed.
+    pub fn tick(&mut self) -> Vec<Step> {
+        self.now += 1;
+        let now = self.now;
+        let living = self.all.values().filter(|it| !it.is_silent(now));
+        let heard = living.filter_map(|it| it.heard.as_ref());
+        let most = heard.map(|it| it.alive.reporters).max().unwrap_or(0);
+        for it in self.all.values_mut().filter_map(|it| it.heard.as_mut()) {
+            let is_short = it.alive.reporters < most;
+            it.short_since = is_short.then(|| it.short_since.unwrap_or(now));
         }
+        self.choose()
     }
 
     /// It decided.
@@ -92,7 +164,7 @@ impl Deciders {
         self.choose()
     }
 
-    /// Its stream has ended. The last one's decisions stay in force until somebody else decides.
+    /// Its stream has ended. The last one's decisions stay in force until another one decides.
     pub fn end(&mut self, stream: u64) -> Vec<Step> {
         self.all.remove(&stream);
         if self.counts == Some(stream) {
@@ -105,150 +177,75 @@ impl Deciders {
         if self.counts == Some(stream) { vec![step] } else { Vec::new() }
     }
 
-    /// Lets the one count that knows most, and says all that it decided if another one counted before.
+    /// Lets the first by rank count, and says all that it decided if another one counted before.
     fn choose(&mut self) -> Vec<Step> {
-        let whole = self.all.iter().filter(|(_, it)| it.is_whole);
-        let Some((stream, it)) = whole.min_by_key(|(stream, it)| (it.since_ms, &it.name, **stream))
-        else {
+        let first = self.first();
+        let Some(first) = first.filter(|first| self.counts != Some(*first)) else {
             return Vec::new();
         };
-        if self.counts == Some(*stream) {
+        // That none is heard says more of the way to them than of each.
+        let is_silent = self.all.get(&first).is_some_and(|it| it.is_silent(self.now));
+        if self.counts.is_some() && is_silent || self.is_awaited(first) {
             return Vec::new();
         }
-        self.counts = Some(*stream);
-        let decisions = it.decisions.values().cloned().map(Step::Decide);
+        (self.counts, self.has_chosen) = (Some(first), true);
+        let decisions = self.all.get(&first).into_iter().flat_map(|it| it.decisions.values());
+        let decisions = decisions.cloned().map(Step::Decide);
         [Step::Begin].into_iter().chain(decisions).chain([Step::Synced]).collect()
+    }
+
+    /// The stream of the one that should count.
+    fn first(&self) -> Option<u64> {
+        let named = self.named();
+        let living = self.all.values().filter(|it| it.is_whole && !it.is_silent(self.now));
+        let oldest = living.filter_map(Decider::fills_since).min().unwrap_or(0);
+        let rank = |(stream, it): &(&u64, &Decider)| {
+            let knows = it.is_full() && it.sees_all(self.now);
+            let later = it.fills_since().map_or(0, |it| it.saturating_sub(oldest).max(0));
+            let later = later.unsigned_abs().saturating_sub(ALIKE);
+            let is_named = named.contains(it.name.as_str());
+            (it.is_silent(self.now), !knows, later, !is_named, it.name.clone(), Reverse(**stream))
+        };
+        let whole = self.all.iter().filter(|(_, it)| it.is_whole);
+        whole.min_by_key(rank).map(|(stream, _)| *stream)
+    }
+
+    /// Whom those that live call the one that counts.
+    fn named(&self) -> BTreeSet<&str> {
+        let living = self.all.values().filter(|it| !it.is_silent(self.now));
+        let heard = living.filter_map(|it| it.heard.as_ref());
+        heard.filter_map(|it| it.alive.counts.as_deref()).collect()
+    }
+
+    /// Whether another one, which is said to count, is given time to be here first: this replica has just started.
+    fn is_awaited(&mut self, first: u64) -> bool {
+        let Some(it) = self.all.get(&first).filter(|_| !self.has_chosen) else { return false };
+        let named = self.named();
+        let is_right = named.is_empty() || named.contains(it.name.as_str()) || it.is_full();
+        let since = *self.awaits_since.get_or_insert(self.now);
+        !is_right && self.now < since + AWAITED
+    }
+}
+
+impl Decider {
+    fn is_silent(&self, now: u64) -> bool {
+        self.heard.as_ref().is_some_and(|it| now - it.at >= SILENT)
+    }
+
+    fn is_full(&self) -> bool {
+        self.heard.as_ref().is_none_or(|it| it.alive.is_full)
+    }
+
+    /// Since when it has filled its windows; `None`: they are full.
+    fn fills_since(&self) -> Option<i64> {
+        self.heard.as_ref().filter(|it| !it.alive.is_full).map(|it| it.since)
+    }
+
+    fn sees_all(&self, now: u64) -> bool {
+        let short = self.heard.as_ref().and_then(|it| it.short_since);
+        short.is_none_or(|since| now - since < SHORT)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use common::wire::{Activity, Path};
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn name(of: u8) -> Name {
-        Name::new("default", format!("r{of}"))
-    }
-
-    fn decision(of: u8, wanted: u32) -> Decision {
-        Decision {
-            revision: name(of),
-            wanted: Some(wanted),
-            path: Path::Direct,
-            activators: 0,
-            activity: Activity::Active,
-            stable: 0.0,
-            panic: 0.0,
-            target: 1.0,
-            ready_pods: 0,
-            panicking: false,
-            excess_burst_capacity: 0.0,
-            reason: String::new(),
-        }
-    }
-
-    fn opened(
-        deciders: &mut Deciders,
-        stream: u64,
-        who: &str,
-        since: u64,
-        wanted: u32,
-    ) -> Vec<Step> {
-        let mut steps = deciders.begin(stream, who);
-        deciders.since(stream, since);
-        steps.extend(deciders.decide(stream, decision(1, wanted)));
-        steps.extend(deciders.synced(stream));
-        steps
-    }
-
-    #[test]
-    fn every_replica_chooses_the_same_one_whoever_came_first() {
-        let (mut one, mut two) = (Deciders::default(), Deciders::default());
-        opened(&mut one, 1, "a", 50, 3);
-        opened(&mut one, 2, "b", 10, 7);
-        opened(&mut two, 1, "b", 10, 7);
-        opened(&mut two, 2, "a", 50, 3);
-        assert_eq!((one.chosen(), two.chosen()), (Some("b"), Some("b")));
-    }
-
-    #[test]
-    fn one_counts_for_as_long_as_it_is_there() {
-        let mut all = Deciders::default();
-        let all_of = |wanted| vec![Step::Begin, Step::Decide(decision(1, wanted)), Step::Synced];
-        assert_eq!(opened(&mut all, 1, "a", 10, 3), all_of(3));
-        assert_eq!(opened(&mut all, 2, "b", 50, 7), [], "another counts");
-        assert_eq!(all.chosen(), Some("a"));
-        assert_eq!(all.decide(2, decision(1, 9)), []);
-        assert_eq!(all.decide(1, decision(1, 4)), [Step::Decide(decision(1, 4))]);
-        // At once, with what it has decided meanwhile.
-        assert_eq!(all.end(1), all_of(9));
-        assert_eq!(all.chosen(), Some("b"));
-    }
-
-    #[test]
-    fn who_has_heard_usage_longest_takes_over() {
-        let mut all = Deciders::default();
-        opened(&mut all, 1, "a", 50, 1);
-        opened(&mut all, 2, "young", 90, 2);
-        opened(&mut all, 3, "old", 70, 3);
-        all.begin(4, "not whole");
-        all.since(4, 0);
-        all.end(1);
-        assert_eq!(all.chosen(), Some("old"));
-        all.end(3);
-        assert_eq!(all.chosen(), Some("young"));
-        assert_eq!(all.end(2), [], "the last decisions stay in force");
-        assert_eq!(all.chosen(), None);
-        assert_eq!(all.synced(4), [Step::Begin, Step::Synced]);
-    }
-
-    #[test]
-    fn an_autoscaler_that_comes_back_is_not_ended_by_its_first_stream() {
-        let mut all = Deciders::default();
-        opened(&mut all, 1, "a", 50, 1);
-        opened(&mut all, 2, "a", 50, 2);
-        let steps = all.end(1);
-        assert_eq!(steps, [Step::Begin, Step::Decide(decision(1, 2)), Step::Synced]);
-        assert_eq!(all.chosen(), Some("a"));
-    }
-
-    proptest! {
-        /// Whoever comes and goes: a receiver of the steps always holds exactly what the one that counts decided, or,
-        /// while none does, what the last one that counted did.
-        #[test]
-        fn what_counts_is_one_autoscalers_whole_word(
-            ops in proptest::collection::vec((0u8..5, 0u64..3, 0u8..3, 0u32..4), 0..60),
-        ) {
-            let (mut all, mut held, mut unnamed) =
-                (Deciders::default(), BTreeMap::new(), None::<BTreeSet<Name>>);
-            for (kind, stream, of, wanted) in ops {
-                let steps = match kind {
-                    0 => all.begin(stream, &format!("a{stream}")),
-                    1 => all.synced(stream),
-                    2 => all.end(stream),
-                    3 => all.undecide(stream, name(of)),
-                    _ => all.decide(stream, decision(of, wanted)),
-                };
-                for step in steps {
-                    match step {
-                        Step::Begin => unnamed = Some(held.keys().cloned().collect()),
-                        Step::Decide(it) => {
-                            unnamed.iter_mut().for_each(|all| _ = all.remove(&it.revision));
-                            held.insert(it.revision.clone(), it.wanted);
-                        }
-                        Step::Undecide(name) => drop(held.remove(&name)),
-                        Step::Synced => for name in unnamed.take().into_iter().flatten() {
-                            held.remove(&name);
-                        },
-                    }
-                }
-                let counts = all.counts.and_then(|stream| all.all.get(&stream));
-                let Some(counts) = counts.filter(|it| it.is_whole) else { continue };
-                let decided = counts.decisions.iter().map(|(name, it)| (name.clone(), it.wanted));
-                prop_assert_eq!(&held, &decided.collect::<BTreeMap<_, _>>());
-            }
-        }
-    }
-}
+mod tests;

@@ -133,7 +133,7 @@ async fn a_waiting_request_is_decided_over_the_wire() {
 
 #[tokio::test]
 async fn a_stream_that_ends_takes_its_waiting_requests_along() {
-    let brain = Arc::new(Brain::new(Duration::from_secs(2)));
+    let brain = Arc::new(Brain::new(Duration::from_secs(2), 0));
     let name = Name::new("default", "hello-00001");
     let mut table = common::wire::RouteTable::default();
     let RouteChange::Revision(it) = revision(&name) else { panic!("a revision") };
@@ -157,7 +157,7 @@ async fn a_stream_that_ends_takes_its_waiting_requests_along() {
 
 #[test]
 fn an_agent_counts_only_the_pods_of_its_own_node() {
-    let brain = Arc::new(Brain::new(Duration::from_secs(2)));
+    let brain = Arc::new(Brain::new(Duration::from_secs(2), 0));
     let identity = "spiffe://rouse/agent/n1/agent-1/a1".parse().expect("an identity");
     let peer = Peer::Known(Arc::new(identity));
     let report = |role, node: &str| {

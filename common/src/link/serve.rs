@@ -3,7 +3,10 @@
 use std::{hash::Hash, path::Path, sync::Arc};
 
 use futures::{Stream, StreamExt as _, stream};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::watch,
+};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{
@@ -59,6 +62,18 @@ where
     V: Clone + Send + Sync + 'static,
 {
     stream::unfold(cursor, |mut cursor| async move { Some((cursor.next().await, cursor)) })
+}
+
+/// Each further value that a channel gets; those that come faster than they are sent are passed over.
+pub(super) fn changes<T>(values: watch::Receiver<T>) -> impl Stream<Item = T> + Send + 'static
+where
+    T: Clone + Send + Sync + 'static,
+{
+    stream::unfold(values, |mut values| async move {
+        values.changed().await.ok()?;
+        let value = values.borrow_and_update().clone();
+        Some((value, values))
+    })
 }
 
 /// The RouteTable stream for one subscriber, from the box that keeps its states: each change as `shape` lets it see it.

@@ -91,14 +91,32 @@ impl Totals {
 pub enum ScaleItem {
     /// Who decides.
     Sender(Subscriber),
-    /// Since when the sender has heard usage, in ms since 1970: the longer, the fuller its windows.
+    /// Since when the sender has heard usage, in ms since 1970. Of use to controllers of earlier releases alone, since
+    /// clocks of different hosts differ.
     Since(u64),
+    /// The sender lives: said several times a second.
+    Alive(Alive),
     /// What is wanted of one revision.
     Decision(Decision),
     /// The revision is no more.
     Gone(Name),
     /// Every revision has been named.
     Synced,
+}
+
+/// A heartbeat of an autoscaler, and what tells whether its decisions should count.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Alive {
+    /// What [`ScaleItem::Since`] says, for controllers of earlier releases.
+    pub since_ms: u64,
+    /// For how long it has heard usage without a pause of its own, in ms.
+    pub heard_ms: u64,
+    /// Whether that is longer than every window it evaluates.
+    pub is_full: bool,
+    /// Agents and activators whose usage it hears now.
+    pub reporters: u32,
+    /// The autoscaler that counts, as the RouteTable last said; `None`: it has not.
+    pub counts: Option<String>,
 }
 
 /// What is wanted of one revision, and the inputs that led there.

@@ -15,7 +15,7 @@ use bytes::Buf as _;
 use common::{
     link::{Link, PodKey},
     outbox::Outbox,
-    wire::{Decision, Name, PodItem, PodPhase, PodSeen, Role, Subscriber, raw},
+    wire::{Alive, Decision, Name, PodItem, PodPhase, PodSeen, Role, Subscriber, raw},
 };
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
@@ -95,7 +95,8 @@ async fn decide(endpoint: String, decisions: Vec<Decision>, stop: CancellationTo
     let outbox: Outbox<Name, Decision> = Outbox::new();
     decisions.into_iter().for_each(|it| outbox.set(it.revision.clone(), it));
     let who = Subscriber { role: Role::Autoscaler, name: "autoscaler".into(), node: String::new() };
-    Link::new(endpoint, who, stop).since(1).decide(&outbox).await;
+    let (_heart, alive) = tokio::sync::watch::channel(Alive::default());
+    Link::new(endpoint, who, stop).decide(&outbox, &alive).await;
 }
 
 async fn read(link: Link, told: Arc<Told>) {

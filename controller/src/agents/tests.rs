@@ -116,7 +116,8 @@ async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route(
 
     let (decisions, reports) = (Outbox::new(), Outbox::new());
     let say = decisions.clone();
-    tokio::spawn(async move { autoscaler.decide(&say).await });
+    let (_heart, alive) = watch::channel(common::wire::Alive::default());
+    tokio::spawn(async move { autoscaler.decide(&say, &alive).await });
     let say = reports.clone();
     tokio::spawn(async move { agent.report_pods(&say).await });
     decisions.set(Name::new("default", "hello-00001"), decision(1));

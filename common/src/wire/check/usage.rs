@@ -82,6 +82,12 @@ impl TryFrom<raw::ScaleItem> for ScaleItem {
     type Error = Refused;
     fn try_from(it: raw::ScaleItem) -> Checked<Self> {
         use raw::scale_item::What;
+        if let Some(alive) = it.alive {
+            let since_ms = if let Some(What::SinceMs(ms)) = it.what { ms } else { 0 };
+            let raw::Alive { heard_ms, full: is_full, reporters, counts } = alive;
+            let counts = Some(counts).filter(|it| !it.is_empty());
+            return Ok(Self::Alive(Alive { since_ms, heard_ms, is_full, reporters, counts }));
+        }
         Ok(match need("scale_item.what", it.what)? {
             What::Sender(it) => Self::Sender(it.try_into()?),
             What::SinceMs(ms) => Self::Since(ms),
@@ -95,14 +101,22 @@ impl TryFrom<raw::ScaleItem> for ScaleItem {
 impl From<ScaleItem> for raw::ScaleItem {
     fn from(it: ScaleItem) -> Self {
         use raw::scale_item::What;
+        let mut alive = None;
         let what = match it {
+            ScaleItem::Alive(it) => {
+                let Alive { since_ms, heard_ms, is_full: full, reporters, counts } = it;
+                let counts = counts.unwrap_or_default();
+                alive = Some(raw::Alive { heard_ms, full, reporters, counts });
+                // An item without this would be one that earlier releases refuse.
+                What::SinceMs(since_ms)
+            }
             ScaleItem::Sender(it) => What::Sender(it.into()),
             ScaleItem::Since(ms) => What::SinceMs(ms),
             ScaleItem::Decision(it) => What::Decision(it.into()),
             ScaleItem::Gone(name) => What::Gone(name.to_string()),
             ScaleItem::Synced => What::Synced(raw::Empty {}),
         };
-        Self { what: Some(what) }
+        Self { what: Some(what), alive }
     }
 }
 

@@ -1,0 +1,225 @@
+//! Pure: tests of whose decisions count.
+
+use common::wire::{Activity, Path};
+use proptest::prelude::*;
+
+use super::*;
+
+fn name(of: u8) -> Name {
+    Name::new("default", format!("r{of}"))
+}
+
+fn decision(of: u8, wanted: u32) -> Decision {
+    Decision {
+        revision: name(of),
+        wanted: Some(wanted),
+        path: Path::Direct,
+        activators: 0,
+        activity: Activity::Active,
+        stable: 0.0,
+        panic: 0.0,
+        target: 1.0,
+        ready_pods: 0,
+        panicking: false,
+        excess_burst_capacity: 0.0,
+        reason: String::new(),
+    }
+}
+
+/// What an autoscaler says that has heard usage for so many seconds, where a window is one minute.
+fn heard(seconds: u64) -> Alive {
+    Alive { heard_ms: seconds * 1000, is_full: seconds >= 60, reporters: 3, ..Alive::default() }
+}
+
+fn naming(seconds: u64, counts: &str) -> Alive {
+    Alive { counts: Some(counts.to_owned()), ..heard(seconds) }
+}
+
+fn opened(all: &mut Deciders, stream: u64, who: &str, alive: Alive, wanted: u32) -> Vec<Step> {
+    let mut steps = all.begin(stream, who);
+    steps.extend(all.alive(stream, alive));
+    steps.extend(all.decide(stream, decision(1, wanted)));
+    steps.extend(all.synced(stream));
+    steps
+}
+
+fn ticks(all: &mut Deciders, count: u64) -> Vec<Step> {
+    (0..count).flat_map(|_| all.tick()).collect()
+}
+
+#[test]
+fn every_replica_chooses_the_same_one_whichever_came_first() {
+    let (mut one, mut two) = (Deciders::default(), Deciders::default());
+    opened(&mut one, 1, "a", heard(5), 3);
+    opened(&mut one, 2, "b", heard(9), 7);
+    opened(&mut two, 1, "b", heard(9), 7);
+    opened(&mut two, 2, "a", heard(5), 3);
+    assert_eq!((one.chosen(), two.chosen()), (Some("b"), Some("b")));
+}
+
+#[test]
+fn clocks_of_hosts_have_no_say() {
+    let mut all = Deciders::default();
+    opened(&mut all, 1, "b", Alive { since_ms: 2_000_000, ..naming(100, "b") }, 10);
+    // An hour behind, it calls itself the oldest; it has just started, and carries no pods yet.
+    let steps = opened(&mut all, 2, "a", Alive { since_ms: 1, ..heard(0) }, 1);
+    assert_eq!((steps, all.chosen()), (Vec::new(), Some("b")));
+}
+
+#[test]
+fn one_counts_for_as_long_as_it_is_there() {
+    let mut all = Deciders::default();
+    let all_of = |wanted| vec![Step::Begin, Step::Decide(decision(1, wanted)), Step::Synced];
+    assert_eq!(opened(&mut all, 1, "b", heard(5), 3), all_of(3));
+    all.alive(1, naming(5, "b"));
+    assert_eq!(opened(&mut all, 2, "a", heard(5), 7), [], "another counts");
+    assert_eq!(all.decide(2, decision(1, 9)), []);
+    assert_eq!(all.decide(1, decision(1, 4)), [Step::Decide(decision(1, 4))]);
+    // At once, with what it has decided meanwhile.
+    assert_eq!(all.end(1), all_of(9));
+    assert_eq!(all.chosen(), Some("a"));
+}
+
+#[test]
+fn who_has_heard_usage_longest_takes_over() {
+    let mut all = Deciders::default();
+    opened(&mut all, 1, "a", heard(50), 1);
+    opened(&mut all, 2, "young", heard(10), 2);
+    opened(&mut all, 3, "old", heard(30), 3);
+    all.begin(4, "not whole");
+    all.alive(4, heard(1000));
+    all.end(1);
+    assert_eq!(all.chosen(), Some("old"));
+    all.end(3);
+    assert_eq!(all.chosen(), Some("young"));
+    assert_eq!(all.end(2), [], "the last decisions stay in force");
+    assert_eq!(all.chosen(), None);
+    assert_eq!(all.synced(4), [Step::Begin, Step::Synced]);
+}
+
+#[test]
+fn who_falls_silent_is_passed_over_although_its_stream_stands() {
+    let mut all = Deciders::default();
+    opened(&mut all, 1, "a", naming(500, "a"), 1);
+    opened(&mut all, 2, "b", naming(100, "a"), 2);
+    for tick in 0..SILENT {
+        assert_eq!((tick, all.chosen()), (tick, Some("a")));
+        all.alive(2, naming(100, "a"));
+        all.tick();
+    }
+    assert_eq!(all.chosen(), Some("b"), "within {} ms", SILENT * 100);
+    // It is back, with a hole in its windows.
+    all.alive(2, naming(101, "b"));
+    all.alive(1, heard(0));
+    assert_eq!((ticks(&mut all, 1), all.chosen()), (Vec::new(), Some("b")));
+}
+
+#[test]
+fn where_none_is_heard_nothing_changes() {
+    let mut all = Deciders::default();
+    opened(&mut all, 1, "a", naming(500, "a"), 1);
+    opened(&mut all, 2, "b", naming(500, "a"), 2);
+    assert_eq!((ticks(&mut all, 5 * SILENT), all.chosen()), (Vec::new(), Some("a")));
+}
+
+#[test]
+fn who_has_lost_sight_of_agents_stops_being_the_one_that_counts() {
+    let short = || Alive { reporters: 2, ..naming(500, "a") };
+    let after = |seconds| {
+        let mut all = Deciders::default();
+        opened(&mut all, 1, "a", naming(500, "a"), 1);
+        opened(&mut all, 2, "b", naming(seconds, "a"), 2);
+        let mut chosen = Vec::new();
+        for _ in 0..=SHORT {
+            all.alive(1, short());
+            all.alive(2, naming(seconds, "a"));
+            all.tick();
+            chosen.push(all.chosen().map(str::to_owned));
+        }
+        chosen
+    };
+    let full = after(60);
+    assert_eq!(full.first().cloned().flatten().as_deref(), Some("a"), "an agent may restart");
+    assert_eq!(full.last().cloned().flatten().as_deref(), Some("b"));
+    assert!(after(10).iter().all(|it| it.as_deref() == Some("a")), "empty windows are no better");
+}
+
+#[test]
+fn a_new_replica_waits_a_moment_for_the_one_that_counts() {
+    let mut all = Deciders::default();
+    opened(&mut all, 1, "a-new", naming(3, "old"), 1);
+    assert_eq!(all.chosen(), None);
+    opened(&mut all, 2, "old", naming(40, "old"), 2);
+    assert_eq!(all.chosen(), Some("old"));
+    // It never comes.
+    let mut all = Deciders::default();
+    opened(&mut all, 1, "a-new", naming(3, "old"), 1);
+    for _ in 0..AWAITED {
+        all.alive(1, naming(3, "old"));
+        all.tick();
+    }
+    assert_eq!(all.chosen(), Some("a-new"));
+}
+
+#[test]
+fn one_of_an_earlier_release_counts_until_another_knows_as_much() {
+    let mut all = Deciders::default();
+    all.begin(1, "z-earlier");
+    all.synced(1);
+    opened(&mut all, 2, "a", heard(1), 2);
+    ticks(&mut all, 1);
+    assert_eq!(all.chosen(), Some("z-earlier"));
+    all.alive(2, heard(60));
+    assert_eq!(all.chosen(), Some("a"));
+}
+
+#[test]
+fn an_autoscaler_that_comes_back_is_not_ended_by_its_first_stream() {
+    let mut all = Deciders::default();
+    opened(&mut all, 1, "a", heard(50), 1);
+    let steps = opened(&mut all, 2, "a", heard(50), 2);
+    assert_eq!(steps, [Step::Begin, Step::Decide(decision(1, 2)), Step::Synced]);
+    assert_eq!((all.end(1), all.chosen()), (Vec::new(), Some("a")));
+}
+
+proptest! {
+    /// Whoever comes and goes: a receiver of the steps always holds exactly what the one that counts decided, or,
+    /// while none does, what the last one that counted did.
+    #[test]
+    fn what_counts_is_one_autoscalers_whole_word(
+        ops in proptest::collection::vec((0u8..7, 0u64..3, 0u8..3, 0u32..4), 0..60),
+    ) {
+        let (mut all, mut held, mut unnamed) =
+            (Deciders::default(), BTreeMap::new(), None::<BTreeSet<Name>>);
+        for (kind, stream, of, wanted) in ops {
+            let steps = match kind {
+                0 => all.begin(stream, &format!("a{stream}")),
+                1 => all.synced(stream),
+                2 => all.end(stream),
+                3 => all.undecide(stream, name(of)),
+                4 => all.alive(stream, heard(u64::from(wanted) * 30)),
+                5 => all.tick(),
+                _ => all.decide(stream, decision(of, wanted)),
+            };
+            for step in steps {
+                match step {
+                    Step::Begin => unnamed = Some(held.keys().cloned().collect()),
+                    Step::Decide(it) => {
+                        unnamed.iter_mut().for_each(|all| _ = all.remove(&it.revision));
+                        held.insert(it.revision.clone(), it.wanted);
+                    }
+                    Step::Undecide(name) => drop(held.remove(&name)),
+                    Step::Synced => for name in unnamed.take().into_iter().flatten() {
+                        held.remove(&name);
+                    },
+                }
+            }
+            let counts = all.counts.and_then(|stream| all.all.get(&stream));
+            let Some(counts) = counts.filter(|it| it.is_whole) else { continue };
+            let decided = counts.decisions.iter().map(|(name, it)| (name.clone(), it.wanted));
+            prop_assert_eq!(&held, &decided.collect::<BTreeMap<_, _>>());
+        }
+    }
+}
+
+mod hosts;

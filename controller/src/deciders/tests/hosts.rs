@@ -1,0 +1,287 @@
+//! Pure: autoscalers and controllers on hosts of their own, which freeze, restart and lose sight of agents.
+
+use super::*;
+
+/// Moments, of one tick each, after which windows are full.
+const WINDOW: u64 = 60;
+/// Moments after which nothing is still on its way.
+const CALM: u64 = WINDOW + 40;
+
+#[derive(Clone, Debug)]
+enum Event {
+    Nothing,
+    Freeze { autoscaler: usize, moments: u64 },
+    Blind { autoscaler: usize, moments: u64 },
+    Restart { autoscaler: usize },
+    FreezeController { controller: usize, moments: u64 },
+    RestartController { controller: usize },
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let (one, moments) = (0usize..3, 1u64..40);
+    prop_oneof![
+        12 => Just(Event::Nothing),
+        2 => (one.clone(), moments.clone())
+            .prop_map(|(autoscaler, moments)| Event::Freeze { autoscaler, moments }),
+        1 => (one.clone(), moments.clone())
+            .prop_map(|(autoscaler, moments)| Event::Blind { autoscaler, moments }),
+        2 => one.clone().prop_map(|autoscaler| Event::Restart { autoscaler }),
+        1 => (one.clone(), moments)
+            .prop_map(|(controller, moments)| Event::FreezeController { controller, moments }),
+        1 => one.prop_map(|controller| Event::RestartController { controller }),
+    ]
+}
+
+struct Autoscaler {
+    name: String,
+    wall_ms: u64,
+    follows: usize,
+    heard_since: u64,
+    started: u64,
+    frozen_since: u64,
+    frozen_until: u64,
+    was_frozen_at: u64,
+    blind: (u64, u64),
+    counts: Option<String>,
+    /// What its table said last.
+    told: Option<String>,
+}
+
+struct Controller {
+    deciders: Deciders,
+    frozen_until: u64,
+    /// Since when it has run without a pause.
+    runs_since: u64,
+    /// Streams it has, by autoscaler.
+    streams: BTreeMap<usize, (u64, String)>,
+    mail: Vec<(u64, usize, String, Alive)>,
+}
+
+struct Hosts {
+    now: u64,
+    autoscalers: Vec<Autoscaler>,
+    controllers: Vec<Controller>,
+    restarts: u64,
+    streams: u64,
+}
+
+impl Hosts {
+    fn new(clocks: &[u64]) -> Self {
+        let mut hosts = Self {
+            now: 0,
+            autoscalers: Vec::new(),
+            controllers: (0..3).map(|_| Controller::new(0)).collect(),
+            restarts: 0,
+            streams: 0,
+        };
+        for wall_ms in clocks {
+            let new = hosts.autoscaler(*wall_ms);
+            hosts.autoscalers.push(new);
+        }
+        hosts
+    }
+
+    fn autoscaler(&mut self, wall_ms: u64) -> Autoscaler {
+        self.restarts += 1;
+        // The later, the sooner by name.
+        let name = format!("a{:03}", 999 - self.restarts);
+        let follows = usize::try_from(self.restarts % 3).expect("below 3");
+        let now = self.now;
+        Autoscaler {
+            name,
+            wall_ms,
+            follows,
+            heard_since: now,
+            started: now,
+            frozen_since: 0,
+            frozen_until: 0,
+            was_frozen_at: 0,
+            blind: (0, 0),
+            counts: None,
+            told: None,
+        }
+    }
+
+    fn happen(&mut self, event: &Event) {
+        let now = self.now;
+        match *event {
+            Event::Nothing => {}
+            Event::Freeze { autoscaler, moments } => {
+                let it = &mut self.autoscalers[autoscaler];
+                if now >= it.frozen_until {
+                    it.frozen_since = now;
+                }
+                it.frozen_until = it.frozen_until.max(now + moments);
+            }
+            Event::Blind { autoscaler, moments } => {
+                self.autoscalers[autoscaler].blind = (now, now + moments);
+            }
+            Event::Restart { autoscaler } => {
+                let new = self.autoscaler(self.autoscalers[autoscaler].wall_ms);
+                self.autoscalers[autoscaler] = new;
+            }
+            Event::FreezeController { controller, moments } => {
+                self.controllers[controller].frozen_until = now + moments;
+            }
+            Event::RestartController { controller } => {
+                self.controllers[controller] = Controller::new(now);
+            }
+        }
+    }
+
+    /// One moment: tables are read, heartbeats sent and taken in.
+    fn pass(&mut self) {
+        let now = self.now;
+        for (at, it) in self.autoscalers.iter_mut().enumerate() {
+            if now < it.frozen_until {
+                it.was_frozen_at = now;
+                continue;
+            }
+            // A pause of less than a second is none.
+            if it.was_frozen_at + 1 == now && now - it.frozen_since > 10 {
+                (it.heard_since, it.counts) = (now, None);
+            }
+            let table = &self.controllers[it.follows];
+            if now >= table.frozen_until
+                && let Some(chosen) = table.deciders.chosen()
+                && it.told.as_deref() != Some(chosen)
+            {
+                it.told = Some(chosen.to_owned());
+                it.counts = it.told.clone();
+            }
+            if now % 2 == u64::try_from(at % 2).expect("0 or 1") {
+                let alive = it.heartbeat(now);
+                for (to, controller) in self.controllers.iter_mut().enumerate() {
+                    let late = (now + u64::try_from(at + to).expect("small")) % 2;
+                    controller.mail.push((now + late, at, it.name.clone(), alive.clone()));
+                }
+            }
+        }
+        for controller in &mut self.controllers {
+            controller.pass(now, &mut self.streams);
+        }
+        self.now += 1;
+    }
+}
+
+impl Autoscaler {
+    fn heartbeat(&self, now: u64) -> Alive {
+        let heard = now - self.heard_since;
+        Alive {
+            since_ms: self.wall_ms,
+            heard_ms: heard * 100,
+            is_full: heard >= WINDOW,
+            reporters: if now < self.blind.1 { 1 } else { 4 },
+            counts: self.counts.clone(),
+        }
+    }
+
+    /// Whether it has run, and been heard, for this long.
+    fn runs_for(&self, now: u64, moments: u64) -> bool {
+        now >= self.frozen_until && now >= self.started.max(self.was_frozen_at) + moments
+    }
+}
+
+impl Controller {
+    fn new(now: u64) -> Self {
+        Self {
+            deciders: Deciders::default(),
+            frozen_until: 0,
+            runs_since: now,
+            streams: BTreeMap::new(),
+            mail: Vec::new(),
+        }
+    }
+
+    fn pass(&mut self, now: u64, streams: &mut u64) {
+        if now < self.frozen_until {
+            self.runs_since = now + 1;
+            return;
+        }
+        let mail = std::mem::take(&mut self.mail);
+        for (at, from, name, alive) in mail {
+            if at > now {
+                self.mail.push((at, from, name, alive));
+                continue;
+            }
+            let known = self.streams.get(&from).filter(|(_, known)| *known == name);
+            if let Some((stream, _)) = known {
+                self.deciders.alive(*stream, alive);
+                continue;
+            }
+            *streams += 1;
+            if let Some((old, _)) = self.streams.insert(from, (*streams, name.clone())) {
+                self.deciders.end(old);
+            }
+            self.deciders.begin(*streams, &name);
+            self.deciders.alive(*streams, alive);
+            self.deciders.synced(*streams);
+        }
+        self.deciders.tick();
+    }
+
+    fn chosen(&self) -> Option<String> {
+        self.deciders.chosen().map(str::to_owned)
+    }
+}
+
+/// What holds at one moment at one controller, given the choice of the moment before.
+fn check(
+    hosts: &Hosts,
+    controller: &Controller,
+    before: Option<&str>,
+) -> Result<(), TestCaseError> {
+    let now = hosts.now - 1;
+    if now < controller.runs_since + 20 {
+        return Ok(());
+    }
+    let of = |name: &str| hosts.autoscalers.iter().find(|it| it.name == name);
+    let chosen = controller.deciders.chosen();
+    let others = || hosts.autoscalers.iter().filter(|it| Some(it.name.as_str()) != chosen);
+    if let (Some(old), Some(new)) = (before.and_then(of), chosen.and_then(of))
+        && old.name != new.name
+        && old.runs_for(now, 15)
+    {
+        let (is_full, is_older) =
+            (now >= new.heard_since + WINDOW, new.heard_since <= old.heard_since + 2 * ALIKE);
+        prop_assert!(is_full || is_older, "{} took over from {} at {now}", new.name, old.name);
+    }
+    if let Some(it) = chosen.and_then(of) {
+        let frozen_for = if now < it.frozen_until { now - it.frozen_since } else { 0 };
+        let another = others().any(|it| it.runs_for(now, 20));
+        prop_assert!(frozen_for < 10 || !another, "{} is frozen at {now}", it.name);
+        let blind_for = if now < it.blind.1 { now - it.blind.0 } else { 0 };
+        let better = others().any(|it| {
+            let knows = now >= it.heard_since + WINDOW + 20 && now >= it.blind.1 + 20;
+            knows && it.runs_for(now, 20)
+        });
+        prop_assert!(blind_for < 16 || !better, "{} is blind at {now}", it.name);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whatever freezes, restarts or goes blind, with whatever clocks: windows that are emptier never take over from one
+    /// that stands, one that is blind or frozen does not go on counting, and replicas come to the same choice.
+    #[test]
+    fn hosts_agree_on_one_that_knows(
+        clocks in proptest::collection::vec(0u64..4_000_000_000_000, 3),
+        events in proptest::collection::vec(event(), 0..300),
+    ) {
+        let mut hosts = Hosts::new(&clocks);
+        let calm = std::iter::repeat_n(&Event::Nothing, 40 + usize::try_from(CALM).expect("small"));
+        for event in events.iter().chain(calm) {
+            hosts.happen(event);
+            let before: Vec<_> = hosts.controllers.iter().map(Controller::chosen).collect();
+            hosts.pass();
+            for (controller, before) in hosts.controllers.iter().zip(&before) {
+                check(&hosts, controller, before.as_deref())?;
+            }
+        }
+        let chosen: BTreeSet<_> = hosts.controllers.iter().map(Controller::chosen).collect();
+        prop_assert_eq!(chosen.len(), 1, "replicas differ: {:?}", chosen);
+        prop_assert!(chosen.iter().all(Option::is_some));
+    }
+}
