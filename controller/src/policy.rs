@@ -16,6 +16,9 @@ pub const GROUP: &str = "autoscaling.knative.dev";
 pub const PREFIX: &str = "autoscaling.knative.dev/";
 /// Least target, Knative's `TargetMin`.
 const TARGET_MIN: f64 = 0.01;
+/// Share of the target aimed at where requests a second are counted: no key sets it (`TargetUtilization` of Knative's
+/// `pkg/autoscaler/config`).
+const RPS_UTILIZATION: f64 = 0.7;
 /// Bounds of `window`.
 const WINDOW: (Duration, Duration) = (Duration::from_secs(6), Duration::from_secs(3600));
 const HOUR: Duration = Duration::from_secs(3600);
@@ -46,41 +49,6 @@ impl Default for AutoscalerConfig {
 }
 
 impl AutoscalerConfig {
-    /// Reads the keys of a `config-autoscaler` ConfigMap. Unknown keys (`_example`) mean nothing, as in Knative.
-    pub fn parse(keys: &BTreeMap<String, String>) -> Result<Self, Vec<Problem>> {
-        let mut read = Reader { values: keys, prefix: "", path: "data.", problems: Vec::new() };
-        let mut it = Self::default();
-        let all = 0.0..=f64::MAX;
-        let p = &mut it.policy;
-        if let Some(v) = read.number(&["container-concurrency-target-percentage"], 0.01..=100.0) {
-            p.utilization = v / 100.0;
-        }
-        let target = TARGET_MIN..=f64::MAX;
-        read.set(&mut p.total, &["container-concurrency-target-default"], target.clone());
-        read.set(&mut it.rps_target, &["requests-per-second-target-default"], target);
-        read.burst(&mut p.target_burst_capacity);
-        read.span(&mut p.stable_window, &["stable-window"], WINDOW);
-        read.set(&mut p.panic_window_percent, &["panic-window-percentage"], 1.0..=100.0);
-        read.set(&mut p.panic_threshold_percent, &["panic-threshold-percentage"], all);
-        read.set(&mut p.max_scale_up_rate, &["max-scale-up-rate"], 1.0..=f64::MAX);
-        read.set(&mut p.max_scale_down_rate, &["max-scale-down-rate"], 1.0..=f64::MAX);
-        read.flag(&mut p.scale_to_zero, "enable-scale-to-zero");
-        let grace = (Duration::from_millis(1), Duration::MAX);
-        read.span(&mut p.grace, &["scale-to-zero-grace-period"], grace);
-        let any = (Duration::ZERO, Duration::MAX);
-        read.span(&mut p.retention, &["scale-to-zero-pod-retention-period"], any);
-        read.set(&mut p.activator_capacity, &["activator-capacity"], 1.0..=f64::MAX);
-        read.flag(&mut it.allow_zero_initial_scale, "allow-zero-initial-scale");
-        let least = i64::from(!it.allow_zero_initial_scale);
-        read.count(&mut p.initial_scale, &["initial-scale"], least..=MAX_SCALE);
-        read.count(&mut it.max_scale_limit, &["max-scale-limit"], 0..=MAX_SCALE);
-        read.count(&mut p.min_scale, &["min-scale"], 0..=MAX_SCALE);
-        read.count(&mut p.max_scale, &["max-scale"], 0..=MAX_SCALE);
-        read.span(&mut p.scale_down_delay, &["scale-down-delay"], (Duration::ZERO, HOUR));
-        read.scales(p, it.max_scale_limit);
-        read.done(it)
-    }
-
     /// The policy of a revision with these annotations and `containerConcurrency`.
     ///
     /// `path` leads to the annotations, for the messages.
@@ -90,6 +58,18 @@ impl AutoscalerConfig {
         container_concurrency: u32,
         path: &str,
     ) -> Result<ScalePolicy, Vec<Problem>> {
+        let (policy, problems) = self.policy_of(annotations, container_concurrency, path);
+        if problems.is_empty() { Ok(policy) } else { Err(problems) }
+    }
+
+    /// The same where the annotations were accepted once, and a ConfigMap may have come to forbid some since: each of those
+    /// is as if it were not there, and the rest holds. Says what is wrong with them, too.
+    pub fn policy_of(
+        &self,
+        annotations: &BTreeMap<String, String>,
+        container_concurrency: u32,
+        path: &str,
+    ) -> (ScalePolicy, Vec<Problem>) {
         let path = format!("{path}.");
         let mut read =
             Reader { values: annotations, prefix: PREFIX, path: &path, problems: Vec::new() };
@@ -110,7 +90,7 @@ impl AutoscalerConfig {
         let retention = ["scale-to-zero-pod-retention-period", "scaleToZeroPodRetentionPeriod"];
         read.within(&mut p.retention, &retention, hour);
         read.aggregation(&mut p.aggregation);
-        read.done(p)
+        (p, read.problems)
     }
 
     /// Least, most and first pods, and how they must stand to each other.
@@ -118,21 +98,19 @@ impl AutoscalerConfig {
         let (mut min, mut max) = (0, 0);
         read.count(&mut min, &["min-scale", "minScale"], 0..=MAX_SCALE);
         read.count(&mut max, &["max-scale", "maxScale"], 0..=MAX_SCALE);
-        let said = |read: &Reader<'_>, names: &[&'static str]| read.get(names).is_some();
         if max > 0 && max < min {
             let path = format!("{}, {}", read.at("max-scale"), read.at("min-scale"));
             let message = format!("max-scale={max} is less than min-scale={min}");
             read.problems.push(Problem::new(path, message));
         }
         if let Some((name, _)) = read.get(&["max-scale", "maxScale"]) {
-            read.limit(name, max, self.max_scale_limit);
-            p.max_scale = max;
+            if read.is_within_limit(name, max, self.max_scale_limit) {
+                p.max_scale = max;
+            }
         }
-        if said(read, &["min-scale", "minScale"]) {
+        // The installation's least stands beside a smaller most that the service asks for, and wins, as in Knative.
+        if read.get(&["min-scale", "minScale"]).is_some() {
             p.min_scale = min;
-        } else if p.max_scale > 0 {
-            // The installation's least gives way to what the service says is the most.
-            p.min_scale = p.min_scale.min(p.max_scale);
         }
         read.activation(&mut p.activation_scale, min, max);
     }
@@ -141,7 +119,10 @@ impl AutoscalerConfig {
     fn target(&self, read: &mut Reader<'_>, p: &mut ScalePolicy, limit: u32) {
         let class = read.get(&["class"]).map_or(KPA, |(_, class)| class);
         match read.get(&["metric"]).map(|(_, value)| value) {
-            Some("rps") if class == KPA => (p.metric, p.total) = (Metric::Rps, self.rps_target),
+            Some("rps") if class == KPA => {
+                (p.metric, p.total, p.utilization) =
+                    (Metric::Rps, self.rps_target, RPS_UTILIZATION);
+            }
             Some(other) if other != "concurrency" && class == KPA => {
                 let problem = Problem::invalid(read.at("metric"), other);
                 read.problems.push(problem.advise("use concurrency or rps"));
@@ -267,13 +248,15 @@ impl<'a> Reader<'a> {
     }
 
     /// `max-scale` against `max-scale-limit`.
-    fn limit(&mut self, name: &str, max: u32, limit: u32) {
+    fn is_within_limit(&mut self, name: &str, max: u32, limit: u32) -> bool {
+        let before = self.problems.len();
         if limit > 0 && max == 0 {
             let message = format!("max-scale=0 (unlimited), must be less than {limit}");
             self.problems.push(Problem::new(self.at(name), message));
         } else if limit > 0 && max > limit {
             self.problems.push(Problem::bounds(self.at(name), 1, max, limit));
         }
+        self.problems.len() == before
     }
 
     fn initial(&mut self, to: &mut u32, allow_zero: bool) {
@@ -335,41 +318,6 @@ impl<'a> Reader<'a> {
         self.problems.push(problem);
     }
 
-    /// A duration in whole seconds within bounds.
-    fn span(
-        &mut self,
-        to: &mut Duration,
-        names: &[&'static str],
-        (low, high): (Duration, Duration),
-    ) {
-        let Some((name, text)) = self.get(names) else { return };
-        let problem = match parse_duration(text) {
-            None => Problem::invalid(self.at(name), text).advise("write it as 30s or 1m30s"),
-            Some(value) if value < low || value > high => {
-                let high = if high == Duration::MAX { "∞".into() } else { go_duration(high) };
-                Problem::bounds(self.at(name), go_duration(low), text, high)
-            }
-            Some(value) if value.subsec_nanos() != 0 => {
-                let message = format!("{name}={text} is not at second precision");
-                Problem::new(self.at(name), message)
-            }
-            Some(value) => {
-                *to = value;
-                return;
-            }
-        };
-        self.problems.push(problem);
-    }
-
-    fn flag(&mut self, to: &mut bool, name: &'static str) {
-        match self.get(&[name]) {
-            None => {}
-            Some((_, "true")) => *to = true,
-            Some((_, "false")) => *to = false,
-            Some((_, other)) => self.problems.push(Problem::invalid(self.at(name), other)),
-        }
-    }
-
     fn class(&mut self) {
         let Some((name, class)) = self.get(&["class"]) else { return };
         if class.ends_with(GROUP) && !CLASSES.contains(&class) {
@@ -391,27 +339,6 @@ impl<'a> Reader<'a> {
             }
             Some(_) => {}
         }
-    }
-
-    /// How the minimum and maximum of the configuration must stand to each other and to the limit.
-    fn scales(&mut self, p: &ScalePolicy, limit: u32) {
-        let (min, max) = (p.min_scale, p.max_scale);
-        let mut say = |name: &str, message| {
-            let at = self.at(name);
-            self.problems.push(Problem::new(at, message));
-        };
-        if max > 0 && max < min {
-            say("max-scale", format!("max-scale={max} is less than min-scale={min}"));
-        }
-        if limit > 0 && max == 0 {
-            say("max-scale", format!("max-scale=0 (unlimited), must be less than {limit}"));
-        } else if limit > 0 && max > limit {
-            say("max-scale", format!("max-scale={max}, must be less than {limit}"));
-        }
-    }
-
-    fn done<T>(self, value: T) -> Result<T, Vec<Problem>> {
-        if self.problems.is_empty() { Ok(value) } else { Err(self.problems) }
     }
 }
 

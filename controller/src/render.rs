@@ -413,8 +413,9 @@ pub(crate) const DOMAIN: [(Kind, &str); 5] = [
     (Kind::DomainReady, "Ready"),
     (Kind::DomainReference, "ReferenceResolved"),
 ];
-pub(crate) const REVISION: [(Kind, &str); 4] = [
+pub(crate) const REVISION: [(Kind, &str); 5] = [
     (Kind::RevisionActive, "Active"),
+    (Kind::RevisionAnnotations, "AutoscalingAnnotationsValid"),
     (Kind::RevisionHealthy, "ContainerHealthy"),
     (Kind::RevisionReady, "Ready"),
     (Kind::RevisionResources, "ResourcesAvailable"),
@@ -433,7 +434,11 @@ fn conditions(all: &Conditions, table: &Table) -> Vec<Condition> {
         Some(Condition {
             r#type: (*name).into(),
             status: status.into(),
-            severity: if *kind == Kind::RevisionActive { "Info".into() } else { String::new() },
+            severity: match kind {
+                Kind::RevisionActive => "Info".into(),
+                Kind::RevisionAnnotations => "Warning".into(),
+                _ => String::new(),
+            },
             last_transition_time: since.rfc3339(),
             reason,
             message,

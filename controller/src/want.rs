@@ -252,6 +252,7 @@ fn object(
         }
         Resource::PodAutoscaler => {
             let reachability = match made.revision.routing.0 {
+                _ if made.revision.is_stuck() => scaling::Reachability::Unreachable,
                 Routing::Pending => scaling::Reachability::Unknown,
                 Routing::Active => scaling::Reachability::Reachable,
                 Routing::Reserve => scaling::Reachability::Unreachable,

@@ -342,6 +342,15 @@ impl Revision {
         let serving = self.pods.iter().filter(|pod| pod.stage == Stage::Serving).count();
         u32::try_from(serving).unwrap_or(u32::MAX)
     }
+
+    /// Whether there are pods, none is ready, and a condition says why: as if no route led here, then, so that no least
+    /// number keeps pods crashing for ever (knative/serving `pkg/reconciler/revision/resources/pa.go`).
+    pub fn is_stuck(&self) -> bool {
+        let failed = |kind| matches!(self.conditions.get(kind), Truth::False(_));
+        let has_failed = failed(Kind::RevisionResources) || failed(Kind::RevisionHealthy);
+        // As every replica sees it: how many are wanted only the leader knows.
+        has_failed && self.actual == 0 && self.serving() > 0
+    }
 }
 
 /// What is obeyed of a [`Decision`](common::wire::Decision).

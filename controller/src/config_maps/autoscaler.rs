@@ -36,9 +36,13 @@ fn older(keys: &mut Keys<'_>) {
         ("panic-window", "panic-window-percentage"),
         ("container-concurrency-target-single", "container-concurrency-target-default"),
         ("container-concurrency-target-multi", "container-concurrency-target-default"),
+        ("single-concurrency-target", "container-concurrency-target-default"),
+        ("multi-concurrency-target", "container-concurrency-target-default"),
+        ("vpa-multi-concurrency-target", "container-concurrency-target-default"),
+        ("concurrency-quantum-of-time", "stable-window"),
     ]);
     keys.without_effect(&[
-        ("tick-interval", "decisions follow load at once"),
+        ("tick-interval", "load is evaluated every 2 s, and at once where it cannot wait"),
         ("enable-graceful-scaledown", "pods with the least in flight always leave first"),
         ("enable-vertical-pod-autoscaling", "use a VerticalPodAutoscaler"),
         ("scale-to-zero-threshold", "use \"stable-window\" and \"scale-to-zero-grace-period\""),
@@ -238,6 +242,25 @@ mod tests {
         (p.initial_scale, p.min_scale, p.max_scale) = (3, 2, 9);
         p.scale_down_delay = Duration::from_secs(900);
         assert_eq!(read, Ok(want));
+    }
+
+    /// The sample of Knative's first releases (`config/config-autoscaler.yaml`, 2018).
+    #[test]
+    fn keys_of_the_oldest_releases_name_their_successors_and_change_nothing() {
+        let older = [
+            ("multi-concurrency-target", "1.0", "container-concurrency-target-default"),
+            ("single-concurrency-target", "0.9", "container-concurrency-target-default"),
+            ("vpa-multi-concurrency-target", "10.0", "container-concurrency-target-default"),
+            ("concurrency-quantum-of-time", "100ms", "stable-window"),
+        ];
+        for (key, value, successor) in older {
+            let data = [(key.to_owned(), value.to_owned())].into();
+            let read = read::<AutoscalerConfig>(&data).unwrap();
+            assert_eq!(read.value, AutoscalerConfig::default(), "{key}");
+            let said =
+                format!("key {key:?} is of an older release and has no effect: use {successor:?}");
+            assert_eq!(read.warnings, [said]);
+        }
     }
 
     #[test]

@@ -52,7 +52,8 @@ pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &Wo
 
 /// What of a Revision its children's objects depend on.
 fn shape(revision: &Revision) -> impl PartialEq + '_ {
-    (&revision.meta, &revision.template, &revision.routing, &revision.digests, revision.reached)
+    let Revision { meta, template, routing, digests, reached, .. } = revision;
+    (meta, template, routing, digests, reached, revision.is_stuck())
 }
 
 impl Machine {

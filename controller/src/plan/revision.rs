@@ -68,6 +68,8 @@ pub struct Facts {
     pub template: RevisionTemplate,
     /// How it scales.
     pub policy: Arc<ScalePolicy>,
+    /// What its annotations say and a ConfigMap no longer allows, in one line: it does not hold.
+    pub dropped: Option<Box<str>>,
     /// Requests a pod may have at once; 0: no limit.
     pub container_concurrency: u32,
     /// Bound of a whole request.
@@ -95,8 +97,9 @@ impl Facts {
         let none = BTreeMap::new();
         let annotations = template.metadata.annotations.as_ref().unwrap_or(&none);
         let config = &world.settings.autoscaler;
-        let policy = config.policy(annotations, container_concurrency, "");
-        let mut policy = policy.unwrap_or_else(|_| config.policy.clone());
+        let (mut policy, problems) =
+            config.policy_of(annotations, container_concurrency, "metadata.annotations");
+        let dropped = (!problems.is_empty()).then(|| parse::line(&problems).into());
         let deadline = key::PROGRESS_DEADLINE.iter().find_map(|name| annotations.get(*name));
         policy.progress_deadline =
             deadline.and_then(|text| parse_duration(text)).unwrap_or(policy.progress_deadline);
@@ -108,6 +111,7 @@ impl Facts {
         let timeout = template.spec.timeout_seconds.and_then(|it| u64::try_from(it).ok());
         Self {
             policy: Arc::new(policy),
+            dropped,
             container_concurrency,
             timeout: Duration::from_secs(timeout.filter(|it| *it > 0).unwrap_or(300)),
             serving,
@@ -156,7 +160,7 @@ impl Facts {
             idle_timeout: Self::seconds(spec.idle_timeout_seconds),
             protocol: self.protocol,
             policy: Some(Arc::clone(&self.policy)),
-            reachable: revision.routing.0 != Routing::Reserve,
+            reachable: revision.routing.0 != Routing::Reserve && !revision.is_stuck(),
             initial_scale_reached: revision.reached,
             activators: Box::default(),
             sources: None,

@@ -53,7 +53,10 @@ fn wanted(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
         None if reserve => 0,
         None => kept.max(least),
     };
-    if policy.max_scale > 0 { wanted.min(policy.max_scale) } else { wanted }
+    // The least wins over the most, as in Knative, and until it is reached so does the initial scale.
+    let first = if revision.reached { 0 } else { policy.initial_scale };
+    let most = policy.max_scale.max(least).max(first);
+    if policy.max_scale > 0 { wanted.min(most) } else { wanted }
 }
 
 /// Brings the number of pods to what is wanted: revives or adds at once, or lets the least busy ones drain.

@@ -61,6 +61,21 @@ pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Tim
     conditions.set(Kind::RevisionReady, whole, view.now);
     let active = active(revision, ready);
     revision.conditions.set(Kind::RevisionActive, active, view.now);
+    annotations(revision, view);
+}
+
+/// Says which annotations do not hold, and, where some did not, that all do now.
+fn annotations(revision: &mut Revision, view: &View<'_>) {
+    let truth = match &view.facts.dropped {
+        Some(dropped) => {
+            let message =
+                format!("Not allowed by config-autoscaler, and without effect: {dropped}");
+            Truth::False(Why::new("NotAllowed", message))
+        }
+        None if revision.conditions.has(Kind::RevisionAnnotations) => Truth::True(None),
+        None => return,
+    };
+    revision.conditions.set(Kind::RevisionAnnotations, truth, view.now);
 }
 
 fn deploying() -> Truth {

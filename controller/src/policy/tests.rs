@@ -9,96 +9,6 @@ fn policy(pairs: &[(&str, &str)], limit: u32) -> Result<ScalePolicy, String> {
     read.map_err(|problems| crate::parse::line(&problems))
 }
 
-fn config(pairs: &[(&str, &str)]) -> Result<AutoscalerConfig, String> {
-    let keys = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    AutoscalerConfig::parse(&keys.collect()).map_err(|problems| crate::parse::line(&problems))
-}
-
-/// knative.md §2.6, with the two shipped differences.
-#[test]
-fn an_empty_config_map_means_the_shipped_defaults() {
-    let config = config(&[("_example", "anything")]).expect("valid");
-    assert_eq!(config, AutoscalerConfig::default());
-    assert_eq!(config.policy.target_burst_capacity, 0.0);
-    assert!(config.allow_zero_initial_scale);
-}
-
-/// knative.md §2.6.
-#[test]
-fn every_key_of_the_config_map_is_read() {
-    let read = config(&[
-        ("container-concurrency-target-percentage", "50"),
-        ("container-concurrency-target-default", "20"),
-        ("requests-per-second-target-default", "30"),
-        ("target-burst-capacity", "211"),
-        ("stable-window", "90s"),
-        ("panic-window-percentage", "20"),
-        ("panic-threshold-percentage", "150"),
-        ("max-scale-up-rate", "10"),
-        ("max-scale-down-rate", "3"),
-        ("enable-scale-to-zero", "false"),
-        ("scale-to-zero-grace-period", "1m"),
-        ("scale-to-zero-pod-retention-period", "5s"),
-        ("activator-capacity", "200"),
-        ("initial-scale", "2"),
-        ("allow-zero-initial-scale", "false"),
-        ("min-scale", "1"),
-        ("max-scale", "9"),
-        ("max-scale-limit", "10"),
-        ("scale-down-delay", "15m"),
-    ]);
-    let policy = ScalePolicy {
-        utilization: 0.5,
-        total: 20.0,
-        target_burst_capacity: 211.0,
-        stable_window: Duration::from_secs(90),
-        panic_window_percent: 20.0,
-        panic_threshold_percent: 150.0,
-        max_scale_up_rate: 10.0,
-        max_scale_down_rate: 3.0,
-        scale_to_zero: false,
-        grace: Duration::from_secs(60),
-        retention: Duration::from_secs(5),
-        activator_capacity: 200.0,
-        initial_scale: 2,
-        min_scale: 1,
-        max_scale: 9,
-        scale_down_delay: Duration::from_secs(900),
-        ..AutoscalerConfig::default().policy
-    };
-    let want = AutoscalerConfig {
-        policy,
-        rps_target: 30.0,
-        max_scale_limit: 10,
-        allow_zero_initial_scale: false,
-    };
-    assert_eq!(read, Ok(want));
-}
-
-/// knative.md §2.6, bounds.
-#[test]
-fn keys_out_of_bounds_are_refused_by_name() {
-    for (key, value, message) in [
-        ("container-concurrency-target-percentage", "101", "expected 0.01 <= 101 <= 100"),
-        (
-            "container-concurrency-target-default",
-            "0",
-            "container-concurrency-target-default = 0, must be at least 0.01",
-        ),
-        ("target-burst-capacity", "-2", "invalid value: -2"),
-        ("stable-window", "5s", "expected 6s <= 5s <= 1h0m0s"),
-        ("stable-window", "6500ms", "stable-window=6500ms is not at second precision"),
-        ("panic-window-percentage", "0.5", "expected 1 <= 0.5 <= 100"),
-        ("enable-scale-to-zero", "maybe", "invalid value: maybe"),
-        ("scale-to-zero-grace-period", "0s", "expected 1ms <= 0s <= ∞"),
-        ("max-scale-limit", "5", "max-scale=0 (unlimited), must be less than 5"),
-        ("scale-down-delay", "2h", "expected 0s <= 2h <= 1h0m0s"),
-    ] {
-        let refused = config(&[(key, value)]).expect_err(key);
-        assert!(refused.starts_with(message), "{key}: {refused}");
-    }
-}
-
 /// knative.md §2.7; alternates in camel case.
 #[test]
 fn annotations_and_their_alternates_mean_the_same() {
@@ -207,12 +117,47 @@ fn the_most_is_bounded_by_the_installation() {
     assert!(limited.policy(&annotated(&[]), 0, "a").is_ok(), "what is not said is not refused");
 }
 
+/// knative/serving `pkg/reconciler/autoscaling/kpa/scaler.go`, `applyBounds`.
 #[test]
-fn the_installations_least_gives_way_to_the_services_most() {
+fn the_installations_least_wins_over_the_services_most() {
     let mut config = AutoscalerConfig::default();
     config.policy.min_scale = 5;
     let read = config.policy(&annotated(&[("max-scale", "2")]), 0, "a").expect("valid");
-    assert_eq!((read.min_scale, read.max_scale), (2, 2));
+    assert_eq!((read.min_scale, read.max_scale), (5, 2));
+}
+
+#[test]
+fn what_a_config_map_forbids_is_dropped_alone() {
+    let mut config = AutoscalerConfig { max_scale_limit: 5, ..AutoscalerConfig::default() };
+    config.policy.max_scale = 5;
+    let pairs = [("min-scale", "3"), ("max-scale", "10"), ("target", "10"), ("window", "90s")];
+    let (read, problems) = config.policy_of(&annotated(&pairs), 1, "a");
+    assert_eq!((read.min_scale, read.max_scale), (3, 5));
+    assert_eq!((read.total, read.stable_window), (1.0, Duration::from_secs(90)));
+    assert_eq!(
+        crate::parse::line(&problems),
+        format!("expected 1 <= 10 <= 5: a.{PREFIX}max-scale")
+    );
+    let strict =
+        AutoscalerConfig { allow_zero_initial_scale: false, ..AutoscalerConfig::default() };
+    let pairs = [("initial-scale", "0"), ("min-scale", "2")];
+    let (read, problems) = strict.policy_of(&annotated(&pairs), 0, "a");
+    assert_eq!((read.initial_scale, read.min_scale, problems.len()), (1, 2, 1));
+}
+
+/// knative/serving `pkg/reconciler/autoscaling/resources/target.go`.
+#[test]
+fn requests_a_second_have_a_utilisation_of_their_own() {
+    let mut config = AutoscalerConfig::default();
+    config.policy.utilization = 0.5;
+    let of = |pairs: &[(&str, &str)]| {
+        let read = config.policy(&annotated(pairs), 0, "a").expect("valid");
+        (read.total, read.utilization)
+    };
+    assert_eq!(of(&[]), (100.0, 0.5));
+    assert_eq!(of(&[("metric", "rps"), ("target", "200")]), (200.0, 0.7));
+    let share = ("target-utilization-percentage", "80");
+    assert_eq!(of(&[("metric", "rps"), share]), (200.0, 0.8));
 }
 
 /// knative/serving `pkg/reconciler/autoscaling/resources/target.go`.

@@ -79,6 +79,8 @@ pub enum Kind {
     RouteReady,
     /// Revision: `Active`, for information only.
     RevisionActive,
+    /// Revision: `AutoscalingAnnotationsValid`, for information only; absent while none was ever refused.
+    RevisionAnnotations,
     /// Revision: `ContainerHealthy`.
     RevisionHealthy,
     /// Revision: `Ready`.
@@ -162,6 +164,11 @@ impl Conditions {
     pub fn get(&self, kind: Kind) -> Truth {
         let found = self.0.iter().find(|have| have.kind == kind);
         found.map_or(Truth::Unknown(None), Held::truth)
+    }
+
+    /// Whether one was ever set.
+    pub fn has(&self, kind: Kind) -> bool {
+        self.0.iter().any(|have| have.kind == kind)
     }
 
     /// Whether one holds.
