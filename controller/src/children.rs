@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use crate::knative::RevisionSpec;
 
 pub mod deployment;
+pub mod hpa;
 pub mod images;
 pub mod meta;
 pub mod names;

@@ -19,7 +19,7 @@ use crate::{
     knative::key,
     kube::cache::applied,
     parse::{self, Platform, Rules},
-    policy::AutoscalerConfig,
+    policy::{self, AutoscalerConfig},
     render,
     restore::{self, array, text},
     rollout::{self, Rollout},
@@ -180,6 +180,11 @@ fn template(object: &Value) -> Arc<str> {
         "metadata": {"labels": user("labels"), "annotations": user("annotations")},
         "spec": object["spec"],
     }))
+}
+
+/// Whether a PodAutoscaler is of the class that a HorizontalPodAutoscaler is made for.
+pub fn is_horizontal(object: &Value) -> bool {
+    annotation(object, &format!("{}class", policy::PREFIX)) == Some(policy::HPA)
 }
 
 /// What a Deployment says that its pods cannot: why there are none.

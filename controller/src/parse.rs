@@ -267,7 +267,8 @@ fn template(
         && class != policy::KPA
     {
         let problem = Problem::invalid(format!("{at}.{}class", policy::PREFIX), class);
-        problems.push(problem.advise(format!("only {} scales here", policy::KPA)));
+        let advice = format!("only {} scales without Kubernetes", policy::KPA);
+        problems.push(problem.advise(advice));
     }
     let metadata = own_metadata(ObjectMeta { annotations: Some(annotations), ..meta });
     RevisionTemplate { metadata, spec }

@@ -24,9 +24,34 @@ const WINDOW: (Duration, Duration) = (Duration::from_secs(6), Duration::from_sec
 const HOUR: Duration = Duration::from_secs(3600);
 const MAX_SCALE: i64 = i32::MAX as i64;
 /// The classes that the group itself defines; a class of another group is another controller's.
-const CLASSES: [&str; 2] = [KPA, "hpa.autoscaling.knative.dev"];
+const CLASSES: [&str; 2] = [KPA, HPA];
 /// The class that scales here.
 pub const KPA: &str = "kpa.autoscaling.knative.dev";
+/// The class that leaves it to Kubernetes' HorizontalPodAutoscaler.
+pub const HPA: &str = "hpa.autoscaling.knative.dev";
+
+/// Who scales a Revision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Class {
+    /// Our autoscaler.
+    #[default]
+    Kpa,
+    /// A HorizontalPodAutoscaler, which is made for it.
+    Hpa,
+    /// Another controller, which knows the class. Nothing of ours scales it.
+    Foreign,
+}
+
+impl Class {
+    /// Who scales a Revision with these annotations.
+    pub fn of(annotations: &BTreeMap<String, String>) -> Self {
+        match annotations.get(&format!("{PREFIX}class")).map(|it| it.trim()) {
+            None | Some(KPA) => Self::Kpa,
+            Some(HPA) => Self::Hpa,
+            Some(_) => Self::Foreign,
+        }
+    }
+}
 
 /// Knative's `config-autoscaler`, checked.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,11 +7,14 @@ use common::wire::Name;
 use serde_json::Value;
 
 use crate::{
-    children::{self, Object, Resource, child_name, deployment, images, scaling, services, slices},
+    children::{
+        self, Object, Resource, child_name, deployment, hpa, images, scaling, services, slices,
+    },
     knative::key,
     kube::{Key, Part, Want},
     observe::Standing,
     plan::{self, Facts},
+    policy::Class,
     render::{self, ObjectKey, ObjectKind},
     world::{Allotment, App, Owner, Pod, Revision, Routing, Stage, Uid, World},
 };
@@ -32,6 +35,7 @@ pub fn want(world: &World, key: &Key) -> Want {
         Resource::Deployment
         | Resource::PodAutoscaler
         | Resource::ServerlessService
+        | Resource::HorizontalPodAutoscaler
         | Resource::Metric
         | Resource::Image => child(world, key),
         Resource::Service => service(world, key),
@@ -171,6 +175,19 @@ impl<'a> Made<'a> {
         };
         make(&seen)
     }
+
+    fn class(&self) -> Class {
+        Facts::of(self.revision, self.world).class
+    }
+
+    /// What scales it where that is Kubernetes.
+    fn horizontal(&self, name: &Name, revision: &children::Revision<'_>) -> Option<Object> {
+        let facts = Facts::of(self.revision, self.world);
+        let owner = self.world.autoscalers.get(name).filter(|_| facts.class == Class::Hpa)?;
+        let reachable = self.revision.routing.0 != Routing::Reserve && !self.revision.is_stuck();
+        let min = if reachable { facts.policy.min_scale } else { 0 };
+        Some(hpa::autoscaler(revision, hpa::Parts { min, max: facts.policy.max_scale, owner }))
+    }
 }
 
 /// The Revision whose child bears a name: the app is found by what the name begins with.
@@ -214,22 +231,30 @@ fn child(world: &World, key: &Key) -> Want {
     let Some((owner, revision)) = maker(world, &key.name, |it| bears(key, it)) else {
         return Want::Gone;
     };
+    let class = Facts::of(revision, world).class;
     if (key.resource, key.part) == (Resource::Deployment, Part::Scale) {
-        return scale(world, &owner, revision);
+        return if class == Class::Kpa { scale(world, &owner, revision) } else { Want::Any };
     }
     let Some(made) = Made::of(world, &owner, revision) else { return Want::Any };
     // A tag that moves must not be what pods run: they are made once it is resolved.
     let unresolved = revision.digests.is_empty();
     // Whether connections go straight to pods is the autoscaler's to say. Who has just begun to lead hears of it a
     // little later, and must not write every one of these twice until then.
-    let unheard = revision.actual > 0 && revision.decided.is_none();
+    let unheard = class == Class::Kpa && revision.actual > 0 && revision.decided.is_none();
+    // Its owner comes first.
+    let unowned = class == Class::Hpa && !world.autoscalers.contains_key(&key.name);
     match (key.resource, key.part) {
         (Resource::Deployment | Resource::Image, Part::Object) if unresolved => Want::Any,
         (Resource::ServerlessService, _) if unheard => Want::Any,
+        (Resource::HorizontalPodAutoscaler, _) if unowned => Want::Any,
+        // Whoever scales it says there how it fares.
+        (Resource::PodAutoscaler, Part::Status) if class == Class::Foreign => Want::Any,
         (_, Part::Scale)
         | (Resource::Deployment | Resource::Metric | Resource::Image, Part::Status) => Want::Any,
         (Resource::PodAutoscaler, Part::Status) => Want::Body(status::autoscaler(revision)),
-        (Resource::ServerlessService, Part::Status) => Want::Body(status::serverless(revision)),
+        (Resource::ServerlessService, Part::Status) => {
+            Want::Body(status::serverless(revision, class))
+        }
         (_, Part::Status) => Want::Any,
         (resource, Part::Object) => {
             let object = made.with(|it| object(&made, resource, &key.name, it));
@@ -260,9 +285,10 @@ fn object(
             scaling::autoscaler(revision, reachability)
         }
         Resource::ServerlessService => {
-            let (mode, activators) = status::mode(made.revision);
+            let (mode, activators) = status::mode(made.revision, made.class());
             scaling::serverless_service(revision, mode, activators)
         }
+        Resource::HorizontalPodAutoscaler => return made.horizontal(name, revision),
         Resource::Image => {
             return images::images(revision).into_iter().find(|it| it.name == name.name);
         }
@@ -416,6 +442,13 @@ pub fn made(namespace: &str, revision: &Revision, containers: &[String]) -> Vec<
     all
 }
 
+/// What is made for a Revision where Kubernetes scales it.
+pub fn horizontal(namespace: &str, revision: &Revision, world: &World) -> Option<Key> {
+    let own = Name::new(namespace, &*revision.name);
+    let key = || Key::new(Resource::HorizontalPodAutoscaler, Part::Object, own);
+    (Facts::of(revision, world).class == Class::Hpa).then(key)
+}
+
 /// Everything of an app.
 pub fn keys(name: &Name, app: &App, world: &World) -> Vec<Key> {
     let mut all: Vec<Key> = statuses(name).into();
@@ -426,6 +459,7 @@ pub fn keys(name: &Name, app: &App, world: &World) -> Vec<Key> {
         let own = Name::new(name.namespace.clone(), &*revision.name);
         all.push(Key::new(Resource::Metric, Part::Object, own));
         all.extend(made(&name.namespace, revision, &containers(revision, world)));
+        all.extend(horizontal(&name.namespace, revision, world));
         all.extend(scaled(&name.namespace, revision));
         all.extend(noted(&name.namespace, revision));
     }

@@ -560,6 +560,10 @@ pub struct World {
     pub referrers: BTreeMap<Name, BTreeSet<Name>>,
     /// Which app a Revision belongs to, where its name does not begin with the app's.
     pub odd: BTreeMap<Name, Name>,
+    /// Pods that Deployments of Revisions which others scale are told to have.
+    pub told: BTreeMap<Name, u32>,
+    /// Uids of PodAutoscalers of the class that a HorizontalPodAutoscaler is made for.
+    pub autoscalers: BTreeMap<Name, Box<str>>,
 }
 
 impl App {
@@ -661,6 +665,8 @@ impl Default for World {
             leads: true,
             referrers: BTreeMap::new(),
             odd: BTreeMap::new(),
+            told: BTreeMap::new(),
+            autoscalers: BTreeMap::new(),
         }
     }
 }

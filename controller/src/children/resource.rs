@@ -41,6 +41,8 @@ pub enum Resource {
     Namespace,
     /// NetworkPolicy.
     NetworkPolicy,
+    /// HorizontalPodAutoscaler.
+    HorizontalPodAutoscaler,
 }
 
 /// Group (empty for the oldest), version, kind, plural, whether it has a namespace.
@@ -48,7 +50,7 @@ type Names = (&'static str, &'static str, &'static str, &'static str, bool);
 
 impl Resource {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::KnativeService,
         Self::Configuration,
         Self::Revision,
@@ -67,6 +69,7 @@ impl Resource {
         Self::ClusterDomainClaim,
         Self::Namespace,
         Self::NetworkPolicy,
+        Self::HorizontalPodAutoscaler,
     ];
 
     const fn names(self) -> Names {
@@ -100,6 +103,9 @@ impl Resource {
             Self::Namespace => ("", "v1", "Namespace", "namespaces", false),
             Self::NetworkPolicy => {
                 ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true)
+            }
+            Self::HorizontalPodAutoscaler => {
+                ("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", true)
             }
         }
     }

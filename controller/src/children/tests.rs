@@ -404,3 +404,60 @@ fn slices_wait_for_a_port_and_pass_over_activators_that_leave_or_are_not_ready()
         "rather one that may answer than none"
     );
 }
+
+fn horizontal(pairs: &[(&str, &str)], min: u32, max: u32) -> Value {
+    let named = |(name, value): &(&str, &str)| {
+        (format!("autoscaling.knative.dev/{name}"), (*value).to_owned())
+    };
+    let annotations = pairs.iter().map(named).collect();
+    let fixture = Fixture { annotations, ..Fixture::plain() };
+    hpa::autoscaler(&fixture.revision(), hpa::Parts { min, max, owner: "pa-uid" }).body
+}
+
+/// knative/serving `pkg/reconciler/autoscaling/hpa/resources/hpa_test.go`.
+#[test]
+fn kubernetes_scales_by_what_knative_would_tell_it() {
+    let whole = horizontal(&[("class", "hpa.autoscaling.knative.dev")], 0, 0);
+    assert_eq!(whole["apiVersion"], "autoscaling/v2");
+    assert_eq!(whole["kind"], "HorizontalPodAutoscaler");
+    let owner = &whole["metadata"]["ownerReferences"][0];
+    assert_eq!(
+        (&owner["kind"], &owner["name"], &owner["uid"], &owner["controller"]),
+        (&json!("PodAutoscaler"), &whole["metadata"]["name"], &json!("pa-uid"), &json!(true))
+    );
+    assert_eq!(whole["spec"]["scaleTargetRef"]["kind"], "Deployment");
+    let bare = |spec: &Value| (spec["minReplicas"].clone(), spec["maxReplicas"].clone());
+    assert_eq!(bare(&whole["spec"]), (Value::Null, json!(i32::MAX)));
+    assert_eq!(whole["spec"].get("metrics"), None, "Kubernetes has a default of its own");
+    let spec = horizontal(&[("target", "50.5"), ("metric", "cpu"), ("window", "1m30s")], 2, 5);
+    let spec = &spec["spec"];
+    assert_eq!(bare(spec), (json!(2), json!(5)));
+    let cpu = json!([{"type": "Resource", "resource": {
+        "name": "cpu", "target": {"type": "Utilization", "averageUtilization": 51},
+    }}]);
+    assert_eq!(spec["metrics"], cpu);
+    let window = json!({"stabilizationWindowSeconds": 90});
+    assert_eq!(spec["behavior"], json!({"scaleDown": window, "scaleUp": window}));
+}
+
+#[test]
+fn memory_and_metrics_of_others_are_quantities() {
+    let of = |metric: &str, target: &str| {
+        horizontal(&[("metric", metric), ("target", target)], 0, 0)["spec"]["metrics"][0].clone()
+    };
+    for (target, quantity) in
+        [("200", "200Mi"), ("1024", "1Gi"), ("1536", "1536Mi"), ("1.9", "1Mi")]
+    {
+        let memory = json!({"type": "Resource", "resource": {
+            "name": "memory", "target": {"type": "AverageValue", "averageValue": quantity},
+        }});
+        assert_eq!(of("memory", target), memory);
+    }
+    for (target, quantity) in [("5", "5"), ("2000", "2k"), ("1500", "1500")] {
+        let pods = json!({"type": "Pods", "pods": {
+            "metric": {"name": "queue_length"},
+            "target": {"type": "AverageValue", "averageValue": quantity},
+        }});
+        assert_eq!(of("queue_length", target), pods);
+    }
+}

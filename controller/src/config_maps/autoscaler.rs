@@ -54,7 +54,8 @@ fn class(keys: &mut Keys<'_>) {
     keys.text("pod-autoscaler-class", &mut class);
     if class != CLASS {
         keys.warn(format!(
-            "pod-autoscaler-class = {class:?} has no effect: only {CLASS} scales here"
+            "pod-autoscaler-class = {class:?} has no effect: a service that names no class is of {CLASS}; name \
+             another in its annotation autoscaling.knative.dev/class"
         ));
     }
 }

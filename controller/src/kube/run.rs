@@ -34,6 +34,7 @@ use crate::{
     children::Resource,
     config::Cluster,
     machine::Event,
+    observe,
     shared::Shared,
     webhook::{self, Answers, Binder, InForce, certs::Certificates, register::Place, review},
 };
@@ -252,7 +253,7 @@ impl Platform {
             Observed::Begin(scope) => self.writer.begin(&scope),
             Observed::Object(resource, name, seen, object) => {
                 // The machine hears of it first: what it then wants is compared with what the writer has been told.
-                if place(resource).is_some() {
+                if place(resource).is_some() || owns_another(resource, &object) {
                     self.shared.step(Event::Observe(resource, name.clone(), Some(object)));
                 }
                 self.writer.see(resource, &name, seen);
@@ -276,11 +277,16 @@ impl Platform {
     }
 
     fn lose(&self, resource: Resource, name: Name) {
-        if place(resource).is_some() {
+        if place(resource).is_some() || resource == Resource::PodAutoscaler {
             self.shared.step(Event::Observe(resource, name, None));
         }
         if resource == Resource::ConfigMap {
             self.follow_level();
         }
     }
+}
+
+/// Whether something is made for an object that is only written otherwise.
+fn owns_another(resource: Resource, object: &Value) -> bool {
+    resource == Resource::PodAutoscaler && observe::is_horizontal(object)
 }

@@ -64,6 +64,7 @@ pub fn scopes(system_namespace: &str) -> Vec<Scope> {
         metadata(Resource::Namespace),
         all(Resource::NetworkPolicy),
         labelled(Resource::Deployment, key::REVISION_UID),
+        labelled(Resource::HorizontalPodAutoscaler, key::REVISION_UID),
         labelled(Resource::EndpointSlice, "endpointslice.kubernetes.io/managed-by=rouse.dev"),
         Scope { except, ..labelled(Resource::Pod, key::REVISION_UID) },
         system(Resource::Pod),
@@ -160,6 +161,7 @@ pub const fn kept(resource: Resource) -> Kept {
         // Only written: what was applied last and the status tell whether they are as they should be.
         Resource::PodAutoscaler
         | Resource::ServerlessService
+        | Resource::HorizontalPodAutoscaler
         | Resource::Metric
         | Resource::Image => &[("spec", &[])],
     }

@@ -131,6 +131,7 @@ impl Watch {
             Resource::Deployment => self.follow::<Deployments>(client).await,
             Resource::PodAutoscaler
             | Resource::ServerlessService
+            | Resource::HorizontalPodAutoscaler
             | Resource::Metric
             | Resource::Image => self.follow::<Written>(client).await,
             _ => self.follow::<Whole>(client).await,

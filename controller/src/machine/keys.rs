@@ -36,6 +36,7 @@ pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &Wo
         if old.is_none_or(|old| shape(old) != shape(revision)) {
             let containers = want::containers(revision, world);
             keys.extend(want::made(&name.namespace, revision, &containers));
+            keys.extend(want::horizontal(&name.namespace, revision, world));
         }
         if old != Some(revision) {
             keys.extend(want::scaled(&name.namespace, revision));

@@ -13,7 +13,11 @@ use super::{Machine, allot};
 use crate::{
     bind,
     children::Resource,
-    observe, render, restore,
+    kube::{Key, Part as Piece},
+    observe,
+    plan::Facts,
+    policy::Class,
+    render, restore,
     world::{App, Configuration, Kubelet, Pod, Revision, Route, Service, Stage, Stamp, Uid, World},
 };
 
@@ -48,7 +52,8 @@ impl Machine {
             Resource::EndpointSlice => self.observe_slice(&name, object),
             Resource::DomainMapping => self.observe_mapping(&name, object, now),
             Resource::ClusterDomainClaim => self.observe_claim(&name, object, now),
-            Resource::PodAutoscaler
+            Resource::PodAutoscaler => self.observe_autoscaler(name, object),
+            Resource::HorizontalPodAutoscaler
             | Resource::ServerlessService
             | Resource::Metric
             | Resource::Image => {}
@@ -219,12 +224,32 @@ impl Machine {
         let blocked = object.and_then(observe::deployment).map(Box::new);
         let key = Name::new(name.namespace.clone(), revision);
         let Some(owner) = self.world.app_of(&key) else { return };
-        self.change(owner, now, |app, _| {
+        let told = object.and_then(|it| it["spec"]["replicas"].as_u64());
+        self.change(owner, now, |app, world| {
             let mut all = app.revisions.iter_mut();
-            if let Some(revision) = all.find(|it| *it.name == *key.name) {
-                revision.blocked = blocked;
+            let Some(revision) = all.find(|it| *it.name == *key.name) else { return };
+            revision.blocked = blocked;
+            match told.and_then(|it| u32::try_from(it).ok()) {
+                Some(told) if Facts::of(revision, world).class != Class::Kpa => {
+                    world.told.insert(key, told);
+                }
+                Some(_) | None => drop(world.told.remove(&key)),
             }
         });
+    }
+
+    /// A PodAutoscaler owns the HorizontalPodAutoscaler that is made for it.
+    fn observe_autoscaler(&mut self, name: Name, object: Option<&Value>) {
+        let uid = object.filter(|it| observe::is_horizontal(it));
+        let Some(uid) = uid.and_then(|it| it["metadata"]["uid"].as_str()) else {
+            self.world.autoscalers.remove(&name);
+            return;
+        };
+        if self.world.autoscalers.get(&name).is_none_or(|it| **it != *uid) {
+            self.world.autoscalers.insert(name.clone(), uid.into());
+            let key = Key::new(Resource::HorizontalPodAutoscaler, Piece::Object, name);
+            self.effects.keys.push(key);
+        }
     }
 
     fn observe_pod(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {

@@ -23,7 +23,7 @@ use crate::{
     config_maps::Gc,
     knative::{RevisionTemplate, key},
     parse,
-    policy::parse_duration,
+    policy::{Class, parse_duration},
     retention::{self, Candidate},
     world::{App, Meta, Platform, Pod, Revision, Routing, Stamp, Uid, World},
 };
@@ -68,6 +68,8 @@ pub struct Facts {
     pub template: RevisionTemplate,
     /// How it scales.
     pub policy: Arc<ScalePolicy>,
+    /// Who scales it.
+    pub class: Class,
     /// What its annotations say and a ConfigMap no longer allows, in one line: it does not hold.
     pub dropped: Option<Box<str>>,
     /// Requests a pod may have at once; 0: no limit.
@@ -111,6 +113,7 @@ impl Facts {
         let timeout = template.spec.timeout_seconds.and_then(|it| u64::try_from(it).ok());
         Self {
             policy: Arc::new(policy),
+            class: Class::of(annotations),
             dropped,
             container_concurrency,
             timeout: Duration::from_secs(timeout.filter(|it| *it > 0).unwrap_or(300)),
@@ -159,7 +162,8 @@ impl Facts {
             response_start_timeout: Self::seconds(spec.response_start_timeout_seconds),
             idle_timeout: Self::seconds(spec.idle_timeout_seconds),
             protocol: self.protocol,
-            policy: Some(Arc::clone(&self.policy)),
+            // What our autoscaler knows nothing of, it does not scale.
+            policy: (self.class == Class::Kpa).then(|| Arc::clone(&self.policy)),
             reachable: revision.routing.0 != Routing::Reserve && !revision.is_stuck(),
             initial_scale_reached: revision.reached,
             activators: Box::default(),

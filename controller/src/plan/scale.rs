@@ -6,7 +6,10 @@ use common::{
 };
 
 use super::{Timer, View};
-use crate::world::{Kubelet, Platform, Pod, Revision, Routing, Stage, Stamp, Uid};
+use crate::{
+    policy::Class,
+    world::{Kubelet, Platform, Pod, Revision, Routing, Stage, Stamp, Uid},
+};
 
 /// How long to wait before another pod when the last one vanished before it ever was ready.
 const RETRY_MS: u64 = 1000;
@@ -59,9 +62,25 @@ fn wanted(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
     if policy.max_scale > 0 { wanted.min(most) } else { wanted }
 }
 
+/// Pods that whoever scales the revision has told its Deployment to have, or that one begins with. At least one: from none
+/// a HorizontalPodAutoscaler never scales.
+fn told(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
+    let policy = &view.facts.policy;
+    let first = policy.initial_scale.max(policy.min_scale).max(1);
+    let told = view.world.told.get(&view.key(revision)).copied();
+    if leaving { 0 } else { told.unwrap_or(first) }
+}
+
 /// Brings the number of pods to what is wanted: revives or adds at once, or lets the least busy ones drain.
 pub(super) fn pods(revision: &mut Revision, leaving: bool, view: &View<'_>, timer: &mut Timer) {
-    let wanted = wanted(revision, leaving, view);
+    let wanted = match view.facts.class {
+        Class::Kpa => wanted(revision, leaving, view),
+        // Another one sets how many there are, and Kubernetes picks those that go: each waits for its last request.
+        Class::Hpa | Class::Foreign => {
+            revision.desired = told(revision, leaving, view);
+            return;
+        }
+    };
     revision.desired = wanted;
     let [serving, target] =
         [revision.serving(), wanted].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
@@ -184,6 +203,8 @@ pub(super) fn ready(revision: &Revision, view: &View<'_>) -> u32 {
 /// Whether burst capacity allows the direct path.
 pub(super) fn burst_path(revision: &Revision, view: &View<'_>) -> Path {
     match revision.decided {
+        // As Knative: whoever else scales, requests go straight to pods that are there.
+        _ if view.facts.class != Class::Kpa => Path::Direct,
         Some(decided) => decided.path,
         None if view.facts.policy.target_burst_capacity == 0.0 => Path::Direct,
         None => Path::Activator,

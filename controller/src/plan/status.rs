@@ -11,6 +11,7 @@ use common::{
 use super::{Timer, View, scale};
 use crate::{
     kube::cache::hash,
+    policy::Class,
     render::{self, ObjectKind},
     world::{
         Addresses, Allotment, App, Kind, Owner, Platform, Pod, Revision, Routing, Service, Stage,
@@ -59,7 +60,11 @@ pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Tim
     conditions.set(Kind::RevisionHealthy, healthy, view.now);
     let whole = conditions.ready(&[Kind::RevisionResources, Kind::RevisionHealthy]);
     conditions.set(Kind::RevisionReady, whole, view.now);
-    let active = active(revision, ready);
+    let active = match view.facts.class {
+        Class::Kpa => active(revision, ready),
+        // Never at zero (knative/serving `pkg/reconciler/autoscaling/hpa/hpa.go`).
+        Class::Hpa | Class::Foreign => Truth::True(None),
+    };
     revision.conditions.set(Kind::RevisionActive, active, view.now);
     annotations(revision, view);
 }

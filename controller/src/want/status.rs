@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     children::{scaling::Mode, services},
+    policy::Class,
     world::{Kind, Revision, Stamp, Truth, Why},
 };
 
@@ -65,7 +66,11 @@ pub(super) fn autoscaler(revision: &Revision) -> Value {
 }
 
 /// Which way new connections go: straight to pods once one is ready, and nothing keeps the activator before them.
-pub(super) fn mode(revision: &Revision) -> (Mode, i32) {
+pub(super) fn mode(revision: &Revision, class: Class) -> (Mode, i32) {
+    if class != Class::Kpa {
+        // Straight to its pods, and through all activators where there are none.
+        return (Mode::Serve, 0);
+    }
     let direct = revision.decided.map_or(Path::Activator, |it| it.path) == Path::Direct;
     let serves = direct && revision.actual > 0;
     (if serves { Mode::Serve } else { Mode::Proxy }, ACTIVATORS)
@@ -78,9 +83,9 @@ fn populated(revision: &Revision) -> (Stamp, Truth) {
 }
 
 /// Status of the ServerlessService.
-pub(super) fn serverless(revision: &Revision) -> Value {
+pub(super) fn serverless(revision: &Revision, class: Class) -> Value {
     let (at, populated) = populated(revision);
-    let activators = match mode(revision).0 {
+    let activators = match mode(revision, class).0 {
         Mode::Proxy => Truth::True(None),
         Mode::Serve => Truth::False(Why::new("", "")),
     };

@@ -88,6 +88,20 @@ pub(crate) const CLUSTER: [Rule; 21] = [
         why: "the same",
     },
     Rule {
+        groups: &["autoscaling.internal.knative.dev"],
+        resources: &["podautoscalers/finalizers"],
+        names: &[],
+        verbs: &["update"],
+        why: "owners of HorizontalPodAutoscalers, where the cluster checks whether we may name them so",
+    },
+    Rule {
+        groups: &["autoscaling"],
+        resources: &["horizontalpodautoscalers"],
+        names: &[],
+        verbs: OWN,
+        why: "scale Revisions of the class hpa.autoscaling.knative.dev",
+    },
+    Rule {
         groups: &["networking.internal.knative.dev"],
         resources: &["serverlessservices", "clusterdomainclaims"],
         names: &[],

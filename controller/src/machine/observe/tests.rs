@@ -29,6 +29,7 @@ use crate::{
     world::{Platform, Settings, Stamp, World},
 };
 
+mod classes;
 mod lives;
 
 const SPACE: &str = "default";

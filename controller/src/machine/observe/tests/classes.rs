@@ -1,0 +1,160 @@
+//! Who scales a Revision, and what holds of what it asks for.
+
+use super::*;
+
+fn annotated(cluster: &mut Cluster, pairs: &[(&str, &str)]) {
+    let mut template = template("hello:v1", 1);
+    for (name, value) in pairs {
+        template["metadata"]["annotations"][format!("autoscaling.knative.dev/{name}")] =
+            json!(value);
+    }
+    cluster.user(Resource::KnativeService, "hello", json!({"template": template}));
+}
+
+fn deployment(cluster: &Cluster) -> Name {
+    let own = name("hello-00001-deployment");
+    assert!(cluster.objects.contains_key(&(Resource::Deployment, own.clone())));
+    own
+}
+
+fn pods(cluster: &Cluster) -> Vec<Name> {
+    let all = cluster.objects.keys();
+    let all = all.filter(|(resource, it)| *resource == Resource::Pod && it.namespace == SPACE);
+    all.map(|(_, it)| it.clone()).collect()
+}
+
+/// The kubelet calls so many pods ready, as Endpoints say then too.
+fn confirm(cluster: &mut Cluster, count: usize) {
+    for own in pods(cluster).into_iter().take(count) {
+        let mut object = cluster.objects[&(Resource::Pod, own.clone())].clone();
+        object["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+        cluster.objects.insert((Resource::Pod, own.clone()), object.clone());
+        cluster.step(Event::Observe(Resource::Pod, own, Some(Box::new(object))));
+    }
+}
+
+fn horizontal() -> (Resource, Name) {
+    (Resource::HorizontalPodAutoscaler, name("hello-00001"))
+}
+
+#[test]
+fn kubernetes_scales_a_revision_of_its_class_and_nothing_of_ours_does() {
+    let mut cluster = Cluster::new();
+    let asked = [("class", "hpa.autoscaling.knative.dev"), ("metric", "cpu"), ("target", "70")];
+    annotated(&mut cluster, &[&asked[..], &[("min-scale", "2"), ("max-scale", "5")]].concat());
+    let spec = &cluster.objects[&horizontal()]["spec"];
+    assert_eq!((&spec["minReplicas"], &spec["maxReplicas"]), (&json!(2), &json!(5)));
+    let owner = &cluster.objects[&horizontal()]["metadata"]["ownerReferences"][0];
+    let autoscaler = cluster.object(Resource::PodAutoscaler, "hello-00001");
+    assert_eq!(
+        (&owner["kind"], &owner["uid"]),
+        (&json!("PodAutoscaler"), &autoscaler["metadata"]["uid"])
+    );
+    assert_eq!(pods_wanted(&cluster), &json!(2), "it begins with the fewest");
+    let policy = &cluster.table().revisions[&name("hello-00001")].policy;
+    assert_eq!(policy, &None, "our autoscaler knows nothing of it");
+    cluster.ready();
+    confirm(&mut cluster, 2);
+    // Kubernetes scales; what ours might say has no effect.
+    let own = deployment(&cluster);
+    for event in cluster.scale(&own, 4, &[]) {
+        cluster.step(event);
+    }
+    cluster.ready();
+    cluster.decide("hello-00001", 0);
+    assert_eq!((pods_wanted(&cluster), pods(&cluster).len()), (&json!(4), 4));
+    let status = &cluster.object(Resource::PodAutoscaler, "hello-00001")["status"];
+    assert_eq!((&status["desiredScale"], &status["actualScale"]), (&json!(4), &json!(4)));
+    for which in ["Active", "Ready", "SKSReady", "ScaleTargetInitialized"] {
+        let said = cluster.condition(Resource::PodAutoscaler, "hello-00001", which);
+        assert_eq!(said, "True : ", "{which}");
+    }
+    let path = &cluster.object(Resource::ServerlessService, "hello-00001")["spec"]["mode"];
+    assert_eq!(path, "Serve");
+    assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
+    let gone = cluster.scale(&own, 2, &[]);
+    for event in gone {
+        cluster.step(event);
+    }
+    assert_eq!((pods_wanted(&cluster), pods(&cluster).len()), (&json!(2), 2));
+}
+
+#[test]
+fn a_foreign_class_is_left_to_its_owner() {
+    let mut cluster = Cluster::new();
+    annotated(&mut cluster, &[("class", "sloth.example.com")]);
+    cluster.ready();
+    assert!(!cluster.objects.contains_key(&horizontal()));
+    let own = deployment(&cluster);
+    for event in cluster.scale(&own, 3, &[]) {
+        cluster.step(event);
+    }
+    cluster.ready();
+    cluster.decide("hello-00001", 0);
+    assert_eq!((pods_wanted(&cluster), pods(&cluster).len()), (&json!(3), 3));
+    let autoscaler = cluster.object(Resource::PodAutoscaler, "hello-00001");
+    assert_eq!(autoscaler.get("status"), None, "its owner writes it");
+}
+
+#[test]
+fn our_class_has_no_horizontal_autoscaler() {
+    let mut cluster = Cluster::new();
+    annotated(&mut cluster, &[]);
+    assert!(!cluster.objects.contains_key(&horizontal()));
+    assert!(cluster.table().revisions[&name("hello-00001")].policy.is_some());
+}
+
+#[test]
+fn a_revision_says_which_annotation_a_config_map_has_come_to_forbid() {
+    let mut cluster = Cluster::new();
+    annotated(&mut cluster, &[("min-scale", "3"), ("max-scale", "10"), ("target", "10")]);
+    let said = |cluster: &Cluster| {
+        cluster.condition(Resource::Revision, "hello-00001", "AutoscalingAnnotationsValid")
+    };
+    assert_eq!(said(&cluster), " : ");
+    cluster.config("config-autoscaler", json!({"max-scale-limit": "5", "max-scale": "5"}));
+    let bounds = |cluster: &Cluster| {
+        let policy = cluster.table().revisions[&name("hello-00001")].policy.clone();
+        let policy = policy.expect("ours");
+        (policy.min_scale, policy.max_scale, policy.total)
+    };
+    assert_eq!(bounds(&cluster), (3, 5, 10.0));
+    assert_eq!(
+        said(&cluster),
+        "False NotAllowed: Not allowed by config-autoscaler, and without effect: expected 1 <= 10 <= 5: \
+         metadata.annotations.autoscaling.knative.dev/max-scale"
+    );
+    cluster.config("config-autoscaler", json!({}));
+    assert_eq!((bounds(&cluster), said(&cluster)), ((3, 10, 10.0), "True : ".to_owned()));
+}
+
+/// knative/serving `pkg/reconciler/revision/resources/pa.go`.
+#[test]
+fn a_revision_whose_pods_all_crash_is_as_if_no_route_led_there() {
+    let mut cluster = Cluster::new();
+    annotated(&mut cluster, &[("min-scale", "2")]);
+    cluster.ready();
+    let reachable = |cluster: &Cluster| {
+        let autoscaler = cluster.object(Resource::PodAutoscaler, "hello-00001");
+        let said = autoscaler["spec"]["reachability"].clone();
+        (cluster.table().revisions[&name("hello-00001")].reachable, said)
+    };
+    assert_eq!(reachable(&cluster), (true, json!("Reachable")));
+    let fare = |cluster: &mut Cluster, status: Value| {
+        for own in pods(cluster) {
+            let mut object = cluster.objects[&(Resource::Pod, own.clone())].clone();
+            object["status"]["containerStatuses"] = json!([status]);
+            cluster.objects.insert((Resource::Pod, own.clone()), object.clone());
+            cluster.step(Event::Observe(Resource::Pod, own, Some(Box::new(object))));
+        }
+    };
+    let crashed = json!({
+        "name": "user-container", "restartCount": 4,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"exitCode": 1}},
+    });
+    fare(&mut cluster, crashed);
+    assert_eq!(reachable(&cluster), (false, json!("Unreachable")));
+    fare(&mut cluster, json!({"name": "user-container", "state": {"running": {}}}));
+    assert_eq!(reachable(&cluster), (true, json!("Reachable")), "one may be mended");
+}
