@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use common::{
-    link::{Draining, Link, PodKey},
+    link::{Draining, Link, PodKey, Routed},
     outbox::Outbox,
     wire::PodItem,
 };
@@ -23,16 +23,18 @@ pub async fn follow(
     seen: &AtomicBool,
 ) {
     let outbox = Outbox::new();
-    let mut draining = Draining::default();
+    let (mut draining, mut routed) = (Draining::default(), Routed::default());
     let watch = link.watch_batches(|batch| {
         let version = batch.version;
         draining.follow(&batch);
+        routed.follow(&batch);
         if gateway.apply(batch) {
             ports.apply();
         }
         gateway.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));
         outbox.set(PodKey::Applied, PodItem::Applied(version));
         draining.in_force(&outbox);
+        routed.in_force(&outbox);
         if !seen.swap(true, Ordering::Relaxed) {
             let (services, pods) = gateway.routes.counts();
             info!(version, services, pods, "first routes in force");

@@ -44,7 +44,7 @@ mod routes;
 mod serve;
 
 pub use finder::{Finder, Lookup, SystemLookup};
-pub use routes::{Changes, Draining, RouteBatch};
+pub use routes::{Changes, Draining, RouteBatch, Routed};
 pub use serve::{Door, receive, route_stream, serve, serve_to, server};
 
 /// A stream that has not named every subject is given up after this long without a word.
@@ -131,6 +131,10 @@ pub enum PodKey {
     Applied,
     /// A draining pod that the sender opens no connection to, by uid.
     Avoided(String),
+    /// Whether services follow that the sender leads to some revision.
+    NamesRouted,
+    /// One of these.
+    Routed(Name),
 }
 
 impl Link {
@@ -279,13 +283,16 @@ impl Link {
     }
 
     /// Reports pods and what of the table is in force to every replica. Values are [`PodItem`]s that have no key of
-    /// their own: `Seen`, `Applied`, `Avoided`.
+    /// their own: `Seen`, `Applied`, `Avoided`, `NamesRouted`, `Routed`.
     pub async fn report_pods(&self, outbox: &Outbox<PodKey, PodItem>) {
         self.to_all(|endpoint| async move {
             let gone = |key| match key {
                 PodKey::Pod(uid) => PodItem::Gone(uid),
                 PodKey::Applied => PodItem::Applied(0),
                 PodKey::Avoided(uid) => PodItem::AvoidedNoMore(uid),
+                // Never taken back.
+                PodKey::NamesRouted => PodItem::NamesRouted,
+                PodKey::Routed(name) => PodItem::RoutedNoMore(name),
             };
             let first = vec![PodItem::Sender(self.who.clone())];
             let channel = self.to.dial(&endpoint).await?;

@@ -734,6 +734,12 @@ pub enum PodItem {
     Avoided(String),
     /// New connections may go to it again, or it is in the table no more.
     AvoidedNoMore(String),
+    /// The sender, an activator, names each service that it leads to some revision. Speaks to every replica.
+    NamesRouted,
+    /// It leads requests for this service to some revision. Speaks to every replica.
+    Routed(Name),
+    /// It does so no more.
+    RoutedNoMore(Name),
     /// Every pod has been named.
     Synced,
 }

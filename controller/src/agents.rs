@@ -212,6 +212,9 @@ impl Reporter {
             PodItem::Gone(uid) => Event::Unseen(who, uid),
             PodItem::Avoided(uid) => Event::Avoided(who, stream, uid),
             PodItem::AvoidedNoMore(uid) => Event::AvoidedNoMore(who, stream, uid),
+            PodItem::NamesRouted => Event::NamesRouted(who, stream),
+            PodItem::Routed(name) => Event::Routed(who, stream, name, true),
+            PodItem::RoutedNoMore(name) => Event::Routed(who, stream, name, false),
             PodItem::Synced => Event::ReportSynced(who, stream),
             // A version means something only to the replica whose table it is of; what is avoided, to all.
             PodItem::Applied(_) | PodItem::Sender(_) => return,

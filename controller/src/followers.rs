@@ -5,9 +5,12 @@
 //! said so. Table versions play no part: they compare within one stream only. Whoever runs, by the API server, and does
 //! not report here now, is missed as well: a controller that has just started must not take silence for consent.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{Hash, Hasher as _},
+};
 
-use common::wire::Role;
+use common::wire::{Name, Role};
 
 /// A follower by role and name. An agent is named after its node, an activator after its pod.
 pub fn named(role: Role, name: &str) -> String {
@@ -29,6 +32,22 @@ struct Follower {
     avoids: BTreeSet<String>,
     /// Avoided by what an earlier stream said, until this one has named everything.
     unnamed: BTreeSet<String>,
+    /// Services that it leads to some revision; `None`: it does not say.
+    routed: Option<Routed>,
+}
+
+/// Services by what hashes of their names are: an activator may have tens of thousands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Routed {
+    all: BTreeSet<u64>,
+    /// Whether it has named all of them on its newest stream.
+    is_whole: bool,
+}
+
+fn hash(name: &Name) -> u64 {
+    let mut hasher = std::hash::DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
 }
 
 impl Followers {
@@ -37,6 +56,29 @@ impl Followers {
         let follower = self.all.entry(who.to_owned()).or_default();
         follower.stream = stream;
         follower.unnamed = follower.avoids.clone();
+        follower.routed = None;
+    }
+
+    /// It names each service that it leads to some revision.
+    pub fn names_routed(&mut self, who: &str, stream: u64) {
+        if let Some(follower) = self.current(who, stream) {
+            follower.routed.get_or_insert_default();
+        }
+    }
+
+    /// It leads this service to some revision, or does no more.
+    pub fn routed(&mut self, who: &str, stream: u64, name: &Name, leads: bool) {
+        if let Some(routed) = self.current(who, stream).and_then(|it| it.routed.as_mut()) {
+            _ = if leads { routed.all.insert(hash(name)) } else { routed.all.remove(&hash(name)) };
+        }
+    }
+
+    /// Whether every one that says so leads this service to some revision. One of an earlier release is not waited for, nor
+    /// one that has yet to name all of them.
+    pub fn all_route(&self, name: &Name) -> bool {
+        let hash = hash(name);
+        let whole = self.all.values().filter_map(|it| it.routed.as_ref()).filter(|it| it.is_whole);
+        whole.into_iter().all(|it| it.all.contains(&hash))
     }
 
     /// It opens no connection to this draining pod.
@@ -58,6 +100,9 @@ impl Followers {
     /// It has named everything.
     pub fn synced(&mut self, who: &str, stream: u64) {
         if let Some(follower) = self.current(who, stream) {
+            if let Some(routed) = &mut follower.routed {
+                routed.is_whole = true;
+            }
             let unnamed = std::mem::take(&mut follower.unnamed);
             follower.avoids.retain(|uid| !unnamed.contains(uid));
         }

@@ -72,6 +72,10 @@ pub enum Event {
     Avoided(Subscriber, u64, String),
     /// It may open connections to the pod again.
     AvoidedNoMore(Subscriber, u64, String),
+    /// An activator names each service that it leads to some revision, on this stream.
+    NamesRouted(Subscriber, u64),
+    /// It leads requests for this service to some revision, or does no more.
+    Routed(Subscriber, u64, Name, bool),
     /// It has named every pod.
     ReportSynced(Subscriber, u64),
     /// That stream has ended.
@@ -227,6 +231,10 @@ impl Machine {
             Event::Unseen(who, uid) => self.unsee(&who, &uid, now),
             Event::Avoided(who, stream, uid) => self.avoid(&who, stream, &uid, true, now),
             Event::AvoidedNoMore(who, stream, uid) => self.avoid(&who, stream, &uid, false, now),
+            Event::NamesRouted(who, stream) => self.names_routed(&who, stream),
+            Event::Routed(who, stream, name, leads) => {
+                self.routed(&who, stream, &name, leads, now);
+            }
             Event::ReportSynced(who, stream) => self.report_synced(&who, stream, now),
             Event::ReportEnd(who, stream) => self.report_end(&who, stream, now),
             Event::Resolved(revision, digests) => self.resolved(&revision, digests, now),

@@ -110,7 +110,7 @@ fn pass(
         scale::pods(revision, leaving, &view, timer);
         drain::advance(revision, &view, timer);
     }
-    status::route(app, world.leads, now);
+    status::route(app, name, world, now, timer);
     status::service(app, name, now);
 }
 

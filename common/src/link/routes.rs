@@ -11,7 +11,7 @@ use super::PodKey;
 use crate::{
     outbox::Outbox,
     replicas::Endpoint,
-    wire::{PodItem, PodPhase, RouteChange, RouteItem, RouteKey},
+    wire::{Name, PodItem, PodPhase, RouteChange, RouteItem, RouteKey},
 };
 
 /// Newest states of the subjects that changed.
@@ -171,12 +171,51 @@ impl Draining {
     }
 }
 
+/// The services that a receiver's table leads to some revision, and which of them it has told the controller of.
+#[derive(Debug, Default)]
+pub struct Routed {
+    changed: BTreeMap<Name, bool>,
+    is_whole: bool,
+    said: BTreeSet<Name>,
+}
+
+impl Routed {
+    /// Takes in a batch that is to be put in force.
+    pub fn follow(&mut self, batch: &RouteBatch) {
+        if batch.is_whole {
+            (self.is_whole, self.changed) = (true, BTreeMap::new());
+        }
+        for (key, change) in &batch.changes {
+            let RouteKey::Service(name) = key else { continue };
+            let leads = matches!(change, RouteChange::Service(it) if !it.targets.is_empty());
+            self.changed.insert(name.clone(), leads);
+        }
+    }
+
+    /// Everything taken in is in force: says so of each service.
+    pub fn in_force(&mut self, reports: &Outbox<PodKey, PodItem>) {
+        reports.set(PodKey::NamesRouted, PodItem::NamesRouted);
+        let mut changed = std::mem::take(&mut self.changed);
+        if std::mem::take(&mut self.is_whole) {
+            // What a whole table does not name is gone.
+            self.said.iter().for_each(|name| _ = changed.entry(name.clone()).or_insert(false));
+        }
+        for (name, leads) in changed {
+            if leads && self.said.insert(name.clone()) {
+                reports.set(PodKey::Routed(name.clone()), PodItem::Routed(name));
+            } else if !leads && self.said.remove(&name) {
+                reports.remove(&PodKey::Routed(name));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{net::SocketAddr, num::NonZeroU16};
 
     use super::*;
-    use crate::wire::{Name, Pod, Probe};
+    use crate::wire::{Name, Path, Pod, Probe, Service, Target};
 
     fn replica(last: u8) -> Endpoint {
         Endpoint::Tcp { address: SocketAddr::from(([10, 0, 0, last], 80)), tls: false }
@@ -237,5 +276,51 @@ mod tests {
         whole(&mut table, &one, PodPhase::Draining);
         table.restart(&other);
         assert_eq!(whole(&mut table, &one, PodPhase::Ready), PodPhase::Ready);
+    }
+
+    #[test]
+    fn every_service_that_leads_somewhere_is_named_once_it_is_in_force() {
+        let service = |name: &str, leads: bool| {
+            let name = Name::new("default", name);
+            let target = Target { revision: Name::new("default", "r"), percent: 100 };
+            let targets = leads.then_some(target).into_iter().collect();
+            let key = RouteKey::Service(name.clone());
+            let service = Service {
+                name,
+                addresses: Vec::new(),
+                port: NonZeroU16::MIN,
+                activator_port: NonZeroU16::MIN,
+                targets,
+                path: Path::Direct,
+                hosts: Vec::new(),
+                ingress: None,
+            };
+            (key, RouteChange::Service(service))
+        };
+        let batch = |is_whole, changes: Vec<(RouteKey, RouteChange)>| RouteBatch {
+            version: 1,
+            is_whole,
+            changes: changes.into_iter().collect(),
+        };
+        let (reports, mut routed) = (Outbox::new(), Routed::default());
+        let said = |reports: &Outbox<PodKey, PodItem>, name: &str| {
+            reports.get(&PodKey::Routed(Name::new("default", name))).is_some()
+        };
+        routed.follow(&batch(true, vec![service("a", true), service("b", false)]));
+        assert!(!said(&reports, "a"), "it is not in force yet");
+        routed.in_force(&reports);
+        assert_eq!(reports.get(&PodKey::NamesRouted), Some(PodItem::NamesRouted));
+        assert_eq!([said(&reports, "a"), said(&reports, "b")], [true, false]);
+        routed.follow(&batch(false, vec![service("b", true)]));
+        routed.in_force(&reports);
+        assert_eq!([said(&reports, "a"), said(&reports, "b")], [true, true]);
+        // Another replica's table, which lacks one.
+        routed.follow(&batch(true, vec![service("b", true)]));
+        routed.in_force(&reports);
+        assert_eq!([said(&reports, "a"), said(&reports, "b")], [false, true]);
+        let gone = RouteKey::Service(Name::new("default", "b"));
+        routed.follow(&batch(false, vec![(gone.clone(), RouteChange::Gone(gone))]));
+        routed.in_force(&reports);
+        assert!(!said(&reports, "b"));
     }
 }

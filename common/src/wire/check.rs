@@ -643,6 +643,11 @@ impl TryFrom<raw::PodItem> for PodItem {
             What::Pod(it) => Self::Seen(it.try_into()?),
             What::Gone(uid) => Self::Gone(nonempty("pod_item.gone", uid)?),
             What::Applied(it) => Self::Applied(it.version),
+            What::Avoided(it) if it.routed == EVERY_ROUTE => Self::NamesRouted,
+            What::Avoided(it) if !it.routed.is_empty() => {
+                let name = it.routed.parse()?;
+                if it.ended { Self::RoutedNoMore(name) } else { Self::Routed(name) }
+            }
             What::Avoided(it) if it.ended => Self::AvoidedNoMore(nonempty("avoided.uid", it.uid)?),
             What::Avoided(it) => Self::Avoided(nonempty("avoided.uid", it.uid)?),
             What::Synced(_) => Self::Synced,
@@ -658,12 +663,27 @@ impl From<PodItem> for raw::PodItem {
             PodItem::Seen(it) => What::Pod(it.into()),
             PodItem::Gone(uid) => What::Gone(uid),
             PodItem::Applied(version) => What::Applied(raw::Applied { version }),
-            PodItem::Avoided(uid) => What::Avoided(raw::Avoided { uid, ended: false }),
-            PodItem::AvoidedNoMore(uid) => What::Avoided(raw::Avoided { uid, ended: true }),
+            PodItem::Avoided(uid) => What::Avoided(avoided(uid, false)),
+            PodItem::AvoidedNoMore(uid) => What::Avoided(avoided(uid, true)),
+            PodItem::NamesRouted => What::Avoided(routed(EVERY_ROUTE.into(), false)),
+            PodItem::Routed(name) => What::Avoided(routed(name.to_string(), false)),
+            PodItem::RoutedNoMore(name) => What::Avoided(routed(name.to_string(), true)),
             PodItem::Synced => What::Synced(raw::Empty {}),
         };
         Self { what: Some(what) }
     }
+}
+
+/// In the place of a service's name: the sender will name all.
+const EVERY_ROUTE: &str = "*";
+
+fn avoided(uid: String, ended: bool) -> raw::Avoided {
+    raw::Avoided { uid, ended, routed: String::new() }
+}
+
+fn routed(routed: String, ended: bool) -> raw::Avoided {
+    // Earlier releases refuse an item without a uid.
+    raw::Avoided { uid: "-".into(), ended, routed }
 }
 
 impl TryFrom<raw::PodSeen> for PodSeen {

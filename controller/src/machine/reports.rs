@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::wire::{PodSeen, Role, Subscriber};
+use common::wire::{Name, PodSeen, Role, Subscriber};
 use tracing::warn;
 
 use super::Machine;
 use crate::{
     followers, plan,
-    world::{Platform, Stamp, World},
+    world::{App, Kind, Platform, Stamp, World},
 };
 
 /// So many pods of one reporter may wait to be known here; a node has a few hundred.
@@ -98,6 +98,28 @@ impl Machine {
         }
         let Some(app) = self.owners.get(uid).cloned() else { return };
         if self.draining.contains(&app) {
+            self.settle(&app, None, false, now);
+        }
+    }
+
+    /// The activator names each service that it leads to some revision.
+    pub(super) fn names_routed(&mut self, who: &Subscriber, stream: u64) {
+        self.world.followers.names_routed(&reporter(who), stream);
+    }
+
+    /// The activator leads the service to some revision, or does no more.
+    pub(super) fn routed(
+        &mut self,
+        who: &Subscriber,
+        stream: u64,
+        name: &Name,
+        leads: bool,
+        now: Stamp,
+    ) {
+        self.world.followers.routed(&reporter(who), stream, name, leads);
+        let Some(app) = self.world.app_named(name) else { return };
+        let waits = |app: &App| !app.conditions.is_true(Kind::RouteIngress);
+        if leads && self.world.apps.get(&app).is_some_and(|it| waits(it)) {
             self.settle(&app, None, false, now);
         }
     }

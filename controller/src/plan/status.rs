@@ -8,16 +8,19 @@ use common::{
     wire::{Activity, Name},
 };
 
-use super::{Timer, View, scale};
+use super::{Timer, View, host_name, scale};
 use crate::{
     kube::cache::hash,
     policy::Class,
     render::{self, ObjectKind},
     world::{
-        Addresses, Allotment, App, Kind, Owner, Platform, Pod, Revision, Routing, Service, Stage,
-        Stamp, Traffic, Truth, Why,
+        Addresses, Allotment, App, Kind, Kubelet, Owner, Platform, Pod, Revision, Routing, Service,
+        Stage, Stamp, Traffic, Truth, Why, World,
     },
 };
+
+/// How soon is looked again for activators that were waited for.
+const ROUTED_MS: u64 = 500;
 
 /// Restarts after which a crashing container is not waited for any more.
 const HOPELESS_RESTARTS: u32 = 3;
@@ -46,7 +49,8 @@ pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Tim
     let policy = &view.facts.policy;
     let least = if revision.routing.0 == Routing::Reserve { 0 } else { policy.min_scale };
     digests(revision, view);
-    revision.reached |= !resolves(revision, view) && ready >= policy.initial_scale.max(least);
+    let is_met = ready >= policy.initial_scale.max(least) && confirmed(revision, view) >= least;
+    revision.reached |= !resolves(revision, view) && is_met;
     let failure = revision.pods.iter().find_map(|pod| failure(pod, view));
     match failure {
         _ if ready > 0 => revision.failure = None,
@@ -81,6 +85,18 @@ fn annotations(revision: &mut Revision, view: &View<'_>) {
         None => return,
     };
     revision.conditions.set(Kind::RevisionAnnotations, truth, view.now);
+}
+
+/// How many pods those see that read what Kubernetes says of them, the Endpoints of `<revision>-private` among it: the
+/// kernel's word is earlier than the kubelet's.
+fn confirmed(revision: &Revision, view: &View<'_>) -> u32 {
+    if view.world.settings.platform == Platform::Local {
+        return u32::MAX;
+    }
+    let serving = revision.pods.iter().filter(|pod| pod.stage == Stage::Serving);
+    let placed = serving.filter_map(|pod| pod.placed.as_ref());
+    let ready = placed.filter(|it| it.kubelet == Kubelet::Ready && !it.deleted).count();
+    u32::try_from(ready).unwrap_or(u32::MAX)
 }
 
 fn deploying() -> Truth {
@@ -270,8 +286,9 @@ pub(super) fn configuration(app: &mut App, now: Stamp) {
 
 /// Route: `AllTrafficAssigned` was set when traffic was assigned. Where it is not this replica that `allots`, a name without
 /// numbers waits for who does.
-pub(super) fn route(app: &mut App, allots: bool, now: Stamp) {
+pub(super) fn route(app: &mut App, name: &Name, world: &World, now: Stamp, timer: &mut Timer) {
     let Some(route) = &app.route else { return };
+    let allots = world.leads;
     let names = 1 + route.traffic.iter().filter(|it| it.tag.is_some()).count();
     let unaddressed =
         |it: &Allotment| matches!(&it.addresses, Addresses::Given(none) if none.is_empty());
@@ -281,10 +298,7 @@ pub(super) fn route(app: &mut App, allots: bool, now: Stamp) {
         || route.allotted.iter().any(unaddressed)
         || (route.allotted.len() < names && !allots)
     {
-        Truth::Unknown(Some(Why::new(
-            "IngressNotConfigured",
-            "Ingress has not yet been reconciled.",
-        )))
+        not_configured()
     } else if route.allotted.len() < names {
         let message = "No ClusterIP or activator port is left: delete a service or a tag";
         Truth::False(Why::new("NoAddressLeft", message))
@@ -293,6 +307,10 @@ pub(super) fn route(app: &mut App, allots: bool, now: Stamp) {
             "RolloutInProgress",
             "A gradual rollout of the latest revision(s) is in progress.",
         )))
+    } else if !app.conditions.is_true(Kind::RouteIngress) && !is_routed(app, name, world) {
+        // Each is heard of when it does; one that ends meanwhile is waited for no more.
+        let _ = timer.passed(now.plus_ms(ROUTED_MS), now);
+        not_configured()
     } else {
         Truth::True(None)
     };
@@ -301,6 +319,18 @@ pub(super) fn route(app: &mut App, allots: bool, now: Stamp) {
     let on = [Kind::RouteTraffic, Kind::RouteIngress, Kind::RouteCertificate];
     let ready = app.conditions.ready(&on);
     app.conditions.set(Kind::RouteReady, ready, now);
+}
+
+fn not_configured() -> Truth {
+    let message = "Ingress has not yet been reconciled.";
+    Truth::Unknown(Some(Why::new("IngressNotConfigured", message)))
+}
+
+/// Whether every activator leads requests for each of the route's names to some Revision. Who asks right after the route is
+/// called ready may ask any of them, and they may follow another replica than the one that writes.
+fn is_routed(app: &App, name: &Name, world: &World) -> bool {
+    let own = |it: &Allotment| Name::new(name.namespace.clone(), host_name(it, &name.name));
+    app.allotted().iter().all(|it| world.followers.all_route(&own(it)))
 }
 
 /// Service: as its Configuration and its Route.

@@ -158,3 +158,54 @@ fn a_revision_whose_pods_all_crash_is_as_if_no_route_led_there() {
     fare(&mut cluster, json!({"name": "user-container", "state": {"running": {}}}));
     assert_eq!(reachable(&cluster), (true, json!("Reachable")), "one may be mended");
 }
+
+#[test]
+fn with_a_least_number_ready_means_what_the_kubelets_say() {
+    let mut cluster = Cluster::new();
+    annotated(&mut cluster, &[("min-scale", "3")]);
+    cluster.ready();
+    let said = |cluster: &Cluster| cluster.condition(Resource::KnativeService, "hello", "Ready");
+    let waits = said(&cluster);
+    assert!(waits.starts_with("Unknown"), "{waits}");
+    confirm(&mut cluster, 2);
+    assert_eq!(said(&cluster), waits, "two of three");
+    confirm(&mut cluster, 3);
+    assert_eq!(said(&cluster), "True : ");
+}
+
+#[test]
+fn a_route_is_ready_once_every_activator_that_says_so_leads_there() {
+    let mut cluster = Cluster::new();
+    let who =
+        |name: &str| Subscriber { role: Role::Activator, name: name.into(), node: "n1".into() };
+    // Two that say what they route, one of an earlier release that does not, one that has not named everything.
+    for (stream, name) in [(1, "one"), (2, "two"), (3, "earlier"), (4, "begins")] {
+        cluster.step(Event::ReportBegin(who(name), stream));
+        if name != "earlier" {
+            cluster.step(Event::NamesRouted(who(name), stream));
+        }
+        if name != "begins" {
+            cluster.step(Event::ReportSynced(who(name), stream));
+        }
+    }
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    let said = |cluster: &Cluster| cluster.condition(Resource::Route, "hello", "IngressReady");
+    let waits = "Unknown IngressNotConfigured: Ingress has not yet been reconciled.";
+    assert_eq!(said(&cluster), waits);
+    assert_eq!(cluster.table().services[&name("hello")].targets.len(), 1, "it is in the table");
+    cluster.step(Event::Routed(who("one"), 1, name("hello"), true));
+    assert_eq!(said(&cluster), waits, "the other one does not yet");
+    cluster.step(Event::Routed(who("two"), 2, name("hello"), true));
+    assert_eq!(said(&cluster), "True : ");
+    assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
+    // What is ready stays so: one that begins anew has to name everything again.
+    cluster.step(Event::ReportBegin(who("two"), 5));
+    cluster.step(Event::NamesRouted(who("two"), 5));
+    cluster.step(Event::ReportSynced(who("two"), 5));
+    cluster.step(Event::Observe(
+        Resource::Route,
+        name("hello"),
+        Some(Box::new(cluster.object(Resource::Route, "hello").clone())),
+    ));
+    assert_eq!(said(&cluster), "True : ");
+}
