@@ -218,6 +218,9 @@ pub struct RevisionStatus {
     pub observed_generation: i64,
     /// `Ready` and what it depends on, and `Active`.
     pub conditions: Vec<Condition>,
+    /// `rouse.dev/decision`: why it has as many pods as it has; absent while nothing is decided.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
     /// Where its logs can be read.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub log_url: String,

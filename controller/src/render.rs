@@ -1,6 +1,6 @@
 //! Pure: an [`App`] → the objects people and tools read, as `kubectl get -o yaml` would show them.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use common::{
     node::{self, ContainerState},
@@ -112,7 +112,7 @@ pub fn object(world: &World, key: &ObjectKey) -> Option<Value> {
         ObjectKind::Revision => {
             let owner = world.app_of(name)?;
             let app = world.apps.get(&owner).filter(|app| !app.leaving())?;
-            Some(revision(app, app.revision(&name.name)?, &owner))
+            Some(revision(app, app.revision(&name.name)?, &owner, world))
         }
         ObjectKind::Pod => {
             let (revision, _) = name.name.rsplit_once("-deployment-")?;
@@ -359,7 +359,7 @@ pub(crate) fn revision_meta(app: &App, revision: &Revision, owner: &Name) -> Obj
     metadata
 }
 
-fn revision(app: &App, revision: &Revision, owner: &Name) -> Value {
+fn revision(app: &App, revision: &Revision, owner: &Name, world: &World) -> Value {
     let metadata = revision_meta(app, revision, owner);
     let mut template = template(&revision.template);
     let first: Vec<String> = template["spec"]["initContainers"]
@@ -382,6 +382,7 @@ fn revision(app: &App, revision: &Revision, owner: &Name) -> Value {
     let status = RevisionStatus {
         observed_generation: 1,
         conditions: conditions(&revision.conditions, &REVISION),
+        annotations: decision(world, &Name::new(owner.namespace.clone(), &*revision.name)),
         container_statuses: digests(false),
         init_container_statuses: digests(true),
         actual_replicas: i32::try_from(revision.actual).ok(),
@@ -390,6 +391,15 @@ fn revision(app: &App, revision: &Revision, owner: &Name) -> Value {
     };
     let spec = template.get_mut("spec").map(Value::take).unwrap_or_default();
     whole("Revision", metadata, spec, status)
+}
+
+/// In the status of a PodAutoscaler and of a Revision: the decision in force, and from what it was made.
+pub(crate) const DECISION: &str = "rouse.dev/decision";
+
+/// Why a Revision has as many pods as it has, as annotations of a status.
+pub(crate) fn decision(world: &World, revision: &Name) -> BTreeMap<String, String> {
+    let line = world.decisions.get(revision);
+    line.into_iter().map(|line| (DECISION.to_owned(), line.to_string())).collect()
 }
 
 /// Which conditions a kind of object has, in Knative's order (by name).

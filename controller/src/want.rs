@@ -251,7 +251,9 @@ fn child(world: &World, key: &Key) -> Want {
         (Resource::PodAutoscaler, Part::Status) if class == Class::Foreign => Want::Any,
         (_, Part::Scale)
         | (Resource::Deployment | Resource::Metric | Resource::Image, Part::Status) => Want::Any,
-        (Resource::PodAutoscaler, Part::Status) => Want::Body(status::autoscaler(revision)),
+        (Resource::PodAutoscaler, Part::Status) => {
+            Want::Body(status::autoscaler(revision, &key.name.namespace, world))
+        }
         (Resource::ServerlessService, Part::Status) => {
             Want::Body(status::serverless(revision, class))
         }

@@ -560,6 +560,8 @@ pub struct World {
     pub referrers: BTreeMap<Name, BTreeSet<Name>>,
     /// Which app a Revision belongs to, where its name does not begin with the app's.
     pub odd: BTreeMap<Name, Name>,
+    /// What was decided of each Revision that is awake, and from what, in one line.
+    pub decisions: BTreeMap<Name, Box<str>>,
     /// Pods that Deployments of Revisions which others scale are told to have.
     pub told: BTreeMap<Name, u32>,
     /// Uids of PodAutoscalers of the class that a HorizontalPodAutoscaler is made for.
@@ -665,6 +667,7 @@ impl Default for World {
             leads: true,
             referrers: BTreeMap::new(),
             odd: BTreeMap::new(),
+            decisions: BTreeMap::new(),
             told: BTreeMap::new(),
             autoscalers: BTreeMap::new(),
         }

@@ -1,5 +1,7 @@
 //! Pure: `autoscaling.internal.knative.dev/v1alpha1`: what tools read of how a Revision scales (knative.md §1.8).
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +69,9 @@ pub struct PodAutoscalerStatus {
     pub observed_generation: i64,
     /// `Ready`, `Active`, `ScaleTargetInitialized`, `SKSReady`.
     pub conditions: Vec<Condition>,
+    /// `rouse.dev/decision`: why it has as many pods as it has; absent while nothing is decided.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
     /// Kubernetes Service of the Revision.
     pub service_name: String,
     /// Kubernetes Service that Knative scrapes; here the same pods, which nobody scrapes.

@@ -4,7 +4,7 @@
 //! once. So it may decide on a Revision that this replica has not observed yet, or has just lost and will observe anew:
 //! what was decided is kept until it can be carried out or is taken back, or requests would wait for ever.
 
-use common::wire::{Decision, Name};
+use common::wire::{Decision, Name, Path};
 use tracing::info;
 
 use super::Machine;
@@ -17,7 +17,13 @@ impl Machine {
         }
         let after =
             Decided { wanted: decision.wanted, path: decision.path, activity: decision.activity };
-        let Some((app, before)) = self.put_decided(&decision.revision, Some(after)) else { return };
+        let is_ahead = self.world.app_of(&decision.revision).is_none();
+        let changed = self.put_decided(&decision.revision, Some(after));
+        if is_ahead || changed.is_some() {
+            let line = explain(&decision).into();
+            self.world.decisions.insert(decision.revision.clone(), line);
+        }
+        let Some((app, before)) = changed else { return };
         info!(
             revision = %decision.revision, wanted = after.wanted, path = ?after.path,
             activity = ?after.activity, stable = decision.stable, panic = decision.panic,
@@ -28,6 +34,7 @@ impl Machine {
     }
 
     pub(super) fn undecide(&mut self, revision: &Name, now: Stamp) {
+        self.world.decisions.remove(revision);
         if let Some((app, before)) = self.put_decided(revision, None) {
             self.settle(&app, Some(&before), false, now);
         }
@@ -82,4 +89,29 @@ impl Machine {
             (name, before)
         })
     }
+}
+
+/// A decision with what it was made from, in one line. It is said as the decision is made, and not again while that stands,
+/// though the figures go on changing: each change would be a write.
+fn explain(it: &Decision) -> String {
+    let pods = match it.wanted {
+        Some(1) => "1 pod".to_owned(),
+        Some(wanted) => format!("{wanted} pods"),
+        None => "as many pods as there are".to_owned(),
+    };
+    let path = match it.path {
+        Path::Direct => "straight to pods",
+        Path::Activator => "through activators",
+    };
+    let panics = if it.panicking { ", in panic" } else { "" };
+    format!(
+        "{pods}, {path}: {reason}; load {stable:.2} in the stable window, {panic:.2} in the panic window{panics}; \
+         target {target:.2} a pod; {ready} ready; excess burst capacity {capacity:.0}",
+        reason = it.reason,
+        stable = it.stable,
+        panic = it.panic,
+        target = it.target,
+        ready = it.ready_pods,
+        capacity = it.excess_burst_capacity,
+    )
 }

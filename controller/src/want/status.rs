@@ -1,13 +1,14 @@
 //! Pure: what tools read of a Revision's scale: statuses of PodAutoscaler and ServerlessService
 //! (knative/serving `pkg/apis/autoscaling/v1alpha1/pa_lifecycle.go`, `pkg/reconciler/serverlessservice`).
 
-use common::wire::Path;
+use common::wire::{Name, Path};
 use serde_json::{Value, json};
 
 use crate::{
     children::{scaling::Mode, services},
     policy::Class,
-    world::{Kind, Revision, Stamp, Truth, Why},
+    render,
+    world::{Kind, Revision, Stamp, Truth, Why, World},
 };
 
 /// The fewest activators Knative lets take part.
@@ -40,7 +41,7 @@ fn since(revision: &Revision, kind: Kind) -> (Stamp, Truth) {
 }
 
 /// Status of the PodAutoscaler.
-pub(super) fn autoscaler(revision: &Revision) -> Value {
+pub(super) fn autoscaler(revision: &Revision, namespace: &str, world: &World) -> Value {
     let (at, active) = since(revision, Kind::RevisionActive);
     let initialized = match revision.reached {
         true => Truth::True(None),
@@ -51,7 +52,8 @@ pub(super) fn autoscaler(revision: &Revision) -> Value {
     let worst = ready.iter().find(|it| matches!(it, Truth::False(_)));
     let worst = worst.or_else(|| ready.iter().find(|it| matches!(it, Truth::Unknown(_))));
     let ready = worst.map_or(Truth::True(None), |it| (**it).clone());
-    json!({
+    let decision = render::decision(world, &Name::new(namespace, &*revision.name));
+    let mut status = json!({
         "serviceName": &*revision.name,
         "metricsServiceName": services::private_name(&revision.name),
         "desiredScale": revision.desired,
@@ -62,7 +64,11 @@ pub(super) fn autoscaler(revision: &Revision) -> Value {
             condition("SKSReady", &populated, populated_at, false),
             condition("ScaleTargetInitialized", &initialized, revision.meta.created, false),
         ],
-    })
+    });
+    if !decision.is_empty() {
+        status["annotations"] = json!(decision);
+    }
+    status
 }
 
 /// Which way new connections go: straight to pods once one is ready, and nothing keeps the activator before them.

@@ -209,3 +209,28 @@ fn a_route_is_ready_once_every_activator_that_says_so_leads_there() {
     ));
     assert_eq!(said(&cluster), "True : ");
 }
+
+#[test]
+fn what_was_decided_and_from_what_is_told() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    let told = |cluster: &Cluster| {
+        [Resource::PodAutoscaler, Resource::Revision].map(|resource| {
+            let status = &cluster.object(resource, "hello-00001")["status"];
+            status["annotations"]["rouse.dev/decision"].as_str().map(str::to_owned)
+        })
+    };
+    assert_eq!(told(&cluster), [None, None], "nothing is decided of what sleeps");
+    cluster.decide("hello-00001", 3);
+    let line = "3 pods, straight to pods: test; load 0.00 in the stable window, 0.00 in the panic window; \
+                target 70.00 a pod; 0 ready; excess burst capacity 0";
+    let both = |line: &str| [Some(line.to_owned()), Some(line.to_owned())];
+    assert_eq!(told(&cluster), both(line));
+    // Other figures for the same decision are no reason to write.
+    let writes = cluster.writes;
+    let again = Decision { stable: 5.0, ..decision("hello-00001", 3) };
+    cluster.step(Event::Decide(again));
+    assert_eq!((cluster.writes, told(&cluster)), (writes, both(line)));
+    cluster.step(Event::Undecide(name("hello-00001")));
+    assert_eq!(told(&cluster), [None, None]);
+}
