@@ -4,6 +4,7 @@
 //! nothing but references to that.
 
 use std::{
+    borrow::Borrow as _,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::{Duration, Instant},
@@ -124,6 +125,8 @@ struct Index {
     services: HashSet<ByName<Service>>,
     by_port: HashMap<u16, Arc<Service>>,
     by_host: HashSet<ByHost>,
+    /// Services that name a host which another one has.
+    waiting: HashMap<Box<str>, Vec<ByHost>>,
     /// Those that the table names or somebody refers to.
     revisions: HashSet<ByName<Revision>>,
     /// Those of them that the table does not name, or not yet; since when.
@@ -290,6 +293,10 @@ impl Routes {
     }
 }
 
+fn first_by_name(all: &[ByHost]) -> Option<usize> {
+    (0..all.len()).min_by_key(|at| &all[*at].service.name)
+}
+
 impl Index {
     /// Returns whether its port is another one than before.
     fn set_service(&mut self, told: wire::Service, settings: &Arc<RevisionSettings>) -> bool {
@@ -311,8 +318,7 @@ impl Index {
         });
         self.by_port.insert(service.port, Arc::clone(&service));
         for at in 0..service.hosts.len() + service.domains().len() {
-            // Whoever names a host last has it.
-            self.by_host.replace(ByHost { service: Arc::clone(&service), at });
+            self.add_host(ByHost { service: Arc::clone(&service), at });
         }
         let port = service.port;
         self.services.insert(ByName(service));
@@ -327,11 +333,39 @@ impl Index {
             self.by_port.remove(&old.port);
         }
         for host in (0..).map_while(|at| old.host(at)) {
-            if self.by_host.get(host).is_some_and(|it| Arc::ptr_eq(&it.service, &old)) {
-                self.by_host.remove(host);
-            }
+            self.remove_host(host, &old);
         }
         Some(old.port)
+    }
+
+    /// The controller names each host once. Should a table name one twice, the service that comes first by name has it,
+    /// at every activator the same, in whatever order it was told.
+    fn add_host(&mut self, new: ByHost) {
+        let host: &str = new.borrow();
+        let lost = match self.by_host.get(host) {
+            Some(have) if have.service.name < new.service.name => new,
+            Some(_) | None => match self.by_host.replace(new) {
+                Some(before) => before,
+                None => return,
+            },
+        };
+        let host: &str = lost.borrow();
+        self.waiting.entry(host.into()).or_default().push(lost);
+    }
+
+    fn remove_host(&mut self, host: &str, of: &Arc<Service>) {
+        let is_its = |it: &ByHost| Arc::ptr_eq(&it.service, of);
+        if self.by_host.get(host).is_some_and(is_its) {
+            self.by_host.remove(host);
+        }
+        let Some(mut waiting) = self.waiting.remove(host) else { return };
+        waiting.retain(|it| !is_its(it));
+        if let (None, Some(first)) = (self.by_host.get(host), first_by_name(&waiting)) {
+            self.by_host.insert(waiting.swap_remove(first));
+        }
+        if !waiting.is_empty() {
+            self.waiting.insert(host.into(), waiting);
+        }
     }
 
     /// The revision as requests see it, whether the table names it or not.

@@ -66,6 +66,28 @@ async fn a_host_that_moved_to_another_service_stays_there_when_the_first_goes() 
     assert_eq!(routes.by_host(&host).unwrap().service.name.name, "heir");
 }
 
+/// Every activator leads a host to the same service, in whatever order it learnt of them.
+#[tokio::test]
+async fn a_host_that_two_services_name_is_that_of_the_first_by_name() {
+    for order in [["b", "a", "c"], ["a", "b", "c"], ["c", "b", "a"]] {
+        let world = World::new().await;
+        let routes = &world.activator.gateway.routes;
+        routes.apply(batch(vec![RouteChange::Gone(RouteKey::Service(service()))], false));
+        let named = |own: &str| Name::new("default", own);
+        let host = hello(1).hosts[0].clone();
+        let has = || routes.by_host(&host).map(|it| it.service.name.name.to_string());
+        for (port, own) in order.into_iter().enumerate() {
+            let mut told = hello(4711 + u16::try_from(port).unwrap());
+            told.name = named(own);
+            routes.apply(batch(vec![RouteChange::Service(told)], false));
+        }
+        for (left, then) in [("b", Some("a")), ("a", Some("c")), ("c", None)] {
+            routes.apply(batch(vec![RouteChange::Gone(RouteKey::Service(named(left)))], false));
+            assert_eq!(has().as_deref(), then, "{order:?} without {left}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn pods_are_kept_by_the_revision_they_serve_now() {
     let world = World::new().await;

@@ -33,6 +33,7 @@ mod digests;
 mod domains;
 mod keys;
 mod manifest;
+mod names;
 mod observe;
 mod parts;
 mod reports;
@@ -188,6 +189,7 @@ impl Machine {
 
     fn known(&mut self, now: Stamp) {
         self.loading = false;
+        self.settle_rivals(now);
         for name in self.world.apps.keys().cloned().collect::<Vec<_>>() {
             self.settle(&name, None, true, now);
         }
@@ -252,6 +254,7 @@ impl Machine {
             Event::Lead(leads) => self.lead(leads, now),
             Event::Tick => self.tick(now),
         }
+        self.settle_rivals(now);
         self.catch_up(now);
         std::mem::take(&mut self.effects)
     }
@@ -340,6 +343,7 @@ impl Machine {
             return;
         }
         let Some(current) = self.world.apps.get(name).cloned() else { return };
+        names::ask(&current, name, &mut self.world);
         let plan = plan::app(&self.world, name, now);
         let before = before.unwrap_or(&current);
         self.say_routes(name, before, &plan);
@@ -378,7 +382,11 @@ impl Machine {
             self.routes.set(key.clone(), Said::of(change));
             said.insert(key);
         }
-        for key in keys(name, before).filter(|key| !said.contains(key)) {
+        let is_others = |key: &RouteKey| match key {
+            RouteKey::Service(it) => self.world.app_named(it).is_some_and(|app| app != *name),
+            _ => false,
+        };
+        for key in keys(name, before).filter(|key| !said.contains(key) && !is_others(key)) {
             self.routes.remove(&key);
         }
     }
@@ -432,11 +440,13 @@ impl Machine {
                 });
                 all.collect()
             };
+            // A name that another owner has by now is that one's to tell.
+            let is_others = |it: &Name| self.world.app_named(it).is_some_and(|app| app != *name);
             let now = after.filter(|_| !gone).map(|app| names(app, false)).unwrap_or_default();
             let old = names(before, true).into_iter();
-            self.effects
-                .names
-                .extend(old.filter(|(old, _)| !now.iter().any(|(name, _)| name == old)));
+            self.effects.names.extend(
+                old.filter(|(old, _)| !is_others(old) && !now.iter().any(|(name, _)| name == old)),
+            );
             self.effects.names.extend(now);
         }
         let out = &mut self.effects.objects;

@@ -25,7 +25,7 @@ use crate::{
     rollout::{self, Rollout},
     world::{
         Claim, Conditions, Configuration, Kubelet, Mapping, Meta, Owner, Pairs, Placed,
-        Placeholder, Pod, Revision, Route, Routing, Service, Stage, Stamp, Why,
+        Placeholder, Pod, Revision, Route, Routing, Service, Stage, Stamp, Uid, Why,
     },
 };
 
@@ -305,7 +305,11 @@ pub fn placeholder(object: &Value) -> Option<Placeholder> {
     addresses.sort_by_key(|it| !it.is_ipv4());
     let port = annotation(object, ACTIVATOR_PORT).and_then(|it| it.parse().ok());
     let hidden = label(object, key::VISIBILITY) == Some("cluster-local");
-    Some(Placeholder { addresses: addresses.into(), port, hidden })
+    let mut owners = array(&object["metadata"]["ownerReferences"]);
+    let owner = owners.find(|it| it["controller"] == true && it["kind"] == "Route");
+    let owner = owner.and_then(|it| Uid::parse(it["uid"].as_str()?)).unwrap_or_default();
+    let created = restore::meta(object).created;
+    Some(Placeholder { addresses: addresses.into(), port, hidden, owner, created })
 }
 
 /// A DomainMapping, but for how it fares.

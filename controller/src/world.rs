@@ -29,10 +29,12 @@ use crate::{
 
 mod conditions;
 mod domains;
+pub mod names;
 mod slices;
 
 pub use conditions::{Conditions, Kind, Truth, Why};
 pub use domains::{Claim, Mapping};
+pub use names::Names;
 pub use slices::Slices;
 
 /// A moment, in milliseconds since 1970. The shell's clock never runs backwards.
@@ -263,6 +265,10 @@ pub struct Placeholder {
     pub port: Option<u16>,
     /// Whether its label keeps it inside the cluster.
     pub hidden: bool,
+    /// UID of the route that owns it; 0 where none does.
+    pub owner: Uid,
+    /// When it was made.
+    pub created: Stamp,
 }
 
 /// Where the ClusterIPs of a name come from.
@@ -558,6 +564,8 @@ pub struct World {
     pub leads: bool,
     /// Routes that name Revisions of another app, by that app.
     pub referrers: BTreeMap<Name, BTreeSet<Name>>,
+    /// Which owner each name has.
+    pub names: Names,
     /// Which app a Revision belongs to, where its name does not begin with the app's.
     pub odd: BTreeMap<Name, Name>,
     /// What was decided of each Revision that is awake, and from what, in one line.
@@ -666,6 +674,7 @@ impl Default for World {
             nodes: BTreeMap::new(),
             leads: true,
             referrers: BTreeMap::new(),
+            names: Names::default(),
             odd: BTreeMap::new(),
             decisions: BTreeMap::new(),
             told: BTreeMap::new(),
@@ -697,22 +706,12 @@ impl World {
         self.apps.get(&app)?.revision(name)
     }
 
-    /// The app that holds a name: its own, or one of its tags'.
+    /// The app whose route has a name, as its own or for one of its tags.
     pub fn app_named(&self, name: &Name) -> Option<Name> {
-        if self.apps.get(name).is_some_and(|app| app.route.is_some()) {
-            return Some(name.clone());
+        match &self.names.owner(name, &self.placeholders)?.by {
+            names::Claimant::Route(app) => Some(app.clone()),
+            names::Claimant::Mapping(_) => None,
         }
-        let cuts = name.name.match_indices('-').map(|(at, _)| name.name.split_at(at));
-        let mut apps = cuts.map(|(tag, rest)| (tag, Name::new(name.namespace.clone(), &rest[1..])));
-        let holds = |tag: &str, app: &Name| {
-            let route = self.apps.get(app).and_then(|app| app.route.as_ref());
-            route.is_some_and(|route| {
-                let wanted = route.wanted.iter().map(|it| it.tag.as_deref());
-                let held = route.allotted.iter().map(|it| it.tag.as_deref());
-                wanted.chain(held).any(|it| it == Some(tag))
-            })
-        };
-        apps.find(|(tag, app)| holds(tag, app)).map(|(_, app)| app)
     }
 
     /// The app a revision belongs to: its name begins with the app's, then `-`, unless that would be too long.

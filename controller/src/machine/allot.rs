@@ -2,6 +2,7 @@
 
 use common::wire::Name;
 
+use super::names;
 use crate::{
     children::tagged,
     world::{Addresses, Allotment, App, Platform, World},
@@ -9,9 +10,17 @@ use crate::{
 
 /// Allots what the app's names lack and releases what no name needs any more.
 pub(super) fn allot(app: &mut App, name: &Name, world: &mut World) {
+    names::ask(app, name, world);
+    allot_owned(app, name, world);
+    names::ask(app, name, world);
+}
+
+fn allot_owned(app: &mut App, name: &Name, world: &mut World) {
     let Some(route) = &mut app.route else { return };
     let mut tags: Vec<Option<Box<str>>> = vec![None];
     tags.extend(route.wanted.iter().filter(|it| it.tag.is_some()).map(|it| it.tag.clone()));
+    // What another owner has is not for us.
+    tags.retain(|tag| world.app_named(&service(name, tag.as_deref())).as_ref() == Some(name));
     let (kept, left): (Vec<_>, Vec<_>) =
         route.allotted.drain(..).partition(|it| tags.contains(&it.tag));
     give_back(&left, world);

@@ -37,6 +37,7 @@ impl Machine {
         } else {
             info!(domain = name.name.as_str(), "domain mapping gone");
         }
+        self.ask_mapping(name);
         if old != new {
             self.settle_named(old, now);
         }
@@ -59,13 +60,14 @@ impl Machine {
             .map(|(name, it)| (name.clone(), it.target.clone()))
             .collect();
         for (mapping, target) in of {
+            self.ask_mapping(&mapping);
             self.settle_named(Some(target), now);
             self.settle_mapping(&mapping, now);
         }
         self.effects.keys.push(claim_key(&name.name));
     }
 
-    fn settle_named(&mut self, target: Option<Name>, now: Stamp) {
+    pub(super) fn settle_named(&mut self, target: Option<Name>, now: Stamp) {
         if let Some(owner) = target.and_then(|it| self.world.app_named(&it)) {
             self.settle(&owner, None, false, now);
         }

@@ -357,6 +357,7 @@ impl Machine {
                 }
             }
         }
+        self.world.names.touch_service(name);
         let Some(owner) = self.world.app_named(name) else { return };
         let own = owner.clone();
         let planned = self.change(owner, now, |app, world| allot::allot(app, &own, world));

@@ -565,6 +565,33 @@ fn tags_get_names_of_their_own_that_last() {
     assert_eq!(sim.names.len(), 1);
 }
 
+/// Also where the one that had the name drains for a while after its end.
+#[test]
+fn a_name_that_two_ask_for_is_the_firsts_until_that_goes() {
+    let mut sim = Sim::new();
+    let tagged = "\n  traffic:\n  - {latestRevision: true, percent: 100, tag: old}\n";
+    sim.apply(&format!("{}{tagged}", HELLO.trim_end()));
+    let own = Name::new("default", "old-hello");
+    let before = (sim.table().services[&own].clone(), sim.names[&own].clone());
+    sim.decide(1);
+    sim.ready_all();
+    sim.pass(1000);
+    sim.apply(&HELLO.replace("{name: hello}", "{name: old-hello}"));
+    let now = (sim.table().services[&own].clone(), sim.names[&own].clone());
+    assert_eq!((now.0.addresses, now.1), (before.0.addresses.clone(), before.1.clone()));
+    assert_eq!(now.0.targets, before.0.targets);
+    let other = &sim.machine.world.apps[&own];
+    assert!(
+        matches!(other.conditions.get(Kind::RouteReady), Truth::False(why) if why.reason == "NotOwned")
+    );
+    sim.step(Event::Delete(hello()));
+    sim.pass(600_000);
+    let now = sim.table().services[&own].clone();
+    assert_eq!(now.targets[0].revision.name, "old-hello-00001");
+    assert_eq!(sim.names[&own], now.addresses);
+    assert!(sim.machine.world.apps[&own].conditions.is_true(Kind::RouteReady));
+}
+
 #[test]
 fn what_an_agent_no_longer_sees_is_not_ready() {
     let mut sim = Sim::new();

@@ -4,12 +4,15 @@
 use common::wire::{Domain, Name};
 
 use super::routes;
-use crate::world::{App, Claim, Kind, Mapping, Stamp, Truth, Why, World};
+use crate::world::{
+    App, Claim, Kind, Mapping, Stamp, Truth, Why, World,
+    names::{Bid, Claimant},
+};
 
 /// Whether the domain is its namespace's to use.
 fn claimed(world: &World, name: &Name) -> Truth {
     match world.claims.get(name.name.as_str()) {
-        Some(Claim { namespace, .. }) if *namespace == name.namespace => Truth::True(None),
+        Some(Claim { namespace, .. }) if *namespace == name.namespace => owned(world, name),
         Some(_) => Truth::False(Why::new(
             "DomainAlreadyClaimed",
             "The domain name is already in use by another DomainMapping",
@@ -21,6 +24,22 @@ fn claimed(world: &World, name: &Name) -> Truth {
             format!("no ClusterDomainClaim found for domain {:?}", name.name),
         )),
     }
+}
+
+/// Whether the host is the mapping's: not where a route had it first, unless it is that one the mapping leads to.
+fn owned(world: &World, name: &Name) -> Truth {
+    let own = world.mappings.get(name).map(|it| &it.target);
+    match host_owner(world, name) {
+        Some(bid) if bid.by != Claimant::Mapping(name.clone()) && Some(&bid.to) != own => {
+            let message = format!("The domain name is already in use by {}", bid.by);
+            Truth::False(Why::new("DomainAlreadyClaimed", message))
+        }
+        Some(_) | None => Truth::True(None),
+    }
+}
+
+fn host_owner<'a>(world: &'a World, name: &Name) -> Option<&'a Bid> {
+    world.names.host_owner(&name.name.to_ascii_lowercase(), &world.placeholders)
 }
 
 /// The app that carries what the mapping refers to, or why none does.
@@ -98,7 +117,10 @@ pub fn mapping(world: &World, name: &Name, mapping: &mut Mapping, now: Stamp) {
 pub(super) fn of(world: &World, service: &Name) -> Vec<Domain> {
     let all = world.mapped.get(service).into_iter().flatten();
     let in_force = |(name, mapping): &(&Name, &Mapping)| {
-        matches!(claimed(world, name), Truth::True(_)) && referred(world, name, mapping).is_ok()
+        // Where it bears the host of what it leads to, that has it already.
+        host_owner(world, name).is_some_and(|it| it.by == Claimant::Mapping((*name).clone()))
+            && matches!(claimed(world, name), Truth::True(_))
+            && referred(world, name, mapping).is_ok()
     };
     let found = all.filter_map(|name| Some((name, world.mappings.get(name)?)));
     let domain = |(name, mapping): (&Name, &Mapping)| Domain {

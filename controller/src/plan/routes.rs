@@ -16,7 +16,9 @@ use crate::{
     domains as names,
     knative::key,
     parse::RESPONSE_START,
-    world::{self, Allotment, App, Kubelet, Revision, Routing, Stage, Stamp, World},
+    world::{
+        self, Allotment, App, Kubelet, Revision, Routing, Stage, Stamp, World, names::Claimant,
+    },
 };
 
 /// The port every service has (`http`).
@@ -122,7 +124,10 @@ fn service(
         percent: *percent,
     };
     let tagged = tag_headers(app, world);
-    let public = target_of(app, name, allotted.tag.as_deref(), world).filter(|it| !it.is_local);
+    let public = target_of(app, name, allotted.tag.as_deref(), world).filter(|it| {
+        let owner = world.names.host_owner(&it.host, &world.placeholders);
+        !it.is_local && owner.is_some_and(|owner| owner.by == Claimant::Route(name.clone()))
+    });
     Service {
         name: Name::new(name.namespace.clone(), own.as_str()),
         addresses: settings.addresses(&allotted.addresses),

@@ -8,14 +8,15 @@ use common::{
     wire::{Activity, Name},
 };
 
-use super::{Timer, View, host_name, scale};
+use super::{Timer, View, host_name, routes::target_of, scale};
 use crate::{
+    children::tagged,
     kube::cache::hash,
     policy::Class,
     render::{self, ObjectKind},
     world::{
         Addresses, Allotment, App, Kind, Kubelet, Owner, Platform, Pod, Revision, Routing, Service,
-        Stage, Stamp, Traffic, Truth, Why, World,
+        Stage, Stamp, Traffic, Truth, Why, World, names::Claimant,
     },
 };
 
@@ -287,6 +288,7 @@ pub(super) fn configuration(app: &mut App, now: Stamp) {
 /// Route: `AllTrafficAssigned` was set when traffic was assigned. Where it is not this replica that `allots`, a name without
 /// numbers waits for who does.
 pub(super) fn route(app: &mut App, name: &Name, world: &World, now: Stamp, timer: &mut Timer) {
+    let not_owned = not_owned(app, name, world);
     let Some(route) = &app.route else { return };
     let allots = world.leads;
     let names = 1 + route.traffic.iter().filter(|it| it.tag.is_some()).count();
@@ -294,6 +296,8 @@ pub(super) fn route(app: &mut App, name: &Name, world: &World, now: Stamp, timer
         |it: &Allotment| matches!(&it.addresses, Addresses::Given(none) if none.is_empty());
     let ingress = if let Some(why) = &route.blocked {
         Truth::False((**why).clone())
+    } else if let Some(why) = not_owned {
+        Truth::False(why)
     } else if route.traffic.is_empty()
         || route.allotted.iter().any(unaddressed)
         || (route.allotted.len() < names && !allots)
@@ -331,6 +335,25 @@ fn not_configured() -> Truth {
 fn is_routed(app: &App, name: &Name, world: &World) -> bool {
     let own = |it: &Allotment| Name::new(name.namespace.clone(), host_name(it, &name.name));
     app.allotted().iter().all(|it| world.followers.all_route(&own(it)))
+}
+
+/// Which of a route's names another owner has.
+fn not_owned(app: &App, name: &Name, world: &World) -> Option<Why> {
+    let route = app.route.as_ref().filter(|_| !app.leaving())?;
+    let tags = route.wanted.iter().filter_map(|it| it.tag.as_deref()).map(Some);
+    [None].into_iter().chain(tags).find_map(|tag| {
+        let own = Name::new(name.namespace.clone(), tagged(tag, &name.name));
+        let owner = world.names.owner(&own, &world.placeholders)?;
+        if owner.by != Claimant::Route(name.clone()) {
+            let what = format!("There is an existing placeholder Service {:?}", own.name);
+            return Some(Why::new("NotOwned", format!("{what} that we do not own.")));
+        }
+        let host = target_of(app, name, tag, world).filter(|it| !it.is_local)?.host;
+        // None has it yet where the Service of a tag is still to be made.
+        let owner = world.names.host_owner(&host, &world.placeholders)?;
+        let message = || format!("The host {host:?} is already in use by {}.", owner.by);
+        (owner.to != own).then(|| Why::new("NotOwned", message()))
+    })
 }
 
 /// Service: as its Configuration and its Route.

@@ -31,15 +31,15 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
-        (0..3u8, 0..3u8, 0..5u8, 0..3u8).prop_map(|(app, version, split, initial)| Act::Apply {
+        (0..4u8, 0..3u8, 0..5u8, 0..3u8).prop_map(|(app, version, split, initial)| Act::Apply {
             app,
             version,
             split,
             initial
         }),
-        (0..3u8).prop_map(|app| Act::Break { app }),
-        (0..3u8).prop_map(|app| Act::Delete { app }),
-        (0..3u8, 1..4u8, 0..4u8).prop_map(|(app, revision, wanted)| Act::Decide {
+        (0..4u8).prop_map(|app| Act::Break { app }),
+        (0..4u8).prop_map(|app| Act::Delete { app }),
+        (0..4u8, 1..4u8, 0..4u8).prop_map(|(app, revision, wanted)| Act::Decide {
             app,
             revision,
             wanted
@@ -60,8 +60,9 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
+/// The last one is called as the tag `x` of the first.
 fn name(app: u8) -> Name {
-    Name::new("default", ["a", "a-b", "c"][usize::from(app)])
+    Name::new("default", ["a", "a-b", "c", "x-a"][usize::from(app)])
 }
 
 fn who(which: u8) -> Subscriber {

@@ -31,6 +31,7 @@ use crate::{
 
 mod classes;
 mod lives;
+mod owners;
 
 const SPACE: &str = "default";
 
@@ -52,6 +53,8 @@ struct Cluster {
     writes: usize,
     /// Whether registries answer.
     resolves: bool,
+    /// Objects that could not be written.
+    troubled: BTreeSet<Key>,
 }
 
 /// What a registry that is skipped has to say: nothing.
@@ -78,6 +81,7 @@ impl Cluster {
             made: 0,
             writes: 0,
             resolves: true,
+            troubled: BTreeSet::new(),
         };
         let activator = json!({
             "metadata": {"name": "activator-1", "namespace": "knative-serving", "uid": "a1", "labels": {"app": "activator"}},
@@ -111,6 +115,7 @@ impl Cluster {
                 events.extend(self.write(&key));
             }
         }
+        assert_eq!(named_twice(&self.table()), [""; 0], "a host leads to one service");
         if let Some(follower) = self.follower.as_ref().filter(|_| self.machine.world().leads) {
             assert_eq!(differences(&table(follower), &self.table()), [""; 0]);
         }
@@ -123,9 +128,14 @@ impl Cluster {
         let seen = self.objects.get(&(key.resource, key.name.clone())).map(Seen::of);
         match decide(key, want(self.machine.world(), key), seen.as_ref(), None) {
             Action::None => Vec::new(),
-            Action::NotOwned(trouble) => vec![Event::Trouble(key.clone(), Some(trouble))],
+            Action::NotOwned(trouble) => {
+                self.troubled.insert(key.clone());
+                vec![Event::Trouble(key.clone(), Some(trouble))]
+            }
             Action::Create(body) | Action::Apply(body) | Action::Restore(body) => {
-                self.apply(key.resource, &key.name, body)
+                let mut events = self.apply(key.resource, &key.name, body);
+                events.extend(self.troubled.take(key).map(|key| Event::Trouble(key, None)));
+                events
             }
             Action::Status(body) => self.put_status(key, body["status"].clone()),
             Action::Scale { replicas, leaving } => self.scale(&key.name, replicas, &leaving),
@@ -152,7 +162,9 @@ impl Cluster {
 
     fn config(&mut self, name: &str, data: Value) {
         let own = Name::new("knative-serving", name);
-        self.step(Event::Observe(Resource::ConfigMap, own, Some(Box::new(json!({"data": data})))));
+        let object = json!({"data": data});
+        self.objects.insert((Resource::ConfigMap, own.clone()), object.clone());
+        self.step(Event::Observe(Resource::ConfigMap, own, Some(Box::new(object))));
     }
 
     fn apply(&mut self, resource: Resource, name: &Name, body: Value) -> Vec<Event> {
@@ -436,6 +448,17 @@ fn table(machine: &Machine) -> RouteTable {
         }
     }
     table
+}
+
+/// Hosts that more than one service has.
+fn named_twice(table: &RouteTable) -> Vec<String> {
+    let of = |it: &common::wire::Service| {
+        let domains = it.ingress.iter().flat_map(|it| &it.domains).map(|it| it.host.clone());
+        it.hosts.iter().cloned().chain(domains).collect::<Vec<_>>()
+    };
+    let mut seen = BTreeSet::new();
+    let all = table.services.values().flat_map(of);
+    all.filter(|it| !seen.insert(it.clone())).collect()
 }
 
 /// Lines of what two tables say.

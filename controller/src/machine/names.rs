@@ -1,0 +1,107 @@
+//! Pure: what routes and mappings ask for, and what follows when a name gets another owner.
+
+use std::collections::BTreeSet;
+
+use common::wire::Name;
+
+use super::{Machine, allot};
+use crate::{
+    children::tagged,
+    plan,
+    world::{
+        App, Mapping, Platform, Stamp, World,
+        names::{Bid, Claimant, Wish},
+    },
+};
+
+/// Notes which names an app's route asks for. `app` counts, not what the world has of it.
+pub(super) fn ask(app: &App, name: &Name, world: &mut World) {
+    let wish = wish(app, name, world);
+    world.names.ask(&Claimant::Route(name.clone()), wish);
+}
+
+fn wish(app: &App, name: &Name, world: &World) -> Wish {
+    let mut wish = Wish::default();
+    let Some(route) = app.route.as_ref().filter(|_| !app.leaving()) else { return wish };
+    let mut tags: Vec<Option<&str>> = vec![None];
+    for tag in route.wanted.iter().filter_map(|it| it.tag.as_deref()) {
+        if !tags.contains(&Some(tag)) {
+            tags.push(Some(tag));
+        }
+    }
+    for tag in tags {
+        let has_numbers = || route.allotted.iter().any(|it| it.tag.as_deref() == tag);
+        let bid = Bid {
+            by: Claimant::Route(name.clone()),
+            to: Name::new(name.namespace.clone(), tagged(tag, &name.name)),
+            created: route.meta.created,
+            uid: route.meta.uid,
+            is_tag: tag.is_some(),
+            held: world.settings.platform == Platform::Local && has_numbers(),
+        };
+        let target = plan::target_of(app, name, tag, world).filter(|it| !it.is_local);
+        wish.hosts.extend(target.map(|it| (it.host, bid.clone())));
+        wish.services.push(bid);
+    }
+    wish
+}
+
+impl Machine {
+    /// Notes that a mapping asks for its domain, where that is its namespace's to use.
+    pub(super) fn ask_mapping(&mut self, name: &Name) {
+        let mut wish = Wish::default();
+        let claimed = self.world.claims.get(name.name.as_str());
+        let is_claimed = claimed.is_some_and(|it| it.namespace == *name.namespace);
+        if let Some(Mapping { meta, target, .. }) = self.world.mappings.get(name)
+            && is_claimed
+        {
+            let bid = Bid {
+                by: Claimant::Mapping(name.clone()),
+                to: target.clone(),
+                created: meta.created,
+                uid: meta.uid,
+                is_tag: false,
+                held: false,
+            };
+            wish.hosts.push((name.name.to_ascii_lowercase(), bid));
+        }
+        self.world.names.ask(&Claimant::Mapping(name.clone()), wish);
+    }
+
+    /// Plans those again whose names may have another owner now.
+    pub(super) fn settle_rivals(&mut self, now: Stamp) {
+        while !self.loading {
+            let touched = self.world.names.take_touched();
+            if touched.is_empty() {
+                return;
+            }
+            self.settle_touched(&touched, now);
+        }
+    }
+
+    fn settle_touched(&mut self, touched: &BTreeSet<Claimant>, now: Stamp) {
+        let routes = touched.iter().filter_map(|it| match it {
+            Claimant::Route(app) => Some((app.clone(), App::clone(self.world.apps.get(app)?))),
+            Claimant::Mapping(_) => None,
+        });
+        let routes: Vec<(Name, App)> = routes.collect();
+        // Twice: what one gives up in the first round another gets in the second.
+        for (name, _) in routes.iter().chain(&routes) {
+            let Some(mut app) = self.world.apps.remove(name) else { continue };
+            allot::allot(&mut app, name, &mut self.world);
+            self.world.apps.insert(name.clone(), app);
+        }
+        for (name, before) in routes {
+            self.settle(&name, Some(&before), true, now);
+            let app = self.world.apps.get(&name);
+            let keys = app.map(|app| crate::want::names(&name, app)).unwrap_or_default();
+            self.effects.keys.extend(keys);
+        }
+        for mapping in touched {
+            let Claimant::Mapping(name) = mapping else { continue };
+            let target = self.world.mappings.get(name).map(|it| it.target.clone());
+            self.settle_named(target, now);
+            self.settle_mapping(name, now);
+        }
+    }
+}
