@@ -24,8 +24,8 @@ use crate::{
     restore::{self, array, text},
     rollout::{self, Rollout},
     world::{
-        Claim, Conditions, Configuration, Kubelet, Mapping, Meta, Owner, Pairs, Placed,
-        Placeholder, Pod, Revision, Route, Routing, Service, Stage, Stamp, Uid, Why,
+        Claim, Conditions, Configuration, Kind, Kubelet, Mapping, Meta, Owner, Pairs, Placed,
+        Placeholder, Pod, Revision, Route, Routing, Service, Stage, Stamp, Truth, Uid, Why,
     },
 };
 
@@ -155,12 +155,18 @@ pub fn revision(object: &Value) -> Revision {
         .chain(array(&object["status"]["initContainerStatuses"]));
     let mut conditions = Conditions::default();
     restore::conditions(&mut conditions, object, &render::REVISION);
+    // Who leads from now on has not seen the crash, and nothing but a pod that works takes it back.
+    let failure = match conditions.get(Kind::RevisionHealthy) {
+        Truth::False(why) if why.reason.starts_with("ExitCode") => Some(Box::new(why)),
+        Truth::True(_) | Truth::Unknown(_) | Truth::False(_) => None,
+    };
     Revision {
+        failure,
         meta: Meta { generation: generation.unwrap_or_default(), ..restore::meta(object) },
         template: template(object),
         routing: (routing, since.unwrap_or_default()),
         // Resources were there once, which is what it means; nothing takes that back but a late deadline.
-        reached: conditions.is_true(crate::world::Kind::RevisionResources),
+        reached: conditions.is_true(Kind::RevisionResources),
         digests: digests.filter_map(digest).collect(),
         conditions,
         name: name.as_str().into(),
@@ -211,6 +217,7 @@ pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
         name: text(&meta["name"])?,
         created: restore::meta(object).created,
         was_ready: false,
+        steady: None,
         stage: Stage::Serving,
         remembered: None,
         placed: Some(Box::new(Placed {
@@ -226,12 +233,13 @@ pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
         Some("Running") => PodPhase::Running,
         _ => PodPhase::Pending,
     };
-    let all = array(&status["initContainerStatuses"]).chain(array(&status["containerStatuses"]));
+    let init = array(&status["initContainerStatuses"]).map(|it| container(it, true));
+    let all = init.chain(array(&status["containerStatuses"]).map(|it| container(it, false)));
     let status = PodStatus {
         uid: uid.into(),
         phase,
         addresses: addresses(status),
-        containers: all.map(container).collect(),
+        containers: all.collect(),
     };
     Some((pod, status))
 }
@@ -267,11 +275,13 @@ fn addresses(status: &Value) -> Vec<IpAddr> {
     all
 }
 
-fn container(it: &Value) -> ContainerStatus {
+/// How a container fares. An init container is there to end, any other one is to run.
+fn container(it: &Value, is_init: bool) -> ContainerStatus {
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let code = |value: &Value| value.as_i64().and_then(|it| i32::try_from(it).ok());
     let (state, last) = (&it["state"], &it["lastState"]["terminated"]);
-    let state = if let Some(ended) = state.get("terminated").filter(|it| it["exitCode"] != 0) {
+    let ended = state.get("terminated").filter(|it| !is_init || it["exitCode"] != 0);
+    let state = if let Some(ended) = ended {
         ContainerState::Terminated {
             code: code(&ended["exitCode"]).unwrap_or(-1),
             reason: word(&ended["reason"]),
@@ -285,9 +295,12 @@ fn container(it: &Value) -> ContainerStatus {
             message: word(message),
             last_exit: code(&last["exitCode"]),
         }
-    } else {
+    } else if is_init || state.get("running").is_some() {
         // An init container that ended well is no objection.
         ContainerState::Running
+    } else {
+        // Nothing is said yet.
+        ContainerState::Waiting { reason: String::new(), message: String::new(), last_exit: None }
     };
     ContainerStatus {
         name: word(&it["name"]),

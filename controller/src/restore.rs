@@ -208,6 +208,7 @@ fn pod(value: &Value, boot: &str) -> Option<Pod> {
         name: own.name?.into(),
         created: own.creation_timestamp.as_ref().map(stamp)?,
         was_ready: remembered.is_some(),
+        steady: None,
         stage: Stage::Serving,
         remembered,
         placed: None,

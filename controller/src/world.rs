@@ -381,6 +381,8 @@ pub struct Pod {
     pub created: Stamp,
     /// Whether it ever was ready.
     pub was_ready: bool,
+    /// Since when it is ready without a break, and how often its containers had been restarted then.
+    pub steady: Option<(Stamp, u32)>,
     /// Serves, drains or stops.
     pub stage: Stage,
     /// Where it served before this controller started, until its agent has spoken.

@@ -125,6 +125,7 @@ fn add(revision: &mut Revision, view: &View<'_>) {
         uid: uid.to_string().into(),
         created: view.now,
         was_ready: false,
+        steady: None,
         stage: Stage::Serving,
         remembered: None,
         placed: None,
@@ -163,10 +164,10 @@ fn release(revision: &mut Revision, count: usize, view: &View<'_>) {
     }
 }
 
-/// Whether requests may be sent to a pod: it is seen ready, and none of its containers has crashed.
+/// Whether requests may be sent to a pod: it is seen ready, and all of its containers run.
 ///
-/// A container that has not begun yet is no objection: that something listens is known before the runtime's word.
-/// Where no agent sees the pod, or only the kubelet can run its probes, the kubelet's word counts. No pod of a node that is
+/// That the serving container has begun is known by its listener, before the runtime's word; of others that word is waited
+/// for, since requests may need them. Where no agent sees the pod, or only the kubelet can run its probes, the kubelet's word counts. No pod of a node that is
 /// away is ready: Kubernetes says so only of those that their kubelet had called ready before.
 pub(super) fn is_ready(pod: &Pod, view: &View<'_>) -> bool {
     let kubelet = pod.placed.as_ref().map(|it| it.kubelet);
@@ -179,7 +180,50 @@ pub(super) fn is_ready(pod: &Pod, view: &View<'_>) -> bool {
         Some(seen) => seen.ready,
         None => pod.remembered.is_some() || kubelet == Some(Kubelet::Ready),
     };
-    ready && !view.world.statuses.get(&*pod.uid).is_some_and(has_crashed)
+    let status = view.world.statuses.get(&*pod.uid);
+    // The kubelet's word is about all containers, and so was ours of a pod that is remembered.
+    let is_whole = kubelet == Some(Kubelet::Ready) || pod.remembered.is_some();
+    ready && !status.is_some_and(has_crashed) && (is_whole || others_run(status, view))
+}
+
+/// Whether every container beside the one that serves runs.
+fn others_run(status: Option<&node::PodStatus>, view: &View<'_>) -> bool {
+    let containers = view.facts.template.spec.pod.containers.iter().enumerate();
+    let mut others = containers.filter(|(index, _)| *index != view.facts.serving);
+    others.all(|(_, container)| {
+        let known = status.into_iter().flat_map(|status| &status.containers);
+        let mut known = known.filter(|it| it.name == container.name);
+        known.any(|it| it.state == ContainerState::Running)
+    })
+}
+
+/// How long all containers of a pod must run before it proves that the revision works: one that ends soon after each
+/// start would otherwise be good enough, for as long as it lives, to take the traffic from a revision that works.
+const PROOF_MS: u64 = 5000;
+
+/// Notes since when a pod is ready without a break: one is also where a container was restarted in between.
+pub(super) fn note_steady(pod: &mut Pod, view: &View<'_>) {
+    if view.facts.template.spec.pod.containers.len() < 2 {
+        return;
+    }
+    let status = view.world.statuses.get(&*pod.uid);
+    let restarts = status.map_or(0, |it| it.containers.iter().map(|it| it.restarts).sum());
+    pod.steady = match pod.steady {
+        _ if !is_ready(pod, view) => None,
+        Some((since, had)) if had == restarts => Some((since, had)),
+        Some(_) | None => Some((view.now, restarts)),
+    };
+}
+
+/// How many pods prove that the revision works. Where a pod has one container, every one does that is ready.
+pub(super) fn proven(revision: &Revision, view: &View<'_>, timer: &mut Timer) -> u32 {
+    let is_single = view.facts.template.spec.pod.containers.len() < 2;
+    let is_old = |pod: &Pod, timer: &mut Timer| {
+        pod.steady.is_some_and(|(since, _)| timer.passed(since.plus_ms(PROOF_MS), view.now))
+    };
+    let pods = revision.pods.iter().filter(|it| it.stage == Stage::Serving && is_ready(it, view));
+    let proven = pods.filter(|it| is_single || is_old(it, timer)).count();
+    u32::try_from(proven).unwrap_or(u32::MAX)
 }
 
 /// Whether one of a pod's containers has ended and does not run again yet.

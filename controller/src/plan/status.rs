@@ -41,20 +41,22 @@ fn resolves(revision: &Revision, view: &View<'_>) -> bool {
 pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Timer) {
     for pod in &mut revision.pods {
         pod.was_ready |= scale::is_ready(pod, view);
+        scale::note_steady(pod, view);
     }
     if revision.met == Stamp::default() {
         revision.met = view.now;
     }
     let ready = scale::ready(revision, view);
+    let proven = scale::proven(revision, view, timer);
     revision.actual = ready;
     let policy = &view.facts.policy;
     let least = if revision.routing.0 == Routing::Reserve { 0 } else { policy.min_scale };
     digests(revision, view);
-    let is_met = ready >= policy.initial_scale.max(least) && confirmed(revision, view) >= least;
+    let is_met = proven >= policy.initial_scale.max(least) && confirmed(revision, view) >= least;
     revision.reached |= !resolves(revision, view) && is_met;
     let failure = revision.pods.iter().find_map(|pod| failure(pod, view));
     match failure {
-        _ if ready > 0 => revision.failure = None,
+        _ if proven > 0 => revision.failure = None,
         Some(why) => revision.failure = Some(Box::new(why)),
         None => {}
     }

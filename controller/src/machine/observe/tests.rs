@@ -30,6 +30,7 @@ use crate::{
 };
 
 mod classes;
+mod containers;
 mod lives;
 mod owners;
 

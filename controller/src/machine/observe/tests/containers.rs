@@ -1,0 +1,134 @@
+//! Pods of several containers: ready once all of them run, and a proof that the revision works once they stay.
+
+use super::*;
+
+/// A service with a serving container and one beside it.
+fn pair(cluster: &mut Cluster, own: &str) {
+    let mut template = template("hello:v2", 1);
+    let serves = &mut template["spec"]["containers"][0];
+    serves["ports"] = json!([{"containerPort": 8080, "name": "", "protocol": "TCP"}]);
+    let helps = json!({"name": "helps", "image": "help:v1"});
+    template["spec"]["containers"].as_array_mut().expect("a list").push(helps);
+    cluster.user(Resource::KnativeService, own, json!({"template": template}));
+}
+
+/// The kubelet's word on the containers of the only pod of a revision.
+fn says(cluster: &mut Cluster, revision: &str, serves: &Value, helps: &Value) {
+    let prefix = format!("{revision}-deployment-");
+    let pods = cluster.names(Resource::Pod);
+    let pod = pods.into_iter().find(|it| it.name.starts_with(&prefix)).expect("a pod");
+    let at = (Resource::Pod, pod.clone());
+    let mut object = cluster.objects[&at].clone();
+    let of = |name: &str, it: &Value| {
+        let mut it = it.clone();
+        it["name"] = json!(name);
+        it
+    };
+    object["status"]["containerStatuses"] =
+        json!([of("user-container", serves), of("helps", helps)]);
+    cluster.objects.insert(at, object.clone());
+    cluster.step(Event::Observe(Resource::Pod, pod, Some(Box::new(object))));
+}
+
+fn running(restarts: u32) -> Value {
+    json!({"state": {"running": {}}, "restartCount": restarts})
+}
+
+fn pass(cluster: &mut Cluster, ms: u64) {
+    cluster.now = cluster.now.plus_ms(ms);
+    cluster.step(Event::Tick);
+}
+
+fn targets(cluster: &Cluster, own: &str) -> Vec<String> {
+    let targets = &cluster.table().services[&name(own)].targets;
+    targets.iter().map(|it| it.revision.name.to_string()).collect()
+}
+
+fn is(cluster: &Cluster, revision: &str) -> String {
+    cluster.condition(Resource::Revision, revision, "Ready")
+}
+
+#[test]
+fn a_pod_is_ready_once_all_of_its_containers_run() {
+    let mut cluster = Cluster::new();
+    pair(&mut cluster, "pair");
+    cluster.ready();
+    let starting = [common::wire::PodPhase::Starting];
+    assert_eq!(phases(&cluster), starting, "that something listens tells nothing of the other");
+    let creating = json!({"state": {"waiting": {"reason": "ContainerCreating"}}});
+    for helps in [&json!({}), &creating, &json!({"state": {}})] {
+        says(&mut cluster, "pair-00001", &running(0), helps);
+        assert_eq!(phases(&cluster), starting, "{helps}");
+    }
+    // Of the serving one the listener is enough.
+    says(&mut cluster, "pair-00001", &creating, &running(0));
+    assert_eq!(phases(&cluster), [common::wire::PodPhase::Ready]);
+}
+
+#[test]
+fn a_revision_of_several_containers_is_ready_once_they_stay() {
+    let mut cluster = Cluster::new();
+    pair(&mut cluster, "pair");
+    cluster.ready();
+    says(&mut cluster, "pair-00001", &running(0), &running(0));
+    assert_eq!(is(&cluster, "pair-00001"), "Unknown Deploying: ");
+    pass(&mut cluster, 4999);
+    assert_eq!(is(&cluster, "pair-00001"), "Unknown Deploying: ");
+    pass(&mut cluster, 1);
+    assert_eq!(is(&cluster, "pair-00001"), "True : ");
+    // Later ones serve at once.
+    cluster.decide("pair-00001", 0);
+    pass(&mut cluster, 1_000_000);
+    cluster.decide("pair-00001", 1);
+    cluster.ready();
+    assert_eq!(is(&cluster, "pair-00001"), "True : ");
+}
+
+#[test]
+fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_that_works() {
+    for code in [0, 7] {
+        let mut cluster = Cluster::new();
+        cluster.service("pair", "hello:v1", 1, Value::Null);
+        cluster.ready();
+        assert_eq!(targets(&cluster, "pair"), ["pair-00001"]);
+        pair(&mut cluster, "pair");
+        let ended = json!({"terminated": {"exitCode": code, "message": "out of luck"}});
+        let why = format!("False ExitCode{code}: Container failed with: out of luck");
+        for round in 0..20 {
+            let waits = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+            let waits = json!({"state": waits, "lastState": ended, "restartCount": round});
+            let seen = |cluster: &Cluster| {
+                assert_eq!(targets(cluster, "pair"), ["pair-00001"], "round {round}");
+                is(cluster, "pair-00002")
+            };
+            says(&mut cluster, "pair-00002", &running(0), &running(round));
+            cluster.ready();
+            for _ in 0..3 {
+                pass(&mut cluster, 1000);
+                let said = seen(&cluster);
+                assert!(round == 0 || said == why, "round {round}: {said}");
+            }
+            for state in [&json!({"state": ended, "restartCount": round}), &waits] {
+                says(&mut cluster, "pair-00002", &running(0), state);
+                assert_eq!(seen(&cluster), why);
+            }
+            pass(&mut cluster, 10_000);
+            assert_eq!(seen(&cluster), why);
+        }
+        // A new leader has not seen the crash.
+        cluster.follower = None;
+        cluster.machine = machine().loading();
+        for event in shown(&cluster.objects, &[]) {
+            cluster.step(event);
+        }
+        cluster.step(Event::Known);
+        cluster.ready();
+        cluster.step(Event::Lead(true));
+        says(&mut cluster, "pair-00002", &running(0), &running(20));
+        assert_eq!(is(&cluster, "pair-00002"), why);
+        // And now it stays.
+        pass(&mut cluster, 5000);
+        assert_eq!(is(&cluster, "pair-00002"), "True : ");
+        assert_eq!(targets(&cluster, "pair"), ["pair-00002"]);
+    }
+}
