@@ -287,7 +287,10 @@ impl Gateway {
             Door::Inside => {
                 let host = host();
                 let local = host::local_name(&host, &self.cluster_domain);
-                let local = local.and_then(|name| self.routes.by_name(&name));
+                let local = local.and_then(|name| {
+                    // A revision's own Service leads here as well, while it has no pod to lead to.
+                    self.routes.by_name(&name).or_else(|| self.routes.by_revision(&name))
+                });
                 local.map(ByHostFound::from).or_else(|| self.routes.by_host(&host))
             }
         };

@@ -162,6 +162,25 @@ impl Routes {
         self.read().services.get(name).map(|it| Arc::clone(&it.0))
     }
 
+    /// The Service that bears the name of a revision: all of its requests are that one's.
+    pub fn by_revision(&self, name: &Name) -> Option<Arc<Service>> {
+        let index = self.read();
+        let revision = Arc::clone(&index.revisions.get(name)?.0);
+        // One that is only referred to, or not any more: the table does not know it.
+        if index.untold.contains_key(name) {
+            return None;
+        }
+        Some(Arc::new(Service {
+            name: name.clone(),
+            targets: Box::new([Share { revision, percent: 100 }]),
+            path: Path::Activator,
+            since: Instant::now(),
+            port: 0,
+            hosts: Box::default(),
+            ingress: None,
+        }))
+    }
+
     /// Whether the table names this activator, and every change of that.
     pub fn listed(&self) -> watch::Receiver<Listed> {
         self.listed.subscribe()

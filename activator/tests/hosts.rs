@@ -45,16 +45,22 @@ async fn each_door_knows_its_own_hosts() {
     );
     let port = SocketAddr::from(([127, 0, 0, 1], world.port));
     let local = ["hello.default", "hello.default.svc", "hello.default.svc.cluster.local"];
+    // The revision's own Service leads to the inner gateway.
+    let own = ["hello-1.default", "hello-1.default.svc", "hello-1.default.svc.cluster.local"];
     let public = ["hello.default.example.com", "shop.example"];
     let mut expected = 0;
     for (door, known, unknown) in [
         (port, [&local[..], &public, &["foreign.example", "10.96.0.7"]].concat(), vec![]),
         (
             world.inside,
-            [&local[..], &public].concat(),
-            vec!["foreign.example", "other.default.svc"],
+            [&local[..], &own, &public].concat(),
+            vec!["foreign.example", "other.default.svc", "hello-2.default.svc", "hello-1.other"],
         ),
-        (world.outside, public.to_vec(), [&local[..], &["foreign.example", "hello"]].concat()),
+        (
+            world.outside,
+            public.to_vec(),
+            [&local[..], &own, &["foreign.example", "hello"]].concat(),
+        ),
     ] {
         for host in &known {
             for host in [(*host).to_owned(), format!("{}:8080", host.to_uppercase())] {

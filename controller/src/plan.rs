@@ -23,7 +23,7 @@ mod status;
 mod traffic;
 
 pub use revision::{Facts, Templates};
-pub(crate) use routes::{host_name, target_of};
+pub(crate) use routes::{goes_direct, host_name, target_of};
 pub(crate) use status::CONTAINER_MISSING;
 
 /// What one app should be.

@@ -155,6 +155,12 @@ impl<'a> Made<'a> {
         (revision.meta.uid != Uid(0)).then(|| Self { world, owner: owner.clone(), app, revision })
     }
 
+    /// Which way new connections to the Revision go, and how many activators take part.
+    fn mode(&self) -> (scaling::Mode, i32) {
+        let may_serve = plan::goes_direct(self.app, &self.owner, self.revision, self.world);
+        status::mode(self.revision, self.class(), may_serve)
+    }
+
     /// Calls `make` with the Revision as its children see it.
     fn with<T>(&self, make: impl FnOnce(&children::Revision<'_>) -> T) -> T {
         let facts = Facts::of(self.revision, self.world);
@@ -255,7 +261,7 @@ fn child(world: &World, key: &Key) -> Want {
             Want::Body(status::autoscaler(revision, &key.name.namespace, world))
         }
         (Resource::ServerlessService, Part::Status) => {
-            Want::Body(status::serverless(revision, class))
+            Want::Body(status::serverless(revision, made.mode().0))
         }
         (_, Part::Status) => Want::Any,
         (resource, Part::Object) => {
@@ -287,7 +293,7 @@ fn object(
             scaling::autoscaler(revision, reachability)
         }
         Resource::ServerlessService => {
-            let (mode, activators) = status::mode(made.revision, made.class());
+            let (mode, activators) = made.mode();
             scaling::serverless_service(revision, mode, activators)
         }
         Resource::HorizontalPodAutoscaler => return made.horizontal(name, revision),
@@ -374,7 +380,15 @@ fn slice(world: &World, key: &Key) -> Want {
         key.name.name.strip_suffix(slices::V6).unwrap_or_default(),
     );
     let found = named(world, &key.name).or_else(|| named(world, &own));
-    let Some((owner, held)) = found else { return Want::Gone };
+    let activators = activators(world);
+    let Some((owner, held)) = found else { return reached(world, key, &own, &activators) };
+    let all = placeholder(world, &owner, held, |it| slices::slices(&it, &activators, SUBSET));
+    let Some(all) = all else { return Want::Any };
+    let found = all.into_iter().find(|it| it.name == key.name.name);
+    found.map_or(Want::Gone, |it| Want::Body(it.body))
+}
+
+fn activators(world: &World) -> Vec<slices::Activator> {
     let activators = world.activators.keys().filter_map(|name| world.standing(name));
     let activators = activators.map(|(it, standing)| slices::Activator {
         pod: it.name.clone(),
@@ -385,11 +399,46 @@ fn slice(world: &World, key: &Key) -> Want {
         ready: standing == Standing::Ready,
         leaving: standing == Standing::Leaving,
     });
-    let activators: Vec<_> = activators.collect();
-    let all = placeholder(world, &owner, held, |it| slices::slices(&it, &activators, SUBSET));
-    let Some(all) = all else { return Want::Any };
-    let found = all.into_iter().find(|it| it.name == key.name.name);
-    found.map_or(Want::Gone, |it| Want::Body(it.body))
+    activators.collect()
+}
+
+/// The slice of a Revision's own Service; `own` is its name where the key's is that of a slice of IPv6.
+fn reached(world: &World, key: &Key, own: &Name, activators: &[slices::Activator]) -> Want {
+    let find = |name: &Name| maker(world, name, |it| *it == *name.name);
+    let Some((owner, revision)) = find(&key.name).or_else(|| find(own)) else { return Want::Gone };
+    let Some(made) = Made::of(world, &owner, revision) else { return Want::Any };
+    // As of the ServerlessService: whether it serves is the autoscaler's to say.
+    if made.class() == Class::Kpa && revision.actual > 0 && revision.decided.is_none() {
+        return Want::Any;
+    }
+    // The table tells activators nothing of one that no route leads to and that sleeps.
+    if revision.routing.0 == Routing::Reserve && revision.pods.is_empty() {
+        return Want::Gone;
+    }
+    let serves = made.mode().0 == scaling::Mode::Serve;
+    let pods = revision.pods.iter().filter(|_| serves);
+    let mut pods: Vec<_> = pods.filter_map(|pod| backend(world, &owner, pod)).collect();
+    // Each replica learns of them in an order of its own.
+    pods.sort_by(|a, b| a.pod.cmp(&b.pod));
+    let port = Facts::of(revision, world).port.get();
+    let slice = made.with(|it| slices::of_revision(it, &pods, port, activators, SUBSET));
+    let slice = slice.filter(|it| it.name == key.name.name);
+    slice.map_or(Want::Gone, |it| Want::Body(it.body))
+}
+
+/// A pod that serves, as a slice names it.
+fn backend(world: &World, owner: &Name, pod: &Pod) -> Option<slices::Activator> {
+    let (address, also) = plan::serves(world, owner, &pod.uid)?;
+    let node = pod.placed.as_ref().map(|it| it.node.to_string()).unwrap_or_default();
+    Some(slices::Activator {
+        pod: pod.name.to_string(),
+        namespace: owner.namespace.to_string(),
+        zone: world.zones.get(&node).cloned().unwrap_or_default(),
+        node,
+        addresses: address.map(|it| it.ip()).into_iter().chain(also).collect(),
+        ready: true,
+        leaving: false,
+    })
 }
 
 /// How many activators a name's slice holds (knative/serving `kpa.go`: never fewer than two).
@@ -414,15 +463,28 @@ pub fn statuses(name: &Name) -> [Key; 3] {
 }
 
 /// What changes as a Revision is scaled.
-pub fn scaled(namespace: &str, revision: &Revision) -> [Key; 5] {
+pub fn scaled(namespace: &str, revision: &Revision) -> impl Iterator<Item = Key> {
     let name = |name: String| Name::new(namespace, name);
     let own = || name(revision.name.to_string());
     [
         Key::new(Resource::Deployment, Part::Scale, name(deployment::name(&revision.name))),
         Key::new(Resource::Revision, Part::Status, own()),
         Key::new(Resource::PodAutoscaler, Part::Status, own()),
+    ]
+    .into_iter()
+    .chain(ways(namespace, revision))
+}
+
+/// What says which way connections to a Revision go: the ServerlessService, and the slice of the Revision's own Service.
+pub fn ways(namespace: &str, revision: &Revision) -> [Key; 4] {
+    let name = |name: String| Name::new(namespace, name);
+    let own = || name(revision.name.to_string());
+    let six = || name(child_name(&revision.name, slices::V6));
+    [
         Key::new(Resource::ServerlessService, Part::Object, own()),
         Key::new(Resource::ServerlessService, Part::Status, own()),
+        Key::new(Resource::EndpointSlice, Part::Object, own()),
+        Key::new(Resource::EndpointSlice, Part::Object, six()),
     ]
 }
 

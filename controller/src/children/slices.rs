@@ -1,4 +1,5 @@
-//! Pure: the EndpointSlices of a Route's names: a few activators each, with the name's own port there.
+//! Pure: the EndpointSlices of a Route's names: a few activators each, with the name's own port there. And that of a
+//! Revision's own Service: its pods, or activators, which know it by the request's host.
 
 use std::net::IpAddr;
 
@@ -11,7 +12,7 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{Object, Resource, child_name, services::Placeholder, subset};
+use super::{Object, Resource, Revision, child_name, meta, services::Placeholder, subset};
 
 /// Who keeps the slice, for Kubernetes' own controllers to leave it alone.
 pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
@@ -22,7 +23,10 @@ pub const V6: &str = ".v6";
 /// The Service a slice belongs to.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// A running activator.
+/// Where an activator takes requests from inside the cluster, whichever service their host names.
+pub const INSIDE: u16 = 8012;
+
+/// A running activator, or a pod of a Revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Activator {
     /// Its pod.
@@ -47,7 +51,7 @@ pub struct Activator {
 /// The name chooses `count` of all activators that are ready and stay; 0 means all. A name is never left without: as
 /// long as none is ready, those that are not stand in, and then those that are about to stop.
 pub fn slices(of: &Placeholder<'_>, activators: &[Activator], count: usize) -> Vec<Object> {
-    let chosen = chosen(of, activators, count);
+    let chosen = chosen(&format!("{}/{}", of.namespace, of.name()), activators, count);
     let Some(port) = of.activator_port else { return Vec::new() };
     let families = [("IPv4", ""), ("IPv6", V6)];
     let slice = |(family, suffix): (&str, &str)| {
@@ -78,11 +82,44 @@ pub fn slices(of: &Placeholder<'_>, activators: &[Activator], count: usize) -> V
     families.into_iter().filter_map(slice).collect()
 }
 
-fn chosen<'a>(
-    of: &Placeholder<'_>,
-    activators: &'a [Activator],
+/// The slice of a Revision's own Service: all of its ready pods; without any, `count` of the activators. One family is
+/// enough for a Service that has one address.
+pub fn of_revision(
+    revision: &Revision<'_>,
+    pods: &[Activator],
+    port: u16,
+    activators: &[Activator],
     count: usize,
-) -> Vec<&'a Activator> {
+) -> Option<Object> {
+    let (backends, port) = match pods {
+        [] => {
+            let target = format!("{}/{}", revision.namespace, revision.name);
+            (chosen(&target, activators, count), INSIDE)
+        }
+        pods => (pods.iter().collect(), port),
+    };
+    let four: Vec<Endpoint> = backends.iter().filter_map(|it| endpoint(it, true)).collect();
+    let six = || backends.iter().filter_map(|it| endpoint(it, false)).collect();
+    let (family, suffix, endpoints): (_, _, Vec<Endpoint>) =
+        if four.is_empty() { ("IPv6", V6, six()) } else { ("IPv4", "", four) };
+    if endpoints.is_empty() {
+        return None;
+    }
+    let mut meta = meta::meta(revision, child_name(revision.name, suffix));
+    let labels = meta.labels.get_or_insert_default();
+    labels.insert(MANAGED_BY.into(), MANAGER.into());
+    labels.insert(SERVICE_NAME.into(), revision.name.into());
+    let port = EndpointPort {
+        name: Some(if revision.h2c() { "http2" } else { "http" }.into()),
+        app_protocol: revision.h2c().then(|| "kubernetes.io/h2c".into()),
+        port: Some(port.into()),
+        protocol: Some("TCP".into()),
+    };
+    let rest = json!({"addressType": family, "endpoints": endpoints, "ports": [port]});
+    Some(Object::new(Resource::EndpointSlice, meta, rest))
+}
+
+fn chosen<'a>(target: &str, activators: &'a [Activator], count: usize) -> Vec<&'a Activator> {
     let staying = |it: &&Activator| !it.leaving && !it.addresses.is_empty();
     let mut able: Vec<&Activator> =
         activators.iter().filter(|it| it.ready).filter(staying).collect();
@@ -95,7 +132,7 @@ fn chosen<'a>(
     }
     let names = able.iter().map(|it| it.pod.as_str());
     let count = if count == 0 { able.len() } else { count };
-    let subset = subset::choose(names, count, &format!("{}/{}", of.namespace, of.name()));
+    let subset = subset::choose(names, count, target);
     able.retain(|it| subset.contains(it.pod.as_str()));
     able.sort_by(|a, b| a.pod.cmp(&b.pod));
     able

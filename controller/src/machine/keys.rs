@@ -23,6 +23,8 @@ pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &Wo
         keys.extend(want::objects(name));
         keys.extend(want::names(name, after));
         keys.extend(want::names(name, before));
+        let ways = after.revisions.iter().flat_map(|it| want::ways(&name.namespace, it));
+        keys.extend(ways);
     }
     if keys.is_empty()
         && before.conditions == after.conditions

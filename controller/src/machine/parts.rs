@@ -133,8 +133,12 @@ impl Machine {
 
     /// Every name's slices are looked at again; only those whose choice changed are written, at a set rate.
     fn activators_changed(&mut self) {
-        let names = self.world.apps.iter().filter(|(_, app)| app.route.is_some());
+        let apps = || self.world.apps.iter();
+        let names = apps().filter(|(_, app)| app.route.is_some());
         let keys = names.flat_map(|(name, app)| crate::want::slices(name, app));
-        self.effects.keys.extend(keys.collect::<Vec<_>>());
+        let revisions =
+            apps().flat_map(|(name, app)| app.revisions.iter().map(move |it| (name, it)));
+        let own = revisions.flat_map(|(name, it)| crate::want::ways(&name.namespace, it));
+        self.effects.keys.extend(keys.chain(own).collect::<Vec<_>>());
     }
 }

@@ -239,6 +239,15 @@ pub(crate) fn host_name(allotted: &Allotment, route: &str) -> String {
     tagged(allotted.tag.as_deref(), route)
 }
 
+/// Whether no request to a revision has to go by an activator while it has pods.
+pub(crate) fn goes_direct(app: &App, name: &Name, revision: &Revision, world: &World) -> bool {
+    let facts = Facts::of(revision, world);
+    let view = View { world, namespace: &name.namespace, facts: &facts, now: Stamp::default() };
+    let shares = traffic::shares(app.traffic());
+    let is_split = shares.len() > 1 && shares.iter().any(|(shared, _)| **shared == *revision.name);
+    !is_split && !tag_headers(app, world) && path(app, revision, &view) == Path::Direct
+}
+
 /// Whether connections may go straight to the pods of the one revision that has all traffic.
 ///
 /// Not with a hard limit, which only the activator can queue for; nor with h2c, whose requests it balances one

@@ -72,13 +72,14 @@ pub(super) fn autoscaler(revision: &Revision, namespace: &str, world: &World) ->
 }
 
 /// Which way new connections go: straight to pods once one is ready, and nothing keeps the activator before them.
-pub(super) fn mode(revision: &Revision, class: Class) -> (Mode, i32) {
+/// `may_serve` says whether something does beside the autoscaler: a hard limit, a split, what the user asks.
+pub(super) fn mode(revision: &Revision, class: Class, may_serve: bool) -> (Mode, i32) {
     if class != Class::Kpa {
         // Straight to its pods, and through all activators where there are none.
         return (Mode::Serve, 0);
     }
     let direct = revision.decided.map_or(Path::Activator, |it| it.path) == Path::Direct;
-    let serves = direct && revision.actual > 0;
+    let serves = direct && may_serve && revision.actual > 0;
     (if serves { Mode::Serve } else { Mode::Proxy }, ACTIVATORS)
 }
 
@@ -89,9 +90,9 @@ fn populated(revision: &Revision) -> (Stamp, Truth) {
 }
 
 /// Status of the ServerlessService.
-pub(super) fn serverless(revision: &Revision, class: Class) -> Value {
+pub(super) fn serverless(revision: &Revision, mode: Mode) -> Value {
     let (at, populated) = populated(revision);
-    let activators = match mode(revision, class).0 {
+    let activators = match mode {
         Mode::Proxy => Truth::True(None),
         Mode::Serve => Truth::False(Why::new("", "")),
     };

@@ -16,7 +16,7 @@ pub(crate) const WEBHOOK: u16 = 8443;
 /// Where an activator takes requests from outside.
 pub(crate) const GATEWAY: u16 = 8080;
 /// Where it takes those of workloads that name a service by Host; Knative's number.
-pub(crate) const INSIDE: u16 = 8012;
+pub(crate) const INSIDE: u16 = controller::children::slices::INSIDE;
 /// The projected token and the authorities that a part trusts.
 const IDENTITY: &str = "/var/run/rouse";
 /// What an activator may take to hand over its connections: Knative's 600 s, and a little to end.

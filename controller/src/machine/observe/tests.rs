@@ -33,6 +33,7 @@ mod classes;
 mod containers;
 mod lives;
 mod owners;
+mod revisions;
 
 const SPACE: &str = "default";
 
@@ -554,6 +555,7 @@ fn a_service_becomes_everything_that_knative_makes_of_it() {
         "configurations.serving.knative.dev/hello",
         "deployments.apps/hello-00001-deployment",
         "endpointslices.discovery.k8s.io/hello",
+        "endpointslices.discovery.k8s.io/hello-00001",
         "images.caching.internal.knative.dev/hello-00001-cache-user-container",
         "podautoscalers.autoscaling.internal.knative.dev/hello-00001",
         "revisions.serving.knative.dev/hello-00001",
@@ -1367,7 +1369,8 @@ fn an_activator_that_leaves_is_named_until_no_slice_leads_to_it() {
     let keys = cluster.machine.step(now, activator(&leaving, true)).keys;
     assert_eq!(named(&cluster).len(), 3, "clients without an agent still come");
     for (turn, key) in keys.into_iter().enumerate() {
-        let leads = ["hello", "other"].iter().any(|it| targets(&cluster, it).contains(&leaving));
+        let own = ["hello", "other", "hello-00001", "other-00001"];
+        let leads = own.iter().any(|it| targets(&cluster, it).contains(&leaving));
         assert_eq!(named(&cluster).contains(&leaving), leads, "after {turn}");
         for event in cluster.write(&key) {
             cluster.step(event);
