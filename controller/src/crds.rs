@@ -17,6 +17,7 @@ use crate::knative::{
     },
 };
 
+mod lists;
 mod rules;
 mod schema;
 
@@ -250,6 +251,7 @@ fn definition(it: Kind) -> Value {
         },
     });
     rules::add(it.kind, &mut root);
+    lists::mark(it.kind, &mut root);
     let mut version = json!({
         "name": it.version,
         "served": true,

@@ -452,6 +452,42 @@ fn owners(object: &Value) -> Vec<&str> {
     all.filter(owns).filter_map(|it| it["manager"].as_str()).collect()
 }
 
+/// As `kubectl apply --server-side` by two managers: what each adds to a list stands beside what the other added.
+#[tokio::test]
+async fn two_managers_each_have_entries_of_one_list() {
+    let bed = Bed::new("merge").await;
+    let api = api_of(&bed.client, Resource::KnativeService, &bed.name("ssa"));
+    let container = json!({"image": "dev.local/hello:v1", "env": [{"name": "A", "value": "1"}]});
+    let mounted = |own: &str| json!({"name": own, "secret": {"secretName": own}});
+    let user = json!({
+        "imagePullSecrets": [{"name": "from-user"}], "volumes": [mounted("user")],
+        "containers": [container], "nodeSelector": {"disk": "fast"},
+    });
+    let platform = json!({
+        "imagePullSecrets": [{"name": "from-platform"}], "volumes": [mounted("platform")],
+    });
+    let mut last = json!(null);
+    for (manager, spec) in [("user", &user), ("platform", &platform), ("user", &user)] {
+        let body = json!({
+            "apiVersion": "serving.knative.dev/v1", "kind": "Service",
+            "metadata": {"name": "ssa", "namespace": bed.namespace},
+            "spec": {"template": {"spec": spec}},
+        });
+        let params = PatchParams::apply(manager);
+        let made = api.patch("ssa", &params, &Patch::Apply(&body)).await.unwrap();
+        last = serde_json::to_value(made).unwrap()["spec"]["template"]["spec"].clone();
+    }
+    let names = |list: &str| -> Vec<String> {
+        let all = last[list].as_array().unwrap().iter();
+        let mut names: Vec<String> = all.map(|it| it["name"].as_str().unwrap().into()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names("imagePullSecrets"), ["from-platform", "from-user"]);
+    assert_eq!(names("volumes"), ["platform", "user"]);
+    assert_eq!(last["containers"][0]["env"][0]["value"], "1");
+}
+
 #[tokio::test]
 async fn a_status_is_written_apart_from_the_rest() {
     let bed = Bed::new("status").await;

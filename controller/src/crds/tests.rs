@@ -146,3 +146,76 @@ fn every_definition_is_small_enough_to_be_applied() {
         assert!(size < 200_000, "{}: {size}", it["metadata"]["name"]);
     }
 }
+
+/// What server-side apply merges by, as Knative's `revision.yaml` has it below `spec` (00d674f). `initContainers` has no
+/// schema there; of its entries we say what Knative says of containers.
+const MERGED: [&str; 34] = [
+    "containers[].args list atomic",
+    "containers[].command list atomic",
+    "containers[].env list map name",
+    "containers[].env[].valueFrom.configMapKeyRef map atomic",
+    "containers[].env[].valueFrom.fieldRef map atomic",
+    "containers[].env[].valueFrom.resourceFieldRef map atomic",
+    "containers[].env[].valueFrom.secretKeyRef map atomic",
+    "containers[].envFrom list atomic",
+    "containers[].envFrom[].configMapRef map atomic",
+    "containers[].envFrom[].secretRef map atomic",
+    "containers[].livenessProbe.exec.command list atomic",
+    "containers[].livenessProbe.httpGet.httpHeaders list atomic",
+    "containers[].readinessProbe.exec.command list atomic",
+    "containers[].readinessProbe.httpGet.httpHeaders list atomic",
+    "containers[].securityContext.capabilities.add list atomic",
+    "containers[].securityContext.capabilities.drop list atomic",
+    "containers[].startupProbe.exec.command list atomic",
+    "containers[].startupProbe.httpGet.httpHeaders list atomic",
+    "containers[].volumeMounts list map mountPath",
+    "imagePullSecrets list map name",
+    "imagePullSecrets[] map atomic",
+    "nodeSelector map atomic",
+    "volumes list map name",
+    "volumes[].configMap map atomic",
+    "volumes[].configMap.items list atomic",
+    "volumes[].projected.sources list atomic",
+    "volumes[].projected.sources[].configMap map atomic",
+    "volumes[].projected.sources[].configMap.items list atomic",
+    "volumes[].projected.sources[].downwardAPI.items list atomic",
+    "volumes[].projected.sources[].downwardAPI.items[].fieldRef map atomic",
+    "volumes[].projected.sources[].downwardAPI.items[].resourceFieldRef map atomic",
+    "volumes[].projected.sources[].secret map atomic",
+    "volumes[].projected.sources[].secret.items list atomic",
+    "volumes[].secret.items list atomic",
+];
+
+#[test]
+fn lists_merge_as_in_knative() {
+    for (kind, pod) in [
+        ("services", ".spec.template.spec"),
+        ("configurations", ".spec.template.spec"),
+        ("revisions", ".spec"),
+    ] {
+        let it = find(&format!("{kind}.serving.knative.dev"));
+        let mut found = BTreeSet::new();
+        walk(schema(&it), "", &mut |path, node| {
+            let keys = node["x-kubernetes-list-map-keys"].as_array().into_iter().flatten();
+            let keys: Vec<&str> = keys.filter_map(Value::as_str).collect();
+            for which in ["list", "map"] {
+                let Some(of) = node[format!("x-kubernetes-{which}-type")].as_str() else {
+                    continue;
+                };
+                let path = path.strip_prefix(&format!("{pod}.")).expect("in the pod");
+                let line = format!("{path} {which} {of} {}", keys.join(","));
+                found.insert(line.trim_end().to_owned());
+            }
+            // apiextensions: a key is there or filled in, and never null.
+            for key in keys {
+                let (items, field) = (&node["items"], &node["items"]["properties"][key]);
+                let required =
+                    items["required"].as_array().is_some_and(|it| it.contains(&json!(key)));
+                assert!(required || field["default"].is_string(), "{path}: {key}");
+                assert!(field["type"].is_string() && field["nullable"].is_null(), "{path}: {key}");
+            }
+        });
+        found.retain(|it| !it.starts_with("initContainers"));
+        assert_eq!(found, MERGED.map(str::to_owned).into(), "{kind}");
+    }
+}

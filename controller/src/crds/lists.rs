@@ -1,0 +1,116 @@
+//! Pure: how server-side apply merges what several managers say of one pod: list types and keys as in Knative's
+//! (knative/serving `config/core/300-resources`).
+//!
+//! A list without a word on it is one value: who writes it last has written all of it. `containers` and `ports` are such
+//! lists in Knative as well, since what would tell their entries apart may be left out there.
+
+use serde_json::{Value, json};
+
+/// Lists whose entries belong to whoever wrote each, with the field that tells them apart.
+const MAPS: [(&str, &str); 2] = [("imagePullSecrets", "name"), ("volumes", "name")];
+/// The same within a container.
+const OF_CONTAINER: [(&str, &str); 2] = [("env", "name"), ("volumeMounts", "mountPath")];
+/// Lists of a container that are one value.
+const ATOMIC: [&str; 5] = [
+    "args",
+    "command",
+    "envFrom",
+    "securityContext.capabilities.add",
+    "securityContext.capabilities.drop",
+];
+/// Objects that are one value.
+const REFERENCES: [&str; 6] = [
+    "env.valueFrom.configMapKeyRef",
+    "env.valueFrom.fieldRef",
+    "env.valueFrom.resourceFieldRef",
+    "env.valueFrom.secretKeyRef",
+    "envFrom.configMapRef",
+    "envFrom.secretRef",
+];
+
+/// Marks the lists and references of a kind's pod, where it has one.
+pub(super) fn mark(kind: &str, root: &mut Value) {
+    let pod = match kind {
+        "Service" | "Configuration" => "/properties/spec/properties/template/properties/spec",
+        "Revision" => "/properties/spec",
+        _ => return,
+    };
+    let Some(pod) = root.pointer_mut(pod) else { return };
+    for (list, key) in MAPS {
+        map(pod, list, key);
+    }
+    // What Kubernetes takes for a name that is left out.
+    if let Some(name) = at(pod, "imagePullSecrets.name") {
+        name["default"] = "".into();
+    }
+    set(pod, "imagePullSecrets", "items", "x-kubernetes-map-type");
+    set(pod, "nodeSelector", "", "x-kubernetes-map-type");
+    set(pod, "volumes.configMap", "", "x-kubernetes-map-type");
+    set(pod, "volumes.configMap.items", "", "x-kubernetes-list-type");
+    set(pod, "volumes.secret.items", "", "x-kubernetes-list-type");
+    projected(pod);
+    for containers in ["containers", "initContainers"] {
+        let Some(container) = pod.pointer_mut(&format!("/properties/{containers}/items")) else {
+            continue;
+        };
+        for (list, key) in OF_CONTAINER {
+            map(container, list, key);
+        }
+        for list in ATOMIC {
+            set(container, list, "", "x-kubernetes-list-type");
+        }
+        for reference in REFERENCES {
+            set(container, reference, "", "x-kubernetes-map-type");
+        }
+        for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
+            for list in ["exec.command", "httpGet.httpHeaders"] {
+                set(container, &format!("{probe}.{list}"), "", "x-kubernetes-list-type");
+            }
+        }
+    }
+}
+
+/// Volumes of several sources.
+fn projected(pod: &mut Value) {
+    let sources = "volumes.projected.sources";
+    set(pod, sources, "", "x-kubernetes-list-type");
+    for source in ["configMap", "downwardAPI", "secret"] {
+        set(pod, &format!("{sources}.{source}.items"), "", "x-kubernetes-list-type");
+    }
+    for reference in
+        ["configMap", "secret", "downwardAPI.items.fieldRef", "downwardAPI.items.resourceFieldRef"]
+    {
+        set(pod, &format!("{sources}.{reference}"), "", "x-kubernetes-map-type");
+    }
+}
+
+/// The schema of a field, past the lists on its way.
+fn at<'a>(mut it: &'a mut Value, path: &str) -> Option<&'a mut Value> {
+    for name in path.split('.') {
+        if it.get("items").is_some() {
+            it = it.get_mut("items")?;
+        }
+        it = it.get_mut("properties")?.get_mut(name)?;
+    }
+    Some(it)
+}
+
+fn set(it: &mut Value, path: &str, inner: &str, mark: &str) {
+    let Some(mut it) = at(it, path) else { return };
+    if !inner.is_empty() {
+        it = &mut it[inner];
+    }
+    it[mark] = "atomic".into();
+}
+
+/// What tells entries apart must be there, and can be no null.
+fn map(it: &mut Value, list: &str, key: &str) {
+    let Some(list) = at(it, list) else { return };
+    list["x-kubernetes-list-type"] = "map".into();
+    list["x-kubernetes-list-map-keys"] = json!([key]);
+    let items = &mut list["items"];
+    if let Some(field) = items["properties"][key].as_object_mut() {
+        field.remove("nullable");
+    }
+    items["required"] = json!([key]);
+}
