@@ -40,7 +40,7 @@ mod sources;
 mod usage;
 
 pub use check::Refused;
-pub use settings::{Level, Levels, RequestLog, Settings};
+pub use settings::{Edge, Level, Levels, RequestLog, Settings, is_upgrade, network};
 pub use sources::{Block, Sources};
 pub use usage::{Activity, Alive, Decision, ScaleItem, Totals, UsageItem, UsageKey, UsageSeen};
 

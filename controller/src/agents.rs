@@ -243,7 +243,9 @@ fn shape(change: RouteChange, role: Role) -> Option<RouteChange> {
         }
         (Role::Autoscaler, RouteChange::Service(_)) => None,
         (Role::Agent | Role::Autoscaler, RouteChange::Settings(it)) => {
-            wire::Settings { request_log: None, ..it }.said().map(RouteChange::Settings)
+            wire::Settings { request_log: None, edge: wire::Edge::default(), ..it }
+                .said()
+                .map(RouteChange::Settings)
         }
         (Role::Agent | Role::Activator | Role::Autoscaler, change) => Some(change),
     }

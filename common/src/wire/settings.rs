@@ -1,6 +1,8 @@
 //! Pure: what operators set for all services at once, as other parts are told.
 
-use std::fmt;
+use std::{fmt, net::IpAddr, string::String, vec::Vec};
+
+use ipnet::IpNet;
 
 use crate::request_log::Template;
 
@@ -11,6 +13,8 @@ pub struct Settings {
     pub request_log: Option<RequestLog>,
     /// How much each part logs of itself.
     pub levels: Levels,
+    /// What gateways make of requests from outside.
+    pub edge: Edge,
 }
 
 impl Settings {
@@ -65,4 +69,41 @@ pub struct RequestLog {
     pub template: Template,
     /// Whether those that ask the platform are logged too.
     pub probes: bool,
+}
+
+/// What gateways make of requests from outside, and which protocols requests may switch to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Edge {
+    /// Networks of proxies whose word about a request's way counts. None: nobody's does.
+    pub trusted_proxies: Vec<IpNet>,
+    /// Whether each connection from these begins with a header of the PROXY protocol.
+    pub proxy_protocol: bool,
+    /// Protocols besides `websocket` that a client may switch to, in lower case.
+    pub upgrades: Vec<String>,
+    /// Whether header names with an underscore are passed on.
+    pub underscores: bool,
+}
+
+impl Edge {
+    /// Whether what this peer says of a request's way counts.
+    pub fn trusts(&self, peer: IpAddr) -> bool {
+        let peer = peer.to_canonical();
+        self.trusted_proxies.iter().any(|net| net.contains(&peer))
+    }
+}
+
+/// A network from `ADDRESS/LENGTH`, or from one address alone. Bits beyond the length count for nothing.
+pub fn network(text: &str) -> Option<IpNet> {
+    let whole = || text.parse::<IpAddr>().ok().map(|it| IpNet::from(it.to_canonical()));
+    text.parse::<IpNet>().ok().or_else(whole).map(|net| net.trunc())
+}
+
+/// Whether clients may be allowed to switch to a protocol of this name: a token (RFC 9110, section 5.6.2) in lower case,
+/// and not HTTP itself, behind whose switch headers would be the client's own word.
+pub fn is_upgrade(name: &str) -> bool {
+    let is_letter =
+        |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || b"-._/+".contains(&it);
+    let is_http =
+        ["h2c", "h2", "h3", "http", "tls"].iter().any(|it| name.split('/').next() == Some(it));
+    (1..=64).contains(&name.len()) && name.bytes().all(is_letter) && !is_http
 }

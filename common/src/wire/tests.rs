@@ -127,7 +127,14 @@ fn the_integral_counts_open_and_closed_requests() {
 fn settings_travel_once_for_all_services_and_only_where_they_are_not_usual() {
     let template = Template::parse("{{.Request.Method}}").expect("a good template");
     let levels = Levels { agent: Level::Debug, autoscaler: Level::Error, ..Levels::default() };
-    let settings = Settings { request_log: Some(RequestLog { template, probes: true }), levels };
+    let edge = Edge {
+        trusted_proxies: vec!["10.0.0.0/8".parse().expect("a network")],
+        proxy_protocol: true,
+        upgrades: vec!["foo/2".into()],
+        underscores: true,
+    };
+    let settings =
+        Settings { request_log: Some(RequestLog { template, probes: true }), levels, edge };
     let usual = RouteTable::default();
     let logged = RouteTable { settings: settings.clone(), ..RouteTable::default() };
     let said = RouteChange::Settings(settings);
@@ -155,7 +162,7 @@ fn settings_travel_once_for_all_services_and_only_where_they_are_not_usual() {
 #[test]
 fn a_template_that_this_part_cannot_carry_out_is_refused() {
     let log = raw::RequestLog { template: "{{if}}".into(), probes: false };
-    let settings = raw::Settings { request_log: Some(log), log_levels: None };
+    let settings = raw::Settings { request_log: Some(log), ..raw::Settings::default() };
     let refused = Settings::try_from(settings).expect_err("no such function");
     assert!(refused.to_string().starts_with("field request_log.template is "), "{refused}");
 }

@@ -177,7 +177,7 @@ fn each_part_hears_of_the_settings_that_concern_it() {
     let request_log = Some(wire::RequestLog { template, probes: false });
     let levels = wire::Levels { agent: wire::Level::Debug, ..wire::Levels::default() };
     let usual = wire::Settings::default();
-    let both = wire::Settings { request_log: request_log.clone(), levels };
+    let both = wire::Settings { request_log: request_log.clone(), levels, ..usual.clone() };
     let said = |it: &wire::Settings, role| match shape(RouteChange::Settings(it.clone()), role) {
         Some(RouteChange::Settings(it)) => Some(it),
         _ => None,

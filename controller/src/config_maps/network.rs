@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use common::wire::Path;
+use common::wire::{Edge, Path, is_upgrade, network};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::{
@@ -79,6 +79,10 @@ pub struct Network {
     /// `rouse.dev.path`, Rouse's own: the way of services that say nothing; `None`: the path rule decides. (The
     /// annotation is `rouse.dev/path`; a ConfigMap's key may hold no slash.)
     pub path: Option<Path>,
+    /// Rouse's own, what gateways make of requests: `rouse.dev.trusted-proxies`, networks divided by commas, default none;
+    /// `rouse.dev.proxy-protocol`, default false; `rouse.dev.upgrades`, protocols besides WebSocket divided by commas,
+    /// default none; `rouse.dev.underscores-in-headers`, default false.
+    pub edge: Edge,
 }
 
 impl Default for Network {
@@ -99,6 +103,7 @@ impl Default for Network {
             mesh: MeshMode::Auto,
             external_scheme: "http".into(),
             path: None,
+            edge: Edge::default(),
         }
     }
 }
@@ -124,6 +129,7 @@ impl ConfigMap for Network {
         it.system_internal_tls = system_internal_tls(keys);
         it.cluster_local_tls = encryption(keys, "cluster-local-domain-tls").unwrap_or(false);
         it.path = path(keys);
+        it.edge = edge(keys);
         it
     }
 }
@@ -310,6 +316,46 @@ fn path(keys: &mut Keys<'_>) -> Option<Path> {
             None
         }
     }
+}
+
+fn edge(keys: &mut Keys<'_>) -> Edge {
+    let mut it = Edge::default();
+    let key = "rouse.dev.trusted-proxies";
+    for text in listed(keys, key) {
+        match network(text) {
+            Some(net) => it.trusted_proxies.push(net),
+            None => keys.wrong(format!("{key} has {text:?}, must be ADDRESS/LENGTH")),
+        }
+    }
+    if it.trusted_proxies.iter().any(|net| net.prefix_len() == 0) {
+        keys.warn(format!(
+            "{key} trusts every client: each may write its own address and protocol"
+        ));
+    }
+    let switch = "rouse.dev.proxy-protocol";
+    keys.flag(switch, &mut it.proxy_protocol);
+    if it.proxy_protocol && it.trusted_proxies.is_empty() {
+        keys.wrong(format!("{switch} needs {key}: the header is read from no other peers"));
+    }
+    let key = "rouse.dev.upgrades";
+    for text in listed(keys, key) {
+        let name = text.to_ascii_lowercase();
+        if is_upgrade(&name) {
+            it.upgrades.push(name);
+        } else {
+            keys.wrong(format!(
+                "{key} has {text:?}, must be protocols to switch to, and never HTTP"
+            ));
+        }
+    }
+    keys.flag("rouse.dev.underscores-in-headers", &mut it.underscores);
+    it
+}
+
+/// What a key lists, divided by commas or spaces.
+fn listed<'a>(keys: &mut Keys<'a>, key: &'static str) -> impl Iterator<Item = &'a str> + use<'a> {
+    let all = keys.get(key).unwrap_or_default().split([',', ' ', '\n']);
+    all.map(str::trim).filter(|it| !it.is_empty())
 }
 
 #[cfg(test)]

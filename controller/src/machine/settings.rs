@@ -106,7 +106,8 @@ impl Settings {
     /// What the RouteTable says of them.
     pub(super) fn said(&self) -> Option<wire::Settings> {
         let request_log = self.configs.observability.request_log.clone();
-        wire::Settings { request_log, levels: self.configs.logging.levels() }.said()
+        let edge = self.configs.network.edge.clone();
+        wire::Settings { request_log, levels: self.configs.logging.levels(), edge }.said()
     }
 
     /// Takes over what the ConfigMaps say for scaling and for Deployments.

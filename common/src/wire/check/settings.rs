@@ -1,7 +1,7 @@
 //! Pure: what holds for all services, from protobuf and back.
 
 use super::{
-    super::{Level, Levels, RequestLog, Settings},
+    super::{Edge, Level, Levels, RequestLog, Settings, is_upgrade, network},
     Checked, Refused, raw,
 };
 use crate::request_log::Template;
@@ -11,14 +11,46 @@ impl TryFrom<raw::Settings> for Settings {
     fn try_from(it: raw::Settings) -> Checked<Self> {
         let request_log = it.request_log.map(RequestLog::try_from).transpose()?;
         let levels = it.log_levels.map(Into::into).unwrap_or_default();
-        Ok(Self { request_log, levels })
+        let edge = it.edge.map(Edge::try_from).transpose()?.unwrap_or_default();
+        Ok(Self { request_log, levels, edge })
     }
 }
 
 impl From<Settings> for raw::Settings {
     fn from(it: Settings) -> Self {
         let levels = (it.levels != Levels::default()).then(|| it.levels.into());
-        Self { request_log: it.request_log.map(Into::into), log_levels: levels }
+        let edge = (it.edge != Edge::default()).then(|| it.edge.into());
+        Self { request_log: it.request_log.map(Into::into), log_levels: levels, edge }
+    }
+}
+
+impl TryFrom<raw::Edge> for Edge {
+    type Error = Refused;
+    fn try_from(it: raw::Edge) -> Checked<Self> {
+        let trusted = |text: String| {
+            let refused = || Refused::new("edge.trusted_proxies", &text, "must be ADDRESS/LENGTH");
+            network(&text).ok_or_else(refused)
+        };
+        if let Some(bad) = it.upgrades.iter().find(|name| !is_upgrade(name)) {
+            return Err(Refused::new("edge.upgrades", bad, "must be a protocol to switch to"));
+        }
+        Ok(Self {
+            trusted_proxies: it.trusted_proxies.into_iter().map(trusted).collect::<Checked<_>>()?,
+            proxy_protocol: it.proxy_protocol,
+            upgrades: it.upgrades,
+            underscores: it.underscores,
+        })
+    }
+}
+
+impl From<Edge> for raw::Edge {
+    fn from(it: Edge) -> Self {
+        Self {
+            trusted_proxies: it.trusted_proxies.iter().map(ToString::to_string).collect(),
+            proxy_protocol: it.proxy_protocol,
+            upgrades: it.upgrades,
+            underscores: it.underscores,
+        }
     }
 }
 

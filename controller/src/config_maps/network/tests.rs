@@ -31,9 +31,21 @@ fn every_key_is_followed() {
         mesh: MeshMode::Disabled,
         external_scheme: "https".into(),
         path: Some(Path::Activator),
+        edge: Edge {
+            trusted_proxies: ["10.0.0.0/8", "192.0.2.7/32", "fd00::/8"]
+                .map(|net| net.parse().unwrap())
+                .into(),
+            proxy_protocol: true,
+            upgrades: vec!["xmpp".into(), "foo/2".into()],
+            underscores: true,
+        },
     };
     let read = map(&[
         ("ingress-class", "kourier.ingress.networking.knative.dev"),
+        ("rouse.dev.trusted-proxies", "10.1.2.3/8, 192.0.2.7,\nfd00::/8"),
+        ("rouse.dev.proxy-protocol", "true"),
+        ("rouse.dev.upgrades", "XMPP,foo/2"),
+        ("rouse.dev.underscores-in-headers", "true"),
         ("certificate-class", "none"),
         ("namespace-wildcard-cert-selector", "{}"),
         ("domain-template", source),
@@ -110,7 +122,25 @@ fn every_refusal_names_key_and_value() {
             ("rouse.dev.path", "wire"),
             "rouse.dev.path = \"wire\", must be \"direct\" or \"activator\"",
         ),
+        (
+            ("rouse.dev.trusted-proxies", "10.0.0.0/8, lb.example"),
+            "rouse.dev.trusted-proxies has \"lb.example\", must be ADDRESS/LENGTH",
+        ),
+        (
+            ("rouse.dev.proxy-protocol", "true"),
+            "rouse.dev.proxy-protocol needs rouse.dev.trusted-proxies: the header is read from no other peers",
+        ),
+        (
+            ("rouse.dev.upgrades", "xmpp,h2c"),
+            "rouse.dev.upgrades has \"h2c\", must be protocols to switch to, and never HTTP",
+        ),
     ] {
         assert_eq!(map(&[pair]), Err(said.to_owned()), "{pair:?}");
     }
+}
+
+#[test]
+fn whoever_trusts_every_client_is_warned() {
+    let read = map(&[("rouse.dev.trusted-proxies", "0.0.0.0/0")]).unwrap();
+    assert!(read.warnings.iter().any(|it| it.contains("trusts every client")), "{read:?}");
 }

@@ -141,3 +141,22 @@ fn the_table_says_how_requests_are_logged_once_for_all_services_and_keeps_the_la
     assert!(set(&mut machine, None));
     assert_eq!(said(&machine), None);
 }
+
+#[test]
+fn the_table_says_whose_word_gateways_take() {
+    let mut machine = machine();
+    let ours = own(&machine);
+    let edge = |machine: &Machine| match machine.route(&RouteKey::Settings) {
+        Some(RouteChange::Settings(it)) => it.edge,
+        other => panic!("{other:?}"),
+    };
+    let data = json!({"rouse.dev.trusted-proxies": "10.0.0.0/8"});
+    observe(&mut machine, &ours, "config-network", Some(data));
+    let said = edge(&machine);
+    assert!(said.trusts([10, 1, 2, 3].into()) && !said.trusts([11, 1, 2, 3].into()));
+    let bad = json!({"rouse.dev.trusted-proxies": "everybody"});
+    observe(&mut machine, &ours, "config-network", Some(bad));
+    assert_eq!(edge(&machine), said, "the last good word holds");
+    observe(&mut machine, &ours, "config-network", None);
+    assert_eq!(machine.route(&RouteKey::Settings), None);
+}
