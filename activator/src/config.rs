@@ -8,7 +8,11 @@ use std::{
 };
 
 use clap::Parser;
-use common::replicas;
+use common::{
+    replicas,
+    wire::{self, Edge},
+};
+use ipnet::IpNet;
 
 use crate::{gateway::Door, queue::Bounds};
 
@@ -76,6 +80,15 @@ pub struct Config {
     /// Host, also by its names within the cluster; none: no such port.
     #[arg(long, env = "ROUSE_ACTIVATOR_INSIDE_PORT")]
     pub inside_port: Option<NonZeroU16>,
+
+    /// Networks of proxies before the gateway, ADDRESS/LENGTH, divided by commas: their X-Forwarded-* and Forwarded count.
+    /// Those of `config-network` besides. None: nobody's do.
+    #[arg(long, env = "ROUSE_ACTIVATOR_TRUSTED_PROXIES", value_delimiter = ',', value_parser = network)]
+    pub trusted_proxies: Vec<IpNet>,
+
+    /// Each connection from these begins with a header of the PROXY protocol, version 1 or 2.
+    #[arg(long, env = "ROUSE_ACTIVATOR_PROXY_PROTOCOL")]
+    pub proxy_protocol: bool,
 
     /// The cluster's domain.
     #[arg(long, env = "ROUSE_CLUSTER_DOMAIN", default_value = "cluster.local")]
@@ -145,6 +158,11 @@ const LOCAL: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 1)),
 ];
+
+/// A network on the command line.
+fn network(text: &str) -> Result<IpNet, &'static str> {
+    wire::network(text).ok_or("must be ADDRESS/LENGTH")
+}
 
 /// A setting out of its range.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -227,6 +245,12 @@ impl Config {
         let given = self.outside.map(|address| (address, Door::Outside));
         let ports = on(self.outside_port, Door::Outside).chain(on(self.inside_port, Door::Inside));
         given.into_iter().chain(ports).collect()
+    }
+
+    /// What is said of requests from outside.
+    pub fn edge(&self) -> Edge {
+        let trusted_proxies = self.trusted_proxies.clone();
+        Edge { trusted_proxies, proxy_protocol: self.proxy_protocol, ..Edge::default() }
     }
 
     /// Bounds of each revision's line.

@@ -10,7 +10,7 @@ use std::{
 
 use common::{
     link::RouteBatch,
-    wire::{Path, Protocol, TagRouting},
+    wire::{Edge, Path, Protocol, TagRouting},
 };
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
@@ -22,7 +22,9 @@ use crate::{
     balance::{Lot, split},
     clock::chance,
     connection::{Ask, Connection},
+    edge::Edges,
     failure::Failure,
+    forwarded::{Origin, Sender, is_secure},
     headers::{self, Passage, Side},
     host,
     pods::DialError,
@@ -68,6 +70,8 @@ pub struct Client {
     pub address: IpAddr,
     /// Its port.
     pub port: u16,
+    /// What the connection told of it.
+    pub origin: Origin,
     /// When the connection is asked to go, among all that are.
     pub lot: Lot,
 }
@@ -77,6 +81,11 @@ impl Client {
     pub fn socket(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.port)
     }
+
+    /// Who it is for what a pod is told.
+    fn sender(&self, door: Door) -> Sender {
+        Sender { side: door.side(), address: self.address, origin: self.origin }
+    }
 }
 
 /// Carries requests to pods.
@@ -84,6 +93,8 @@ impl Client {
 pub struct Gateway {
     /// What the table says.
     pub routes: Routes,
+    /// Whose word of a request's way counts.
+    pub edge: Edges,
     /// What finished requests leave.
     pub request_log: Arc<RequestLog>,
     /// What happened.
@@ -123,15 +134,15 @@ struct Errand {
 
 impl Errand {
     /// Makes the head as the pod gets it, the first time. Only now, since it grows by that.
-    fn prepare(&mut self) -> Result<(), Failure> {
+    fn prepare(&mut self, edge: &Edge) -> Result<(), Failure> {
         if self.is_ready {
             return Ok(());
         }
         let Some(request) = self.request.take() else { return Ok(()) };
         let (mut head, body) = request.into_parts();
         let passage = Passage {
-            side: self.door.side(),
-            client: self.client.address,
+            sender: self.client.sender(self.door),
+            edge,
             rewrite: self.found.domain().and_then(|domain| domain.rewrite.as_deref()),
             tags: self.tag.as_ref().or_else(|| self.service.tags()),
             protocol: self.terms.protocol,
@@ -170,6 +181,7 @@ impl Drop for Cancelled<'_> {
 impl Gateway {
     /// Takes over what changed in the table. Returns whether other ports than before should be open.
     pub fn apply(&self, batch: RouteBatch) -> bool {
+        self.edge.follow(&batch);
         self.request_log.follow(&batch);
         self.routes.apply(batch)
     }
@@ -218,7 +230,8 @@ impl Gateway {
             return Err(Ok(self.probed(asked, door, &head).into()));
         }
         let found = self.find(door, &head).map_err(Err)?;
-        if door == Door::Outside && found.redirects() {
+        let is_secure = || is_secure(&head.headers, client.sender(door), &self.edge.now());
+        if door == Door::Outside && found.redirects() && !is_secure() {
             return Err(redirected(&head).map(Box::new));
         }
         let (service, tag) = self.tagged(&found, &head);
@@ -345,7 +358,7 @@ impl Gateway {
         loop {
             let place = visit.place().await?;
             let address = place.pod.key.address;
-            errand.prepare()?;
+            errand.prepare(&self.edge.now())?;
             let mut connection = match connect(&place, errand.terms.protocol).await {
                 Ok(connection) => connection,
                 Err(error) => {

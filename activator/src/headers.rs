@@ -1,17 +1,15 @@
 //! Pure: what changes in a head on its way to a pod and back.
 
-use std::net::IpAddr;
-
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version, header, request,
     uri::{Authority, PathAndQuery, Scheme},
 };
 
-use common::wire::{Protocol, TagRouting};
+use common::wire::{Edge, Protocol, TagRouting};
 
 use crate::{
     failure::Failure,
-    forwarded::{forwarded, traced},
+    forwarded::{Sender, forwarded, traced},
     host,
     probe::{K_KUBELET_PROBE, K_NETWORK_HASH, K_NETWORK_PROBE},
 };
@@ -63,10 +61,10 @@ pub enum Side {
 /// What the table and the connection say of a request, beyond its own words.
 #[derive(Clone, Copy, Debug)]
 pub struct Passage<'a> {
-    /// Where it came in.
-    pub side: Side,
-    /// Who sent it.
-    pub client: IpAddr,
+    /// Who sent it, and where it came in.
+    pub sender: Sender,
+    /// What operators say of senders and upgrades.
+    pub edge: &'a Edge,
     /// The host its pod is asked for, where that is not the client's.
     pub rewrite: Option<&'a str>,
     /// What tags mean for it.
@@ -88,12 +86,13 @@ pub fn to_pod(
         return Err(Failure::Connect);
     }
     settle_host(head, service_host)?;
-    let upgrade = if head.version == Version::HTTP_11 { upgrade_of(&head.headers) } else { None };
+    let may_switch = head.version == Version::HTTP_11;
+    let upgrade = may_switch.then(|| upgrade_of(&head.headers, passage.edge)).flatten();
     let wants_trailers = mentions(&head.headers, header::TE, "trailers");
     let tag = head.headers.get(TAG).cloned();
     strip_hop(&mut head.headers);
     head.headers.remove(header::TE);
-    strip_platform(&mut head.headers, passage.side);
+    strip_platform(&mut head.headers, passage.sender.side);
     if wants_trailers {
         head.headers.insert(header::TE, HeaderValue::from_static("trailers"));
     }
@@ -102,7 +101,7 @@ pub fn to_pod(
         head.headers.insert(header::UPGRADE, protocol.clone());
     }
     say_tag(&mut head.headers, tag, passage.tags)?;
-    forwarded(&mut head.headers, passage.side, passage.client);
+    forwarded(&mut head.headers, passage.sender, passage.edge);
     traced(&mut head.headers, passage.chance);
     rewrite_host(&mut head.headers, passage.rewrite)?;
     match passage.protocol {
@@ -187,7 +186,7 @@ fn strip_hop(headers: &mut HeaderMap) {
 }
 
 /// The protocol to switch to. HTTP/2 is not offered that way any more (RFC 9113 §3.1).
-fn upgrade_of(headers: &HeaderMap) -> Option<HeaderValue> {
+fn upgrade_of(headers: &HeaderMap, _edge: &Edge) -> Option<HeaderValue> {
     let protocol = headers.get(header::UPGRADE)?;
     let asked = mentions(headers, header::CONNECTION, "upgrade");
     let http2 = protocol.as_bytes().eq_ignore_ascii_case(b"h2c");

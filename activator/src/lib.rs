@@ -11,13 +11,15 @@
 //! | [`dial`] | Pure: one connection, brought about by up to 16 sockets |
 //! | [`share`] | Pure: which pods are this activator's, where a hard limit holds |
 //! | [`pool`] | Pure: one pod's connections and who gets them |
-//! | [`host`], [`headers`], [`forwarded`] | Pure: heads on their way |
+//! | [`host`], [`headers`], [`forwarded`], [`via`] | Pure: heads on their way |
+//! | [`proxy_protocol`] | Pure: the header by which a proxy names its client |
 //! | [`probe`], [`failure`] | Pure: what the platform is asked, and what is said when there is no answer |
 //! | [`config`] | Pure: settings |
 //! | [`gateway`], [`reply`], [`tunnel`] | Shell: one request from arrival to answer |
 //! | [`revision`], [`pods`], [`connection`] | Shell: a revision's line and the connections to its pods |
 //! | [`server`], [`ports`] | Shell: clients' connections; the listener, or listeners, of services |
 //! | [`socket`] | Shell: a client's socket, and whether the client is still there |
+//! | [`edge`] | Shell: whose word of a request's way counts |
 //! | [`request_log`] | Shell: a line of each finished request |
 //! | [`routes`], [`controller`] | Shell: the RouteTable |
 //! | [`autoscaler`] | Shell: usage reports |
@@ -52,6 +54,7 @@ pub mod config;
 pub mod connection;
 pub mod controller;
 pub mod dial;
+pub mod edge;
 pub mod failure;
 pub mod forwarded;
 pub mod gateway;
@@ -61,6 +64,7 @@ pub mod pods;
 pub mod pool;
 pub mod ports;
 pub mod probe;
+pub mod proxy_protocol;
 pub mod queue;
 pub mod range;
 pub mod reply;
@@ -71,6 +75,7 @@ pub mod server;
 pub mod share;
 pub mod socket;
 pub mod tunnel;
+pub mod via;
 
 pub use config::Config;
 
@@ -79,6 +84,7 @@ use crate::{
     autoscaler::Usage,
     config::BadSetting,
     controller::Seen,
+    edge::Edges,
     gateway::{Door, Gateway},
     pods::PodSettings,
     ports::Ports,
@@ -147,6 +153,7 @@ impl Activator {
         };
         let gateway = Arc::new(Gateway {
             routes: Routes::new(settings),
+            edge: Edges::new(config.edge()),
             request_log: Arc::new(RequestLog::new(metrics.request_log.clone())),
             metrics,
             tasks: TaskTracker::new(),

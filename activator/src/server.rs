@@ -18,8 +18,10 @@ use tracing::{debug, warn};
 use crate::{
     balance::Lot,
     clock::chance,
+    forwarded::Origin,
     gateway::{Client, Door, Gateway},
-    socket::{Gone, Socket, Watched},
+    proxy_protocol::Header,
+    socket::{Gone, Socket, Watched, proxy_header},
 };
 
 /// Requests a client may have at once over one HTTP/2 connection: Go's default.
@@ -124,18 +126,43 @@ impl Server {
 
     async fn serve(
         &self,
-        stream: TcpStream,
+        mut stream: TcpStream,
         door: Door,
-        client: SocketAddr,
+        peer: SocketAddr,
     ) -> Result<(), hyper::Error> {
+        let Some((client, origin)) = self.introduced(&mut stream, door, peer).await else {
+            return Ok(());
+        };
         let (address, port) = (client.ip().to_canonical(), client.port());
-        let client = Client { address, port, lot: Lot::draw(chance()) };
+        let client = Client { address, port, origin, lot: Lot::draw(chance()) };
         let socket = Socket::new(stream);
         match self.first_words(&socket).await {
             Ok(Ok(true)) => self.serve_http2(socket, door, client).await,
             Ok(Ok(false)) => self.serve_http1(socket, door, client).await,
             // It is gone, or has nothing to say.
             Ok(Err(_)) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Whom the connection is for: its peer, or whom a trusted proxy names. `None`: the proxy names nobody as it should.
+    async fn introduced(
+        &self,
+        stream: &mut TcpStream,
+        door: Door,
+        peer: SocketAddr,
+    ) -> Option<(SocketAddr, Origin)> {
+        let edge = self.gateway.edge.now();
+        if door != Door::Outside || !edge.proxy_protocol || !edge.trusts(peer.ip()) {
+            return Some((peer, Origin::Direct));
+        }
+        let header = timeout(self.head_timeout, proxy_header(stream)).await;
+        match header.unwrap_or_else(|_late| Err(io::ErrorKind::TimedOut.into())) {
+            Ok(Header::Client { source, is_secure }) => Some((source, Origin::Named { is_secure })),
+            Ok(Header::Unknown) => Some((peer, Origin::Unnamed)),
+            Err(error) => {
+                warn!(%peer, %error, "PROXY header cannot be read, connection closed");
+                None
+            }
         }
     }
 

@@ -19,12 +19,15 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use http_body::{Body, Frame, SizeHint};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, Interest, ReadBuf},
     net::TcpStream,
     time::Sleep,
 };
 
-use crate::reply::{CutOff, Reply};
+use crate::{
+    proxy_protocol::{self, Header, Step},
+    reply::{CutOff, Reply},
+};
 
 /// What every answer begins with, a final one or not: `HTTP/1.…`.
 const FIRST: &[u8] = b"H";
@@ -41,6 +44,20 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// used by one task, so the lock is never waited for.
 #[derive(Clone, Debug)]
 pub struct Socket(Arc<Mutex<Inner>>);
+
+/// Reads the header by which a proxy names its client, and not a byte more.
+pub async fn proxy_header(stream: &mut TcpStream) -> io::Result<Header> {
+    let mut bytes = Vec::new();
+    loop {
+        let more = match proxy_protocol::read(&bytes).map_err(io::Error::other)? {
+            Step::Done(header) => return Ok(header),
+            Step::Read(more) => more,
+        };
+        let from = bytes.len();
+        bytes.resize(from + more, 0);
+        stream.read_exact(&mut bytes[from..]).await?;
+    }
+}
 
 /// The client has closed its connection for good.
 #[derive(Debug, thiserror::Error)]

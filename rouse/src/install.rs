@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
 mod cluster;
@@ -64,6 +65,13 @@ pub(crate) struct Args {
     /// The cluster's own domain
     #[arg(long, default_value = "cluster.local")]
     cluster_domain: String,
+    /// Networks of the proxies or load balancers before the gateway, whose X-Forwarded-* and Forwarded count; written to
+    /// config-network when that is made
+    #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',', value_parser = network)]
+    trusted_proxies: Vec<IpNet>,
+    /// These begin each connection with a PROXY protocol header, version 1 or 2
+    #[arg(long, requires = "trusted_proxies")]
+    proxy_protocol: bool,
     /// Write the manifests of the source tree to DIR; used by `cargo xtask manifests`
     #[arg(long, value_name = "DIR", hide = true, conflicts_with = "apply")]
     write: Option<PathBuf>,
@@ -104,8 +112,15 @@ impl Args {
             profile: self.profile,
             domain: self.domain.clone(),
             cluster_domain: self.cluster_domain.clone(),
+            trusted_proxies: self.trusted_proxies.clone(),
+            proxy_protocol: self.proxy_protocol,
         })
     }
+}
+
+/// A network on the command line.
+pub(crate) fn network(text: &str) -> Result<IpNet, &'static str> {
+    common::wire::network(text).ok_or("must be ADDRESS/LENGTH")
 }
 
 /// `rouse install`.

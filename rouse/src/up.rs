@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use common::node::Orders;
+use ipnet::IpNet;
 use local::{
     cgroups::Mounts,
     layout::{self, Layout},
@@ -45,6 +46,12 @@ pub(crate) struct Args {
     /// Where the gateway listens for requests from outside the node
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
     gateway: SocketAddr,
+    /// Networks of the proxies before the gateway, whose X-Forwarded-* and Forwarded count, besides those of config-network
+    #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',', value_parser = crate::install::network)]
+    trusted_proxies: Vec<IpNet>,
+    /// These begin each connection with a PROXY protocol header, version 1 or 2
+    #[arg(long, requires = "trusted_proxies")]
+    proxy_protocol: bool,
     /// Run only this part; `rouse up` once for each makes a node whose parts can be restarted one by one
     #[arg(long, value_enum)]
     part: Option<Part>,
@@ -181,7 +188,7 @@ impl Running {
             match part {
                 Part::Controller => running.controller(layout, args, &mut outside)?,
                 Part::Autoscaler => running.autoscaler(layout),
-                Part::Activator => running.activator(layout, &mut outside),
+                Part::Activator => running.activator(layout, args, &mut outside),
                 Part::Agent => running.agent(layout)?,
             }
         }
@@ -229,7 +236,7 @@ impl Running {
         self.spawn("autoscaler", async { Ok(autoscaler::run(config, shutdown).await?) });
     }
 
-    fn activator(&mut self, layout: &Layout, outside: &mut Outside) {
+    fn activator(&mut self, layout: &Layout, args: &Args, outside: &mut Outside) {
         let config = activator::Config {
             name: layout.name().to_owned(),
             node: layout.name().to_owned(),
@@ -238,6 +245,8 @@ impl Running {
             listen: vec![layout::GATEWAY_V4.into(), layout::GATEWAY_V6.into()],
             ports_map: Some(agent::programs::ports_map(&layout.bpf())),
             outside_listener: outside.gateway.take(),
+            trusted_proxies: args.trusted_proxies.clone(),
+            proxy_protocol: args.proxy_protocol,
             admin: Part::Activator.admin(),
             ..activator::Config::defaults()
         };

@@ -13,6 +13,9 @@ pub const ALL: [Target; 4] = [
     ("h2_differential", h2_differential),
 ];
 
+/// Targets of other crates, whose own tests play their corpus.
+pub const ELSEWHERE: [&str; 1] = ["proxy_protocol"];
+
 /// Plays `bytes` to a target in one way.
 ///
 /// # Panics

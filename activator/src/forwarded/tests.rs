@@ -12,8 +12,30 @@ fn sent(side: Side, fields: &[(&str, &str)]) -> HeaderMap {
             HeaderValue::from_str(value).expect("a value"),
         );
     }
-    forwarded(&mut headers, side, CLIENT);
+    let sender = Sender { side, address: CLIENT, origin: Origin::Direct };
+    forwarded(&mut headers, sender, &Edge::default());
     headers
+}
+
+/// From a load balancer that is trusted, as all of 10.0.0.0/8.
+fn proxied(origin: Origin, fields: &[(&str, &str)]) -> (HeaderMap, bool) {
+    let mut headers = HeaderMap::new();
+    for (name, value) in fields {
+        let name = name.parse::<HeaderName>().expect("a name");
+        headers.append(name, HeaderValue::from_str(value).expect("a value"));
+    }
+    let trusted_proxies = vec!["10.0.0.0/8".parse().expect("a network")];
+    let edge = Edge { trusted_proxies, ..Edge::default() };
+    let sender = Sender { side: Side::Outside, address: CLIENT, origin };
+    let is_secure = is_secure(&headers, sender, &edge);
+    forwarded(&mut headers, sender, &edge);
+    (headers, is_secure)
+}
+
+/// The way, the protocol, the host, and all of them in one.
+fn way(headers: &HeaderMap) -> [&str; 4] {
+    ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "forwarded"]
+        .map(|name| field(headers, name).unwrap_or_default())
 }
 
 fn field<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
@@ -33,7 +55,7 @@ fn the_app_learns_who_asked() {
 }
 
 #[test]
-fn from_outside_only_the_way_is_taken_over() {
+fn what_a_client_from_outside_says_of_its_way_is_made_new() {
     let told = sent(
         Side::Outside,
         &[
@@ -42,13 +64,72 @@ fn from_outside_only_the_way_is_taken_over() {
             ("x-forwarded-proto", "https"),
             ("x-forwarded-host", "evil"),
             ("forwarded", "for=evil;proto=https"),
+            ("x-real-ip", "6.6.6.6"),
         ],
     );
-    let way = "for=\"[fd00::7]\";host=a;proto=http, for=10.0.0.9";
-    assert_eq!(field(&told, "forwarded"), Some(way));
-    assert_eq!(field(&told, "x-forwarded-for"), Some("fd00::7, 10.0.0.9"));
-    assert_eq!(field(&told, "x-forwarded-proto"), Some("http"));
-    assert_eq!(field(&told, "x-forwarded-host"), Some("a"));
+    assert_eq!(way(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
+    assert_eq!(field(&told, "x-real-ip"), None);
+}
+
+#[test]
+fn what_a_trusted_proxy_says_counts_and_is_added_to() {
+    let (told, is_secure) = proxied(
+        Origin::Direct,
+        &[
+            ("host", "a"),
+            ("x-forwarded-for", "192.0.2.1"),
+            ("x-forwarded-proto", "HTTPS"),
+            ("x-forwarded-host", "shop.example"),
+            ("x-real-ip", "192.0.2.1"),
+        ],
+    );
+    let forwarded = "for=192.0.2.1;host=shop.example;proto=https, for=10.0.0.9";
+    assert_eq!(way(&told), ["192.0.2.1, 10.0.0.9", "https", "shop.example", forwarded]);
+    assert_eq!((field(&told, "x-real-ip"), is_secure), (Some("192.0.2.1"), true));
+    let (told, is_secure) = proxied(Origin::Direct, &[("host", "a")]);
+    assert_eq!(way(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
+    assert!(!is_secure);
+}
+
+#[test]
+fn a_trusted_proxy_may_say_it_by_the_standard_alone() {
+    let given = "for=\"[2001:db8::1]:7\";proto=http, for=192.0.2.1;host=shop.example;proto=https";
+    let (told, is_secure) = proxied(Origin::Direct, &[("host", "a"), ("forwarded", given)]);
+    let said = "for=192.0.2.1;host=shop.example;proto=https, for=10.0.0.9";
+    assert_eq!(way(&told), ["192.0.2.1, 10.0.0.9", "https", "shop.example", said]);
+    assert!(is_secure, "{told:?}");
+    let (told, is_secure) =
+        proxied(Origin::Direct, &[("host", "a"), ("forwarded", "for=\"192.0.2.1")]);
+    assert_eq!(way(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
+    assert!(!is_secure, "half a field says nothing");
+}
+
+#[test]
+fn a_trusted_proxy_passes_on_what_a_client_claims_only_as_far_as_trust_goes() {
+    for (given, kept) in [
+        ("6.6.6.6, 192.0.2.1", "192.0.2.1, 10.0.0.9"),
+        ("6.6.6.6, 192.0.2.1, 10.7.0.1", "192.0.2.1, 10.7.0.1, 10.0.0.9"),
+        ("192.0.2.1, 10.7.0.1:8080,, [10.0.0.3]", "192.0.2.1, 10.7.0.1:8080, [10.0.0.3], 10.0.0.9"),
+        ("10.6.6.6, evil, 10.7.0.1", "evil, 10.7.0.1, 10.0.0.9"),
+        ("10.7.0.2, 10.7.0.1", "10.7.0.2, 10.7.0.1, 10.0.0.9"),
+    ] {
+        let (told, _) = proxied(Origin::Direct, &[("host", "a"), ("x-forwarded-for", given)]);
+        assert_eq!(field(&told, "x-forwarded-for"), Some(kept), "{given}");
+    }
+    let protos = [("x-forwarded-proto", "https"), ("x-forwarded-proto", "http")];
+    assert!(!proxied(Origin::Direct, &protos).1, "the proxy's own word is the last");
+}
+
+#[test]
+fn a_proxy_header_names_the_client_whose_own_word_does_not_count() {
+    // The client behind the balancer has an address that is itself trusted: another proxy.
+    let forged = [("host", "a"), ("x-forwarded-for", "6.6.6.6"), ("x-forwarded-proto", "https")];
+    let (told, is_secure) = proxied(Origin::Named { is_secure: true }, &forged[..1]);
+    assert_eq!(way(&told), ["10.0.0.9", "https", "a", "for=10.0.0.9;host=a;proto=https"]);
+    assert!(is_secure);
+    let (told, is_secure) = proxied(Origin::Unnamed, &forged);
+    assert_eq!(way(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
+    assert!(!is_secure);
 }
 
 #[test]
@@ -130,7 +211,34 @@ fn value(text: &str) -> Option<(String, &str)> {
     None
 }
 
+fn way_proto(headers: &HeaderMap) -> &str {
+    way(headers)[1]
+}
+
 proptest! {
+    /// Whatever comes by a trusted proxy, `Forwarded` keeps its grammar and ends with that proxy.
+    #[test]
+    fn forwarded_keeps_its_grammar_by_a_trusted_proxy(
+        given in proptest::option::of("[ -~]{0,40}"),
+        element in proptest::option::of("(for=[a-z0-9.]{1,9}(;proto=https)?(, )?){1,3}"),
+        way in proptest::option::of("[ -~]{0,40}"),
+        proto in proptest::option::of("[ -~]{1,10}"),
+    ) {
+        let mut fields = vec![("host", "a")];
+        fields.extend(given.as_deref().map(|it| ("forwarded", it)));
+        fields.extend(element.as_deref().map(|it| ("forwarded", it)));
+        fields.extend(way.as_deref().map(|it| ("x-forwarded-for", it)));
+        fields.extend(proto.as_deref().map(|it| ("x-forwarded-proto", it)));
+        let (told, _) = proxied(Origin::Direct, &fields);
+        let text = field(&told, "forwarded").expect("always written");
+        let elements = crate::via::elements(text);
+        prop_assert!(elements.is_some(), "{}", text);
+        let last = elements.unwrap_or_default().pop().and_then(|it| it.of);
+        prop_assert_eq!(last.as_deref(), Some("10.0.0.9"));
+        let known = ["http", "https", "ws", "wss"].contains(&way_proto(&told));
+        prop_assert!(known, "{:?}", told);
+    }
+
     /// Whatever a client writes, `Forwarded` keeps its grammar, ends with the client we saw, and says of host and
     /// protocol what is true.
     #[test]

@@ -2,7 +2,7 @@ use http::Request;
 
 use super::*;
 
-const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9));
+const CLIENT: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9));
 
 fn head(uri: &str, fields: &[(&str, &str)]) -> request::Parts {
     let builder = fields.iter().fold(Request::builder().uri(uri), |it, (k, v)| it.header(*k, *v));
@@ -11,7 +11,14 @@ fn head(uri: &str, fields: &[(&str, &str)]) -> request::Parts {
 
 fn passage(side: Side) -> Passage<'static> {
     let (rewrite, tags, protocol) = (None, None, Protocol::Http1);
-    Passage { side, client: CLIENT, rewrite, tags, protocol, chance: || 7 }
+    let sender = Sender { side, address: CLIENT, origin: crate::forwarded::Origin::Direct };
+    static USUAL: Edge = Edge {
+        trusted_proxies: Vec::new(),
+        proxy_protocol: false,
+        upgrades: Vec::new(),
+        underscores: false,
+    };
+    Passage { sender, edge: &USUAL, rewrite, tags, protocol, chance: || 7 }
 }
 
 fn sent(uri: &str, side: Side, fields: &[(&str, &str)]) -> (request::Parts, Option<HeaderValue>) {

@@ -101,6 +101,15 @@ domain-template: "{{.Name}}.{{.Namespace}}.{{.Domain}}"
 tag-template: "{{.Tag}}-{{.Name}}"
 # Seconds over which a new revision takes over; 0: at once.
 rollout-duration: "0"
+# Networks of the proxies and load balancers before the gateway, divided by commas: what these say in X-Forwarded-* and
+# Forwarded counts, and nobody else's word does. Rouse's own, as all that follows.
+rouse.dev.trusted-proxies: ""
+# Whether each connection from these begins with a header of the PROXY protocol, version 1 or 2.
+rouse.dev.proxy-protocol: "false"
+# Protocols besides WebSocket that a request may switch to, divided by commas.
+rouse.dev.upgrades: ""
+# Whether header names with an underscore are passed on from outside: many servers take X_Real_IP for X-Real-IP.
+rouse.dev.underscores-in-headers: "false"
 "#;
 
 const OBSERVABILITY: &str = r#"# Whether activators write a line of each request to standard output. Every service then goes through them.
@@ -130,6 +139,14 @@ fn config_map(name: &str, example: &str, settings: &Settings) -> Value {
         "domain" => data[&settings.domain] = "".into(),
         "defaults" if settings.profile == Profile::Fast => {
             data["automount-service-account-token"] = "false".into();
+        }
+        "network" if !settings.trusted_proxies.is_empty() => {
+            let all: Vec<String> =
+                settings.trusted_proxies.iter().map(ToString::to_string).collect();
+            data["rouse.dev.trusted-proxies"] = all.join(",").into();
+            if settings.proxy_protocol {
+                data["rouse.dev.proxy-protocol"] = "true".into();
+            }
         }
         "deployment" if settings.profile == Profile::Fast => data["bind-pods"] = "true".into(),
         _ => {}

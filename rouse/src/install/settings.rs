@@ -1,5 +1,7 @@
 //! Pure: what an installation may be told, and the names that others rely on.
 
+use ipnet::IpNet;
+
 /// The label that all objects of an installation carry: what upgrades and `rouse uninstall` know them by.
 pub(crate) const PART_OF: (&str, &str) = ("app.kubernetes.io/part-of", "rouse");
 /// Where admission asks about `config-*` ConfigMaps: those with this label.
@@ -44,6 +46,10 @@ pub(crate) struct Settings {
     pub(crate) domain: String,
     /// The cluster's own domain.
     pub(crate) cluster_domain: String,
+    /// Networks of proxies before the gateway whose word about a request's way counts.
+    pub(crate) trusted_proxies: Vec<IpNet>,
+    /// Whether these begin each connection with a header of the PROXY protocol.
+    pub(crate) proxy_protocol: bool,
 }
 
 impl Default for Settings {
@@ -55,6 +61,8 @@ impl Default for Settings {
             profile: Profile::default(),
             domain: "example.com".to_owned(),
             cluster_domain: "cluster.local".to_owned(),
+            trusted_proxies: Vec::new(),
+            proxy_protocol: false,
         }
     }
 }

@@ -201,3 +201,16 @@ fn the_fast_profile_leaves_the_token_out_and_binds_pods() {
     let deployment = all.iter().find(|it| it["metadata"]["name"] == "config-deployment").unwrap();
     assert_eq!(deployment["data"]["bind-pods"], "true");
 }
+
+#[test]
+fn trusted_proxies_stand_in_config_network_as_the_controller_takes_them() {
+    let trusted_proxies = vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()];
+    let settings = Settings { trusted_proxies, proxy_protocol: true, ..Settings::default() };
+    let objects = objects::all(&settings);
+    let map = objects.iter().find(|it| objects::name(it) == "ConfigMap/config-network").unwrap();
+    let data = serde_json::from_value(map["data"].clone()).unwrap();
+    let mut told = Configs::default();
+    told.update("config-network", Some(&data));
+    assert_eq!(told.network.edge.trusted_proxies, settings.trusted_proxies);
+    assert!(told.network.edge.proxy_protocol);
+}

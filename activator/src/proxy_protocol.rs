@@ -1,0 +1,199 @@
+//! Pure: the header by which a proxy tells whom it connects for, in versions 1 and 2 of the PROXY protocol
+//! (HAProxy's `doc/proxy-protocol.txt`).
+//!
+//! [`read`] is given what has come and says how much more to read, never beyond the header's end: what follows belongs
+//! to the HTTP library.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// What a header of version 2 begins with.
+const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
+/// What one of version 1 begins with.
+const WORD: &[u8] = b"PROXY ";
+/// The shortest header, `PROXY UNKNOWN` with its line end.
+const SHORTEST: usize = 15;
+/// The longest of version 1, by the specification.
+const LONGEST_LINE: usize = 107;
+/// Bytes before the addresses in version 2.
+const FIXED: usize = 16;
+/// Bytes of addresses and further fields that are taken in version 2: the specification asks for 536 - 16, certificates
+/// of clients need more.
+const LONGEST_REST: usize = 8 << 10;
+/// Further fields of version 2: what is told of TLS, and the bit in its first byte that says that the client used it.
+const SSL: u8 = 0x20;
+const CLIENT_SSL: u8 = 1;
+/// Where clients connect for HTTPS. As the request comes without TLS, somebody has ended it.
+const HTTPS: u16 = 443;
+
+/// Whom a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Header {
+    /// A client with this address.
+    Client {
+        /// The client's end.
+        source: SocketAddr,
+        /// Whether the client's connection had TLS: the header says so, or the client has connected to port 443.
+        is_secure: bool,
+    },
+    /// The proxy itself (a health check), or a client that it does not name.
+    Unknown,
+}
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Read so many bytes more. All of them belong to the header.
+    Read(usize),
+    /// The header is whole.
+    Done(Header),
+}
+
+/// What has come is no header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Bad {
+    /// It begins like none.
+    #[error("does not begin with a PROXY protocol header")]
+    Signature,
+    /// A line of version 1 has no end, or makes no sense.
+    #[error("malformed header of version 1")]
+    Line,
+    /// A field of version 2 has a value without meaning, or does not fit.
+    #[error("malformed header of version 2")]
+    Binary,
+    /// It is longer than is taken.
+    #[error("header of more than 8 KiB")]
+    Long,
+}
+
+/// Reads a header from the first bytes of a connection.
+pub fn read(bytes: &[u8]) -> Result<Step, Bad> {
+    let begins = |with: &[u8]| bytes.iter().zip(with).all(|(it, with)| it == with);
+    if begins(&SIGNATURE) && !bytes.is_empty() {
+        return binary(bytes);
+    }
+    if !begins(WORD) {
+        return Err(Bad::Signature);
+    }
+    match bytes.strip_suffix(b"\r\n") {
+        Some(line) if bytes.len() >= SHORTEST => words(line).map(Step::Done),
+        _ if bytes.len() < SHORTEST => Ok(Step::Read(SHORTEST - bytes.len())),
+        _ if bytes.len() >= LONGEST_LINE || bytes.contains(&b'\n') => Err(Bad::Line),
+        // The line end alone has two bytes.
+        _ if bytes.ends_with(b"\r") => Ok(Step::Read(1)),
+        _ => Ok(Step::Read(2.min(LONGEST_LINE - bytes.len()))),
+    }
+}
+
+/// `PROXY TCP4 192.0.2.1 198.51.100.1 56324 443`.
+fn words(line: &[u8]) -> Result<Header, Bad> {
+    let line = std::str::from_utf8(line).map_err(|_not_text| Bad::Line)?;
+    let mut words = line.split(' ').skip(1);
+    let is_six = match words.next() {
+        Some("UNKNOWN") => return Ok(Header::Unknown),
+        Some("TCP4") => false,
+        Some("TCP6") => true,
+        _ => return Err(Bad::Line),
+    };
+    let mut address = || {
+        let word = words.next()?;
+        let address = match is_six {
+            true => IpAddr::V6(word.parse().ok()?),
+            false => IpAddr::V4(word.parse().ok()?),
+        };
+        Some(address)
+    };
+    let ends = address().zip(address());
+    let mut port = || {
+        let word = words.next().filter(|it| it.bytes().all(|byte| byte.is_ascii_digit()))?;
+        word.parse::<u16>().ok()
+    };
+    let ports = port().zip(port());
+    match (ends, ports, words.next()) {
+        (Some((source, _)), Some((from, to)), None) => Ok(client(source, from, to == HTTPS)),
+        _ => Err(Bad::Line),
+    }
+}
+
+fn binary(bytes: &[u8]) -> Result<Step, Bad> {
+    let Some((fixed, rest)) = bytes.split_first_chunk::<FIXED>() else {
+        return Ok(Step::Read(if bytes.len() < SHORTEST { SHORTEST } else { FIXED } - bytes.len()));
+    };
+    let length = usize::from(u16::from_be_bytes([fixed[14], fixed[15]]));
+    if length > LONGEST_REST {
+        return Err(Bad::Long);
+    }
+    // Version, and whether the proxy speaks for itself.
+    let is_own = match fixed[12] {
+        0x20 => true,
+        0x21 => false,
+        _ => return Err(Bad::Binary),
+    };
+    match length.checked_sub(rest.len()) {
+        Some(0) => {}
+        Some(more) => return Ok(Step::Read(more)),
+        None => return Err(Bad::Binary),
+    }
+    if is_own {
+        return Ok(Step::Done(Header::Unknown));
+    }
+    named(fixed[13], rest).ok_or(Bad::Binary).map(Step::Done)
+}
+
+/// The client's addresses, by family and transport.
+fn named(family: u8, rest: &[u8]) -> Option<Header> {
+    let port = |bytes: [u8; 2]| u16::from_be_bytes(bytes);
+    match family {
+        0x11 => {
+            let (ends, more) = rest.split_first_chunk::<12>()?;
+            let [a, b, c, d, _, _, _, _, from @ .., to_high, to_low] = *ends;
+            let is_secure = fields(more)? || port([to_high, to_low]) == HTTPS;
+            Some(client(Ipv4Addr::new(a, b, c, d).into(), port(from), is_secure))
+        }
+        0x21 => {
+            let (ends, more) = rest.split_first_chunk::<36>()?;
+            let (source, _) = ends.split_first_chunk::<16>()?;
+            let (_, &[from_high, from_low, to_high, to_low]) = ends.split_last_chunk::<4>()?;
+            let is_secure = fields(more)? || port([to_high, to_low]) == HTTPS;
+            Some(client(Ipv6Addr::from(*source).into(), port([from_high, from_low]), is_secure))
+        }
+        // Unspecified, UDP and UNIX sockets: a client without an address that means something here.
+        0x00 | 0x12 | 0x22 | 0x31 | 0x32 => Some(Header::Unknown),
+        _ => None,
+    }
+}
+
+/// Whether the fields behind the addresses say that the client used TLS. `None`: one does not fit.
+fn fields(mut rest: &[u8]) -> Option<bool> {
+    let mut is_secure = false;
+    while !rest.is_empty() {
+        let (&[kind, high, low], more) = rest.split_first_chunk::<3>()?;
+        let (value, more) = more.split_at_checked(usize::from(u16::from_be_bytes([high, low])))?;
+        is_secure |= kind == SSL && value.first().is_some_and(|it| it & CLIENT_SSL != 0);
+        rest = more;
+    }
+    Some(is_secure)
+}
+
+fn client(address: IpAddr, port: u16, is_secure: bool) -> Header {
+    Header::Client { source: SocketAddr::new(address.to_canonical(), port), is_secure }
+}
+
+/// What always holds, of any bytes: for tests and the fuzzer.
+///
+/// # Panics
+///
+/// When it does not hold.
+pub fn check(bytes: &[u8]) {
+    let mut end = 0;
+    while let Ok(Step::Read(more)) = read(&bytes[..end]) {
+        assert!(more > 0, "a step makes progress");
+        assert!(end + more <= FIXED + LONGEST_REST, "a header is bounded");
+        if end + more > bytes.len() {
+            return;
+        }
+        end += more;
+    }
+}
+
+#[cfg(test)]
+mod tests;

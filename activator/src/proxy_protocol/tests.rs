@@ -1,0 +1,151 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Reads as the shell does: exactly as much as it is asked to. Returns the header and what is left.
+fn play(bytes: &[u8]) -> Result<(Header, &[u8]), Option<Bad>> {
+    let mut end = 0;
+    loop {
+        match read(&bytes[..end]).map_err(Some)? {
+            Step::Done(header) => return Ok((header, &bytes[end..])),
+            Step::Read(more) if end + more <= bytes.len() => end += more,
+            Step::Read(_) => return Err(None),
+        }
+    }
+}
+
+fn from(source: &str, is_secure: bool) -> Header {
+    Header::Client { source: source.parse().expect("an address"), is_secure }
+}
+
+/// A header of version 2.
+fn two(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(rest.len()).expect("short").to_be_bytes();
+    [&SIGNATURE[..], &[0x20 | command, family], &length, rest].concat()
+}
+
+fn ends(source: SocketAddr, to: u16) -> Vec<u8> {
+    let address = match source.ip() {
+        IpAddr::V4(it) => [it.octets(); 2].concat(),
+        IpAddr::V6(it) => [it.octets(); 2].concat(),
+    };
+    [&address[..], &source.port().to_be_bytes(), &to.to_be_bytes()].concat()
+}
+
+#[test]
+fn a_line_of_version_1_names_the_client() {
+    for (line, header) in [
+        ("PROXY TCP4 192.0.2.1 198.51.100.1 56324 80\r\n", from("192.0.2.1:56324", false)),
+        ("PROXY TCP4 192.0.2.1 198.51.100.1 56324 443\r\n", from("192.0.2.1:56324", true)),
+        ("PROXY TCP6 2001:db8::1 2001:db8::2 7 8443\r\n", from("[2001:db8::1]:7", false)),
+        ("PROXY TCP6 ::ffff:192.0.2.1 ::1 7 80\r\n", from("192.0.2.1:7", false)),
+        ("PROXY UNKNOWN\r\n", Header::Unknown),
+        ("PROXY UNKNOWN ffff::1 ffff::2 65535 65535\r\n", Header::Unknown),
+    ] {
+        let bytes = format!("{line}GET / HTTP/1.1\r\n");
+        assert_eq!(play(bytes.as_bytes()), Ok((header, &b"GET / HTTP/1.1\r\n"[..])), "{line}");
+    }
+}
+
+#[test]
+fn version_2_names_the_client_and_whether_it_used_tls() {
+    let source: SocketAddr = "192.0.2.1:56324".parse().unwrap();
+    let six: SocketAddr = "[2001:db8::1]:7".parse().unwrap();
+    let tls = [&[SSL, 0, 5, CLIENT_SSL, 0, 0, 0, 0][..], &[0x04, 0, 1, 0]].concat();
+    let plain = [SSL, 0, 5, 0, 0, 0, 0, 0];
+    for (bytes, header) in [
+        (two(1, 0x11, &ends(source, 80)), from("192.0.2.1:56324", false)),
+        (two(1, 0x11, &ends(source, 443)), from("192.0.2.1:56324", true)),
+        (two(1, 0x11, &[ends(source, 80), tls].concat()), from("192.0.2.1:56324", true)),
+        (two(1, 0x11, &[&ends(source, 80)[..], &plain].concat()), from("192.0.2.1:56324", false)),
+        (two(1, 0x21, &ends(six, 80)), from("[2001:db8::1]:7", false)),
+        (two(0, 0x00, &[]), Header::Unknown),
+        (two(0, 0x11, &ends(source, 443)), Header::Unknown),
+        (two(1, 0x00, &[1, 2, 3]), Header::Unknown),
+        (two(1, 0x31, &[0; 216]), Header::Unknown),
+    ] {
+        let more = [&bytes[..], b"PRI * HTTP/2.0"].concat();
+        assert_eq!(play(&more), Ok((header, &b"PRI * HTTP/2.0"[..])), "{}", bytes.escape_ascii());
+    }
+}
+
+#[test]
+fn what_is_no_header_is_told_from_one_that_has_not_all_come() {
+    let source: SocketAddr = "192.0.2.1:56324".parse().unwrap();
+    let long = [&SIGNATURE[..], &[0x21, 0x11, 0xff, 0xff]].concat();
+    let lines = [
+        "GET / HTTP/1.1\r\nhost: a\r\n\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "PROXY TCP4 192.0.2.1 198.51.100.1 56324 80 1\r\n",
+        "PROXY TCP4 192.0.2.1 198.51.100.1 +5632 80\r\n",
+        "PROXY TCP4 192.0.2.1 198.51.100.1 65536 80\r\n",
+        "PROXY TCP4 2001:db8::1 2001:db8::2 7 80\r\n",
+        "PROXY TCP6 192.0.2.1 198.51.100.1 56324 80\r\n",
+        "PROXY TCP4 192.0.2.1  198.51.100.1 56324 80\r\n",
+        "PROXY UDP4 192.0.2.1 198.51.100.1 56324 80\r\n",
+        "PROXY TCP4 192.0.2.1 198.51.100.1 56324 80\n\nGET",
+        "PROXY  TCP4 192.0.2.1 198.51.100.1 56324 80\r\n",
+    ];
+    for line in lines {
+        assert!(matches!(play(line.as_bytes()), Err(Some(_))), "{line:?}");
+    }
+    let endless = format!("PROXY TCP4 {}", "1".repeat(200));
+    assert_eq!(play(endless.as_bytes()), Err(Some(Bad::Line)));
+    assert_eq!(play(&long), Err(Some(Bad::Long)));
+    for bad in [
+        two(2, 0x11, &ends(source, 80)),
+        two(1, 0x13, &ends(source, 80)),
+        two(1, 0x11, &ends(source, 80)[..11]),
+        two(1, 0x11, &[&ends(source, 80)[..], &[SSL, 0, 9, 1]].concat()),
+        two(1, 0x11, &[&ends(source, 80)[..], &[SSL, 0]].concat()),
+    ] {
+        assert_eq!(play(&bad), Err(Some(Bad::Binary)), "{}", bad.escape_ascii());
+    }
+    let whole = two(1, 0x11, &ends(source, 80));
+    for end in 0..whole.len() {
+        assert_eq!(play(&whole[..end]), Err(None), "{end} bytes of it");
+    }
+}
+
+#[test]
+fn nothing_in_the_fuzzers_corpus_fails() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/proxy_protocol");
+    let files = std::fs::read_dir(folder).expect("it has a folder");
+    let all = files.map(|file| std::fs::read(file.expect("readable").path()).expect("readable"));
+    assert!(all.map(|bytes| check(&bytes)).count() > 0);
+}
+
+proptest! {
+    /// Whatever comes, a step makes progress within bounds.
+    #[test]
+    fn any_bytes_are_taken_or_refused(
+        version in 0..3u8,
+        bytes in proptest::collection::vec(any::<u8>(), 0..300),
+    ) {
+        let begin: &[u8] = [&b""[..], b"PROXY ", &SIGNATURE][usize::from(version)];
+        check(&[begin, &bytes].concat());
+    }
+
+    /// What a proxy writes is read as it was meant, and not a byte behind it is touched.
+    #[test]
+    fn a_header_is_read_to_its_end_and_no_further(
+        source: SocketAddr,
+        to: u16,
+        is_two: bool,
+        behind in proptest::collection::vec(any::<u8>(), 0..40),
+    ) {
+        let source = SocketAddr::new(source.ip(), source.port());
+        let family = if source.is_ipv4() { "4" } else { "6" };
+        let ip = source.ip();
+        let bytes = match is_two {
+            true => two(1, if source.is_ipv4() { 0x11 } else { 0x21 }, &ends(source, to)),
+            false => format!("PROXY TCP{family} {ip} {ip} {} {to}\r\n", source.port()).into(),
+        };
+        let told = Header::Client {
+            source: SocketAddr::new(ip.to_canonical(), source.port()),
+            is_secure: to == HTTPS,
+        };
+        let all = [&bytes[..], &behind].concat();
+        prop_assert_eq!(play(&all), Ok((told, &behind[..])));
+    }
+}

@@ -1,0 +1,157 @@
+//! Pure: the grammar of `Forwarded` (RFC 7239): elements read and written.
+
+/// One hop, as it was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Element<'a> {
+    /// As it stands.
+    pub text: &'a str,
+    /// `for`.
+    pub of: Option<String>,
+    /// `host`.
+    pub host: Option<String>,
+    /// `proto`.
+    pub proto: Option<String>,
+}
+
+/// What a list divided by commas has, without empty entries.
+pub fn split(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').map(str::trim).filter(|it| !it.is_empty())
+}
+
+/// Reads the whole field. `None`: it breaks the grammar somewhere, so that no part of it can be told from another.
+pub fn elements(field: &str) -> Option<Vec<Element<'_>>> {
+    let all = divided(field, ',')?.into_iter().map(str::trim).filter(|it| !it.is_empty());
+    all.map(element).collect()
+}
+
+fn element(text: &str) -> Option<Element<'_>> {
+    let mut it = Element { text, of: None, host: None, proto: None };
+    for pair in divided(text, ';')?.into_iter().map(str::trim).filter(|it| !it.is_empty()) {
+        let (name, value) = pair.split_once('=')?;
+        let value = unquoted(value)?;
+        let to = match name.to_ascii_lowercase().as_str() {
+            "for" => &mut it.of,
+            "host" => &mut it.host,
+            "proto" => &mut it.proto,
+            other if is_token(other) => continue,
+            _ => return None,
+        };
+        // Twice in one element is against the grammar (section 4).
+        if to.replace(value).is_some() {
+            return None;
+        }
+    }
+    Some(it)
+}
+
+/// Parts between dividers that stand outside of quotes. `None`: a quote has no end.
+fn divided(text: &str, by: char) -> Option<Vec<&str>> {
+    let (mut parts, mut from) = (Vec::new(), 0);
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    for (at, letter) in text.char_indices() {
+        match letter {
+            _ if is_escaped => is_escaped = false,
+            '\\' if is_quoted => is_escaped = true,
+            '"' => is_quoted = !is_quoted,
+            _ if letter == by && !is_quoted => {
+                parts.push(&text[from..at]);
+                from = at + letter.len_utf8();
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[from..]);
+    (!is_quoted).then_some(parts)
+}
+
+/// A token, or what stands between quotes.
+fn unquoted(text: &str) -> Option<String> {
+    let Some(quoted) = text.strip_prefix('"') else {
+        return is_token(text).then(|| text.to_owned());
+    };
+    let (mut out, mut letters) = (String::new(), quoted.chars());
+    while let Some(letter) = letters.next() {
+        match letter {
+            '"' => return letters.next().is_none().then_some(out),
+            '\\' => out.push(letters.next()?),
+            other => out.push(other),
+        }
+    }
+    None
+}
+
+fn is_token(text: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !text.is_empty() && text.bytes().all(is_letter)
+}
+
+/// `for=<first>;host=<host>;proto=<proto>, for=<next>…`, as Knative's sidecar writes it.
+pub fn rfc7239(way: &[&str], host: Option<&str>, proto: Option<&str>) -> String {
+    let mut hops = way.iter();
+    let mut text = format!("for={}", node(hops.next().copied().unwrap_or("unknown")));
+    for (name, value) in [("host", host), ("proto", proto)] {
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            text.push_str(&format!(";{name}={}", quoted(value)));
+        }
+    }
+    for hop in hops {
+        text.push_str(", for=");
+        text.push_str(&node(hop));
+    }
+    text
+}
+
+/// A hop as the value of `for`.
+pub fn node(hop: &str) -> String {
+    match hop.parse::<std::net::Ipv6Addr>() {
+        Ok(six) => format!("\"[{six}]\""),
+        Err(_) => quoted(hop),
+    }
+}
+
+/// A token as it is, anything else as a quoted string (RFC 9110 §5.6): whoever wrote it cannot end the field early.
+fn quoted(text: &str) -> String {
+    if is_token(text) {
+        return text.to_owned();
+    }
+    let mut out = String::from("\"");
+    for letter in text.chars() {
+        if matches!(letter, '"' | '\\') {
+            out.push('\\');
+        }
+        out.push(letter);
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(field: &str) -> Option<Vec<[Option<String>; 3]>> {
+        let all = elements(field)?.into_iter();
+        Some(all.map(|it| [it.of, it.host, it.proto]).collect())
+    }
+
+    #[test]
+    fn elements_are_read_by_the_grammar() {
+        let told = "for=192.0.2.43;Proto=https;by=x, For=\"[2001:db8::1]:7\"; host=\"a,b;\\\"c\",,";
+        let want = [
+            [Some("192.0.2.43"), None, Some("https")],
+            [Some("[2001:db8::1]:7"), Some("a,b;\"c"), None],
+        ];
+        let want = want.map(|it| it.map(|it| it.map(str::to_owned))).to_vec();
+        assert_eq!(read(told), Some(want));
+        assert_eq!(read(""), Some(vec![]));
+    }
+
+    #[test]
+    fn what_breaks_the_grammar_is_not_read_in_part() {
+        for bad in
+            ["for=\"a", "for", "for=a;for=b", "for=\"a\"b", "for=a b", "for=, for=a", "x y=a"]
+        {
+            assert_eq!(elements(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Proxies and load balancers before the gateway: whose word counts, and what follows from it.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod h2c;
+mod harness;
+
+use std::{net::SocketAddr, time::Duration};
+
+use common::wire::{Edge, Ingress};
+use h2c::Client;
+use harness::{OK, Server, World, rest, server, service};
+use http::Request;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+const HOST: &str = "hello.default.example.com";
+/// `PROXY`, for a client of port 443.
+const BY_TLS: &str = "PROXY TCP4 192.0.2.1 198.51.100.1 56324 443\r\n";
+
+fn trusting(networks: &[&str], proxy_protocol: bool) -> Edge {
+    let trusted_proxies = networks.iter().map(|it| it.parse().unwrap()).collect();
+    Edge { trusted_proxies, proxy_protocol, ..Edge::default() }
+}
+
+async fn awake(edge: Edge) -> (World, Server) {
+    let mut world = World::new().await;
+    let pod = server(OK, Duration::ZERO).await;
+    world.ready("p", pod.address);
+    world.change(|table| table.settings.edge = edge);
+    (world, pod)
+}
+
+fn get(fields: &str) -> String {
+    format!("GET /a?b=c HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n{fields}\r\n")
+}
+
+fn status(answer: &str) -> &str {
+    answer.get(9..12).unwrap_or(answer)
+}
+
+#[tokio::test]
+async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_tls() {
+    let (mut world, pod) = awake(trusting(&["127.0.0.0/8"], false)).await;
+    world.change(|table| {
+        let ingress = Ingress { redirects: true, ..Ingress::default() };
+        table.services.get_mut(&service()).unwrap().ingress = Some(Box::new(ingress));
+    });
+    for (fields, code) in [
+        ("", "301"),
+        ("x-forwarded-proto: http\r\n", "301"),
+        ("x-forwarded-proto: https\r\n", "200"),
+        ("forwarded: for=192.0.2.1;proto=https\r\n", "200"),
+    ] {
+        let answer = world.exchange_at(world.outside, &get(fields)).await;
+        assert_eq!(status(&answer), code, "{fields}: {answer}");
+        let mut request = Request::get(format!("http://{HOST}/"));
+        if let Some((name, value)) = fields.trim().split_once(": ") {
+            request = request.header(name, value);
+        }
+        let answer = Client::at(world.outside).await.ask(request, &[]).await.unwrap();
+        assert_eq!(answer.head.status().as_str(), code, "{fields}");
+    }
+    let secure = "x-forwarded-proto: https\r\n";
+    world.change(|table| table.settings.edge = trusting(&["192.0.2.0/24"], false));
+    let answer = world.exchange_at(world.outside, &get(secure)).await;
+    assert_eq!(status(&answer), "301", "nobody trusts that peer any more: {answer}");
+    assert_eq!(pod.requests(), 4);
+}
+
+/// As frameworks do with forced TLS: all but https is sent there.
+async fn forces_tls() -> SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let head = harness::read_head(&mut stream).await;
+                let answer = match head.contains("x-forwarded-proto: https\r\n") {
+                    true => OK,
+                    false => {
+                        "HTTP/1.1 301 Moved Permanently\r\nlocation: https://a/\r\ncontent-length: 0\r\n\r\n"
+                    }
+                };
+                stream.write_all(answer.as_bytes()).await.ok();
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn an_app_with_forced_tls_answers_behind_a_balancer_that_ended_it() {
+    let mut world = World::new().await;
+    world.ready("p", forces_tls().await);
+    let secure = get("x-forwarded-proto: https\r\n");
+    assert_eq!(status(&world.exchange_at(world.outside, &secure).await), "301", "forged");
+    world.change(|table| table.settings.edge = trusting(&["127.0.0.1/32"], false));
+    assert_eq!(status(&world.exchange_at(world.outside, &secure).await), "200");
+    world.change(|table| table.settings.edge = trusting(&["127.0.0.1/32"], true));
+    let by_tls = format!("{BY_TLS}{}", get(""));
+    assert_eq!(status(&world.exchange_at(world.outside, &by_tls).await), "200");
+}
+
+#[tokio::test]
+async fn a_proxy_header_of_either_version_names_the_client() {
+    let (world, pod) = awake(trusting(&["127.0.0.1/32"], true)).await;
+    let two: &[u8] =
+        b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xc0\0\x02\x01\xc6\x33\x64\x01\xdc\x04\0\x50";
+    let own: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
+    for (header, client, proto) in [
+        (BY_TLS.as_bytes(), "192.0.2.1", "https"),
+        (two, "192.0.2.1", "http"),
+        (own, "127.0.0.1", "http"),
+    ] {
+        let mut stream = TcpStream::connect(world.outside).await.unwrap();
+        // However it is cut.
+        for piece in header.chunks(7) {
+            stream.write_all(piece).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        let forged = get("x-forwarded-for: 6.6.6.6\r\nx-forwarded-proto: wss\r\n");
+        stream.write_all(forged.as_bytes()).await.unwrap();
+        assert_eq!(status(&rest(&mut stream).await), "200");
+        let heads = pod.heads();
+        assert!(heads.contains(&format!("x-forwarded-for: {client}\r\n")), "{heads}");
+        assert!(heads.contains(&format!("x-forwarded-proto: {proto}\r\n")), "{heads}");
+        pod.heads.lock().unwrap().clear();
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_header_is_asked_of_trusted_peers_and_read_of_no_others() {
+    let (mut world, pod) = awake(trusting(&["127.0.0.1/32"], true)).await;
+    for bad in [get(""), "PROXY TCP4 a b 1 2\r\n".to_owned() + &get("")] {
+        assert_eq!(world.exchange_at(world.outside, &bad).await, "", "closed without an answer");
+    }
+    let mut cut = TcpStream::connect(world.outside).await.unwrap();
+    cut.write_all(b"PROXY TC").await.unwrap();
+    cut.shutdown().await.unwrap();
+    assert_eq!(cut.read_to_end(&mut Vec::new()).await.unwrap(), 0);
+    assert_eq!(
+        status(&world.exchange_at(world.inside, &get("")).await),
+        "200",
+        "the gateway alone"
+    );
+    world.change(|table| table.settings.edge = trusting(&["192.0.2.0/24"], true));
+    let named = format!("{BY_TLS}{}", get(""));
+    assert_eq!(status(&world.exchange_at(world.outside, &named).await), "400", "it is no HTTP");
+    assert_eq!(status(&world.exchange_at(world.outside, &get("")).await), "200");
+    assert_eq!(pod.requests(), 2);
+}
