@@ -38,6 +38,9 @@ const INTERNAL: [HeaderName; 10] = [
 /// From outside nothing of these names is taken: they are the platform's, also those to come.
 const PLATFORM: [&str; 2] = ["k-", "knative-serving-"];
 
+/// May always be switched to (RFC 6455).
+const WEBSOCKET: &str = "websocket";
+
 /// Meant for one hop only (RFC 9110 §7.6.1). `Transfer-Encoding` is rewritten by the HTTP library, which
 /// needs to see it; `Trailer` has to reach the other end.
 const HOP: [HeaderName; 6] = [
@@ -92,7 +95,7 @@ pub fn to_pod(
     let tag = head.headers.get(TAG).cloned();
     strip_hop(&mut head.headers);
     head.headers.remove(header::TE);
-    strip_platform(&mut head.headers, passage.sender.side);
+    strip_platform(&mut head.headers, passage.sender.side, passage.edge);
     if wants_trailers {
         head.headers.insert(header::TE, HeaderValue::from_static("trailers"));
     }
@@ -185,12 +188,16 @@ fn strip_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// The protocol to switch to. HTTP/2 is not offered that way any more (RFC 9113 §3.1).
-fn upgrade_of(headers: &HeaderMap, _edge: &Edge) -> Option<HeaderValue> {
-    let protocol = headers.get(header::UPGRADE)?;
+/// The protocol to switch to: one, and only of those that are listed. HTTP/2 is not offered that way any more (RFC 9113
+/// §3.1), and behind a switch to it a client would write heads that are nobody's to check.
+fn upgrade_of(headers: &HeaderMap, edge: &Edge) -> Option<HeaderValue> {
+    let mut protocols = headers.get_all(header::UPGRADE).iter();
+    let (protocol, None) = (protocols.next()?, protocols.next()) else { return None };
+    let name = protocol.to_str().ok()?.trim();
+    let listed = edge.upgrades.iter().map(String::as_str).chain([WEBSOCKET]);
+    let is_listed = listed.into_iter().any(|it| it.eq_ignore_ascii_case(name));
     let asked = mentions(headers, header::CONNECTION, "upgrade");
-    let http2 = protocol.as_bytes().eq_ignore_ascii_case(b"h2c");
-    (asked && !http2).then(|| protocol.clone())
+    (asked && is_listed).then(|| protocol.clone())
 }
 
 fn mentions(headers: &HeaderMap, name: HeaderName, token: &str) -> bool {
@@ -202,14 +209,18 @@ fn tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
-fn strip_platform(headers: &mut HeaderMap, side: Side) {
+fn strip_platform(headers: &mut HeaderMap, side: Side, edge: &Edge) {
     for name in &INTERNAL {
         headers.remove(name);
     }
     if side == Side::Inside {
         return;
     }
-    let is_ours = |name: &&HeaderName| PLATFORM.iter().any(|it| name.as_str().starts_with(it));
+    // Servers that hand headers on as variables (CGI, WSGI) take `X_Real_IP` for `X-Real-IP`.
+    let is_alias = |name: &str| !edge.underscores && name.contains('_');
+    let is_ours = |name: &&HeaderName| {
+        PLATFORM.iter().any(|it| name.as_str().starts_with(it)) || is_alias(name.as_str())
+    };
     let ours: Vec<HeaderName> = headers.keys().filter(is_ours).cloned().collect();
     for name in ours {
         headers.remove(name);

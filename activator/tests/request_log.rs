@@ -164,12 +164,12 @@ async fn a_connection_that_switches_protocols_leaves_its_line_at_its_end() {
         let (mut stream, _) = listener.accept().await.unwrap();
         read_head(&mut stream).await;
         let switch =
-            "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
         stream.write_all(switch.as_bytes()).await.unwrap();
         let _ = stream.read_u8().await;
     });
     let mut client = world.connect().await;
-    let ask = "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
+    let ask = "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
     client.write_all(ask.as_bytes()).await.unwrap();
     assert!(read_head(&mut client).await.starts_with("HTTP/1.1 101"));
     assert_eq!(written.lines(), [] as [&str; 0], "it has not ended");

@@ -171,6 +171,51 @@ fn an_upgrade_is_passed_on_but_not_to_http2() {
 }
 
 #[test]
+fn only_listed_protocols_are_switched_to_and_only_one_is_asked_for() {
+    let edge = Edge { upgrades: vec!["xmpp".into()], ..Edge::default() };
+    let asked = |protocols: &[&str]| {
+        let mut fields = vec![("host", "a"), ("connection", "upgrade")];
+        fields.extend(protocols.iter().map(|it| ("upgrade", *it)));
+        let (head, upgrade) = by("/", Passage { edge: &edge, ..passage(Side::Inside) }, &fields);
+        assert_eq!(field(&head, "upgrade").is_some(), upgrade.is_some(), "{protocols:?}");
+        assert_eq!(field(&head, "connection").is_some(), upgrade.is_some(), "{protocols:?}");
+        upgrade.is_some()
+    };
+    for one in ["websocket", "WebSocket", "xmpp", "XMPP", " websocket "] {
+        assert!(asked(&[one]), "{one}");
+    }
+    for other in [
+        &["h2c"][..],
+        &["H2C"],
+        &["websocket, h2c"],
+        &["h2c, websocket"],
+        &["websocket,"],
+        &["websocket", "h2c"],
+        &["websocket", "websocket"],
+        &["foo"],
+        &["foo, h2c"],
+        &["h2c/1"],
+        &["TLS/1.0, HTTP/1.1"],
+        &[""],
+    ] {
+        assert!(!asked(other), "{other:?}");
+    }
+}
+
+#[test]
+fn names_that_servers_take_for_the_platforms_are_dropped_from_outside() {
+    let forged =
+        [("x_forwarded_for", "6.6.6.6"), ("K_Original_Host", "evil"), ("own_name", "kept")];
+    let names = |head: &request::Parts| forged.map(|(name, _)| field(head, name).is_some());
+    let fields = [&[("host", "a")][..], &forged].concat();
+    assert_eq!(names(&sent("/", Side::Outside, &fields).0), [false; 3]);
+    assert_eq!(names(&sent("/", Side::Inside, &fields).0), [true; 3]);
+    let edge = Edge { underscores: true, ..Edge::default() };
+    let passage = Passage { edge: &edge, ..passage(Side::Outside) };
+    assert_eq!(names(&by("/", passage, &fields).0), [true; 3], "where operators say so");
+}
+
+#[test]
 fn an_answer_loses_only_what_was_for_one_hop() {
     let mut headers =
         head("/", &[("connection", "upgrade"), ("upgrade", "websocket"), ("a", "b")]).headers;
