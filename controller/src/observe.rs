@@ -188,6 +188,11 @@ fn template(object: &Value) -> Arc<str> {
     }))
 }
 
+/// What the status of a Revision says of the decision in force.
+pub fn decision(object: &Value) -> Option<Box<str>> {
+    text(&object["status"]["annotations"][render::DECISION])
+}
+
 /// Whether a PodAutoscaler is of the class that a HorizontalPodAutoscaler is made for.
 pub fn is_horizontal(object: &Value) -> bool {
     annotation(object, &format!("{}class", policy::PREFIX)) == Some(policy::HPA)

@@ -166,3 +166,32 @@ fn a_template_that_this_part_cannot_carry_out_is_refused() {
     let refused = Settings::try_from(settings).expect_err("no such function");
     assert!(refused.to_string().starts_with("field request_log.template is "), "{refused}");
 }
+
+#[test]
+fn earlier_releases_read_a_heartbeat_as_what_they_know() {
+    let alive = Alive {
+        since_ms: 7,
+        heard_ms: 61_000,
+        is_full: true,
+        reporters: 4,
+        counts: Some("autoscaler-1".into()),
+    };
+    for alive in [alive.clone(), Alive { counts: None, ..alive }] {
+        let item = raw::ScaleItem::from(ScaleItem::Alive(alive.clone()));
+        assert_eq!(item.what, Some(raw::scale_item::What::SinceMs(7)));
+        assert_eq!(ScaleItem::try_from(item), Ok(ScaleItem::Alive(alive)));
+    }
+    let earlier = raw::ScaleItem { what: Some(raw::scale_item::What::SinceMs(7)), alive: None };
+    assert_eq!(ScaleItem::try_from(earlier), Ok(ScaleItem::Since(7)));
+}
+
+#[test]
+fn earlier_releases_take_in_what_is_routed_unread() {
+    let name = || Name::new("default", "hello");
+    for item in [PodItem::NamesRouted, PodItem::Routed(name()), PodItem::RoutedNoMore(name())] {
+        let raw = raw::PodItem::from(item.clone());
+        let Some(raw::pod_item::What::Avoided(avoided)) = &raw.what else { panic!("{raw:?}") };
+        assert_ne!(avoided.uid, "", "they refuse an item without a uid");
+        assert_eq!(PodItem::try_from(raw), Ok(item));
+    }
+}

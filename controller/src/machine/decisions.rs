@@ -8,7 +8,11 @@ use common::wire::{Decision, Name, Path};
 use tracing::info;
 
 use super::Machine;
-use crate::world::{App, Decided, Revision, Stamp};
+use crate::{
+    children::Resource,
+    kube::{Key, Part},
+    world::{App, Decided, Revision, Stamp},
+};
 
 impl Machine {
     pub(super) fn decide(&mut self, decision: Decision, now: Stamp) {
@@ -20,8 +24,11 @@ impl Machine {
         let is_ahead = self.world.app_of(&decision.revision).is_none();
         let changed = self.put_decided(&decision.revision, Some(after));
         if is_ahead || changed.is_some() {
-            let line = explain(&decision).into();
-            self.world.decisions.insert(decision.revision.clone(), line);
+            let (line, known) = (explain(&decision), self.world.decisions.get(&decision.revision));
+            // What another replica wrote of the same decision stands, or each that comes to lead would write all anew.
+            if known.is_none_or(|known| head(known) != head(&line)) {
+                self.world.decisions.insert(decision.revision.clone(), line.into());
+            }
         }
         let Some((app, before)) = changed else { return };
         info!(
@@ -34,9 +41,13 @@ impl Machine {
     }
 
     pub(super) fn undecide(&mut self, revision: &Name, now: Stamp) {
-        self.world.decisions.remove(revision);
+        let was_told = self.world.decisions.remove(revision).is_some();
         if let Some((app, before)) = self.put_decided(revision, None) {
             self.settle(&app, Some(&before), false, now);
+        } else if was_told {
+            let told = [Resource::PodAutoscaler, Resource::Revision];
+            let keys = told.map(|resource| Key::new(resource, Part::Status, revision.clone()));
+            self.effects.keys.extend(keys);
         }
     }
 
@@ -61,7 +72,7 @@ impl Machine {
         }
     }
 
-    /// Revisions of which something is decided.
+    /// Revisions of which something is decided, or said to be.
     pub(super) fn decided(&self) -> impl Iterator<Item = Name> {
         let named = |(app, it): (&Name, &Revision)| Name::new(app.namespace.clone(), &*it.name);
         let all = self.world.apps.iter();
@@ -69,6 +80,7 @@ impl Machine {
             .filter(|(_, it)| it.decided.is_some())
             .map(named)
             .chain(self.ahead.keys().cloned())
+            .chain(self.world.decisions.keys().cloned())
     }
 
     /// Notes what is decided of a Revision. Returns its app as it was, if that changes it.
@@ -91,6 +103,11 @@ impl Machine {
     }
 }
 
+/// What was decided, without what it was made from.
+fn head(line: &str) -> &str {
+    line.split_once(": ").map_or(line, |(head, _)| head)
+}
+
 /// A decision with what it was made from, in one line. It is said as the decision is made, and not again while that stands,
 /// though the figures go on changing: each change would be a write.
 fn explain(it: &Decision) -> String {
@@ -104,10 +121,10 @@ fn explain(it: &Decision) -> String {
         Path::Activator => "through activators",
     };
     let panics = if it.panicking { ", in panic" } else { "" };
+    let reason = if it.reason.is_empty() { String::new() } else { format!("{}; ", it.reason) };
     format!(
-        "{pods}, {path}: {reason}; load {stable:.2} in the stable window, {panic:.2} in the panic window{panics}; \
+        "{pods}, {path}: {reason}load {stable:.2} in the stable window, {panic:.2} in the panic window{panics}; \
          target {target:.2} a pod; {ready} ready; excess burst capacity {capacity:.0}",
-        reason = it.reason,
         stable = it.stable,
         panic = it.panic,
         target = it.target,

@@ -190,6 +190,9 @@ impl Machine {
             let mut seen = observe::revision(object);
             seen.template = world.templates.share(&seen.template);
             let is_new = app.revision(&seen.name).is_none();
+            if let Some(line) = observe::decision(object).filter(|_| is_new) {
+                world.decisions.entry(name.clone()).or_insert(line);
+            }
             match app.revisions.iter_mut().find(|it| it.name == seen.name) {
                 // All else is what we say of it, and newer.
                 Some(known) if [Uid(0), seen.meta.uid].contains(&known.meta.uid) => {

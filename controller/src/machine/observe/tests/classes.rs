@@ -222,7 +222,7 @@ fn what_was_decided_and_from_what_is_told() {
     };
     assert_eq!(told(&cluster), [None, None], "nothing is decided of what sleeps");
     cluster.decide("hello-00001", 3);
-    let line = "3 pods, straight to pods: test; load 0.00 in the stable window, 0.00 in the panic window; \
+    let line = "3 pods, straight to pods: load 0.00 in the stable window, 0.00 in the panic window; \
                 target 70.00 a pod; 0 ready; excess burst capacity 0";
     let both = |line: &str| [Some(line.to_owned()), Some(line.to_owned())];
     assert_eq!(told(&cluster), both(line));
