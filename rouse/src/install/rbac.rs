@@ -33,7 +33,7 @@ const FOLLOW: &[&str] = &["get", "list", "watch"];
 const OWN: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
 
 /// What the controller may do in every namespace: services are anywhere.
-pub(crate) const CLUSTER: [Rule; 21] = [
+pub(crate) const CLUSTER: [Rule; 23] = [
     Rule {
         groups: SERVING,
         resources: &["services", "domainmappings"],
