@@ -69,11 +69,9 @@ fn metric(revision: &Revision<'_>) -> Option<Value> {
     })
 }
 
-/// A number without what stands behind its point, as Go converts it.
+/// A number without what stands behind its point, as Go converts it; one that is too large is the largest.
 fn whole(number: f64) -> i64 {
-    #[expect(clippy::cast_possible_truncation, reason = "it saturates")]
-    let whole = number.trunc() as i64;
-    whole
+    number as i64
 }
 
 /// A quantity as Kubernetes writes it: the largest unit that leaves a whole number.
