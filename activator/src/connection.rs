@@ -2,53 +2,49 @@
 
 use std::{
     io,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     task::{Context, Poll},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use common::wire::Protocol;
 use http::{Request, Response};
-use http_body::{Body, Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
 use hyper::{
     body::Incoming,
-    client::conn::{TrySendError, http1, http2},
+    client::conn::{TrySendError, http2},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tracing::debug;
 
 use crate::{
+    ask::Ask,
     clock::now_ns,
+    h1::{MAX_HEAD, Malformed},
     pool::{Lend, Offer},
+    single::{HearEarly, Raw, Reading, Single},
+    tcp,
 };
 
-/// Bytes a pod's head may have.
-const MAX_POD_HEAD: usize = 1 << 20;
 /// Requests at once over one HTTP/2 connection: what servers commonly allow (RFC 9113 §6.5.2 asks for no less).
 const MAX_STREAMS: u32 = 100;
 /// Bytes of an answer that a pod may send ahead of its client, and of all answers over one connection: none that is
 /// read slowly can stop the others.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
+/// A pod that does not answer a ping for this long is gone with its node; it is asked as often while something is open.
+const PING_EVERY: Duration = Duration::from_secs(15);
 
 /// What a request goes over: a connection of its own, or one use of a shared one.
 #[derive(Debug)]
 pub enum Connection {
     /// HTTP/1.1: one request at a time.
-    Single {
-        /// Where requests go in.
-        sender: http1::SendRequest<Ask>,
-        /// When it was last used.
-        used: Instant,
-        /// How long it may lie idle.
-        max_idle: Duration,
-    },
+    Single(Box<Single>),
     /// HTTP/2, as it lies in the pool.
     Shared(Shared),
     /// HTTP/2, as a request has it.
@@ -76,55 +72,76 @@ pub struct Stream(Shared);
 /// Why a request brought no answer.
 #[derive(Debug)]
 pub struct SendError {
-    /// The request, if the pod has seen nothing of it or said that it did nothing about it.
+    /// The request, if the pod has seen nothing of it, has said that it did nothing about it, or may see it twice.
     pub unseen: Option<Request<Ask>>,
     /// What broke.
-    pub error: hyper::Error,
+    pub fault: SendFault,
 }
 
-/// A request's body.
+/// What broke, and whose fault it is.
+#[derive(Debug, thiserror::Error)]
+pub enum SendFault {
+    /// The client's: its body broke off or made no sense.
+    #[error(transparent)]
+    Client(hyper::Error),
+    /// The pod's.
+    #[error(transparent)]
+    Pod(#[from] PodError),
+}
+
+/// What a pod did wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum PodError {
+    /// It closed the connection before it had said all.
+    #[error("connection closed before message completed")]
+    Closed,
+    /// The connection broke.
+    #[error("connection error: {0}")]
+    Io(io::Error),
+    /// It does not speak HTTP/1.1.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// It does not speak HTTP/2.
+    #[error(transparent)]
+    Http2(hyper::Error),
+}
+
+/// A pod's answer behind its head, with the connection that it comes over.
 #[derive(Debug)]
-pub enum Ask {
-    /// None.
-    Empty,
-    /// The client's, as it comes.
-    Client(Incoming),
+pub enum Answer {
+    /// Over HTTP/1.1.
+    Single(Box<Reading>),
+    /// Over HTTP/2.
+    Stream(Incoming, Stream),
+    /// It is over, or given up.
+    Ended,
 }
 
 impl Connection {
-    /// Makes a connection of a socket, and drives it until it ends.
+    /// Makes a connection of a socket.
     pub async fn open(
         stream: TcpStream,
         protocol: Protocol,
         max_idle: Duration,
     ) -> io::Result<Self> {
         stream.set_nodelay(true)?;
+        tcp::keep_alive(&stream)?;
         match protocol {
-            Protocol::Http1 => Self::open_http1(stream, max_idle).await,
+            Protocol::Http1 => Ok(Self::Single(Box::new(Single::new(stream, max_idle)))),
             Protocol::H2c => Self::open_http2(stream, max_idle).await,
         }
     }
 
-    async fn open_http1(stream: TcpStream, max_idle: Duration) -> io::Result<Self> {
-        let mut builder = http1::Builder::new();
-        builder.max_buf_size(MAX_POD_HEAD);
-        let (sender, driver) =
-            builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-        tokio::spawn(async move {
-            if let Err(error) = driver.with_upgrades().await {
-                debug!(%error, "connection to pod ended");
-            }
-        });
-        Ok(Self::Single { sender, used: Instant::now(), max_idle })
-    }
-
+    /// An HTTP/2 connection is driven until it ends.
     async fn open_http2(stream: TcpStream, max_idle: Duration) -> io::Result<Self> {
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_header_list_size(u32::try_from(MAX_POD_HEAD).unwrap_or(u32::MAX));
+            .keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(PING_EVERY)
+            .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
         let (sender, driver) =
             builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
         tokio::spawn(async move {
@@ -137,24 +154,81 @@ impl Connection {
     }
 
     /// Sends a request and waits for the head of its answer. Dropping the future breaks the exchange off.
-    pub async fn send(&mut self, request: Request<Ask>) -> Result<Response<Incoming>, SendError> {
+    pub async fn send(
+        self,
+        request: Request<Ask>,
+        early: &mut (dyn HearEarly + Send),
+    ) -> Result<Response<Answer>, SendError> {
         match self {
-            Self::Single { sender, .. } => {
-                sender.try_send_request(request).await.map_err(SendError::from)
+            Self::Single(single) => {
+                let response = single.send(request, early).await?;
+                Ok(response.map(|body| Answer::Single(Box::new(body))))
             }
-            Self::Shared(shared) | Self::Stream(Stream(shared)) => shared.send(request).await,
+            Self::Shared(shared) => Stream::begin(shared).send(request).await,
+            Self::Stream(stream) => stream.send(request).await,
         }
     }
 
     /// Whether it can still carry requests and has not been idle for too long.
     pub fn is_good(&self) -> bool {
         match self {
-            Self::Single { sender, used, max_idle } => {
-                sender.is_ready() && used.elapsed() < *max_idle
-            }
+            Self::Single(single) => single.is_good(),
             Self::Shared(shared) => shared.is_good(),
             Self::Stream(_) => false,
         }
+    }
+}
+
+impl Answer {
+    /// The next frame.
+    pub fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, PodError>>> {
+        match self {
+            Self::Single(reading) => reading.poll_frame(cx),
+            Self::Stream(body, _) => {
+                let next = std::pin::Pin::new(body).poll_frame(cx);
+                next.map(|next| next.map(|frame| frame.map_err(PodError::Http2)))
+            }
+            Self::Ended => Poll::Ready(None),
+        }
+    }
+
+    /// Whether all was read.
+    pub fn is_end(&self) -> bool {
+        match self {
+            Self::Single(reading) => reading.is_end(),
+            Self::Stream(body, _) => body.is_end_stream(),
+            Self::Ended => true,
+        }
+    }
+
+    /// What is known of its length.
+    pub fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Single(reading) => reading.size_hint(),
+            Self::Stream(body, _) => body.size_hint(),
+            Self::Ended => SizeHint::with_exact(0),
+        }
+    }
+
+    /// Tells the pod that its client has closed its sending half. `false`: it cannot be told.
+    pub fn pass_fin(&mut self, cx: &mut Context<'_>) -> bool {
+        if let Self::Single(reading) = self { reading.pass_fin(cx) } else { false }
+    }
+
+    /// Ends the exchange. Returns its connection, if that is the request's own and may serve another.
+    pub fn end(&mut self) -> Option<Connection> {
+        match std::mem::replace(self, Self::Ended) {
+            Self::Single(reading) => reading.end().map(|it| Connection::Single(Box::new(it))),
+            Self::Stream(..) | Self::Ended => None,
+        }
+    }
+
+    /// Leaves HTTP.
+    pub fn into_raw(self) -> Option<Raw> {
+        if let Self::Single(reading) = self { reading.into_raw() } else { None }
     }
 }
 
@@ -162,7 +236,7 @@ impl Lend for Connection {
     fn offer(&self) -> Offer<Self> {
         match self {
             it if !it.is_good() => Offer::Stale,
-            Self::Single { .. } => Offer::Whole,
+            Self::Single(_) => Offer::Whole,
             Self::Shared(it) if it.streams() >= MAX_STREAMS => Offer::Busy,
             // Streams begin under the pool's lock; only their ends may come between.
             Self::Shared(it) => Offer::Share(Self::Stream(Stream::begin(it.clone()))),
@@ -181,24 +255,28 @@ impl Shared {
         let is_used = self.streams() > 0 || Duration::from_nanos(idle_ns) < self.max_idle;
         is_used && !self.sender.is_closed()
     }
-
-    async fn send(&mut self, request: Request<Ask>) -> Result<Response<Incoming>, SendError> {
-        let spare = match request.body() {
-            Ask::Empty => Some(copy_of(&request)),
-            Ask::Client(_) => None,
-        };
-        self.sender.try_send_request(request).await.map_err(|error| {
-            let mut error = SendError::from(error);
-            error.unseen = error.unseen.or_else(|| spare.filter(|_| is_unprocessed(&error.error)));
-            error
-        })
-    }
 }
 
 impl Stream {
     fn begin(shared: Shared) -> Self {
         shared.uses.streams.fetch_add(1, Ordering::Relaxed);
         Self(shared)
+    }
+
+    async fn send(mut self, request: Request<Ask>) -> Result<Response<Answer>, SendError> {
+        let spare = match request.body() {
+            Ask::Empty => Some(copy_of(&request)),
+            Ask::Client(_) => None,
+        };
+        match self.0.sender.try_send_request(request).await {
+            Ok(response) => Ok(response.map(|body| Answer::Stream(body, self))),
+            Err(error) => {
+                let mut error = SendError::from(error);
+                let may_repeat = matches!(&error.fault, SendFault::Pod(PodError::Http2(it)) if is_unprocessed(it));
+                error.unseen = error.unseen.or_else(|| spare.filter(|_| may_repeat));
+                Err(error)
+            }
+        }
     }
 }
 
@@ -212,7 +290,13 @@ impl Drop for Stream {
 impl From<TrySendError<Request<Ask>>> for SendError {
     fn from(mut error: TrySendError<Request<Ask>>) -> Self {
         // The library gives the request back only when no byte of it was written.
-        Self { unseen: error.take_message(), error: error.into_error() }
+        let (unseen, error) = (error.take_message(), error.into_error());
+        let fault = if error.is_user() {
+            SendFault::Client(error)
+        } else {
+            SendFault::Pod(PodError::Http2(error))
+        };
+        Self { unseen, fault }
     }
 }
 
@@ -236,39 +320,4 @@ fn is_unprocessed(error: &hyper::Error) -> bool {
         cause = it.source();
     }
     false
-}
-
-impl From<Incoming> for Ask {
-    fn from(body: Incoming) -> Self {
-        if body.is_end_stream() { Self::Empty } else { Self::Client(body) }
-    }
-}
-
-impl Body for Ask {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match self.get_mut() {
-            Self::Empty => Poll::Ready(None),
-            Self::Client(body) => Pin::new(body).poll_frame(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Empty => true,
-            Self::Client(body) => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Empty => SizeHint::with_exact(0),
-            Self::Client(body) => body.size_hint(),
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! Shell: one request from its arrival to its answer.
 //!
-//! Of a pod's answers only the final one is passed on: `hyper`'s client can tell of a 103 (`ext::on_informational`),
-//! its server cannot send one; 100 it sends itself, once a pod takes the body.
+//! Of a pod's answers those before the final one are passed on over HTTP/1.1, below `hyper`, whose server cannot send
+//! them. 100 it sends itself, once the pod's own has let the body go.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -12,19 +12,23 @@ use common::{
     link::RouteBatch,
     wire::{Edge, Path, Protocol, TagRouting},
 };
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request};
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header, request,
+};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, info};
 
 use crate::{
     admin::Metrics,
+    ask::Ask,
     balance::{Lot, split},
     clock::chance,
-    connection::{Ask, Connection},
+    connection::{Answer, Connection, SendFault},
     edge::Edges,
     failure::Failure,
     forwarded::{Origin, Sender, is_secure},
+    h1,
     headers::{self, Passage, Side},
     host,
     pods::DialError,
@@ -33,6 +37,8 @@ use crate::{
     request_log::{Entry, RequestLog},
     revision::{Place, Revision, Terms},
     routes::{ByHostFound, Routes, Service},
+    single::HearEarly,
+    socket::Socket,
     tunnel::tunnel,
 };
 
@@ -130,6 +136,8 @@ struct Errand {
     version: Version,
     /// Its side of the connection, once it switches to another protocol.
     upgrade: Option<OnUpgrade>,
+    /// Where it came from, if it hears what comes before the answer.
+    socket: Option<Socket>,
 }
 
 impl Errand {
@@ -162,9 +170,8 @@ impl Errand {
 
 /// A pod's answer, with what it occupies.
 struct Answered {
-    response: Response<Incoming>,
-    connection: Connection,
-    place: Place,
+    response: Response<Answer>,
+    place: Arc<Place>,
 }
 
 /// Counts a request whose client goes before the answer.
@@ -195,6 +202,7 @@ impl Gateway {
     ) -> impl Future<Output = Response<Reply>> + Send + use<'_> {
         let (head, body) = request.into_parts();
         let mut entry = self.request_log.begin(&head, &body, door, client);
+        let body = Ask::new(body, head.extensions.get::<Socket>().cloned());
         let looked = self.look(head, body, door, client);
         async move {
             let mut cancelled = Cancelled(Some(&self.metrics));
@@ -218,7 +226,7 @@ impl Gateway {
     fn look(
         &self,
         head: request::Parts,
-        body: Incoming,
+        body: Ask,
         door: Door,
         client: Client,
     ) -> Result<Box<Errand>, Result<Box<Response<Reply>>, Failure>> {
@@ -238,7 +246,9 @@ impl Gateway {
         let (revision, terms) = revision(&service).map_err(Err)?;
         may_ask(door, client.address, &terms).map_err(Err)?;
         let version = head.version;
-        let request = Some(Request::from_parts(head, Ask::from(body)));
+        let socket =
+            head.extensions.get::<Socket>().filter(|_| version == Version::HTTP_11).cloned();
+        let request = Some(Request::from_parts(head, body));
         let (is_ready, upgrade) = (false, None);
         Ok(Box::new(Errand {
             request,
@@ -252,6 +262,7 @@ impl Gateway {
             terms,
             version,
             upgrade,
+            socket,
         }))
     }
 
@@ -359,7 +370,7 @@ impl Gateway {
             let place = visit.place().await?;
             let address = place.pod.key.address;
             errand.prepare(&self.edge.now())?;
-            let mut connection = match connect(&place, errand.terms.protocol).await {
+            let connection = match connect(&place, errand.terms.protocol).await {
                 Ok(connection) => connection,
                 Err(error) => {
                     refusals += 1;
@@ -372,17 +383,23 @@ impl Gateway {
                 }
             };
             visit.leave();
-            let request = errand.request.take().expect("it is put back whenever it was not sent");
-            let error = match connection.send(request).await {
+            let mut request =
+                errand.request.take().expect("it is put back whenever it was not sent");
+            let place = Arc::new(place);
+            request.body_mut().occupy(&place);
+            let error = match connection.send(request, &mut Early(errand.socket.as_ref())).await {
                 Ok(response) => {
                     place.pod.note_answer();
-                    return Ok(Answered { response, connection, place });
+                    return Ok(Answered { response, place });
                 }
                 Err(error) => error,
             };
             match error.unseen {
-                Some(unseen) if stale < MAX_STALE => errand.request = Some(unseen),
-                _ => return Err(broken(address, &error.error)),
+                Some(mut unseen) if stale < MAX_STALE => {
+                    unseen.body_mut().free();
+                    errand.request = Some(unseen);
+                }
+                _ => return Err(broken(address, &error.fault)),
             }
             stale += 1;
             self.metrics.retries.inc();
@@ -396,23 +413,23 @@ impl Gateway {
         timer: Timer,
         entry: &mut Option<Box<Entry>>,
     ) -> Response<Reply> {
-        let Answered { mut response, connection, place } = answered;
+        let Answered { mut response, place } = answered;
         let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         let status = response.status();
         headers::to_client(response.headers_mut(), status, errand.version);
         if !switched {
-            return response.map(|body| Reply::pod(body, timer, (connection, place)));
+            return response.map(|body| Reply::pod(body, timer, place));
         }
-        let Some(client) = errand.upgrade.take() else {
+        let pod = std::mem::replace(response.body_mut(), Answer::Ended).into_raw();
+        let Some((client, pod)) = errand.upgrade.take().zip(pod) else {
             let text = "pod switched protocols unasked".to_owned();
             let failure = Failure::Broken { address: place.pod.key.address, reason: text };
             return failure.response(Reply::own);
         };
-        let pod = hyper::upgrade::on(&mut response);
         // Such a request lasts for as long as its tunnel.
         let mut entry = entry.take();
         entry.iter_mut().for_each(|entry| entry.set_code(status));
-        let tunnel = tunnel(client, pod, place, timer.whole(), self.cut.clone());
+        let tunnel = tunnel(client, pod, place, timer, self.cut.clone());
         self.tasks.spawn(async move {
             tunnel.await;
             drop(entry);
@@ -476,7 +493,22 @@ fn note(door: Door, client: IpAddr, failure: &Failure) {
 }
 
 /// A failure that is the client's (its body broke off or made no sense) is not blamed on the pod.
-fn broken(address: std::net::SocketAddr, error: &hyper::Error) -> Failure {
-    let reason = common::link::chain(error);
-    if error.is_user() { Failure::BadRequest(reason) } else { Failure::Broken { address, reason } }
+fn broken(address: SocketAddr, fault: &SendFault) -> Failure {
+    let reason = common::link::chain(fault);
+    match fault {
+        SendFault::Client(_) => Failure::BadRequest(reason),
+        SendFault::Pod(_) => Failure::Broken { address, reason },
+    }
+}
+
+/// Passes on what a pod says before its answer.
+struct Early<'a>(Option<&'a Socket>);
+
+impl HearEarly for Early<'_> {
+    fn hear(&mut self, status: StatusCode, fields: &HeaderMap) {
+        let Some(socket) = self.0 else { return };
+        let mut fields = fields.clone();
+        headers::to_client(&mut fields, status, Version::HTTP_11);
+        socket.say_early(&h1::write_early(status, &fields));
+    }
 }

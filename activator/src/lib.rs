@@ -16,7 +16,9 @@
 //! | [`probe`], [`failure`] | Pure: what the platform is asked, and what is said when there is no answer |
 //! | [`config`] | Pure: settings |
 //! | [`gateway`], [`reply`], [`tunnel`] | Shell: one request from arrival to answer |
+//! | [`h1`], [`targets`] | Pure: HTTP/1.1 as it is spoken to pods; targets that the library refuses |
 //! | [`revision`], [`pods`], [`connection`] | Shell: a revision's line and the connections to its pods |
+//! | [`single`], [`upload`], [`ask`], [`tcp`], `sys` | Shell: one connection in HTTP/1.1, the request on its way, its body, the socket |
 //! | [`server`], [`ports`] | Shell: clients' connections; the listener, or listeners, of services |
 //! | [`socket`] | Shell: a client's socket, and whether the client is still there |
 //! | [`edge`] | Shell: whose word of a request's way counts |
@@ -47,6 +49,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 
 pub mod admin;
+pub mod ask;
 pub mod autoscaler;
 pub mod balance;
 pub mod clock;
@@ -58,6 +61,7 @@ pub mod edge;
 pub mod failure;
 pub mod forwarded;
 pub mod gateway;
+pub mod h1;
 pub mod headers;
 pub mod host;
 pub mod pods;
@@ -73,8 +77,13 @@ pub mod revision;
 pub mod routes;
 pub mod server;
 pub mod share;
+pub mod single;
 pub mod socket;
+mod sys;
+pub mod targets;
+pub mod tcp;
 pub mod tunnel;
+pub mod upload;
 pub mod via;
 
 pub use config::Config;

@@ -8,7 +8,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use common::wire::Protocol;
@@ -119,21 +119,10 @@ impl Pod {
 
     /// Takes a connection back whose exchange has ended in order.
     pub fn give_back(self: &Arc<Self>, connection: Connection) {
-        // A shared one has never left the pool.
-        let Connection::Single { mut sender, max_idle, .. } = connection else { return };
-        if sender.is_closed() || self.protocol != Protocol::Http1 {
-            return;
+        // A shared one has never left the pool; one beside shared ones is nobody else's.
+        if self.protocol == Protocol::Http1 && matches!(connection, Connection::Single(_)) {
+            self.free(connection, Pool::on_free);
         }
-        let used = Instant::now();
-        if sender.is_ready() {
-            return self.free(Connection::Single { sender, used, max_idle }, Pool::on_free);
-        }
-        let pod = Arc::clone(self);
-        tokio::spawn(async move {
-            if sender.ready().await.is_ok() {
-                pod.free(Connection::Single { sender, used, max_idle }, Pool::on_free);
-            }
-        });
     }
 
     /// The pod has answered a request: its process accepts connections.
@@ -190,7 +179,7 @@ impl Pod {
             self.dial(next.dial);
             let Some((whom, connection)) = next.hand else { return };
             next = match whom.send(Ok(connection)) {
-                Err(Ok(unwanted @ Connection::Single { .. })) => self.pool().on_free(unwanted),
+                Err(Ok(unwanted @ Connection::Single(_))) => self.pool().on_free(unwanted),
                 _ if self.protocol == Protocol::H2c => self.pool().on_served(),
                 _ => return,
             };

@@ -13,12 +13,11 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 use tracing::warn;
 
 use crate::{
-    connection::Connection,
+    connection::{Answer, PodError},
     failure::Failure,
     request_log::Entry,
     revision::{Place, Timeouts},
@@ -47,7 +46,7 @@ pub struct Logged {
 pub enum CutOff {
     /// The pod broke it off.
     #[error("answer of pod broke off")]
-    Pod(#[source] hyper::Error),
+    Pod(#[source] PodError),
     /// A bound of the revision was over.
     #[error("activator request timeout")]
     Timeout,
@@ -61,6 +60,7 @@ pub enum CutOff {
 pub struct Timer {
     sleep: Pin<Box<Sleep>>,
     whole: Instant,
+    start: Option<Instant>,
     idle: Option<Duration>,
 }
 
@@ -71,7 +71,9 @@ impl Timer {
         let whole = now + timeouts.whole;
         let first = [timeouts.start, timeouts.idle].into_iter().flatten().min();
         let until = first.map_or(whole, |it| whole.min(now + it));
-        Self { sleep: Box::pin(tokio::time::sleep_until(until)), whole, idle: timeouts.idle }
+        let start = timeouts.start.map(|it| now + it);
+        let sleep = Box::pin(tokio::time::sleep_until(until));
+        Self { sleep, whole, start, idle: timeouts.idle }
     }
 
     /// Waits until a bound is over.
@@ -82,6 +84,16 @@ impl Timer {
     /// When the whole request has to be over.
     pub fn whole(&self) -> Instant {
         self.whole
+    }
+
+    /// When the first byte has to have come.
+    pub fn start_by(&self) -> Option<Instant> {
+        self.start
+    }
+
+    /// How long nothing may be said.
+    pub fn idle(&self) -> Option<Duration> {
+        self.idle
     }
 
     /// The answer has begun: from here on only the whole and the idle bound count.
@@ -96,9 +108,9 @@ impl Timer {
 /// A pod's body, with what has to be given back once it has ended.
 #[derive(Debug)]
 pub struct FromPod {
-    body: Incoming,
+    body: Answer,
     timer: Timer,
-    lease: Option<(Connection, Place)>,
+    place: Option<Arc<Place>>,
     end: End,
 }
 
@@ -121,11 +133,11 @@ impl Reply {
         Self::Own(Some(text.into()).filter(|text: &Bytes| !text.is_empty()))
     }
 
-    /// A pod's body; connection and place are given back at its end.
-    pub fn pod(body: Incoming, mut timer: Timer, lease: (Connection, Place)) -> Self {
+    /// A pod's body; its connection and place are given back at its end.
+    pub fn pod(body: Answer, mut timer: Timer, place: Arc<Place>) -> Self {
         timer.answered();
-        let mut reply = FromPod { body, timer, lease: Some(lease), end: End::Open };
-        if reply.body.is_end_stream() {
+        let mut reply = FromPod { body, timer, place: Some(place), end: End::Open };
+        if reply.body.is_end() {
             reply.finish();
             return Self::Own(None);
         }
@@ -135,6 +147,17 @@ impl Reply {
     /// The same, and its request leaves a line once it has been passed on.
     pub fn logged(self, entry: Box<Entry>) -> Self {
         Self::Logged(Box::new(Logged { reply: self, entry }))
+    }
+}
+
+impl Reply {
+    /// Tells the pod that its client has closed its sending half. `false`: it cannot be told.
+    pub fn pass_fin(&mut self, cx: &mut Context<'_>) -> bool {
+        match self {
+            Self::Own(_) => false,
+            Self::Pod(reply) => reply.body.pass_fin(cx),
+            Self::Logged(logged) => logged.reply.pass_fin(cx),
+        }
     }
 }
 
@@ -151,9 +174,16 @@ impl Logged {
 impl FromPod {
     /// The exchange has ended in order: the connection may be used again.
     fn finish(&mut self) {
-        if let Some((connection, place)) = self.lease.take() {
+        let connection = self.body.end();
+        if let (Some(place), Some(connection)) = (self.place.take(), connection) {
             Arc::clone(&place.pod).give_back(connection);
         }
+    }
+
+    /// The exchange is broken off: the connection ends with it.
+    fn give_up(&mut self) {
+        self.body = Answer::Ended;
+        self.place = None;
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
@@ -167,15 +197,15 @@ impl FromPod {
             }
             End::Broken => return Poll::Ready(Some(Err(CutOff::Timeout))),
         }
-        let Poll::Ready(next) = Pin::new(&mut self.body).poll_frame(cx) else {
+        let Poll::Ready(next) = self.body.poll_frame(cx) else {
             ready!(self.timer.sleep.as_mut().poll(cx));
             return Poll::Ready(Some(self.time_out()));
         };
         match &next {
-            Some(Ok(_)) if self.body.is_end_stream() => self.finish(),
+            Some(Ok(_)) if self.body.is_end() => self.finish(),
             Some(Ok(_)) if self.timer.idle.is_some() => self.timer.answered(),
             Some(Ok(_)) => {}
-            Some(Err(_)) => drop(self.lease.take()),
+            Some(Err(_)) => self.give_up(),
             None => self.finish(),
         }
         Poll::Ready(next.map(|frame| frame.map_err(CutOff::Pod)))
@@ -183,7 +213,7 @@ impl FromPod {
 
     /// Says that a bound is over, as far as there is room for it.
     fn time_out(&mut self) -> Result<Frame<Bytes>, CutOff> {
-        if let Some((_, place)) = self.lease.take() {
+        if let Some(place) = &self.place {
             warn!(pod = %place.pod.uid, "answer cut off: request timeout");
         }
         let text = Failure::Timeout.to_string();
@@ -192,6 +222,7 @@ impl FromPod {
             Some(room) if room < text.len() as u64 => End::Broken,
             Some(_) => End::Said,
         };
+        self.give_up();
         match self.end {
             End::Open | End::Broken => Err(CutOff::Timeout),
             End::Whole | End::Said => Ok(Frame::data(text.into())),
@@ -200,7 +231,7 @@ impl FromPod {
 
     fn is_ended(&self) -> bool {
         match self.end {
-            End::Open => self.body.is_end_stream(),
+            End::Open => self.body.is_end(),
             End::Whole => true,
             End::Said | End::Broken => false,
         }

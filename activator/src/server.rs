@@ -2,8 +2,9 @@
 
 use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use http::header;
+use http::{Request, header};
 use hyper::{
+    body::Incoming,
     server::conn::{http1, http2},
     service::service_fn,
 };
@@ -22,6 +23,7 @@ use crate::{
     gateway::{Client, Door, Gateway},
     proxy_protocol::Header,
     socket::{Gone, Socket, Watched, proxy_header},
+    tcp,
 };
 
 /// Requests a client may have at once over one HTTP/2 connection: Go's default.
@@ -51,6 +53,7 @@ pub struct Server {
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
     head_timeout: Duration,
+    head_bytes: usize,
 }
 
 impl Server {
@@ -62,9 +65,11 @@ impl Server {
             .header_read_timeout(bounds.head_timeout)
             .max_buf_size(bounds.head_bytes)
             .max_header_size(bounds.head_bytes)
+            // Bytes are the bound. The library makes room for so many fields at every head.
+            .max_headers(bounds.head_bytes / 16)
             // Whether a client that has closed its sending half is gone is for the socket to say.
             .half_close(true)
-            .auto_date_header(false);
+            .auto_date_header(true);
         let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
             .timer(TokioTimer::new())
@@ -74,8 +79,9 @@ impl Server {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(PING_EVERY)
-            .auto_date_header(false);
-        Self { gateway, http1, http2, head_timeout: bounds.head_timeout }
+            .auto_date_header(true);
+        let ClientBounds { head_bytes, head_timeout } = bounds;
+        Self { gateway, http1, http2, head_timeout, head_bytes }
     }
 
     /// Accepts from `listener` until `closed`, by `door` or else by the port each client asked for; connections are served on until `stop`, then end politely.
@@ -110,7 +116,11 @@ impl Server {
 
     fn welcome(self: &Arc<Self>, stream: TcpStream, door: Option<Door>, client: SocketAddr) {
         let own = || stream.local_addr().map(|address| Door::Port(address.port()));
-        let door = match stream.set_nodelay(true).and_then(|()| door.map_or_else(own, Ok)) {
+        let door = match stream
+            .set_nodelay(true)
+            .and_then(|()| tcp::keep_alive(&stream))
+            .and_then(|()| door.map_or_else(own, Ok))
+        {
             Ok(door) => door,
             Err(error) => return debug!(%client, %error, "client gone at once"),
         };
@@ -138,7 +148,13 @@ impl Server {
         let socket = Socket::new(stream);
         match self.first_words(&socket).await {
             Ok(Ok(true)) => self.serve_http2(socket, door, client).await,
-            Ok(Ok(false)) => self.serve_http1(socket, door, client).await,
+            Ok(Ok(false)) => {
+                let ended = self.serve_http1(socket.clone(), door, client).await;
+                if ended.is_ok() {
+                    socket.linger().await;
+                }
+                ended
+            }
             // It is gone, or has nothing to say.
             Ok(Err(_)) | Err(_) => Ok(()),
         }
@@ -183,8 +199,13 @@ impl Server {
         door: Door,
         client: Client,
     ) -> Result<(), hyper::Error> {
-        let service = service_fn(|request| {
+        socket.follow_targets(self.head_bytes);
+        let service = service_fn(|mut request: Request<Incoming>| {
             let socket = socket.clone();
+            request.extensions_mut().insert(socket.clone());
+            if let Some(target) = socket.raw_target(request.uri()) {
+                request.extensions_mut().insert(target);
+            }
             async move {
                 tokio::select! {
                     biased;

@@ -6,6 +6,7 @@
 //! library's own is left out later: whoever reads sees one whole answer.
 
 use std::{
+    fmt,
     future::{pending, poll_fn},
     io::{self, IoSlice},
     os::fd::AsFd as _,
@@ -15,18 +16,21 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes, BytesMut};
 use futures::FutureExt as _;
+use http::Uri;
 use http_body::{Body, Frame, SizeHint};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, Interest, ReadBuf},
     net::TcpStream,
     time::Sleep,
 };
+use tokio_util::io::poll_read_buf;
 
 use crate::{
     proxy_protocol::{self, Header, Step},
     reply::{CutOff, Reply},
+    targets::{Targets, Want},
 };
 
 /// What every answer begins with, a final one or not: `HTTP/1.…`.
@@ -34,8 +38,17 @@ const FIRST: &[u8] = b"H";
 /// While bytes lie unread, a FIN behind them is watched for only in requests that last longer than this: it
 /// takes a descriptor.
 const UNREAD: Duration = Duration::from_millis(100);
-/// An answer that was begun before the client's FIN goes on; one that says nothing for so long is given up.
+/// An answer that was begun before the client's FIN goes on; the pod of one that says nothing for so long hears of it.
 const SILENCE: Duration = Duration::from_secs(5);
+
+/// Bytes read at once where their meaning is looked for.
+const LOOK: usize = 8 << 10;
+/// Bytes of answers before the final one that may wait for a client to read them.
+const MAX_EARLY: usize = 64 << 10;
+/// A client that was answered before it had sent everything is listened to until it is silent for so long, or for so long
+/// in all: nginx's `lingering_timeout` and `lingering_time` are 5 s and 30 s.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_IN_ALL: Duration = Duration::from_secs(10);
 
 /// What a client that speaks HTTP/2 without asking says first (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -73,12 +86,25 @@ struct Inner {
     is_ahead: bool,
     /// Waits for `is_settled`.
     waker: Option<Waker>,
+    /// Whole answers before the final one, which go out between what the library says.
+    early: BytesMut,
+    /// What comes in.
+    targets: Targets,
+    /// Whether a body was given up that the client may still be sending.
+    is_unread: bool,
 }
+
+/// A request's target as it came, where `http::Uri` cannot hold it.
+#[derive(Clone, Debug)]
+pub struct RawTarget(pub Bytes);
 
 impl Socket {
     /// A client's socket.
     pub fn new(stream: TcpStream) -> Self {
-        let inner = Inner { stream, is_settled: false, is_ahead: false, waker: None };
+        let (early, waker) = (BytesMut::new(), None);
+        let (is_settled, is_ahead, is_unread) = (false, false, false);
+        let targets = Targets::off(0);
+        let inner = Inner { stream, is_settled, is_ahead, waker, early, targets, is_unread };
         Self(Arc::new(Mutex::new(inner)))
     }
 
@@ -102,6 +128,16 @@ impl Socket {
         }
     }
 
+    /// The client speaks HTTP/1.1, and a head of it has at most `max_head` bytes.
+    pub fn follow_targets(&self, max_head: usize) {
+        self.lock().targets = Targets::new(max_head);
+    }
+
+    /// The target of the request that has come as `uri`, where the client wrote it in another way.
+    pub fn raw_target(&self, uri: &Uri) -> Option<RawTarget> {
+        self.lock().targets.came(uri.path_and_query()?.as_str()).map(RawTarget)
+    }
+
     /// Waits until the client has closed its connection for good. To be called when a request has come, and
     /// dropped when its answer begins.
     pub async fn gone(&self) {
@@ -116,14 +152,61 @@ impl Socket {
         if !self.is_closed() {
             tokio::time::sleep(UNREAD).await;
         }
-        // The stream's own readiness stays "closed" from the FIN on and cannot tell of the reset.
-        let copy = self.lock().stream.as_fd().try_clone_to_owned();
-        let copy = copy.and_then(|copy| TcpStream::from_std(copy.into()));
-        let Ok(watch) = copy else { return pending().await };
+        let Ok(watch) = self.watch() else { return pending().await };
         let _ = watch.ready(Interest::PRIORITY | Interest::ERROR).await;
         if poll_fn(|cx| self.poll_ask(cx)).await.is_ok() {
             let _ = watch.ready(Interest::ERROR).await;
         }
+    }
+
+    /// Says something before the final answer. A client that does not read has said enough itself.
+    pub fn say_early(&self, answer: &[u8]) {
+        let mut inner = self.lock();
+        if inner.early.len() + answer.len() > MAX_EARLY {
+            return;
+        }
+        let is_ahead = std::mem::take(&mut inner.is_ahead);
+        inner.early.extend_from_slice(if is_ahead { &answer[FIRST.len()..] } else { answer });
+        if inner.is_settled {
+            inner.try_write_early();
+        }
+    }
+
+    /// A body that came by it was given up.
+    pub fn note_unread(&self) {
+        self.lock().is_unread = true;
+    }
+
+    /// Lets a client that was answered before it had sent everything come to its end: if the connection just ended, the
+    /// kernel would reset it, and the client might never see the answer (RFC 9112 §9.6).
+    pub async fn linger(&self) {
+        if !self.lock().is_unread {
+            return;
+        }
+        let read = async {
+            let mut unwanted = vec![0; 64 << 10];
+            loop {
+                let mut into = ReadBuf::new(&mut unwanted);
+                let some = poll_fn(|cx| Pin::new(&mut self.lock().stream).poll_read(cx, &mut into));
+                match tokio::time::timeout(LINGER, some).await {
+                    Ok(Ok(())) if !into.filled().is_empty() => {}
+                    _ => return,
+                }
+            }
+        };
+        let _ = tokio::time::timeout(LINGER_IN_ALL, read).await;
+    }
+
+    /// Waits until the client's kernel has said that nobody is there.
+    async fn reset(&self) {
+        let Ok(watch) = self.watch() else { return pending().await };
+        let _ = watch.ready(Interest::ERROR).await;
+    }
+
+    /// Another view of the stream: its own readiness stays "closed" from the FIN on and cannot tell of the reset.
+    fn watch(&self) -> io::Result<TcpStream> {
+        let copy = self.lock().stream.as_fd().try_clone_to_owned()?;
+        TcpStream::from_std(copy.into())
     }
 
     /// Whether the client has closed its sending half, or more.
@@ -168,7 +251,7 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.lock().stream).poll_read(cx, into)
+        self.lock().poll_read(cx, into)
     }
 }
 
@@ -179,6 +262,7 @@ impl AsyncWrite for Socket {
         from: &[u8],
     ) -> Poll<io::Result<usize>> {
         let mut inner = self.lock();
+        ready!(inner.poll_early(cx))?;
         inner.is_settled = false;
         match from {
             [_sent, rest @ ..] if inner.is_ahead => inner.poll_write_rest(cx, rest),
@@ -192,6 +276,7 @@ impl AsyncWrite for Socket {
         from: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let mut inner = self.lock();
+        ready!(inner.poll_early(cx))?;
         inner.is_settled = false;
         match from.iter().find(|slice| !slice.is_empty()).map(|slice| &**slice) {
             Some([_sent, rest @ ..]) if inner.is_ahead => inner.poll_write_rest(cx, rest),
@@ -205,6 +290,7 @@ impl AsyncWrite for Socket {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.lock();
+        ready!(inner.poll_early(cx))?;
         ready!(Pin::new(&mut inner.stream).poll_flush(cx))?;
         inner.is_settled = true;
         inner.waker.take().into_iter().for_each(Waker::wake);
@@ -217,6 +303,54 @@ impl AsyncWrite for Socket {
 }
 
 impl Inner {
+    fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            match self.targets.want() {
+                Want::Take => {
+                    let some = self.targets.ready().len().min(into.remaining());
+                    into.put_slice(&self.targets.ready().split_to(some));
+                    return Poll::Ready(Ok(()));
+                }
+                Want::Pass(u64::MAX) => return Pin::new(&mut self.stream).poll_read(cx, into),
+                Want::Pass(most) => {
+                    let most = usize::try_from(most).unwrap_or(usize::MAX).min(into.remaining());
+                    let mut part = ReadBuf::new(into.initialize_unfilled_to(most));
+                    ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
+                    let count = part.filled().len();
+                    into.advance(count);
+                    self.targets.passed(count);
+                    return Poll::Ready(Ok(()));
+                }
+                Want::Look => {
+                    let unread = self.targets.unread();
+                    unread.reserve(LOOK);
+                    let count = ready!(poll_read_buf(Pin::new(&mut self.stream), cx, unread))?;
+                    if count == 0 {
+                        self.targets.end();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes what is said early as far as that is possible at once; the rest goes before the library's next words.
+    fn try_write_early(&mut self) {
+        while let Ok(sent) = self.stream.try_write(&self.early) {
+            self.early.advance(sent);
+            if self.early.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn poll_early(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.early.is_empty() {
+            let sent = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.early))?;
+            self.early.advance(sent);
+        }
+        Poll::Ready(Ok(()))
+    }
+
     /// Writes what follows the byte that was sent ahead, and counts that byte.
     fn poll_write_rest(&mut self, cx: &mut Context<'_>, rest: &[u8]) -> Poll<io::Result<usize>> {
         let sent = match rest {
@@ -237,17 +371,33 @@ pub struct Watched {
     is_awaited: bool,
     /// Runs since the client's FIN, while the answer is silent.
     silence: Option<Pin<Box<Sleep>>>,
+    /// Waits for a reset, once the pod knows of the FIN.
+    reset: Option<Reset>,
+}
+
+/// Resolves once the client's kernel has said that nobody is there.
+struct Reset(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+impl fmt::Debug for Reset {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("Reset")
+    }
 }
 
 impl Watched {
     /// The body of an answer to the client at `socket`.
     pub fn new(body: Reply, socket: Socket) -> Self {
         let is_awaited = !body.is_end_stream() && socket.is_closed();
-        Self { body, socket, is_awaited, silence: None }
+        Self { body, socket, is_awaited, silence: None, reset: None }
     }
 
-    /// Resolves when the client has closed its half and nothing was said to it for a while.
+    /// Resolves when the client has closed its half, nothing was said to it for a while, and the pod cannot be asked what
+    /// to make of that: HTTP/1.1's FIN is passed on to it, as if there were no activator. Whether somebody is still there
+    /// is then for the kernel to find out.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(Reset(reset)) = &mut self.reset {
+            return reset.as_mut().poll(cx);
+        }
         if self.is_awaited {
             return Poll::Pending;
         }
@@ -260,7 +410,13 @@ impl Watched {
             return Poll::Ready(());
         }
         let silence = || Box::pin(tokio::time::sleep(SILENCE));
-        self.silence.get_or_insert_with(silence).as_mut().poll(cx)
+        ready!(self.silence.get_or_insert_with(silence).as_mut().poll(cx));
+        if !self.body.pass_fin(cx) {
+            return Poll::Ready(());
+        }
+        let socket = self.socket.clone();
+        let reset = self.reset.insert(Reset(Box::pin(async move { socket.reset().await })));
+        reset.0.as_mut().poll(cx)
     }
 }
 

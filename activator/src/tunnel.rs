@@ -1,37 +1,128 @@
 //! Shell: a connection that has switched protocols, WebSocket for example.
 
+use std::{
+    error::Error,
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tokio::time::Instant;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
+    time::{Instant, sleep_until},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
-use crate::revision::Place;
+use crate::{reply::Timer, revision::Place, single::Raw};
 
-/// Carries bytes both ways until both ends have closed, the request's time is up or the activator stops.
+/// Carries bytes both ways until both ends have closed, one of the request's bounds is over or the activator stops.
 ///
-/// Knative ends upgraded connections by `timeoutSeconds` too.
+/// Knative ends upgraded connections by `timeoutSeconds` too, and by the other bounds whether bytes pass or not: here what
+/// passes counts as an answer does.
 pub async fn tunnel(
     client: OnUpgrade,
-    pod: OnUpgrade,
-    place: Place,
-    until: Instant,
+    mut pod: Raw,
+    place: Arc<Place>,
+    timer: Timer,
     stop: CancellationToken,
 ) {
+    let heard = Arc::new(Heard::new(!pod.said.is_empty()));
     let carry = async {
-        let (client, pod) = futures::future::try_join(client, pod).await?;
-        let (mut client, mut pod) = (TokioIo::new(client), TokioIo::new(pod));
-        let carried = tokio::io::copy_bidirectional(&mut client, &mut pod).await;
+        let mut client = Listened(TokioIo::new(client.await?), Arc::clone(&heard));
+        client.write_all(&pod.said).await?;
+        let mut pod = Listened(&mut pod.stream, Arc::clone(&heard));
+        let carried = tokio::io::copy_bidirectional(&mut client, &mut pod).await?;
         debug!(pod = %place.pod.uid, ?carried, "upgraded connection ended");
-        Ok::<_, hyper::Error>(())
+        Ok::<_, Box<dyn Error + Send + Sync>>(())
     };
     tokio::select! {
         ended = carry => if let Err(error) = ended {
-            debug!(pod = %place.pod.uid, %error, "upgrade failed");
+            debug!(pod = %place.pod.uid, %error, "upgraded connection broke");
         },
-        () = tokio::time::sleep_until(until) => {
+        () = heard.silent(&timer) => {
             info!(pod = %place.pod.uid, "upgraded connection ended: request timeout");
         }
         () = stop.cancelled() => {}
+    }
+}
+
+/// When something was said last, by either end.
+#[derive(Debug)]
+struct Heard {
+    begun: Instant,
+    /// Milliseconds after that.
+    last: AtomicU64,
+    is_any: AtomicBool,
+}
+
+impl Heard {
+    fn new(is_any: bool) -> Self {
+        Self { begun: Instant::now(), last: AtomicU64::new(0), is_any: AtomicBool::new(is_any) }
+    }
+
+    fn note(&self) {
+        let since = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last.store(since, Ordering::Relaxed);
+        self.is_any.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until a bound is over.
+    async fn silent(&self, timer: &Timer) {
+        loop {
+            let last = self.begun + Duration::from_millis(self.last.load(Ordering::Relaxed));
+            let idle = timer.idle().map(|it| last + it);
+            let start = timer.start_by().filter(|_| !self.is_any.load(Ordering::Relaxed));
+            let first = [Some(timer.whole()), idle, start].into_iter().flatten().min();
+            let until = first.unwrap_or(timer.whole());
+            if until <= Instant::now() {
+                return;
+            }
+            sleep_until(until).await;
+        }
+    }
+}
+
+/// One end, to which somebody listens.
+#[derive(Debug)]
+struct Listened<T>(T, Arc<Heard>);
+
+impl<T: AsyncRead + Unpin> AsyncRead for Listened<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        let read = Pin::new(&mut self.0).poll_read(cx, into);
+        if into.filled().len() > before {
+            self.1.note();
+        }
+        read
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Listened<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        from: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, from)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
     }
 }

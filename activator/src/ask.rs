@@ -1,0 +1,140 @@
+//! Shell: a request's body on its way to a pod.
+//!
+//! The beginning of it is kept until it is known to have arrived: a connection that breaks before is no loss.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use crate::{revision::Place, socket::Socket};
+
+/// Bytes of a body that are kept at most.
+const MAX_KEPT: usize = 64 << 10;
+
+/// A request's body.
+#[derive(Debug)]
+pub enum Ask {
+    /// None.
+    Empty,
+    /// The client's, as it comes.
+    Client(Box<Inbound>),
+}
+
+/// A client's body.
+#[derive(Debug)]
+pub struct Inbound {
+    body: Incoming,
+    /// What is sent before the rest: it was sent in vain.
+    again: VecDeque<Bytes>,
+    /// What was sent; `None` if it is too much to be kept.
+    sent: Option<Vec<Bytes>>,
+    /// Whether it has come to its end, good or bad.
+    is_over: bool,
+    /// Where it comes from, if what is left of it has to be read.
+    socket: Option<Socket>,
+    /// What the request occupies at the pod, for as long as its body is on its way.
+    place: Option<Arc<Place>>,
+}
+
+impl Ask {
+    /// The body of a request that came by `socket`.
+    pub fn new(body: Incoming, socket: Option<Socket>) -> Self {
+        if body.is_end_stream() {
+            return Self::Empty;
+        }
+        let (again, sent) = (VecDeque::new(), Some(Vec::new()));
+        Self::Client(Box::new(Inbound { body, again, sent, is_over: false, socket, place: None }))
+    }
+
+    /// Occupies `place` until it is over.
+    pub fn occupy(&mut self, place: &Arc<Place>) {
+        if let Self::Client(inbound) = self {
+            inbound.place = Some(Arc::clone(place));
+        }
+    }
+
+    /// Occupies nothing any more.
+    pub fn free(&mut self) {
+        if let Self::Client(inbound) = self {
+            inbound.place = None;
+        }
+    }
+
+    /// The same as before anything of it was sent; `None` if that is not known any more.
+    pub fn whole(self) -> Option<Self> {
+        match self {
+            Self::Empty => Some(Self::Empty),
+            Self::Client(mut inbound) => {
+                let sent = inbound.sent.replace(Vec::new())?;
+                sent.into_iter().rev().for_each(|data| inbound.again.push_front(data));
+                Some(Self::Client(inbound))
+            }
+        }
+    }
+}
+
+impl Inbound {
+    fn keep(&mut self, frame: &Frame<Bytes>) {
+        let kept = self.sent.iter().flatten().map(Bytes::len).sum::<usize>();
+        match (frame.data_ref(), &mut self.sent) {
+            (Some(data), Some(sent)) if kept + data.len() <= MAX_KEPT => sent.push(data.clone()),
+            _ => self.sent = None,
+        }
+    }
+
+    fn is_end(&self) -> bool {
+        self.again.is_empty() && (self.is_over || self.body.is_end_stream())
+    }
+}
+
+impl Body for Ask {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let Self::Client(inbound) = self.get_mut() else { return Poll::Ready(None) };
+        let next = match inbound.again.pop_front() {
+            Some(data) => Some(Ok(Frame::data(data))),
+            None => ready!(Pin::new(&mut inbound.body).poll_frame(cx)),
+        };
+        match &next {
+            Some(Ok(frame)) => inbound.keep(frame),
+            Some(Err(_)) | None => inbound.is_over = true,
+        }
+        Poll::Ready(next)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Empty => true,
+            Self::Client(inbound) => inbound.is_end(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let Self::Client(inbound) = self else { return SizeHint::with_exact(0) };
+        let again = inbound.again.iter().map(Bytes::len).sum::<usize>() as u64;
+        let exact = inbound.body.size_hint().exact();
+        exact.map_or_else(SizeHint::default, |rest| SizeHint::with_exact(rest + again))
+    }
+}
+
+impl Drop for Inbound {
+    fn drop(&mut self) {
+        // A client that is still sending would not see its answer if the connection just ended.
+        let is_read = self.is_over || self.body.is_end_stream();
+        if let Some(socket) = self.socket.take().filter(|_| !is_read) {
+            socket.note_unread();
+        }
+    }
+}

@@ -1,0 +1,208 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use http::Request;
+use proptest::prelude::*;
+
+use super::{chunked::Piece, *};
+
+/// Reads an answer's head that comes in pieces of `size`.
+fn head(bytes: &[u8], size: usize, method: &Method) -> Result<Option<Answer>, Malformed> {
+    let (mut from, mut seen) = (BytesMut::new(), 0);
+    for piece in bytes.chunks(size) {
+        from.extend_from_slice(piece);
+        if let Some(answer) = read_answer(&mut from, &mut seen, method)? {
+            return Ok(Some(answer));
+        }
+    }
+    Ok(None)
+}
+
+fn ends(text: &str, method: &Method) -> String {
+    let told = [1, 3, 10_000].map(|size| match head(text.as_bytes(), size, method) {
+        Ok(Some(it)) => {
+            let end = match it.ends {
+                Ends::Empty => "none".to_owned(),
+                Ends::After(length) => length.to_string(),
+                Ends::Chunks(_) => "chunks".to_owned(),
+                Ends::AtClose => "close".to_owned(),
+            };
+            format!("{end}{}", if it.keeps { ", kept" } else { "" })
+        }
+        Ok(None) => "more".to_owned(),
+        Err(error) => error.to_string(),
+    });
+    assert!(told.iter().all(|it| *it == told[0]), "{text} {told:?}");
+    told[0].clone()
+}
+
+#[test]
+fn an_answers_end_is_found_as_the_standard_says() {
+    for (fields, end) in [
+        ("Content-Length: 5\r\n", "5, kept"),
+        ("Content-Length: 5\r\nContent-Length: 5\r\n", "5, kept"),
+        ("Content-Length: 5, 5\r\n", "5, kept"),
+        ("Content-Length: 5\r\nContent-Length: 6\r\n", "invalid content-length parsed"),
+        ("Content-Length: +5\r\n", "invalid content-length parsed"),
+        ("Content-Length: \r\n", "invalid content-length parsed"),
+        ("Content-Length: 99999999999999999999\r\n", "invalid content-length parsed"),
+        ("Transfer-Encoding: chunked\r\n", "chunks, kept"),
+        ("Transfer-Encoding: gzip, Chunked\r\n", "chunks, kept"),
+        ("Transfer-Encoding: gzip\r\n", "close"),
+        ("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "chunks"),
+        ("Content-Length: x\r\nTransfer-Encoding: chunked\r\n", "chunks"),
+        ("Connection: close\r\nContent-Length: 0\r\n", "0"),
+        ("", "close"),
+        ("bad name: x\r\n", "invalid HTTP header parsed"),
+        ("x: \0\r\n", "invalid HTTP header parsed"),
+    ] {
+        assert_eq!(
+            ends(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n"), &Method::GET),
+            end,
+            "{fields}"
+        );
+    }
+    for (text, method, end) in [
+        ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", Method::HEAD, "none, kept"),
+        ("HTTP/1.1 204 No\r\nContent-Length: 5\r\n\r\n", Method::GET, "none, kept"),
+        ("HTTP/1.1 304 No\r\n\r\n", Method::GET, "none, kept"),
+        ("HTTP/1.1 103 Early\r\n\r\n", Method::GET, "none, kept"),
+        ("HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\n", Method::GET, "5"),
+        (
+            "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 5\r\n\r\n",
+            Method::GET,
+            "5, kept",
+        ),
+        (
+            "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+            Method::GET,
+            "unexpected transfer-encoding parsed",
+        ),
+        ("HTTP/1.1 x\r\n\r\n", Method::GET, "invalid HTTP status-code parsed"),
+        ("SSH-2.0-x\r\n", Method::GET, "invalid HTTP version parsed"),
+        ("HTTP/1.1 200 OK\r\n", Method::GET, "more"),
+    ] {
+        assert_eq!(ends(text, &method), end, "{text}");
+    }
+}
+
+#[test]
+fn a_head_may_have_as_many_fields_as_its_bytes_allow() {
+    let fields = "x: y\r\n".repeat(20_000);
+    let text = format!("HTTP/1.1 200 OK\r\n{fields}content-length: 0\r\n\r\n");
+    let answer = head(text.as_bytes(), 5_000, &Method::GET).unwrap().unwrap();
+    assert_eq!(answer.headers.len(), 20_001);
+    let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(MAX_HEAD));
+    assert_eq!(head(endless.as_bytes(), 50_000, &Method::GET).unwrap_err(), Malformed::TooLarge);
+}
+
+/// What a request looks like whose body is sent like this.
+fn written(request: &http::request::Builder, sends: Sends) -> String {
+    let mut out = BytesMut::new();
+    let (method, headers) = (request.method_ref().unwrap(), request.headers_ref().unwrap());
+    let mut copy = Request::builder().method(method).uri(request.uri_ref().unwrap());
+    copy.headers_mut().unwrap().clone_from(headers);
+    let (head, ()) = copy.body(()).unwrap().into_parts();
+    write_request(&head, None, sends, &mut out);
+    String::from_utf8(out.to_vec()).unwrap()
+}
+
+#[test]
+fn a_request_says_once_where_it_ends() {
+    let get = Request::get("/?a").header("host", "a");
+    assert_eq!(written(&get, Sends::Nothing), "GET /?a HTTP/1.1\r\nhost: a\r\n\r\n");
+    let chunked = "GET /?a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
+    assert_eq!(written(&get, Sends::Chunks), chunked);
+    let post = Request::post("/").header("content-length", "5").header("content-length", "5");
+    let sized = "POST / HTTP/1.1\r\ncontent-length: 5\r\n\r\n";
+    assert_eq!(written(&post, Sends::Exactly(5)), sized);
+    let empty = "POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n";
+    assert_eq!(written(&Request::post("/"), Sends::Nothing), empty);
+    let coded = Request::post("/").header("transfer-encoding", "gzip, chunked");
+    let told = "POST / HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n";
+    assert_eq!(written(&coded, Sends::Chunks), told);
+}
+
+/// Reads chunks that come in pieces of these sizes. Returns the body, its trailers, and what lies behind.
+fn chunks(bytes: &[u8], sizes: &[usize]) -> Result<(Vec<u8>, usize, Vec<u8>), Malformed> {
+    let (mut chunks, mut from) = (Chunks::default(), BytesMut::new());
+    let (mut rest, mut sizes) = (bytes, sizes.iter().cycle());
+    let (mut body, mut trailers) = (Vec::new(), 0);
+    loop {
+        match chunks.read(&mut from)? {
+            Some(Piece::Data(data)) => body.extend_from_slice(&data),
+            Some(Piece::Trailers(fields)) => trailers = fields.len(),
+            Some(Piece::End) => return Ok((body, trailers, [&from[..], rest].concat())),
+            None if rest.is_empty() => return Ok((body, trailers, b"more".to_vec())),
+            None => {
+                let some = (*sizes.next().unwrap_or(&1)).clamp(1, rest.len());
+                from.extend_from_slice(&rest[..some]);
+                rest = &rest[some..];
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_are_read_strictly() {
+    let (body, trailers, behind) =
+        chunks(b"5\r\nhello\r\n1 ;a=\"b\"\r\n!\r\n0\r\nx: y\r\nz: w\r\n\r\nnext", &[1]).unwrap();
+    assert_eq!((&body[..], trailers, &behind[..]), (&b"hello!"[..], 2, &b"next"[..]));
+    for bad in [
+        &b"\r\n"[..],
+        b"x\r\n",
+        b"-1\r\n",
+        b"+5\r\nhello\r\n",
+        b"0x5\r\nhello\r\n",
+        b"5\nhello\r\n",
+        b"5\r\nhello\n0\r\n\r\n",
+        b"5\r\nhelloo",
+        b"5 5\r\nhello",
+        b"11111111111111111\r\n",
+        b"5\r;a\r\n",
+        b"0\r\nno field\r\n\r\n",
+    ] {
+        assert!(
+            chunks(bad, &[1]).is_err() && chunks(bad, &[100]).is_err(),
+            "{}",
+            bad.escape_ascii()
+        );
+    }
+    let long = [b"5;", &b"x".repeat(5_000)[..], b"\r\nhello\r\n"].concat();
+    assert!(chunks(&long, &[1_000]).is_err());
+    let endless = b"1;xxxxxxxx\r\na\r\n".repeat(5_000);
+    assert!(chunks(&endless, &[1_000]).is_err(), "extensions are bounded in all");
+}
+
+proptest! {
+    /// What is written is read, however it is cut.
+    #[test]
+    fn what_is_written_in_chunks_is_read(
+        parts in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..40), 0..8),
+        sizes in proptest::collection::vec(1..30usize, 1..5),
+    ) {
+        let mut out = BytesMut::new();
+        for part in &parts {
+            chunked::write_size(part.len(), &mut out);
+            out.extend_from_slice(part);
+            out.extend_from_slice(chunked::AFTER_CHUNK);
+        }
+        chunked::write_end(None, &mut out);
+        out.extend_from_slice(b"next");
+        let (body, trailers, behind) = chunks(&out, &sizes).unwrap();
+        prop_assert_eq!((body, trailers, behind), (parts.concat(), 0, b"next".to_vec()));
+    }
+
+    /// The same bytes mean the same, however they are cut; nothing panics.
+    #[test]
+    fn cuts_mean_nothing(
+        bytes in proptest::collection::vec(prop_oneof![Just(b'\r'), Just(b'\n'), Just(b'0'), Just(b'2'), Just(b';'), any::<u8>()], 0..40),
+        sizes in proptest::collection::vec(1..5usize, 1..5),
+    ) {
+        let (cut, whole) = (chunks(&bytes, &sizes), chunks(&bytes, &[1_000]));
+        // An error may be known before all that precedes it was looked at, never instead of an end.
+        prop_assert_eq!(cut.is_ok(), whole.is_ok());
+        if let (Ok(cut), Ok(whole)) = (cut, whole) {
+            prop_assert_eq!(cut, whole);
+        }
+    }
+}

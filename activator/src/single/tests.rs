@@ -1,0 +1,62 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{TcpListener, TcpStream as Plain},
+    sync::mpsc,
+};
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(20);
+
+struct Deaf;
+
+impl HearEarly for Deaf {
+    fn hear(&mut self, _status: StatusCode, _headers: &HeaderMap) {}
+}
+
+fn read_head(stream: &mut Plain) {
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
+        head.push(byte[0]);
+    }
+}
+
+/// What becomes of a second DELETE when the pod closes the connection, before it came or after it has read it.
+async fn second(reads: bool) -> Result<Response<Reading>, SendError> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (go, wait) = mpsc::channel::<()>();
+    let (closed, is_closed) = mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        read_head(&mut stream);
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").unwrap();
+        wait.recv().unwrap();
+        if reads {
+            read_head(&mut stream);
+        }
+        drop(stream);
+        closed.send(()).unwrap();
+    });
+    let delete = || Request::delete("/").body(Ask::Empty).unwrap();
+    let single = Single::new(TcpStream::connect(address).await.unwrap(), LONG);
+    let mut reading = single.send(delete(), &mut Deaf).await.unwrap().into_body();
+    while poll_fn(|cx| reading.poll_frame(cx)).await.is_some() {}
+    let single = reading.end().unwrap();
+    go.send(()).unwrap();
+    if !reads {
+        // The runtime hears of nothing meanwhile.
+        is_closed.recv().unwrap();
+    }
+    single.send(delete(), &mut Deaf).await
+}
+
+#[tokio::test]
+async fn what_no_process_has_read_is_given_back_and_only_that() {
+    for reads in [false, true] {
+        let error = second(reads).await.unwrap_err();
+        assert_eq!(error.unseen.is_some(), !reads, "{:?}", error.fault);
+    }
+}

@@ -1,0 +1,299 @@
+//! Pure: request targets that `http::Uri` cannot hold, on their way past a library that reads nothing else.
+//!
+//! Careless clients send `?q="x"` and bytes beyond ASCII, and servers take them. Such a target is written in percent
+//! signs before `hyper` reads it, and its own bytes are kept for the pod. Nothing else is changed, and the library stays
+//! the judge of every message: where the end of one is not beyond doubt, all that follows passes as it is.
+
+use std::collections::VecDeque;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use http::{HeaderName, header, uri::PathAndQuery};
+
+use crate::h1::{
+    self,
+    chunked::{Chunks, Piece},
+};
+
+/// Requests as they come in.
+#[derive(Debug)]
+pub struct Targets {
+    at: At,
+    /// Bytes a head may have.
+    max_head: usize,
+    /// Bytes of a head that were looked at.
+    seen: usize,
+    /// Bytes whose meaning is not known yet.
+    unread: BytesMut,
+    /// Bytes for the library.
+    ready: BytesMut,
+    changed: VecDeque<Changed>,
+}
+
+#[derive(Debug)]
+enum At {
+    Head,
+    Body(u64),
+    Chunks(Chunks),
+    /// What comes passes as it is.
+    Off,
+}
+
+#[derive(Debug)]
+struct Changed {
+    written: String,
+    came: Bytes,
+}
+
+/// What to do to get the next bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// Read at most so many: they need no look.
+    Pass(u64),
+    /// Read some into [`unread`](Targets::unread).
+    Look,
+    /// Take them out of [`ready`](Targets::ready).
+    Take,
+}
+
+impl Targets {
+    /// Reads from the first request on; a head has at most `max_head` bytes.
+    pub fn new(max_head: usize) -> Self {
+        Self { at: At::Head, ..Self::off(max_head) }
+    }
+
+    /// Changes nothing.
+    pub fn off(max_head: usize) -> Self {
+        let (unread, ready, changed) = (BytesMut::new(), BytesMut::new(), VecDeque::new());
+        Self { at: At::Off, max_head, seen: 0, unread, ready, changed }
+    }
+
+    /// What to do next.
+    pub fn want(&mut self) -> Want {
+        while self.ready.is_empty() && self.step() {}
+        match self.at {
+            _ if !self.ready.is_empty() => Want::Take,
+            At::Off => Want::Pass(u64::MAX),
+            At::Body(left) => Want::Pass(left),
+            At::Head | At::Chunks(_) => Want::Look,
+        }
+    }
+
+    /// Where to read to.
+    pub fn unread(&mut self) -> &mut BytesMut {
+        &mut self.unread
+    }
+
+    /// Where to take from.
+    pub fn ready(&mut self) -> &mut BytesMut {
+        &mut self.ready
+    }
+
+    /// So many bytes have passed without a look.
+    pub fn passed(&mut self, count: usize) {
+        if let At::Body(left) = &mut self.at {
+            *left = left.saturating_sub(count as u64);
+        }
+    }
+
+    /// Nothing comes any more.
+    pub fn end(&mut self) {
+        self.give_up();
+    }
+
+    /// The target that the client wrote, if the library's `uri` is what became of it. To be called at each request.
+    pub fn came(&mut self, uri: &str) -> Option<Bytes> {
+        let is_it = self.changed.front().is_some_and(|it| it.written == uri);
+        if is_it { self.changed.pop_front().map(|it| it.came) } else { None }
+    }
+
+    /// Makes bytes ready or finds out what follows. Returns whether anything has changed.
+    fn step(&mut self) -> bool {
+        match &mut self.at {
+            At::Body(0) => self.at = At::Head,
+            _ if self.unread.is_empty() => return false,
+            At::Head => return self.head(),
+            At::Body(left) => {
+                let some = usize::try_from(*left).unwrap_or(usize::MAX).min(self.unread.len());
+                *left -= some as u64;
+                self.ready.unsplit(self.unread.split_to(some));
+            }
+            At::Chunks(_) => return self.chunks(),
+            At::Off => self.give_up(),
+        }
+        true
+    }
+
+    fn give_up(&mut self) {
+        self.at = At::Off;
+        let rest = self.unread.split();
+        self.ready.extend_from_slice(&rest);
+    }
+
+    fn chunks(&mut self) -> bool {
+        let At::Chunks(chunks) = &mut self.at else { return false };
+        let before = self.unread.len();
+        self.ready.extend_from_slice(&self.unread);
+        loop {
+            match chunks.read(&mut self.unread) {
+                Ok(Some(Piece::Data(_))) => {}
+                Ok(Some(Piece::Trailers(_) | Piece::End)) => {
+                    self.at = At::Head;
+                    break;
+                }
+                Ok(None) => break,
+                Err(_malformed) => {
+                    self.at = At::Off;
+                    self.unread.clear();
+                    return true;
+                }
+            }
+        }
+        self.ready.truncate(self.ready.len() - self.unread.len());
+        self.unread.len() < before
+    }
+
+    fn head(&mut self) -> bool {
+        while self.unread.starts_with(b"\r\n") {
+            self.unread.advance(2);
+        }
+        if !may_begin(&self.unread) {
+            self.give_up();
+            return true;
+        }
+        if !h1::has_end(&self.unread, self.seen) {
+            self.seen = self.unread.len();
+            if self.unread.len() > self.max_head {
+                self.give_up();
+            }
+            return self.unread.is_empty() && !self.ready.is_empty();
+        }
+        self.seen = 0;
+        match self.read_head() {
+            Some(at) => self.at = at,
+            None => self.give_up(),
+        }
+        true
+    }
+
+    /// Makes a head ready. `None`: the library shall see it as it is.
+    fn read_head(&mut self) -> Option<At> {
+        let (begin, end) = target(&self.unread)?;
+        let came = self.unread.get(begin..end)?;
+        if PathAndQuery::try_from(came).is_ok() && !came.contains(&b'#') {
+            let (length, at) = framing(&self.unread)?;
+            self.ready.unsplit(self.unread.split_to(length));
+            return Some(at);
+        }
+        let (written, came) = (written(came), Bytes::copy_from_slice(came));
+        let mut head = BytesMut::with_capacity(self.unread.len() + written.len());
+        head.extend_from_slice(&self.unread[..begin]);
+        head.extend_from_slice(written.as_bytes());
+        head.extend_from_slice(&self.unread[end..]);
+        let (length, at) = framing(&head)?;
+        self.changed.push_back(Changed { written, came });
+        let rest = head.len() - length;
+        self.unread.advance(self.unread.len() - rest);
+        self.ready.extend_from_slice(&head[..length]);
+        Some(at)
+    }
+}
+
+/// Whether this may be the beginning of a request: a method, and a space behind it.
+fn may_begin(bytes: &[u8]) -> bool {
+    let method = bytes.split(|byte| *byte == b' ').next().unwrap_or_default();
+    let is_usual = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
+    let is_method = !method.is_empty() && method.len() <= 32 && method.iter().all(is_usual);
+    is_method || bytes.is_empty() || bytes == b"\r"
+}
+
+/// Where the path and query of a request line are, if it looks like one that a server may take.
+fn target(head: &[u8]) -> Option<(usize, usize)> {
+    let line = head.split(|byte| *byte == b'\n').next()?.strip_suffix(b"\r")?;
+    let mut words = line.split(|byte| *byte == b' ');
+    let (method, target, version) = (words.next()?, words.next()?, words.next()?);
+    let is_usual = words.next().is_none() && matches!(version, b"HTTP/1.1" | b"HTTP/1.0");
+    // Controls are for nobody.
+    if !is_usual || target.iter().any(u8::is_ascii_control) {
+        return None;
+    }
+    let (begin, end) = (method.len() + 1, method.len() + 1 + target.len());
+    let scheme = target.windows(3).position(|it| it == b"://");
+    let authority = match target.first()? {
+        b'/' => 0,
+        _ => {
+            let host = scheme? + 3;
+            target[host..].iter().position(|byte| b"/?#".contains(byte))? + host
+        }
+    };
+    Some((begin + authority, end))
+}
+
+/// The same in percent signs.
+fn written(target: &[u8]) -> String {
+    let mut written = String::with_capacity(target.len() + 32);
+    for &byte in target {
+        let is_plain = byte.is_ascii_graphic() && !b"\"<>{}|\\^`#".contains(&byte);
+        if is_plain {
+            written.push(char::from(byte));
+        } else {
+            written.push('%');
+            written.extend(
+                [byte >> 4, byte & 15].map(|it| char::from(b"0123456789ABCDEF"[usize::from(it)])),
+            );
+        }
+    }
+    written
+}
+
+/// The length of a head, and what follows it. `None`: that is not beyond doubt.
+fn framing(bytes: &[u8]) -> Option<(usize, At)> {
+    let mut fields = 64;
+    loop {
+        let mut room = vec![httparse::EMPTY_HEADER; fields];
+        let mut head = httparse::Request::new(&mut room);
+        match head.parse(bytes) {
+            Ok(httparse::Status::Complete(length)) => return Some((length, follows(&head)?)),
+            Ok(httparse::Status::Partial) => return None,
+            Err(httparse::Error::TooManyHeaders) => fields *= 4,
+            Err(_malformed) => return None,
+        }
+    }
+}
+
+fn follows(head: &httparse::Request<'_, '_>) -> Option<At> {
+    let fields: &[httparse::Header<'_>] = head.headers;
+    // Behind these there may be no request at all.
+    if head.method? == "CONNECT" || named(fields, &header::UPGRADE).next().is_some() {
+        return Some(At::Off);
+    }
+    let mut lengths = named(fields, &header::CONTENT_LENGTH);
+    let mut codings = named(fields, &header::TRANSFER_ENCODING);
+    let (length, coding) = (lengths.next(), codings.next());
+    if lengths.next().is_some() || codings.next().is_some() {
+        return Some(At::Off);
+    }
+    match (length, coding) {
+        (None, None) => Some(At::Head),
+        (Some(length), None) => {
+            let is_number = !length.value.is_empty() && length.value.iter().all(u8::is_ascii_digit);
+            let length = str::from_utf8(length.value).ok().filter(|_| is_number);
+            Some(length.and_then(|it| it.parse().ok()).map_or(At::Off, At::Body))
+        }
+        (None, Some(coding))
+            if coding.value.eq_ignore_ascii_case(b"chunked") && head.version == Some(1) =>
+        {
+            Some(At::Chunks(Chunks::default()))
+        }
+        _ => Some(At::Off),
+    }
+}
+
+fn named<'a, 'b>(
+    fields: &'a [httparse::Header<'b>],
+    name: &'a HeaderName,
+) -> impl Iterator<Item = &'a httparse::Header<'b>> {
+    fields.iter().filter(move |it| it.name.eq_ignore_ascii_case(name.as_str()))
+}
+
+#[cfg(test)]
+mod tests;

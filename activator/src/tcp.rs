@@ -1,0 +1,23 @@
+//! Shell: what the kernel does and knows of a TCP connection.
+
+use std::{io, time::Duration};
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+
+/// A peer that has been silent for this long is asked whether it is there, and as often as [`PROBES`] every
+/// [`PROBE_EVERY`]. Go's servers and clients ask every 15 s too.
+const SILENT: Duration = Duration::from_secs(15);
+const PROBE_EVERY: Duration = Duration::from_secs(15);
+const PROBES: u32 = 3;
+
+/// Has the kernel find out that a peer has vanished: its node died, or nobody is behind its closed half.
+///
+/// `TCP_USER_TIMEOUT` is left alone: it would also end a connection whose peer is there and takes its time to read. A
+/// request that hangs on what was sent to a peer that vanished ends with `timeoutSeconds`.
+pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    let socket = SockRef::from(stream);
+    let often =
+        TcpKeepalive::new().with_time(SILENT).with_interval(PROBE_EVERY).with_retries(PROBES);
+    socket.set_tcp_keepalive(&often)
+}

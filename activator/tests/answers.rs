@@ -1,0 +1,337 @@
+//! A pod's answer reaches the client as the pod gave it, whatever the request was and however much of it was read.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod h2c;
+mod harness;
+
+use std::net::SocketAddr;
+
+use h2c::Client;
+use harness::{GET, OK, World, read_head, read_until, rest, until};
+use http::Request;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+
+/// A pod that handles each connection by `each`, which gets the connection's number.
+async fn pod<F: Future<Output = ()> + Send + 'static>(
+    each: impl Fn(TcpStream, usize) -> F + Send + 'static,
+) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        for number in 0.. {
+            let (stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(each(stream, number));
+        }
+    });
+    address
+}
+
+/// A pod that answers each head with `answer`, reads no body and closes.
+async fn curt(answer: &'static str) -> SocketAddr {
+    pod(move |mut stream, _| async move {
+        read_head(&mut stream).await;
+        stream.write_all(answer.as_bytes()).await.unwrap();
+    })
+    .await
+}
+
+const BIG: &str =
+    "HTTP/1.1 413 Payload Too Large\r\ncontent-length: 4\r\nconnection: close\r\n\r\nbig\n";
+
+#[tokio::test]
+async fn an_answer_given_before_the_body_was_read_reaches_the_client() {
+    let mut world = World::new().await;
+    world.ready("p", curt(BIG).await);
+    let length = 20 << 20;
+    for _ in 0..40 {
+        let mut client = world.connect().await;
+        let head = format!("PUT / HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n");
+        client.write_all(head.as_bytes()).await.unwrap();
+        let (mut from, mut to) = client.split();
+        let (body, mut answer) = (vec![b'x'; length], Vec::new());
+        let read = from.read_to_end(&mut answer);
+        let (sent, read) = tokio::join!(to.write_all(&body), read);
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.starts_with("HTTP/1.1 413 ") && answer.ends_with("big\n"), "{answer}");
+        assert!(
+            sent.is_ok() && read.is_ok(),
+            "a client that sends first is listened to: {sent:?} {read:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_the_pod_refuses_is_not_sent() {
+    let mut world = World::new().await;
+    let (seen, mut bytes) = tokio::sync::mpsc::channel(1);
+    let at = pod(move |mut stream, _| {
+        let seen = seen.clone();
+        async move {
+            let head = read_head(&mut stream).await;
+            assert!(head.contains("expect: 100-continue\r\n"), "{head}");
+            let no = "HTTP/1.1 401 Unauthorized\r\ncontent-length: 3\r\n\r\nno\n";
+            stream.write_all(no.as_bytes()).await.unwrap();
+            let mut body = Vec::new();
+            stream.read_to_end(&mut body).await.ok();
+            seen.send(body.len()).await.unwrap();
+        }
+    })
+    .await;
+    world.ready("p", at);
+    let mut client = world.connect().await;
+    let head = "PUT / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    let answer = rest(&mut client).await;
+    assert!(answer.starts_with("HTTP/1.1 401 ") && answer.ends_with("no\n"), "{answer}");
+    assert_eq!(bytes.recv().await, Some(0));
+}
+
+#[tokio::test]
+async fn a_pod_that_says_nothing_of_an_expectation_gets_the_body() {
+    let mut world = World::new().await;
+    let at = pod(|mut stream, _| async move {
+        read_head(&mut stream).await;
+        assert_eq!(read_until(&mut stream, "hello").await, "hello");
+        stream.write_all(OK.as_bytes()).await.unwrap();
+    })
+    .await;
+    world.ready("p", at);
+    let mut client = world.connect().await;
+    let head = "PUT / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\nconnection: close\r\n\
+                content-length: 5\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    assert_eq!(read_head(&mut client).await, "HTTP/1.1 100 Continue\r\n\r\n");
+    client.write_all(b"hello").await.unwrap();
+    assert!(rest(&mut client).await.ends_with("hello"));
+}
+
+#[tokio::test]
+async fn an_answer_may_have_as_many_header_lines_as_its_bytes_allow() {
+    for lines in [99, 101, 150, 2000] {
+        let fields: String = (0..lines).map(|at| format!("x-line-{at}: v\r\n")).collect();
+        let answer = format!("HTTP/1.1 200 OK\r\n{fields}content-length: 2\r\n\r\nok");
+        let mut world = World::new().await;
+        world.ready("p", curt(answer.leak()).await);
+        let told = world.exchange(GET).await;
+        assert!(told.starts_with("HTTP/1.1 200 OK\r\n") && told.ends_with("ok"), "{lines} {told}");
+        assert_eq!(told.matches("x-line-").count(), lines);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_with_a_length_beside_chunks_loses_the_length() {
+    let mut world = World::new().await;
+    let both = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n\
+                b\r\nhello world\r\n0\r\n\r\n";
+    world.ready("p", curt(both).await);
+    let told = world.exchange(GET).await;
+    assert!(
+        told.starts_with("HTTP/1.1 200 OK\r\n") && told.ends_with("\r\nhello world\r\n0\r\n\r\n"),
+        "{told}"
+    );
+    assert!(!told.contains("content-length"), "{told}");
+}
+
+/// A pod that closes each connection at its second head, having answered the first.
+async fn forgetful(seen: std::sync::Arc<std::sync::Mutex<Vec<String>>>) -> SocketAddr {
+    pod(move |mut stream, number| {
+        let seen = std::sync::Arc::clone(&seen);
+        async move {
+            let is_first = number == 0;
+            for _ in 0..2 {
+                let head = read_head(&mut stream).await;
+                if !head.ends_with("\r\n\r\n") {
+                    return;
+                }
+                seen.lock().unwrap().push(head.lines().next().unwrap_or_default().to_owned());
+                if is_first && seen.lock().unwrap().len() > 1 {
+                    return;
+                }
+                stream.write_all(OK.as_bytes()).await.unwrap();
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_safe_request_is_sent_again_when_a_kept_connection_ends_without_an_answer() {
+    for (method, code, heads) in [("GET", "200", 3), ("HEAD", "200", 3), ("DELETE", "502", 2)] {
+        let mut world = World::new().await;
+        let seen = std::sync::Arc::default();
+        world.ready("p", forgetful(std::sync::Arc::clone(&seen)).await);
+        assert!(world.exchange(GET).await.ends_with("hello"));
+        let request = format!("{method} /2 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+        let told = world.exchange(&request).await;
+        assert_eq!(told.get(9..12), Some(code), "{method} {told}");
+        assert_eq!(seen.lock().unwrap().len(), heads, "{method}");
+    }
+}
+
+#[tokio::test]
+async fn an_upload_goes_on_while_its_answer_is_read_and_ends_with_it() {
+    let mut world = World::new().await;
+    let at = pod(|mut stream, _| async move {
+        read_head(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
+        for _ in 0..3 {
+            read_until(&mut stream, "part\r\n").await;
+            stream.write_all(b"4\r\npart\r\n").await.unwrap();
+        }
+        stream.write_all(b"0\r\n\r\n").await.unwrap();
+        stream.read_to_end(&mut Vec::new()).await.ok();
+    })
+    .await;
+    world.ready("p", at);
+    let mut client = world.connect().await;
+    let head = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    for _ in 0..3 {
+        client.write_all(b"4\r\npart\r\n").await.unwrap();
+        read_until(&mut client, "4\r\npart\r\n").await;
+    }
+    assert_eq!(rest(&mut client).await, "0\r\n\r\n");
+    until(|| world.metric("rouse_activator_client_connections") == 0.0).await;
+}
+
+#[tokio::test]
+async fn a_body_of_unknown_length_reaches_a_pod_whatever_the_method() {
+    for method in ["GET", "HEAD", "POST", "DELETE"] {
+        let mut world = World::new().await;
+        let at = pod(|mut stream, _| async move {
+            let head = read_head(&mut stream).await;
+            assert!(head.contains("transfer-encoding: chunked\r\n"), "{head}");
+            let body = read_until(&mut stream, "0\r\n\r\n").await;
+            let size = "HTTP/1.1 200 OK\r\nx-body: ";
+            let told = body.matches("bytes.").count();
+            let answer = format!("{size}{told}\r\ncontent-length: 0\r\n\r\n");
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            stream.read_u8().await.ok();
+        })
+        .await;
+        world.ready("p", at);
+        let client = Client::connect(world.port).await;
+        let request = Request::builder().method(method).uri("http://a/echo");
+        let answer = client.ask(request, &["ten ", "bytes."]).await.unwrap();
+        assert_eq!(answer.head.headers()["x-body"], "1", "{method}");
+    }
+}
+
+/// A pod that answers with the request line as it came.
+async fn mirror() -> SocketAddr {
+    pod(|mut stream, _| async move {
+        loop {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                match stream.read_u8().await {
+                    Ok(byte) => head.push(byte),
+                    Err(_) => return,
+                }
+            }
+            let line = head.split(|byte| *byte == b'\r').next().unwrap().to_vec();
+            let length = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", line.len());
+            stream.write_all(&[length.as_bytes(), &line].concat()).await.unwrap();
+        }
+    })
+    .await
+}
+
+/// What comes back for raw bytes.
+async fn raw(at: SocketAddr, request: &[u8]) -> Vec<u8> {
+    let mut client = TcpStream::connect(at).await.unwrap();
+    client.write_all(request).await.unwrap();
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).await.ok();
+    answer
+}
+
+#[tokio::test]
+async fn a_target_reaches_the_pod_as_it_was_written() {
+    let targets: [&[u8]; 9] = [
+        b"/?q=\"x\"",
+        b"/?f={\"a\":1}",
+        b"/?q=<b>",
+        b"/a<b>",
+        b"/?q=a|b^c",
+        b"/caf\xc3\xa9",
+        b"/caf\xe9?\xff",
+        b"/a%20b?c=%zz",
+        b"/a\\b`",
+    ];
+    let mut world = World::new().await;
+    let doors = [(std::net::Ipv4Addr::LOCALHOST, world.port).into(), world.outside];
+    let asked = |target: &[u8]| {
+        let rest = b" HTTP/1.1\r\nhost: hello.default.example.com\r\nconnection: close\r\n\r\n";
+        [b"GET ", target, &rest[..]].concat()
+    };
+    // Asleep, the first wakes it.
+    let first = tokio::spawn({
+        let (door, request) = (doors[0], asked(targets[0]));
+        async move { raw(door, &request).await }
+    });
+    world.waiting(1).await;
+    world.ready("p", mirror().await);
+    let mut answers = vec![(targets[0], first.await.unwrap())];
+    for door in doors {
+        for target in targets {
+            answers.push((target, raw(door, &asked(target)).await));
+        }
+    }
+    for (target, answer) in answers {
+        let line = [b"GET ", target, b" HTTP/1.1"].concat();
+        assert!(answer.ends_with(&line), "{} {}", target.escape_ascii(), answer.escape_ascii());
+    }
+    for target in [&b"/a b"[..], b"/\x01", b"/\x7f", b"/\0", b"/a\tb", b"/a\rb", b""] {
+        for door in doors {
+            let answer = raw(door, &asked(target)).await;
+            assert_eq!(answer.get(9..12), Some(&b"400"[..]), "{}", target.escape_ascii());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_kept_connection_may_send_such_targets_one_after_another() {
+    let mut world = World::new().await;
+    world.ready("p", mirror().await);
+    let mut client = world.connect().await;
+    for target in ["/\"1\"", "/2", "/<3>", "/%223%22", "/\"4\""] {
+        let request = format!("GET {target} HTTP/1.1\r\nhost: a\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+        let line = format!("GET {target} HTTP/1.1");
+        assert!(read_until(&mut client, &line).await.ends_with(&line));
+    }
+}
+
+#[tokio::test]
+async fn a_request_may_have_as_many_header_lines_as_its_bytes_allow() {
+    for lines in [99, 101, 120, 2000] {
+        let fields: String = (0..lines).map(|at| format!("x-line-{at}: v\r\n")).collect();
+        let mut world = World::new().await;
+        let server = harness::server(OK, std::time::Duration::ZERO).await;
+        world.ready("p", server.address);
+        let request = format!("GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{fields}\r\n");
+        let told = world.exchange(&request).await;
+        assert!(told.ends_with("hello"), "{lines} {told}");
+        assert_eq!(server.heads().matches("x-line-").count(), lines);
+    }
+}
+
+#[tokio::test]
+async fn answers_before_the_final_one_are_passed_on_where_the_version_knows_them() {
+    let hints = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\nconnection: x\r\nx: y\r\n\r\n\
+                 HTTP/1.1 102 Processing\r\n\r\n";
+    let both: &str = format!("{hints}{OK}").leak();
+    let mut world = World::new().await;
+    world.ready("p", harness::server(both, std::time::Duration::ZERO).await.address);
+    let told = world.exchange(GET).await;
+    let early = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\n";
+    assert!(told.starts_with(early) && told.ends_with("hello"), "{told}");
+    let old = world.exchange("GET / HTTP/1.0\r\nhost: a\r\n\r\n").await;
+    assert!(old.starts_with("HTTP/1.0 200 ") || old.starts_with("HTTP/1.1 200 "), "{old}");
+    let client = Client::connect(world.port).await;
+    let answer = client.ask(Request::get("http://a/"), &[]).await.unwrap();
+    assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (200, "hello"));
+}

@@ -1,0 +1,45 @@
+// The same as app.py, on Go's own server.
+package main
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+)
+
+func answer(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/early" {
+		w.Header().Set("Connection", "close")
+		w.WriteHeader(http.StatusRequestEntityTooLarge)
+		io.WriteString(w, "big\n")
+		return
+	}
+	if r.URL.Path == "/reject" {
+		w.Header().Set("Connection", "close")
+		w.WriteHeader(http.StatusUnauthorized)
+		io.WriteString(w, "no\n")
+		return
+	}
+	count, _ := io.Copy(io.Discard, r.Body)
+	var many int
+	fmt.Sscanf(r.RequestURI, "/many?n=%d", &many)
+	for i := 0; i < many; i++ {
+		w.Header().Set(fmt.Sprintf("X-Line-%d", i), "v")
+	}
+	fmt.Fprintf(w, "%s %s %d\n", r.Method, r.RequestURI, count)
+}
+
+func main() {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(listener.Addr().(*net.TCPAddr).Port)
+	go func() {
+		io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}()
+	panic(http.Serve(listener, http.HandlerFunc(answer)))
+}

@@ -1,0 +1,28 @@
+// The same as app.py, on node's own server.
+import { createServer } from 'node:http'
+
+const answer = (request, response) => {
+  if (request.url === '/early') {
+    response.writeHead(413, { 'Content-Length': 4, Connection: 'close' })
+    return response.end('big\n')
+  }
+  if (request.url === '/reject') {
+    response.writeHead(401, { 'Content-Length': 3, Connection: 'close' })
+    return response.end('no\n')
+  }
+  if (request.headers.expect) response.writeContinue()
+  let count = 0
+  request.on('data', (data) => { count += data.length })
+  request.on('end', () => {
+    const many = /^\/many\?n=(\d+)/.exec(request.url)
+    for (let i = 0; many && i < Number(many[1]); i++) response.setHeader(`X-Line-${i}`, 'v')
+    const text = `${request.method} ${request.url} ${count}\n`
+    response.setHeader('Content-Length', Buffer.byteLength(text, 'latin1'))
+    response.end(request.method === 'HEAD' ? '' : Buffer.from(text, 'latin1'))
+  })
+}
+
+const server = createServer(answer)
+server.on('checkContinue', answer)
+server.listen(0, '127.0.0.1', () => console.log(server.address().port))
+process.stdin.on('end', () => process.exit(0)).resume()
