@@ -5,7 +5,7 @@ mod harness;
 
 use std::{net::SocketAddr, time::Duration};
 
-use harness::{GET, LONG, OK, World, read_head, read_until, rest, server, until};
+use harness::{DATED, GET, LONG, OK, World, read_head, read_until, rest, server, until};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -350,11 +350,11 @@ const POST: &str =
 
 #[tokio::test]
 async fn a_half_closed_client_gets_its_whole_answer_after_it_waited() {
-    let whole = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
+    let whole = DATED;
     let two = format!("{GET_ON}{GET_ON}");
     for (request, count) in [(GET, 1), (GET_ON, 1), (POST, 1), (&two, 2)] {
         let mut world = World::new().await;
-        let at = reader(OK).await;
+        let at = reader(DATED).await;
         let mut client = world.connect().await;
         client.write_all(request.as_bytes()).await.unwrap();
         world.waiting(1).await;

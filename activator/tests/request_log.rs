@@ -13,7 +13,7 @@ use common::{
     request_log::{Template, USUAL},
     wire::RequestLog,
 };
-use harness::{GET, LONG, OK, World, hello_1, read_head, revision, server, until};
+use harness::{DATED, GET, LONG, OK, World, hello_1, read_head, revision, server, until};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
@@ -185,16 +185,16 @@ async fn an_output_that_takes_nothing_holds_no_request_up_and_what_is_lost_is_co
     world.activator.gateway.request_log.write_to(Box::new(Stuck(wait)));
     // Lines of 64 KiB each; eight megabytes of them wait at most.
     set(&mut world, Some(&"{{.Request.RequestURI}}".repeat(32)), false);
-    let pod = server(OK, Duration::ZERO).await;
+    let pod = server(DATED, Duration::ZERO).await;
     world.ready("p", pod.address);
     let mut client = world.connect().await;
     let request = format!("GET /{} HTTP/1.1\r\nhost: a\r\n\r\n", "x".repeat(2047));
     for _ in 0..160 {
         client.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = [0; OK.len()];
+        let mut answer = [0; DATED.len()];
         let read = tokio::time::timeout(LONG, client.read_exact(&mut answer)).await;
         read.expect("nothing holds it up").unwrap();
-        assert_eq!(answer, *OK.as_bytes());
+        assert_eq!(answer, *DATED.as_bytes());
     }
     until(|| world.metric(DROPPED) > 0.0).await;
     drop(go_on);

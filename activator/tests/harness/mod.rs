@@ -255,6 +255,10 @@ impl Server {
 
 pub const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
 
+/// The same with the field that an activator would add.
+pub const DATED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\
+                         date: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\nhello";
+
 /// Requests without a body, answered with fixed bytes after `pause`; the connection stays open.
 pub async fn server(answer: &'static str, pause: Duration) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -41,6 +41,8 @@ def serve(conn):
             extra = b"".join(b"X-Line-%d: v\r\n" % i for i in range(int(found[1]) if found else 0))
             out = b"" if method == b"HEAD" else text
             conn.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%s\r\n" % (len(text), extra) + out)
+            if fields.get(b"connection") == b"close":
+                return
 
 
 def quietly(conn):
