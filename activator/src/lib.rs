@@ -18,7 +18,7 @@
 //! | [`gateway`], [`reply`], [`tunnel`] | Shell: one request from arrival to answer |
 //! | [`h1`], [`targets`] | Pure: HTTP/1.1 as it is spoken to pods; targets that the library refuses |
 //! | [`revision`], [`pods`], [`connection`] | Shell: a revision's line and the connections to its pods |
-//! | [`single`], [`upload`], [`ask`], [`tcp`], `sys` | Shell: one connection in HTTP/1.1, the request on its way, its body, the socket |
+//! | [`single`], [`upload`], [`ask`], [`tcp`] | Shell: one connection in HTTP/1.1, the request on its way, its body, the socket |
 //! | [`server`], [`ports`] | Shell: clients' connections; the listener, or listeners, of services |
 //! | [`socket`] | Shell: a client's socket, and whether the client is still there |
 //! | [`edge`] | Shell: whose word of a request's way counts |
@@ -79,7 +79,6 @@ pub mod server;
 pub mod share;
 pub mod single;
 pub mod socket;
-mod sys;
 pub mod targets;
 pub mod tcp;
 pub mod tunnel;

@@ -31,7 +31,6 @@ use crate::{
     ask::Ask,
     connection::{PodError, SendError, SendFault},
     h1::{self, Answer, Ends, Malformed, chunked::Piece},
-    sys,
     upload::{Upload, UploadError},
 };
 
@@ -57,8 +56,6 @@ pub struct Single {
     seen: usize,
     used: Instant,
     max_idle: Duration,
-    /// Bytes written by the exchanges that are over.
-    written: u64,
     /// Whether it has served a request.
     is_kept: bool,
 }
@@ -75,7 +72,7 @@ pub struct Reading {
 /// The rest of a body that is sent while the answer is read. Dropping it ends that.
 #[derive(Debug)]
 struct Rest {
-    sent: oneshot::Receiver<(OwnedWriteHalf, u64)>,
+    sent: oneshot::Receiver<OwnedWriteHalf>,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -93,8 +90,8 @@ impl Single {
     pub fn new(stream: TcpStream, max_idle: Duration) -> Self {
         let (read, write) = stream.into_split();
         let (write, used) = (Some(write), Instant::now());
-        let (buffer, seen, written, is_kept) = (BytesMut::new(), 0, 0, false);
-        Self { read, write, buffer, seen, used, max_idle, written, is_kept }
+        let (buffer, seen, is_kept) = (BytesMut::new(), 0, false);
+        Self { read, write, buffer, seen, used, max_idle, is_kept }
     }
 
     /// Whether it may serve a request: it is open, silent, and has not been idle for too long.
@@ -127,25 +124,10 @@ impl Single {
         };
         let is_broken_off = matches!(fault, SendFault::Pod(PodError::Closed | PodError::Io(_)));
         let may_be_seen_twice = is_kept && upload.is_bare() && is_safe(&head.method);
-        let is_unseen = is_broken_off
-            && self.buffer.is_empty()
-            && (!upload.is_begun() || may_be_seen_twice || self.is_unread(&fault));
+        let is_unseen =
+            is_broken_off && self.buffer.is_empty() && (!upload.is_begun() || may_be_seen_twice);
         let body = if is_unseen { upload.into_body() } else { None };
         Err(SendError { unseen: body.map(|body| Request::from_parts(head, body)), fault })
-    }
-
-    /// Whether the pod had closed the connection before its kernel took any of the request: no process has read it.
-    ///
-    /// The FIN acknowledges what had come; a reset alone does not, and tells nothing.
-    fn is_unread(&self, fault: &SendFault) -> bool {
-        let had_closed = match fault {
-            SendFault::Pod(PodError::Closed) => true,
-            SendFault::Pod(PodError::Io(error)) => error.kind() == io::ErrorKind::BrokenPipe,
-            SendFault::Pod(_) | SendFault::Client(_) => false,
-        };
-        // The first byte that a peer acknowledges is our SYN.
-        let is_untaken = |acked| acked <= self.written + 1;
-        had_closed && sys::acked(self.read.as_ref()).is_ok_and(is_untaken)
     }
 
     async fn answer(
@@ -196,13 +178,12 @@ impl Single {
         let Answer { status, reason, headers, ends, keeps } = answer;
         // The pod has decided without the body: it gets none, and the connection is of no further use.
         let keeps = keeps && !upload.is_held();
-        self.written += if upload.is_over() { upload.written() } else { 0 };
         let rest = if upload.is_over() || upload.is_held() { None } else { self.write.take() };
         let upload = rest.map(|mut write| {
             let (give, sent) = oneshot::channel();
             let task = tokio::spawn(async move {
                 match poll_fn(|cx| upload.poll(cx, &mut write)).await {
-                    Ok(()) => drop(give.send((write, upload.written()))),
+                    Ok(()) => drop(give.send(write)),
                     Err(error) => debug!(?error, "the rest of a body was not sent"),
                 }
             });
@@ -342,9 +323,7 @@ impl Reading {
     /// The connection, if it may serve another request: both this one and its answer are over, in order.
     pub fn end(mut self) -> Option<Single> {
         if let Some(mut rest) = self.upload.take() {
-            let (write, written) = rest.sent.try_recv().ok()?;
-            self.single.write = Some(write);
-            self.single.written += written;
+            self.single.write = rest.sent.try_recv().ok();
         }
         self.single.used = Instant::now();
         let is_clean = self.single.write.is_some() && self.single.buffer.is_empty();

@@ -91,11 +91,6 @@ impl Upload {
         self.phase == Phase::Over && !self.has_bytes()
     }
 
-    /// Bytes that were sent.
-    pub fn written(&self) -> u64 {
-        self.written
-    }
-
     /// Whether any byte was sent.
     pub fn is_begun(&self) -> bool {
         self.written > 0

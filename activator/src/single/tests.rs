@@ -23,8 +23,8 @@ fn read_head(stream: &mut Plain) {
     }
 }
 
-/// What becomes of a second DELETE when the pod closes the connection, before it came or after it has read it.
-async fn second(reads: bool) -> Result<Response<Reading>, SendError> {
+/// What becomes of a second request when the pod closes the connection, before it came or after it has read it.
+async fn second(method: &Method, reads: bool) -> Result<Response<Reading>, SendError> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (go, wait) = mpsc::channel::<()>();
@@ -40,9 +40,9 @@ async fn second(reads: bool) -> Result<Response<Reading>, SendError> {
         drop(stream);
         closed.send(()).unwrap();
     });
-    let delete = || Request::delete("/").body(Ask::Empty).unwrap();
+    let request = || Request::builder().method(method).uri("/").body(Ask::Empty).unwrap();
     let single = Single::new(TcpStream::connect(address).await.unwrap(), LONG);
-    let mut reading = single.send(delete(), &mut Deaf).await.unwrap().into_body();
+    let mut reading = single.send(request(), &mut Deaf).await.unwrap().into_body();
     while poll_fn(|cx| reading.poll_frame(cx)).await.is_some() {}
     let single = reading.end().unwrap();
     go.send(()).unwrap();
@@ -50,13 +50,18 @@ async fn second(reads: bool) -> Result<Response<Reading>, SendError> {
         // The runtime hears of nothing meanwhile.
         is_closed.recv().unwrap();
     }
-    single.send(delete(), &mut Deaf).await
+    single.send(request(), &mut Deaf).await
 }
 
 #[tokio::test]
-async fn what_no_process_has_read_is_given_back_and_only_that() {
-    for reads in [false, true] {
-        let error = second(reads).await.unwrap_err();
-        assert_eq!(error.unseen.is_some(), !reads, "{:?}", error.fault);
+async fn what_may_be_seen_twice_is_given_back_and_only_that() {
+    for (method, reads, may_repeat) in [
+        (Method::GET, false, true),
+        (Method::GET, true, true),
+        (Method::DELETE, true, false),
+        (Method::POST, true, false),
+    ] {
+        let error = second(&method, reads).await.unwrap_err();
+        assert_eq!(error.unseen.is_some(), may_repeat, "{method} {:?}", error.fault);
     }
 }
