@@ -132,6 +132,9 @@ pub fn placeholder(of: &Placeholder<'_>) -> Object {
         // The address must stay when a first tag or revision changes, so it is a plain ClusterIP.
         type_: Some("ClusterIP".into()),
         ip_family_policy: Some("PreferDualStack".into()),
+        // What would change nothing, since the kernel leads past the Service, is put right rather than accepted.
+        internal_traffic_policy: Some("Cluster".into()),
+        session_affinity: Some("None".into()),
         ports: Some(vec![ServicePort {
             name: Some("http".into()),
             port: HTTP,

@@ -360,6 +360,7 @@ fn a_routes_name_gets_a_service_without_selector() {
     assert_eq!(service.body["metadata"], meta);
     let spec = json!({
         "type": "ClusterIP", "ipFamilyPolicy": "PreferDualStack",
+        "internalTrafficPolicy": "Cluster", "sessionAffinity": "None",
         "ports": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 80}],
     });
     assert_eq!(service.body["spec"], spec);

@@ -364,6 +364,7 @@ fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
     match it.kind {
         Kind::Service | Kind::Configuration | Kind::Route | Kind::DomainMapping => {
             metadata::old_spellings(&own, "metadata.annotations", warnings);
+            metadata::idle(meta, warnings);
         }
         _ => return,
     }
@@ -373,6 +374,7 @@ fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
     let at = "spec.template.metadata.annotations";
     let inner: ObjectMeta =
         typed(it.object.pointer("/spec/template/metadata"), at, &mut Vec::new());
+    metadata::idle_in_template(&inner, warnings);
     metadata::old_spellings(&inner.annotations.unwrap_or_default(), at, warnings);
     let pod: PodSpec = match it.object.pointer("/spec/template/spec") {
         Some(spec) => serde_json::from_value(spec.clone()).unwrap_or_default(),

@@ -253,6 +253,59 @@ pub(super) fn old_spellings(annotations: &Annotations, at: &str, warnings: &mut 
     }
 }
 
+/// Keys of the features that a template may ask for.
+const FEATURES: [&str; 2] =
+    ["features.knative.dev/http-full-duplex", "features.knative.dev/queueproxy-podinfo"];
+
+/// Says of annotations and labels of an object that they have no effect there.
+pub(super) fn idle(meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
+    const GATEWAY: &str = "one gateway serves every class";
+    const TLS: &str = "the gateway serves no TLS";
+    const TEMPLATE: &str = "put it under \"spec.template.metadata.annotations\"";
+    let all: [(&[&str], &str); 6] = [
+        (&key::INGRESS_CLASS, GATEWAY),
+        (&key::CERTIFICATE_CLASS, TLS),
+        (&key::DISABLE_EXTERNAL_DOMAIN_TLS, TLS),
+        (&key::PROGRESS_DEADLINE, TEMPLATE),
+        (&[key::NO_GC], TEMPLATE),
+        (&FEATURES, TEMPLATE),
+    ];
+    warn_idle(meta.annotations.as_ref(), &all, "metadata.annotations", warnings);
+    let visibility = meta.labels.as_ref().and_then(|all| all.get(key::VISIBILITY));
+    if visibility.is_some_and(|it| !it.is_empty() && it != "cluster-local") {
+        let message = format!("{} has no effect: only cluster-local hides a name", key::VISIBILITY);
+        warnings.push(Problem::new(format!("metadata.labels.{}", key::VISIBILITY), message));
+    }
+}
+
+/// The same of a template.
+pub(super) fn idle_in_template(meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
+    const AT: &str = "spec.template.metadata";
+    let all: [(&[&str], &str); 4] = [
+        (&key::ROLLOUT_DURATION, "put it under \"metadata.annotations\""),
+        (&FEATURES[..1], "requests and responses always flow at the same time"),
+        (&FEATURES[1..], "pods have no sidecar here"),
+        (&[key::LAST_PINNED], "nothing reads it any more"),
+    ];
+    warn_idle(meta.annotations.as_ref(), &all, &format!("{AT}.annotations"), warnings);
+    let hides: [(&[&str], &str); 1] = [(&[key::VISIBILITY], "put it under \"metadata.labels\"")];
+    warn_idle(meta.labels.as_ref(), &hides, &format!("{AT}.labels"), warnings);
+}
+
+fn warn_idle(
+    have: Option<&Annotations>,
+    idle: &[(&[&str], &str)],
+    at: &str,
+    warnings: &mut Vec<Problem>,
+) {
+    for (names, why) in idle {
+        for name in names.iter().filter(|name| have.is_some_and(|all| all.contains_key(**name))) {
+            let message = format!("{name} has no effect: {why}");
+            warnings.push(Problem::new(format!("{at}.{name}"), message));
+        }
+    }
+}
+
 /// `targetBurstCapacity` as `target-burst-capacity`.
 fn kebab(name: &str) -> String {
     let mut out = String::new();

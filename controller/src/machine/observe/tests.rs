@@ -31,6 +31,7 @@ use crate::{
 
 mod classes;
 mod containers;
+mod fields;
 mod lives;
 mod owners;
 mod revisions;
