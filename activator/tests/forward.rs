@@ -35,7 +35,7 @@ async fn requests_wait_and_go_once_a_pod_is_ready() {
     for mut stream in asked {
         assert_eq!(status(&rest(&mut stream).await), "200");
     }
-    assert_eq!((pod.requests(), world.waited()), (20, (20, 20)));
+    assert_eq!((pod.requests(), world.waited(), world.left()), (20, (20, 20), 0));
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn the_deadline_counts_while_waiting() {
     let answer = world.exchange(GET).await;
     assert_eq!(status(&answer), "504");
     assert!(answer.ends_with("activator request timeout"), "{answer}");
-    assert_eq!(world.waited(), (1, 1));
+    assert_eq!((world.waited(), world.left()), ((1, 1), 1), "it arrived, and no pod got it");
 }
 
 #[tokio::test]

@@ -362,6 +362,7 @@ impl Maps {
             finished: new.finished.wrapping_add(old.finished),
             started_sum_ns: new.started_sum_ns.wrapping_add(old.started_sum_ns),
             finished_sum_ns: new.finished_sum_ns.wrapping_add(old.finished_sum_ns),
+            left: 0,
         }
     }
 

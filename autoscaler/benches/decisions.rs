@@ -30,7 +30,7 @@ fn main() -> std::io::Result<()> {
 
     let who = Subscriber { role: Role::Activator, name: "a".into(), node: "n".into() };
     let stream = fleet.open(second, who);
-    let stream = fleet.synced(stream);
+    let stream = fleet.synced(second, stream);
     let reports: Vec<UsageSeen> = table.revisions.keys().map(waiting).collect();
     let mut each = Vec::with_capacity(SERVICES);
     let begin = Instant::now();
@@ -64,7 +64,7 @@ fn main() -> std::io::Result<()> {
 
 fn waiting(revision: &Name) -> UsageSeen {
     let key = UsageKey { revision: revision.clone(), pod: None };
-    let totals = Totals { started: 1, finished: 0, started_sum_ns: 7, finished_sum_ns: 0 };
+    let totals = Totals { started: 1, started_sum_ns: 7, ..Totals::default() };
     UsageSeen { key, at_ns: 7, totals, status: vec![], latency: vec![] }
 }
 

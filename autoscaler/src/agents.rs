@@ -91,7 +91,7 @@ impl Report {
                 self.brain.tell(|fleet, now| fleet.gone(now, stream, &key));
             }
             UsageItem::Synced => {
-                self.stream = Some(self.brain.tell(|fleet, _| fleet.synced(stream)));
+                self.stream = Some(self.brain.tell(|fleet, now| fleet.synced(now, stream)));
             }
         }
         Ok(())

@@ -125,12 +125,7 @@ impl Brain {
             Step::Gone(name) => self.outbox.remove(&name),
             Step::Decided(it) => {
                 self.decisions.fetch_add(1, Ordering::Relaxed);
-                info!(
-                    revision = %it.revision, wanted = it.wanted, path = ?it.path,
-                    activity = ?it.activity, stable = it.stable, panic = it.panic,
-                    target = it.target, ready = it.ready_pods, panicking = it.panicking,
-                    capacity = it.excess_burst_capacity, reason = it.reason, "scale decided"
-                );
+                log(&it);
                 self.outbox.set(it.revision.clone(), *it);
             }
         }
@@ -153,6 +148,22 @@ impl Brain {
             }
         }
     }
+}
+
+/// Says in one line what is decided, and from what.
+fn log(it: &Decision) {
+    let inputs = it.inputs.as_ref();
+    info!(
+        revision = %it.revision, wanted = it.wanted, path = ?it.path, activity = ?it.activity,
+        reason = it.reason, bound = inputs.map(|it| it.bound.as_str()),
+        by_load = inputs.and_then(|it| it.by_load), in_flight = inputs.map(|it| it.in_flight),
+        waiting = inputs.map(|it| it.waiting), stable = it.stable, panic = it.panic,
+        stable_window_s = inputs.map(|it| it.stable_window.as_secs()),
+        panic_window_s = inputs.map(|it| it.panic_window.as_secs()), target = it.target,
+        ready = it.ready_pods, panicking = it.panicking, capacity = it.excess_burst_capacity,
+        min_scale = inputs.map(|it| it.min_scale), max_scale = inputs.map(|it| it.max_scale),
+        sight = inputs.map(|it| tracing::field::debug(it.sight)), "scale decided"
+    );
 }
 
 /// Follows the RouteTable until the link is shut down.

@@ -22,6 +22,8 @@ const LEAST_TARGET: f64 = 0.01;
 #[derive(Clone, Debug)]
 pub struct Scaler {
     panic: Option<Panic>,
+    /// Capacity last computed, kept while load is not known.
+    capacity: Option<f64>,
     /// Highest wish of each 2 s within the scale-down delay, oldest first.
     delayed: VecDeque<(u64, u32)>,
 }
@@ -60,8 +62,10 @@ pub struct Wish {
 /// The rule that settled a wish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Nobody knows the load.
+    /// Load is not known.
     NoData,
+    /// Requests in flight at this moment, more than the average tells.
+    InFlight,
     /// Average load over the stable window.
     Stable,
     /// Panic: only up.
@@ -81,12 +85,17 @@ impl Scaler {
     /// stable window of load is known.
     pub fn new(now: Duration, ready: u32) -> Self {
         let panic = (ready > 1).then_some(Panic { at: now, most_pods: ready });
-        Self { panic, delayed: VecDeque::new() }
+        Self { panic, capacity: None, delayed: VecDeque::new() }
     }
 
     /// Whether panic holds.
     pub fn is_panicking(&self) -> bool {
         self.panic.is_some()
+    }
+
+    /// When load was last over the panic threshold, while panic holds.
+    pub fn panicked_at(&self) -> Option<Duration> {
+        self.panic.map(|panic| panic.at)
     }
 
     /// Evaluates `load` at `now`.
@@ -109,7 +118,7 @@ impl Scaler {
             target,
         };
         let Some(load) = load else {
-            let capacity = excess_burst_capacity(policy, policy.initial_scale, 0.0);
+            let capacity = self.capacity.unwrap_or_else(|| first_capacity(policy));
             return wish(None, Why::NoData, capacity, pods.ready);
         };
         let (mut wanted, mut why) = self.by_load(now, policy, pods, load);
@@ -120,6 +129,7 @@ impl Scaler {
             }
         }
         let capacity = excess_burst_capacity(policy, pods.ready, load.panic);
+        self.capacity = Some(capacity);
         wish(Some(wanted), why, capacity, pods.ready)
     }
 
@@ -165,6 +175,13 @@ pub fn target(policy: &ScalePolicy) -> f64 {
     (policy.total * policy.utilization).max(LEAST_TARGET)
 }
 
+/// Pods that carry `level`, the load at this moment, at their target: at most what one step up may reach.
+pub fn carriers(policy: &ScalePolicy, ready: u32, level: f64) -> u32 {
+    let most = (policy.max_scale_up_rate * f64::from(ready.max(1))).ceil();
+    let needed = (level / target(policy)).ceil().min(most).clamp(0.0, f64::from(i32::MAX));
+    needed as u32
+}
+
 /// Pods that `load` asks for, within the rates, and the rule that settled it.
 fn ask(policy: &ScalePolicy, pods: Pods, load: f64) -> (u32, Why) {
     let ready = f64::from(pods.ready.max(1));
@@ -197,6 +214,16 @@ fn excess_burst_capacity(policy: &ScalePolicy, pods: u32, panic: f64) -> f64 {
         (f64::from(pods) * policy.total - burst - panic).floor()
     } else {
         -1.0
+    }
+}
+
+/// Capacity before any load is known: Knative's, which cuts the fraction off (`pkg/autoscaler/scaling/multiscaler.go`).
+fn first_capacity(policy: &ScalePolicy) -> f64 {
+    let burst = policy.target_burst_capacity;
+    if burst > 0.0 {
+        (f64::from(policy.initial_scale) * policy.total - burst).trunc()
+    } else {
+        excess_burst_capacity(policy, 0, 0.0)
     }
 }
 

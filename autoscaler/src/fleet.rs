@@ -11,13 +11,17 @@ use std::{
 };
 
 use common::wire::{
-    Decision, Name, PodPhase, Policies, Role, RouteKey, RouteTable, Subscriber, UsageKey, UsageSeen,
+    Decision, Name, PodPhase, Policies, Role, RouteKey, RouteTable, Sight, Subscriber, UsageKey,
+    UsageSeen,
 };
 
 use crate::{
-    revision::{Counts, Revision, Sight},
-    usage::{Load, Stream},
+    revision::{Counts, Revision},
+    usage::{LATE, Load, Stream},
 };
+
+/// How long what waited at an activator whose stream has ended is taken to wait on: longer than its way back takes.
+const HELD: Duration = Duration::from_secs(10);
 
 /// Every revision of the RouteTable and what is known of its load.
 #[derive(Debug)]
@@ -31,7 +35,13 @@ pub struct Fleet {
     pods: BTreeMap<String, Pod>,
     /// The pods of each revision that has any.
     pods_of: BTreeMap<Name, BTreeSet<String>>,
-    senders: Vec<Sender>,
+    /// By the number that their streams carry. One that will not be back is let go.
+    senders: BTreeMap<u32, Sender>,
+    next_sender: u32,
+    /// The agent of each node.
+    agents: BTreeMap<String, u32>,
+    /// The activators that the RouteTable names: each may hold requests, whether or not it was ever heard.
+    activators: BTreeSet<String>,
     due: BTreeSet<(Duration, Name)>,
     due_at: BTreeMap<Name, Duration>,
     /// Evaluations made.
@@ -51,6 +61,12 @@ struct Sender {
     who: Subscriber,
     stream: Stream,
     is_online: bool,
+    /// When it last said anything, or its stream ended.
+    heard: Duration,
+    /// Whether news came since it last named everything.
+    has_news: bool,
+    /// Whether it is known to speak every second, news or not.
+    beats: bool,
 }
 
 /// What is said to the controller.
@@ -72,7 +88,10 @@ impl Fleet {
             policies: Policies::default(),
             pods: BTreeMap::new(),
             pods_of: BTreeMap::new(),
-            senders: Vec::new(),
+            senders: BTreeMap::new(),
+            next_sender: 0,
+            agents: BTreeMap::new(),
+            activators: BTreeSet::new(),
             due: BTreeSet::new(),
             due_at: BTreeMap::new(),
             steps: 0,
@@ -94,8 +113,16 @@ impl Fleet {
             }
         }
         for key in changed {
-            if let RouteKey::Pod(uid) = key {
-                self.pod(now, table, uid);
+            match key {
+                RouteKey::Pod(uid) => self.pod(now, table, uid),
+                RouteKey::Activator(name) if table.activators.contains_key(name) => {
+                    self.activators.insert(name.clone());
+                }
+                RouteKey::Activator(name) => drop(self.activators.remove(name)),
+                RouteKey::Service(_)
+                | RouteKey::Revision(_)
+                | RouteKey::Replicas(_)
+                | RouteKey::Settings => {}
             }
         }
         out
@@ -104,7 +131,9 @@ impl Fleet {
     /// Every subject of the RouteTable that is kept.
     pub fn keys(&self) -> BTreeSet<RouteKey> {
         let revisions = self.revisions.keys().cloned().map(RouteKey::Revision);
-        revisions.chain(self.pods.keys().cloned().map(RouteKey::Pod)).collect()
+        let pods = self.pods.keys().cloned().map(RouteKey::Pod);
+        let activators = self.activators.iter().cloned().map(RouteKey::Activator);
+        revisions.chain(pods).chain(activators).collect()
     }
 
     fn revision(&mut self, now: Duration, table: &RouteTable, name: &Name) -> Option<Step> {
@@ -220,39 +249,85 @@ impl Fleet {
         }
     }
 
-    /// A sender's stream has opened. An older one of the same sender has thereby ended.
+    /// A sender's stream has opened. An older one of the same sender has thereby ended; agents of one node follow each
+    /// other and count in the same kernel, so they are one sender.
     pub fn open(&mut self, now: Duration, who: Subscriber) -> Stream {
-        let same = |it: &Sender| it.who.role == who.role && it.who.name == who.name;
-        let (at, number) = match self.senders.iter().position(same) {
-            Some(at) => (at, self.senders[at].stream.number + 1),
-            None => (self.senders.len(), 0),
+        self.forget_lost_agents(now);
+        let is_agent = who.role == Role::Agent;
+        let same = |(_, it): &(&u32, &Sender)| {
+            let is_of_node = is_agent && !who.node.is_empty() && it.who.node == who.node;
+            it.who.role == who.role && (it.who.name == who.name || is_of_node)
         };
-        let sender = u32::try_from(at).unwrap_or(u32::MAX);
-        let stream = Stream { sender, number, synced: false };
-        if number > 0 {
-            self.close(now, self.senders[at].stream);
-            self.senders[at] = Sender { who, stream, is_online: true };
-        } else {
-            self.senders.push(Sender { who, stream, is_online: true });
+        let known = self.senders.iter().find(same).map(|(&at, it)| (at, it.stream));
+        let stream = match known {
+            Some((sender, stream)) => {
+                self.close(now, stream);
+                Stream { sender, number: stream.number + 1, synced: false }
+            }
+            None => {
+                self.next_sender += 1;
+                Stream { sender: self.next_sender, number: 0, synced: false }
+            }
+        };
+        if is_agent {
+            self.agents.retain(|_, sender| *sender != stream.sender);
+            self.agents.insert(who.node.clone(), stream.sender);
         }
+        let (heard, is_online) = (now, true);
+        let sender = Sender { who, stream, is_online, heard, has_news: false, beats: false };
+        self.senders.insert(stream.sender, sender);
         stream
     }
 
-    /// A stream has ended. What it said of pods is kept for its return; its waiting requests count 0.
+    /// A stream has ended. What it said is kept for its return; what it does not say is not taken for zero.
     pub fn close(&mut self, now: Duration, stream: Stream) {
         let Some(sender) = self.sender(stream) else { return };
-        sender.is_online = false;
+        (sender.is_online, sender.heard) = (false, now);
         self.each_load(|load| load.lost(now, stream.sender));
     }
 
-    /// The stream has named every subject of a batch; after the first, what it did not name is gone.
-    pub fn synced(&mut self, stream: Stream) -> Stream {
-        if stream.synced {
-            return stream;
+    /// Lets go of agents whose node has no pods any more.
+    fn forget_lost_agents(&mut self, now: Duration) {
+        let is_lost = |it: &Sender| !it.is_online && it.who.role == Role::Agent;
+        if !self.senders.values().any(is_lost) {
+            return;
         }
-        if let Some(sender) = self.sender(stream) {
+        let nodes: BTreeSet<&str> = self.pods.values().map(|pod| pod.node.as_str()).collect();
+        let gone = |it: &Sender| is_lost(it) && !nodes.contains(it.who.node.as_str());
+        let gone = self.senders.iter().filter(|(_, it)| gone(it)).map(|(&at, _)| at);
+        self.forget(now, gone.collect());
+    }
+
+    /// Lets go of activators that the RouteTable names no more, and that have been away for so long that nothing waits
+    /// with them.
+    fn forget_lost_activators(&mut self, now: Duration) {
+        let gone = |it: &Sender| {
+            let is_away = !it.is_online && it.who.role == Role::Activator;
+            is_away && now >= it.heard + HELD && !self.activators.contains(&it.who.name)
+        };
+        let gone = self.senders.iter().filter(|(_, it)| gone(it)).map(|(&at, _)| at);
+        self.forget(now, gone.collect());
+    }
+
+    fn forget(&mut self, now: Duration, gone: BTreeSet<u32>) {
+        if gone.is_empty() {
+            return;
+        }
+        self.senders.retain(|sender, _| !gone.contains(sender));
+        self.agents.retain(|_, sender| !gone.contains(sender));
+        self.each_load(|load| gone.iter().for_each(|&sender| load.forget(now, sender)));
+    }
+
+    /// The stream has named every subject of a batch; after the first, what it did not name is gone. A batch of nothing
+    /// says that there is no news.
+    pub fn synced(&mut self, now: Duration, stream: Stream) -> Stream {
+        let Some(sender) = self.sender(stream) else { return Stream { synced: true, ..stream } };
+        sender.heard = now;
+        sender.beats |= sender.stream.synced && !sender.has_news;
+        sender.has_news = false;
+        if !sender.stream.synced {
             sender.stream.synced = true;
-            self.each_load(|load| load.synced(stream));
+            self.each_load(|load| load.synced(now, stream));
         }
         Stream { synced: true, ..stream }
     }
@@ -264,9 +339,8 @@ impl Fleet {
 
     /// Takes in one subject's totals.
     pub fn seen(&mut self, now: Duration, stream: Stream, seen: &UsageSeen) {
-        if self.sender(stream).is_none() {
-            return;
-        }
+        let Some(sender) = self.sender(stream) else { return };
+        (sender.heard, sender.has_news) = (now, true);
         let pod = seen.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
         let counts = pod.is_none_or(Pod::counts);
         let name = &seen.key.revision;
@@ -286,9 +360,8 @@ impl Fleet {
 
     /// A subject is gone from its sender.
     pub fn gone(&mut self, now: Duration, stream: Stream, key: &UsageKey) {
-        if self.sender(stream).is_none() {
-            return;
-        }
+        let Some(sender) = self.sender(stream) else { return };
+        (sender.heard, sender.has_news) = (now, true);
         let Some(load) = self.load(&key.revision) else { return };
         load.gone(now, stream.sender, key.pod.as_deref());
         if load.is_empty() {
@@ -298,16 +371,21 @@ impl Fleet {
 
     /// The sender, if `stream` is its latest and stands.
     fn sender(&mut self, stream: Stream) -> Option<&mut Sender> {
-        let sender = self.senders.get_mut(usize::try_from(stream.sender).ok()?)?;
+        let sender = self.senders.get_mut(&stream.sender)?;
         (sender.is_online && sender.stream.number == stream.number).then_some(sender)
     }
 
     /// Evaluates every revision that is due, and returns what is decided anew.
     pub fn run(&mut self, now: Duration) -> Vec<Step> {
         let mut out = Vec::new();
+        if self.next_due().is_none_or(|at| at > now) {
+            return out;
+        }
+        self.forget_lost_activators(now);
+        let lines_are_known = self.lines_are_known(now);
         while let Some((_, name)) = self.due.first().filter(|(at, _)| *at <= now).cloned() {
             self.unschedule(&name);
-            let sight = self.sight(&name);
+            let sight = self.sight(now, &name, lines_are_known);
             let Some(revision) = self.revisions.get_mut(&name) else { continue };
             self.steps += 1;
             let outcome = revision.step(now, self.tick, sight, &name);
@@ -332,33 +410,36 @@ impl Fleet {
 
     /// Senders whose streams stand, by role.
     pub fn online(&self, role: Role) -> usize {
-        self.senders.iter().filter(|it| it.is_online && it.who.role == role).count()
+        self.senders.values().filter(|it| it.is_online && it.who.role == role).count()
     }
 
-    fn sight(&self, name: &Name) -> Sight {
+    /// Whether every activator tells what waits with it.
+    fn lines_are_known(&self, now: Duration) -> bool {
+        let of_role = |it: &&Sender| it.who.role == Role::Activator;
+        let mut named = self.activators.clone();
+        let mut all = self.senders.values().filter(of_role);
+        all.all(|it| {
+            named.remove(&it.who.name);
+            it.is_current(now)
+        }) && named.is_empty()
+    }
+
+    /// How much of the load can be seen: every ready pod is on a node whose agent reports, every pod that was told of is
+    /// reported still, and every activator tells what waits. A pod that is not ready gets no requests.
+    fn sight(&self, now: Duration, name: &Name, lines_are_known: bool) -> Sight {
         let Some(revision) = self.revisions.get(name) else { return Sight::Blind };
-        if revision.pods.ready == 0 {
-            return Sight::Whole;
+        let (mut ready, mut seen) = (0, 0);
+        for (uid, pod) in self.pods_of(name).filter(|(_, pod)| pod.phase == PodPhase::Ready) {
+            let agent = self.agents.get(&pod.node).and_then(|it| self.senders.get(it));
+            let is_seen = agent.is_some_and(|it| it.is_current(now)) || revision.load.hears_of(uid);
+            (ready, seen) = (ready + 1, seen + u32::from(is_seen));
         }
-        let nodes: BTreeMap<&str, bool> = self
-            .senders
-            .iter()
-            .filter(|it| it.who.role == Role::Agent)
-            .map(|it| (it.who.node.as_str(), it.is_online && it.stream.synced))
-            .collect();
-        let some_agent = nodes.values().any(|&online| online);
-        let is_seen = |(uid, pod): &(&String, &Pod)| {
-            let node = nodes.get(pod.node.as_str());
-            node.copied().unwrap_or(some_agent) || revision.load.hears_of(uid)
-        };
-        if nodes.len() < 2 && some_agent {
-            return Sight::Whole;
-        }
-        let ready = self.pods_of(name).filter(|(_, pod)| pod.phase == PodPhase::Ready);
-        match u32::try_from(ready.filter(is_seen).count()) {
-            Ok(0) => Sight::Blind,
-            Ok(seen) if seen < revision.pods.ready => Sight::Partial,
-            Ok(_) | Err(_) => Sight::Whole,
+        if ready > 0 && seen == 0 {
+            Sight::Blind
+        } else if seen == ready && lines_are_known && revision.load.is_current(now) {
+            Sight::Whole
+        } else {
+            Sight::Partial
         }
     }
 
@@ -377,6 +458,14 @@ impl Fleet {
         if let Some(at) = self.due_at.remove(name) {
             self.due.remove(&(at, name.clone()));
         }
+    }
+}
+
+impl Sender {
+    /// Whether it stands, has named all it knows, and has not fallen silent.
+    fn is_current(&self, now: Duration) -> bool {
+        let is_silent = self.beats && now >= self.heard + LATE;
+        self.is_online && self.stream.synced && !is_silent
     }
 }
 

@@ -1,32 +1,24 @@
 //! Pure: one revision, from its load to the decision on its pods and path.
 //!
-//! Load is evaluated every tick (2 s, as in Knative) and, out of turn, when it cannot wait: a request for a
-//! revision without pods, or more load at this moment than decided pods carry at their target. An evaluation
-//! out of turn uses the same formula on the same windows; only the moment differs, so it never decides what
-//! the next tick would not, given the same load. Between evaluations the last wish stands, and a change of pods
-//! or routes only moves the way to zero: Knative's one step down per tick is kept.
+//! Load is evaluated every tick (2 s, as in Knative) by the averages. Out of turn comes what cannot wait: a request for
+//! a revision without pods, or more load at this moment than decided pods carry at their target. Such an event asks for
+//! as many as carry it, within one step up, and moves no tick.
+//!
+//! **Scale falls only on knowledge.** Fewer pods are decided only at a tick, and only if every report that matters was
+//! there, in time, for the whole stable window; never fewer than what is in flight at that moment needs; and never none
+//! while anything is in flight or waits. So a report that is late, lost or repeated, a sender that is gone or never came
+//! and an autoscaler that has just begun can cost pods for a while, but never take one away.
 
 use std::{sync::Arc, time::Duration};
 
-use common::wire::{Activity, Decision, Metric, Name, Path, ScalePolicy};
+use common::wire::{Activity, Decision, Inputs, Metric, Name, Path, ScalePolicy, Sight};
 
 use crate::{
-    decide::{Pods, Scaler, Why, Wish, target},
+    decide::{Pods, Scaler, Why, Wish, carriers, target},
     usage::Load,
-    window::Averages,
+    window::{Averages, panic_window},
     zero::{Bound, Facts, Verdict, Zero},
 };
-
-/// How much of a revision's load can be seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sight {
-    /// All its ready pods are reported, or it has none.
-    Whole,
-    /// Some ready pods are on nodes that do not report: more pods may be wanted, fewer never.
-    Partial,
-    /// Nothing reports: what there is stays.
-    Blind,
-}
 
 /// Pods of a revision by where they stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,8 +74,16 @@ struct Awake {
     scaler: Scaler,
     wish: Wish,
     averages: Averages,
+    /// How much of the load was known at the last evaluation.
+    sight: Sight,
+    /// When load was last not known, or not current.
+    unknown_at: Option<Duration>,
     /// When load is evaluated next.
     tick_at: Duration,
+    /// When load was evaluated last.
+    ticked_at: Option<Duration>,
+    /// Whether load at this moment is to be looked at before that.
+    is_urgent: bool,
 }
 
 /// The part of a decision whose change is worth a message.
@@ -153,7 +153,7 @@ impl Revision {
     /// Starts to keep load by the second.
     pub fn wake(&mut self, now: Duration) {
         if self.awake.is_none() {
-            self.load.wake(&self.policy);
+            self.load.wake(now, &self.policy);
             let wish = Wish {
                 pods: None,
                 why: Why::NoData,
@@ -163,7 +163,17 @@ impl Revision {
             };
             let averages = Averages { stable: 0.0, panic: 0.0 };
             let scaler = Scaler::new(now, self.pods.ready);
-            self.awake = Some(Box::new(Awake { scaler, wish, averages, tick_at: now }));
+            self.awake = Some(Box::new(Awake {
+                scaler,
+                wish,
+                averages,
+                sight: Sight::Blind,
+                // A revision that slept had no load. What pods did before they were met is not known.
+                unknown_at: (self.pods != Counts::default()).then_some(now),
+                tick_at: now,
+                ticked_at: None,
+                is_urgent: self.load.may_hold_requests(),
+            }));
         }
     }
 
@@ -171,16 +181,16 @@ impl Revision {
     pub fn set_policy(&mut self, now: Duration, policy: Arc<ScalePolicy>) {
         self.policy = policy;
         if self.is_awake() {
-            self.load.wake(&self.policy);
+            self.load.wake(now, &self.policy);
         }
         self.hurry(now);
     }
 
-    /// Lets load be evaluated at the next [`step`](Self::step), not at its tick.
+    /// Lets load of this moment be looked at in the next [`step`](Self::step), before its tick.
     pub fn hurry(&mut self, now: Duration) {
         self.wake(now);
         if let Some(awake) = &mut self.awake {
-            awake.tick_at = now;
+            awake.is_urgent = true;
         }
     }
 
@@ -209,15 +219,19 @@ impl Revision {
         let facts = self.facts();
         let (coming, policy) = (self.pods.coming(), &self.policy);
         let Some(awake) = &self.awake else { return Outcome::default() };
-        let wish = awake.wish;
+        let least = u32::from(self.load.may_hold_requests());
+        let pods = awake.wish.pods.map(|pods| pods.max(least));
+        let capacity = awake.wish.excess_burst_capacity;
         let zero = self.zero.get_or_insert_with(|| Zero::new(now, policy, facts, coming));
         let before = zero.activity;
-        let verdict = zero.step(now, policy, facts, wish.pods, wish.excess_burst_capacity);
+        let held = zero.applied.unwrap_or(coming);
+        let hold = awake.held(now, memory(policy, tick)).map(|why| (held, why));
+        let verdict = zero.step(now, policy, facts, pods, capacity, hold);
         let turned = before != zero.activity;
         let tick_at = awake.tick_at;
         // A step that changes nothing must not ask to be repeated at once.
         let again_at = verdict.again_at.filter(|&at| at > now || turned);
-        if self.may_sleep(verdict)
+        if self.may_sleep(now, verdict)
             && verdict.activity == Activity::Inactive
             && facts.initial_scale_reached
         {
@@ -226,7 +240,7 @@ impl Revision {
             return Outcome { is_withdrawn, ..Outcome::default() };
         }
         let decision = self.say(name, verdict);
-        if self.may_sleep(verdict) {
+        if self.may_sleep(now, verdict) {
             self.sleep();
             return Outcome { decision, ..Outcome::default() };
         }
@@ -248,28 +262,50 @@ impl Revision {
     }
 
     fn evaluate(&mut self, now: Duration, tick: Duration, sight: Sight) {
-        self.load.settle(now, sight != Sight::Blind);
+        // As in Knative nothing is recorded where no pod is: silence then does not thin what has waited.
+        self.load.settle(now, sight != Sight::Blind && self.pods.ready > 0);
+        let has_gap = self.load.take_gap();
+        let carriers = carriers(&self.policy, self.pods.ready, self.load.level(now));
+        let decided = self.zero.and_then(|zero| zero.applied).unwrap_or(self.pods.coming());
         let Some(awake) = &mut self.awake else { return };
-        if now < awake.tick_at {
+        awake.sight = sight;
+        if has_gap || sight != Sight::Whole {
+            awake.unknown_at = Some(now);
+        }
+        let mut least = decided.min(carriers);
+        if std::mem::take(&mut awake.is_urgent) {
+            least = carriers;
+        } else if now < awake.tick_at {
             return;
         }
-        awake.tick_at = now + tick;
-        let seen = self.load.averages(now, self.pods.ready, &self.policy);
-        let pods = Pods { ready: self.pods.ready, is_reachable: self.is_reachable };
-        awake.wish = awake.scaler.step(now, &self.policy, pods, seen);
-        awake.averages = seen.unwrap_or(Averages { stable: 0.0, panic: 0.0 });
-        if sight == Sight::Partial {
-            let kept = self.pods.ready;
-            awake.wish.pods = awake.wish.pods.map(|pods| pods.max(kept));
+        if now >= awake.tick_at {
+            awake.ticked_at = Some(now);
+            awake.tick_at = after(awake.tick_at, now, tick);
+            // Where no pod is and nothing waits there is no load, whatever was or was not recorded.
+            let is_empty = self.pods == Counts::default() && !self.load.may_hold_requests();
+            let none = is_empty.then_some(Averages { stable: 0.0, panic: 0.0 });
+            let seen = self.load.averages(now, self.pods.ready, &self.policy).or(none);
+            let pods = Pods { ready: self.pods.ready, is_reachable: self.is_reachable };
+            awake.wish = awake.scaler.step(now, &self.policy, pods, seen);
+            awake.averages = seen.unwrap_or(Averages { stable: 0.0, panic: 0.0 });
+            // Panic remembers its highest wish for as long as it lasts, and that may have been missed.
+            if awake.scaler.panicked_at() == Some(now)
+                && awake.is_unknown(now, memory(&self.policy, tick))
+            {
+                awake.unknown_at = Some(now);
+            }
+        }
+        if least > awake.wish.pods.unwrap_or_default() {
+            (awake.wish.pods, awake.wish.why) = (Some(least), Why::InFlight);
         }
     }
 
-    fn may_sleep(&self, verdict: Verdict) -> bool {
+    fn may_sleep(&self, now: Duration, verdict: Verdict) -> bool {
         let is_inactive = matches!(verdict.activity, Activity::Inactive | Activity::TimedOut);
         verdict.pods == Some(0)
             && is_inactive
             && self.pods == Counts::default()
-            && self.load.is_quiet()
+            && self.load.is_quiet(now)
     }
 
     fn say(&mut self, name: &Name, verdict: Verdict) -> Option<Decision> {
@@ -296,7 +332,27 @@ impl Revision {
             panicking: awake.scaler.is_panicking(),
             excess_burst_capacity: awake.wish.excess_burst_capacity,
             reason: reason(verdict.bound, awake.wish.why).to_owned(),
+            inputs: Some(self.inputs(awake, verdict)),
         })
+    }
+
+    /// What the decision is made from.
+    fn inputs(&self, awake: &Awake, verdict: Verdict) -> Inputs {
+        let policy = &self.policy;
+        let loads = verdict.bound.is_none()
+            && matches!(awake.wish.why, Why::Stable | Why::InFlight | Why::NoData);
+        let bound = if loads { "" } else { reason(verdict.bound, awake.wish.why) };
+        Inputs {
+            in_flight: self.load.in_flight(),
+            waiting: self.load.waiting(),
+            stable_window: policy.stable_window,
+            panic_window: panic_window(policy.stable_window, policy.panic_window_percent),
+            by_load: awake.wish.pods,
+            min_scale: if self.is_reachable { policy.min_scale } else { 0 },
+            max_scale: policy.max_scale,
+            bound: bound.to_owned(),
+            sight: awake.sight,
+        }
     }
 
     /// What metrics show, while it is awake.
@@ -315,6 +371,33 @@ impl Revision {
     pub fn metric(&self) -> Metric {
         self.policy.metric
     }
+}
+
+impl Awake {
+    /// Why nothing may be lowered at `now`, if so.
+    fn held(&self, now: Duration, memory: Duration) -> Option<Bound> {
+        if self.is_unknown(now, memory) {
+            return Some(Bound::Unknown);
+        }
+        (self.ticked_at != Some(now)).then_some(Bound::Tick)
+    }
+
+    /// Whether something in the last `memory` is not known.
+    fn is_unknown(&self, now: Duration, memory: Duration) -> bool {
+        self.unknown_at.is_some_and(|at| now < at + memory)
+    }
+}
+
+/// How far back lies what a decision may depend on: the averages, panic that they began, and waits before going down.
+fn memory(policy: &ScalePolicy, tick: Duration) -> Duration {
+    let panic = panic_window(policy.stable_window, policy.panic_window_percent);
+    policy.stable_window + panic + policy.scale_down_delay + policy.retention + tick
+}
+
+/// The first of the ticks that follow `tick_at` that is after `now`.
+fn after(tick_at: Duration, now: Duration, tick: Duration) -> Duration {
+    let missed = now.saturating_sub(tick_at).as_nanos() / tick.as_nanos().max(1);
+    tick_at + tick * u32::try_from(missed + 1).unwrap_or(u32::MAX)
 }
 
 impl Owners {
@@ -343,8 +426,11 @@ fn reason(bound: Option<Bound>, why: Why) -> &'static str {
         (Some(Bound::TurningInactive), _) => "no load, turning inactive",
         (Some(Bound::Retention), _) => "last pod retention",
         (Some(Bound::Quiet), _) => "no load for the stable window",
+        (Some(Bound::Unknown), _) => "load not known for the whole window, pods are kept",
+        (Some(Bound::Tick), _) => "pods are kept until the next tick",
         (None, Why::NoData) => "load not known",
         (None, Why::Stable) => "stable load",
+        (None, Why::InFlight) => "requests in flight",
         (None, Why::Panic) => "panic",
         (None, Why::ActivationScale) => "activation-scale",
         (None, Why::UpRate) => "max-scale-up-rate",

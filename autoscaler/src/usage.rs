@@ -1,8 +1,11 @@
 //! Pure: running totals from many senders → one revision's load by the second.
 //!
 //! A request in flight is load for exactly the time the totals say. Between two reports the level last
-//! reported is taken to hold, since a sender that is silent has nothing new to say; the next report corrects
-//! the last second by what the totals really gained, so the sum is exact and nothing counts twice.
+//! reported is taken to hold; the next report puts what the totals really gained in its place, over the time that
+//! the sender says has passed, so the sum is exact and nothing counts twice.
+//!
+//! A pod is reported every second. A report that is overdue leaves the load not current, and one that comes after a
+//! longer pause tells the sum but not the seconds: [`Load::take_gap`] says so, and nothing is lowered on it.
 //!
 //! Two rules come from Knative's activator (`pkg/activator/handler/concurrency_reporter.go` at 98e5ef9): the
 //! first request after a quiet second counts as one for its whole second, however short it is; and a request
@@ -14,8 +17,14 @@ use common::wire::{Metric, ScalePolicy, Totals, UsageSeen};
 
 use crate::window::{Averages, Window};
 
-/// How often a sender reports at least, while something changes.
-const REPORT_PERIOD: Duration = Duration::from_secs(1);
+/// Age from which the last report on a pod is not current: the next, due after a second, should have come.
+pub const LATE: Duration = Duration::from_millis(1500);
+
+/// Longest time between two reports on a pod that tells its seconds apart. One report that is lost leaves more.
+const GAP: Duration = Duration::from_millis(1900);
+
+/// One part in so many by which two hosts' clocks may drift apart.
+const DRIFT: u32 = 1000;
 
 /// One stream of reports: which sender's, and its how manyeth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +44,10 @@ pub struct Load {
     sources: Vec<Source>,
     /// Absent while the revision sleeps.
     window: Option<Box<(Metric, Window)>>,
+    /// When the window was made; what came before is not its.
+    woken: Duration,
+    /// Whether a report told of seconds that it does not tell apart.
+    has_gap: bool,
     /// Requests that have begun at pods, as far as reports told.
     begun: u64,
 }
@@ -52,7 +65,7 @@ struct Source {
     counts: bool,
     totals: Totals,
     at_ns: u64,
-    /// When the totals arrived, by our clock.
+    /// When the totals were read, by our clock, as far as the sender's tells: never later than they arrived.
     since: Duration,
     /// Until when the level was added.
     until: Duration,
@@ -63,15 +76,19 @@ struct Source {
 impl Load {
     /// No load and no totals.
     pub fn new() -> Self {
-        Self { sources: Vec::new(), window: None, begun: 0 }
+        let (window, woken) = (None, Duration::ZERO);
+        Self { sources: Vec::new(), window, woken, has_gap: false, begun: 0 }
     }
 
     /// Makes the window as `policy` has it. Another metric starts from nothing.
-    pub fn wake(&mut self, policy: &ScalePolicy) {
+    pub fn wake(&mut self, now: Duration, policy: &ScalePolicy) {
         let (stable, panic) = (policy.stable_window, policy.panic_window_percent);
         match kept(&mut self.window) {
             Some((metric, window)) if metric == policy.metric => window.resize(stable, panic),
             Some(_) | None => {
+                // Seconds of another metric say nothing of this one.
+                self.has_gap |= self.window.is_some();
+                self.woken = now;
                 self.window = Some(Box::new((policy.metric, Window::new(stable, panic))));
             }
         }
@@ -80,7 +97,7 @@ impl Load {
     /// Gives back the memory a sleeping revision does not need.
     pub fn sleep(&mut self) {
         self.window = None;
-        self.sources.retain(|source| source.is_online);
+        self.sources.retain(|source| source.is_online || source.waits());
         self.sources.shrink_to_fit();
     }
 
@@ -91,6 +108,9 @@ impl Load {
 
     /// Whether these totals mean load: requests in flight, or begun since the last news.
     pub fn is_news(&self, stream: Stream, seen: &UsageSeen) -> bool {
+        if self.is_overtaken(stream, seen) {
+            return false;
+        }
         let begun = match self.find(stream.sender, seen.key.pod.as_deref()) {
             Ok(at) => seen.totals.started > self.sources[at].totals.started,
             Err(_) => stream.synced && seen.totals.started > 0,
@@ -101,10 +121,14 @@ impl Load {
     /// Takes in one subject's totals. `counts` is false for a draining pod.
     pub fn seen(&mut self, now: Duration, stream: Stream, counts: bool, seen: &UsageSeen) {
         let pod = seen.key.pod.as_deref();
+        if self.is_overtaken(stream, seen) {
+            return;
+        }
         let was_quiet = self.was_quiet(now);
         let grew = match self.find(stream.sender, pod) {
             Ok(at) if self.sources[at].precedes(seen) => self.advance(at, now, stream, seen),
             Ok(at) => {
+                self.has_gap |= pod.is_some();
                 self.sources.remove(at);
                 self.begin(at, now, stream, seen);
                 false
@@ -128,22 +152,45 @@ impl Load {
         }
     }
 
-    /// The sender's stream ended: its waiting line counts 0, and of its pods nothing is known until it is back.
+    /// The sender's stream ended: of its pods nothing is known until it is back, and what waited there is taken to
+    /// wait on, until the sender is back or [forgotten](Self::forget).
     pub fn lost(&mut self, now: Duration, sender: u32) {
-        for at in (0..self.sources.len()).rev() {
-            if self.sources[at].sender != sender {
-                continue;
-            }
-            self.settle_source(at, now);
-            self.sources[at].is_online = false;
-            if self.sources[at].pod.is_none() {
-                self.sources.remove(at);
+        for at in 0..self.sources.len() {
+            if self.sources[at].sender == sender {
+                self.settle_source(at, now);
+                self.sources[at].is_online = false;
             }
         }
     }
 
+    /// The sender will not be back: what it told is let go.
+    pub fn forget(&mut self, now: Duration, sender: u32) {
+        let own = (0..self.sources.len()).filter(|&at| self.sources[at].sender == sender);
+        own.collect::<Vec<_>>().into_iter().for_each(|at| self.settle_source(at, now));
+        self.sources.retain(|source| source.sender != sender);
+    }
+
+    /// Whether every pod that was told of and takes part in the load has been reported of late.
+    pub fn is_current(&self, now: Duration) -> bool {
+        let mut pods = self.sources.iter().filter(|source| source.counts && !source.waits());
+        pods.all(|source| source.is_online && now.saturating_sub(source.since) < LATE)
+    }
+
+    /// Whether, since the last call, a report told of seconds that it does not tell apart.
+    pub fn take_gap(&mut self) -> bool {
+        std::mem::take(&mut self.has_gap)
+    }
+
+    /// Whether requests may be in flight or waiting, as far as was ever told.
+    pub fn may_hold_requests(&self) -> bool {
+        self.sources.iter().any(|source| source.counts && source.totals.in_flight() > 0)
+    }
+
     /// The stream has named every subject: what it did not name is gone.
-    pub fn synced(&mut self, stream: Stream) {
+    pub fn synced(&mut self, now: Duration, stream: Stream) {
+        let gone = |it: &Source| it.sender == stream.sender && it.stream != stream.number;
+        let gone = (0..self.sources.len()).filter(|&at| gone(&self.sources[at]));
+        gone.collect::<Vec<_>>().into_iter().for_each(|at| self.settle_source(at, now));
         self.sources
             .retain(|source| source.sender != stream.sender || source.stream == stream.number);
     }
@@ -161,7 +208,9 @@ impl Load {
     /// Brings the window up to `now`. `known`: silence means no load; else nothing is known of it.
     pub fn settle(&mut self, now: Duration, known: bool) {
         (0..self.sources.len()).for_each(|at| self.settle_source(at, now));
-        if let (true, Some((_, window))) = (known, kept(&mut self.window)) {
+        // The second before it woke is not known to have been quiet, and halves a burst's average.
+        let is_known = known && now.as_secs() > self.woken.as_secs();
+        if let (true, Some((_, window))) = (is_known, kept(&mut self.window)) {
             window.known_until(now);
         }
     }
@@ -194,19 +243,19 @@ impl Load {
 
     /// Requests in flight and waiting.
     pub fn in_flight(&self) -> u64 {
-        let counted = self.sources.iter().filter(|source| source.is_online && source.counts);
+        let counted = self.sources.iter().filter(|source| source.is_told() && source.counts);
         counted.map(|source| source.totals.in_flight()).sum()
     }
 
     /// Requests waiting for a pod.
     pub fn waiting(&self) -> u64 {
-        let waiting = |source: &&Source| source.is_online && source.pod.is_none();
+        let waiting = |source: &&Source| source.waits();
         self.sources.iter().filter(waiting).map(|source| source.totals.in_flight()).sum()
     }
 
-    /// Whether no load is in any second of the window.
-    pub fn is_quiet(&self) -> bool {
-        self.in_flight() == 0 && self.window.as_deref().is_none_or(|(_, it)| it.is_quiet())
+    /// Whether nothing is in flight, and no load in any second of the window that ends `now`.
+    pub fn is_quiet(&self, now: Duration) -> bool {
+        !self.may_hold_requests() && self.window.as_deref().is_none_or(|(_, it)| it.is_quiet(now))
     }
 
     /// Whether some stream that stands speaks of the pod.
@@ -217,6 +266,13 @@ impl Load {
 
     fn find(&self, sender: u32, pod: Option<&str>) -> Result<usize, usize> {
         self.sources.binary_search_by(|it| (it.sender, it.pod.as_deref()).cmp(&(sender, pod)))
+    }
+
+    /// Whether something newer was told on the same stream: what is repeated or overtaken changes nothing.
+    fn is_overtaken(&self, stream: Stream, seen: &UsageSeen) -> bool {
+        let known = self.find(stream.sender, seen.key.pod.as_deref());
+        let known = known.ok().map(|at| &self.sources[at]);
+        known.is_some_and(|it| it.stream == stream.number && seen.at_ns < it.at_ns)
     }
 
     fn was_quiet(&self, now: Duration) -> bool {
@@ -254,23 +310,43 @@ impl Load {
         let source = &mut self.sources[at];
         let begun = seen.totals.started - source.totals.started;
         let ended = seen.totals.finished - source.totals.finished;
+        let left = seen.totals.left.saturating_sub(source.totals.left);
         let gained = signed(seen.totals.integral(seen.at_ns), source.totals.integral(source.at_ns));
-        let excess = gained / 1e9 - source.added;
-        // What an absent stream missed lies anywhere in its absence.
-        let absent = source.stream != stream.number;
-        let from = if absent { source.until } else { now.saturating_sub(source.spread(seen)) };
+        // What was taken to hold by now, and how much of it before the totals were read.
+        let passed = Duration::from_nanos(seen.at_ns - source.at_ns);
+        let read = (source.since + passed + passed / DRIFT).min(now);
+        let level = float(source.totals.in_flight());
+        let ahead = level * source.until.saturating_sub(read).as_secs_f64();
+        let excess = gained / 1e9 - (source.added - ahead);
+        self.has_gap |= source.pod.is_some() && passed > GAP;
+        let from = if source.stream == stream.number || source.waits() {
+            read.saturating_sub(source.spread(seen, passed, -excess / level))
+        } else {
+            // What an absent stream missed lies anywhere in its absence.
+            source.until.min(read)
+        };
         let from = from.max(source.since);
-        let (counts, waits) = (source.counts, source.pod.is_none());
+        let (counts, waits) = (source.counts, source.waits());
         self.begun += if waits { 0 } else { begun };
         (source.totals, source.at_ns) = (seen.totals, seen.at_ns);
-        (source.since, source.until, source.added) = (now, now, 0.0);
+        let after = float(source.totals.in_flight());
+        let (tail, until) = (after - level, source.until.max(read));
+        source.added = after * until.saturating_sub(read).as_secs_f64();
+        (source.since, source.until) = (read, until);
         (source.stream, source.is_online) = (stream.number, true);
+        let (from, share) = since_woken(self.woken, from, read);
         match kept(&mut self.window) {
-            Some((Metric::Concurrency, window)) if counts => spread(window, excess, from, now),
+            Some((Metric::Concurrency, window)) if counts => {
+                spread(window, excess * share, from, read);
+                if tail != 0.0 {
+                    window.add_level(tail, read, until);
+                }
+            }
             Some((Metric::Rps, window)) if counts => {
-                // A request that waited begins again at its pod; the end of its wait takes that back.
-                let again = if waits { float(ended) } else { 0.0 };
-                spread(window, float(begun) - again, from, now);
+                // A request that waited begins again at its pod; the end of its wait takes that back. One that no pod got
+                // has arrived as well.
+                let again = if waits { float(ended.saturating_sub(left)) } else { 0.0 };
+                spread(window, (float(begun) - again) * share, from, read);
             }
             Some(_) | None => {}
         }
@@ -281,7 +357,7 @@ impl Load {
     fn settle_source(&mut self, at: usize, now: Duration) {
         let source = &mut self.sources[at];
         let level = float(source.totals.in_flight());
-        if source.is_online && level > 0.0 && now > source.until {
+        if source.is_told() && level > 0.0 && now > source.until {
             source.added += level * (now - source.until).as_secs_f64();
             if let (true, Some((Metric::Concurrency, window))) =
                 (source.counts, kept(&mut self.window))
@@ -289,7 +365,7 @@ impl Load {
                 window.add_level(level, source.until, now);
             }
         }
-        if source.is_online {
+        if source.is_told() {
             source.until = source.until.max(now);
         }
     }
@@ -309,9 +385,23 @@ impl Source {
             && seen.at_ns >= self.at_ns
     }
 
-    /// How long before `seen` the requests began and ended that it reports anew: twice their mean age, which is
-    /// right for all at once and for evenly spread; at most a report's period.
-    fn spread(&self, seen: &UsageSeen) -> Duration {
+    /// Whether it counts requests that wait, not a pod's.
+    fn waits(&self) -> bool {
+        self.pod.is_none()
+    }
+
+    /// Whether its level is taken to hold: what waits does so until the opposite is known.
+    fn is_told(&self) -> bool {
+        self.is_online || self.waits()
+    }
+
+    /// How long before `seen` the requests began and ended that it reports anew, of the time that `passed`: twice their
+    /// mean age, which is right for all at once and for evenly spread, and no less than `least` seconds, in which as much
+    /// was held as is taken back. After a gap in the reports on a pod: all of it.
+    fn spread(&self, seen: &UsageSeen, passed: Duration, least: f64) -> Duration {
+        if !self.waits() && passed > GAP {
+            return passed;
+        }
         let (new, old) = (&seen.totals, &self.totals);
         let events = (new.started - old.started) + (new.finished - old.finished);
         let sum = |of: fn(&Totals) -> u64| of(new).wrapping_sub(of(old));
@@ -319,13 +409,24 @@ impl Source {
             sum(|it| it.started_sum_ns).wrapping_add(sum(|it| it.finished_sum_ns));
         let ages_ns = signed(events.wrapping_mul(seen.at_ns), began_and_ended).max(0.0);
         let mean = ages_ns / 1e9 / float(events.max(1));
-        Duration::from_secs_f64((2.0 * mean).min(REPORT_PERIOD.as_secs_f64()))
+        let least = if least.is_finite() { least } else { 0.0 };
+        Duration::from_secs_f64((2.0 * mean).max(least).min(passed.as_secs_f64()))
     }
 }
 
 /// The window that is kept, with what it holds.
 fn kept(window: &mut Option<Box<(Metric, Window)>>) -> Option<(Metric, &mut Window)> {
     window.as_deref_mut().map(|(metric, window)| (*metric, window))
+}
+
+/// The part of `from` to `to` that is not before the second the window was made in, and its share of the whole.
+fn since_woken(woken: Duration, from: Duration, to: Duration) -> (Duration, f64) {
+    let part = from.max(Duration::from_secs(woken.as_secs()));
+    if part == from || to <= from {
+        return (from, 1.0);
+    }
+    let share = to.saturating_sub(part).as_secs_f64() / (to - from).as_secs_f64();
+    (part.min(to), share)
 }
 
 fn spread(window: &mut Window, amount: f64, from: Duration, to: Duration) {

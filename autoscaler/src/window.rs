@@ -2,11 +2,12 @@
 //!
 //! Knative's rules (knative/serving `pkg/autoscaler/aggregation/bucketing.go` at 98e5ef9): a second that nobody
 //! wrote between two that were written counts as 0; silence before the first and after the last write does not
-//! dilute the average; silence as long as the window empties it.
+//! dilute the average; silence longer than the window empties it.
 //!
 //! One difference in phase: Knative's senders write whole seconds, here load trickles in. A second therefore
 //! counts once it is over; the running one counts too, with what it holds by now, if that *raises* the average.
-//! What it holds can only grow, so this never overstates it.
+//! What it holds can only grow, so this never overstates it. And one in what silence means: seconds that nothing was
+//! reported of are not known to be quiet, so they never weigh a weighted average down; quiet that is reported is written.
 
 use std::time::Duration;
 
@@ -20,6 +21,9 @@ const COVERED: f64 = 0.9999;
 
 /// Least weight of the newest second in a weighted-exponential average.
 const LEAST_WEIGHT: f64 = 0.2;
+
+/// Sums below this are left over from floating point.
+const RESIDUE: f64 = 1e-9;
 
 /// One revision's load by the second, newest last, over the stable window and the running second.
 #[derive(Clone, Debug)]
@@ -107,7 +111,9 @@ impl Window {
         }
         if self.written.is_some_and(|written| second + self.len() >= written.last) {
             let index = self.index(second);
-            self.sums[index] += amount;
+            let sum = self.sums[index] + amount;
+            // What is taken back exactly must leave nothing: a weighted average rounds up to a pod.
+            self.sums[index] = if sum.abs() < RESIDUE { 0.0 } else { sum };
         }
     }
 
@@ -136,16 +142,19 @@ impl Window {
         if self.written.is_some_and(inside) { self.sums[self.index(second)] } else { 0.0 }
     }
 
-    /// Whether no second holds any load.
-    pub fn is_quiet(&self) -> bool {
-        self.sums.iter().all(|&sum| sum <= 0.0)
+    /// Whether no second of the window that ends `now` holds any load.
+    pub fn is_quiet(&self, now: Duration) -> bool {
+        let Some(written) = self.written else { return true };
+        now.as_secs() > written.last + self.len() || self.sums.iter().all(|&sum| sum <= 0.0)
     }
 
     /// Averages at `now`, the running second holding at least `floor`; `None`: nothing is known.
     pub fn averages(&self, now: Duration, floor: f64, how: Aggregation) -> Option<Averages> {
-        let written = self.written?;
+        let Some(written) = self.written else {
+            return (floor > 0.0).then_some(Averages { stable: floor, panic: floor });
+        };
         let running = now.as_secs();
-        if running > written.last.saturating_add(self.len()) && floor <= 0.0 {
+        if running > written.last.saturating_add(self.len() + 1) && floor <= 0.0 {
             return None;
         }
         let over = |len, first| {
@@ -245,6 +254,11 @@ impl Prepaid {
         self.used += part;
         part
     }
+}
+
+/// Length of the panic window: its share of the stable one.
+pub fn panic_window(stable: Duration, percent: f64) -> Duration {
+    Duration::from_secs(panic_seconds(stable.as_secs().max(1), percent))
 }
 
 fn panic_seconds(stable: u64, percent: f64) -> u64 {

@@ -79,6 +79,10 @@ pub enum Bound {
     Retention,
     /// No load for the stable window.
     Quiet,
+    /// Load is not known for the whole window: what was decided is not lowered.
+    Unknown,
+    /// What is lowered is lowered at a tick.
+    Tick,
 }
 
 /// What the way to zero yields: pods wanted, whether to act on it, why, and when to look again.
@@ -97,13 +101,13 @@ impl Zero {
         } else {
             Activity::Activating
         };
-        let (fewest, most) = bounds(policy, facts);
-        let first = policy.initial_scale.max(fewest).min(most);
+        let first = policy.initial_scale.max(bounds(policy, facts).0);
         let applied = if facts.initial_scale_reached { None } else { Some(first) };
         Self { activity, since: now, applied }
     }
 
-    /// Takes a wish (`None`: load is not known) and burst capacity at `now`.
+    /// Takes a wish (`None`: load is not known) and burst capacity at `now`. `hold`: fewer pods than these must not be
+    /// decided now, and why.
     pub fn step(
         &mut self,
         now: Duration,
@@ -111,13 +115,24 @@ impl Zero {
         facts: Facts,
         wish: Option<u32>,
         excess_burst_capacity: f64,
+        hold: Option<(u32, Bound)>,
     ) -> Verdict {
-        let (want, act, bound, again_at) = self.want(now, policy, facts, wish);
+        let (mut want, mut act, mut bound, mut again_at) = self.want(now, policy, facts, wish);
+        if let (Some((held, why)), Some(wanted)) = (hold, want)
+            && wanted < within(policy, facts, held)
+        {
+            let kept = self.applied.map(|pods| within(policy, facts, pods));
+            (want, act, bound, again_at) = (kept, kept.is_some(), Some(why), None);
+        }
         if act {
             self.applied = want;
         }
-        self.turn(now, want, policy, facts);
-        let is_asleep = want == Some(0) || (want.is_none() && self.is_inactive());
+        // A revision that is inactive stays so while its last pods are held.
+        let is_held = matches!(bound, Some(Bound::Unknown | Bound::Tick));
+        if !(is_held && self.is_inactive()) {
+            self.turn(now, want, policy, facts);
+        }
+        let is_asleep = want == Some(0) || ((want.is_none() || is_held) && self.is_inactive());
         let is_direct = !is_asleep && excess_burst_capacity >= 0.0;
         Verdict {
             pods: self.applied,
@@ -134,13 +149,18 @@ impl Zero {
 
     /// Applies the bounds, then the way to zero.
     fn want(&self, now: Duration, policy: &ScalePolicy, facts: Facts, wish: Option<u32>) -> Way {
-        if wish.is_none() && self.activity != Activity::Activating {
-            return (None, false, None, None);
-        }
         let (fewest, most) = bounds(policy, facts);
-        let wish = wish.unwrap_or(0);
-        let (want, bound) = if wish > most {
-            (most, Some(Bound::MaxScale))
+        let wish = match wish {
+            Some(wish) => wish,
+            None if self.activity == Activity::Activating => 0,
+            // Bounds are no load: they hold for what was decided before, as in Knative.
+            None => match self.applied.filter(|&pods| within(policy, facts, pods) != pods) {
+                Some(pods) => pods,
+                None => return (None, false, None, None),
+            },
+        };
+        let (want, bound) = if wish >= fewest && wish > most {
+            (most.max(fewest), Some(Bound::MaxScale))
         } else if wish >= fewest {
             (wish, None)
         } else if fewest > policy.min_scale {
@@ -210,14 +230,20 @@ impl Zero {
     }
 }
 
-/// Fewest and most pods that may run.
+/// `pods` within the bounds; where they contradict each other the fewest win, as in Knative.
+fn within(policy: &ScalePolicy, facts: Facts, pods: u32) -> u32 {
+    let (fewest, most) = bounds(policy, facts);
+    pods.min(most).max(fewest)
+}
+
+/// Fewest and most pods that may run. The fewest may be more: an initial scale above the maximum is reached first.
 fn bounds(policy: &ScalePolicy, facts: Facts) -> (u32, u32) {
     let mut fewest = if facts.is_reachable { policy.min_scale } else { 0 };
     if facts.is_reachable && !facts.initial_scale_reached && policy.initial_scale > 1 {
         fewest = fewest.max(policy.initial_scale);
     }
     let most = if policy.max_scale == 0 { u32::MAX } else { policy.max_scale };
-    (fewest.min(most), most)
+    (fewest, most)
 }
 
 /// Ready pods from which a revision is active.

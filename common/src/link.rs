@@ -47,6 +47,8 @@ pub use finder::{Finder, Lookup, SystemLookup};
 pub use routes::{Changes, Draining, RouteBatch, Routed};
 pub use serve::{Door, receive, route_stream, serve, serve_to, server};
 
+/// Longest silence of a sender of usage: what it does not say in time is not known.
+const BEAT: Duration = Duration::from_secs(1);
 /// A stream that has not named every subject is given up after this long without a word.
 const SILENT: Duration = Duration::from_secs(10);
 /// A stream that lasted this long had been wanted by its server.
@@ -297,7 +299,7 @@ impl Link {
             let first = vec![PodItem::Sender(self.who.clone())];
             let channel = self.to.dial(&endpoint).await?;
             let items =
-                serve::outgoing(first, outbox.subscribe(), |_, it| it, gone, PodItem::Synced);
+                serve::outgoing(first, outbox.subscribe(), |_, it| it, gone, PodItem::Synced, None);
             let _up = self.opened(&endpoint, "pods");
             let ended = PodsClient::new(channel).report(items).await;
             ended.map(drop).map_err(|status| broke(&endpoint, status))
@@ -312,7 +314,8 @@ impl Link {
             let seen = |_, it| UsageItem::Seen(it);
             let (gone, synced) = (UsageItem::Gone, UsageItem::Synced);
             let channel = self.to.dial(&endpoint).await?;
-            let items = serve::outgoing(first, outbox.subscribe(), seen, gone, synced);
+            let beat = Some(BEAT);
+            let items = serve::outgoing(first, outbox.subscribe(), seen, gone, synced, beat);
             let _up = self.opened(&endpoint, "usage");
             let ended = UsageClient::new(channel).report(items).await;
             ended.map(drop).map_err(|status| broke(&endpoint, status))
@@ -333,7 +336,8 @@ impl Link {
             let first = [ScaleItem::Sender(self.who.clone()), now].map(raw::ScaleItem::from);
             let state = |_, it| ScaleItem::Decision(it);
             let (gone, synced) = (ScaleItem::Gone, ScaleItem::Synced);
-            let decisions = serve::outgoing(Vec::new(), outbox.subscribe(), state, gone, synced);
+            let decisions =
+                serve::outgoing(Vec::new(), outbox.subscribe(), state, gone, synced, None);
             let beats = serve::changes(alive).map(|it| ScaleItem::Alive(it).into());
             let items = stream::iter(first).chain(stream::select(decisions, beats));
             let _up = self.opened(&endpoint, "decisions");

@@ -189,6 +189,11 @@ impl<K: Eq + Hash + Clone, V: Clone> Cursor<K, V> {
         }
     }
 
+    /// The version up to which everything was said.
+    pub fn version(&self) -> u64 {
+        self.at
+    }
+
     /// The same place for another stream, which has been told all that this one has.
     #[must_use]
     pub fn fork(&self) -> Self {

@@ -42,7 +42,9 @@ mod usage;
 pub use check::Refused;
 pub use settings::{Edge, Level, Levels, RequestLog, Settings, is_upgrade, network};
 pub use sources::{Block, Sources};
-pub use usage::{Activity, Alive, Decision, ScaleItem, Totals, UsageItem, UsageKey, UsageSeen};
+pub use usage::{
+    Activity, Alive, Decision, Inputs, ScaleItem, Sight, Totals, UsageItem, UsageKey, UsageSeen,
+};
 
 /// `namespace/name` of an object.
 ///

@@ -84,6 +84,7 @@ fn asleep(at: usize) -> Decision {
         panicking: false,
         excess_burst_capacity: 0.0,
         reason: "no load for the stable window".into(),
+        inputs: None,
     }
 }
 

@@ -55,8 +55,17 @@ impl Visit {
 
     /// The request leaves for its pod, where it is counted from now on.
     pub fn leave(&mut self) {
+        self.end(true);
+    }
+
+    /// It waits no longer. An arrival counts once: at the pod that `has_pod`, or as one that none got.
+    fn end(&mut self, has_pod: bool) {
         let Some(since) = self.counted.take() else { return };
-        self.revision.core().totals.finish(now_ns());
+        {
+            let mut core = self.revision.core();
+            core.totals.finish(now_ns());
+            core.totals.left += u64::from(!has_pod);
+        }
         let metrics = &self.revision.settings.pods.metrics;
         metrics.waiting.dec();
         metrics.wait_seconds.observe(since.elapsed().as_secs_f64());
@@ -78,6 +87,6 @@ impl Drop for Visit {
         };
         // Dropped after the lock is released, in case its answer holds a place.
         drop(left);
-        self.leave();
+        self.end(false);
     }
 }

@@ -129,6 +129,12 @@ impl World {
         (totals.started, totals.finished)
     }
 
+    /// How many of them no pod got.
+    pub fn left(&self) -> u64 {
+        let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
+        revision.totals().0.left
+    }
+
     pub fn metric(&self, name: &str) -> f64 {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();

@@ -151,7 +151,7 @@ fn burst_capacity_and_activators_follow_the_formula() {
 #[test]
 fn burst_capacity_before_any_data_is_that_of_the_initial_scale() {
     for (burst, initial, capacity) in
-        [(211.0, 1, -111.0), (211.0, 3, 89.0), (0.0, 1, 0.0), (-1.0, 9, -1.0)]
+        [(211.0, 1, -111.0), (211.0, 3, 89.0), (100.5, 1, 0.0), (0.0, 1, 0.0), (-1.0, 9, -1.0)]
     {
         let policy =
             ScalePolicy { target_burst_capacity: burst, initial_scale: initial, ..policy() };

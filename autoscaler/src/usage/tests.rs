@@ -31,7 +31,7 @@ fn report(pod: Option<&str>, now: f64, totals: Totals) -> UsageSeen {
 
 fn awake(metric: Metric) -> Load {
     let mut load = Load::new();
-    load.wake(&ScalePolicy { metric, ..policy() });
+    load.wake(at(0.0), &ScalePolicy { metric, ..policy() });
     load
 }
 
@@ -53,6 +53,7 @@ fn requests_are_load_for_as_long_as_they_run() {
     // Silence: the level holds.
     load.settle(at(13.5), true);
     assert_eq!([11, 12, 13].map(|it| second(&load, it)), [1.0, 1.0, 0.5]);
+    load.seen(at(13.0), LIVE, true, &report(Some("p"), 13.0, totals));
     totals.finish(ns(at(13.25)));
     load.seen(at(14.0), LIVE, true, &report(Some("p"), 14.0, totals));
     assert_eq!(second(&load, 13), 0.25, "what was taken to hold is corrected");
@@ -84,13 +85,15 @@ fn several_senders_add_up_and_a_lost_one_stops_waiting() {
     load.seen(at(1.0), two, true, &report(Some("p"), 1.0, totals));
     assert_eq!((load.in_flight(), load.waiting()), (9, 6));
     load.lost(at(2.0), 1);
-    assert_eq!((load.in_flight(), load.waiting()), (3, 3), "of its pods nothing is known either");
+    assert_eq!((load.in_flight(), load.waiting()), (6, 6), "of its pods nothing is known");
+    assert!(!load.is_current(at(2.0)));
     let again = Stream { sender: 1, number: 1, synced: false };
     load.seen(at(4.0), again, true, &report(Some("p"), 4.0, totals));
-    load.synced(again);
+    load.synced(at(4.0), again);
     load.settle(at(4.0), true);
-    assert_eq!((load.in_flight(), load.waiting()), (6, 3));
-    assert_eq!(second(&load, 3), 6.0, "what the absence hid is made up for");
+    assert_eq!((load.in_flight(), load.waiting()), (6, 3), "it did not name its line again");
+    assert_eq!(second(&load, 3), 9.0, "what the absence hid is made up for");
+    assert!(load.take_gap());
 }
 
 #[test]
@@ -102,7 +105,7 @@ fn a_new_stream_that_does_not_name_a_pod_ends_it() {
     load.lost(at(2.0), 0);
     let again = Stream { number: 1, synced: false, ..LIVE };
     load.seen(at(3.0), again, true, &report(Some("new"), 3.0, Totals::default()));
-    load.synced(again);
+    load.synced(at(3.0), again);
     assert_eq!((load.hears_of("old"), load.hears_of("new")), (false, true));
 }
 
@@ -157,6 +160,27 @@ fn a_request_that_waited_is_one_arrival() {
     load.seen(at(5.0), LIVE, true, &report(Some("p"), 5.0, pod));
     let total: f64 = (1..6).map(|it| second(&load, it)).sum();
     assert_eq!(total, 40.0);
+}
+
+/// 100 a second arrive, 10 of them reach a pod and 90 give up or take too long: 100 a second, as Knative's activator counts.
+#[test]
+fn a_request_that_no_pod_got_is_an_arrival() {
+    let mut load = awake(Metric::Rps);
+    let (mut line, mut pod) = (Totals::default(), Totals::default());
+    load.seen(at(1.0), LIVE, true, &report(None, 1.0, line));
+    load.seen(at(1.0), LIVE, true, &report(Some("p"), 1.0, pod));
+    for second in 2..12 {
+        let now = f64::from(second);
+        (0..100).for_each(|_| line.start(ns(at(now - 0.5))));
+        (0..100).for_each(|_| line.finish(ns(at(now - 0.25))));
+        line.left += 90;
+        (0..10).for_each(|_| pod.start(ns(at(now - 0.25))));
+        (0..10).for_each(|_| pod.finish(ns(at(now - 0.125))));
+        load.seen(at(now), LIVE, true, &report(None, now, line));
+        load.seen(at(now), LIVE, true, &report(Some("p"), now, pod));
+    }
+    let total: f64 = (1..12).map(|it| second(&load, it)).sum();
+    assert_eq!(total, 1000.0);
 }
 
 #[test]

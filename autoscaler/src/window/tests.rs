@@ -52,7 +52,8 @@ fn silence_longer_than_the_window_means_that_nothing_is_known() {
     assert_eq!(linear(&Window::new(MINUTE, 10.0), 5.0), None);
     let window = written(0..10, 12.0);
     assert_eq!(linear(&window, 69.0), Some((12.0, 0.0)));
-    assert_eq!(linear(&window, 70.0), None);
+    assert_eq!(linear(&window, 70.0), Some((0.0, 0.0)), "as long as the window, as in Knative");
+    assert_eq!(linear(&window, 71.0), None);
     let mut window = written(0..10, 12.0);
     window.known_until(at(70.0));
     assert_eq!(linear(&window, 70.0), Some((0.0, 0.0)), "known silence is no load");

@@ -1,6 +1,6 @@
 //! Shell: streams as their receivers and servers see them.
 
-use std::{hash::Hash, path::Path, sync::Arc};
+use std::{hash::Hash, path::Path, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt as _, stream};
 use tokio::{
@@ -31,13 +31,15 @@ pub fn server() -> Server {
     server.http2_keepalive_timeout(Some(KEEPALIVE))
 }
 
-/// The items of a stream: who speaks, then batches from the box, each ended by `synced`.
+/// The items of a stream: who speaks, then batches from the box, each ended by `synced`. With `beat`, a batch of nothing
+/// says so often that there is no news: its receiver tells a sender that is silent from one that is stuck.
 pub(super) fn outgoing<K, V, T, R>(
     first: Vec<T>,
     cursor: Cursor<K, V>,
     state: impl Fn(K, V) -> T + Send + 'static,
     gone: impl Fn(K) -> T + Send + 'static,
     synced: T,
+    beat: Option<Duration>,
 ) -> impl Stream<Item = R> + Send + 'static
 where
     K: Eq + Hash + Clone + Send + Sync + 'static,
@@ -45,7 +47,7 @@ where
     T: Clone + Send + 'static,
     R: From<T> + Send + 'static,
 {
-    let batches = batches(cursor).flat_map(move |batch| {
+    let batches = batches(cursor, beat).flat_map(move |batch| {
         let item = |(key, value): (K, Option<V>)| match value {
             Some(value) => state(key, value),
             None => gone(key),
@@ -56,12 +58,24 @@ where
     stream::iter(first).chain(batches).map(R::from)
 }
 
-fn batches<K, V>(cursor: Cursor<K, V>) -> impl Stream<Item = Batch<K, V>> + Send + 'static
+fn batches<K, V>(
+    cursor: Cursor<K, V>,
+    beat: Option<Duration>,
+) -> impl Stream<Item = Batch<K, V>> + Send + 'static
 where
     K: Eq + Hash + Clone + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    stream::unfold(cursor, |mut cursor| async move { Some((cursor.next().await, cursor)) })
+    stream::unfold(cursor, move |mut cursor| async move {
+        let batch = match beat {
+            Some(beat) => {
+                let news = tokio::time::timeout(beat, cursor.next()).await;
+                news.unwrap_or_else(|_| Batch { version: cursor.version(), steps: Vec::new() })
+            }
+            None => cursor.next().await,
+        };
+        Some((batch, cursor))
+    })
 }
 
 /// Each further value that a channel gets; those that come faster than they are sent are passed over.
@@ -85,7 +99,7 @@ pub fn route_stream(
     shutdown: CancellationToken,
     shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + Sync + 'static,
 ) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send + 'static {
-    let items = batches(cursor).flat_map(move |Batch { version, steps }| {
+    let items = batches(cursor, None).flat_map(move |Batch { version, steps }| {
         let changes = steps
             .into_iter()
             .map(|(key, change)| change.and_then(&shape).unwrap_or(RouteChange::Gone(key)));

@@ -195,3 +195,38 @@ fn earlier_releases_take_in_what_is_routed_unread() {
         assert_eq!(PodItem::try_from(raw), Ok(item));
     }
 }
+
+/// A decision keeps what explains it across the wire, and one of an older sender comes without.
+#[test]
+fn a_decision_explains_itself_across_the_wire() {
+    let inputs = Inputs {
+        in_flight: 300,
+        waiting: 140,
+        stable_window: Duration::from_secs(60),
+        panic_window: Duration::from_secs(6),
+        by_load: Some(5),
+        min_scale: 1,
+        max_scale: 3,
+        bound: "max-scale".into(),
+        sight: Sight::Partial,
+    };
+    for inputs in [Some(inputs), None] {
+        let decision = Decision {
+            revision: Name::new("default", "hello-00001"),
+            wanted: Some(3),
+            path: Path::Direct,
+            activators: 2,
+            activity: Activity::Active,
+            stable: 300.0,
+            panic: 300.0,
+            target: 70.0,
+            ready_pods: 1,
+            panicking: true,
+            excess_burst_capacity: 0.0,
+            reason: "max-scale".into(),
+            inputs,
+        };
+        let told = Decision::try_from(raw::Decision::from(decision.clone())).unwrap();
+        assert_eq!(told, decision);
+    }
+}

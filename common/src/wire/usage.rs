@@ -1,5 +1,7 @@
 //! Pure: the two messages of scaling: what is in flight, and what is wanted of it.
 
+use std::time::Duration;
+
 use super::{Name, Path, Subscriber};
 
 // --- UsageReport ----------------------------------------------------------------------------------------
@@ -41,7 +43,7 @@ pub struct UsageSeen {
     pub latency: Vec<u64>,
 }
 
-/// Four running totals from which the requests in flight and their average over any window follow.
+/// Running totals from which the requests in flight and their average over any window follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Requests begun.
@@ -52,6 +54,8 @@ pub struct Totals {
     pub started_sum_ns: u64,
     /// Sum of the times they ended, in ns, wrapping.
     pub finished_sum_ns: u64,
+    /// Of those ended, requests that waited and that no pod got: they gave up or took too long. 0 from older senders.
+    pub left: u64,
 }
 
 impl Totals {
@@ -146,6 +150,42 @@ pub struct Decision {
     pub excess_burst_capacity: f64,
     /// The rule that decided, for the log.
     pub reason: String,
+    /// What it was made from; `None`: the sender is older and does not say.
+    pub inputs: Option<Inputs>,
+}
+
+/// What a decision was made from, to explain it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inputs {
+    /// Requests in flight and waiting.
+    pub in_flight: u64,
+    /// Of these, requests that wait for a pod.
+    pub waiting: u64,
+    /// Length of the stable window.
+    pub stable_window: Duration,
+    /// Length of the panic window.
+    pub panic_window: Duration,
+    /// Pods that load asks for within the rates, before minimum, maximum and initial scale; `None`: load is not known.
+    pub by_load: Option<u32>,
+    /// Fewest pods; 0 while no route leads to the revision.
+    pub min_scale: u32,
+    /// Most pods; 0: no bound.
+    pub max_scale: u32,
+    /// The bound that held; empty: load alone decided.
+    pub bound: String,
+    /// How much of the load was known.
+    pub sight: Sight,
+}
+
+/// How much of a revision's load is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// Every pod that may carry load and every activator reports.
+    Whole,
+    /// Some do not report: more pods may be wanted, fewer never.
+    Partial,
+    /// None reports: what there is stays.
+    Blind,
 }
 
 /// Knative's `Active` condition of a revision.

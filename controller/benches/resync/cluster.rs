@@ -273,5 +273,6 @@ fn decision(revision: Name, pods: usize) -> Decision {
         panicking: false,
         excess_burst_capacity: 0.0,
         reason: String::new(),
+        inputs: None,
     }
 }

@@ -77,6 +77,7 @@ fn decision(wanted: u32) -> Decision {
         panicking: false,
         excess_burst_capacity: 0.0,
         reason: String::new(),
+        inputs: None,
     }
 }
 

@@ -23,6 +23,7 @@ fn decision(of: u8, wanted: u32) -> Decision {
         panicking: false,
         excess_burst_capacity: 0.0,
         reason: String::new(),
+        inputs: None,
     }
 }
 

@@ -86,6 +86,7 @@ fn wake(shared: &Shared) {
         panicking: false,
         excess_burst_capacity: 0.0,
         reason: String::new(),
+        inputs: None,
     }));
 }
 

@@ -207,6 +207,7 @@ pub(super) fn decision(revision: &str, wanted: u32) -> Decision {
         panicking: false,
         excess_burst_capacity: 0.0,
         reason: "test".into(),
+        inputs: None,
     }
 }
 
@@ -250,6 +251,20 @@ fn a_decision_becomes_an_order_and_a_listener_becomes_a_route_in_one_step_each()
     sim.see(&uid, |_| ());
     assert_eq!(sim.phases(), [PodPhase::Ready]);
     assert_eq!(sim.table().services[&hello()].path, Path::Direct);
+}
+
+/// As in Knative, which admits it: the initial scale is reached once, and then the maximum holds.
+#[test]
+fn an_initial_scale_above_the_maximum_becomes_ready() {
+    let mut sim = Sim::new();
+    let bounds = r#""3", autoscaling.knative.dev/max-scale: "1""#;
+    sim.apply(&HELLO.replace(r#""0""#, bounds));
+    assert_eq!(sim.pods.len(), 3);
+    let uids: Vec<String> = sim.pods.keys().cloned().collect();
+    uids.iter().for_each(|uid| sim.see(uid, |_| ()));
+    assert_eq!(sim.condition(Kind::ServiceReady), "True");
+    let serving = sim.phases().into_iter().filter(|it| *it == PodPhase::Ready).count();
+    assert_eq!(serving, 1, "the maximum holds from then on");
 }
 
 /// A ready pod, and an agent on stream 1 and an activator on stream 2 that may send to it.

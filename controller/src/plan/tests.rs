@@ -107,6 +107,7 @@ fn decide(app: u8, revision: u8, wanted: u8) -> Event {
         panicking: false,
         excess_burst_capacity: 0.0,
         reason: String::new(),
+        inputs: None,
     })
 }
 

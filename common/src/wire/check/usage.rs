@@ -56,6 +56,7 @@ impl TryFrom<raw::UsageSeen> for UsageSeen {
                 finished: it.finished,
                 started_sum_ns: it.started_sum_ns,
                 finished_sum_ns: it.finished_sum_ns,
+                left: it.left.min(it.finished),
             },
             status: it.status,
             latency: it.latency,
@@ -72,6 +73,7 @@ impl From<UsageSeen> for raw::UsageSeen {
             finished: it.totals.finished,
             started_sum_ns: it.totals.started_sum_ns,
             finished_sum_ns: it.totals.finished_sum_ns,
+            left: it.totals.left,
             status: it.status,
             latency: it.latency,
         }
@@ -152,7 +154,52 @@ impl TryFrom<raw::Decision> for Decision {
                 it.excess_burst_capacity,
             )?,
             reason: it.reason,
+            inputs: it.inputs.map(Inputs::from),
         })
+    }
+}
+
+impl From<raw::DecisionInputs> for Inputs {
+    fn from(it: raw::DecisionInputs) -> Self {
+        let sight = match it.sight() {
+            raw::Sight::Whole => Sight::Whole,
+            raw::Sight::Partial => Sight::Partial,
+            // What a later sender means is not known, and least is claimed.
+            raw::Sight::Blind | raw::Sight::Unspecified => Sight::Blind,
+        };
+        Self {
+            in_flight: it.in_flight,
+            waiting: it.waiting,
+            stable_window: Duration::from_millis(it.stable_window_ms),
+            panic_window: Duration::from_millis(it.panic_window_ms),
+            by_load: it.by_load,
+            min_scale: it.min_scale,
+            max_scale: it.max_scale,
+            bound: it.bound,
+            sight,
+        }
+    }
+}
+
+impl From<Inputs> for raw::DecisionInputs {
+    fn from(it: Inputs) -> Self {
+        let ms = |it: Duration| u64::try_from(it.as_millis()).unwrap_or(u64::MAX);
+        let sight = match it.sight {
+            Sight::Whole => raw::Sight::Whole,
+            Sight::Partial => raw::Sight::Partial,
+            Sight::Blind => raw::Sight::Blind,
+        };
+        Self {
+            in_flight: it.in_flight,
+            waiting: it.waiting,
+            stable_window_ms: ms(it.stable_window),
+            panic_window_ms: ms(it.panic_window),
+            by_load: it.by_load,
+            min_scale: it.min_scale,
+            max_scale: it.max_scale,
+            bound: it.bound,
+            sight: sight.into(),
+        }
     }
 }
 
@@ -177,6 +224,7 @@ impl From<Decision> for raw::Decision {
             panicking: it.panicking,
             excess_burst_capacity: it.excess_burst_capacity,
             reason: it.reason,
+            inputs: it.inputs.map(Into::into),
         }
     }
 }

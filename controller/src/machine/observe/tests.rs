@@ -428,6 +428,7 @@ fn decision(revision: &str, wanted: u32) -> Decision {
         panicking: false,
         excess_burst_capacity: 0.0,
         reason: String::new(),
+        inputs: None,
     }
 }
 
