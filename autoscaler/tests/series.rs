@@ -1,0 +1,113 @@
+//! Knative's own arithmetic, second by second: 300 series with what it decided (`knative.dev/serving v0.51.0`,
+//! `pkg/autoscaler/aggregation` and `pkg/autoscaler/scaling`; made by a seeded generator).
+//!
+//! One JSON object a line. `series[i]` is the concurrency recorded in second i. Tick t is in second 2t − 1 at + 0.9 s, after
+//! that second's record, and has `ready[t]` (again from its start when it ends) and `reachable[t]`; index 0 is before the
+//! first tick. `knative[t − 1]` is `[valid, pods, excess burst capacity, stable average, panic average]`.
+//!
+//! Knative counts the running second as its newest; here a second counts whole once it is over. So what Knative says in a
+//! second is what is said here one second later, with the same seconds recorded.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    time::Duration,
+};
+
+use autoscaler::{
+    decide::{Pods, Scaler},
+    window::Window,
+};
+use common::wire::{Aggregation, ScalePolicy};
+use flate2::bufread::GzDecoder;
+use serde_json::Value;
+
+const SERIES: &[u8] = include_bytes!("data/series.jsonl.gz");
+
+/// How far averages may be apart: both sides round.
+const CLOSE: f64 = 1.5e-6;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn number(case: &Value, key: &str) -> f64 {
+    case[key].as_f64().unwrap_or_else(|| panic!("{key} is a number"))
+}
+
+fn seconds(case: &Value, key: &str) -> Duration {
+    Duration::from_secs_f64(number(case, key))
+}
+
+fn list<'a>(case: &'a Value, key: &str) -> &'a [Value] {
+    case[key].as_array().unwrap_or_else(|| panic!("{key} is a list"))
+}
+
+fn policy(case: &Value) -> ScalePolicy {
+    let is_weighted = case["weighted"].as_bool().expect("weighted is a word");
+    let total = number(case, "total");
+    ScalePolicy {
+        stable_window: seconds(case, "stable"),
+        panic_window_percent: number(case, "panic_pct"),
+        panic_threshold_percent: number(case, "threshold"),
+        max_scale_up_rate: number(case, "up"),
+        max_scale_down_rate: number(case, "down"),
+        activation_scale: number(case, "activation") as u32,
+        scale_down_delay: seconds(case, "delay"),
+        target_burst_capacity: number(case, "tbc"),
+        total,
+        utilization: number(case, "target") / total,
+        aggregation: if is_weighted {
+            Aggregation::WeightedExponential
+        } else {
+            Aggregation::Linear
+        },
+        ..ScalePolicy::default()
+    }
+}
+
+/// Pods at a tick.
+fn pods(case: &Value, tick: usize) -> Pods {
+    let ready = list(case, "ready");
+    Pods {
+        ready: ready[tick % ready.len()].as_u64().expect("a count") as u32,
+        is_reachable: list(case, "reachable")[tick].as_bool().expect("a word"),
+    }
+}
+
+/// Ticks that come out equal; says which does not.
+fn equal_ticks(case: &Value) -> usize {
+    let policy = policy(case);
+    let mut window = Window::new(policy.stable_window, policy.panic_window_percent);
+    let created = Duration::from_nanos(case["created_ns"].as_u64().expect("a time")) + SECOND;
+    let mut scaler = Scaler::new(created, pods(case, 0).ready);
+    let mut recorded = list(case, "series").iter().zip(0u32..).peekable();
+    for (at, knative) in list(case, "knative").iter().enumerate() {
+        let tick = at + 1;
+        let second = u32::try_from(2 * tick - 1).expect("few seconds");
+        while let Some((load, of)) = recorded.next_if(|(_, of)| *of <= second) {
+            window.add(SECOND * of + SECOND / 2, load.as_f64().expect("a load"));
+        }
+        let now = SECOND * second + 9 * SECOND / 10 + SECOND;
+        let load = window.averages(now, 0.0, policy.aggregation);
+        let wish = scaler.step(now, &policy, pods(case, tick), load);
+        let said = |at: usize| knative[at].as_f64().expect("a number");
+        let which = format!("case {}, tick {tick}", case["id"]);
+        assert_eq!(load.is_some(), knative[0] == true, "{which}: whether load is known");
+        assert_eq!(wish.pods.map(f64::from), Some(said(1)), "{which}: pods");
+        assert_eq!(wish.excess_burst_capacity, said(2), "{which}: excess burst capacity");
+        let load = load.expect("known load");
+        let apart = [(load.stable, said(3)), (load.panic, said(4))].map(|(a, b)| (a - b).abs());
+        assert!(apart.iter().all(|it| *it <= CLOSE), "{which}: {load:?}, not {knative}");
+    }
+    list(case, "knative").len()
+}
+
+#[test]
+fn three_hundred_series_are_decided_as_knative_decides_them() {
+    let lines = BufReader::new(GzDecoder::new(SERIES)).lines();
+    let (mut cases, mut ticks) = (0, 0);
+    for line in lines {
+        let case = serde_json::from_str(&line.expect("text")).expect("JSON");
+        ticks += equal_ticks(&case);
+        cases += 1;
+    }
+    assert_eq!((cases, ticks), (300, 18_102));
+}
