@@ -77,8 +77,8 @@ impl Followers {
     /// one that has yet to name all of them.
     pub fn all_route(&self, name: &Name) -> bool {
         let hash = hash(name);
-        let whole = self.all.values().filter_map(|it| it.routed.as_ref()).filter(|it| it.is_whole);
-        whole.into_iter().all(|it| it.all.contains(&hash))
+        let mut say = self.all.values().filter_map(|it| it.routed.as_ref());
+        say.all(|it| !it.is_whole || it.all.contains(&hash))
     }
 
     /// It opens no connection to this draining pod.

@@ -25,7 +25,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const MAX_SCALE: i64 = i32::MAX as i64;
 /// The classes that the group itself defines; a class of another group is another controller's.
 const CLASSES: [&str; 2] = [KPA, HPA];
-/// The class that scales here.
+/// The class that our autoscaler scales.
 pub const KPA: &str = "kpa.autoscaling.knative.dev";
 /// The class that leaves it to Kubernetes' HorizontalPodAutoscaler.
 pub const HPA: &str = "hpa.autoscaling.knative.dev";

@@ -10,7 +10,7 @@ use crate::policy::AutoscalerConfig;
 const TARGET_MIN: f64 = 0.01;
 /// Bounds of the stable window (`autoscaling.WindowMin`, `WindowMax`).
 const WINDOW: (Span, Span) = (Span::seconds(6), Span::seconds(3600));
-/// The only class that scales here.
+/// The class of a service that names none.
 const CLASS: &str = "kpa.autoscaling.knative.dev";
 
 impl ConfigMap for AutoscalerConfig {
