@@ -4,7 +4,7 @@
 //! once. So it may decide on a Revision that this replica has not observed yet, or has just lost and will observe anew:
 //! what was decided is kept until it can be carried out or is taken back, or requests would wait for ever.
 
-use common::wire::{Decision, Name, Path};
+use common::wire::{Decision, Inputs, Name, Path, Sight};
 use tracing::info;
 
 use super::Machine;
@@ -124,11 +124,81 @@ fn explain(it: &Decision) -> String {
     let reason = if it.reason.is_empty() { String::new() } else { format!("{}; ", it.reason) };
     format!(
         "{pods}, {path}: {reason}load {stable:.2} in the stable window, {panic:.2} in the panic window{panics}; \
-         target {target:.2} a pod; {ready} ready; excess burst capacity {capacity:.0}",
+         target {target:.2} a pod; {ready} ready; excess burst capacity {capacity:.0}{inputs}",
         stable = it.stable,
         panic = it.panic,
         target = it.target,
         ready = it.ready_pods,
         capacity = it.excess_burst_capacity,
+        inputs = it.inputs.as_ref().map(inputs).unwrap_or_default(),
     )
+}
+
+/// What a decision was made from beside averages, where its sender says so.
+fn inputs(it: &Inputs) -> String {
+    let by_load = match it.by_load {
+        Some(pods) => format!("load asks for {pods}"),
+        None => "load is not known".to_owned(),
+    };
+    let most = if it.max_scale == 0 { "no limit".to_owned() } else { it.max_scale.to_string() };
+    let bound = if it.bound.is_empty() { "none" } else { it.bound.as_str() };
+    let sight = match it.sight {
+        Sight::Whole => "all of it",
+        Sight::Partial => "a part of it",
+        Sight::Blind => "none of it",
+    };
+    format!(
+        "; {} in flight, {} of them waiting; windows of {} s and {} s; {by_load}; from {} to {most}; bound that held: \
+         {bound}; load that is seen: {sight}",
+        it.in_flight,
+        it.waiting,
+        it.stable_window.as_secs(),
+        it.panic_window.as_secs(),
+        it.min_scale,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use common::wire::Activity;
+
+    use super::*;
+
+    #[test]
+    fn a_decision_tells_inputs_windows_and_the_bound_that_held() {
+        let inputs = Inputs {
+            in_flight: 300,
+            waiting: 140,
+            stable_window: Duration::from_secs(60),
+            panic_window: Duration::from_secs(6),
+            by_load: Some(5),
+            min_scale: 1,
+            max_scale: 3,
+            bound: "max-scale".into(),
+            sight: Sight::Partial,
+        };
+        let decision = Decision {
+            revision: Name::new("default", "hello-00001"),
+            wanted: Some(3),
+            path: Path::Activator,
+            activators: 2,
+            activity: Activity::Active,
+            stable: 70.0,
+            panic: 300.0,
+            target: 70.0,
+            ready_pods: 1,
+            panicking: true,
+            excess_burst_capacity: -1.0,
+            reason: "max-scale".into(),
+            inputs: Some(inputs),
+        };
+        assert_eq!(
+            explain(&decision),
+            "3 pods, through activators: max-scale; load 70.00 in the stable window, 300.00 in the panic window, in \
+             panic; target 70.00 a pod; 1 ready; excess burst capacity -1; 300 in flight, 140 of them waiting; windows \
+             of 60 s and 6 s; load asks for 5; from 1 to 3; bound that held: max-scale; load that is seen: a part of it"
+        );
+    }
 }
