@@ -63,6 +63,8 @@ pub(crate) struct Metrics {
     pub(crate) fallbacks: Gauge,
     /// Connects that nobody answered at first.
     pub(crate) unanswered: Gauge,
+    /// Services that find no room in the kernel's maps.
+    pub(crate) refused: Gauge,
     /// Kept connections ended to move them.
     pub(crate) ended: Counter,
     /// Those that turned out to be in use, each time.
@@ -106,6 +108,7 @@ impl Metrics {
             untracked: Gauge::default(),
             fallbacks: Gauge::default(),
             unanswered: Gauge::default(),
+            refused: Gauge::default(),
             ended: Counter::default(),
             spared: Counter::default(),
             left: Gauge::default(),
@@ -150,6 +153,8 @@ impl Metrics {
         registry.register("connects_fallback", help, self.fallbacks.clone());
         let help = "Connects whose first packet was not answered within a second";
         registry.register("connects_unanswered", help, self.unanswered.clone());
+        let help = "Services that find no room in the kernel's maps";
+        registry.register("services_refused", help, self.refused.clone());
         let help = "Kept connections ended to move them";
         registry.register("connections_ended", help, self.ended.clone());
         let help = "Times that a kept connection was to be ended and turned out to be in use";

@@ -42,7 +42,7 @@ use crate::{
     kernel::Stage,
     listeners,
     maps::{self, Events, Maps},
-    plan::{Backend, Local, Plan, Planner, sixteen},
+    plan::{Backend, Local, Plan, Planner, TooBig, sixteen},
     pods::{
         Action, Attempt, Event, Facts, Kernel, Pods, ask, find::Command, mark::Marks, namespace,
     },
@@ -73,6 +73,7 @@ const REACH_PATIENCE: Duration = Duration::from_secs(1);
 const EVENTS_AT_ONCE: usize = 256;
 
 mod overdue;
+mod write;
 
 /// What the loop is joined to.
 pub(crate) struct Ends {
@@ -126,6 +127,8 @@ pub(crate) struct Agent {
     version: u64,
     /// Its draining pods, and what the controller was told of them.
     draining: Draining,
+    /// Services that do not fit the kernel's maps.
+    refused: BTreeMap<wire::Name, TooBig>,
     /// Whether a write failed half-way, so that the planner has to look at the maps again.
     torn: bool,
     /// Whether the maps may differ from what the table and the local pods want.
@@ -181,6 +184,7 @@ impl Agent {
             planner,
             version: 0,
             draining: Draining::default(),
+            refused: BTreeMap::new(),
             torn: false,
             stale: false,
             first_table: None,
@@ -531,7 +535,8 @@ impl Agent {
         self.stale = false;
         let begun = Instant::now();
         match self.write() {
-            Ok(writes) => {
+            Ok(write::Wrote { waits: true, .. }) => {}
+            Ok(write::Wrote { writes, .. }) => {
                 // Draining pods and kept connections are looked at now, not a second later.
                 self.next_sweep = begun;
                 let version = self.version;
@@ -549,28 +554,6 @@ impl Agent {
                 self.ends.troubles.set("maps", Some(refused));
             }
         }
-    }
-
-    /// Plans and writes what changed. Returns the number of writes, or why there is a next try at the next sweep.
-    fn write(&mut self) -> Result<usize, String> {
-        if self.torn {
-            self.start_over().map_err(|error| chain(&error))?;
-        }
-        let plan = self.planner.plan(monotonic_ns(), &self.planned);
-        let plan = plan.map_err(|too_big| too_big.to_string())?;
-        self.move_kept(&plan);
-        if let Err(error) = self.ends.maps.apply(&plan.ops) {
-            self.torn = true;
-            return Err(chain(&error));
-        }
-        Ok(plan.ops.len())
-    }
-
-    /// A write was refused half-way: plans go on from what the maps hold now.
-    fn start_over(&mut self) -> Result<(), maps::Error> {
-        self.planner.restart(self.ends.maps.read()?, monotonic_ns());
-        self.torn = false;
-        Ok(())
     }
 
     /// Kept connections follow where new ones are led.

@@ -37,11 +37,11 @@ pub use self::{
 /// Backend 0 stays unused, so that a slot that was ever written is not 0.
 const FIRST_BACKEND: u32 = 1;
 
-/// A table that does not fit the kernel's maps. Nothing of it is in force.
+/// What does not fit the kernel's maps. Nothing of it is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the route table needs {wanted} more of {map} and only {free} are free ({resting} more within a second): \
-     use fewer services or pods on this node"
+    "{wanted} more of map {map} are needed and only {free} are free ({resting} more within a second): \
+     use fewer services, or fewer pods behind them"
 )]
 pub struct TooBig {
     /// Where it does not fit.
@@ -53,6 +53,16 @@ pub struct TooBig {
     /// How many become free when they have rested: where that is enough, the same plan succeeds later.
     pub resting: usize,
 }
+
+impl TooBig {
+    /// Whether it may fit when everything has rested.
+    fn may_pass(&self) -> bool {
+        self.wanted <= self.free + self.resting
+    }
+}
+
+/// How long a service that fits once everything has rested keeps its old lists: so long as anything rests, and some more.
+const PATIENCE_NS: u64 = 2 * abi::REST_NS;
 
 /// One list in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,10 +92,23 @@ struct Step {
     next: Front,
 }
 
-/// What a plan changes, before it is known to fit.
+/// What one service wants of a plan, which it gets whole or not at all.
+struct Change {
+    service: u32,
+    steps: Vec<Step>,
+}
+
+impl Change {
+    fn backends(&self) -> usize {
+        self.steps.iter().map(|step| step.next.backends.len()).sum()
+    }
+}
+
+/// What a plan changes, before it is known what of it fits.
 #[derive(Default)]
 struct Draft {
-    steps: Vec<Step>,
+    activators: Vec<Step>,
+    changes: Vec<Change>,
     /// Frontends of the services that are looked at, by who has them.
     held: BTreeMap<FrontendKey, u32>,
     /// Frontends that another service has.
@@ -119,6 +142,8 @@ pub struct Planner {
     six: bool,
     /// Services of the table whose plan is due.
     due: BTreeSet<u32>,
+    /// Those of them that did not fit, and since when.
+    unfit: BTreeMap<u32, u64>,
     /// Frontends in force that belong to nobody, until a plan gives them away or takes them out of force.
     left: BTreeSet<FrontendKey>,
     /// Services that want a frontend which another one has: as a ClusterIP it has one owner, and they are next.
@@ -146,6 +171,7 @@ impl Planner {
             extents: Extents::new(abi::SLOTS_MAX),
             six: table.has_six(),
             due: table.all().collect(),
+            unfit: BTreeMap::new(),
             left: kernel.frontends.keys().copied().collect(),
             claims: BTreeSet::new(),
             table,
@@ -238,6 +264,7 @@ impl Planner {
             (None, Some((number, _))) => {
                 self.table.remove_service(*number);
                 self.due.remove(number);
+                self.unfit.remove(number);
             }
             (None, None) => {}
         }
@@ -259,16 +286,15 @@ impl Planner {
 
     /// The plan that puts the table in force on this node, given its registered pods by uid.
     ///
-    /// Planning twice without a change gives nothing the second time. After an error nothing is forgotten: what was
-    /// due stays due.
+    /// Planning twice without a change gives nothing the second time. A service that does not fit stays due, and holds up no
+    /// other: its old lists stay while waiting helps, and then the activators get its connects. After an error, which only
+    /// the lists of activators give, everything stays due.
     pub fn plan(&mut self, now_ns: u64, locals: &BTreeMap<String, Local>) -> Result<Plan, TooBig> {
         self.ids.wake(now_ns);
         self.services.wake(now_ns);
         self.extents.wake(now_ns);
-        let mut draft = self.compare(locals);
-        let plan = self.carry_out(now_ns, std::mem::take(&mut draft.steps), &draft.stale)?;
-        self.settle(draft);
-        Ok(plan)
+        let draft = self.compare(locals);
+        self.carry_out(now_ns, draft)
     }
 
     /// Whether a refused plan, or part of one, still waits to be planned.
@@ -280,20 +306,24 @@ impl Planner {
     fn compare(&self, locals: &BTreeMap<String, Local>) -> Draft {
         let mut draft = Draft::default();
         for (list, next) in self.table.activators() {
-            self.step(ListKey::Activators(list), next, &mut draft.steps);
+            self.step(ListKey::Activators(list), next, &mut draft.activators);
         }
         for &service in &self.due {
+            let mut steps = Vec::new();
             for (key, next) in self.table.fronts(service, locals) {
                 let owner = self.lists.get(&ListKey::Front(key)).map_or(NOBODY, |it| it.owner);
                 let is_free = owner == NOBODY && !draft.held.contains_key(&key);
                 if is_free || owner == service {
                     draft.held.insert(key, service);
-                    self.step(ListKey::Front(key), next, &mut draft.steps);
+                    self.step(ListKey::Front(key), next, &mut steps);
                 } else {
                     draft.claims.insert((key, service));
                 }
             }
+            draft.changes.push(Change { service, steps });
         }
+        // Where not all fit, as many as possible do.
+        draft.changes.sort_by_key(Change::backends);
         draft.stale =
             self.left.iter().filter(|key| !draft.held.contains_key(key)).copied().collect();
         draft
@@ -313,44 +343,67 @@ impl Planner {
         }
     }
 
-    /// Takes what the steps need, or nothing at all.
-    fn carry_out(
-        &mut self,
-        now_ns: u64,
-        steps: Vec<Step>,
-        stale: &[FrontendKey],
-    ) -> Result<Plan, TooBig> {
-        self.check_room(&steps)?;
-        let mut taken: Vec<(u32, u32)> = Vec::with_capacity(steps.len());
-        for step in &steps {
-            let count = step.next.backends.len() as u32;
-            match self.extents.take(count) {
-                Some(offset) => taken.push((offset, count)),
-                None => {
-                    let refusal = self.extents.refusal(count);
-                    taken
-                        .into_iter()
-                        .for_each(|(offset, count)| self.extents.give_back(offset, count));
-                    return Err(refusal);
-                }
+    fn carry_out(&mut self, now_ns: u64, mut draft: Draft) -> Result<Plan, TooBig> {
+        let (mut ops, mut freed) = (Ops::default(), Vec::new());
+        let mut plan = Plan::default();
+        self.put(std::mem::take(&mut draft.activators), &mut ops, &mut freed)?;
+        let mut unfit = BTreeMap::new();
+        for Change { service, steps } in std::mem::take(&mut draft.changes) {
+            let targets: Vec<_> = steps.iter().map(|it| (it.target, it.next.info)).collect();
+            let Err(why) = self.put(steps, &mut ops, &mut freed) else { continue };
+            let since = self.unfit.get(&service).copied().unwrap_or(now_ns);
+            unfit.insert(service, since);
+            if why.may_pass() && now_ns.saturating_sub(since) < PATIENCE_NS {
+                plan.waits = true;
+                continue;
             }
+            plan.refused.extend(self.table.name(service).map(|name| (name, why)));
+            let mut less = Vec::new();
+            for (target, info) in targets {
+                let none = Front { mode: Mode::Activator, info, backends: Vec::new() };
+                self.step(target, none, &mut less);
+            }
+            // Where there is no room for its addresses either, its connects are left to others.
+            let _nothing = self.put(less, &mut ops, &mut freed);
         }
-        let mut ops = Ops::default();
-        let mut freed = Vec::new();
-        for (step, (offset, _)) in steps.into_iter().zip(taken) {
-            freed.extend(self.switch(step, offset, &mut ops));
-        }
-        for &key in stale {
+        for &key in &draft.stale {
             freed.extend(self.lists.remove(&ListKey::Front(key)).inspect(|list| {
                 ops.removals.push(MapOp::RemoveFrontend { key });
                 self.services.free(list.service, now_ns);
             }));
         }
         freed.iter().for_each(|list| self.release(list, now_ns, &mut ops));
-        Ok(ops.plan())
+        self.settle(draft, unfit);
+        ops.complete(&mut plan);
+        Ok(plan)
     }
 
-    /// Counts what the steps need against what is free, so that nothing has to be undone but extents.
+    /// Takes what the steps need and switches their lists, or does nothing at all.
+    fn put(
+        &mut self,
+        steps: Vec<Step>,
+        ops: &mut Ops,
+        freed: &mut Vec<List>,
+    ) -> Result<(), TooBig> {
+        self.check_room(&steps)?;
+        let mut taken: Vec<(u32, u32)> = Vec::with_capacity(steps.len());
+        for step in &steps {
+            let count = step.next.backends.len() as u32;
+            let Some(offset) = self.extents.take(count) else {
+                let refusal = self.extents.refusal(count);
+                let back = |(offset, count)| self.extents.give_back(offset, count);
+                taken.into_iter().for_each(back);
+                return Err(refusal);
+            };
+            taken.push((offset, count));
+        }
+        for (step, (offset, _)) in steps.into_iter().zip(taken) {
+            freed.extend(self.switch(step, offset, ops));
+        }
+        Ok(())
+    }
+
+    /// Counts what steps of one service need against what is free, so that nothing has to be undone but extents.
     fn check_room(&self, steps: &[Step]) -> Result<(), TooBig> {
         let fresh: BTreeSet<&Backend> = steps
             .iter()
@@ -428,15 +481,18 @@ impl Planner {
         }
     }
 
-    /// Everything due is in force: remembers who has which frontend, and who waits for it.
-    fn settle(&mut self, draft: Draft) {
+    /// Everything due is in force, but what did not fit: remembers who has which frontend, and who waits for it.
+    fn settle(&mut self, draft: Draft, unfit: BTreeMap<u32, u64>) {
         for (key, service) in draft.held {
-            self.claims.remove(&(key, service));
-            let list = self.lists.get_mut(&ListKey::Front(key));
-            list.expect("carried out, or in force already").owner = service;
+            // Without a list, there was no room for it.
+            if let Some(list) = self.lists.get_mut(&ListKey::Front(key)) {
+                list.owner = service;
+                self.claims.remove(&(key, service));
+            }
         }
         self.claims.extend(draft.claims);
-        self.due.clear();
+        self.due = unfit.keys().copied().collect();
+        self.unfit = unfit;
         self.left.clear();
     }
 }

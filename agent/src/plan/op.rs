@@ -8,7 +8,10 @@ use std::{
 use common::{
     abi::FrontendKey,
     flow::{SvcInfo, SvcState},
+    wire::Name,
 };
+
+use super::TooBig;
 
 /// One target of connects, without its gauge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +57,10 @@ pub struct Plan {
     pub joined: BTreeSet<SocketAddr>,
     /// Pods that they are not led to any more.
     pub left: BTreeSet<SocketAddr>,
+    /// Services that do not fit, and why: their connects go by the activators until they do.
+    pub refused: BTreeMap<Name, TooBig>,
+    /// Whether lists of the table before are still in force, which this plan leaves to a later one.
+    pub waits: bool,
 }
 
 /// One write of a kernel map. The order of a plan's writes is part of the plan.
@@ -148,13 +155,14 @@ pub(super) struct Ops {
 }
 
 impl Ops {
-    pub(super) fn plan(self) -> Plan {
+    /// Puts the writes into a plan.
+    pub(super) fn complete(self, plan: &mut Plan) {
         let groups =
             [self.backends, self.slots, self.infos, self.states, self.frontends, self.removals];
         // A pod that is known by another name now, as one of this node, has not left.
-        let left = self.left.difference(&self.joined).copied().collect();
-        let ops = groups.into_iter().flatten().collect();
-        Plan { ops, joined: self.joined, left }
+        plan.left = self.left.difference(&self.joined).copied().collect();
+        plan.ops = groups.into_iter().flatten().collect();
+        plan.joined = self.joined;
     }
 }
 

@@ -126,6 +126,11 @@ impl Table {
         service.addresses.iter().map(|&address| frontend(address, service.port)).collect()
     }
 
+    /// The name of a service.
+    pub(super) fn name(&self, service: u32) -> Option<Name> {
+        self.services.name(service)
+    }
+
     /// Takes in a service's whole state. Returns its number.
     pub(super) fn set_service(&mut self, told: &wire::Service) -> u32 {
         let direct = match told.targets.as_slice() {
@@ -303,6 +308,11 @@ impl<T> Numbered<T> {
 
     fn names(&self) -> impl Iterator<Item = Name> {
         self.numbers.keys().filter_map(|name| name.split_once('/')).map(|(a, b)| Name::new(a, b))
+    }
+
+    fn name(&self, number: u32) -> Option<Name> {
+        let (name, _) = self.things.get(number as usize)?.as_ref()?;
+        name.split_once('/').map(|(a, b)| Name::new(a, b))
     }
 
     fn get(&self, number: u32) -> &T {

@@ -414,19 +414,95 @@ fn work_is_proportional_to_the_change() {
     assert_eq!(ops.len(), 5, "{ops:?}");
 }
 
+/// So many pods of one revision.
+fn pods(revision: u8, numbers: std::ops::RangeInclusive<u8>) -> Vec<Pod> {
+    numbers.map(|number| pod(number, revision, PodPhase::Ready)).collect()
+}
+
 #[test]
-fn a_table_that_does_not_fit_is_refused_whole_and_planned_later() {
+fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
     let mut bed = Bed::new();
-    let small = table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[]);
-    bed.plan(&small);
-    bed.planner.extents = Extents::new(2);
-    let pods: Vec<Pod> = (1..=9).map(|number| pod(number, 1, PodPhase::Ready)).collect();
-    let big = table(&[service(1, Path::Direct), service(2, Path::Direct)], &pods, &[]);
-    bed.tell(&big);
-    let refused = bed.planner.plan(bed.now, &BTreeMap::new());
-    assert_eq!(refused.unwrap_err().map, abi::maps::SLOTS);
+    let services = [service(1, Path::Direct), service(2, Path::Direct)];
+    bed.plan(&table(&services, &pods(1, 1..=2), &[activator(1)]));
+    bed.planner.extents = Extents::new(20);
+    // What is in force: one activator, and two pods for each family.
+    bed.planner.extents.take_this(0, 5);
+    let big = [pods(1, 1..=40), pods(2, 41..=41)].concat();
+    bed.tell(&table(&services, &big, &[activator(1), activator(2)]));
+    let plan = bed.planned(&BTreeMap::new());
+    let (refused, why) = plan.refused.first_key_value().unwrap();
+    assert_eq!((refused, why.map, plan.waits), (&name(1), abi::maps::SLOTS, false));
+    let text = why.to_string();
+    assert!(text.contains("40 more of map SLOTS") && text.contains("use fewer services"), "{text}");
     assert!(bed.planner.is_due());
-    assert_eq!(bed.plan(&small), []);
+    let found = |bed: &Bed, last| bed.kernel.find(&key([10, 96, 0, last])).unwrap();
+    assert_eq!(found(&bed, 1), (Mode::Activator, vec![], 20_001u16.to_be()));
+    assert_eq!(found(&bed, 2).1, vec![target(41)], "it holds up no other");
+    assert_eq!(bed.kernel.list(&bed.kernel.states[&abi::ACTIVATORS_V4]).len(), 2);
+
+    // It is tried again, and found as it is.
+    bed.now += SECOND;
+    let again = bed.planned(&BTreeMap::new());
+    assert_eq!((again.ops, again.refused.len()), (vec![], 1));
+    let fits = [pods(1, 1..=3), pods(2, 41..=41)].concat();
+    bed.plan(&table(&services, &fits, &[activator(1), activator(2)]));
+    assert_eq!(found(&bed, 1).1.len(), 3);
+    assert!(!bed.planner.is_due());
+}
+
+/// Also where there is no room for what it would need to go by the activators.
+#[test]
+fn a_new_service_that_finds_no_number_is_left_to_others_and_holds_up_none() {
+    let mut bed = Bed::new();
+    bed.plan(&table(&[service(1, Path::Direct)], &[], &[activator(1)]));
+    // Both addresses of one service.
+    bed.planner.services = Numbers::new(100, 102);
+    let mut half = service(9, Path::Direct);
+    half.addresses.truncate(1);
+    let wide = service(2, Path::Direct);
+    let all = [service(1, Path::Direct), wide.clone(), half.clone()];
+    bed.tell(&table(&all, &pods(1, 1..=1), &[activator(1)]));
+    let plan = bed.planned(&BTreeMap::new());
+    assert_eq!(plan.refused.keys().collect::<Vec<_>>(), [&name(9)]);
+    assert_eq!(plan.refused[&name(9)].map, abi::maps::SVC_STATE);
+    assert_eq!(bed.kernel.find(&key([10, 96, 0, 9])), None);
+    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(1)]);
+    // Its number is had by the next once it has rested.
+    bed.plan(&table(&[service(1, Path::Direct), half], &pods(1, 1..=1), &[activator(1)]));
+    bed.now += 2 * SECOND;
+    bed.planned(&BTreeMap::new());
+    assert!(bed.kernel.find(&key([10, 96, 0, 9])).is_some());
+    assert!(!bed.planner.is_due());
+}
+
+/// A big service that changes often: what it gave up rests for a second.
+#[test]
+fn a_service_that_fits_when_all_has_rested_keeps_its_list_until_then_and_holds_up_no_other() {
+    let mut bed = Bed::new();
+    let services = [service(1, Path::Direct), service(2, Path::Direct)];
+    bed.planner.extents = Extents::new(50);
+    bed.plan(&table(&services, &pods(1, 1..=10), &[]));
+    bed.plan(&table(&services, &pods(1, 2..=11), &[]));
+    bed.tell(&table(&services, &[pods(1, 3..=12), pods(2, 20..=20)].concat(), &[]));
+    let plan = bed.planned(&BTreeMap::new());
+    assert!(plan.waits && plan.refused.is_empty(), "{plan:?}");
+    let found = |bed: &Bed, last| bed.kernel.find(&key([10, 96, 0, last])).unwrap().1;
+    assert_eq!(found(&bed, 1)[0], target(2));
+    assert_eq!(found(&bed, 2), vec![target(20)]);
+    bed.now += SECOND;
+    let plan = bed.planned(&BTreeMap::new());
+    assert!(!plan.waits && plan.refused.is_empty(), "{plan:?}");
+    assert_eq!(found(&bed, 1)[0], target(3));
+    assert!(!bed.planner.is_due());
+
+    // It does not wait for ever while others keep something from rest.
+    bed.planner.extents = Extents::new(4);
+    bed.planner.extents.free(100, 1_000, u64::MAX / 2);
+    bed.tell(&table(&services, &pods(1, 4..=13), &[]));
+    assert!(bed.planned(&BTreeMap::new()).waits);
+    bed.now += 2 * SECOND;
+    let plan = bed.planned(&BTreeMap::new());
+    assert_eq!((plan.refused.len(), plan.waits), (1, false));
 }
 
 /// One change of the world.
