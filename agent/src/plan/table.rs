@@ -66,11 +66,13 @@ struct Pod {
 
 impl Pod {
     /// Where a client of this family reaches it: at an address of its own family, or else, over IPv6, at its IPv4 address
-    /// as a mapped one.
-    fn at(&self, six: bool) -> Option<SocketAddr> {
+    /// as a mapped one, where that is `mapped`.
+    ///
+    /// A socket that takes IPv6 only cannot connect to a mapped address, and `connect` cannot see that it does.
+    fn at(&self, six: bool, mapped: bool) -> Option<SocketAddr> {
         let mut all = [self.address, self.also].into_iter().flatten();
         let own = all.clone().find(|at| at.is_ipv6() == six);
-        own.or_else(|| all.find(|at| six && at.is_ipv4()))
+        own.or_else(|| all.find(|at| six && mapped && at.is_ipv4()))
     }
 }
 
@@ -232,8 +234,8 @@ impl Table {
     /// What each address of a service should lead to.
     ///
     /// Straight to pods only when one revision holds all traffic, the path is direct and a pod of a fitting family
-    /// is ready; the kernel cannot split by request. An IPv6 client reaches pods without an address of its family by mapped
-    /// ones.
+    /// is ready; the kernel cannot split by request. An IPv6 client reaches pods without an address of its family by the
+    /// activators, as any of its sockets reaches those; by mapped addresses only where no activator has an IPv6 one.
     pub(super) fn fronts(
         &self,
         service: u32,
@@ -241,9 +243,11 @@ impl Table {
     ) -> Vec<(FrontendKey, Front)> {
         let service = self.services.get(service);
         let port_be = service.activator_port.get().to_be();
+        let mapped = !self.has_six();
         let each = service.addresses.iter().map(|&address| {
             let ready = service.direct.into_iter().flat_map(|revision| self.ready(revision));
-            let fitting = ready.filter_map(|(uid, pod)| Some((uid, pod.at(address.is_ipv6())?)));
+            let fitting =
+                ready.filter_map(|(uid, pod)| Some((uid, pod.at(address.is_ipv6(), mapped)?)));
             let backends =
                 fitting.map(|(uid, at)| Backend::at(at, locals.get(uid).copied())).collect();
             let backends = sorted(backends);

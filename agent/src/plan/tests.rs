@@ -241,6 +241,25 @@ fn an_ipv6_client_reaches_an_ipv4_pod_by_its_mapped_address() {
     assert_eq!(bed.kernel.find(&six).unwrap().1, vec![target(7)]);
 }
 
+/// A socket that takes IPv6 only fails with ENETUNREACH at a mapped address.
+#[test]
+fn an_ipv6_client_reaches_an_ipv4_pod_by_an_activator_that_has_an_ipv6_address() {
+    let mut bed = Bed::new();
+    let both = Activator { addresses: vec![IpAddr::from([10, 244, 1, 1]), six(9)], ..activator(1) };
+    let pods = [pod(5, 1, PodPhase::Ready)];
+    bed.plan(&table(&[service(1, Path::Direct)], &pods, &[both]));
+    let of_six = FrontendKey { address: op::sixteen(six(1)), ..key([0; 4]) };
+    let (mode, list, _) = bed.kernel.find(&of_six).unwrap();
+    assert_eq!((mode, list), (Mode::Activator, vec![]));
+    let info = bed.kernel.infos[&bed.kernel.frontends[&of_six]];
+    assert_eq!(info.activators, abi::ACTIVATORS_V6);
+    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(5)]);
+}
+
+fn six(last: u16) -> IpAddr {
+    IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last])
+}
+
 #[test]
 fn pods_that_start_or_drain_get_no_connects() {
     let mut bed = Bed::new();
