@@ -38,6 +38,8 @@ impl Owner {
 pub enum Oddity {
     /// Its processes run in a sandbox with sockets of its own, which the node's kernel does not see.
     Sandbox(&'static str),
+    /// Its processes use the network namespace of the node.
+    HostNetwork,
     /// Something in its namespace redirects connections, as a mesh's sidecar does.
     Redirected,
 }
@@ -49,6 +51,11 @@ impl fmt::Display for Oddity {
                 out,
                 "runs in a {name} sandbox, whose sockets the node's kernel does not see: its requests cannot be counted, \
                  nor its readiness learnt from its listener; use another runtime class for this service"
+            ),
+            Self::HostNetwork => write!(
+                out,
+                "uses the node's own network (hostNetwork), where its listener and its requests cannot be told from \
+                 others': it never gets ready and is not counted; take hostNetwork off this service"
             ),
             Self::Redirected => write!(
                 out,

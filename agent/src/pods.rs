@@ -56,6 +56,8 @@ struct Tracked {
     pod: wire::Pod,
     since: Instant,
     facts: Option<Facts>,
+    /// Why it has no namespace of its own.
+    unfindable: Option<Oddity>,
     registered: bool,
     kernel: Kernel,
     /// What the newest look into its namespace found; `None`: not looked yet.
@@ -125,6 +127,8 @@ pub enum Event {
     Dropped(String),
     /// Its namespace was found, or changed.
     Found(String, Facts),
+    /// It has no namespace of its own, and why. Should it get one, that is found.
+    Unfindable(String, Oddity),
     /// The kernel's maps know it: from now on its listeners are seen.
     Registered(String),
     /// The maps were read.
@@ -198,6 +202,10 @@ impl Pods {
                 self.sweep(&uid, &mut out);
             }
             Event::Found(uid, facts) => self.with(&uid, |pod| pod.found(now, facts, &mut out)),
+            Event::Unfindable(uid, oddity) => self.with(&uid, |pod| {
+                pod.unfindable = Some(oddity);
+                pod.report(now, &mut out);
+            }),
             Event::Registered(uid) => self.with(&uid, |pod| pod.registered(now, &mut out)),
             Event::Kernel(uid, read) => {
                 self.with(&uid, |pod| pod.kernel(now, read, &mut out));
@@ -310,6 +318,7 @@ impl Tracked {
             pod,
             since: now,
             facts: None,
+            unfindable: None,
             registered: false,
             kernel: Kernel::default(),
             sockets: None,
@@ -566,7 +575,7 @@ impl Tracked {
 
     fn oddity(&self) -> Option<Oddity> {
         let redirects = self.sockets.as_ref().is_some_and(|sockets| sockets.redirects);
-        let found = self.facts.as_ref().and_then(|facts| facts.oddity);
+        let found = self.facts.as_ref().map_or(self.unfindable, |facts| facts.oddity);
         found.or_else(|| redirects.then_some(Oddity::Redirected))
     }
 

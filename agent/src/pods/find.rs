@@ -43,6 +43,9 @@ use crate::{
 /// First wait for a process that has not entered its pod's namespace yet; doubled up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_micros(500);
 const LONGEST_WAIT: Duration = Duration::from_millis(50);
+/// Looks, each after a wait, that find a pod's processes in the node's namespace and in no other: its runtime takes them to
+/// their own one within milliseconds. They take some two seconds.
+const STRANGE: u32 = 40;
 /// Wait for anything that inotify should have told of.
 const PATIENT_WAIT: Duration = Duration::from_secs(1);
 /// How deep pod directories lie below the root: `kubepods.slice/kubepods-burstable.slice/…-pod<uid>.slice`.
@@ -170,9 +173,29 @@ struct Wanted {
     watch: Option<WatchDescriptor>,
     retry: Option<Instant>,
     wait: Duration,
+    /// Looks in a row, each after a wait, that found its processes in the node's namespace only.
+    strange: u32,
 }
 
 impl Wanted {
+    fn new() -> Self {
+        Self { found: false, door: None, watch: None, retry: None, wait: FIRST_WAIT, strange: 0 }
+    }
+
+    /// Until when to wait for another look, after one that found this. `waited`: it was one that this had led to.
+    fn wait_after(&mut self, found: Result<&Facts, Missing>, waited: bool) -> Option<Duration> {
+        self.strange = match found {
+            Err(Missing::Strange) => self.strange + u32::from(waited),
+            _ => 0,
+        };
+        match found {
+            Ok(facts) if !facts.addresses.is_empty() => None,
+            Err(Missing::Strange) if self.strange >= STRANGE => Some(PATIENT_WAIT),
+            Ok(_) | Err(Missing::Early | Missing::Strange) => Some(self.wait),
+            Err(Missing::Nobody) => Some(PATIENT_WAIT),
+        }
+    }
+
     /// Opens the port where the kubelet asks, if it is not open yet.
     fn answer_at(&mut self, doors: &Doors, uid: &str, cookie: u64, namespace: &Namespace) {
         if self.door.as_ref().is_some_and(|door| door.cookie == cookie) {
@@ -198,8 +221,10 @@ impl Wanted {
 enum Missing {
     /// It has no directory or no process; inotify will tell.
     Nobody,
-    /// Its processes are still in another namespace, or it has no address: soon.
+    /// Its processes are still where they began, or it has no address: soon.
     Early,
+    /// All its processes are in the node's namespace: soon, or never.
+    Strange,
 }
 
 impl Finder {
@@ -270,9 +295,7 @@ impl Finder {
     async fn obey(&mut self, command: Command) {
         match command {
             Command::Watch(uid) => {
-                let wanted =
-                    Wanted { found: false, door: None, watch: None, retry: None, wait: FIRST_WAIT };
-                self.wanted.insert(uid.clone(), wanted);
+                self.wanted.insert(uid.clone(), Wanted::new());
                 self.look(&uid).await;
             }
             Command::Forget(uid) => {
@@ -331,7 +354,7 @@ impl Finder {
     async fn retry(&mut self) {
         let now = Instant::now();
         for uid in self.missing(|wanted| wanted.retry.is_some_and(|at| at <= now)) {
-            self.look(&uid).await;
+            self.look_after(&uid, true).await;
         }
     }
 
@@ -403,6 +426,11 @@ impl Finder {
 
     /// Looks for a wanted pod's namespace and tells what it found, or plans another look.
     async fn look(&mut self, uid: &str) {
+        self.look_after(uid, false).await;
+    }
+
+    /// As [`look`](Self::look); `waited`: after the wait that was planned.
+    async fn look_after(&mut self, uid: &str, waited: bool) {
         self.watch_processes(uid);
         let namespace = self.namespace(uid);
         let result = match &namespace {
@@ -416,16 +444,16 @@ impl Finder {
             },
         };
         let Some(wanted) = self.wanted.get_mut(uid) else { return };
-        let wait = match &result {
-            Ok(facts) if !facts.addresses.is_empty() => None,
-            Ok(_) | Err(Missing::Early) => Some(wanted.wait),
-            Err(Missing::Nobody) => Some(PATIENT_WAIT),
-        };
+        let wait = wanted.wait_after(result.as_ref().map_err(|missing| *missing), waited);
         wanted.retry = wait.map(|wait| Instant::now() + wait);
         wanted.found = wait.is_none();
         wanted.wait = if wanted.found { FIRST_WAIT } else { (wanted.wait * 2).min(LONGEST_WAIT) };
         if let Err(Missing::Nobody) = result {
             wanted.door = None;
+        }
+        if waited && wanted.strange == STRANGE {
+            info!(uid, "all processes of the pod are in the node's network namespace");
+            return self.tell(Event::Unfindable(uid.to_owned(), Oddity::HostNetwork)).await;
         }
         if let (Ok(facts), Ok(namespace)) = (result, namespace) {
             if let Some(doors) = &self.doors {
@@ -480,6 +508,8 @@ impl Finder {
                 Ok(inode) if !self.foreign.contains(&inode) => {
                     return Namespace::open(path).map_err(|_gone| Missing::Early);
                 }
+                Ok(_) if !matches!(missing, Missing::Early) => missing = Missing::Strange,
+                // It has just gone, or may not be looked at.
                 Ok(_) | Err(_) => missing = Missing::Early,
             }
         }
@@ -537,12 +567,34 @@ pub(crate) fn processes(dir: &Path) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    /// A plain directory has no processes, which is all that can be shown without root.
+    /// Plain files stand for the cgroup of a pod, whose only process is this one.
     #[tokio::test]
-    async fn a_pod_whose_directory_comes_later_is_inspected_as_empty() {
-        let root = std::env::temp_dir().join(format!("rouse-find-{}", std::process::id()));
+    async fn a_pod_whose_processes_stay_in_the_nodes_namespace_is_said_to_and_still_looked_for() {
+        let (root, commands, mut events) = finder("host");
+        fs::create_dir_all(root.join("poda")).expect("a folder");
+        fs::write(root.join("poda/cgroup.procs"), std::process::id().to_string()).expect("a file");
+        commands.send(Command::Watch("a".into())).await.expect("it runs");
+        let event = events.recv().await.expect("an answer");
+        assert!(matches!(event, Event::Unfindable(uid, Oddity::HostNetwork) if uid == "a"));
+        fs::remove_dir_all(root).expect("removed");
+    }
+
+    #[test]
+    fn a_pod_in_the_nodes_namespace_is_looked_for_less_and_less_often() {
+        let mut wanted = Wanted::new();
+        let strange = Err(Missing::Strange);
+        let early = (1..STRANGE).map(|_| wanted.wait_after(strange, true)).collect::<Vec<_>>();
+        assert!(early.iter().all(|wait| *wait == Some(FIRST_WAIT)));
+        assert_eq!(wanted.wait_after(strange, false), Some(FIRST_WAIT), "nobody has waited");
+        assert_eq!(wanted.wait_after(strange, true), Some(PATIENT_WAIT));
+        assert_eq!(wanted.wait_after(Err(Missing::Early), true), Some(FIRST_WAIT));
+        assert_eq!(wanted.strange, 0);
+    }
+
+    fn finder(name: &str) -> (PathBuf, Sender<Command>, Receiver<Event>) {
+        let root = std::env::temp_dir().join(format!("rouse-find-{name}-{}", std::process::id()));
         fs::create_dir_all(&root).expect("a folder");
-        let (send, mut events) = mpsc::channel(8);
+        let (send, events) = mpsc::channel(8);
         let in_force = crate::programs::Places {
             bpffs: root.clone(),
             clients: root.clone(),
@@ -552,7 +604,13 @@ mod tests {
         };
         let cookies = Cookies::new(&in_force);
         let places = Places { cgroups: root.clone(), namespaces: None, cookies, answers: None };
-        let commands = start(places, send).expect("a thread");
+        (root, start(places, send).expect("a thread"), events)
+    }
+
+    /// A plain directory has no processes, which is all that can be shown without root.
+    #[tokio::test]
+    async fn a_pod_whose_directory_comes_later_is_inspected_as_empty() {
+        let (root, commands, mut events) = finder("empty");
         commands.send(Command::Watch("a".into())).await.expect("it runs");
         fs::create_dir(root.join("poda")).expect("a folder");
         commands.send(Command::Inspect("a".into(), 7)).await.expect("it runs");

@@ -500,6 +500,12 @@ fn what_cannot_be_served_as_usual_is_said_instead_of_anything_else() {
     let odd = Facts { oddity: Some(sandbox), ..facts() };
     let seen = reports(pods.step(now, Event::Found("a".into(), odd)));
     assert_eq!(seen[0].trouble, sandbox.to_string());
+    let mut pods = Pods::default();
+    pods.step(now, Event::Named(Box::new(pod("a", ProbeHow::Listen))));
+    let seen = reports(pods.step(now, Event::Unfindable("a".into(), Oddity::HostNetwork)));
+    assert_eq!((seen[0].ready, &*seen[0].trouble), (false, &*Oddity::HostNetwork.to_string()));
+    let seen = reports(pods.step(now, Event::Found("a".into(), facts())));
+    assert_eq!(seen[0].trouble, "", "it was only late");
     let mut pods = known(pod("a", ProbeHow::Listen), now);
     let redirects = Sockets { redirects: true, ..sockets(&["0.0.0.0:8080"]) };
     let seen = reports(pods.step(now, Event::Inspected("a".into(), redirects, 1)));
