@@ -193,6 +193,7 @@ impl Kernel {
         if !canary_due && !lost {
             return None;
         }
+        self.programs.remove_outlived();
         self.look_around();
         let seen = self.programs.canary(&mut self.maps);
         let trouble = seen.err().map(|error| chain(&error));

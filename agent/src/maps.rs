@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use aya::maps::{HashMap, Map, MapData, MapError, RingBuf};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, RingBuf};
 use common::{
     abi::{self, maps},
     flow::{Mode, SvcInfo, SvcState},
@@ -549,6 +549,23 @@ fn word(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(bytes);
     u64::from_ne_bytes(word)
+}
+
+/// Whether client sockets are open that the connect programs with these pins led somewhere: one has a row, or storage of its
+/// own. Where that cannot be read there may be some.
+pub(crate) fn has_clients(pins: &Path) -> Result<bool, Error> {
+    let control = words(pins, maps::CONTROL, abi::CONTROL_WORDS as usize)?;
+    if control.words()[abi::CONTROL_OVERFLOW as usize].load(Relaxed) != 0 {
+        return Ok(true);
+    }
+    let claims: Array<MapData, u64> = Array::try_from(Map::Array(open(pins, maps::CLAIMS)?))
+        .map_err(|source| not_opened(pins, maps::CLAIMS, source))?;
+    for claim in claims.iter() {
+        if claim.map_err(|source| read(maps::CLAIMS, source))? != 0 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn hash<K: aya::Pod, V: aya::Pod>(

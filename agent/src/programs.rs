@@ -38,6 +38,12 @@ use crate::{
     sys,
 };
 
+use self::versions::{
+    has_any, other_version, remove_link, remove_others, remove_pin, retire, retire_others, stays,
+};
+
+mod versions;
+
 /// The kernel half as built by `cargo xtask build-ebpf`; empty in a plain `cargo build`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/rouse-ebpf"));
 
@@ -185,6 +191,8 @@ pub struct Programs {
     old: Option<PathBuf>,
     /// Whether connects still follow the tables of the version before, as ours are empty.
     follows_old: bool,
+    /// Pins of versions that count nothing any more, while client sockets are open whose connects they rewrote.
+    outlived: Vec<PathBuf>,
     /// Until it is taken; none where the kernel cannot.
     ender: Option<Ender>,
 }
@@ -209,7 +217,7 @@ impl Programs {
             jump(&mut programs.ebpf, name, array, index)?;
         }
         Maps::open(&pins)?.set_canary()?;
-        programs.attach()?;
+        programs.attach(programs.programs())?;
         programs.mark_kubelet();
         if let Some(old) = &programs.old {
             info!(pins = %old.display(), "programs of another version go on counting what they count");
@@ -230,33 +238,39 @@ impl Programs {
     }
 
     /// Lets connects follow our tables, which the caller has filled, and no longer those of the version before.
+    ///
+    /// After an error, call it again: what is done already stays.
     pub fn take_over(&mut self) -> Result<(), Error> {
-        if !std::mem::take(&mut self.follows_old) {
+        if !self.follows_old {
             return Ok(());
         }
         // Both are in force for a moment: what one has rewritten is no address of a service to the other.
-        self.keep_attached()?;
-        let Some(old) = &self.old else { return Ok(()) };
-        for name in CONNECTS {
-            let link = old.join("links").join(name);
-            match fs::remove_file(&link) {
-                Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                    return Err(place("remove link", &link, source));
-                }
-                _ => {}
-            }
+        let connects = PROGRAMS.into_iter().filter(|(name, ..)| CONNECTS.contains(name));
+        self.attach(connects)?;
+        if let Some(old) = &self.old {
+            CONNECTS.iter().try_for_each(|name| remove_link(old, name))?;
+            info!(old = %old.display(), "connects follow this version's tables");
         }
-        info!(old = %old.display(), "connects follow this version's tables");
+        self.follows_old = false;
         Ok(())
     }
 
-    /// Takes the programs of the version before out of force: nothing is left for them to count.
+    /// Takes the programs of the version before out of force: nothing is left for them to count. Those that serve clients'
+    /// sockets stay while there are any that it led somewhere.
+    ///
+    /// After an error, call it again.
     pub fn retire_old(&mut self) -> Result<(), Error> {
         self.take_over()?;
-        let Some(old) = self.old.take() else { return Ok(()) };
-        fs::remove_dir_all(&old).map_err(|source| place("remove", &old, source))?;
-        info!(pins = %old.display(), "programs of the version before are gone");
+        let Some(old) = &self.old else { return Ok(()) };
+        let stays = retire(old)?;
+        self.outlived.extend(self.old.take().filter(|_| stays));
         Ok(())
+    }
+
+    /// Removes what is left of other versions whose clients' sockets have all closed. Returns how many versions are left.
+    pub fn remove_outlived(&mut self) -> usize {
+        self.outlived.retain(|pins| stays(pins));
+        self.outlived.len()
     }
 
     /// Lets one listener serve the ports of all services in a network namespace where an activator runs: puts the program
@@ -343,8 +357,11 @@ impl Programs {
         PROGRAMS.into_iter().filter(move |(name, ..)| !(waits && CONNECTS.contains(name)))
     }
 
-    fn attach(&self) -> Result<(), Error> {
-        for (name, attach_type, cgroup) in self.programs() {
+    fn attach(
+        &self,
+        programs: impl Iterator<Item = (&'static str, u32, Cgroup)>,
+    ) -> Result<(), Error> {
+        for (name, attach_type, cgroup) in programs {
             let path = self.cgroup(cgroup);
             let folder = open_folder(path)?;
             if self.replace(name, &folder)? {
@@ -428,11 +445,7 @@ impl Programs {
 
     fn pin_link(&self, name: &str, link: OwnedFd) -> Result<(), Error> {
         let pin = self.link(name);
-        if let Err(source) = fs::remove_file(&pin)
-            && source.kind() != io::ErrorKind::NotFound
-        {
-            return Err(place("remove link", &pin, source));
-        }
+        remove_pin(&pin)?;
         sys::pin(link.as_fd(), &pin).map_err(|source| place("pin link", &pin, source))
     }
 
@@ -520,7 +533,7 @@ pub fn ports_map(bpffs: &Path) -> PathBuf {
 
 /// Removes every pin, of all versions: programs detach at once, maps go with their last user. For `rouse down`.
 pub fn remove_pins(places: &Places) -> Result<(), Error> {
-    remove_other_versions(places, None);
+    remove_others(places);
     match fs::remove_dir_all(places.pins()) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
             Err(place("remove", &places.pins(), source))
@@ -710,33 +723,6 @@ fn jump(ebpf: &mut Ebpf, name: &'static str, array: &'static str, index: u32) ->
     let array = ebpf.map_mut(array).ok_or(Error::Abi)?;
     let mut array = ProgramArray::try_from(array).map_err(|e| refused(e.into()))?;
     array.set(index, &program, 0).map_err(|e| refused(e.into()))
-}
-
-/// Pins of another version that are in force: the newest one's that has counting programs.
-fn other_version(places: &Places) -> Option<PathBuf> {
-    let in_force =
-        |path: &PathBuf| path.join(maps::CONNS).exists() && path.join("links/sockets").exists();
-    other_versions(places).filter(|(_, path)| in_force(path)).max().map(|(_, path)| path)
-}
-
-/// Pins of other versions, with their numbers.
-fn other_versions(places: &Places) -> impl Iterator<Item = (u32, PathBuf)> {
-    let own = places.version;
-    let found = fs::read_dir(&places.bpffs).into_iter().flatten().flatten();
-    found.filter_map(move |entry| {
-        let version = entry.file_name().to_str()?.strip_prefix('v')?.parse().ok()?;
-        (version != own).then(|| (version, entry.path()))
-    })
-}
-
-/// Takes away what agents of older versions still left in force, but `keep`.
-fn remove_other_versions(places: &Places, keep: Option<&Path>) {
-    for (_, other) in other_versions(places).filter(|(_, path)| Some(path.as_path()) != keep) {
-        match fs::remove_dir_all(&other) {
-            Ok(()) => info!(pins = %other.display(), "pins of another version removed"),
-            Err(error) => warn!(pins = %other.display(), %error, "cannot remove old pins"),
-        }
-    }
 }
 
 fn make_folder(path: &Path) -> Result<(), Error> {

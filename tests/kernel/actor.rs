@@ -6,6 +6,8 @@
 //! | `prefork ADDRESS NAME N` | the same with N children that share one listener | `ok ADDRESS` |
 //! | `close` | ends the listener that was opened last | `ok` |
 //! | `connect ADDRESS` | connects, keeps the socket | `ok NAME PEER` |
+//! | `peer` | asks whom the socket that connected last is connected to | `ok PEER` |
+//! | `only6 ADDRESS` | connects with a socket that takes IPv6 only, keeps it | `ok NAME PEER` |
 //! | `retry BAD GOOD` | connects to GOOD with a socket whose connect to BAD was refused, keeps it | `ok NAME PEER` |
 //! | `mptcp ADDRESS` | connects by MPTCP, keeps the socket | `ok NAME PEER` |
 //! | `hammer ADDRESS N` | connects N times | `ok NAME=COUNT …` |
@@ -187,6 +189,13 @@ impl Stage {
                 let stream = mptcp(parse(address)?)?;
                 self.keep(stream)
             }
+            ["peer"] => Ok(self.last()?.peer_addr()?.to_string()),
+            ["only6", address] => {
+                let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
+                socket.set_only_v6(true)?;
+                socket.connect(&parse(address)?.into())?;
+                self.keep(socket.into())
+            }
             ["retry", bad, good] => {
                 let stream = retry(parse(bad)?, parse(good)?)?;
                 self.keep(stream)
@@ -218,6 +227,10 @@ impl Stage {
             self.children.push(hold?);
         }
         Ok(())
+    }
+
+    fn last(&self) -> io::Result<&TcpStream> {
+        self.connections.last().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     fn keep(&mut self, mut stream: TcpStream) -> io::Result<String> {

@@ -1,5 +1,11 @@
 //! Shell: connects through service addresses.
 
+use agent::{
+    features::Features,
+    maps::Maps,
+    programs::{self, Places, Programs},
+};
+use aya::util::KernelVersion;
 use common::{
     abi,
     flow::{Mode, SvcState},
@@ -348,4 +354,130 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     assert_eq!(client.must("hammer 10.96.0.1:80 20"), "ours=20");
     assert_eq!(client.must("hammer 10.96.0.2:80 20"), "third=20");
     programs.canary(&mut bed.maps).unwrap();
+}
+
+/// Puts the same programs under the next number in force beside the bed's, which stand for the version before.
+fn upgrade(bed: &mut Bed) -> (Places, Programs) {
+    let version = bed.places().version + 1;
+    let places = Places { version, ..bed.places().clone() };
+    let programs = Programs::load(places.clone()).unwrap();
+    drop(bed.programs.take());
+    (places, programs)
+}
+
+#[test]
+fn what_failed_while_taking_over_from_another_abi_is_done_by_the_next_try() {
+    let mut bed = Bed::new();
+    let (client, one, two) = (bed.client(), bed.pod(), bed.pod());
+    let mut servers = [one.actor(), two.actor()];
+    for (server, name) in servers.iter_mut().zip(["one", "two"]) {
+        server.must(&format!("listen 0.0.0.0:{SERVING} {name}"));
+    }
+    bed.service(1, Way::Direct);
+    bed.ready(&one, 1);
+    bed.plan();
+    let mut client = client.actor();
+    let old = bed.programs.as_ref().unwrap().pins().join("links");
+    let (places, mut programs) = upgrade(&mut bed);
+    bed.begin_anew(Maps::open(&places.pins()).unwrap());
+    bed.table.pods.clear();
+    bed.ready(&two, 1);
+    bed.plan();
+
+    // What is no file cannot be removed as one.
+    std::fs::rename(old.join("connect4"), old.join("aside")).unwrap();
+    std::fs::create_dir(old.join("connect4")).unwrap();
+    programs.take_over().unwrap_err();
+    std::fs::remove_dir(old.join("connect4")).unwrap();
+    std::fs::rename(old.join("aside"), old.join("connect4")).unwrap();
+    assert_eq!(client.must("hammer 10.96.0.1:80 5"), "one=5", "the old tables still");
+
+    // Also by an agent that has just started.
+    drop(programs);
+    let mut programs = Programs::load(places).unwrap();
+    programs.take_over().unwrap();
+    assert_eq!(client.must("hammer 10.96.0.1:80 20"), "two=20");
+    bed.programs = Some(programs);
+}
+
+#[test]
+fn a_socket_from_before_an_upgrade_shows_the_service_until_it_closes() {
+    let mut bed = Bed::new();
+    let (client, pod) = (bed.client(), bed.pod());
+    let mut server = pod.actor();
+    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
+    bed.service(1, Way::Direct);
+    bed.ready(&pod, 1);
+    bed.plan();
+    let mut client = client.actor();
+    client.must("connect 10.96.0.1:80");
+    let old = bed.programs.as_ref().unwrap().pins();
+    let id = *bed.maps.read().unwrap().backends.keys().next().unwrap();
+    let (places, mut programs) = upgrade(&mut bed);
+    programs.take_over().unwrap();
+    programs.retire_old().unwrap();
+    assert_eq!(client.must("peer"), "10.96.0.1:80");
+    assert!(!old.join("links/sockets").exists(), "it counts nothing any more");
+
+    // An agent that starts goes on with it.
+    drop(programs);
+    let mut programs = Programs::load(places).unwrap();
+    assert_eq!(programs.remove_outlived(), 1);
+    assert_eq!(client.must("peer"), "10.96.0.1:80");
+    client.must("drop");
+    assert_eq!(bed.maps.open_connections(id), 0, "the old gauge is left, too");
+    assert_eq!(programs.remove_outlived(), 0);
+    assert!(!old.exists());
+    bed.programs = Some(programs);
+}
+
+#[test]
+fn a_socket_that_takes_ipv6_only_reaches_ipv4_pods_by_an_activator() {
+    let mut bed = Bed::new();
+    let (client, gateway, pod) = (bed.client(), bed.client(), bed.pod());
+    let mut servers = [gateway.actor(), pod.actor()];
+    servers[0].must("listen [::]:20001 activator");
+    servers[1].must(&format!("listen 0.0.0.0:{SERVING} one"));
+    bed.activator(&gateway);
+    bed.service(1, Way::Direct);
+    bed.ready(&pod, 1);
+    bed.plan();
+    let mut client = client.actor();
+    assert_eq!(client.must("only6 [fd96::1]:80"), "activator [fd96::1]:80");
+    assert_eq!(client.must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
+}
+
+/// Programs that may use none of the newer helpers are those of the oldest kernel.
+#[test]
+fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
+    const EPERM: i32 = 1;
+    let load = |places| Programs::load_with(programs::embedded(), places, Features::NONE);
+    let mut bed = Bed::with(load);
+    let (client, pod) = (bed.client(), bed.pod());
+    let mut server = pod.actor();
+    bed.register(&pod, abi::POD_WIDEN_BIND);
+    server.must(&format!("listen 127.0.0.1:{SERVING} one"));
+    assert_eq!(bed.maps.listen(pod.cookie, SERVING).unwrap().open, 1, "its bind was seen");
+    bed.service(1, Way::Direct);
+    bed.ready(&pod, 1);
+    bed.plan();
+    let mut client = client.actor();
+    assert_eq!(client.must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
+    let services: Vec<u32> = bed.maps.read().unwrap().frontends.values().copied().collect();
+    for service in services {
+        let state = SvcState { offset: 0, count: 0, generation: 9, mode: Mode::Refuse };
+        bed.maps.apply(&[agent::plan::MapOp::State { service, state }]).unwrap();
+    }
+    assert_eq!(client.ask("connect 10.96.0.1:80"), Err(EPERM));
+    bed.programs.as_ref().unwrap().canary(&mut bed.maps).unwrap();
+}
+
+#[test]
+fn what_the_kernel_takes_is_told_by_trying() {
+    let kernel = KernelVersion::current().expect("it has a version");
+    let have = |major, minor| kernel >= KernelVersion::new(major, minor, 0);
+    let found = Features::probe();
+    // Debian's kernels have what their version says, and nothing carried back.
+    assert_eq!((found.set_retval, found.sock_ops_cookie), (have(5, 18), have(5, 15)));
+    assert!(have(5, 19) || !found.mptcp_sock);
 }
