@@ -31,6 +31,7 @@ mod controller;
 pub mod cookies;
 mod deadlines;
 pub mod door;
+pub mod features;
 pub mod kept;
 mod kernel;
 mod kubepods;

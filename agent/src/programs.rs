@@ -20,7 +20,6 @@ use aya::{
     Ebpf, EbpfError, EbpfLoader, VerifierLogLevel,
     maps::ProgramArray,
     programs::{Program, ProgramError},
-    util::KernelVersion,
 };
 use common::abi::{self, SocketFields, maps};
 use nix::{
@@ -32,6 +31,7 @@ use tracing::{debug, info, warn};
 use crate::{
     clock::monotonic_ns,
     cookies,
+    features::Features,
     kept::locked::{self, Ender, Offer},
     maps::{self as tables, Maps},
     oddities::Owner,
@@ -205,13 +205,19 @@ impl Programs {
 
     /// As [`load`](Self::load), with a given object. `object` must be aligned to 8 bytes.
     pub fn load_object(object: &[u8], places: Places) -> Result<Self, Error> {
+        Self::load_with(object, places, Features::probe())
+    }
+
+    /// As [`load_object`](Self::load_object), with no other helpers than these.
+    pub fn load_with(object: &[u8], places: Places, features: Features) -> Result<Self, Error> {
         let pins = places.pins();
-        let Opened { mut ebpf, old, offer } = open(object, &places, VerifierLogLevel::default())?;
+        let opened = open(object, &places, features, VerifierLogLevel::default())?;
+        let Opened { mut ebpf, old, offer } = opened;
         let ender = offer.and_then(|()| Ender::load(&mut ebpf));
-        // An agent that took over before goes on with its own.
-        let taken = sys::open_pin(&pins.join("links/connect4")).is_ok();
-        let follows_old = old.is_some() && !taken;
-        let mut programs = Self { ebpf, places, ports: None, old, follows_old, ender: said(ender) };
+        // An agent that took over before goes on with its own; one that did so halfway does it again.
+        let follows_old = old.as_ref().is_some_and(|old| has_any(old, &CONNECTS));
+        let (ports, outlived, ender) = (None, Vec::new(), said(ender));
+        let mut programs = Self { ebpf, places, ports, old, follows_old, outlived, ender };
         load_programs(&mut programs.ebpf)?;
         for (name, array, index) in JUMPS {
             jump(&mut programs.ebpf, name, array, index)?;
@@ -222,8 +228,8 @@ impl Programs {
         if let Some(old) = &programs.old {
             info!(pins = %old.display(), "programs of another version go on counting what they count");
         }
-        remove_other_versions(&programs.places, programs.old.as_deref());
-        info!(pins = %pins.display(), abi = abi::ABI_VERSION, "kernel half in force");
+        programs.outlived = retire_others(&programs.places, programs.old.as_deref());
+        info!(pins = %pins.display(), abi = abi::ABI_VERSION, ?features, "kernel half in force");
         Ok(programs)
     }
 
@@ -523,7 +529,7 @@ pub fn embedded() -> &'static [u8] {
 ///
 /// The kernel's log of a program that it refuses, or for want of a file descriptor cannot hand over, is as full as `log` says.
 pub fn unloaded(object: &[u8], places: &Places, log: VerifierLogLevel) -> Result<Ebpf, Error> {
-    open(object, places, log).map(|opened| opened.ebpf)
+    open(object, places, Features::probe(), log).map(|opened| opened.ebpf)
 }
 
 /// Where the activator finds the map that its one listener for all services' ports goes into.
@@ -551,7 +557,12 @@ struct Opened {
     offer: Result<(), locked::Error>,
 }
 
-fn open(object: &[u8], places: &Places, log: VerifierLogLevel) -> Result<Opened, Error> {
+fn open(
+    object: &[u8],
+    places: &Places,
+    features: Features,
+    log: VerifierLogLevel,
+) -> Result<Opened, Error> {
     check_object(object)?;
     mount_bpffs(&places.bpffs)?;
     let pins = places.pins();
@@ -563,7 +574,7 @@ fn open(object: &[u8], places: &Places, log: VerifierLogLevel) -> Result<Opened,
         Ok((filled, fields)) => (filled.bytes(), *fields),
         Err(_) => (object, SocketFields::default()),
     };
-    let ebpf = load_object(object, &pins, old.as_deref(), &fields, log)?;
+    let ebpf = load_object(object, &pins, old.as_deref(), (&fields, features), log)?;
     Ok(Opened { ebpf, old, offer: offer.map(drop) })
 }
 
@@ -643,15 +654,14 @@ fn load_object(
     object: &[u8],
     pins: &Path,
     old: Option<&Path>,
-    fields: &SocketFields,
+    (fields, features): (&SocketFields, Features),
     log: VerifierLogLevel,
 ) -> Result<Ebpf, Error> {
     let rows = rows()?;
     let probes = abi::PROBES_MAX.max(256 * cpus()?);
-    // An unreadable version counts as the oldest: fallbacks work everywhere.
-    let kernel = KernelVersion::current().unwrap_or(KernelVersion::new(0, 0, 0));
-    let have = |major, minor| u8::from(kernel >= KernelVersion::new(major, minor, 0));
-    let (retval, cookie, mptcp) = (have(5, 18), have(5, 15), have(5, 19));
+    let Features { set_retval, sock_ops_cookie, mptcp_sock } = features;
+    let (retval, cookie, mptcp) =
+        (u8::from(set_retval), u8::from(sock_ops_cookie), u8::from(mptcp_sock));
     // Without another version, one of its own that nobody fills.
     let old_conns = old.map_or_else(|| pins.join(maps::OLD_CONNS), |old| old.join(maps::CONNS));
     let have_old = u8::from(old.is_some());

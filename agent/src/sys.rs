@@ -122,6 +122,47 @@ pub fn link_create(
     link(program, cgroup.as_raw_fd() as u32, attach_type)
 }
 
+/// Whether the kernel takes a program of this kind, to be attached in this way. It is checked, and gone again.
+pub fn takes_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
+    /// The begin of `union bpf_attr`, as of 4.17.
+    #[repr(C)]
+    struct Attr {
+        kind: u32,
+        length: u32,
+        code: u64,
+        license: u64,
+        log: [u32; 4],
+        kernel: u32,
+        flags: u32,
+        name: [u8; 16],
+        ifindex: u32,
+        attach_type: u32,
+    }
+    const BPF_PROG_LOAD: i32 = 5;
+    /// The verifier gives up when a signal comes, so libbpf tries as often.
+    const TRIES: usize = 5;
+    let license = c"GPL";
+    let mut attr = Attr {
+        kind,
+        length: code.len() as u32,
+        code: code.as_ptr() as u64,
+        license: license.as_ptr() as u64,
+        log: [0; 4],
+        kernel: 0,
+        flags: 0,
+        name: [0; 16],
+        ifindex: 0,
+        attach_type,
+    };
+    for _ in 0..TRIES {
+        match bpf(BPF_PROG_LOAD, &mut attr).map(owned) {
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+            answer => return answer.is_ok(),
+        }
+    }
+    false
+}
+
 /// Makes a program that walks over the kernel's objects ready for [`walk`]. Since 5.8.
 pub fn link_walk(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const BPF_TRACE_ITER: u32 = 28;
