@@ -10,6 +10,7 @@ mod unprivileged;
 use std::{
     ffi::OsStr,
     fmt, fs,
+    num::NonZeroU32,
     path::{Path, PathBuf},
     process::Command,
     time::Instant,
@@ -45,6 +46,9 @@ pub(crate) struct Args {
     /// Test the cluster that FILE leads to, in place of one that xtask makes
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    /// Run the tests so many times, and stop at the first failure: to hunt one that fails now and then
+    #[arg(long, value_name = "N", default_value_t = NonZeroU32::MIN, requires = "names")]
+    repeat: NonZeroU32,
     /// Run only tests whose name contains one of these
     #[arg(last = true, value_name = "NAME")]
     names: Vec<String>,
@@ -80,7 +84,7 @@ impl Tier {
 }
 
 /// How a tier went.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Outcome {
     /// It ran; what libtest said, whether everything passed, and what was left out and why.
     Ran { tally: Tally, ok: bool, left_out: String },
@@ -92,6 +96,19 @@ impl Outcome {
     /// Nothing ran yet.
     fn nothing() -> Self {
         Self::Ran { tally: Tally::default(), ok: true, left_out: String::new() }
+    }
+
+    /// Whether it ran and every test passed.
+    fn is_success(&self) -> bool {
+        matches!(self, Self::Ran { ok: true, .. })
+    }
+
+    /// How many tests ran.
+    fn ran(&self) -> u64 {
+        match self {
+            Self::Ran { tally, .. } => tally.passed + tally.failed,
+            Self::CannotRun(_) => 0,
+        }
     }
 
     /// This and then `next`, as one.
@@ -129,7 +146,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             // What stands in its way stands in the tier's, which says so.
             ahead.and_then(Ahead::finish).unwrap_or_else(|error| println!("{error:#}"));
         }
-        let outcome = run_tier(tier, args, &builder)
+        let outcome = run_repeatedly(tier, args, &builder)
             .unwrap_or_else(|error| Outcome::CannotRun(format!("{error:#}")));
         rows.push(Row { tier, outcome, seconds: started.elapsed().as_secs_f64() });
     }
@@ -151,6 +168,20 @@ fn builder(tiers: &[Tier], args: &Args, workspace: Workspace) -> Builder {
     }
     let prepared = setup::prepare(&[Purpose::Build, Purpose::Kernel], args.yes);
     Builder::with_kernel_half(workspace, prepared)
+}
+
+/// Runs a tier `--repeat` times, or until it fails.
+fn run_repeatedly(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
+    let mut outcome = run_tier(tier, args, builder)?;
+    for round in 2..=args.repeat.get() {
+        // A round without a test would be repeated in vain, and one that failed is what was looked for.
+        if !outcome.is_success() || outcome.ran() == 0 {
+            break;
+        }
+        println!("-- round {round} of {} --", args.repeat);
+        outcome = outcome.and(run_tier(tier, args, builder)?);
+    }
+    Ok(outcome)
 }
 
 fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
@@ -239,10 +270,17 @@ fn build_only(tiers: &[Tier], file: &Path, workspace: Workspace) -> Result<()> {
 
 /// Runs a test program, shows its output, and counts.
 fn run_counted(command: &mut Command) -> Result<Outcome> {
+    // Side by side, tests report in the order in which they end, and the time between two lines says nothing.
+    let in_turn = command.get_args().any(|it| it == "--test-threads=1");
     let mut tally = Tally::default();
+    let mut last = Instant::now();
     let ok = sh::watch(command, |line| {
         println!("{line}");
         tally.absorb(line);
+        if in_turn {
+            tally.record(line, last.elapsed().as_secs_f64());
+            last = Instant::now();
+        }
     })?;
     Ok(Outcome::Ran { tally, ok, left_out: String::new() })
 }
@@ -276,6 +314,7 @@ fn conclude(rows: &[Row]) -> Result<()> {
     let mut bad = Vec::new();
     for row in rows {
         println!("{row}");
+        show_slowest(row);
         match &row.outcome {
             Outcome::Ran { tally, ok, .. } => {
                 total = total.and(tally.clone());
@@ -297,6 +336,15 @@ fn conclude(rows: &[Row]) -> Result<()> {
         bail!("no test ran");
     }
     Ok(())
+}
+
+/// Names the tests that took longest, where that is known.
+fn show_slowest(row: &Row) {
+    if let Outcome::Ran { tally, .. } = &row.outcome {
+        for (name, seconds) in tally.slowest() {
+            println!("{:<18}{seconds:>6.1} s  {name}", "");
+        }
+    }
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ impl fmt::Display for Verdict {
 }
 
 /// All that was said so far.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct Heard {
     /// What the verifier said of each program.
     pub(crate) programs: BTreeMap<String, Verdict>,

@@ -4,9 +4,11 @@ use serde::Serialize;
 
 /// So many lines of what a failed test said are repeated at the end, where its reader looks first.
 const MOST_LINES: usize = 12;
+/// So many of the slowest tests are named after a run.
+const MOST_SLOW: usize = 10;
 
 /// Tests that ran.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Tally {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
@@ -14,6 +16,9 @@ pub(crate) struct Tally {
     pub(super) ignored: u64,
     /// Each failed test's name, with what it said as it failed.
     pub(crate) failures: Vec<Vec<String>>,
+    /// Seconds that each test took, where tests ran one after the other.
+    #[serde(skip)]
+    seconds: Vec<(String, f64)>,
     /// What the next line belongs to.
     #[serde(skip)]
     at: Place,
@@ -44,8 +49,24 @@ impl Tally {
         }
     }
 
+    /// Records that the test which `line` reports took `seconds`; other lines are ignored.
+    pub(super) fn record(&mut self, line: &str, seconds: f64) {
+        if let Some(name) = name_of_result(line) {
+            self.seconds.push((name.to_owned(), seconds));
+        }
+    }
+
+    /// The slowest tests with their seconds, slowest first; none where tests ran side by side.
+    pub(super) fn slowest(&self) -> Vec<(&str, f64)> {
+        let mut all: Vec<_> = self.seconds.iter().map(|(name, s)| (name.as_str(), *s)).collect();
+        all.sort_by(|a, b| b.1.total_cmp(&a.1));
+        all.truncate(MOST_SLOW);
+        all
+    }
+
     /// This and then `next`.
     pub(crate) fn and(mut self, next: Self) -> Self {
+        self.seconds.extend(next.seconds);
         self.passed += next.passed;
         self.failed += next.failed;
         self.ignored += next.ignored;
@@ -80,6 +101,12 @@ impl Tally {
     }
 }
 
+/// `test NAME ... ok`. What the test printed itself may stand before the result, on lines of its own.
+fn name_of_result(line: &str) -> Option<&str> {
+    let (name, result) = line.trim_end().strip_prefix("test ")?.split_once(" ... ")?;
+    (result.ends_with("ok") || result.ends_with("FAILED")).then_some(name)
+}
+
 /// `---- NAME stdout ----`
 fn name_of_section(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
@@ -103,6 +130,16 @@ mod tests {
             "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out",
         ]);
         assert_eq!((tally.passed, tally.failed, tally.ignored), (15, 2, 1));
+    }
+
+    #[test]
+    fn the_slowest_tests_come_first_and_ignored_ones_not_at_all() {
+        let mut tally = Tally::default();
+        tally.record("test story::it_wakes ... ok", 2.0);
+        tally.record("test faults::it_dies ... FAILED", 30.5);
+        tally.record("test faults::it_lives ... ignored, takes minutes", 9.0);
+        tally.record("test result: ok. 1 passed; 0 failed", 9.0);
+        assert_eq!(tally.slowest(), [("faults::it_dies", 30.5), ("story::it_wakes", 2.0)]);
     }
 
     #[test]
