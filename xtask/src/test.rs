@@ -1,6 +1,7 @@
 //! Shell: builds and runs the tests, tier by tier, and ends with a table.
 
 mod ahead;
+mod beside;
 mod build;
 mod cluster;
 mod sort;
@@ -20,7 +21,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
 pub(crate) use self::tally::Tally;
-use self::{ahead::Ahead, build::Builder};
+use self::{ahead::Ahead, beside::Beside, build::Builder};
 use crate::{
     build_ebpf, image, servers,
     setup::{self, Purpose},
@@ -139,8 +140,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let builder = builder(&tiers, args, workspace);
     let mut ahead = builds_ahead(&tiers, args).then(|| Ahead::start(args, &builder.workspace));
     let mut rows = Vec::new();
-    for tier in tiers {
+    let mut beside = None;
+    for tier in tiers.iter().copied() {
         println!("\n== {} ==", tier.name());
+        if tier == Tier::Local && tiers.contains(&Tier::Cluster) {
+            beside = Some(start_local_tier(args, &builder)?);
+            continue;
+        }
         let started = Instant::now();
         if let Some(ahead) = ahead.take_if(|_| tier == Tier::Cluster) {
             // What stands in its way stands in the tier's, which says so.
@@ -149,6 +155,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let outcome = run_repeatedly(tier, args, &builder)
             .unwrap_or_else(|error| Outcome::CannotRun(format!("{error:#}")));
         rows.push(Row { tier, outcome, seconds: started.elapsed().as_secs_f64() });
+    }
+    if let Some(beside) = beside {
+        rows.insert(rows.len() - 1, beside.finish()?);
     }
     conclude(&rows)
 }
@@ -159,6 +168,14 @@ fn builds_ahead(tiers: &[Tier], args: &Args) -> bool {
         && tiers.contains(&Tier::Cluster)
         && args.kubeconfig.is_none()
         && args.names.is_empty()
+}
+
+/// Starts the local tier in a process of its own, with all that both it and the cluster tier build in place.
+fn start_local_tier(args: &Args, builder: &Builder) -> Result<Beside> {
+    setup::prepare(&[Purpose::Build, Purpose::Node, Purpose::Test], args.yes)?;
+    image::make(&builder.workspace, &["hello"], &builder.workspace.target.join("images"))?;
+    builder.target(Tier::Local.name())?;
+    Beside::start(Tier::Local, args, &builder.workspace)
 }
 
 /// How the programs of all tiers are built.
