@@ -93,13 +93,11 @@ fn ports_and_probes(container: &mut Container, serving: Option<i32>, config: &Co
     if let Some(port) = serving {
         let env = container.env.get_or_insert_default();
         env.push(variable("PORT", &port.to_string()));
-        if let Some(probe) = &mut container.liveness_probe {
+        if let Some(probe) = container.liveness_probe.as_mut().filter(|_| !config.probe_any_port) {
             // A liveness probe asks what serves, whatever port it names.
-            set_port(probe, port, !config.probe_any_port);
+            set_port(probe, port, true);
         }
-        for probe in [&mut container.readiness_probe, &mut container.startup_probe] {
-            probe.iter_mut().for_each(|probe| set_port(probe, port, false));
-        }
+        resolve_probe_ports(container, port);
     }
     if let Some(probe) = &mut container.readiness_probe {
         // Knative's "as fast as sensible". The agent asks every few milliseconds; a kubelet no faster than this.
@@ -107,12 +105,25 @@ fn ports_and_probes(container: &mut Container, serving: Option<i32>, config: &Co
     }
 }
 
-/// Fills in the port of a probe that names none, and of every probe where `always`.
+/// Writes the serving port into every probe of the serving container that names no port, or one by its name.
+///
+/// The container's port is called [`PORT_NAME`] in the pod, so that the kubelet would not find it by the user's name.
+pub fn resolve_probe_ports(container: &mut Container, port: i32) {
+    let probes = [
+        &mut container.liveness_probe,
+        &mut container.readiness_probe,
+        &mut container.startup_probe,
+    ];
+    probes.into_iter().flatten().for_each(|probe| set_port(probe, port, false));
+}
+
+/// Fills in the port of a probe that gives no number, and of every probe where `always`.
 fn set_port(probe: &mut Probe, port: i32, always: bool) {
     let fill = |have: &mut IntOrString| {
         let none = match have {
             IntOrString::Int(number) => *number == 0,
-            IntOrString::String(name) => name.is_empty(),
+            // Only the serving port may be named, as no other container has ports.
+            IntOrString::String(name) => name.parse::<u16>().is_err(),
         };
         if none || always {
             *have = IntOrString::Int(port);

@@ -216,6 +216,27 @@ fn only_the_container_with_ports_serves() {
 }
 
 #[test]
+fn probes_that_name_the_serving_port_get_its_number() {
+    // Knative's rule takes the word "http" for a port without a name; the pod's port is called otherwise in either case.
+    for (name, asked) in [(json!({"name": "http1"}), "http1"), (json!({}), "http")] {
+        let mut port = name;
+        port["containerPort"] = json!(9000);
+        let http = json!({"httpGet": {"path": "/", "port": asked}});
+        let fixture = Fixture::new(json!({"containers": [{
+            "name": "main", "image": "main", "ports": [port], "startupProbe": http,
+            "readinessProbe": {"tcpSocket": {"port": asked}}, "livenessProbe": http,
+        }]}));
+        // As with multi-container-probing, where a liveness probe may ask any port.
+        let config = Config { probe_any_port: true, ..Config::default() };
+        let body = fixture.deployment(&config);
+        let main = at(pod(&body), "/containers/0");
+        assert_eq!(at(main, "/startupProbe/httpGet/port"), 9000);
+        assert_eq!(at(main, "/readinessProbe/tcpSocket/port"), 9000);
+        assert_eq!(at(main, "/livenessProbe/httpGet/port"), 9000);
+    }
+}
+
+#[test]
 fn images_are_replaced_once_their_digest_is_known() {
     let mut fixture = Fixture::plain();
     fixture.digests = vec![("user-container".into(), "dev.local/hello@sha256:aa".into())];

@@ -19,7 +19,7 @@ use k8s_openapi::{
 
 use super::Timer;
 use crate::{
-    children::child_name,
+    children::{child_name, pod::resolve_probe_ports},
     config_maps::Gc,
     knative::{RevisionTemplate, key},
     parse,
@@ -129,12 +129,15 @@ impl Facts {
         self.template.metadata.annotations.as_ref()?.get(name).map(String::as_str)
     }
 
-    /// Whether only the kubelet can tell that a pod is ready: it runs `exec` and startup probes.
+    /// Whether only the kubelet can tell that a pod is ready: it runs `exec` and startup probes, and the readiness probes
+    /// of containers beside the serving one, which Knative's sidecar asks as well (`multi-container-probing`).
     pub fn kubelet_probes(&self) -> bool {
-        let containers = self.template.spec.pod.containers.iter();
+        let containers = &self.template.spec.pod.containers;
         let exec = |it: &UserProbe| it.exec.is_some();
-        containers.clone().any(|it| it.startup_probe.is_some())
-            || containers.flat_map(|it| &it.readiness_probe).any(exec)
+        containers.iter().enumerate().any(|(index, it)| {
+            it.startup_probe.is_some()
+                || it.readiness_probe.as_ref().is_some_and(|it| index != self.serving || exec(it))
+        })
     }
 
     /// How the agent tells that a pod is ready.
@@ -142,7 +145,7 @@ impl Facts {
         let container = self.template.spec.pod.containers.get(self.serving);
         let probe = container.and_then(|it| it.readiness_probe.as_ref());
         let listen = UserProbe::default();
-        convert(probe.unwrap_or(&listen))
+        convert(probe.unwrap_or(&listen), self.port)
     }
 
     fn seconds(value: Option<i64>) -> Option<Duration> {
@@ -219,6 +222,7 @@ impl Facts {
             container.termination_message_policy =
                 policy.or_else(|| Some("FallbackToLogsOnError".into()));
             if index == self.serving {
+                resolve_probe_ports(container, self.port.get().into());
                 container.ports = Some(vec![ContainerPort {
                     name: Some("user-port".into()),
                     container_port: self.port.get().into(),
@@ -231,13 +235,23 @@ impl Facts {
     }
 }
 
-fn convert(probe: &UserProbe) -> Probe {
+/// The number of a probe's port, also one that is written as text; none for a name, which is the serving port's.
+fn number_of(port: &IntOrString) -> Option<NonZeroU16> {
+    match port {
+        IntOrString::Int(port) => u16::try_from(*port).ok().and_then(NonZeroU16::new),
+        // As the kubelet reads it (kubernetes `pkg/kubelet/prober`, `extractPort`).
+        IntOrString::String(text) => text.parse().ok(),
+    }
+}
+
+/// The port that a TCP probe names by number.
+fn tcp_port(probe: &UserProbe) -> Option<NonZeroU16> {
+    probe.tcp_socket.as_ref().and_then(|tcp| number_of(&tcp.port))
+}
+
+fn convert(probe: &UserProbe, serving: NonZeroU16) -> Probe {
     let aggressive = probe.period_seconds.unwrap_or(0) == 0;
     let number = |value: Option<i32>| value.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
-    let port = |port: &IntOrString| match port {
-        IntOrString::Int(port) => u16::try_from(*port).ok().and_then(NonZeroU16::new),
-        IntOrString::String(_) => None,
-    };
     let (how, at) = if let Some(http) = &probe.http_get {
         let headers = http.http_headers.iter().flatten();
         let how = ProbeHow::Http {
@@ -246,10 +260,13 @@ fn convert(probe: &UserProbe) -> Probe {
             host: http.host.clone().unwrap_or_default(),
             https: http.scheme.as_deref() == Some("HTTPS"),
         };
-        (how, port(&http.port))
+        (how, number_of(&http.port))
     } else if let Some(grpc) = &probe.grpc {
         let how = ProbeHow::Grpc { service: grpc.service.clone().unwrap_or_default() };
         (how, u16::try_from(grpc.port).ok().and_then(NonZeroU16::new))
+    } else if let Some(at) = tcp_port(probe).filter(|it| *it != serving) {
+        // A port of another container: the kernel's word is about the serving one.
+        (ProbeHow::Tcp, Some(at))
     } else {
         // A listener is there or not, and the kernel says so at once: a TCP connect could only tell later.
         // An exec probe is the node's to run; to the agent the listener is what counts.
@@ -323,4 +340,30 @@ fn protected(revision: &Revision) -> bool {
     let template: RevisionTemplate = serde_json::from_str(&revision.template).unwrap_or_default();
     let annotations = template.metadata.annotations.unwrap_or_default();
     annotations.get(key::NO_GC).is_some_and(|value| value.eq_ignore_ascii_case("true"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const SERVING: NonZeroU16 = NonZeroU16::new(8080).expect("not zero");
+
+    fn probe(value: Value) -> Probe {
+        convert(&serde_json::from_value(value).expect("a probe"), SERVING)
+    }
+
+    #[test]
+    fn a_tcp_probe_asks_the_port_that_it_names() {
+        let asked = |port: Value| probe(json!({"tcpSocket": {"port": port}}));
+        let other = asked(json!(8081));
+        assert_eq!((other.how, other.port), (ProbeHow::Tcp, NonZeroU16::new(8081)));
+        assert_eq!(asked(json!("8081")).port, NonZeroU16::new(8081));
+        // Of the serving port the kernel speaks at once.
+        for serving in [json!(0), json!(8080), json!("8080"), json!("http1")] {
+            let asked = asked(serving);
+            assert_eq!((asked.how, asked.port), (ProbeHow::Listen, None));
+        }
+    }
 }
