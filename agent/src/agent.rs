@@ -254,6 +254,7 @@ impl Agent {
                     }
                 }
             }
+            self.pods.set_informed(routes.is_live());
             self.flush();
             if self.stale {
                 self.apply();

@@ -1,6 +1,6 @@
 //! Shell: the two streams with the controller: routes in, pod reports out.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use common::{
     link::{Link, PodKey, RouteBatch},
@@ -19,12 +19,20 @@ use crate::lock;
 pub(crate) struct Routes {
     news: Mutex<Option<RouteBatch>>,
     came: Notify,
+    /// What keeps the stream, once it is followed.
+    link: OnceLock<Arc<Link>>,
 }
 
 impl Routes {
     /// Follows the controller's routes until the link's shutdown.
-    pub(crate) async fn follow(&self, link: &Link) {
+    pub(crate) async fn follow(&self, link: Arc<Link>) {
+        let link = self.link.get_or_init(|| link);
         link.watch_batches(|batch| self.add(batch)).await;
+    }
+
+    /// Whether a controller is connected, so that the table is as new as it gets.
+    pub(crate) fn is_live(&self) -> bool {
+        self.link.get().is_some_and(|link| link.is_up())
     }
 
     /// Waits for news. Nothing is lost when the future is dropped.

@@ -175,7 +175,7 @@ impl Streams {
             .tells(Part::Controller, Arc::clone(&controllers))
             .tells(Part::Autoscaler, Arc::clone(&autoscalers));
         let following = Arc::clone(&routes);
-        tasks.spawn(async move { following.follow(&routes_link).await });
+        tasks.spawn(async move { following.follow(Arc::new(routes_link)).await });
         let (reports, settled) = (Outbox::new(), CancellationToken::new());
         tasks.spawn(controller::report(
             Arc::new(link(&controllers)),

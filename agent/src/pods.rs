@@ -35,6 +35,14 @@ const DRAINED_AFTER: Duration = Duration::from_secs(1);
 /// tells the others, and there is nothing to wait for but quiet.
 const UNTOLD: Duration = Duration::from_secs(2);
 
+/// How long after the kubelet's question a controller that is heard may take to say that the pod drains. A pod that goes
+/// on by then has one of its containers ended only to be started again: its liveness or startup probe has failed.
+const RESTARTS_AFTER: Duration = Duration::from_secs(5);
+
+/// How long such a pod gets no requests where its serving container listens on: another container restarts then, or the
+/// application ignores SIGTERM.
+const RESTARTS_WITHIN: Duration = Duration::from_secs(30);
+
 /// Shortest time between two reports that differ in the requests in flight alone.
 const IN_FLIGHT_EVERY: Duration = Duration::from_secs(1);
 
@@ -49,6 +57,8 @@ const LATE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub struct Pods {
     pods: BTreeMap<String, Tracked>,
+    /// Whether a controller is heard now: what it does not say of a pod is then known not to be so.
+    informed: bool,
 }
 
 #[derive(Debug)]
@@ -74,6 +84,8 @@ struct Tracked {
     released: bool,
     /// Whether the RouteTable does not name it any more, while the kubelet still waits.
     dropped: bool,
+    /// Whether its first listener has opened since the kubelet asked.
+    reopened: bool,
     sent: Option<(Instant, PodSeen)>,
 }
 
@@ -184,6 +196,11 @@ pub struct Attempt {
 }
 
 impl Pods {
+    /// Sets whether a controller is heard.
+    pub fn set_informed(&mut self, informed: bool) {
+        self.informed = informed;
+    }
+
     /// Takes in one event.
     pub fn step(&mut self, now: Instant, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
@@ -208,7 +225,8 @@ impl Pods {
             }),
             Event::Registered(uid) => self.with(&uid, |pod| pod.registered(now, &mut out)),
             Event::Kernel(uid, read) => {
-                self.with(&uid, |pod| pod.kernel(now, read, &mut out));
+                let informed = self.informed;
+                self.with(&uid, |pod| pod.kernel(now, read, informed, &mut out));
                 self.sweep(&uid, &mut out);
             }
             Event::Inspected(uid, seen, at_ns) => {
@@ -329,6 +347,7 @@ impl Tracked {
             asked: None,
             released: false,
             dropped: false,
+            reopened: false,
             sent: None,
         }
     }
@@ -373,7 +392,7 @@ impl Tracked {
         self.next_inspection = Some(now + if late { INSPECT_LATE } else { INSPECT_EVERY });
     }
 
-    fn kernel(&mut self, now: Instant, read: Kernel, out: &mut Vec<Action>) {
+    fn kernel(&mut self, now: Instant, read: Kernel, informed: bool, out: &mut Vec<Action>) {
         let was_listening = self.is_listening();
         let before = mem::replace(&mut self.kernel, read);
         let opened = before.listeners == 0 && read.listeners > 0;
@@ -387,6 +406,7 @@ impl Tracked {
             self.inspect(now, out);
         }
         self.watch_drain(now, out);
+        self.watch_restart(now, informed, out);
         self.settle(now, probe::Event::Tick, out);
     }
 
@@ -416,7 +436,7 @@ impl Tracked {
     /// Brings readiness up to date with the listeners, then with `event`, and reports.
     fn settle(&mut self, now: Instant, event: probe::Event, out: &mut Vec<Action>) {
         // A probe needs to know where to ask.
-        let listening = self.is_listening() && self.address().is_some();
+        let listening = self.is_listening() && self.address().is_some() && self.serves_clients();
         let first = self.readiness.step(now, probe::Event::Listening(listening));
         let then = self.readiness.step(now, event);
         if let (Some(attempt), Some(at)) = (then.or(first), self.address()) {
@@ -455,21 +475,50 @@ impl Tracked {
         }
     }
 
+    /// Lets the kubelet restart a container without waiting for requests that it may never answer, and takes the pod back
+    /// into service afterwards. While no controller is heard, the pod may as well be one that stops: nothing happens here.
+    fn watch_restart(&mut self, now: Instant, informed: bool, out: &mut Vec<Action>) {
+        let Some(asked) = self.asked.filter(|_| informed && self.draining.is_none()) else {
+            return;
+        };
+        let since = now.saturating_duration_since(asked);
+        if since >= RESTARTS_AFTER && self.waits_to_stop() {
+            self.released = true;
+            out.push(Action::Release(self.uid()));
+        }
+        let is_over =
+            (self.reopened && since >= UNTOLD) || since >= RESTARTS_AFTER + RESTARTS_WITHIN;
+        if is_over && self.is_listening() {
+            self.end_restart(out);
+        }
+    }
+
     /// The kubelet asks once for each container, and each time gets the same answer.
     fn asked(&mut self, now: Instant, out: &mut Vec<Action>) {
-        self.asked.get_or_insert(now);
+        if self.asked.is_none() {
+            self.asked = Some(now);
+            self.reopened = false;
+        }
         if self.released {
             out.push(Action::Release(self.uid()));
         }
+        // From here on no request is to come.
+        self.report(now, out);
     }
 
     /// Its first listener has opened. The kubelet also asks before it ends a container only to start it again, when a
     /// liveness probe fails: the next time that it asks is the first one then. A pod that really stops drains by now.
     fn go_on(&mut self, now: Instant, out: &mut Vec<Action>) {
+        self.reopened = self.asked.is_some();
         let early = |asked| now.saturating_duration_since(asked) < UNTOLD;
         if self.draining.is_some() || self.asked.is_some_and(early) {
             return;
         }
+        self.end_restart(out);
+    }
+
+    /// The container that the kubelet asked for runs again.
+    fn end_restart(&mut self, out: &mut Vec<Action>) {
         let was_asked = self.asked.take().is_some();
         if mem::take(&mut self.released) || was_asked {
             out.push(Action::GoOn(self.uid()));
@@ -505,7 +554,8 @@ impl Tracked {
             address: self.address(),
             also: self.also(),
             listening: self.is_listening(),
-            ready: self.readiness.is_ready(),
+            // A container that the kubelet is about to end gets no request more, also where its pod goes on.
+            ready: self.readiness.is_ready() && self.asked.is_none(),
             drained: self.drained,
             in_flight: self.kernel.in_flight,
             listening_since_ns: self.listening_since_ns,
@@ -546,6 +596,14 @@ impl Tracked {
         self.serving().fold(0, |all, at| all | families(at.ip()))
     }
 
+    /// Whether it serves the family of its first address, by which clients come; true while the families are not known.
+    ///
+    /// Knative's sidecar asks the application at 127.0.0.1 and calls it ready by that alone.
+    fn serves_clients(&self) -> bool {
+        let first = self.facts.as_ref().and_then(|facts| facts.addresses.first());
+        self.serves() == 0 || first.is_none_or(|ip| self.serves() & family(*ip) != 0)
+    }
+
     /// Listeners on the serving port that others can reach, by the newest look.
     fn serving(&self) -> impl Iterator<Item = &SocketAddr> {
         let port = self.pod.port.get();
@@ -567,10 +625,23 @@ impl Tracked {
         if !self.is_listening() {
             return self.not_listening();
         }
+        if !self.serves_clients() {
+            return self.wrong_family();
+        }
         match self.readiness.trouble() {
             "" => String::new(),
             failed => format!("readiness probe failed: {failed}"),
         }
+    }
+
+    /// Why a pod that listens for one family of addresses only does not serve.
+    fn wrong_family(&self) -> String {
+        let port = self.pod.port;
+        let (have, want, any) = match self.serves() & abi::SERVES_V4 {
+            0 => ("IPv6", "IPv4", "0.0.0.0, or on :: without IPV6_V6ONLY"),
+            _ => ("IPv4", "IPv6", "::"),
+        };
+        format!("port {port} is open for {have} only, and clients come by {want}: listen on {any}")
     }
 
     fn oddity(&self) -> Option<Oddity> {

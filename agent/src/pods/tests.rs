@@ -455,6 +455,68 @@ fn a_pod_whose_container_was_started_again_is_not_about_to_stop() {
 }
 
 #[test]
+fn a_container_that_hangs_is_restarted_although_its_requests_never_end() {
+    let now = Instant::now();
+    let hangs = Kernel { in_flight: 1, connections: 1, ..quiet() };
+    let mut pods = busy(now);
+    pods.set_informed(true);
+    let seen = reports(asks(&mut pods, now));
+    assert_eq!(seen.iter().map(|it| it.ready).collect::<Vec<_>>(), [false], "it gets no more");
+    // The controller may need a moment to say that the pod drains.
+    assert_eq!(released(&kernel(&mut pods, now + RESTARTS_AFTER - SECOND, hangs)), 0);
+    assert_eq!(released(&kernel(&mut pods, now + RESTARTS_AFTER, hangs)), 1);
+    kernel(&mut pods, now + 7 * SECOND, Kernel::default());
+    let seen = reports(kernel(&mut pods, now + 8 * SECOND, listens(1)));
+    assert_eq!(seen.last().map(|it| it.ready), Some(true), "the new container serves");
+}
+
+#[test]
+fn a_pod_that_stops_keeps_its_requests_whatever_the_controller_says_or_does_not() {
+    let now = Instant::now();
+    let long = now + 60 * SECOND;
+    let busy_still = Kernel { in_flight: 1, connections: 1, ..quiet() };
+    // No controller is heard: the pod may have been deleted.
+    let mut pods = busy(now);
+    asks(&mut pods, now);
+    assert_eq!(released(&kernel(&mut pods, long, busy_still)), 0);
+    // One is heard, and says that the pod drains.
+    let mut pods = busy(now);
+    pods.set_informed(true);
+    asks(&mut pods, now);
+    let draining = wire::Pod { phase: PodPhase::Draining, ..pod("a", ProbeHow::Listen) };
+    pods.step(now + SECOND, Event::Named(Box::new(draining)));
+    assert_eq!(released(&kernel(&mut pods, long, busy_still)), 0);
+}
+
+#[test]
+fn a_pod_whose_other_container_restarts_serves_again_after_a_while() {
+    let now = Instant::now();
+    let mut pods = busy(now);
+    pods.set_informed(true);
+    asks(&mut pods, now);
+    kernel(&mut pods, now + RESTARTS_AFTER, quiet());
+    let over = RESTARTS_AFTER + RESTARTS_WITHIN;
+    let seen = |pods: &mut Pods, at| reports(kernel(pods, at, quiet()));
+    assert_eq!(seen(&mut pods, now + over - SECOND), []);
+    let seen = seen(&mut pods, now + over);
+    assert_eq!(seen.last().map(|it| it.ready), Some(true));
+    assert!(!pods.is_stopping("a"));
+}
+
+#[test]
+fn a_container_that_is_back_at_once_serves_again_once_the_pod_is_known_to_go_on() {
+    let now = Instant::now();
+    let mut pods = busy(now);
+    pods.set_informed(true);
+    asks(&mut pods, now);
+    kernel(&mut pods, now, Kernel::default());
+    kernel(&mut pods, now, listens(1));
+    assert!(pods.is_stopping("a"), "the controller may not have heard yet");
+    let seen = reports(kernel(&mut pods, now + UNTOLD, listens(1)));
+    assert_eq!(seen.last().map(|it| it.ready), Some(true));
+}
+
+#[test]
 fn a_listener_that_opens_late_does_not_keep_a_pod_from_stopping() {
     let now = Instant::now();
     let reopens = |pods: &mut Pods, at: Instant| {
@@ -477,7 +539,6 @@ fn a_pod_of_both_families_is_reported_at_both_addresses_it_serves_at() {
     let six = Some(ip("fd00::5"));
     let cases = [
         (abi::SERVES_V4, "10.244.0.5:8080", None),
-        (abi::SERVES_V6, "[fd00::5]:8080", None),
         (abi::SERVES_V4 | abi::SERVES_V6, "10.244.0.5:8080", six),
     ];
     for (serves, address, also) in cases {
@@ -490,6 +551,35 @@ fn a_pod_of_both_families_is_reported_at_both_addresses_it_serves_at() {
         let found = Event::Inspected("a".into(), sockets(&[listener]), 900);
         assert_eq!(reports(pods.step(now, found)), [PodSeen { also, ..ready() }]);
     }
+}
+
+#[test]
+fn a_pod_that_serves_the_other_family_only_is_not_ready_and_says_so() {
+    let now = Instant::now();
+    let why = "port 8080 is open for IPv6 only, and clients come by IPv4: listen on 0.0.0.0, or on :: without IPV6_V6ONLY";
+    let unready = PodSeen {
+        address: Some(at("[fd00::5]:8080")),
+        ready: false,
+        trouble: why.into(),
+        ..ready()
+    };
+    let mut pods = known(pod("a", ProbeHow::Listen), now);
+    let six = Kernel { serves: abi::SERVES_V6, ..listens(1) };
+    assert_eq!(reports(kernel(&mut pods, now, six)), [unready.clone()]);
+    // A second listener for the other family makes it whole.
+    let both = Kernel { serves: abi::SERVES_V4 | abi::SERVES_V6, ..listens(2) };
+    let seen = reports(kernel(&mut pods, now, both));
+    assert_eq!(seen.last().map(|it| (it.ready, it.trouble.as_str())), Some((true, "")));
+    // In a cluster of IPv6 alone it is the other way round.
+    let mut pods = Pods::default();
+    pods.step(now, Event::Named(Box::new(pod("a", ProbeHow::Listen))));
+    let alone = Facts { addresses: vec![ip("fd00::5")], ..facts() };
+    pods.step(now, Event::Found("a".into(), alone));
+    pods.step(now, Event::Registered("a".into()));
+    let four = Kernel { serves: abi::SERVES_V4, ..listens(1) };
+    let seen = reports(kernel(&mut pods, now, four));
+    let why = "port 8080 is open for IPv4 only, and clients come by IPv6: listen on ::";
+    assert_eq!(seen.last().map(|it| (it.ready, it.trouble.as_str())), Some((false, why)));
 }
 
 #[test]
