@@ -56,6 +56,11 @@ impl Manifests {
         Ok(path.and_then(|path| self.in_file(path, name)))
     }
 
+    /// The names of all services that have a manifest, in order.
+    pub(crate) fn names(&mut self) -> Result<impl Iterator<Item = &Name>, Failure> {
+        Ok(self.index()?.keys())
+    }
+
     /// Writes the manifest of a service in the place of `kept`, or in a file of its own.
     pub(crate) fn write(
         &mut self,

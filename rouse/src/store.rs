@@ -1,6 +1,7 @@
 //! Shell: the folders of a node: `objects/`, which the controller writes, and, by [`Manifests`], `manifests/`.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::ErrorKind,
     path::{Path, PathBuf},
@@ -27,10 +28,18 @@ impl Store {
         Self { objects: layout.objects(), manifests: layout.manifests() }
     }
 
-    /// One object as the controller last wrote it.
+    /// One object as the controller last wrote it; a service that it has not read yet is as its manifest says.
     pub(crate) fn object(&self, kind: ObjectKind, name: &Name) -> Result<Option<Value>, Failure> {
         let folder = self.objects.join(kind.plural()).join(&name.namespace);
-        read_one(&folder.join(format!("{}.yaml", name.name)))
+        match read_one(&folder.join(format!("{}.yaml", name.name)))? {
+            None if kind == ObjectKind::Service => self.applied(name),
+            found => Ok(found),
+        }
+    }
+
+    /// The manifest of a service, as an API server would show it before a controller has seen it.
+    fn applied(&self, name: &Name) -> Result<Option<Value>, Failure> {
+        Ok(self.manifests().find(name)?.map(|kept| kept.value().clone()))
     }
 
     /// Objects of a kind in a namespace, or (`None`) in all, sorted by name.
@@ -50,7 +59,23 @@ impl Store {
                 out.extend(read_one(&path)?);
             }
         }
+        if kind == ObjectKind::Service {
+            self.add_unread(namespace, &mut out)?;
+        }
         Ok(out)
+    }
+
+    /// Adds the services whose manifests the controller has not read yet, in their place by name.
+    fn add_unread(&self, namespace: Option<&str>, out: &mut Vec<Value>) -> Result<(), Failure> {
+        let mut manifests = self.manifests();
+        let known: BTreeSet<Name> = out.iter().filter_map(name_of).collect();
+        let wanted = |name: &Name| namespace.is_none_or(|it| *name.namespace == *it);
+        let unread: Vec<Name> = manifests.names()?.filter(|it| wanted(it)).cloned().collect();
+        for name in unread.into_iter().filter(|it| !known.contains(it)) {
+            out.extend(manifests.find(&name)?.map(|kept| kept.value().clone()));
+        }
+        out.sort_by_key(name_of);
+        Ok(())
     }
 
     /// The manifests, to be looked at and changed.
@@ -183,6 +208,39 @@ pub(crate) mod tests {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
+    }
+
+    #[test]
+    fn a_service_that_was_just_applied_is_known() {
+        let (_temp, store) = Temp::new("unread");
+        let service = |name: &str| serde_json::json!({"kind": "Service", "metadata": {"name": name, "namespace": "default"}});
+        let mut manifests = store.manifests();
+        for name in ["b", "a"] {
+            manifests.write(&Name::new("default", name), &service(name), None).unwrap();
+        }
+        let found = store.object(ObjectKind::Service, &Name::new("default", "a")).unwrap();
+        assert_eq!(found, Some(service("a")));
+        assert_eq!(store.object(ObjectKind::Route, &Name::new("default", "a")).unwrap(), None);
+        let names = |namespace| -> Vec<Value> {
+            let all = store.objects(ObjectKind::Service, namespace).unwrap();
+            all.iter().map(|it| it["metadata"]["name"].clone()).collect()
+        };
+        assert_eq!(names(None), ["a", "b"]);
+        assert_eq!(names(Some("default")), ["a", "b"]);
+        assert!(names(Some("other")).is_empty());
+    }
+
+    #[test]
+    fn what_the_controller_wrote_comes_before_the_manifest() {
+        let (temp, store) = Temp::new("written");
+        let name = Name::new("default", "a");
+        let it = serde_json::json!({"kind": "Service", "metadata": {"name": "a", "namespace": "default"}});
+        store.manifests().write(&name, &it, None).unwrap();
+        let mut known = it;
+        known["status"] = serde_json::json!({"url": "http://a"});
+        temp.put(ObjectKind::Service, &known);
+        assert_eq!(store.object(ObjectKind::Service, &name).unwrap(), Some(known.clone()));
+        assert_eq!(store.objects(ObjectKind::Service, None).unwrap(), [known]);
     }
 
     #[test]
