@@ -210,26 +210,27 @@ fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
             let servers = servers::make(workspace)?;
             servers::forget(workspace);
             let vars = [("ROUSE_SERVERS", servers.as_os_str())];
-            let outcome = privileged("kernel", args, builder, &vars, &[])?;
+            let outcome = privileged("kernel", args, builder, &vars, &[], 1)?;
             servers::show(workspace);
             Ok(outcome)
         }
         Tier::Local => {
             setup::prepare(&[Purpose::Build, Purpose::Node, Purpose::Test], args.yes)?;
             image::make(workspace, &["hello"], &workspace.target.join("images"))?;
-            privileged("local", args, builder, &[], &[])
+            privileged("local", args, builder, &[], &[], 1)
         }
         Tier::Cluster => cluster::run(args, builder),
     }
 }
 
-/// Builds one target of the package `tests` as us, and runs it as root.
+/// Builds one target of the package `tests` as us, and runs it as root, so many tests `at_once`.
 fn privileged(
     target: &str,
     args: &Args,
     builder: &Builder,
     more: &[(&str, &OsStr)],
     words: &[&str],
+    at_once: u8,
 ) -> Result<Outcome> {
     let (workspace, object) = (&builder.workspace, builder.object()?);
     let (executable, rouse) = (builder.target(target)?, builder.rouse()?);
@@ -241,11 +242,11 @@ fn privileged(
     ];
     vars.extend(more);
     let mut command = sh::raised_with(&executable, &vars);
-    // One at a time: they share the machine's CPUs, and some compare counts under load.
+    // Mostly one at a time: they share the machine's CPUs, and some compare counts under load.
     command
         .args(&args.names)
         .args(words)
-        .arg("--test-threads=1")
+        .arg(format!("--test-threads={at_once}"))
         .current_dir(workspace.root.join("tests"));
     run_counted(&mut command)
 }

@@ -22,6 +22,12 @@ const SHARED: &str = "rouse-installed";
 /// An API server that only the controller's own tests write to.
 const ALONE: &str = "rouse-alone";
 
+/// Modules whose tests keep to namespaces of their own and harm no part of the cluster: several of them run at once.
+const SIDE_BY_SIDE: [&str; 6] =
+    ["contract::", "examples::", "kn::", "network_policies::", "shapes::", "trouble::"];
+/// How many of them run at once: they wait for pods and windows, on two processors as on many.
+const AT_ONCE: u8 = 3;
+
 /// Runs the tests against `--kubeconfig`, or against a cluster of xtask's.
 pub(super) fn run(args: &Args, builder: &Builder) -> Result<Outcome> {
     setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Cluster], args.yes)?;
@@ -138,7 +144,15 @@ fn tests(
     let mut words: Vec<&str> = left_out.iter().flat_map(|(module, _)| ["--skip", module]).collect();
     let all = args.long || !args.names.is_empty();
     words.extend(all.then_some("--include-ignored"));
-    let mut outcome = privileged("cluster", args, builder, vars, &words)?;
+    let mut outcome = if args.names.is_empty() {
+        let together = [&words[..], &SIDE_BY_SIDE].concat();
+        let alone = SIDE_BY_SIDE.iter().flat_map(|module| ["--skip", module]);
+        let alone: Vec<&str> = words.iter().copied().chain(alone).collect();
+        let together = privileged("cluster", args, builder, vars, &together, AT_ONCE)?;
+        together.and(privileged("cluster", args, builder, vars, &alone, 1)?)
+    } else {
+        privileged("cluster", args, builder, vars, &words, 1)?
+    };
     if let Outcome::Ran { left_out: said, tally, .. } = &mut outcome {
         for (module, why) in left_out {
             said.push_str(&format!("; left out {module} ({why})"));
