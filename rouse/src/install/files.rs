@@ -96,7 +96,16 @@ fn schema() -> Result<String, serde_json::Error> {
 fn template() -> Result<String, serde_norway::Error> {
     let of = |gateway, profile| {
         let [namespace, image, domain, cluster_domain] = CHOICES.map(|(here, _)| here.to_owned());
-        let settings = Settings { namespace, image, domain, cluster_domain, gateway, profile };
+        let settings = Settings {
+            namespace,
+            image,
+            domain,
+            cluster_domain,
+            gateway,
+            profile,
+            // Who runs a proxy before the gateway writes it into `config-network`.
+            ..Settings::default()
+        };
         let all = objects::all(&settings).into_iter();
         all.filter(|it| !is_crd(it) && it["kind"] != "Namespace").collect::<Vec<_>>()
     };

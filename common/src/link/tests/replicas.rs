@@ -138,7 +138,11 @@ impl Pods for Controller {
             PodItem::Gone(uid) => drop(pods.remove(&uid)),
             PodItem::Avoided(uid) => drop(pods.insert(format!("avoided/{uid}"), true)),
             PodItem::AvoidedNoMore(uid) => drop(pods.remove(&format!("avoided/{uid}"))),
-            PodItem::Applied(_) | PodItem::Synced => {}
+            PodItem::Applied(_)
+            | PodItem::NamesRouted
+            | PodItem::Routed(_)
+            | PodItem::RoutedNoMore(_)
+            | PodItem::Synced => {}
         })
         .await
     }
