@@ -30,6 +30,8 @@ pub enum Odd {
     Fold,
     /// The option `close` with more of its word in the next line.
     FoldedClose,
+    /// A carriage return inside a line of connection options: nginx ends the line there, others read it as a letter.
+    ReturnedClose,
     /// A blank between a header's name and its colon.
     Blank,
     /// A header line without a colon.
@@ -111,7 +113,9 @@ impl Server {
                     | Odd::ChunkBlank
             ),
             Self::Node => matches!(odd, Odd::Spaces | Odd::Codings | Odd::ChunkZeros),
-            Self::Lax => !matches!(odd, Odd::Symbol | Odd::Tabs | Odd::FoldedClose),
+            Self::Lax => {
+                !matches!(odd, Odd::Symbol | Odd::Tabs | Odd::FoldedClose | Odd::ReturnedClose)
+            }
         }
     }
 }

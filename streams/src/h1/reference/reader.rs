@@ -97,6 +97,9 @@ impl<'a> Reader<'a> {
             }
             if line.contains(&b'\r') {
                 self.meets(Odd::Return)?;
+                if line.to_ascii_lowercase().starts_with(b"connection:") {
+                    self.meets(Odd::ReturnedClose)?;
+                }
             }
             match lines.last_mut() {
                 // §5.2: a folded line stands for a blank.
