@@ -266,6 +266,7 @@ impl Machine {
             *template = self.world.templates.share(template);
         }
         allot::claim(&app, &mut self.world);
+        self.index(&name, None, Some(&app));
         self.world.apps.insert(name.clone(), Box::new(app));
         self.settle(&name, None, true, now);
     }
@@ -360,6 +361,7 @@ impl Machine {
         }
         self.set_timer(name, plan.timer);
         reports::forget_revived(&mut self.world, &current, plan.app.as_ref());
+        self.index(name, Some(&current), plan.app.as_ref());
         let Some(app) = plan.app else {
             self.forget(name);
             return;

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{
     children::{
-        self, Object, Resource, child_name, deployment, hpa, images, scaling, services, slices,
+        self, Object, Resource, deployment, hpa, images, scaling, services, slices, tagged,
     },
     knative::key,
     kube::{Key, Part, Want},
@@ -196,45 +196,43 @@ impl<'a> Made<'a> {
     }
 }
 
-/// The Revision whose child bears a name: the app is found by what the name begins with.
+/// The Revision whose child bears a name: a look-up among the apps that the name may belong to, each of which is asked.
 fn maker<'a>(
     world: &'a World,
     name: &Name,
-    bears: impl Fn(&str) -> bool,
+    bears: impl Fn(&Revision) -> bool,
 ) -> Option<(Name, &'a Revision)> {
     let in_app = |app: Name| {
         let revisions = &world.apps.get(&app)?.revisions;
-        revisions.iter().find(|it| bears(&it.name)).map(|it| (app, it))
+        revisions.iter().find(|it| bears(it)).map(|it| (app, it))
     };
-    if let Some(app) = world.odd.get(name) {
-        return in_app(app.clone());
-    }
     let ends = name.name.match_indices('-').map(|(at, _)| at).chain([name.name.len()]);
     let mut apps = ends.map(|at| Name::new(name.namespace.clone(), &name.name[..at]));
-    apps.find_map(in_app)
+    apps.find_map(in_app).or_else(|| world.odd_apps(name).cloned().find_map(in_app))
 }
 
 /// The Revision that an object is made for.
 pub fn maker_of(world: &World, key: &Key) -> Option<(Name, Box<str>)> {
-    let found = maker(world, &key.name, |revision| bears(key, revision));
+    let found = maker(world, &key.name, |revision| bears(world, key, revision));
     found.map(|(owner, revision)| (owner, revision.name.clone()))
 }
 
 /// Whether a Revision's object has the name of this key.
-fn bears(key: &Key, revision: &str) -> bool {
+fn bears(world: &World, key: &Key, revision: &Revision) -> bool {
+    let (own, name) = (&*revision.name, key.name.name.as_str());
     match key.resource {
-        Resource::Deployment => deployment::name(revision) == key.name.name,
-        // Several a Revision: any that begins so.
-        Resource::Image => key.name.name.starts_with(&format!("{revision}-cache-")),
-        Resource::Service => {
-            revision == key.name.name || services::private_name(revision) == key.name.name
+        Resource::Deployment => deployment::name(own) == name,
+        Resource::Image => {
+            containers(revision, world).iter().any(|it| images::name(own, it) == name)
         }
-        _ => revision == key.name.name,
+        Resource::Service => own == name || services::private_name(own) == name,
+        Resource::EndpointSlice => own == name || slices::name(own, slices::V6) == name,
+        _ => own == name,
     }
 }
 
 fn child(world: &World, key: &Key) -> Want {
-    let Some((owner, revision)) = maker(world, &key.name, |it| bears(key, it)) else {
+    let Some((owner, revision)) = maker(world, &key.name, |it| bears(world, key, it)) else {
         return Want::Gone;
     };
     let class = Facts::of(revision, world).class;
@@ -335,7 +333,7 @@ fn service(world: &World, key: &Key) -> Want {
             placeholder(world, &owner, allotment, |it| services::placeholder(&it).body);
         return placeholder.map_or(Want::Any, Want::Body);
     }
-    let Some((owner, revision)) = maker(world, &key.name, |it| bears(key, it)) else {
+    let Some((owner, revision)) = maker(world, &key.name, |it| bears(world, key, it)) else {
         return Want::Gone;
     };
     let Some(made) = Made::of(world, &owner, revision) else { return Want::Any };
@@ -374,12 +372,33 @@ fn placeholder<T>(
     }))
 }
 
+/// The route to one of whose names a slice belongs.
+fn sliced<'a>(world: &'a World, slice: &Name) -> Option<(Name, &'a Allotment)> {
+    let service = slice.name.strip_suffix(slices::V6).unwrap_or(&slice.name);
+    let of = |app: &Name| {
+        let mut all = world.apps.get(app)?.allotted().iter();
+        let name = |it: &Allotment| slices::name(&plan::host_name(it, &app.name), slices::V6);
+        all.find(|it| name(it) == slice.name).map(|it| (app.clone(), it))
+    };
+    named(world, &Name::new(slice.namespace.clone(), service))
+        .or_else(|| world.odd_apps(slice).find_map(of))
+}
+
+/// The route whose Service or slice it is.
+pub fn route_of(world: &World, key: &Key) -> Option<Name> {
+    match key.resource {
+        Resource::Service => world.app_named(&key.name),
+        Resource::EndpointSlice => sliced(world, &key.name).map(|(route, _)| route),
+        _ => None,
+    }
+}
+
 fn slice(world: &World, key: &Key) -> Want {
     let own = Name::new(
         key.name.namespace.as_str(),
         key.name.name.strip_suffix(slices::V6).unwrap_or_default(),
     );
-    let found = named(world, &key.name).or_else(|| named(world, &own));
+    let found = sliced(world, &key.name);
     let activators = activators(world);
     let Some((owner, held)) = found else { return reached(world, key, &own, &activators) };
     let all = placeholder(world, &owner, held, |it| slices::slices(&it, &activators, SUBSET));
@@ -404,8 +423,10 @@ fn activators(world: &World) -> Vec<slices::Activator> {
 
 /// The slice of a Revision's own Service; `own` is its name where the key's is that of a slice of IPv6.
 fn reached(world: &World, key: &Key, own: &Name, activators: &[slices::Activator]) -> Want {
-    let find = |name: &Name| maker(world, name, |it| *it == *name.name);
-    let Some((owner, revision)) = find(&key.name).or_else(|| find(own)) else { return Want::Gone };
+    let six = |it: &Revision| slices::name(&it.name, slices::V6) == key.name.name;
+    let found = maker(world, &key.name, |it| *it.name == *key.name.name || six(it));
+    let found = found.or_else(|| maker(world, own, |it| *it.name == *own.name));
+    let Some((owner, revision)) = found else { return Want::Gone };
     let Some(made) = Made::of(world, &owner, revision) else { return Want::Any };
     // As of the ServerlessService: whether it serves is the autoscaler's to say.
     if made.class() == Class::Kpa && revision.actual > 0 && revision.decided.is_none() {
@@ -451,7 +472,7 @@ pub fn slices(name: &Name, app: &App) -> Vec<Key> {
         let key = |name: String, space: &str| {
             Key::new(Resource::EndpointSlice, Part::Object, Name::new(space, name))
         };
-        [key(own.clone(), &name.namespace), key(child_name(&own, slices::V6), &name.namespace)]
+        [key(own.clone(), &name.namespace), key(slices::name(&own, slices::V6), &name.namespace)]
     };
     app.allotted().iter().flat_map(of).collect()
 }
@@ -479,7 +500,7 @@ pub fn scaled(namespace: &str, revision: &Revision) -> impl Iterator<Item = Key>
 pub fn ways(namespace: &str, revision: &Revision) -> [Key; 4] {
     let name = |name: String| Name::new(namespace, name);
     let own = || name(revision.name.to_string());
-    let six = || name(child_name(&revision.name, slices::V6));
+    let six = || name(slices::name(&revision.name, slices::V6));
     [
         Key::new(Resource::ServerlessService, Part::Object, own()),
         Key::new(Resource::ServerlessService, Part::Status, own()),
@@ -500,8 +521,7 @@ pub fn made(namespace: &str, revision: &Revision, containers: &[String]) -> Vec<
         key(Resource::Service, own()),
         key(Resource::Service, services::private_name(&revision.name)),
     ];
-    let image =
-        |it: &String| key(Resource::Image, child_name(&revision.name, &format!("-cache-{it}")));
+    let image = |it: &String| key(Resource::Image, images::name(&revision.name, it));
     all.extend(containers.iter().map(image));
     all
 }
@@ -551,4 +571,28 @@ pub fn names(name: &Name, app: &App) -> Vec<Key> {
         Key::new(Resource::Service, Part::Object, own)
     };
     app.allotted().iter().map(service).chain(slices(name, app)).collect()
+}
+
+/// Names of what belongs to an app that do not show it: they were cut, since they would be too long, or chosen.
+pub fn odd(name: &Name, app: &App, world: &World) -> Vec<Name> {
+    let shows = |it: &str| it.strip_prefix(&*name.name).is_some_and(|rest| rest.starts_with('-'));
+    let made = app.revisions.iter().flat_map(|revision| {
+        let all = made(&name.namespace, revision, &containers(revision, world));
+        let ways = ways(&name.namespace, revision);
+        all.into_iter().chain(ways).map(|key| key.name).filter(|it| !shows(&it.name))
+    });
+    let mut odd: Vec<Name> = made.collect();
+    let tags = app.route.iter().flat_map(|it| it.tags().map(Some).chain([None]));
+    for tag in tags {
+        let service = tagged(tag, &name.name);
+        let slice = slices::name(&service, slices::V6);
+        let full = |own: String| Name::new(name.namespace.as_str(), own);
+        if slice.strip_suffix(slices::V6) != Some(service.as_str()) {
+            odd.push(full(slice));
+        }
+        if tag.is_some_and(|tag| service.len() != tag.len() + 1 + name.name.len()) {
+            odd.push(full(service));
+        }
+    }
+    odd
 }

@@ -245,6 +245,14 @@ pub struct Route {
     pub applied: Option<u64>,
 }
 
+impl Route {
+    /// Its tags: those that are wanted, and those that still hold a name.
+    pub fn tags(&self) -> impl Iterator<Item = &str> {
+        let wanted = self.wanted.iter().filter_map(|it| it.tag.as_deref());
+        wanted.chain(self.allotted.iter().filter_map(|it| it.tag.as_deref()))
+    }
+}
+
 /// The numbers one name of a route holds for as long as it lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allotment {
@@ -568,8 +576,8 @@ pub struct World {
     pub referrers: BTreeMap<Name, BTreeSet<Name>>,
     /// Which owner each name has.
     pub names: Names,
-    /// Which app a Revision belongs to, where its name does not begin with the app's.
-    pub odd: BTreeMap<Name, Name>,
+    /// Names of what belongs to an app that do not show it, since they were cut or chosen, each with that app.
+    pub odd: BTreeSet<(Name, Name)>,
     /// What was decided of each Revision that is awake, and from what, in one line.
     pub decisions: BTreeMap<Name, Box<str>>,
     /// Pods that Deployments of Revisions which others scale are told to have.
@@ -677,7 +685,7 @@ impl Default for World {
             leads: true,
             referrers: BTreeMap::new(),
             names: Names::default(),
-            odd: BTreeMap::new(),
+            odd: BTreeSet::new(),
             decisions: BTreeMap::new(),
             told: BTreeMap::new(),
             autoscalers: BTreeMap::new(),
@@ -716,16 +724,19 @@ impl World {
         }
     }
 
+    /// Apps of which something may have this name although it does not show.
+    pub fn odd_apps(&self, name: &Name) -> impl Iterator<Item = &Name> {
+        let from = self.odd.range((name.clone(), Name::new("", ""))..);
+        from.take_while(move |(own, _)| own == name).map(|(_, app)| app)
+    }
+
     /// The app a revision belongs to: its name begins with the app's, then `-`, unless that would be too long.
     pub fn app_of(&self, revision: &Name) -> Option<Name> {
-        if let Some(app) = self.odd.get(revision) {
-            return Some(app.clone());
-        }
+        let has = |app: &Name| {
+            self.apps.get(app).is_some_and(|app| app.revision(&revision.name).is_some())
+        };
         let cuts = revision.name.rmatch_indices('-').map(|(at, _)| &revision.name[..at]);
-        let apps = cuts.map(|app| Name::new(revision.namespace.clone(), app));
-        apps.into_iter().find(|name| {
-            let app = self.apps.get(name);
-            app.is_some_and(|app| app.revisions.iter().any(|have| *have.name == *revision.name))
-        })
+        let mut apps = cuts.map(|app| Name::new(revision.namespace.clone(), app));
+        apps.find(|it| has(it)).or_else(|| self.odd_apps(revision).find(|it| has(it)).cloned())
     }
 }

@@ -5,6 +5,11 @@ use serde_json::json;
 
 use super::{Object, Resource, Revision, child_name, meta};
 
+/// Name of the Image of a Revision's container.
+pub fn name(revision: &str, container: &str) -> String {
+    child_name(revision, &format!("-cache-{container}"))
+}
+
 /// One Image a container, so that an image cache may fetch it ahead.
 pub fn images(revision: &Revision<'_>) -> Vec<Object> {
     let pod = &revision.spec.pod;
@@ -20,8 +25,8 @@ pub fn images(revision: &Revision<'_>) -> Vec<Object> {
         if let Some(secrets) = pod.image_pull_secrets.as_ref().filter(|it| !it.is_empty()) {
             spec["imagePullSecrets"] = json!(secrets);
         }
-        let name = child_name(revision.name, &format!("-cache-{}", container.name));
-        Object::new(Resource::Image, meta::meta(revision, name), json!({ "spec": spec }))
+        let meta = meta::meta(revision, name(revision.name, &container.name));
+        Object::new(Resource::Image, meta, json!({ "spec": spec }))
     };
     containers.map(one).collect()
 }

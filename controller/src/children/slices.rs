@@ -45,6 +45,11 @@ pub struct Activator {
     pub leaving: bool,
 }
 
+/// Name of a slice of a Service, with [`V6`] or nothing behind.
+pub fn name(service: &str, suffix: &str) -> String {
+    child_name(service, suffix)
+}
+
 /// The slices of one name, one for each family in which any of its activators has an address: IPv4's is named as the
 /// Service, IPv6's with [`V6`] behind.
 ///
@@ -63,7 +68,7 @@ pub fn slices(of: &Placeholder<'_>, activators: &[Activator], count: usize) -> V
             labels.insert(MANAGED_BY.into(), MANAGER.into());
             labels.insert(SERVICE_NAME.into(), of.name());
             let meta = ObjectMeta {
-                name: Some(child_name(&of.name(), suffix)),
+                name: Some(name(&of.name(), suffix)),
                 namespace: Some(of.namespace.into()),
                 labels: Some(labels),
                 owner_references: Some(vec![of.owner().reference()]),

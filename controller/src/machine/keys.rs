@@ -9,7 +9,7 @@ use crate::{
     children::Resource,
     kube::{Key, Trouble},
     want,
-    world::{App, Revision, Stamp, Why, World},
+    world::{App, Revision, Route, Stamp, Why, World},
 };
 
 /// Parts of objects that may differ between two states of an app.
@@ -60,14 +60,29 @@ fn shape(revision: &Revision) -> impl PartialEq + '_ {
 }
 
 impl Machine {
+    /// Keeps in step with an app which names belong to it although they do not show it.
+    pub(super) fn index(&mut self, name: &Name, before: Option<&App>, after: Option<&App>) {
+        fn named(app: &App) -> (bool, Vec<&str>, Vec<&str>) {
+            let tags = app.route.iter().flat_map(Route::tags).collect();
+            let revisions = app.revisions.iter().map(|it| &*it.name).collect();
+            (app.route.is_some(), revisions, tags)
+        }
+        // Nearly always nothing has come or gone.
+        if before.map(named) == after.map(named) {
+            return;
+        }
+        let odd = |app: &App| want::odd(name, app, &self.world);
+        let [old, new] = [before, after].map(|app| app.map(odd).unwrap_or_default());
+        for gone in old.into_iter().filter(|it| !new.contains(it)) {
+            self.world.odd.remove(&(gone, name.clone()));
+        }
+        self.world.odd.extend(new.into_iter().map(|own| (own, name.clone())));
+    }
+
     /// An object cannot be written, or can again: its Revision or Route says so.
     pub(super) fn trouble(&mut self, key: &Key, trouble: Option<Trouble>, now: Stamp) {
         let why = trouble.map(|it| Why::new(it.reason, it.message));
-        let owner = match key.resource {
-            Resource::Service | Resource::EndpointSlice => self.world.app_named(&key.name),
-            _ => None,
-        };
-        if let Some(owner) = owner {
+        if let Some(owner) = want::route_of(&self.world, key) {
             self.change(owner, now, |app, _| {
                 if let Some(route) = &mut app.route {
                     route.blocked = why.map(Box::new);

@@ -34,6 +34,7 @@ impl Machine {
                 revision.decided = leaving.revision(&revision.name).and_then(|it| it.decided);
             }
         }
+        self.index(&name, before.as_ref(), Some(&app));
         self.world.apps.insert(name.clone(), Box::new(app));
         self.settle(&name, before.as_ref(), true, now);
     }

@@ -17,7 +17,7 @@ use crate::{
     observe,
     plan::Facts,
     policy::Class,
-    render, restore,
+    render, restore, want,
     world::{App, Configuration, Kubelet, Pod, Revision, Route, Service, Stage, Stamp, Uid, World},
 };
 
@@ -70,7 +70,15 @@ impl Machine {
         if self.loading {
             // Nothing is planned yet, so nothing has to be compared: a service may have thousands of pods.
             let mut app = self.world.apps.remove(&name).unwrap_or_default();
+            let shape = |app: &App| {
+                let tags = app.route.as_ref().map_or(0, |it| it.tags().count());
+                (app.revisions.len(), app.route.is_some(), tags)
+            };
+            let before = shape(&app);
             change(&mut app, &mut self.world);
+            if shape(&app) != before {
+                self.index(&name, None, Some(&app));
+            }
             self.world.apps.insert(name, app);
             return true;
         }
@@ -81,6 +89,7 @@ impl Machine {
             self.world.apps.insert(name, app);
             return false;
         }
+        self.index(&name, Some(&before), Some(&app));
         self.world.apps.insert(name.clone(), app);
         self.settle(&name, Some(&before), true, now);
         true
@@ -126,7 +135,9 @@ impl Machine {
             match (object.map(observe::route), before) {
                 (Some(seen), before) => {
                     let before = before.unwrap_or_else(|| seen.clone());
-                    let route = Route { allotted: before.allotted, ..seen };
+                    // What could not be written the writer says, and only once.
+                    let Route { allotted, blocked, .. } = before.clone();
+                    let route = Route { allotted, blocked, ..seen };
                     // Who leads knows better than what it wrote; who does not follows that.
                     app.route = Some(match world.leads {
                         true => Route { traffic: before.traffic, rollout: before.rollout, ..route },
@@ -177,13 +188,9 @@ impl Machine {
         let Some(owner) = owner else { return };
         let Some(object) = object else {
             self.keep_decided(name);
-            self.world.odd.remove(name);
             self.change(owner, now, |app, _| app.revisions.retain(|it| *it.name != *name.name));
             return;
         };
-        if !name.name.strip_prefix(&*owner.name).is_some_and(|rest| rest.starts_with('-')) {
-            self.world.odd.insert(name.clone(), owner.clone());
-        }
         let early = self.early.remove(name).unwrap_or_default();
         let pods: Vec<Box<str>> = early.values().map(|pod| pod.uid.clone()).collect();
         self.change(owner, now, |app, world| {
@@ -219,18 +226,14 @@ impl Machine {
     }
 
     fn observe_deployment(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
-        let revision = match object {
-            Some(object) => observe::made_for(object).map(Into::into),
-            None => name.name.strip_suffix("-deployment").map(str::to_owned),
-        };
-        let Some(revision) = revision else { return };
+        let key = Key::new(Resource::Deployment, Piece::Object, name.clone());
+        let Some((owner, made_for)) = want::maker_of(&self.world, &key) else { return };
         let blocked = object.and_then(observe::deployment).map(Box::new);
-        let key = Name::new(name.namespace.clone(), revision);
-        let Some(owner) = self.world.app_of(&key) else { return };
         let told = object.and_then(|it| it["spec"]["replicas"].as_u64());
         self.change(owner, now, |app, world| {
+            let key = Name::new(name.namespace.clone(), &*made_for);
             let mut all = app.revisions.iter_mut();
-            let Some(revision) = all.find(|it| *it.name == *key.name) else { return };
+            let Some(revision) = all.find(|it| it.name == made_for) else { return };
             revision.blocked = blocked;
             match told.and_then(|it| u32::try_from(it).ok()) {
                 Some(told) if Facts::of(revision, world).class != Class::Kpa => {
@@ -366,7 +369,7 @@ impl Machine {
         let planned = self.change(owner, now, |app, world| allot::allot(app, &own, world));
         if was_hidden != hidden(&self.world) {
             // No fact of the app says so, but its routes and URLs do.
-            self.effects.keys.extend(crate::want::statuses(&own));
+            self.effects.keys.extend(want::statuses(&own));
             if !planned {
                 self.settle(&own, None, false, now);
             }
@@ -405,7 +408,7 @@ impl Machine {
                 self.settle(&name, None, false, now);
             }
             if let Some(app) = self.world.apps.get(&name) {
-                let keys = crate::want::keys(&name, app, &self.world);
+                let keys = want::keys(&name, app, &self.world);
                 self.effects.keys.extend(keys);
             }
         }

@@ -12,19 +12,15 @@ use crate::{
 
 /// What we note on a pod: that it drains, for the replicas of the controller that do not lead.
 pub(super) fn pod(world: &World, key: &Key) -> Want {
-    let found = match key.name.name.rsplit_once("-deployment-") {
-        Some((revision, _)) => world.revision(&key.name.namespace, revision),
-        None => None,
-    };
-    let in_space = |(name, _): &(&Name, _)| name.namespace == key.name.namespace;
-    // A Deployment of a long name has another one.
-    let all = || world.apps.iter().filter(in_space).flat_map(|(_, app)| &app.revisions);
-    let mut revisions: Box<dyn Iterator<Item = &Revision>> = match found {
-        Some(found) => Box::new(std::iter::once(found)),
-        None => Box::new(all()),
-    };
+    let likely = key.name.name.rsplit_once("-deployment-");
+    let likely = likely.and_then(|(revision, _)| world.revision(&key.name.namespace, revision));
+    // Kubernetes cuts a pod's name of a long Deployment's, and then it shows nothing.
+    let from = world.apps.range(Name::new(key.name.namespace.clone(), "")..);
+    let here = from.take_while(|(name, _)| name.namespace == key.name.namespace);
+    let all = here.flat_map(|(_, app)| &app.revisions);
     let own = |it: &&Pod| *it.name == *key.name.name;
-    let Some(pod) = revisions.find_map(|it| it.pods.iter().find(own)) else { return Want::Any };
+    let found = likely.into_iter().chain(all).find_map(|it| it.pods.iter().find(own));
+    let Some(pod) = found else { return Want::Any };
     let Some(placed) = pod.placed.as_ref().filter(|it| !it.deleted) else { return Want::Any };
     let annotations = match (pod.stage, placed.draining) {
         (Stage::Serving, None) => return Want::Any,

@@ -33,6 +33,7 @@ mod classes;
 mod containers;
 mod fields;
 mod lives;
+mod long;
 mod owners;
 mod revisions;
 

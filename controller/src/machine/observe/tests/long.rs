@@ -1,0 +1,117 @@
+//! Names that have to be cut: whatever is made for a service is found again by whose it is, at every length of its name.
+
+use super::*;
+
+/// Names of every length around the bounds: those of Image objects, Deployments, private Services, Revisions, tags and
+/// slices of IPv6 addresses, in this order.
+fn lengths() -> impl Iterator<Item = String> {
+    (5..=63).filter(|it| *it == 5 || *it >= 28).map(|length| {
+        // Dashes everywhere: each is a place where a name could be cut wrongly.
+        let name: String = "a-b".chars().cycle().take(length - 1).collect();
+        format!("{name}z")
+    })
+}
+
+fn both_families() -> Event {
+    let object = json!({
+        "metadata": {"name": "activator-2", "namespace": "knative-serving", "uid": "a2", "labels": {"app": "activator"}},
+        "spec": {"nodeName": "n1"},
+        "status": {
+            "podIPs": [{"ip": "10.1.0.8"}, {"ip": "fd00:1::8"}],
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    });
+    let own = Name::new("knative-serving", "activator-2");
+    Event::Observe(Resource::Pod, own, Some(Box::new(object)))
+}
+
+fn tagged() -> Value {
+    json!([{"latestRevision": true, "percent": 100, "tag": "now"}])
+}
+
+/// How many objects of each kind there are.
+fn kinds(cluster: &Cluster) -> BTreeMap<Resource, usize> {
+    let mut kinds = BTreeMap::new();
+    let own = cluster.objects.keys().filter(|(_, it)| it.namespace == SPACE);
+    own.for_each(|(resource, _)| *kinds.entry(*resource).or_default() += 1);
+    kinds
+}
+
+fn with(service: &str, traffic: Value) -> Cluster {
+    let mut cluster = Cluster::new();
+    cluster.step(both_families());
+    cluster.service(service, "hello:v1", 1, traffic);
+    cluster.ready();
+    cluster
+}
+
+#[test]
+fn everything_is_made_and_stands_at_every_length_of_a_name() {
+    let wanted = kinds(&with("hello", tagged()));
+    for own in lengths() {
+        let mut cluster = with(&own, tagged());
+        assert_eq!(kinds(&cluster), wanted, "{} bytes", own.len());
+        let ready = cluster.condition(Resource::KnativeService, &own, "Ready");
+        assert_eq!(ready, "True : ", "{} bytes", own.len());
+        // The writer looks at each object again that changes.
+        for (resource, name) in cluster.objects.keys().cloned().collect::<Vec<_>>() {
+            let again = cluster.write(&Key::new(resource, Part::Object, name.clone()));
+            assert_eq!(again, [], "{} bytes: {resource} {name}", own.len());
+        }
+        cluster.service(&own, "hello:v1", 1, json!([{"latestRevision": true, "percent": 100}]));
+        let (of, now) = (|it| kinds(&cluster)[&it], |it| wanted[&it]);
+        assert_eq!(of(Resource::Service) + 1, now(Resource::Service), "{} bytes", own.len());
+        let slices = of(Resource::EndpointSlice);
+        assert_eq!(slices + 2, now(Resource::EndpointSlice), "{} bytes", own.len());
+        cluster.remove(Resource::KnativeService, &own);
+        assert_eq!(kinds(&cluster), BTreeMap::new(), "{} bytes", own.len());
+        assert!(cluster.machine.world().odd.is_empty(), "{} bytes", own.len());
+    }
+}
+
+#[test]
+fn what_cannot_be_written_is_told_at_every_length_of_a_name() {
+    for own in lengths() {
+        let mut cluster = with(&own, tagged());
+        let children = cluster.objects.keys().filter(|(resource, it)| {
+            let told = [Resource::Deployment, Resource::Image, Resource::Service];
+            it.namespace == SPACE
+                && (told.contains(resource) || *resource == Resource::EndpointSlice)
+        });
+        for (resource, child) in children.cloned().collect::<Vec<_>>() {
+            let key = Key::new(resource, Part::Object, child.clone());
+            let trouble = crate::kube::Trouble { reason: "Invalid", message: "no".into() };
+            cluster.step(Event::Trouble(key.clone(), Some(trouble)));
+            let app = &cluster.machine.world().apps[&name(&own)];
+            let route = app.route.as_ref().expect("a route");
+            let told = route.blocked.is_some() || app.revisions[0].blocked.is_some();
+            assert!(told, "{} bytes: {resource} {child}", own.len());
+            cluster.step(Event::Trouble(key, None));
+            let app = &cluster.machine.world().apps[&name(&own)];
+            let route = app.route.as_ref().expect("a route");
+            let told = route.blocked.is_some() || app.revisions[0].blocked.is_some();
+            assert!(!told, "{} bytes: {resource} {child}", own.len());
+        }
+    }
+}
+
+#[test]
+fn a_pod_of_a_long_name_is_noted_as_draining() {
+    for own in lengths() {
+        let mut cluster = Cluster::new();
+        cluster.service(&own, "hello:v1", 0, Value::Null);
+        let revision = cluster.names(Resource::Revision).remove(0);
+        cluster.decide(&revision.name, 1);
+        cluster.ready();
+        cluster.decide(&revision.name, 0);
+        let pods = || {
+            cluster
+                .objects
+                .iter()
+                .filter(|((it, name), _)| *it == Resource::Pod && name.namespace == SPACE)
+        };
+        let noted =
+            pods().all(|(_, it)| it["metadata"]["annotations"]["rouse.dev/draining"].is_string());
+        assert!(noted && pods().count() == 1, "{} bytes", own.len());
+    }
+}
