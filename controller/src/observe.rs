@@ -98,6 +98,7 @@ pub fn configuration(object: &Value) -> Configuration {
         owner: owner(object),
         revision: text(&template["metadata"]["name"]),
         template: restore::canonical(template),
+        modifier: annotation(object, key::LAST_MODIFIER).map(Into::into),
         latest_ready: text(&object["status"]["latestReadyRevisionName"]),
         applied: applied(object),
     }
@@ -164,6 +165,7 @@ pub fn revision(object: &Value) -> Revision {
         failure,
         meta: Meta { generation: generation.unwrap_or_default(), ..restore::meta(object) },
         template: template(object),
+        creator: annotation(object, key::CREATOR).map(Into::into),
         routing: (routing, since.unwrap_or_default()),
         // Resources were there once, which is what it means; nothing takes that back but a late deadline.
         reached: conditions.is_true(Kind::RevisionResources),

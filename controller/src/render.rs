@@ -348,6 +348,9 @@ pub(crate) fn revision_meta(app: &App, revision: &Revision, owner: &Name) -> Obj
     metadata.labels = Some(labels);
     let mut annotations = given.annotations.unwrap_or_default();
     annotations.insert(key::ROUTING_STATE_MODIFIED.into(), revision.routing.1.rfc3339());
+    if let Some(creator) = &revision.creator {
+        annotations.insert(key::CREATOR.into(), creator.to_string());
+    }
     if revision.routing.0 == Routing::Active {
         annotations.insert(key::ROUTES.into(), owner.name.to_string());
     }

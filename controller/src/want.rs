@@ -10,7 +10,6 @@ use crate::{
     children::{
         self, Object, Resource, deployment, hpa, images, scaling, services, slices, tagged,
     },
-    knative::key,
     kube::{Key, Part, Want},
     observe::Standing,
     plan::{self, Facts},
@@ -367,7 +366,8 @@ fn placeholder<T>(
         uid: &uid,
         tag: held.tag.as_deref(),
         service: if app.service.is_some() { &owner.name } else { "" },
-        cluster_local: app.route_label(key::VISIBILITY) == Some("cluster-local"),
+        labels: app.route_labels(),
+        annotations: app.route_annotations(),
         activator_port: Some(held.port),
     }))
 }

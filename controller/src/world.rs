@@ -214,6 +214,8 @@ pub struct Configuration {
     pub revision: Option<Box<str>>,
     /// The template with defaults, as JSON.
     pub template: Arc<str>,
+    /// Who changed it last, and so made the Revision of the template.
+    pub modifier: Option<Box<str>>,
     /// Newest Revision that was ready.
     pub latest_ready: Option<Box<str>>,
     /// Hash of what it was made of, where that was for a Service of Kubernetes.
@@ -322,6 +324,8 @@ pub struct Revision {
     pub meta: Meta,
     /// What it runs, as JSON.
     pub template: Arc<str>,
+    /// Who made it: who had changed its Configuration last.
+    pub creator: Option<Box<str>>,
     /// Whether a route leads to it, and since when.
     pub routing: (Routing, Stamp),
     /// Whether its initial scale was reached once.

@@ -196,7 +196,8 @@ impl Bed {
             uid: &self.owner,
             tag: None,
             service: "hello",
-            cluster_local: false,
+            labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
             activator_port: Some(20_000),
         })
     }

@@ -1,8 +1,13 @@
 //! Pure: the objects by which tools see how a Revision scales: PodAutoscaler, ServerlessService.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use super::{Object, Resource, Revision, deployment, meta};
+
+/// By what a Revision scales. It stands on what scales it, and nowhere else.
+const METRIC: &str = "autoscaling.knative.dev/metric";
 
 /// Whether a route leads to a Revision, as a PodAutoscaler says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,9 +41,21 @@ fn target(revision: &Revision<'_>) -> Value {
     })
 }
 
+/// Annotations of a Revision's ServerlessService and Services (knative/serving
+/// `pkg/reconciler/autoscaling/resources/sks.go`).
+pub(super) fn served_annotations(revision: &Revision<'_>) -> BTreeMap<String, String> {
+    let mut annotations = meta::scaling_annotations(revision);
+    annotations.remove(METRIC);
+    annotations
+}
+
 fn named(revision: &Revision<'_>, resource: Resource, spec: &Value) -> Object {
     let mut meta = meta::meta(revision, revision.name.into());
-    meta.annotations = Some(meta::scaling_annotations(revision)).filter(|it| !it.is_empty());
+    let annotations = match resource {
+        Resource::ServerlessService => served_annotations(revision),
+        _ => meta::scaling_annotations(revision),
+    };
+    meta.annotations = Some(annotations).filter(|it| !it.is_empty());
     Object::new(resource, meta, json!({ "spec": spec }))
 }
 

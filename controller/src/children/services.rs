@@ -8,8 +8,8 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{Object, Owner, Resource, Revision, child_name, meta, pod, tagged};
-use crate::{knative::key, parse};
+use super::{Object, Owner, Resource, Revision, child_name, meta, pod, scaling, tagged};
+use crate::{knative::key, kube::cache::APPLIED, parse};
 
 /// `Public` or `Private`: which of a Revision's two Services it is (knative.dev/networking).
 const SERVICE_TYPE: &str = "networking.internal.knative.dev/serviceType";
@@ -21,6 +21,10 @@ const HTTP: i32 = 80;
 const HTTP2: i32 = 81;
 /// Where the service's own port number at the activators is kept.
 pub const ACTIVATOR_PORT: &str = "rouse.dev/activator-port";
+
+/// Annotations of a Route that are its own.
+const UNSHARED: [&str; 4] =
+    [APPLIED, ACTIVATOR_PORT, key::ALLOTTED, "kubectl.kubernetes.io/last-applied-configuration"];
 
 /// Name of the Service that selects a Revision's pods.
 pub fn private_name(revision: &str) -> String {
@@ -50,6 +54,8 @@ pub fn public(revision: &Revision<'_>) -> Object {
 
 fn service_of(revision: &Revision<'_>, name: String, class: &str, spec: ServiceSpec) -> Object {
     let mut meta = meta::meta(revision, name);
+    // As its ServerlessService (knative/serving `pkg/reconciler/serverlessservice/resources/services.go`).
+    meta.annotations = Some(scaling::served_annotations(revision)).filter(|it| !it.is_empty());
     let labels = meta.labels.get_or_insert_default();
     labels.insert(SERVICE_TYPE.into(), class.into());
     labels.insert(SERVERLESS_SERVICE.into(), revision.name.into());
@@ -69,7 +75,7 @@ fn service_port(h2c: bool, target: Option<i32>) -> ServicePort {
 }
 
 /// One name of a Route: the Route's own or that of a tag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placeholder<'a> {
     /// Its namespace.
     pub namespace: &'a str,
@@ -81,8 +87,10 @@ pub struct Placeholder<'a> {
     pub tag: Option<&'a str>,
     /// The Service the Route came from; empty without one.
     pub service: &'a str,
-    /// Whether nobody outside may reach it.
-    pub cluster_local: bool,
+    /// The Route's labels.
+    pub labels: BTreeMap<String, String>,
+    /// The Route's annotations.
+    pub annotations: BTreeMap<String, String>,
     /// The name's own port number at the activators, once it is allotted.
     pub activator_port: Option<u16>,
 }
@@ -93,16 +101,26 @@ impl Placeholder<'_> {
         tagged(self.tag, self.route)
     }
 
-    /// Labels of its Service and slices.
+    /// Labels of its Service and slices: the Route's (knative/serving `pkg/reconciler/route/resources/service.go`), but
+    /// for the one that hides a name. On a Service that one is its user's, who hides one tag by it.
     pub fn labels(&self) -> BTreeMap<String, String> {
-        let mut labels = BTreeMap::from([(key_route().into(), self.route.into())]);
+        let mut labels = self.labels.clone();
+        labels.remove(key::VISIBILITY);
+        labels.insert(key_route().into(), self.route.into());
         if !self.service.is_empty() {
             labels.insert(key::SERVICE.into(), self.service.into());
         }
-        if self.cluster_local {
-            labels.insert(key::VISIBILITY.into(), "cluster-local".into());
-        }
         labels
+    }
+
+    /// Annotations of its Service: the Route's, and the port that its name has at the activators.
+    fn annotations(&self) -> BTreeMap<String, String> {
+        let mut annotations = self.annotations.clone();
+        // Who applied the Route, with what, says nothing of the Service.
+        annotations.retain(|key, _| !UNSHARED.contains(&key.as_str()));
+        let port = self.activator_port.map(|port| port.to_string());
+        annotations.extend(port.map(|port| (ACTIVATOR_PORT.to_owned(), port)));
+        annotations
     }
 
     /// The Route as owner.
@@ -119,12 +137,11 @@ const fn key_route() -> &'static str {
 /// The Service that gives a Route's name its ClusterIPs. It has no selector: its EndpointSlices name activators, and
 /// the kernel leads past them.
 pub fn placeholder(of: &Placeholder<'_>) -> Object {
-    let port = of.activator_port.map(|port| (ACTIVATOR_PORT.to_owned(), port.to_string()));
     let meta = ObjectMeta {
         name: Some(of.name()),
         namespace: Some(of.namespace.into()),
         labels: Some(of.labels()),
-        annotations: Some(port.into_iter().collect()).filter(|it: &BTreeMap<_, _>| !it.is_empty()),
+        annotations: Some(of.annotations()).filter(|it| !it.is_empty()),
         owner_references: Some(vec![of.owner().reference()]),
         ..ObjectMeta::default()
     };

@@ -84,7 +84,8 @@ const ROUTE: Placeholder<'static> = Placeholder {
     uid: "t-uid",
     tag: None,
     service: "hello",
-    cluster_local: false,
+    labels: BTreeMap::new(),
+    annotations: BTreeMap::new(),
     activator_port: Some(20_007),
 };
 
@@ -363,16 +364,33 @@ fn a_service_with_one_revision_costs_at_most_fifteen_objects() {
 
 #[test]
 fn a_routes_name_gets_a_service_without_selector() {
-    let tagged = Placeholder { tag: Some("blue"), cluster_local: true, ..ROUTE };
+    let map = |all: &[(&str, &str)]| {
+        all.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    };
+    let tagged = Placeholder {
+        tag: Some("blue"),
+        labels: map(&[
+            ("team", "a"),
+            ("networking.knative.dev/visibility", "cluster-local"),
+            ("serving.knative.dev/route", "forged"),
+        ]),
+        annotations: map(&[
+            ("serving.knative.dev/creator", "somebody"),
+            ("rouse.dev/activator-port", "1"),
+            ("rouse.dev/applied", "0"),
+            ("kubectl.kubernetes.io/last-applied-configuration", "{}"),
+        ]),
+        ..ROUTE
+    };
     let service = services::placeholder(&tagged);
     assert_eq!(service.name, "blue-hello");
     let meta = json!({
         "name": "blue-hello", "namespace": "default",
         "labels": {
             "serving.knative.dev/route": "hello", "serving.knative.dev/service": "hello",
-            "networking.knative.dev/visibility": "cluster-local",
+            "team": "a",
         },
-        "annotations": {"rouse.dev/activator-port": "20007"},
+        "annotations": {"rouse.dev/activator-port": "20007", "serving.knative.dev/creator": "somebody"},
         "ownerReferences": [{
             "apiVersion": "serving.knative.dev/v1", "kind": "Route", "name": "hello", "uid": "t-uid",
             "controller": true, "blockOwnerDeletion": true,

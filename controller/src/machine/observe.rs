@@ -207,6 +207,7 @@ impl Machine {
                         follow(known, &seen);
                     }
                     (known.meta, known.template) = (seen.meta, seen.template);
+                    known.creator = seen.creator;
                 }
                 // Another one of that name; what is decided goes by the name.
                 Some(known) => *known = Revision { decided: known.decided, ..seen },

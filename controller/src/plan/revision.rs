@@ -297,11 +297,13 @@ pub(crate) fn ensure(app: &mut App, name: &Name, world: &World, now: Stamp) {
         Platform::Kubernetes => Uid::default(),
     };
     let template = Arc::clone(&configuration.template);
+    let creator = configuration.modifier.clone();
     // Most services have one Revision, and there are many services: no room for three more.
     app.revisions.reserve_exact(1);
     app.revisions.push(Revision {
         meta: Meta { uid, generation, created: now },
         template,
+        creator,
         routing: (Routing::Pending, now),
         name: revision,
         ..Revision::default()

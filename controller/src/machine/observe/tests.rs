@@ -35,6 +35,7 @@ mod fields;
 mod lives;
 mod long;
 mod owners;
+mod passed;
 mod revisions;
 
 const SPACE: &str = "default";
