@@ -4,6 +4,8 @@
 //! Works on documents, not on types: what it does not know it leaves as it stands, and what it does not set is not in
 //! the patch. A field of a wrong type is left for the checks to refuse.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::{
     api::core::v1::{Container, ResourceRequirements},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -11,7 +13,7 @@ use k8s_openapi::{
 use serde_json::{Map, Value, json};
 
 use super::rules::Rules;
-use crate::config_maps::SecureDefaults;
+use crate::{children::child_name, config_maps::SecureDefaults};
 
 /// `revision-response-start-timeout-seconds` as shipped.
 pub(crate) const RESPONSE_START: i64 = 300;
@@ -47,21 +49,20 @@ pub(super) fn revision_spec(
     if created {
         service_account(spec, rules);
     }
-    let writable = writable_volumes(spec);
+    let (writable, taken) = (writable_volumes(spec), names(spec));
     for (list, init) in [("initContainers", true), ("containers", false)] {
         let Some(Value::Array(all)) = spec.get_mut(list) else { continue };
-        let (several, name) = match init {
-            true => (all.len() > 1, rules.defaults.init_container_name(parent)),
-            false => (all.len() > 1, rules.defaults.container_name(parent)),
+        let several = all.len() > 1;
+        let name = match init {
+            true => rules.defaults.init_container_name(parent),
+            false => rules.defaults.container_name(parent),
         };
-        for (index, container) in all.iter_mut().enumerate() {
-            let Value::Object(container) = container else { continue };
-            if text(container, "name").is_empty() {
-                let name = if several { format!("{name}-{index}") } else { name.clone() };
-                container.insert("name".into(), name.into());
-            }
-            fill(container, &writable, rules);
+        name_containers(all, &name, &taken);
+        for container in all.iter_mut().filter_map(Value::as_object_mut) {
+            mounts(container, &writable);
             if !init {
+                resources(container, rules);
+                ports(container);
                 probes(container, several);
             }
         }
@@ -115,13 +116,39 @@ fn writable_volumes(spec: &Object) -> Vec<String> {
     all.filter_map(|it| it.get("name")?.as_str().map(str::to_owned)).collect()
 }
 
-fn fill(container: &mut Object, writable: &[String], rules: &Rules<'_>) {
-    resources(container, rules);
+/// Names that users gave to containers.
+fn names(spec: &Object) -> BTreeSet<String> {
+    let lists = ["containers", "initContainers"].map(|list| spec.get(list));
+    let all = lists.into_iter().flatten().filter_map(Value::as_array).flatten();
+    all.filter_map(Value::as_object).map(|it| text(it, "name")).collect()
+}
+
+/// Names those that have none after `default`, with a number where that is not enough to tell them apart.
+fn name_containers(all: &mut [Value], default: &str, taken: &BTreeSet<String>) {
+    let numbered = all.len() > 1 || taken.contains(default);
+    let mut fresh = (0..).map(|number: usize| child_name(default, &format!("-{number}")));
+    for container in all.iter_mut().filter_map(Value::as_object_mut) {
+        if !text(container, "name").is_empty() {
+            continue;
+        }
+        let name = match numbered {
+            true => fresh.find(|it| !taken.contains(it)).unwrap_or_default(),
+            false => default.to_owned(),
+        };
+        set(container, "name", name);
+    }
+}
+
+fn ports(container: &mut Object) {
     let ports = container.get_mut("ports").and_then(Value::as_array_mut);
     for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
         // Who only says what the port speaks means the one that `PORT` names.
-        unset(port, "containerPort", PORT);
+        zero(port, "containerPort", PORT);
     }
+}
+
+/// What pods cannot write to is mounted so.
+fn mounts(container: &mut Object, writable: &[String]) {
     let mounts = container.get_mut("volumeMounts").and_then(Value::as_array_mut);
     for mount in mounts.into_iter().flatten().filter_map(Value::as_object_mut) {
         let name = text(mount, "name");
@@ -157,25 +184,28 @@ fn probes(container: &mut Object, several: bool) {
     let ports = container.get("ports").and_then(Value::as_array);
     let serves = !several || ports.is_some_and(|ports| !ports.is_empty());
     if serves && let Some(probe) = object(container, "readinessProbe") {
-        readiness(probe);
+        let kinds = ["tcpSocket", "httpGet", "exec", "grpc"];
+        if kinds.iter().all(|kind| probe.get(*kind).is_none_or(Value::is_null)) {
+            probe.insert("tcpSocket".into(), json!({"port": 0}));
+        }
+        unset(probe, "periodSeconds", 0);
     }
-    for name in ["livenessProbe", "startupProbe"] {
+    // Another container need not have one; what it has gets the same numbers.
+    if let Some(Value::Object(probe)) = container.get_mut("readinessProbe") {
+        numbers(probe);
+    }
+    for name in ["readinessProbe", "livenessProbe", "startupProbe"] {
         if let Some(Value::Object(probe)) = container.get_mut(name) {
             grpc_service(probe);
         }
     }
 }
 
-fn readiness(probe: &mut Object) {
-    let kinds = ["tcpSocket", "httpGet", "exec", "grpc"];
-    if kinds.iter().all(|kind| probe.get(*kind).is_none_or(Value::is_null)) {
-        probe.insert("tcpSocket".into(), json!({"port": 0}));
-    }
-    grpc_service(probe);
+fn numbers(probe: &mut Object) {
     zero(probe, "successThreshold", 1);
-    unset(probe, "periodSeconds", 0);
     // Period 0 asks as fast as is sensible, and then nothing else may be said.
-    if probe.get("periodSeconds").and_then(Value::as_i64) != Some(0) {
+    let period = probe.get("periodSeconds").filter(|it| !it.is_null());
+    if period.is_some_and(|it| it.as_i64() != Some(0)) {
         zero(probe, "failureThreshold", 3);
         zero(probe, "timeoutSeconds", 1);
     }
@@ -195,15 +225,18 @@ fn security(spec: &mut Object, rules: &Rules<'_>) {
     }
     let pod = spec.get("securityContext").cloned().unwrap_or_default();
     let said = |name: &str| pod.get(name).is_some_and(|it| !it.is_null());
-    let (seccomp, nonroot) = (said("seccompProfile"), said("runAsNonRoot"));
+    let (seccomp, nonroot) = (has_seccomp(pod.as_object()), said("runAsNonRoot"));
     for list in ["initContainers", "containers"] {
         let Some(Value::Array(all)) = spec.get_mut(list) else { continue };
         for container in all.iter_mut().filter_map(Value::as_object_mut) {
             let low = has_low_port(container);
             let Some(own) = object(container, "securityContext") else { continue };
             unset(own, "allowPrivilegeEscalation", false);
-            if !seccomp {
-                unset(own, "seccompProfile", json!({"type": "RuntimeDefault"}));
+            if !seccomp
+                && !has_seccomp(Some(own))
+                && let Some(profile) = object(own, "seccompProfile")
+            {
+                set(profile, "type", "RuntimeDefault");
             }
             let drop = match low {
                 true => json!({"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}),
@@ -215,6 +248,12 @@ fn security(spec: &mut Object, rules: &Rules<'_>) {
             }
         }
     }
+}
+
+/// Whether a security context says which system calls are allowed.
+fn has_seccomp(context: Option<&Object>) -> bool {
+    let profile = context.and_then(|it| it.get("seccompProfile")).and_then(Value::as_object);
+    profile.is_some_and(|it| !text(it, "type").is_empty())
 }
 
 /// Whether it asks for a port that only root, or who may bind such ports, can listen on.

@@ -168,9 +168,11 @@ fn containers_follow_knatives_rules() {
             container("{image: a, ports: [{containerPort: 8012}]}"),
             "invalid value: 8012 is a reserved port: spec.template.spec.containers[0].ports[0].containerPort (8012 is a reserved port, please use a different value)",
         ),
+        // Zero is as none: 8080.
+        (container("{image: a, ports: [{containerPort: 0}]}"), "fine"),
         (
-            container("{image: a, ports: [{containerPort: 0}]}"),
-            "expected 1 <= 0 <= 65535: spec.template.spec.containers[0].ports[0].containerPort",
+            container("{image: a, ports: [{containerPort: 65536}]}"),
+            "expected 1 <= 65536 <= 65535: spec.template.spec.containers[0].ports[0].containerPort",
         ),
         (
             container("{image: a, ports: [{containerPort: 80}, {containerPort: 81}]}"),

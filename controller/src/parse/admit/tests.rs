@@ -956,3 +956,154 @@ proptest! {
         prop_assert_eq!(validate(&Question { object: &after, ..again }).problems, vec![]);
     }
 }
+
+/// The spec of a Revision, a field of it, and what stands there in the end.
+type Filled = (String, String, Value);
+
+fn one(container: &str) -> String {
+    format!("{{containers: [{{image: a, {container}}}]}}")
+}
+
+fn two(one: &str, other: &str) -> String {
+    format!("{{containers: [{{image: a, {one}}}, {{image: b, {other}}}]}}")
+}
+
+fn first(field: &str) -> String {
+    format!("containers/0/{field}")
+}
+
+fn pod_defaults() -> Vec<Filled> {
+    let pod = |spec: &str| format!("{{containers: [{{image: a}}], {spec}}}");
+    let mut table = Vec::new();
+    for (text, timeout, start) in [
+        ("", 300, Value::Null),
+        ("timeoutSeconds: null", 300, Value::Null),
+        ("timeoutSeconds: 0", 300, Value::Null),
+        ("timeoutSeconds: 300", 300, Value::Null),
+        ("timeoutSeconds: 301", 301, json!(300)),
+        ("timeoutSeconds: 301, responseStartTimeoutSeconds: 0", 301, json!(0)),
+        ("timeoutSeconds: 301, responseStartTimeoutSeconds: null", 301, json!(300)),
+    ] {
+        table.push((pod(text), "timeoutSeconds".into(), json!(timeout)));
+        table.push((pod(text), "responseStartTimeoutSeconds".into(), start));
+        table.push((pod(text), "idleTimeoutSeconds".into(), Value::Null));
+    }
+    for (text, want) in [
+        ("", 0),
+        ("containerConcurrency: null", 0),
+        ("containerConcurrency: 0", 0),
+        ("containerConcurrency: 7", 7),
+    ] {
+        table.push((pod(text), "containerConcurrency".into(), json!(want)));
+    }
+    for (text, want) in
+        [("", false), ("enableServiceLinks: null", false), ("enableServiceLinks: true", true)]
+    {
+        table.push((pod(text), "enableServiceLinks".into(), json!(want)));
+    }
+    table
+}
+
+fn container_defaults() -> Vec<Filled> {
+    let mut table = Vec::new();
+    for text in ["", "name: ''", "name: null"] {
+        table.push((one(text), first("name"), json!("user-container")));
+    }
+    table.extend([
+        (two("name: x", ""), "containers/1/name".into(), json!("user-container-0")),
+        (two("", ""), "containers/1/name".into(), json!("user-container-1")),
+        (two("name: user-container-0", ""), "containers/1/name".into(), json!("user-container-1")),
+    ]);
+    let number = |port: &str| (one(&format!("ports: [{port}]")), first("ports/0/containerPort"));
+    for (port, want) in [
+        ("{name: h2c}", 8080),
+        ("{name: h2c, containerPort: 0}", 8080),
+        ("{name: h2c, containerPort: null}", 8080),
+        ("{}", 8080),
+        ("{containerPort: 81}", 81),
+    ] {
+        let (spec, at) = number(port);
+        table.push((spec, at, json!(want)));
+    }
+    table.push((one("ports: []"), first("ports"), json!([])));
+    table
+}
+
+fn probe_defaults() -> Vec<Filled> {
+    let mut table = Vec::new();
+    for probe in
+        ["", "readinessProbe: null", "readinessProbe: {}", "readinessProbe: {tcpSocket: null}"]
+    {
+        table.push((one(probe), first("readinessProbe/tcpSocket"), json!({"port": 0})));
+        table.push((one(probe), first("readinessProbe/successThreshold"), json!(1)));
+        table.push((one(probe), first("readinessProbe/failureThreshold"), Value::Null));
+    }
+    let get = |rest: &str| one(&format!("readinessProbe: {{httpGet: {{path: /}}, {rest}}}"));
+    for (rest, failures, timeout) in [
+        ("", Value::Null, Value::Null),
+        ("periodSeconds: 0", Value::Null, Value::Null),
+        ("periodSeconds: null", Value::Null, Value::Null),
+        ("periodSeconds: 3", json!(3), json!(1)),
+        ("periodSeconds: 3, failureThreshold: 0, timeoutSeconds: 0", json!(3), json!(1)),
+        ("periodSeconds: 3, failureThreshold: 5, timeoutSeconds: 2", json!(5), json!(2)),
+    ] {
+        table.push((get(rest), first("readinessProbe/failureThreshold"), failures));
+        table.push((get(rest), first("readinessProbe/timeoutSeconds"), timeout));
+        table.push((get(rest), first("readinessProbe/successThreshold"), json!(1)));
+    }
+    let beside = |probe: &str| two("ports: [{containerPort: 80}]", probe);
+    table.extend([
+        (beside(""), "containers/1/readinessProbe".into(), Value::Null),
+        (
+            beside("readinessProbe: {httpGet: {port: 81}, periodSeconds: 2}"),
+            "containers/1/readinessProbe/failureThreshold".into(),
+            json!(3),
+        ),
+        (
+            beside("readinessProbe: {grpc: {port: 81}}"),
+            "containers/1/readinessProbe/grpc/service".into(),
+            json!(""),
+        ),
+    ]);
+    for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
+        let text = one(&format!("{probe}: {{grpc: {{port: 0}}}}"));
+        table.push((text, first(&format!("{probe}/grpc/service")), json!("")));
+    }
+    table
+}
+
+/// knative/serving `pkg/apis/serving/v1/revision_defaults.go`: what stands there after each field was left out, was
+/// `null`, zero or empty.
+#[test]
+fn defaults_of_what_is_absent_null_zero_or_empty_are_knatives() {
+    let table = [pod_defaults(), container_defaults(), probe_defaults()];
+    for (spec, at, want) in table.into_iter().flatten() {
+        let (filled, _) = default(&ask(Kind::Service, &template(&spec), &FEATURES));
+        let at = format!("/spec/template/spec/{at}");
+        assert_eq!(filled.pointer(&at).unwrap_or(&Value::Null), &want, "{spec}: {at}");
+    }
+}
+
+#[test]
+fn defaults_of_traffic_are_knatives() {
+    for traffic in ["", "traffic: null", "traffic: []"] {
+        let object =
+            service(&format!("{{template: {{spec: {{containers: [{{image: a}}]}}}}, {traffic}}}"));
+        let (filled, _) = default(&ask(Kind::Service, &object, &FEATURES));
+        assert_eq!(filled["spec"]["traffic"], json!([{"latestRevision": true, "percent": 100}]));
+    }
+    for (target, want) in [
+        ("{}", json!({"latestRevision": true, "percent": 0})),
+        ("{revisionName: ''}", json!({"revisionName": "", "latestRevision": true, "percent": 0})),
+        (
+            "{revisionName: a-1, percent: null}",
+            json!({"revisionName": "a-1", "latestRevision": false, "percent": 0}),
+        ),
+    ] {
+        let object = service(&format!(
+            "{{template: {{spec: {{containers: [{{image: a}}]}}}}, traffic: [{target}]}}"
+        ));
+        let (filled, _) = default(&ask(Kind::Service, &object, &FEATURES));
+        assert_eq!(filled["spec"]["traffic"][0], want, "{target}");
+    }
+}
