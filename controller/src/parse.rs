@@ -30,6 +30,7 @@ mod probe;
 pub mod problem;
 pub mod rules;
 mod security;
+mod server;
 mod template;
 mod traffic;
 mod typed;

@@ -102,6 +102,9 @@ fn ports_and_probes(container: &mut Container, serving: Option<i32>, config: &Co
     if let Some(probe) = &mut container.readiness_probe {
         // Knative's "as fast as sensible". The agent asks every few milliseconds; a kubelet no faster than this.
         probe.period_seconds = probe.period_seconds.map(|seconds| seconds.max(1));
+        // Knative's sidecar asks in letters of any size, Kubernetes in large ones only.
+        let scheme = probe.http_get.as_mut().and_then(|it| it.scheme.as_mut());
+        scheme.into_iter().for_each(|it| it.make_ascii_uppercase());
     }
 }
 

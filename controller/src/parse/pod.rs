@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{
     Problem, container, dns, mask,
     rules::{Platform, Rules},
-    security, volume,
+    security, server, volume,
 };
 use crate::config_maps::Flag;
 
@@ -32,6 +32,7 @@ pub(super) fn check(
     problems: &mut Vec<Problem>,
 ) {
     mask::POD.check(raw, rules.features, at, problems);
+    server::check(raw, at, problems);
     security::pod(pod, at, rules, problems);
     volume::check(pod, at, rules, problems);
     init_containers(pod, at, rules, problems);

@@ -403,7 +403,7 @@ fn fields_behind_features_follow_them() {
         ("affinity", "{}", |it| it.podspec_affinity = Flag::Enabled),
         (
             "topologySpreadConstraints",
-            "[{maxSkew: 1, topologyKey: a, whenUnsatisfiable: b}]",
+            "[{maxSkew: 1, topologyKey: a, whenUnsatisfiable: DoNotSchedule}]",
             |it| {
                 it.podspec_topologyspreadconstraints = Flag::Enabled;
             },

@@ -1,0 +1,562 @@
+//! Pure: what the API server refuses in a pod, beyond Knative's own rules.
+//!
+//! Where only the Deployment were refused, a service would be admitted and never get a pod. One table of fields; each
+//! row is a value's path and what it must be (Kubernetes' `pkg/apis/core/validation/validation.go`). An empty value is
+//! as none wherever Kubernetes has a default.
+
+use std::net::IpAddr;
+
+use serde_json::Value;
+
+use super::{Problem, dns, metadata};
+
+/// What a value must be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Must {
+    /// One of these words, or nothing.
+    Word(&'static [&'static str]),
+    /// The same in letters of any size: we write it as Kubernetes does.
+    AnyCase(&'static [&'static str]),
+    /// A number from here to there.
+    Within(i64, i64),
+    /// A list with something in it.
+    Some,
+    /// Text that this accepts, or nothing.
+    Fit(fn(&str) -> bool),
+    /// The same, and it has to be there.
+    Given(fn(&str) -> bool),
+    /// Number or name of a port.
+    Port,
+    /// Amounts, by what they are of.
+    Amounts,
+    /// Labels.
+    Labels,
+}
+
+use Must::{Amounts, AnyCase, Fit, Given, Labels, Port, Some as Filled, Within, Word};
+
+const MODE: Must = Within(0, 0o777);
+const NUMBER: Must = Within(0, i32::MAX as i64);
+const PROFILES: Must = Word(&["Localhost", "RuntimeDefault", "Unconfined"]);
+const SCHEMES: &[&str] = &["HTTP", "HTTPS"];
+const EFFECTS: Must = Word(&["NoExecute", "NoSchedule", "PreferNoSchedule"]);
+const OPERATORS: Must = Word(&["DoesNotExist", "Exists", "In", "NotIn"]);
+const NODE_OPERATORS: Must = Word(&["DoesNotExist", "Exists", "Gt", "In", "Lt", "NotIn"]);
+const POLICIES: Must = Word(&["Honor", "Ignore"]);
+const WEIGHT: Must = Within(1, 100);
+
+/// Fields of a pod.
+pub(crate) const POD: &[(&str, Must)] = &[
+    ("affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[].weight", WEIGHT),
+    (
+        "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[].preference.matchExpressions[].operator",
+        NODE_OPERATORS,
+    ),
+    (
+        "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[].matchExpressions[].operator",
+        NODE_OPERATORS,
+    ),
+    ("affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution[].weight", WEIGHT),
+    ("affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution[].weight", WEIGHT),
+    (
+        "affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[].labelSelector.matchExpressions[].operator",
+        OPERATORS,
+    ),
+    (
+        "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[].labelSelector.matchExpressions[].operator",
+        OPERATORS,
+    ),
+    ("dnsConfig.nameservers[]", Given(is_address)),
+    ("dnsPolicy", Word(&["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"])),
+    ("hostAliases[].hostnames[]", Given(is_subdomain)),
+    ("hostAliases[].ip", Given(is_address)),
+    ("nodeSelector", Labels),
+    ("priorityClassName", Fit(is_subdomain)),
+    ("runtimeClassName", Fit(is_subdomain)),
+    ("securityContext.seccompProfile.type", PROFILES),
+    ("tolerations[].effect", EFFECTS),
+    ("tolerations[].key", Fit(is_qualified)),
+    ("tolerations[].operator", Word(&["Equal", "Exists"])),
+    ("topologySpreadConstraints[].maxSkew", Within(1, i32::MAX as i64)),
+    ("topologySpreadConstraints[].minDomains", Within(1, i32::MAX as i64)),
+    ("topologySpreadConstraints[].nodeAffinityPolicy", POLICIES),
+    ("topologySpreadConstraints[].nodeTaintsPolicy", POLICIES),
+    ("topologySpreadConstraints[].topologyKey", Given(is_qualified)),
+    ("topologySpreadConstraints[].whenUnsatisfiable", Word(&["DoNotSchedule", "ScheduleAnyway"])),
+    ("volumes[].configMap.defaultMode", MODE),
+    ("volumes[].configMap.items[].key", Fit(is_key)),
+    ("volumes[].configMap.items[].mode", MODE),
+    ("volumes[].configMap.items[].path", Fit(is_inner_path)),
+    ("volumes[].csi.driver", Given(is_subdomain)),
+    (
+        "volumes[].hostPath.type",
+        Word(&[
+            "BlockDevice",
+            "CharDevice",
+            "Directory",
+            "DirectoryOrCreate",
+            "File",
+            "FileOrCreate",
+            "Socket",
+        ]),
+    ),
+    ("volumes[].image.pullPolicy", PULL),
+    ("volumes[].persistentVolumeClaim.claimName", Given(is_subdomain)),
+    ("volumes[].projected.defaultMode", MODE),
+    ("volumes[].projected.sources[].configMap.items[].key", Fit(is_key)),
+    ("volumes[].projected.sources[].configMap.items[].mode", MODE),
+    ("volumes[].projected.sources[].configMap.items[].path", Fit(is_inner_path)),
+    ("volumes[].projected.sources[].downwardAPI.items[].mode", MODE),
+    ("volumes[].projected.sources[].downwardAPI.items[].path", Fit(is_inner_path)),
+    ("volumes[].projected.sources[].secret.items[].key", Fit(is_key)),
+    ("volumes[].projected.sources[].secret.items[].mode", MODE),
+    ("volumes[].projected.sources[].secret.items[].path", Fit(is_inner_path)),
+    ("volumes[].projected.sources[].serviceAccountToken.expirationSeconds", Within(600, 1 << 32)),
+    ("volumes[].projected.sources[].serviceAccountToken.path", Fit(is_inner_path)),
+    ("volumes[].secret.defaultMode", MODE),
+    ("volumes[].secret.items[].key", Fit(is_key)),
+    ("volumes[].secret.items[].mode", MODE),
+    ("volumes[].secret.items[].path", Fit(is_inner_path)),
+];
+
+const PULL: Must = Word(&["Always", "IfNotPresent", "Never"]);
+
+/// Fields of each container of a pod.
+pub(crate) const CONTAINER: &[(&str, Must)] = &[
+    ("env[].name", Fit(is_variable)),
+    ("env[].valueFrom.configMapKeyRef.key", Given(is_key)),
+    ("env[].valueFrom.secretKeyRef.key", Given(is_key)),
+    ("envFrom[].configMapRef.name", Given(is_subdomain)),
+    ("envFrom[].prefix", Fit(is_variable)),
+    ("envFrom[].secretRef.name", Given(is_subdomain)),
+    ("imagePullPolicy", PULL),
+    ("livenessProbe.exec.command", Filled),
+    ("livenessProbe.failureThreshold", NUMBER),
+    ("livenessProbe.grpc.port", Port),
+    ("livenessProbe.httpGet.httpHeaders[].name", Given(is_header)),
+    ("livenessProbe.httpGet.port", Port),
+    ("livenessProbe.httpGet.scheme", Word(SCHEMES)),
+    ("livenessProbe.initialDelaySeconds", NUMBER),
+    ("livenessProbe.periodSeconds", NUMBER),
+    ("livenessProbe.successThreshold", Within(0, 1)),
+    ("livenessProbe.tcpSocket.port", Port),
+    ("livenessProbe.timeoutSeconds", NUMBER),
+    ("readinessProbe.exec.command", Filled),
+    ("readinessProbe.grpc.port", Port),
+    ("readinessProbe.httpGet.httpHeaders[].name", Given(is_header)),
+    ("readinessProbe.httpGet.port", Port),
+    // Knative's sidecar asks, whatever the size of the letters.
+    ("readinessProbe.httpGet.scheme", AnyCase(SCHEMES)),
+    ("readinessProbe.tcpSocket.port", Port),
+    ("resources.limits", Amounts),
+    ("resources.requests", Amounts),
+    ("securityContext.seccompProfile.type", PROFILES),
+    ("startupProbe.exec.command", Filled),
+    ("startupProbe.failureThreshold", NUMBER),
+    ("startupProbe.grpc.port", Port),
+    ("startupProbe.httpGet.httpHeaders[].name", Given(is_header)),
+    ("startupProbe.httpGet.port", Port),
+    ("startupProbe.httpGet.scheme", Word(SCHEMES)),
+    ("startupProbe.initialDelaySeconds", NUMBER),
+    ("startupProbe.periodSeconds", NUMBER),
+    ("startupProbe.successThreshold", Within(0, 1)),
+    ("startupProbe.tcpSocket.port", Port),
+    ("startupProbe.timeoutSeconds", NUMBER),
+    ("volumeMounts[].mountPath", Fit(|it| !it.contains(':'))),
+    ("volumeMounts[].mountPropagation", Word(&["Bidirectional", "HostToContainer", "None"])),
+    ("volumeMounts[].subPath", Fit(is_inner_path)),
+];
+
+/// Checks a pod, as it was written, that stands at `at`.
+pub(super) fn check(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
+    for (path, must) in POD {
+        each(pod, path, at, &mut |value, at| judge(*must, value, at, problems));
+    }
+    for list in ["containers", "initContainers"] {
+        for (path, must) in CONTAINER {
+            let path = format!("{list}[].{path}");
+            each(pod, &path, at, &mut |value, at| judge(*must, value, at, problems));
+        }
+        each(pod, &format!("{list}[].resources"), at, &mut |value, at| {
+            requests(value, at, problems);
+        });
+    }
+}
+
+/// Calls `see` with every value at a path, and where it stands.
+fn each(value: &Value, path: &str, at: &str, see: &mut dyn FnMut(&Value, &str)) {
+    let (step, rest) = path.split_once('.').map_or((path, None), |(step, rest)| (step, Some(rest)));
+    let (name, is_list) = step.strip_suffix("[]").map_or((step, false), |name| (name, true));
+    let Some(inner) = value.get(name).filter(|it| !it.is_null()) else { return };
+    let at = format!("{at}.{name}");
+    let mut go = |value: &Value, at: &str| match rest {
+        // In a list it has a wrong type, and the types refuse it.
+        None if value.is_null() => {}
+        Some(rest) => each(value, rest, at, see),
+        None => see(value, at),
+    };
+    match inner.as_array().filter(|_| is_list) {
+        Some(all) => {
+            all.iter().enumerate().for_each(|(at_index, it)| go(it, &format!("{at}[{at_index}]")));
+        }
+        None if is_list => {}
+        None => go(inner, &at),
+    }
+}
+
+fn judge(must: Must, value: &Value, at: &str, problems: &mut Vec<Problem>) {
+    let text = value.as_str().unwrap_or_default();
+    let fits = match must {
+        Word(words) => text.is_empty() || words.contains(&text),
+        AnyCase(words) => text.is_empty() || words.iter().any(|it| it.eq_ignore_ascii_case(text)),
+        Within(low, high) => {
+            if let Some(number) = value.as_i64().filter(|it| !(low..=high).contains(it)) {
+                problems.push(Problem::bounds(at, low, number, high));
+            }
+            return;
+        }
+        Filled => value.as_array().is_none_or(|all| !all.is_empty()),
+        Fit(fits) => text.is_empty() || fits(text),
+        Given(_) if text.is_empty() => {
+            problems.push(Problem::missing(at));
+            return;
+        }
+        Given(fits) => fits(text),
+        Port => match value.as_i64() {
+            // None means the one that serves.
+            Some(number) => (0..=65535).contains(&number),
+            None => text.is_empty() || is_port_name(text),
+        },
+        Amounts => return amounts(value, at, problems),
+        Labels => return labels(value, at, problems),
+    };
+    if !fits {
+        let shown = if value.is_string() { text.to_owned() } else { value.to_string() };
+        problems.push(Problem::invalid(at, shown));
+    }
+}
+
+fn amounts(value: &Value, at: &str, problems: &mut Vec<Problem>) {
+    for (name, amount) in value.as_object().into_iter().flatten() {
+        let standard = ["cpu", "memory", "ephemeral-storage"];
+        let known = standard.contains(&name.as_str())
+            || name.starts_with("hugepages-")
+            || (name.contains('/') && is_qualified(name));
+        let text = amount.as_str().map_or_else(|| amount.to_string(), str::to_owned);
+        if !known {
+            problems.push(Problem::key(format!("{at}.{name}"), name));
+        } else if text.starts_with('-') || !metadata::is_quantity(&text) {
+            problems.push(Problem::invalid(format!("{at}.{name}"), text));
+        }
+    }
+}
+
+fn labels(value: &Value, at: &str, problems: &mut Vec<Problem>) {
+    for (name, value) in value.as_object().into_iter().flatten() {
+        let text = value.as_str().unwrap_or_default();
+        if !is_qualified(name) {
+            problems.push(Problem::key(format!("{at}.{name}"), name));
+        } else if !text.is_empty() && (text.contains('/') || !is_qualified(text)) {
+            problems.push(Problem::invalid(format!("{at}.{name}"), text));
+        }
+    }
+}
+
+/// No more is asked for than is allowed.
+fn requests(resources: &Value, at: &str, problems: &mut Vec<Problem>) {
+    let limits = &resources["limits"];
+    for (name, request) in resources["requests"].as_object().into_iter().flatten() {
+        let [least, most] = [Some(request), limits.get(name)].map(|it| it.and_then(amount));
+        if let (Some(least), Some(most)) = (least, most)
+            && least > most
+        {
+            let limit = limits[name].as_str().map_or_else(|| limits[name].to_string(), Into::into);
+            let shown = request.as_str().map_or_else(|| request.to_string(), Into::into);
+            let problem = Problem::invalid(format!("{at}.requests.{name}"), shown);
+            problems.push(
+                problem.details(format!("must be less than or equal to {name} limit of {limit}")),
+            );
+        }
+    }
+}
+
+/// A quantity as a number, exact enough to compare with another one.
+fn amount(value: &Value) -> Option<f64> {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let end = text.find(|it: char| !it.is_ascii_digit() && !"+-.".contains(it));
+    let (number, unit) = text.split_at(end.unwrap_or(text.len()));
+    let scale = match unit {
+        "" => 1.0,
+        "n" => 1e-9,
+        "u" => 1e-6,
+        "m" => 1e-3,
+        "k" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "P" => 1e15,
+        "E" => 1e18,
+        "Ki" => 1024.0,
+        "Mi" => 1_048_576.0,
+        "Gi" => 1_073_741_824.0,
+        "Ti" => 1_099_511_627_776.0,
+        "Pi" => 1_125_899_906_842_624.0,
+        "Ei" => 1_152_921_504_606_846_976.0,
+        // An exponent.
+        _ => return text.parse().ok(),
+    };
+    number.parse::<f64>().ok().map(|it| it * scale)
+}
+
+fn is_address(text: &str) -> bool {
+    text.parse::<IpAddr>().is_ok()
+}
+
+fn is_subdomain(text: &str) -> bool {
+    dns::subdomain(text).is_empty()
+}
+
+fn is_qualified(text: &str) -> bool {
+    dns::qualified(text).is_empty()
+}
+
+/// A key of a ConfigMap or Secret.
+fn is_key(text: &str) -> bool {
+    let fits = |it: u8| it.is_ascii_alphanumeric() || matches!(it, b'-' | b'_' | b'.');
+    text.len() <= 253 && text.bytes().all(fits) && text != "." && !text.starts_with("..")
+}
+
+/// A variable: anything that prints, but for what ends its name.
+fn is_variable(text: &str) -> bool {
+    text.bytes().all(|it| (b' '..=b'~').contains(&it) && it != b'=')
+}
+
+fn is_header(text: &str) -> bool {
+    text.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'-')
+}
+
+/// A path that stays below where it begins.
+fn is_inner_path(text: &str) -> bool {
+    !text.starts_with('/') && text.split('/').all(|it| it != "..")
+}
+
+/// A name of a service (RFC 6335).
+fn is_port_name(text: &str) -> bool {
+    let fits = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-';
+    let edge = |it: Option<char>| it.is_some_and(|it| it != '-');
+    text.len() <= 15
+        && text.bytes().all(fits)
+        && text.bytes().any(|it| it.is_ascii_lowercase())
+        && edge(text.chars().next())
+        && edge(text.chars().last())
+        && !text.contains("--")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::parse::mask::{self, Field, Mask};
+
+    /// A document with `value` at a path.
+    fn put(path: &str, value: &Value) -> Value {
+        let (step, rest) = path.split_once('.').map_or((path, None), |(a, b)| (a, Some(b)));
+        let inner = rest.map_or_else(|| value.clone(), |rest| put(rest, value));
+        match step.strip_suffix("[]") {
+            Some(name) => json!({ name: [inner] }),
+            None => json!({ step: inner }),
+        }
+    }
+
+    /// Values that a rule takes, and values that it refuses.
+    fn samples(must: Must) -> (Vec<Value>, Vec<Value>) {
+        match must {
+            Word(words) => {
+                let good = words.iter().chain(&[""]).map(|it| json!(it)).collect();
+                let small = words.iter().map(|it| json!(it.to_ascii_lowercase()));
+                (good, small.chain([json!("x"), json!(" ")]).collect())
+            }
+            AnyCase(words) => {
+                let small = words.iter().map(|it| json!(it.to_ascii_lowercase()));
+                (
+                    words.iter().chain(&[""]).map(|it| json!(it)).chain(small).collect(),
+                    vec![json!("ftp")],
+                )
+            }
+            Within(low, high) => {
+                (vec![json!(low), json!(high)], vec![json!(low - 1), json!(high + 1)])
+            }
+            Filled => (vec![json!(["a"])], vec![json!([])]),
+            Fit(_) => (vec![json!("")], vec![]),
+            Given(_) => (vec![], vec![json!("")]),
+            Port => {
+                let good = [json!(0), json!(1), json!(65535), json!("http"), json!("")];
+                let bad =
+                    [json!(-1), json!(65536), json!("a--b"), json!("HTTP"), json!("-"), json!("1")];
+                (good.into(), bad.into())
+            }
+            Labels => {
+                let good = [json!({"a": "b", "x.io/a": ""}), json!({})];
+                let bad = [json!({"a b": "c"}), json!({"a": "b c"}), json!({"a": "b/c"})];
+                (good.into(), bad.into())
+            }
+            Amounts => {
+                let good = [json!({"cpu": 1, "memory": "1Gi", "example.com/gpu": "1"}), json!({})];
+                let bad = [
+                    json!({"cpu": "-1"}),
+                    json!({"cpu": "x"}),
+                    json!({"gpu": 1}),
+                    json!({"memory": "1 Gi"}),
+                ];
+                (good.into(), bad.into())
+            }
+        }
+    }
+
+    /// A rule, what it takes, what it refuses.
+    type Texts = (fn(&str) -> bool, &'static [&'static str], &'static [&'static str]);
+
+    /// Text for the rules that are functions: what each takes and refuses.
+    const TEXTS: &[Texts] = &[
+        (is_address, &["10.0.0.1", "::1"], &["10.0.0", "host"]),
+        (is_subdomain, &["a", "a.b-c"], &["A", "a_b", "-a", "a..b"]),
+        (is_qualified, &["a", "x.io/A_b"], &["/a", "a b", "-"]),
+        (is_key, &["a", "a.b", ".a"], &["..", "..a", "a/b", "."]),
+        (is_variable, &["A", "a b", "1"], &["a=b", "a\n", "ä"]),
+        (is_header, &["X-A"], &["X A", "X_A", "a:"]),
+        (is_inner_path, &["a", "a/b", "..a"], &["/a", "../a", "a/.."]),
+        (is_port_name, &["http", "a-1"], &["a--b", "1", "-a", "abcdefghijklmnop"]),
+    ];
+
+    fn all() -> Vec<(String, Must)> {
+        let pod = POD.iter().map(|(path, must)| ((*path).to_owned(), *must));
+        let lists = ["containers", "initContainers"];
+        let inner = lists.iter().flat_map(|list| {
+            CONTAINER.iter().map(move |(path, must)| (format!("{list}[].{path}"), *must))
+        });
+        pod.chain(inner).collect()
+    }
+
+    fn said(pod: &Value) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        check(pod, "spec", &mut problems);
+        problems
+    }
+
+    #[test]
+    fn each_field_takes_what_kubernetes_takes_and_refuses_the_rest_by_its_path() {
+        for (path, must) in all() {
+            let (good, bad) = samples(must);
+            for value in good {
+                assert_eq!(said(&put(&path, &value)), [], "{path}: {value}");
+            }
+            for value in bad {
+                let at = format!("spec.{}", path.replace("[]", "[0]"));
+                let problems = said(&put(&path, &value));
+                let is_there = problems.len() == 1 && problems[0].path.starts_with(&at);
+                assert!(is_there, "{path}: {value}: {problems:?}");
+            }
+            // A wrong type is for the types to refuse, and nothing is as good as no field.
+            assert_eq!(said(&put(&path, &Value::Null)), [], "{path}");
+        }
+    }
+
+    #[test]
+    fn names_and_paths_are_judged_as_kubernetes_does() {
+        for (fits, good, bad) in TEXTS {
+            for text in *good {
+                assert!(fits(text), "{text:?}");
+            }
+            for text in *bad {
+                assert!(!fits(text), "{text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_is_asked_for_than_is_allowed() {
+        for (request, limit, fits) in [
+            ("1", "1000m", true),
+            ("1Gi", "1G", false),
+            ("1G", "1Gi", true),
+            ("1e3", "1k", true),
+            ("2e3", "1k", false),
+            ("100m", "0.1", true),
+            ("101m", "0.1", false),
+        ] {
+            let resources = json!({"requests": {"cpu": request}, "limits": {"cpu": limit}});
+            let pod = json!({"containers": [{"resources": resources}]});
+            assert_eq!(said(&pod).is_empty(), fits, "{request} of {limit}");
+        }
+    }
+
+    /// Fields of which any value will do, by their last names: text that nobody reads before the container runs, what
+    /// has a rule of its own elsewhere, and yes or no.
+    const FREE: &[&str] = &[
+        "allowPrivilegeEscalation",
+        "args",
+        "automountServiceAccountToken",
+        "command",
+        "containerPort",
+        "enableServiceLinks",
+        "fsGroup",
+        "hostIPC",
+        "hostNetwork",
+        "hostPID",
+        "image",
+        "imagePullSecrets",
+        "mountPath",
+        "name",
+        "optional",
+        "privileged",
+        "protocol",
+        "readOnly",
+        "readOnlyRootFilesystem",
+        "runAsGroup",
+        "runAsNonRoot",
+        "runAsUser",
+        "schedulerName",
+        "serviceAccountName",
+        "shareProcessNamespace",
+        "supplementalGroups",
+        "terminationMessagePath",
+        "terminationMessagePolicy",
+        "value",
+        "workingDir",
+        "add",
+        "drop",
+        "emptyDir",
+        "ephemeral",
+        "downwardAPI",
+        "fieldRef",
+        "resourceFieldRef",
+    ];
+
+    fn leaves(mask: &Mask, path: &str, out: &mut Vec<String>) {
+        for (name, field) in mask.0 {
+            let path = if path.is_empty() { (*name).to_owned() } else { format!("{path}.{name}") };
+            match field {
+                Field::In(mask) | Field::IfIn(_, mask) => leaves(mask, &path, out),
+                Field::Any | Field::If(_) => out.push(path),
+            }
+        }
+    }
+
+    #[test]
+    fn every_field_that_users_may_write_has_a_rule_or_takes_anything() {
+        let mut fields = Vec::new();
+        leaves(&mask::POD, "", &mut fields);
+        let ruled: Vec<String> = all().iter().map(|(path, _)| path.replace("[]", "")).collect();
+        for field in fields {
+            let last = field.rsplit('.').next().unwrap_or_default();
+            // A field may be an object of Kubernetes', with rules for what is inside.
+            let has_rule =
+                ruled.iter().any(|it| *it == field || it.starts_with(&format!("{field}.")));
+            // Numbers of a readiness probe are Knative's to judge.
+            let is_knatives =
+                field.contains("readinessProbe") || field.starts_with("initContainers.");
+            assert!(has_rule || FREE.contains(&last) || is_knatives, "{field}");
+        }
+    }
+}
