@@ -19,7 +19,7 @@ use std::fmt;
 use common::wire::Name;
 use serde_json::Value;
 
-use crate::children::Resource;
+use crate::{children::Resource, want::Owed};
 
 pub mod cache;
 pub mod client;
@@ -31,7 +31,9 @@ pub mod lease;
 pub mod metrics;
 mod object;
 pub mod outcome;
+pub mod promises;
 pub mod queue;
+pub mod repeats;
 pub mod run;
 pub mod scope;
 pub mod secrets;
@@ -124,4 +126,13 @@ pub trait Source: Send + Sync + 'static {
 
     /// It could not be written, for this reason; or it could again.
     fn trouble(&self, key: &Key, trouble: Option<Trouble>);
+
+    /// Objects that must be there for an app.
+    fn owed(&self, app: &Name) -> Vec<Owed>;
+
+    /// These of them are not there.
+    fn missing(&self, app: &Name, owed: &Owed, missing: &[Key]);
+
+    /// It was written so often with this body, and is no longer written as fast as it is undone.
+    fn repeated(&self, key: &Key, body: &Value, writes: u32);
 }

@@ -20,7 +20,7 @@ use tracing::info;
 
 use crate::{
     children::Resource,
-    kube::{Key, Trouble},
+    kube::{Key, Part as ObjectPart, Trouble},
     network_policies::Client,
     plan::{self, Facts, Plan},
     render::ObjectKey,
@@ -93,6 +93,8 @@ pub enum Event {
     Client(Name, Option<Client>),
     /// An object cannot be written, for this reason; or it can again.
     Trouble(Key, Option<Trouble>),
+    /// Objects that are to be made for this one of an app are not there; or they are now.
+    Unmade(Name, Resource, Name, Option<Trouble>),
     /// Everything that there was at the start has been observed.
     Known,
     /// Whether this replica writes.
@@ -114,6 +116,8 @@ pub struct Effects {
     pub objects: Vec<ObjectKey>,
     /// Parts of objects that may have to be written, on Kubernetes.
     pub keys: Vec<Key>,
+    /// Apps whose objects should all be there in a while.
+    pub planned: Vec<Name>,
     /// What people should read on ConfigMaps.
     pub news: Vec<ConfigNews>,
     /// Revisions whose digests are to be found out, or no longer.
@@ -250,6 +254,7 @@ impl Machine {
                 self.settle_all_of(&touched, now);
             }
             Event::Trouble(key, trouble) => self.trouble(&key, trouble, now),
+            Event::Unmade(app, of, name, trouble) => self.unmade(app, of, &name, trouble, now),
             Event::Known => self.known(now),
             Event::Lead(leads) => self.lead(leads, now),
             Event::Tick => self.tick(now),
@@ -355,6 +360,9 @@ impl Machine {
             }
             Platform::Kubernetes => {
                 let keys = keys::changed(name, before, plan.app.as_ref(), &self.world);
+                if self.world.leads && keys.iter().any(|it| it.part == ObjectPart::Object) {
+                    self.effects.planned.push(name.clone());
+                }
                 self.effects.keys.extend(keys);
                 self.ask_digests(name, before, plan.app.as_ref());
             }
@@ -362,6 +370,7 @@ impl Machine {
         self.set_timer(name, plan.timer);
         reports::forget_revived(&mut self.world, &current, plan.app.as_ref());
         self.index(name, Some(&current), plan.app.as_ref());
+        self.keep_decided_of_lost(name, &current, plan.app.as_ref());
         let Some(app) = plan.app else {
             self.forget(name);
             return;

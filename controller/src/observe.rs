@@ -101,6 +101,7 @@ pub fn configuration(object: &Value) -> Configuration {
         modifier: annotation(object, key::LAST_MODIFIER).map(Into::into),
         latest_ready: text(&object["status"]["latestReadyRevisionName"]),
         applied: applied(object),
+        leaving: is_deleted(object),
     }
 }
 
@@ -119,6 +120,7 @@ pub fn route(object: &Value) -> Route {
         rollout: rollout(object),
         blocked: None,
         applied: applied(object),
+        leaving: is_deleted(object),
     }
 }
 
@@ -172,6 +174,7 @@ pub fn revision(object: &Value) -> Revision {
         digests: digests.filter_map(digest).collect(),
         conditions,
         name: name.as_str().into(),
+        leaving: is_deleted(object),
         ..Revision::default()
     }
 }
@@ -349,6 +352,7 @@ pub fn mapping(object: &Value) -> Mapping {
         secret: secret.filter(|it| !it.is_empty()).map(Into::into),
         http: http.map(Into::into),
         conditions: Conditions::default(),
+        leaving: is_deleted(object),
     }
 }
 

@@ -18,6 +18,7 @@ use common::{
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use crate::{
     admin::Metrics,
@@ -32,7 +33,7 @@ use crate::{
     },
     machine::{ConfigNews, Effects, Event, Machine, Routes, Said},
     render::{self, ObjectKey},
-    want,
+    want::{self, Owed},
     world::{Settings, Stamp},
 };
 
@@ -56,6 +57,8 @@ pub struct Shared {
     resolver: OnceLock<Arc<Resolver<Secrets>>>,
     /// What could not be written.
     troubled: Mutex<BTreeSet<Key>>,
+    /// What misses objects that were to be made for it.
+    unmade: Mutex<BTreeSet<(Resource, Name)>>,
     written: Notify,
     timer: Notify,
     start: (Instant, u64),
@@ -152,6 +155,7 @@ impl Shared {
             events: OnceLock::new(),
             resolver: OnceLock::new(),
             troubled: Mutex::default(),
+            unmade: Mutex::default(),
             written: Notify::new(),
             timer: Notify::new(),
             start: (Instant::now(), wall),
@@ -197,6 +201,7 @@ impl Shared {
         self.tell(effects.news);
         effects.resolve.iter().for_each(|revision| self.resolve(revision));
         if let Some(writer) = self.writer.get() {
+            writer.expect(effects.planned);
             writer.add(effects.keys);
         } else if !effects.objects.is_empty() {
             self.dirty().extend(effects.objects);
@@ -354,6 +359,52 @@ impl Source for Shared {
             self.step(Event::Trouble(key.clone(), trouble));
         }
     }
+
+    fn owed(&self, app: &Name) -> Vec<Owed> {
+        want::owed(self.lock().world(), app)
+    }
+
+    fn missing(&self, app: &Name, owed: &Owed, missing: &[Key]) {
+        let (resource, name, uid) = &owed.of;
+        let of = (*resource, name.clone());
+        let mut unmade = self.unmade.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = if missing.is_empty() { unmade.remove(&of) } else { unmade.insert(of.clone()) };
+        drop(unmade);
+        if !news {
+            return;
+        }
+        let trouble = (!missing.is_empty()).then(|| not_made(missing));
+        if let Some(trouble) = &trouble {
+            warn!(object = %name, kind = resource.kind(), message = trouble.message, "not made");
+        }
+        if let (Some(events), Some(trouble)) = (self.events.get(), &trouble) {
+            let (reason, message) = (trouble.reason.into(), trouble.message.clone());
+            let (name, uid) = (name.clone(), uid.to_string());
+            events.tell(News { resource: *resource, name, uid, warning: true, reason, message });
+        }
+        self.step(Event::Unmade(app.clone(), of.0, of.1, trouble));
+    }
+
+    fn repeated(&self, key: &Key, body: &Value, writes: u32) {
+        let Some(events) = self.events.get() else { return };
+        let message = format!(
+            "written {writes} times with the same content, since something undoes it each time; it is written less and less often"
+        );
+        events.tell_trouble(key, body, &Trouble { reason: "WrittenRepeatedly", message });
+    }
+}
+
+/// What people are told of objects that should have been made.
+fn not_made(missing: &[Key]) -> Trouble {
+    let names: Vec<String> = missing
+        .iter()
+        .map(|it| format!("{} {:?}", it.resource.kind(), it.name.name.as_str()))
+        .collect();
+    let message = format!(
+        "Not made yet: {}. The controller goes on trying; its log says what the API server answers.",
+        names.join(", ")
+    );
+    Trouble { reason: "NotMade", message }
 }
 
 fn amend(orders: &mut Orders, effects: &Effects) {

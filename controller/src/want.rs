@@ -19,13 +19,19 @@ use crate::{
 };
 
 mod domains;
+mod owed;
 mod pods;
 mod status;
 
+pub use owed::{Owed, owed};
 pub use pods::noted;
 
 /// What the object of this key should be.
 pub fn want(world: &World, key: &Key) -> Want {
+    // What is made there is refused, and what is there goes.
+    if world.going.contains(&key.name.namespace) {
+        return Want::Any;
+    }
     match key.resource {
         Resource::KnativeService => knative(world, key, ObjectKind::Service),
         Resource::Configuration => knative(world, key, ObjectKind::Configuration),
@@ -49,16 +55,17 @@ pub fn want(world: &World, key: &Key) -> Want {
 }
 
 /// Whether anything should be made for it now: not by a manifest that cannot be used.
-fn stays(app: &App) -> bool {
-    goes_on(app) && app.service.as_ref().is_none_or(|it| it.refused.is_none())
+fn stays(world: &World, name: &Name, app: &App) -> bool {
+    goes_on(world, name, app) && app.service.as_ref().is_none_or(|it| it.refused.is_none())
 }
 
 /// Whether what there is goes on: not where what owns it is gone, for then it goes as well.
-fn goes_on(app: &App) -> bool {
+fn goes_on(world: &World, name: &Name, app: &App) -> bool {
     let orphan = |owner: Option<Owner>| owner == Some(Owner::Service) && app.service.is_none();
     let owners =
         [app.configuration.as_ref().map(|it| it.owner), app.route.as_ref().map(|it| it.owner)];
-    !app.leaving() && !owners.into_iter().any(orphan)
+    let going = app.leaving() || world.going.contains(&name.namespace);
+    !going && !owners.into_iter().any(orphan)
 }
 
 /// Service, Configuration or Route.
@@ -85,7 +92,8 @@ fn knative(world: &World, key: &Key, kind: ObjectKind) -> Want {
         }
         Part::Status => Want::Any,
         Part::Object => {
-            let ours = owner == Owner::Service && app.service.is_some() && stays(app);
+            let ours =
+                owner == Owner::Service && app.service.is_some() && stays(world, &key.name, app);
             match (ours, &app.service) {
                 (true, Some(service)) => {
                     Want::Body(render::made_for_service(kind, service, &key.name))
@@ -99,10 +107,11 @@ fn knative(world: &World, key: &Key, kind: ObjectKind) -> Want {
 fn revision(world: &World, key: &Key) -> Want {
     let Some(owner) = world.app_of(&key.name) else { return Want::Gone };
     let Some(app) = world.apps.get(&owner) else { return Want::Any };
-    if !stays(app) || app.configuration.is_none() {
+    if !stays(world, &owner, app) || app.configuration.as_ref().is_none_or(|it| it.leaving) {
         return Want::Any;
     }
-    let Some(revision) = app.revision(&key.name.name) else { return Want::Gone };
+    let revision = app.revision(&key.name.name).filter(|it| !it.gone);
+    let Some(revision) = revision else { return Want::Gone };
     let Some(mut whole) =
         render::object(world, &ObjectKey { kind: ObjectKind::Revision, name: key.name.clone() })
     else {
@@ -150,8 +159,10 @@ struct Made<'a> {
 
 impl<'a> Made<'a> {
     fn of(world: &'a World, owner: &Name, revision: &'a Revision) -> Option<Self> {
-        let app = world.apps.get(owner).filter(|app| stays(app) && app.configuration.is_some())?;
-        (revision.meta.uid != Uid(0)).then(|| Self { world, owner: owner.clone(), app, revision })
+        let app = world.apps.get(owner).filter(|app| stays(world, owner, app))?;
+        app.configuration.as_ref().filter(|it| !it.leaving)?;
+        let is_there = revision.meta.uid != Uid(0) && !revision.leaving && !revision.gone;
+        is_there.then(|| Self { world, owner: owner.clone(), app, revision })
     }
 
     /// Which way new connections to the Revision go, and how many activators take part.
@@ -309,8 +320,12 @@ fn count(pods: usize) -> i64 {
 /// is fewer than there are, those go that have none left. One that drains may have been told to stop by who led before,
 /// or be one too many for a while: nothing is made for its sake.
 fn scale(world: &World, owner: &Name, revision: &Revision) -> Want {
-    let there = |app: &App| goes_on(app) && app.configuration.is_some();
-    if revision.meta.uid == Uid(0) || !world.apps.get(owner).is_some_and(|it| there(it)) {
+    let there = |app: &App| {
+        let configured = app.configuration.as_ref().is_some_and(|it| !it.leaving);
+        goes_on(world, owner, app) && configured
+    };
+    let is_there = revision.meta.uid != Uid(0) && !revision.gone;
+    if !is_there || !world.apps.get(owner).is_some_and(|it| there(it)) {
         return Want::Any;
     }
     let pods = || revision.pods.iter().filter(|pod| !pod.is_deleted());
@@ -357,8 +372,8 @@ fn placeholder<T>(
     held: &Allotment,
     make: impl FnOnce(services::Placeholder<'_>) -> T,
 ) -> Option<T> {
-    let app = world.apps.get(owner).filter(|app| stays(app))?;
-    let route = app.route.as_ref().filter(|it| it.meta.uid != Uid(0))?;
+    let app = world.apps.get(owner).filter(|app| stays(world, owner, app))?;
+    let route = app.route.as_ref().filter(|it| it.meta.uid != Uid(0) && !it.leaving)?;
     let uid = route.meta.uid.to_string();
     Some(make(services::Placeholder {
         namespace: &owner.namespace,

@@ -15,6 +15,7 @@ use common::{
     wire::{Activator, Activity, Name, Part, Path, PodSeen, Replicas, Role},
 };
 use k8s_openapi::jiff;
+use smol_str::SmolStr;
 
 use crate::{
     bind, children,
@@ -220,6 +221,8 @@ pub struct Configuration {
     pub latest_ready: Option<Box<str>>,
     /// Hash of what it was made of, where that was for a Service of Kubernetes.
     pub applied: Option<u64>,
+    /// It is told to go: nothing is made for it any more.
+    pub leaving: bool,
 }
 
 /// A Route: which Revisions a name leads to.
@@ -245,6 +248,8 @@ pub struct Route {
     pub blocked: Option<Box<Why>>,
     /// Hash of what it was made of, where that was for a Service of Kubernetes.
     pub applied: Option<u64>,
+    /// It is told to go: nothing is made for it any more.
+    pub leaving: bool,
 }
 
 impl Route {
@@ -352,6 +357,10 @@ pub struct Revision {
     pub pods: Vec<Pod>,
     /// Its conditions.
     pub conditions: Conditions,
+    /// It is told to go: nothing is made for it any more, and its pods drain.
+    pub leaving: bool,
+    /// The object is gone, and pods are left that answer their last requests.
+    pub gone: bool,
 }
 
 impl Revision {
@@ -572,6 +581,8 @@ pub struct World {
     pub zones: BTreeMap<String, String>,
     /// Whose requests may wait.
     pub network_policies: NetworkPolicies,
+    /// Namespaces that are told to go: nothing is written there any more.
+    pub going: BTreeSet<SmolStr>,
     /// What must be known of each node.
     pub nodes: BTreeMap<String, bind::Node>,
     /// Whether what is planned is carried out. On Kubernetes one replica of the controller leads; the others only watch.
@@ -599,7 +610,7 @@ impl App {
     /// The Revision of the newest template, once it was made.
     pub fn latest_created(&self) -> Option<&Revision> {
         let configuration = self.configuration.as_ref()?;
-        self.revisions.iter().find(|it| match &configuration.revision {
+        self.revisions.iter().filter(|it| !it.gone).find(|it| match &configuration.revision {
             Some(name) => it.name == *name,
             None => it.meta.generation == configuration.meta.generation,
         })
@@ -685,6 +696,7 @@ impl Default for World {
             claims: BTreeMap::new(),
             zones: BTreeMap::new(),
             network_policies: NetworkPolicies::default(),
+            going: BTreeSet::new(),
             nodes: BTreeMap::new(),
             leads: true,
             referrers: BTreeMap::new(),

@@ -25,6 +25,7 @@ use controller::{
         watch::{Observed, watch},
         writer::Writer,
     },
+    want::Owed,
 };
 use kube::{
     Client,
@@ -64,6 +65,14 @@ impl Source for Wishes {
             self.troubles.lock().unwrap().push((key.clone(), trouble));
         }
     }
+
+    fn owed(&self, _app: &Name) -> Vec<Owed> {
+        Vec::new()
+    }
+
+    fn missing(&self, _app: &Name, _owed: &Owed, _missing: &[Key]) {}
+
+    fn repeated(&self, _key: &Key, _body: &Value, _writes: u32) {}
 }
 
 /// A namespace of its own, a writer with its watches, and the Revision that owns what is written.

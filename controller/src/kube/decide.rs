@@ -35,6 +35,20 @@ pub enum Action {
     NotOwned(Trouble),
 }
 
+impl Action {
+    /// What is to be written of the object itself.
+    pub fn body(&self) -> Option<&Value> {
+        match self {
+            Self::Create(body) | Self::Apply(body) | Self::Restore(body) => Some(body),
+            Self::None
+            | Self::Status(_)
+            | Self::Scale { .. }
+            | Self::Delete(_)
+            | Self::NotOwned(_) => None,
+        }
+    }
+}
+
 /// What to write so that the object of `key`, which was last seen as `seen`, becomes as wanted.
 ///
 /// `wrote` is what the status was asked to be last, with the hash of what the API server made of it: a field it
@@ -50,7 +64,9 @@ pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u6
         (Want::Gone | Want::Scale { .. }, _) | (Want::Body(_), Part::Scale) => Action::None,
         (Want::Body(body), Part::Object) => object(key, body, seen),
         (Want::Body(mut status), Part::Status) => {
-            let Some(seen) = seen.filter(|_| key.resource.has_status()) else {
+            // What goes tells nobody anything any more.
+            let stays = |it: &&Seen| key.resource.has_status() && !it.deleting;
+            let Some(seen) = seen.filter(stays) else {
                 return Action::None;
             };
             // Who renders it may not know which generation it is that was applied.
@@ -251,6 +267,25 @@ mod tests {
             matches!(write(&other, Some((hash(&status), 4))), Action::Status(_)),
             "changed by others"
         );
+    }
+
+    #[test]
+    fn nothing_is_written_to_what_goes() {
+        let going = Seen { deleting: true, ..ours(Some(1)) };
+        let decide =
+            |part, want| decide(&key(Resource::Deployment, part), want, Some(&going), None);
+        let scale = Want::Scale { replicas: 1, most: 1, leaving: Vec::new() };
+        for (part, want) in [
+            (Part::Object, Want::Body(body())),
+            (Part::Object, Want::Gone),
+            (Part::Status, Want::Body(json!({"ready": true}))),
+            (Part::Scale, scale),
+        ] {
+            assert_eq!(decide(part, want.clone()), Action::None, "{want:?}");
+        }
+        let revision = key(Resource::Revision, Part::Status);
+        let status = Want::Body(json!({"ready": true}));
+        assert_eq!(super::decide(&revision, status, Some(&going), None), Action::None);
     }
 
     #[test]

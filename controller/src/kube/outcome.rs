@@ -17,6 +17,8 @@ pub enum Outcome {
     RetryAfter(u32),
     /// Trying again cannot help until something else changes; try rarely all the same.
     Refused(Trouble),
+    /// The same was written too often: not before so many milliseconds have passed.
+    Repeated(u64),
     /// Nothing is to be written there any more.
     Pointless,
 }
@@ -31,6 +33,7 @@ impl Outcome {
             Self::Retry(_) => "retry",
             Self::RetryAfter(_) => "throttled",
             Self::Refused(_) => "refused",
+            Self::Repeated(_) => "repeated",
             Self::Pointless => "pointless",
         }
     }

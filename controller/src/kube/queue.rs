@@ -149,6 +149,7 @@ impl Queue {
             }
             Outcome::Refused(_) => Some(REFUSED_MS),
             Outcome::RetryAfter(seconds) => Some(u64::from(*seconds) * 1000),
+            Outcome::Repeated(ms) => Some(*ms),
             Outcome::Conflict | Outcome::Missing | Outcome::Retry(_) => Some(self.patience(key)),
         };
         if again && matches!(outcome, Outcome::Done | Outcome::Pointless | Outcome::Refused(_)) {

@@ -24,13 +24,15 @@ use tracing::{debug, info, warn};
 
 use super::{
     FIELD_MANAGER, Key, Part, Source,
-    cache::{Cache, Seen},
+    cache::{Cache, Seen, applied},
     client::api_of,
     decide::{Action, decide},
     lead::Leadership,
     metrics::Metrics,
     outcome::{Answer, Outcome, outcome},
+    promises::Promises,
     queue::{Limits, Queue},
+    repeats::Repeats,
     scope::{self, Scope},
     watch::chain,
 };
@@ -62,6 +64,8 @@ struct State {
     cache: Cache,
     /// What each status was asked to be last, with the hash of what the API server made of it.
     wrote: HashMap<Key, (u64, u64)>,
+    repeats: Repeats,
+    promises: Promises,
 }
 
 impl std::fmt::Debug for Writer {
@@ -73,8 +77,7 @@ impl std::fmt::Debug for Writer {
 impl Writer {
     /// A writer that has nothing to write yet.
     pub fn new(client: Client, limits: Limits, metrics: Arc<Metrics>) -> Self {
-        let state =
-            State { queue: Queue::new(limits), cache: Cache::default(), wrote: HashMap::new() };
+        let state = State::new(limits);
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Self {
             client,
@@ -101,6 +104,20 @@ impl Writer {
             let before = state.queue.depth().0;
             keys.into_iter().for_each(|key| state.queue.add(key));
             before != state.queue.depth().0
+        });
+        if any {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Objects of these apps were planned: whether they are made is looked at in a while.
+    pub fn expect(&self, apps: impl IntoIterator<Item = Name>) {
+        let (now, mut any) = (self.now(), false);
+        self.with(|state| {
+            apps.into_iter().for_each(|app| {
+                any = true;
+                state.promises.add(app, now);
+            });
         });
         if any {
             self.wake.notify_one();
@@ -183,8 +200,8 @@ impl Writer {
                 tasks.spawn(async move { writer.write(key, action, &*source, &lead).await });
             }
             self.metrics.queued(self.with(|state| state.queue.depth()));
-            let is_more = looks == AT_ONCE;
-            let next = self.with(|state| state.queue.next_at(now));
+            let is_more = looks == AT_ONCE || (leads && self.look_for_missing(&*source, now));
+            let next = self.with(|state| state.next_at(now, leads));
             let wait = next.map(|at| Duration::from_millis(at.0.saturating_sub(self.now().0)));
             tokio::select! {
                 () = self.wake.notified() => {}
@@ -210,12 +227,52 @@ impl Writer {
             self.settle(key, &Outcome::Done, source);
             return None;
         }
+        if action.body().is_some_and(|body| self.is_repeated(key, body, source)) {
+            return None;
+        }
         self.with(|state| state.cache.ask(key));
         Some(action)
     }
 
+    /// Whether it was written with the same content so often that it must wait.
+    fn is_repeated(&self, key: &Key, body: &Value, source: &dyn Source) -> bool {
+        let (now, content) = (self.now(), applied(body).unwrap_or_default());
+        let Some(wait) = self.with(|state| state.repeats.wait(key, content, now)) else {
+            return false;
+        };
+        if wait.is_new {
+            warn!(object = %key, writes = wait.writes, "the same is written again and again");
+            source.repeated(key, body, wait.writes);
+        }
+        let outcome = Outcome::Repeated(wait.ms);
+        self.metrics.wrote(key, &outcome, Duration::ZERO);
+        self.settle(key, &outcome, source);
+        true
+    }
+
+    /// Tells of objects that should have been made by now. Returns whether there are more apps to look at.
+    fn look_for_missing(&self, source: &dyn Source, now: Stamp) -> bool {
+        for _ in 0..AT_ONCE {
+            let Some(app) = self.with(|state| state.promises.next(now)) else { return false };
+            for owed in source.owed(&app) {
+                let is_there =
+                    |it: &Key, state: &State| state.cache.get(it.resource, &it.name).is_some();
+                let missing: Vec<Key> = self.with(|state| {
+                    owed.keys.iter().filter(|it| !is_there(it, state)).cloned().collect()
+                });
+                source.missing(&app, &owed, &missing);
+                if !missing.is_empty() {
+                    self.add(missing);
+                    self.expect([app.clone()]);
+                }
+            }
+        }
+        true
+    }
+
     async fn write(&self, key: Key, action: Action, source: &dyn Source, lead: &Leadership) {
         let began = Instant::now();
+        let content = action.body().map(|body| applied(body).unwrap_or_default());
         let outcome = if lead.may_write() {
             let done = timeout(PATIENCE, self.act(&key, action, source)).await;
             done.unwrap_or(Outcome::Retry(None))
@@ -223,6 +280,9 @@ impl Writer {
             Outcome::Pointless
         };
         self.metrics.wrote(&key, &outcome, began.elapsed());
+        if let Some(content) = content.filter(|_| outcome == Outcome::Done) {
+            self.with(|state| state.repeats.wrote(&key, content, self.now()));
+        }
         self.settle(&key, &outcome, source);
     }
 
@@ -237,6 +297,7 @@ impl Writer {
             | Outcome::Missing
             | Outcome::Retry(None)
             | Outcome::RetryAfter(_)
+            | Outcome::Repeated(_)
             | Outcome::Pointless => debug!(object = %key, outcome = outcome.label(), "not written"),
         }
         self.with(|state| {
@@ -443,6 +504,23 @@ impl Writer {
 }
 
 impl State {
+    fn new(limits: Limits) -> Self {
+        Self {
+            queue: Queue::new(limits),
+            cache: Cache::default(),
+            wrote: HashMap::new(),
+            repeats: Repeats::default(),
+            promises: Promises::default(),
+        }
+    }
+
+    /// When there may be something to do by time alone.
+    fn next_at(&mut self, now: Stamp, leads: bool) -> Option<Stamp> {
+        self.repeats.forget(now);
+        let due = self.promises.next_at().filter(|_| leads);
+        self.queue.next_at(now).into_iter().chain(due).min()
+    }
+
     fn see(&mut self, resource: Resource, name: &Name, seen: Seen) {
         let ours = seen.applied.is_some();
         if !self.cache.put(resource, name, seen) {
@@ -468,6 +546,7 @@ impl State {
         self.queue.clear();
         self.cache.close_all();
         self.wrote.clear();
+        self.promises.clear();
     }
 }
 
@@ -500,12 +579,12 @@ mod tests {
         super::{Trouble, Want},
         *,
     };
+    use crate::{want::Owed, world::Uid};
     use hyper::{Method, Request, Response};
     use tokio::sync::{mpsc, oneshot};
 
     fn state() -> State {
-        let queue = Queue::new(Limits::default());
-        State { queue, cache: Cache::default(), wrote: HashMap::new() }
+        State::new(Limits::default())
     }
 
     fn key(resource: Resource, part: Part) -> Key {
@@ -539,6 +618,14 @@ mod tests {
         fn made(&self, _key: &Key, _body: &Value) {}
 
         fn trouble(&self, _key: &Key, _trouble: Option<Trouble>) {}
+
+        fn owed(&self, _app: &Name) -> Vec<Owed> {
+            Vec::new()
+        }
+
+        fn missing(&self, _app: &Name, _owed: &Owed, _missing: &[Key]) {}
+
+        fn repeated(&self, _key: &Key, _body: &Value, _writes: u32) {}
     }
 
     /// What was observed at the start waits to be looked at when the lease is won: every Deployment's scale would be 0.
@@ -564,6 +651,57 @@ mod tests {
         timeout(Duration::from_secs(60), asked).await.expect("it is looked at");
     }
 
+    /// Owes an object that it does not want, and hears of it.
+    #[derive(Default)]
+    struct Owes(Notify);
+
+    impl Source for Owes {
+        fn lead(&self, _leads: bool) {}
+
+        fn want(&self, _key: &Key) -> Want {
+            Want::Gone
+        }
+
+        fn made(&self, _key: &Key, _body: &Value) {}
+
+        fn trouble(&self, _key: &Key, _trouble: Option<Trouble>) {}
+
+        fn owed(&self, app: &Name) -> Vec<Owed> {
+            let of = (Resource::Revision, app.clone(), Uid(1));
+            vec![Owed { of, keys: vec![key(Resource::Deployment, Part::Object)] }]
+        }
+
+        fn missing(&self, _app: &Name, owed: &Owed, missing: &[Key]) {
+            assert_eq!(missing, owed.keys);
+            self.0.notify_one();
+        }
+
+        fn repeated(&self, _key: &Key, _body: &Value, _writes: u32) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_should_be_there_and_is_never_written_is_told_within_ten_seconds() {
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().expect("a URL"));
+        let client = Client::try_from(nowhere).expect("a client");
+        let writer = Arc::new(Writer::new(client, Limits::default(), Arc::default()));
+        let source = Arc::new(Owes::default());
+        writer.expect([Name::new("default", "a")]);
+        let run = Arc::clone(&writer).run(
+            Arc::clone(&source) as Arc<dyn Source>,
+            Leadership::always(),
+            CancellationToken::new(),
+        );
+        let told = async {
+            tokio::select! {
+                () = run => {}
+                () = source.0.notified() => {}
+            }
+        };
+        timeout(Duration::from_secs(10), told).await.expect("it is told");
+        // As long as it is missing it is looked for.
+        assert!(writer.with(|state| state.promises.next_at()).is_some());
+    }
+
     /// Wants a Service.
     struct Wants;
 
@@ -580,6 +718,14 @@ mod tests {
         fn made(&self, _key: &Key, _body: &Value) {}
 
         fn trouble(&self, _key: &Key, _trouble: Option<Trouble>) {}
+
+        fn owed(&self, _app: &Name) -> Vec<Owed> {
+            Vec::new()
+        }
+
+        fn missing(&self, _app: &Name, _owed: &Owed, _missing: &[Key]) {}
+
+        fn repeated(&self, _key: &Key, _body: &Value, _writes: u32) {}
     }
 
     type Asked = (Method, oneshot::Sender<(u16, Value)>);

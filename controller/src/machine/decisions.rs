@@ -72,6 +72,15 @@ impl Machine {
         }
     }
 
+    /// The same, of those whose last pods have ended after them.
+    pub(super) fn keep_decided_of_lost(&mut self, name: &Name, before: &App, after: Option<&App>) {
+        let is_lost = |it: &&Revision| after.is_none_or(|app| app.revision(&it.name).is_none());
+        for revision in before.revisions.iter().filter(|it| it.gone).filter(is_lost) {
+            let own = Name::new(name.namespace.clone(), &*revision.name);
+            self.ahead.extend(revision.decided.map(|decided| (own, decided)));
+        }
+    }
+
     /// Revisions of which something is decided, or said to be.
     pub(super) fn decided(&self) -> impl Iterator<Item = Name> {
         let named = |(app, it): (&Name, &Revision)| Name::new(app.namespace.clone(), &*it.name);

@@ -9,7 +9,7 @@ use crate::{
     children::Resource,
     kube::{Key, Trouble},
     want,
-    world::{App, Revision, Route, Stamp, Why, World},
+    world::{App, Revision, Route, Stamp, Uid, Why, World},
 };
 
 /// Parts of objects that may differ between two states of an app.
@@ -77,6 +77,32 @@ impl Machine {
             self.world.odd.remove(&(gone, name.clone()));
         }
         self.world.odd.extend(new.into_iter().map(|own| (own, name.clone())));
+    }
+
+    /// Objects that are to be made for one are not there: it says so, or the Configuration that should have made it.
+    pub(super) fn unmade(
+        &mut self,
+        app: Name,
+        of: Resource,
+        name: &Name,
+        trouble: Option<Trouble>,
+        now: Stamp,
+    ) {
+        let why = trouble.map(|it| Box::new(Why::new(it.reason, it.message)));
+        self.change(app, now, |app, _| match of {
+            Resource::Route => {
+                app.route.iter_mut().for_each(|it| it.blocked.clone_from(&why));
+            }
+            // What misses its newest Revision is as one whose newest Revision fails.
+            Resource::Configuration => {
+                let unmade = app.revisions.iter_mut().filter(|it| it.meta.uid == Uid(0));
+                unmade.for_each(|it| it.blocked.clone_from(&why));
+            }
+            _ => {
+                let own = app.revisions.iter_mut().filter(|it| *it.name == *name.name);
+                own.for_each(|it| it.blocked.clone_from(&why));
+            }
+        });
     }
 
     /// An object cannot be written, or can again: its Revision or Route says so.

@@ -45,6 +45,11 @@ impl Machine {
                 self.settle_all_of(&touched, now);
             }
             Resource::Namespace => {
+                let is_going = |it: &Value| it["metadata"]["deletionTimestamp"].is_string();
+                match object.is_some_and(is_going) {
+                    true => self.world.going.insert(name.name.clone()),
+                    false => self.world.going.remove(&name.name),
+                };
                 let touched = self.world.network_policies.namespace(&name.name, object);
                 self.settle_all_of(&touched, now);
             }
@@ -188,7 +193,7 @@ impl Machine {
         let Some(owner) = owner else { return };
         let Some(object) = object else {
             self.keep_decided(name);
-            self.change(owner, now, |app, _| app.revisions.retain(|it| *it.name != *name.name));
+            self.change(owner, now, |app, _| lose_revision(app, &name.name, now));
             return;
         };
         let early = self.early.remove(name).unwrap_or_default();
@@ -208,9 +213,15 @@ impl Machine {
                     }
                     (known.meta, known.template) = (seen.meta, seen.template);
                     known.creator = seen.creator;
+                    known.leaving = seen.leaving;
                 }
-                // Another one of that name; what is decided goes by the name.
-                Some(known) => *known = Revision { decided: known.decided, ..seen },
+                // Another one of that name; what is decided goes by the name, and pods of the first answer their
+                // last requests.
+                Some(known) => {
+                    known.pods.iter_mut().for_each(|pod| drain(pod, now));
+                    let (decided, pods) = (known.decided, std::mem::take(&mut known.pods));
+                    *known = Revision { decided, pods, ..seen };
+                }
                 None => app.revisions.push(seen),
             }
             app.revisions
@@ -382,7 +393,8 @@ impl Machine {
     fn follow_notes(&mut self, now: Stamp) {
         for name in self.world.apps.keys().cloned().collect::<Vec<_>>() {
             self.change(name, now, |app, _| {
-                let pods = app.revisions.iter_mut().flat_map(|it| &mut it.pods);
+                let revisions = app.revisions.iter_mut().filter(|it| !it.gone);
+                let pods = revisions.flat_map(|it| &mut it.pods);
                 pods.for_each(|pod| follow_note(pod, now));
             });
         }
@@ -411,6 +423,7 @@ impl Machine {
             if let Some(app) = self.world.apps.get(&name) {
                 let keys = want::keys(&name, app, &self.world);
                 self.effects.keys.extend(keys);
+                self.effects.planned.push(name);
             }
         }
         self.settle_mappings(now);
@@ -427,6 +440,25 @@ fn keep_what_runs(revision: &mut Revision) {
     revision.desired = revision.serving();
 }
 
+/// A Revision is gone. Where it has pods it stays until those have ended: they answer their last requests.
+fn lose_revision(app: &mut App, name: &str, now: Stamp) {
+    for revision in app.revisions.iter_mut().filter(|it| *it.name == *name) {
+        revision.gone = true;
+        revision.pods.iter_mut().for_each(|pod| drain(pod, now));
+    }
+    app.revisions.retain(|it| !it.gone || !it.pods.is_empty());
+}
+
+/// Lets a pod answer its last requests. Kubernetes ends it, now or in a moment: it never serves again.
+fn drain(pod: &mut Pod, now: Stamp) {
+    if let Some(placed) = &mut pod.placed {
+        placed.deleted = true;
+    }
+    if pod.stage == Stage::Serving {
+        pod.stage = Stage::Draining { since: now };
+    }
+}
+
 /// What only who leads finds out of a Revision, or may have seen in time: the others read it there.
 fn follow(known: &mut Revision, seen: &Revision) {
     known.reached |= seen.reached;
@@ -440,7 +472,8 @@ fn follow(known: &mut Revision, seen: &Revision) {
 /// Who leads decides which pods drain and notes it on them; the others read it there.
 fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp) {
     let Some(revision) = app.revisions.iter_mut().find(|it| *it.name == *revision) else { return };
-    let deleted = pod.is_deleted();
+    let gone = revision.gone;
+    let deleted = pod.is_deleted() || gone;
     match revision.pods.iter_mut().find(|it| it.uid == pod.uid) {
         Some(known) => {
             let was = known.placed.as_ref().map(|it| it.kubelet);
@@ -452,7 +485,7 @@ fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp)
             known.placed = pod.placed;
             if deleted && known.stage == Stage::Serving {
                 known.stage = Stage::Draining { since: now };
-            } else if !leads {
+            } else if !leads && !gone {
                 follow_note(known, now);
             }
         }

@@ -258,7 +258,7 @@ fn convert(probe: &UserProbe, serving: NonZeroU16) -> Probe {
             path: http.path.clone().unwrap_or_else(|| "/".into()),
             headers: headers.map(|it| (it.name.clone(), it.value.clone())).collect(),
             host: http.host.clone().unwrap_or_default(),
-            https: http.scheme.as_deref() == Some("HTTPS"),
+            https: http.scheme.as_deref().is_some_and(|it| it.eq_ignore_ascii_case("HTTPS")),
         };
         (how, number_of(&http.port))
     } else if let Some(grpc) = &probe.grpc {
@@ -286,7 +286,8 @@ fn convert(probe: &UserProbe, serving: NonZeroU16) -> Probe {
 pub(crate) fn ensure(app: &mut App, name: &Name, world: &World, now: Stamp) {
     let Some(configuration) = &app.configuration else { return };
     let generation = configuration.meta.generation;
-    if app.leaving() || generation == 0 || app.latest_created().is_some() {
+    let going = configuration.leaving || world.going.contains(&name.namespace);
+    if app.leaving() || going || generation == 0 || app.latest_created().is_some() {
         return;
     }
     let counted = || child_name(&name.name, &format!("-{generation:05}")).into_boxed_str();
@@ -298,16 +299,22 @@ pub(crate) fn ensure(app: &mut App, name: &Name, world: &World, now: Stamp) {
     };
     let template = Arc::clone(&configuration.template);
     let creator = configuration.modifier.clone();
-    // Most services have one Revision, and there are many services: no room for three more.
-    app.revisions.reserve_exact(1);
-    app.revisions.push(Revision {
+    let mut fresh = Revision {
         meta: Meta { uid, generation, created: now },
         template,
         creator,
         routing: (Routing::Pending, now),
         name: revision,
         ..Revision::default()
-    });
+    };
+    // One of the name may be gone but for pods that answer their last requests.
+    if let Some(at) = app.revisions.iter().position(|it| it.gone && it.name == fresh.name) {
+        let old = app.revisions.remove(at);
+        (fresh.pods, fresh.decided) = (old.pods, old.decided);
+    }
+    // Most services have one Revision, and there are many services: no room for three more.
+    app.revisions.reserve_exact(1);
+    app.revisions.push(fresh);
 }
 
 /// Drops old Revisions that no route leads to, as `config-gc` says.
@@ -333,7 +340,8 @@ fn candidate<'a>(it: &'a Revision, ready: Option<&str>) -> Candidate<'a> {
         routing: it.routing.0,
         routing_modified: Some(it.routing.1.max(it.meta.created)),
         // One that still has pods goes once they have drained.
-        is_kept: it.routing.0 == Routing::Reserve && (!it.pods.is_empty() || protected(it)),
+        is_kept: it.gone
+            || (it.routing.0 == Routing::Reserve && (!it.pods.is_empty() || protected(it))),
         is_latest_ready: ready == Some(&*it.name),
     }
 }

@@ -35,7 +35,8 @@ pub(super) fn subjects(
     let pairs = || app.revisions.iter().zip(facts);
     let shown = |it: &&(&Revision, &Arc<Facts>)| {
         let starts = !it.0.reached && !app.leaving();
-        it.0.routing.0 != Routing::Reserve || !it.0.pods.is_empty() || starts
+        let has_pods = !it.0.pods.is_empty();
+        has_pods || !it.0.gone && (it.0.routing.0 != Routing::Reserve || starts)
     };
     for (revision, facts) in pairs().filter(|it| shown(&it)) {
         let labels = || facts.labels(name, revision);

@@ -7,7 +7,8 @@ use crate::world::{App, Assigned, Kind, Revision, Route, Routing, Stamp, Truth, 
 
 /// Moves `latestReady` to the newest Revision that is ready, never backwards but by name.
 pub(super) fn latest_ready(app: &mut App) {
-    let is_ready = |revision: &&Revision| revision.conditions.is_true(Kind::RevisionReady);
+    let is_ready =
+        |revision: &&Revision| !revision.gone && revision.conditions.is_true(Kind::RevisionReady);
     let Some(configuration) = &app.configuration else { return };
     let created = app.latest_created().filter(is_ready);
     let least = configuration.latest_ready.as_ref().and_then(|name| app.revision(name));
@@ -99,7 +100,9 @@ fn latest(
 
 fn named(wanted: &str, app: &App, name: &Name, world: &World) -> Result<Box<str>, Truth> {
     let missing = |message| Truth::False(Why::new("RevisionMissing", message));
-    let revision = match (app.revision(wanted), world.revision(&name.namespace, wanted)) {
+    let is_there = |it: &&Revision| !it.gone;
+    let other = world.revision(&name.namespace, wanted).filter(is_there);
+    let revision = match (app.revision(wanted).filter(is_there), other) {
         (Some(own), _) => own,
         (None, Some(_)) if app.service.is_some() => {
             // A route of a Service may name that Service's Revisions only.

@@ -29,7 +29,9 @@ pub(super) fn claim(world: &World, domain: &str) -> Want {
     let holder = wanting.clone().find(|(name, _)| Some(name.namespace.as_str()) == held);
     match holder.or_else(first) {
         None => Want::Gone,
-        Some(_) if !world.settings.configs.network.autocreate_claims => Want::Any,
+        Some((_, it)) if it.leaving || !world.settings.configs.network.autocreate_claims => {
+            Want::Any
+        }
         // Somebody else's, or ours of a mapping that is gone: that one is removed first.
         Some((name, _)) if held.is_some_and(|it| it != name.namespace) => Want::Gone,
         Some((name, _)) => Want::Body(json!({

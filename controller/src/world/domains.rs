@@ -19,6 +19,8 @@ pub struct Mapping {
     pub http: Option<Box<str>>,
     /// How it fares.
     pub conditions: Conditions,
+    /// It is told to go.
+    pub leaving: bool,
 }
 
 /// A ClusterDomainClaim: a domain is one namespace's.

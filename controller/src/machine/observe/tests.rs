@@ -32,6 +32,7 @@ use crate::{
 mod classes;
 mod containers;
 mod fields;
+mod going;
 mod lives;
 mod long;
 mod owners;

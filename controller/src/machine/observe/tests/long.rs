@@ -53,6 +53,12 @@ fn everything_is_made_and_stands_at_every_length_of_a_name() {
         assert_eq!(kinds(&cluster), wanted, "{} bytes", own.len());
         let ready = cluster.condition(Resource::KnativeService, &own, "Ready");
         assert_eq!(ready, "True : ", "{} bytes", own.len());
+        let owed = crate::want::owed(cluster.machine.world(), &name(&own));
+        assert_eq!(owed.len(), 2, "{} bytes: of a Revision and of a Route", own.len());
+        for key in owed.iter().flat_map(|it| &it.keys) {
+            let is_there = cluster.objects.contains_key(&(key.resource, key.name.clone()));
+            assert!(is_there, "{} bytes: {key}", own.len());
+        }
         // The writer looks at each object again that changes.
         for (resource, name) in cluster.objects.keys().cloned().collect::<Vec<_>>() {
             let again = cluster.write(&Key::new(resource, Part::Object, name.clone()));
@@ -113,5 +119,23 @@ fn a_pod_of_a_long_name_is_noted_as_draining() {
         let noted =
             pods().all(|(_, it)| it["metadata"]["annotations"]["rouse.dev/draining"].is_string());
         assert!(noted && pods().count() == 1, "{} bytes", own.len());
+    }
+}
+
+#[test]
+fn an_object_that_was_never_written_is_told_by_what_needs_it() {
+    let mut cluster = Cluster::new();
+    cluster.service("hello", "hello:v1", 1, Value::Null);
+    let trouble = crate::kube::Trouble { reason: "NotMade", message: "Deployment".into() };
+    let app = name("hello");
+    for (of, own, condition) in [
+        (Resource::Revision, "hello-00001", "ResourcesAvailable"),
+        (Resource::Route, "hello", "IngressReady"),
+    ] {
+        let missing = |trouble| Event::Unmade(app.clone(), of, name(own), trouble);
+        cluster.step(missing(Some(trouble.clone())));
+        assert_eq!(cluster.condition(of, own, condition), "False NotMade: Deployment");
+        cluster.step(missing(None));
+        assert_ne!(cluster.condition(of, own, condition), "False NotMade: Deployment");
     }
 }

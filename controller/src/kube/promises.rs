@@ -1,0 +1,67 @@
+//! Pure: when to look whether what was planned has been made.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use common::wire::Name;
+
+use crate::world::Stamp;
+
+/// An app's objects are looked for so long after they were planned, and again as long as one is missing.
+const AFTER_MS: u64 = 8000;
+
+/// Apps whose objects are to be looked for.
+#[derive(Debug, Default)]
+pub struct Promises {
+    due: BTreeSet<(Stamp, Name)>,
+    of: BTreeMap<Name, Stamp>,
+}
+
+impl Promises {
+    /// Objects of an app were planned. One that is looked for already is not looked for later.
+    pub fn add(&mut self, app: Name, now: Stamp) {
+        let at = now.plus_ms(AFTER_MS);
+        if *self.of.entry(app.clone()).or_insert(at) == at {
+            self.due.insert((at, app));
+        }
+    }
+
+    /// The next app that is due.
+    pub fn next(&mut self, now: Stamp) -> Option<Name> {
+        let is_due = self.due.first().is_some_and(|(at, _)| *at <= now);
+        let (_, app) = if is_due { self.due.pop_first()? } else { return None };
+        self.of.remove(&app);
+        Some(app)
+    }
+
+    /// When one is due.
+    pub fn next_at(&self) -> Option<Stamp> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// Another replica looks now.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_app_is_looked_at_once_within_ten_seconds_however_often_it_changes() {
+        let mut promises = Promises::default();
+        let app = |own: &str| Name::new("default", own);
+        for ms in 0..100 {
+            promises.add(app("a"), Stamp(ms));
+        }
+        promises.add(app("b"), Stamp(50));
+        assert_eq!(promises.next(Stamp(AFTER_MS - 1)), None);
+        assert_eq!(promises.next_at(), Some(Stamp(AFTER_MS)));
+        let now = Stamp(AFTER_MS + 50);
+        assert_eq!([promises.next(now), promises.next(now)], [Some(app("a")), Some(app("b"))]);
+        assert_eq!((promises.next(now), promises.next_at()), (None, None));
+        promises.add(app("a"), now);
+        assert_eq!(promises.next_at(), Some(now.plus_ms(AFTER_MS)), "again");
+    }
+}

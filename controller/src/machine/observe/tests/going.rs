@@ -1,0 +1,214 @@
+//! What is told to go: nothing is made, changed or put back for it or under it, and its pods answer their last requests.
+
+use super::*;
+
+const ALL: [&str; 1] = ["hello-00001"];
+
+/// A service that runs, or a Configuration and a Route by themselves.
+fn running(by_itself: bool) -> Cluster {
+    let mut cluster = Cluster::new();
+    if by_itself {
+        cluster.user(
+            Resource::Configuration,
+            "hello",
+            json!({"template": template("hello:v1", 1)}),
+        );
+        let traffic =
+            json!([{"configurationName": "hello", "latestRevision": true, "percent": 100}]);
+        cluster.user(Resource::Route, "hello", json!({"traffic": traffic}));
+    } else {
+        cluster.service("hello", "hello:v1", 1, Value::Null);
+    }
+    cluster.ready();
+    cluster
+}
+
+/// Somebody deletes an object that waits for others: its own finalizers, or what it owns.
+fn delete(cluster: &mut Cluster, resource: Resource, own: &Name) {
+    let at = (resource, own.clone());
+    let stamp = cluster.now.rfc3339();
+    let object = cluster.objects.get_mut(&at).expect("an object");
+    object["metadata"]["deletionTimestamp"] = json!(stamp);
+    let generation = object["metadata"]["generation"].as_i64().unwrap_or(0);
+    object["metadata"]["generation"] = json!(generation + 1);
+    object["metadata"]["finalizers"] = json!(["foregroundDeletion"]);
+    let object = object.clone();
+    cluster.step(Event::Observe(resource, own.clone(), Some(Box::new(object))));
+}
+
+/// All that is made for a service, those that own first.
+fn made(cluster: &Cluster) -> Vec<(Resource, Name)> {
+    let order = |resource: &Resource| match resource {
+        Resource::KnativeService => 0,
+        Resource::Configuration | Resource::Route => 1,
+        Resource::Revision => 2,
+        Resource::Pod => 4,
+        _ => 3,
+    };
+    let own = cluster.objects.keys().filter(|(_, it)| it.namespace == SPACE);
+    let mut all: Vec<_> = own.cloned().collect();
+    all.sort_by_key(|(resource, _)| order(resource));
+    all
+}
+
+/// Objects below one, itself among them.
+fn below(cluster: &Cluster, of: &(Resource, Name)) -> Vec<(Resource, Name)> {
+    let mut all = vec![of.clone()];
+    let mut at = 0;
+    while let Some(owner) = all.get(at).cloned() {
+        at += 1;
+        let uid = cluster.objects[&owner]["metadata"]["uid"].clone();
+        let is_owned = |it: &Value| it["metadata"]["ownerReferences"][0]["uid"] == uid;
+        let of_deployment = |(resource, it): &(Resource, Name)| {
+            let prefix = format!("{}-", owner.1.name);
+            owner.0 == Resource::Deployment
+                && *resource == Resource::Pod
+                && it.name.starts_with(&prefix)
+        };
+        let owned = cluster.objects.iter().filter(|(key, it)| is_owned(it) || of_deployment(key));
+        all.extend(owned.map(|(key, _)| key.clone()));
+    }
+    all
+}
+
+/// All that anybody could ask the writer to look at.
+fn look_at_all(cluster: &mut Cluster, of: &[(Resource, Name)]) {
+    for (resource, name) in of {
+        for part in [Part::Object, Part::Status, Part::Scale] {
+            for event in cluster.write(&Key::new(*resource, part, name.clone())) {
+                cluster.step(event);
+            }
+        }
+    }
+}
+
+#[test]
+fn foreground_deletion_of_any_owner_ends_without_a_write() {
+    for by_itself in [false, true] {
+        for owner in made(&running(by_itself)) {
+            let mut cluster = running(by_itself);
+            let all = below(&cluster, &owner);
+            delete(&mut cluster, owner.0, &owner.1);
+            // Kubernetes marks what is below, then takes it away from the leaves on.
+            for (resource, name) in all.iter().skip(1) {
+                delete(&mut cluster, *resource, name);
+            }
+            cluster.decide(ALL[0], 3);
+            let before = cluster.objects.clone();
+            for (resource, name) in all.iter().skip(1).rev() {
+                cluster.objects.remove(&(*resource, name.clone()));
+                cluster.step(Event::Observe(*resource, name.clone(), None));
+                look_at_all(&mut cluster, &all);
+            }
+            let spec = |objects: &BTreeMap<_, Value>| objects[&owner]["spec"].clone();
+            assert_eq!(spec(&cluster.objects), spec(&before), "{owner:?}");
+            assert_eq!(below(&cluster, &owner), [owner], "nothing below it was made again");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_made_under_what_others_keep() {
+    // One object waits for a finalizer of somebody else; what is below it is taken away by hand.
+    for owner in made(&running(false)) {
+        let mut cluster = running(false);
+        let all = below(&cluster, &owner);
+        delete(&mut cluster, owner.0, &owner.1);
+        for (resource, name) in all.iter().skip(1).rev() {
+            cluster.objects.remove(&(*resource, name.clone()));
+            cluster.step(Event::Observe(*resource, name.clone(), None));
+        }
+        look_at_all(&mut cluster, &all);
+        cluster.now = cluster.now.plus_ms(60_000);
+        cluster.step(Event::Tick);
+        look_at_all(&mut cluster, &all);
+        assert_eq!(below(&cluster, &owner), [owner]);
+    }
+}
+
+#[test]
+fn a_configuration_that_goes_makes_no_revision_of_its_new_generation() {
+    let mut cluster = running(true);
+    delete(&mut cluster, Resource::Configuration, &name("hello"));
+    assert_eq!(cluster.names(Resource::Revision), ALL.map(name));
+    // Whoever starts now sees the new generation only.
+    cluster.follower = None;
+    cluster.machine = cluster.other();
+    cluster.step(Event::Lead(true));
+    assert_eq!(cluster.names(Resource::Revision), ALL.map(name));
+}
+
+#[test]
+fn nothing_is_written_in_a_namespace_that_goes() {
+    let mut cluster = running(false);
+    let space = |going: bool| {
+        let mut meta = json!({"name": SPACE});
+        if going {
+            meta["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
+        }
+        let object = json!({"metadata": meta});
+        Event::Observe(Resource::Namespace, Name::new("", SPACE), Some(Box::new(object)))
+    };
+    cluster.step(space(true));
+    let (all, before) = (made(&cluster), cluster.writes);
+    for (resource, name) in all.iter().rev().filter(|(it, _)| *it != Resource::KnativeService) {
+        cluster.objects.remove(&(*resource, name.clone()));
+        cluster.step(Event::Observe(*resource, name.clone(), None));
+        look_at_all(&mut cluster, &all);
+    }
+    assert_eq!(cluster.writes, before);
+    // One of the same name comes after it.
+    cluster.step(Event::Observe(Resource::Namespace, Name::new("", SPACE), None));
+    cluster.step(space(false));
+    cluster.service("hello", "hello:v2", 1, Value::Null);
+    assert!(cluster.objects.contains_key(&(Resource::Configuration, name("hello"))));
+}
+
+/// Whether every pod is told as draining, and how many there are.
+fn draining(cluster: &Cluster) -> (bool, usize) {
+    let phases = phases(cluster);
+    (phases.iter().all(|it| *it == common::wire::PodPhase::Draining), phases.len())
+}
+
+#[test]
+fn pods_of_what_is_gone_drain_until_they_end() {
+    for by_itself in [false, true] {
+        let owns_revisions =
+            [Resource::KnativeService, Resource::Configuration, Resource::Revision];
+        let owners = made(&running(by_itself));
+        for owner in owners.iter().filter(|it| owns_revisions.contains(&it.0)) {
+            let mut cluster = running(by_itself);
+            let all = below(&cluster, owner);
+            // Owners first, as in the background; Kubernetes takes its time with the pods.
+            for (resource, name) in all.iter().filter(|it| it.0 != Resource::Pod) {
+                cluster.objects.remove(&(*resource, name.clone()));
+                cluster.step(Event::Observe(*resource, name.clone(), None));
+            }
+            assert_eq!(draining(&cluster), (true, 1), "{owner:?}");
+            for (resource, name) in all.iter().filter(|it| it.0 == Resource::Pod) {
+                delete(&mut cluster, *resource, name);
+                assert_eq!(draining(&cluster), (true, 1), "{owner:?}");
+                cluster.objects.remove(&(*resource, name.clone()));
+                cluster.step(Event::Observe(*resource, name.clone(), None));
+            }
+            assert_eq!(cluster.table().pods.len(), 0, "{owner:?}");
+        }
+    }
+}
+
+#[test]
+fn a_revision_that_comes_back_under_its_name_leaves_the_old_pods_their_last_requests() {
+    let mut cluster = running(false);
+    let (old, _) = pods(&cluster).remove(0);
+    let revision = (Resource::Revision, name(ALL[0]));
+    cluster.objects.remove(&revision);
+    // It is its Configuration's newest, and made again at once.
+    cluster.step(Event::Observe(revision.0, revision.1.clone(), None));
+    assert!(cluster.objects.contains_key(&revision));
+    let is_old = |(key, _): &(&(Resource, Name), &Value)| key.1 == old;
+    let uid = cluster.objects.iter().find(is_old).map(|(_, it)| it["metadata"]["uid"].clone());
+    let uid = uid.expect("the old pod");
+    let uid = uid.as_str().expect("a uid");
+    let phase = cluster.table().pods.get(uid).map(|it| it.phase);
+    assert_eq!(phase, Some(common::wire::PodPhase::Draining));
+}

@@ -1,0 +1,64 @@
+//! Pure: which objects must be there by now. An object that should be and is not would be missed by nobody: no write of
+//! it fails, and what waits for it waits for ever.
+
+use common::wire::Name;
+
+use super::{containers, made, names, stays};
+use crate::{
+    children::Resource,
+    kube::{Key, Part},
+    observe::Standing,
+    world::{App, Revision, Uid, World},
+};
+
+/// Objects that one object needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owed {
+    /// What they are made for: a Configuration, a Revision or a Route.
+    pub of: (Resource, Name, Uid),
+    /// They.
+    pub keys: Vec<Key>,
+}
+
+/// Objects that must be there for the app of this name.
+pub fn owed(world: &World, name: &Name) -> Vec<Owed> {
+    let Some(app) = world.apps.get(name).filter(|app| stays(world, name, app)) else {
+        return Vec::new();
+    };
+    let Some(configuration) = app.configuration.as_ref().filter(|it| !it.leaving) else {
+        return route(world, name, app).into_iter().collect();
+    };
+    let revisions = app.revisions.iter().filter(|it| !it.leaving && !it.gone);
+    let of = revisions.filter_map(|revision| {
+        let own = Name::new(name.namespace.clone(), &*revision.name);
+        if revision.meta.uid == Uid(0) {
+            let of = (Resource::Configuration, name.clone(), configuration.meta.uid);
+            return Some(Owed { of, keys: vec![Key::new(Resource::Revision, Part::Object, own)] });
+        }
+        let of = (Resource::Revision, own, revision.meta.uid);
+        // Nothing is made of tags that may move.
+        let keys = (!revision.digests.is_empty()).then(|| of_revision(world, name, revision))?;
+        Some(Owed { of, keys })
+    });
+    of.chain(route(world, name, app)).collect()
+}
+
+fn of_revision(world: &World, name: &Name, revision: &Revision) -> Vec<Key> {
+    let mut keys = made(&name.namespace, revision, &containers(revision, world));
+    // This one waits for the autoscaler's word.
+    keys.retain(|key| key.resource != Resource::ServerlessService);
+    keys
+}
+
+fn route(world: &World, name: &Name, app: &App) -> Option<Owed> {
+    let route = app.route.as_ref().filter(|it| it.meta.uid != Uid(0) && !it.leaving)?;
+    let named = |it: &String| world.standing(it).is_some_and(|(_, it)| it == Standing::Ready);
+    let leads = world.activators.keys().any(named);
+    let mut keys = names(name, app);
+    keys.retain(|key| match key.resource {
+        // There is one for each family of addresses that activators have, and any would do.
+        Resource::EndpointSlice => leads && !key.name.name.ends_with(crate::children::slices::V6),
+        _ => true,
+    });
+    Some(Owed { of: (Resource::Route, name.clone(), route.meta.uid), keys })
+}
