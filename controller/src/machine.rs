@@ -24,7 +24,7 @@ use crate::{
     network_policies::Client,
     plan::{self, Facts, Plan},
     render::ObjectKey,
-    world::{App, Decided, Kind, Manifest, Platform, Pod, Stage, Stamp, Truth, World},
+    world::{App, Decided, Kind, Manifest, Platform, Pod, Stage, Stamp, Truth, Why, World},
 };
 
 mod allot;
@@ -145,6 +145,8 @@ pub struct Machine {
     ahead: BTreeMap<Name, Decided>,
     /// Revisions the current decision stream has not named yet.
     undecided: Option<BTreeSet<Name>>,
+    /// What keeps Revisions and Routes from being as wanted.
+    hindrances: BTreeMap<keys::Hindered, BTreeMap<keys::Hindrance, Why>>,
     /// Apps with draining pods.
     draining: BTreeSet<Name>,
     /// Apps whose objects may not say yet what a ConfigMap does.
@@ -175,6 +177,7 @@ impl Machine {
             reports: BTreeMap::new(),
             ahead: BTreeMap::new(),
             undecided: None,
+            hindrances: BTreeMap::new(),
             draining: BTreeSet::new(),
             stale: VecDeque::new(),
             untold: BTreeMap::new(),
@@ -491,6 +494,7 @@ impl Machine {
 
     fn forget(&mut self, name: &Name) {
         self.draining.remove(name);
+        self.forget_hindrances(name);
         self.world.apps.remove(name);
         info!(service = %name, "service gone");
     }

@@ -12,6 +12,20 @@ use crate::{
     world::{App, Revision, Route, Stamp, Uid, Why, World},
 };
 
+/// An app's Revision, or its Route.
+pub(super) type Hindered = (Name, Option<Box<str>>);
+
+/// What keeps a Revision or a Route from being as wanted. Each is told and taken back by itself.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Hindrance {
+    /// This object cannot be written.
+    Unwritten(Key),
+    /// The Deployment says so.
+    Deployment,
+    /// What is to be made for one of this kind is not there.
+    Unmade(Resource),
+}
+
 /// Parts of objects that may differ between two states of an app.
 pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &World) -> Vec<Key> {
     let Some(after) = after else { return Vec::new() };
@@ -88,40 +102,74 @@ impl Machine {
         trouble: Option<Trouble>,
         now: Stamp,
     ) {
-        let why = trouble.map(|it| Box::new(Why::new(it.reason, it.message)));
-        self.change(app, now, |app, _| match of {
-            Resource::Route => {
-                app.route.iter_mut().for_each(|it| it.blocked.clone_from(&why));
-            }
+        let why = trouble.map(|it| Why::new(it.reason, it.message));
+        let hindered: Vec<Option<Box<str>>> = match (of, self.world.apps.get(&app)) {
+            (_, None) => Vec::new(),
+            (Resource::Route, _) => vec![None],
             // What misses its newest Revision is as one whose newest Revision fails.
-            Resource::Configuration => {
-                let unmade = app.revisions.iter_mut().filter(|it| it.meta.uid == Uid(0));
-                unmade.for_each(|it| it.blocked.clone_from(&why));
+            (Resource::Configuration, Some(known)) => {
+                let is_meant = |it: &&Revision| why.is_none() || it.meta.uid == Uid(0);
+                let revisions = known.revisions.iter().filter(is_meant);
+                revisions.map(|it| Some(it.name.clone())).collect()
             }
-            _ => {
-                let own = app.revisions.iter_mut().filter(|it| *it.name == *name.name);
-                own.for_each(|it| it.blocked.clone_from(&why));
+            _ => vec![Some(name.name.as_str().into())],
+        };
+        for it in hindered {
+            self.hinder((app.clone(), it), Hindrance::Unmade(of), why.clone(), now);
+        }
+    }
+
+    /// Notes what keeps a Revision or a Route from being as wanted, or that it does no more. Returns the first that is
+    /// left: always the same one of several, or each would be told in place of the other for ever.
+    pub(super) fn note_hindrance(
+        &mut self,
+        of: &Hindered,
+        by: Hindrance,
+        why: Option<Why>,
+    ) -> Option<Box<Why>> {
+        match why {
+            Some(why) => {
+                self.hindrances.entry(of.clone()).or_default().insert(by, why);
+            }
+            None => {
+                let all = self.hindrances.get_mut(of)?;
+                all.remove(&by);
+                if all.is_empty() {
+                    self.hindrances.remove(of);
+                }
+            }
+        }
+        self.hindrances.get(of)?.values().next().cloned().map(Box::new)
+    }
+
+    fn hinder(&mut self, of: Hindered, by: Hindrance, why: Option<Why>, now: Stamp) {
+        let first = self.note_hindrance(&of, by, why);
+        let (owner, revision) = of;
+        self.change(owner, now, |app, _| match revision {
+            None => app.route.iter_mut().for_each(|it| it.blocked.clone_from(&first)),
+            Some(name) => {
+                let own = app.revisions.iter_mut().filter(|it| it.name == name);
+                own.for_each(|it| it.blocked.clone_from(&first));
             }
         });
+    }
+
+    /// An app is gone.
+    pub(super) fn forget_hindrances(&mut self, name: &Name) {
+        // Nearly always there is none.
+        self.hindrances.retain(|(owner, _), _| owner != name);
     }
 
     /// An object cannot be written, or can again: its Revision or Route says so.
     pub(super) fn trouble(&mut self, key: &Key, trouble: Option<Trouble>, now: Stamp) {
         let why = trouble.map(|it| Why::new(it.reason, it.message));
-        if let Some(owner) = want::route_of(&self.world, key) {
-            self.change(owner, now, |app, _| {
-                if let Some(route) = &mut app.route {
-                    route.blocked = why.map(Box::new);
-                }
-            });
-            return;
-        }
-        let Some((owner, revision)) = want::maker_of(&self.world, key) else { return };
-        self.change(owner, now, |app, _| {
-            let mut all = app.revisions.iter_mut();
-            if let Some(revision) = all.find(|it| it.name == revision) {
-                revision.blocked = why.map(Box::new);
+        let of = match want::route_of(&self.world, key) {
+            Some(owner) => (owner, None),
+            None => {
+                let Some((owner, it)) = want::maker_of(&self.world, key) else { return };
+                (owner, Some(it))
             }
-        });
+        };
+        self.hinder(of, Hindrance::Unwritten(key.clone()), why, now);
     }
 }

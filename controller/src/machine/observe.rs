@@ -9,7 +9,7 @@ use common::{
 use serde_json::Value;
 use tracing::info;
 
-use super::{Machine, allot};
+use super::{Machine, allot, keys::Hindrance};
 use crate::{
     bind,
     children::Resource,
@@ -193,6 +193,7 @@ impl Machine {
         let Some(owner) = owner else { return };
         let Some(object) = object else {
             self.keep_decided(name);
+            self.hindrances.remove(&(owner.clone(), Some(name.name.as_str().into())));
             self.change(owner, now, |app, _| lose_revision(app, &name.name, now));
             return;
         };
@@ -240,8 +241,10 @@ impl Machine {
     fn observe_deployment(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
         let key = Key::new(Resource::Deployment, Piece::Object, name.clone());
         let Some((owner, made_for)) = want::maker_of(&self.world, &key) else { return };
-        let blocked = object.and_then(observe::deployment).map(Box::new);
+        let blocked = object.and_then(observe::deployment);
         let told = object.and_then(|it| it["spec"]["replicas"].as_u64());
+        let of = (owner.clone(), Some(made_for.clone()));
+        let blocked = self.note_hindrance(&of, Hindrance::Deployment, blocked);
         self.change(owner, now, |app, world| {
             let key = Name::new(name.namespace.clone(), &*made_for);
             let mut all = app.revisions.iter_mut();

@@ -28,19 +28,20 @@ pub fn owed(world: &World, name: &Name) -> Vec<Owed> {
     let Some(configuration) = app.configuration.as_ref().filter(|it| !it.leaving) else {
         return route(world, name, app).into_iter().collect();
     };
+    let full = |it: &Revision| Name::new(name.namespace.clone(), &*it.name);
     let revisions = app.revisions.iter().filter(|it| !it.leaving && !it.gone);
-    let of = revisions.filter_map(|revision| {
-        let own = Name::new(name.namespace.clone(), &*revision.name);
-        if revision.meta.uid == Uid(0) {
-            let of = (Resource::Configuration, name.clone(), configuration.meta.uid);
-            return Some(Owed { of, keys: vec![Key::new(Resource::Revision, Part::Object, own)] });
-        }
-        let of = (Resource::Revision, own, revision.meta.uid);
+    let (planned, there): (Vec<_>, Vec<_>) = revisions.partition(|it| it.meta.uid == Uid(0));
+    let keys = planned.into_iter().map(|it| Key::new(Resource::Revision, Part::Object, full(it)));
+    // Also where it misses none: it may have said before that it does.
+    let of = (Resource::Configuration, name.clone(), configuration.meta.uid);
+    let first = Owed { of, keys: keys.collect() };
+    let of = there.into_iter().filter_map(|revision| {
+        let of = (Resource::Revision, full(revision), revision.meta.uid);
         // Nothing is made of tags that may move.
         let keys = (!revision.digests.is_empty()).then(|| of_revision(world, name, revision))?;
         Some(Owed { of, keys })
     });
-    of.chain(route(world, name, app)).collect()
+    [first].into_iter().chain(of).chain(route(world, name, app)).collect()
 }
 
 fn of_revision(world: &World, name: &Name, revision: &Revision) -> Vec<Key> {

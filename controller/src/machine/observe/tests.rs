@@ -38,6 +38,7 @@ mod long;
 mod owners;
 mod passed;
 mod revisions;
+mod troubles;
 
 const SPACE: &str = "default";
 
