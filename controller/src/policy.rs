@@ -128,10 +128,10 @@ impl AutoscalerConfig {
             let message = format!("max-scale={max} is less than min-scale={min}");
             read.problems.push(Problem::new(path, message));
         }
-        if let Some((name, _)) = read.get(&["max-scale", "maxScale"]) {
-            if read.is_within_limit(name, max, self.max_scale_limit) {
-                p.max_scale = max;
-            }
+        if let Some((name, _)) = read.get(&["max-scale", "maxScale"])
+            && read.is_within_limit(name, max, self.max_scale_limit)
+        {
+            p.max_scale = max;
         }
         // The installation's least stands beside a smaller most that the service asks for, and wins, as in Knative.
         if read.get(&["min-scale", "minScale"]).is_some() {
