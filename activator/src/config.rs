@@ -82,7 +82,7 @@ pub struct Config {
     pub inside_port: Option<NonZeroU16>,
 
     /// Networks of proxies before the gateway, ADDRESS/LENGTH, divided by commas: their X-Forwarded-* and Forwarded count.
-    /// Those of `config-network` besides. None: nobody's do.
+    /// Those of `config-network` besides. Empty: no proxy is trusted.
     #[arg(long, env = "ROUSE_ACTIVATOR_TRUSTED_PROXIES", value_delimiter = ',', value_parser = network)]
     pub trusted_proxies: Vec<IpNet>,
 

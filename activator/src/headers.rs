@@ -189,7 +189,7 @@ fn strip_hop(headers: &mut HeaderMap) {
 }
 
 /// The protocol to switch to: one, and only of those that are listed. HTTP/2 is not offered that way any more (RFC 9113
-/// §3.1), and behind a switch to it a client would write heads that are nobody's to check.
+/// §3.1), and behind a switch to it a client would write heads that no part checks.
 fn upgrade_of(headers: &HeaderMap, edge: &Edge) -> Option<HeaderValue> {
     let mut protocols = headers.get_all(header::UPGRADE).iter();
     let (protocol, None) = (protocols.next()?, protocols.next()) else { return None };

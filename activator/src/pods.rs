@@ -119,7 +119,7 @@ impl Pod {
 
     /// Takes a connection back whose exchange has ended in order.
     pub fn give_back(self: &Arc<Self>, connection: Connection) {
-        // A shared one has never left the pool; one beside shared ones is nobody else's.
+        // A shared one has never left the pool; one beside shared ones has no other user.
         if self.protocol == Protocol::Http1 && matches!(connection, Connection::Single(_)) {
             self.free(connection, Pool::on_free);
         }

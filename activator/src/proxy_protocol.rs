@@ -22,7 +22,7 @@ const LONGEST_REST: usize = 8 << 10;
 /// Further fields of version 2: what is told of TLS, and the bit in its first byte that says that the client used it.
 const SSL: u8 = 0x20;
 const CLIENT_SSL: u8 = 1;
-/// Where clients connect for HTTPS. As the request comes without TLS, somebody has ended it.
+/// Where clients connect for HTTPS. As the request comes without TLS, a proxy has ended it.
 const HTTPS: u16 = 443;
 
 /// Whom a connection is for.

@@ -160,7 +160,7 @@ impl Server {
         }
     }
 
-    /// Whom the connection is for: its peer, or whom a trusted proxy names. `None`: the proxy names nobody as it should.
+    /// Whom the connection is for: its peer, or whom a trusted proxy names. `None`: the proxy names no client.
     async fn introduced(
         &self,
         stream: &mut TcpStream,

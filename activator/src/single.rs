@@ -1,6 +1,6 @@
 //! Shell: one connection to a pod in HTTP/1.1, and one exchange after another over it.
 //!
-//! Nothing of it runs by itself: whoever waits for the answer drives it. The answer is looked for before the request is
+//! Nothing of it runs by itself: the task that waits for the answer drives it. The answer is looked for before the request is
 //! sent on: a pod may give it before it has read the body, and close. Its final answer ends the upload.
 
 use std::{

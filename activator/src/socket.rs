@@ -197,7 +197,7 @@ impl Socket {
         let _ = tokio::time::timeout(LINGER_IN_ALL, read).await;
     }
 
-    /// Waits until the client's kernel has said that nobody is there.
+    /// Waits until the client's kernel has said that the client is gone.
     async fn reset(&self) {
         let Ok(watch) = self.watch() else { return pending().await };
         let _ = watch.ready(Interest::ERROR).await;
@@ -215,7 +215,7 @@ impl Socket {
         self.lock().stream.ready(Interest::PRIORITY).now_or_never().is_some()
     }
 
-    /// Whether the client's kernel has said that nobody is there.
+    /// Whether the client's kernel has said that the client is gone.
     fn is_reset(&self) -> bool {
         self.lock().stream.ready(Interest::ERROR).now_or_never().is_some()
     }
@@ -375,7 +375,7 @@ pub struct Watched {
     reset: Option<Reset>,
 }
 
-/// Resolves once the client's kernel has said that nobody is there.
+/// Resolves once the client's kernel has said that the client is gone.
 struct Reset(Pin<Box<dyn Future<Output = ()> + Send>>);
 
 impl fmt::Debug for Reset {
@@ -392,7 +392,7 @@ impl Watched {
     }
 
     /// Resolves when the client has closed its half, nothing was said to it for a while, and the pod cannot be asked what
-    /// to make of that: HTTP/1.1's FIN is passed on to it, as if there were no activator. Whether somebody is still there
+    /// to make of that: HTTP/1.1's FIN is passed on to it, as if there were no activator. Whether the client is still there
     /// is then for the kernel to find out.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(Reset(reset)) = &mut self.reset {

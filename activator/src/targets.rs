@@ -212,7 +212,7 @@ fn target(head: &[u8]) -> Option<(usize, usize)> {
     let mut words = line.split(|byte| *byte == b' ');
     let (method, target, version) = (words.next()?, words.next()?, words.next()?);
     let is_usual = words.next().is_none() && matches!(version, b"HTTP/1.1" | b"HTTP/1.0");
-    // Controls are for nobody.
+    // No server takes controls.
     if !is_usual || target.iter().any(u8::is_ascii_control) {
         return None;
     }

@@ -11,7 +11,7 @@ const SILENT: Duration = Duration::from_secs(15);
 const PROBE_EVERY: Duration = Duration::from_secs(15);
 const PROBES: u32 = 3;
 
-/// Has the kernel find out that a peer has vanished: its node died, or nobody is behind its closed half.
+/// Has the kernel find out that a peer has vanished: its node died, or no process is behind its closed half.
 ///
 /// `TCP_USER_TIMEOUT` is left alone: it would also end a connection whose peer is there and takes its time to read. A
 /// request that hangs on what was sent to a peer that vanished ends with `timeoutSeconds`.

@@ -90,7 +90,7 @@ impl Heard {
     }
 }
 
-/// One end, to which somebody listens.
+/// One end, whose bytes the other end reads.
 #[derive(Debug)]
 struct Listened<T>(T, Arc<Heard>);
 

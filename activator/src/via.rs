@@ -109,7 +109,7 @@ pub fn node(hop: &str) -> String {
     }
 }
 
-/// A token as it is, anything else as a quoted string (RFC 9110 §5.6): whoever wrote it cannot end the field early.
+/// A token as it is, anything else as a quoted string (RFC 9110 §5.6): its writer cannot end the field early.
 fn quoted(text: &str) -> String {
     if is_token(text) {
         return text.to_owned();

@@ -17,7 +17,7 @@ const SKC_TO_MPTCP_SOCK: i32 = 196;
 /// Offset of `sk` in `struct bpf_sock_addr`.
 const SOCKET: i16 = 64;
 
-/// Helpers without which the kernel half does something else instead.
+/// Helpers without which the eBPF programs take another way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// A refused connect fails with ECONNREFUSED (usually 5.18), else with EPERM.

@@ -118,7 +118,7 @@ impl Deciders {
         let signed = |ticks: u64| i64::try_from(ticks).unwrap_or(i64::MAX);
         let said = signed(now).saturating_sub(signed(alive.heard_ms / tick_ms));
         let before = it.heard.take();
-        // Messages take now longer, now shorter: that moves nobody.
+        // Messages take now longer, now shorter: that changes no choice.
         let since = match &before {
             Some(before) if before.since.abs_diff(said) <= ALIKE => before.since,
             Some(_) | None => said,

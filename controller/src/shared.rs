@@ -394,7 +394,7 @@ impl Source for Shared {
     }
 }
 
-/// What people are told of objects that should have been made.
+/// Events about objects that should have been made.
 fn not_made(missing: &[Key]) -> Trouble {
     let names: Vec<String> = missing
         .iter()

@@ -261,7 +261,7 @@ fn child(world: &World, key: &Key) -> Want {
         (Resource::Deployment | Resource::Image, Part::Object) if unresolved => Want::Any,
         (Resource::ServerlessService, _) if unheard => Want::Any,
         (Resource::HorizontalPodAutoscaler, _) if unowned => Want::Any,
-        // Whoever scales it says there how it fares.
+        // Its autoscaler says there how it fares.
         (Resource::PodAutoscaler, Part::Status) if class == Class::Foreign => Want::Any,
         (_, Part::Scale)
         | (Resource::Deployment | Resource::Metric | Resource::Image, Part::Status) => Want::Any,

@@ -74,7 +74,7 @@ pub struct RequestLog {
 /// What gateways make of requests from outside, and which protocols requests may switch to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edge {
-    /// Networks of proxies whose word about a request's way counts. None: nobody's does.
+    /// Networks of proxies whose word about a request's way counts. Empty: no proxy's does.
     pub trusted_proxies: Vec<IpNet>,
     /// Whether each connection from these begins with a header of the PROXY protocol.
     pub proxy_protocol: bool,

@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-/// Lists whose entries belong to whoever wrote each, with the field that tells them apart.
+/// Lists whose entries belong to the field manager that wrote each, with the field that tells them apart.
 const MAPS: [(&str, &str); 2] = [("imagePullSecrets", "name"), ("volumes", "name")];
 /// The same within a container.
 const OF_CONTAINER: [(&str, &str); 2] = [("env", "name"), ("volumeMounts", "mountPath")];

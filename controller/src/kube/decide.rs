@@ -64,7 +64,7 @@ pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u6
         (Want::Gone | Want::Scale { .. }, _) | (Want::Body(_), Part::Scale) => Action::None,
         (Want::Body(body), Part::Object) => object(key, body, seen),
         (Want::Body(mut status), Part::Status) => {
-            // What goes tells nobody anything any more.
+            // An object that is being deleted gets no status any more.
             let stays = |it: &&Seen| key.resource.has_status() && !it.deleting;
             let Some(seen) = seen.filter(stays) else {
                 return Action::None;

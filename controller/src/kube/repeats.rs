@@ -1,7 +1,7 @@
 //! Pure: objects that are written with the same content again and again.
 //!
-//! Something undoes such a write, and writing as fast as it is undone keeps both busy and helps nobody. The first few
-//! are done at once, since people delete things to have them made again; each later one waits twice as long.
+//! Something undoes such a write, and writing as fast as it is undone keeps both busy and helps neither. The first few
+//! are done at once, since users delete things to have them made again; each later one waits twice as long.
 
 use std::{
     collections::HashMap,
@@ -45,7 +45,7 @@ pub struct Wait {
     pub ms: u64,
     /// After so many.
     pub writes: u32,
-    /// Nobody was told of it before.
+    /// No event told of it before.
     pub is_new: bool,
 }
 

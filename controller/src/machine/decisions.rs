@@ -25,7 +25,7 @@ impl Machine {
         let changed = self.put_decided(&decision.revision, Some(after));
         if is_ahead || changed.is_some() {
             let (line, known) = (explain(&decision), self.world.decisions.get(&decision.revision));
-            // What another replica wrote of the same decision stands, or each that comes to lead would write all anew.
+            // What another replica wrote of the same decision stands, or each that comes to lead would write all of them again.
             if known.is_none_or(|known| head(known) != head(&line)) {
                 self.world.decisions.insert(decision.revision.clone(), line.into());
             }

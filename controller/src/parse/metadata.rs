@@ -278,7 +278,7 @@ pub(super) fn idle(meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
     }
 }
 
-/// The same of a template.
+/// Checks a template's metadata in this way.
 pub(super) fn idle_in_template(meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
     const AT: &str = "spec.template.metadata";
     let all: [(&[&str], &str); 4] = [

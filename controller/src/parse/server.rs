@@ -491,7 +491,7 @@ mod tests {
         }
     }
 
-    /// Fields of which any value will do, by their last names: text that nobody reads before the container runs, what
+    /// Fields of which any value will do, by their last names: text that no part reads before the container runs, what
     /// has a rule of its own elsewhere, and yes or no.
     const FREE: &[&str] = &[
         "allowPrivilegeEscalation",

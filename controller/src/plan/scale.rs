@@ -62,7 +62,7 @@ fn wanted(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
     if policy.max_scale > 0 { wanted.min(most) } else { wanted }
 }
 
-/// Pods that whoever scales the revision has told its Deployment to have, or that one begins with. At least one: from none
+/// Pods that the revision's autoscaler has told its Deployment to have, or that one begins with. At least one: from none
 /// a HorizontalPodAutoscaler never scales.
 fn told(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
     let policy = &view.facts.policy;
@@ -247,7 +247,7 @@ pub(super) fn ready(revision: &Revision, view: &View<'_>) -> u32 {
 /// Whether burst capacity allows the direct path.
 pub(super) fn burst_path(revision: &Revision, view: &View<'_>) -> Path {
     match revision.decided {
-        // As Knative: whoever else scales, requests go straight to pods that are there.
+        // As Knative: where another autoscaler scales, requests go straight to pods that are there.
         _ if view.facts.class != Class::Kpa => Path::Direct,
         Some(decided) => decided.path,
         None if view.facts.policy.target_burst_capacity == 0.0 => Path::Direct,

@@ -1,4 +1,4 @@
-//! Pure: which objects must be there by now. An object that should be and is not would be missed by nobody: no write of
+//! Pure: which objects must be there by now. An object that should be and is not would go unnoticed: no write of
 //! it fails, and what waits for it waits for ever.
 
 use common::wire::Name;

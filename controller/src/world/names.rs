@@ -137,7 +137,7 @@ impl Names {
         self.touch(What::Service(service).key());
     }
 
-    /// Whoever asks for a name, and for another one that those ask for: who loses its Service loses its host too.
+    /// The apps that ask for a name, and for another one that those ask for: who loses its Service loses its host too.
     fn touch(&mut self, key: u64) {
         let asks = |key: u64| self.bids.get(&key).into_iter().flatten().map(|it| it.by.clone());
         let near: BTreeSet<Claimant> = asks(key).collect();

@@ -102,7 +102,7 @@ tag-template: "{{.Tag}}-{{.Name}}"
 # Seconds over which a new revision takes over; 0: at once.
 rollout-duration: "0"
 # Networks of the proxies and load balancers before the gateway, divided by commas: what these say in X-Forwarded-* and
-# Forwarded counts, and nobody else's word does. Rouse's own, as all that follows.
+# Forwarded counts, and no other sender's does. Rouse's own, as all that follows.
 rouse.dev.trusted-proxies: ""
 # Whether each connection from these begins with a header of the PROXY protocol, version 1 or 2.
 rouse.dev.proxy-protocol: "false"

@@ -198,7 +198,7 @@ fn a_route_is_ready_once_every_activator_that_says_so_leads_there() {
     cluster.step(Event::Routed(who("two"), 2, name("hello"), true));
     assert_eq!(said(&cluster), "True : ");
     assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
-    // What is ready stays so: one that begins anew has to name everything again.
+    // What is ready stays so: one that begins again has to name everything again.
     cluster.step(Event::ReportBegin(who("two"), 5));
     cluster.step(Event::NamesRouted(who("two"), 5));
     cluster.step(Event::ReportSynced(who("two"), 5));

@@ -23,7 +23,7 @@ fn running(by_itself: bool) -> Cluster {
     cluster
 }
 
-/// Somebody deletes an object that waits for others: its own finalizers, or what it owns.
+/// A user deletes an object that waits for others: its own finalizers, or what it owns.
 fn delete(cluster: &mut Cluster, resource: Resource, own: &Name) {
     let at = (resource, own.clone());
     let stamp = cluster.now.rfc3339();
@@ -109,7 +109,7 @@ fn foreground_deletion_of_any_owner_ends_without_a_write() {
 
 #[test]
 fn nothing_is_made_under_what_others_keep() {
-    // One object waits for a finalizer of somebody else; what is below it is taken away by hand.
+    // One object waits for a finalizer of another controller; what is below it is taken away by hand.
     for owner in made(&running(false)) {
         let mut cluster = running(false);
         let all = below(&cluster, &owner);
@@ -131,7 +131,7 @@ fn a_configuration_that_goes_makes_no_revision_of_its_new_generation() {
     let mut cluster = running(true);
     delete(&mut cluster, Resource::Configuration, &name("hello"));
     assert_eq!(cluster.names(Resource::Revision), ALL.map(name));
-    // Whoever starts now sees the new generation only.
+    // A controller that starts now sees the new generation only.
     cluster.follower = None;
     cluster.machine = cluster.other();
     cluster.step(Event::Lead(true));
