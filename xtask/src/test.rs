@@ -174,6 +174,7 @@ fn builds_ahead(tiers: &[Tier], args: &Args) -> bool {
 fn start_local_tier(args: &Args, builder: &Builder) -> Result<Beside> {
     setup::prepare(&[Purpose::Build, Purpose::Node, Purpose::Test], args.yes)?;
     image::make(&builder.workspace, &["hello"], &builder.workspace.target.join("images"))?;
+    builder.rouse()?;
     builder.target(Tier::Local.name())?;
     Beside::start(Tier::Local, args, &builder.workspace)
 }
