@@ -184,7 +184,7 @@ fn an_autoscaler_that_comes_back_is_not_ended_by_its_first_stream() {
 }
 
 proptest! {
-    /// Whoever comes and goes: a receiver of the steps always holds exactly what the one that counts decided, or,
+    /// Whichever replicas come and go: a receiver of the steps always holds exactly what the one that counts decided, or,
     /// while none does, what the last one that counted did.
     #[test]
     fn what_counts_is_one_autoscalers_whole_word(
