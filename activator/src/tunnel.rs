@@ -81,7 +81,7 @@ impl Heard {
             let idle = timer.idle().map(|it| last + it);
             let start = timer.start_by().filter(|_| !self.is_any.load(Ordering::Relaxed));
             let first = [Some(timer.whole()), idle, start].into_iter().flatten().min();
-            let until = first.unwrap_or(timer.whole());
+            let until = first.unwrap_or_else(|| timer.whole());
             if until <= Instant::now() {
                 return;
             }

@@ -266,7 +266,7 @@ impl Revision {
         self.load.settle(now, sight != Sight::Blind && self.pods.ready > 0);
         let has_gap = self.load.take_gap();
         let carriers = carriers(&self.policy, self.pods.ready, self.load.level(now));
-        let decided = self.zero.and_then(|zero| zero.applied).unwrap_or(self.pods.coming());
+        let decided = self.zero.and_then(|zero| zero.applied).unwrap_or_else(|| self.pods.coming());
         let Some(awake) = &mut self.awake else { return };
         awake.sight = sight;
         if has_gap || sight != Sight::Whole {
