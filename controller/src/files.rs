@@ -150,7 +150,7 @@ impl Files {
 
     fn write_all(&self, keys: &BTreeSet<ObjectKey>) {
         let orphan = |key: &&ObjectKey| {
-            self.shared.look(|machine| crate::render::object(machine.world(), key).is_none())
+            self.shared.look(|machine| crate::want::shown(machine.world(), key).is_none())
         };
         for key in keys.iter().filter(orphan) {
             write(&self.objects, key, None);
@@ -290,11 +290,13 @@ fn sort_in(out: &mut Read, kind: ObjectKind, object: Value) {
         ObjectKind::Service | ObjectKind::Configuration | ObjectKind::Route => {
             name.name.to_string()
         }
+        // They follow from the Revision, and say nothing else to come back to.
+        ObjectKind::PodAutoscaler | ObjectKind::ServerlessService => return,
     };
     // Services are read first: what has none belongs to nobody.
     let Some(app) = out.apps.get_mut(&Name::new(name.namespace, owner)) else { return };
     match kind {
-        ObjectKind::Service => {}
+        ObjectKind::Service | ObjectKind::PodAutoscaler | ObjectKind::ServerlessService => {}
         ObjectKind::Configuration => app.configuration = object,
         ObjectKind::Route => app.route = object,
         ObjectKind::Revision => app.revisions.push(object),

@@ -468,7 +468,7 @@ impl Machine {
         for revision in after {
             let old = before.revision(&revision.name);
             if rewrite || old != Some(revision) {
-                out.push(ObjectKey::revision(&name.namespace, &revision.name));
+                out.extend(ObjectKey::of_revision(&name.namespace, &revision.name));
             }
             for pod in &revision.pods {
                 let had = old.and_then(|it| it.pods.iter().find(|had| had.uid == pod.uid));
@@ -479,7 +479,7 @@ impl Machine {
         }
         let lost =
             before.revisions.iter().filter(|it| !after.iter().any(|has| has.name == it.name));
-        out.extend(lost.map(|it| ObjectKey::revision(&name.namespace, &it.name)));
+        out.extend(lost.flat_map(|it| ObjectKey::of_revision(&name.namespace, &it.name)));
     }
 
     fn set_timer(&mut self, name: &Name, at: Option<Stamp>) {

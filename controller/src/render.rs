@@ -40,12 +40,23 @@ pub enum ObjectKind {
     Route,
     /// `pods`
     Pod,
+    /// `podautoscalers`
+    PodAutoscaler,
+    /// `serverlessservices`
+    ServerlessService,
 }
 
 impl ObjectKind {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Service, Self::Configuration, Self::Revision, Self::Route, Self::Pod];
+    pub const ALL: [Self; 7] = [
+        Self::Service,
+        Self::Configuration,
+        Self::Revision,
+        Self::Route,
+        Self::Pod,
+        Self::PodAutoscaler,
+        Self::ServerlessService,
+    ];
 
     /// Lower-case plural, as in API paths.
     pub fn plural(self) -> &'static str {
@@ -55,6 +66,8 @@ impl ObjectKind {
             Self::Revision => "revisions",
             Self::Route => "routes",
             Self::Pod => "pods",
+            Self::PodAutoscaler => "podautoscalers",
+            Self::ServerlessService => "serverlessservices",
         }
     }
 }
@@ -75,9 +88,10 @@ impl ObjectKey {
             .map(|kind| Self { kind, name: name.clone() })
     }
 
-    /// A Revision.
-    pub fn revision(namespace: &str, name: &str) -> Self {
-        Self { kind: ObjectKind::Revision, name: Name::new(namespace, name) }
+    /// A Revision, and the two objects of its name that tell how it scales.
+    pub fn of_revision(namespace: &str, name: &str) -> [Self; 3] {
+        [ObjectKind::Revision, ObjectKind::PodAutoscaler, ObjectKind::ServerlessService]
+            .map(|kind| Self { kind, name: Name::new(namespace, name) })
     }
 
     /// A pod.
@@ -92,7 +106,7 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// The object as it is now; `None` when there is none.
+/// The object as it is now; `None` when there is none, and for the two kinds that [`crate::want::shown`] makes.
 pub fn object(world: &World, key: &ObjectKey) -> Option<Value> {
     let name = &key.name;
     let app = || world.apps.get(name).filter(|app| !app.leaving());
@@ -121,6 +135,7 @@ pub fn object(world: &World, key: &ObjectKey) -> Option<Value> {
             let pod = revision.pods.iter().find(|pod| *pod.name == *name.name)?;
             Some(pod_object(pod, revision, &owner, world))
         }
+        ObjectKind::PodAutoscaler | ObjectKind::ServerlessService => None,
     }
 }
 

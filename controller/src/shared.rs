@@ -32,7 +32,7 @@ use crate::{
         writer::Writer,
     },
     machine::{ConfigNews, Effects, Event, Machine, Routes, Said},
-    render::{self, ObjectKey},
+    render::ObjectKey,
     want::{self, Owed},
     world::{Settings, Stamp},
 };
@@ -283,7 +283,7 @@ impl Shared {
         drop(dirty);
         let machine = self.lock();
         let whole = |key: ObjectKey| {
-            let object = render::object(machine.world(), &key);
+            let object = want::shown(machine.world(), &key);
             (key, object)
         };
         taken.into_iter().map(whole).collect()

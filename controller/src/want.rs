@@ -54,6 +54,30 @@ pub fn want(world: &World, key: &Key) -> Want {
     }
 }
 
+/// An object as tools read it on a node without an API server; `None` when there is none.
+pub fn shown(world: &World, key: &ObjectKey) -> Option<Value> {
+    let resource = match key.kind {
+        ObjectKind::PodAutoscaler => Resource::PodAutoscaler,
+        ObjectKind::ServerlessService => Resource::ServerlessService,
+        ObjectKind::Service
+        | ObjectKind::Configuration
+        | ObjectKind::Revision
+        | ObjectKind::Route
+        | ObjectKind::Pod => return render::object(world, key),
+    };
+    let part = |part| match want(world, &Key::new(resource, part, key.name.clone())) {
+        Want::Body(body) => Some(body),
+        Want::Any | Want::Gone | Want::Scale { .. } => None,
+    };
+    let mut whole = part(Part::Object)?;
+    whole["status"] = part(Part::Status).unwrap_or_default();
+    // It is made with its Revision, and only the API server would say when.
+    let revision = ObjectKey { kind: ObjectKind::Revision, name: key.name.clone() };
+    let created = render::object(world, &revision)?["metadata"]["creationTimestamp"].take();
+    whole["metadata"]["creationTimestamp"] = created;
+    Some(whole)
+}
+
 /// Whether anything should be made for it now: not by a manifest that cannot be used.
 fn stays(world: &World, name: &Name, app: &App) -> bool {
     goes_on(world, name, app) && app.service.as_ref().is_none_or(|it| it.refused.is_none())
@@ -80,9 +104,11 @@ fn knative(world: &World, key: &Key, kind: ObjectKind) -> Want {
             .route
             .as_ref()
             .map_or((false, Owner::Service), |it| (it.meta.uid != Uid(0), it.owner)),
-        ObjectKind::Service | ObjectKind::Revision | ObjectKind::Pod => {
-            (app.service.is_some(), Owner::Nobody)
-        }
+        ObjectKind::Service
+        | ObjectKind::Revision
+        | ObjectKind::Pod
+        | ObjectKind::PodAutoscaler
+        | ObjectKind::ServerlessService => (app.service.is_some(), Owner::Nobody),
     };
     match key.part {
         Part::Scale => Want::Any,

@@ -102,7 +102,7 @@ pub(crate) enum Format {
 
 #[derive(Debug, Args)]
 pub(crate) struct Get {
-    /// TYPE [NAME…] or TYPE/NAME…, where TYPE is ksvc, configuration, revision, route, pods or all
+    /// TYPE [NAME…] or TYPE/NAME…, where TYPE is ksvc, configuration, revision, route, pods, podautoscaler (pa), sks or all
     #[arg(required = true, value_name = "TYPE")]
     pub(crate) what: Vec<String>,
     /// How to print

@@ -21,6 +21,8 @@ pub(crate) fn singular(kind: ObjectKind) -> &'static str {
         ObjectKind::Revision => "revision.serving.knative.dev",
         ObjectKind::Route => "route.serving.knative.dev",
         ObjectKind::Pod => "pod",
+        ObjectKind::PodAutoscaler => "podautoscaler.autoscaling.internal.knative.dev",
+        ObjectKind::ServerlessService => "serverlessservice.networking.internal.knative.dev",
     }
 }
 
@@ -32,13 +34,22 @@ pub(crate) fn plural(kind: ObjectKind) -> &'static str {
         ObjectKind::Revision => "revisions.serving.knative.dev",
         ObjectKind::Route => "routes.serving.knative.dev",
         ObjectKind::Pod => "pods",
+        ObjectKind::PodAutoscaler => "podautoscalers.autoscaling.internal.knative.dev",
+        ObjectKind::ServerlessService => "serverlessservices.networking.internal.knative.dev",
     }
 }
+
+/// The API groups of our kinds: a name may end with its own.
+const GROUPS: [&str; 3] = [
+    ".serving.knative.dev",
+    ".autoscaling.internal.knative.dev",
+    ".networking.internal.knative.dev",
+];
 
 /// The kind that `word` means: singular, plural, short name, with or without group.
 pub(crate) fn kind(word: &str) -> Result<ObjectKind, Failure> {
     let lower = word.to_ascii_lowercase();
-    let bare = lower.strip_suffix(".serving.knative.dev").unwrap_or(&lower);
+    let bare = GROUPS.iter().find_map(|group| lower.strip_suffix(group)).unwrap_or(&lower);
     match bare {
         "service" | "services" | "ksvc" | "kservice" | "kservices" | "svc" => {
             Ok(ObjectKind::Service)
@@ -47,11 +58,22 @@ pub(crate) fn kind(word: &str) -> Result<ObjectKind, Failure> {
         "revision" | "revisions" | "rev" => Ok(ObjectKind::Revision),
         "route" | "routes" | "rt" => Ok(ObjectKind::Route),
         "pod" | "pods" | "po" => Ok(ObjectKind::Pod),
+        "podautoscaler" | "podautoscalers" | "kpa" | "pa" => Ok(ObjectKind::PodAutoscaler),
+        "serverlessservice" | "serverlessservices" | "sks" => Ok(ObjectKind::ServerlessService),
         _ => Err(Failure::Kind(word.to_owned())),
     }
 }
 
-/// What `TYPE[,TYPE…] [NAME…]` or `TYPE/NAME…` point at. `all` means every kind.
+/// Kinds that `all` means: Knative keeps those of its own working out of that category.
+const COMMON: [ObjectKind; 5] = [
+    ObjectKind::Service,
+    ObjectKind::Configuration,
+    ObjectKind::Revision,
+    ObjectKind::Route,
+    ObjectKind::Pod,
+];
+
+/// What `TYPE[,TYPE…] [NAME…]` or `TYPE/NAME…` point at.
 pub(crate) fn targets(words: &[String]) -> Result<Vec<Target>, Failure> {
     let [first, names @ ..] = words else {
         return Err(Failure::Usage("You must specify the type of resource.".to_owned()));
@@ -60,7 +82,7 @@ pub(crate) fn targets(words: &[String]) -> Result<Vec<Target>, Failure> {
         return words.iter().map(|word| one(word)).collect();
     }
     let kinds: Vec<ObjectKind> = if first == "all" {
-        ObjectKind::ALL.to_vec()
+        COMMON.to_vec()
     } else {
         first.split(',').map(kind).collect::<Result<_, _>>()?
     };
@@ -101,6 +123,14 @@ mod tests {
             (ObjectKind::Revision, "revision revisions rev revisions.serving.knative.dev"),
             (ObjectKind::Route, "route routes rt"),
             (ObjectKind::Pod, "pod pods po"),
+            (
+                ObjectKind::PodAutoscaler,
+                "pa kpa podautoscaler podautoscalers podautoscalers.autoscaling.internal.knative.dev",
+            ),
+            (
+                ObjectKind::ServerlessService,
+                "sks serverlessservices serverlessservice.networking.internal.knative.dev",
+            ),
         ];
         for (expected, names) in table {
             for name in names.split(' ') {

@@ -63,7 +63,10 @@ fn is_meant(of: &str) -> Result<Meant, Failure> {
     let name = name.to_owned();
     Ok(match kinds::kind(kind)? {
         ObjectKind::Pod => Box::new(move |pod| pod == name),
-        ObjectKind::Revision => Box::new(move |pod| revision(pod) == Some(&name)),
+        // They bear their Revision's name.
+        ObjectKind::Revision | ObjectKind::PodAutoscaler | ObjectKind::ServerlessService => {
+            Box::new(move |pod| revision(pod) == Some(&name))
+        }
         // A Revision is named after its Configuration, and that after its Service: `hello-00001`.
         ObjectKind::Service | ObjectKind::Configuration | ObjectKind::Route => {
             Box::new(move |pod| {

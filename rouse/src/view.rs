@@ -23,6 +23,13 @@ pub(crate) fn columns(kind: ObjectKind, wide: bool) -> Vec<&'static str> {
             "DESIRED REPLICAS",
         ],
         ObjectKind::Route => vec!["NAME", "URL", "READY", "REASON"],
+        ObjectKind::PodAutoscaler => {
+            vec!["NAME", "DESIREDSCALE", "ACTUALSCALE", "READY", "REASON"]
+        }
+        ObjectKind::ServerlessService => {
+            let services = ["SERVICENAME", "PRIVATESERVICENAME"];
+            [&["NAME", "MODE", "ACTIVATORS"], &services[..], &["READY", "REASON"]].concat()
+        }
         ObjectKind::Pod if wide => vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "NODE"],
         ObjectKind::Pod => vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE"],
     }
@@ -49,6 +56,15 @@ pub(crate) fn cells(kind: ObjectKind, it: &Value, wide: bool, now: Timestamp) ->
             [whose, ready().into(), replicas.into()].concat()
         }
         ObjectKind::Pod => pod(it, wide, now),
+        ObjectKind::PodAutoscaler => {
+            let scale = [text(&status["desiredScale"]), text(&status["actualScale"])];
+            [scale, ready()].concat()
+        }
+        ObjectKind::ServerlessService => {
+            let mode = [text(&it["spec"]["mode"]), text(&it["spec"]["numActivators"])];
+            let services = [text(&status["serviceName"]), text(&status["privateServiceName"])];
+            [mode, services, ready()].concat()
+        }
     };
     name.into_iter().chain(rest).collect()
 }

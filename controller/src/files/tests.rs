@@ -129,6 +129,15 @@ async fn a_manifest_becomes_objects_and_takes_them_with_it() {
         conditions.iter().map(|it| (it["type"].clone(), it["status"].clone())).collect();
     let want = ["ConfigurationsReady", "Ready", "RoutesReady"].map(|it| (it.into(), "True".into()));
     assert_eq!(types, want);
+    let scaling = ["podautoscalers", "serverlessservices"];
+    let scaling = scaling.map(|it| format!("{it}/default/hello-00001.yaml"));
+    until(|| scaling.iter().all(|path| temp.has(path))).await;
+    let [autoscaler, serverless] = scaling.each_ref().map(|path| temp.object(path));
+    assert_eq!(autoscaler["kind"], "PodAutoscaler");
+    assert_eq!(autoscaler["status"]["actualScale"], 0);
+    assert_eq!(autoscaler["status"]["serviceName"], "hello-00001");
+    assert_eq!(serverless["spec"]["mode"], "Proxy", "it sleeps");
+    assert!(serverless["metadata"]["creationTimestamp"].is_string(), "{serverless}");
 
     fs::write(temp.manifest(), HELLO.replace("containers", "containerz")).expect("written");
     let message = |temp: &Temp| {
@@ -145,7 +154,9 @@ async fn a_manifest_becomes_objects_and_takes_them_with_it() {
     until(|| {
         let kinds =
             ["services", "configurations", "routes"].map(|it| format!("{it}/default/hello.yaml"));
-        kinds.iter().all(|path| !temp.has(path)) && !temp.has("revisions/default/hello-00001.yaml")
+        let of_revision = ["revisions/default/hello-00001.yaml".to_owned()];
+        let all = kinds.iter().chain(&scaling).chain(&of_revision);
+        all.into_iter().all(|path| !temp.has(path))
     })
     .await;
     shutdown.cancel();
@@ -276,5 +287,6 @@ async fn each_object_of_an_applied_service_is_written_once() {
     drop(Files::open(&temp.0, Arc::clone(&shared)).expect("folders"));
     write(&temp.0, &shared).await;
     shutdown.cancel();
-    assert_eq!(shared.metrics.written(), 4 * 40, "service, configuration, route and revision");
+    let each = "service, configuration, route, revision and the two that tell how it scales";
+    assert_eq!(shared.metrics.written(), 6 * 40, "{each}");
 }
