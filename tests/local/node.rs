@@ -60,6 +60,18 @@ fn runc_runs_a_pod() {
 }
 
 #[test]
+fn clients_reach_a_pod_at_each_of_its_addresses() {
+    let mut node = TestNode::new("families");
+    node.order([pod("a", &["listen=8080"], json!({}))]);
+    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+    let families: Vec<bool> = status.addresses.iter().map(IpAddr::is_ipv4).collect();
+    assert_eq!(families, [true, false]);
+    for ip in status.addresses {
+        assert_eq!(greet(&node, ip, 8080), "hello\n", "{ip}");
+    }
+}
+
+#[test]
 fn a_layout_is_named_by_its_path() {
     let mut node = TestNode::new("path");
     let image = format!("oci:{}:v1", images().join("dev.local/app").display());

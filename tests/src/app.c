@@ -49,8 +49,9 @@ int main(int count, char **words) {
             memset(malloc(bytes), 1, bytes);
             puts("eaten");
         } else if (!strncmp(word, "listen=", 7)) {
-            struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(atoi(word + 7))};
-            int server = socket(AF_INET, SOCK_STREAM, 0);
+            /* Takes both families. */
+            struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_port = htons(atoi(word + 7))};
+            int server = socket(AF_INET6, SOCK_STREAM, 0);
             if (bind(server, (void *)&at, sizeof at) || listen(server, 16)) return 9;
             for (;;) {
                 char head[512];

@@ -2,7 +2,8 @@
 //!
 //! Nobody asks a hundred pods who has an address: a broadcast goes to every port of the bridge, each pod there looks at
 //! it, and the first packet waits 0.2 ms for them. Hardware addresses follow from the IPv4 address; the node knows each
-//! pod's for good, each pod knows the node's, and over IPv4 the bridge answers for the pods to one another.
+//! pod's for good, each pod knows the node's, and over IPv4 the bridge answers for the pods to one another. Over IPv6 it
+//! cannot answer without refusing IPv4's questions, so the first packet between two pods is preceded by one to all.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
@@ -79,7 +80,9 @@ async fn set_up_port(handle: &Handle, name: &str, mac: [u8; 6]) -> Result<(), Ne
     let mut found = handle.link().get().match_name(name).execute();
     let Some(port) = found.try_next().await.map_err(find)? else { return Ok(()) };
     let index = port.header.index;
-    let quiet = LinkBridgePort::new(index).append_info_data(InfoBridgePort::ProxyARP(true));
+    // The bridge answers in place of this port, and then keeps the question from it. `ProxyARP` would keep every
+    // broadcast and multicast from it, answered or not: IPv6's neighbour solicitations never came through.
+    let quiet = LinkBridgePort::new(index).append_info_data(InfoBridgePort::ProxyARPWifi(true));
     let set = handle.link().set_port(quiet.build()).execute().await;
     set.map_err(link("answer for the neighbours", name))?;
     // What bridges call permanent is an address of their own.
