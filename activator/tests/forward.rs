@@ -209,7 +209,7 @@ async fn a_full_accept_queue_does_not_cost_a_second() {
     let mut stream = world.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
     // Several sockets are unanswered before there is room.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    until(|| unanswered(at.port()) >= 2).await;
     let mut repeats = 0;
     loop {
         let (mut pod, _) = listener.accept().await.unwrap();
@@ -224,6 +224,14 @@ async fn a_full_accept_queue_does_not_cost_a_second() {
     assert_eq!(status(&rest(&mut stream).await), "200");
     assert!(world.metric("rouse_activator_dial_repeats_total") >= 2.0);
     drop(plugs);
+}
+
+/// Sockets of this machine whose connect to a port of IPv4 is unanswered so far.
+fn unanswered(port: u16) -> usize {
+    let (remote, syn_sent) = (format!(":{port:04X}"), "02");
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    rows.filter(|row| row[2].ends_with(&remote) && row[3] == syn_sent).count()
 }
 
 async fn harness_connect(at: SocketAddr) -> TcpStream {

@@ -583,9 +583,11 @@ async fn one_leads_and_hands_over_when_it_stops() {
     let namespace = format!("lease-{}", std::process::id());
     let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
     raw(&client, "api/v1", "Namespace", "namespaces", &body).await;
+    let (duration, renew) = (Duration::from_secs(10), Duration::from_secs(8));
+    let times = Times { duration, renew, retry: Duration::from_millis(100) };
     let start = |me: &str| {
         let stop = CancellationToken::new();
-        let candidate = Candidate::new(client.clone(), &namespace, me, Times::default());
+        let candidate = Candidate::new(client.clone(), &namespace, me, times);
         let lead = candidate.leadership();
         (lead, tokio::spawn(candidate.run(stop.clone())), stop)
     };
@@ -594,9 +596,11 @@ async fn one_leads_and_hands_over_when_it_stops() {
         timeout(Duration::from_secs(30), one.changed()).await.expect("nobody leads");
     }
     let (mut two, _second, _stop) = start("two");
-    // Long enough for two attempts of the other one, which must not succeed.
-    sleep(Duration::from_millis(2500)).await;
-    assert!(one.may_write() && !two.may_write());
+    // The other one tries as often as this one renews, and must not succeed.
+    for _ in 0..5 {
+        one.changed().await;
+        assert!(one.may_write() && !two.may_write());
+    }
     stop.cancel();
     first.await.unwrap();
     assert!(!one.may_write());

@@ -3,7 +3,11 @@
 //! Run by the cluster tier like `apiserver.rs`, and not at the same time: here everything in the API server is the
 //! controller's.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    time::Duration,
+};
 
 use common::wire::Name;
 use controller::{
@@ -18,7 +22,12 @@ use kube::{
     api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tokio::{task::JoinHandle, time::sleep};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    task::JoinHandle,
+    time::sleep,
+};
 use tokio_util::sync::CancellationToken;
 
 /// What a Service with one Revision has in its namespace, without what Kubernetes adds.
@@ -50,11 +59,32 @@ struct Bed {
 }
 
 struct Replica {
+    admin: SocketAddr,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
 impl Replica {
+    /// Waits until it has taken in everything there is, which is when it calls itself ready.
+    async fn has_read_everything(&self) {
+        for _ in 0..600 {
+            if self.readiness().await.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")) {
+                return;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        panic!("it did not become ready: {:?}", self.readiness().await);
+    }
+
+    async fn readiness(&self) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(self.admin).await?;
+        let ask = b"GET /readyz HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n";
+        stream.write_all(ask).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok(answer)
+    }
+
     async fn end(self) {
         self.stop.cancel();
         self.task.await.unwrap();
@@ -105,10 +135,12 @@ impl Bed {
     }
 
     fn replica(&self, pod: &str) -> Replica {
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
+        let admin = free.expect("a free port");
         let listen = std::env::temp_dir().join(format!("{}-{pod}.sock", self.system));
         let config = Config {
             listen: format!("unix:{}", listen.display()),
-            admin: ([127, 0, 0, 1], 0).into(),
+            admin,
             domain: "example.com".into(),
             ..Config::default()
         };
@@ -122,7 +154,7 @@ impl Bed {
         };
         let stop = CancellationToken::new();
         let run = run_on_kubernetes(config, cluster, stop.clone());
-        Replica { stop, task: tokio::spawn(async { run.await.unwrap() }) }
+        Replica { admin, stop, task: tokio::spawn(async { run.await.unwrap() }) }
     }
 
     async fn apply(&self, resource: Resource, name: &Name, mut body: Value) {
@@ -324,17 +356,19 @@ async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
 
     // A second replica waits, takes over, and has nothing to write.
     let second = bed.replica("second");
-    sleep(Duration::from_secs(2)).await;
+    second.has_read_everything().await;
     only_who_leads_tells_people(&bed).await;
     let before = bed.objects().await;
     first.end().await;
-    let lease =
-        json!({"spec": {"template": {"spec": {"containers": [{"image": "dev.local/two"}]}}}});
-    sleep(Duration::from_secs(3)).await;
+    // What it has to write for what is there already, it writes before it makes anything for a new Service.
+    let image =
+        |image: &str| json!({"spec": {"template": {"spec": {"containers": [{"image": image}]}}}});
+    bed.apply(Resource::KnativeService, &bed.name("later"), image("dev.local/one")).await;
+    bed.until(Resource::Deployment, "later-00001-deployment", |_| true).await;
     bed.assert_untouched(&before).await;
 
     // It leads: a new template makes a second Revision.
-    bed.apply(Resource::KnativeService, &bed.name("hello"), lease).await;
+    bed.apply(Resource::KnativeService, &bed.name("hello"), image("dev.local/two")).await;
     bed.until(Resource::Revision, "hello-00002", |_| true).await;
     let still = bed.until(Resource::KnativeService, "hello", |it| {
         it["status"]["latestCreatedRevisionName"] == "hello-00002"

@@ -89,6 +89,7 @@ struct Server {
     word: mpsc::Sender<(Peer, String)>,
     authority: Arc<Authority>,
     issued: Arc<AtomicUsize>,
+    refused: Arc<AtomicUsize>,
     lifetime: Duration,
 }
 
@@ -117,6 +118,7 @@ impl Issuing for Server {
     ) -> Result<Response<raw::IssueReply>, Status> {
         let request = request.into_inner();
         if request.token != "good" {
+            self.refused.fetch_add(1, Ordering::Relaxed);
             return Err(Status::unauthenticated("unknown token"));
         }
         self.issued.fetch_add(1, Ordering::Relaxed);
@@ -141,6 +143,7 @@ struct Bed {
     at: SocketAddr,
     word: mpsc::Receiver<(Peer, String)>,
     issued: Arc<AtomicUsize>,
+    refused: Arc<AtomicUsize>,
     shown: Arc<Credentials>,
     stop: CancellationToken,
 }
@@ -155,11 +158,12 @@ impl Bed {
         let shown = authority.credentials(CONTROLLER);
         let stop = CancellationToken::new();
         let (send, word) = mpsc::channel(16);
-        let issued = Arc::new(AtomicUsize::new(0));
+        let (issued, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let server = Server {
             word: send,
             authority: Arc::clone(&authority),
             issued: Arc::clone(&issued),
+            refused: Arc::clone(&refused),
             lifetime,
         };
         let at = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr();
@@ -173,7 +177,7 @@ impl Bed {
         while TcpStream::connect(at).await.is_err() {
             tokio::task::yield_now().await;
         }
-        Self { authority, at, word, issued, shown, stop }
+        Self { authority, at, word, issued, refused, shown, stop }
     }
 
     fn finder(&self, credentials: &Arc<Credentials>) -> Arc<Finder> {
@@ -389,7 +393,9 @@ async fn a_refused_token_brings_no_certificate_until_the_platform_brings_another
     let (_folder, files) = Folder::new("refused", "stolen", &bed.authority);
     let credentials = Credentials::new();
     tokio::spawn(keep(&bed, &credentials, &files));
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    while bed.refused.load(Ordering::Relaxed) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     assert_eq!((credentials.identity(), bed.issued.load(Ordering::Relaxed)), (None, 0));
     std::fs::write(&files.token, "good").expect("written");
     credentials.ready().await;
