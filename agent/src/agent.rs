@@ -73,6 +73,7 @@ const REACH_PATIENCE: Duration = Duration::from_secs(1);
 const EVENTS_AT_ONCE: usize = 256;
 
 mod overdue;
+mod upgraded;
 mod write;
 
 /// What the loop is joined to.
@@ -97,6 +98,8 @@ pub(crate) struct Ends {
     pub(crate) troubles: Troubles,
     /// Where the kubelet waits to stop pods.
     pub(crate) drains: Drains,
+    /// How long a pod that leaves waits for connections that have switched protocols.
+    pub(crate) tunnel_drain: Duration,
     /// How far the kernel half may take over from another version's.
     pub(crate) stage: watch::Sender<Stage>,
 }
@@ -177,7 +180,7 @@ impl Agent {
             deadlines: overdue::begin(&ends),
             audited: audit::Registered::default(),
             looking: None,
-            pods: Pods::default(),
+            pods: Pods::new(ends.tunnel_drain),
             slots: Slots::new(taken),
             locals: BTreeMap::new(),
             uids: HashMap::new(),
@@ -380,6 +383,7 @@ impl Agent {
                     self.backlog.push_back(Command::Inspect(uid, local.cookie));
                 }
             }
+            Action::CountUpgraded(uid) => self.count_upgraded(uid),
             Action::Try(attempt) => self.attempt(attempt),
             Action::Release(uid) => {
                 info!(uid, "the kubelet may stop the pod");

@@ -3,6 +3,7 @@
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use common::replicas;
@@ -79,6 +80,12 @@ pub struct Config {
     #[arg(long, env = "ROUSE_WAIT_FOR_DRAIN", default_value_t = true, action = clap::ArgAction::Set)]
     pub wait_for_drain: bool,
 
+    /// Milliseconds that a pod which leaves waits for connections that have switched protocols, such as WebSockets, once
+    /// no request is in flight in it. Then its application is told to end, and may close them in order. Default: Knative's
+    /// (`pkg/queue` of knative/serving, HijackTracker).
+    #[arg(long, env = "ROUSE_TUNNEL_DRAIN_MS", default_value_t = 60_000)]
+    pub tunnel_drain_ms: u64,
+
     /// Folder in which the platform names a pod's network namespace by its uid before its first process runs; none:
     /// a namespace is found by the processes in it, while their runtime still sets them up.
     #[arg(long, env = "ROUSE_NAMESPACES")]
@@ -139,7 +146,16 @@ impl Config {
             let value = pods.display().to_string();
             return Err(invalid("pods-cgroup", &value, "must lie within the clients' cgroup"));
         }
+        if self.tunnel_drain_ms > 600_000 {
+            let value = self.tunnel_drain_ms.to_string();
+            return Err(invalid("tunnel-drain-ms", &value, "must be at most 600000"));
+        }
         Ok(())
+    }
+
+    /// How long a pod that leaves waits for connections that have switched protocols.
+    pub fn tunnel_drain(&self) -> Duration {
+        Duration::from_millis(self.tunnel_drain_ms)
     }
 
     /// Where this agent's pins go.
@@ -202,6 +218,7 @@ mod tests {
             (Config { node: "N 1".into(), ..parse(&[]) }, "--node is \"N 1\""),
             (Config { controller: "tcp:1".into(), ..parse(&[]) }, "--controller is \"tcp:1\""),
             (parse(&["--pins=bpf"]), "--pins is \"bpf\""),
+            (parse(&["--tunnel-drain-ms=600001"]), "--tunnel-drain-ms is \"600001\""),
             (
                 parse(&["--pods-cgroup=/elsewhere", "--clients-cgroup=/here"]),
                 "--pods-cgroup is \"/elsewhere\"",

@@ -236,6 +236,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
         metrics,
         troubles,
         drains,
+        tunnel_drain: config.tunnel_drain(),
         stage,
     };
     let agent = Agent::new(config.node.clone(), Clients::new(places.clients, ender), ends)?;

@@ -43,6 +43,9 @@ const RESTARTS_AFTER: Duration = Duration::from_secs(5);
 /// application ignores SIGTERM.
 const RESTARTS_WITHIN: Duration = Duration::from_secs(30);
 
+/// How often a pod that leaves is looked into for connections that have switched protocols, once these alone keep it.
+const COUNT_EVERY: Duration = Duration::from_secs(1);
+
 /// Shortest time between two reports that differ in the requests in flight alone.
 const IN_FLIGHT_EVERY: Duration = Duration::from_secs(1);
 
@@ -54,11 +57,13 @@ const INSPECT_LATE: Duration = Duration::from_secs(10);
 const LATE: Duration = Duration::from_secs(60);
 
 /// All pods of this node. Feed every event to [`step`](Self::step) and carry out what it returns.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Pods {
     pods: BTreeMap<String, Tracked>,
     /// Whether a controller is heard now: what it does not say of a pod is then known not to be so.
     informed: bool,
+    /// How long a pod that leaves waits for connections that have switched protocols.
+    tunnel_drain: Duration,
 }
 
 #[derive(Debug)]
@@ -78,6 +83,10 @@ struct Tracked {
     /// Since when the RouteTable has called it draining.
     draining: Option<Instant>,
     drained: bool,
+    /// Connections that have switched protocols, and since when that was so for all that has been read later.
+    upgraded: Option<(Instant, u64)>,
+    /// When they are counted next.
+    next_count: Option<Instant>,
     /// Since when the kubelet waits to stop it.
     asked: Option<Instant>,
     /// Whether the kubelet was told to go on.
@@ -147,6 +156,8 @@ pub enum Event {
     Kernel(String, Kernel),
     /// Its namespace was looked into; the time is CLOCK_MONOTONIC in ns.
     Inspected(String, Sockets, u64),
+    /// So many of its connections had switched protocols when this look into its namespace began.
+    Upgraded(String, u64, Instant),
     /// The kubelet is about to stop it, and waits until it may.
     Asked(String),
     /// Its last process has gone.
@@ -168,6 +179,8 @@ pub enum Action {
     Forget(String),
     /// Look for listeners in its namespace.
     Inspect(String),
+    /// Count its connections that have switched protocols.
+    CountUpgraded(String),
     /// Make one try of its probe.
     Try(Attempt),
     /// Let the kubelet stop it.
@@ -196,6 +209,11 @@ pub struct Attempt {
 }
 
 impl Pods {
+    /// No pods yet. One that leaves waits as long as `tunnel_drain` for connections that have switched protocols.
+    pub fn new(tunnel_drain: Duration) -> Self {
+        Self { pods: BTreeMap::new(), informed: false, tunnel_drain }
+    }
+
     /// Sets whether a controller is heard.
     pub fn set_informed(&mut self, informed: bool) {
         self.informed = informed;
@@ -225,12 +243,15 @@ impl Pods {
             }),
             Event::Registered(uid) => self.with(&uid, |pod| pod.registered(now, &mut out)),
             Event::Kernel(uid, read) => {
-                let informed = self.informed;
-                self.with(&uid, |pod| pod.kernel(now, read, informed, &mut out));
+                let (informed, patience) = (self.informed, self.tunnel_drain);
+                self.with(&uid, |pod| pod.kernel(now, read, informed, patience, &mut out));
                 self.sweep(&uid, &mut out);
             }
             Event::Inspected(uid, seen, at_ns) => {
                 self.with(&uid, |pod| pod.inspected(now, seen, at_ns, &mut out));
+            }
+            Event::Upgraded(uid, count, at) => {
+                self.with(&uid, |pod| pod.upgraded = Some((at, count)));
             }
             Event::Tried(uid, seq, result) => {
                 let event = probe::Event::Tried { seq, result };
@@ -344,6 +365,8 @@ impl Tracked {
             listening_since_ns: 0,
             draining: None,
             drained: false,
+            upgraded: None,
+            next_count: None,
             asked: None,
             released: false,
             dropped: false,
@@ -392,7 +415,14 @@ impl Tracked {
         self.next_inspection = Some(now + if late { INSPECT_LATE } else { INSPECT_EVERY });
     }
 
-    fn kernel(&mut self, now: Instant, read: Kernel, informed: bool, out: &mut Vec<Action>) {
+    fn kernel(
+        &mut self,
+        now: Instant,
+        read: Kernel,
+        informed: bool,
+        patience: Duration,
+        out: &mut Vec<Action>,
+    ) {
         let was_listening = self.is_listening();
         let before = mem::replace(&mut self.kernel, read);
         let opened = before.listeners == 0 && read.listeners > 0;
@@ -405,7 +435,7 @@ impl Tracked {
             // The newest look is older than the close: only another one tells.
             self.inspect(now, out);
         }
-        self.watch_drain(now, out);
+        self.watch_drain(now, patience, out);
         self.watch_restart(now, informed, out);
         self.settle(now, probe::Event::Tick, out);
     }
@@ -460,19 +490,36 @@ impl Tracked {
     }
 
     /// Only a reading of the maps proves quiet: time that passes between two readings does not.
-    fn watch_drain(&mut self, now: Instant, out: &mut Vec<Action>) {
-        let Kernel { in_flight, connections, fresh, idle, .. } = self.kernel;
+    fn watch_drain(&mut self, now: Instant, patience: Duration, out: &mut Vec<Action>) {
+        let Kernel { connections, fresh, idle, .. } = self.kernel;
+        let told = self.draining.or_else(|| self.asked.map(|at| at + UNTOLD));
+        let in_flight = self.in_flight(now, told.is_some_and(|at| now >= at + patience), out);
         // Idle connections are being ended on the clients' side: a pod that stopped under them would lose the
         // request that comes in the same moment.
         let enough = if connections > 0 { kept::STAYS } else { DRAINED_AFTER };
         let quiet = in_flight == 0 && fresh == 0 && idle >= enough;
         let long = |since: Instant| now.saturating_duration_since(since) >= DRAINED_AFTER;
         self.drained = quiet && self.draining.is_some_and(long);
-        let told = self.draining.or_else(|| self.asked.map(|at| at + UNTOLD));
         if quiet && self.waits_to_stop() && told.is_some_and(long) {
             self.released = true;
             out.push(Action::Release(self.uid()));
         }
+    }
+
+    /// Requests in flight that a pod is kept for. Where it is `late`, not those that have switched protocols: of them the
+    /// application knows best how to close them, and learns by its SIGTERM that it is time to.
+    fn in_flight(&mut self, now: Instant, late: bool, out: &mut Vec<Action>) -> u64 {
+        let Kernel { in_flight, idle, .. } = self.kernel;
+        if !late || in_flight == 0 {
+            return in_flight;
+        }
+        if self.next_count.is_none_or(|at| now >= at) {
+            self.next_count = Some(now + COUNT_EVERY);
+            out.push(Action::CountUpgraded(self.uid()));
+        }
+        // As none has ended since they were counted, all of them are among those in flight.
+        let counted = self.upgraded.filter(|(at, _)| now.saturating_duration_since(*at) <= idle);
+        in_flight.saturating_sub(counted.map_or(0, |(_, count)| count))
     }
 
     /// Lets the kubelet restart a container without waiting for requests that it may never answer, and takes the pod back

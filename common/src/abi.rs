@@ -457,6 +457,11 @@ impl Conn {
         self.slot == slot && self.flags & CONN_OPEN != 0
     }
 
+    /// Whether it is a counted connection whose one request in flight has changed the protocol (WebSocket).
+    pub fn is_upgraded(&self) -> bool {
+        self.slot != 0 && self.http.speaks == SPEAKS_HTTP1 && self.http.h1.is_upgraded()
+    }
+
     /// When the request began whose end the connection waits for, CLOCK_MONOTONIC in ns: once its time is over, nothing is
     /// left that the connection is good for. A tunnel (WebSocket, CONNECT) is the request that opened it. Of HTTP/2 it is
     /// the one that began last, whether that is still open or not: while any is open, all of those began no later.
@@ -730,6 +735,23 @@ mod tests {
         asks(&mut conn, UPGRADE);
         answers(&mut conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n");
         assert_eq!(conn.overdue_since(), Some(7));
+    }
+
+    #[test]
+    fn a_connection_is_upgraded_from_its_101_to_its_end() {
+        let mut conn = open();
+        asks(&mut conn, UPGRADE);
+        assert!(!conn.is_upgraded(), "the server may refuse");
+        let mut refused = conn;
+        answers(&mut refused, "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n");
+        assert!(!refused.is_upgraded());
+        answers(&mut conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n");
+        assert!(conn.is_upgraded(), "before a byte of the new protocol");
+        asks(&mut conn, "\u{1}\u{2}\u{3}\u{4}\u{5}\u{6}\u{7}\u{8}");
+        answers(&mut conn, "\u{1}\u{2}\u{3}\u{4}\u{5}\u{6}\u{7}\u{8}");
+        assert!(conn.is_upgraded());
+        conn.http.h1.close(false);
+        assert!(!conn.is_upgraded());
     }
 
     #[test]

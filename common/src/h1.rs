@@ -178,6 +178,12 @@ impl Conn {
         self.upgrading != 0
     }
 
+    /// Whether a 101 has changed the protocol: its one request in flight ends with the connection.
+    pub fn is_upgraded(&self) -> bool {
+        let is_tunnel = self.rx.at == at::TUNNEL && self.tx.at == at::TUNNEL;
+        self.is_busy() && (self.is_upgrading() || (is_tunnel && self.tx.status == 101))
+    }
+
     /// Whether a message is under way: a request that has begun to come, an answer that has not ended, or a tunnel.
     ///
     /// `None` where nobody knows: it never spoke HTTP/1, or message boundaries are lost.

@@ -266,6 +266,7 @@ impl Running {
             pods_cgroup: Some(layout.pods_cgroup(&cgroups.v2)),
             kubelet_cgroup: None,
             wait_for_drain: true,
+            tunnel_drain_ms: 60_000,
             namespaces: Some(layout.namespaces()),
             activator_netns: Some(layout.node_namespace()),
             admin: Part::Agent.admin(),

@@ -277,19 +277,24 @@ impl World {
         self.routes.set(RouteKey::Pod(pod.uid.clone()), RouteChange::Pod(pod.into()));
     }
 
-    fn start_agent(&mut self) {
+    /// Starts the agent, and does not wait for its programs.
+    fn launch_agent(&mut self) {
         let mut command = self.in_role("agent", "n");
         command.envs(self.settings());
         command.env("ROUSE_CLIENTS_CGROUP", &self.cgroup);
         command.env("ROUSE_PODS_CGROUP", self.cgroup.join(self.pods_at));
-        let mut agent = command.spawn().expect("nsenter");
+        self.agent = Some(command.spawn().expect("nsenter"));
+    }
+
+    fn start_agent(&mut self) {
+        self.launch_agent();
+        let agent = self.agent.as_mut().expect("launched");
         // Where the kernel does not tell cookies (before 5.15), who listens earlier counts nowhere.
         let pin = self.folder.join(format!("bpf/v{}/links/connect6", abi::ABI_VERSION));
         let end = Instant::now() + LIMIT;
         while !pin.exists() && matches!(agent.try_wait(), Ok(None)) && Instant::now() < end {
             thread::sleep(Duration::from_millis(1));
         }
-        self.agent = Some(agent);
     }
 
     /// As a DaemonSet starts it: in a pod's cgroup, and without a word about cgroups.
@@ -305,7 +310,7 @@ impl World {
         self.agent = Some(command.spawn().expect("sh"));
     }
 
-    fn settings(&self) -> [(&'static str, String); 5] {
+    fn settings(&self) -> [(&'static str, String); 6] {
         let at = |name: &str| self.folder.join(name).display().to_string();
         [
             ("ROUSE_NODE", "n1".into()),
@@ -313,6 +318,7 @@ impl World {
             ("ROUSE_CONTROLLER", format!("unix:{}", at("c"))),
             ("ROUSE_AUTOSCALER", format!("unix:{}", at("a"))),
             ("ROUSE_PINS", at("bpf")),
+            ("ROUSE_TUNNEL_DRAIN_MS", "1000".into()),
         ]
     }
 

@@ -55,7 +55,7 @@ pub(crate) async fn round(
 }
 
 /// The pod's namespace, if the finder finds it, and it still has this cookie.
-async fn lent(finder: &Sender<Command>, uid: &str, cookie: u64) -> Option<Namespace> {
+pub(crate) async fn lent(finder: &Sender<Command>, uid: &str, cookie: u64) -> Option<Namespace> {
     let (lend, lent) = oneshot::channel();
     finder.send(Command::Lend(uid.to_owned(), cookie, lend)).await.ok()?;
     lent.await.ok()

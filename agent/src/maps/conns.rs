@@ -49,6 +49,17 @@ impl Conns {
         Ok(found)
     }
 
+    /// How many connections of the namespace that `diag` is in have [changed their protocol](Conn::is_upgraded).
+    pub fn upgraded(&self, diag: &SockDiag) -> io::Result<u64> {
+        let mut count = 0;
+        for storage in self.0.iter() {
+            let stored = diag.stored(storage.as_fd())?.into_iter();
+            let is_upgraded = |value: &[u8]| Conn::read(value).is_some_and(|it| it.is_upgraded());
+            count += stored.filter(|(_, value)| is_upgraded(value)).count() as u64;
+        }
+        Ok(count)
+    }
+
     /// All connections of the namespace that `diag` is in which have not closed, each with what this version's programs
     /// remember of it, if anything.
     pub fn all(&self, diag: &SockDiag) -> io::Result<Vec<(Connection, Option<Conn>)>> {

@@ -53,7 +53,7 @@ fn sockets(listeners: &[&str]) -> Sockets {
 /// A pod that was named, found and told to the kernel; its namespace holds no listener.
 fn known(pod: wire::Pod, now: Instant) -> Pods {
     let uid = pod.uid.clone();
-    let mut pods = Pods::default();
+    let mut pods = Pods::new(TUNNEL_DRAIN);
     for event in [
         Event::Named(Box::new(pod)),
         Event::Found(uid.clone(), facts()),
@@ -64,6 +64,9 @@ fn known(pod: wire::Pod, now: Instant) -> Pods {
     }
     pods
 }
+
+/// How long a pod that leaves waits for tunnels here.
+const TUNNEL_DRAIN: Duration = Duration::from_secs(60);
 
 fn kernel(pods: &mut Pods, now: Instant, read: Kernel) -> Vec<Action> {
     pods.step(now, Event::Kernel("a".into(), read))
@@ -104,7 +107,7 @@ fn ready() -> PodSeen {
 #[test]
 fn a_pod_is_looked_for_registered_inspected_and_reported() {
     let now = Instant::now();
-    let mut pods = Pods::default();
+    let mut pods = Pods::new(TUNNEL_DRAIN);
     let unknown = PodSeen { address: None, trouble: String::new(), ..idle() };
     assert_eq!(
         pods.step(now, Event::Named(Box::new(pod("a", ProbeHow::Listen)))),
@@ -204,7 +207,7 @@ fn the_probe_is_tried_at_the_pods_own_address() {
 #[test]
 fn a_probe_waits_for_the_address() {
     let now = Instant::now();
-    let mut pods = Pods::default();
+    let mut pods = Pods::new(TUNNEL_DRAIN);
     pods.step(now, Event::Named(Box::new(pod("a", ProbeHow::Tcp))));
     let actions = kernel(&mut pods, now, listens(1));
     assert!(!actions.iter().any(|action| matches!(action, Action::Try(_))), "{actions:?}");
@@ -255,6 +258,34 @@ fn a_draining_pod_is_drained_after_a_second_without_work() {
         drained_at.extend(drained.then_some(ms));
     }
     assert_eq!(drained_at, [2300]);
+}
+
+#[test]
+fn a_draining_pod_waits_for_tunnels_as_long_as_it_may_and_for_requests_longer() {
+    let now = Instant::now();
+    let mut pods =
+        known(wire::Pod { phase: PodPhase::Draining, ..pod("a", ProbeHow::Listen) }, now);
+    let count = Action::CountUpgraded("a".into());
+    let reading =
+        |in_flight, idle| Kernel { in_flight, connections: in_flight, idle, ..listens(1) };
+    let early = kernel(&mut pods, now + TUNNEL_DRAIN - SECOND, reading(2, 30 * SECOND));
+    assert!(!early.contains(&count), "{early:?}");
+
+    let due = now + TUNNEL_DRAIN;
+    assert!(kernel(&mut pods, due, reading(2, 60 * SECOND)).contains(&count));
+    let again = kernel(&mut pods, due + SECOND / 4, reading(2, 60 * SECOND));
+    assert!(!again.contains(&count), "one look a second");
+
+    let drained = |actions| reports(actions).iter().any(|seen| seen.drained);
+    pods.step(due, Event::Upgraded("a".into(), 1, due));
+    let later = due + 2 * SECOND;
+    assert!(!drained(kernel(&mut pods, later, reading(2, 60 * SECOND))), "one is a request");
+    pods.step(later, Event::Upgraded("a".into(), 2, later));
+    let later = later + SECOND;
+    assert!(!drained(kernel(&mut pods, later, reading(3, 60 * SECOND))), "one more has come");
+    let ended = reading(2, SECOND / 2);
+    assert!(!drained(kernel(&mut pods, later, ended)), "one has ended: perhaps a tunnel");
+    assert!(drained(kernel(&mut pods, later, reading(2, 60 * SECOND))), "two, and both are known");
 }
 
 #[test]
@@ -318,7 +349,7 @@ fn troubles_name_what_to_do() {
         (&[], "nothing listens on port 8080 yet"),
     ];
     for (listeners, trouble) in cases {
-        let mut pods = Pods::default();
+        let mut pods = Pods::new(TUNNEL_DRAIN);
         let now = Instant::now();
         pods.step(now, Event::Named(Box::new(pod("a", ProbeHow::Listen))));
         let seen = pods.step(now, Event::Inspected("a".into(), sockets(listeners), 1));
@@ -571,7 +602,7 @@ fn a_pod_that_serves_the_other_family_only_is_not_ready_and_says_so() {
     let seen = reports(kernel(&mut pods, now, both));
     assert_eq!(seen.last().map(|it| (it.ready, it.trouble.as_str())), Some((true, "")));
     // In a cluster of IPv6 alone it is the other way round.
-    let mut pods = Pods::default();
+    let mut pods = Pods::new(TUNNEL_DRAIN);
     pods.step(now, Event::Named(Box::new(pod("a", ProbeHow::Listen))));
     let alone = Facts { addresses: vec![ip("fd00::5")], ..facts() };
     pods.step(now, Event::Found("a".into(), alone));
@@ -590,7 +621,7 @@ fn what_cannot_be_served_as_usual_is_said_instead_of_anything_else() {
     let odd = Facts { oddity: Some(sandbox), ..facts() };
     let seen = reports(pods.step(now, Event::Found("a".into(), odd)));
     assert_eq!(seen[0].trouble, sandbox.to_string());
-    let mut pods = Pods::default();
+    let mut pods = Pods::new(TUNNEL_DRAIN);
     pods.step(now, Event::Named(Box::new(pod("a", ProbeHow::Listen))));
     let seen = reports(pods.step(now, Event::Unfindable("a".into(), Oddity::HostNetwork)));
     assert_eq!((seen[0].ready, &*seen[0].trouble), (false, &*Oddity::HostNetwork.to_string()));

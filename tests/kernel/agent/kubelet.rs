@@ -42,6 +42,33 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
 }
 
 #[test]
+fn a_pod_that_leaves_is_stopped_with_its_tunnels_open() {
+    let mut world = server::scene("tunnels", Duration::from_secs(60));
+    world.wait("ready", |seen| seen.ready);
+    let node = Namespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
+    let tunnel = node.within("a tunnel", || {
+        let mut stream = TcpStream::connect(ADDRESS)?;
+        write!(stream, "GET /upgrade HTTP/1.1\r\nhost: hello\r\n{}\r\n", server::UPGRADE)?;
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"hello") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte)?;
+            answer.extend(byte);
+        }
+        Ok(stream)
+    });
+    let mut tunnel = tunnel.expect("a tunnel");
+    world.wait_usage("it has begun", |usage| usage.totals.started == 1);
+    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+    let seen = world.wait("drained", |seen| seen.drained);
+    assert_eq!(seen.in_flight, 1, "it still counts");
+    assert!(world.get("n", DOOR, WAIT).starts_with("HTTP/1.1 200"), "the kubelet may go on");
+    tunnel.write_all(b"more").expect("the application closes it, nothing else does");
+    let usage = world.wait_usage("as before", |usage| usage.totals.started == 1);
+    assert_eq!(usage.totals.finished, 0);
+}
+
+#[test]
 fn without_an_agent_the_kubelet_is_refused_at_once_and_a_new_one_answers_again() {
     let mut world = World::new("door");
     world.name_pod(PodPhase::Starting, ProbeHow::Listen);
@@ -80,7 +107,7 @@ fn the_pods_cgroup_is_waited_for_and_followed_when_it_is_made_anew() {
     let mut world = World::new("anew");
     remove_cgroup(&world.cgroup);
     world.name_pod(PodPhase::Starting, ProbeHow::Listen);
-    world.start_agent();
+    world.launch_agent();
     let mut page = String::new();
     while !page.contains("does not exist yet") {
         page = world.get("n", "127.0.0.1:7104", "/readyz");
