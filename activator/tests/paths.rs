@@ -8,7 +8,7 @@ mod harness;
 use std::{
     collections::BTreeSet,
     io::{BufRead as _, BufReader},
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -58,6 +58,27 @@ fn go() -> Command {
     build.arg("build").arg("-o").arg(&binary).arg(pods().join("app.go")).env("CGO_ENABLED", "0");
     assert!(build.status().unwrap().success(), "go build");
     Command::new(binary)
+}
+
+/// nginx, whose body of an answer names the request as the other servers' do.
+fn nginx(folder: &Path) -> Command {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).unwrap();
+    let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
+    let temporary = temporary.map(|it| format!("{it}_temp_path {};\n", folder.display())).concat();
+    let serve = "return 200 \"$request_method $request_uri $content_length\\n\";";
+    let config = format!(
+        "daemon off;\nmaster_process off;\npid {0}/pid;\nevents {{}}\nhttp {{\naccess_log off;\n{temporary}\
+         server {{ listen {free}; location / {{ {serve} }} }}\n}}\n",
+        folder.display(),
+    );
+    std::fs::write(folder.join("nginx.conf"), config).unwrap();
+    let script = "nginx -e stderr -p \"$1\" -c nginx.conf & \
+        until (exec 3<>/dev/tcp/127.0.0.1/$2) 2>/dev/null; do sleep 0.01; done; \
+        echo $2; cat; kill $!; wait";
+    let mut command = Command::new("bash");
+    command.args(["-c", script, "bash"]).arg(folder).arg(free.port().to_string());
+    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    command
 }
 
 /// What a client gets, without what each hop says for itself.
@@ -173,30 +194,43 @@ async fn compare(server: &Server, more: &[Input]) {
         assert_eq!(ask(port, &head, body).await, direct, "through: {what}");
         assert_eq!(ask(world.outside, &head, body).await, direct, "gateway: {what}");
     }
-    compare_http2(server).await;
 }
 
 /// What HTTP/2 can say.
 async fn compare_http2(server: &Server) {
-    let mut world = World::new().await;
-    world.ready("p", server.address);
-    for at in [([127, 0, 0, 1], world.port).into(), world.outside] {
-        for (method, path, parts, status, end) in [
-            ("GET", "/", &[][..], 200, "GET / 0\n"),
-            ("GET", "/", &["ten ", "bytes."], 200, "GET / 10\n"),
-            ("POST", "/a", &["ten bytes."], 200, "POST /a 10\n"),
-            ("DELETE", "/a", &["ten bytes."], 200, "DELETE /a 10\n"),
-            ("GET", "/many?n=150", &[], 200, "GET /many?n=150 0\n"),
-            ("POST", "/early", &["x"], 413, "big\n"),
-        ] {
-            let client = Client::at(at).await;
-            let uri = format!("http://hello.default.example.com{path}");
-            let asked = client.ask(Request::builder().method(method).uri(uri), parts);
-            let answer = asked.await.unwrap();
-            let told = (answer.head.status().as_u16(), answer.body.as_str());
-            assert_eq!(told, (status, end), "{method} {path}");
+    for (method, path, parts, status, end) in [
+        ("GET", "/", &[][..], 200, "GET / 0\n"),
+        ("GET", "/", &["ten ", "bytes."], 200, "GET / 10\n"),
+        ("POST", "/a", &["ten bytes."], 200, "POST /a 10\n"),
+        ("DELETE", "/a", &["ten bytes."], 200, "DELETE /a 10\n"),
+        ("GET", "/many?n=150", &[], 200, "GET /many?n=150 0\n"),
+        ("POST", "/early", &["x"], 413, "big\n"),
+    ] {
+        let mut world = World::new().await;
+        let port: SocketAddr = ([127, 0, 0, 1], world.port).into();
+        let asleep = tokio::spawn(over_http2(port, method, path, parts));
+        world.waiting(1).await;
+        world.ready("p", server.address);
+        let right = (status, end.to_owned());
+        assert_eq!(asleep.await.unwrap(), right, "asleep: {method} {path}");
+        for at in [port, world.outside] {
+            assert_eq!(over_http2(at, method, path, parts).await, right, "{method} {path}");
         }
     }
+}
+
+/// Status and body of an answer.
+async fn over_http2(
+    at: SocketAddr,
+    method: &'static str,
+    path: &'static str,
+    parts: &'static [&'static str],
+) -> (u16, String) {
+    let client = Client::at(at).await;
+    let uri = format!("http://hello.default.example.com{path}");
+    let asked = client.ask(Request::builder().method(method).uri(uri), parts);
+    let answer = asked.await.unwrap();
+    (answer.head.status().as_u16(), answer.body)
 }
 
 #[tokio::test]
@@ -205,16 +239,29 @@ async fn python_answers_the_same_on_every_path() {
     let expects = "expect: 100-continue\r\ncontent-length: 5\r\n".to_owned();
     let both = ("GET", b"/both".to_vec(), String::new(), 0);
     compare(&server, &[("PUT", b"/reject".to_vec(), expects, 0), both]).await;
+    compare_http2(&server).await;
 }
 
 #[tokio::test]
 async fn node_answers_the_same_on_every_path() {
     let server = Server::start(Command::new("node").arg(pods().join("app.mjs")));
     compare(&server, &[]).await;
+    compare_http2(&server).await;
 }
 
 #[tokio::test]
 async fn go_answers_the_same_on_every_path() {
     let server = Server::start(&mut go());
     compare(&server, &[]).await;
+    compare_http2(&server).await;
+}
+
+#[tokio::test]
+async fn nginx_answers_the_same_on_every_path() {
+    let folder = std::env::temp_dir().join(format!("activator-paths-nginx-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let server = Server::start(&mut nginx(&folder));
+    compare(&server, &[]).await;
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
 }

@@ -205,7 +205,12 @@ fn run_repeatedly(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome>
 fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
     let workspace = &builder.workspace;
     match tier {
-        Tier::Pure | Tier::Shell => unprivileged::run(tier, &args.names, builder),
+        Tier::Pure => unprivileged::run(tier, &args.names, builder),
+        Tier::Shell => {
+            // Pods of some of its tests are servers in other languages.
+            setup::prepare(&[Purpose::Test], args.yes)?;
+            unprivileged::run(tier, &args.names, builder)
+        }
         Tier::Kernel => {
             setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Test], args.yes)?;
             let servers = servers::make(workspace)?;
