@@ -5,8 +5,9 @@
 //!
 //! How a connect finds its pod: `FRONTENDS[address, port]` → service number → [`SvcState`](crate::flow::SvcState)
 //! in `SVC_STATE` → extent of `SLOTS` → backend number → `BACKENDS`. Writers fill new backends and a new extent
-//! first and then store one word of `SVC_STATE`; what that frees rests for [`REST_NS`] before it is used again,
-//! so a reader that still holds the old word never meets anything else.
+//! first and then store one word of `SVC_STATE`; what that frees rests for [`REST_NS`] before it is used again.
+//! A reader that was kept from running for longer than that finds the words changed when it [reads](crate::flow::Read)
+//! them again, and begins once more.
 
 use core::mem::size_of;
 
@@ -18,7 +19,8 @@ pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000004";
 
 /// How long a freed backend, extent or service number rests before reuse, in ns.
 ///
-/// A connect runs for microseconds; a second covers any preemption on a live machine.
+/// A connect runs for microseconds; a second covers nearly any preemption on a live machine, and for the others it
+/// [reads again](crate::flow::Read) what led it to a backend.
 pub const REST_NS: u64 = 1_000_000_000;
 
 /// Names of the maps: pins in `bpf/v<ABI>/` and symbols of the kernel object.

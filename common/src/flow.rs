@@ -99,6 +99,34 @@ impl SvcInfo {
     }
 }
 
+/// What a connect reads on its way to a backend: once before it copies what it needs of it, and once behind.
+///
+/// Writers change one of these words, or what an address leads to, before they use a slot or a backend again that a list
+/// named. So what was copied between two readings that are the same is the backend of this service, however long the
+/// connect was kept from running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// The number that the address leads to.
+    pub service: u32,
+    /// The service's word in `SVC_STATE`.
+    pub state: u64,
+    /// Its word in `SVC_INFO`; 0 where no activator was chosen.
+    pub info: u64,
+    /// The word of the list of activators; 0 where none was chosen.
+    pub list: u64,
+}
+
+impl Read {
+    /// Whether nothing has changed since.
+    #[inline(always)]
+    pub const fn is_same(&self, now: &Self) -> bool {
+        self.service == now.service
+            && self.state == now.state
+            && self.info == now.info
+            && self.list == now.list
+    }
+}
+
 /// An index below `count` from 32 random bits: multiply and shift, no division.
 #[inline(always)]
 pub const fn index(random: u32, count: u32) -> u32 {
@@ -211,6 +239,98 @@ mod tests {
             let two = Load { doubtful: f, ..load(c, Some(d)) };
             prop_assert!(prefers_first(one, two) || prefers_first(two, one));
         }
+    }
+
+    /// One moment of a service's tables: what its address leads to, its word, two slots, and whose each of two backends is.
+    #[derive(Clone, Copy)]
+    struct Moment {
+        service: u32,
+        state: u64,
+        slots: [usize; 2],
+        backends: [Whose; 2],
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Whose {
+        Own,
+        Others,
+    }
+
+    const BEGIN: Moment =
+        Moment { service: 3, state: word(0, 1), slots: [0, 1], backends: [Whose::Own; 2] };
+
+    const fn word(offset: u32, generation: u16) -> u64 {
+        SvcState { offset, count: 1, generation, mode: Mode::Serve }.pack()
+    }
+
+    /// The moments after each of these writes, without any rest between them.
+    fn history(writes: &[fn(&mut Moment)]) -> Vec<Moment> {
+        let mut all = vec![BEGIN];
+        for write in writes {
+            let mut next = *all.last().expect("it has a begin");
+            write(&mut next);
+            all.push(next);
+        }
+        all
+    }
+
+    /// Each way in which a connect may be kept from running between the five times that it reads: of those that found
+    /// nothing changed, whose backends they copied; and how many of the others copied another's.
+    fn outcomes(history: &[Moment]) -> (Vec<Whose>, usize) {
+        let (mut taken, mut avoided) = (Vec::new(), 0);
+        for ways in 0..history.len().pow(5) {
+            let at = [0, 1, 2, 3, 4].map(|time| ways / history.len().pow(time) % history.len());
+            let [service, state, slot, backend, again] = at.map(|at| &history[at]);
+            if !at.is_sorted() || service.service != BEGIN.service {
+                continue;
+            }
+            let read = |service, state| Read { service, state, info: 0, list: 0 };
+            let before = read(service.service, state.state);
+            let offset = SvcState::unpack(before.state).offset as usize;
+            let copied = backend.backends[slot.slots[offset]];
+            if before.is_same(&read(again.service, again.state)) {
+                taken.push(copied);
+            } else {
+                avoided += usize::from(copied == Whose::Others);
+            }
+        }
+        (taken, avoided)
+    }
+
+    #[test]
+    fn what_is_copied_between_two_same_readings_is_the_services_own() {
+        let moved: &[fn(&mut Moment)] = &[
+            |it| it.state = word(1, 2),
+            |it| it.backends[0] = Whose::Others,
+            |it| it.slots[0] = 1,
+            |it| it.state = word(0, 3),
+            |it| (it.slots[1], it.backends[0]) = (0, Whose::Others),
+        ];
+        // Its number is another's at once, whose word happens to be the same.
+        let removed: &[fn(&mut Moment)] = &[
+            |it| it.service = 4,
+            |it| it.backends[0] = Whose::Others,
+            |it| it.state = word(1, 9),
+            |it| it.state = word(0, 1),
+        ];
+        for writes in [moved, removed] {
+            let (taken, avoided) = outcomes(&history(writes));
+            assert!(taken.contains(&Whose::Own) && !taken.contains(&Whose::Others));
+            assert_ne!(avoided, 0, "without the second reading they would have been taken");
+        }
+    }
+
+    #[test]
+    fn a_reading_differs_by_any_of_its_words() {
+        let read = Read { service: 3, state: 7, info: 5, list: 9 };
+        assert!(read.is_same(&read));
+        let others = [
+            Read { service: 4, ..read },
+            Read { state: 8, ..read },
+            Read { info: 6, ..read },
+            Read { list: 10, ..read },
+        ];
+        assert!(others.iter().all(|other| !read.is_same(other)));
     }
 
     #[test]

@@ -7,10 +7,11 @@ use core::{ffi::c_void, ptr};
 use aya_ebpf::{
     bindings::{bpf_sock, bpf_sock_addr},
     helpers::generated::{bpf_get_prandom_u32, bpf_get_socket_cookie},
+    maps::Array,
 };
 use common::{
     abi::{self, Backend, Client, FrontendKey, ListenKey},
-    flow::{self, Load, Mode, SvcInfo, SvcState},
+    flow::{self, Load, Mode, Read, SvcInfo, SvcState},
 };
 
 use crate::{
@@ -25,20 +26,32 @@ use crate::{
 const PICKS: u32 = 4;
 /// Minus one, for blind adds.
 const LESS: u64 = 1u64.wrapping_neg();
+/// No backend's number.
+const NONE: u32 = u32::MAX;
 
 /// Why a connect is not rewritten.
 enum Refusal {
     /// Not ours, or in doubt: leave it alone.
     Pass,
-    /// Nobody may answer it.
+    /// Nothing may answer it.
     Refuse,
+    /// The tables have changed since they were read.
+    Changed,
 }
 
-/// Where a connect goes.
+/// Where a connect goes: a copy, as the backend's row may become another one's as soon as no list names it. No pointer:
+/// the verifier would follow it through all that comes between.
 struct Target {
     backend: u32,
-    row: *mut Backend,
     port_be: u16,
+    generation: u64,
+    address: [u32; 4],
+}
+
+/// One pick of a list.
+struct Pick {
+    backend: u32,
+    row: *const Backend,
 }
 
 #[inline(always)]
@@ -50,15 +63,14 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
     let OnStack(key) = &key(ctx.four(), ctx.port_be());
     match choose(key) {
         Ok(target) => {
-            let given = address(&target);
-            if flow::is_mapped(&given) {
-                ctx.set_four(&given);
+            if flow::is_mapped(&target.address) {
+                ctx.set_four(&target.address);
                 ctx.set_port_be(target.port_be);
-                remember(ctx, key, &target, given);
+                remember(ctx, key, &target);
             }
             ALLOW
         }
-        Err(Refusal::Pass) => ALLOW,
+        Err(Refusal::Pass | Refusal::Changed) => ALLOW,
         Err(Refusal::Refuse) => refuse(),
     }
 }
@@ -72,13 +84,12 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
     let OnStack(key) = &key(ctx.six(), ctx.port_be());
     match choose(key) {
         Ok(target) => {
-            let given = address(&target);
-            ctx.set_six(&given);
+            ctx.set_six(&target.address);
             ctx.set_port_be(target.port_be);
-            remember(ctx, key, &target, given);
+            remember(ctx, key, &target);
             ALLOW
         }
-        Err(Refusal::Pass) => ALLOW,
+        Err(Refusal::Pass | Refusal::Changed) => ALLOW,
         Err(Refusal::Refuse) => refuse(),
     }
 }
@@ -135,37 +146,131 @@ fn key(address: [u32; 4], port_be: u16) -> OnStack<FrontendKey> {
     OnStack(FrontendKey { address: bytes(address), port_be, protocol: 6, reserved: 0 })
 }
 
+/// Chooses, and once or twice more where the tables have changed meanwhile: a connect may be preempted for longer than
+/// what is freed rests, and a service's number, its slots and their backends are another's then. Written out: in a loop, the
+/// verifier would have to prove what each turn leaves to the next.
 #[inline(always)]
 fn choose(key: &FrontendKey) -> Result<Target, Refusal> {
-    // SAFETY: the number is copied at once; a concurrent removal frees the entry only after this program ended.
-    let service = *unsafe { FRONTENDS.get(key) }.ok_or(Refusal::Pass)?;
-    let state = state(service)?;
-    match state.mode {
+    let first = attempt(key);
+    if !matches!(first, Err(Refusal::Changed)) {
+        return first;
+    }
+    let second = attempt(key);
+    if !matches!(second, Err(Refusal::Changed)) {
+        return second;
+    }
+    attempt(key)
+}
+
+/// Chooses once. What it answers was in force when all was read again, behind the copy of the backend.
+#[inline(always)]
+fn attempt(key: &FrontendKey) -> Result<Target, Refusal> {
+    let service = service(key).ok_or(Refusal::Pass)?;
+    let state = read(&SVC_STATE, service).ok_or(Refusal::Pass)?;
+    let read = Read { service, state, info: 0, list: 0 };
+    match SvcState::unpack(state).mode {
+        Mode::Serve => {
+            let backend = pick_pod(state);
+            if backend == NONE {
+                note(abi::CONTROL_FALLBACK);
+                return activator(key, read);
+            }
+            let target = copy(backend).ok_or(Refusal::Pass)?;
+            still(key, read).map(|()| target)
+        }
+        Mode::Activator => activator(key, read),
         Mode::Pass => Err(Refusal::Pass),
-        Mode::Refuse => Err(Refusal::Refuse),
+        Mode::Refuse => still(key, read).and(Err(Refusal::Refuse)),
         Mode::Canary => {
+            still(key, read)?;
             note(abi::CONTROL_CANARY);
             Err(Refusal::Refuse)
         }
-        Mode::Activator => activator(service),
-        Mode::Serve => match pod(&state) {
-            Some(target) => Ok(target),
-            None => {
-                note(abi::CONTROL_FALLBACK);
-                activator(service)
-            }
-        },
     }
 }
 
+/// The freer of two activators, at the service's own port there. One whose node is gone keeps what it was given, so
+/// later connects go past it until the table knows.
 #[inline(always)]
-fn state(service: u32) -> Result<SvcState, Refusal> {
-    Ok(SvcState::unpack(*SVC_STATE.get(service).ok_or(Refusal::Pass)?))
+fn activator(key: &FrontendKey, read: Read) -> Result<Target, Refusal> {
+    let info = self::read(&SVC_INFO, read.service).ok_or(Refusal::Pass)?;
+    let SvcInfo { activators, port_be } = SvcInfo::unpack(info);
+    let list = self::read(&SVC_STATE, activators).ok_or(Refusal::Pass)?;
+    if port_be == 0 {
+        return Err(Refusal::Pass);
+    }
+    let backend = pick_activator(list);
+    if backend == NONE {
+        return Err(Refusal::Pass);
+    }
+    let target = copy(backend).ok_or(Refusal::Pass)?;
+    still(key, Read { info, list, ..read }).map(|()| Target { port_be, ..target })
 }
 
-/// The freer of two pods that can take a connection, in up to [`PICKS`] tries.
+/// Reads once more what led here.
 #[inline(always)]
-fn pod(list: &SvcState) -> Option<Target> {
+fn still(key: &FrontendKey, before: Read) -> Result<(), Refusal> {
+    let service = service(key).ok_or(Refusal::Changed)?;
+    let state = read(&SVC_STATE, before.service).ok_or(Refusal::Changed)?;
+    let mut now = Read { service, state, info: 0, list: 0 };
+    if before.info != 0 {
+        now.info = read(&SVC_INFO, before.service).ok_or(Refusal::Changed)?;
+        let activators = SvcInfo::unpack(before.info).activators;
+        now.list = read(&SVC_STATE, activators).ok_or(Refusal::Changed)?;
+    }
+    if before.is_same(&now) { Ok(()) } else { Err(Refusal::Changed) }
+}
+
+/// The number of the service that an address leads to. A removed entry's memory is used again at once (since 6.1), so the
+/// number may be another address's; reading it [again](still) tells.
+#[inline(always)]
+fn service(key: &FrontendKey) -> Option<u32> {
+    // SAFETY: a word of a hash's memory, which is no other kind of memory before this program has ended.
+    FRONTENDS.get_ptr(key).map(|found| unsafe { ptr::read_volatile(found) })
+}
+
+/// A service's word. Volatile: user space stores it whenever it likes, and it is read twice.
+#[inline(always)]
+fn read(words: &Array<u64>, service: u32) -> Option<u64> {
+    // SAFETY: a live map value; a word, which is stored at once.
+    words.get_ptr(service).map(|word| unsafe { ptr::read_volatile(word) })
+}
+
+/// What a backend's row says.
+#[inline(always)]
+fn copy(backend: u32) -> Option<Target> {
+    let row = BACKENDS.get_ptr(backend)?;
+    // SAFETY: a live map value. Another's, perhaps, half-written; reading all again tells.
+    unsafe {
+        let address = ptr::read_volatile((&raw const (*row).address).cast::<[u32; 4]>());
+        let port_be = ptr::read_volatile(&raw const (*row).port_be);
+        let generation = ptr::read_volatile(&raw const (*row).generation);
+        Some(Target { backend, port_be, generation, address })
+    }
+}
+
+/// The freer of two pods of a list that can take a connection, in up to [`PICKS`] tries, or [`NONE`]. A function of its own:
+/// the verifier walks through it once, however often it is called.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn pick_pod(state: u64) -> u32 {
+    let list = SvcState::unpack(state);
+    pod(&list).map_or(NONE, |pick| pick.backend)
+}
+
+/// The freer of two activators of a list, or [`NONE`]. As [`pick_pod`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn pick_activator(state: u64) -> u32 {
+    let list = SvcState::unpack(state);
+    if list.count == 0 {
+        return NONE;
+    }
+    two(&list).map_or(NONE, |(better, _)| better.backend)
+}
+
+#[inline(always)]
+fn pod(list: &SvcState) -> Option<Pick> {
     if list.count == 0 {
         return None;
     }
@@ -189,22 +294,9 @@ fn pod(list: &SvcState) -> Option<Target> {
     None
 }
 
-/// The freer of two activators, at the service's own port there. One whose node is gone keeps what it was given, so
-/// later connects go past it until the table knows.
-#[inline(always)]
-fn activator(service: u32) -> Result<Target, Refusal> {
-    let info = SvcInfo::unpack(*SVC_INFO.get(service).ok_or(Refusal::Pass)?);
-    let list = state(info.activators)?;
-    if list.count == 0 || info.port_be == 0 {
-        return Err(Refusal::Pass);
-    }
-    let (better, _) = two(&list).ok_or(Refusal::Pass)?;
-    Ok(Target { port_be: info.port_be, ..better })
-}
-
 /// Two of a list at random, the freer one first.
 #[inline(always)]
-fn two(list: &SvcState) -> Option<(Target, Target)> {
+fn two(list: &SvcState) -> Option<(Pick, Pick)> {
     let (first, second) = flow::two(random(), list.count);
     let first = backend(list.offset + first)?;
     let second = backend(list.offset + second)?;
@@ -216,44 +308,36 @@ fn two(list: &SvcState) -> Option<(Target, Target)> {
 }
 
 #[inline(always)]
-fn backend(slot: u32) -> Option<Target> {
+fn backend(slot: u32) -> Option<Pick> {
     let backend = *SLOTS.get(slot)? as u32;
-    let row = BACKENDS.get_ptr_mut(backend)?;
-    // SAFETY: a live map value; nobody writes this field while a list names the backend.
-    Some(Target { backend, row, port_be: unsafe { (*row).port_be } })
+    Some(Pick { backend, row: BACKENDS.get_ptr(backend)? })
 }
 
 #[inline(always)]
-fn address(target: &Target) -> [u32; 4] {
-    // SAFETY: as in `backend`.
-    words(unsafe { (*target.row).address })
-}
-
-#[inline(always)]
-fn load(target: &Target) -> Load {
-    // SAFETY: as in `backend`; the gauge may change meanwhile, any value of it will do.
-    let (slot, open) = unsafe { ((*target.row).slot, (*target.row).open) };
+fn load(pick: &Pick) -> Load {
+    // SAFETY: a live map value; the gauge may change meanwhile, any value of it will do.
+    let (slot, open) = unsafe { ((*pick.row).slot, (*pick.row).open) };
     let state = if slot == 0 { None } else { POD_STATE.get(slot) };
     let in_flight = state.map_or(flow::UNKNOWN, |state| state.in_flight);
-    Load { open, in_flight, doubtful: is_doubtful(target) }
+    Load { open, in_flight, doubtful: is_doubtful(pick) }
 }
 
 #[inline(always)]
-fn is_doubtful(target: &Target) -> bool {
+fn is_doubtful(pick: &Pick) -> bool {
     // SAFETY: as in `load`.
-    let at = unsafe { (*target.row).unanswered_ns };
+    let at = unsafe { (*pick.row).unanswered_ns };
     at != 0 && now().wrapping_sub(at) < abi::UNANSWERED_NS
 }
 
 /// Whether a pod of this node has a listener; pods elsewhere are taken at the table's word.
 #[inline(always)]
-fn listens(target: &Target) -> bool {
-    // SAFETY: as in `backend`.
-    let cookie = unsafe { (*target.row).cookie };
+fn listens(pick: &Pick) -> bool {
+    // SAFETY: as in `load`.
+    let (cookie, port_be) = unsafe { ((*pick.row).cookie, (*pick.row).port_be) };
     if cookie == 0 {
         return true;
     }
-    let key = ListenKey { cookie, port: u32::from(u16::from_be(target.port_be)), reserved: 0 };
+    let key = ListenKey { cookie, port: u32::from(u16::from_be(port_be)), reserved: 0 };
     // SAFETY: one word is read at once.
     if unsafe { LISTEN.get(key) }.is_some_and(|found| found.open != 0) {
         return true;
@@ -263,7 +347,7 @@ fn listens(target: &Target) -> bool {
 }
 
 #[inline(always)]
-fn remember(ctx: Address, key: &FrontendKey, target: &Target, given: [u32; 4]) {
+fn remember(ctx: Address, key: &FrontendKey, target: &Target) {
     // The kernel closes such sockets without a word, so they would count for ever.
     if ctx.is_flow() {
         return note(abi::CONTROL_UNTRACKED);
@@ -283,13 +367,15 @@ fn remember(ctx: Address, key: &FrontendKey, target: &Target, given: [u32; 4]) {
     client.cookie = cookie;
     client.asked = key.address;
     client.asked_port_be = key.port_be;
-    client.given = bytes(given);
+    client.given = bytes(target.address);
     client.given_port_be = target.port_be;
     client.backend = target.backend;
-    // SAFETY: as in `backend`.
-    client.generation = unsafe { (*target.row).generation };
-    // SAFETY: a live map value.
-    add(unsafe { &raw mut (*target.row).open }, 1);
+    client.generation = target.generation;
+    // Where the row is another backend's by now, no gauge counts this socket: it leaves none, either.
+    if let Some(row) = given(client) {
+        // SAFETY: a live map value.
+        add(unsafe { &raw mut (*row).open }, 1);
+    }
 }
 
 /// Takes a socket out of its backend's gauge.

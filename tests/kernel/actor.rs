@@ -11,6 +11,7 @@
 //! | `retry BAD GOOD` | connects to GOOD with a socket whose connect to BAD was refused, keeps it | `ok NAME PEER` |
 //! | `mptcp ADDRESS` | connects by MPTCP, keeps the socket | `ok NAME PEER` |
 //! | `hammer ADDRESS N` | connects N times | `ok NAME=COUNT …` |
+//! | `storm ADDRESS N` | the same, whatever becomes of each | `ok NAME=COUNT … errERRNO=COUNT …` |
 //! | `drop` | closes every connection | `ok` |
 //!
 //! A failed step answers `err ERRNO`. Answers begin with `> `, to stand out from what the test runner prints.
@@ -201,14 +202,21 @@ impl Stage {
                 self.keep(stream)
             }
             ["hammer", address, count] => {
-                let mut seen = BTreeMap::<String, u32>::new();
+                let mut seen = BTreeMap::new();
                 for _ in 0..count.parse().map_err(io::Error::other)? {
-                    let mut stream = TcpStream::connect(parse(address)?)?;
-                    *seen.entry(greeting(&mut stream)?).or_default() += 1;
+                    *seen.entry(visit(parse(address)?)?).or_default() += 1;
                 }
-                let seen: Vec<_> =
-                    seen.iter().map(|(name, count)| format!("{name}={count}")).collect();
-                Ok(seen.join(" "))
+                Ok(counted(&seen))
+            }
+            ["storm", address, count] => {
+                let mut seen = BTreeMap::new();
+                for _ in 0..count.parse().map_err(io::Error::other)? {
+                    let name = visit(parse(address)?).unwrap_or_else(|error| {
+                        format!("err{}", error.raw_os_error().unwrap_or_default())
+                    });
+                    *seen.entry(name).or_default() += 1;
+                }
+                Ok(counted(&seen))
             }
             ["drop"] => {
                 self.connections.clear();
@@ -245,6 +253,16 @@ impl Stage {
         self.listeners.push(listener);
         Ok(at.to_string())
     }
+}
+
+/// Connects once and says who answered.
+fn visit(address: SocketAddr) -> io::Result<String> {
+    greeting(&mut TcpStream::connect(address)?)
+}
+
+fn counted(seen: &BTreeMap<String, u32>) -> String {
+    let seen: Vec<_> = seen.iter().map(|(name, count)| format!("{name}={count}")).collect();
+    seen.join(" ")
 }
 
 fn parse(address: &str) -> io::Result<SocketAddr> {

@@ -1,8 +1,11 @@
 //! Shell: connects through service addresses.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use agent::{
     features::Features,
     maps::Maps,
+    plan::{Backend, MapOp},
     programs::{self, Places, Programs},
 };
 use aya::util::KernelVersion;
@@ -12,7 +15,10 @@ use common::{
     wire::{Path as Way, PodPhase},
 };
 
-use crate::bed::{Bed, SERVING, uid};
+use crate::{
+    actor::Actor,
+    bed::{Bed, Place, SERVING, uid},
+};
 
 const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
@@ -69,7 +75,7 @@ fn a_service_of_mode_refuse_is_refused() {
     let service = *bed.maps.read().unwrap().frontends.values().next().unwrap();
     for service in [service, service + 1] {
         let state = SvcState { offset: 0, count: 0, generation: 9, mode: Mode::Refuse };
-        bed.maps.apply(&[agent::plan::MapOp::State { service, state }]).unwrap();
+        bed.maps.apply(&[MapOp::State { service, state }]).unwrap();
     }
     let mut client = client.actor();
     assert_eq!(client.ask("connect 10.96.0.1:80"), Err(ECONNREFUSED));
@@ -221,6 +227,99 @@ fn every_connect_under_a_hammering_writer_reaches_a_pod() {
     let total: u32 =
         seen.split(' ').map(|one| one.split_once('=').unwrap().1.parse::<u32>().unwrap()).sum();
     assert_eq!(total, 3_000, "{seen}");
+}
+
+/// Two services whose lists are written as no agent would: what one has left is the other's at once, without a rest.
+struct Contended {
+    bed: Bed,
+    client: Place,
+    one: Place,
+    two: Place,
+    _servers: [Actor; 2],
+}
+
+impl Contended {
+    /// The backends and slots in dispute; behind each stands one that is service 1's for good.
+    const BACKENDS: [u32; 2] = [30_000, 30_001];
+    const OWN_BACKEND: u32 = 30_002;
+    const SLOTS: u32 = 100_000;
+    const OWN_SLOT: u32 = 100_002;
+
+    fn new() -> Self {
+        let mut bed = Bed::new();
+        let (client, one, two) = (bed.client(), bed.pod(), bed.pod());
+        let mut servers = [one.actor(), two.actor()];
+        for (server, name) in servers.iter_mut().zip(["one", "two"]) {
+            server.must(&format!("listen 0.0.0.0:{SERVING} {name}"));
+            server.must(&format!("listen 0.0.0.0:20001 {name}"));
+        }
+        bed.service(1, Way::Direct);
+        bed.plan();
+        Self { bed, client, one, two, _servers: servers }
+    }
+
+    fn backend(id: u32, pod: &Place, port: u16) -> MapOp {
+        let address: std::net::Ipv4Addr = pod.four().parse().expect("an address");
+        let address = address.to_ipv6_mapped().octets();
+        let backend = Backend { address, cookie: 0, slot: 0, port_be: port.to_be() };
+        MapOp::Backend { id, backend }
+    }
+
+    /// Where a hundred-thousandfold change of the list of service number `number` leads the connects of service 1.
+    fn storm(&mut self, number: u32, port: u16) -> String {
+        let state = |offset, count, generation, mode| MapOp::State {
+            service: number,
+            state: SvcState { offset, count, generation, mode },
+        };
+        let [first, second] = Self::BACKENDS;
+        self.bed
+            .maps
+            .apply(&[
+                Self::backend(Self::OWN_BACKEND, &self.one, port),
+                MapOp::Slots { offset: Self::SLOTS, backends: vec![first, second] },
+                MapOp::Slots { offset: Self::OWN_SLOT, backends: vec![Self::OWN_BACKEND] },
+            ])
+            .expect("writable");
+        let turns = |pod: &Place| Self::BACKENDS.map(|id| Self::backend(id, pod, port));
+        let (ours, theirs) = (turns(&self.one), turns(&self.two));
+        let mut maps = Maps::open(&self.bed.places().pins()).expect("they are pinned");
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut generation = 0_u16;
+                while !over.load(Ordering::Relaxed) {
+                    let next = [generation.wrapping_add(1), generation.wrapping_add(2)];
+                    generation = next[1];
+                    let lists = [
+                        state(Self::SLOTS, 2, next[0], Mode::Serve),
+                        state(Self::OWN_SLOT, 1, next[1], Mode::Serve),
+                    ];
+                    for ops in [&ours[..], &lists[..], &theirs[..]] {
+                        maps.apply(ops).expect("writable");
+                    }
+                }
+            });
+            let mut client = self.client.actor();
+            let seen = client.must("storm 10.96.0.1:80 5000");
+            over.store(true, Ordering::Relaxed);
+            seen
+        })
+    }
+}
+
+#[test]
+fn a_connect_never_reaches_the_service_that_its_backend_was_given_to_meanwhile() {
+    let mut scene = Contended::new();
+    let service = *scene.bed.maps.read().unwrap().frontends.values().next().unwrap();
+    let seen = scene.storm(service, SERVING);
+    assert!(seen.contains("one=") && !seen.contains("two="), "{seen}");
+}
+
+#[test]
+fn a_connect_never_reaches_the_service_that_its_activator_was_given_to_meanwhile() {
+    let mut scene = Contended::new();
+    let seen = scene.storm(abi::ACTIVATORS_V4, 20_001);
+    assert!(seen.contains("one=") && !seen.contains("two="), "{seen}");
 }
 
 #[test]
@@ -466,7 +565,7 @@ fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
     let services: Vec<u32> = bed.maps.read().unwrap().frontends.values().copied().collect();
     for service in services {
         let state = SvcState { offset: 0, count: 0, generation: 9, mode: Mode::Refuse };
-        bed.maps.apply(&[agent::plan::MapOp::State { service, state }]).unwrap();
+        bed.maps.apply(&[MapOp::State { service, state }]).unwrap();
     }
     assert_eq!(client.ask("connect 10.96.0.1:80"), Err(EPERM));
     bed.programs.as_ref().unwrap().canary(&mut bed.maps).unwrap();
