@@ -63,6 +63,10 @@ pub(crate) struct Metrics {
     pub(crate) fallbacks: Gauge,
     /// Connects that nobody answered at first.
     pub(crate) unanswered: Gauge,
+    /// Listeners for which `LISTEN` had no room.
+    pub(crate) listeners_unseen: Gauge,
+    /// Listeners beyond those of one namespace that are followed.
+    pub(crate) listeners_beyond: Gauge,
     /// Services that find no room in the kernel's maps.
     pub(crate) refused: Gauge,
     /// Kept connections ended to move them.
@@ -108,6 +112,8 @@ impl Metrics {
             untracked: Gauge::default(),
             fallbacks: Gauge::default(),
             unanswered: Gauge::default(),
+            listeners_unseen: Gauge::default(),
+            listeners_beyond: Gauge::default(),
             refused: Gauge::default(),
             ended: Counter::default(),
             spared: Counter::default(),
@@ -153,6 +159,10 @@ impl Metrics {
         registry.register("connects_fallback", help, self.fallbacks.clone());
         let help = "Connects whose first packet was not answered within a second";
         registry.register("connects_unanswered", help, self.unanswered.clone());
+        let help = "Listeners for which the kernel had no room";
+        registry.register("listeners_unseen", help, self.listeners_unseen.clone());
+        let help = "Listeners beyond those of one network namespace that are followed";
+        registry.register("listeners_beyond", help, self.listeners_beyond.clone());
         let help = "Services that find no room in the kernel's maps";
         registry.register("services_refused", help, self.refused.clone());
         let help = "Kept connections ended to move them";

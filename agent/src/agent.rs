@@ -66,6 +66,9 @@ const TRIES: usize = 1_024;
 const ADDRESSES: Duration = Duration::from_secs(10);
 /// How often entries of closed listeners are forgotten.
 const LISTENERS: Duration = Duration::from_secs(60);
+/// What is wrong once the kernel had no room for a listener, until [`LISTENERS`] have passed without another one.
+const UNSEEN: &str =
+    "map LISTEN is full: listeners that opened within the last minute were not seen";
 /// How many pods of other nodes are tried at once, and for how long.
 const REACH_AT_ONCE: usize = 64;
 const REACH_PATIENCE: Duration = Duration::from_secs(1);
@@ -148,6 +151,8 @@ pub(crate) struct Agent {
     knocking: Arc<Semaphore>,
     next_addresses: Instant,
     next_listeners: Instant,
+    /// Listeners for which the kernel had no room, up to then.
+    listeners_unseen: u64,
     /// What the planner is told of them.
     planned: BTreeMap<String, Local>,
     next_full: Instant,
@@ -200,6 +205,7 @@ impl Agent {
             knocking: Arc::new(Semaphore::new(REACH_AT_ONCE)),
             next_addresses: Instant::now(),
             next_listeners: Instant::now(),
+            listeners_unseen: ends.maps.control(abi::CONTROL_LISTEN_FULL),
             planned: BTreeMap::new(),
             next_full: Instant::now(),
             next_sweep: Instant::now(),
@@ -654,6 +660,10 @@ impl Agent {
         metrics.untracked.set(gauge(abi::CONTROL_UNTRACKED));
         metrics.fallbacks.set(gauge(abi::CONTROL_FALLBACK));
         metrics.unanswered.set(gauge(abi::CONTROL_UNANSWERED));
+        metrics.listeners_beyond.set(gauge(abi::CONTROL_LISTEN_BEYOND));
+        metrics.listeners_unseen.set(gauge(abi::CONTROL_LISTEN_FULL));
+        let unseen = maps.control(abi::CONTROL_LISTEN_FULL).wrapping_sub(self.listeners_unseen);
+        self.ends.troubles.set("listeners", (unseen > 0).then(|| UNSEEN.to_owned()));
         let trouble =
             self.first_table.is_none().then(|| "no table from the controller yet".to_owned());
         self.ends.troubles.set("routes", trouble);
@@ -690,6 +700,7 @@ impl Agent {
             return;
         }
         self.next_listeners = now + LISTENERS;
+        self.listeners_unseen = self.ends.maps.control(abi::CONTROL_LISTEN_FULL);
         if let Err(error) = self.forget_closed() {
             warn!(error = %chain(&error), "cannot forget closed listeners");
         }
@@ -704,7 +715,7 @@ impl Agent {
                 self.ends.maps.forget_listener(key.cookie, port)?;
             }
         }
-        Ok(())
+        self.ends.maps.count_listeners()
     }
 
     /// Lets the kernel half go on in taking over from another version's, never back.

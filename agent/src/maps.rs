@@ -83,6 +83,7 @@ pub struct Maps {
     frontends: HashMap<MapData, abi::FrontendKey, u32>,
     pods: HashMap<MapData, u64, abi::Pod>,
     listen: HashMap<MapData, abi::ListenKey, abi::Listen>,
+    listeners: HashMap<MapData, u64, u32>,
     node: HashMap<MapData, [u8; 16], u32>,
     svc_state: Words,
     svc_info: Words,
@@ -114,6 +115,7 @@ impl Maps {
             frontends: hash(pins, maps::FRONTENDS)?,
             pods: hash(pins, maps::PODS)?,
             listen: hash(pins, maps::LISTEN)?,
+            listeners: hash(pins, maps::LISTENERS)?,
             node: hash(pins, maps::NODE)?,
             svc_state: words(pins, maps::SVC_STATE, abi::SERVICES_MAX as usize)?,
             svc_info: words(pins, maps::SVC_INFO, abi::SERVICES_MAX as usize)?,
@@ -293,7 +295,32 @@ impl Maps {
                 Err(source) => return Err(refused(maps::LISTEN, key, source)),
             }
         }
-        Ok(())
+        self.set_entries(cookie, None)
+    }
+
+    /// Counts the entries of each namespace in `LISTEN`, of which each may have so many. A listener that opens meanwhile
+    /// may be missed until the next count.
+    pub fn count_listeners(&mut self) -> Result<(), Error> {
+        let mut counts = BTreeMap::<u64, u32>::new();
+        for key in self.listen.keys() {
+            *counts.entry(key.map_err(|e| read(maps::LISTEN, e))?.cookie).or_default() += 1;
+        }
+        let known: Vec<_> = self.listeners.iter().filter_map(Result::ok).collect();
+        for (cookie, _) in known.iter().filter(|(cookie, _)| !counts.contains_key(cookie)) {
+            self.set_entries(*cookie, None)?;
+        }
+        counts.into_iter().try_for_each(|(cookie, count)| self.set_entries(cookie, Some(count)))
+    }
+
+    fn set_entries(&mut self, cookie: u64, count: Option<u32>) -> Result<(), Error> {
+        let done = match count {
+            Some(count) => self.listeners.insert(cookie, count, 0),
+            None => self.listeners.remove(&cookie),
+        };
+        match done {
+            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Err(source) => Err(refused(maps::LISTENERS, cookie, source)),
+        }
     }
 
     /// Sets all counters of a slot to zero, before it is given to a new pod.

@@ -621,6 +621,7 @@ fn check_pins(pins: &Path) -> Result<(), Error> {
         (maps::SLOTS, [ARRAY, 4, 8, abi::SLOTS_MAX]),
         (maps::BACKENDS, [ARRAY, 4, size(size_of::<abi::Backend>()), abi::BACKENDS_MAX]),
         (maps::LISTEN, [HASH, 16, size(size_of::<abi::Listen>()), abi::LISTEN_MAX]),
+        (maps::LISTENERS, [HASH, 8, 4, abi::LISTENERS_MAX]),
         (maps::PODS, [HASH, 8, size(size_of::<abi::Pod>()), abi::PODS_MAX]),
         (maps::POD_STATE, [ARRAY, 4, size(size_of::<abi::PodState>()), abi::PODS_MAX]),
         (maps::COUNTERS, [ARRAY, 4, size(size_of::<abi::Counters>()), rows()?]),

@@ -37,6 +37,9 @@ pub mod maps {
     pub const BACKENDS: &str = "BACKENDS";
     /// Hash: [`ListenKey`](super::ListenKey) → [`Listen`](super::Listen).
     pub const LISTEN: &str = "LISTEN";
+    /// Hash: netns cookie (`u64`) → how many entries it has in `LISTEN` (`u32`). The kernel half counts up, the agent sets it
+    /// right when it has removed entries.
+    pub const LISTENERS: &str = "LISTENERS";
     /// Hash: netns cookie (`u64`) → [`Pod`](super::Pod).
     pub const PODS: &str = "PODS";
     /// Mmapable array by pod slot: [`PodState`](super::PodState).
@@ -95,6 +98,11 @@ pub const BACKENDS_MAX: u32 = 32_768;
 pub const PODS_MAX: u32 = 1_024;
 /// Most (namespace, port) pairs with a listener.
 pub const LISTEN_MAX: u32 = 16_384;
+/// Most of them of one namespace, so that none fills the map alone: with the serving port of its pod, which is entered all
+/// the same, 963 namespaces find room. What a pod listens on besides concerns nobody.
+pub const LISTEN_EACH: u32 = 16;
+/// Most namespaces whose entries in `LISTEN` are counted.
+pub const LISTENERS_MAX: u32 = 4_096;
 /// Rows for client sockets: 576 KiB. With 1 000 open, one connect in eight finds its row taken.
 pub const CLIENTS_MAX: u32 = 8_192;
 /// Most addresses of the node itself that are known. Without room for one, the kubelet's probes from there are counted.
@@ -137,6 +145,8 @@ pub const CONTROL_FALLBACK: u32 = 3;
 pub const CONTROL_LISTEN_FULL: u32 = 4;
 /// `CONTROL` word: connects that were left unanswered for as long as TCP waits first.
 pub const CONTROL_UNANSWERED: u32 = 5;
+/// `CONTROL` word: listeners beyond the [`LISTEN_EACH`] ports of their namespace.
+pub const CONTROL_LISTEN_BEYOND: u32 = 6;
 /// `CONTROL` word: client sockets that use `OVERFLOW`. Read by every socket that closes, so it and those behind it
 /// share no cache line with the counters above.
 pub const CONTROL_OVERFLOW: u32 = 8;

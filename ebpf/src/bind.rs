@@ -1,5 +1,7 @@
 //! A bind runs in its process's context: the place to learn whose listener it will be, and to widen loopback.
 
+use core::ptr;
+
 use aya_ebpf::{bindings::bpf_sock_addr, helpers::generated::bpf_get_current_cgroup_id};
 use common::{
     abi::{self, Conn, Listen, ListenKey},
@@ -8,7 +10,7 @@ use common::{
 
 use crate::{
     context::{ALLOW, Address},
-    maps::{CONNS, LISTEN, PODS},
+    maps::{CONNS, LISTEN, LISTENERS, PODS, add32},
 };
 
 /// First byte of 127.0.0.0/8.
@@ -71,7 +73,7 @@ fn may_widen(conn: &Conn, port_be: u16, family: u32) -> bool {
         return false;
     }
     let key = ListenKey { cookie: conn.cookie, port: u32::from(port), reserved: 0 };
-    let Some(found) = entry(&key) else { return false };
+    let Ok(found) = entry(&key) else { return false };
     // SAFETY: a live map value; single words.
     unsafe {
         let others = (*found).families & abi::FAMILIES & !family;
@@ -83,16 +85,37 @@ fn may_widen(conn: &Conn, port_be: u16, family: u32) -> bool {
     }
 }
 
-/// The entry of a namespace and port, made when there is none.
+/// The entry of a namespace and port, made when there is none; or the word of `CONTROL` that counts why there is none.
 #[inline(always)]
-pub fn entry(key: &ListenKey) -> Option<*mut Listen> {
+pub fn entry(key: &ListenKey) -> Result<*mut Listen, u32> {
     const NOEXIST: u64 = 1;
     if let Some(found) = LISTEN.get_ptr_mut(key) {
-        return Some(found);
+        return Ok(found);
+    }
+    let entries = LISTENERS.get_ptr_mut(key.cookie);
+    // SAFETY: a live map value; a single word.
+    let count = entries.map_or(0, |entries| unsafe { ptr::read_volatile(entries) });
+    if count >= abi::LISTEN_EACH && !is_serving(key) {
+        return Err(abi::CONTROL_LISTEN_BEYOND);
     }
     let fresh = Listen { open: 0, widened: 0, loopback: 0, families: 0, since_ns: 0 };
-    let _lost_a_race_or_full = LISTEN.insert(key, fresh, NOEXIST);
-    LISTEN.get_ptr_mut(key)
+    if LISTEN.insert(key, fresh, NOEXIST).is_ok() {
+        match entries {
+            Some(entries) => add32(entries, 1),
+            None => {
+                // Of two at once one is not counted, until the agent counts again.
+                let _lost_a_race_or_full = LISTENERS.insert(key.cookie, 1, NOEXIST);
+            }
+        }
+    }
+    LISTEN.get_ptr_mut(key).ok_or(abi::CONTROL_LISTEN_FULL)
+}
+
+/// Whether it is the serving port of a registered pod.
+#[inline(always)]
+fn is_serving(key: &ListenKey) -> bool {
+    // SAFETY: the field is read at once.
+    unsafe { PODS.get(key.cookie) }.is_some_and(|pod| u32::from(pod.port) == key.port)
 }
 
 /// Whether a listener on this address is reachable from its own namespace only.

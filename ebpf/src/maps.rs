@@ -27,6 +27,8 @@ pub static BACKENDS: Array<abi::Backend> = Array::pinned(abi::BACKENDS_MAX, BPF_
 pub static LISTEN: HashMap<abi::ListenKey, abi::Listen> =
     HashMap::pinned(abi::LISTEN_MAX, BPF_F_NO_PREALLOC);
 #[map]
+pub static LISTENERS: HashMap<u64, u32> = HashMap::pinned(abi::LISTENERS_MAX, BPF_F_NO_PREALLOC);
+#[map]
 pub static PODS: HashMap<u64, abi::Pod> = HashMap::pinned(abi::PODS_MAX, BPF_F_NO_PREALLOC);
 #[map]
 pub static POD_STATE: Array<abi::PodState> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);

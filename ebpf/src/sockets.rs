@@ -80,8 +80,9 @@ fn repeated(ops: *mut bpf_sock_ops) {
 fn listening(ops: *mut bpf_sock_ops) {
     let Some(conn) = identified(ops) else { return };
     conn.slot = 0;
-    let Some(found) = entry(&key(ops, conn)) else {
-        return note(abi::CONTROL_LISTEN_FULL);
+    let found = match entry(&key(ops, conn)) {
+        Ok(found) => found,
+        Err(why) => return note(why),
     };
     watch(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
     // SAFETY: a live map value; single words.
@@ -238,7 +239,10 @@ fn state(ops: *mut bpf_sock_ops) {
 fn stopped(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     const LESS: u32 = 1u32.wrapping_neg();
     let counted = conn.flags & (abi::CONN_LISTENS | abi::CONN_LOOPBACK) != 0;
-    let Some(found) = entry(&key(ops, conn)).filter(|_| counted) else { return };
+    if !counted {
+        return;
+    }
+    let Ok(found) = entry(&key(ops, conn)) else { return };
     // SAFETY: a live map value; single words.
     unsafe {
         if conn.flags & abi::CONN_LOOPBACK != 0 {

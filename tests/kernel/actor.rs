@@ -3,6 +3,7 @@
 //! | line | does | answers |
 //! |---|---|---|
 //! | `listen ADDRESS NAME [reuseport]` | binds, listens, greets each client with NAME | `ok ADDRESS` |
+//! | `ports FROM COUNT` | listens on so many ports, one after the other, and closes each | `ok` |
 //! | `prefork ADDRESS NAME N` | the same with N children that share one listener | `ok ADDRESS` |
 //! | `close` | ends the listener that was opened last | `ok` |
 //! | `connect ADDRESS` | connects, keeps the socket | `ok NAME PEER` |
@@ -162,6 +163,15 @@ impl Stage {
                 let listener = open(address, false)?;
                 self.share(&listener, count.parse().map_err(io::Error::other)?)?;
                 self.serve(listener, name)
+            }
+            ["ports", from, count] => {
+                let [from, count] = [from, count].map(|text| text.parse::<u16>());
+                let (from, count) =
+                    (from.map_err(io::Error::other)?, count.map_err(io::Error::other)?);
+                for port in from..from + count {
+                    open(&format!("0.0.0.0:{port}"), false)?;
+                }
+                Ok(String::new())
             }
             ["close"] => {
                 if let Some(listener) = self.listeners.pop() {

@@ -742,5 +742,6 @@ mod audit;
 mod deadlines;
 mod kept;
 mod kubelet;
+mod listeners;
 mod revisions;
 mod server;

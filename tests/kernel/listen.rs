@@ -60,6 +60,38 @@ fn a_preforked_listener_is_one_and_lives_as_long_as_any_child() {
 }
 
 #[test]
+fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
+    let mut bed = Bed::new();
+    let (noisy, quiet) = (bed.pod(), bed.pod());
+    bed.register(&noisy, 0);
+    let (mut noise, mut server) = (noisy.actor(), quiet.actor());
+    // More than the whole map has room for.
+    noise.must("ports 20000 17000");
+    let of_noisy = |bed: &Bed| {
+        let keys = bed.maps.listeners().expect("readable").into_keys();
+        keys.filter(|key| key.cookie == noisy.cookie).count()
+    };
+    assert_eq!(of_noisy(&bed), abi::LISTEN_EACH as usize);
+    let beyond = 17_000 - u64::from(abi::LISTEN_EACH);
+    assert_eq!(bed.maps.control(abi::CONTROL_LISTEN_BEYOND), beyond);
+    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
+    assert_eq!(open(&bed, &quiet), 1);
+    noise.must(&format!("listen 0.0.0.0:{SERVING} noisy"));
+    assert_eq!(open(&bed, &noisy), 1, "its own serving port finds room");
+    assert_eq!(bed.maps.control(abi::CONTROL_LISTEN_FULL), 0);
+    // What was forgotten makes room again.
+    for port in 20_000..20_008 {
+        bed.maps.forget_listener(noisy.cookie, port).expect("writable");
+    }
+    bed.maps.count_listeners().expect("writable");
+    noise.must("ports 40000 100");
+    assert_eq!(of_noisy(&bed), abi::LISTEN_EACH as usize);
+    bed.maps.unregister(noisy.cookie).expect("writable");
+    noise.must("ports 40000 100");
+    assert_eq!(of_noisy(&bed), abi::LISTEN_EACH as usize, "none was counted any more");
+}
+
+#[test]
 fn two_families_are_two_listeners() {
     let mut bed = Bed::new();
     let pod = bed.pod();
