@@ -394,7 +394,7 @@ pub struct Client {
     pub asked: [u8; 16],
     /// The address it was given.
     pub given: [u8; 16],
-    /// Generation of the backend at the time.
+    /// Generation of the backend at the time; 0 once the socket does not count in its gauge any more.
     pub generation: u64,
     /// The socket's cookie. Stays when the row is free again.
     pub cookie: u64,

@@ -26,6 +26,8 @@ use crate::{
 const PICKS: u32 = 4;
 /// Minus one, for blind adds.
 const LESS: u64 = 1u64.wrapping_neg();
+/// No backend's generation: the first one of each is 1.
+const GAUGELESS: u64 = 0;
 /// No backend's number.
 const NONE: u32 = u32::MAX;
 
@@ -70,7 +72,10 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
             }
             ALLOW
         }
-        Err(Refusal::Pass | Refusal::Changed) => ALLOW,
+        Err(Refusal::Pass | Refusal::Changed) => {
+            elsewhere(ctx);
+            ALLOW
+        }
         Err(Refusal::Refuse) => refuse(),
     }
 }
@@ -89,7 +94,10 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
             remember(ctx, key, &target);
             ALLOW
         }
-        Err(Refusal::Pass | Refusal::Changed) => ALLOW,
+        Err(Refusal::Pass | Refusal::Changed) => {
+            elsewhere(ctx);
+            ALLOW
+        }
         Err(Refusal::Refuse) => refuse(),
     }
 }
@@ -378,13 +386,37 @@ fn remember(ctx: Address, key: &FrontendKey, target: &Target) {
     }
 }
 
-/// Takes a socket out of its backend's gauge.
+/// A socket connects to what is not ours. Where it was ours before, its connect had failed, or it was disconnected.
 #[inline(always)]
-fn leave(client: &Client) {
+fn elsewhere(ctx: Address) {
+    if let Some(client) = remembered(ctx.socket(), ctx.socket_cookie()) {
+        leave(client);
+    }
+}
+
+/// Whether a socket's connect was led anywhere.
+#[inline(always)]
+pub fn is_remembered(socket: *mut c_void, cookie: u64) -> bool {
+    remembered(socket, cookie).is_some()
+}
+
+/// A socket is connected to nothing any more: its connect has failed, the other end has reset it, or its program has
+/// disconnected it. It may stay open for as long as its program likes.
+#[inline(always)]
+pub fn disconnected(socket: *mut c_void, cookie: u64) {
+    if let Some(client) = remembered(socket, cookie) {
+        leave(client);
+    }
+}
+
+/// Takes a socket out of its backend's gauge, once.
+#[inline(always)]
+fn leave(client: &mut Client) {
     if let Some(row) = given(client) {
         // SAFETY: a live map value.
         add(unsafe { &raw mut (*row).open }, LESS);
     }
+    client.generation = GAUGELESS;
 }
 
 /// The backend that a socket was given, unless the number has been given to another one since.

@@ -59,11 +59,22 @@ pub fn changed(ops: *mut bpf_sock_ops) -> u32 {
         BPF_SOCK_OPS_TCP_LISTEN_CB => listening(ops),
         BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => established(ops),
         BPF_SOCK_OPS_STATE_CB => state(ops),
-        BPF_SOCK_OPS_TCP_CONNECT_CB => watch(ops, BPF_SOCK_OPS_RTO_CB_FLAG),
+        BPF_SOCK_OPS_TCP_CONNECT_CB => connects(ops),
         BPF_SOCK_OPS_RTO_CB => repeated(ops),
         _ => {}
     }
     OK
+}
+
+/// A connect that was led to a pod or an activator may be left unanswered, and may fail or be taken back long before its
+/// socket is closed.
+#[inline(always)]
+fn connects(ops: *mut bpf_sock_ops) {
+    // SAFETY: the helper takes the context as it is.
+    let cookie = unsafe { bpf_get_socket_cookie(ops.cast()) };
+    if connect::is_remembered(socket(ops), cookie) {
+        watch(ops, BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG);
+    }
 }
 
 /// TCP sends something again, because nobody has confirmed it in time. Of a first packet that means more than bad luck.
@@ -225,6 +236,8 @@ fn state(ops: *mut bpf_sock_ops) {
     if new != BPF_TCP_CLOSE {
         return;
     }
+    // SAFETY: the helper takes the context as it is.
+    connect::disconnected(socket(ops), unsafe { bpf_get_socket_cookie(ops.cast()) });
     let Some(conn) = CONNS.get(socket(ops)) else { return };
     // Children inherit the listener's flags, and may close before they are established: the state tells them apart.
     if old == BPF_TCP_LISTEN {

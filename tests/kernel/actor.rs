@@ -10,6 +10,8 @@
 //! | `peer` | asks whom the socket that connected last is connected to | `ok PEER` |
 //! | `only6 ADDRESS` | connects with a socket that takes IPv6 only, keeps it | `ok NAME PEER` |
 //! | `retry BAD GOOD` | connects to GOOD with a socket whose connect to BAD was refused, keeps it | `ok NAME PEER` |
+//! | `refused ADDRESS` | connects, is refused, keeps the socket | `ok` |
+//! | `disconnect` | takes back the connect of the socket that connected last, keeps it | `ok` |
 //! | `mptcp ADDRESS` | connects by MPTCP, keeps the socket | `ok NAME PEER` |
 //! | `hammer ADDRESS N` | connects N times | `ok NAME=COUNT …` |
 //! | `storm ADDRESS N` | the same, whatever becomes of each | `ok NAME=COUNT … errERRNO=COUNT …` |
@@ -38,7 +40,7 @@ use nix::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::bed::command_in;
+use crate::{bed::command_in, sys};
 
 const IPPROTO_MPTCP: i32 = 262;
 const ROLE: &str = "ROUSE_TEST_ACTOR";
@@ -207,6 +209,14 @@ impl Stage {
                 socket.connect(&parse(address)?.into())?;
                 self.keep(socket.into())
             }
+            ["refused", address] => {
+                self.connections.push(refused(parse(address)?)?.into());
+                Ok(String::new())
+            }
+            ["disconnect"] => {
+                sys::disconnect(self.last()?)?;
+                Ok(String::new())
+            }
             ["retry", bad, good] => {
                 let stream = retry(parse(bad)?, parse(good)?)?;
                 self.keep(stream)
@@ -302,13 +312,19 @@ fn mptcp(address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 fn retry(bad: SocketAddr, good: SocketAddr) -> io::Result<TcpStream> {
-    let fd = tcp(bad)?;
-    let refused = connect(fd.as_raw_fd(), &SockaddrStorage::from(bad));
+    let fd = refused(bad)?;
+    connect(fd.as_raw_fd(), &SockaddrStorage::from(good))?;
+    Ok(TcpStream::from(fd))
+}
+
+/// A socket whose connect was refused.
+fn refused(address: SocketAddr) -> io::Result<OwnedFd> {
+    let fd = tcp(address)?;
+    let refused = connect(fd.as_raw_fd(), &SockaddrStorage::from(address));
     if refused != Err(Errno::ECONNREFUSED) {
         return Err(io::Error::other(format!("{refused:?} instead of a refusal")));
     }
-    connect(fd.as_raw_fd(), &SockaddrStorage::from(good))?;
-    Ok(TcpStream::from(fd))
+    Ok(fd)
 }
 
 fn greet(listener: TcpListener, name: String) {

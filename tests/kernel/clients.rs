@@ -134,6 +134,51 @@ fn a_socket_that_connects_again_counts_once_at_its_new_pod() {
     }
 }
 
+/// A client in a pod's cgroup, where the kernel tells what becomes of a connect.
+fn in_a_pod(scene: &mut Scene) -> Actor {
+    scene.bed.pod().actor()
+}
+
+#[test]
+fn a_socket_that_stays_open_after_its_connect_was_refused_counts_no_more() {
+    for full in [false, true] {
+        let mut scene = Scene::new();
+        let mut client = in_a_pod(&mut scene);
+        if full {
+            scene.fill();
+        }
+        let before = scene.rows_taken();
+        client.must("refused 10.96.0.2:80");
+        assert_eq!(scene.open(), [0, 0]);
+        client.must("drop");
+        assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], before, 0));
+    }
+}
+
+#[test]
+fn a_socket_that_is_disconnected_and_stays_open_counts_no_more() {
+    let mut scene = Scene::new();
+    let mut client = in_a_pod(&mut scene);
+    client.must("connect 10.96.0.1:80");
+    assert_eq!(scene.open(), [1, 0]);
+    client.must("disconnect");
+    assert_eq!(scene.open(), [0, 0]);
+    client.must("drop");
+    assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], 0, 0));
+}
+
+/// As a client of the node's, of whose sockets the kernel tells nothing between connect and close.
+#[test]
+fn a_socket_that_was_refused_counts_no_more_when_it_connects_elsewhere() {
+    let mut scene = Scene::new();
+    let direct = format!("{}:{SERVING}", scene.pods[0].four());
+    let again = format!("retry 10.96.0.2:80 {direct}");
+    assert_eq!(scene.client.must(&again), format!("one {direct}"));
+    assert_eq!(scene.open(), [0, 0]);
+    scene.client.must("drop");
+    assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], 0, 0));
+}
+
 #[test]
 fn an_mptcp_client_reaches_its_pod_and_leaves_no_row_taken() {
     let mut scene = Scene::new();

@@ -55,6 +55,20 @@ pub(crate) fn set_option(socket: impl AsFd, level: i32, name: i32, value: i32) -
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Takes back a socket's connect, by connecting it to an address of no family.
+pub(crate) fn disconnect(socket: impl AsFd) -> io::Result<()> {
+    let none = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+    // SAFETY: the pointer is to a live address of the size given.
+    let done = unsafe {
+        libc::connect(
+            socket.as_fd().as_raw_fd(),
+            std::ptr::from_ref(&none),
+            size_of::<libc::sockaddr>() as libc::socklen_t,
+        )
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// A descriptor that another process has given to this one just now.
 pub(crate) fn own(given: RawFd) -> OwnedFd {
     // SAFETY: the kernel has made it for us, and nobody else here has seen its number.
