@@ -459,7 +459,7 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
 fn upgrade(bed: &mut Bed) -> (Places, Programs) {
     let version = bed.places().version + 1;
     let places = Places { version, ..bed.places().clone() };
-    let programs = Programs::load(places.clone()).unwrap();
+    let programs = Programs::load(places.clone()).expect("the kernel takes them");
     drop(bed.programs.take());
     (places, programs)
 }

@@ -596,7 +596,7 @@ fn a_pod_that_serves_the_other_family_only_is_not_ready_and_says_so() {
     };
     let mut pods = known(pod("a", ProbeHow::Listen), now);
     let six = Kernel { serves: abi::SERVES_V6, ..listens(1) };
-    assert_eq!(reports(kernel(&mut pods, now, six)), [unready.clone()]);
+    assert_eq!(reports(kernel(&mut pods, now, six)), std::slice::from_ref(&unready));
     // A second listener for the other family makes it whole.
     let both = Kernel { serves: abi::SERVES_V4 | abi::SERVES_V6, ..listens(2) };
     let seen = reports(kernel(&mut pods, now, both));

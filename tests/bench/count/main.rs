@@ -27,6 +27,9 @@ mod nginx;
 mod profile;
 mod scene;
 mod subject;
+#[allow(dead_code, reason = "the kernel tier uses the rest")]
+#[path = "../../kernel/sys.rs"]
+mod sys;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
