@@ -14,7 +14,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{gateway::Gateway, request_log::Counts};
+use crate::{budget::Bound, gateway::Gateway, request_log::Counts};
 
 /// Numbers the activator shows, kept as handles: counting takes no lock.
 #[derive(Debug, Clone)]
@@ -47,6 +47,27 @@ pub struct Metrics {
     pub routes_version: Gauge,
     /// Lines of the log of requests.
     pub request_log: Counts,
+    /// What clients were refused.
+    pub refused: Refused,
+}
+
+/// Clients that came to a bound, by its name.
+#[derive(Debug, Clone)]
+pub struct Refused([Counter; Bound::ALL.len()]);
+
+impl Refused {
+    /// Counts one.
+    pub fn note(&self, bound: Bound) {
+        let all = Bound::ALL.iter().zip(&self.0);
+        all.filter(|(it, _)| **it == bound).for_each(|(_, counter)| {
+            counter.inc();
+        });
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Reason {
+    bound: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -60,6 +81,8 @@ impl Metrics {
         let registry = registry.sub_registry_with_prefix("rouse_activator");
         let requests = Family::<Class, Counter>::default();
         let class = |code| requests.get_or_create(&Class { code }).clone();
+        let refused = Family::<Reason, Counter>::default();
+        let at = |it: Bound| refused.get_or_create(&Reason { bound: it.name() }).clone();
         // 0.1 ms … 105 s.
         let wait_seconds = Histogram::new(exponential_buckets(0.0001, 4.0, 11));
         let all = Self {
@@ -77,8 +100,10 @@ impl Metrics {
             connections: Gauge::default(),
             routes_version: Gauge::default(),
             request_log: Counts::default(),
+            refused: Refused(Bound::ALL.map(at)),
         };
         registry.register("requests", "Requests by class of their code", requests);
+        registry.register("refused", "Clients that came to a bound", refused);
         all.register_rest(registry);
         all
     }

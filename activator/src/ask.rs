@@ -6,14 +6,14 @@ use std::{
     collections::VecDeque,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use crate::{revision::Place, socket::Socket};
+use crate::{revision::Place, seats::Seat, socket::Socket};
 
 /// Bytes of a body that are kept at most.
 const MAX_KEPT: usize = 64 << 10;
@@ -41,16 +41,20 @@ pub struct Inbound {
     socket: Option<Socket>,
     /// What the request occupies at the pod, for as long as its body is on its way.
     place: Option<Arc<Place>>,
+    /// The connection that it comes over.
+    seat: Arc<Seat>,
 }
 
 impl Ask {
-    /// The body of a request that came by `socket`.
-    pub fn new(body: Incoming, socket: Option<Socket>) -> Self {
+    /// The body of a request that came by `socket`, over the connection of `seat`.
+    pub fn new(body: Incoming, socket: Option<Socket>, seat: &Arc<Seat>) -> Self {
         if body.is_end_stream() {
             return Self::Empty;
         }
+        seat.body_begins();
         let (again, sent) = (VecDeque::new(), Some(Vec::new()));
-        Self::Client(Box::new(Inbound { body, again, sent, is_over: false, socket, place: None }))
+        let (seat, place, is_over) = (Arc::clone(seat), None, false);
+        Self::Client(Box::new(Inbound { body, again, sent, is_over, socket, place, seat }))
     }
 
     /// Occupies `place` until it is over.
@@ -89,6 +93,15 @@ impl Inbound {
         }
     }
 
+    /// The next of what comes; what has come is the pod's from here on.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let next = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &next {
+            self.seat.passed(frame.data_ref().map_or(0, Bytes::len));
+        }
+        next
+    }
+
     fn is_end(&self) -> bool {
         self.again.is_empty() && (self.is_over || self.body.is_end_stream())
     }
@@ -105,7 +118,9 @@ impl Body for Ask {
         let Self::Client(inbound) = self.get_mut() else { return Poll::Ready(None) };
         let next = match inbound.again.pop_front() {
             Some(data) => Some(Ok(Frame::data(data))),
-            None => ready!(Pin::new(&mut inbound.body).poll_frame(cx)),
+            None => {
+                ready!(inbound.poll(cx))
+            }
         };
         match &next {
             Some(Ok(frame)) => inbound.keep(frame),
@@ -135,6 +150,11 @@ impl Drop for Inbound {
         let is_read = self.is_over || self.body.is_end_stream();
         if let Some(socket) = self.socket.take().filter(|_| !is_read) {
             socket.note_unread();
+        } else if !is_read {
+            // What lies in the library goes with it, and counts no longer.
+            let mut cx = Context::from_waker(Waker::noop());
+            while let Poll::Ready(Some(Ok(_))) = self.poll(&mut cx) {}
         }
+        self.seat.body_ends();
     }
 }

@@ -14,7 +14,11 @@ use common::{
 };
 use ipnet::IpNet;
 
-use crate::{gateway::Door, queue::Bounds};
+use crate::{
+    budget::{self, Budget},
+    gateway::Door,
+    queue::Bounds,
+};
 
 /// Settings of one activator. Each has a flag and an environment variable.
 #[derive(Debug, Parser)]
@@ -113,6 +117,30 @@ pub struct Config {
     /// Bytes that requests waiting for one revision may hold, 65536 or more.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_WAITING_BYTES", default_value_t = 64 << 20)]
     pub max_waiting_bytes: usize,
+
+    /// Bytes of requests, as far as they have come and no pod has taken them, of all clients: heads that wait and bodies that
+    /// flow ahead of a pod, 1048576 or more; beyond: 503 for those of the connection that holds most.
+    #[arg(long, env = "ROUSE_ACTIVATOR_MAX_BYTES", default_value_t = budget::BYTES)]
+    pub max_bytes: usize,
+
+    /// The same of one client, which is an address, of IPv6 a /64, but no trusted proxy. Without a value: in
+    /// a pod a quarter of all; on a node of its own all.
+    #[arg(long, env = "ROUSE_ACTIVATOR_MAX_CLIENT_BYTES")]
+    pub max_client_bytes: Option<usize>,
+
+    /// Bytes of answers that wait for clients to read them, of all clients, 1048576 or more; beyond, the connection that holds
+    /// most is cut off.
+    #[arg(long, env = "ROUSE_ACTIVATOR_MAX_ANSWER_BYTES", default_value_t = budget::ANSWER_BYTES)]
+    pub max_answer_bytes: usize,
+
+    /// Client connections, 1 or more; beyond, the one that has been idle for longest makes room, or the newcomer is closed.
+    /// Without a value: half of what the limit of open files leaves, and at most 16384.
+    #[arg(long, env = "ROUSE_ACTIVATOR_MAX_CONNECTIONS")]
+    pub max_connections: Option<usize>,
+
+    /// The same of one client. Without a value: in a pod a quarter of all; on a node of its own all.
+    #[arg(long, env = "ROUSE_ACTIVATOR_MAX_CLIENT_CONNECTIONS")]
+    pub max_client_connections: Option<usize>,
 
     /// Bytes a request's head may have, 8192 to 1048576; beyond: 431.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_HEAD_BYTES", default_value_t = 64 << 10)]
@@ -216,6 +244,18 @@ impl Config {
         within("--max-waiting", self.max_waiting, 1, 1_000_000, "must be 1 to 1000000")?;
         let bytes = self.max_waiting_bytes;
         within("--max-waiting-bytes", bytes, 65_536, usize::MAX, "must be 65536 or more")?;
+        for (name, bytes) in
+            [("--max-bytes", self.max_bytes), ("--max-answer-bytes", self.max_answer_bytes)]
+        {
+            within(name, bytes, 1 << 20, usize::MAX, "must be 1048576 or more")?;
+        }
+        for (name, value) in [
+            ("--max-client-bytes", self.max_client_bytes),
+            ("--max-connections", self.max_connections),
+            ("--max-client-connections", self.max_client_connections),
+        ] {
+            within(name, value.unwrap_or(1), 1, usize::MAX, "must be 1 or more")?;
+        }
         within("--max-head-bytes", self.max_head_bytes, 8_192, 1 << 20, "must be 8192 to 1048576")?;
         let backlog = usize::try_from(self.pod_backlog).unwrap_or(usize::MAX);
         within("--pod-backlog", backlog, 2, 65_535, "must be 2 to 65535")
@@ -253,15 +293,40 @@ impl Config {
         Edge { trusted_proxies, proxy_protocol: self.proxy_protocol, ..Edge::default() }
     }
 
+    /// What clients may take, where so many descriptors may be open.
+    pub fn budget(&self, files: u64) -> Budget {
+        let connections = self.max_connections.unwrap_or_else(|| Budget::connections_for(files));
+        Budget {
+            head_bytes: self.max_head_bytes,
+            head_timeout: Duration::from_millis(self.head_timeout_ms),
+            bytes: self.max_bytes,
+            client_bytes: self.max_client_bytes.unwrap_or_else(|| self.share(self.max_bytes)),
+            answer_bytes: self.max_answer_bytes,
+            connections,
+            client_connections: self
+                .max_client_connections
+                .unwrap_or_else(|| self.share(connections)),
+        }
+    }
+
     /// Bounds of each revision's line.
     pub fn bounds(&self) -> Bounds {
         Bounds { requests: self.max_waiting, bytes: self.max_waiting_bytes }
     }
 
+    /// What one client gets of what all have. A node of its own has few clients, and no others to protect.
+    fn share(&self, all: usize) -> usize {
+        if self.is_pod() { all.div_ceil(4) } else { all }
+    }
+
+    fn is_pod(&self) -> bool {
+        !self.pod_ips.is_empty() || self.pod_ip.is_some()
+    }
+
     /// A given bound, or else what holds in a pod or on a node of its own.
     fn bound(&self, given: Option<u64>, in_pod_ms: u64, else_ms: u64) -> Duration {
-        let is_pod = !self.pod_ips.is_empty() || self.pod_ip.is_some();
-        Duration::from_millis(given.unwrap_or(if is_pod { in_pod_ms } else { else_ms }))
+        let otherwise = if self.is_pod() { in_pod_ms } else { else_ms };
+        Duration::from_millis(given.unwrap_or(otherwise))
     }
 
     /// How long connections are taken on after the word to stop.
@@ -318,6 +383,20 @@ mod tests {
             config(&["--pod-ip", "10.1.0.7", "--outside-port", "8080", "--inside-port", "8081"]);
         let at = |port| SocketAddr::new(both[0], port);
         assert_eq!(gate.gateways(), [(at(8080), Door::Outside), (at(8081), Door::Inside)]);
+    }
+
+    #[test]
+    fn one_client_gets_a_quarter_in_a_pod_and_all_on_a_node_of_its_own() {
+        let shares = |args: &[&str]| {
+            let config = Config::parse_from([&["activator"], args].concat());
+            let it = config.budget(1 << 20);
+            (it.client_bytes, it.client_connections)
+        };
+        let (bytes, connections) = (budget::BYTES, budget::CONNECTIONS);
+        assert_eq!(shares(&["--pod-ip", "10.1.0.7"]), (bytes / 4, connections / 4));
+        assert_eq!(shares(&[]), (bytes, connections));
+        let given = ["--max-client-bytes", "5", "--max-client-connections", "6"];
+        assert_eq!(shares(&given), (5, 6));
     }
 
     #[test]

@@ -23,6 +23,9 @@ pub enum Failure {
     /// The line is full.
     #[error("pending request queue full")]
     QueueFull,
+    /// Clients hold more bytes than there is room for, and this one's connection most of them.
+    #[error("too many bytes of requests are held")]
+    TooManyBytes,
     /// `timeoutSeconds`, or another bound of the revision, is over.
     #[error("activator request timeout")]
     Timeout,
@@ -55,7 +58,9 @@ impl Failure {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::UnknownService(_) | Self::UnknownRevision(_) => StatusCode::NOT_FOUND,
-            Self::NoTarget(_) | Self::QueueFull => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NoTarget(_) | Self::QueueFull | Self::TooManyBytes => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Dial { .. } | Self::Broken { .. } => StatusCode::BAD_GATEWAY,
@@ -70,8 +75,11 @@ impl Failure {
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        if matches!(self, Self::QueueFull | Self::NoTarget(_)) {
+        if matches!(self, Self::QueueFull | Self::NoTarget(_) | Self::TooManyBytes) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if matches!(self, Self::TooManyBytes) {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
     }

@@ -37,6 +37,7 @@ use crate::{
     request_log::{Entry, RequestLog},
     revision::{Place, Revision, Terms},
     routes::{ByHostFound, Routes, Service},
+    seats::Seat,
     single::HearEarly,
     socket::Socket,
     tunnel::tunnel,
@@ -138,6 +139,8 @@ struct Errand {
     upgrade: Option<OnUpgrade>,
     /// Where it came from, if it hears what comes before the answer.
     socket: Option<Socket>,
+    /// The connection that it came over.
+    seat: Arc<Seat>,
 }
 
 impl Errand {
@@ -199,11 +202,12 @@ impl Gateway {
         request: Request<Incoming>,
         door: Door,
         client: Client,
+        seat: &Arc<Seat>,
     ) -> impl Future<Output = Response<Reply>> + Send + use<'_> {
         let (head, body) = request.into_parts();
         let mut entry = self.request_log.begin(&head, &body, door, client);
-        let body = Ask::new(body, head.extensions.get::<Socket>().cloned());
-        let looked = self.look(head, body, door, client);
+        let body = Ask::new(body, head.extensions.get::<Socket>().cloned(), seat);
+        let looked = self.look(head, body, door, client, seat);
         async move {
             let mut cancelled = Cancelled(Some(&self.metrics));
             let answered = match looked {
@@ -229,6 +233,7 @@ impl Gateway {
         body: Ask,
         door: Door,
         client: Client,
+        seat: &Arc<Seat>,
     ) -> Result<Box<Errand>, Result<Box<Response<Reply>>, Failure>> {
         host::check_host(&head).map_err(Err)?;
         if head.method == Method::CONNECT {
@@ -263,6 +268,7 @@ impl Gateway {
             version,
             upgrade,
             socket,
+            seat: Arc::clone(seat),
         }))
     }
 
@@ -364,10 +370,15 @@ impl Gateway {
 
     async fn forward(&self, errand: &mut Errand) -> Result<Answered, Failure> {
         let revision = Arc::clone(&errand.revision);
-        let mut visit = revision.visit(errand.request.as_ref().map_or(0, headers::weight));
+        let weight = errand.request.as_ref().map_or(0, headers::weight);
+        let mut visit = revision.visit(weight);
         let (mut refusals, mut stale) = (0, 0);
         loop {
-            let place = visit.place().await?;
+            let place = tokio::select! {
+                biased;
+                place = visit.place() => place?,
+                () = errand.seat.refused(weight) => return Err(Failure::TooManyBytes),
+            };
             let address = place.pod.key.address;
             errand.prepare(&self.edge.now())?;
             let connection = match connect(&place, errand.terms.protocol).await {
@@ -387,7 +398,15 @@ impl Gateway {
                 errand.request.take().expect("it is put back whenever it was not sent");
             let place = Arc::new(place);
             request.body_mut().occupy(&place);
-            let error = match connection.send(request, &mut Early(errand.socket.as_ref())).await {
+            let has_body = matches!(request.body(), Ask::Client(_));
+            let mut early = Early(errand.socket.as_ref());
+            let sent = connection.send(request, &mut early);
+            let sent = tokio::select! {
+                biased;
+                sent = sent => sent,
+                () = errand.seat.refused(0), if has_body => return Err(Failure::TooManyBytes),
+            };
+            let error = match sent {
                 Ok(response) => {
                     place.pod.note_answer();
                     return Ok(Answered { response, place });
@@ -430,9 +449,10 @@ impl Gateway {
         let mut entry = entry.take();
         entry.iter_mut().for_each(|entry| entry.set_code(status));
         let tunnel = tunnel(client, pod, place, timer, self.cut.clone());
+        let asked = errand.seat.asks();
         self.tasks.spawn(async move {
             tunnel.await;
-            drop(entry);
+            drop((entry, asked));
         });
         response.map(|_empty| Reply::own(""))
     }
@@ -487,6 +507,7 @@ fn note(door: Door, client: IpAddr, failure: &Failure) {
         | Failure::UnknownRevision(_)
         | Failure::Forbidden(_)
         | Failure::QueueFull
+        | Failure::TooManyBytes
         | Failure::BadRequest(_)
         | Failure::Connect => debug!(?door, %client, code, %failure, "request refused"),
     }

@@ -14,12 +14,13 @@
 //! | [`host`], [`headers`], [`forwarded`], [`via`] | Pure: heads on their way |
 //! | [`proxy_protocol`] | Pure: the header by which a proxy names its client |
 //! | [`probe`], [`failure`] | Pure: what the platform is asked, and what is said when there is no answer |
-//! | [`config`] | Pure: settings |
+//! | [`config`], [`budget`] | Pure: settings; what clients may take |
 //! | [`gateway`], [`reply`], [`tunnel`] | Shell: one request from arrival to answer |
 //! | [`h1`], [`targets`] | Pure: HTTP/1.1 as it is spoken to pods; targets that the library refuses |
 //! | [`revision`], [`pods`], [`connection`] | Shell: a revision's line and the connections to its pods |
 //! | [`single`], [`upload`], [`ask`], [`tcp`] | Shell: one connection in HTTP/1.1, the request on its way, its body, the socket |
 //! | [`server`], [`ports`] | Shell: clients' connections; the listener, or listeners, of services |
+//! | [`seats`] | Shell: what each client's connection takes, and whose requests are refused |
 //! | [`socket`] | Shell: a client's socket, and whether the client is still there |
 //! | [`edge`] | Shell: whose word of a request's way counts |
 //! | [`request_log`] | Shell: a line of each finished request |
@@ -43,6 +44,7 @@ use common::{
     tls::{Credentials, enrol, peer::Holder},
     wire::{self, Role, Subscriber},
 };
+use nix::sys::resource::{Resource, getrlimit};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -52,6 +54,7 @@ pub mod admin;
 pub mod ask;
 pub mod autoscaler;
 pub mod balance;
+pub mod budget;
 pub mod clock;
 pub mod config;
 pub mod connection;
@@ -75,6 +78,7 @@ pub mod reply;
 pub mod request_log;
 pub mod revision;
 pub mod routes;
+pub mod seats;
 pub mod server;
 pub mod share;
 pub mod single;
@@ -99,7 +103,8 @@ use crate::{
     request_log::RequestLog,
     revision::RevisionSettings,
     routes::{Listed, Routes},
-    server::{ClientBounds, Server},
+    seats::Seats,
+    server::Server,
     share::Part,
 };
 
@@ -171,11 +176,9 @@ impl Activator {
             cut: CancellationToken::new(),
         });
         registry.register_collector(Box::new(Figures(Arc::clone(&gateway))));
-        let bounds = ClientBounds {
-            head_bytes: config.max_head_bytes,
-            head_timeout: Duration::from_millis(config.head_timeout_ms),
-        };
-        let server = Arc::new(Server::new(Arc::clone(&gateway), bounds));
+        let budget = config.budget(open_files());
+        let seats = Arc::new(Seats::new(budget, gateway.metrics.refused.clone()));
+        let server = Arc::new(Server::new(Arc::clone(&gateway), seats));
         let ports = Arc::new(Ports::new(
             Arc::clone(&server),
             Arc::clone(&gateway),
@@ -336,6 +339,12 @@ fn troubles(
         add(shutdown.is_cancelled(), "shutting down");
         all
     })
+}
+
+/// Descriptors that this process may have.
+fn open_files() -> u64 {
+    // Only a bad name of a limit is refused.
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _most)| now)
 }
 
 /// The gateways' listeners, bound before anything else starts.

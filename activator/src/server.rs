@@ -1,64 +1,66 @@
 //! Shell: clients and their connections.
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
+use bytes::Bytes;
 use http::{Request, header};
 use hyper::{
-    body::Incoming,
+    body::{Body, Frame, Incoming, SizeHint},
     server::conn::{http1, http2},
     service::service_fn,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
     net::{TcpListener, TcpStream},
-    time::{error::Elapsed, timeout},
+    time::{Instant, error::Elapsed, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::{
     balance::Lot,
+    budget::{Bound, CONNECTION_WINDOW, MAX_STREAMS, SEND_BUFFER, STREAM_WINDOW},
     clock::chance,
     forwarded::Origin,
     gateway::{Client, Door, Gateway},
     proxy_protocol::Header,
+    seats::{Asked, Seat, Seats},
     socket::{Gone, Socket, Watched, proxy_header},
     tcp,
 };
 
-/// Requests a client may have at once over one HTTP/2 connection: Go's default.
-const MAX_STREAMS: u32 = 250;
-/// Bytes of a body that a client may send before a pod takes them, and of all bodies over one connection.
-const STREAM_WINDOW: u32 = 256 << 10;
-const CONNECTION_WINDOW: u32 = 16 * STREAM_WINDOW;
 /// A client that does not answer a ping for this long is gone; it is asked as often while something is open.
 const PING_EVERY: Duration = Duration::from_secs(30);
 
 /// Time for the first words of a client that had connected just before the activator stopped.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// Bounds of what a client may send.
-#[derive(Clone, Copy, Debug)]
-pub struct ClientBounds {
-    /// Bytes of a head.
-    pub head_bytes: usize,
-    /// Time for a head, and for a kept connection to lie idle.
-    pub head_timeout: Duration,
-}
+/// While connections cannot be accepted, this is said so often, and it is tried as often.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(1);
+const TRY_EVERY: Duration = Duration::from_millis(10);
 
 /// Serves connections as they come in, all of them apart from each other.
 #[derive(Debug)]
 pub struct Server {
     gateway: Arc<Gateway>,
+    seats: Arc<Seats>,
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
-    head_timeout: Duration,
-    head_bytes: usize,
+    complained: Mutex<Option<Instant>>,
 }
 
 impl Server {
-    /// A server in front of `gateway`.
-    pub fn new(gateway: Arc<Gateway>, bounds: ClientBounds) -> Self {
+    /// A server in front of `gateway`, for as much as `seats` have room for.
+    pub fn new(gateway: Arc<Gateway>, seats: Arc<Seats>) -> Self {
+        let bounds = seats.budget;
         let mut http1 = http1::Builder::new();
         http1
             .timer(TokioTimer::new())
@@ -77,11 +79,16 @@ impl Server {
             .max_concurrent_streams(MAX_STREAMS)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_send_buf_size(SEND_BUFFER)
             .keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(PING_EVERY)
             .auto_date_header(true);
-        let ClientBounds { head_bytes, head_timeout } = bounds;
-        Self { gateway, http1, http2, head_timeout, head_bytes }
+        Self { gateway, seats, http1, http2, complained: Mutex::new(None) }
+    }
+
+    /// What clients take.
+    pub fn seats(&self) -> &Seats {
+        &self.seats
     }
 
     /// Accepts from `listener` until `closed`, by `door` or else by the port each client asked for; connections are served on until `stop`, then end politely.
@@ -98,7 +105,7 @@ impl Server {
             };
             match accepted {
                 Ok((stream, client)) => self.welcome(stream, door, client),
-                Err(error) => give_way(&error).await,
+                Err(error) => self.give_way(&error).await,
             }
         }
     }
@@ -124,14 +131,27 @@ impl Server {
             Ok(door) => door,
             Err(error) => return debug!(%client, %error, "client gone at once"),
         };
+        let Some(seat) = self.seats.take().filter(|it| self.has_room(it, door, client)) else {
+            return debug!(?door, %client, "connection refused: there are enough");
+        };
         let server = Arc::clone(self);
         self.gateway.tasks.spawn(async move {
             server.gateway.metrics.connections.inc();
-            if let Err(error) = server.serve(stream, door, client).await {
-                debug!(?door, %client, %error, "connection ended");
+            let cut = seat.cut.clone();
+            tokio::select! {
+                ended = server.serve(stream, door, client, seat) => if let Err(error) = ended {
+                    debug!(?door, %client, %error, "connection ended");
+                },
+                () = cut.cancelled() => debug!(?door, %client, "connection cut off"),
             }
             server.gateway.metrics.connections.dec();
         });
+    }
+
+    /// Whether the peer may have one connection more. A trusted proxy may have any number.
+    fn has_room(&self, seat: &Seat, door: Door, peer: SocketAddr) -> bool {
+        let is_trusted = door == Door::Outside && self.gateway.edge.now().trusts(peer.ip());
+        is_trusted || seat.belongs_to(peer.ip())
     }
 
     async fn serve(
@@ -139,17 +159,21 @@ impl Server {
         mut stream: TcpStream,
         door: Door,
         peer: SocketAddr,
+        seat: Arc<Seat>,
     ) -> Result<(), hyper::Error> {
         let Some((client, origin)) = self.introduced(&mut stream, door, peer).await else {
             return Ok(());
         };
+        if matches!(origin, Origin::Named { .. }) && !seat.belongs_to(client.ip()) {
+            return Ok(());
+        }
         let (address, port) = (client.ip().to_canonical(), client.port());
         let client = Client { address, port, origin, lot: Lot::draw(chance()) };
-        let socket = Socket::new(stream);
+        let socket = Socket::new(stream, Arc::clone(&seat));
         match self.first_words(&socket).await {
-            Ok(Ok(true)) => self.serve_http2(socket, door, client).await,
+            Ok(Ok(true)) => self.serve_http2(socket, door, client, seat).await,
             Ok(Ok(false)) => {
-                let ended = self.serve_http1(socket.clone(), door, client).await;
+                let ended = self.serve_http1(socket.clone(), door, client, &seat).await;
                 if ended.is_ok() {
                     socket.linger().await;
                 }
@@ -171,7 +195,7 @@ impl Server {
         if door != Door::Outside || !edge.proxy_protocol || !edge.trusts(peer.ip()) {
             return Some((peer, Origin::Direct));
         }
-        let header = timeout(self.head_timeout, proxy_header(stream)).await;
+        let header = timeout(self.seats.budget.head_timeout, proxy_header(stream)).await;
         match header.unwrap_or_else(|_late| Err(io::ErrorKind::TimedOut.into())) {
             Ok(Header::Client { source, is_secure }) => Some((source, Origin::Named { is_secure })),
             Ok(Header::Unknown) => Some((peer, Origin::Unnamed)),
@@ -188,7 +212,7 @@ impl Server {
         tokio::pin!(words);
         tokio::select! {
             biased;
-            first = timeout(self.head_timeout, words.as_mut()) => first,
+            first = timeout(self.seats.budget.head_timeout, words.as_mut()) => first,
             () = self.gateway.stop.cancelled() => timeout(LAST_WORDS, words).await,
         }
     }
@@ -198,19 +222,21 @@ impl Server {
         socket: Socket,
         door: Door,
         client: Client,
+        seat: &Arc<Seat>,
     ) -> Result<(), hyper::Error> {
-        socket.follow_targets(self.head_bytes);
+        socket.follow_targets(self.seats.budget.head_bytes);
         let service = service_fn(|mut request: Request<Incoming>| {
             let socket = socket.clone();
             request.extensions_mut().insert(socket.clone());
             if let Some(target) = socket.raw_target(request.uri()) {
                 request.extensions_mut().insert(target);
             }
+            let asked = seat.asks();
             async move {
                 tokio::select! {
                     biased;
-                    answer = self.gateway.handle(request, door, client) => {
-                        Ok(answer.map(|body| Watched::new(body, socket)))
+                    answer = self.gateway.handle(request, door, client, seat) => {
+                        Ok(answer.map(|body| Asking { body: Watched::new(body, socket), asked }))
                     }
                     () = socket.gone() => Err(Gone),
                 }
@@ -233,17 +259,20 @@ impl Server {
         socket: Socket,
         door: Door,
         client: Client,
+        seat: Arc<Seat>,
     ) -> Result<(), hyper::Error> {
+        socket.follow_frames();
         let leave = CancellationToken::new();
         let service = service_fn(|request| {
             let (gateway, leave) = (Arc::clone(&self.gateway), leave.clone());
+            let (seat, asked) = (Arc::clone(&seat), seat.asks());
             async move {
-                let mut answer = gateway.handle(request, door, client).await;
+                let mut answer = gateway.handle(request, door, client, &seat).await;
                 // HTTP/2 says so with GOAWAY, once for the connection.
                 if answer.headers_mut().remove(header::CONNECTION).is_some() {
                     leave.cancel();
                 }
-                Ok::<_, Infallible>(answer)
+                Ok::<_, Infallible>(answer.map(|body| Asking { body, asked }))
             }
         });
         let connection = self.http2.serve_connection(TokioIo::new(socket), service);
@@ -252,18 +281,65 @@ impl Server {
             ended = connection.as_mut() => return ended,
             () = leave.cancelled() => {}
             () = self.gateway.stop.cancelled() => {}
+            () = idle(&seat, self.seats.budget.head_timeout) => self.seats.note(Bound::Idle),
         }
         connection.as_mut().graceful_shutdown();
         connection.await
     }
+
+    /// A connection that broke before it was accepted costs nothing; a full file table needs a moment.
+    async fn give_way(&self, error: &io::Error) {
+        use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+        if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
+            return;
+        }
+        {
+            let mut last = self.complained.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.is_none_or(|it| it.elapsed() >= COMPLAIN_EVERY) {
+                *last = Some(Instant::now());
+                warn!(%error, "cannot accept connections");
+            }
+        }
+        self.seats.make_room();
+        sleep(TRY_EVERY).await;
+    }
 }
 
-/// A connection that broke before it was accepted costs nothing; a full file table needs a moment.
-async fn give_way(error: &io::Error) {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
-        return;
+/// Waits until nothing has been asked over a connection for so long.
+async fn idle(seat: &Seat, most: Duration) {
+    loop {
+        let idle = seat.idle().unwrap_or_default();
+        if idle >= most {
+            return;
+        }
+        sleep(most - idle).await;
     }
-    warn!(%error, "cannot accept connections");
-    tokio::time::sleep(Duration::from_millis(10)).await;
+}
+
+/// The body of an answer, whose request lasts until it has gone.
+struct Asking<B> {
+    body: B,
+    asked: Asked,
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for Asking<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let next = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let seat = self.asked.seat();
+        Poll::Ready(next.map(|it| it.map(|frame| frame.map_data(|data| seat.sends(data)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }

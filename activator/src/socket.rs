@@ -28,8 +28,10 @@ use tokio::{
 use tokio_util::io::poll_read_buf;
 
 use crate::{
+    budget::Frames,
     proxy_protocol::{self, Header, Step},
     reply::{CutOff, Reply},
+    seats::Seat,
     targets::{Targets, Want},
 };
 
@@ -92,6 +94,12 @@ struct Inner {
     targets: Targets,
     /// Whether a body was given up that the client may still be sending.
     is_unread: bool,
+    /// What the connection takes.
+    seat: Arc<Seat>,
+    /// How HTTP/2 is followed.
+    frames: Option<Frames>,
+    /// Bytes counted of a head that has not come whole.
+    partial: usize,
 }
 
 /// A request's target as it came, where `http::Uri` cannot hold it.
@@ -100,12 +108,23 @@ pub struct RawTarget(pub Bytes);
 
 impl Socket {
     /// A client's socket.
-    pub fn new(stream: TcpStream) -> Self {
+    pub fn new(stream: TcpStream, seat: Arc<Seat>) -> Self {
         let (early, waker) = (BytesMut::new(), None);
         let (is_settled, is_ahead, is_unread) = (false, false, false);
         let targets = Targets::off(0);
-        let inner = Inner { stream, is_settled, is_ahead, waker, early, targets, is_unread };
-        Self(Arc::new(Mutex::new(inner)))
+        let (frames, partial) = (None, 0);
+        Self(Arc::new(Mutex::new(Inner {
+            stream,
+            is_settled,
+            is_ahead,
+            waker,
+            early,
+            targets,
+            is_unread,
+            seat,
+            frames,
+            partial,
+        })))
     }
 
     /// Waits for the client's first words and tells whether they are HTTP/2's. Nothing is read.
@@ -131,6 +150,11 @@ impl Socket {
     /// The client speaks HTTP/1.1, and a head of it has at most `max_head` bytes.
     pub fn follow_targets(&self, max_head: usize) {
         self.lock().targets = Targets::new(max_head);
+    }
+
+    /// The client speaks HTTP/2.
+    pub fn follow_frames(&self) {
+        self.lock().frames = Some(Frames::after_preface(PREFACE.len()));
     }
 
     /// The target of the request that has come as `uri`, where the client wrote it in another way.
@@ -307,11 +331,20 @@ impl Inner {
         loop {
             match self.targets.want() {
                 Want::Take => {
+                    self.count_partial(0);
                     let some = self.targets.ready().len().min(into.remaining());
                     into.put_slice(&self.targets.ready().split_to(some));
                     return Poll::Ready(Ok(()));
                 }
-                Want::Pass(u64::MAX) => return Pin::new(&mut self.stream).poll_read(cx, into),
+                Want::Pass(u64::MAX) => {
+                    let before = into.filled().len();
+                    ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
+                    if let Some(frames) = &mut self.frames {
+                        let bodies = frames.count(&into.filled()[before..]);
+                        self.seat.came(bodies, self.seat.seats().budget.ahead(true));
+                    }
+                    return Poll::Ready(Ok(()));
+                }
                 Want::Pass(most) => {
                     let most = usize::try_from(most).unwrap_or(usize::MAX).min(into.remaining());
                     let mut part = ReadBuf::new(into.initialize_unfilled_to(most));
@@ -319,17 +352,33 @@ impl Inner {
                     let count = part.filled().len();
                     into.advance(count);
                     self.targets.passed(count);
+                    self.seat.came(count, self.seat.seats().budget.ahead(false));
                     return Poll::Ready(Ok(()));
                 }
                 Want::Look => {
+                    // What comes whole at once costs no count.
+                    let partial = self.targets.unread().len();
+                    if !self.targets.is_in_chunks() {
+                        self.count_partial(partial);
+                    }
                     let unread = self.targets.unread();
                     unread.reserve(LOOK);
                     let count = ready!(poll_read_buf(Pin::new(&mut self.stream), cx, unread))?;
                     if count == 0 {
                         self.targets.end();
                     }
+                    if self.targets.is_in_chunks() {
+                        self.seat.came(count, self.seat.seats().budget.ahead(false));
+                    }
                 }
             }
+        }
+    }
+
+    /// So much lies here of a head.
+    fn count_partial(&mut self, partial: usize) {
+        if partial != self.partial {
+            self.seat.holds_head(std::mem::replace(&mut self.partial, partial), partial);
         }
     }
 

@@ -78,6 +78,11 @@ impl Targets {
         }
     }
 
+    /// Whether what comes is a body in chunks.
+    pub fn is_in_chunks(&self) -> bool {
+        matches!(self.at, At::Chunks(_))
+    }
+
     /// Where to read to.
     pub fn unread(&mut self) -> &mut BytesMut {
         &mut self.unread

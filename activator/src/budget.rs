@@ -1,0 +1,219 @@
+//! Pure: what clients may take of an activator, and what it takes in memory at most by that.
+
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    time::Duration,
+};
+
+/// Requests a client may have at once over one HTTP/2 connection: what proxies commonly allow.
+pub const MAX_STREAMS: u32 = 100;
+/// Bytes of one body that a client may send over HTTP/2 before a pod takes them: an upload over 10 ms still runs at
+/// 25 MB/s. What bounds memory is the window of the connection.
+pub const STREAM_WINDOW: u32 = 256 << 10;
+/// The same of all bodies over one connection: what Envoy advises for an edge.
+pub const CONNECTION_WINDOW: u32 = 1 << 20;
+/// Bytes of one answer that wait for an HTTP/2 client to read them.
+pub const SEND_BUFFER: usize = 64 << 10;
+
+/// Bytes of requests that no pod has taken, where nothing else is said.
+pub const BYTES: usize = 64 << 20;
+/// Bytes of answers that wait for their clients, where nothing else is said.
+pub const ANSWER_BYTES: usize = 256 << 20;
+/// Client connections at most, where nothing else is said and the file table has room for more.
+pub const CONNECTIONS: usize = 16_384;
+/// Descriptors for all that is no connection of a client's or to a pod: listeners, streams, files.
+const OTHER_FILES: u64 = 256;
+/// Connections of clients at least, however small the file table.
+const FEWEST: u64 = 64;
+
+/// Bytes that a connection takes besides: its buffers of 8 KiB in the library and before it, and what is known of it.
+const PER_CONNECTION: usize = 24 << 10;
+/// Bytes of the program, with the routes of ten thousand services, its logs and its connections to pods.
+const BASE: usize = 192 << 20;
+
+/// MiB that an activator takes at most by these bounds. Bytes of requests count twice: small ones lie in larger buffers.
+pub const fn memory_mib(bytes: usize, answer_bytes: usize, connections: usize) -> usize {
+    (BASE + 2 * bytes + answer_bytes + connections * PER_CONNECTION) >> 20
+}
+
+/// What clients may take of one activator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Bytes of a head.
+    pub head_bytes: usize,
+    /// Time for a head, and for a kept connection to lie idle.
+    pub head_timeout: Duration,
+    /// Bytes of requests that no pod has taken yet, of all clients: heads that wait, and bodies as far as they have come.
+    pub bytes: usize,
+    /// The same of one client.
+    pub client_bytes: usize,
+    /// Bytes of answers that wait for clients to read them, of all clients.
+    pub answer_bytes: usize,
+    /// Connections of all clients.
+    pub connections: usize,
+    /// The same of one client.
+    pub client_connections: usize,
+}
+
+impl Budget {
+    /// Connections that a file table of so many descriptors has room for: each may need another one to a pod.
+    pub fn connections_for(files: u64) -> usize {
+        let room = (files.saturating_sub(OTHER_FILES) / 2).max(FEWEST);
+        usize::try_from(room).unwrap_or(usize::MAX).min(CONNECTIONS)
+    }
+
+    /// Bytes of bodies that one connection can hold: what flow control allows, over HTTP/1.1 what the library's buffer
+    /// has room for. (How many small frames may hold these bytes is for `h2` to bound.)
+    pub fn ahead(&self, is_http2: bool) -> usize {
+        if is_http2 { CONNECTION_WINDOW as usize } else { self.head_bytes }
+    }
+}
+
+/// Who counts as one client: an address, of IPv6 the network of a subscriber.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Subscriber(IpAddr);
+
+impl Subscriber {
+    /// Whose address it is.
+    pub fn of(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V6(it) => Ipv6Addr::from_bits(it.to_bits() >> 64 << 64).into(),
+            v4 => v4,
+        })
+    }
+}
+
+/// Which bound a client came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bound {
+    /// Bytes of all clients.
+    Bytes,
+    /// Bytes of one client.
+    ClientBytes,
+    /// Bytes of answers to all clients.
+    AnswerBytes,
+    /// Connections of all clients.
+    Connections,
+    /// Connections of one client.
+    ClientConnections,
+    /// The time that an HTTP/2 connection may lie idle.
+    Idle,
+}
+
+impl Bound {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Bytes,
+        Self::ClientBytes,
+        Self::AnswerBytes,
+        Self::Connections,
+        Self::ClientConnections,
+        Self::Idle,
+    ];
+
+    /// Its name among metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bytes => "bytes",
+            Self::ClientBytes => "client_bytes",
+            Self::AnswerBytes => "answer_bytes",
+            Self::Connections => "connections",
+            Self::ClientConnections => "client_connections",
+            Self::Idle => "idle",
+        }
+    }
+}
+
+/// What comes in over an HTTP/2 connection, followed just far enough to count the bytes of bodies (RFC 9113 §4.1).
+#[derive(Debug)]
+pub struct Frames {
+    /// Bytes to pass before the next frame.
+    left: usize,
+    /// Whether these are of a body.
+    is_data: bool,
+    /// What has come of the next frame's beginning.
+    header: [u8; 9],
+    filled: usize,
+}
+
+impl Frames {
+    /// From the beginning of a connection: first its preface.
+    pub fn after_preface(preface: usize) -> Self {
+        Self { left: preface, is_data: false, header: [0; 9], filled: 0 }
+    }
+
+    /// Takes in what has come. Returns how many bytes of it are of bodies.
+    pub fn count(&mut self, mut bytes: &[u8]) -> usize {
+        let mut data = 0;
+        while !bytes.is_empty() {
+            if self.left > 0 {
+                let some = self.left.min(bytes.len());
+                (self.left, bytes) = (self.left - some, &bytes[some..]);
+                data += if self.is_data { some } else { 0 };
+                continue;
+            }
+            let some = (self.header.len() - self.filled).min(bytes.len());
+            self.header[self.filled..self.filled + some].copy_from_slice(&bytes[..some]);
+            (self.filled, bytes) = (self.filled + some, &bytes[some..]);
+            if self.filled == self.header.len() {
+                let [high, middle, low, kind, ..] = self.header;
+                self.left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
+                (self.is_data, self.filled) = (kind == 0, 0);
+            }
+        }
+        data
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_subscriber_is_an_address_or_a_network() {
+        let of = |text: &str| Subscriber::of(text.parse().expect("an address"));
+        assert_eq!(of("2001:db8:1:2:3::4"), of("2001:db8:1:2::"));
+        assert_ne!(of("2001:db8:1:2::"), of("2001:db8:1:3::"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+    }
+
+    #[test]
+    fn connections_leave_half_of_the_file_table_to_pods() {
+        let rows = [(0, 64), (1_024, 384), (20_256, 10_000), (u64::MAX, CONNECTIONS)];
+        for (files, connections) in rows {
+            assert_eq!(Budget::connections_for(files), connections, "{files}");
+        }
+    }
+
+    fn frame(kind: u8, payload: usize) -> Vec<u8> {
+        let length = u32::try_from(payload).expect("small").to_be_bytes();
+        let head = [length[1], length[2], length[3], kind, 0, 0, 0, 0, 1];
+        [&head[..], &vec![0; payload]].concat()
+    }
+
+    proptest! {
+        /// However what comes is cut into pieces.
+        #[test]
+        fn bytes_of_bodies_are_counted_once(
+            frames in prop::collection::vec((0u8..10, 0usize..300), 0..20),
+            cuts in prop::collection::vec(1usize..64, 1..10),
+        ) {
+            let mut all = b"preface".to_vec();
+            frames.iter().for_each(|(kind, payload)| all.extend(frame(*kind, *payload)));
+            let wanted: usize = frames.iter().filter(|it| it.0 == 0).map(|it| it.1).sum();
+            let (mut machine, mut rest, mut counted) = (Frames::after_preface(7), &all[..], 0);
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let (piece, after) = rest.split_at((*cut).min(rest.len()));
+                counted += machine.count(piece);
+                rest = after;
+            }
+            prop_assert_eq!(counted, wanted);
+        }
+    }
+}

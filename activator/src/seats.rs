@@ -1,0 +1,458 @@
+//! Shell: clients' connections, what each of them takes, and whose requests are refused when all of it is too much.
+//!
+//! Bytes count from the socket until a pod takes them or they are given up. Where they come to be too many, the connection
+//! that holds most of them is the one that suffers, not the one whose byte was the last.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    admin::Refused,
+    budget::{Bound, Budget, Subscriber},
+    clock::now_ns,
+};
+
+/// Of the connections that lie idle so many at once make room for others, so that not each newcomer looks through all.
+const SHED: usize = 128;
+
+/// All client connections.
+#[derive(Debug)]
+pub struct Seats {
+    /// What holds.
+    pub budget: Budget,
+    refused: Refused,
+    bytes: AtomicUsize,
+    answers: AtomicUsize,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    next: u64,
+    seats: HashMap<u64, Weak<Seat>>,
+    clients: HashMap<Subscriber, Weak<Tally>>,
+    /// Connections that were asked to make room and have not ended yet.
+    going: usize,
+}
+
+/// What one client takes.
+#[derive(Debug)]
+struct Tally {
+    client: Subscriber,
+    bytes: AtomicUsize,
+    connections: AtomicUsize,
+}
+
+/// One connection. It counts for as long as anything holds it.
+#[derive(Debug)]
+pub struct Seat {
+    number: u64,
+    seats: Arc<Seats>,
+    /// Whose it is; a trusted proxy's is nobody's.
+    tally: OnceLock<Arc<Tally>>,
+    takes: Mutex<Takes>,
+    /// Bytes of answers that its client has not been sent.
+    answers: AtomicUsize,
+    /// Requests whose answers have not ended.
+    asked: AtomicUsize,
+    /// When the last of them ended.
+    idle_since_ns: AtomicU64,
+    /// Requests that could be told that they are refused.
+    tellable: AtomicUsize,
+    /// Its requests are refused from now on, as far as they wait or have a body.
+    refuse: CancellationToken,
+    /// The connection has to end at once.
+    pub cut: CancellationToken,
+}
+
+/// Bytes a connection holds.
+#[derive(Debug, Default)]
+struct Takes {
+    /// Of bodies that no pod has taken.
+    ahead: usize,
+    /// Of heads that wait, or have not come whole.
+    heads: usize,
+    /// Bodies under way.
+    bodies: usize,
+    is_going: bool,
+}
+
+impl Seats {
+    /// No connections yet.
+    pub fn new(budget: Budget, refused: Refused) -> Self {
+        let (bytes, answers) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { budget, refused, bytes, answers, table: Mutex::default() }
+    }
+
+    /// A connection comes. `None`: there is no room for it.
+    pub fn take(self: &Arc<Self>) -> Option<Arc<Seat>> {
+        let is_full = {
+            let table = self.table();
+            table.seats.len() - table.going >= self.budget.connections
+        };
+        if is_full && !self.make_room() {
+            self.refused.note(Bound::Connections);
+            return None;
+        }
+        let mut table = self.table();
+        table.next += 1;
+        let seat = Arc::new(Seat {
+            number: table.next,
+            seats: Arc::clone(self),
+            tally: OnceLock::new(),
+            takes: Mutex::default(),
+            answers: AtomicUsize::new(0),
+            asked: AtomicUsize::new(0),
+            idle_since_ns: AtomicU64::new(now_ns()),
+            tellable: AtomicUsize::new(0),
+            refuse: CancellationToken::new(),
+            cut: CancellationToken::new(),
+        });
+        table.seats.insert(seat.number, Arc::downgrade(&seat));
+        Some(seat)
+    }
+
+    /// Bytes that clients hold now.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of answers that wait for clients to read them.
+    pub fn answers(&self) -> usize {
+        self.answers.load(Ordering::Relaxed)
+    }
+
+    /// Counts a client that was refused, or whose connection was ended.
+    pub fn note(&self, bound: Bound) {
+        self.refused.note(bound);
+    }
+
+    /// Ends connections that have been idle for longest. `false`: none is.
+    pub fn make_room(&self) -> bool {
+        let all = self.all();
+        let mut idle: Vec<_> = all.iter().filter_map(|it| Some((it.idle_since()?, it))).collect();
+        let some = (all.len() / SHED).max(1).min(idle.len());
+        if some == 0 {
+            return false;
+        }
+        idle.select_nth_unstable_by_key(some - 1, |(since, _)| *since);
+        for (_, seat) in &idle[..some] {
+            seat.makes_room();
+        }
+        true
+    }
+
+    /// Too many bytes are held, by all or by one client: the connection that holds most of them loses its requests.
+    fn relieve(&self, of: Option<&Arc<Tally>>, cause: u64) {
+        let all = self.all();
+        let of_it = |seat: &&Arc<Seat>| of.is_none_or(|it| seat.is_of(it));
+        let candidates: Vec<_> = all.iter().filter(of_it).collect();
+        candidates.iter().filter(|it| it.number != cause).for_each(|it| it.settle());
+        let is_over = match of {
+            Some(it) => it.bytes.load(Ordering::Relaxed) > self.budget.client_bytes,
+            None => self.bytes() > self.budget.bytes,
+        };
+        let most = candidates.iter().max_by_key(|it| it.holds());
+        if let Some(most) = most.filter(|_| is_over) {
+            self.note(if of.is_some() { Bound::ClientBytes } else { Bound::Bytes });
+            most.refuse();
+        }
+    }
+
+    /// Too many bytes of answers wait: the connection that holds most of them ends.
+    fn relieve_answers(&self) {
+        let all = self.all();
+        let held = |seat: &&Arc<Seat>| seat.answers.load(Ordering::Relaxed);
+        let (going, staying): (Vec<_>, Vec<_>) = all.iter().partition(|it| it.cut.is_cancelled());
+        let leaves = going.iter().map(held).sum::<usize>();
+        if self.answers().saturating_sub(leaves) <= self.budget.answer_bytes {
+            return;
+        }
+        if let Some(most) = staying.into_iter().max_by_key(held) {
+            self.note(Bound::AnswerBytes);
+            most.cut.cancel();
+        }
+    }
+
+    /// All of them, so that what happens to one needs no lock over all.
+    fn all(&self) -> Vec<Arc<Seat>> {
+        self.table().seats.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// One connection more of a client's. Returns how many it had.
+    fn join(&self, client: Subscriber) -> (Arc<Tally>, usize) {
+        let mut table = self.table();
+        if let Some(known) = table.clients.get(&client).and_then(Weak::upgrade) {
+            let before = known.connections.fetch_add(1, Ordering::Relaxed);
+            return (known, before);
+        }
+        let (bytes, connections) = (AtomicUsize::new(0), AtomicUsize::new(1));
+        let tally = Arc::new(Tally { client, bytes, connections });
+        table.clients.insert(client, Arc::downgrade(&tally));
+        (tally, 0)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Each change of the table is whole.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seat {
+    /// It is this client's. `false`: that one has enough of them.
+    pub fn belongs_to(&self, client: IpAddr) -> bool {
+        let (tally, before) = self.seats.join(Subscriber::of(client));
+        let has_room = before < self.seats.budget.client_connections;
+        if !has_room {
+            self.seats.note(Bound::ClientConnections);
+        }
+        // The count ends with the seat, also of one that is refused.
+        let _ = self.tally.set(tally);
+        has_room
+    }
+
+    /// Bytes of a body have come; a connection holds `most` of them.
+    pub fn came(&self, count: usize, most: usize) {
+        let more = {
+            let mut takes = self.takes();
+            let more = count.min(most.saturating_sub(takes.ahead));
+            takes.ahead += more;
+            more
+        };
+        self.add(more);
+    }
+
+    /// A pod has taken bytes of a body.
+    pub fn passed(&self, count: usize) {
+        let less = {
+            let mut takes = self.takes();
+            let less = count.min(takes.ahead);
+            takes.ahead -= less;
+            less
+        };
+        self.subtract(less);
+    }
+
+    /// A head has come further, or whole: it takes so much now.
+    pub fn holds_head(&self, before: usize, now: usize) {
+        {
+            let mut takes = self.takes();
+            takes.heads = takes.heads - before + now;
+        }
+        self.subtract(before);
+        self.add(now);
+    }
+
+    /// A body begins.
+    pub fn body_begins(&self) {
+        self.takes().bodies += 1;
+    }
+
+    /// A body is over, or given up: without any, nothing is held.
+    pub fn body_ends(&self) {
+        let held = {
+            let mut takes = self.takes();
+            takes.bodies -= 1;
+            if takes.bodies == 0 { std::mem::take(&mut takes.ahead) } else { 0 }
+        };
+        self.subtract(held);
+    }
+
+    /// Counts bytes of an answer until they have been sent.
+    pub fn sends(self: &Arc<Self>, data: Bytes) -> Bytes {
+        if data.is_empty() {
+            return data;
+        }
+        let count = data.len();
+        self.answers.fetch_add(count, Ordering::Relaxed);
+        let all = self.seats.answers.fetch_add(count, Ordering::Relaxed) + count;
+        if all > self.seats.budget.answer_bytes {
+            self.seats.relieve_answers();
+        }
+        Bytes::from_owner(Unsent { seat: Arc::clone(self), data })
+    }
+
+    /// A request begins; it lasts until the guard is dropped.
+    pub fn asks(self: &Arc<Self>) -> Asked {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        Asked(Arc::clone(self))
+    }
+
+    /// For how long nothing has been asked; `None`: something is.
+    pub fn idle(&self) -> Option<Duration> {
+        self.idle_since().map(|since| Duration::from_nanos(now_ns().saturating_sub(since)))
+    }
+
+    /// Counts `bytes` of a head while it waits, until it is refused for what the connection holds.
+    pub async fn refused(&self, bytes: usize) {
+        let _held = Held::new(self, bytes);
+        self.refuse.cancelled().await;
+    }
+
+    /// All that is bound to this client.
+    pub fn seats(&self) -> &Seats {
+        &self.seats
+    }
+
+    fn idle_since(&self) -> Option<u64> {
+        let is_idle = self.asked.load(Ordering::Relaxed) == 0 && !self.takes().is_going;
+        is_idle.then(|| self.idle_since_ns.load(Ordering::Relaxed))
+    }
+
+    fn makes_room(&self) {
+        if !std::mem::replace(&mut self.takes().is_going, true) {
+            self.seats.table().going += 1;
+            self.seats.note(Bound::Connections);
+            self.cut.cancel();
+        }
+    }
+
+    /// What no body and no request stands for was thrown away by the library.
+    fn settle(&self) {
+        let stale = {
+            let mut takes = self.takes();
+            let is_stale = takes.bodies == 0 && self.asked.load(Ordering::Relaxed) == 0;
+            if is_stale { std::mem::take(&mut takes.ahead) } else { 0 }
+        };
+        self.subtract(stale);
+    }
+
+    /// Its requests are refused; where some of what it holds belongs to none that can be told, it ends.
+    fn refuse(&self) {
+        let (held, bodies) = {
+            let mut takes = self.takes();
+            (std::mem::take(&mut takes.ahead), takes.bodies)
+        };
+        // It is on its way out, and another one's turn if that is not enough.
+        self.subtract(held);
+        let tellable = self.tellable.load(Ordering::Relaxed);
+        if tellable == 0 || bodies > tellable {
+            self.cut.cancel();
+        }
+        self.refuse.cancel();
+    }
+
+    fn holds(&self) -> usize {
+        let takes = self.takes();
+        takes.ahead + takes.heads
+    }
+
+    fn is_of(&self, tally: &Arc<Tally>) -> bool {
+        self.tally.get().is_some_and(|it| Arc::ptr_eq(it, tally))
+    }
+
+    fn add(&self, count: usize) {
+        if count == 0 {
+            return;
+        }
+        let all = self.seats.bytes.fetch_add(count, Ordering::Relaxed) + count;
+        if let Some(tally) = self.tally.get() {
+            let its = tally.bytes.fetch_add(count, Ordering::Relaxed) + count;
+            if its > self.seats.budget.client_bytes {
+                self.seats.relieve(Some(tally), self.number);
+            }
+        }
+        if all > self.seats.budget.bytes {
+            self.seats.relieve(None, self.number);
+        }
+    }
+
+    fn subtract(&self, count: usize) {
+        self.seats.bytes.fetch_sub(count, Ordering::Relaxed);
+        if let Some(tally) = self.tally.get() {
+            tally.bytes.fetch_sub(count, Ordering::Relaxed);
+        }
+    }
+
+    fn takes(&self) -> MutexGuard<'_, Takes> {
+        // Each change of the figures is whole.
+        self.takes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let (held, is_going) = {
+            let takes = self.takes();
+            (takes.ahead + takes.heads, takes.is_going)
+        };
+        self.subtract(held);
+        let tally = self.tally.take();
+        // A client's connections are counted up under the same lock.
+        let mut table = self.seats.table();
+        table.seats.remove(&self.number);
+        table.going -= usize::from(is_going);
+        if let Some(tally) = tally.filter(|it| it.connections.fetch_sub(1, Ordering::Relaxed) == 1)
+        {
+            table.clients.remove(&tally.client);
+        }
+    }
+}
+
+/// A request under way.
+#[derive(Debug)]
+pub struct Asked(Arc<Seat>);
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.0.idle_since_ns.store(now_ns(), Ordering::Relaxed);
+        self.0.asked.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Asked {
+    /// The connection that it came over.
+    pub fn seat(&self) -> &Arc<Seat> {
+        &self.0
+    }
+}
+
+/// Bytes of an answer that have not been sent.
+struct Unsent {
+    seat: Arc<Seat>,
+    data: Bytes,
+}
+
+impl AsRef<[u8]> for Unsent {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
+    }
+}
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        self.seat.answers.fetch_sub(self.data.len(), Ordering::Relaxed);
+        self.seat.seats.answers.fetch_sub(self.data.len(), Ordering::Relaxed);
+    }
+}
+
+/// Bytes of a head that waits.
+struct Held<'a> {
+    seat: &'a Seat,
+    bytes: usize,
+}
+
+impl<'a> Held<'a> {
+    fn new(seat: &'a Seat, bytes: usize) -> Self {
+        seat.tellable.fetch_add(1, Ordering::Relaxed);
+        seat.holds_head(0, bytes);
+        Self { seat, bytes }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.seat.holds_head(self.bytes, 0);
+        self.seat.tellable.fetch_sub(1, Ordering::Relaxed);
+    }
+}

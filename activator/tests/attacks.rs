@@ -1,0 +1,455 @@
+//! Clients that take what they can: memory stays within the bounds, and others are served.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod h2c;
+mod harness;
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use activator::budget::{CONNECTION_WINDOW, MAX_STREAMS, SEND_BUFFER};
+use bytes::Bytes;
+use common::wire::Protocol;
+use futures::future::{join_all, poll_fn};
+use h2c::{Client, Pod};
+use harness::{GET, LONG, OK, World, read_head, rest, revision, server, until};
+use http::Request;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpSocket, TcpStream},
+};
+
+const MIB: usize = 1 << 20;
+/// Whom the clients of a test are, by their addresses.
+const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
+
+async fn connect_from(world: &World, source: Ipv4Addr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((source, 0).into()).unwrap();
+    socket.connect((Ipv4Addr::LOCALHOST, world.port).into()).await.unwrap()
+}
+
+fn refused(world: &World, bound: &str) -> f64 {
+    world.metric(&format!("rouse_activator_refused_total{{bound=\"{bound}\"}}"))
+}
+
+/// A connection whose bodies no pod takes.
+#[derive(Clone, Default)]
+struct Flood {
+    /// Bytes of requests that have no answer yet.
+    held: Arc<AtomicUsize>,
+    /// Requests that were answered, or reset.
+    ended: Arc<AtomicUsize>,
+}
+
+const STREAMS: usize = 16;
+
+impl Flood {
+    /// Sends as much as it may.
+    async fn start(stream: TcpStream) -> Self {
+        let flood = Self::default();
+        let (send, driver) = h2::client::handshake(stream).await.unwrap();
+        tokio::spawn(driver);
+        for _ in 0..STREAMS {
+            tokio::spawn(flood.clone().post(send.clone()));
+        }
+        flood
+    }
+
+    async fn post(self, send: h2::client::SendRequest<Bytes>) {
+        let mine = AtomicUsize::new(0);
+        let post = async {
+            let request = Request::post("http://hello.default.example.com/").body(()).unwrap();
+            let (answer, mut body) = send.ready().await.ok()?.send_request(request, false).ok()?;
+            let flow = async {
+                #[allow(unreachable_code, reason = "says what the loop ends with")]
+                loop {
+                    body.reserve_capacity(16 << 10);
+                    let count = poll_fn(|cx| body.poll_capacity(cx)).await?.ok()?;
+                    body.send_data(vec![b'x'; count].into(), false).ok()?;
+                    mine.fetch_add(count, SeqCst);
+                    self.held.fetch_add(count, SeqCst);
+                }
+            };
+            tokio::select! {
+                _ = answer => Some(()),
+                stopped = flow => stopped,
+            }
+        };
+        post.await;
+        self.held.fetch_sub(mine.load(SeqCst), SeqCst);
+        self.ended.fetch_add(1, SeqCst);
+    }
+
+    /// Whether nothing more can come of it.
+    fn is_settled(&self) -> bool {
+        let window = usize::try_from(CONNECTION_WINDOW).unwrap();
+        self.ended.load(SeqCst) == STREAMS || self.held.load(SeqCst) + (64 << 10) >= window
+    }
+}
+
+/// Bytes that an activator holds of fifty connections whose bodies no pod takes.
+async fn held_of_a_flood(world: &World) -> usize {
+    let floods =
+        join_all((0..50).map(async |_| Flood::start(connect_from(world, ATTACKER).await).await));
+    let floods = floods.await;
+    let held = || floods.iter().map(|it| it.held.load(SeqCst)).sum::<usize>();
+    // What the clients know of is what the activator counts, besides heads.
+    let counted = || world.activator.server.seats().bytes();
+    let is_known = || counted().abs_diff(held()) < MIB + MIB / 2 + held() / 20;
+    until(|| floods.iter().all(Flood::is_settled) && is_known()).await;
+    held()
+}
+
+#[tokio::test]
+async fn bodies_that_wait_hold_no_more_than_the_bound() {
+    for (bytes, of_client, name) in
+        [(8 * MIB, 100 * MIB, "bytes"), (100 * MIB, 8 * MIB, "client_bytes")]
+    {
+        let mut world = World::with(|config| {
+            (config.max_bytes, config.max_client_bytes) = (bytes, Some(of_client));
+        })
+        .await;
+        let mut waits = connect_from(&world, OTHER).await;
+        let post = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\
+                    connection: close\r\n\r\nhello";
+        waits.write_all(post.as_bytes()).await.unwrap();
+        world.waiting(1).await;
+        let held = held_of_a_flood(&world).await;
+        assert!(held <= 9 * MIB, "{held} bytes are held");
+        assert!(refused(&world, name) > 0.0, "{name}");
+        // Who waited before, in good order, still does.
+        world.ready("p", server(OK, Duration::ZERO).await.address);
+        assert!(rest(&mut waits).await.starts_with("HTTP/1.1 200 "));
+    }
+    let world = World::with(|config| config.max_bytes = 1 << 40).await;
+    let held = held_of_a_flood(&world).await;
+    assert!(held > 40 * MIB, "without a bound the same clients take {held} bytes");
+}
+
+#[tokio::test]
+async fn who_floods_is_told_so_and_who_comes_after_is_served() {
+    let mut world = World::with(|config| config.max_bytes = MIB).await;
+    let floods =
+        join_all((0..4).map(async |_| Flood::start(connect_from(&world, ATTACKER).await).await));
+    let floods = floods.await;
+    until(|| floods.iter().any(|it| it.ended.load(SeqCst) == STREAMS)).await;
+    let mut h1 = connect_from(&world, OTHER).await;
+    h1.write_all(GET.as_bytes()).await.unwrap();
+    world.ready("p", server(OK, Duration::ZERO).await.address);
+    assert!(rest(&mut h1).await.starts_with("HTTP/1.1 200 "));
+    let text = "too many bytes of requests are held";
+    // A head alone counts as well.
+    let world = World::with(|config| {
+        (config.max_bytes, config.max_client_bytes) = (MIB, Some(30_000));
+    })
+    .await;
+    let long = format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "x".repeat(40_000));
+    let told = world.exchange(&long).await;
+    assert!(told.starts_with("HTTP/1.1 503 ") && told.ends_with(text), "{told}");
+    assert!(told.contains("connection: close") && told.contains("retry-after"), "{told}");
+}
+
+#[tokio::test]
+async fn heads_that_do_not_end_count_as_well() {
+    let mut world = World::with(|config| config.max_client_bytes = Some(MIB / 4)).await;
+    let mut slow = Vec::new();
+    for _ in 0..40 {
+        let mut stream = connect_from(&world, ATTACKER).await;
+        let part = format!("GET / HTTP/1.1\r\nx: {}\r\n", "x".repeat(45_000));
+        stream.write_all(part.as_bytes()).await.ok();
+        slow.push(stream);
+    }
+    until(|| refused(&world, "client_bytes") > 0.0).await;
+    let seats = world.activator.server.seats();
+    until(|| seats.bytes() <= seats.budget.client_bytes).await;
+    world.ready("p", server(OK, Duration::ZERO).await.address);
+    assert_eq!(rest_of_others(&world).await, 200);
+}
+
+#[tokio::test]
+async fn what_pods_have_taken_is_held_no_more() {
+    let mut world = World::new().await;
+    let pod = Pod::start(h2c::echo).await;
+    world.ready("p", pod.address);
+    world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = Protocol::H2c);
+    let client = Client::connect(world.port).await;
+    // A body that goes on: the connection never comes to rest.
+    let mut goes_on = client.call(h2c::get("/").method("POST")).await;
+    goes_on.say("hello").await;
+    let piece = "x".repeat(100_000);
+    for _ in 0..20 {
+        let answer = client.ask(h2c::get("/").method("POST"), &[&piece, &piece]).await.unwrap();
+        assert_eq!(answer.body.len(), 200_000);
+    }
+    // Some are given up half-way.
+    for _ in 0..5 {
+        let mut call = client.call(h2c::get("/").method("POST")).await;
+        call.say(&piece).await;
+        call.head().await;
+    }
+    until(|| world.activator.server.seats().bytes() == 0).await;
+    let head = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 100000\r\n\r\n";
+    let told = world.exchange(&format!("{head}{piece}")).await;
+    assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
+    let chunked = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\
+                   transfer-encoding: chunked\r\n\r\n186a0\r\n";
+    let told = world.exchange(&format!("{chunked}{piece}\r\n0\r\n\r\n")).await;
+    assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
+    until(|| world.activator.server.seats().bytes() == 0).await;
+}
+
+#[tokio::test]
+async fn what_its_client_gives_up_is_held_no_more() {
+    let world = World::new().await;
+    let client = Client::connect(world.port).await;
+    let mut waits = client.call(h2c::get("/").method("POST")).await;
+    waits.say("hello").await;
+    let seats = world.activator.server.seats();
+    for _ in 0..5 {
+        let mut given_up = client.call(h2c::get("/").method("POST")).await;
+        given_up.say(&"x".repeat(100_000)).await;
+        until(|| seats.bytes() > 100_000).await;
+        drop(given_up);
+        // A head weighs some thousand.
+        until(|| seats.bytes() < 5_000).await;
+    }
+    world.waiting(1).await;
+}
+
+/// A pod over HTTP/2 whose answers never end. Returns where, and how much of them was taken.
+async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, taken) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&taken);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let counted = Arc::clone(&counted);
+            tokio::spawn(async move {
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    let mut body = respond.send_response(http::Response::new(()), false).unwrap();
+                    let counted = Arc::clone(&counted);
+                    tokio::spawn(async move {
+                        loop {
+                            body.reserve_capacity(16 << 10);
+                            let Some(Ok(count)) = poll_fn(|cx| body.poll_capacity(cx)).await else {
+                                return;
+                            };
+                            counted.fetch_add(count, SeqCst);
+                            body.send_data(vec![b'x'; count].into(), false).unwrap();
+                        }
+                    });
+                }
+            });
+        }
+    });
+    (address, taken)
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let head = [length[1], length[2], length[3], kind, flags];
+    [&head[..], &stream.to_be_bytes(), payload].concat()
+}
+
+/// GETs of an HTTP/2 client whose windows are as wide as they can be.
+fn greedy(requests: u32) -> Vec<u8> {
+    const WIDE: u32 = u32::MAX >> 1;
+    let settings = [&[0, 4][..], &WIDE.to_be_bytes()].concat();
+    let mut all = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    all.extend(frame(4, 0, 0, &settings));
+    all.extend(frame(8, 0, 0, &(WIDE - 65_535).to_be_bytes()));
+    // :method GET, :scheme http, :path /, :authority a.
+    let head = [0x82, 0x86, 0x84, 0x01, 1, b'a'];
+    (0..requests).for_each(|it| all.extend(frame(1, 5, 2 * it + 1, &head)));
+    all
+}
+
+#[tokio::test]
+async fn answers_that_a_client_does_not_read_hold_no_more_than_their_bound() {
+    let mut world = World::new().await;
+    let (pod, taken) = endless().await;
+    world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = Protocol::H2c);
+    world.ready("p", pod);
+    let mut client = connect_from(&world, ATTACKER).await;
+    client.write_all(&greedy(MAX_STREAMS)).await.unwrap();
+    let mut before = 0;
+    until(|| taken.load(SeqCst) > 0).await;
+    // It stands still once nothing more fits anywhere.
+    while before != taken.load(SeqCst) {
+        before = taken.load(SeqCst);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    // What waits for the client, one piece, and the pod's own window; and what sockets hold.
+    let streams = usize::try_from(MAX_STREAMS).unwrap();
+    let bound = streams * (SEND_BUFFER + (16 << 10) + (64 << 10)) + 8 * MIB;
+    assert!(before <= bound, "{before} bytes were taken, the bound is {bound}");
+    assert_eq!(rest_of_others(&world).await, 200, "others are served");
+}
+
+#[tokio::test]
+async fn of_answers_that_are_not_read_the_largest_are_cut_off() {
+    let mut world = World::with(|config| config.max_answer_bytes = 4 * MIB).await;
+    let (pod, _) = endless().await;
+    world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = Protocol::H2c);
+    world.ready("p", pod);
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        let mut client = connect_from(&world, ATTACKER).await;
+        client.write_all(&greedy(MAX_STREAMS)).await.unwrap();
+        clients.push(client);
+    }
+    until(|| refused(&world, "answer_bytes") > 0.0).await;
+    let seats = world.activator.server.seats();
+    until(|| seats.answers() <= 4 * MIB).await;
+    assert_eq!(rest_of_others(&world).await, 200, "others are served");
+    drop(clients);
+    until(|| seats.answers() == 0).await;
+}
+
+/// The code that another client is told.
+async fn rest_of_others(world: &World) -> u16 {
+    let mut other = connect_from(world, OTHER).await;
+    other.write_all(GET.as_bytes()).await.unwrap();
+    let head = read_head(&mut other).await;
+    head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0)
+}
+
+#[tokio::test]
+async fn idle_connections_make_room_for_those_that_ask() {
+    let mut world = World::with(|config| {
+        (config.max_connections, config.max_client_connections) = (Some(20), Some(20));
+    })
+    .await;
+    world.ready("p", server(OK, Duration::ZERO).await.address);
+    let mut idle = Vec::new();
+    for _ in 0..60 {
+        idle.push(connect_from(&world, ATTACKER).await);
+        if idle.len() % 10 == 0 {
+            assert_eq!(rest_of_others(&world).await, 200);
+        }
+    }
+    assert!(refused(&world, "connections") >= 40.0 - 20.0);
+    // Those that came first had to go first.
+    let closed = tokio::time::timeout(LONG, idle[0].read_u8()).await.unwrap();
+    assert!(closed.is_err());
+    until(|| world.metric("rouse_activator_client_connections") <= 20.0).await;
+}
+
+#[tokio::test]
+async fn busy_connections_make_room_for_none() {
+    let mut world = World::with(|config| {
+        (config.max_connections, config.max_client_connections) = (Some(3), Some(100));
+    })
+    .await;
+    let mut busy = Vec::new();
+    for count in 1..=3 {
+        let mut stream = connect_from(&world, OTHER).await;
+        stream.write_all(GET.as_bytes()).await.unwrap();
+        world.waiting(count).await;
+        busy.push(stream);
+    }
+    let mut late = connect_from(&world, ATTACKER).await;
+    assert_eq!(rest(&mut late).await, "", "closed at once");
+    assert_eq!(refused(&world, "connections"), 1.0);
+    world.ready("p", server(OK, Duration::ZERO).await.address);
+    for mut stream in busy {
+        assert!(rest(&mut stream).await.starts_with("HTTP/1.1 200 "));
+    }
+}
+
+#[tokio::test]
+async fn one_client_takes_no_more_than_its_share_of_connections() {
+    let mut world = World::with(|config| {
+        (config.max_connections, config.max_client_connections) = (Some(100), Some(4));
+    })
+    .await;
+    world.ready("p", server(OK, Duration::ZERO).await.address);
+    let mut kept = Vec::new();
+    for _ in 0..4 {
+        kept.push(connect_from(&world, ATTACKER).await);
+    }
+    let mut fifth = connect_from(&world, ATTACKER).await;
+    assert_eq!(rest(&mut fifth).await, "");
+    assert_eq!(refused(&world, "client_connections"), 1.0);
+    assert_eq!(rest_of_others(&world).await, 200);
+    // One that goes makes room for one.
+    drop(kept.pop());
+    until(|| world.metric("rouse_activator_client_connections") <= 3.0).await;
+    let mut next = connect_from(&world, ATTACKER).await;
+    next.write_all(GET.as_bytes()).await.unwrap();
+    assert!(rest(&mut next).await.starts_with("HTTP/1.1 200 "));
+}
+
+#[tokio::test]
+async fn a_trusted_proxy_has_no_share_but_the_whole() {
+    let mut world = World::with(|config| {
+        config.max_client_connections = Some(1);
+        config.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
+    })
+    .await;
+    world.ready("p", server(OK, Duration::ZERO).await.address);
+    let _first = TcpStream::connect(world.outside).await.unwrap();
+    let ask = GET.replace("host: a", "host: hello.default.example.com");
+    assert!(world.exchange_at(world.outside, &ask).await.starts_with("HTTP/1.1 200 "));
+}
+
+/// Runs in a process of its own, since the file table is one for all.
+#[tokio::test]
+#[ignore = "run by the test below"]
+async fn with_a_small_file_table() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let mut world = World::with(|config| {
+        (config.max_connections, config.max_client_connections) = (Some(1000), Some(1000));
+    })
+    .await;
+    world.ready("p", server(OK, Duration::ZERO).await.address);
+    assert_eq!(rest_of_others(&world).await, 200);
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    // Two of each connection are here: the client's end and the activator's.
+    let mut idle = Vec::new();
+    for _ in 0..50 {
+        idle.push(connect_from(&world, ATTACKER).await);
+    }
+    until(|| world.metric("rouse_activator_client_connections") >= 50.0).await;
+    let next = std::fs::File::open("/dev/null").unwrap();
+    let full = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&next)).unwrap() + 1;
+    setrlimit(Resource::RLIMIT_NOFILE, full, most).unwrap();
+    // Room for the client's own end, and none for the activator's.
+    drop(next);
+    let mut other = connect_from(&world, OTHER).await;
+    other.write_all(GET.as_bytes()).await.unwrap();
+    assert!(rest(&mut other).await.starts_with("HTTP/1.1 200 "));
+    assert!(refused(&world, "connections") > 0.0);
+}
+
+#[test]
+fn a_full_file_table_stops_none_that_asks() {
+    let test = std::env::current_exe().unwrap();
+    let arguments = ["--exact", "with_a_small_file_table", "--ignored", "--nocapture"];
+    let ended = std::process::Command::new(test).args(arguments).output().unwrap();
+    let told = String::from_utf8_lossy(&ended.stdout);
+    assert!(ended.status.success() && told.contains("1 passed"), "{told}");
+}
+
+#[tokio::test]
+async fn an_http2_connection_without_requests_ends() {
+    let mut world = World::with(|config| config.head_timeout_ms = 200).await;
+    let busy = Client::connect(world.port).await;
+    let mut call = busy.call(h2c::get("/")).await;
+    world.waiting(1).await;
+    let idle = Client::connect(world.port).await;
+    until(|| idle.is_closed()).await;
+    assert_eq!(refused(&world, "idle"), 1.0);
+    world.ready("p", server(OK, Duration::ZERO).await.address);
+    call.end();
+    call.head().await;
+}
