@@ -5,13 +5,15 @@
 use std::{
     collections::VecDeque,
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, Waker, ready},
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::time::{Instant, sleep};
 
 use crate::{revision::Place, seats::Seat, socket::Socket};
 
@@ -43,6 +45,33 @@ pub struct Inbound {
     place: Option<Arc<Place>>,
     /// The connection that it comes over.
     seat: Arc<Seat>,
+    pace: Arc<Pace>,
+}
+
+/// Since when a client's body has been waited for.
+#[derive(Debug, Default)]
+pub struct Pace(Mutex<Option<Instant>>);
+
+impl Pace {
+    /// Waits until the client has sent nothing for so long, while it was its turn.
+    pub async fn late(&self, most: Duration) {
+        loop {
+            let waited = self.since().map_or(Duration::ZERO, |since| since.elapsed());
+            if waited >= most {
+                return;
+            }
+            sleep(most - waited).await;
+        }
+    }
+
+    fn since(&self) -> Option<Instant> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, is_waiting: bool) {
+        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *since = is_waiting.then(|| since.unwrap_or_else(Instant::now));
+    }
 }
 
 impl Ask {
@@ -53,8 +82,13 @@ impl Ask {
         }
         seat.body_begins();
         let (again, sent) = (VecDeque::new(), Some(Vec::new()));
-        let (seat, place, is_over) = (Arc::clone(seat), None, false);
-        Self::Client(Box::new(Inbound { body, again, sent, is_over, socket, place, seat }))
+        let (seat, pace, place, is_over) = (Arc::clone(seat), Arc::default(), None, false);
+        Self::Client(Box::new(Inbound { body, again, sent, is_over, socket, place, seat, pace }))
+    }
+
+    /// How its client keeps up; `None`: there is nothing to wait for.
+    pub fn pace(&self) -> Option<Arc<Pace>> {
+        if let Self::Client(inbound) = self { Some(Arc::clone(&inbound.pace)) } else { None }
     }
 
     /// Occupies `place` until it is over.
@@ -119,7 +153,10 @@ impl Body for Ask {
         let next = match inbound.again.pop_front() {
             Some(data) => Some(Ok(Frame::data(data))),
             None => {
-                ready!(inbound.poll(cx))
+                let next = inbound.poll(cx);
+                inbound.pace.note(next.is_pending());
+                let Poll::Ready(next) = next else { return Poll::Pending };
+                next
             }
         };
         match &next {

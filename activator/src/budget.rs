@@ -43,6 +43,8 @@ pub struct Budget {
     pub head_bytes: usize,
     /// Time for a head, and for a kept connection to lie idle.
     pub head_timeout: Duration,
+    /// Time in which a client whose body is waited for has to send some of it.
+    pub body_idle: Duration,
     /// Bytes of requests that no pod has taken yet, of all clients: heads that wait, and bodies as far as they have come.
     pub bytes: usize,
     /// The same of one client.
@@ -96,18 +98,21 @@ pub enum Bound {
     Connections,
     /// Connections of one client.
     ClientConnections,
+    /// The time for more of a body.
+    BodyIdle,
     /// The time that an HTTP/2 connection may lie idle.
     Idle,
 }
 
 impl Bound {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Bytes,
         Self::ClientBytes,
         Self::AnswerBytes,
         Self::Connections,
         Self::ClientConnections,
+        Self::BodyIdle,
         Self::Idle,
     ];
 
@@ -119,6 +124,7 @@ impl Bound {
             Self::AnswerBytes => "answer_bytes",
             Self::Connections => "connections",
             Self::ClientConnections => "client_connections",
+            Self::BodyIdle => "body_idle",
             Self::Idle => "idle",
         }
     }

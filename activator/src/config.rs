@@ -142,6 +142,11 @@ pub struct Config {
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_CLIENT_CONNECTIONS")]
     pub max_client_connections: Option<usize>,
 
+    /// Milliseconds in which a client has to send more of a body that a pod waits for, until the pod's answer has begun; not
+    /// for gRPC. Beyond: 408.
+    #[arg(long, env = "ROUSE_ACTIVATOR_BODY_IDLE_MS", default_value_t = 60_000)]
+    pub body_idle_ms: u64,
+
     /// Bytes a request's head may have, 8192 to 1048576; beyond: 431.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_HEAD_BYTES", default_value_t = 64 << 10)]
     pub max_head_bytes: usize,
@@ -299,6 +304,7 @@ impl Config {
         Budget {
             head_bytes: self.max_head_bytes,
             head_timeout: Duration::from_millis(self.head_timeout_ms),
+            body_idle: Duration::from_millis(self.body_idle_ms),
             bytes: self.max_bytes,
             client_bytes: self.max_client_bytes.unwrap_or_else(|| self.share(self.max_bytes)),
             answer_bytes: self.max_answer_bytes,

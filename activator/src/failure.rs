@@ -26,6 +26,9 @@ pub enum Failure {
     /// Clients hold more bytes than there is room for, and this one's connection most of them.
     #[error("too many bytes of requests are held")]
     TooManyBytes,
+    /// The client has sent nothing of its body for too long, while a pod waited for it.
+    #[error("request body timeout")]
+    BodyIdle,
     /// `timeoutSeconds`, or another bound of the revision, is over.
     #[error("activator request timeout")]
     Timeout,
@@ -61,6 +64,7 @@ impl Failure {
             Self::NoTarget(_) | Self::QueueFull | Self::TooManyBytes => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
+            Self::BodyIdle => StatusCode::REQUEST_TIMEOUT,
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Dial { .. } | Self::Broken { .. } => StatusCode::BAD_GATEWAY,
@@ -78,7 +82,7 @@ impl Failure {
         if matches!(self, Self::QueueFull | Self::NoTarget(_) | Self::TooManyBytes) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        if matches!(self, Self::TooManyBytes) {
+        if matches!(self, Self::TooManyBytes | Self::BodyIdle) {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response

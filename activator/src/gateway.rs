@@ -21,8 +21,9 @@ use tracing::{debug, info};
 
 use crate::{
     admin::Metrics,
-    ask::Ask,
+    ask::{Ask, Pace},
     balance::{Lot, split},
+    budget::Bound,
     clock::chance,
     connection::{Answer, Connection, SendFault},
     edge::Edges,
@@ -398,13 +399,17 @@ impl Gateway {
                 errand.request.take().expect("it is put back whenever it was not sent");
             let place = Arc::new(place);
             request.body_mut().occupy(&place);
-            let has_body = matches!(request.body(), Ask::Client(_));
+            let pace = request.body().pace();
+            let is_stream = is_stream(&request);
             let mut early = Early(errand.socket.as_ref());
             let sent = connection.send(request, &mut early);
-            let sent = tokio::select! {
-                biased;
-                sent = sent => sent,
-                () = errand.seat.refused(0), if has_body => return Err(Failure::TooManyBytes),
+            let sent = match pace {
+                None => sent.await,
+                Some(pace) => tokio::select! {
+                    biased;
+                    sent = sent => sent,
+                    failure = slow(&errand.seat, &pace, is_stream) => return Err(failure),
+                },
             };
             let error = match sent {
                 Ok(response) => {
@@ -485,6 +490,24 @@ fn may_ask(door: Door, client: IpAddr, terms: &Terms) -> Result<(), Failure> {
     if is_kept_out { Err(Failure::Forbidden(client)) } else { Ok(()) }
 }
 
+/// Whether its client may say nothing for as long as it likes: calls of gRPC go both ways at once.
+fn is_stream<B>(request: &Request<B>) -> bool {
+    let kind = request.headers().get(header::CONTENT_TYPE);
+    kind.is_some_and(|it| it.as_bytes().to_ascii_lowercase().starts_with(b"application/grpc"))
+}
+
+/// Waits until a body that a pod waits for has to be given up: its client sends nothing more, or too much lies here.
+async fn slow(seat: &Seat, pace: &Pace, is_stream: bool) -> Failure {
+    let seats = seat.seats();
+    tokio::select! {
+        () = seat.refused(0) => Failure::TooManyBytes,
+        () = pace.late(seats.budget.body_idle), if !is_stream => {
+            seats.note(Bound::BodyIdle);
+            Failure::BodyIdle
+        }
+    }
+}
+
 /// Leads to the same over https (`http-protocol: Redirected`).
 fn redirected(head: &request::Parts) -> Result<Response<Reply>, Failure> {
     let unnamed = || Failure::UnknownService(String::new());
@@ -508,6 +531,7 @@ fn note(door: Door, client: IpAddr, failure: &Failure) {
         | Failure::Forbidden(_)
         | Failure::QueueFull
         | Failure::TooManyBytes
+        | Failure::BodyIdle
         | Failure::BadRequest(_)
         | Failure::Connect => debug!(?door, %client, code, %failure, "request refused"),
     }

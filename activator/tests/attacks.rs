@@ -453,3 +453,108 @@ async fn an_http2_connection_without_requests_ends() {
     call.end();
     call.head().await;
 }
+
+const SLOW: &str = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\nx";
+
+#[tokio::test]
+async fn a_client_that_sends_no_more_of_its_body_gives_its_slot_to_the_next() {
+    for protocol in [Protocol::Http1, Protocol::H2c] {
+        let mut world = World::with(|config| config.body_idle_ms = 200).await;
+        world.change(|table| {
+            let it = table.revisions.get_mut(&revision()).unwrap();
+            (it.container_concurrency, it.protocol) = (1, protocol);
+        });
+        let (h1, h2) = (reader().await, Pod::start(collected).await);
+        world.ready("p", if protocol == Protocol::H2c { h2.address } else { h1 });
+        let mut slow = connect_from(&world, ATTACKER).await;
+        slow.write_all(SLOW.as_bytes()).await.unwrap();
+        let served = world.activator.gateway.routes.revision(&revision()).unwrap();
+        until(|| served.figures().2 == 1).await;
+        let mut next = connect_from(&world, OTHER).await;
+        let whole =
+            "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello";
+        next.write_all(whole.as_bytes()).await.unwrap();
+        assert!(rest(&mut next).await.starts_with("HTTP/1.1 200 "));
+        let told = rest(&mut slow).await;
+        assert!(told.starts_with("HTTP/1.1 408 "), "{told}");
+        assert!(told.contains("connection: close") && told.ends_with("request body timeout"));
+        assert_eq!(refused(&world, "body_idle"), 1.0);
+    }
+}
+
+/// Answers once it has read a whole body.
+fn collected(
+    body: hyper::body::Incoming,
+) -> std::pin::Pin<Box<dyn Future<Output = http::Response<h2c::Body>> + Send>> {
+    use http_body_util::BodyExt as _;
+    Box::pin(async {
+        if body.collect().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        http::Response::new(http_body_util::Empty::new().boxed_unsync())
+    })
+}
+
+/// A pod that answers once it has read as many bytes as a head promised, one connection at a time.
+async fn reader() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move { read_and_answer(&mut stream).await });
+        }
+    });
+    address
+}
+
+async fn read_and_answer(stream: &mut TcpStream) {
+    let head = read_head(stream).await;
+    let length = head.split("content-length: ").nth(1).and_then(|it| it.split('\r').next());
+    let mut body = vec![0; length.map_or(0, |it| it.parse().unwrap())];
+    if stream.read_exact(&mut body).await.is_ok() {
+        stream.write_all(OK.as_bytes()).await.ok();
+    }
+}
+
+#[tokio::test]
+async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
+    let mut world = World::with(|config| config.body_idle_ms = 200).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    world.ready("p", listener.local_addr().unwrap());
+    // A pod that does not read: the client has to wait with the rest.
+    let mut blocked = connect_from(&world, OTHER).await;
+    let head = format!(
+        "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        32 * MIB
+    );
+    blocked.write_all(head.as_bytes()).await.unwrap();
+    let (mut reading, writing) = blocked.into_split();
+    let sends = tokio::spawn(async move {
+        let mut writing = writing;
+        writing.write_all(&vec![b'x'; 32 * MIB]).await.unwrap();
+        writing
+    });
+    let (mut busy_pod, _) = listener.accept().await.unwrap();
+    // A call of gRPC whose client is silent.
+    let client = Client::connect(world.port).await;
+    let grpc = h2c::get("/").method("POST").header("content-type", "application/grpc+proto");
+    let mut call = client.call(grpc).await;
+    call.say("hello").await;
+    let (mut grpc_pod, _) = listener.accept().await.unwrap();
+    read_head(&mut grpc_pod).await;
+    // Both outlast two that came after them, one after the other, and are slow.
+    for _ in 0..2 {
+        let mut slow = connect_from(&world, ATTACKER).await;
+        slow.write_all(SLOW.as_bytes()).await.unwrap();
+        let (_slow_pod, _) = listener.accept().await.unwrap();
+        assert!(rest(&mut slow).await.starts_with("HTTP/1.1 408 "));
+    }
+    grpc_pod.write_all(OK.as_bytes()).await.unwrap();
+    assert_eq!(call.code().await, 200);
+    read_and_answer(&mut busy_pod).await;
+    let mut told = String::new();
+    reading.read_to_string(&mut told).await.unwrap();
+    assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
+    drop(sends.await);
+    assert_eq!(refused(&world, "body_idle"), 2.0);
+}

@@ -287,6 +287,12 @@ impl Call {
         Answers(answer.expect("answers in time").unwrap().into_body())
     }
 
+    /// Waits for the code of the answer.
+    pub async fn code(&mut self) -> u16 {
+        let answer = tokio::time::timeout(LONG, self.answer.as_mut()).await;
+        answer.expect("answers in time").unwrap().status().as_u16()
+    }
+
     /// The same, where it may fail.
     pub async fn try_head(&mut self) -> Result<(), hyper::Error> {
         self.answer.as_mut().await.map(drop)
