@@ -55,6 +55,8 @@ pub struct Budget {
     pub connections: usize,
     /// The same of one client.
     pub client_connections: usize,
+    /// Requests that a client may reset before their answers, over one connection, as long as most of it are such.
+    pub resets: u64,
 }
 
 impl Budget {
@@ -68,6 +70,11 @@ impl Budget {
     /// has room for. (How many small frames may hold these bytes is for `h2` to bound.)
     pub fn ahead(&self, is_http2: bool) -> usize {
         if is_http2 { CONNECTION_WINDOW as usize } else { self.head_bytes }
+    }
+
+    /// Whether so many resets among so many requests of one connection are an attack: most of them, and many.
+    pub fn is_flood(&self, resets: u64, requests: u64) -> bool {
+        resets >= self.resets && resets * 2 > requests
     }
 }
 
@@ -102,11 +109,13 @@ pub enum Bound {
     BodyIdle,
     /// The time that an HTTP/2 connection may lie idle.
     Idle,
+    /// Resets.
+    Resets,
 }
 
 impl Bound {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Bytes,
         Self::ClientBytes,
         Self::AnswerBytes,
@@ -114,6 +123,7 @@ impl Bound {
         Self::ClientConnections,
         Self::BodyIdle,
         Self::Idle,
+        Self::Resets,
     ];
 
     /// Its name among metrics.
@@ -126,6 +136,7 @@ impl Bound {
             Self::ClientConnections => "client_connections",
             Self::BodyIdle => "body_idle",
             Self::Idle => "idle",
+            Self::Resets => "resets",
         }
     }
 }

@@ -147,6 +147,10 @@ pub struct Config {
     #[arg(long, env = "ROUSE_ACTIVATOR_BODY_IDLE_MS", default_value_t = 60_000)]
     pub body_idle_ms: u64,
 
+    /// Requests that a client may reset before their answers over one HTTP/2 connection while most of its requests are such.
+    #[arg(long, env = "ROUSE_ACTIVATOR_MAX_RESETS", default_value_t = 500)]
+    pub max_resets: u64,
+
     /// Bytes a request's head may have, 8192 to 1048576; beyond: 431.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_HEAD_BYTES", default_value_t = 64 << 10)]
     pub max_head_bytes: usize,
@@ -312,6 +316,7 @@ impl Config {
             client_connections: self
                 .max_client_connections
                 .unwrap_or_else(|| self.share(connections)),
+            resets: self.max_resets,
         }
     }
 

@@ -5,7 +5,10 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -263,11 +266,13 @@ impl Server {
     ) -> Result<(), hyper::Error> {
         socket.follow_frames();
         let leave = CancellationToken::new();
+        let resets = Resets::new(Arc::clone(&self.seats));
         let service = service_fn(|request| {
             let (gateway, leave) = (Arc::clone(&self.gateway), leave.clone());
-            let (seat, asked) = (Arc::clone(&seat), seat.asks());
+            let (seat, asked, reset) = (Arc::clone(&seat), seat.asks(), resets.begin());
             async move {
                 let mut answer = gateway.handle(request, door, client, &seat).await;
+                reset.answered();
                 // HTTP/2 says so with GOAWAY, once for the connection.
                 if answer.headers_mut().remove(header::CONNECTION).is_some() {
                     leave.cancel();
@@ -275,16 +280,28 @@ impl Server {
                 Ok::<_, Infallible>(answer.map(|body| Asking { body, asked }))
             }
         });
-        let connection = self.http2.serve_connection(TokioIo::new(socket), service);
-        tokio::pin!(connection);
+        let io = TokioIo::new(socket.clone());
+        let polite = async {
+            let connection = self.http2.serve_connection(io, service);
+            tokio::pin!(connection);
+            tokio::select! {
+                ended = connection.as_mut() => return ended,
+                () = leave.cancelled() => {}
+                () = self.gateway.stop.cancelled() => {}
+                () = idle(&seat, self.seats.budget.head_timeout) => self.seats.note(Bound::Idle),
+            }
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        };
         tokio::select! {
-            ended = connection.as_mut() => return ended,
-            () = leave.cancelled() => {}
-            () = self.gateway.stop.cancelled() => {}
-            () = idle(&seat, self.seats.budget.head_timeout) => self.seats.note(Bound::Idle),
+            ended = polite => return ended,
+            () = resets.flood.cancelled() => self.seats.note(Bound::Resets),
         }
-        connection.as_mut().graceful_shutdown();
-        connection.await
+        // The library has gone: it could say only that all is well.
+        socket.go_away(h2::Reason::ENHANCE_YOUR_CALM);
+        socket.note_unread();
+        socket.linger().await;
+        Ok(())
     }
 
     /// A connection that broke before it was accepted costs nothing; a full file table needs a moment.
@@ -313,6 +330,46 @@ async fn idle(seat: &Seat, most: Duration) {
             return;
         }
         sleep(most - idle).await;
+    }
+}
+
+/// Requests of one connection that their client resets before the answer.
+struct Resets {
+    seats: Arc<Seats>,
+    begun: AtomicU64,
+    reset: AtomicU64,
+    /// There are too many.
+    flood: CancellationToken,
+}
+
+impl Resets {
+    fn new(seats: Arc<Seats>) -> Arc<Self> {
+        let (begun, reset) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Self { seats, begun, reset, flood: CancellationToken::new() })
+    }
+
+    fn begin(self: &Arc<Self>) -> Unanswered {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        Unanswered(Some(Arc::clone(self)))
+    }
+}
+
+/// A request that counts as reset when it is dropped without an answer.
+struct Unanswered(Option<Arc<Resets>>);
+
+impl Unanswered {
+    fn answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        let Some(resets) = &self.0 else { return };
+        let reset = resets.reset.fetch_add(1, Ordering::Relaxed) + 1;
+        if resets.seats.budget.is_flood(reset, resets.begun.load(Ordering::Relaxed)) {
+            resets.flood.cancel();
+        }
     }
 }
 

@@ -157,6 +157,14 @@ impl Socket {
         self.lock().frames = Some(Frames::after_preface(PREFACE.len()));
     }
 
+    /// Tells an HTTP/2 client, in the library's place, why its connection ends (RFC 9113 §6.8), if it can be told at once.
+    pub fn go_away(&self, reason: h2::Reason) {
+        const FRAME: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
+        let last = (u32::MAX >> 1).to_be_bytes();
+        let frame = [&FRAME[..], &last, &u32::from(reason).to_be_bytes()].concat();
+        let _ = self.lock().stream.try_write(&frame);
+    }
+
     /// The target of the request that has come as `uri`, where the client wrote it in another way.
     pub fn raw_target(&self, uri: &Uri) -> Option<RawTarget> {
         self.lock().targets.came(uri.path_and_query()?.as_str()).map(RawTarget)

@@ -558,3 +558,28 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
     drop(sends.await);
     assert_eq!(refused(&world, "body_idle"), 2.0);
 }
+
+#[tokio::test]
+async fn a_client_that_resets_most_of_its_requests_is_sent_away() {
+    let world = World::with(|config| config.max_resets = 20).await;
+    let stream = connect_from(&world, ATTACKER).await;
+    let (send, driver) = h2::client::handshake(stream).await.unwrap();
+    let ended = tokio::spawn(driver);
+    let mut sent = 0;
+    // The last but one may still find the connection open.
+    while let Ok(mut ready) = send.clone().ready().await {
+        let request = Request::get("http://hello.default.example.com/").body(()).unwrap();
+        let Ok((answer, mut body)) = ready.send_request(request, false) else { break };
+        sent += 1;
+        let revision = world.activator.gateway.routes.revision(&revision()).unwrap();
+        until(|| revision.waiting() == 1 || ended.is_finished()).await;
+        body.send_reset(h2::Reason::CANCEL);
+        drop(answer);
+        until(|| revision.waiting() == 0).await;
+    }
+    assert_eq!(sent, 20, "it was sent away at the bound");
+    drop(send);
+    let error = ended.await.unwrap().unwrap_err();
+    assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{error}");
+    assert_eq!(refused(&world, "resets"), 1.0);
+}
