@@ -7,6 +7,7 @@ use std::{ffi::OsString, future::Future, pin::Pin};
 
 use anyhow::{Context as _, Result};
 use clap::Parser as _;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -98,6 +99,7 @@ impl Part {
             }
             Self::Activator => {
                 let config = activator::Config::parse_from(words);
+                use_all_files();
                 Box::pin(async {
                     activator::run(config, shutdown).await.context("activator failed")
                 })
@@ -131,5 +133,14 @@ impl Part {
                 })
             }
         }
+    }
+}
+
+/// Connections are as many as files may be open: runtimes of containers start processes with few, and let them have more.
+fn use_all_files() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "cannot raise the limit of open files");
     }
 }

@@ -22,6 +22,12 @@ const IDENTITY: &str = "/var/run/rouse";
 /// What an activator may take to hand over its connections: Knative's 600 s, and a little to end.
 const ACTIVATOR_GRACE_S: u32 = 620;
 
+/// What clients can make an activator take, by the bounds that it has where nothing else is said.
+const ACTIVATOR_MIB: usize = {
+    use activator::budget::{ANSWER_BYTES, BYTES, CONNECTIONS, memory_mib};
+    memory_mib(BYTES, ANSWER_BYTES, CONNECTIONS)
+};
+
 /// What an agent may take to see off the pods that the kubelet is about to stop: Knative's default of 300 s a request,
 /// and a little to end. It ends at once where there are none.
 const AGENT_GRACE_S: u32 = 320;
@@ -208,9 +214,11 @@ fn activator(settings: &Settings) -> Value {
     if settings.gateway == Gateway::Hostport {
         gateway["hostPort"] = 80.into();
     }
+    let mut resources = requests("200m", "64Mi");
+    resources["limits"] = json!({"memory": format!("{ACTIVATOR_MIB}Mi")});
     let more = json!({
         "ports": [gateway, port("http-inside", INSIDE), port("metrics", admin(app))],
-        "resources": requests("200m", "64Mi"),
+        "resources": resources,
         "volumeMounts": [identity_mount()],
     });
     let spec = json!({
