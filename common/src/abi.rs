@@ -37,7 +37,7 @@ pub mod maps {
     pub const BACKENDS: &str = "BACKENDS";
     /// Hash: [`ListenKey`](super::ListenKey) → [`Listen`](super::Listen).
     pub const LISTEN: &str = "LISTEN";
-    /// Hash: netns cookie (`u64`) → how many entries it has in `LISTEN` (`u32`). The kernel half counts up, the agent sets it
+    /// Hash: netns cookie (`u64`) → how many entries it has in `LISTEN` (`u32`). The programs count up, the agent sets it
     /// right when it has removed entries.
     pub const LISTENERS: &str = "LISTENERS";
     /// Hash: netns cookie (`u64`) → [`Pod`](super::Pod).
@@ -99,7 +99,7 @@ pub const PODS_MAX: u32 = 1_024;
 /// Most (namespace, port) pairs with a listener.
 pub const LISTEN_MAX: u32 = 16_384;
 /// Most of them of one namespace, so that none fills the map alone: with the serving port of its pod, which is entered all
-/// the same, 963 namespaces find room. What a pod listens on besides concerns nobody.
+/// the same, 963 namespaces find room. What a pod listens on besides is not asked for.
 pub const LISTEN_EACH: u32 = 16;
 /// Most namespaces whose entries in `LISTEN` are counted.
 pub const LISTENERS_MAX: u32 = 4_096;

@@ -157,6 +157,14 @@ struct Stage {
 impl Stage {
     fn step(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
+            ["listen" | "ports" | "prefork" | "close" | "forget" | "reap", ..] => self.offer(words),
+            _ => self.visit(words),
+        }
+    }
+
+    /// Steps of a server.
+    fn offer(&mut self, words: &[&str]) -> io::Result<String> {
+        match words {
             ["listen", address, name, rest @ ..] => {
                 let listener = open(address, rest.contains(&"reuseport"))?;
                 self.serve(listener, name)
@@ -194,6 +202,13 @@ impl Stage {
                 }
                 Ok(String::new())
             }
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    /// Steps of a client.
+    fn visit(&mut self, words: &[&str]) -> io::Result<String> {
+        match words {
             ["connect", address] => {
                 let stream = TcpStream::connect(parse(address)?)?;
                 self.keep(stream)
