@@ -38,6 +38,7 @@ use crate::{
     controller::Routes,
     deadlines::Deadlines,
     door::drain::Drains,
+    growth::Growth,
     kept::{Kept, ROUND_KNOWN, end::Clients},
     kernel::Stage,
     listeners,
@@ -133,6 +134,8 @@ pub(crate) struct Agent {
     version: u64,
     /// Its draining pods, and what the controller was told of them.
     draining: Draining,
+    /// Pods of whose growth was told a moment ago.
+    growth: Growth,
     /// Services that do not fit the kernel's maps.
     refused: BTreeMap<wire::Name, TooBig>,
     /// Whether a write failed half-way, so that the planner has to look at the maps again.
@@ -192,6 +195,7 @@ impl Agent {
             planner,
             version: 0,
             draining: Draining::default(),
+            growth: Growth::default(),
             refused: BTreeMap::new(),
             torn: false,
             stale: false,
@@ -234,7 +238,7 @@ impl Agent {
     ) -> std::io::Result<()> {
         loop {
             let sweep = self.next_sweep;
-            let wakes = [self.pods.next_wake(), self.reach.next_wake()];
+            let wakes = [self.pods.next_wake(), self.reach.next_wake(), self.growth.next_wake()];
             let wake = wakes.into_iter().flatten().fold(sweep, Instant::min);
             tokio::select! {
                 biased;
@@ -257,6 +261,7 @@ impl Agent {
                 news = routes.next() => self.absorb(news),
                 () = sleep_until(wake.into()) => {
                     self.feed(Event::Tick);
+                    self.follow_growth();
                     self.reach.due(Instant::now()).into_iter().for_each(|it| self.knock(it));
                     if sweep <= Instant::now() {
                         self.sweep();
@@ -279,13 +284,24 @@ impl Agent {
             self.ends.metrics.events.inc();
             match event.kind {
                 abi::EVENT_LISTEN | abi::EVENT_CLOSED => self.listener(event.cookie),
-                abi::EVENT_BUSY | abi::EVENT_IDLE => {
+                abi::EVENT_BUSY => {
                     self.ends.usage.report(event.subject, &self.ends.maps);
+                    self.growth.told(Instant::now(), event.subject);
                 }
                 _ => {}
             }
         }
         false
+    }
+
+    /// Asks for the next events of pods that have rested since their last one.
+    fn follow_growth(&mut self) {
+        let now = Instant::now();
+        for slot in self.growth.due(now) {
+            if self.ends.usage.follow(slot, &self.ends.maps) {
+                self.growth.told(now, slot);
+            }
+        }
     }
 
     /// A listener opened or closed somewhere: the map says what there is now.
@@ -432,7 +448,7 @@ impl Agent {
         self.ends.usage.add(slot, &revision, &uid);
         let terms = self.planner.table().terms(&revision);
         self.ends.revisions.add(slot, facts.cookie, &revision, terms);
-        self.ends.maps.arm(slot);
+        self.ends.maps.arm(slot, 0);
         self.uids.insert(facts.cookie, uid.clone());
         self.locals.insert(uid.clone(), Registered { cookie: facts.cookie, pod });
         self.audited.add(&uid, audit::Pod { cookie: facts.cookie, pod });

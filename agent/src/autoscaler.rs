@@ -15,6 +15,8 @@ pub(crate) struct Usage {
     outbox: Outbox<UsageKey, UsageSeen>,
     /// The subject under which a slot's totals were last reported.
     keys: BTreeMap<u32, UsageKey>,
+    /// How many requests were in flight there then.
+    levels: BTreeMap<u32, u64>,
 }
 
 impl Usage {
@@ -36,14 +38,17 @@ impl Usage {
     /// The slot's pod has gone: says its last totals, then that it is gone.
     pub(crate) fn remove(&mut self, slot: u32, maps: &Maps) {
         self.report(slot, maps);
+        self.levels.remove(&slot);
         if let Some(key) = self.keys.remove(&slot) {
             self.outbox.remove(&key);
         }
     }
 
     /// Reports one slot's totals now.
-    pub(crate) fn report(&self, slot: u32, maps: &Maps) {
+    pub(crate) fn report(&mut self, slot: u32, maps: &Maps) {
         let Some(key) = self.keys.get(&slot) else { return };
+        // Read before the totals: what begins meanwhile is reported, and asked for once more.
+        self.levels.insert(slot, maps.state(slot).in_flight);
         let responses = maps.responses(slot);
         let seen = UsageSeen {
             key: key.clone(),
@@ -56,14 +61,25 @@ impl Usage {
         self.outbox.set(key.clone(), seen);
     }
 
-    /// Reports every slot, and asks the kernel to tell when an idle one gets its next request.
-    pub(crate) fn report_all(&self, maps: &Maps) {
-        for &slot in self.keys.keys() {
-            // Armed first: an edge that comes after the look at the totals then makes an event.
-            if maps.state(slot).in_flight == 0 {
-                maps.arm(slot);
-            }
+    /// Asks the kernel to tell when more is in flight than was reported of a slot, and reports where that is so already.
+    /// Returns whether it did.
+    pub(crate) fn follow(&mut self, slot: u32, maps: &Maps) -> bool {
+        let Some(&level) = self.levels.get(&slot) else { return false };
+        maps.arm(slot, level);
+        // Armed first: what begins after this look makes an event.
+        let grew = maps.state(slot).in_flight > level;
+        if grew {
             self.report(slot, maps);
+        }
+        grew
+    }
+
+    /// Reports every slot, and asks the kernel to tell when more is in flight than that.
+    pub(crate) fn report_all(&mut self, maps: &Maps) {
+        let slots: Vec<u32> = self.keys.keys().copied().collect();
+        for slot in slots {
+            self.report(slot, maps);
+            self.follow(slot, maps);
         }
     }
 }

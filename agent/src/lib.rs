@@ -32,6 +32,7 @@ pub mod cookies;
 mod deadlines;
 pub mod door;
 pub mod features;
+mod growth;
 pub mod kept;
 mod kernel;
 mod kubepods;

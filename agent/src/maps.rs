@@ -418,10 +418,14 @@ impl Maps {
         }
     }
 
-    /// Asks for one event at the pod's next edge. Look at [`state`](Self::state) afterwards: an edge may just have passed.
-    pub fn arm(&self, slot: u32) {
+    /// Asks for one event when more than `level` requests are in flight in the pod, or when the next one begins where
+    /// `level` is 0. Look at [`state`](Self::state) afterwards: they may be already.
+    pub fn arm(&self, slot: u32, level: u64) {
+        // Those that another version's programs count are in none of our gauges.
+        let others = self.old.as_ref().map_or(0, |old| old.state(slot).in_flight);
         let row = row(&self.rows.pod_state, slot as usize, STATE_WORDS);
-        row[offset_of!(abi::PodState, armed) / 8].store(1, Release);
+        let armed = level.saturating_sub(others) + 1;
+        row[offset_of!(abi::PodState, armed) / 8].store(armed, Release);
     }
 
     /// A word of `CONTROL`, by its `abi::CONTROL_*` number.

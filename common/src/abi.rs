@@ -12,10 +12,10 @@
 use core::mem::size_of;
 
 /// Version of everything in this file, of [`crate::flow`]'s packing and of the maps' meaning.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 /// Stands in the kernel object's read-only data, so that the agent knows its version before loading it.
-pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000004";
+pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000005";
 
 /// How long a freed backend, extent or service number rests before reuse, in ns.
 ///
@@ -266,7 +266,8 @@ pub const POD_LISTENS: u16 = 4;
 pub struct PodState {
     /// Requests in flight. Added to and subtracted from blindly, so read it as `i64` and clamp at 0.
     pub in_flight: u64,
-    /// Not 0: the next edge of `in_flight` from 0 sends one event and clears this.
+    /// How many in flight send one event as a further request begins, which clears this: one more than the agent last
+    /// reported. 1: any request that begins does. 0: none does.
     pub armed: u64,
     /// Accepted connections that are open.
     pub connections: u64,
@@ -683,10 +684,8 @@ const _: () = assert!(size_of::<Event>() == 24);
 pub const EVENT_LISTEN: u32 = 1;
 /// A listener closed.
 pub const EVENT_CLOSED: u32 = 2;
-/// An armed pod got its first request in flight.
+/// In an armed pod more requests are in flight than were last reported.
 pub const EVENT_BUSY: u32 = 3;
-/// A pod's last request in flight ended, and it was armed for that.
-pub const EVENT_IDLE: u32 = 4;
 
 #[cfg(test)]
 mod tests {

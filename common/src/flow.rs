@@ -188,6 +188,13 @@ pub const fn clamp(gauge: u64) -> u64 {
     if gauge as i64 > 0 { gauge } else { 0 }
 }
 
+/// Whether a request that has just begun is news, where so many were in flight behind it: an event is asked for from
+/// `armed` on; 0 asks for none. What begins and ends in one packet is never in flight, and yet news of an idle pod (1).
+#[inline(always)]
+pub const fn is_news(armed: u64, in_flight: u64) -> bool {
+    armed != 0 && (armed == 1 || clamp(in_flight) >= armed)
+}
+
 /// Whether sixteen address bytes, as four words in memory order, are `::ffff:a.b.c.d`.
 #[inline(always)]
 pub const fn is_mapped(words: &[u32; 4]) -> bool {
@@ -393,6 +400,17 @@ mod tests {
     fn a_gauge_below_zero_counts_as_zero() {
         let odd = load(u64::MAX, None);
         assert!(prefers_first(odd, load(0, None)));
+    }
+
+    #[test]
+    fn growth_beyond_what_was_reported_is_news() {
+        assert!(!is_news(0, 0) && !is_news(0, 50), "none is asked for");
+        assert!(
+            is_news(1, 1) && is_news(1, 0) && is_news(1, u64::MAX),
+            "any request of an idle pod"
+        );
+        assert!(!is_news(11, 10) && is_news(11, 11) && is_news(11, 12));
+        assert!(!is_news(11, u64::MAX), "a gauge below zero counts as zero");
     }
 
     #[test]

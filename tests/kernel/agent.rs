@@ -740,6 +740,7 @@ const WAIT: &str = "/wait-for-drain";
 
 mod audit;
 mod deadlines;
+mod growth;
 mod kept;
 mod kubelet;
 mod listeners;

@@ -16,6 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent::maps::Events;
+use common::abi;
 use nix::{
     sched::{CloneFlags, setns},
     sys::socket::{setsockopt, sockopt::Linger},
@@ -239,6 +241,47 @@ fn garbage_half_heads_and_early_closes_leave_nothing_behind() {
     case.ask(&mut stream, &endless, "xxxxx");
     drop(stream);
     case.settles_at(1);
+}
+
+/// How often the ring told that this pod has more in flight than was reported.
+fn told(ring: &mut Events, slot: u32) -> usize {
+    let events = std::iter::from_fn(|| ring.next());
+    events.filter(|event| (event.kind, event.subject) == (abi::EVENT_BUSY, slot)).count()
+}
+
+#[test]
+fn growth_beyond_the_level_asked_for_is_told_once() {
+    let case = Case::new();
+    let (slot, maps) = (case.slot(), &case.bed.maps);
+    let mut ring = Events::open(&case.bed.places().pins()).unwrap();
+    let mut open = Vec::new();
+    let mut grow = |count: usize| {
+        for _ in 0..count {
+            let mut stream = case.connect();
+            stream.write_all(get("/wait").as_bytes()).unwrap();
+            open.push(stream);
+        }
+        let until = Instant::now() + Duration::from_secs(30);
+        while case.open() < open.len() as i64 && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(case.open(), open.len() as i64);
+    };
+    grow(1);
+    assert_eq!(told(&mut ring, slot), 0, "none is asked for");
+    maps.arm(slot, 1);
+    grow(1);
+    assert_eq!(told(&mut ring, slot), 1);
+    grow(8);
+    assert_eq!(told(&mut ring, slot), 0, "it is told once");
+    maps.arm(slot, 15);
+    grow(5);
+    assert_eq!(told(&mut ring, slot), 0, "as many as are known of");
+    grow(1);
+    assert_eq!((told(&mut ring, slot), maps.state(slot).armed), (1, 0));
+    maps.arm(slot, 0);
+    grow(1);
+    assert_eq!(told(&mut ring, slot), 1, "any is news of a pod that is taken to be idle");
 }
 
 /// Plays `count` requests on connections that end in every way, some with a reset in the middle.

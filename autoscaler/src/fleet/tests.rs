@@ -298,6 +298,26 @@ fn growth_of_what_is_in_flight_is_decided_when_it_is_told() {
     }
 }
 
+/// The same growth in several reports, as agents tell of it: each decision asks for more, the last one for all, and what
+/// ends before the tick takes nothing back.
+#[test]
+fn growth_that_is_told_bit_by_bit_only_raises() {
+    let mut sim = Sim::new(ScalePolicy { total: 10.0, ..short() });
+    sim.arrive(1);
+    sim.pass(Duration::from_secs(3));
+    let (uid, _) = sim.pods.first_key_value().map(|(uid, of)| (uid.clone(), *of)).unwrap();
+    let mut pods = Vec::new();
+    for more in [4, 5, 15, 25] {
+        sim.arrive(more);
+        let totals = sim.pods[&uid].0;
+        sim.report(Some(&uid), totals);
+        pods.push(sim.pods.len());
+    }
+    assert_eq!(pods, [1, 2, 4, 8], "5, 10, 25 and 50 at 7 a pod");
+    sim.finish();
+    assert_eq!(sim.pods.len(), 8, "lowered at a tick only");
+}
+
 /// More load than decided pods carry is evaluated when it is reported, whatever the tick.
 #[test]
 fn a_burst_while_pods_start_is_decided_at_once() {

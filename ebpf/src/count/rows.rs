@@ -8,6 +8,7 @@ use core::{hint::black_box, ptr};
 use aya_ebpf::helpers::generated::bpf_get_smp_processor_id;
 use common::{
     abi::{self, Conn, Counters, PodState, Responses},
+    flow,
     h1::{self, Happened},
     h2,
 };
@@ -50,8 +51,8 @@ impl Rows {
         })
     }
 
-    /// Counts what HTTP/1 says, with the status of the response. Returns whether the pod's first request in flight is to be
-    /// [announced](Self::announce).
+    /// Counts what HTTP/1 says, with the status of the response. Returns whether that more is in flight than was reported is
+    /// to be [announced](Self::announce).
     #[inline(always)]
     pub(super) fn count(&self, conn: &mut Conn, happened: Happened, status: u16, at: u64) -> bool {
         if happened == 0 {
@@ -167,7 +168,7 @@ impl Rows {
         conn.http.sent = sent;
     }
 
-    /// Says that the pod's first request is in flight. Not to be called with a lock held.
+    /// Says that more requests are in flight than the agent has reported. Not to be called with a lock held.
     #[inline(always)]
     pub(super) fn announce(&self) {
         announce(abi::EVENT_BUSY, self.slot, 0);
@@ -205,11 +206,11 @@ impl Rows {
                 conn.http.flags &= !abi::HTTP_FRESH;
                 add(&raw mut (*self.pod).fresh, LESS);
             }
-            let armed = (*self.pod).armed != 0;
-            if armed {
+            let is_news = flow::is_news((*self.pod).armed, (*self.pod).in_flight);
+            if is_news {
                 (*self.pod).armed = 0;
             }
-            armed
+            is_news
         }
     }
 

@@ -1,0 +1,63 @@
+//! Shell: growth of what is in flight is told when it comes, not a second later.
+
+use super::*;
+
+/// Events that an agent has read from the kernel.
+const EVENTS: &str = "rouse_agent_events_total";
+
+impl World {
+    fn events(&self) -> u64 {
+        let page = self.get("n", "127.0.0.1:7104", "/metrics");
+        let counted = page.lines().find_map(|line| line.strip_prefix(EVENTS));
+        counted.and_then(|text| text.trim().parse().ok()).expect("it is exported")
+    }
+
+    /// A request that the pod does not answer.
+    fn waits(&self) -> TcpStream {
+        let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
+        let mut stream =
+            node.within("connect", || TcpStream::connect(ADDRESS)).expect("it listens");
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n").expect("it stands");
+        stream
+    }
+}
+
+/// Waits until the kernel is asked for the next event of the pod.
+fn is_armed(world: &World) -> bool {
+    let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    let (maps, slot) = (Maps::open(&pins).expect("pinned maps"), world.slot());
+    let end = Instant::now() + LIMIT;
+    while maps.state(slot).armed == 0 && Instant::now() < end {
+        thread::sleep(Duration::from_millis(1));
+    }
+    maps.state(slot).armed != 0
+}
+
+#[test]
+fn growth_beyond_what_was_reported_is_told_by_events() {
+    const REQUESTS: u64 = 50;
+    let mut world = World::new("growth");
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_agent();
+    world.start_pod();
+    world.tell("keep");
+    world.tell("listen");
+    world.wait("ready", |seen| seen.ready);
+    world.wait_usage("the pod at rest", |usage| usage.totals.in_flight() == 0);
+    let (before, mut open) = (world.events(), Vec::new());
+    for count in 1..=REQUESTS {
+        assert!(is_armed(&world), "no event is asked for beyond {} in flight", count - 1);
+        open.push(world.waits());
+        world.wait_usage("all of them", |usage| usage.totals.in_flight() == count);
+    }
+    // Some may be told of by the periodic report first.
+    let events = world.events() - before;
+    assert!((REQUESTS * 9 / 10..=REQUESTS).contains(&events), "{events} events");
+    // As many at once: no more events than requests, and all are told.
+    let before = world.events();
+    open.extend((0..REQUESTS).map(|_| world.waits()));
+    world.wait_usage("all of them", |usage| usage.totals.in_flight() == 2 * REQUESTS);
+    let events = world.events() - before;
+    assert!((1..=REQUESTS).contains(&events), "{events} events");
+    drop(open);
+}
