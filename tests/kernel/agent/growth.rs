@@ -54,6 +54,7 @@ fn growth_beyond_what_was_reported_is_told_by_events() {
     let events = world.events() - before;
     assert!((REQUESTS * 9 / 10..=REQUESTS).contains(&events), "{events} events");
     // As many at once: no more events than requests, and all are told.
+    assert!(is_armed(&world), "no event is asked for beyond {REQUESTS} in flight");
     let before = world.events();
     open.extend((0..REQUESTS).map(|_| world.waits()));
     world.wait_usage("all of them", |usage| usage.totals.in_flight() == 2 * REQUESTS);
