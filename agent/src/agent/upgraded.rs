@@ -7,7 +7,10 @@ use tokio::task::spawn_blocking;
 use tracing::debug;
 
 use super::{Agent, Registered};
-use crate::{deadlines::end::lent, pods::Event, sockdiag::SockDiag};
+use crate::{
+    pods::{Event, find::borrow},
+    sockdiag::SockDiag,
+};
 
 impl Agent {
     /// Looks into a pod's namespace, in a task of its own; what it finds comes in like the result of a probe.
@@ -16,7 +19,7 @@ impl Agent {
         let (finder, conns) = (self.ends.finder.clone(), self.ends.maps.conns());
         let found = self.tries.clone();
         tokio::spawn(async move {
-            let Some(namespace) = lent(&finder, &uid, cookie).await else { return };
+            let Some(namespace) = borrow(&finder, &uid, cookie).await else { return };
             // From before the look: what ends during it makes the pod less idle than the look is old.
             let at = Instant::now();
             let job =

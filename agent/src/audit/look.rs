@@ -8,11 +8,7 @@ use std::{
 };
 
 use common::{abi, link::chain};
-use tokio::{
-    sync::{mpsc::Sender, oneshot},
-    task::spawn_blocking,
-    time::sleep,
-};
+use tokio::{sync::mpsc::Sender, task::spawn_blocking, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -22,7 +18,7 @@ use crate::{
     clock::{monotonic_ns, thread_cpu},
     lock,
     maps::{conns::Conns, gauges::Gauges},
-    pods::{find::Command, namespace::Namespace},
+    pods::find::{Command, borrow},
     sockdiag::SockDiag,
 };
 
@@ -116,9 +112,7 @@ impl Auditor {
 
     /// `None` where no look could be made.
     async fn look(&self, uid: &str, pod: Pod) -> Option<Look> {
-        let (lend, lent) = oneshot::channel();
-        self.finder.send(Command::Lend(uid.to_owned(), pod.cookie, lend)).await.ok()?;
-        let namespace: Namespace = lent.await.ok()?;
+        let namespace = borrow(&self.finder, uid, pod.cookie).await?;
         let (conns, gauges) = (self.conns.clone(), self.gauges.clone());
         let job = move || namespace.within("connections", || look_here(pod, &conns, &gauges));
         match spawn_blocking(job).await {

@@ -12,17 +12,17 @@ use std::{
 };
 
 use common::link::chain;
-use tokio::{
-    sync::{mpsc::Sender, oneshot},
-    task::spawn_blocking,
-};
+use tokio::{sync::mpsc::Sender, task::spawn_blocking};
 use tracing::{info, warn};
 
 use super::{Due, Looked, is_over};
 use crate::{
     clock::{monotonic_ns, thread_cpu},
     maps::conns::Conns,
-    pods::{find::Command, namespace::Namespace},
+    pods::{
+        find::{Command, borrow},
+        namespace::Namespace,
+    },
     sockdiag::{Connection, SockDiag},
 };
 
@@ -45,20 +45,13 @@ pub(crate) async fn round(
 ) -> Vec<(String, Option<Looked>)> {
     let mut found = Vec::with_capacity(due.len());
     for (due, cookie) in due {
-        let looked = match lent(&finder, &due.uid, cookie).await {
+        let looked = match borrow(&finder, &due.uid, cookie).await {
             Some(namespace) => look(namespace, due.clone(), conns.clone()).await,
             None => None,
         };
         found.push((due.uid, looked));
     }
     found
-}
-
-/// The pod's namespace, if the finder finds it, and it still has this cookie.
-pub(crate) async fn lent(finder: &Sender<Command>, uid: &str, cookie: u64) -> Option<Namespace> {
-    let (lend, lent) = oneshot::channel();
-    finder.send(Command::Lend(uid.to_owned(), cookie, lend)).await.ok()?;
-    lent.await.ok()
 }
 
 async fn look(namespace: Namespace, due: Due, conns: Conns) -> Option<Looked> {

@@ -68,6 +68,13 @@ pub enum Command {
     Hurry,
 }
 
+/// A pod's namespace, if the finder that takes these commands finds it, and it still has this cookie.
+pub async fn borrow(finder: &Sender<Command>, uid: &str, cookie: u64) -> Option<Namespace> {
+    let (lend, lent) = oneshot::channel();
+    finder.send(Command::Lend(uid.to_owned(), cookie, lend)).await.ok()?;
+    lent.await.ok()
+}
+
 /// Where pods are looked for.
 #[derive(Clone, Debug)]
 pub struct Places {
