@@ -389,9 +389,7 @@ fn remember(ctx: Address, key: &FrontendKey, target: &Target) {
 /// A socket connects to what is not ours. Where it was ours before, its connect had failed, or it was disconnected.
 #[inline(always)]
 fn elsewhere(ctx: Address) {
-    if let Some(client) = remembered(ctx.socket(), ctx.socket_cookie()) {
-        leave(client);
-    }
+    disconnected(ctx.socket(), ctx.socket_cookie());
 }
 
 /// Whether a socket's connect was led anywhere.
