@@ -72,9 +72,8 @@ pub fn shown(world: &World, key: &ObjectKey) -> Option<Value> {
     let mut whole = part(Part::Object)?;
     whole["status"] = part(Part::Status).unwrap_or_default();
     // It is made with its Revision, and only the API server would say when.
-    let revision = ObjectKey { kind: ObjectKind::Revision, name: key.name.clone() };
-    let created = render::object(world, &revision)?["metadata"]["creationTimestamp"].take();
-    whole["metadata"]["creationTimestamp"] = created;
+    let (_, revision) = maker(world, &key.name, |it| *it.name == *key.name.name)?;
+    whole["metadata"]["creationTimestamp"] = revision.meta.created.rfc3339().into();
     Some(whole)
 }
 
