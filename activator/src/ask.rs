@@ -6,7 +6,7 @@ use std::{
     collections::VecDeque,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -155,8 +155,7 @@ impl Body for Ask {
             None => {
                 let next = inbound.poll(cx);
                 inbound.pace.note(next.is_pending());
-                let Poll::Ready(next) = next else { return Poll::Pending };
-                next
+                ready!(next)
             }
         };
         match &next {

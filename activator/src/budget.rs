@@ -10,7 +10,7 @@ pub const MAX_STREAMS: u32 = 100;
 /// Bytes of one body that a client may send over HTTP/2 before a pod takes them: an upload over 10 ms still runs at
 /// 25 MB/s. What bounds memory is the window of the connection.
 pub const STREAM_WINDOW: u32 = 256 << 10;
-/// The same of all bodies over one connection: what Envoy advises for an edge.
+/// Bytes of all bodies over one HTTP/2 connection before pods take them: what Envoy advises for an edge.
 pub const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Bytes of one answer that wait for an HTTP/2 client to read them.
 pub const SEND_BUFFER: usize = 64 << 10;
@@ -47,13 +47,13 @@ pub struct Budget {
     pub body_idle: Duration,
     /// Bytes of requests that no pod has taken yet, of all clients: heads that wait, and bodies as far as they have come.
     pub bytes: usize,
-    /// The same of one client.
+    /// Bytes of requests that no pod has taken yet, of one client.
     pub client_bytes: usize,
     /// Bytes of answers that wait for clients to read them, of all clients.
     pub answer_bytes: usize,
     /// Connections of all clients.
     pub connections: usize,
-    /// The same of one client.
+    /// Connections of one client.
     pub client_connections: usize,
     /// Requests that a client may reset before their answers, over one connection, as long as most of it are such.
     pub resets: u64,
@@ -114,7 +114,7 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// All of them.
+    /// All of them, in the order of their declaration.
     pub const ALL: [Self; 8] = [
         Self::Bytes,
         Self::ClientBytes,

@@ -123,8 +123,8 @@ pub struct Config {
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_BYTES", default_value_t = budget::BYTES)]
     pub max_bytes: usize,
 
-    /// The same of one client, which is an address, of IPv6 a /64, but no trusted proxy. Without a value: in
-    /// a pod a quarter of all; on a node of its own all.
+    /// Bytes of requests of one client, counted likewise. A client is an address, of IPv6 a /64, but no trusted proxy.
+    /// Without a value: in a pod a quarter of all; on a node of its own all.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_CLIENT_BYTES")]
     pub max_client_bytes: Option<usize>,
 
@@ -138,7 +138,7 @@ pub struct Config {
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_CONNECTIONS")]
     pub max_connections: Option<usize>,
 
-    /// The same of one client. Without a value: in a pod a quarter of all; on a node of its own all.
+    /// Connections of one client. Without a value: in a pod a quarter of all; on a node of its own all.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_CLIENT_CONNECTIONS")]
     pub max_client_connections: Option<usize>,
 

@@ -399,13 +399,12 @@ impl Gateway {
                 errand.request.take().expect("it is put back whenever it was not sent");
             let place = Arc::new(place);
             request.body_mut().occupy(&place);
-            let pace = request.body().pace();
-            let is_stream = is_stream(&request);
+            let pace = request.body().pace().map(|pace| (pace, is_stream(&request)));
             let mut early = Early(errand.socket.as_ref());
             let sent = connection.send(request, &mut early);
             let sent = match pace {
                 None => sent.await,
-                Some(pace) => tokio::select! {
+                Some((pace, is_stream)) => tokio::select! {
                     biased;
                     sent = sent => sent,
                     failure = slow(&errand.seat, &pace, is_stream) => return Err(failure),
@@ -492,8 +491,9 @@ fn may_ask(door: Door, client: IpAddr, terms: &Terms) -> Result<(), Failure> {
 
 /// Whether its client may say nothing for as long as it likes: calls of gRPC go both ways at once.
 fn is_stream<B>(request: &Request<B>) -> bool {
-    let kind = request.headers().get(header::CONTENT_TYPE);
-    kind.is_some_and(|it| it.as_bytes().to_ascii_lowercase().starts_with(b"application/grpc"))
+    const GRPC: &[u8] = b"application/grpc";
+    let kind = request.headers().get(header::CONTENT_TYPE).map(|it| it.as_bytes());
+    kind.and_then(|it| it.get(..GRPC.len())).is_some_and(|it| it.eq_ignore_ascii_case(GRPC))
 }
 
 /// Waits until a body that a pod waits for has to be given up: its client sends nothing more, or too much lies here.

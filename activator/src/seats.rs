@@ -58,7 +58,7 @@ struct Tally {
 pub struct Seat {
     number: u64,
     seats: Arc<Seats>,
-    /// Whose it is; a trusted proxy's is nobody's.
+    /// The client it belongs to; none of a trusted proxy.
     tally: OnceLock<Arc<Tally>>,
     takes: Mutex<Takes>,
     /// Bytes of answers that its client has not been sent.
