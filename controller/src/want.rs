@@ -447,8 +447,12 @@ fn slice(world: &World, key: &Key) -> Want {
     found.map_or(Want::Gone, |it| Want::Body(it.body))
 }
 
+/// Activators that slices may lead to. One that leaves takes requests only where a slice led to it before: one of an
+/// installation that was removed has the same labels, while nothing can tell it of a service or wake one for it.
 fn activators(world: &World) -> Vec<slices::Activator> {
     let activators = world.activators.keys().filter_map(|name| world.standing(name));
+    let activators = activators
+        .filter(|(it, standing)| *standing != Standing::Leaving || world.slices.lead_to(&it.name));
     let activators = activators.map(|(it, standing)| slices::Activator {
         pod: it.name.clone(),
         namespace: world.settings.namespace.clone(),

@@ -8,8 +8,11 @@ const HELLO: &str = include_str!("../../examples/hello.yaml");
 /// How often, where nobody says it.
 const ROUNDS: u32 = 2;
 
-/// Of Rouse's parts nothing is left on the cluster, nor on its nodes.
+/// Of Rouse's parts nothing is left on the cluster, nor on its nodes; and no address leads to what they were.
 fn assert_nothing_runs(cluster: &Cluster) {
+    let ours = "endpointslice.kubernetes.io/managed-by=rouse.dev";
+    let words = ["get", "endpointslices", "-A", "--selector", ours, "--output", "name"];
+    assert_eq!(cluster.kubectl(&words).expect("slices are listed").trim(), "");
     let parts = ["--namespace", SYSTEM, "--output", "name"];
     let kinds = "deployments,daemonsets,services,secrets,leases";
     let left = cluster.kubectl(&[&["get", kinds][..], &parts].concat());

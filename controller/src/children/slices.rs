@@ -54,7 +54,8 @@ pub fn name(service: &str, suffix: &str) -> String {
 /// Service, IPv6's with [`V6`] behind.
 ///
 /// The name chooses `count` of all activators that are ready and stay; 0 means all. A name is never left without: as
-/// long as none is ready, those that are not stand in, and then those that are about to stop.
+/// long as none is ready, those that are not stand in, and then those that are about to stop, of which the caller gives
+/// only those that slices lead to already.
 pub fn slices(of: &Placeholder<'_>, activators: &[Activator], count: usize) -> Vec<Object> {
     let chosen = chosen(&format!("{}/{}", of.namespace, of.name()), activators, count);
     let Some(port) = of.activator_port else { return Vec::new() };

@@ -150,6 +150,20 @@ impl Cluster {
         Ok(all.items.len())
     }
 
+    /// Removes all objects of a kind with these labels from a namespace.
+    pub(super) async fn delete_all(
+        &self,
+        api_version: &str,
+        kind: &str,
+        namespace: &str,
+        labels: &str,
+    ) -> Result<()> {
+        let api = self.api(api_version, kind, Some(namespace));
+        let labelled = ListParams::default().labels(labels);
+        let deleted = api.delete_collection(&DeleteParams::background(), &labelled).await;
+        deleted.map(drop).with_context(|| format!("cannot delete {kind}s of namespace {namespace}"))
+    }
+
     /// Removes an object; says whether there was one.
     pub(super) async fn delete(&self, object: &Value) -> Result<bool> {
         let short = object["metadata"]["name"].as_str().unwrap_or_default();

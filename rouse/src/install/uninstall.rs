@@ -1,8 +1,12 @@
 //! Shell: `rouse uninstall`: our parts go, users' objects and their pods stay.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, bail};
+use controller::children::slices::{MANAGED_BY, MANAGER};
 use serde_json::Value;
 
 use super::{
@@ -35,6 +39,7 @@ pub(super) async fn run(cluster: &Cluster, settings: &Settings, crds: bool) -> R
     if crds {
         clear(cluster).await?;
     }
+    close_addresses(cluster).await?;
     clean_nodes(cluster, settings).await?;
     let mut all = objects::all(settings);
     all.reverse();
@@ -95,6 +100,18 @@ async fn clear(cluster: &Cluster) -> Result<()> {
     }
     out::line("removed all services with their pods")?;
     Ok(())
+}
+
+/// Removes the EndpointSlices that the controller wrote, so that services' addresses refuse connections. The addresses in
+/// them would lead to activators that can wake nothing any more, and later to whatever pods are given them next.
+async fn close_addresses(cluster: &Cluster) -> Result<()> {
+    let labels = format!("{MANAGED_BY}={MANAGER}");
+    let slices = cluster.list("discovery.k8s.io/v1", "EndpointSlice", None, &labels).await?;
+    let namespaces = slices.iter().filter_map(|it| it["metadata"]["namespace"].as_str());
+    for namespace in namespaces.collect::<BTreeSet<_>>() {
+        cluster.delete_all("discovery.k8s.io/v1", "EndpointSlice", namespace, &labels).await?;
+    }
+    Ok(out::line("removed the EndpointSlices of services' names")?)
 }
 
 /// Programs and maps are pinned, to be in force while no agent runs; whoever removes the agents for good must remove

@@ -1392,6 +1392,26 @@ fn an_activator_that_leaves_is_named_until_no_slice_leads_to_it() {
     assert!(!targets(&cluster, "hello").is_empty());
 }
 
+/// As those of an installation that was removed while they had requests: they follow no controller of this one.
+#[test]
+fn an_activator_that_left_before_a_name_came_is_never_led_to() {
+    let mut cluster = Cluster::new();
+    for it in cluster.table().activators.into_keys() {
+        cluster.step(activator(&it, true));
+    }
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    let slices = |cluster: &Cluster| {
+        let all = cluster.objects.iter().filter(|((kind, _), _)| *kind == Resource::EndpointSlice);
+        let all =
+            all.flat_map(|(_, it)| crate::observe::targets(it).into_iter().map(str::to_owned));
+        all.collect::<BTreeSet<String>>()
+    };
+    assert_eq!(slices(&cluster), BTreeSet::new());
+    assert!(cluster.table().activators.is_empty(), "nor do agents lead there");
+    cluster.step(activator("activator-22", false));
+    assert_eq!(slices(&cluster), ["activator-22".to_owned()].into());
+}
+
 #[test]
 fn an_agent_that_runs_but_does_not_report_is_waited_for_one_second() {
     let mut cluster = Cluster::new();
