@@ -190,10 +190,10 @@ impl Maps {
                 let done = self.frontends.insert(key, service, 0);
                 return done.map_err(|source| refused(maps::FRONTENDS, key, source));
             }
-            MapOp::RemoveFrontend { key } => match self.frontends.remove(key) {
-                Ok(()) | Err(MapError::KeyNotFound) => {}
-                Err(source) => return Err(refused(maps::FRONTENDS, key, source)),
-            },
+            MapOp::RemoveFrontend { key } => {
+                let done = unless_gone(self.frontends.remove(key));
+                return done.map_err(|source| refused(maps::FRONTENDS, key, source));
+            }
         }
         Ok(())
     }
@@ -284,16 +284,12 @@ impl Maps {
         if let Some(old) = &mut self.old {
             old.forget(cookie);
         }
-        match self.pods.remove(&cookie) {
-            Ok(()) | Err(MapError::KeyNotFound) => {}
-            Err(source) => return Err(refused(maps::PODS, cookie, source)),
-        }
+        let done = unless_gone(self.pods.remove(&cookie));
+        done.map_err(|source| refused(maps::PODS, cookie, source))?;
         let keys: Vec<_> = self.listen.keys().filter_map(Result::ok).collect();
         for key in keys.iter().filter(|key| key.cookie == cookie) {
-            match self.listen.remove(key) {
-                Ok(()) | Err(MapError::KeyNotFound) => {}
-                Err(source) => return Err(refused(maps::LISTEN, key, source)),
-            }
+            let done = unless_gone(self.listen.remove(key));
+            done.map_err(|source| refused(maps::LISTEN, key, source))?;
         }
         self.set_entries(cookie, None)
     }
@@ -315,12 +311,9 @@ impl Maps {
     fn set_entries(&mut self, cookie: u64, count: Option<u32>) -> Result<(), Error> {
         let done = match count {
             Some(count) => self.listeners.insert(cookie, count, 0),
-            None => self.listeners.remove(&cookie),
+            None => unless_gone(self.listeners.remove(&cookie)),
         };
-        match done {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(source) => Err(refused(maps::LISTENERS, cookie, source)),
-        }
+        done.map_err(|source| refused(maps::LISTENERS, cookie, source))
     }
 
     /// Sets all counters of a slot to zero, before it is given to a new pod.
@@ -353,20 +346,16 @@ impl Maps {
     /// Removes one entry of listeners that are known to be closed.
     pub fn forget_listener(&mut self, cookie: u64, port: u16) -> Result<(), Error> {
         let key = abi::ListenKey { cookie, port: port.into(), reserved: 0 };
-        match self.listen.remove(&key) {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(source) => Err(refused(maps::LISTEN, key, source)),
-        }
+        let done = unless_gone(self.listen.remove(&key));
+        done.map_err(|source| refused(maps::LISTEN, key, source))
     }
 
     /// Says which addresses are the node's own: connections from there may be the kubelet's.
     pub fn set_node(&mut self, addresses: &BTreeSet<[u8; 16]>) -> Result<(), Error> {
         let known: Vec<[u8; 16]> = self.node.keys().filter_map(Result::ok).collect();
         for stale in known.iter().filter(|address| !addresses.contains(*address)) {
-            match self.node.remove(stale) {
-                Ok(()) | Err(MapError::KeyNotFound) => {}
-                Err(source) => return Err(refused(maps::NODE, stale, source)),
-            }
+            let done = unless_gone(self.node.remove(stale));
+            done.map_err(|source| refused(maps::NODE, stale, source))?;
         }
         for fresh in addresses.iter().filter(|address| !known.contains(address)) {
             let done = self.node.insert(fresh, 1, 0);
@@ -634,6 +623,14 @@ fn words(pins: &Path, name: &'static str, count: usize) -> Result<Words, Error> 
 
 fn not_opened(pins: &Path, name: &'static str, source: MapError) -> Error {
     Error::Open { name, pins: pins.to_owned(), source: Box::new(source) }
+}
+
+/// What is to be gone may be so already: aya passes on the kernel's word for it, and keeps `KeyNotFound` for lookups.
+fn unless_gone(removed: Result<(), MapError>) -> Result<(), MapError> {
+    match removed {
+        Err(MapError::SyscallError(it)) if it.io_error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
 }
 
 fn refused(name: &'static str, subject: impl std::fmt::Debug, source: MapError) -> Error {

@@ -5,13 +5,13 @@
 
 use std::{collections::BTreeMap, os::fd::AsFd as _, path::Path};
 
-use aya::maps::{HashMap, MapData, MapError};
+use aya::maps::{HashMap, MapData};
 use common::{
     abi,
     wire::{self, Name},
 };
 
-use super::{Error, hash, read, refused};
+use super::{Error, hash, read, refused, unless_gone};
 use crate::{
     sys,
     tallies::{Row, WORDS},
@@ -80,13 +80,6 @@ impl Ledger {
             None => unless_gone(self.left.remove(&key)),
         };
         done.map_err(|source| refused(LEFT, revision, source))
-    }
-}
-
-fn unless_gone(removed: Result<(), MapError>) -> Result<(), MapError> {
-    match removed {
-        Err(MapError::KeyNotFound) => Ok(()),
-        other => other,
     }
 }
 
