@@ -191,8 +191,12 @@ impl Metrics {
 
     /// Shows how many pods there are.
     pub(crate) fn count(&self, counts: Counts) {
-        let states =
-            [("named", counts.named), ("listening", counts.listening), ("ready", counts.ready)];
+        let states = [
+            ("named", counts.named),
+            ("listening", counts.listening),
+            ("ready", counts.ready),
+            ("crowded", counts.crowded),
+        ];
         for (state, count) in states {
             self.pods
                 .get_or_create(&[("state", state)])
@@ -248,7 +252,7 @@ mod tests {
     #[test]
     fn metric_names_carry_units() {
         let (metrics, registry) = Metrics::new(Shown::default());
-        metrics.count(Counts { named: 3, listening: 2, ready: 1 });
+        metrics.count(Counts { named: 3, listening: 2, ready: 1, crowded: 0 });
         metrics.probed(true);
         metrics.beside(&BTreeMap::from([(Owner::Cilium, 2)]));
         let mut text = String::new();

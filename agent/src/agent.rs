@@ -43,6 +43,7 @@ use crate::{
     kernel::Stage,
     listeners,
     maps::{self, Events, Maps},
+    oddities::Oddity,
     plan::{Backend, Local, Plan, Planner, TooBig, sixteen},
     pods::{
         Action, Attempt, Event, Facts, Kernel, Pods, ask, find::Command, mark::Marks, namespace,
@@ -432,7 +433,7 @@ impl Agent {
             self.forget(&uid);
         }
         let Some((slot, fresh)) = self.slots.take(facts.cookie) else {
-            error!(uid, most = abi::PODS_MAX - 1, "too many pods on this node: not counted");
+            queue.push_back(Event::Crowded(uid));
             return;
         };
         if fresh {
@@ -671,7 +672,11 @@ impl Agent {
     fn housekeep(&mut self, now: Instant) {
         let (maps, metrics) = (&self.ends.maps, &self.ends.metrics);
         let gauge = |word| i64::try_from(maps.control(word)).unwrap_or(i64::MAX);
-        metrics.count(self.pods.counts());
+        let pods = self.pods.counts();
+        metrics.count(pods);
+        let crowded = (pods.crowded > 0)
+            .then(|| format!("{} without room: {}", pods.crowded, Oddity::Crowded));
+        self.ends.troubles.set("pods", crowded);
         metrics.events_dropped.set(gauge(abi::CONTROL_DROPPED));
         metrics.untracked.set(gauge(abi::CONTROL_UNTRACKED));
         metrics.fallbacks.set(gauge(abi::CONTROL_FALLBACK));

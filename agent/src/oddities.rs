@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use common::abi;
+
 /// Whose programs stand beside ours, told by their names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
@@ -42,6 +44,8 @@ pub enum Oddity {
     HostNetwork,
     /// Something in its namespace redirects connections, as a mesh's sidecar does.
     Redirected,
+    /// The kernel's maps count as many pods of the node as they have room for.
+    Crowded,
 }
 
 impl fmt::Display for Oddity {
@@ -61,6 +65,12 @@ impl fmt::Display for Oddity {
                 out,
                 "its network namespace redirects connections, as the sidecar of a mesh does: what comes through there is \
                  not counted; keep the sidecar off this service"
+            ),
+            Self::Crowded => write!(
+                out,
+                "its node runs more pods of services than the {} that Rouse counts there: it gets ready when another has \
+                 gone; spread services over more nodes",
+                abi::PODS_MAX - 1
             ),
         }
     }

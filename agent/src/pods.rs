@@ -56,6 +56,9 @@ const INSPECT_EVERY: Duration = Duration::from_secs(1);
 const INSPECT_LATE: Duration = Duration::from_secs(10);
 const LATE: Duration = Duration::from_secs(60);
 
+/// How often room in the kernel's maps is looked for, for a pod that found none.
+const REGISTER_EVERY: Duration = Duration::from_secs(1);
+
 /// All pods of this node. Feed every event to [`step`](Self::step) and carry out what it returns.
 #[derive(Debug)]
 pub struct Pods {
@@ -74,6 +77,8 @@ struct Tracked {
     /// Why it has no namespace of its own.
     unfindable: Option<Oddity>,
     registered: bool,
+    /// The maps had no room for it; when they are tried again.
+    crowded: Option<Instant>,
     kernel: Kernel,
     /// What the newest look into its namespace found; `None`: not looked yet.
     sockets: Option<Sockets>,
@@ -152,6 +157,8 @@ pub enum Event {
     Unfindable(String, Oddity),
     /// The kernel's maps know it: from now on its listeners are seen.
     Registered(String),
+    /// The kernel's maps have no room for it.
+    Crowded(String),
     /// The maps were read.
     Kernel(String, Kernel),
     /// Its namespace was looked into; the time is CLOCK_MONOTONIC in ns.
@@ -242,6 +249,10 @@ impl Pods {
                 pod.report(now, &mut out);
             }),
             Event::Registered(uid) => self.with(&uid, |pod| pod.registered(now, &mut out)),
+            Event::Crowded(uid) => self.with(&uid, |pod| {
+                pod.crowded = Some(now + REGISTER_EVERY);
+                pod.report(now, &mut out);
+            }),
             Event::Kernel(uid, read) => {
                 let (informed, patience) = (self.informed, self.tunnel_drain);
                 self.with(&uid, |pod| pod.kernel(now, read, informed, patience, &mut out));
@@ -308,6 +319,7 @@ impl Pods {
             named: self.pods.len(),
             listening: count(Tracked::is_listening),
             ready: count(|pod| pod.readiness.is_ready()),
+            crowded: count(|pod| pod.crowded.is_some()),
         }
     }
 
@@ -348,6 +360,8 @@ pub struct Counts {
     pub listening: usize,
     /// Ready for requests.
     pub ready: usize,
+    /// Without room in the kernel's maps.
+    pub crowded: usize,
 }
 
 impl Tracked {
@@ -359,6 +373,7 @@ impl Tracked {
             facts: None,
             unfindable: None,
             registered: false,
+            crowded: None,
             kernel: Kernel::default(),
             sockets: None,
             next_inspection: None,
@@ -404,6 +419,7 @@ impl Tracked {
 
     /// A listener may have opened before the maps knew the pod, so its namespace is looked into once.
     fn registered(&mut self, now: Instant, out: &mut Vec<Action>) {
+        self.crowded = None;
         if !mem::replace(&mut self.registered, true) {
             self.inspect(now, out);
         }
@@ -454,6 +470,10 @@ impl Tracked {
         let due = self.next_inspection.is_some_and(|at| at <= now);
         if due && self.wants_inspection() {
             self.inspect(now, out);
+        }
+        if let Some(at) = self.crowded.as_mut().filter(|at| **at <= now) {
+            *at = now + REGISTER_EVERY;
+            out.extend(self.facts.clone().map(|facts| Action::Register(self.uid(), facts)));
         }
         self.settle(now, probe::Event::Tick, out);
     }
@@ -612,7 +632,7 @@ impl Tracked {
 
     fn next_wake(&self) -> Option<Instant> {
         let inspection = self.next_inspection.filter(|_| self.wants_inspection());
-        [self.readiness.next_wake(), inspection].into_iter().flatten().min()
+        [self.readiness.next_wake(), inspection, self.crowded].into_iter().flatten().min()
     }
 
     fn uid(&self) -> String {
@@ -694,7 +714,8 @@ impl Tracked {
     fn oddity(&self) -> Option<Oddity> {
         let redirects = self.sockets.as_ref().is_some_and(|sockets| sockets.redirects);
         let found = self.facts.as_ref().map_or(self.unfindable, |facts| facts.oddity);
-        found.or_else(|| redirects.then_some(Oddity::Redirected))
+        let crowded = self.crowded.map(|_| Oddity::Crowded);
+        found.or(crowded).or_else(|| redirects.then_some(Oddity::Redirected))
     }
 
     /// Why a pod whose namespace was looked into does not serve.

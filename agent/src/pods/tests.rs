@@ -632,3 +632,21 @@ fn what_cannot_be_served_as_usual_is_said_instead_of_anything_else() {
     let seen = reports(pods.step(now, Event::Inspected("a".into(), redirects, 1)));
     assert_eq!((seen[0].ready, &*seen[0].trouble), (true, &*Oddity::Redirected.to_string()));
 }
+
+#[test]
+fn a_pod_without_room_in_the_maps_says_so_and_tries_again() {
+    let now = Instant::now();
+    let mut pods = Pods::new(TUNNEL_DRAIN);
+    pods.step(now, Event::Named(Box::new(pod("a", ProbeHow::Listen))));
+    let register = Action::Register("a".into(), facts());
+    assert!(pods.step(now, Event::Found("a".into(), facts())).contains(&register));
+    let seen = reports(pods.step(now, Event::Crowded("a".into())));
+    assert_eq!((seen[0].ready, &*seen[0].trouble), (false, &*Oddity::Crowded.to_string()));
+    assert_eq!(pods.counts().crowded, 1);
+    let next = pods.next_wake().expect("it tries again");
+    assert!(next > now && pods.step(next, Event::Tick).contains(&register));
+    assert!(!pods.step(next, Event::Tick).contains(&register), "once for each pause");
+    pods.step(next, Event::Registered("a".into()));
+    let seen = reports(kernel(&mut pods, next, listens(1)));
+    assert_eq!((seen[0].ready, &*seen[0].trouble, pods.counts().crowded), (true, "", 0));
+}

@@ -1,4 +1,4 @@
-//! Shell: a map of listeners that has no room is told of, and a pod is found all the same.
+//! Shell: a map of listeners, or of pods, that has no room is told of, and a pod is found all the same, or later.
 
 use aya::maps::{HashMap, Map, MapData};
 
@@ -7,10 +7,14 @@ use super::*;
 const UNSEEN: &str = "rouse_agent_listeners_unseen";
 const ADMIN: &str = "127.0.0.1:7104";
 
+fn pinned(world: &World, name: &str) -> Map {
+    let pin = world.folder.join(format!("bpf/v{}/{name}", abi::ABI_VERSION));
+    Map::HashMap(MapData::from_pin(pin).expect("it is pinned"))
+}
+
 /// Enters listeners of namespaces that there are not, until there is no room.
 fn fill(world: &World) {
-    let pin = world.folder.join(format!("bpf/v{}/{}", abi::ABI_VERSION, abi::maps::LISTEN));
-    let map = Map::HashMap(MapData::from_pin(pin).expect("it is pinned"));
+    let map = pinned(world, abi::maps::LISTEN);
     let mut listen: HashMap<MapData, abi::ListenKey, abi::Listen> =
         map.try_into().expect("a hash of listeners");
     let value = abi::Listen { open: 1, ..abi::Listen::default() };
@@ -32,4 +36,29 @@ fn without_room_for_listeners_a_pod_is_found_and_the_trouble_is_told() {
     let page = world.get("n", ADMIN, "/readyz");
     assert!(page.contains("listeners: map LISTEN is full"), "{page}");
     world.wait("ready", |seen| seen.ready);
+}
+
+/// The rows of an agent before, whose pods no controller names any more, are freed after a while.
+#[test]
+fn a_pod_that_the_maps_have_no_room_for_says_so_and_is_served_once_there_is() {
+    let mut world = World::new("crowd");
+    world.start_agent();
+    world.kill_agent();
+    let mut pods: HashMap<MapData, u64, abi::Pod> =
+        pinned(&world, abi::maps::PODS).try_into().expect("a hash of pods");
+    for slot in 1..abi::PODS_MAX {
+        let pod = abi::Pod { slot, port: 1, flags: 0 };
+        pods.insert(u64::from(slot) << 32, pod, 0).expect("it holds as many");
+    }
+    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.start_agent();
+    world.start_pod();
+    world.tell("listen");
+    let seen = world.wait("without room", |seen| seen.trouble.contains("more pods of services"));
+    assert!(!seen.ready, "what is not counted gets no request");
+    world.wait_counted("rouse_agent_pods{state=\"crowded\"}", 1);
+    let page = world.get("n", ADMIN, "/readyz");
+    assert!(page.contains("pods: 1 without room: its node runs more pods"), "{page}");
+    let seen = world.wait("served", |seen| seen.ready);
+    assert_eq!(seen.trouble, "");
 }
