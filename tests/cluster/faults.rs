@@ -334,6 +334,36 @@ fn two_controllers_that_both_think_they_lead_do_no_harm() {
     assert_eq!(list["items"].as_array().map(Vec::len), Some(3), "awake has two, asleep one");
 }
 
+/// One of them decides, the others only count. Its connections stand while it is frozen, so only its silence tells.
+#[test]
+fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("frozen");
+    let namespace = &space.name;
+    let names = ["asleep", "asleep-too"];
+    let yaml = [with_least("awake", 1), with_least(names[0], 0), with_least(names[1], 0)];
+    rouse.ready(namespace, &yaml.join("---\n"));
+    names.iter().for_each(|name| rouse.asleep(namespace, name));
+    let words = ["pods", "--namespace", SYSTEM, "--selector", "app=autoscaler"];
+    let pods = rouse.cluster.get(&words);
+    let pods = pods["items"].as_array().expect("a list").iter();
+    let pods: Vec<String> = pods
+        .filter(|it| it["metadata"]["deletionTimestamp"].is_null())
+        .filter_map(|it| it["metadata"]["name"].as_str().map(str::to_owned))
+        .collect();
+    assert_eq!(pods.len(), 2, "{pods:?}");
+    let awake = traffic(&rouse, namespace, "awake", 15);
+    // Each in turn: one of the two is the one that decides.
+    for (pod, name) in pods.iter().zip(names) {
+        let stopped = Stopped(process(&rouse, pod));
+        kill(stopped.0, Signal::SIGSTOP).expect("it runs");
+        let woken = wake(&rouse, &address(&rouse, namespace, name)).finish();
+        none_lost(&woken, 1);
+        println!("{pod} is frozen: the wake takes {} ms", slowest(&woken));
+    }
+    none_lost(&awake.finish(), 100);
+}
+
 #[test]
 fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
     let rouse = Installed::at_hand();
