@@ -12,6 +12,7 @@
 
 use std::{
     cmp::Reverse,
+    collections::BTreeSet,
     ffi::OsStr,
     path::{Component, Path, PathBuf},
 };
@@ -80,6 +81,44 @@ pub fn own_path(cgroup: &str) -> Option<&Path> {
     (!hidden).then(|| Path::new(path.trim_start_matches('/')))
 }
 
+/// The cgroup of any process, by its `/proc/PID/cgroup`; `root` is the cgroup that paths there begin at: the mount, or the
+/// agent's own where it has a cgroup namespace.
+pub fn path_from(root: &Path, cgroup: &str) -> Option<PathBuf> {
+    let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let mut at = root.to_owned();
+    for part in Path::new(path).components() {
+        match part {
+            Component::ParentDir => drop(at.pop()),
+            Component::Normal(name) => at.push(name),
+            _ => {}
+        }
+    }
+    Some(at)
+}
+
+/// Whether a process of this name (`/proc/PID/comm`) is a kubelet, or has one inside: MicroK8s and k3s do.
+pub fn is_kubelet(comm: &str) -> bool {
+    ["kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent"].contains(&comm.trim_end())
+}
+
+/// The kubelet whose pods are below `pods`, of those in these cgroups: the nearest one. `None` where that is not clear, or
+/// where its cgroup holds more than a kubelet's: pods, or a user's session.
+pub fn kubelet_of(pods: &Path, candidates: &BTreeSet<PathBuf>) -> Option<PathBuf> {
+    let near = |candidate: &Path| {
+        let both = candidate.iter().zip(pods);
+        both.take_while(|(one, other)| one == other).count()
+    };
+    let is_own = |candidate: &&PathBuf| {
+        let mut apart = candidate.iter().skip(near(candidate));
+        let is_foreign = |it: &OsStr| is_kubepods(it) || it == "user.slice";
+        !pods.starts_with(candidate) && !candidate.starts_with(pods) && !apart.any(is_foreign)
+    };
+    let own: Vec<&PathBuf> = candidates.iter().filter(is_own).collect();
+    let nearest = own.iter().map(|it| near(it)).max()?;
+    let mut all = own.into_iter().filter(|it| near(it) == nearest);
+    all.next().filter(|_| all.next().is_none()).cloned()
+}
+
 /// Whether a directory of this name is the one that a kubelet keeps all its pods in.
 pub fn is_kubepods(name: &OsStr) -> bool {
     name.to_str().is_some_and(|name| {
@@ -145,6 +184,44 @@ mod tests {
         let at = |which: fn(&OsStr) -> bool| path.iter().position(which);
         let kubepods = at(is_kubepods).map(|at| path.iter().take(at + 1).collect());
         (kubepods, path.iter().find_map(pod_of), at(is_monitor).is_some())
+    }
+
+    #[test]
+    fn a_nodes_kubelet_is_the_nearest_to_its_pods() {
+        let find = |pods: &str, all: &[&str]| {
+            let all = all.iter().map(PathBuf::from).collect();
+            kubelet_of(Path::new(pods), &all).map(|it| it.display().to_string())
+        };
+        let service = "/c/system.slice/kubelet.service";
+        assert_eq!(find("/c/kubepods.slice", &[service]).as_deref(), Some(service));
+        // Several nodes on one machine.
+        let [one, two] = ["/c/docker/1/kubelet.slice/kubelet.service", "/c/docker/2/kubelet.slice"];
+        let pods = "/c/docker/1/kubelet.slice/kubelet-kubepods.slice";
+        assert_eq!(find(pods, &[one, two, service]).as_deref(), Some(one));
+        assert_eq!(find("/c/docker/3/kubepods", &[one, two]), None, "neither is nearer");
+        // Connections of what is in these cgroups as well are no probes.
+        for wrong in ["/c", "/c/kubepods.slice/podx/a", "/c/user.slice/u/session-1.scope"] {
+            assert_eq!(find("/c/kubepods.slice", &[wrong]), None, "{wrong}");
+        }
+        assert_eq!(find("/c/a/kubepods", &["/c/a"]), None);
+        // A node in a pod of another cluster.
+        let node = "/c/kubepods/pod1/x/system.slice/kubelet.service";
+        assert_eq!(find("/c/kubepods/pod1/x/kubepods", &[node]).as_deref(), Some(node));
+        assert_eq!(find("/c/kubepods", &[node, service]).as_deref(), Some(service));
+    }
+
+    #[test]
+    fn paths_of_processes_are_read_from_inside_a_cgroup_namespace_too() {
+        let whole = path_from(Path::new("/c"), "1:cpu:/x\n0::/system.slice/kubelet.service\n");
+        assert_eq!(whole.as_deref(), Some(Path::new("/c/system.slice/kubelet.service")));
+        let own = Path::new("/c/kubepods/pod1/x");
+        let hidden = path_from(own, "0::/../../../system.slice/kubelet.service\n");
+        assert_eq!(hidden, whole);
+        assert_eq!(path_from(own, "0::/\n").as_deref(), Some(own));
+        assert_eq!(path_from(own, "1:cpu:/x\n"), None);
+        let names = ["kubelet\n", "kubelet", "k3s-server", "kubelite"];
+        assert!(names.into_iter().all(is_kubelet));
+        assert!(!["kubectl", "kubelet-plugin", ""].into_iter().any(is_kubelet));
     }
 
     #[test]

@@ -61,6 +61,7 @@ pub(crate) async fn start(
     let (activator_netns, found) = (config.activator_netns.clone(), places.clone());
     let load = move || {
         let mut programs = Programs::load(places)?;
+        programs.find_kubelet();
         if let Some(netns) = activator_netns {
             programs.serve_ports(&netns)?;
         }
@@ -194,6 +195,7 @@ impl Kernel {
             return None;
         }
         self.programs.remove_outlived();
+        self.programs.find_kubelet();
         self.look_around();
         let seen = self.programs.canary(&mut self.maps);
         let trouble = seen.err().map(|error| chain(&error));

@@ -1,4 +1,4 @@
-//! Shell: finds the cgroup of this node's pods in the file system.
+//! Shell: finds the cgroups of this node's pods and of its kubelet in the file system.
 
 use std::{
     fs,
@@ -26,12 +26,33 @@ pub(crate) fn find() -> Result<PathBuf, Unfound> {
     cgroups::choose(&candidates, own(mount, &candidates).as_deref())
 }
 
+/// The cgroup of the kubelet whose pods are below `pods`, where the agent sees the node's processes and one of them is it.
+pub(crate) fn kubelet(pods: &Path) -> Option<PathBuf> {
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mount = cgroups::v2_mounts(&mountinfo).into_iter().next()?;
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let root = match cgroups::own_path(&own) {
+        Some(_) => mount,
+        None => own_by_inode(&[pods.to_owned()])?,
+    };
+    let processes = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());
+    let text = |process: &Path, file: &str| fs::read_to_string(process.join(file)).ok();
+    let kubelets =
+        processes.filter(|it| text(it, "comm").is_some_and(|comm| cgroups::is_kubelet(&comm)));
+    let all = kubelets.filter_map(|it| cgroups::path_from(&root, &text(&it, "cgroup")?)).collect();
+    cgroups::kubelet_of(pods, &all)
+}
+
 /// The agent's own cgroup: by its name, or, where a namespace hides that, by the inode of what it sees as the root.
 fn own(mount: &Path, candidates: &[PathBuf]) -> Option<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     if let Some(path) = cgroups::own_path(&text) {
         return Some(mount.join(path));
     }
+    own_by_inode(candidates)
+}
+
+fn own_by_inode(candidates: &[PathBuf]) -> Option<PathBuf> {
     let inode = fs::metadata(OWN_MOUNT).ok()?.ino();
     candidates.iter().find_map(|candidate| with_inode(candidate, inode, BELOW))
 }

@@ -33,6 +33,7 @@ use crate::{
     cookies,
     features::Features,
     kept::locked::{self, Ender, Offer},
+    kubepods,
     maps::{self as tables, Maps},
     oddities::Owner,
     sys,
@@ -185,6 +186,8 @@ const SK_LOOKUP: u32 = 36;
 pub struct Programs {
     ebpf: Ebpf,
     places: Places,
+    /// The kubelet's cgroup where none is named.
+    kubelet: Option<PathBuf>,
     /// The network namespace where one listener serves the ports of all services.
     ports: Option<PathBuf>,
     /// Pins of the version before, whose programs go on counting the connections that they saw established.
@@ -216,8 +219,8 @@ impl Programs {
         let ender = offer.and_then(|()| Ender::load(&mut ebpf));
         // An agent that took over before goes on with its own; one that did so halfway does it again.
         let follows_old = old.as_ref().is_some_and(|old| has_any(old, &CONNECTS));
-        let (ports, outlived, ender) = (None, Vec::new(), said(ender));
-        let mut programs = Self { ebpf, places, ports, old, follows_old, outlived, ender };
+        let (kubelet, ports, outlived, ender) = (None, None, Vec::new(), said(ender));
+        let mut programs = Self { ebpf, places, kubelet, ports, old, follows_old, outlived, ender };
         load_programs(&mut programs.ebpf)?;
         for (name, array, index) in JUMPS {
             jump(&mut programs.ebpf, name, array, index)?;
@@ -379,10 +382,24 @@ impl Programs {
         Ok(())
     }
 
+    /// Looks for the kubelet's cgroup where none is named. One that was found and is gone stays known: it comes back when
+    /// the kubelet is started again, mostly as another one of that name.
+    pub fn find_kubelet(&mut self) {
+        if self.places.kubelet.is_some() {
+            return;
+        }
+        let found = kubepods::kubelet(&self.places.pods);
+        if found.is_some() && found != self.kubelet {
+            info!(cgroup = ?found, "cgroup of this node's kubelet found");
+            self.kubelet = found;
+            self.mark_kubelet();
+        }
+    }
+
     /// Marks the kubelet's connections, where its cgroup is known. Without it, its probes are known by their name only, so
     /// nothing else depends on this.
     fn mark_kubelet(&self) {
-        let Some(path) = &self.places.kubelet else { return };
+        let Some(path) = self.places.kubelet.as_ref().or(self.kubelet.as_ref()) else { return };
         let marked = open_folder(path).and_then(|folder| {
             if self.places.pods.starts_with(path) {
                 return Err(place("mark connections of", path, io::ErrorKind::InvalidInput.into()));

@@ -15,6 +15,7 @@ mod network_policies;
 mod ours;
 mod paths;
 mod plain;
+mod probes;
 mod shapes;
 mod stopping;
 mod story;

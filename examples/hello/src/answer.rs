@@ -9,6 +9,7 @@
 //! | `/protocol` | the version of HTTP that it was asked in |
 //! | `/files/NAME` | the file NAME of the folder `HELLO_FILES`, 404 where there is none |
 //! | `/upgrade` | 101 to any protocol asked for, then echoes bytes |
+//! | `/grpc.health.v1.Health/Check` | `SERVING`, as gRPC asks for health |
 //! | `/ready` | 200 once `HELLO_READY_AFTER_MS` has passed, 503 before |
 //! | any other | `Hello from POD` |
 
@@ -51,6 +52,7 @@ pub(crate) enum Page {
     Protocol,
     Files,
     Upgrade,
+    Health,
     Ready,
 }
 
@@ -104,6 +106,7 @@ impl Page {
             "/protocol" => Self::Protocol,
             path if path.starts_with("/files/") => Self::Files,
             "/upgrade" => Self::Upgrade,
+            "/grpc.health.v1.Health/Check" => Self::Health,
             "/ready" => Self::Ready,
             _ => Self::Hello,
         }

@@ -106,7 +106,20 @@ fn page(
         },
         Page::Echo => held(request.into_body(), guard),
         Page::Upgrade => upgrade(request, guard),
+        Page::Health => health(guard),
     }
+}
+
+/// gRPC's answer to `grpc.health.v1.Health/Check`: one message, whose field 1 is `SERVING` (1), and status 0.
+fn health(guard: InFlight) -> Response<Body> {
+    let message = Bytes::from_static(&[0, 0, 0, 0, 2, 0x08, 1]);
+    let end = (HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"));
+    let trailers = std::future::ready(Some(Ok(HeaderMap::from_iter([end]))));
+    let body = Full::new(message).map_err(|never| match never {}).with_trailers(trailers);
+    let mut response = held(body, guard);
+    let grpc = HeaderValue::from_static("application/grpc");
+    response.headers_mut().insert(CONTENT_TYPE, grpc);
+    response
 }
 
 /// What the platform put into the folder of files, for tests of volumes; nothing outside of it.
