@@ -72,6 +72,8 @@ pub(crate) enum Tier {
 
 impl Tier {
     const ALL: [Self; 5] = [Self::Pure, Self::Shell, Self::Kernel, Self::Local, Self::Cluster];
+    /// Those that run beside the cluster tier, one after the other: it waits more than it computes.
+    const BESIDE: [Self; 2] = [Self::Kernel, Self::Local];
 
     fn name(self) -> &'static str {
         match self {
@@ -140,13 +142,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let builder = builder(&tiers, args, workspace);
     let mut ahead = builds_ahead(&tiers, args).then(|| Ahead::start(args, &builder.workspace));
     let mut rows = Vec::new();
-    let mut beside = None;
-    for tier in tiers.iter().copied() {
-        println!("\n== {} ==", tier.name());
-        if tier == Tier::Local && tiers.contains(&Tier::Cluster) {
-            beside = Some(start_local_tier(args, &builder)?);
-            continue;
+    let is_beside = |tier: &Tier| tiers.contains(&Tier::Cluster) && Tier::BESIDE.contains(tier);
+    let (beside, in_turn): (Vec<Tier>, Vec<Tier>) = tiers.iter().partition(|it| is_beside(it));
+    let mut others = None;
+    for tier in in_turn {
+        if tier == Tier::Cluster && !beside.is_empty() {
+            others = Some(start_beside(&beside, args, &builder)?);
         }
+        println!("\n== {} ==", tier.name());
         let started = Instant::now();
         if let Some(ahead) = ahead.take_if(|_| tier == Tier::Cluster) {
             // What stands in its way stands in the tier's, which says so.
@@ -156,8 +159,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             .unwrap_or_else(|error| Outcome::CannotRun(format!("{error:#}")));
         rows.push(Row { tier, outcome, seconds: started.elapsed().as_secs_f64() });
     }
-    if let Some(beside) = beside {
-        rows.insert(rows.len() - 1, beside.finish()?);
+    if let Some(others) = others {
+        let cluster = rows.pop();
+        rows.extend(others.finish()?);
+        rows.extend(cluster);
     }
     conclude(&rows)
 }
@@ -170,13 +175,19 @@ fn builds_ahead(tiers: &[Tier], args: &Args) -> bool {
         && args.names.is_empty()
 }
 
-/// Starts the local tier in a process of its own, with all that both it and the cluster tier build in place.
-fn start_local_tier(args: &Args, builder: &Builder) -> Result<Beside> {
-    setup::prepare(&[Purpose::Build, Purpose::Node, Purpose::Test], args.yes)?;
+/// Starts tiers in processes of their own, with all that they and the cluster tier build in place.
+fn start_beside(tiers: &[Tier], args: &Args, builder: &Builder) -> Result<Beside> {
+    let purposes = [Purpose::Build, Purpose::Kernel, Purpose::Node, Purpose::Test];
+    setup::prepare(&purposes, args.yes)?;
+    if tiers.contains(&Tier::Kernel) {
+        servers::make(&builder.workspace)?;
+    }
     image::make(&builder.workspace, &["hello"], &builder.workspace.target.join("images"))?;
     builder.rouse()?;
-    builder.target(Tier::Local.name())?;
-    Beside::start(Tier::Local, args, &builder.workspace)
+    for tier in tiers {
+        builder.target(tier.name())?;
+    }
+    Beside::start(tiers, args, &builder.workspace)
 }
 
 /// How the programs of all tiers are built.

@@ -1,54 +1,82 @@
-//! Shell: runs the local tier in a process of its own while the cluster tier runs: both wait more than they compute.
+//! Shell: runs tiers in processes of their own while the cluster tier runs, which waits more than it computes.
 
 use std::{
     fs::{self, File},
-    path::PathBuf,
-    process::{Child, Command, Stdio},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread::{self, JoinHandle},
     time::Instant,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 
 use super::{Args, Outcome, Row, Tally, Tier};
 use crate::workspace::Workspace;
 
-/// A tier that runs in another process.
+/// Tiers that run in other processes, one after the other.
 #[derive(Debug)]
-pub(super) struct Beside {
+pub(super) struct Beside(JoinHandle<Vec<Ran>>);
+
+/// A tier whose process has ended.
+#[derive(Debug)]
+struct Ran {
     tier: Tier,
-    child: Child,
     log: PathBuf,
-    started: Instant,
+    /// Whether every test passed, or why the process could not be run.
+    ended: Result<bool>,
+    seconds: f64,
 }
 
 impl Beside {
-    /// Starts `tier` with the same names and repeats.
+    /// Starts `tiers` with the same names and repeats.
     ///
-    /// What the tier is built from must be built before, as two processes of Cargo wait for each other.
-    pub(super) fn start(tier: Tier, args: &Args, workspace: &Workspace) -> Result<Self> {
-        let log = workspace.target.join(format!("{}-tier.log", tier.name()));
-        let file = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["test", "--tier", tier.name()]).args(args.yes.then_some("--yes"));
-        if !args.names.is_empty() {
-            command.args(["--repeat", &args.repeat.to_string(), "--"]).args(&args.names);
+    /// What they are built from must be built before, as two processes of Cargo wait for each other.
+    pub(super) fn start(tiers: &[Tier], args: &Args, workspace: &Workspace) -> Result<Self> {
+        let program = std::env::current_exe()?;
+        let mut all = Vec::new();
+        for tier in tiers.iter().copied() {
+            let mut command = Command::new(&program);
+            command.args(["test", "--tier", tier.name()]).args(args.yes.then_some("--yes"));
+            if !args.names.is_empty() {
+                command.args(["--repeat", &args.repeat.to_string(), "--"]).args(&args.names);
+            }
+            let log = workspace.target.join(format!("{}-tier.log", tier.name()));
+            println!("{} runs beside the cluster tier: see {}", tier.name(), log.display());
+            all.push((tier, command, log));
         }
-        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        let child = command.spawn().context("cannot start xtask once more")?;
-        println!("runs beside the cluster tier; its output is in {}", log.display());
-        Ok(Self { tier, child, log, started: Instant::now() })
+        let run = |(tier, mut command, log): (Tier, Command, PathBuf)| {
+            let started = Instant::now();
+            let ended = run(&mut command, &log);
+            Ran { tier, log, ended, seconds: started.elapsed().as_secs_f64() }
+        };
+        Ok(Self(thread::spawn(move || all.into_iter().map(run).collect())))
     }
 
-    /// Waits for the end of the tier, shows all that it printed, and returns its row of the table.
-    pub(super) fn finish(mut self) -> Result<Row> {
-        let status = self.child.wait()?;
-        let seconds = self.started.elapsed().as_secs_f64();
-        let output = fs::read_to_string(&self.log)
-            .with_context(|| format!("cannot read {}", self.log.display()))?;
-        println!("\n== {} (ran beside cluster) ==", self.tier.name());
-        println!("{output}");
-        let outcome = outcome(&output, status.success());
-        Ok(Row { tier: self.tier, outcome, seconds })
+    /// Waits for the end of the tiers, shows all that they printed, and returns their rows of the table.
+    pub(super) fn finish(self) -> Result<Vec<Row>> {
+        let all = self
+            .0
+            .join()
+            .map_err(|_panicked| anyhow!("the thread that runs tiers has panicked"))?;
+        all.into_iter().map(Ran::show).collect()
+    }
+}
+
+/// Runs a process to its end, with all that it prints in `log`.
+fn run(command: &mut Command, log: &Path) -> Result<bool> {
+    let file = File::create(log).with_context(|| format!("cannot make {}", log.display()))?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    Ok(command.status().context("cannot start xtask once more")?.success())
+}
+
+impl Ran {
+    fn show(self) -> Result<Row> {
+        let Self { tier, log, ended, seconds } = self;
+        let ok = ended?;
+        let output =
+            fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
+        println!("\n== {} (ran beside cluster) ==\n{output}", tier.name());
+        Ok(Row { tier, outcome: outcome(&output, ok), seconds })
     }
 }
 
