@@ -710,9 +710,11 @@ impl Agent {
             Ok(own) => own.into_iter().map(sixteen).collect(),
             Err(error) => return warn!(%error, "cannot read the node's own addresses"),
         };
-        if let Err(error) = self.ends.maps.set_node(&own) {
-            warn!(error = %chain(&error), "cannot tell the kernel the node's own addresses");
+        let untold = self.ends.maps.set_node(&own).err().map(|error| chain(&error));
+        if let Some(error) = &untold {
+            warn!(error, "cannot tell the kernel the node's own addresses");
         }
+        self.ends.troubles.set("addresses", untold);
     }
 
     /// Forgets entries of listeners that nobody needs any more, of whichever pods: the map has room for so many.

@@ -5,6 +5,7 @@
     reason = "a test panics and waits on plain threads"
 )]
 
+mod full;
 pub(crate) mod server;
 
 use std::{

@@ -1,0 +1,72 @@
+//! Shell: maps that are full of what others left, while connections go on being counted.
+
+use aya::maps::{HashMap, Map, MapData};
+use common::abi::{self, Kept, KeptKey, ProbeKey};
+
+use super::*;
+
+fn pinned(case: &Case, name: &str) -> Map {
+    let pin = case.bed.places().pins().join(name);
+    Map::LruHashMap(MapData::from_pin(pin).expect("it is pinned"))
+}
+
+/// From nowhere: no test has this network.
+const NOWHERE: [u32; 4] = [0, 0, u32::from_be(0xffff), u32::from_be(0xcb00_7100)];
+
+/// The oldest segments are forgotten for new ones, so that a flood of them harms nobody else for long.
+#[test]
+fn segments_that_are_never_taken_leave_room_for_others() {
+    let mut case = Case::new();
+    let mut kept: HashMap<MapData, KeptKey, Kept> =
+        pinned(&case, abi::maps::KEPT).try_into().expect("a hash of segments");
+    let value = Kept { len: 1, syn: 0, bytes: [0; size_of::<Kept>() - 8] };
+    for seq in 0..2 * abi::KEPT_MAX {
+        kept.insert(KeptKey { remote: NOWHERE, remote_port: 1, seq }, value, 0).expect("room");
+    }
+    let request = get("/length/5");
+    for cut in 1..request.len() {
+        // What comes first with a connection may come before the pod has accepted it, and is kept.
+        let mut stream = case.connect();
+        stream.write_all(&request.as_bytes()[..cut]).unwrap();
+        stream.write_all(&request.as_bytes()[cut..]).unwrap();
+        until(&mut stream, "xxxxx");
+    }
+    case.settles_at(request.len() as u64 - 1);
+}
+
+#[test]
+fn probes_that_never_came_leave_room_for_others() {
+    let mut case = Case::new();
+    let mut probes: HashMap<MapData, ProbeKey, u64> =
+        pinned(&case, abi::maps::PROBES).try_into().expect("a hash of probes");
+    for remote_port in 0..8 * abi::PROBES_MAX {
+        let key = ProbeKey { remote: NOWHERE, remote_port };
+        probes.insert(key, u64::MAX, 0).expect("room");
+    }
+    for port in 1..=50 {
+        let key = ProbeKey { remote: NOWHERE, remote_port: 1 << 16 | port };
+        probes.insert(key, u64::MAX, 0).expect("room");
+        assert_eq!(probes.get(&key, 0).ok(), Some(u64::MAX), "a new one takes the oldest's place");
+    }
+    let mut stream = case.connect();
+    case.ask(&mut stream, &get("/length/5"), "xxxxx");
+    case.settles_with(1, |_pod| 1);
+}
+
+/// Probes from an address that finds no room count as requests; all others go on as before.
+#[test]
+fn a_node_with_more_addresses_than_are_known_is_told_of() {
+    let mut case = Case::new();
+    let address = |number: u32| {
+        let mut octets = [0; 16];
+        octets[12..].copy_from_slice(&(0x0a63_0001 + number).to_be_bytes());
+        octets[10..12].fill(0xff);
+        octets
+    };
+    let maps = &mut case.bed.maps;
+    let told = maps.set_node(&(0..=abi::NODE_MAX).map(address).collect());
+    let told = told.expect_err("one too many").to_string();
+    assert!(told.contains("NODE"), "{told}");
+    maps.set_node(&(0..abi::NODE_MAX).map(address).collect()).expect("as many as there is room for");
+    maps.set_node(&[address(0)].into()).expect("what is gone leaves room");
+}
