@@ -29,3 +29,36 @@ fn a_service_falls_asleep_whatever_probes_it_has() {
     }
     all.iter().for_each(|(name, _)| rouse.asleep(namespace, name));
 }
+
+/// Its liveness fails some fourteen seconds after it began, for ever.
+const HUNG: &str = "image: \"dev.local/hello:v1\",
+        env: [{name: HELLO_READY_AFTER_MS, value: never}, {name: HELLO_EXIT_ON_TERM, value: \"1\"}],
+        livenessProbe: {httpGet: {path: /ready}, initialDelaySeconds: 10, periodSeconds: 2, failureThreshold: 2}";
+
+/// What is in flight at a container that hangs would hold up its restart for as long as the request may take.
+#[test]
+fn a_container_that_hangs_is_restarted_although_a_request_hangs_in_it() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("hung");
+    let namespace = &space.name;
+    let one =
+        ", autoscaling.knative.dev/min-scale: \"1\", autoscaling.knative.dev/max-scale: \"1\"";
+    rouse.ready(namespace, &service("hung", one, HUNG));
+    let url = rouse.url(namespace, "hung");
+    let place = rouse.from("node1");
+    let long = format!("{url}/?sleep=110000");
+    let words = ["curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}"];
+    let words = [&words[..], &["--max-time", "200", &long]].concat();
+    let mut long = place.command(&words);
+    let long = long.stdout(std::process::Stdio::piped()).spawn().expect("curl is there");
+    rouse.cluster.wait("the container to be started again", || {
+        let pods = rouse.pods(namespace, "hung");
+        let of = |pod: &serde_json::Value| {
+            pod["status"]["containerStatuses"][0]["restartCount"].as_u64()
+        };
+        pods.iter().filter_map(of).any(|it| it > 0).then_some(())
+    });
+    let long = long.wait_with_output().expect("it ends");
+    let code = String::from_utf8_lossy(&long.stdout);
+    assert_ne!(code, "200", "the restart did not wait for the request");
+}

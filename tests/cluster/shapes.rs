@@ -1,6 +1,6 @@
 //! Manifests as other tools write them are accepted, become Ready and answer.
 
-use tests::installed::Installed;
+use tests::installed::{CONTAINER, Installed, service};
 
 /// What `func deploy` applies for a function of the Go runtime.
 const FUNC: &str = r#"
@@ -138,4 +138,15 @@ fn a_predictor_as_kserve_makes_it_answers_and_takes_a_canary() {
     let host = format!("iris-predictor.{}.svc.cluster.local", namespace.name);
     assert_eq!(status["address"]["url"], format!("http://{host}"));
     assert_eq!(status["url"], format!("http://{host}"), "what is for inside has one URL");
+}
+
+/// Names of what is made for it have to be cut from this length on.
+#[test]
+fn a_service_with_a_long_name_answers() {
+    let rouse = Installed::at_hand();
+    let namespace = rouse.namespace("long");
+    for name in ["a-service-whose-name-has-exactly-forty-7-bytes0".to_owned(), "b".repeat(63)] {
+        rouse.ready(&namespace.name, &service(&name, "", CONTAINER));
+        rouse.from("node2").ask(&rouse.url(&namespace.name, &name)).pod();
+    }
 }

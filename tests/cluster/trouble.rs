@@ -263,3 +263,23 @@ fn a_namespace_deleted_under_load_goes_and_harms_no_other() {
     // The controller has not stumbled: what comes next is done.
     rouse.ready(&stays.name, &service("next", "", CONTAINER));
 }
+
+/// The garbage collector marks what is below first; nothing may be made there meanwhile.
+#[test]
+fn a_configuration_that_is_deleted_in_the_foreground_goes_for_good() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("foreground");
+    let namespace = &space.name;
+    let yaml = service("alone", "", CONTAINER).replace("kind: Service", "kind: Configuration");
+    rouse.apply(namespace, &yaml).expect("admission takes it");
+    rouse.wait_ready(namespace, "configuration", "alone");
+    let words = ["delete", "configuration", "--namespace", namespace, "alone"];
+    let words = [&words[..], &["--cascade=foreground", "--wait=false"]].concat();
+    rouse.cluster.kubectl(&words).expect("it may be deleted");
+    let left = || {
+        let kinds = "configurations,revisions,deployments,pods,podautoscalers,images.caching.internal.knative.dev";
+        let list = rouse.cluster.get(&[kinds, "--namespace", namespace]);
+        list["items"].as_array().map_or(0, Vec::len)
+    };
+    rouse.cluster.wait("all of it to be gone", || (left() == 0).then_some(()));
+}
