@@ -8,6 +8,7 @@
 use std::{
     collections::BTreeSet,
     hash::{BuildHasher as _, Hasher as _, RandomState},
+    io,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -40,10 +41,12 @@ use crate::{
 
 pub(crate) mod dial;
 mod finder;
+mod hold;
 mod routes;
 mod serve;
 
 pub use finder::{Finder, Lookup, SystemLookup};
+pub use hold::{Heard, grant_stream};
 pub use routes::{Changes, Draining, RouteBatch, Routed};
 pub use serve::{Door, receive, route_stream, serve, serve_to, server};
 
@@ -111,6 +114,17 @@ pub enum LinkError {
         #[source]
         source: tonic::transport::Error,
     },
+}
+
+impl LinkError {
+    /// Whether a machine answered that no process listens there.
+    fn is_refused(&self) -> bool {
+        let Self::Connect { source, .. } = self else { return false };
+        let first: &dyn std::error::Error = source;
+        let is_refused = |it: &io::Error| it.kind() == io::ErrorKind::ConnectionRefused;
+        std::iter::successors(Some(first), |it| it.source())
+            .any(|it| it.downcast_ref().is_some_and(is_refused))
+    }
 }
 
 /// A part's way to the replicas of one other part.

@@ -260,8 +260,12 @@ impl ServerCertVerifier for OfServers {
         _: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let identity =
-            self.credentials.check(shown, intermediates, now, KeyUsage::server_auth())?;
+        let usage = match self.server {
+            // Known to each other as clients: what they are stands in the identity.
+            Holder::Activator => KeyUsage::client_auth(),
+            Holder::Controller | Holder::Autoscaler | Holder::Agent => KeyUsage::server_auth(),
+        };
+        let identity = self.credentials.check(shown, intermediates, now, usage)?;
         if identity.holder != self.server {
             return Err(Error::General(format!("{identity} is no {}", self.server)));
         }

@@ -36,11 +36,13 @@ pub mod raw {
 
 mod check;
 mod settings;
+mod slots;
 mod sources;
 mod usage;
 
 pub use check::Refused;
 pub use settings::{Edge, Level, Levels, RequestLog, Settings, is_upgrade, network};
+pub use slots::{Claim, ClaimItem, Grant, GrantItem, Held};
 pub use sources::{Block, Sources};
 pub use usage::{
     Activity, Alive, Decision, Inputs, ScaleItem, Sight, Totals, UsageItem, UsageKey, UsageSeen,

@@ -55,8 +55,11 @@ impl Authority {
         params.subject_alt_names = names.iter().map(uri).collect();
         params.not_before = (SystemTime::now() - Duration::from_secs(3_600)).into();
         params.not_after = end.into();
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        // As the controller signs them.
+        if names.contains(&CONTROLLER) {
+            params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+        }
         params.signed_by(key, &self.0).expect("signed").der().clone()
     }
 
@@ -302,6 +305,24 @@ async fn a_client_talks_to_no_impostor() {
     assert_eq!(bed.report(&credentials, agent("n1")).await, Err(Code::Unavailable));
     bed.authority.give(&bed.shown, CONTROLLER, later());
     assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
+}
+
+#[tokio::test]
+async fn activators_know_each_other_by_what_they_show_as_clients() {
+    let bed = Bed::new().await;
+    let own = bed.authority.credentials("spiffe://rouse/activator/n2/activator-2/b2");
+    let dials = async |to| link::dial::secure(bed.at, &own, to, true).await.is_ok();
+    bed.authority.give(&bed.shown, ACTIVATOR, later());
+    assert!(dials(Holder::Activator).await);
+    for other in [Holder::Controller, Holder::Autoscaler, Holder::Agent] {
+        assert!(!dials(other).await, "an activator is no {other}");
+    }
+    for other in [AGENT, CONTROLLER] {
+        bed.authority.give(&bed.shown, other, later());
+        assert!(!dials(Holder::Activator).await, "{other} is no activator");
+    }
+    Authority::new().give(&bed.shown, ACTIVATOR, later());
+    assert!(!dials(Holder::Activator).await, "on another authority's word");
 }
 
 #[tokio::test]

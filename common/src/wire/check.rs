@@ -6,6 +6,7 @@
 use super::*;
 
 mod settings;
+mod slots;
 mod usage;
 
 /// A message that breaks a rule.

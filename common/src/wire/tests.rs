@@ -230,3 +230,41 @@ fn a_decision_explains_itself_across_the_wire() {
         assert_eq!(told, decision);
     }
 }
+
+#[test]
+fn slots_arrive_as_they_were_said() {
+    let held = Held::from([("p".into(), 2), ("q".into(), 1)]);
+    let claim = Claim {
+        epoch: 7,
+        seen: 3,
+        held: held.clone(),
+        need: 5,
+        avoid: ["r".into()].into(),
+        former: [("b".into(), held.clone())].into(),
+        known: ["c".into()].into(),
+    };
+    let who = Subscriber { role: Role::Activator, name: "a".into(), node: "n".into() };
+    let revision = name("default/hello-1");
+    for item in [
+        ClaimItem::Sender(who),
+        ClaimItem::Claim(revision.clone(), claim),
+        ClaimItem::Gone(revision.clone()),
+        ClaimItem::Synced,
+        ClaimItem::Bye,
+    ] {
+        assert_eq!(ClaimItem::try_from(raw::ClaimItem::from(item.clone())), Ok(item));
+    }
+    for keep in [None, Some(0), Some(2)] {
+        let grant = Grant { epoch: 7, number: 4, held: held.clone(), keep, acts: true };
+        for item in [
+            GrantItem::Grant(revision.clone(), grant),
+            GrantItem::Gone(revision.clone()),
+            GrantItem::Synced,
+        ] {
+            assert_eq!(GrantItem::try_from(raw::GrantItem::from(item.clone())), Ok(item));
+        }
+    }
+    let empty = raw::ClaimItem { what: Some(raw::claim_item::What::Claim(raw::Claim::default())) };
+    assert!(ClaimItem::try_from(empty).is_err(), "a claim names its revision");
+    assert!(GrantItem::try_from(raw::GrantItem { what: None }).is_err());
+}

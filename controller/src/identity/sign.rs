@@ -110,7 +110,7 @@ impl Signer {
         params.subject_alt_names = vec![SanType::URI(identity.to_string().try_into()?)];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = match identity.holder {
-            // Nobody opens streams to these.
+            // No other part opens streams to these; activators know each other as clients.
             Holder::Agent | Holder::Activator => vec![ExtendedKeyUsagePurpose::ClientAuth],
             Holder::Controller | Holder::Autoscaler => {
                 vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth]
