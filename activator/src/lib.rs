@@ -10,6 +10,7 @@
 //! | [`balance`] | Pure: which pod, which revision |
 //! | [`dial`] | Pure: one connection, brought about by up to 16 sockets |
 //! | [`share`] | Pure: which pods are this activator's, where a hard limit holds |
+//! | [`slots`] | Pure: who may use which slots of a revision with a hard limit |
 //! | [`pool`] | Pure: one pod's connections and who gets them |
 //! | [`host`], [`headers`], [`forwarded`], [`via`] | Pure: heads on their way |
 //! | [`proxy_protocol`] | Pure: the header by which a proxy names its client |
@@ -82,6 +83,7 @@ pub mod seats;
 pub mod server;
 pub mod share;
 pub mod single;
+pub mod slots;
 pub mod socket;
 pub mod targets;
 pub mod tcp;

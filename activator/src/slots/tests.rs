@@ -1,0 +1,543 @@
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const PODS: [&str; 3] = ["p", "q", "r"];
+
+fn revision() -> Name {
+    Name::new("default", "hello-1")
+}
+
+/// What a controller says: who is listed, which pods are ready.
+#[derive(Clone, Debug, Default)]
+struct Table {
+    listed: BTreeSet<Peer>,
+    ready: BTreeSet<SmolStr>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Message {
+    Claim(Option<Claim>),
+    Grant(Option<Grant>),
+}
+
+/// One activator.
+#[derive(Debug)]
+struct Node {
+    slots: Slots,
+    /// The table it follows.
+    version: usize,
+    /// Whom it has met.
+    met: BTreeSet<Peer>,
+    /// Those that refused its connections last.
+    ended: BTreeSet<Peer>,
+    waiting: u32,
+    /// The pods of its requests in flight.
+    flying: Vec<SmolStr>,
+    /// Pods that refuse it.
+    refusing: BTreeSet<SmolStr>,
+}
+
+#[derive(Debug, Default)]
+struct World {
+    limit: u32,
+    tables: Vec<Table>,
+    nodes: BTreeMap<Peer, Node>,
+    claims: BTreeMap<(Peer, Peer), Claim>,
+    grants: BTreeMap<(Peer, Peer), Grant>,
+    /// By holder and owner: what is on its way to either.
+    links: BTreeMap<(Peer, Peer), [VecDeque<Message>; 2]>,
+    epochs: u64,
+    started: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Request(usize),
+    Leave(usize),
+    Done(usize, usize),
+    Refuse(usize, usize),
+    Retry(usize),
+    Pod(usize),
+    List(usize),
+    Unlist(usize),
+    Start,
+    End(usize),
+    Crash(usize),
+    /// It crashes, and another process takes its name and place.
+    Restart(usize),
+    /// One dials all others, and where no process is it is refused, for so long that no older table is in force.
+    Dial(usize),
+    Expire,
+    Advance(usize),
+    Deliver(usize),
+    Repeat(usize),
+    Skip(usize),
+    Break(usize),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let at = any::<usize>;
+    let op = prop_oneof![
+        8 => at().prop_map(Op::Request),
+        1 => at().prop_map(Op::Leave),
+        6 => (at(), at()).prop_map(|(node, request)| Op::Done(node, request)),
+        1 => (at(), at()).prop_map(|(node, pod)| Op::Refuse(node, pod)),
+        1 => at().prop_map(Op::Retry),
+        2 => at().prop_map(Op::Pod),
+        2 => at().prop_map(Op::List),
+        2 => at().prop_map(Op::Unlist),
+        1 => Just(Op::Start),
+        1 => at().prop_map(Op::End),
+        1 => at().prop_map(Op::Crash),
+        1 => at().prop_map(Op::Restart),
+        1 => at().prop_map(Op::Dial),
+        1 => Just(Op::Expire),
+        8 => at().prop_map(Op::Advance),
+        24 => at().prop_map(Op::Deliver),
+        2 => at().prop_map(Op::Repeat),
+        2 => at().prop_map(Op::Skip),
+        1 => at().prop_map(Op::Break),
+    ];
+    proptest::collection::vec(op, 0..400)
+}
+
+fn nth<T: Clone>(all: impl IntoIterator<Item = T>, at: usize) -> Option<T> {
+    let all: Vec<T> = all.into_iter().collect();
+    (!all.is_empty()).then(|| all[at % all.len()].clone())
+}
+
+impl World {
+    fn new(limit: u32, nodes: usize, pods: usize) -> Self {
+        let mut world = Self { limit, ..Self::default() };
+        let ready = PODS[..pods].iter().map(|pod| SmolStr::from(*pod)).collect();
+        let listed = (0..nodes).map(|at| SmolStr::from(format!("a{at}"))).collect();
+        world.tables.push(Table { listed, ready });
+        (0..nodes).for_each(|_| world.start());
+        world
+    }
+
+    fn table(&self) -> Table {
+        self.tables.last().expect("the first is never taken away").clone()
+    }
+
+    fn names(&self) -> Vec<Peer> {
+        self.nodes.keys().cloned().collect()
+    }
+
+    fn start(&mut self) {
+        let name = SmolStr::from(format!("a{}", self.started));
+        self.started += 1;
+        self.start_as(name);
+    }
+
+    fn start_as(&mut self, name: Peer) {
+        let view = Arc::new(View { own: name.clone(), ..View::default() });
+        let node = Node {
+            slots: Slots::new(revision(), view),
+            version: self.tables.len() - 1,
+            met: BTreeSet::new(),
+            ended: BTreeSet::new(),
+            waiting: 0,
+            flying: Vec::new(),
+            refusing: BTreeSet::new(),
+        };
+        self.nodes.insert(name.clone(), node);
+        self.look(&name);
+    }
+
+    /// A node reads its table.
+    fn look(&mut self, name: &Peer) {
+        let node = self.nodes.get_mut(name).expect("lives");
+        let Table { listed, ready } = self.tables[node.version].clone();
+        node.met.extend(listed.iter().filter(|it| *it != name).cloned());
+        node.refusing.retain(|pod| ready.contains(pod));
+        node.slots.on_table(self.limit, ready);
+        let unlisted: Vec<_> = self
+            .links
+            .keys()
+            .filter(|(from, to)| from == name && !listed.contains(to))
+            .cloned()
+            .collect();
+        for key in unlisted {
+            self.cut(&key);
+            self.nodes.get_mut(name).expect("lives").slots.on_grant(&key.1, None);
+        }
+        self.connect();
+        self.step(name);
+    }
+
+    /// Everybody dials everybody its table lists.
+    fn connect(&mut self) {
+        for from in self.names() {
+            let listed = self.tables[self.nodes[&from].version].listed.clone();
+            for to in listed {
+                let key = (from.clone(), to.clone());
+                if from == to || self.links.contains_key(&key) || !self.nodes.contains_key(&to) {
+                    continue;
+                }
+                let claim = self.claims.get(&key).cloned().map(|it| Message::Claim(Some(it)));
+                let back = (to.clone(), from.clone());
+                let grant = Message::Grant(self.grants.get(&back).cloned());
+                self.links.insert(key, [claim.into_iter().collect(), [grant].into()]);
+                self.nodes.get_mut(&from).expect("lives").ended.remove(&to);
+                let node = self.nodes.get_mut(&to).expect("lives");
+                node.met.insert(from.clone());
+                node.ended.remove(&from);
+                node.slots.on_stream(&from);
+                self.step(&to);
+            }
+        }
+    }
+
+    fn dial(&mut self, name: &Peer) {
+        let listed = &self.tables[self.nodes[name].version].listed;
+        let gone = listed.iter().filter(|it| !self.nodes.contains_key(*it));
+        let gone: Vec<_> = gone.cloned().collect();
+        let node = self.nodes.get_mut(name).expect("lives");
+        gone.iter().for_each(|it| node.slots.on_grant(it, None));
+        node.ended.extend(gone);
+        self.step(name);
+    }
+
+    fn cut(&mut self, key: &(Peer, Peer)) {
+        self.links.remove(key);
+        if let Some(node) = self.nodes.get_mut(&key.1) {
+            node.slots.on_stream(&key.0);
+            self.step(&key.1);
+        }
+    }
+
+    /// What a node does after anything has happened to it.
+    fn step(&mut self, name: &Peer) {
+        let listed = &self.tables[self.nodes[name].version].listed;
+        let node = self.nodes.get_mut(name).expect("lives");
+        let listed = lasting(listed, &node.ended);
+        let known = node.met.difference(&node.ended).cloned().collect();
+        let from = self.links.keys().filter(|(_, to)| to == name).map(|(from, _)| from);
+        let connected = from.cloned().collect();
+        let view = View { own: name.clone(), listed, known, connected };
+        node.slots.on_view(Arc::new(view));
+        loop {
+            let open: BTreeSet<_> = node.slots.ready.difference(&node.refusing).cloned().collect();
+            node.slots.on_line(node.waiting, open.clone());
+            self.epochs += 2;
+            let epoch = self.epochs;
+            node.slots.settle(|| epoch);
+            let mut went = false;
+            for pod in &open {
+                while node.waiting > 0 && node.slots.spare(pod) > 0 {
+                    node.slots.took(pod);
+                    node.flying.push(pod.clone());
+                    node.waiting -= 1;
+                    went = true;
+                }
+            }
+            if !went {
+                break;
+            }
+        }
+        let Said { claims, grants } = node.slots.said();
+        for (to, claim) in claims {
+            let key = (name.clone(), to);
+            if self.claims.get(&key) == claim.as_ref() {
+                continue;
+            }
+            match claim.clone() {
+                Some(claim) => drop(self.claims.insert(key.clone(), claim)),
+                None => drop(self.claims.remove(&key)),
+            }
+            if let Some([there, _]) = self.links.get_mut(&key) {
+                there.push_back(Message::Claim(claim));
+            }
+        }
+        for (to, grant) in grants {
+            let key = (name.clone(), to.clone());
+            if self.grants.get(&key) == grant.as_ref() {
+                continue;
+            }
+            match grant.clone() {
+                Some(grant) => drop(self.grants.insert(key, grant)),
+                None => drop(self.grants.remove(&key)),
+            }
+            if let Some([_, back]) = self.links.get_mut(&(to, name.clone())) {
+                back.push_back(Message::Grant(grant));
+            }
+        }
+    }
+
+    fn deliver(&mut self, key: &(Peer, Peer), way: usize, again: bool) {
+        let Some(link) = self.links.get_mut(key) else { return };
+        let front = link[way].front().cloned();
+        if !again {
+            link[way].pop_front();
+        }
+        let (holder, owner) = key.clone();
+        match front {
+            Some(Message::Claim(claim)) => {
+                let node = self.nodes.get_mut(&owner).expect("lives");
+                node.slots.on_claim(&holder, claim);
+                self.step(&owner);
+            }
+            Some(Message::Grant(grant)) => {
+                let node = self.nodes.get_mut(&holder).expect("lives");
+                node.slots.on_grant(&owner, grant);
+                self.step(&holder);
+            }
+            None => {}
+        }
+    }
+
+    fn full(&self) -> Vec<((Peer, Peer), usize)> {
+        let ways = |(key, link): (&(Peer, Peer), &[VecDeque<Message>; 2])| {
+            let full = (0..2).filter(|way| !link[*way].is_empty());
+            full.map(|way| (key.clone(), way)).collect::<Vec<_>>()
+        };
+        self.links.iter().flat_map(ways).collect()
+    }
+
+    /// Every message arrives. Returns whether they came to an end.
+    fn flush(&mut self) -> bool {
+        for _ in 0..20_000 {
+            match self.full().first().cloned() {
+                Some((key, way)) => self.deliver(&key, way, false),
+                None => return true,
+            }
+        }
+        false
+    }
+
+    fn end(&mut self, name: &Peer) {
+        self.nodes.remove(name);
+        let keys: Vec<_> = self.links.keys().cloned().collect();
+        for key in keys.into_iter().filter(|(from, to)| from == name || to == name) {
+            self.cut(&key);
+        }
+        self.claims.retain(|(from, _), _| from != name);
+        self.grants.retain(|(from, _), _| from != name);
+    }
+
+    /// The time is over after which who is neither listed nor there counts as gone.
+    fn expire(&mut self) {
+        self.flush();
+        let live = self.names();
+        for name in &live {
+            let listed = self.tables[self.nodes[name].version].listed.clone();
+            let node = self.nodes.get_mut(name).expect("lives");
+            node.met.retain(|it| live.contains(it) || listed.contains(it));
+            self.step(name);
+        }
+    }
+
+    /// No node is more than two tables behind.
+    fn hurry(&mut self) {
+        let oldest = self.tables.len().saturating_sub(3);
+        for name in self.names() {
+            while self.nodes[&name].version < oldest {
+                self.advance(&name);
+            }
+        }
+    }
+
+    fn advance(&mut self, name: &Peer) {
+        let last = self.tables.len() - 1;
+        let node = self.nodes.get_mut(name).expect("lives");
+        if node.version < last {
+            node.version += 1;
+            self.look(name);
+        }
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut Table)) {
+        let mut table = self.table();
+        change(&mut table);
+        self.tables.push(table);
+        self.hurry();
+    }
+
+    fn pick(&self, at: usize) -> Option<Peer> {
+        nth(self.names(), at)
+    }
+
+    fn run(&mut self, op: Op) {
+        match op {
+            Op::Request(at) => self.at_one(at, |node| node.waiting += 1),
+            Op::Leave(at) => self.at_one(at, |node| node.waiting = node.waiting.saturating_sub(1)),
+            Op::Done(at, request) => self.at_one(at, |node| {
+                if let Some(at) = nth(0..node.flying.len(), request) {
+                    let pod = node.flying.swap_remove(at);
+                    node.slots.ended(&pod);
+                }
+            }),
+            Op::Refuse(at, pod) => {
+                self.at_one(at, |node| node.refusing.extend(nth(node.slots.ready.clone(), pod)));
+            }
+            Op::Retry(at) => self.at_one(at, |node| node.refusing.clear()),
+            Op::Pod(at) => self.change(|table| {
+                let pod = SmolStr::from(PODS[at % PODS.len()]);
+                if !table.ready.remove(&pod) {
+                    table.ready.insert(pod);
+                }
+            }),
+            Op::List(at) => {
+                let one = self.pick(at);
+                self.change(|table| table.listed.extend(one));
+            }
+            Op::Unlist(at) => self.unlist(at),
+            Op::Expire => self.expire(),
+            Op::Advance(at) => self.pick(at).iter().for_each(|name| self.advance(name)),
+            Op::Dial(at) => {
+                let last = self.tables.len() - 1;
+                if self.nodes.values().all(|node| node.version == last) {
+                    self.pick(at).iter().for_each(|name| self.dial(name));
+                }
+            }
+            Op::Start | Op::End(_) | Op::Crash(_) | Op::Restart(_) => self.run_process(op),
+            Op::Deliver(_) | Op::Repeat(_) | Op::Skip(_) | Op::Break(_) => self.run_link(op),
+        }
+    }
+
+    fn at_one(&mut self, at: usize, change: impl FnOnce(&mut Node)) {
+        if let Some(name) = self.pick(at) {
+            change(self.nodes.get_mut(&name).expect("lives"));
+            self.step(&name);
+        }
+    }
+
+    fn unlist(&mut self, at: usize) {
+        let Some(name) = nth(self.table().listed, at) else { return };
+        let knows_itself = |it: &Peer| {
+            let node = self.nodes.get(it);
+            node.is_some_and(|node| self.tables[node.version].listed.contains(it))
+        };
+        if self.table().listed.iter().any(|it| *it != name && knows_itself(it)) {
+            self.change(|table| _ = table.listed.remove(&name));
+        }
+    }
+
+    /// Processes that come and go.
+    fn run_process(&mut self, op: Op) {
+        match op {
+            Op::Start if self.nodes.len() < 5 => {
+                self.hurry();
+                self.start();
+            }
+            Op::End(at) => self.pick(at).iter().for_each(|name| self.leave(name)),
+            Op::Crash(at) if self.nodes.len() > 1 => {
+                self.pick(at).iter().for_each(|name| self.end(name));
+            }
+            Op::Restart(at) => {
+                if let Some(name) = self.pick(at) {
+                    self.end(&name);
+                    self.start_as(name);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// One that has nothing more to do says so and ends.
+    fn leave(&mut self, name: &Peer) {
+        let node = &self.nodes[name];
+        let is_done = node.flying.is_empty() && node.waiting == 0 && self.nodes.len() > 1;
+        let mut tables = [self.tables[node.version].clone(), self.table()].into_iter();
+        if is_done && !tables.any(|it| it.listed.contains(name)) {
+            self.end(name);
+            for other in self.names() {
+                self.nodes.get_mut(&other).expect("lives").met.remove(name);
+                self.step(&other);
+            }
+        }
+    }
+
+    /// What becomes of streams and messages.
+    fn run_link(&mut self, op: Op) {
+        match op {
+            Op::Deliver(at) => {
+                nth(self.full(), at).iter().for_each(|(key, way)| self.deliver(key, *way, false));
+            }
+            Op::Repeat(at) => {
+                nth(self.full(), at).iter().for_each(|(key, way)| self.deliver(key, *way, true));
+            }
+            Op::Skip(at) => {
+                // A later state takes the place of an earlier one.
+                let later = |(key, way): &(_, usize)| self.links[key][*way].len() > 1;
+                if let Some((key, way)) = nth(self.full().into_iter().filter(later), at) {
+                    self.links.get_mut(&key).expect("stands")[way].pop_front();
+                }
+            }
+            Op::Break(at) => {
+                if let Some(key) = nth(self.links.keys().cloned().collect::<Vec<_>>(), at) {
+                    self.cut(&key);
+                    self.connect();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn in_use(&self) -> Held {
+        let mut all = Held::new();
+        let flying = self.nodes.values().flat_map(|node| &node.flying);
+        flying.for_each(|pod| add(&mut all, pod, 1));
+        all
+    }
+
+    fn waiting(&self) -> u32 {
+        self.nodes.values().map(|node| node.waiting).sum()
+    }
+
+    /// Tables arrive everywhere, list who lives, and every message arrives.
+    fn come_to_rest(&mut self) {
+        let live = self.names();
+        let first = live[0].clone();
+        self.change(|table| {
+            table.listed.retain(|it| live.contains(it));
+            if table.listed.is_empty() {
+                table.listed.insert(first);
+            }
+        });
+        for name in live {
+            while self.nodes[&name].version + 1 < self.tables.len() {
+                self.advance(&name);
+            }
+            let node = self.nodes.get_mut(&name).expect("lives");
+            node.refusing.clear();
+            self.step(&name);
+        }
+        self.expire();
+        assert!(self.flush(), "messages come to an end");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// However late tables are, and whatever becomes of messages and activators: no pod has more than its limit. And once
+    /// all is told, none waits while a slot is free, and all are served in the end.
+    #[test]
+    fn the_limit_holds_and_none_starves(
+        limit in 1..4u32, nodes in 1..4usize, pods in 1..3usize, ops in ops(),
+    ) {
+        let mut world = World::new(limit, nodes, pods);
+        for (at, op) in ops.into_iter().enumerate() {
+            world.run(op.clone());
+            let over = world.in_use().into_iter().find(|(_, slots)| *slots > limit);
+            prop_assert!(over.is_none(), "{over:?} after step {at}, {op:?}: {world:#?}");
+        }
+        world.come_to_rest();
+        let ready = world.table().ready;
+        for _ in 0..1_000 {
+            let in_use = world.in_use();
+            prop_assert!(in_use.values().all(|slots| *slots <= limit));
+            let free = ready.iter().any(|pod| in_use.get(pod).is_none_or(|it| *it < limit));
+            prop_assert!(world.waiting() == 0 || !free, "one waits: {world:#?}");
+            let Some(name) = world.nodes.iter().find(|it| !it.1.flying.is_empty()).map(|it| it.0.clone()) else { break };
+            world.run(Op::Done(world.names().iter().position(|it| *it == name).expect("lives"), 0));
+            prop_assert!(world.flush(), "messages come to an end");
+        }
+        prop_assert!(ready.is_empty() || world.waiting() == 0);
+    }
+}
