@@ -45,6 +45,8 @@ pub struct Metrics {
     pub connections: Gauge,
     /// RouteTable version in force.
     pub routes_version: Gauge,
+    /// Other activators that have no stream to this one.
+    pub peers_away: Gauge,
     /// Lines of the log of requests.
     pub request_log: Counts,
     /// What clients were refused.
@@ -96,6 +98,7 @@ impl Metrics {
             ports_failed: Gauge::default(),
             connections: Gauge::default(),
             routes_version: Gauge::default(),
+            peers_away: Gauge::default(),
             request_log: Counts::default(),
             refused: Refused(Bound::ALL.map(at)),
         };
@@ -111,6 +114,7 @@ impl Metrics {
         gauge("service_ports", "Service ports open", &self.ports);
         gauge("service_ports_failed", "Service ports that cannot be opened", &self.ports_failed);
         gauge("client_connections", "Client connections open", &self.connections);
+        gauge("peers_away", "Other activators without a stream to this one", &self.peers_away);
         gauge("routes_version", "RouteTable version in force", &self.routes_version);
         let mut counter = |name, help, it: &Counter| registry.register(name, help, it.clone());
         counter("dials", "Connections to pods begun", &self.dials);

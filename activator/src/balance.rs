@@ -22,19 +22,21 @@ pub struct Slot {
     pub pod: PodKey,
     /// Requests this activator has given it and that have not ended.
     pub in_flight: u32,
+    /// Further ones it may be given, where there is a limit.
+    pub spare: u32,
 }
 
 /// The highest containerConcurrency for which the first free pod is taken.
 const FIRST_FREE_UP_TO: u32 = 3;
 
-/// Chooses among `slots`, sorted by key. `None`: all are full, or there is none.
+/// Chooses among `slots`, sorted by key. `None`: none has room, or there is none.
 ///
-/// `limit` is containerConcurrency (0: none); `cursor` is where round robin stands; `chance` is uniform over u64.
+/// `limit` is containerConcurrency (0: none, and all have room); `cursor` is where round robin stands; `chance` is uniform over u64.
 pub fn pick(slots: &[Slot], limit: u32, cursor: &mut usize, chance: u64) -> Option<usize> {
     match limit {
         0 => better_of_two(slots, chance),
-        1..=FIRST_FREE_UP_TO => slots.iter().position(|slot| slot.in_flight < limit),
-        _ => next_free(slots, limit, cursor),
+        1..=FIRST_FREE_UP_TO => slots.iter().position(|slot| slot.spare > 0),
+        _ => next_free(slots, cursor),
     }
 }
 
@@ -55,10 +57,10 @@ fn index(value: u64) -> usize {
     usize::try_from(value).expect("below a slice's length: remainder of it")
 }
 
-fn next_free(slots: &[Slot], limit: u32, cursor: &mut usize) -> Option<usize> {
+fn next_free(slots: &[Slot], cursor: &mut usize) -> Option<usize> {
     let count = slots.len();
     let turn = (0..count).map(|step| (*cursor + step) % count);
-    let found = turn.into_iter().find(|&at| slots[at].in_flight < limit)?;
+    let found = turn.into_iter().find(|&at| slots[at].spare > 0)?;
     *cursor = (found + 1) % count;
     Some(found)
 }
@@ -107,10 +109,12 @@ pub fn split<T>(targets: &[T], percent: impl Fn(&T) -> u8, chance: u64) -> Optio
 mod tests {
     use super::*;
 
-    fn slots(in_flight: &[u32]) -> Vec<Slot> {
+    /// Pods with so many requests in flight, of at most `limit`.
+    fn slots(in_flight: &[u32], limit: u32) -> Vec<Slot> {
         let slot = |(at, &in_flight): (usize, &u32)| {
             let address = SocketAddr::from(([10, 0, 0, u8::try_from(at).unwrap()], 80));
-            Slot { pod: PodKey { address, id: 0 }, in_flight }
+            let pod = PodKey { address, id: 0 };
+            Slot { pod, in_flight, spare: limit.saturating_sub(in_flight) }
         };
         in_flight.iter().enumerate().map(slot).collect()
     }
@@ -124,14 +128,14 @@ mod tests {
 
     #[test]
     fn without_a_limit_the_less_loaded_of_two_is_picked() {
-        let pods = slots(&[5, 1]);
+        let pods = slots(&[5, 1], 0);
         let mut spread = |chance: u64| pick(&pods, 0, &mut 0, chance);
         assert_eq!((0..100).map(&mut spread).collect::<Vec<_>>(), vec![Some(1); 100]);
     }
 
     #[test]
     fn without_a_limit_equal_pods_are_picked_evenly() {
-        let pods = slots(&[0, 0, 0]);
+        let pods = slots(&[0, 0, 0], 0);
         let mut seen = [0; 3];
         for chance in 0..3_000u64 {
             seen[pick(&pods, 0, &mut 0, chance.wrapping_mul(0x9E37_79B9_7F4A_7C15)).unwrap()] += 1;
@@ -141,13 +145,13 @@ mod tests {
 
     #[test]
     fn a_small_limit_takes_the_first_free_by_address() {
-        assert_eq!(pick(&slots(&[2, 1, 0]), 2, &mut 0, 9), Some(1));
-        assert_eq!(pick(&slots(&[2, 2, 2]), 2, &mut 0, 9), None);
+        assert_eq!(pick(&slots(&[2, 1, 0], 2), 2, &mut 0, 9), Some(1));
+        assert_eq!(pick(&slots(&[2, 2, 2], 2), 2, &mut 0, 9), None);
     }
 
     #[test]
     fn a_larger_limit_goes_round_and_skips_full_pods() {
-        let (pods, mut cursor) = (slots(&[0, 4, 0]), 0);
+        let (pods, mut cursor) = (slots(&[0, 4, 0], 4), 0);
         let picked: Vec<_> = (0..4).map(|_| pick(&pods, 4, &mut cursor, 0)).collect();
         assert_eq!(picked, [Some(0), Some(2), Some(0), Some(2)]);
     }

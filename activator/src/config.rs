@@ -85,6 +85,11 @@ pub struct Config {
     #[arg(long, env = "ROUSE_ACTIVATOR_INSIDE_PORT")]
     pub inside_port: Option<NonZeroU16>,
 
+    /// Port at which other activators are met, on each of the addresses to listen on, and theirs: together they keep
+    /// the hard limits of services. All have the same one; none: this activator is the only one.
+    #[arg(long, env = "ROUSE_ACTIVATOR_PEER_PORT")]
+    pub peer_port: Option<NonZeroU16>,
+
     /// Networks of proxies before the gateway, ADDRESS/LENGTH, divided by commas: their X-Forwarded-* and Forwarded count.
     /// Those of `config-network` besides. Empty: no proxy is trusted.
     #[arg(long, env = "ROUSE_ACTIVATOR_TRUSTED_PROXIES", value_delimiter = ',', value_parser = network)]

@@ -32,6 +32,7 @@ use crate::{
     h1,
     headers::{self, Passage, Side},
     host,
+    peers::Peers,
     pods::DialError,
     probe::{self, Health, K_NETWORK_HASH, Probe},
     reply::{Reply, Timer},
@@ -101,6 +102,8 @@ impl Client {
 pub struct Gateway {
     /// What the table says.
     pub routes: Routes,
+    /// The other activators.
+    pub peers: Arc<Peers>,
     /// Whose word of a request's way counts.
     pub edge: Edges,
     /// What finished requests leave.

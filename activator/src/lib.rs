@@ -9,7 +9,6 @@
 //! | [`queue`] | Pure: the waiting line of one revision |
 //! | [`balance`] | Pure: which pod, which revision |
 //! | [`dial`] | Pure: one connection, brought about by up to 16 sockets |
-//! | [`share`] | Pure: which pods are this activator's, where a hard limit holds |
 //! | [`slots`] | Pure: who may use which slots of a revision with a hard limit |
 //! | [`pool`] | Pure: one pod's connections and who gets them |
 //! | [`host`], [`headers`], [`forwarded`], [`via`] | Pure: heads on their way |
@@ -26,7 +25,7 @@
 //! | [`edge`] | Shell: whose word of a request's way counts |
 //! | [`request_log`] | Shell: a line of each finished request |
 //! | [`routes`], [`controller`] | Shell: the RouteTable |
-//! | [`autoscaler`] | Shell: usage reports |
+//! | [`autoscaler`], [`peers`] | Shell: usage reports; slots among activators |
 //! | [`admin`], [`clock`] | Shell: metrics; time and chance |
 
 use std::{
@@ -41,7 +40,7 @@ use std::{
 
 use common::{
     admin::{Admin, AdminError},
-    link::{Finder, Link},
+    link::{Finder, Link, LinkError},
     tls::{Credentials, enrol, peer::Holder},
     wire::{self, Role, Subscriber},
 };
@@ -68,6 +67,7 @@ pub mod gateway;
 pub mod h1;
 pub mod headers;
 pub mod host;
+pub mod peers;
 pub mod pods;
 pub mod pool;
 pub mod ports;
@@ -81,7 +81,6 @@ pub mod revision;
 pub mod routes;
 pub mod seats;
 pub mod server;
-pub mod share;
 pub mod single;
 pub mod slots;
 pub mod socket;
@@ -100,6 +99,7 @@ use crate::{
     controller::Seen,
     edge::Edges,
     gateway::{Door, Gateway},
+    peers::{Peers, Streams},
     pods::PodSettings,
     ports::Ports,
     request_log::RequestLog,
@@ -107,7 +107,6 @@ use crate::{
     routes::{Listed, Routes},
     seats::Seats,
     server::Server,
-    share::Part,
 };
 
 /// Idle connections and failed ports are looked after this often.
@@ -130,6 +129,9 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The other activators could not be served.
+    #[error("cannot hand slots to other activators")]
+    Peers(#[from] LinkError),
     /// The admin port could not be served.
     #[error(transparent)]
     Admin(#[from] AdminError),
@@ -158,9 +160,9 @@ impl Activator {
             max_idle: Duration::from_millis(config.pod_idle_ms),
             metrics: metrics.clone(),
         };
+        let peers = Arc::new(Peers::new(config.name(), config.peer_port, config.addresses()));
         let settings = RevisionSettings {
-            own_name: config.name().to_owned(),
-            peers: Part::WHOLE.into(),
+            peers: Arc::clone(&peers),
             bounds: config.bounds(),
             pods,
             usage: Arc::clone(&usage),
@@ -168,6 +170,7 @@ impl Activator {
         };
         let gateway = Arc::new(Gateway {
             routes: Routes::new(settings),
+            peers,
             edge: Edges::new(config.edge()),
             request_log: Arc::new(RequestLog::new(metrics.request_log.clone())),
             metrics,
@@ -264,16 +267,24 @@ pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), 
         &activator.ports,
         &links.seen,
     );
+    let peers = Streams::new(
+        Arc::clone(&activator.gateway),
+        links.who.clone(),
+        links.credentials.clone(),
+        finished.clone(),
+    );
     let end = async {
         shutdown.cancelled().await;
         activator.linger(&config).await;
         stop.cancel();
         activator.drain(&config).await;
+        peers.leave().await;
         activator.gateway.request_log.flush(LAST_LINES).await;
     };
     info!(name = %config.name(), controller = %config.controller, "activator started");
     tokio::select! {
         served = pages => served.map_err(Error::from),
+        served = peers.run() => served.map_err(Error::from),
         () = follow => Ok(()),
         () = activator.usage.report(&links.usage) => Ok(()),
         () = activator.look_after() => Ok(()),
@@ -292,6 +303,8 @@ struct Links {
     reports: Link,
     usage: Link,
     seen: Seen,
+    who: Subscriber,
+    credentials: Option<Arc<Credentials>>,
 }
 
 impl Links {
@@ -306,7 +319,7 @@ impl Links {
             Finder::known_as(Holder::Controller, &config.controller, credentials.as_ref());
         let autoscalers =
             Finder::known_as(Holder::Autoscaler, &config.autoscaler, credentials.as_ref());
-        if let (Some(credentials), Some(folder)) = (credentials, &config.identity) {
+        if let (Some(credentials), Some(folder)) = (credentials.clone(), &config.identity) {
             let controllers = Arc::clone(&controllers);
             let files = enrol::Files::below(folder);
             tokio::spawn(enrol::keep(credentials, controllers, files, finished.clone()));
@@ -318,6 +331,8 @@ impl Links {
             reports: link(&controllers),
             usage: link(&autoscalers),
             seen: Seen::default(),
+            credentials,
+            who,
         }
     }
 }

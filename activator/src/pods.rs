@@ -62,7 +62,7 @@ pub struct Pod {
     /// Its place in the balance.
     pub key: PodKey,
     /// Its uid, for the log.
-    pub uid: String,
+    pub uid: SmolStr,
     /// Its name, for the log of requests.
     pub name: SmolStr,
     protocol: Protocol,
@@ -76,7 +76,7 @@ pub struct Pod {
 #[derive(Clone, Debug)]
 pub struct Named {
     /// Unique for ever.
-    pub uid: String,
+    pub uid: SmolStr,
     /// Unique in its namespace.
     pub name: SmolStr,
 }

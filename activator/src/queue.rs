@@ -1,8 +1,8 @@
 //! Pure: the waiting line of one revision.
 //!
 //! A request waits only while no ready pod has room: whoever makes room (a pod that became ready, a request
-//! that ended, a higher limit) lets the first in the line go in the same call. So whenever a call returns,
-//! either nobody waits or nobody has room.
+//! that ended, a slot that is granted) lets the first in the line go in the same call. So whenever a call returns,
+//! either nobody waits or nobody has room. Room under a hard limit is what [`crate::slots`] says.
 //!
 //! `W` is what the shell needs to tell a waiting request that it may go; the line only hands it back.
 
@@ -42,7 +42,7 @@ pub struct Line<W> {
     /// containerConcurrency; 0: no limit.
     limit: u32,
     /// Pods that the table calls ready, also those that refuse for a moment.
-    ready: usize,
+    ready: BTreeSet<PodKey>,
     /// Pods that take requests, by key.
     open: Vec<Slot>,
     /// Pods that take none for now and still have requests: draining, gone or refusing.
@@ -67,7 +67,7 @@ impl<W> Line<W> {
         Self {
             bounds,
             limit: 0,
-            ready: 0,
+            ready: BTreeSet::new(),
             open: Vec::new(),
             closed: BTreeMap::new(),
             refusing: BTreeSet::new(),
@@ -87,8 +87,10 @@ impl<W> Line<W> {
     /// Takes room at a pod. `None`: there is none, so the request has to [`wait`](Self::wait).
     pub fn admit(&mut self, chance: u64) -> Option<PodKey> {
         let at = pick(&self.open, self.limit, &mut self.cursor, chance)?;
-        self.open[at].in_flight += 1;
-        Some(self.open[at].pod)
+        let slot = &mut self.open[at];
+        slot.in_flight += 1;
+        slot.spare = slot.spare.saturating_sub(1);
+        Some(slot.pod)
     }
 
     /// Puts a request in the line, at the place of its turn.
@@ -115,7 +117,8 @@ impl<W> Line<W> {
         std::mem::take(&mut self.waiting).into_values().map(|it| it.waiter).collect()
     }
 
-    /// The table has changed: these pods are ready, with this limit.
+    /// The table has changed: these pods are ready, with this limit. A limit leaves no room but what
+    /// [`on_spare`](Self::on_spare) gives.
     pub fn on_routes(
         &mut self,
         ready: impl IntoIterator<Item = PodKey>,
@@ -123,17 +126,58 @@ impl<W> Line<W> {
         chance: impl FnMut() -> u64,
     ) -> Vec<Go<W>> {
         let ready: BTreeSet<PodKey> = ready.into_iter().collect();
-        (self.limit, self.ready) = (limit, ready.len());
+        self.limit = limit;
         self.refusing.retain(|pod| ready.contains(pod));
         for slot in std::mem::take(&mut self.open) {
             self.closed.insert(slot.pod, slot.in_flight);
         }
         for pod in ready.difference(&self.refusing) {
             let in_flight = self.closed.remove(pod).unwrap_or(0);
-            self.open.push(Slot { pod: *pod, in_flight });
+            self.open.push(Slot { pod: *pod, in_flight, spare: 0 });
         }
         self.closed.retain(|_, in_flight| *in_flight > 0);
+        self.ready = ready;
         self.release(chance)
+    }
+
+    /// Where there is a limit: so many further requests may be given to each pod.
+    pub fn on_spare(
+        &mut self,
+        mut spare: impl FnMut(PodKey) -> u32,
+        chance: impl FnMut() -> u64,
+    ) -> Vec<Go<W>> {
+        for slot in &mut self.open {
+            slot.spare = spare(slot.pod);
+        }
+        self.release(chance)
+    }
+
+    /// Where there is a limit: `pod` may be given one more.
+    pub fn on_spare_one(&mut self, pod: PodKey, chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+        let Ok(at) = self.find(pod) else { return Vec::new() };
+        self.open[at].spare += 1;
+        self.release(chance)
+    }
+
+    /// Whether a pod takes requests.
+    pub fn is_open(&self, pod: PodKey) -> bool {
+        self.find(pod).is_ok()
+    }
+
+    /// Pods that the table calls ready.
+    pub fn ready(&self) -> impl Iterator<Item = PodKey> {
+        self.ready.iter().copied()
+    }
+
+    /// Requests in flight at a pod.
+    pub fn at(&self, pod: PodKey) -> u32 {
+        let open = self.find(pod).ok().map(|at| self.open[at].in_flight);
+        open.or_else(|| self.closed.get(&pod).copied()).unwrap_or(0)
+    }
+
+    /// Pods that take requests.
+    pub fn open(&self) -> impl Iterator<Item = PodKey> {
+        self.open.iter().map(|slot| slot.pod)
     }
 
     /// A request has ended at `pod`.
@@ -174,7 +218,7 @@ impl<W> Line<W> {
         }
         let in_flight = self.closed.remove(&pod).unwrap_or(0);
         let at = self.find(pod).unwrap_or_else(|at| at);
-        self.open.insert(at, Slot { pod, in_flight });
+        self.open.insert(at, Slot { pod, in_flight, spare: 0 });
         self.release(chance)
     }
 
@@ -192,7 +236,7 @@ impl<W> Line<W> {
     /// Requests that may wait now. Example: depth 10 000, two pods, containerConcurrency 4: 10 080.
     fn room(&self) -> usize {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
-        let of_pods = self.ready.saturating_mul(limit).saturating_mul(PER_POD);
+        let of_pods = self.ready.len().saturating_mul(limit).saturating_mul(PER_POD);
         self.bounds.requests.saturating_add(of_pods)
     }
 

@@ -1,8 +1,9 @@
 //! Shell: one revision at this activator: its line, its pods, and who waits.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::SocketAddr,
+    num::NonZeroU32,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -12,7 +13,7 @@ use std::{
 
 use common::{
     abi,
-    wire::{self, Name, Protocol, Sources, Totals},
+    wire::{self, Claim, Grant, Held, Name, Protocol, Sources, Totals},
 };
 use smol_str::SmolStr;
 use tokio::sync::oneshot;
@@ -22,9 +23,10 @@ use crate::{
     autoscaler::Usage,
     balance::PodKey,
     clock::{chance, now_ns},
+    peers::Peers,
     pods::{Named, Pod, PodSettings},
     queue::{Bounds, Go, Line},
-    share::Part,
+    slots::{Peer, Slots},
 };
 
 mod visit;
@@ -37,10 +39,8 @@ pub use visit::Visit;
 /// What all revisions share.
 #[derive(Debug)]
 pub struct RevisionSettings {
-    /// This activator's name.
-    pub own_name: String,
-    /// Its place among all activators of the table.
-    pub peers: Mutex<Part>,
+    /// The other activators.
+    pub peers: Arc<Peers>,
     /// Bounds of each line.
     pub bounds: Bounds,
     /// For their pods.
@@ -51,17 +51,6 @@ pub struct RevisionSettings {
     pub met: AtomicU64,
 }
 
-impl RevisionSettings {
-    /// Takes over this activator's place among all of the table.
-    pub fn set_peers(&self, part: Part) {
-        *self.peers.lock().unwrap_or_else(PoisonError::into_inner) = part;
-    }
-
-    fn peers(&self) -> Part {
-        *self.peers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// What the table says of a revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
@@ -69,8 +58,6 @@ pub struct Terms {
     pub limit: u32,
     /// What its pods speak.
     pub protocol: Protocol,
-    /// This activator's place among those that share its pods; `None`: as among all.
-    part: Option<Part>,
     /// Bounds in time of its requests.
     pub timeouts: Timeouts,
     /// Who may ask; `None`: everybody.
@@ -89,20 +76,18 @@ pub struct Owners {
 }
 
 impl Terms {
-    /// The terms of a revision at the activator of this name.
-    pub fn new(told: &wire::Revision, own_name: &str) -> Self {
+    /// The terms of a revision.
+    pub fn new(told: &wire::Revision) -> Self {
         let timeouts = Timeouts {
             whole: told.timeout,
             start: told.response_start_timeout,
             idle: told.idle_timeout,
         };
-        let part =
-            (!told.activators.is_empty()).then(|| Part::find(own_name, told.activators.iter()));
         let sources = told.sources.clone();
         let limit = told.container_concurrency;
         let owners =
             Owners { service: told.service.clone(), configuration: told.configuration.clone() };
-        Self { limit, protocol: told.protocol, part, timeouts, sources, owners }
+        Self { limit, protocol: told.protocol, timeouts, sources, owners }
     }
 }
 
@@ -149,6 +134,8 @@ struct Core {
     totals: Totals,
     /// Made when there is a pod or a request, gone when there is neither.
     live: Option<Box<Live>>,
+    /// Made when there is a hard limit and something to do with it, or another activator has a word about it.
+    slots: Option<Box<Slots>>,
 }
 
 /// What a revision needs while it has pods or requests.
@@ -179,7 +166,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.revision.done(self.pod.key);
+        self.revision.done(&self.pod);
     }
 }
 
@@ -233,19 +220,22 @@ impl Revision {
     /// Takes over its pods. Requests that wait for one that is ready now go at once.
     pub fn set_pods(self: &Arc<Self>, pods: &PodsTold) {
         let mut core = self.core();
-        if pods.is_empty() && core.live.is_none() {
+        if pods.is_empty() && core.live.is_none() && core.slots.is_none() {
             return;
         }
-        let (limit, protocol, part) = core.rules(&self.settings);
+        let (limit, protocol) = core.rules();
+        if limit > 0 {
+            core.slots(&self.name, &self.settings);
+        }
         let live = core.live(self.settings.bounds);
         let ready = live.meet(pods, protocol, &self.settings);
         let since = live.ready_since.unwrap_or_else(Instant::now);
         live.ready_since = (!ready.is_empty()).then_some(since);
         let (count, waiting) = (ready.len(), live.line.waiting());
-        let limit = part.of_limit(limit, count);
-        let ready = if limit == 0 { ready } else { part.of_pods(&ready) };
-        let gone = live.line.on_routes(ready, limit, chance);
-        let places = self.places(live, gone);
+        let mut gone = live.line.on_routes(ready, limit, chance);
+        core.went(&gone);
+        gone.extend(self.settle(&mut core));
+        let places = self.places(&core, gone);
         core.tidy();
         drop(core);
         let released = places.len();
@@ -256,11 +246,13 @@ impl Revision {
     }
 
     /// The table lacks it for good: nobody needs to wait any longer.
-    pub fn give_up(&self) {
+    pub fn give_up(self: &Arc<Self>) {
         let mut core = self.core();
         let is_back = core.terms.is_some();
         let live = core.live.as_mut().filter(|_| !is_back);
         let left = live.map(|live| live.line.give_up()).unwrap_or_default();
+        let gone = self.settle(&mut core);
+        debug_assert!(gone.is_empty(), "none waits");
         drop(core);
         if !left.is_empty() {
             info!(revision = %self.name, waiting = left.len(), "nobody waits for what is gone");
@@ -275,7 +267,7 @@ impl Revision {
     /// `place`'s pod has refused a connection; it is left alone for a moment.
     pub fn refused(self: &Arc<Self>, place: Place) {
         let pod = Arc::clone(&place.pod);
-        let newly = self.core().live.as_mut().is_some_and(|live| live.line.on_refused(pod.key));
+        let newly = self.close(pod.key);
         drop(place);
         if !newly {
             return;
@@ -292,8 +284,7 @@ impl Revision {
     /// Nobody answers at the pod: where there is another one, requests go past it for a while. Returns whether there is.
     fn doubt(self: &Arc<Self>, pod: &Pod) -> bool {
         let has_other = self.has_other(pod.key);
-        let newly = || self.core().live.as_mut().is_some_and(|it| it.line.on_refused(pod.key));
-        if has_other && newly() {
+        if has_other && self.close(pod.key) {
             info!(revision = %self.name, pod = %pod.uid, "pod leaves a dial unanswered");
             pod.send_away();
             tokio::spawn(Arc::clone(self).pass_over(pod.key));
@@ -314,29 +305,140 @@ impl Revision {
         self.core().live.as_ref().is_some_and(|live| live.line.has_other(pod))
     }
 
+    /// The pod gets no request for now: its slots are of use elsewhere. Returns whether it was open.
+    fn close(self: &Arc<Self>, pod: PodKey) -> bool {
+        let mut newly = false;
+        self.release(|core| {
+            newly = core.live.as_mut().is_some_and(|live| live.line.on_refused(pod));
+            Vec::new()
+        });
+        newly
+    }
+
     fn retry(self: &Arc<Self>, pod: PodKey) {
-        self.release(|line| line.on_retry(pod, chance));
+        self.release(|core| {
+            let Some(live) = core.live.as_mut() else { return Vec::new() };
+            live.line.on_retry(pod, chance)
+        });
     }
 
-    fn done(self: &Arc<Self>, pod: PodKey) {
-        self.release(|line| line.on_done(pod, chance));
-    }
-
-    /// Lets go whoever may go after `step`.
-    fn release(
-        self: &Arc<Self>,
-        step: impl FnOnce(&mut Line<oneshot::Sender<Place>>) -> Vec<Go<oneshot::Sender<Place>>>,
-    ) {
+    fn done(self: &Arc<Self>, pod: &Pod) {
         let mut core = self.core();
         let Some(live) = core.live.as_mut() else { return };
-        let gone = step(&mut live.line);
-        let places = self.places(live, gone);
+        let mut gone = live.line.on_done(pod.key, chance);
+        core.went(&gone);
+        let is_open = core.live.as_ref().is_some_and(|live| live.line.is_open(pod.key));
+        let again = core.slots.as_mut().is_some_and(|slots| slots.ended(&pod.uid)) && is_open;
+        match &mut core.live {
+            Some(live) if again => {
+                let more = live.line.on_spare_one(pod.key, chance);
+                core.went(&more);
+                gone.extend(more);
+            }
+            Some(_) | None => gone.extend(self.settle(&mut core)),
+        }
+        let places = self.places(&core, gone);
         core.tidy();
         drop(core);
         tell(places);
     }
 
-    fn places(self: &Arc<Self>, live: &Live, gone: Vec<Go<oneshot::Sender<Place>>>) -> Told {
+    /// Lets go whoever may go after `step`.
+    fn release(self: &Arc<Self>, step: impl FnOnce(&mut Core) -> Vec<Go<oneshot::Sender<Place>>>) {
+        let mut core = self.core();
+        let mut gone = step(&mut core);
+        core.went(&gone);
+        gone.extend(self.settle(&mut core));
+        let places = self.places(&core, gone);
+        core.tidy();
+        drop(core);
+        tell(places);
+    }
+
+    /// Draws the consequences for the slots, and says what other activators have to know. Returns those that may go.
+    fn settle(&self, core: &mut Core) -> Vec<Go<oneshot::Sender<Place>>> {
+        let (limit, _) = core.rules();
+        let Core { live, slots: Some(slots), .. } = core else { return Vec::new() };
+        slots.on_view(self.settings.peers.view());
+        if let Some(live) = live {
+            slots.on_table(limit, live.ready());
+        }
+        let mut all = Vec::new();
+        loop {
+            let (waiting, open) = live.as_deref().map(Live::line).unwrap_or_default();
+            slots.on_line(waiting, open);
+            slots.settle(chance);
+            let Some(live) = live.as_mut().filter(|_| limit > 0) else { break };
+            let Live { line, pods, .. } = &mut **live;
+            let gone =
+                line.on_spare(|key| pods.get(&key).map_or(0, |it| slots.spare(&it.uid)), chance);
+            if gone.is_empty() {
+                break;
+            }
+            gone.iter().for_each(|(_, key)| slots.took(&pods[key].uid));
+            all.extend(gone);
+        }
+        self.settings.peers.say(&self.name, slots.said());
+        if slots.is_void() {
+            core.slots = None;
+        }
+        all
+    }
+
+    /// As [`settle`](Self::settle), where all that has changed is how many wait: who is alone need not do anything.
+    fn wanting(&self, core: &mut Core) -> Vec<Go<oneshot::Sender<Place>>> {
+        match &core.slots {
+            Some(slots) if !slots.is_alone() => self.settle(core),
+            Some(_) | None => Vec::new(),
+        }
+    }
+
+    // What other activators say.
+
+    /// An owner has said this of the revision.
+    pub fn on_grant(self: &Arc<Self>, from: &Peer, grant: Option<Grant>) {
+        self.hear(grant.is_some(), |slots| slots.on_grant(from, grant));
+    }
+
+    /// A holder has said this of the revision.
+    pub fn on_claim(self: &Arc<Self>, from: &Peer, claim: Option<Claim>) {
+        self.hear(claim.is_some(), |slots| slots.on_claim(from, claim));
+    }
+
+    /// A holder's stream has begun or ended.
+    pub fn on_stream(self: &Arc<Self>, from: &Peer) {
+        self.hear(false, |slots| slots.on_stream(from));
+    }
+
+    /// Other activators are known now.
+    pub fn on_view(self: &Arc<Self>) {
+        self.hear(false, |_| {});
+    }
+
+    fn hear(self: &Arc<Self>, is_news: bool, step: impl FnOnce(&mut Slots)) {
+        self.release(|core| {
+            if is_news {
+                core.slots(&self.name, &self.settings);
+            }
+            if let Some(slots) = &mut core.slots {
+                step(slots);
+            }
+            Vec::new()
+        });
+    }
+
+    /// Whether there is anything to remember of its slots.
+    pub fn has_slots(&self) -> bool {
+        self.core().slots.is_some()
+    }
+
+    /// Whether any request of it is at a pod.
+    pub fn is_at_pods(&self) -> bool {
+        self.core().live.as_ref().is_some_and(|live| live.line.in_flight() > 0)
+    }
+
+    fn places(self: &Arc<Self>, core: &Core, gone: Vec<Go<oneshot::Sender<Place>>>) -> Told {
+        let Some(live) = &core.live else { return Vec::new() };
         let place = |(whom, key)| (whom, self.place(live, key));
         gone.into_iter().map(place).collect()
     }
@@ -362,11 +464,39 @@ fn tell(places: Told) {
 }
 
 impl Core {
-    /// Limit of a pod, what it speaks, and which pods are this activator's.
-    fn rules(&self, settings: &RevisionSettings) -> (u32, Protocol, Part) {
-        let terms = self.terms.as_ref();
-        let part = terms.and_then(|it| it.part).unwrap_or_else(|| settings.peers());
-        terms.map_or((0, Protocol::Http1, part), |it| (it.limit, it.protocol, part))
+    /// Limit of a pod, and what it speaks.
+    fn rules(&self) -> (u32, Protocol) {
+        self.terms.as_ref().map_or((0, Protocol::Http1), |it| (it.limit, it.protocol))
+    }
+
+    /// Its slots; requests that are at pods already use some.
+    fn slots(&mut self, name: &Name, settings: &RevisionSettings) -> &mut Slots {
+        let live = &self.live;
+        self.slots.get_or_insert_with(|| {
+            let mut slots = Slots::new(name.clone(), settings.peers.view());
+            slots.on_busy(live.as_ref().map(|live| live.busy()).unwrap_or_default());
+            Box::new(slots)
+        })
+    }
+
+    /// A request arrives: where there is a limit, it needs a slot.
+    fn begin(&mut self, revision: &Revision) {
+        if self.rules().0 > 0 && self.slots.is_none() {
+            self.slots(&revision.name, &revision.settings);
+        }
+    }
+
+    /// A request goes to a pod.
+    fn took(&mut self, pod: &Pod) {
+        if let Some(slots) = &mut self.slots {
+            slots.took(&pod.uid);
+        }
+    }
+
+    /// These requests go to pods.
+    fn went<W>(&mut self, gone: &[Go<W>]) {
+        let (Some(live), Some(slots)) = (&self.live, &mut self.slots) else { return };
+        gone.iter().filter_map(|(_, key)| live.pods.get(key)).for_each(|pod| slots.took(&pod.uid));
     }
 
     fn live(&mut self, bounds: Bounds) -> &mut Live {
@@ -386,6 +516,30 @@ impl Core {
 }
 
 impl Live {
+    /// Uids of the pods that the table calls ready.
+    fn ready(&self) -> BTreeSet<SmolStr> {
+        let ready = self.line.ready().filter_map(|key| self.pods.get(&key));
+        ready.map(|pod| pod.uid.clone()).collect()
+    }
+
+    /// Requests that wait, and uids of the pods that take some.
+    fn line(&self) -> (u32, BTreeSet<SmolStr>) {
+        let open = self.line.open().filter_map(|key| self.pods.get(&key));
+        let waiting = u32::try_from(self.line.waiting()).unwrap_or(u32::MAX);
+        (waiting, open.map(|pod| pod.uid.clone()).collect())
+    }
+
+    /// Requests at pods, by uid.
+    fn busy(&self) -> Held {
+        let mut busy = Held::new();
+        for (key, pod) in &self.pods {
+            if let Some(slots) = NonZeroU32::new(self.line.at(*key)) {
+                *busy.entry(pod.uid.clone()).or_default() += slots.get();
+            }
+        }
+        busy
+    }
+
     /// Keeps a [`Pod`] for each pod of the table that has an address. Returns the ready ones by address.
     fn meet(
         &mut self,
@@ -393,15 +547,15 @@ impl Live {
         protocol: Protocol,
         settings: &RevisionSettings,
     ) -> Vec<PodKey> {
-        let mut before: HashMap<(String, SocketAddr), Arc<Pod>> =
+        let mut before: HashMap<(SmolStr, SocketAddr), Arc<Pod>> =
             self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
         let mut ready = Vec::new();
         for (uid, it) in told {
             let Some(address) = it.address else { continue };
-            let known = before.remove(&(uid.clone(), address));
+            let known = before.remove(&(uid.as_str().into(), address));
             let pod = known.unwrap_or_else(|| {
                 let key = PodKey { address, id: settings.met.fetch_add(1, Ordering::Relaxed) };
-                let named = Named { uid: uid.clone(), name: it.name.clone() };
+                let named = Named { uid: uid.as_str().into(), name: it.name.clone() };
                 Arc::new(Pod::new(key, named, protocol, settings.pods.clone()))
             });
             pod.set_open(it.is_ready);

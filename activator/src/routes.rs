@@ -6,6 +6,7 @@
 use std::{
     borrow::Borrow as _,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::IpAddr,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::{Duration, Instant},
 };
@@ -16,10 +17,7 @@ use common::{
 };
 use tokio::sync::watch;
 
-use crate::{
-    revision::{PodTold, PodsTold, Revision, RevisionSettings, Terms},
-    share::Part,
-};
+use crate::revision::{PodTold, PodsTold, Revision, RevisionSettings, Terms};
 
 mod keys;
 
@@ -134,7 +132,8 @@ struct Index {
     /// Pods by revision; revisions without any are not here.
     pods: BTreeMap<Name, PodsTold>,
     revision_of: HashMap<String, Name>,
-    activators: BTreeSet<String>,
+    /// Where the activators are.
+    activators: BTreeMap<String, Vec<IpAddr>>,
 }
 
 impl Routes {
@@ -189,6 +188,17 @@ impl Routes {
     /// A revision by name.
     pub fn revision(&self, name: &Name) -> Option<Arc<Revision>> {
         self.read().revisions.get(name).map(|it| Arc::clone(&it.0))
+    }
+
+    /// A revision by name, whether the table names it or not: another activator may know of it earlier or longer.
+    pub fn meet(&self, name: &Name) -> Arc<Revision> {
+        let known = self.revision(name);
+        known.unwrap_or_else(|| self.write().meet(name, &self.settings))
+    }
+
+    /// Other activators are known than before.
+    pub fn settle(&self) {
+        self.revisions().iter().for_each(|revision| revision.on_view());
     }
 
     /// Every revision that has pods.
@@ -249,7 +259,7 @@ impl Routes {
             match change {
                 RouteChange::Service(it) => other_ports |= index.set_service(it, &self.settings),
                 RouteChange::Revision(it) => {
-                    let terms = Terms::new(&it, &self.settings.own_name);
+                    let terms = Terms::new(&it);
                     index.tell(&it.name, Some(terms), &self.settings);
                     touched.insert(it.name);
                 }
@@ -262,9 +272,12 @@ impl Routes {
                     touched.insert(name);
                 }
                 RouteChange::Gone(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
-                RouteChange::Activator(it) => other_peers |= index.activators.insert(it.name),
+                RouteChange::Activator(it) => {
+                    let before = index.activators.insert(it.name, it.addresses.clone());
+                    other_peers |= before != Some(it.addresses);
+                }
                 RouteChange::Gone(RouteKey::Activator(name)) => {
-                    other_peers |= index.activators.remove(&name);
+                    other_peers |= index.activators.remove(&name).is_some();
                 }
                 RouteChange::Replicas(_)
                 | RouteChange::Settings(_)
@@ -273,11 +286,16 @@ impl Routes {
             }
         }
         if other_peers {
-            self.settings.set_peers(Part::find(&self.settings.own_name, &index.activators));
-            touched.extend(index.pods.keys().cloned());
-            self.list(index.activators.contains(&self.settings.own_name));
+            let all = index.activators.iter();
+            let all = all.map(|(name, addresses)| (name.as_str().into(), addresses.clone()));
+            let peers = &self.settings.peers;
+            other_peers = peers.list(all);
+            self.list(index.activators.contains_key(peers.view().own.as_str()));
         }
         drop(index);
+        if other_peers {
+            self.settle();
+        }
         touched.iter().for_each(|name| self.update(name));
         self.forget_left();
         other_ports
@@ -413,7 +431,8 @@ impl Index {
     fn forget_left(&mut self) -> Vec<Name> {
         // References come from here or from another reference: who has the only one keeps it.
         let is_left = |name: &&Name| {
-            self.revisions.get(*name).is_some_and(|it| Arc::strong_count(&it.0) == 1)
+            let known = self.revisions.get(*name);
+            known.is_some_and(|it| Arc::strong_count(&it.0) == 1 && !it.0.has_slots())
         };
         let left: Vec<Name> = self.untold.keys().filter(is_left).cloned().collect();
         for name in &left {
@@ -451,7 +470,7 @@ impl Index {
         let services = self.services.iter().map(|it| RouteKey::Service(it.0.name.clone()));
         let revisions = self.revisions.iter().map(|it| RouteKey::Revision(it.0.name.clone()));
         let pods = self.revision_of.keys().cloned().map(RouteKey::Pod);
-        let activators = self.activators.iter().cloned().map(RouteKey::Activator);
+        let activators = self.activators.keys().cloned().map(RouteKey::Activator);
         let all = services.chain(revisions).chain(pods).chain(activators);
         all.filter(|key| !named.contains_key(key)).collect()
     }

@@ -1,4 +1,4 @@
-//! containerConcurrency: no pod ever has more, nobody is lost, and activators share pods.
+//! containerConcurrency: no pod ever has more, and no request is lost.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod h2c;
@@ -13,10 +13,10 @@ use std::{
     time::Duration,
 };
 
-use common::wire::{Activator, Protocol};
+use common::wire::Protocol;
 use futures::future::join_all;
 use h2c::{Client, Pod};
-use harness::{GET, OK, World, read_head, revision, server, until};
+use harness::{GET, OK, World, read_head, revision, until};
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
@@ -122,38 +122,4 @@ async fn a_burst_from_zero_is_answered_whole() {
     }
     assert_eq!(most.iter().map(|it| it.load(Ordering::SeqCst)).collect::<Vec<_>>(), [1; 10]);
     assert_eq!(world.waited(), (100, 100));
-}
-
-#[tokio::test]
-async fn activators_share_pods_that_have_a_limit() {
-    let mut world = World::with(|config| config.name = "b".into()).await;
-    limit(&mut world, 2, Protocol::Http1);
-    let mut pods = Vec::new();
-    for number in 0..4 {
-        let pod = server(OK, Duration::from_millis(1)).await;
-        world.ready(&format!("p{number}"), pod.address);
-        pods.push(pod);
-    }
-    pods.sort_by_key(|pod| pod.address);
-    let ask = async |world: &World| {
-        join_all((0..40).map(|_| world.exchange(GET))).await;
-    };
-    let asked =
-        |pods: &[harness::Server]| pods.iter().map(|pod| pod.requests() > 0).collect::<Vec<_>>();
-    let peer = |name: &str| {
-        let (name, node, zone) = (name.to_owned(), String::new(), String::new());
-        Activator { name, node, zone, addresses: vec![] }
-    };
-    world.change(|table| {
-        table.activators = ["a", "b"].map(|name| (name.to_owned(), peer(name))).into();
-    });
-    ask(&world).await;
-    assert_eq!(asked(&pods), [false, false, true, true], "the second of two has the second half");
-    world.change(|table| {
-        let own = vec!["b".to_owned()].into();
-        table.revisions.get_mut(&revision()).unwrap().activators = own;
-    });
-    // Its part is told again with its pods.
-    ask(&world).await;
-    assert_eq!(asked(&pods), [true; 4], "the only one of those that share them has all");
 }

@@ -10,7 +10,95 @@ fn pod(last: u8) -> PodKey {
     PodKey { address: SocketAddr::from(([10, 0, 0, last], 8080)), id: u64::from(last) }
 }
 
-fn wait(line: &mut Line<u32>, name: u32) -> Turn {
+/// A line with all slots of its pods to itself.
+#[derive(Debug)]
+struct Alone<W> {
+    line: Line<W>,
+    limit: u32,
+    flying: BTreeMap<PodKey, u32>,
+}
+
+impl<W> Alone<W> {
+    fn new(bounds: Bounds) -> Self {
+        Self { line: Line::new(bounds), limit: 0, flying: BTreeMap::new() }
+    }
+
+    fn spare(&mut self, chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+        let (limit, flying) = (self.limit, &self.flying);
+        let spare = |pod: PodKey| limit.saturating_sub(flying.get(&pod).copied().unwrap_or(0));
+        self.line.on_spare(spare, chance)
+    }
+
+    fn gone(&mut self, gone: Vec<Go<W>>) -> Vec<Go<W>> {
+        for (_, pod) in &gone {
+            *self.flying.entry(*pod).or_default() += 1;
+        }
+        gone
+    }
+
+    fn then(&mut self, mut gone: Vec<Go<W>>, chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+        for (_, pod) in &gone {
+            *self.flying.entry(*pod).or_default() += 1;
+        }
+        let more = self.spare(chance);
+        gone.extend(self.gone(more));
+        gone
+    }
+
+    fn on_request(&mut self) -> Turn {
+        self.line.on_request()
+    }
+
+    fn admit(&mut self, chance: u64) -> Option<PodKey> {
+        let pod = self.line.admit(chance)?;
+        *self.flying.entry(pod).or_default() += 1;
+        Some(pod)
+    }
+
+    fn wait(&mut self, turn: Turn, bytes: usize, waiter: W) -> Result<(), Full> {
+        self.line.wait(turn, bytes, waiter)
+    }
+
+    fn on_leave(&mut self, turn: Turn) -> Option<W> {
+        self.line.on_leave(turn)
+    }
+
+    fn on_routes(
+        &mut self,
+        ready: impl IntoIterator<Item = PodKey>,
+        limit: u32,
+        mut chance: impl FnMut() -> u64,
+    ) -> Vec<Go<W>> {
+        self.limit = limit;
+        let gone = self.line.on_routes(ready, limit, &mut chance);
+        self.then(gone, chance)
+    }
+
+    fn on_done(&mut self, pod: PodKey, mut chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+        *self.flying.get_mut(&pod).expect("it has a request") -= 1;
+        let gone = self.line.on_done(pod, &mut chance);
+        self.then(gone, chance)
+    }
+
+    fn on_refused(&mut self, pod: PodKey) -> bool {
+        self.line.on_refused(pod)
+    }
+
+    fn on_retry(&mut self, pod: PodKey, mut chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+        let gone = self.line.on_retry(pod, &mut chance);
+        self.then(gone, chance)
+    }
+
+    fn waiting(&self) -> usize {
+        self.line.waiting()
+    }
+
+    fn in_flight(&self) -> u64 {
+        self.line.in_flight()
+    }
+}
+
+fn wait(line: &mut Alone<u32>, name: u32) -> Turn {
     let turn = line.on_request();
     assert_eq!(line.admit(0), None);
     line.wait(turn, 1, name).expect("room in the line");
@@ -19,7 +107,7 @@ fn wait(line: &mut Line<u32>, name: u32) -> Turn {
 
 #[test]
 fn holds_requests_until_a_pod_is_ready_and_lets_them_go_in_order() {
-    let mut line = Line::new(WIDE);
+    let mut line = Alone::new(WIDE);
     (1..=3).for_each(|name| _ = wait(&mut line, name));
     assert_eq!(line.on_routes([pod(1)], 0, || 0), [(1, pod(1)), (2, pod(1)), (3, pod(1))]);
     assert_eq!((line.waiting(), line.in_flight()), (0, 3));
@@ -27,7 +115,7 @@ fn holds_requests_until_a_pod_is_ready_and_lets_them_go_in_order() {
 
 #[test]
 fn a_hard_limit_lets_go_one_for_each_that_ends() {
-    let mut line = Line::new(WIDE);
+    let mut line = Alone::new(WIDE);
     (1..=4).for_each(|name| _ = wait(&mut line, name));
     assert_eq!(line.on_routes([pod(1), pod(2)], 1, || 0), [(1, pod(1)), (2, pod(2))]);
     assert_eq!(line.on_done(pod(2), || 0), [(3, pod(2))]);
@@ -37,7 +125,7 @@ fn a_hard_limit_lets_go_one_for_each_that_ends() {
 
 #[test]
 fn a_higher_limit_lets_go_at_once() {
-    let mut line = Line::new(WIDE);
+    let mut line = Alone::new(WIDE);
     (1..=3).for_each(|name| _ = wait(&mut line, name));
     assert_eq!(line.on_routes([pod(1)], 1, || 0), [(1, pod(1))]);
     assert_eq!(line.on_routes([pod(1)], 3, || 0), [(2, pod(1)), (3, pod(1))]);
@@ -45,7 +133,7 @@ fn a_higher_limit_lets_go_at_once() {
 
 #[test]
 fn the_line_is_bounded_by_requests_and_by_bytes() {
-    let mut line = Line::new(Bounds { requests: 2, bytes: 10 });
+    let mut line = Alone::new(Bounds { requests: 2, bytes: 10 });
     let [one, two, three] = [(); 3].map(|()| line.on_request());
     assert_eq!(line.wait(one, 6, ()), Ok(()));
     assert_eq!(line.wait(two, 5, ()), Err(Full));
@@ -57,10 +145,10 @@ fn the_line_is_bounded_by_requests_and_by_bytes() {
 
 #[test]
 fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
-    let mut line = Line::new(Bounds { requests: 1, ..WIDE });
+    let mut line = Alone::new(Bounds { requests: 1, ..WIDE });
     assert_eq!(line.on_routes([pod(1), pod(2)], 2, || 0), []);
     let admitted = (0..10).filter(|_| line.admit(0).is_some()).count();
-    let waits = |line: &mut Line<()>| {
+    let waits = |line: &mut Alone<()>| {
         let turn = line.on_request();
         line.wait(turn, 0, ()).is_ok()
     };
@@ -71,7 +159,7 @@ fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
 
 #[test]
 fn who_left_the_line_is_not_let_go() {
-    let mut line = Line::new(WIDE);
+    let mut line = Alone::new(WIDE);
     let first = wait(&mut line, 1);
     wait(&mut line, 2);
     assert_eq!(line.on_leave(first), Some(1));
@@ -81,7 +169,7 @@ fn who_left_the_line_is_not_let_go() {
 
 #[test]
 fn a_request_that_was_refused_keeps_its_turn() {
-    let mut line = Line::new(WIDE);
+    let mut line = Alone::new(WIDE);
     assert_eq!(line.on_routes([pod(1)], 1, || 0), []);
     let first = line.on_request();
     assert_eq!(line.admit(0), Some(pod(1)));
@@ -94,7 +182,7 @@ fn a_request_that_was_refused_keeps_its_turn() {
 
 #[test]
 fn a_refusing_pod_is_open_again_once_the_table_names_it_anew() {
-    let mut line = Line::new(WIDE);
+    let mut line = Alone::new(WIDE);
     line.on_routes([pod(1)], 0, || 0);
     line.on_refused(pod(1));
     wait(&mut line, 1);
@@ -106,7 +194,7 @@ fn a_refusing_pod_is_open_again_once_the_table_names_it_anew() {
 
 #[test]
 fn a_draining_pod_keeps_its_count_for_its_return() {
-    let mut line = Line::<()>::new(WIDE);
+    let mut line = Alone::<()>::new(WIDE);
     line.on_routes([pod(1)], 1, || 0);
     assert_eq!(line.admit(0), Some(pod(1)));
     line.on_routes([], 1, || 0);
@@ -158,7 +246,7 @@ impl Model {
         }
     }
 
-    fn enter(&mut self, line: &mut Line<u32>, turn: Turn, name: u32, chance: u64) {
+    fn enter(&mut self, line: &mut Alone<u32>, turn: Turn, name: u32, chance: u64) {
         if let Some(pod) = line.admit(chance) {
             assert!(self.waiting.is_empty(), "nobody overtakes the line");
             self.flying.push((turn, name, pod));
@@ -172,7 +260,7 @@ impl Model {
         }
     }
 
-    fn step(&mut self, line: &mut Line<u32>, op: Op, mut chance: impl FnMut() -> u64) {
+    fn step(&mut self, line: &mut Alone<u32>, op: Op, mut chance: impl FnMut() -> u64) {
         match op {
             Op::Request => {
                 self.asked += 1;
@@ -235,7 +323,7 @@ proptest! {
     /// there is room.
     #[test]
     fn no_request_is_lost_or_answered_twice(ops in ops(), seed in any::<u64>()) {
-        let mut line = Line::new(Bounds { requests: 5, bytes: 10_000 });
+        let mut line = Alone::new(Bounds { requests: 5, bytes: 10_000 });
         let (mut model, mut state) = (Model::default(), seed);
         for op in ops {
             model.step(&mut line, op, || {
@@ -253,7 +341,7 @@ proptest! {
     /// With a limit no pod ever has more than it, unless it was lowered under requests in flight.
     #[test]
     fn a_hard_limit_holds(limit in 1..6u32, requests in 1..60usize, pods in 1..5u8) {
-        let mut line = Line::<()>::new(WIDE);
+        let mut line = Alone::<()>::new(WIDE);
         line.on_routes((0..pods).map(pod), limit, || 0);
         let mut taken = BTreeMap::<PodKey, u32>::new();
         for _ in 0..requests {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use tokio::sync::oneshot;
 
-use super::{Place, Revision};
+use super::{Place, Revision, tell};
 use crate::{
     clock::{chance, now_ns},
     failure::Failure,
@@ -31,23 +31,32 @@ impl Visit {
     pub async fn place(&mut self) -> Result<Place, Failure> {
         let answer = {
             let mut core = self.revision.core();
+            core.begin(&self.revision);
             let live = core.live(self.revision.settings.bounds);
             let turn = *self.turn.get_or_insert_with(|| {
                 live.visits += 1;
                 live.line.on_request()
             });
             if let Some(key) = live.line.admit(chance()) {
-                return Ok(self.revision.place(live, key));
+                let place = self.revision.place(live, key);
+                core.took(&place.pod);
+                return Ok(place);
             }
             let (whom, answer) = oneshot::channel();
             live.line.wait(turn, self.bytes, whom).map_err(|_full| Failure::QueueFull)?;
             let waiting = live.line.waiting();
-            if self.counted.is_none() {
+            let is_first = self.counted.is_none();
+            if is_first {
                 self.counted = Some(Instant::now());
                 core.totals.start(now_ns());
-                drop(core);
+            }
+            let gone = self.revision.wanting(&mut core);
+            let places = self.revision.places(&core, gone);
+            drop(core);
+            if is_first {
                 self.revision.began_waiting(waiting);
             }
+            tell(places);
             answer
         };
         answer.await.map_err(|_dropped| Failure::UnknownRevision(self.revision.name.to_string()))
@@ -76,15 +85,18 @@ impl Visit {
 impl Drop for Visit {
     fn drop(&mut self) {
         let Some(turn) = self.turn else { return };
-        let left = {
+        let (left, places) = {
             let mut core = self.revision.core();
             let left = core.live.as_mut().and_then(|live| {
                 live.visits -= 1;
                 live.line.on_leave(turn)
             });
+            let gone = left.as_ref().map_or_else(Vec::new, |_| self.revision.wanting(&mut core));
+            let places = self.revision.places(&core, gone);
             core.tidy();
-            left
+            (left, places)
         };
+        tell(places);
         // Dropped after the lock is released, in case its answer holds a place.
         drop(left);
         self.end(false);

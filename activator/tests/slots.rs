@@ -1,0 +1,505 @@
+//! A hard limit holds across activators, also while they are exchanged and pods come and go.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test panics, and its output is where its reader looks"
+)]
+
+mod harness;
+mod parts;
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    num::NonZeroU16,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use common::{
+    outbox::Outbox,
+    wire::{Activator, PodPhase, RouteChange, RouteKey},
+};
+use futures::future::join_all;
+use harness::{LONG, OK, hello, hello_1, pod, read_head, revision, service, until};
+use parts::Running;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::oneshot,
+    task::JoinSet,
+};
+
+const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+
+fn free() -> NonZeroU16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    NonZeroU16::new(listener.local_addr().unwrap().port()).unwrap()
+}
+
+fn chance(below: usize) -> usize {
+    usize::try_from(activator::clock::chance() >> 33).unwrap() % below
+}
+
+/// A pod that counts how many requests it has at once.
+#[derive(Clone)]
+struct Counting {
+    address: SocketAddr,
+    /// Now, and at most so far.
+    busy: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+    served: Arc<AtomicUsize>,
+}
+
+impl Counting {
+    async fn start(pause: Duration) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (busy, most, served) = (Arc::default(), Arc::default(), Arc::default());
+        let pod = Self { address, busy, most, served };
+        let each = pod.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(each.clone().answer(stream, pause));
+            }
+        });
+        pod
+    }
+
+    async fn answer(self, mut stream: TcpStream, pause: Duration) {
+        while has_head(&mut stream).await {
+            let now = self.busy.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most.fetch_max(now, Ordering::SeqCst);
+            tokio::time::sleep(pause).await;
+            self.served.fetch_add(1, Ordering::SeqCst);
+            self.busy.fetch_sub(1, Ordering::SeqCst);
+            stream.write_all(OK.as_bytes()).await.ok();
+        }
+    }
+}
+
+/// Whether another request comes, however long that takes.
+async fn has_head(stream: &mut TcpStream) -> bool {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read_u8().await {
+            Ok(byte) => head.push(byte),
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// Activators that come and go, with one service.
+struct Fleet {
+    test: &'static str,
+    limit: u32,
+    port: NonZeroU16,
+    peer_port: NonZeroU16,
+    started: u8,
+    live: Vec<One>,
+    /// The tables of activators that are stopping: they are told as before.
+    stopping: BTreeMap<String, Outbox<RouteKey, RouteChange>>,
+    /// What the table says.
+    said: BTreeMap<RouteKey, RouteChange>,
+    pods: Vec<(String, Counting)>,
+    all_pods: Vec<Counting>,
+    ending: JoinSet<String>,
+    /// Where clients go.
+    doors: Arc<Mutex<Vec<SocketAddr>>>,
+}
+
+struct One {
+    name: String,
+    ip: IpAddr,
+    running: Running,
+}
+
+impl One {
+    /// Waits until it has ended.
+    async fn over(self) -> String {
+        self.running.over().await;
+        self.name
+    }
+}
+
+impl Fleet {
+    fn new(test: &'static str, limit: u32) -> Self {
+        let (port, peer_port) = (free(), free());
+        let mut hello_1 = hello_1();
+        hello_1.container_concurrency = limit;
+        let said = [
+            (RouteKey::Revision(revision()), RouteChange::Revision(hello_1)),
+            (RouteKey::Service(service()), RouteChange::Service(hello(port.get()))),
+        ];
+        Self {
+            test,
+            limit,
+            port,
+            peer_port,
+            started: 0,
+            live: Vec::new(),
+            stopping: BTreeMap::new(),
+            said: said.into(),
+            pods: Vec::new(),
+            all_pods: Vec::new(),
+            ending: JoinSet::new(),
+            doors: Arc::default(),
+        }
+    }
+
+    /// Another activator, which the table does not list yet.
+    async fn start(&mut self) {
+        self.started += 1;
+        let ip = IpAddr::from(Ipv4Addr::new(127, 0, 77, self.started));
+        let name = format!("{}-{}", self.test, self.started);
+        let (peer_port, own) = (self.peer_port, name.clone());
+        let mut running = Running::start(&name, |config| {
+            config.name = own;
+            config.listen = vec![ip];
+            config.peer_port = Some(peer_port);
+            (config.linger_ms, config.settle_ms) = (Some(20_000), 20);
+            config.drain_ms = Some(20_000);
+        })
+        .await;
+        self.said.iter().for_each(|(key, it)| running.routes.set(key.clone(), it.clone()));
+        running.in_force().await;
+        self.live.push(One { name, ip, running });
+    }
+
+    /// The table changes, for one activator after the other.
+    async fn say(&mut self, key: RouteKey, change: Option<RouteChange>) {
+        match change.clone() {
+            Some(change) => drop(self.said.insert(key.clone(), change)),
+            None => drop(self.said.remove(&key)),
+        }
+        let live = self.live.iter().map(|it| &it.running.routes);
+        let mut routes: Vec<_> = live.chain(self.stopping.values()).collect();
+        let first = chance(routes.len());
+        routes.rotate_left(first);
+        for routes in routes {
+            match change.clone() {
+                Some(change) => routes.set(key.clone(), change),
+                None => routes.remove(&key),
+            }
+            tokio::time::sleep(Duration::from_micros(u64::try_from(chance(2_000)).unwrap())).await;
+        }
+    }
+
+    fn doors(&self) {
+        let listed = |it: &&One| self.said.contains_key(&RouteKey::Activator(it.name.clone()));
+        let doors = self.live.iter().filter(listed);
+        let doors = doors.map(|it| SocketAddr::new(it.ip, self.port.get())).collect();
+        *self.doors.lock().unwrap() = doors;
+    }
+
+    async fn list(&mut self) {
+        let One { name, ip, .. } = self.live.last().unwrap();
+        let (node, zone) = (String::new(), String::new());
+        let it = Activator { name: name.clone(), node, zone, addresses: vec![*ip] };
+        self.say(RouteKey::Activator(name.clone()), Some(RouteChange::Activator(it))).await;
+        self.doors();
+    }
+
+    /// The oldest activator is told to stop, and is listed no more.
+    async fn unlist(&mut self) {
+        let name = self.live[0].name.clone();
+        self.live[0].running.stop.cancel();
+        self.doors.lock().unwrap().retain(|door| door.ip() != self.live[0].ip);
+        self.say(RouteKey::Activator(name), None).await;
+        let ended = self.live.remove(0);
+        self.stopping.insert(ended.name.clone(), ended.running.routes.clone());
+        self.ending.spawn(ended.over());
+    }
+
+    async fn more_pods(&mut self) {
+        let pause = Duration::from_micros(300 + 100 * u64::try_from(chance(20)).unwrap());
+        let server = Counting::start(pause).await;
+        let uid = format!("pod-{}", self.all_pods.len());
+        let ready = pod(&uid, server.address, PodPhase::Ready);
+        self.pods.push((uid.clone(), server.clone()));
+        self.all_pods.push(server);
+        self.say(RouteKey::Pod(uid), Some(RouteChange::Pod(ready.into()))).await;
+    }
+
+    async fn fewer_pods(&mut self) {
+        let at = chance(self.pods.len());
+        let (uid, server) = self.pods.remove(at);
+        let draining = pod(&uid, server.address, PodPhase::Draining);
+        self.say(RouteKey::Pod(uid.clone()), Some(RouteChange::Pod(draining.into()))).await;
+        if chance(3) == 0 {
+            let ready = pod(&uid, server.address, PodPhase::Ready);
+            self.say(RouteKey::Pod(uid.clone()), Some(RouteChange::Pod(ready.into()))).await;
+            self.pods.push((uid, server));
+        } else {
+            until(|| server.busy.load(Ordering::SeqCst) == 0).await;
+            self.say(RouteKey::Pod(uid), None).await;
+        }
+    }
+
+    fn check(&mut self) {
+        while let Some(ended) = self.ending.try_join_next() {
+            self.stopping.remove(&ended.unwrap());
+        }
+        for pod in &self.all_pods {
+            let most = pod.most.load(Ordering::SeqCst);
+            assert!(most <= usize::try_from(self.limit).unwrap(), "{most} at once");
+        }
+    }
+
+    async fn end(mut self) {
+        for one in std::mem::take(&mut self.live) {
+            one.running.routes.remove(&RouteKey::Activator(one.name.clone()));
+            one.running.stop.cancel();
+            self.ending.spawn(one.over());
+        }
+        while let Some(ended) = self.ending.join_next().await {
+            ended.unwrap();
+        }
+        self.check();
+    }
+}
+
+/// Clients' requests: how many are still to be asked, and how many were answered.
+#[derive(Default)]
+struct Load {
+    left: AtomicUsize,
+    answered: AtomicUsize,
+    /// The most that were answered while one request waited.
+    passed: AtomicUsize,
+}
+
+impl Load {
+    fn of(count: usize) -> Arc<Self> {
+        Arc::new(Self { left: count.into(), ..Self::default() })
+    }
+
+    fn take(&self) -> bool {
+        let left =
+            self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |it| it.checked_sub(1));
+        left.is_ok()
+    }
+
+    /// A client that asks one request after the other, now here, now there.
+    async fn client(self: Arc<Self>, doors: Arc<Mutex<Vec<SocketAddr>>>) {
+        let mut kept: Option<TcpStream> = None;
+        while self.take() {
+            let before = self.answered.load(Ordering::SeqCst);
+            let (mut is_kept, mut tries) = (kept.is_some(), 0);
+            let head = loop {
+                let mut stream = match kept.take() {
+                    Some(stream) => stream,
+                    None => connect(&doors).await,
+                };
+                stream.write_all(GET.as_bytes()).await.ok();
+                let head = read_head(&mut stream).await;
+                if !head.is_empty() {
+                    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+                    assert_eq!(stream.read_exact(&mut [0; 5]).await.unwrap(), 5);
+                    let goes_on = !head.contains("connection: close") && chance(20) > 0;
+                    kept = goes_on.then_some(stream);
+                    break head;
+                }
+                // Connections that lie idle end when their activator does.
+                tries += 1;
+                assert!(is_kept || tries < 3, "no answer on a new connection");
+                is_kept = false;
+            };
+            drop(head);
+            let answered = self.answered.fetch_add(1, Ordering::SeqCst);
+            self.passed.fetch_max(answered - before, Ordering::SeqCst);
+        }
+    }
+}
+
+async fn connect(doors: &Mutex<Vec<SocketAddr>>) -> TcpStream {
+    loop {
+        let door = {
+            let doors = doors.lock().unwrap();
+            doors[chance(doors.len())]
+        };
+        if let Ok(stream) = TcpStream::connect(door).await {
+            return stream;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_limit_holds_while_activators_and_pods_come_and_go() {
+    rolled("rolled", 20_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "takes an hour: by its name, with --ignored"]
+async fn the_limit_holds_for_a_million_requests() {
+    rolled("rolled-long", 1_000_000).await;
+}
+
+async fn rolled(test: &'static str, count: usize) {
+    let mut fleet = Fleet::new(test, 2);
+    fleet.more_pods_before().await;
+    for _ in 0..3 {
+        fleet.start().await;
+        fleet.list().await;
+    }
+    let load = Load::of(count);
+    let clients = 24;
+    let asking: JoinSet<()> =
+        (0..clients).map(|_| Arc::clone(&load).client(Arc::clone(&fleet.doors))).collect();
+    let asked = asking.join_all();
+    let (ended, mut rolled) = oneshot::channel();
+    let asked = tokio::spawn(async move {
+        asked.await;
+        ended.send(()).ok();
+    });
+    let mut exchanged = 0;
+    while rolled.try_recv().is_err() {
+        match chance(6) {
+            0 | 1 if fleet.live.len() < 5 && fleet.started < 250 => {
+                fleet.start().await;
+                fleet.list().await;
+            }
+            0..=2 if fleet.live.len() > 1 => {
+                fleet.unlist().await;
+                exchanged += 1;
+            }
+            3 | 4 if fleet.pods.len() < 4 => fleet.more_pods().await,
+            _ if fleet.pods.len() > 1 => fleet.fewer_pods().await,
+            _ => {}
+        }
+        // Changes wait for requests, so that these have to go on by themselves.
+        let enough = (load.answered.load(Ordering::SeqCst) + chance(150)).min(count);
+        until(|| load.answered.load(Ordering::SeqCst) >= enough || asked.is_finished()).await;
+        fleet.check();
+        assert!(!asked.is_finished() || load.answered.load(Ordering::SeqCst) == count);
+    }
+    asked.await.unwrap();
+    let (answered, passed) =
+        (load.answered.load(Ordering::SeqCst), load.passed.load(Ordering::SeqCst));
+    let served: usize = fleet.all_pods.iter().map(|it| it.served.load(Ordering::SeqCst)).sum();
+    println!("{exchanged} exchanged, {} pods, {passed} passed one", fleet.all_pods.len());
+    assert_eq!((answered, served), (count, count), "each request is answered, and asked once");
+    assert!(exchanged > 3, "{exchanged}");
+    assert!(passed < count / 4, "{passed} were answered while one waited");
+    fleet.end().await;
+}
+
+impl Fleet {
+    /// Two pods, before there is any activator.
+    async fn more_pods_before(&mut self) {
+        for _ in 0..2 {
+            let server = Counting::start(Duration::from_millis(1)).await;
+            let uid = format!("pod-{}", self.all_pods.len());
+            let ready = pod(&uid, server.address, PodPhase::Ready);
+            self.said.insert(RouteKey::Pod(uid.clone()), RouteChange::Pod(ready.into()));
+            self.pods.push((uid, server.clone()));
+            self.all_pods.push(server);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_activator_uses_every_pod_while_the_other_has_no_requests() {
+    let mut fleet = Fleet::new("one-sided", 1);
+    fleet.more_pods_before().await;
+    for _ in 0..2 {
+        fleet.start().await;
+        fleet.list().await;
+    }
+    for at in 0..2 {
+        let door = SocketAddr::new(fleet.live[at].ip, fleet.port.get());
+        let before: Vec<_> =
+            fleet.all_pods.iter().map(|it| it.served.load(Ordering::SeqCst)).collect();
+        let load = Load::of(200);
+        let doors = Arc::new(Mutex::new(vec![door]));
+        join_all((0..8).map(|_| Arc::clone(&load).client(Arc::clone(&doors)))).await;
+        for (pod, before) in fleet.all_pods.iter().zip(before) {
+            assert!(pod.served.load(Ordering::SeqCst) > before, "by either, every pod");
+        }
+    }
+    fleet.end().await;
+}
+
+/// A request that a pod keeps for as long as the test likes.
+async fn ask(door: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(door).await.unwrap();
+    stream.write_all(harness::GET.as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_of_an_activator_that_ends_keeps_its_slot() {
+    let mut fleet = Fleet::new("keeps", 1);
+    let server = Counting::start(Duration::from_secs(1)).await;
+    let ready = pod("p", server.address, PodPhase::Ready);
+    fleet.said.insert(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
+    fleet.all_pods.push(server.clone());
+    fleet.start().await;
+    fleet.list().await;
+    let doors = |fleet: &Fleet| fleet.doors.lock().unwrap().clone();
+    let mut first = ask(doors(&fleet)[0]).await;
+    until(|| server.busy.load(Ordering::SeqCst) == 1).await;
+    fleet.start().await;
+    fleet.list().await;
+    fleet.unlist().await;
+    let mut second = ask(doors(&fleet)[0]).await;
+    let answers = tokio::join!(harness::rest(&mut first), harness::rest(&mut second));
+    assert!(answers.0.ends_with("hello") && answers.1.ends_with("hello"), "{answers:?}");
+    assert_eq!(server.served.load(Ordering::SeqCst), 2);
+    fleet.end().await;
+}
+
+/// One of a version that hands out no slots, or whose process has just died: the machine refuses connections.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn activators_that_listen_nowhere_are_not_waited_for() {
+    let mut fleet = Fleet::new("deaf", 1);
+    fleet.more_pods_before().await;
+    fleet.start().await;
+    fleet.list().await;
+    let (node, zone) = (String::new(), String::new());
+    // Of so many, one comes before the other in the order of this revision, whatever that is.
+    for at in 200..216 {
+        let (name, ip) = (format!("deaf-of-old-{at}"), Ipv4Addr::new(127, 0, 77, at));
+        let addresses = vec![ip.into()];
+        let it =
+            Activator { name: name.clone(), node: node.clone(), zone: zone.clone(), addresses };
+        fleet.say(RouteKey::Activator(name), Some(RouteChange::Activator(it))).await;
+    }
+    let load = Load::of(20);
+    let asked = Arc::clone(&load).client(Arc::clone(&fleet.doors));
+    assert!(tokio::time::timeout(LONG, asked).await.is_ok(), "answered without them");
+    // A further one that does hand out slots counts all the same.
+    fleet.start().await;
+    fleet.list().await;
+    let load = Load::of(200);
+    let asking = (0..4).map(|_| Arc::clone(&load).client(Arc::clone(&fleet.doors)));
+    assert!(tokio::time::timeout(LONG, join_all(asking)).await.is_ok(), "answered by both");
+    fleet.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_of_two_activators_take_turns_at_a_pod_that_takes_one() {
+    let mut fleet = Fleet::new("turns", 1);
+    let server = Counting::start(Duration::from_millis(1)).await;
+    let ready = pod("p", server.address, PodPhase::Ready);
+    fleet.said.insert(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
+    fleet.all_pods.push(server.clone());
+    for _ in 0..2 {
+        fleet.start().await;
+        fleet.list().await;
+    }
+    let doors = fleet.doors.lock().unwrap().clone();
+    let loads = [Load::of(300), Load::of(300)];
+    let asking = doors.iter().zip(&loads).flat_map(|(door, load)| {
+        let doors = Arc::new(Mutex::new(vec![*door]));
+        (0..4).map(move |_| Arc::clone(load).client(Arc::clone(&doors)))
+    });
+    let done = tokio::time::timeout(LONG, join_all(asking));
+    assert!(done.await.is_ok(), "neither starves");
+    assert_eq!(server.served.load(Ordering::SeqCst), 600);
+    fleet.end().await;
+}
