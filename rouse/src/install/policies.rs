@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{
     objects::{object, with},
     settings::Settings,
-    workloads::{GATEWAY, INSIDE, STREAMS, USAGE, WEBHOOK, admin},
+    workloads::{GATEWAY, INSIDE, PEERS, STREAMS, USAGE, WEBHOOK, admin},
 };
 
 /// Namespaces with this label may read metrics.
@@ -19,11 +19,17 @@ pub(crate) fn all(settings: &Settings) -> Vec<Value> {
     let open = |port: u16| json!({"port": port, "protocol": "TCP"});
     // Each service has a port of its own at the activators.
     let services = json!({"port": 20000, "endPort": 29999, "protocol": "TCP"});
-    vec![
+    let mut all = vec![
         policy("controller", json!([open(STREAMS), open(WEBHOOK)]), settings),
         policy("autoscaler", json!([open(USAGE)]), settings),
         policy("activator", json!([open(GATEWAY), open(INSIDE), services]), settings),
-    ]
+    ];
+    // Activators are pods: of them alone a policy can say that they may meet.
+    let peers = json!([{"podSelector": {"matchLabels": {"app": "activator"}}}]);
+    if let Some(Value::Array(ingress)) = all[2].pointer_mut("/spec/ingress") {
+        ingress.push(json!({"from": peers, "ports": [open(PEERS)]}));
+    }
+    all
 }
 
 fn policy(app: &str, open: Value, settings: &Settings) -> Value {

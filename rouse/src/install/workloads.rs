@@ -11,6 +11,8 @@ use super::{
 pub(crate) const STREAMS: u16 = 7100;
 /// Where the autoscaler takes usage.
 pub(crate) const USAGE: u16 = 7110;
+/// Where activators hand slots of services with a hard limit to each other.
+pub(crate) const PEERS: u16 = 7120;
 /// Where the controller answers the API server.
 pub(crate) const WEBHOOK: u16 = 8443;
 /// Where an activator takes requests from outside.
@@ -208,6 +210,7 @@ fn activator(settings: &Settings) -> Value {
         env("ROUSE_CLUSTER_DOMAIN", &settings.cluster_domain),
         env("ROUSE_ACTIVATOR_OUTSIDE_PORT", &GATEWAY.to_string()),
         env("ROUSE_ACTIVATOR_INSIDE_PORT", &INSIDE.to_string()),
+        env("ROUSE_ACTIVATOR_PEER_PORT", &PEERS.to_string()),
         env("ROUSE_ACTIVATOR_ADMIN", &format!("[::]:{}", admin(app))),
     ]);
     let mut gateway = port("http", GATEWAY);
@@ -217,7 +220,12 @@ fn activator(settings: &Settings) -> Value {
     let mut resources = requests("200m", "64Mi");
     resources["limits"] = json!({"memory": format!("{ACTIVATOR_MIB}Mi")});
     let more = json!({
-        "ports": [gateway, port("http-inside", INSIDE), port("metrics", admin(app))],
+        "ports": [
+            gateway,
+            port("http-inside", INSIDE),
+            port("grpc-peers", PEERS),
+            port("metrics", admin(app)),
+        ],
         "resources": resources,
         "volumeMounts": [identity_mount()],
     });
