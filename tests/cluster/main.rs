@@ -11,6 +11,7 @@ mod faults;
 mod flooded;
 mod install;
 mod kn;
+mod limits;
 mod network_policies;
 mod ours;
 mod paths;

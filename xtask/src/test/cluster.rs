@@ -182,6 +182,7 @@ fn existing(file: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
             ("examples::", why),
             ("faults::", why),
             ("install::", why),
+            ("limits::", why),
             ("network_policies::", why),
             ("ours::", why),
             ("probes::", why),

@@ -1,0 +1,87 @@
+//! A hard limit of requests in each pod, kept by two activators together.
+
+use serde_json::Value;
+use tests::installed::{CONTAINER, Installed, SYSTEM};
+use tests::requests::{Load, Request, none_lost};
+
+/// A request that stays at its pod for 100 ms.
+const PATH: &str = "/?sleep=100";
+
+fn limited(name: &str, pods: u32) -> String {
+    format!(
+        "apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {{name: {name}}}
+spec:
+  template:
+    metadata:
+      annotations:
+        autoscaling.knative.dev/min-scale: \"{pods}\"
+        autoscaling.knative.dev/max-scale: \"{pods}\"
+    spec:
+      containerConcurrency: 1
+      containers: [{{{CONTAINER}}}]
+"
+    )
+}
+
+/// Load by the ClusterIP from each node, and by the gateway.
+fn everywhere(rouse: &Installed, namespace: &str, name: &str, args: &[&str]) -> Vec<Load> {
+    let (inside, gateway) = (rouse.url(namespace, name), rouse.gateway());
+    let address = format!("{}:80", inside.trim_start_matches("http://"));
+    let host = format!("{name}.{namespace}.example.com");
+    let args = [args, &["--path", PATH]].concat();
+    let ways = [("node1", address.as_str(), name), ("node2", &address, name)];
+    let gate = [("node1", gateway.as_str(), host.as_str())];
+    let ways = ways.into_iter().chain(gate);
+    ways.map(|(node, to, host)| rouse.from(node).load(to, host, &args)).collect()
+}
+
+/// How many requests each pod has had at once at most. Nothing else may be in flight: this asks the pods themselves.
+fn most(rouse: &Installed, namespace: &str, name: &str) -> Vec<u64> {
+    let of = |pod: Value| {
+        let ip = pod["status"]["podIP"].as_str().expect("it runs").to_owned();
+        let counts = rouse.from("node1").ask(&format!("http://{ip}:8080/counts"));
+        let counts: Value = serde_json::from_str(&counts.body).expect("JSON");
+        counts["max_in_flight"].as_u64().expect("a number")
+    };
+    rouse.pods(namespace, name).into_iter().map(of).collect()
+}
+
+fn finish(loads: Vec<Load>, least: usize) -> Vec<Request> {
+    let each = loads.into_iter().map(Load::finish);
+    let each = each.inspect(|requests| none_lost(requests, least));
+    each.flatten().collect()
+}
+
+#[test]
+fn a_pod_that_takes_one_gets_one_from_two_activators() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("limited");
+    let namespace = &space.name;
+    let of = ["deployment", "activator", "--namespace", SYSTEM];
+    assert_eq!(rouse.cluster.get(&of)["status"]["readyReplicas"], 2, "there are two");
+    rouse.ready(namespace, &limited("hard", 1));
+    let loads = everywhere(&rouse, namespace, "hard", &["--stages", "4x60s", "--requests", "60"]);
+    finish(loads, 60);
+    assert_eq!(most(&rouse, namespace, "hard"), [1]);
+}
+
+#[test]
+fn both_activators_are_exchanged_and_the_limit_holds() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("exchanged");
+    let namespace = &space.name;
+    rouse.ready(namespace, &limited("hard", 2));
+    let loads = everywhere(&rouse, namespace, "hard", &["--stages", "4x40s"]);
+    for action in ["restart", "status"] {
+        let words = ["rollout", action, "deployment/activator", "--namespace", SYSTEM];
+        rouse.cluster.kubectl(&words).expect("activators may be exchanged");
+    }
+    let requests = finish(loads, 100);
+    assert_eq!(most(&rouse, namespace, "hard"), [1, 1]);
+    let mut pods: Vec<_> = requests.iter().map(|request| &request.pod).collect();
+    pods.sort_unstable();
+    pods.dedup();
+    assert_eq!(pods.len(), 2, "both pods are of use");
+}
