@@ -96,9 +96,10 @@ pub fn path_from(root: &Path, cgroup: &str) -> Option<PathBuf> {
     Some(at)
 }
 
-/// Whether a process of this name (`/proc/PID/comm`) is a kubelet, or has one inside: MicroK8s and k3s do.
+/// Whether a process of this name (`/proc/PID/comm`) is a kubelet, or has one inside. Those that have an API server inside
+/// as well (`k3s-server`, `kubelite`) are none: what comes through its proxies are requests.
 pub fn is_kubelet(comm: &str) -> bool {
-    ["kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent"].contains(&comm.trim_end())
+    ["kubelet", "k3s-agent"].contains(&comm.trim_end())
 }
 
 /// The kubelet whose pods are below `pods`, of those in these cgroups: the nearest one. `None` where that is not clear, or
@@ -219,9 +220,9 @@ mod tests {
         assert_eq!(hidden, whole);
         assert_eq!(path_from(own, "0::/\n").as_deref(), Some(own));
         assert_eq!(path_from(own, "1:cpu:/x\n"), None);
-        let names = ["kubelet\n", "kubelet", "k3s-server", "kubelite"];
-        assert!(names.into_iter().all(is_kubelet));
-        assert!(!["kubectl", "kubelet-plugin", ""].into_iter().any(is_kubelet));
+        assert!(["kubelet\n", "kubelet", "k3s-agent"].into_iter().all(is_kubelet));
+        let others = ["kubectl", "kubelet-plugin", "k3s-server", "kubelite", ""];
+        assert!(!others.into_iter().any(is_kubelet));
     }
 
     #[test]

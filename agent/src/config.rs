@@ -71,7 +71,7 @@ pub struct Config {
     pub pods_cgroup: Option<PathBuf>,
 
     /// Cgroup (v2) of the kubelet, such as `/sys/fs/cgroup/system.slice/kubelet.service`: what it connects to is a probe
-    /// and no request. It must not hold the pods' cgroup. None: that of the process `kubelet` (or `k3s`, `kubelite`) nearest to
+    /// and no request. It must not hold the pods' cgroup. None: that of the process `kubelet` (or `k3s-agent`) nearest to
     /// the pods'. Where there is none to be seen, probes are known by Kubernetes' own User-Agent.
     #[arg(long, env = "ROUSE_KUBELET_CGROUP")]
     pub kubelet_cgroup: Option<PathBuf>,
