@@ -1,13 +1,14 @@
 //! Shell: asks running containers whether they still work, as the kubelet does, and ends those that do not.
 //!
 //! A startup probe comes first, then the liveness probe goes on until the container ends. Readiness is the agent's.
-//! Exec and gRPC probes are not run here; that is logged once.
+//! Exec and gRPC probes are not run here; that is logged once. A container whose startup probe is one of them is never
+//! known to have started, and its liveness is not asked either: it may only be slow.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream as StdStream};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Container, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -32,6 +33,35 @@ enum Ask {
     Http { path: String, host: String, headers: Vec<(String, String)> },
 }
 
+/// A probe that is run here.
+struct Asked<'a> {
+    kind: &'static str,
+    probe: &'a Probe,
+    ask: Ask,
+    port: u16,
+}
+
+/// The probes of a container that are run, in their order, and the kinds of those that are not.
+fn probes(container: &Container) -> (Vec<Asked<'_>>, Vec<&'static str>) {
+    let all = [("startup", &container.startup_probe), ("liveness", &container.liveness_probe)];
+    let mut asked = Vec::new();
+    let mut left_out = Vec::new();
+    for (kind, probe) in all {
+        let Some(probe) = probe else { continue };
+        // Behind a startup probe that is not run, nothing is.
+        match ask_of(probe, container).filter(|_| left_out.is_empty()) {
+            Some((ask, port)) => asked.push(Asked { kind, probe, ask, port }),
+            None => left_out.push(kind),
+        }
+    }
+    (asked, left_out)
+}
+
+/// How long after the begin of its container a probe is asked first.
+fn delay(probe: &Probe) -> Duration {
+    seconds(i64::from(probe.initial_delay_seconds.unwrap_or(0)))
+}
+
 /// Follows one run of a container until its process has ended.
 pub(super) async fn follow(
     shared: Arc<Shared>,
@@ -40,10 +70,14 @@ pub(super) async fn follow(
     process: Arc<OwnedFd>,
     addresses: Vec<IpAddr>,
 ) {
+    let started = Instant::now();
     let container = &work.containers[at];
-    let probes = [("startup", &container.startup_probe), ("liveness", &container.liveness_probe)];
     let Some(ip) = addresses.into_iter().find(IpAddr::is_ipv4) else { return };
-    if probes.iter().all(|(_, probe)| probe.is_none()) {
+    let (probes, left_out) = probes(container);
+    for kind in left_out {
+        warn!(pod = work.order.name, container = container.name, kind, "probe not run here");
+    }
+    if probes.is_empty() {
         return;
     }
     // A descriptor of its own: one cannot be waited for twice.
@@ -53,22 +87,13 @@ pub(super) async fn follow(
         Err(error) => return warn!(pod = work.order.name, %error, "container not probed"),
     };
     let asking = async {
-        for (kind, probe) in probes {
-            let Some(probe) = probe else { continue };
-            let Some((ask, port)) = ask_of(probe, container) else {
-                warn!(
-                    pod = work.order.name,
-                    container = container.name,
-                    kind,
-                    "probe not run here"
-                );
+        for Asked { kind, probe, ask, port } in &probes {
+            let to = SocketAddr::new(ip, *port);
+            sleep(delay(probe).saturating_sub(started.elapsed())).await;
+            let Err(trouble) = keep_asking(&shared, &work, probe, kind, ask, to).await else {
                 continue;
             };
-            let to = SocketAddr::new(ip, port);
-            let Err(trouble) = keep_asking(&shared, &work, probe, kind, &ask, to).await else {
-                continue;
-            };
-            return Some((kind, probe, trouble));
+            return Some((*kind, *probe, trouble));
         }
         None
     };
@@ -105,7 +130,6 @@ async fn keep_asking(
     let period = seconds(positive(probe.period_seconds, 10));
     let patience = seconds(positive(probe.timeout_seconds, 1));
     let most = positive(probe.failure_threshold, 3);
-    sleep(seconds(i64::from(probe.initial_delay_seconds.unwrap_or(0)))).await;
     let mut failures = 0;
     loop {
         let asked = timeout(patience, once(shared, &work.order.uid, ask, to)).await;
@@ -218,6 +242,26 @@ mod tests {
         assert_eq!(status(b"HTTP/1.1 204 No Content\r\n\r\n"), Some(204));
         assert_eq!(status(b"HTTP/1.0 500\r\n"), Some(500));
         assert_eq!(status(b"SSH-2.0-OpenSSH\r\n"), None);
+    }
+
+    #[test]
+    fn behind_a_startup_probe_that_is_not_run_nothing_is_asked() {
+        let kinds = |text: &str| {
+            let container: Container = serde_json::from_str(text).unwrap();
+            let (asked, left_out) = probes(&container);
+            (asked.iter().map(|it| it.kind).collect::<Vec<_>>(), left_out)
+        };
+        let tcp = r#"{"tcpSocket": {"port": 8080}}"#;
+        let exec = r#"{"exec": {"command": ["true"]}}"#;
+        let both = |startup: &str, liveness: &str| {
+            kinds(&format!(
+                r#"{{"name": "a", "startupProbe": {startup}, "livenessProbe": {liveness}}}"#
+            ))
+        };
+        assert_eq!(both(tcp, tcp), (vec!["startup", "liveness"], vec![]));
+        assert_eq!(both(exec, tcp), (vec![], vec!["startup", "liveness"]));
+        assert_eq!(both(tcp, exec), (vec!["startup"], vec!["liveness"]));
+        assert_eq!(kinds(r#"{"name": "a"}"#), (vec![], vec![]));
     }
 
     #[test]
