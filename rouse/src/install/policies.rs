@@ -19,26 +19,25 @@ pub(crate) fn all(settings: &Settings) -> Vec<Value> {
     let open = |port: u16| json!({"port": port, "protocol": "TCP"});
     // Each service has a port of its own at the activators.
     let services = json!({"port": 20000, "endPort": 29999, "protocol": "TCP"});
-    let mut all = vec![
-        policy("controller", json!([open(STREAMS), open(WEBHOOK)]), settings),
-        policy("autoscaler", json!([open(USAGE)]), settings),
-        policy("activator", json!([open(GATEWAY), open(INSIDE), services]), settings),
-    ];
     // Activators are pods: of them alone a policy can say that they may meet.
-    let peers = json!([{"podSelector": {"matchLabels": {"app": "activator"}}}]);
-    if let Some(Value::Array(ingress)) = all[2].pointer_mut("/spec/ingress") {
-        ingress.push(json!({"from": peers, "ports": [open(PEERS)]}));
-    }
-    all
+    let activators = json!([{"podSelector": {"matchLabels": {"app": "activator"}}}]);
+    let peers = json!({"from": activators, "ports": [open(PEERS)]});
+    vec![
+        policy("controller", json!([open(STREAMS), open(WEBHOOK)]), None, settings),
+        policy("autoscaler", json!([open(USAGE)]), None, settings),
+        policy("activator", json!([open(GATEWAY), open(INSIDE), services]), Some(peers), settings),
+    ]
 }
 
-fn policy(app: &str, open: Value, settings: &Settings) -> Value {
+/// A part's policy: what is open to all, its metrics, and one rule more where it has one.
+fn policy(app: &str, open: Value, more: Option<Value>, settings: &Settings) -> Value {
     let monitoring = json!({"namespaceSelector": {"matchLabels": {MONITORING: "true"}}});
     let metrics = json!({"from": [monitoring], "ports": [{"port": admin(app), "protocol": "TCP"}]});
+    let rules: Vec<Value> = [json!({"ports": open}), metrics].into_iter().chain(more).collect();
     let spec = json!({
         "podSelector": {"matchLabels": {"app": app}},
         "policyTypes": ["Ingress"],
-        "ingress": [{"ports": open}, metrics],
+        "ingress": rules,
     });
     with(object("networking.k8s.io/v1", "NetworkPolicy", app, app, settings), json!({"spec": spec}))
 }
