@@ -2,7 +2,7 @@
 //!
 //! A request waits only while no ready pod has room: whoever makes room (a pod that became ready, a request
 //! that ended, a slot that is granted) lets the first in the line go in the same call. So whenever a call returns,
-//! either nobody waits or nobody has room. Room under a hard limit is what [`crate::slots`] says.
+//! either no request waits or no pod has room. Room under a hard limit is what [`crate::slots`] says.
 //!
 //! `W` is what the shell needs to tell a waiting request that it may go; the line only hands it back.
 

@@ -74,9 +74,14 @@ fn unescaped(text: &str) -> String {
     out
 }
 
+/// What `/proc/PID/cgroup` says of the hierarchy of v2.
+fn unified(cgroup: &str) -> Option<&str> {
+    cgroup.lines().find_map(|line| line.strip_prefix("0::"))
+}
+
 /// The cgroup of a process below the mount, by its `/proc/PID/cgroup`; `None` where a cgroup namespace hides it.
 pub fn own_path(cgroup: &str) -> Option<&Path> {
-    let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let path = unified(cgroup)?;
     let hidden = path == "/" || path.starts_with("/..");
     (!hidden).then(|| Path::new(path.trim_start_matches('/')))
 }
@@ -84,7 +89,7 @@ pub fn own_path(cgroup: &str) -> Option<&Path> {
 /// The cgroup of any process, by its `/proc/PID/cgroup`; `root` is the cgroup that paths there begin at: the mount, or the
 /// agent's own where it has a cgroup namespace.
 pub fn path_from(root: &Path, cgroup: &str) -> Option<PathBuf> {
-    let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let path = unified(cgroup)?;
     let mut at = root.to_owned();
     for part in Path::new(path).components() {
         match part {

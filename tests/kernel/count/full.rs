@@ -13,7 +13,7 @@ fn pinned(case: &Case, name: &str) -> Map {
 /// From nowhere: no test has this network.
 const NOWHERE: [u32; 4] = [0, 0, u32::from_be(0xffff), u32::from_be(0xcb00_7100)];
 
-/// The oldest segments are forgotten for new ones, so that a flood of them harms nobody else for long.
+/// The oldest segments are forgotten for new ones, so that a flood of them harms no other connection for long.
 #[test]
 fn segments_that_are_never_taken_leave_room_for_others() {
     let mut case = Case::new();
