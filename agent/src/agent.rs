@@ -14,6 +14,7 @@ use common::{
     abi,
     link::{Draining, PodKey, RouteBatch, chain},
     outbox::Outbox,
+    probe::ask,
     wire::{self, PodItem, PodSeen, RouteChange, RouteKey},
 };
 use tokio::{
@@ -45,9 +46,7 @@ use crate::{
     maps::{self, Events, Maps},
     oddities::Oddity,
     plan::{Backend, Local, Plan, Planner, TooBig, sixteen},
-    pods::{
-        Action, Attempt, Event, Facts, Kernel, Pods, ask, find::Command, mark::Marks, namespace,
-    },
+    pods::{Action, Attempt, Event, Facts, Kernel, Pods, find::Command, mark::Marks, namespace},
     reach::{self, Reach},
     revisions::Revisions,
     slots::Slots,
@@ -483,7 +482,7 @@ impl Agent {
     fn attempt(&self, attempt: Attempt) {
         let (tries, marks) = (self.tries.clone(), self.ends.marks.clone());
         tokio::spawn(async move {
-            let result = ask::ask(&attempt, &marks).await;
+            let result = ask(&attempt.probe.how, attempt.at, attempt.timeout, &marks).await;
             // The loop has ended, and the agent with it.
             let _ = tries.send(Event::Tried(attempt.uid, attempt.seq, result)).await;
         });

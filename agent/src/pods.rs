@@ -22,11 +22,9 @@ use crate::{
     probe::{self, Readiness},
 };
 
-pub mod ask;
 pub mod find;
 pub mod mark;
 pub mod namespace;
-mod tls;
 
 /// How long a draining pod must have had nothing to do before it may stop (design: stopping a pod).
 const DRAINED_AFTER: Duration = Duration::from_secs(1);

@@ -1,7 +1,7 @@
 //! What two parts of Rouse must agree on.
 //!
 //! A type enters this crate when two parts exchange it, and for no other reason. Nothing here does I/O
-//! but `link`, `log` and `admin` (feature `shell`), which every part would otherwise repeat.
+//! but `link`, `log`, `probe` and `admin` (feature `shell`), which every part would otherwise repeat.
 //!
 //! | module | between | what |
 //! |---|---|---|
@@ -11,6 +11,7 @@
 //! | [`wire`] | user-space parts | the four messages |
 //! | [`node`] | controller, local node | pods to run and how they fare |
 //! | [`outbox`] | sender and stream | latest state by subject |
+//! | [`probe`] | agent, local node | one try of a probe over the network |
 //! | [`request_log`] | controller, activator | the line of a finished request |
 //! | [`replicas`] | user-space parts | where the replicas of a part are, and which to try next |
 //! | [`link`] | user-space parts | the one way a stream is opened, kept and served |
@@ -34,6 +35,8 @@ pub mod log;
 pub mod node;
 #[cfg(feature = "user")]
 pub mod outbox;
+#[cfg(feature = "shell")]
+pub mod probe;
 #[cfg(feature = "user")]
 pub mod replicas;
 #[cfg(feature = "user")]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use aya::maps::{HashMap, MapData, MapError};
-use common::abi::ProbeKey;
+use common::{abi::ProbeKey, probe::Connect};
 use tokio::net::{TcpSocket, TcpStream};
 use tracing::debug;
 
@@ -35,15 +35,11 @@ impl Marks {
     pub fn open(pins: &Path) -> Result<Self, maps::Error> {
         maps::probes(pins).map(|map| Self(Some(Arc::new(Mutex::new(map)))))
     }
+}
 
-    /// Nobody counts: there is no kernel half.
-    #[cfg(test)]
-    pub fn none() -> Self {
-        Self::default()
-    }
-
-    /// Connects to a pod without being counted. `patience` bounds the whole probe.
-    pub async fn connect(&self, at: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+/// Connects to a pod without being counted.
+impl Connect for Marks {
+    async fn connect(&self, at: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
         let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         let mut mark = None;
         if self.0.is_some() {
@@ -57,7 +53,9 @@ impl Marks {
         }
         Ok(stream)
     }
+}
 
+impl Marks {
     fn put(&self, own: SocketAddr, patience: Duration) -> Option<Mark<'_>> {
         let key = key(own);
         let until = (patience + AFTERWARDS).as_nanos();

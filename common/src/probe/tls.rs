@@ -12,14 +12,14 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 /// Opens TLS on a connection to `host`, a name or an address.
-pub(crate) async fn wrap(stream: TcpStream, host: String) -> Result<TlsStream<TcpStream>, String> {
+pub(super) async fn wrap(stream: TcpStream, host: String) -> Result<TlsStream<TcpStream>, String> {
     let failed = |error: &dyn std::fmt::Display| format!("cannot open TLS: {error}");
     let provider = Arc::new(ring::default_provider());
     let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(|error| failed(&error))?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
+        .with_custom_certificate_verifier(Arc::new(Unchecked(provider)))
         .with_no_client_auth();
     let name = ServerName::try_from(host).map_err(|error| failed(&error))?;
     let connector = TlsConnector::from(Arc::new(config));
@@ -27,9 +27,9 @@ pub(crate) async fn wrap(stream: TcpStream, host: String) -> Result<TlsStream<Tc
 }
 
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+struct Unchecked(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for Unchecked {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

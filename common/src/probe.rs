@@ -1,4 +1,4 @@
-//! Shell: one try of a pod's readiness probe.
+//! Shell: one try of a probe over the network, as the kubelet makes it.
 
 use std::{
     io,
@@ -18,46 +18,62 @@ use tonic::{
     transport::Endpoint,
 };
 
-use super::{Attempt, mark::Marks};
-use common::wire::ProbeHow;
+use crate::wire::ProbeHow;
+
+mod tls;
 
 /// Kubelet's own name, by which applications and Knative tell probes from requests
 /// (knative/networking `pkg/http/header/consts.go`, `KubeProbeUAPrefix`).
 const USER_AGENT: &str = "kube-probe/rouse";
 
-/// Makes one try. `Err` says in a few words why it failed.
-pub async fn ask(attempt: &Attempt, marks: &Marks) -> Result<(), String> {
-    let door = Door { at: attempt.at, patience: attempt.timeout, marks: marks.clone() };
+/// The way to a pod.
+pub trait Connect: Clone + Send + Sync + 'static {
+    /// Opens a connection to `at`. `patience` bounds the whole try.
+    fn connect(
+        &self,
+        at: SocketAddr,
+        patience: Duration,
+    ) -> impl Future<Output = io::Result<TcpStream>> + Send;
+}
+
+/// Makes one try, which is given up after `patience`. `Err` says in a few words why it failed.
+pub async fn ask(
+    how: &ProbeHow,
+    at: SocketAddr,
+    patience: Duration,
+    way: &impl Connect,
+) -> Result<(), String> {
+    let target = Target { at, patience, way: way.clone() };
     let asked = async {
-        match &attempt.probe.how {
+        match how {
             ProbeHow::Listen => Ok(()),
-            ProbeHow::Tcp => door.connect().await.map(drop),
+            ProbeHow::Tcp => target.connect().await.map(drop),
             ProbeHow::Http { path, headers, host, https } => {
-                let ask = Http { path, headers, host, door };
+                let ask = Http { path, headers, host, target };
                 if *https { ask.over_tls().await } else { ask.plainly().await }
             }
-            ProbeHow::Grpc { service } => grpc(door, service).await,
+            ProbeHow::Grpc { service } => grpc(target, service).await,
         }
     };
-    match timeout(attempt.timeout, asked).await {
+    match timeout(patience, asked).await {
         Ok(result) => result,
-        Err(_elapsed) => Err(format!("no answer from {} within {:?}", attempt.at, attempt.timeout)),
+        Err(_elapsed) => Err(format!("no answer from {at} within {patience:?}")),
     }
 }
 
-/// Where a probe goes in.
+/// What is asked, and the way there.
 #[derive(Clone, Debug)]
-struct Door {
+struct Target<W> {
     at: SocketAddr,
     patience: Duration,
-    marks: Marks,
+    way: W,
 }
 
-impl Door {
+impl<W: Connect> Target<W> {
     async fn connect(&self) -> Result<TcpStream, String> {
-        let Self { at, patience, marks } = self;
+        let Self { at, patience, way } = self;
         let failed = |error: io::Error| format!("cannot connect to {at}: {error}");
-        let stream = marks.connect(*at, *patience).await.map_err(failed)?;
+        let stream = way.connect(*at, *patience).await.map_err(failed)?;
         // A probe leaves no TIME_WAIT behind, however often it is made.
         stream.set_zero_linger().map_err(failed)?;
         Ok(stream)
@@ -65,7 +81,7 @@ impl Door {
 }
 
 /// As a gRPC channel makes its connections.
-impl Service<Uri> for Door {
+impl<W: Connect> Service<Uri> for Target<W> {
     type Response = TokioIo<TcpStream>;
     type Error = String;
     type Future = BoxFuture<Self::Response, Self::Error>;
@@ -75,28 +91,31 @@ impl Service<Uri> for Door {
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        let door = self.clone();
-        Box::pin(async move { door.connect().await.map(TokioIo::new) })
+        let target = self.clone();
+        Box::pin(async move { target.connect().await.map(TokioIo::new) })
     }
 }
 
-struct Http<'a> {
+struct Http<'a, W> {
     path: &'a str,
     headers: &'a [(String, String)],
     host: &'a str,
-    door: Door,
+    target: Target<W>,
 }
 
-impl Http<'_> {
+impl<W: Connect> Http<'_, W> {
     async fn plainly(&self) -> Result<(), String> {
-        self.over(TokioIo::new(self.door.connect().await?)).await
+        self.over(TokioIo::new(self.target.connect().await?)).await
     }
 
     async fn over_tls(&self) -> Result<(), String> {
-        let stream = self.door.connect().await?;
-        let host =
-            if self.host.is_empty() { self.door.at.ip().to_string() } else { self.host.to_owned() };
-        self.over(TokioIo::new(super::tls::wrap(stream, host).await?)).await
+        let stream = self.target.connect().await?;
+        let host = if self.host.is_empty() {
+            self.target.at.ip().to_string()
+        } else {
+            self.host.to_owned()
+        };
+        self.over(TokioIo::new(tls::wrap(stream, host).await?)).await
     }
 
     async fn over<T>(&self, io: TokioIo<T>) -> Result<(), String>
@@ -128,8 +147,11 @@ impl Http<'_> {
         let mut request = Request::get(uri);
         let names = |name: &str| self.headers.iter().any(|(key, _)| key.eq_ignore_ascii_case(name));
         if !names("host") {
-            let host =
-                if self.host.is_empty() { self.door.at.to_string() } else { self.host.to_owned() };
+            let host = if self.host.is_empty() {
+                self.target.at.to_string()
+            } else {
+                self.host.to_owned()
+            };
             request = request.header("host", host);
         }
         if !names("user-agent") {
@@ -160,15 +182,15 @@ struct HealthResponse {
 
 const SERVING: i32 = 1;
 
-async fn grpc(door: Door, service: &str) -> Result<(), String> {
-    let (at, patience) = (door.at, door.patience);
+async fn grpc(target: Target<impl Connect>, service: &str) -> Result<(), String> {
+    let (at, patience) = (target.at, target.patience);
     let failed = |error: &dyn std::error::Error| {
-        format!("health check at {at} failed: {}", common::link::chain(error))
+        format!("health check at {at} failed: {}", crate::link::chain(error))
     };
     let endpoint = Endpoint::from_shared(format!("http://{at}")).map_err(|error| failed(&error))?;
     let endpoint = endpoint.connect_timeout(patience).user_agent(USER_AGENT);
     let endpoint = endpoint.map_err(|error| failed(&error))?;
-    let channel = endpoint.connect_with_connector(door).await;
+    let channel = endpoint.connect_with_connector(target).await;
     let mut client = Grpc::new(channel.map_err(|error| failed(&error))?);
     client.ready().await.map_err(|error| failed(&error))?;
     let codec = tonic_prost::ProstCodec::<HealthRequest, HealthResponse>::default();
@@ -183,7 +205,6 @@ async fn grpc(door: Door, service: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use common::wire::Probe;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpListener,
@@ -191,16 +212,20 @@ mod tests {
 
     use super::*;
 
-    fn attempt(at: SocketAddr, how: ProbeHow) -> Attempt {
-        let probe = Probe {
-            how,
-            port: None,
-            period: Duration::ZERO,
-            timeout: Duration::ZERO,
-            success_threshold: 1,
-            failure_threshold: 1,
-        };
-        Attempt { uid: "a".into(), seq: 1, timeout: Duration::from_secs(5), at, probe }
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    /// Connects as any client does.
+    #[derive(Clone)]
+    struct Plain;
+
+    impl Connect for Plain {
+        async fn connect(&self, at: SocketAddr, _: Duration) -> io::Result<TcpStream> {
+            TcpStream::connect(at).await
+        }
+    }
+
+    async fn asked(at: SocketAddr, how: ProbeHow) -> Result<(), String> {
+        ask(&how, at, PATIENCE, &Plain).await
     }
 
     fn http(path: &str, headers: &[(&str, &str)]) -> ProbeHow {
@@ -228,8 +253,7 @@ mod tests {
     #[tokio::test]
     async fn an_http_probe_names_itself_and_its_host() {
         let (at, asked) = serve_once("HTTP/1.1 204 No Content\r\n\r\n").await;
-        let probe = attempt(at, http("ready?deep=1", &[("x-a", "b")]));
-        let result = ask(&probe, &Marks::none()).await;
+        let result = ask(&http("ready?deep=1", &[("x-a", "b")]), at, PATIENCE, &Plain).await;
         assert_eq!(result, Ok(()));
         let asked = asked.await.expect("no panic");
         assert!(asked.starts_with("GET /ready?deep=1 HTTP/1.1\r\n"), "{asked}");
@@ -243,7 +267,7 @@ mod tests {
     async fn a_header_of_the_probe_replaces_our_own() {
         let (at, asked) = serve_once("HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n").await;
         let own = [("Host", "hello.local"), ("User-Agent", "mine")];
-        assert_eq!(ask(&attempt(at, http("/", &own)), &Marks::none()).await, Ok(()));
+        assert_eq!(ask(&http("/", &own), at, PATIENCE, &Plain).await, Ok(()));
         let asked = asked.await.expect("no panic");
         assert!(asked.contains("host: hello.local\r\n") && asked.contains("user-agent: mine\r\n"));
         assert_eq!(asked.matches("host:").count(), 1, "{asked}");
@@ -252,7 +276,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_from_400_is_a_failure_in_words() {
         let (at, _asked) = serve_once("HTTP/1.1 503 Busy\r\nconnection: close\r\n\r\nno").await;
-        let result = ask(&attempt(at, http("/ready", &[])), &Marks::none()).await;
+        let result = asked(at, http("/ready", &[])).await;
         assert_eq!(result, Err("GET /ready answered 503".into()));
     }
 
@@ -260,10 +284,9 @@ mod tests {
     async fn a_tcp_probe_needs_a_listener() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let at = listener.local_addr().expect("bound");
-        assert_eq!(ask(&attempt(at, ProbeHow::Tcp), &Marks::none()).await, Ok(()));
+        assert_eq!(asked(at, ProbeHow::Tcp).await, Ok(()));
         drop(listener);
-        let refused =
-            ask(&attempt(at, ProbeHow::Tcp), &Marks::none()).await.expect_err("nobody listens");
+        let refused = asked(at, ProbeHow::Tcp).await.expect_err("nobody listens");
         assert!(refused.starts_with(&format!("cannot connect to {at}")), "{refused}");
     }
 
@@ -272,9 +295,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let at = listener.local_addr().expect("bound");
         let patience = Duration::from_millis(20);
-        let silent = Attempt { timeout: patience, ..attempt(at, http("/", &[])) };
         assert_eq!(
-            ask(&silent, &Marks::none()).await,
+            ask(&http("/", &[]), at, patience, &Plain).await,
             Err(format!("no answer from {at} within 20ms"))
         );
     }
@@ -289,7 +311,7 @@ mod tests {
         let server = tonic::transport::Server::builder().add_routes(routes);
         tokio::spawn(server.serve_with_incoming(incoming));
         let how = ProbeHow::Grpc { service: String::new() };
-        let failed = ask(&attempt(at, how), &Marks::none()).await.expect_err("there is none");
+        let failed = asked(at, how).await.expect_err("there is none");
         assert!(failed.starts_with(&format!("health check at {at} failed")), "{failed}");
     }
 
@@ -321,7 +343,7 @@ mod tests {
             let server = tonic::transport::Server::builder().add_routes(app.into());
             tokio::spawn(server.serve_with_incoming(incoming));
             let how = ProbeHow::Grpc { service: "main".into() };
-            let result = ask(&attempt(at, how), &Marks::none()).await;
+            let result = asked(at, how).await;
             assert_eq!(result.is_ok(), want, "{result:?}");
         }
     }
