@@ -21,6 +21,8 @@ pub struct PodOrder {
     pub spec: PodSpec,
     /// Labels, for `rouse get pods`.
     pub labels: BTreeMap<String, String>,
+    /// Whether the node runs the readiness probes, since the agent cannot run all that counts.
+    pub kubelet_probes: bool,
 }
 
 /// Every pod that should exist. Pods not named are stopped, with their termination grace.
@@ -43,6 +45,8 @@ pub struct PodStatus {
     pub addresses: Vec<std::net::IpAddr>,
     /// Containers, in the order of the spec.
     pub containers: Vec<ContainerStatus>,
+    /// Whether all containers run and have passed the probes that the node runs.
+    pub ready: bool,
 }
 
 /// Where a pod stands. Kubernetes' pod phases, with stopping told apart.

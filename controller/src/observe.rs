@@ -245,11 +245,13 @@ pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
     };
     let init = array(&status["initContainerStatuses"]).map(|it| container(it, true));
     let all = init.chain(array(&status["containerStatuses"]).map(|it| container(it, false)));
+    let ready = pod.placed.as_ref().is_some_and(|it| it.kubelet == Kubelet::Ready);
     let status = PodStatus {
         uid: uid.into(),
         phase,
         addresses: addresses(status),
         containers: all.collect(),
+        ready,
     };
     Some((pod, status))
 }

@@ -156,6 +156,22 @@ impl Mounts {
         Ok(ContainerCgroup { dir: dir.into(), tasks })
     }
 
+    /// The cgroup of a container that runs.
+    pub fn open_container(
+        &self,
+        layout: &Layout,
+        uid: &str,
+        container: &str,
+    ) -> Result<ContainerCgroup, CgroupError> {
+        let path = layout.container_cgroup(&self.v2, uid, container);
+        let limited = self.v1.values().map(|mount| layout.container_cgroup(mount, uid, container));
+        let limited = limited.filter(|path| path.exists());
+        let tasks =
+            limited.map(|path| open_tasks(&path.join("tasks"))).collect::<Result<_, _>>()?;
+        let dir = File::open(&path).map_err(|source| CgroupError::Write { path, source })?;
+        Ok(ContainerCgroup { dir: dir.into(), tasks })
+    }
+
     /// Every directory that carries this node's cgroup, v1 included.
     fn roots(&self, layout: &Layout) -> impl Iterator<Item = PathBuf> {
         let mounts = std::iter::once(&self.v2).chain(self.v1.values());

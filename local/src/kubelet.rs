@@ -17,7 +17,7 @@ use crate::cgroups::Mounts;
 use crate::images::{Images, PullPolicy};
 use crate::layout::Layout;
 use crate::net::{self, Networks};
-use crate::pods::{Action, Event};
+use crate::pods::{Action, Event, Probed};
 use crate::process::ProcessId;
 use crate::runtime::Runtime;
 use crate::sys;
@@ -27,6 +27,7 @@ mod exits;
 mod health;
 mod held;
 mod logs;
+mod probes;
 mod start;
 mod state;
 
@@ -116,7 +117,8 @@ impl Kubelet {
         for (at, container) in held.work.containers.iter().enumerate() {
             let kept = saved.containers.get(at).cloned().unwrap_or_default();
             let process = exits::find(&self.shared, &uid, &container.name);
-            held.pod.adopt(at, kept.restarts, None, process.is_some());
+            let shown = Probed { started: kept.started, ready: kept.ready };
+            held.pod.adopt(at, kept.restarts, shown, None, process.is_some());
             match process {
                 Some(fd) => {
                     let fd = Arc::new(fd);
@@ -124,7 +126,9 @@ impl Kubelet {
                     self.watch(&uid, &container.name, at, Arc::clone(&fd));
                     let (shared, work) = (Arc::clone(&self.shared), Arc::clone(&held.work));
                     let addresses = held.pod.addresses().to_vec();
-                    tokio::spawn(health::follow(shared, work, at, fd, addresses));
+                    let attempt = kept.restarts;
+                    let run = health::Run { at, attempt, process: fd, addresses, shown };
+                    tokio::spawn(health::follow(shared, work, self.reports.clone(), run));
                 }
                 // A start that was cut off must not meet the next one.
                 None => {
@@ -239,11 +243,11 @@ impl Kubelet {
         let Some(held) = self.pods.get_mut(uid) else { return };
         held.keep(&event, extra);
         let restarts = held.restarts();
-        let connected = matches!(event, Event::Network(_));
+        let is_news = matches!(event, Event::Network(_) | Event::Probed { .. });
         self.has_helpers |= matches!(event, Event::Started { .. } | Event::NotStarted { .. });
         let now = Instant::now();
         let actions = held.pod.step(now, event);
-        if connected || restarts != held.restarts() {
+        if is_news || restarts != held.restarts() {
             state::save(&self.shared.layout, &held.saved());
         }
         self.dues.set(&held.work.order.uid, now, held.pod.due());
@@ -285,7 +289,7 @@ impl Kubelet {
                     ordered: held.ordered,
                 };
                 let reports = self.reports.clone();
-                let addresses = asked.addresses.clone();
+                let (addresses, attempt) = (asked.addresses.clone(), asked.attempt);
                 let uid = uid.to_owned();
                 tokio::spawn(async move {
                     let name = work.containers[at].name.clone();
@@ -297,14 +301,9 @@ impl Kubelet {
                     };
                     let _ = reports.send(Report { uid: uid.clone(), event, extra }).await;
                     let Some(fd) = process else { return };
-                    let followed = Arc::clone(&fd);
-                    tokio::spawn(health::follow(
-                        Arc::clone(&shared),
-                        Arc::clone(&work),
-                        at,
-                        followed,
-                        addresses,
-                    ));
+                    let (process, shown) = (Arc::clone(&fd), Probed::default());
+                    let run = health::Run { at, attempt, process, addresses, shown };
+                    tokio::spawn(health::follow(Arc::clone(&shared), work, reports.clone(), run));
                     exits::report(shared, reports, uid, name, at, fd, Some(id)).await;
                 });
             }

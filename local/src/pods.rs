@@ -11,7 +11,7 @@ mod backoff;
 mod words;
 
 use backoff::Backoff;
-pub use words::{Action, Event, Exit, Plan, Restart, Role};
+pub use words::{Action, Event, Exit, Plan, Probed, Restart, Role};
 
 /// Kubernetes' default `terminationGracePeriodSeconds`.
 const GRACE: Duration = Duration::from_secs(30);
@@ -41,6 +41,8 @@ struct Container {
     image: Image,
     stage: Stage,
     restarts: u32,
+    /// Of the run of now; nothing while it starts.
+    probed: Probed,
     last_exit: Option<i32>,
     /// Why it ended last, while it is started again.
     last_words: String,
@@ -84,6 +86,7 @@ impl Pod {
             image: Image::Wanted,
             stage: Stage::Idle,
             restarts: 0,
+            probed: Probed::default(),
             last_exit: None,
             last_words: String::new(),
             crashes: Backoff::default(),
@@ -106,7 +109,14 @@ impl Pod {
     }
 
     /// Remembers a container of before the node's restart.
-    pub fn adopt(&mut self, at: usize, restarts: u32, digest: Option<String>, running: bool) {
+    pub fn adopt(
+        &mut self,
+        at: usize,
+        restarts: u32,
+        probed: Probed,
+        digest: Option<String>,
+        running: bool,
+    ) {
         let Some(container) = self.containers.get_mut(at) else { return };
         container.restarts = restarts;
         if let Some(digest) = digest {
@@ -114,6 +124,7 @@ impl Pod {
         }
         if running {
             container.stage = Stage::Running;
+            container.probed = probed;
         }
         self.started_once |= running;
     }
@@ -137,6 +148,11 @@ impl Pod {
             }),
             Event::Started { at } => self.set(at, |container| container.stage = Stage::Running),
             Event::NotStarted { at, reason, message } => self.not_started(now, at, reason, message),
+            Event::Probed { at, attempt, shown } => self.set(at, |container| {
+                if container.restarts == attempt {
+                    container.probed = shown;
+                }
+            }),
             Event::Exited { at, exit } => self.exited(now, at, exit),
             Event::Stop => self.stop(now),
             Event::Removed => self.life = Life::Gone,
@@ -190,6 +206,17 @@ impl Pod {
     /// How often a container was started again.
     pub fn restarts(&self, at: usize) -> u32 {
         self.containers.get(at).map_or(0, |container| container.restarts)
+    }
+
+    /// What a container's probes have shown in its run of now.
+    pub fn probed(&self, at: usize) -> Probed {
+        self.containers.get(at).map(|container| container.probed).unwrap_or_default()
+    }
+
+    /// Whether all containers that stay run and have passed their probes.
+    pub fn is_ready(&self) -> bool {
+        let mut stay = self.containers.iter().filter(|one| one.plan.role != Role::Init);
+        self.life == Life::Ordered && stay.all(|one| one.shows(|probed| probed.ready))
     }
 
     /// The digest of a container's image, once known.
@@ -329,6 +356,7 @@ impl Pod {
                     || container.last_exit.is_some();
                 container.restarts += u32::from(again);
                 container.stage = Stage::Starting;
+                container.probed = Probed::default();
                 actions.push(Action::Start(at));
             }
             turn &= container.is_passed() || container.plan.role == Role::Main;
@@ -385,9 +413,14 @@ impl Container {
     fn is_passed(&self) -> bool {
         match (&self.stage, self.plan.role) {
             (Stage::Ended(exit), _) => exit.code == 0,
-            (Stage::Running, Role::Sidecar) => true,
+            (Stage::Running, Role::Sidecar) => self.shows(|probed| probed.started),
             _ => false,
         }
+    }
+
+    /// Whether it runs and its probes, if it has any, show this.
+    fn shows(&self, what: impl Fn(Probed) -> bool) -> bool {
+        self.stage == Stage::Running && (!self.plan.is_probed || what(self.probed))
     }
 
     /// Whether a thread works on it whose result is still to come.

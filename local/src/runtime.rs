@@ -6,7 +6,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -16,12 +16,18 @@ use std::time::{Duration, Instant};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::cgroups::ContainerCgroup;
 use crate::process::ProcessId;
 use crate::sys;
+
+mod exec;
+
+use exec::Executing;
+pub use exec::{Exec, Executed};
 
 /// Threads that start containers. Starting one is mostly the kernel's work under global locks; more would only wait.
 const WORKERS: usize = 4;
@@ -114,6 +120,7 @@ pub struct Runtime {
     state: PathBuf,
     birth: Arc<OwnedFd>,
     roots: Roots,
+    executing: Executing,
     jobs: mpsc::Sender<Job>,
 }
 
@@ -206,7 +213,8 @@ impl Runtime {
         let spawned = thread::Builder::new().name("runtime".to_owned()).spawn(first);
         spawned.map_err(file("start a thread for", &program))?;
         started.recv().ok().ok_or(RuntimeError::Ended)??;
-        Ok(Self { kind, program, state, birth: Arc::new(birth), roots, jobs })
+        let (birth, executing) = (Arc::new(birth), Executing::default());
+        Ok(Self { kind, program, state, birth, roots, executing, jobs })
     }
 
     /// The runtime's name.
@@ -275,17 +283,8 @@ impl Runtime {
             text(&launch.bundle),
         ]);
         argv.extend(["--pid-file".to_owned(), text(&pid_file), launch.id.clone()]);
-        let tasks: Vec<_> = launch.cgroup.tasks.iter().map(AsFd::as_fd).collect();
-        // runc moves the process by itself, and newer ones want the container's group to be empty.
-        let parent = match self.kind {
-            Kind::Crun => launch.cgroup.dir.as_fd(),
-            Kind::Runc => self.birth.as_fd(),
-        };
-        let env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()];
-        let command = sys::Command::new(&argv, &env)
-            .map_err(|error| file("run", &self.program)(error.into()))?;
-        let spawned = command.spawn(parent, &tasks, [null.as_fd(), log.as_fd(), log.as_fd()]);
-        let (_, child) = spawned.map_err(file("run", &self.program))?;
+        let stdio = [null.as_fd(), log.as_fd(), log.as_fd()];
+        let (_, child) = self.spawn(&argv, &launch.cgroup, stdio)?;
         let status = waitid(Id::PIDFd(child.as_fd()), WaitPidFlag::WEXITED);
         match status {
             Ok(WaitStatus::Exited(_, 0)) => {}
@@ -296,10 +295,28 @@ impl Runtime {
         }
         let text = fs::read_to_string(&pid_file).map_err(file("read", &pid_file))?;
         let pid = text.trim().parse().map_err(io::Error::other).map_err(file("read", &pid_file))?;
-        let pidfd =
-            sys::pidfd_open(nix::unistd::Pid::from_raw(pid)).map_err(file("watch", &pid_file))?;
+        let pidfd = sys::pidfd_open(Pid::from_raw(pid)).map_err(file("watch", &pid_file))?;
         let gone = || file("watch", &pid_file)(io::Error::from(io::ErrorKind::NotFound));
         Ok((ProcessId::of(pid).ok_or_else(gone)?, pidfd))
+    }
+
+    /// Starts the runtime in a container's cgroup.
+    fn spawn(
+        &self,
+        argv: &[String],
+        cgroup: &ContainerCgroup,
+        stdio: [BorrowedFd<'_>; 3],
+    ) -> Result<(Pid, OwnedFd), RuntimeError> {
+        let tasks: Vec<_> = cgroup.tasks.iter().map(AsFd::as_fd).collect();
+        // runc moves the process by itself, and newer ones want the container's group to be empty.
+        let parent = match self.kind {
+            Kind::Crun => cgroup.dir.as_fd(),
+            Kind::Runc => self.birth.as_fd(),
+        };
+        let env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()];
+        let command = sys::Command::new(argv, &env)
+            .map_err(|error| file("run", &self.program)(error.into()))?;
+        command.spawn(parent, &tasks, stdio).map_err(file("run", &self.program))
     }
 
     /// Forgets a container whose process has ended.

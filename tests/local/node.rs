@@ -5,11 +5,11 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use common::node::{ContainerState, PodPhase};
+use common::node::{ContainerState, PodOrder, PodPhase, PodStatus};
 use local::cgroups::Mounts;
 use local::runtime::Kind;
 use local::{Layout, Node};
-use serde_json::json;
+use serde_json::{Value, json};
 use tests::node::{TestNode, address, images, pod, traces, zombies};
 
 fn greet(node: &TestNode, ip: IpAddr, port: u16) -> String {
@@ -138,6 +138,90 @@ fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
     });
     let other = node.wait_pod("the other", "b", |pod| pod.phase == PodPhase::Running);
     assert_eq!(other.containers[0].restarts, 0);
+}
+
+/// A probe that executes `/app` with these words, each second.
+fn exec(words: &[&str]) -> Value {
+    let command = [&["/app"], words].concat();
+    json!({ "exec": { "command": command }, "periodSeconds": 1, "failureThreshold": 1 })
+}
+
+fn is_running(status: &PodStatus) -> bool {
+    status.containers.iter().all(|one| one.state == ContainerState::Running)
+}
+
+fn executes_probes(kind: Kind, test: &str) {
+    let mut node = TestNode::with(test, Some(kind), Vec::new());
+    let extra = json!({ "container": {
+        "startupProbe": { "exec": { "command": ["/app", "need=/begun"] }, "periodSeconds": 1, "failureThreshold": 60 },
+        // Without the startup probe the container would be ended for these.
+        "livenessProbe": exec(&["need=/begun"]),
+        "readinessProbe": exec(&["need=/ready"]),
+    } });
+    let words = ["polite", "sleep=2", "touch=/begun", "sleep=2", "touch=/ready", "wait"];
+    let order = PodOrder { kubelet_probes: true, ..pod("a", &words, extra) };
+    node.order([order]);
+    let status = node.wait_pod("a running pod", "a", is_running);
+    assert!(!status.ready, "nothing was asked yet");
+    let status = node.wait_pod("a ready pod", "a", |pod| pod.ready);
+    assert_eq!(status.containers[0].restarts, 0);
+    assert_eq!(node.log("pod-a"), "made\nmade\n", "what a probe writes is not the container's");
+    node.order([]);
+    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == PodPhase::Gone);
+    assert_eq!(zombies(node.layout.name()), 0);
+}
+
+#[test]
+fn crun_executes_probes() {
+    executes_probes(Kind::Crun, "crun-probes");
+}
+
+#[test]
+fn runc_executes_probes() {
+    executes_probes(Kind::Runc, "runc-probes");
+}
+
+#[test]
+fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why() {
+    let mut node = TestNode::new("exec-fails");
+    let alive = |probe| json!({ "container": { "livenessProbe": probe } });
+    let fails = pod("a", &["polite", "wait"], alive(exec(&["need=/no/such"])));
+    let never_ends = pod("b", &["polite", "wait"], alive(exec(&["wait"])));
+    let not_there = alive(
+        json!({ "exec": { "command": ["/none"] }, "periodSeconds": 1, "failureThreshold": 1 }),
+    );
+    let not_there = pod("c", &["polite", "wait"], not_there);
+    node.order([fails, never_ends, not_there]);
+    for (uid, words) in [
+        ("a", "\"/app need=/no/such\" exited with 1: no /no/such"),
+        ("b", "\"/app wait\" did not end within 1s"),
+        ("c", "/none"),
+    ] {
+        let said = |state: &ContainerState| {
+            matches!(state, ContainerState::Waiting { message, .. }
+                if message.contains("liveness probe failed") && message.contains(words))
+        };
+        let is_said = |pod: &PodStatus| pod.containers.iter().any(|one| said(&one.state));
+        node.wait_pod(words, uid, is_said);
+    }
+    node.order([]);
+    node.wait("all gone", |all| all.values().all(|pod| pod.phase == PodPhase::Gone));
+    assert_eq!(zombies(node.layout.name()), 0);
+}
+
+#[test]
+fn a_pod_is_as_ready_after_a_restart_of_the_node_as_before() {
+    let mut node = TestNode::new("ready-kept");
+    let extra = json!({ "container": { "readinessProbe": exec(&["need=/ready"]), "startupProbe": exec(&[]) } });
+    let order = PodOrder { kubelet_probes: true, ..pod("a", &["touch=/ready", "wait"], extra) };
+    node.order([order.clone()]);
+    node.wait_pod("a ready pod", "a", |pod| pod.ready);
+    node.detach();
+    let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
+    next.order([order]);
+    let status = next.wait_pod("its first word", "a", |_| true);
+    next.detach();
+    assert!(status.ready, "{status:?}");
 }
 
 /// As the node ends what outlives its grace period, and what a killed node had only begun to start.

@@ -34,7 +34,9 @@ int main(int count, char **words) {
         else if (!strncmp(word, "show=", 5)) show(word + 5);
         else if (!strncmp(word, "exit=", 5)) exit(atoi(word + 5));
         else if (!strncmp(word, "sleep=", 6)) sleep(atoi(word + 6));
-        else if (!strncmp(word, "await=", 6)) while (access(word + 6, F_OK)) usleep(10000);
+        else if (!strncmp(word, "need=", 5)) {
+            if (access(word + 5, F_OK)) return printf("no %s\n", word + 5), 1;
+        } else if (!strncmp(word, "await=", 6)) while (access(word + 6, F_OK)) usleep(10000);
         else if (!strncmp(word, "fill=", 5)) {
             char line[1024];
             memset(line, 'x', sizeof line);

@@ -182,6 +182,7 @@ pub fn pod(uid: &str, args: &[&str], extra: Value) -> PodOrder {
         revision: Name::new("default", "hello-00001"),
         spec: serde_json::from_value(spec).expect("a pod spec"),
         labels: BTreeMap::new(),
+        kubelet_probes: false,
     }
 }
 

@@ -161,7 +161,8 @@ impl Sim {
         let container = ContainerStatus { name, state, restarts, image_digest: None };
         let containers = vec![container];
         let addresses = vec![IpAddr::from([10, 244, 0, 9])];
-        self.step(Event::Status(PodStatus { uid: uid.into(), phase, addresses, containers }));
+        let uid = uid.to_owned();
+        self.step(Event::Status(PodStatus { uid, phase, addresses, containers, ready: false }));
     }
 }
 
@@ -296,6 +297,7 @@ fn a_pod_stops_after_every_follower_avoids_it_and_its_last_request_ended() {
         phase: NodePhase::Gone,
         addresses: vec![],
         containers: vec![],
+        ready: false,
     }));
     assert_eq!(sim.app().revisions[0].pods, []);
 }

@@ -132,12 +132,16 @@ impl Facts {
     /// Whether only the kubelet can tell that a pod is ready: it runs `exec` and startup probes, and the readiness probes
     /// of containers beside the serving one, which Knative's sidecar asks as well (`multi-container-probing`).
     pub fn kubelet_probes(&self) -> bool {
-        let containers = &self.template.spec.pod.containers;
+        let pod = &self.template.spec.pod;
         let exec = |it: &UserProbe| it.exec.is_some();
-        containers.iter().enumerate().any(|(index, it)| {
-            it.startup_probe.is_some()
-                || it.readiness_probe.as_ref().is_some_and(|it| index != self.serving || exec(it))
-        })
+        let mut inits = pod.init_containers.iter().flatten();
+        let beside = inits.any(|it| it.startup_probe.is_some() || it.readiness_probe.is_some());
+        beside
+            || pod.containers.iter().enumerate().any(|(index, it)| {
+                let readiness = it.readiness_probe.as_ref();
+                it.startup_probe.is_some()
+                    || readiness.is_some_and(|it| index != self.serving || exec(it))
+            })
     }
 
     /// How the agent tells that a pod is ready.
@@ -182,6 +186,7 @@ impl Facts {
             revision: Name::new(app.namespace.clone(), &*revision.name),
             spec: self.pod_spec(app, revision),
             labels: self.labels(app, revision),
+            kubelet_probes: self.kubelet_probes(),
         }
     }
 

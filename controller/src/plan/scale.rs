@@ -172,15 +172,18 @@ fn release(revision: &mut Revision, count: usize, view: &View<'_>) {
 pub(super) fn is_ready(pod: &Pod, view: &View<'_>) -> bool {
     let kubelet = pod.placed.as_ref().map(|it| it.kubelet);
     let is_away = pod.placed.as_ref().is_some_and(|it| view.world.is_away(&it.node));
+    let status = view.world.statuses.get(&*pod.uid);
+    // The local node has no kubelet beside its own.
+    let told = match kubelet {
+        Some(kubelet) => kubelet == Kubelet::Ready,
+        None => status.map_or_else(|| pod.remembered.is_some(), |it| it.ready),
+    };
     let ready = match view.world.seen.get(&*pod.uid) {
         _ if kubelet == Some(Kubelet::Lost) || is_away => false,
-        Some(_) if kubelet.is_some() && view.facts.kubelet_probes() => {
-            kubelet == Some(Kubelet::Ready)
-        }
+        Some(_) if view.facts.kubelet_probes() => told,
         Some(seen) => seen.ready,
         None => pod.remembered.is_some() || kubelet == Some(Kubelet::Ready),
     };
-    let status = view.world.statuses.get(&*pod.uid);
     // The kubelet's word is about all containers, and so was ours of a pod that is remembered.
     let is_whole = kubelet == Some(Kubelet::Ready) || pod.remembered.is_some();
     ready && !status.is_some_and(has_crashed) && (is_whole || others_run(status, view))

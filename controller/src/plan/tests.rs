@@ -160,6 +160,7 @@ fn status(uid: String, state: u8) -> PodStatus {
         message: "m".into(),
         last_exit,
     };
+    let ready = state == 1;
     let (phase, state, restarts) = match state {
         0 => (PodPhase::Gone, ContainerState::Running, 0),
         1 => (PodPhase::Running, ContainerState::Running, 0),
@@ -169,7 +170,7 @@ fn status(uid: String, state: u8) -> PodStatus {
     };
     let name = "user-container".into();
     let container = ContainerStatus { name, state, restarts, image_digest: None };
-    PodStatus { uid, phase, addresses: vec![], containers: vec![container] }
+    PodStatus { uid, phase, addresses: vec![], containers: vec![container], ready }
 }
 
 /// What the RouteTable's box says, and what the whole plan says.

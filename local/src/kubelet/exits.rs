@@ -28,10 +28,11 @@ pub(super) fn find(shared: &Shared, uid: &str, container: &str) -> Option<OwnedF
 }
 
 /// Reaps what the runtime left between itself and the container's process: crun starts one helper that ends at once,
-/// and whose parent we become.
+/// and whose parent we become. A command that it could not execute is left too, and a container ends only once all of its
+/// processes are reaped.
 ///
-/// Only children in a pod's cgroup that live in the host's pid namespace are meant: a container's own process has a
-/// second pid, and its exit code belongs to whoever waits for it.
+/// Only children in a pod's cgroup are meant that are not a container's own process: that one is the first in its pid
+/// namespace, and its exit code belongs to whoever waits for it.
 pub(super) fn reap_helpers(shared: &Shared) {
     let pods = shared.layout.pods_cgroup(Path::new("/"));
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return };
@@ -44,7 +45,7 @@ pub(super) fn reap_helpers(shared: &Shared) {
             // runs still is found by the next round.
             let runs =
                 matches!(waitid(child(), look | WaitPidFlag::WNOWAIT), Ok(WaitStatus::StillAlive));
-            if !runs && is_helper(pid, &pods) {
+            if !runs && !shared.runtime.executes(pid) && is_helper(pid, &pods) {
                 let _ = waitid(child(), look);
             }
         }
@@ -56,8 +57,9 @@ fn is_helper(pid: i32, pods: &Path) -> bool {
     let own = cgroup.lines().find_map(|line| line.strip_prefix("0::"));
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let is_first = |pids: &str| pids.split_whitespace().skip(1).last() == Some("1");
     own.is_some_and(|own| Path::new(own).starts_with(pods))
-        && pids.is_some_and(|pids| pids.split_whitespace().count() == 1)
+        && pids.is_some_and(|pids| !is_first(pids))
 }
 
 /// Waits for a container's end and reports it.

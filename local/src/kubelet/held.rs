@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Container;
 use super::{Extra, Saved, Work, state};
 use crate::addresses::PodAddress;
 use crate::images::Image;
-use crate::pods::{Event, Plan, Pod, Restart, Role};
+use crate::pods::{Event, Plan, Pod, Probed, Restart, Role};
 use crate::sys;
 
 /// One pod: its machine, and what the machine need not know.
@@ -40,10 +40,12 @@ impl Held {
         };
         let inits = spec.init_containers.iter().flatten().map(|one| (one, init(one)));
         let all = inits.chain(spec.containers.iter().map(|one| (one, Role::Main)));
+        let readiness = order.kubelet_probes;
         let plans = all.clone().map(|(one, role)| Plan {
             name: one.name.clone(),
             image: one.image.clone().unwrap_or_default(),
             role,
+            is_probed: one.startup_probe.is_some() || (readiness && one.readiness_probe.is_some()),
         });
         let pod = Pod::new(restart, grace, plans.collect());
         let containers: Vec<Container> = all.map(|(one, _)| one.clone()).collect();
@@ -76,7 +78,11 @@ impl Held {
     }
 
     pub(super) fn saved(&self) -> Saved {
-        let containers = self.restarts().into_iter().map(|restarts| state::Kept { restarts });
+        let kept = |at| {
+            let Probed { started, ready } = self.pod.probed(at);
+            state::Kept { restarts: self.pod.restarts(at), started, ready }
+        };
+        let containers = (0..self.work.containers.len()).map(kept);
         Saved {
             order: self.work.order.clone(),
             address: self.address,
@@ -90,6 +96,7 @@ impl Held {
             phase: self.pod.phase(),
             addresses: self.pod.addresses().to_vec(),
             containers: self.pod.containers(),
+            ready: self.pod.is_ready(),
         }
     }
 

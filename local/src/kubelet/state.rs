@@ -25,6 +25,12 @@ pub(crate) struct Saved {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Kept {
     pub(crate) restarts: u32,
+    /// Whether its startup probe had passed.
+    #[serde(default)]
+    pub(crate) started: bool,
+    /// Whether its readiness probe passed.
+    #[serde(default)]
+    pub(crate) ready: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -36,6 +42,8 @@ struct Text {
     labels: BTreeMap<String, String>,
     address: Option<Ipv4Addr>,
     containers: Vec<Kept>,
+    #[serde(default)]
+    kubelet_probes: bool,
     spec: PodSpec,
 }
 
@@ -51,6 +59,7 @@ pub(crate) fn save(layout: &Layout, saved: &Saved) {
         labels: order.labels,
         address: saved.address.map(PodAddress::v4),
         containers: saved.containers.clone(),
+        kubelet_probes: order.kubelet_probes,
         spec: order.spec,
     };
     let half = path.with_extension("half");
@@ -85,6 +94,7 @@ fn load_one(layout: &Layout, uid: &str) -> Option<Saved> {
         revision: Name::new(text.namespace, text.revision),
         spec: text.spec,
         labels: text.labels,
+        kubelet_probes: text.kubelet_probes,
     };
     let address = text.address.and_then(PodAddress::from_v4);
     Some(Saved { order, address, containers: text.containers })

@@ -5,7 +5,7 @@ use common::node::{ContainerState, PodPhase};
 use super::*;
 
 fn plan(name: &str, role: Role) -> Plan {
-    Plan { name: name.to_owned(), image: format!("reg/{name}:v1"), role }
+    Plan { name: name.to_owned(), image: format!("reg/{name}:v1"), role, is_probed: false }
 }
 
 fn exit(code: i32) -> Exit {
@@ -168,8 +168,76 @@ fn a_container_that_need_not_run_again_has_ended() {
 fn an_adopted_container_is_not_started_twice() {
     let now = Instant::now();
     let mut pod = Pod::new(Restart::Always, None, vec![plan("web", Role::Main)]);
-    pod.adopt(0, 2, Some("sha256:1".to_owned()), true);
+    pod.adopt(0, 2, Probed::default(), Some("sha256:1".to_owned()), true);
     pod.network = Network::Ready(Vec::new());
     assert_eq!(pod.step(now, Event::Begin), []);
     assert_eq!((pod.phase(), pod.restarts(0)), (PodPhase::Running, 2));
+}
+
+fn probed(attempt: u32, started: bool, ready: bool) -> Event {
+    Event::Probed { at: 0, attempt, shown: Probed { started, ready } }
+}
+
+/// A pod of a probed sidecar and the container that serves; images and network are there.
+fn beside_a_probed_sidecar(now: Instant) -> Pod {
+    let sidecar = Plan { is_probed: true, ..plan("proxy", Role::Sidecar) };
+    let mut pod = Pod::new(Restart::Always, None, vec![sidecar, plan("web", Role::Main)]);
+    pod.step(now, Event::Begin);
+    for at in [0, 1] {
+        pod.step(now, Event::Image { at, digest: "sha256:1".to_owned() });
+    }
+    assert_eq!(pod.step(now, Event::Network(Vec::new())), [Action::Start(0)]);
+    pod
+}
+
+#[test]
+fn a_pod_without_probes_is_ready_with_its_processes() {
+    let now = Instant::now();
+    let mut pod = running(now);
+    assert!(pod.is_ready());
+    pod.step(now, Event::Exited { at: 0, exit: exit(1) });
+    assert!(!pod.is_ready());
+}
+
+#[test]
+fn what_comes_after_a_sidecar_waits_for_its_startup_probe_and_the_pod_for_its_readiness() {
+    let now = Instant::now();
+    let mut pod = beside_a_probed_sidecar(now);
+    assert_eq!(pod.step(now, Event::Started { at: 0 }), [], "it may not have started yet");
+    assert_eq!(pod.step(now, probed(0, true, false)), [Action::Start(1)]);
+    pod.step(now, Event::Started { at: 1 });
+    assert!(!pod.is_ready());
+    pod.step(now, probed(0, true, true));
+    assert!(pod.is_ready());
+    pod.step(now, probed(0, true, false));
+    assert!(!pod.is_ready());
+    assert_eq!(pod.phase(), PodPhase::Running);
+}
+
+#[test]
+fn what_an_earlier_run_has_shown_counts_for_nothing() {
+    let now = Instant::now();
+    let mut pod = beside_a_probed_sidecar(now);
+    pod.step(now, Event::Started { at: 0 });
+    pod.step(now, probed(0, true, true));
+    pod.step(now, Event::Started { at: 1 });
+    assert_eq!(pod.step(now, Event::Exited { at: 0, exit: exit(1) }), [Action::Start(0)]);
+    pod.step(now, Event::Started { at: 0 });
+    pod.step(now, probed(0, true, true));
+    assert!(!pod.is_ready(), "told by the run before");
+    pod.step(now, probed(1, true, true));
+    assert!(pod.is_ready());
+}
+
+#[test]
+fn a_pod_of_an_earlier_node_is_as_ready_as_it_was() {
+    let now = Instant::now();
+    let sidecar = Plan { is_probed: true, ..plan("web", Role::Main) };
+    let mut pod = Pod::new(Restart::Always, None, vec![sidecar]);
+    pod.adopt_network(Vec::new());
+    pod.adopt(0, 2, Probed { started: true, ready: true }, None, true);
+    pod.step(now, Event::Begin);
+    assert!(pod.is_ready());
+    pod.step(now, Event::Stop);
+    assert!(!pod.is_ready(), "one that stops takes no requests");
 }

@@ -33,6 +33,17 @@ pub struct Plan {
     pub image: String,
     /// What it is for.
     pub role: Role,
+    /// Whether probes of the node tell that it has started and is ready; without any, both come with its process.
+    pub is_probed: bool,
+}
+
+/// What a container's probes have shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Probed {
+    /// The startup probe has passed, or there is none.
+    pub started: bool,
+    /// The readiness probe passes, or there is none.
+    pub ready: bool,
 }
 
 /// How a container ended.
@@ -84,6 +95,15 @@ pub enum Event {
         reason: String,
         /// For people.
         message: String,
+    },
+    /// The probes of a container show something else than before.
+    Probed {
+        /// Which.
+        at: usize,
+        /// Its [`restarts`](super::Pod::restarts) then: what an earlier run has shown counts for nothing.
+        attempt: u32,
+        /// What they show.
+        shown: Probed,
     },
     /// A container ended.
     Exited {

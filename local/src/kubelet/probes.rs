@@ -1,0 +1,231 @@
+//! Pure: the probes of a container: what each asks, when, and what its results in a row mean.
+
+use std::time::Duration;
+
+use common::wire::ProbeHow;
+use k8s_openapi::api::core::v1::{Container, ContainerPort, HTTPGetAction, Probe};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+/// What one try does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// A command inside the container; it passes when it exits with 0.
+    Exec(Vec<String>),
+    /// A question to the pod's own address.
+    Network { how: ProbeHow, port: u16 },
+}
+
+/// A probe with Kubernetes' defaults filled in.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ProbeSpec {
+    pub(super) ask: Ask,
+    /// From the begin of the container to the first try.
+    pub(super) delay: Duration,
+    pub(super) period: Duration,
+    /// How long a try may take.
+    pub(super) patience: Duration,
+    pub(super) successes: u32,
+    pub(super) failures: u32,
+    /// How long the container has to end after this probe has failed; the pod's own grace where none is given.
+    pub(super) grace: Option<i64>,
+}
+
+/// The probes of a container that its node runs.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Probes {
+    pub(super) startup: Option<ProbeSpec>,
+    pub(super) liveness: Option<ProbeSpec>,
+    pub(super) readiness: Option<ProbeSpec>,
+}
+
+impl Probes {
+    /// The probes of `container`; its readiness probe only where the node `tells_readiness`.
+    ///
+    /// `Err` names what is asked for in vain: a port that no port of the container has as its name.
+    pub(super) fn of(container: &Container, tells_readiness: bool) -> Result<Self, String> {
+        let spec = |kind: &str, probe: &Option<Probe>| {
+            let spec = probe.as_ref().map(|probe| ProbeSpec::of(probe, container));
+            spec.transpose().map_err(|trouble| format!("{kind} probe: {trouble}"))
+        };
+        let readiness = container.readiness_probe.as_ref().filter(|_| tells_readiness).cloned();
+        Ok(Self {
+            startup: spec("startup", &container.startup_probe)?,
+            liveness: spec("liveness", &container.liveness_probe)?,
+            readiness: spec("readiness", &readiness)?,
+        })
+    }
+}
+
+impl ProbeSpec {
+    /// Defaults are those of Kubernetes' API (`pkg/apis/core/v1/defaults.go`, `SetDefaults_Probe`).
+    fn of(probe: &Probe, container: &Container) -> Result<Self, String> {
+        let positive = |value: Option<i32>, usual: u32| {
+            value.and_then(|it| u32::try_from(it).ok()).filter(|it| *it > 0).unwrap_or(usual)
+        };
+        let seconds = |value, usual| Duration::from_secs(positive(value, usual).into());
+        Ok(Self {
+            ask: ask_of(probe, container)?,
+            delay: seconds(probe.initial_delay_seconds, 0),
+            period: seconds(probe.period_seconds, 10),
+            patience: seconds(probe.timeout_seconds, 1),
+            successes: positive(probe.success_threshold, 1),
+            failures: positive(probe.failure_threshold, 3),
+            grace: probe.termination_grace_period_seconds,
+        })
+    }
+}
+
+/// Results of one kind in a row.
+#[derive(Debug, Default)]
+pub(super) struct Row {
+    passed: u32,
+    failed: u32,
+}
+
+impl Row {
+    /// Takes in a result. `Some` once as many of its kind came in a row as the probe asks for.
+    pub(super) fn note(&mut self, spec: &ProbeSpec, passed: bool) -> Option<bool> {
+        if passed {
+            *self = Self { passed: self.passed.saturating_add(1), failed: 0 };
+            return (self.passed >= spec.successes).then_some(true);
+        }
+        *self = Self { passed: 0, failed: self.failed.saturating_add(1) };
+        (self.failed >= spec.failures).then_some(false)
+    }
+}
+
+fn ask_of(probe: &Probe, container: &Container) -> Result<Ask, String> {
+    if let Some(exec) = &probe.exec {
+        return Ok(Ask::Exec(exec.command.clone().unwrap_or_default()));
+    }
+    let (how, port) = if let Some(http) = &probe.http_get {
+        (http_of(http), port_of(&http.port, container)?)
+    } else if let Some(tcp) = &probe.tcp_socket {
+        (ProbeHow::Tcp, port_of(&tcp.port, container)?)
+    } else if let Some(grpc) = &probe.grpc {
+        let how = ProbeHow::Grpc { service: grpc.service.clone().unwrap_or_default() };
+        (how, port_of(&IntOrString::Int(grpc.port), container)?)
+    } else {
+        return Err("it asks nothing".to_owned());
+    };
+    Ok(Ask::Network { how, port })
+}
+
+fn http_of(http: &HTTPGetAction) -> ProbeHow {
+    let headers = http.http_headers.iter().flatten();
+    ProbeHow::Http {
+        path: http.path.clone().unwrap_or_default(),
+        headers: headers.map(|one| (one.name.clone(), one.value.clone())).collect(),
+        host: http.host.clone().unwrap_or_default(),
+        https: http.scheme.as_deref().is_some_and(|it| it.eq_ignore_ascii_case("https")),
+    }
+}
+
+/// A port is a number, a port's name, or with 0 the container's first one.
+fn port_of(written: &IntOrString, container: &Container) -> Result<u16, String> {
+    let mut ports = container.ports.iter().flatten();
+    let number = |port: &ContainerPort| port.container_port;
+    let found = match written {
+        IntOrString::Int(0) => ports.next().map(number),
+        IntOrString::Int(number) => Some(*number),
+        IntOrString::String(name) => {
+            let named = ports.find(|port| port.name.as_ref() == Some(name)).map(number);
+            named.or_else(|| name.parse().ok())
+        }
+    };
+    let found = found.and_then(|port| u16::try_from(port).ok());
+    found.ok_or_else(|| format!("container {} has no port {written:?}", container.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn container(text: &str) -> Container {
+        serde_json::from_str(text).expect("a container")
+    }
+
+    fn liveness(probe: &str) -> Result<Option<ProbeSpec>, String> {
+        let ports = r#"[{"name": "http1", "containerPort": 8080}]"#;
+        let text = format!(r#"{{"name": "web", "ports": {ports}, "livenessProbe": {probe}}}"#);
+        Probes::of(&container(&text), true).map(|probes| probes.liveness)
+    }
+
+    fn asks(probe: &str) -> Ask {
+        liveness(probe).expect("it can be asked").expect("there is one").ask
+    }
+
+    #[test]
+    fn every_kind_of_probe_is_asked() {
+        let command = |it: &str| Ask::Exec(vec![it.to_owned()]);
+        assert_eq!(asks(r#"{"exec": {"command": ["/bin/true"]}}"#), command("/bin/true"));
+        let tcp = Ask::Network { how: ProbeHow::Tcp, port: 9090 };
+        assert_eq!(asks(r#"{"tcpSocket": {"port": 9090}}"#), tcp);
+        let how = ProbeHow::Grpc { service: "main".to_owned() };
+        let grpc = Ask::Network { how, port: 8080 };
+        assert_eq!(asks(r#"{"grpc": {"port": 0, "service": "main"}}"#), grpc);
+        let Ask::Network { how: ProbeHow::Http { path, https, headers, host }, port } = asks(
+            r#"{"httpGet": {"port": 1, "path": "/a", "scheme": "https", "host": "h",
+                "httpHeaders": [{"name": "a", "value": "b"}]}}"#,
+        ) else {
+            panic!("not asked in HTTP")
+        };
+        assert_eq!((path.as_str(), https, host.as_str(), port), ("/a", true, "h", 1));
+        assert_eq!(headers, [("a".to_owned(), "b".to_owned())]);
+    }
+
+    #[test]
+    fn a_port_is_a_number_a_name_or_the_container_s_own() {
+        let port = |written: &str| {
+            let spec = liveness(&format!(r#"{{"tcpSocket": {{"port": {written}}}}}"#));
+            spec.map(|spec| match spec.map(|spec| spec.ask) {
+                Some(Ask::Network { port, .. }) => port,
+                other => panic!("{other:?}"),
+            })
+        };
+        for (written, want) in
+            [("0", 8080), ("9090", 9090), (r#""http1""#, 8080), (r#""9091""#, 9091)]
+        {
+            assert_eq!(port(written), Ok(want), "{written}");
+        }
+        let trouble = port(r#""no""#).expect_err("there is no such port");
+        assert!(trouble.starts_with("liveness probe: container web has no port"), "{trouble}");
+    }
+
+    #[test]
+    fn readiness_is_asked_only_where_the_node_tells_it() {
+        let text = r#"{"name": "web", "readinessProbe": {"tcpSocket": {"port": 1}}}"#;
+        let asked = |tells| Probes::of(&container(text), tells).expect("it can be asked");
+        assert!(asked(true).readiness.is_some());
+        assert_eq!(asked(false), Probes::default());
+    }
+
+    #[test]
+    fn absent_and_zero_mean_kubernetes_defaults() {
+        let want = ProbeSpec {
+            ask: Ask::Network { how: ProbeHow::Tcp, port: 1 },
+            delay: Duration::ZERO,
+            period: Duration::from_secs(10),
+            patience: Duration::from_secs(1),
+            successes: 1,
+            failures: 3,
+            grace: None,
+        };
+        let absent = r#"{"tcpSocket": {"port": 1}}"#;
+        let zero = r#"{"tcpSocket": {"port": 1}, "periodSeconds": 0, "timeoutSeconds": 0,
+            "successThreshold": 0, "failureThreshold": 0, "initialDelaySeconds": 0}"#;
+        assert_eq!(liveness(absent), Ok(Some(want.clone())));
+        assert_eq!(liveness(zero), Ok(Some(want)));
+    }
+
+    #[test]
+    fn a_verdict_needs_results_in_a_row() {
+        let text = r#"{"tcpSocket": {"port": 1}, "successThreshold": 2, "failureThreshold": 2}"#;
+        let spec = liveness(text).expect("it can be asked").expect("there is one");
+        let mut row = Row::default();
+        let results = [true, false, true, true, true, false, false];
+        let seen = results.map(|passed| row.note(&spec, passed));
+        let (no, yes, failed) = (None, Some(true), Some(false));
+        assert_eq!(seen, [no, no, no, yes, yes, no, failed]);
+    }
+}

@@ -1,0 +1,159 @@
+//! Shell: commands inside a container that runs, as exec probes ask for them.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use tokio::time::timeout;
+
+use super::{Kind, Runtime, RuntimeError, file};
+use crate::cgroups::ContainerCgroup;
+use crate::process::ProcessId;
+use crate::sys;
+
+/// Bytes of a command's output that are kept: enough to say what is wrong.
+const OUTPUT: u64 = 1024;
+/// How long the runtime has to end once its command was killed.
+const AFTERWARDS: Duration = Duration::from_secs(1);
+
+/// A command to be run inside a container.
+#[derive(Debug)]
+pub struct Exec {
+    /// The container's name for the runtime.
+    pub id: String,
+    /// Its folder, where the command's pid is written.
+    pub bundle: PathBuf,
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// The container's cgroup.
+    pub cgroup: ContainerCgroup,
+}
+
+/// What became of a command.
+#[derive(Debug)]
+pub struct Executed {
+    /// Its exit code, 128 + signal for a signal; `None` if it took too long and was killed.
+    pub code: Option<i32>,
+    /// The begin of what it wrote.
+    pub output: String,
+}
+
+/// The runtimes that execute commands now, by pid: each is waited for by its own task, and by no other.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Executing(Arc<Mutex<BTreeSet<i32>>>);
+
+impl Executing {
+    /// Held while a runtime is started, so that it is known as soon as it exists.
+    fn started<E>(&self, start: impl FnOnce() -> Result<(i32, OwnedFd), E>) -> Result<Child, E> {
+        let mut pids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (pid, pidfd) = start()?;
+        pids.insert(pid);
+        Ok(Child { pid, pidfd: Arc::new(pidfd) })
+    }
+
+    fn ended(&self, child: &Child) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&child.pid);
+    }
+
+    pub(super) fn contains(&self, pid: i32) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
+    }
+}
+
+struct Child {
+    pid: i32,
+    pidfd: Arc<OwnedFd>,
+}
+
+/// A command under way.
+struct Started {
+    child: Child,
+    output: File,
+    pid_file: PathBuf,
+}
+
+impl Runtime {
+    /// Whether `pid` is a runtime that executes a command.
+    pub fn executes(&self, pid: i32) -> bool {
+        self.executing.contains(pid)
+    }
+
+    /// Runs a command inside a container, and kills it after `patience`.
+    pub async fn exec(&self, exec: Exec, patience: Duration) -> Result<Executed, RuntimeError> {
+        let runtime = self.clone();
+        let started = self.on_thread::<_, RuntimeError>(move || runtime.start_exec(&exec)).await?;
+        let runtime = self.clone();
+        // A task of its own: the runtime is reaped also where the caller has lost its interest.
+        let finished = tokio::spawn(async move { runtime.finish_exec(started, patience).await });
+        finished.await.ok().ok_or(RuntimeError::Ended)?
+    }
+
+    fn start_exec(&self, exec: &Exec) -> Result<Started, RuntimeError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let pid_file = exec.bundle.join(format!("exec-{number}.pid"));
+        // Its pages count as the container's memory.
+        let output = memfd_create(c"exec", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from);
+        let output = output.map(File::from).map_err(file("keep the output of", &self.program))?;
+        let null = File::open("/dev/null").map_err(file("open", Path::new("/dev/null")))?;
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let mut argv = vec![text(&self.program), "--root".to_owned(), text(&self.state)];
+        if self.kind == Kind::Crun {
+            argv.push("--cgroup-manager=disabled".to_owned());
+        }
+        let options = ["exec".to_owned(), "--pid-file".to_owned(), text(&pid_file)];
+        argv.extend(options.into_iter().chain([exec.id.clone()]));
+        argv.extend(exec.command.iter().cloned());
+        let stdio = [null.as_fd(), output.as_fd(), output.as_fd()];
+        let child = self.executing.started(|| {
+            let (pid, pidfd) = self.spawn(&argv, &exec.cgroup, stdio)?;
+            Ok::<_, RuntimeError>((pid.as_raw(), pidfd))
+        })?;
+        Ok(Started { child, output, pid_file })
+    }
+
+    async fn finish_exec(
+        &self,
+        started: Started,
+        patience: Duration,
+    ) -> Result<Executed, RuntimeError> {
+        let Started { child, mut output, pid_file } = started;
+        let watched = sys::watch(Arc::clone(&child.pidfd)).map_err(file("watch", &self.program))?;
+        let in_time = timeout(patience, watched.readable()).await.is_ok();
+        if !in_time {
+            // The command first: its runtime then reaps it and ends.
+            kill_command(&pid_file);
+            if timeout(AFTERWARDS, watched.readable()).await.is_err() {
+                let _gone = sys::pidfd_signal(child.pidfd.as_fd(), libc::SIGKILL);
+                let _ = watched.readable().await;
+            }
+        }
+        let ended = waitid(Id::PIDFd(child.pidfd.as_fd()), WaitPidFlag::WEXITED);
+        self.executing.ended(&child);
+        let _ = fs::remove_file(&pid_file);
+        let code = match ended {
+            Ok(WaitStatus::Exited(_, code)) => code,
+            Ok(WaitStatus::Signaled(_, signal, _)) => 128 + signal as i32,
+            _ => -1,
+        };
+        let mut text = Vec::new();
+        // Without its words a failure only says less.
+        let _ = output.rewind().and_then(|()| output.take(OUTPUT).read_to_end(&mut text));
+        let output = String::from_utf8_lossy(&text).into_owned();
+        Ok(Executed { code: in_time.then_some(code), output })
+    }
+}
+
+fn kill_command(pid_file: &Path) {
+    let pid = fs::read_to_string(pid_file).ok().and_then(|text| text.trim().parse().ok());
+    if let Some(process) = pid.and_then(ProcessId::of).and_then(|process| process.open()) {
+        let _gone = sys::pidfd_signal(process.as_fd(), libc::SIGKILL);
+    }
+}
