@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +55,17 @@ pub fn has_ended(pidfd: &OwnedFd, limit: Duration) -> bool {
     let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
     let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
     poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)
+}
+
+/// Reaps the process of a pidfd if it has ended; its exit code, 128 + signal for a signal.
+///
+/// `None` while it runs, and for another process's child where the kernel does not tell.
+pub fn exit_code(pidfd: &OwnedFd) -> Option<i32> {
+    match waitid(Id::PIDFd(pidfd.as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
+        Ok(WaitStatus::Exited(_, code)) => Some(code),
+        Ok(WaitStatus::Signaled(_, signal, _)) => Some(128 + signal as i32),
+        _ => sys::pidfd_exit_code(pidfd.as_fd()),
+    }
 }
 
 /// Records a process in a file, for `down`.

@@ -1,7 +1,7 @@
 //! Shell: learns that a container ended, and how. Nothing polls: a pidfd becomes readable.
 
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::{Extra, Report, Shared, logs, open_process};
 use crate::pods::{Event, Exit};
+use crate::process::exit_code;
 use crate::sys;
 
 /// Pauses, in milliseconds, between looks at a process that ended as the child of another: the runtime ends within them.
@@ -32,7 +33,7 @@ pub(super) fn find(shared: &Shared, uid: &str, container: &str) -> Option<OwnedF
 /// processes are reaped.
 ///
 /// Only children in a pod's cgroup are meant that are not a container's own process: that one is the first in its pid
-/// namespace, and its exit code belongs to whoever waits for it.
+/// namespace, and its exit code belongs to the task that waits for it.
 pub(super) fn reap_helpers(shared: &Shared) {
     let pods = shared.layout.pods_cgroup(Path::new("/"));
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return };
@@ -102,12 +103,4 @@ async fn ended(fd: &Arc<OwnedFd>) -> Option<i32> {
         tokio::time::sleep(Duration::from_millis(pause)).await;
     }
     exit_code(fd)
-}
-
-fn exit_code(fd: &OwnedFd) -> Option<i32> {
-    match waitid(Id::PIDFd(fd.as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
-        Ok(WaitStatus::Exited(_, code)) => Some(code),
-        Ok(WaitStatus::Signaled(_, signal, _)) => Some(128 + signal as i32),
-        _ => sys::pidfd_exit_code(fd.as_fd()),
-    }
 }

@@ -226,7 +226,7 @@ impl<'a> Series<'a> {
     }
 }
 
-/// Connects from inside the pod, from loopback: the kernel half counts no request that comes from there.
+/// Connects from inside the pod, from loopback: the programs in the kernel count no request that comes from there.
 #[derive(Clone, Debug)]
 struct Inside {
     namespace: PathBuf,

@@ -43,15 +43,15 @@ impl Probes {
     ///
     /// `Err` names what is asked for in vain: a port that no port of the container has as its name.
     pub(super) fn of(container: &Container, tells_readiness: bool) -> Result<Self, String> {
-        let spec = |kind: &str, probe: &Option<Probe>| {
-            let spec = probe.as_ref().map(|probe| ProbeSpec::of(probe, container));
+        let spec = |kind: &str, probe: Option<&Probe>| {
+            let spec = probe.map(|probe| ProbeSpec::of(probe, container));
             spec.transpose().map_err(|trouble| format!("{kind} probe: {trouble}"))
         };
-        let readiness = container.readiness_probe.as_ref().filter(|_| tells_readiness).cloned();
+        let readiness = container.readiness_probe.as_ref().filter(|_| tells_readiness);
         Ok(Self {
-            startup: spec("startup", &container.startup_probe)?,
-            liveness: spec("liveness", &container.liveness_probe)?,
-            readiness: spec("readiness", &readiness)?,
+            startup: spec("startup", container.startup_probe.as_ref())?,
+            liveness: spec("liveness", container.liveness_probe.as_ref())?,
+            readiness: spec("readiness", readiness)?,
         })
     }
 }

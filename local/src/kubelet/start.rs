@@ -61,13 +61,7 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> StartError {
 
 /// One line with an error and its causes.
 pub(super) fn chain(error: &dyn Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    line.replace('\n', " ")
+    common::link::chain(error).replace('\n', " ")
 }
 
 /// What one start needs to know beyond the order.

@@ -10,12 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use tokio::time::timeout;
 
 use super::{Kind, Runtime, RuntimeError, file};
 use crate::cgroups::ContainerCgroup;
-use crate::process::ProcessId;
+use crate::process::{ProcessId, exit_code};
 use crate::sys;
 
 /// Bytes of a command's output that are kept: enough to say what is wrong.
@@ -125,7 +124,11 @@ impl Runtime {
         patience: Duration,
     ) -> Result<Executed, RuntimeError> {
         let Started { child, mut output, pid_file } = started;
-        let watched = sys::watch(Arc::clone(&child.pidfd)).map_err(file("watch", &self.program))?;
+        let watched = sys::watch(Arc::clone(&child.pidfd)).map_err(|error| {
+            // No task waits for it then: it is reaped like any helper.
+            self.executing.ended(&child);
+            file("watch", &self.program)(error)
+        })?;
         let in_time = timeout(patience, watched.readable()).await.is_ok();
         if !in_time {
             // The command first: its runtime then reaps it and ends.
@@ -135,14 +138,9 @@ impl Runtime {
                 let _ = watched.readable().await;
             }
         }
-        let ended = waitid(Id::PIDFd(child.pidfd.as_fd()), WaitPidFlag::WEXITED);
+        let code = exit_code(&child.pidfd).unwrap_or(-1);
         self.executing.ended(&child);
         let _ = fs::remove_file(&pid_file);
-        let code = match ended {
-            Ok(WaitStatus::Exited(_, code)) => code,
-            Ok(WaitStatus::Signaled(_, signal, _)) => 128 + signal as i32,
-            _ => -1,
-        };
         let mut text = Vec::new();
         // Without its words a failure only says less.
         let _ = output.rewind().and_then(|()| output.take(OUTPUT).read_to_end(&mut text));
