@@ -71,7 +71,6 @@ fn table(port: NonZeroU16) -> RouteTable {
         policy: None,
         reachable: true,
         initial_scale_reached: true,
-        activators: Box::default(),
         sources: None,
     };
     table.revisions.insert(served.name.clone(), served);

@@ -108,7 +108,6 @@ fn sleeping(number: u16) -> Vec<RouteChange> {
         policy: None,
         reachable: true,
         initial_scale_reached: true,
-        activators: Box::default(),
         sources: None,
     };
     vec![RouteChange::Revision(revision), RouteChange::Service(service)]

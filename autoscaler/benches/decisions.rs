@@ -106,7 +106,6 @@ fn revision(name: Name) -> Revision {
         policy: Some(Arc::new(ScalePolicy::default())),
         reachable: true,
         initial_scale_reached: true,
-        activators: Box::default(),
         sources: None,
     }
 }

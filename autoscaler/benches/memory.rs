@@ -79,7 +79,6 @@ fn revision(name: Name, service: &str) -> Revision {
         policy: Some(Arc::new(ScalePolicy::default())),
         reachable: true,
         initial_scale_reached: true,
-        activators: Box::default(),
         sources: None,
     }
 }

@@ -251,9 +251,6 @@ pub struct Revision {
     pub reachable: bool,
     /// Whether its initial scale was reached once.
     pub initial_scale_reached: bool,
-    /// Names of the activators that share its pods under a hard limit, each its own part, in this order; empty: all
-    /// activators of the table, by name.
-    pub activators: Box<[String]>,
     /// Who may ask its pods; `None`: everybody. Only sent to activators.
     pub sources: Option<Arc<Sources>>,
 }

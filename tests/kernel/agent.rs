@@ -249,7 +249,6 @@ impl World {
             policy: None,
             reachable: true,
             initial_scale_reached: true,
-            activators: Box::default(),
             sources: None,
         };
         let address = (phase != PodPhase::Starting).then(|| ADDRESS.parse().expect("an address"));

@@ -216,7 +216,6 @@ pub fn hello_1() -> Revision {
         policy: None,
         reachable: true,
         initial_scale_reached: true,
-        activators: Box::default(),
         sources: None,
     }
 }

@@ -371,7 +371,6 @@ fn usual(name: Name) -> wire::Revision {
         policy: None,
         reachable: true,
         initial_scale_reached: true,
-        activators: Box::default(),
         sources: None,
         name,
     }

@@ -67,7 +67,6 @@ fn revision(name: &Name) -> RouteChange {
         policy: Some(policy().into()),
         reachable: true,
         initial_scale_reached: true,
-        activators: Box::default(),
         sources: None,
     })
 }

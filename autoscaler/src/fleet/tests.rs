@@ -47,7 +47,6 @@ fn revision(name: &Name, policy: ScalePolicy) -> RouteRevision {
         policy: Some(policy.into()),
         reachable: true,
         initial_scale_reached: false,
-        activators: Box::default(),
         sources: None,
     }
 }

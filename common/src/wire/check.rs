@@ -340,7 +340,6 @@ impl TryFrom<raw::Revision> for Revision {
             policy: it.policy.map(ScalePolicy::try_from).transpose()?.map(Arc::new),
             reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
-            activators: it.activators.into(),
             sources: it.sources.map(Sources::try_from).transpose()?.map(Arc::new),
         })
     }
@@ -364,7 +363,6 @@ impl From<Revision> for raw::Revision {
             policy: it.policy.map(|it| Arc::unwrap_or_clone(it).into()),
             reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
-            activators: it.activators.into_vec(),
             sources: it.sources.as_deref().map(raw::Sources::from),
         }
     }

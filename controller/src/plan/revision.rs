@@ -173,7 +173,6 @@ impl Facts {
             policy: (self.class == Class::Kpa).then(|| Arc::clone(&self.policy)),
             reachable: revision.routing.0 != Routing::Reserve && !revision.is_stuck(),
             initial_scale_reached: revision.reached,
-            activators: Box::default(),
             sources: None,
         }
     }
