@@ -226,6 +226,7 @@ pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
         uid: uid.clone(),
         name: text(&meta["name"])?,
         created: restore::meta(object).created,
+        met: Stamp::default(),
         was_ready: false,
         steady: None,
         stage: Stage::Serving,

@@ -207,6 +207,7 @@ fn pod(value: &Value, boot: &str) -> Option<Pod> {
         uid: own.uid?.into(),
         name: own.name?.into(),
         created: own.creation_timestamp.as_ref().map(stamp)?,
+        met: Stamp::default(),
         was_ready: remembered.is_some(),
         steady: None,
         stage: Stage::Serving,

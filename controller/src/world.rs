@@ -398,8 +398,10 @@ pub struct Pod {
     pub uid: Box<str>,
     /// `<revision>-deployment-<5 characters>`.
     pub name: Box<str>,
-    /// When it was ordered.
+    /// When it was ordered, by the clock of whoever made it: Kubernetes' may differ from ours.
     pub created: Stamp,
+    /// When this controller met it, by its own clock; zero: not yet.
+    pub met: Stamp,
     /// Whether it ever was ready.
     pub was_ready: bool,
     /// Since when it is ready without a break, and how often its containers had been restarted then.

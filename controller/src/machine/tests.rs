@@ -502,6 +502,29 @@ fn a_process_that_never_listens_is_named() {
 }
 
 #[test]
+fn a_service_says_itself_why_its_first_pod_is_not_ready_and_still_after_the_deadline() {
+    let mut sim = Sim::new();
+    sim.apply(&HELLO.replace("\"0\"", "\"1\""));
+    let uid = sim.uids()[0].clone();
+    sim.status(&uid, NodePhase::Running, ContainerState::Running, 0);
+    sim.see(&uid, |it| {
+        (it.ready, it.listening) = (false, false);
+        it.trouble = "port 8080 is open for IPv6 only".into();
+    });
+    sim.pass(5000);
+    let all = [Kind::RevisionReady, Kind::ConfigurationReady, Kind::ServiceReady];
+    for kind in all {
+        let why = "Unknown ContainerNotReady: port 8080 is open for IPv6 only";
+        assert_eq!(sim.condition(kind), why, "{kind:?}");
+    }
+    sim.pass(600_000);
+    let late = "False ProgressDeadlineExceeded: Initial scale was never achieved: port 8080 is open for IPv6 only";
+    assert_eq!(sim.condition(Kind::RevisionReady), late);
+    let service = sim.condition(Kind::ServiceReady);
+    assert!(service.contains("open for IPv6 only"), "{service}");
+}
+
+#[test]
 fn a_start_that_takes_too_long_is_given_up() {
     let mut sim = Sim::new();
     sim.apply(&HELLO.replace("\"0\"", "\"1\""));

@@ -124,6 +124,7 @@ fn add(revision: &mut Revision, view: &View<'_>) {
         name: format!("{}-deployment-{}", revision.name, suffix(uid)).into(),
         uid: uid.to_string().into(),
         created: view.now,
+        met: Stamp::default(),
         was_ready: false,
         steady: None,
         stage: Stage::Serving,
@@ -261,5 +262,5 @@ pub(super) fn burst_path(revision: &Revision, view: &View<'_>) -> Path {
 /// When a pod that does not become ready is worth a word.
 pub(super) fn slow_at(pod: &Pod) -> Stamp {
     const SLOW_MS: u64 = 5000;
-    pod.created.plus_ms(SLOW_MS)
+    pod.met.plus_ms(SLOW_MS)
 }

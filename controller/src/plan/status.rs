@@ -29,6 +29,9 @@ const HOPELESS_RESTARTS: u32 = 3;
 /// Reason of a Revision one of whose images cannot be found.
 pub(crate) const CONTAINER_MISSING: &str = "ContainerMissing";
 
+/// Reason of a Revision whose first pod takes longer than a start should.
+const NOT_READY: &str = "ContainerNotReady";
+
 /// Reason of a Revision whose initial scale was waited for in vain.
 const LATE: &str = "ProgressDeadlineExceeded";
 
@@ -40,6 +43,9 @@ fn resolves(revision: &Revision, view: &View<'_>) -> bool {
 /// Learns what a revision's pods tell and sets its conditions.
 pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Timer) {
     for pod in &mut revision.pods {
+        if pod.met == Stamp::default() {
+            pod.met = view.now;
+        }
         pod.was_ready |= scale::is_ready(pod, view);
         scale::note_steady(pod, view);
     }
@@ -60,8 +66,9 @@ pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Tim
         Some(why) => revision.failure = Some(Box::new(why)),
         None => {}
     }
-    let resources = resources(revision, view, timer);
-    let healthy = healthy(revision, ready, view, timer);
+    let slow = (ready == 0).then(|| slow_start(revision, view, timer)).flatten();
+    let resources = resources(revision, slow.as_ref(), view, timer);
+    let healthy = healthy(revision, slow, view);
     let conditions = &mut revision.conditions;
     conditions.set(Kind::RevisionResources, resources, view.now);
     conditions.set(Kind::RevisionHealthy, healthy, view.now);
@@ -106,7 +113,7 @@ fn deploying() -> Truth {
     Truth::Unknown(Some(Why::new("Deploying", "")))
 }
 
-fn resources(revision: &Revision, view: &View<'_>, timer: &mut Timer) -> Truth {
+fn resources(revision: &Revision, slow: Option<&Why>, view: &View<'_>, timer: &mut Timer) -> Truth {
     if revision.reached {
         return Truth::True(None);
     }
@@ -123,26 +130,41 @@ fn resources(revision: &Revision, view: &View<'_>, timer: &mut Timer) -> Truth {
         || revision.decided.is_some_and(|it| it.activity == Activity::TimedOut)
         || is_given_up(revision)
     {
-        return Truth::False(Why::new(LATE, "Initial scale was never achieved"));
+        return Truth::False(given_up(revision, slow));
     }
     deploying()
 }
 
-/// Whether somebody has waited long enough already: a controller that has just started does not begin anew.
+/// Whether the start was waited for long enough already: a controller that has just started does not begin again.
 fn is_given_up(revision: &Revision) -> bool {
-    let said = revision.conditions.get(Kind::RevisionResources);
-    matches!(said, Truth::False(why) if why.reason == LATE)
+    said_late(revision).is_some()
 }
 
-fn healthy(revision: &Revision, ready: u32, view: &View<'_>, timer: &mut Timer) -> Truth {
+/// What the condition says already of a start that came too late.
+fn said_late(revision: &Revision) -> Option<Why> {
+    match revision.conditions.get(Kind::RevisionResources) {
+        Truth::False(why) if why.reason == LATE => Some(why),
+        Truth::False(_) | Truth::Unknown(_) | Truth::True(_) => None,
+    }
+}
+
+/// Knative's words, and what held the start up: without it the reader learns only that it took long.
+fn given_up(revision: &Revision, slow: Option<&Why>) -> Why {
+    const NEVER: &str = "Initial scale was never achieved";
+    match slow {
+        Some(slow) => Why::new(LATE, format!("{NEVER}: {}", slow.message)),
+        // The pods may be gone by now, and the reason with them.
+        None => said_late(revision).unwrap_or_else(|| Why::new(LATE, NEVER)),
+    }
+}
+
+fn healthy(revision: &Revision, slow: Option<Why>, view: &View<'_>) -> Truth {
     if let Some(why) = &revision.failure {
         return Truth::False((**why).clone());
     }
     if resolves(revision, view) {
         return Truth::Unknown(Some(Why::new("ResolvingDigests", "")));
     }
-    let serving = revision.pods.iter().filter(|pod| pod.stage == Stage::Serving);
-    let slow = serving.filter(|_| ready == 0).find_map(|pod| slow(pod, view, timer));
     match slow {
         Some(why) => Truth::Unknown(Some(why)),
         None if revision.reached => Truth::True(None),
@@ -150,15 +172,22 @@ fn healthy(revision: &Revision, ready: u32, view: &View<'_>, timer: &mut Timer) 
     }
 }
 
-/// Why a pod does not become ready, once it takes longer than a start should.
-fn slow(pod: &Pod, view: &View<'_>, timer: &mut Timer) -> Option<Why> {
-    if !timer.passed(scale::slow_at(pod), view.now) {
-        return None;
-    }
+/// Why none of a revision's pods becomes ready, where the first that takes too long tells.
+fn slow_start(revision: &Revision, view: &View<'_>, timer: &mut Timer) -> Option<Why> {
+    let said = revision.conditions.get(Kind::RevisionHealthy);
+    // A controller that has just started does not take back what the one before it has said.
+    let is_said = matches!(said, Truth::Unknown(Some(why)) if why.reason == NOT_READY);
+    let serving = revision.pods.iter().filter(|pod| pod.stage == Stage::Serving);
+    let mut slow = serving.filter(|it| is_said || timer.passed(scale::slow_at(it), view.now));
+    slow.find_map(|pod| unready(pod, view))
+}
+
+/// Why a pod is not ready that takes longer than a start should.
+fn unready(pod: &Pod, view: &View<'_>) -> Option<Why> {
     let status = view.world.statuses.get(&*pod.uid);
     let seen = view.world.seen.get(&*pod.uid);
     if let Some(trouble) = seen.map(|seen| &seen.trouble).filter(|trouble| !trouble.is_empty()) {
-        return Some(Why::new("ContainerNotReady", trouble.clone()));
+        return Some(Why::new(NOT_READY, trouble.clone()));
     }
     let runs = status.is_some_and(|it| it.phase == PodPhase::Running);
     let listens = seen.is_some_and(|seen| seen.listening);
@@ -170,7 +199,7 @@ fn slow(pod: &Pod, view: &View<'_>, timer: &mut Timer) -> Option<Why> {
         (true, true) => "The container listens but its readiness probe does not pass: check the probe's path and port, and the container's log".into(),
         (false, _) => waiting(status)?,
     };
-    Some(Why::new("ContainerNotReady", message))
+    Some(Why::new(NOT_READY, message))
 }
 
 fn waiting(status: Option<&PodStatus>) -> Option<String> {

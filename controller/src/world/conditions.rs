@@ -182,10 +182,14 @@ impl Conditions {
     }
 
     /// `Ready` of an object from the conditions it depends on, by Knative's rule: all true, else the first
-    /// false one, else the first unknown one.
+    /// false one, else the first unknown one. An unknown one that says why goes before those that do not: else `Deploying`
+    /// would hide that a container listens where no client can reach it.
     pub fn ready(&self, on: &[Kind]) -> Truth {
         let all: Vec<Truth> = on.iter().map(|kind| self.get(*kind)).collect();
         let worst = all.iter().find(|truth| matches!(truth, Truth::False(_)));
+        let says =
+            |truth: &&Truth| matches!(truth, Truth::Unknown(Some(why)) if !why.message.is_empty());
+        let worst = worst.or_else(|| all.iter().find(says));
         let worst = worst.or_else(|| all.iter().find(|truth| matches!(truth, Truth::Unknown(_))));
         worst.cloned().unwrap_or(Truth::True(None))
     }

@@ -955,9 +955,20 @@ fn a_start_is_waited_for_by_our_clock_and_never_anew() {
         let mut cluster = Cluster { stamps: Some(Stamp(stamps)), ..Cluster::new() };
         cluster.service("hello", "hello:v1", 1, Value::Null);
         assert!(ready(&cluster).starts_with("Unknown Deploying"), "{stamps} {}", ready(&cluster));
+        cluster.now = cluster.now.plus_ms(4999);
+        cluster.step(Event::Tick);
+        assert!(ready(&cluster).starts_with("Unknown Deploying"), "{stamps} {}", ready(&cluster));
+        cluster.now = cluster.now.plus_ms(1);
+        cluster.step(Event::Tick);
+        let slow = "Unknown ContainerNotReady: The container runs but nothing listens on port 8080";
+        assert!(ready(&cluster).starts_with(slow), "{stamps} {}", ready(&cluster));
+        cluster.machine = cluster.other();
+        cluster.step(Event::Lead(true));
+        assert!(ready(&cluster).starts_with(slow), "{stamps} {}", ready(&cluster));
         cluster.now = cluster.now.plus_ms(600_000);
         cluster.step(Event::Tick);
-        let late = "False ProgressDeadlineExceeded: Initial scale was never achieved";
+        let late = "False ProgressDeadlineExceeded: Initial scale was never achieved: The container runs but nothing \
+                    listens on port 8080: let it listen on $PORT (8080) or set containerPort to the port it uses";
         assert_eq!(ready(&cluster), late, "{stamps}");
         cluster.machine = cluster.other();
         cluster.step(Event::Lead(true));
