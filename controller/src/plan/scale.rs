@@ -168,8 +168,9 @@ fn release(revision: &mut Revision, count: usize, view: &View<'_>) {
 /// Whether requests may be sent to a pod: it is seen ready, and all of its containers run.
 ///
 /// That the serving container has begun is known by its listener, before the runtime's word; of others that word is waited
-/// for, since requests may need them. Where no agent sees the pod, or only the kubelet can run its probes, the kubelet's word counts. No pod of a node that is
-/// away is ready: Kubernetes says so only of those that their kubelet had called ready before.
+/// for, since requests may need them. Where only the kubelet can run a probe, its word is waited for as well: a command
+/// that passes tells nothing of the port. Where no agent sees the pod, the kubelet's word alone counts. No pod of a node
+/// that is away is ready: Kubernetes says so only of those that their kubelet had called ready before.
 pub(super) fn is_ready(pod: &Pod, view: &View<'_>) -> bool {
     let kubelet = pod.placed.as_ref().map(|it| it.kubelet);
     let is_away = pod.placed.as_ref().is_some_and(|it| view.world.is_away(&it.node));
@@ -181,8 +182,7 @@ pub(super) fn is_ready(pod: &Pod, view: &View<'_>) -> bool {
     };
     let ready = match view.world.seen.get(&*pod.uid) {
         _ if kubelet == Some(Kubelet::Lost) || is_away => false,
-        Some(_) if view.facts.kubelet_probes() => told,
-        Some(seen) => seen.ready,
+        Some(seen) => seen.ready && (told || !view.facts.kubelet_probes()),
         None => pod.remembered.is_some() || kubelet == Some(Kubelet::Ready),
     };
     // The kubelet's word is about all containers, and so was ours of a pod that is remembered.

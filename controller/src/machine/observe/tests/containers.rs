@@ -132,3 +132,49 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
         assert_eq!(targets(&cluster, "pair"), ["pair-00002"]);
     }
 }
+
+/// The only pod of a revision.
+fn only(cluster: &Cluster) -> Name {
+    let mut pods = cluster.names(Resource::Pod).into_iter().filter(|it| it.namespace == SPACE);
+    pods.next().expect("a pod")
+}
+
+/// The kubelet's word on the only pod: whether all of its probes pass.
+fn passes(cluster: &mut Cluster, ready: bool) {
+    let pod = only(cluster);
+    let at = (Resource::Pod, pod.clone());
+    let mut object = cluster.objects[&at].clone();
+    let status = if ready { "True" } else { "False" };
+    object["status"]["conditions"] = json!([{"type": "Ready", "status": status}]);
+    cluster.objects.insert(at, object.clone());
+    cluster.step(Event::Observe(Resource::Pod, pod, Some(Box::new(object))));
+}
+
+#[test]
+fn a_command_that_passes_and_a_listener_make_a_pod_ready_together() {
+    for kubelet_first in [true, false] {
+        let mut cluster = Cluster::new();
+        let mut template = template("hello:v1", 1);
+        template["spec"]["containers"][0]["readinessProbe"] =
+            json!({"exec": {"command": ["true"]}});
+        cluster.user(Resource::KnativeService, "hello", json!({"template": template}));
+        let steps: [fn(&mut Cluster); 2] = if kubelet_first {
+            [|it| passes(it, true), Cluster::ready]
+        } else {
+            [Cluster::ready, |it| passes(it, true)]
+        };
+        // Seen, and not listening yet.
+        let uid = cluster.objects[&(Resource::Pod, only(&cluster))]["metadata"]["uid"].clone();
+        let agent = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
+        let waits = PodSeen { uid: uid.as_str().expect("a uid").into(), ready: false, ..seen() };
+        cluster.step(Event::Seen(agent, waits));
+        let starting = [common::wire::PodPhase::Starting];
+        assert_eq!(phases(&cluster), starting);
+        steps[0](&mut cluster);
+        assert_eq!(phases(&cluster), starting, "kubelet first: {kubelet_first}");
+        steps[1](&mut cluster);
+        assert_eq!(phases(&cluster), [common::wire::PodPhase::Ready]);
+        passes(&mut cluster, false);
+        assert_ne!(phases(&cluster), [common::wire::PodPhase::Ready], "the command fails");
+    }
+}
