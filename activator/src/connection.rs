@@ -27,7 +27,7 @@ use crate::{
     clock::now_ns,
     h1::{MAX_HEAD, Malformed},
     pool::{Lend, Offer},
-    single::{HearEarly, Raw, Reading, Single},
+    single::{HearEarly, READ, Raw, Reading, Single},
     tcp,
 };
 
@@ -115,6 +115,17 @@ pub enum Answer {
     Stream(Incoming, Stream),
     /// It is over, or given up.
     Ended,
+}
+
+impl Answer {
+    /// Bytes of it at most that may lie here before they are asked for.
+    pub fn ahead(&self) -> usize {
+        match self {
+            Self::Single(_) => READ,
+            Self::Stream(..) => STREAM_WINDOW as usize,
+            Self::Ended => 0,
+        }
+    }
 }
 
 impl Connection {

@@ -31,7 +31,7 @@ use crate::{
     forwarded::{Origin, Sender, is_secure},
     h1,
     headers::{self, Passage, Side},
-    host,
+    held, host,
     peers::Peers,
     pods::DialError,
     probe::{self, Health, K_NETWORK_HASH, Probe},
@@ -381,7 +381,7 @@ impl Gateway {
             let place = tokio::select! {
                 biased;
                 place = visit.place() => place?,
-                () = errand.seat.refused(weight) => return Err(Failure::TooManyBytes),
+                () = errand.seat.refused() => return Err(Failure::TooManyBytes),
             };
             let address = place.pod.key.address;
             errand.prepare(&self.edge.now())?;
@@ -400,6 +400,8 @@ impl Gateway {
             visit.leave();
             let mut request =
                 errand.request.take().expect("it is put back whenever it was not sent");
+            // From here on the pod's connection holds it.
+            held::let_go(&mut request);
             let place = Arc::new(place);
             request.body_mut().occupy(&place);
             let pace = request.body().pace().map(|pace| (pace, is_stream(&request)));
@@ -423,6 +425,7 @@ impl Gateway {
             match error.unseen {
                 Some(mut unseen) if stale < MAX_STALE => {
                     unseen.body_mut().free();
+                    held::put_back(&mut unseen, &errand.seat);
                     errand.request = Some(unseen);
                 }
                 _ => return Err(broken(address, &error.fault)),
@@ -500,10 +503,10 @@ fn is_stream<B>(request: &Request<B>) -> bool {
 }
 
 /// Waits until a body that a pod waits for has to be given up: its client sends nothing more, or too much lies here.
-async fn slow(seat: &Seat, pace: &Pace, is_stream: bool) -> Failure {
-    let seats = seat.seats();
+async fn slow(seat: &Arc<Seat>, pace: &Pace, is_stream: bool) -> Failure {
+    let (seats, _tells) = (seat.seats(), seat.tells());
     tokio::select! {
-        () = seat.refused(0) => Failure::TooManyBytes,
+        () = seat.refused() => Failure::TooManyBytes,
         () = pace.late(seats.budget.body_idle), if !is_stream => {
             seats.note(Bound::BodyIdle);
             Failure::BodyIdle

@@ -66,6 +66,7 @@ pub mod forwarded;
 pub mod gateway;
 pub mod h1;
 pub mod headers;
+pub mod held;
 pub mod host;
 pub mod peers;
 pub mod pods;

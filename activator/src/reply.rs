@@ -151,6 +151,19 @@ impl Reply {
 }
 
 impl Reply {
+    /// Bytes of it at most that may lie here before they are asked for.
+    pub fn ahead(&self) -> usize {
+        match self {
+            Self::Own(_) => 0,
+            Self::Pod(reply) => {
+                let upper = reply.body.size_hint().upper();
+                let upper = upper.and_then(|it| usize::try_from(it).ok()).unwrap_or(usize::MAX);
+                reply.body.ahead().min(upper)
+            }
+            Self::Logged(logged) => logged.reply.ahead(),
+        }
+    }
+
     /// Tells the pod that its client has closed its sending half. `false`: it cannot be told.
     pub fn pass_fin(&mut self, cx: &mut Context<'_>) -> bool {
         match self {

@@ -158,11 +158,15 @@ impl Seats {
         let of_it = |seat: &&Arc<Seat>| of.is_none_or(|it| seat.is_of(it));
         let candidates: Vec<_> = all.iter().filter(of_it).collect();
         candidates.iter().filter(|it| it.number != cause).for_each(|it| it.settle());
+        // What is refused already is on its way out, and another one's turn if that is not enough.
+        let (going, staying): (Vec<&Arc<Seat>>, Vec<_>) =
+            candidates.into_iter().partition(|it| it.is_refused());
+        let leaves: usize = going.iter().map(|it| it.held()).sum();
         let is_over = match of {
-            Some(it) => it.bytes.load(Ordering::Relaxed) > self.budget.client_bytes,
-            None => self.bytes() > self.budget.bytes,
+            Some(it) => it.bytes.load(Ordering::Relaxed) > self.budget.client_bytes + leaves,
+            None => self.bytes() > self.budget.bytes + leaves,
         };
-        let most = candidates.iter().max_by_key(|it| it.holds());
+        let most = staying.into_iter().max_by_key(|it| it.held());
         if let Some(most) = most.filter(|_| is_over) {
             self.note(if of.is_some() { Bound::ClientBytes } else { Bound::Bytes });
             most.refuse();
@@ -273,13 +277,18 @@ impl Seat {
         if data.is_empty() {
             return data;
         }
-        let count = data.len();
+        let waits = self.waits(data.len());
+        Bytes::from_owner(Unsent { _waits: waits, data })
+    }
+
+    /// Counts bytes of answers that lie here, or may, until the guard is dropped.
+    pub fn waits(self: &Arc<Self>, count: usize) -> Waiting {
         self.answers.fetch_add(count, Ordering::Relaxed);
         let all = self.seats.answers.fetch_add(count, Ordering::Relaxed) + count;
         if all > self.seats.budget.answer_bytes {
             self.seats.relieve_answers();
         }
-        Bytes::from_owner(Unsent { seat: Arc::clone(self), data })
+        Waiting { seat: Arc::clone(self), count }
     }
 
     /// A request begins; it lasts until the guard is dropped.
@@ -293,10 +302,55 @@ impl Seat {
         self.idle_since().map(|since| Duration::from_nanos(now_ns().saturating_sub(since)))
     }
 
-    /// Counts `bytes` of a head while it waits, until it is refused for what the connection holds.
-    pub async fn refused(&self, bytes: usize) {
-        let _held = Held::new(self, bytes);
+    /// Counts `bytes` of a head that has come, until it goes to a pod or is given up. `None`: the connection's requests are
+    /// refused, or it holds more than its equal part while those that are refused have not gone yet.
+    pub fn takes_head(self: &Arc<Self>, bytes: usize) -> Option<Held> {
+        let held = self.holds(bytes);
+        if self.is_refused() {
+            return None;
+        }
+        if let Some(bound) = self.excess() {
+            self.seats.note(bound);
+            return None;
+        }
+        Some(held)
+    }
+
+    /// Counts `bytes` of a head in any case.
+    pub fn holds(self: &Arc<Self>, bytes: usize) -> Held {
+        self.holds_head(0, bytes);
+        Held { tells: self.tells(), bytes }
+    }
+
+    /// A request begins that is told when its connection's are refused; until the guard is dropped.
+    pub fn tells(self: &Arc<Self>) -> Tells {
+        self.tellable.fetch_add(1, Ordering::Relaxed);
+        Tells(Arc::clone(self))
+    }
+
+    /// Waits until its requests are refused for what the connection holds.
+    pub async fn refused(&self) {
         self.refuse.cancelled().await;
+    }
+
+    fn is_refused(&self) -> bool {
+        self.refuse.is_cancelled()
+    }
+
+    /// The bound of bytes that is passed, where this connection holds more than its equal part of them.
+    fn excess(&self) -> Option<Bound> {
+        let budget = &self.seats.budget;
+        let is_most = |bytes: usize, sharers: usize| self.held() > bytes / sharers.max(1);
+        if self.seats.bytes() > budget.bytes
+            && is_most(budget.bytes, self.seats.table().seats.len())
+        {
+            return Some(Bound::Bytes);
+        }
+        let tally = self.tally.get()?;
+        let its = tally.bytes.load(Ordering::Relaxed);
+        let connections = tally.connections.load(Ordering::Relaxed);
+        (its > budget.client_bytes && is_most(budget.client_bytes, connections))
+            .then_some(Bound::ClientBytes)
     }
 
     /// All that is bound to this client.
@@ -342,7 +396,7 @@ impl Seat {
         self.refuse.cancel();
     }
 
-    fn holds(&self) -> usize {
+    fn held(&self) -> usize {
         let takes = self.takes();
         takes.ahead + takes.heads
     }
@@ -419,7 +473,7 @@ impl Asked {
 
 /// Bytes of an answer that have not been sent.
 struct Unsent {
-    seat: Arc<Seat>,
+    _waits: Waiting,
     data: Bytes,
 }
 
@@ -429,30 +483,39 @@ impl AsRef<[u8]> for Unsent {
     }
 }
 
-impl Drop for Unsent {
+/// Bytes of an answer that are counted.
+#[derive(Debug)]
+pub struct Waiting {
+    seat: Arc<Seat>,
+    count: usize,
+}
+
+impl Drop for Waiting {
     fn drop(&mut self) {
-        self.seat.answers.fetch_sub(self.data.len(), Ordering::Relaxed);
-        self.seat.seats.answers.fetch_sub(self.data.len(), Ordering::Relaxed);
+        self.seat.answers.fetch_sub(self.count, Ordering::Relaxed);
+        self.seat.seats.answers.fetch_sub(self.count, Ordering::Relaxed);
     }
 }
 
-/// Bytes of a head that waits.
-struct Held<'a> {
-    seat: &'a Seat,
+/// Bytes of a head that no pod has taken.
+#[derive(Debug)]
+pub struct Held {
+    tells: Tells,
     bytes: usize,
 }
 
-impl<'a> Held<'a> {
-    fn new(seat: &'a Seat, bytes: usize) -> Self {
-        seat.tellable.fetch_add(1, Ordering::Relaxed);
-        seat.holds_head(0, bytes);
-        Self { seat, bytes }
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.tells.0.holds_head(self.bytes, 0);
     }
 }
 
-impl Drop for Held<'_> {
+/// A request that can be told that it is refused.
+#[derive(Debug)]
+pub struct Tells(Arc<Seat>);
+
+impl Drop for Tells {
     fn drop(&mut self) {
-        self.seat.holds_head(self.bytes, 0);
-        self.seat.tellable.fetch_sub(1, Ordering::Relaxed);
+        self.0.tellable.fetch_sub(1, Ordering::Relaxed);
     }
 }

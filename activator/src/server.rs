@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, header};
+use http::{Request, Response, header};
 use hyper::{
     body::{Body, Frame, Incoming, SizeHint},
     server::conn::{http1, http2},
@@ -30,12 +30,15 @@ use tracing::{debug, warn};
 
 use crate::{
     balance::Lot,
-    budget::{Bound, CONNECTION_WINDOW, MAX_STREAMS, SEND_BUFFER, STREAM_WINDOW},
+    budget::{Bound, CONNECTION_WINDOW, MAX_STREAMS, PER_REQUEST, SEND_BUFFER, STREAM_WINDOW},
     clock::chance,
+    failure::Failure,
     forwarded::Origin,
     gateway::{Client, Door, Gateway},
+    held,
     proxy_protocol::Header,
-    seats::{Asked, Seat, Seats},
+    reply::Reply,
+    seats::{Asked, Seat, Seats, Waiting},
     socket::{Gone, Socket, Watched, proxy_header},
     tcp,
 };
@@ -158,7 +161,7 @@ impl Server {
     }
 
     async fn serve(
-        &self,
+        self: &Arc<Self>,
         mut stream: TcpStream,
         door: Door,
         peer: SocketAddr,
@@ -235,11 +238,15 @@ impl Server {
                 request.extensions_mut().insert(target);
             }
             let asked = seat.asks();
+            let request = held::taken(request, seat);
             async move {
                 tokio::select! {
                     biased;
-                    answer = self.gateway.handle(request, door, client, seat) => {
-                        Ok(answer.map(|body| Asking { body: Watched::new(body, socket), asked }))
+                    answer = self.answer(request, door, client, seat) => {
+                        Ok(answer.map(|body| {
+                            let ahead = body.ahead();
+                            Asking::new(Watched::new(body, socket), asked, ahead)
+                        }))
                     }
                     () = socket.gone() => Err(Gone),
                 }
@@ -256,9 +263,23 @@ impl Server {
         connection.await
     }
 
+    /// The answer to a request that was counted, or to one that was refused for that.
+    async fn answer(
+        &self,
+        request: Option<Request<Incoming>>,
+        door: Door,
+        client: Client,
+        seat: &Arc<Seat>,
+    ) -> Response<Reply> {
+        match request {
+            Some(request) => self.gateway.handle(request, door, client, seat).await,
+            None => Failure::TooManyBytes.response(Reply::own),
+        }
+    }
+
     /// Requests are apart from each other, on tasks of their own; one that its client resets is dropped.
     async fn serve_http2(
-        &self,
+        self: &Arc<Self>,
         socket: Socket,
         door: Door,
         client: Client,
@@ -268,16 +289,20 @@ impl Server {
         let leave = CancellationToken::new();
         let resets = Resets::new(Arc::clone(&self.seats));
         let service = service_fn(|request| {
-            let (gateway, leave) = (Arc::clone(&self.gateway), leave.clone());
+            let (server, leave) = (Arc::clone(self), leave.clone());
             let (seat, asked, reset) = (Arc::clone(&seat), seat.asks(), resets.begin());
+            let request = held::taken(request, &seat);
             async move {
-                let mut answer = gateway.handle(request, door, client, &seat).await;
+                let mut answer = server.answer(request, door, client, &seat).await;
                 reset.answered();
                 // HTTP/2 says so with GOAWAY, once for the connection.
                 if answer.headers_mut().remove(header::CONNECTION).is_some() {
                     leave.cancel();
                 }
-                Ok::<_, Infallible>(answer.map(|body| Asking { body, asked }))
+                Ok::<_, Infallible>(answer.map(|body| {
+                    let ahead = body.ahead();
+                    Asking::new(body, asked, ahead)
+                }))
             }
         });
         let io = TokioIo::new(socket.clone());
@@ -377,6 +402,29 @@ impl Drop for Unanswered {
 struct Asking<B> {
     body: B,
     asked: Asked,
+    /// Bytes that the pod may have sent ahead while nothing is asked of it.
+    ahead: usize,
+    /// Counts them while that is so: the client takes nothing, or not yet.
+    waits: Option<Waiting>,
+}
+
+impl<B: Body> Asking<B> {
+    fn new(body: B, asked: Asked, ahead: usize) -> Self {
+        let mut asking = Self { body, asked, ahead, waits: None };
+        asking.counts_ahead(!asking.body.is_end_stream());
+        asking
+    }
+
+    /// What a pod sends is passed on as it comes while the body is being waited for, and lies here else.
+    fn counts_ahead(&mut self, lies: bool) {
+        match &self.waits {
+            None if lies => {
+                self.waits = Some(self.asked.seat().waits(self.ahead + PER_REQUEST));
+            }
+            Some(_) if !lies => self.waits = None,
+            None | Some(_) => {}
+        }
+    }
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Body for Asking<B> {
@@ -387,7 +435,10 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Asking<B> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let next = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let next = Pin::new(&mut self.body).poll_frame(cx);
+        let lies = next.is_ready() && !self.body.is_end_stream();
+        self.counts_ahead(lies);
+        let next = ready!(next);
         let seat = self.asked.seat();
         Poll::Ready(next.map(|it| it.map(|frame| frame.map_data(|data| seat.sends(data)))))
     }

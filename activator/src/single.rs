@@ -37,7 +37,7 @@ use crate::{
 /// A client that waits for the pod's word before it sends the body is asked for it after this time: Go's client's.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes read at once.
-const READ: usize = 16 << 10;
+pub const READ: usize = 16 << 10;
 
 /// Hears of answers before the final one.
 pub trait HearEarly {

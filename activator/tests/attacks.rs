@@ -17,7 +17,7 @@ use activator::budget::{CONNECTION_WINDOW, MAX_STREAMS, SEND_BUFFER};
 use bytes::Bytes;
 use common::wire::Protocol;
 use futures::future::{join_all, poll_fn};
-use h2c::{Client, Pod};
+use h2c::{Client, Pod, endless, greedy};
 use harness::{GET, LONG, OK, World, read_head, rest, revision, server, until};
 use http::Request;
 use tokio::{
@@ -222,55 +222,6 @@ async fn what_its_client_gives_up_is_held_no_more() {
         until(|| seats.bytes() < 5_000).await;
     }
     world.waiting(1).await;
-}
-
-/// A pod over HTTP/2 whose answers never end. Returns where, and how much of them was taken.
-async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (address, taken) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
-    let counted = Arc::clone(&taken);
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let counted = Arc::clone(&counted);
-            tokio::spawn(async move {
-                let mut connection = h2::server::handshake(stream).await.unwrap();
-                while let Some(Ok((_, mut respond))) = connection.accept().await {
-                    let mut body = respond.send_response(http::Response::new(()), false).unwrap();
-                    let counted = Arc::clone(&counted);
-                    tokio::spawn(async move {
-                        loop {
-                            body.reserve_capacity(16 << 10);
-                            let Some(Ok(count)) = poll_fn(|cx| body.poll_capacity(cx)).await else {
-                                return;
-                            };
-                            counted.fetch_add(count, SeqCst);
-                            body.send_data(vec![b'x'; count].into(), false).unwrap();
-                        }
-                    });
-                }
-            });
-        }
-    });
-    (address, taken)
-}
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    let head = [length[1], length[2], length[3], kind, flags];
-    [&head[..], &stream.to_be_bytes(), payload].concat()
-}
-
-/// GETs of an HTTP/2 client whose windows are as wide as they can be.
-fn greedy(requests: u32) -> Vec<u8> {
-    const WIDE: u32 = u32::MAX >> 1;
-    let settings = [&[0, 4][..], &WIDE.to_be_bytes()].concat();
-    let mut all = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    all.extend(frame(4, 0, 0, &settings));
-    all.extend(frame(8, 0, 0, &(WIDE - 65_535).to_be_bytes()));
-    // :method GET, :scheme http, :path /, :authority a.
-    let head = [0x82, 0x86, 0x84, 0x01, 1, b'a'];
-    (0..requests).for_each(|it| all.extend(frame(1, 5, 2 * it + 1, &head)));
-    all
 }
 
 #[tokio::test]

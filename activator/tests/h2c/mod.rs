@@ -15,7 +15,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::StreamExt as _;
+use futures::{StreamExt as _, future::poll_fn};
 use http::{HeaderMap, Request, Response, request};
 use http_body_util::{BodyExt as _, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{
@@ -165,7 +165,7 @@ pub async fn refusing(count: usize) -> Pod {
         while let Ok((stream, _)) = listener.accept().await {
             let serving = serving.clone();
             tokio::spawn(async move {
-                let mut connection = h2::server::handshake(stream).await.unwrap();
+                let Ok(mut connection) = h2::server::handshake(stream).await else { return };
                 while let Some(Ok((_request, mut respond))) = connection.accept().await {
                     if serving.requests.fetch_add(1, Ordering::SeqCst) < count {
                         respond.send_reset(h2::Reason::REFUSED_STREAM);
@@ -313,4 +313,61 @@ impl Answers {
             }
         }
     }
+}
+
+/// A pod over HTTP/2 whose answers never end. Returns where, and how much of them was taken.
+pub async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, taken) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&taken);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let counted = Arc::clone(&counted);
+            tokio::spawn(async move {
+                let Ok(mut connection) = h2::server::handshake(stream).await else { return };
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    let mut body = respond.send_response(http::Response::new(()), false).unwrap();
+                    let counted = Arc::clone(&counted);
+                    tokio::spawn(async move {
+                        loop {
+                            body.reserve_capacity(16 << 10);
+                            let Some(Ok(count)) = poll_fn(|cx| body.poll_capacity(cx)).await else {
+                                return;
+                            };
+                            counted.fetch_add(count, Ordering::SeqCst);
+                            body.send_data(vec![b'x'; count].into(), false).unwrap();
+                        }
+                    });
+                }
+            });
+        }
+    });
+    (address, taken)
+}
+
+/// A frame of HTTP/2 (RFC 9113 §4.1).
+pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let head = [length[1], length[2], length[3], kind, flags];
+    [&head[..], &stream.to_be_bytes(), payload].concat()
+}
+
+/// As wide as a window can be.
+pub const WIDE: u32 = u32::MAX >> 1;
+
+/// GETs of an HTTP/2 client whose windows are as wide as they can be.
+pub fn greedy(requests: u32) -> Vec<u8> {
+    asking(requests, WIDE)
+}
+
+/// GETs of an HTTP/2 client that has so much room for each answer.
+pub fn asking(requests: u32, window: u32) -> Vec<u8> {
+    let settings = [&[0, 4][..], &window.to_be_bytes()].concat();
+    let mut all = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    all.extend(frame(4, 0, 0, &settings));
+    all.extend(frame(8, 0, 0, &(WIDE - 65_535).to_be_bytes()));
+    // :method GET, :scheme http, :path /, :authority a.
+    let head = [0x82, 0x86, 0x84, 0x01, 1, b'a'];
+    (0..requests).for_each(|it| all.extend(frame(1, 5, 2 * it + 1, &head)));
+    all
 }
