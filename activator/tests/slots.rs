@@ -330,17 +330,10 @@ async fn connect(doors: &Mutex<Vec<SocketAddr>>) -> TcpStream {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_limit_holds_while_activators_and_pods_come_and_go() {
-    rolled("rolled", 20_000).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-#[ignore = "takes an hour: by its name, with --ignored"]
-async fn the_limit_holds_for_a_million_requests() {
-    rolled("rolled-long", 1_000_000).await;
-}
-
-async fn rolled(test: &'static str, count: usize) {
-    let mut fleet = Fleet::new(test, 2);
+    // `cargo xtask test --long` sets it.
+    let is_long = std::env::var_os("ROUSE_LONG").is_some();
+    let count = if is_long { 1_000_000 } else { 20_000 };
+    let mut fleet = Fleet::new("rolled", 2);
     fleet.more_pods_before().await;
     for _ in 0..3 {
         fleet.start().await;

@@ -38,7 +38,8 @@ pub(crate) struct Args {
     /// Install what the tests need without asking
     #[arg(long)]
     yes: bool,
-    /// Run also those tests of the cluster tier that take minutes each, as names do that are given
+    /// Run also those tests of the cluster tier that take minutes each, as names do that are given; in the tier shell the hard
+    /// limit is tried with a million requests
     #[arg(long)]
     long: bool,
     /// Only build the test program of the tier kernel or local, and copy it to FILE
@@ -216,11 +217,11 @@ fn run_repeatedly(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome>
 fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
     let workspace = &builder.workspace;
     match tier {
-        Tier::Pure => unprivileged::run(tier, &args.names, builder),
+        Tier::Pure => unprivileged::run(tier, args, builder),
         Tier::Shell => {
             // Pods of some of its tests are servers in other languages.
             setup::prepare(&[Purpose::Test], args.yes)?;
-            unprivileged::run(tier, &args.names, builder)
+            unprivileged::run(tier, args, builder)
         }
         Tier::Kernel => {
             setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Test], args.yes)?;

@@ -5,13 +5,17 @@ use std::{fs, path::Path, process::Command};
 use anyhow::Result;
 
 use super::{
-    Outcome, Tier,
+    Args, Outcome, Tier,
     build::{Builder, Built},
     names_in, run_counted, sort,
 };
 
+/// Tells tests that they may take an hour: those that repeat something do it as often as a release asks for.
+const LONG: &str = "ROUSE_LONG";
+
 /// Runs the tests of `tier` whose name contains one of `names`, or all.
-pub(super) fn run(tier: Tier, names: &[String], builder: &Builder) -> Result<Outcome> {
+pub(super) fn run(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
+    let names = &args.names;
     let workspace = &builder.workspace;
     let of_root = workspace.root.join("tests").display().to_string();
     let mut outcome = Outcome::nothing();
@@ -23,6 +27,9 @@ pub(super) fn run(tier: Tier, names: &[String], builder: &Builder) -> Result<Out
         println!("{}", built.source.trim_start_matches(&format!("{}/", workspace.root.display())));
         let mut command = Command::new(&built.executable);
         command.args(["--exact", "--quiet"]).args(&tests).current_dir(&built.folder);
+        if args.long {
+            command.env(LONG, "1");
+        }
         outcome = outcome.and(run_counted(&mut command)?);
     }
     // Examples in documents are small and pure.
