@@ -397,15 +397,16 @@ fn revision(app: &App, revision: &Revision, owner: &Name, world: &World) -> Valu
         };
         all.map(digest).collect()
     };
+    let log_url = world.settings.configs.observability.log_url(&revision.meta.uid.to_string());
     let status = RevisionStatus {
         observed_generation: 1,
         conditions: conditions(&revision.conditions, &REVISION),
         annotations: decision(world, &Name::new(owner.namespace.clone(), &*revision.name)),
+        log_url: log_url.unwrap_or_default(),
         container_statuses: digests(false),
         init_container_statuses: digests(true),
         actual_replicas: i32::try_from(revision.actual).ok(),
         desired_replicas: i32::try_from(revision.desired).ok(),
-        ..RevisionStatus::default()
     };
     let spec = template.get_mut("spec").map(Value::take).unwrap_or_default();
     whole("Revision", metadata, spec, status)

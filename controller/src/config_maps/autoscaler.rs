@@ -98,6 +98,8 @@ fn targets(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
     if p.activator_capacity < 1.0 {
         keys.wrong(format!("activator-capacity = {}, must be at least 1", p.activator_capacity));
     }
+    // ServerlessServices say a number by it, as in Knative; nothing follows from that.
+    keys.idle("activator-capacity", &["100", "100.0"], "two activators serve each name");
 }
 
 /// How fast it may change.
@@ -142,11 +144,16 @@ fn windows(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
     if !delay.is_whole() {
         keys.wrong(precision("scale-down-delay", delay));
     }
-    let mut grace = Span::from(p.grace);
+    let mut grace = Span::seconds(30);
     keys.span("scale-to-zero-grace-period", &mut grace);
     if grace.0 <= 0 {
         keys.wrong(format!("scale-to-zero-grace-period must be positive, was: {grace}"));
     }
+    keys.idle(
+        "scale-to-zero-grace-period",
+        &["30s"],
+        "nothing is waited for before zero: use scale-to-zero-pod-retention-period to keep the last pod",
+    );
     let mut retention = Span::from(p.retention);
     keys.span("scale-to-zero-pod-retention-period", &mut retention);
     if retention.0 < 0 {
@@ -154,7 +161,7 @@ fn windows(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
         keys.wrong(format!("{key} cannot be negative, was: {retention}"));
     }
     (p.stable_window, p.scale_down_delay) = (window.duration(), delay.duration());
-    (p.grace, p.retention) = (grace.duration(), retention.duration());
+    p.retention = retention.duration();
 }
 
 fn scales(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
@@ -239,7 +246,7 @@ mod tests {
         (p.stable_window, p.panic_window_percent) = (Duration::from_secs(120), 20.0);
         (p.panic_threshold_percent, p.activator_capacity) = (110.0, 95.0);
         (p.max_scale_up_rate, p.max_scale_down_rate, p.scale_to_zero) = (1.1, 3.0, false);
-        (p.grace, p.retention) = (Duration::from_secs(1), Duration::from_secs(61));
+        p.retention = Duration::from_secs(61);
         (p.initial_scale, p.min_scale, p.max_scale) = (3, 2, 9);
         p.scale_down_delay = Duration::from_secs(900);
         assert_eq!(read, Ok(want));

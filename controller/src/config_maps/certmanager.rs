@@ -1,58 +1,32 @@
-//! Pure: `config-certmanager`: who signs certificates of public names.
+//! Pure: `config-certmanager`: who would sign certificates of public names. Nothing asks for any: services are served
+//! without TLS, and the controller itself signs certificates of the parts.
 //!
-//! Keys and defaults: knative/serving `pkg/reconciler/certificate/config/cert_manager.go` at 98e5ef9.
+//! Keys: knative/serving `pkg/reconciler/certificate/config/cert_manager.go` at 98e5ef9.
 
-use serde::Deserialize;
+use std::collections::BTreeMap;
 
-use super::{ConfigMap, keys::Keys};
+use serde::de::IgnoredAny;
 
-/// One issuer of cert-manager.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct Issuer {
-    /// `Issuer` or `ClusterIssuer`.
-    pub kind: String,
-    /// Its name.
-    pub name: String,
-    /// Its API group; empty: cert-manager's own.
-    pub group: String,
-}
+use super::{ConfigMap, keys::Keys, network::NO_TLS};
 
-impl Default for Issuer {
-    fn default() -> Self {
-        let (kind, name) = ("ClusterIssuer".into(), "knative-selfsigned-issuer".into());
-        Self { kind, name, group: String::new() }
-    }
-}
-
-/// `config-certmanager`, checked.
+/// `config-certmanager`: nothing in it counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CertManager {
-    /// `issuerRef`: names from outside.
-    pub external: Issuer,
-    /// `clusterLocalIssuerRef`: names inside the cluster.
-    pub cluster_local: Issuer,
-    /// `systemInternalIssuerRef`. Accepted: the controller signs certificates of the parts itself.
-    pub system_internal: Issuer,
-}
+pub struct CertManager;
+
+/// What Knative reads as an issuer.
+type Issuer = Option<BTreeMap<String, IgnoredAny>>;
 
 impl ConfigMap for CertManager {
     const NAME: &'static str = "config-certmanager";
 
     fn read(keys: &mut Keys<'_>) -> Self {
-        let mut it = Self::default();
-        for (key, to) in [
-            ("issuerRef", &mut it.external),
-            ("clusterLocalIssuerRef", &mut it.cluster_local),
-            ("systemInternalIssuerRef", &mut it.system_internal),
-        ] {
-            match keys.get(key).map(serde_norway::from_str::<Option<Issuer>>) {
-                None | Some(Ok(None)) => {}
-                Some(Ok(Some(issuer))) => *to = issuer,
-                Some(Err(why)) => keys.wrong(format!("failed to parse {key:?}: {why}")),
+        for key in ["issuerRef", "clusterLocalIssuerRef", "systemInternalIssuerRef"] {
+            if let Some(Err(why)) = keys.get(key).map(serde_norway::from_str::<Issuer>) {
+                keys.wrong(format!("failed to parse {key:?}: {why}"));
             }
+            keys.idle(key, &[], NO_TLS);
         }
-        it
+        Self
     }
 }
 
@@ -61,18 +35,19 @@ mod tests {
     use super::*;
     use crate::config_maps::read;
 
+    fn issuer(text: &str) -> BTreeMap<String, String> {
+        [("issuerRef".to_owned(), text.to_owned())].into()
+    }
+
     #[test]
-    fn an_issuer_is_read_and_what_it_leaves_out_stays() {
-        let text = "kind: Issuer\nname: letsencrypt\n".to_owned();
-        let read = read::<CertManager>(&[("issuerRef".to_owned(), text)].into()).unwrap().value;
-        let external =
-            Issuer { kind: "Issuer".into(), name: "letsencrypt".into(), group: String::new() };
-        assert_eq!(read, CertManager { external, ..CertManager::default() });
+    fn an_issuer_is_accepted_and_told() {
+        let read = read::<CertManager>(&issuer("kind: Issuer\nname: letsencrypt\n")).unwrap();
+        let want = "key \"issuerRef\" has no effect: services are served without TLS";
+        assert_eq!(read.warnings, [want]);
     }
 
     #[test]
     fn what_is_no_issuer_is_refused() {
-        let data = [("issuerRef".to_owned(), "[]".to_owned())].into();
-        assert!(read::<CertManager>(&data).is_err());
+        assert!(read::<CertManager>(&issuer("[]")).is_err());
     }
 }

@@ -7,19 +7,19 @@ use std::collections::BTreeMap;
 use common::wire::is_subdomain;
 use serde::Deserialize;
 
-use super::{ConfigMap, deployment::best, keys::Keys};
+use super::{ConfigMap, deployment::best, keys::Keys, network::NO_TLS};
 
-/// `config-domain`, checked: domains by name.
+/// `config-domain`, checked: domains by name, each with the labels a route must have for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Domain(BTreeMap<String, Choice>);
+pub struct Domain(BTreeMap<String, BTreeMap<String, String>>);
 
-/// Which routes a domain is for.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+/// What is said of a domain.
+#[derive(Default, Deserialize)]
 #[serde(default)]
 struct Choice {
     /// Labels a route must have; none: all routes.
     selector: BTreeMap<String, String>,
-    /// `wildcard` where one certificate serves a whole namespace.
+    /// `wildcard` where one certificate serves a whole namespace. None is made here.
     r#type: String,
 }
 
@@ -27,12 +27,7 @@ impl Domain {
     /// The domain of a route with these labels: that with the most labels that match, then the first by name. `None`:
     /// no domain is for it, and its names stand below `svc.` and the cluster's domain, where nobody outside asks.
     pub fn of(&self, labels: &BTreeMap<String, String>) -> Option<&str> {
-        best(self.0.iter().map(|(name, it)| (name.as_str(), &it.selector)), labels)
-    }
-
-    /// Whether one certificate may serve all names of a namespace below this domain.
-    pub fn is_wildcard(&self, domain: &str) -> bool {
-        self.0.get(domain).is_none_or(|it| it.selector.is_empty() || it.r#type == "wildcard")
+        best(self.0.iter().map(|(name, it)| (name.as_str(), it)), labels)
     }
 }
 
@@ -47,7 +42,11 @@ impl ConfigMap for Domain {
             let choice = serde_norway::from_str::<Option<Choice>>(text);
             match choice {
                 Ok(choice) => {
-                    domains.insert(domain.to_owned(), choice.unwrap_or_default());
+                    let choice = choice.unwrap_or_default();
+                    if !choice.r#type.is_empty() {
+                        keys.warn(format!("type of {domain:?} has no effect: {NO_TLS}"));
+                    }
+                    domains.insert(domain.to_owned(), choice.selector);
                 }
                 Err(why) => keys.wrong(format!("failed to parse {domain:?}: {why}")),
             }
@@ -81,7 +80,7 @@ mod tests {
             ("default.com", ""),
             ("other-default.com", ""),
             ("prod.com", "selector:\n  app: prod\n"),
-            ("gold.com", "selector:\n  app: prod\n  tier: gold\ntype: wildcard\n"),
+            ("gold.com", "selector:\n  app: prod\n  tier: gold\n"),
             ("_example", "anything: goes"),
         ]);
         for (have, want) in [
@@ -92,8 +91,6 @@ mod tests {
         ] {
             assert_eq!(domains.of(&labels(have)), Some(want), "{have:?}");
         }
-        let wild = |domain| domains.is_wildcard(domain);
-        assert_eq!((wild("default.com"), wild("prod.com"), wild("gold.com")), (true, false, true));
     }
 
     #[test]

@@ -84,6 +84,7 @@ macro_rules! features {
                 $(flag(keys, $key, &mut it.$field, Flag::parse);)*
                 flag(keys, "secure-pod-defaults", &mut it.secure_pod_defaults, SecureDefaults::parse);
                 removed(keys);
+                idle(keys);
                 it
             }
         }
@@ -95,14 +96,8 @@ features! {
     multi_container, "multi-container", Enabled;
     /// Probes on all of them.
     multi_container_probing, "multi-container-probing", Disabled;
-    /// Asking a pod whether it speaks h2c.
-    autodetect_http2, "autodetect-http2", Disabled;
     /// Choosing a tag by header.
     tag_header_based_routing, "tag-header-based-routing", Disabled;
-    /// Pod info in the sidecar, which there is none of.
-    queueproxy_mount_podinfo, "queueproxy.mount-podinfo", Disabled;
-    /// Resources of the sidecar, which there is none of.
-    queueproxy_resource_defaults, "queueproxy.resource-defaults", Disabled;
     /// `securityContext.capabilities.add`.
     containerspec_addcapabilities, "kubernetes.containerspec-addcapabilities", Disabled;
     /// `affinity`.
@@ -173,6 +168,17 @@ fn removed(keys: &mut Keys<'_>) {
         ("responsive-revision-gc", "it is always on: see config-gc"),
         ("concurrency-state-endpoint", "containers are not frozen here"),
     ]);
+}
+
+/// Flags for what there is not here.
+fn idle(keys: &mut Keys<'_>) {
+    for (key, why) in [
+        ("autodetect-http2", "name the port of a pod that speaks HTTP/2 \"h2c\""),
+        ("queueproxy.mount-podinfo", "there is no sidecar"),
+        ("queueproxy.resource-defaults", "there is no sidecar"),
+    ] {
+        keys.idle(key, &["disabled"], why);
+    }
 }
 
 #[cfg(test)]

@@ -72,6 +72,14 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Accepts a key that asks for what there is not here, unless its text is one of `usual`.
+    pub fn idle(&mut self, key: &'static str, usual: &[&str], why: &str) {
+        let text = self.get(key).unwrap_or_default().trim();
+        if !text.is_empty() && !usual.iter().any(|it| text.eq_ignore_ascii_case(it)) {
+            self.warnings.push(format!("key {key:?} has no effect: {why}"));
+        }
+    }
+
     /// The text of a key, or that of its older name.
     pub fn get(&mut self, key: &'static str) -> Option<&'a str> {
         self.known.insert(key);

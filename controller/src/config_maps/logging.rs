@@ -51,6 +51,9 @@ impl Logging {
 struct Zap {
     #[serde(default)]
     level: String,
+    /// What zap knows besides.
+    #[serde(flatten)]
+    rest: BTreeMap<String, serde::de::IgnoredAny>,
 }
 
 impl ConfigMap for Logging {
@@ -60,18 +63,14 @@ impl ConfigMap for Logging {
         let mut it = Self::default();
         let zap = keys.get("zap-logger-config").unwrap_or_default();
         if !zap.trim().is_empty() {
-            match serde_json::from_str::<Zap>(zap).map(|zap| (parse(&zap.level), zap.level)) {
-                Ok((Some(level), _)) => it.level = level,
-                Ok((None, level)) => {
-                    let field = "\"level\" of \"zap-logger-config\"";
-                    keys.wrong(format!("invalid logging level: {field} is {level:?}: {RULE}"));
-                }
+            match serde_json::from_str::<Zap>(zap) {
+                Ok(zap) => it.level = zap_level(&zap, keys),
                 Err(why) => keys.wrong(format!("failed to parse \"zap-logger-config\": {why}")),
             }
         }
         for (component, level) in keys.with_prefix("loglevel.") {
             match parse(level) {
-                _ if component.is_empty() || level.is_empty() => {}
+                _ if level.is_empty() => {}
                 Some(level) if PARTS.contains(&component) => {
                     it.components.insert(component.to_owned(), level);
                 }
@@ -90,6 +89,19 @@ impl ConfigMap for Logging {
     }
 }
 
+/// The level of all parts. The rest is told, since no line changes by it.
+fn zap_level(zap: &Zap, keys: &mut Keys<'_>) -> Level {
+    if !zap.rest.is_empty() {
+        let rest = zap.rest.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        keys.warn(format!("{rest} of \"zap-logger-config\" has no effect: only \"level\" has"));
+    }
+    parse(&zap.level).unwrap_or_else(|| {
+        let (level, field) = (&zap.level, "\"level\" of \"zap-logger-config\"");
+        keys.wrong(format!("invalid logging level: {field} is {level:?}: {RULE}"));
+        Level::default()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,7 +118,7 @@ mod tests {
     #[test]
     fn a_part_follows_its_own_level_and_then_the_common_one() {
         let read = map(&[
-            ("zap-logger-config", r#"{"level": "warn", "development": false}"#),
+            ("zap-logger-config", r#"{"level": "warn"}"#),
             ("loglevel.controller", "debug"),
             ("loglevel.activator", ""),
             ("loglevel.agent", "Fatal"),
@@ -121,11 +133,15 @@ mod tests {
 
     #[test]
     fn a_part_that_there_is_not_is_told() {
-        let read = map(&[("loglevel.queueproxy", "debug")]).unwrap();
+        let zap = ("zap-logger-config", r#"{"development": true, "encoding": "console"}"#);
+        let read = map(&[("loglevel.queueproxy", "debug"), zap]).unwrap();
         assert_eq!(read.value, Logging::default());
-        let want = "key \"loglevel.queueproxy\" has no effect: the parts are controller, agent, \
-                    activator, autoscaler";
-        assert_eq!(read.warnings, [want]);
+        let want = [
+            "development, encoding of \"zap-logger-config\" has no effect: only \"level\" has",
+            "key \"loglevel.queueproxy\" has no effect: the parts are controller, agent, \
+             activator, autoscaler",
+        ];
+        assert_eq!(read.warnings, want);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Pure: `config-network`: names of services, TLS, rollouts, and Rouse's own default path.
+//! Pure: `config-network`: names of services, rollouts, and Rouse's own default path.
 //!
 //! Keys, defaults, bounds and messages: knative/networking `pkg/config/config.go` at 17b28c6.
 
@@ -18,6 +18,10 @@ use super::{
 pub const DOMAIN_TEMPLATE: &str = "{{.Name}}.{{.Namespace}}.{{.Domain}}";
 /// Knative's name of a tag (`DefaultTagTemplate`).
 pub const TAG_TEMPLATE: &str = "{{.Tag}}-{{.Name}}";
+/// Why nothing comes of settings about certificates.
+pub(super) const NO_TLS: &str = "services are served without TLS";
+/// How Go writes false.
+pub(super) const OFF: [&str; 3] = ["false", "f", "0"];
 /// What a domain template may name.
 const DOMAIN_FIELDS: [&str; 5] = ["Name", "Namespace", "Domain", "Annotations", "Labels"];
 /// What a tag template may name.
@@ -28,52 +32,23 @@ const TAG_FIELDS: [&str; 2] = ["Name", "Tag"];
 pub enum HttpProtocol {
     /// It is served.
     Enabled,
-    /// It is refused.
-    Disabled,
     /// It is sent to HTTPS.
     Redirected,
-}
-
-/// Whether pods are asked by their own addresses or by their Service's (`mesh-compatibility-mode`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MeshMode {
-    /// By the Service's.
-    Enabled,
-    /// By their own.
-    Disabled,
-    /// Whatever works.
-    Auto,
 }
 
 /// `config-network`, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
-    /// `ingress-class`. Read by other ingresses; the gateway here serves every class. Default Knative's Istio.
-    pub ingress_class: String,
-    /// `certificate-class`. Default cert-manager.
-    pub certificate_class: String,
-    /// `namespace-wildcard-cert-selector`; `None`: no namespace. Default `None`.
-    pub wildcard_selector: Option<LabelSelector>,
     /// `domain-template`; `None`: [`DOMAIN_TEMPLATE`].
     pub domain_template: Option<Template>,
     /// `tag-template`; `None`: [`TAG_TEMPLATE`].
     pub tag_template: Option<Template>,
-    /// `external-domain-tls`. Default off.
-    pub external_tls: bool,
-    /// `cluster-local-domain-tls`. Default off.
-    pub cluster_local_tls: bool,
-    /// `system-internal-tls`. Default off.
-    pub system_internal_tls: bool,
     /// `http-protocol`. Default served.
     pub http: HttpProtocol,
     /// `rollout-duration`, whole seconds; zero: at once. Default 0.
     pub rollout: Duration,
     /// `autocreate-cluster-domain-claims`. Default false.
     pub autocreate_claims: bool,
-    /// `enable-mesh-pod-addressability`. Default false.
-    pub mesh_pod_addressability: bool,
-    /// `mesh-compatibility-mode`. Default auto.
-    pub mesh: MeshMode,
     /// `default-external-scheme` of URLs without TLS. Default `http`.
     pub external_scheme: String,
     /// `rouse.dev.path`, Rouse's own: the way of services that say nothing; `None`: the path rule decides. (The
@@ -88,19 +63,11 @@ pub struct Network {
 impl Default for Network {
     fn default() -> Self {
         Self {
-            ingress_class: "istio.ingress.networking.knative.dev".into(),
-            certificate_class: "cert-manager.certificate.networking.knative.dev".into(),
-            wildcard_selector: None,
             domain_template: None,
             tag_template: None,
-            external_tls: false,
-            cluster_local_tls: false,
-            system_internal_tls: false,
             http: HttpProtocol::Enabled,
             rollout: Duration::ZERO,
             autocreate_claims: false,
-            mesh_pod_addressability: false,
-            mesh: MeshMode::Auto,
             external_scheme: "http".into(),
             path: None,
             edge: Edge::default(),
@@ -113,21 +80,16 @@ impl ConfigMap for Network {
 
     fn read(keys: &mut Keys<'_>) -> Self {
         older(keys);
+        classes(keys);
+        tls(keys);
+        mesh(keys);
         let mut it = Self::default();
-        keys.text("ingress-class", &mut it.ingress_class);
-        keys.text("certificate-class", &mut it.certificate_class);
         keys.flag("autocreate-cluster-domain-claims", &mut it.autocreate_claims);
-        keys.flag("enable-mesh-pod-addressability", &mut it.mesh_pod_addressability);
         keys.text("default-external-scheme", &mut it.external_scheme);
         it.rollout = rollout(keys);
-        it.mesh = mesh(keys);
-        it.wildcard_selector = selector(keys);
         it.domain_template = domain_template(keys);
         it.tag_template = tag_template(keys);
-        it.external_tls = external_tls(keys);
         it.http = http(keys);
-        it.system_internal_tls = system_internal_tls(keys);
-        it.cluster_local_tls = encryption(keys, "cluster-local-domain-tls").unwrap_or(false);
         it.path = path(keys);
         it.edge = edge(keys);
         it
@@ -165,30 +127,38 @@ fn rollout(keys: &mut Keys<'_>) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-/// Anything else means `auto`, as in Knative, but is told.
-fn mesh(keys: &mut Keys<'_>) -> MeshMode {
-    let key = "mesh-compatibility-mode";
-    match keys.get(key).map(str::to_ascii_lowercase).as_deref() {
-        None | Some("auto") => MeshMode::Auto,
-        Some("enabled") => MeshMode::Enabled,
-        Some("disabled") => MeshMode::Disabled,
-        Some(other) => {
-            keys.warn(format!("{key} = {other:?} is no value of it; its default holds"));
-            MeshMode::Auto
-        }
-    }
+/// Which implementation serves names and makes certificates.
+fn classes(keys: &mut Keys<'_>) {
+    keys.idle("ingress-class", &[], "one gateway serves every class");
+    keys.idle("certificate-class", &[], NO_TLS);
 }
 
-fn selector(keys: &mut Keys<'_>) -> Option<LabelSelector> {
+/// Pods are always asked at their own addresses; what else is asked for is told.
+fn mesh(keys: &mut Keys<'_>) {
+    const WHY: &str = "pods are always asked at their own addresses";
+    let mut addressable = false;
+    keys.flag("enable-mesh-pod-addressability", &mut addressable);
+    keys.idle("enable-mesh-pod-addressability", &OFF, WHY);
+    keys.idle("mesh-compatibility-mode", &["auto", "disabled"], WHY);
+}
+
+/// Everything about certificates of names: what Knative would refuse is refused.
+fn tls(keys: &mut Keys<'_>) {
+    wildcard(keys);
+    // Anything but `enabled` is off there, too.
+    keys.idle("external-domain-tls", &["disabled"], NO_TLS);
+    encryption(keys, "cluster-local-domain-tls");
+    encryption(keys, "system-internal-tls");
+    internal_encryption(keys);
+}
+
+fn wildcard(keys: &mut Keys<'_>) {
     let key = "namespace-wildcard-cert-selector";
-    let text = keys.get(key).filter(|text| !text.is_empty())?;
-    match serde_norway::from_str(text) {
-        Ok(selector) => selector,
-        Err(why) => {
-            keys.wrong(format!("failed to parse {key:?}: {why}"));
-            None
-        }
+    let text = keys.get(key).unwrap_or_default();
+    if let Err(why) = serde_norway::from_str::<Option<LabelSelector>>(text) {
+        keys.wrong(format!("failed to parse {key:?}: {why}"));
     }
+    keys.idle(key, &[], NO_TLS);
 }
 
 fn domain_template(keys: &mut Keys<'_>) -> Option<Template> {
@@ -246,28 +216,15 @@ fn check_host(host: &str) -> Result<(), String> {
     }
 }
 
-fn is_enabled(text: &str) -> bool {
-    text.eq_ignore_ascii_case("enabled")
-}
-
-/// Anything but `enabled` is off, as in Knative.
-fn external_tls(keys: &mut Keys<'_>) -> bool {
-    let key = "external-domain-tls";
-    let text = keys.get(key).unwrap_or_default();
-    if !is_enabled(text) && !text.is_empty() && !text.eq_ignore_ascii_case("disabled") {
-        keys.warn(format!("{key} = {text:?} is no value of it; its default holds"));
-    }
-    is_enabled(text)
-}
-
 fn http(keys: &mut Keys<'_>) -> HttpProtocol {
     let text = keys.get("http-protocol").unwrap_or_default();
     match text.to_ascii_lowercase().as_str() {
         "" | "enabled" => HttpProtocol::Enabled,
         "redirected" => HttpProtocol::Redirected,
         "disabled" => {
-            keys.warn("http-protocol = \"Disabled\" is of an older release: use \"Redirected\"");
-            HttpProtocol::Disabled
+            let instead = "plain HTTP is served: use \"Redirected\" to send it to HTTPS";
+            keys.warn(format!("http-protocol = {text:?} has no effect: {instead}"));
+            HttpProtocol::Enabled
         }
         _ => {
             keys.wrong(format!("httpProtocol {text} in config-network ConfigMap is not supported"));
@@ -276,33 +233,22 @@ fn http(keys: &mut Keys<'_>) -> HttpProtocol {
     }
 }
 
-/// `None` where nothing is said.
-fn encryption(keys: &mut Keys<'_>, key: &'static str) -> Option<bool> {
+fn encryption(keys: &mut Keys<'_>, key: &'static str) {
     let text = keys.get(key).unwrap_or_default();
-    match text.to_ascii_lowercase().as_str() {
-        "" => None,
-        "disabled" => Some(false),
-        "enabled" => Some(true),
-        _ => {
-            keys.wrong(format!(
-                "{key} with value: {text:?} in config-network ConfigMap is not supported"
-            ));
-            None
-        }
+    if !["", "disabled", "enabled"].contains(&text.to_ascii_lowercase().as_str()) {
+        let why = format!("{key} with value: {text:?} in config-network ConfigMap");
+        keys.wrong(format!("{why} is not supported"));
     }
+    keys.idle(key, &["disabled"], NO_TLS);
 }
 
-/// The key of older releases counts until the newer one says `enabled`, as in Knative.
-fn system_internal_tls(keys: &mut Keys<'_>) -> bool {
-    let older = "internal-encryption";
-    let before = keys.get(older).map(parse_bool);
-    if let Some(read) = &before {
-        keys.warn(format!("key {older:?} is of an older release: use \"system-internal-tls\""));
-        if let Err(why) = read {
-            keys.wrong(format!("failed to parse {older:?}: {why}"));
-        }
+/// The key of releases before `system-internal-tls`.
+fn internal_encryption(keys: &mut Keys<'_>) {
+    let key = "internal-encryption";
+    if let Some(Err(why)) = keys.get(key).map(parse_bool) {
+        keys.wrong(format!("failed to parse {key:?}: {why}"));
     }
-    encryption(keys, "system-internal-tls") == Some(true) || before == Some(Ok(true))
+    keys.superseded(&[(key, "system-internal-tls")]);
 }
 
 fn path(keys: &mut Keys<'_>) -> Option<Path> {

@@ -1,78 +1,20 @@
-//! Pure: `config-observability`: metrics, traces, request logs; and `config-tracing`, which it replaced.
+//! Pure: `config-observability`: request logs and where logs are; and `config-tracing`, which it replaced.
+//!
+//! Figures are served at `/metrics` and sent nowhere; there are no traces. What Knative refuses is refused all the same.
 //!
 //! Keys, defaults, bounds and messages: knative/serving `pkg/observability` at 98e5ef9, knative/pkg `observability` at
 //! 521cb33.
-
-use std::time::Duration;
 
 use common::{
     request_log::{self, Template},
     wire::RequestLog,
 };
 
-use super::{ConfigMap, go::Span, keys::Keys};
-
-/// Where figures are sent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Export {
-    /// How.
-    pub protocol: Protocol,
-    /// Whereto; with `prometheus` an address to listen on, or nothing.
-    pub endpoint: String,
-    /// How often; `None`: the exporter's own default.
-    pub interval: Option<Duration>,
-}
-
-/// How metrics leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// Not at all. (Every part serves `/metrics` at its own port nevertheless.)
-    None,
-    /// Asked for, at `/metrics`.
-    Prometheus,
-    /// Sent as OTLP over gRPC.
-    Grpc,
-    /// Sent as OTLP over HTTP.
-    HttpProtobuf,
-}
-
-/// How traces leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TraceProtocol {
-    /// Not at all.
-    None,
-    /// Sent as OTLP over gRPC.
-    Grpc,
-    /// Sent as OTLP over HTTP.
-    HttpProtobuf,
-    /// Written to standard output.
-    Stdout,
-}
-
-/// Which requests are traced, and where traces go.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tracing {
-    /// How.
-    pub protocol: TraceProtocol,
-    /// Whereto.
-    pub endpoint: String,
-    /// Share of requests, 0 to 1. Default 0.
-    pub sampling: f64,
-}
+use super::{ConfigMap, go::Span, keys::Keys, network::OFF};
 
 /// `config-observability`, checked.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observability {
-    /// `metrics-*`: figures of the parts. Default none.
-    pub metrics: Export,
-    /// `request-metrics-*`: figures of requests. Default none.
-    pub request_metrics: Export,
-    /// `tracing-*`. Default none.
-    pub tracing: Tracing,
-    /// `runtime-profiling`. Default false.
-    pub profiling: bool,
-    /// `logging.enable-var-log-collection`. Default false.
-    pub var_log_collection: bool,
     /// `logging.revision-url-template`, in which `${REVISION_UID}` is replaced. Default empty: no `logUrl`.
     pub log_url_template: String,
     /// `logging.enable-request-log`, `logging.request-log-template` (Knative's `httpRequest` line) and
@@ -80,29 +22,10 @@ pub struct Observability {
     pub request_log: Option<RequestLog>,
 }
 
-impl Default for Observability {
-    fn default() -> Self {
-        let export = Export { protocol: Protocol::None, endpoint: String::new(), interval: None };
-        Self {
-            metrics: export.clone(),
-            request_metrics: export,
-            tracing: Tracing {
-                protocol: TraceProtocol::None,
-                endpoint: String::new(),
-                sampling: 0.0,
-            },
-            profiling: false,
-            var_log_collection: false,
-            log_url_template: String::new(),
-            request_log: None,
-        }
-    }
-}
-
 impl Observability {
     /// Whether only the activator can do what is asked, so that no connection may go direct.
     pub fn needs_activator(&self) -> bool {
-        self.request_log.is_some() || self.tracing.protocol != TraceProtocol::None
+        self.request_log.is_some()
     }
 
     /// Where the log of a Revision is found; `None`: nothing is set.
@@ -118,17 +41,18 @@ impl ConfigMap for Observability {
     fn read(keys: &mut Keys<'_>) -> Self {
         older(keys);
         let mut it = Self::default();
-        let metrics = ["metrics-protocol", "metrics-endpoint", "metrics-export-interval"];
-        export(keys, metrics, &mut it.metrics);
-        let requests = [
-            "request-metrics-protocol",
-            "request-metrics-endpoint",
-            "request-metrics-export-interval",
-        ];
-        export(keys, requests, &mut it.request_metrics);
-        tracing(keys, &mut it.tracing);
-        it.profiling = profiling(keys);
-        keys.flag("logging.enable-var-log-collection", &mut it.var_log_collection);
+        export(keys, ["metrics-protocol", "metrics-endpoint", "metrics-export-interval"]);
+        export(
+            keys,
+            [
+                "request-metrics-protocol",
+                "request-metrics-endpoint",
+                "request-metrics-export-interval",
+            ],
+        );
+        tracing(keys);
+        profiling(keys);
+        var_log(keys);
         keys.text("logging.revision-url-template", &mut it.log_url_template);
         it.request_log = request_log(keys);
         it
@@ -150,63 +74,50 @@ fn older(keys: &mut Keys<'_>) {
     ]);
 }
 
-fn export(keys: &mut Keys<'_>, [protocol, endpoint, interval]: [&'static str; 3], to: &mut Export) {
-    let mut name = "none".to_owned();
-    let mut every = Span::default();
+/// Where figures would be sent.
+fn export(keys: &mut Keys<'_>, [protocol, endpoint, interval]: [&'static str; 3]) {
+    const WHY: &str = "figures are asked for at /metrics, and sent nowhere";
+    let (mut name, mut to, mut every) = ("none".to_owned(), String::new(), Span::default());
     keys.text(protocol, &mut name);
-    keys.text(endpoint, &mut to.endpoint);
+    keys.text(endpoint, &mut to);
     keys.span(interval, &mut every);
-    to.protocol = match name.as_str() {
-        "none" => Protocol::None,
-        "prometheus" => Protocol::Prometheus,
-        "grpc" => Protocol::Grpc,
-        "http/protobuf" => Protocol::HttpProtobuf,
-        other => return keys.wrong(format!("unsupported protocol {other:?}")),
-    };
-    match (to.protocol, to.endpoint.is_empty()) {
-        (Protocol::Grpc | Protocol::HttpProtobuf, true) => {
+    match (name.as_str(), to.is_empty()) {
+        ("grpc" | "http/protobuf", true) => {
             keys.wrong(format!("endpoint should be set when protocol is {name:?}"));
         }
-        (Protocol::None, false) => {
+        ("none", false) => {
             keys.wrong(format!("endpoint should not be set when protocol is {name:?}"));
         }
-        (Protocol::None, true)
-        | (Protocol::Grpc | Protocol::HttpProtobuf, false)
-        | (Protocol::Prometheus, _) => {}
+        ("none", true) | ("grpc" | "http/protobuf", false) | ("prometheus", _) => {}
+        (other, _) => keys.wrong(format!("unsupported protocol {other:?}")),
     }
-    to.interval = export_interval(keys, every);
-}
-
-fn export_interval(keys: &mut Keys<'_>, every: Span) -> Option<Duration> {
     if every.0 < 0 {
         keys.wrong(format!("export interval \"{every}\" should be greater than zero"));
     }
-    Some(every.duration()).filter(|it| !it.is_zero())
+    keys.idle(protocol, &["none", "prometheus"], WHY);
+    keys.idle(endpoint, &[], WHY);
+    keys.idle(interval, &[], WHY);
 }
 
-fn tracing(keys: &mut Keys<'_>, to: &mut Tracing) {
-    let mut name = "none".to_owned();
+fn tracing(keys: &mut Keys<'_>) {
+    const WHY: &str = "there are no traces";
+    let (mut name, mut to, mut rate) = ("none".to_owned(), String::new(), 0.0);
     keys.text("tracing-protocol", &mut name);
-    keys.text("tracing-endpoint", &mut to.endpoint);
-    keys.float("tracing-sampling-rate", &mut to.sampling);
-    to.protocol = match name.as_str() {
-        "none" => TraceProtocol::None,
-        "grpc" => TraceProtocol::Grpc,
-        "http/protobuf" => TraceProtocol::HttpProtobuf,
-        "stdout" => TraceProtocol::Stdout,
-        other => return keys.wrong(format!("unsupported protocol {other:?}")),
-    };
-    match (to.protocol, to.endpoint.is_empty()) {
-        (TraceProtocol::Grpc | TraceProtocol::HttpProtobuf, true) => {
+    keys.text("tracing-endpoint", &mut to);
+    keys.float("tracing-sampling-rate", &mut rate);
+    match (name.as_str(), to.is_empty()) {
+        ("grpc" | "http/protobuf", true) => {
             keys.wrong(format!("endpoint should be set for protocol {name:?}"));
         }
-        (TraceProtocol::None | TraceProtocol::Stdout, false) => {
+        ("none" | "stdout", false) => {
             keys.wrong("endpoint should not be set when protocol is 'none'");
         }
-        (TraceProtocol::None | TraceProtocol::Stdout, true)
-        | (TraceProtocol::Grpc | TraceProtocol::HttpProtobuf, false) => {}
+        ("none" | "stdout", true) | ("grpc" | "http/protobuf", false) => {}
+        (other, _) => keys.wrong(format!("unsupported protocol {other:?}")),
     }
-    let rate = to.sampling;
+    keys.idle("tracing-protocol", &["none"], WHY);
+    keys.idle("tracing-endpoint", &[], WHY);
+    keys.idle("tracing-sampling-rate", &["0", "0.0"], WHY);
     if rate < 0.0 {
         keys.wrong(format!("sampling rate {rate:.6} should be greater or equal to zero"));
     } else if rate > 1.0 {
@@ -214,28 +125,34 @@ fn tracing(keys: &mut Keys<'_>, to: &mut Tracing) {
     }
 }
 
-fn profiling(keys: &mut Keys<'_>) -> bool {
+fn profiling(keys: &mut Keys<'_>) {
     let mut setting = "disabled".to_owned();
     keys.text("runtime-profiling", &mut setting);
     let go = "it is about Go's own memory figures";
     keys.without_effect(&[("runtime-export-interval", go)]);
-    match setting.as_str() {
-        "enabled" => true,
-        "disabled" => false,
-        other => {
-            keys.wrong(format!("unsupported profile setting {other:?}"));
-            false
-        }
+    if !["enabled", "disabled"].contains(&setting.as_str()) {
+        keys.wrong(format!("unsupported profile setting {setting:?}"));
     }
+    keys.idle("runtime-profiling", &["disabled"], "no part has a profiler that can be asked");
+}
+
+fn var_log(keys: &mut Keys<'_>) {
+    let (key, mut wanted) = ("logging.enable-var-log-collection", false);
+    keys.flag(key, &mut wanted);
+    keys.idle(key, &OFF, "what a container writes to its standard output is collected");
 }
 
 /// A template that could not be carried out is refused also while nothing asks for it.
 fn request_log(keys: &mut Keys<'_>) -> Option<RequestLog> {
     const ENABLE: &str = "logging.enable-request-log";
     const TEMPLATE: &str = "logging.request-log-template";
+    const PROBES: &str = "logging.enable-probe-request-log";
     let (mut wanted, mut probes) = (false, false);
     keys.flag(ENABLE, &mut wanted);
-    keys.flag("logging.enable-probe-request-log", &mut probes);
+    keys.flag(PROBES, &mut probes);
+    if probes && !wanted {
+        keys.warn(format!("{PROBES} has no effect: {ENABLE} is off"));
+    }
     let source = keys.get(TEMPLATE).map_or(request_log::USUAL, str::trim);
     if source.is_empty() && wanted {
         keys.wrong(format!("{ENABLE:?} was set to true, but no {TEMPLATE:?} was specified"));
@@ -289,23 +206,6 @@ mod tests {
     fn every_key_is_followed() {
         assert_eq!(map(&[]).map(|it| it.value), Ok(Observability::default()));
         let want = Observability {
-            metrics: Export {
-                protocol: Protocol::HttpProtobuf,
-                endpoint: "http://a/v1".into(),
-                interval: Some(Duration::from_secs(60)),
-            },
-            request_metrics: Export {
-                protocol: Protocol::Prometheus,
-                endpoint: String::new(),
-                interval: None,
-            },
-            tracing: Tracing {
-                protocol: TraceProtocol::Grpc,
-                endpoint: "b:4317".into(),
-                sampling: 0.25,
-            },
-            profiling: true,
-            var_log_collection: true,
             log_url_template: "http://log/${REVISION_UID}".into(),
             request_log: Some(RequestLog {
                 template: Template::parse("{{.Request.Method}}").unwrap(),
@@ -313,15 +213,12 @@ mod tests {
             }),
         };
         let read = map(&[
-            ("metrics-protocol", "http/protobuf"),
-            ("metrics-endpoint", "http://a/v1"),
-            ("metrics-export-interval", "60s"),
+            ("metrics-protocol", "none"),
             ("request-metrics-protocol", "prometheus"),
-            ("tracing-protocol", "grpc"),
-            ("tracing-endpoint", "b:4317"),
-            ("tracing-sampling-rate", "0.25"),
-            ("runtime-profiling", "enabled"),
-            ("logging.enable-var-log-collection", "true"),
+            ("tracing-protocol", "none"),
+            ("tracing-sampling-rate", "0"),
+            ("runtime-profiling", "disabled"),
+            ("logging.enable-var-log-collection", "false"),
             ("logging.revision-url-template", "http://log/${REVISION_UID}"),
             ("logging.enable-request-log", "true"),
             ("logging.enable-probe-request-log", "true"),
@@ -331,6 +228,23 @@ mod tests {
         assert_eq!(want.log_url("u-1").as_deref(), Some("http://log/u-1"));
         assert!(want.needs_activator() && !Observability::default().needs_activator());
         assert_eq!(Observability::default().log_url("u-1"), None);
+    }
+
+    #[test]
+    fn what_is_sent_nowhere_is_told_key_by_key() {
+        let read = map(&[
+            ("metrics-protocol", "http/protobuf"),
+            ("metrics-endpoint", "http://a/v1"),
+            ("metrics-export-interval", "60s"),
+            ("tracing-protocol", "grpc"),
+            ("tracing-endpoint", "b:4317"),
+            ("tracing-sampling-rate", "0.25"),
+            ("runtime-profiling", "enabled"),
+            ("logging.enable-var-log-collection", "true"),
+        ]);
+        let read = read.unwrap();
+        assert_eq!(read.value, Observability::default());
+        assert_eq!(read.warnings.len(), 8, "{:?}", read.warnings);
     }
 
     #[test]

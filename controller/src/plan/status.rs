@@ -120,8 +120,7 @@ fn resources(revision: &Revision, slow: Option<&Why>, view: &View<'_>, timer: &m
     if let Some(why) = &revision.blocked {
         return Truth::False((**why).clone());
     }
-    let placed = revision.pods.iter().filter_map(|pod| pod.placed.as_ref());
-    if let Some(why) = placed.filter_map(|it| it.unschedulable.clone()).next() {
+    if let Some(why) = unschedulable(revision, view) {
         return Truth::False(why);
     }
     let deadline = view.facts.policy.progress_deadline.as_millis().try_into().unwrap_or(u64::MAX);
@@ -133,6 +132,13 @@ fn resources(revision: &Revision, slow: Option<&Why>, view: &View<'_>, timer: &m
         return Truth::False(given_up(revision, slow));
     }
     deploying()
+}
+
+/// Why a pod finds no node, where a cluster that grows for it does not make that a matter of time.
+fn unschedulable(revision: &Revision, view: &View<'_>) -> Option<Why> {
+    let waits = view.world.settings.configs.deployment.always_schedulable;
+    let placed = revision.pods.iter().filter_map(|pod| pod.placed.as_ref());
+    placed.filter(|_| !waits).find_map(|it| it.unschedulable.clone())
 }
 
 /// Whether the start was waited for long enough already: a controller that has just started does not begin again.

@@ -322,7 +322,7 @@ const CONFIG: &str = "config.webhook.serving.knative.dev";
 const BINDING: &str = "binding.webhook.rouse.dev";
 
 /// What the API server is told: which objects it must ask about, and whom.
-fn configurations(place: &Place, authority: &str, binds: bool) -> (Value, [Value; 2]) {
+pub(super) fn configurations(place: &Place, authority: &str, binds: bool) -> (Value, [Value; 2]) {
     let bundle =
         serde_json::to_value(ByteString(authority.as_bytes().to_vec())).unwrap_or_default();
     let hook = |name: &str, path: &str, rules: Value| {

@@ -7,6 +7,7 @@ use super::{
     register::{Place, self_call},
     *,
 };
+use crate::config_maps::Configs;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -110,4 +111,17 @@ async fn rubbish_ends_its_own_connection_only() {
     let _ = rubbish.read_to_end(&mut answer).await;
     assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
     self_call(&bed.place, &bundle).await.expect("answered");
+}
+
+#[test]
+fn pods_are_asked_about_where_bind_pods_says_so() {
+    let hooks = |data: &[(&str, &str)]| {
+        let mut configs = Configs::default();
+        let data = data.iter().map(|&(key, text)| (key.into(), text.into())).collect();
+        configs.update("config-deployment", Some(&data));
+        let binds = Settings::of(&configs, "cluster.local").bind_pods;
+        let (mutating, _) = register::configurations(&Place::new("rouse", 8443), "", binds);
+        mutating["webhooks"].as_array().map_or(0, Vec::len)
+    };
+    assert_eq!((hooks(&[]), hooks(&[("bind-pods", "true")])), (1, 2));
 }

@@ -14,7 +14,7 @@ use super::{
 /// Name after `config-`, and what may be set.
 const EXAMPLES: [(&str, &str); 12] = [
     ("autoscaler", AUTOSCALER),
-    ("certmanager", "# Nothing is asked of cert-manager yet.\n"),
+    ("certmanager", "# Sets nothing: nothing is asked of cert-manager.\n"),
     ("defaults", DEFAULTS),
     ("deployment", DEPLOYMENT),
     ("domain", DOMAIN),
@@ -41,7 +41,6 @@ max-scale-up-rate: "1000.0"
 max-scale-down-rate: "2.0"
 # Whether revisions may have no pod at all, and how long the last one then stays.
 enable-scale-to-zero: "true"
-scale-to-zero-grace-period: "30s"
 scale-to-zero-pod-retention-period: "0s"
 # Pods at the start, at least and at most; 0 of the last two sets no bound. Starting with none is allowed, unlike in
 # Knative.

@@ -14,21 +14,13 @@ fn every_key_is_followed() {
     assert_eq!(map(&[]), Ok(Read { value: Network::default(), warnings: vec![] }));
     let source = "{{.Name}}.{{.Domain}}";
     let want = Network {
-        ingress_class: "kourier.ingress.networking.knative.dev".into(),
-        certificate_class: "none".into(),
-        wildcard_selector: Some(LabelSelector::default()),
         domain_template: Some(Template::parse("domain-template", source, &DOMAIN_FIELDS).unwrap()),
         tag_template: Some(
             Template::parse("tag-template", "{{.Name}}-{{.Tag}}", &TAG_FIELDS).unwrap(),
         ),
-        external_tls: true,
-        cluster_local_tls: true,
-        system_internal_tls: true,
         http: HttpProtocol::Redirected,
         rollout: Duration::from_secs(380),
         autocreate_claims: true,
-        mesh_pod_addressability: true,
-        mesh: MeshMode::Disabled,
         external_scheme: "https".into(),
         path: Some(Path::Activator),
         edge: Edge {
@@ -41,23 +33,15 @@ fn every_key_is_followed() {
         },
     };
     let read = map(&[
-        ("ingress-class", "kourier.ingress.networking.knative.dev"),
         ("rouse.dev.trusted-proxies", "10.1.2.3/8, 192.0.2.7,\nfd00::/8"),
         ("rouse.dev.proxy-protocol", "true"),
         ("rouse.dev.upgrades", "XMPP,foo/2"),
         ("rouse.dev.underscores-in-headers", "true"),
-        ("certificate-class", "none"),
-        ("namespace-wildcard-cert-selector", "{}"),
         ("domain-template", source),
         ("tag-template", "{{.Name}}-{{.Tag}}"),
-        ("external-domain-tls", "Enabled"),
-        ("cluster-local-domain-tls", "enabled"),
-        ("system-internal-tls", "ENABLED"),
         ("http-protocol", "Redirected"),
         ("rollout-duration", "380"),
         ("autocreate-cluster-domain-claims", "true"),
-        ("enable-mesh-pod-addressability", "true"),
-        ("mesh-compatibility-mode", "disabled"),
         ("default-external-scheme", "https"),
         ("rouse.dev.path", "activator"),
     ]);
@@ -73,12 +57,7 @@ fn keys_of_older_releases_name_their_successors() {
         ("dataplane-trust", "mutual"),
     ]);
     let read = read.unwrap();
-    let want = Network {
-        external_tls: true,
-        http: HttpProtocol::Redirected,
-        system_internal_tls: true,
-        ..Network::default()
-    };
+    let want = Network { http: HttpProtocol::Redirected, ..Network::default() };
     assert_eq!(read.value, want);
     for (old, new) in [
         ("autoTLS", "external-domain-tls"),
@@ -137,6 +116,19 @@ fn every_refusal_names_key_and_value() {
     ] {
         assert_eq!(map(&[pair]), Err(said.to_owned()), "{pair:?}");
     }
+}
+
+#[test]
+fn what_asks_for_nothing_is_not_told() {
+    let pairs = [
+        ("external-domain-tls", "Disabled"),
+        ("cluster-local-domain-tls", "disabled"),
+        ("system-internal-tls", ""),
+        ("namespace-wildcard-cert-selector", ""),
+        ("enable-mesh-pod-addressability", "false"),
+        ("mesh-compatibility-mode", "Disabled"),
+    ];
+    assert_eq!(map(&pairs), Ok(Read { value: Network::default(), warnings: vec![] }));
 }
 
 #[test]
