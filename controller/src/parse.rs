@@ -23,6 +23,7 @@ mod container;
 mod defaults;
 mod diff;
 pub(crate) mod dns;
+pub(crate) mod idle;
 pub(crate) mod mask;
 mod metadata;
 mod pod;

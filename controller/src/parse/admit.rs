@@ -9,7 +9,9 @@ use k8s_openapi::{api::core::v1::PodSpec, apimachinery::pkg::apis::meta::v1::Obj
 use serde_json::{Map, Value, json};
 
 use super::{
-    Problem, defaults, diff, metadata,
+    Problem, defaults, diff,
+    idle::{self, Place},
+    metadata, probe,
     rules::{Parent, Rules},
     security, template, traffic,
     typed::{prune, typed},
@@ -360,27 +362,34 @@ fn limit(spec: &RevisionSpec) -> u32 {
 }
 
 fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
-    let own = meta.annotations.clone().unwrap_or_default();
-    match it.kind {
-        Kind::Service | Kind::Configuration | Kind::Route | Kind::DomainMapping => {
-            metadata::old_spellings(&own, "metadata.annotations", warnings);
-            metadata::idle(meta, warnings);
+    let place = match it.kind {
+        Kind::Service => Place::Service,
+        Kind::Configuration => Place::Configuration,
+        Kind::Route => Place::Route,
+        Kind::DomainMapping => Place::DomainMapping,
+        Kind::Revision => Place::Revision,
+        Kind::PodAutoscaler | Kind::Metric | Kind::ServerlessService => {
+            return internal::warn(it, meta, warnings);
         }
-        _ => return,
-    }
+        Kind::ClusterDomainClaim => return,
+    };
+    idle::warn(meta, place, "metadata", warnings);
     if it.kind != Kind::Service && it.kind != Kind::Configuration {
         return;
     }
-    let at = "spec.template.metadata.annotations";
-    let inner: ObjectMeta =
-        typed(it.object.pointer("/spec/template/metadata"), at, &mut Vec::new());
-    metadata::idle_in_template(&inner, warnings);
-    metadata::old_spellings(&inner.annotations.unwrap_or_default(), at, warnings);
+    let (at, inner) = ("spec.template.metadata", it.object.pointer("/spec/template/metadata"));
+    idle::warn_template(inner, at, warnings);
+    let inner: ObjectMeta = typed(inner, at, &mut Vec::new());
+    idle::warn(&inner, Place::Template, at, warnings);
     let pod: PodSpec = match it.object.pointer("/spec/template/spec") {
         Some(spec) => serde_json::from_value(spec.clone()).unwrap_or_default(),
         None => PodSpec::default(),
     };
     security::warn(&pod, "spec.template.spec", warnings);
+    let serving = defaults::serving_index(&pod.containers);
+    if let Some(container) = pod.containers.get(serving) {
+        probe::warn(container, &format!("spec.template.spec.containers[{serving}]"), warnings);
+    }
 }
 
 /// The metric of a class that names none.

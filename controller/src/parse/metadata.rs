@@ -16,8 +16,6 @@ use crate::{
 
 type Annotations = BTreeMap<String, String>;
 
-/// Group of the creator annotations.
-const GROUP: &str = "serving.knative.dev";
 /// Template annotations that Knative's sidecar reads. There is none here: they are checked and have no effect.
 const SIDECAR: &str = "queue.sidecar.serving.knative.dev/";
 /// Its quantities, in both spellings.
@@ -226,96 +224,6 @@ pub(super) fn creator(
         let value = new.get(key::LAST_MODIFIER).map(String::as_str).unwrap_or_default();
         problems.push(Problem::invalid(at(key::LAST_MODIFIER), value));
     }
-}
-
-/// Older spellings that are still read, as warnings that name the successor.
-pub(super) fn old_spellings(annotations: &Annotations, at: &str, warnings: &mut Vec<Problem>) {
-    for name in annotations.keys() {
-        let Some((group, key)) = name.split_once('/') else { continue };
-        let successor = match (group, key) {
-            (policy::GROUP, _) if key.contains(|it: char| it.is_ascii_uppercase()) => kebab(key),
-            (GROUP, "rolloutDuration") => "rollout-duration".into(),
-            (GROUP, "progressDeadline") => "progress-deadline".into(),
-            ("networking.knative.dev", "httpOption" | "httpProtocol") => "http-protocol".into(),
-            ("networking.knative.dev", "disable-auto-tls" | "disableAutoTLS") => {
-                "disable-external-domain-tls".into()
-            }
-            ("networking.knative.dev", "ingress.class") => "ingress-class".into(),
-            ("networking.knative.dev", "certificate.class") => "certificate-class".into(),
-            _ => continue,
-        };
-        let message = format!("{name} is an older spelling, use {group}/{successor}");
-        warnings.push(Problem::new(format!("{at}.{name}"), message));
-    }
-    for name in annotations.keys().filter(|name| name.starts_with(SIDECAR)) {
-        let message = format!("{name} has no effect: pods have no sidecar here");
-        warnings.push(Problem::new(format!("{at}.{name}"), message));
-    }
-}
-
-/// Keys of the features that a template may ask for.
-const FEATURES: [&str; 2] =
-    ["features.knative.dev/http-full-duplex", "features.knative.dev/queueproxy-podinfo"];
-
-/// Says of annotations and labels of an object that they have no effect there.
-pub(super) fn idle(meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
-    const GATEWAY: &str = "one gateway serves every class";
-    const TLS: &str = "the gateway serves no TLS";
-    const TEMPLATE: &str = "put it under \"spec.template.metadata.annotations\"";
-    let all: [(&[&str], &str); 6] = [
-        (&key::INGRESS_CLASS, GATEWAY),
-        (&key::CERTIFICATE_CLASS, TLS),
-        (&key::DISABLE_EXTERNAL_DOMAIN_TLS, TLS),
-        (&key::PROGRESS_DEADLINE, TEMPLATE),
-        (&[key::NO_GC], TEMPLATE),
-        (&FEATURES, TEMPLATE),
-    ];
-    warn_idle(meta.annotations.as_ref(), &all, "metadata.annotations", warnings);
-    let visibility = meta.labels.as_ref().and_then(|all| all.get(key::VISIBILITY));
-    if visibility.is_some_and(|it| !it.is_empty() && it != "cluster-local") {
-        let message = format!("{} has no effect: only cluster-local hides a name", key::VISIBILITY);
-        warnings.push(Problem::new(format!("metadata.labels.{}", key::VISIBILITY), message));
-    }
-}
-
-/// Checks a template's metadata in this way.
-pub(super) fn idle_in_template(meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
-    const AT: &str = "spec.template.metadata";
-    let all: [(&[&str], &str); 4] = [
-        (&key::ROLLOUT_DURATION, "put it under \"metadata.annotations\""),
-        (&FEATURES[..1], "requests and responses always flow at the same time"),
-        (&FEATURES[1..], "pods have no sidecar here"),
-        (&[key::LAST_PINNED], "nothing reads it any more"),
-    ];
-    warn_idle(meta.annotations.as_ref(), &all, &format!("{AT}.annotations"), warnings);
-    let hides: [(&[&str], &str); 1] = [(&[key::VISIBILITY], "put it under \"metadata.labels\"")];
-    warn_idle(meta.labels.as_ref(), &hides, &format!("{AT}.labels"), warnings);
-}
-
-fn warn_idle(
-    have: Option<&Annotations>,
-    idle: &[(&[&str], &str)],
-    at: &str,
-    warnings: &mut Vec<Problem>,
-) {
-    for (names, why) in idle {
-        for name in names.iter().filter(|name| have.is_some_and(|all| all.contains_key(**name))) {
-            let message = format!("{name} has no effect: {why}");
-            warnings.push(Problem::new(format!("{at}.{name}"), message));
-        }
-    }
-}
-
-/// `targetBurstCapacity` as `target-burst-capacity`.
-fn kebab(name: &str) -> String {
-    let mut out = String::new();
-    for it in name.chars() {
-        if it.is_ascii_uppercase() {
-            out.push('-');
-        }
-        out.push(it.to_ascii_lowercase());
-    }
-    out
 }
 
 fn first<'a>(all: &'a Annotations, names: &[&'static str]) -> Option<(&'static str, &'a str)> {

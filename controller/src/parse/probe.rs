@@ -49,6 +49,16 @@ pub(super) fn all(
     }
 }
 
+/// Says that no pod is spared its first questions: the kernel tells when it listens, and then it is asked.
+pub(super) fn warn(container: &Container, at: &str, warnings: &mut Vec<Problem>) {
+    let asked = container.readiness_probe.as_ref().filter(|it| it.exec.is_none());
+    if asked.and_then(|it| it.initial_delay_seconds).is_some_and(|it| it > 0) {
+        let field = "readinessProbe.initialDelaySeconds";
+        let message = format!("{field} has no effect: a pod is asked as soon as it listens");
+        warnings.push(Problem::new(format!("{at}.{field}"), message));
+    }
+}
+
 fn handlers(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
     let all = [
         ("httpGet", probe.http_get.is_some()),

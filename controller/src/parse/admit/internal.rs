@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
-use super::{super::Problem, Question, annotations_mut, default_metric, same_creator};
+use super::{super::Problem, Kind, Question, annotations_mut, default_metric, same_creator};
 use crate::{
     parse::{defaults, dns, metadata},
     policy,
@@ -127,6 +127,26 @@ pub(super) fn serverless_service(
         }
     }
     object_reference(spec.get("objectRef"), "spec.objectRef", problems);
+}
+
+/// Says of kinds that the controller writes what becomes of another's words in them.
+pub(super) fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
+    let made = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
+    let what = format!("{:?}", it.kind);
+    let message = match it.kind {
+        Kind::Metric => {
+            format!("a {what} has no effect: the kernel counts, and nothing is scraped")
+        }
+        _ if !made => {
+            format!("a {what} has no effect unless it is made for a Revision: nothing acts on it")
+        }
+        // The controller's own writes pass here too; it reads no warnings.
+        _ if it.old.is_some() => {
+            format!("what is written into a {what} has no effect: it follows from its Revision")
+        }
+        _ => return,
+    };
+    warnings.push(Problem::new("spec", message));
 }
 
 pub(super) fn domain_claim(it: &Question<'_>, problems: &mut Vec<Problem>) {

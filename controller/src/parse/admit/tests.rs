@@ -783,6 +783,26 @@ fn warnings_name_what_is_not_safe_and_what_is_old() {
     assert_eq!(problem::knative(&verdict.warnings), want);
 }
 
+/// A person may write these kinds, too, and nothing comes of it.
+#[test]
+fn what_only_the_controller_writes_is_told() {
+    let said = |kind: Kind, owners: &str, old: bool| {
+        let meta = format!("{{name: a, namespace: n, ownerReferences: {owners}}}");
+        let object = yaml(&format!("{{metadata: {meta}, spec: {{}}}}"));
+        let old = old.then_some(&object);
+        let verdict = validate(&Question { old, ..ask(kind, &object, &FEATURES) });
+        verdict.warnings.iter().any(|it| it.message.contains("has no effect"))
+    };
+    let owned = "[{apiVersion: v1, kind: Revision, name: a, uid: u, controller: true}]";
+    for kind in [Kind::PodAutoscaler, Kind::ServerlessService] {
+        assert!(said(kind, "[]", false) && said(kind, "[]", true), "{kind:?} without a Revision");
+        assert!(said(kind, owned, true), "{kind:?} that is changed");
+        assert!(!said(kind, owned, false), "{kind:?} as the controller makes it");
+    }
+    assert!(said(Kind::Metric, owned, false));
+    assert!(!said(Kind::ClusterDomainClaim, "[]", false), "an administrator's own");
+}
+
 #[test]
 fn fields_that_no_pod_has_are_taken_out_and_named() {
     let object = template(
