@@ -111,6 +111,15 @@ macro_rules! configs {
             }
         }
 
+        /// Keys of a ConfigMap that are asked about, whatever it holds.
+        #[cfg(test)]
+        pub(crate) fn known(name: &str) -> std::collections::BTreeSet<String> {
+            match name {
+                $(<$type>::NAME => keys::known::<$type>(),)*
+                other => panic!("no ConfigMap of ours: {other}"),
+            }
+        }
+
         /// What admission says of a ConfigMap: warnings, or why it is refused. Others than [`NAMES`] are fine.
         pub fn admit(
             name: &str,

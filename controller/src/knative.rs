@@ -79,7 +79,7 @@ pub struct RevisionTemplate {
 struct TemplateMetadata {
     /// Annotations of the Revision.
     annotations: Option<std::collections::BTreeMap<String, String>>,
-    /// Finalizers of the Revision.
+    /// Has no effect.
     finalizers: Option<Vec<String>>,
     /// Labels of the Revision and its pods.
     labels: Option<std::collections::BTreeMap<String, String>>,

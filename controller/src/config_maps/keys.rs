@@ -194,6 +194,15 @@ impl<'a> Keys<'a> {
     }
 }
 
+/// Keys that are asked about, whatever the ConfigMap holds.
+#[cfg(test)]
+pub(super) fn known<T: ConfigMap>() -> BTreeSet<String> {
+    let data = BTreeMap::new();
+    let mut keys = Keys::new(&data);
+    T::read(&mut keys);
+    keys.known.into_iter().filter(|key| *key != EXAMPLE).map(str::to_owned).collect()
+}
+
 /// Reads the data of one ConfigMap: its value with what to warn of, or everything that is wrong with it.
 pub fn read<T: ConfigMap>(data: &BTreeMap<String, String>) -> Result<Read<T>, Vec<Problem>> {
     let mut keys = Keys::new(data);

@@ -1,0 +1,257 @@
+//! The rows of ConfigMaps: each key changes what services become, or a warning says that it does not.
+
+use std::sync::LazyLock;
+
+use super::*;
+use crate::config_maps;
+
+/// Keys that are read by how they begin, or whatever they are called.
+const BY_PREFIX: [(&str, &str); 5] = [
+    ("config-domain", "example.org"),
+    ("config-leader-election", "map-lease-prefix.a"),
+    ("config-logging", "loglevel.controller"),
+    ("config-logging", "loglevel.webhook"),
+    ("config-tracing", "backend"),
+];
+
+/// Services that are told apart by what ConfigMaps may say.
+fn samples() -> Vec<Value> {
+    let sample = |name: &str, change: fn(&mut Value)| {
+        let mut it = service();
+        it["metadata"]["name"] = name.into();
+        change(&mut it);
+        it
+    };
+    let annotated = |it: &mut Value, name: &str, value: &str| {
+        it["spec"]["template"]["metadata"]["annotations"][name] = value.into();
+    };
+    let mut rps = sample("rps", |_| {});
+    annotated(&mut rps, "autoscaling.knative.dev/metric", "rps");
+    let mut asleep = sample("asleep", |_| {});
+    annotated(&mut asleep, "autoscaling.knative.dev/initial-scale", "0");
+    let mut large = sample("large", |_| {});
+    annotated(&mut large, "autoscaling.knative.dev/max-scale", "50");
+    vec![
+        sample("plain", |_| {}),
+        rps,
+        asleep,
+        large,
+        sample("tagged", |it| {
+            let tag = json!({"latestRevision": true, "percent": 0, "tag": "blue"});
+            it["spec"]["traffic"] = json!([{"latestRevision": true, "percent": 100}, tag]);
+        }),
+        sample("long", |it| it["spec"]["template"]["spec"]["timeoutSeconds"] = 700.into()),
+        sample("broad", |it| it["spec"]["template"]["spec"]["containerConcurrency"] = 2000.into()),
+        sample("boundless", |it| it["spec"]["template"]["spec"]["containerConcurrency"] = 0.into()),
+        sample("pair", |it| {
+            let probe = json!({"httpGet": {"port": 9000}});
+            it["spec"]["template"]["spec"]["containers"] = json!([
+                {"image": "hello:v1", "ports": [{"containerPort": 8080}]},
+                {"image": "beside:v1", "readinessProbe": probe},
+            ]);
+        }),
+        sample("claim", |it| {
+            let spec = &mut it["spec"]["template"]["spec"];
+            let claim = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
+            spec["volumes"] = json!([claim]);
+            spec["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+        }),
+        sample("first", |it| {
+            it["spec"]["template"]["spec"]["initContainers"] = json!([{"image": "init:v1"}]);
+        }),
+    ]
+}
+
+/// Those with a field that needs a feature, as the page's own rows have it.
+static GUARDED: LazyLock<Vec<Value>> = LazyLock::new(|| {
+    let all = rows();
+    let guarded = all.iter().filter(|it| it.effect.starts_with("works with `kubernetes."));
+    guarded.filter_map(with).map(|(_, object)| object).collect()
+});
+
+/// ConfigMaps by name.
+type Maps<'a> = [(&'a str, &'a Value)];
+
+/// Whether some service becomes another one, is judged in another way, or parts are told something else.
+fn differs(with: &Maps<'_>, without: &Maps<'_>) -> bool {
+    static SAMPLES: LazyLock<Vec<Value>> = LazyLock::new(samples);
+    static USUAL: LazyLock<Vec<String>> =
+        LazyLock::new(|| SAMPLES.iter().map(|it| becomes(it, &[])).collect());
+    let all = SAMPLES.iter().zip(USUAL.iter());
+    let became = |(sample, usual): (&Value, &String)| match without {
+        [] => becomes(sample, with) != *usual,
+        _ => becomes(sample, with) != becomes(sample, without),
+    };
+    judged(with) != judged(without) || all.into_iter().any(became)
+}
+
+fn under(maps: &Maps<'_>) -> Cluster {
+    let mut cluster = Cluster::new();
+    cluster.follower = None;
+    for (name, data) in maps {
+        cluster.config(name, (*data).clone());
+    }
+    cluster
+}
+
+/// What a service becomes, and a second Revision of it, or why it may not be so.
+fn becomes(sample: &Value, maps: &Maps<'_>) -> String {
+    let mut cluster = under(maps);
+    let mut newer = sample.clone();
+    newer["spec"]["template"]["spec"]["containers"][0]["image"] = "hello:v2".into();
+    let mut said = Vec::new();
+    for object in [sample.clone(), newer] {
+        said.push(try_to_make(&mut cluster, object));
+        cluster.ready();
+    }
+    let others =
+        cluster.objects.iter().filter(|((resource, _), _)| *resource != Resource::ConfigMap);
+    let others: Vec<String> = others.map(|(at, it)| format!("{at:?} {it}")).collect();
+    format!("{said:?}\n{others:?}\n{:?}", cluster.table())
+}
+
+/// What is said of fields that need a feature, and what is asked of registries.
+fn judged(maps: &Maps<'_>) -> String {
+    let mut cluster = under(maps);
+    let configs = cluster.machine.world().settings.configs.clone();
+    let said: Vec<String> = GUARDED.iter().map(|it| judge(it.clone(), &configs).1).collect();
+    cluster.resolves = false;
+    try_to_make(&mut cluster, service());
+    format!("{said:?}\n{:?}", cluster.machine.wanted_digests(&name("hello-00001")))
+}
+
+/// An object filled in, and why it may not be so.
+fn judge(object: Value, configs: &config_maps::Configs) -> (Value, String) {
+    let rules = Rules {
+        platform: Where::Kubernetes,
+        defaults: &configs.defaults,
+        features: &configs.features,
+        autoscaler: &configs.autoscaler,
+        cluster_domain: "cluster.local",
+    };
+    let ask = Question { kind: Kind::Service, object: &object, old: None, user: None, rules };
+    let (filled, _) = default(&ask);
+    let verdict = validate(&Question { object: &filled, ..ask });
+    (filled, crate::parse::line(&verdict.problems))
+}
+
+fn try_to_make(cluster: &mut Cluster, object: Value) -> String {
+    let configs = cluster.machine.world().settings.configs.clone();
+    let (filled, why) = judge(object, &configs);
+    if why.is_empty() {
+        let own = name(filled["metadata"]["name"].as_str().expect("a name"));
+        for event in cluster.apply(Resource::KnativeService, &own, filled) {
+            cluster.step(event);
+        }
+    }
+    why
+}
+
+/// The key with which a row works, as `key=value`, and its own.
+fn data(row: &Row, rest: &str) -> (Value, Value) {
+    let beside = rest.strip_prefix("with `").and_then(|it| it.split('`').next());
+    let mut without = json!({});
+    if let Some((key, value)) = beside.and_then(|it| it.split_once('=')) {
+        without[key] = value.into();
+    }
+    let mut with = without.clone();
+    with[&row.field] = row.value.clone();
+    (without, with)
+}
+
+pub(super) fn try_row(row: &Row, word: &str, rest: &str) {
+    let said = format!("{} {} {}", row.on, row.field, row.value);
+    let (without, with) = data(row, rest);
+    let texts = |it: &Value| serde_json::from_value(it.clone()).expect("texts");
+    let admitted = config_maps::admit(&row.on, &BTreeMap::new(), &texts(&with));
+    let warnings = admitted.unwrap_or_else(|why| panic!("{said}: {why:?}"));
+    // An older name is read as the newer one, of which the warning then speaks.
+    let older = format!("key {:?} is of an older release: use ", row.field);
+    let newer = warnings.iter().find_map(|it| it.strip_prefix(&older));
+    let field = newer.map_or(row.field.as_str(), |it| it.trim_matches('"'));
+    let told = |it: &String| it.contains("has no effect") && it.contains(field);
+    assert_eq!(warnings.iter().any(told), word == "warned", "{said}: {warnings:?}");
+    assert!(!warnings.iter().any(|it| it.contains("is unknown")), "{said}: {warnings:?}");
+    // Only what a row of its own is about is on, but for containers that a name is made for.
+    let init = json!({"kubernetes.podspec-init-containers": "enabled"});
+    let about_init = row.field.starts_with("init-container");
+    let more: &[_] = if about_init { &[("config-features", &init)] } else { &[] };
+    let (with, without) = ((row.on.as_str(), &with), (row.on.as_str(), &without));
+    let without: &[_] = if *without.1 == json!({}) { &[] } else { &[without] };
+    match word {
+        "works" => {
+            let (with, without) = ([more, &[with]].concat(), [more, without].concat());
+            assert!(differs(&with, &without), "{said} changes nothing");
+        }
+        "warned" => {}
+        other => panic!("{said}: what does {other:?} mean?"),
+    }
+}
+
+/// A key that comes to the code has to come to the page.
+#[test]
+fn the_page_has_every_key_of_every_config_map() {
+    let rows = rows();
+    let on_page = |map: &str, key: &str| rows.iter().any(|it| it.on == map && it.field == key);
+    for map in config_maps::NAMES {
+        for key in config_maps::known(map) {
+            assert!(on_page(map, &key), "{map} {key}");
+        }
+    }
+    for (map, key) in BY_PREFIX {
+        assert!(on_page(map, key), "{map} {key}");
+    }
+}
+
+/// Survivors of six Revisions that were made an hour apart, ten hours later.
+fn survivors(data: Value) -> usize {
+    let mut cluster = Cluster::new();
+    cluster.follower = None;
+    cluster.config("config-gc", data);
+    for version in 1..=6 {
+        cluster.service("hello", &format!("hello:v{version}"), 0, Value::Null);
+        cluster.now = cluster.now.plus_ms(3_600_000);
+        cluster.step(Event::Tick);
+    }
+    cluster.now = cluster.now.plus_ms(36_000_000);
+    cluster.step(Event::Tick);
+    cluster.names(Resource::Revision).len()
+}
+
+#[test]
+fn old_revisions_go_as_config_gc_says() {
+    let all = |min: &str, max: &str, create: &str, active: &str| {
+        survivors(json!({
+            "min-non-active-revisions": min, "max-non-active-revisions": max,
+            "retain-since-create-time": create, "retain-since-last-active-time": active,
+        }))
+    };
+    assert_eq!(survivors(json!({})), 6);
+    // The newest Revision is not counted.
+    assert_eq!(all("1", "3", "1h", "1h"), 2);
+    assert_eq!(all("2", "3", "1h", "1h"), 3, "min-non-active-revisions");
+    assert_eq!(all("1", "3", "48h", "1h"), 4, "retain-since-create-time");
+    assert_eq!(all("1", "3", "1h", "48h"), 4, "retain-since-last-active-time");
+    assert_eq!(all("1", "2", "48h", "48h"), 3, "max-non-active-revisions");
+}
+
+#[test]
+fn a_pod_that_finds_no_node_is_waited_for_where_a_cluster_grows() {
+    let said = |data: Value| {
+        let mut cluster = Cluster::new();
+        cluster.config("config-deployment", data);
+        cluster.service("hello", "hello:v1", 1, Value::Null);
+        let pod = cluster.names(Resource::Pod).into_iter().find(|it| it.namespace == SPACE);
+        let pod = pod.expect("a pod");
+        let mut object = cluster.objects[&(Resource::Pod, pod.clone())].clone();
+        object["status"] = json!({"phase": "Pending", "conditions": [{
+            "type": "PodScheduled", "status": "False",
+            "reason": "Unschedulable", "message": "0/3 nodes are available",
+        }]});
+        cluster.objects.insert((Resource::Pod, pod.clone()), object.clone());
+        cluster.step(Event::Observe(Resource::Pod, pod, Some(Box::new(object))));
+        cluster.condition(Resource::Revision, "hello-00001", "ResourcesAvailable")
+    };
+    assert_eq!(said(json!({})), "False Unschedulable: 0/3 nodes are available");
+    assert_eq!(said(json!({"pod-is-always-schedulable": "true"})), "Unknown Deploying: ");
+}
