@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use tests::installed::{Installed, SYSTEM};
+use tests::features::Features;
+use tests::installed::Installed;
 
 /// An example, and what a request to its service must answer: file, service, path, part of the answer's body.
 const ANSWERS: [(&str, &str, &str, &str); 12] = [
@@ -36,11 +37,6 @@ fn examples(namespace: &str) -> Vec<(String, String)> {
     all
 }
 
-fn features(rouse: &Installed, patch: &str) {
-    let words = ["patch", "configmap", "config-features", "--namespace", SYSTEM, "--patch", patch];
-    rouse.cluster.kubectl(&words).expect("a good value is taken");
-}
-
 /// Applies all of them; the second of two that belong together when the first is Ready.
 fn applied(rouse: &Installed, namespace: &str, all: &[(String, String)]) {
     for (name, yaml) in all {
@@ -61,6 +57,7 @@ fn applied(rouse: &Installed, namespace: &str, all: &[(String, String)]) {
 #[test]
 fn every_example_answers_from_zero_and_leaves_nothing_behind() {
     let rouse = Installed::at_hand();
+    let features = Features::on(&rouse.cluster, &["kubernetes.podspec-init-containers"]);
     let namespace = rouse.namespace("examples");
     let name = &namespace.name;
     let all = examples(name);
@@ -68,7 +65,6 @@ fn every_example_answers_from_zero_and_leaves_nothing_behind() {
         let is_known = ANSWERS.iter().any(|(known, ..)| file.starts_with(known));
         assert!(is_known, "no test says what {file}.yaml answers");
     }
-    features(&rouse, r#"{"data":{"kubernetes.podspec-init-containers":"enabled"}}"#);
     applied(&rouse, name, &all);
     let mut services: Vec<&str> = ANSWERS.iter().map(|(_, service, ..)| *service).collect();
     services.dedup();
@@ -89,7 +85,7 @@ fn every_example_answers_from_zero_and_leaves_nothing_behind() {
     for (file, yaml) in all.iter().filter(|(file, _)| !file.starts_with("split-2")) {
         rouse.delete(name, yaml).unwrap_or_else(|said| panic!("{file}: {said}"));
     }
-    features(&rouse, r#"{"data":{"kubernetes.podspec-init-containers":null}}"#);
+    drop(features);
     rouse.cluster.wait("everything of the examples to be gone", || {
         let kinds = "configurations,revisions,routes,deployments,services,endpointslices,pods";
         let words = ["get", kinds, "--namespace", name, "--output", "name"];

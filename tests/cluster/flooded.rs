@@ -2,12 +2,13 @@
 #![allow(clippy::print_stdout, reason = "how the load fares is for who reads the test's output")]
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use serde_json::Value;
-use tests::cluster::{Cluster, Namespace};
+use tests::cluster::Namespace;
+use tests::features::Features;
 use tests::flood::{Flood, Outcome, not_once};
-use tests::installed::{HELLO, Installed, SYSTEM};
+use tests::folder::Folder;
+use tests::installed::{HELLO, Installed};
 
 /// What the users of a service do, each from a node: new, idle and busy connections, short and long requests.
 const INSIDE: [&str; 8] = [
@@ -39,6 +40,10 @@ pub(crate) const LATEST: &str = "[{latestRevision: true, percent: 100}]";
 /// So many lines about what went wrong are enough to see what it was.
 const TOLD: usize = 20;
 
+/// Volumes that pods may write to.
+const WRITABLE: [&str; 2] =
+    ["kubernetes.podspec-persistent-volume-claim", "kubernetes.podspec-persistent-volume-write"];
+
 /// What is special about the service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct App {
@@ -57,22 +62,20 @@ pub(crate) struct Scene<'a> {
     /// Where its pods write what they were asked, on every node.
     folder: Folder,
     to: SocketAddr,
-    _features: Features<'a>,
+    features: Features<'a>,
 }
 
 impl<'a> Scene<'a> {
     /// The service, ready.
     pub(crate) fn new(rouse: &'a Installed, test: &str, app: App) -> Self {
         let namespace = rouse.namespace(test);
-        let folder = Folder::new(&format!("/tmp/rouse-{}", namespace.name));
+        let folder = Folder::new(&namespace.name);
         let to = SocketAddr::from(([0, 0, 0, 0], 0));
-        let _features = Features::on(&rouse.cluster);
-        let mut scene = Self { rouse, app, version: 1, namespace, folder, to, _features };
+        let features = Features::on(&rouse.cluster, &WRITABLE);
+        let mut scene = Self { rouse, app, version: 1, namespace, folder, to, features };
         let name = scene.name().to_owned();
         rouse.apply(&name, &volume(&name, &scene.folder.path())).expect("a volume may be made");
-        rouse.cluster.wait("the features to be in force", || {
-            rouse.apply(&name, &scene.service(LATEST)).ok()
-        });
+        scene.features.apply(rouse, &name, &scene.service(LATEST));
         rouse.wait_ready(&name, "ksvc", "app");
         let address = rouse.url(&name, "app");
         let address = format!("{}:80", address.trim_start_matches("http://"));
@@ -227,55 +230,4 @@ spec:
   resources: {{requests: {{storage: 1Gi}}}}
 "
     )
-}
-
-/// Volumes that pods may write to, which Knative's users must allow first; forbidden again at the end.
-struct Features<'a>(&'a Cluster);
-
-impl<'a> Features<'a> {
-    fn on(cluster: &'a Cluster) -> Self {
-        Self::set(cluster, "\"enabled\"").expect("a good value is taken");
-        Self(cluster)
-    }
-
-    fn set(cluster: &Cluster, value: &str) -> Result<String, String> {
-        let name = "kubernetes.podspec-persistent-volume";
-        let patch = format!("{{\"data\":{{\"{name}-claim\":{value},\"{name}-write\":{value}}}}}");
-        let words = ["patch", "configmap", "--namespace", SYSTEM, "config-features"];
-        cluster.kubectl(&[&words[..], &["--patch", &patch]].concat())
-    }
-}
-
-impl Drop for Features<'_> {
-    fn drop(&mut self) {
-        let _off = Self::set(self.0, "null");
-    }
-}
-
-/// A folder that anybody may write to, removed at the end. The nodes of a cluster of xtask's have the host's files.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(path: &str) -> Self {
-        use std::os::unix::fs::PermissionsExt as _;
-        std::fs::create_dir_all(path).expect("a folder");
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("our own");
-        Self(path.into())
-    }
-
-    fn path(&self) -> String {
-        self.0.to_string_lossy().into_owned()
-    }
-
-    /// The names of all requests that were served.
-    fn read(&self) -> String {
-        let files = std::fs::read_dir(&self.0).expect("our own").flatten();
-        files.filter_map(|file| std::fs::read_to_string(file.path()).ok()).collect()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _gone = std::fs::remove_dir_all(&self.0);
-    }
 }

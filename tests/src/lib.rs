@@ -3,7 +3,9 @@
 pub mod client;
 pub mod clock;
 pub mod cluster;
+pub mod features;
 pub mod flood;
+pub mod folder;
 pub mod installed;
 pub mod left;
 pub mod node;

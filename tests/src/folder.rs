@@ -1,0 +1,43 @@
+//! A folder that pods on every node have in common: the nodes of a cluster of xtask's have the host's files.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+/// A folder that any user may write to, removed at the end.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// Makes it. A run that was killed leaves it behind; by the process's number in the namespace's name it is found later.
+    pub fn new(namespace: &str) -> Self {
+        let path = PathBuf::from(format!("/tmp/rouse-{namespace}"));
+        fs::create_dir_all(&path).expect("a folder");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).expect("our own");
+        Self(path)
+    }
+
+    /// Where it is, on the host and on each node.
+    pub fn path(&self) -> String {
+        self.0.to_string_lossy().into_owned()
+    }
+
+    /// Puts a program into it.
+    pub fn put_program(&self, name: &str, bytes: &[u8]) {
+        let file = self.0.join(name);
+        fs::write(&file, bytes).expect("our own folder");
+        fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("our own");
+    }
+
+    /// The text of all files in it.
+    pub fn read(&self) -> String {
+        let files = fs::read_dir(&self.0).expect("our own").flatten();
+        files.filter_map(|file| fs::read_to_string(file.path()).ok()).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _gone = fs::remove_dir_all(&self.0);
+    }
+}
