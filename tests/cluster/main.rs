@@ -18,6 +18,7 @@ mod paths;
 mod plain;
 mod probes;
 mod shapes;
+mod sidecars;
 mod stopping;
 mod story;
 mod trouble;

@@ -23,8 +23,16 @@ const SHARED: &str = "rouse-installed";
 const ALONE: &str = "rouse-alone";
 
 /// Modules whose tests keep to namespaces of their own and harm no part of the cluster: several of them run at once.
-const SIDE_BY_SIDE: [&str; 7] =
-    ["contract::", "examples::", "kn::", "network_policies::", "probes::", "shapes::", "trouble::"];
+const SIDE_BY_SIDE: [&str; 8] = [
+    "contract::",
+    "examples::",
+    "kn::",
+    "network_policies::",
+    "probes::",
+    "shapes::",
+    "sidecars::",
+    "trouble::",
+];
 /// How many of them run at once: they wait for pods and windows, on two processors as on many.
 const AT_ONCE: u8 = 3;
 
@@ -187,6 +195,7 @@ fn existing(file: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
             ("ours::", why),
             ("probes::", why),
             ("shapes::", why),
+            ("sidecars::", why),
             ("stopping::", why),
             ("story::", why),
             ("trouble::", why),

@@ -1,0 +1,67 @@
+//! A request that wakes a service is answered once the whole pod is ready, and not only what serves in it.
+
+use tests::features::Features;
+use tests::installed::Installed;
+
+/// Probes of sidecars, and of other ports than the serving one, are off unless operators allow them.
+const PROBES: [&str; 1] = ["multi-container-probing"];
+/// So long after its start the sidecar is late: far longer than a request takes that does not wait for it.
+const LATE_MS: u32 = 8_000;
+
+/// A service that sleeps from the start on; `probe` is the serving container's, and `sidecar` says more about the one at 8081.
+fn pair(probe: &str, sidecar: &str) -> String {
+    format!(
+        "apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {{name: pair}}
+spec:
+  template:
+    metadata:
+      annotations:
+        autoscaling.knative.dev/initial-scale: \"0\"
+        autoscaling.knative.dev/window: 6s
+    spec:
+      containers:
+      - {{name: serves, image: \"dev.local/hello:v1\", ports: [{{containerPort: 8080}}]{probe}}}
+      - name: helps
+        image: dev.local/hello:v1
+        {sidecar}
+"
+    )
+}
+
+/// Wakes the service by a request, and asks the sidecar as soon as that is answered: the status.
+fn sidecar_after_the_first_answer(test: &str, yaml: &str) -> u16 {
+    let rouse = Installed::at_hand();
+    let features = Features::on(&rouse.cluster, &PROBES);
+    let space = rouse.namespace(test);
+    let namespace = &space.name;
+    features.apply(&rouse, namespace, yaml);
+    rouse.wait_ready(namespace, "ksvc", "pair");
+    assert!(rouse.pods(namespace, "pair").is_empty(), "the request is to wake it");
+    let url = rouse.url(namespace, "pair");
+    let answer = rouse.from("node1").ask(&url);
+    let pod = rouse.cluster.get(&["pod", "--namespace", namespace, answer.pod()]);
+    let ip = pod["status"]["podIP"].as_str().expect("it has answered");
+    rouse.from("node1").ask(&format!("http://{ip}:8081/ready")).status
+}
+
+#[test]
+fn a_request_that_wakes_waits_for_the_readiness_probe_of_a_sidecar() {
+    let sidecar = format!(
+        "env: [{{name: PORT, value: \"8081\"}}, {{name: HELLO_READY_AFTER_MS, value: \"{LATE_MS}\"}}]
+        readinessProbe: {{periodSeconds: 1, httpGet: {{path: /ready, port: 8081}}}}"
+    );
+    let status = sidecar_after_the_first_answer("sideready", &pair("", &sidecar));
+    assert_eq!(status, 200, "answered before the sidecar was ready (503), or served (0)");
+}
+
+#[test]
+fn a_request_that_wakes_waits_for_the_port_that_the_probe_names() {
+    let probe = ", readinessProbe: {periodSeconds: 1, tcpSocket: {port: 8081}}";
+    let sidecar = format!(
+        "env: [{{name: PORT, value: \"8081\"}}, {{name: HELLO_LISTEN_DELAY_MS, value: \"{LATE_MS}\"}}]"
+    );
+    let status = sidecar_after_the_first_answer("otherport", &pair(probe, &sidecar));
+    assert_eq!(status, 200, "answered before the port was open (0)");
+}
