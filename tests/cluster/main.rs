@@ -6,6 +6,7 @@
 mod again;
 mod binding;
 mod contract;
+mod deleted;
 mod examples;
 mod faults;
 mod flooded;

@@ -1,4 +1,5 @@
 /* What test containers run: one file, no libraries, each argument one thing to do. */
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -6,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static void term(int signal) {
@@ -18,6 +20,52 @@ static void show(const char *path) {
     char text[4096];
     int file = open(path, O_RDONLY), length;
     while (file >= 0 && (length = read(file, text, sizeof text)) > 0) write(1, text, length);
+}
+
+/* A listener on all addresses: of both families, or of IPv6 alone. */
+static int listening(const char *port, int six_only) {
+    struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_port = htons(atoi(port))};
+    int server = socket(AF_INET6, SOCK_STREAM, 0);
+    setsockopt(server, IPPROTO_IPV6, IPV6_V6ONLY, &six_only, sizeof six_only);
+    if (bind(server, (void *)&at, sizeof at) || listen(server, 16)) exit(9);
+    return server;
+}
+
+static int tunnel;
+
+/* A WebSocket's close frame with the code 1001, "going away" (RFC 6455 §5.5.1 and §7.4.1). */
+static void close_tunnel(int signal) {
+    (void)signal;
+    write(tunnel, "\x88\x02\x03\xe9", 4);
+    _exit(0);
+}
+
+/* SIGTERM comes to the first process alone, and the others end with it. */
+static void close_tunnels(int number) {
+    signal(number, SIG_IGN);
+    kill(0, number);
+    while (wait(0) > 0) {}
+    _exit(0);
+}
+
+/* Answers a request with 101 and says its peer, then echoes every byte until the peer ends. */
+static void echo_tunnel(void) {
+    char bytes[4096], peer[INET6_ADDRSTRLEN];
+    struct sockaddr_in6 from;
+    socklen_t size = sizeof from;
+    int length = 0, more;
+    signal(SIGTERM, SIG_DFL);
+    while (!length || !memmem(bytes, length, "\r\n\r\n", 4)) {
+        more = read(tunnel, bytes + length, sizeof bytes - length);
+        if (more <= 0) return;
+        length += more;
+    }
+    getpeername(tunnel, (void *)&from, &size);
+    inet_ntop(AF_INET6, &from.sin6_addr, peer, sizeof peer);
+    signal(SIGTERM, close_tunnel);
+    dprintf(tunnel, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nX-Peer: %s\r\n\r\n",
+            strncmp(peer, "::ffff:", 7) ? peer : peer + 7);
+    while ((length = read(tunnel, bytes, sizeof bytes)) > 0) write(tunnel, bytes, length);
 }
 
 int main(int count, char **words) {
@@ -50,11 +98,16 @@ int main(int count, char **words) {
             size_t bytes = (size_t)atoi(word + 4) << 20;
             memset(malloc(bytes), 1, bytes);
             puts("eaten");
-        } else if (!strncmp(word, "listen=", 7)) {
-            /* Takes both families. */
-            struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_port = htons(atoi(word + 7))};
-            int server = socket(AF_INET6, SOCK_STREAM, 0);
-            if (bind(server, (void *)&at, sizeof at) || listen(server, 16)) return 9;
+        } else if (!strncmp(word, "tunnel=", 7)) {
+            int server = listening(word + 7, 0);
+            signal(SIGTERM, close_tunnels);
+            signal(SIGCHLD, SIG_IGN);
+            while ((tunnel = accept(server, 0, 0)) >= 0) {
+                if (!fork()) return echo_tunnel(), 0;
+                close(tunnel);
+            }
+        } else if (!strncmp(word, "listen=", 7) || !strncmp(word, "listen6=", 8)) {
+            int server = listening(strchr(word, '=') + 1, word[6] == '6');
             for (;;) {
                 char head[512];
                 int client = accept(server, 0, 0);

@@ -299,6 +299,13 @@ spec:
         self.is_ready() && self.netns.exists()
     }
 
+    /// The addresses by which it is seen.
+    pub fn addresses(&self) -> Vec<String> {
+        let pod = self.cluster.get(&["pod", "--namespace", &self.namespace, &self.name()]);
+        let all = pod["status"]["podIPs"].as_array().into_iter().flatten();
+        all.filter_map(|it| it["ip"].as_str().map(str::to_owned)).collect()
+    }
+
     /// Asks once and gives what came.
     pub fn ask(&self, url: &str) -> Answer {
         self.ask_with(url, &[])

@@ -3,12 +3,15 @@
 pub mod client;
 pub mod clock;
 pub mod cluster;
+pub mod exchange;
 pub mod features;
 pub mod flood;
 pub mod folder;
 pub mod installed;
 pub mod left;
+pub mod mounted;
 pub mod node;
 pub mod parts;
 pub mod requests;
 pub mod rouse;
+pub mod tunnel;

@@ -230,7 +230,7 @@ pub fn scratch(what: &str) -> PathBuf {
 }
 
 /// The program that test containers run, compiled once.
-fn program() -> &'static [u8] {
+pub fn program() -> &'static [u8] {
     static PROGRAM: OnceLock<Vec<u8>> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let folder = scratch("app");

@@ -23,8 +23,9 @@ const SHARED: &str = "rouse-installed";
 const ALONE: &str = "rouse-alone";
 
 /// Modules whose tests keep to namespaces of their own and harm no part of the cluster: several of them run at once.
-const SIDE_BY_SIDE: [&str; 8] = [
+const SIDE_BY_SIDE: [&str; 9] = [
     "contract::",
+    "deleted::",
     "examples::",
     "kn::",
     "network_policies::",
@@ -187,6 +188,7 @@ fn existing(file: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
         &[
             ("again::", why),
             ("contract::", why),
+            ("deleted::", why),
             ("examples::", why),
             ("faults::", why),
             ("install::", why),

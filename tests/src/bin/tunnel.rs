@@ -1,0 +1,15 @@
+//! The program `tunnel`: see [`tests::tunnel`].
+#![allow(clippy::print_stderr, reason = "a program's errors are for its user")]
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match tests::tunnel::main(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("tunnel: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
