@@ -2,7 +2,10 @@
 //!
 //! The library reads BTF too, but shows no member of it. Format: Documentation/bpf/btf.rst.
 
-use common::abi::SocketFields;
+use common::abi::{self, Bit, SocketFields};
+
+/// Where the running kernel's description is.
+pub(crate) const FILE: &str = "/sys/kernel/btf/vmlinux";
 
 /// Length of what every type begins with: name, kind and count, size or type.
 const TYPE: usize = 12;
@@ -28,10 +31,11 @@ pub(crate) struct Types<'a> {
     begins: Vec<u32>,
 }
 
-/// A field of a structure: where it begins, in bytes, and the number of its type.
+/// A field of a structure: where it begins, in bytes and further bits, and the number of its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Field {
     at: u32,
+    bit: u8,
     kind: u32,
 }
 
@@ -75,6 +79,15 @@ impl<'a> Types<'a> {
         })
     }
 
+    /// Where sockets keep whether IPv6 alone is taken; `None` where that is no single bit among their first bytes.
+    pub(crate) fn v6_only(&self) -> Option<Bit> {
+        let found = self.member(self.find(STRUCT, "sock_common")?, "skc_ipv6only", DEEP)?;
+        let at = u8::try_from(found.at).ok().filter(|at| usize::from(*at) < abi::SOCKET_HEAD)?;
+        // Counted from the lowest bit, or from the highest.
+        let mask = if cfg!(target_endian = "big") { 0x80 >> found.bit } else { 1 << found.bit };
+        Some(Bit { at, mask })
+    }
+
     /// Number of a function.
     pub(crate) fn function(&self, name: &str) -> Option<u32> {
         self.find(FUNCTION, name)
@@ -91,7 +104,7 @@ impl<'a> Types<'a> {
 
     /// Where `path` (`field` or `field.field`) is in a structure.
     fn place(&self, structure: &str, path: &str) -> Option<u16> {
-        let start = Field { at: 0, kind: self.find(STRUCT, structure)? };
+        let start = Field { at: 0, bit: 0, kind: self.find(STRUCT, structure)? };
         let found = path.split('.').try_fold(start, |whole, name| {
             let inner = self.member(whole.kind, name, DEEP)?;
             Some(Field { at: whole.at.checked_add(inner.at)?, ..inner })
@@ -109,9 +122,10 @@ impl<'a> Types<'a> {
         (0..count(info)).find_map(|index| {
             let member = begin + TYPE + index * MEMBER;
             let kind = word(self.types, member + 4)?;
-            let at = (word(self.types, member + 8)? & mask) / 8;
+            let bits = word(self.types, member + 8)? & mask;
+            let at = bits / 8;
             if self.is_named(member, name) {
-                return Some(Field { at, kind });
+                return Some(Field { at, bit: (bits % 8) as u8, kind });
             }
             let inner = self.is_named(member, "").then(|| self.member(kind, name, deep))??;
             Some(Field { at: at.checked_add(inner.at)?, ..inner })
@@ -233,6 +247,10 @@ mod tests {
         // A function of the same name, and the structure by another name.
         made.add("sock", 12 << 24, 1, &[]);
         made.add("alias", 8 << 24, 2, &[]);
+        // With bit fields, whose width is the high byte of their place: here of one bit.
+        let (reuse, v6_only) = (made.name("skc_reuse"), made.name("skc_ipv6only"));
+        let members = [reuse, 1, (4 << 24) | (19 * 8), v6_only, 1, (1 << 24) | (19 * 8 + 5)];
+        made.add("sock_common", 1 << 31 | STRUCT << 24 | 2, 0, &members);
         made.bytes()
     }
 
@@ -247,6 +265,7 @@ mod tests {
         assert_eq!(types.place("sock", "last"), None);
         assert_eq!(types.place("socket", "first"), None);
         assert_eq!(types.socket_fields(), Err("skc_state"));
+        assert_eq!(types.v6_only(), Some(Bit { at: 19, mask: 0x20 }));
         assert_eq!((types.function("sock"), types.function("alias")), (Some(5), None));
     }
 

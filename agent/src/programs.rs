@@ -677,7 +677,7 @@ fn load_object(
 ) -> Result<Ebpf, Error> {
     let rows = rows()?;
     let probes = abi::PROBES_MAX.max(256 * cpus()?);
-    let Features { set_retval, sock_ops_cookie, mptcp_sock } = features;
+    let Features { set_retval, sock_ops_cookie, mptcp_sock, v6_only } = features;
     let (retval, cookie, mptcp) =
         (u8::from(set_retval), u8::from(sock_ops_cookie), u8::from(mptcp_sock));
     // Without another version, one of its own that nobody fills.
@@ -698,6 +698,7 @@ fn load_object(
         .override_global("HAVE_OLD", &have_old, true)
         .override_global("HAVE_SOCK_OPS_COOKIE", &cookie, true)
         .override_global("HAVE_MPTCP_SOCK", &mptcp, true)
+        .override_global("V6_ONLY", &v6_only, true)
         .load(object);
     loaded.map_err(|e| Error::Load(Box::new(e)))
 }

@@ -661,6 +661,20 @@ pub struct SocketFields {
 }
 const _: () = assert!(size_of::<SocketFields>() == 18);
 
+/// So many bytes of a socket hold what the programs read of it from its beginning.
+pub const SOCKET_HEAD: usize = 32;
+
+/// A single bit among the first bytes of a socket.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bit {
+    /// Which byte, below [`SOCKET_HEAD`].
+    pub at: u8,
+    /// The bit in it; 0: there is none.
+    pub mask: u8,
+}
+const _: () = assert!(size_of::<Bit>() == 2);
+
 /// Number of a helper that no kernel has. In its place the agent puts a call of the kernel's function `bpf_sock_destroy`
 /// (6.5), whose number differs from kernel to kernel, before it loads the object.
 pub const SOCK_DESTROY: u32 = 0x5E4D_0E5D;
@@ -820,4 +834,6 @@ mod pod {
     unsafe impl aya::Pod for super::Ending {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::SocketFields {}
+    // SAFETY: two bytes.
+    unsafe impl aya::Pod for super::Bit {}
 }

@@ -10,11 +10,12 @@ use aya_ebpf::{
         BPF_TCP_CLOSE, BPF_TCP_LISTEN, BPF_TCP_SYN_SENT, bpf_sock_ops,
     },
     helpers::generated::{
-        bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_load_hdr_opt, bpf_sock_ops_cb_flags_set,
+        bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_load_hdr_opt, bpf_probe_read_kernel,
+        bpf_sock_ops_cb_flags_set,
     },
 };
 use common::{
-    abi::{self, Conn, ListenKey, ProbeKey},
+    abi::{self, Bit, Conn, ListenKey, ProbeKey},
     flow,
 };
 
@@ -32,6 +33,11 @@ const OK: u32 = 1;
 /// the agent before loading.
 #[unsafe(no_mangle)]
 static HAVE_SOCK_OPS_COOKIE: u8 = 0;
+
+/// Where a socket keeps that its program has set IPV6_V6ONLY. Set by the agent before loading; no bit where the kernel does
+/// not say, or sock_ops may not read it.
+#[unsafe(no_mangle)]
+static V6_ONLY: Bit = Bit { at: 0, mask: 0 };
 
 /// Whether programs of another version still count the connections that they saw established. Set by the agent before
 /// loading.
@@ -160,7 +166,7 @@ fn is_from_node(ops: *mut bpf_sock_ops) -> bool {
 }
 
 /// The families of clients that a listener takes, as `SERVES_*` bits. A wildcard of IPv6 takes both, unless its program
-/// has asked otherwise, which cannot be seen here.
+/// has asked otherwise.
 #[inline(always)]
 fn serves(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: a live context.
@@ -168,10 +174,26 @@ fn serves(ops: *mut bpf_sock_ops) -> u32 {
         return abi::SERVES_V4;
     }
     match local(ops) {
-        [0, 0, 0, 0] => abi::SERVES_V4 | abi::SERVES_V6,
+        [0, 0, 0, 0] if !is_v6_only(ops) => abi::SERVES_V4 | abi::SERVES_V6,
         words if flow::is_mapped(&words) => abi::SERVES_V4,
         _ => abi::SERVES_V6,
     }
+}
+
+/// Whether the socket has IPV6_V6ONLY; false where that cannot be seen.
+#[inline(always)]
+fn is_v6_only(ops: *mut bpf_sock_ops) -> bool {
+    // SAFETY: a live static; volatile because the agent overwrites it before loading.
+    let bit = unsafe { ptr::read_volatile(&V6_ONLY) };
+    if bit.mask == 0 {
+        return false;
+    }
+    // Read from the socket's beginning: the verifier lets nothing be added to its address.
+    let mut head = [0_u8; abi::SOCKET_HEAD];
+    let (to, size) = (head.as_mut_ptr().cast(), abi::SOCKET_HEAD as u32);
+    // SAFETY: writes so many bytes to a live local. Where the helper is missing, the verifier drops this branch.
+    let failed = unsafe { bpf_probe_read_kernel(to, size, socket(ops).cast_const()) } != 0;
+    !failed && head[usize::from(bit.at) % abi::SOCKET_HEAD] & bit.mask != 0
 }
 
 /// Storage for a connection that counts; the others go without.

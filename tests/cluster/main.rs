@@ -8,6 +8,7 @@ mod binding;
 mod contract;
 mod deleted;
 mod examples;
+mod families;
 mod faults;
 mod flooded;
 mod install;

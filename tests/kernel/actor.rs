@@ -2,7 +2,7 @@
 //!
 //! | line | does | answers |
 //! |---|---|---|
-//! | `listen ADDRESS NAME [reuseport]` | binds, listens, greets each client with NAME | `ok ADDRESS` |
+//! | `listen ADDRESS NAME [reuseport] [v6only]` | binds, listens, greets each client with NAME | `ok ADDRESS` |
 //! | `ports FROM COUNT` | listens on so many ports, one after the other, and closes each | `ok` |
 //! | `prefork ADDRESS NAME N` | the same with N children that share one listener | `ok ADDRESS` |
 //! | `close` | ends the listener that was opened last | `ok` |
@@ -166,11 +166,11 @@ impl Stage {
     fn offer(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
             ["listen", address, name, rest @ ..] => {
-                let listener = open(address, rest.contains(&"reuseport"))?;
+                let listener = open(address, rest)?;
                 self.serve(listener, name)
             }
             ["prefork", address, name, count] => {
-                let listener = open(address, false)?;
+                let listener = open(address, &[])?;
                 self.share(&listener, count.parse().map_err(io::Error::other)?)?;
                 self.serve(listener, name)
             }
@@ -179,7 +179,7 @@ impl Stage {
                 let (from, count) =
                     (from.map_err(io::Error::other)?, count.map_err(io::Error::other)?);
                 for port in from..from + count {
-                    open(&format!("0.0.0.0:{port}"), false)?;
+                    open(&format!("0.0.0.0:{port}"), &[])?;
                 }
                 Ok(String::new())
             }
@@ -304,11 +304,14 @@ fn parse(address: &str) -> io::Result<SocketAddr> {
     address.parse().map_err(io::Error::other)
 }
 
-fn open(address: &str, reuseport: bool) -> io::Result<TcpListener> {
+fn open(address: &str, options: &[&str]) -> io::Result<TcpListener> {
     let address = parse(address)?;
     let fd = tcp(address)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-    setsockopt(&fd, sockopt::ReusePort, &reuseport)?;
+    setsockopt(&fd, sockopt::ReusePort, &options.contains(&"reuseport"))?;
+    if options.contains(&"v6only") {
+        setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
+    }
     bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
     listen(&fd, Backlog::new(128)?)?;
     Ok(TcpListener::from(fd))

@@ -2,8 +2,11 @@
 
 use std::os::fd::AsFd as _;
 
-use agent::maps::Events;
-use common::{abi, wire::Path as Way};
+use agent::{features::Features, maps::Events};
+use common::{
+    abi::{self, Bit},
+    wire::Path as Way,
+};
 
 use crate::bed::{Bed, Place, SERVING};
 
@@ -101,6 +104,26 @@ fn two_families_are_two_listeners() {
     assert_eq!(open(&bed, &pod), 2);
     server.must("close");
     assert_eq!(open(&bed, &pod), 1);
+}
+
+#[test]
+fn a_wildcard_of_ipv6_takes_both_families_unless_its_program_asks_for_one() {
+    let mut bed = Bed::new();
+    let pod = bed.pod();
+    let mut server = pod.actor();
+    let mut families = |words: &str| {
+        server.must(&format!("listen {words}"));
+        let found = bed.maps.listen(pod.cookie, SERVING).unwrap().families;
+        server.must("close");
+        found
+    };
+    let both = abi::SERVES_V4 | abi::SERVES_V6;
+    // Without a description of its sockets the kernel does not tell them apart.
+    let is_told = Features::probe().v6_only != Bit::default();
+    let six = if is_told { abi::SERVES_V6 } else { both };
+    assert_eq!(families(&format!("[::]:{SERVING} six v6only")), six);
+    assert_eq!(families(&format!("[::]:{SERVING} both")), both);
+    assert_eq!(families(&format!("0.0.0.0:{SERVING} four")), abi::SERVES_V4);
 }
 
 /// As kernels before 5.14 want it.

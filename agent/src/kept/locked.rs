@@ -16,20 +16,21 @@ use aya::{
 };
 use common::abi::{self, Ending, SocketFields, maps};
 
-use crate::{btf::Types, sockdiag::Connection, sys};
+use crate::{
+    btf::{self, Types},
+    sockdiag::Connection,
+    sys,
+};
 
 /// The program.
 const END: &str = "end";
 /// The kernel's function that ends a locked socket.
 const DESTROY: &str = "bpf_sock_destroy";
-/// The kernel's description of its types and functions.
-const TYPES: &str = "/sys/kernel/btf/vmlinux";
-
 /// Why connections are not ended under their locks.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It does not describe itself, or in words that are not known.
-    #[error("cannot read the kernel's types from {TYPES}")]
+    #[error("cannot read the kernel's types from {}", btf::FILE)]
     Types(#[source] io::Error),
     /// The library cannot read them.
     #[error("cannot read the kernel's types")]
@@ -66,7 +67,7 @@ pub(crate) struct Offer {
 impl Offer {
     /// Asks the running kernel.
     pub(crate) fn look() -> Result<Self, Error> {
-        let bytes = fs::read(TYPES).map_err(Error::Types)?;
+        let bytes = fs::read(btf::FILE).map_err(Error::Types)?;
         let unknown = || Error::Types(io::ErrorKind::InvalidData.into());
         let types = Types::read(&bytes).ok_or_else(unknown)?;
         let function = types.function(DESTROY).ok_or(Error::Function)?;

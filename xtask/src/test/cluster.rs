@@ -23,10 +23,11 @@ const SHARED: &str = "rouse-installed";
 const ALONE: &str = "rouse-alone";
 
 /// Modules whose tests keep to namespaces of their own and harm no part of the cluster: several of them run at once.
-const SIDE_BY_SIDE: [&str; 9] = [
+const SIDE_BY_SIDE: [&str; 10] = [
     "contract::",
     "deleted::",
     "examples::",
+    "families::",
     "kn::",
     "network_policies::",
     "probes::",
@@ -190,6 +191,7 @@ fn existing(file: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
             ("contract::", why),
             ("deleted::", why),
             ("examples::", why),
+            ("families::", why),
             ("faults::", why),
             ("install::", why),
             ("limits::", why),

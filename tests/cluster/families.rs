@@ -1,0 +1,26 @@
+//! Applications that listen for one family of IP addresses only, on a cluster with two.
+
+use serde_json::Value;
+use tests::installed::{Installed, condition};
+use tests::mounted::MountedApp;
+
+#[test]
+fn an_application_that_listens_on_ipv6_only_is_told_that_clients_come_by_ipv4() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("families");
+    let namespace = &space.name;
+    let app = MountedApp::new(&rouse, namespace);
+    let yaml = [app.service("both", "", "listen=8080"), app.service("six", "", "listen6=8080")];
+    app.apply(&rouse, namespace, &yaml.join("---\n"));
+    rouse.wait_ready(namespace, "ksvc", "both");
+    let revision = rouse.cluster.wait("the Revision's condition to name the family", || {
+        let revision = rouse.cluster.get(&["revision", "--namespace", namespace, "six-00001"]);
+        let healthy = condition(&revision, "ContainerHealthy");
+        let message = healthy["message"].as_str().unwrap_or_default();
+        let says = message.contains("open for IPv6 only, and clients come by IPv4");
+        (says && healthy["status"] != "True").then_some(revision)
+    });
+    assert_ne!(condition(&revision, "Ready")["status"], "True");
+    let service: Value = rouse.cluster.get(&["ksvc", "--namespace", namespace, "six"]);
+    assert_ne!(condition(&service, "Ready")["status"], "True");
+}
