@@ -148,6 +148,13 @@ struct Errand {
 }
 
 impl Errand {
+    /// The request, for a pod's connection that has it from here on.
+    fn take(&mut self) -> Request<Ask> {
+        let mut request = self.request.take().expect("it is put back whenever it was not sent");
+        held::let_go(&mut request);
+        request
+    }
+
     /// Makes the head as the pod gets it, the first time. Only now, since it grows by that.
     fn prepare(&mut self, edge: &Edge) -> Result<(), Failure> {
         if self.is_ready {
@@ -398,10 +405,7 @@ impl Gateway {
                 }
             };
             visit.leave();
-            let mut request =
-                errand.request.take().expect("it is put back whenever it was not sent");
-            // From here on the pod's connection holds it.
-            held::let_go(&mut request);
+            let mut request = errand.take();
             let place = Arc::new(place);
             request.body_mut().occupy(&place);
             let pace = request.body().pace().map(|pace| (pace, is_stream(&request)));

@@ -2,6 +2,7 @@
 //!
 //! The activator runs in a process of its own, so that what is measured is its own and all of it.
 #![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::print_stdout, reason = "how much it grew is for who reads the test's output")]
 
 mod h2c;
 mod harness;
