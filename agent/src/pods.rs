@@ -133,11 +133,20 @@ pub struct Kernel {
     pub idle: Duration,
 }
 
+/// A listener that a look found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// Where it listens.
+    pub at: SocketAddr,
+    /// Whether it takes IPv6 alone, as its program asked of the wildcard `::`.
+    pub v6_only: bool,
+}
+
 /// What a look into a pod's namespace found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sockets {
     /// Where processes listen.
-    pub listeners: Vec<SocketAddr>,
+    pub listeners: Vec<Listener>,
     /// Whether something there redirects connections.
     pub redirects: bool,
 }
@@ -658,7 +667,7 @@ impl Tracked {
         if self.kernel.listeners > 0 {
             return self.kernel.serves;
         }
-        self.serving().fold(0, |all, at| all | families(at.ip()))
+        self.serving().fold(0, |all, it| all | families(it))
     }
 
     /// Whether it serves the family of its first address, by which clients come; true while the families are not known.
@@ -670,12 +679,13 @@ impl Tracked {
     }
 
     /// Listeners on the serving port that others can reach, by the newest look.
-    fn serving(&self) -> impl Iterator<Item = &SocketAddr> {
+    fn serving(&self) -> impl Iterator<Item = &Listener> {
         let port = self.pod.port.get();
-        self.listeners().iter().filter(move |at| at.port() == port && !is_loopback(at.ip()))
+        let all = self.listeners().iter();
+        all.filter(move |it| it.at.port() == port && !is_loopback(it.at.ip()))
     }
 
-    fn listeners(&self) -> &[SocketAddr] {
+    fn listeners(&self) -> &[Listener] {
         self.sockets.as_ref().map_or(&[], |sockets| &sockets.listeners)
     }
 
@@ -723,10 +733,10 @@ impl Tracked {
         if self.sockets.is_none() && !seen_on_loopback {
             return String::new();
         }
-        if seen_on_loopback || self.listeners().iter().any(|at| at.port() == port.get()) {
+        if seen_on_loopback || self.listeners().iter().any(|it| it.at.port() == port.get()) {
             return format!("port {port} is open on a loopback address only: listen on 0.0.0.0");
         }
-        let elsewhere: Vec<String> = self.listeners().iter().map(SocketAddr::to_string).collect();
+        let elsewhere: Vec<String> = self.listeners().iter().map(|it| it.at.to_string()).collect();
         match elsewhere.join(", ") {
             at if at.is_empty() => format!("nothing listens on port {port} yet"),
             at => {
@@ -745,10 +755,12 @@ fn family(ip: IpAddr) -> u32 {
     if ip.is_ipv4() { abi::SERVES_V4 } else { abi::SERVES_V6 }
 }
 
-/// The families of clients that reach a listener there. The wildcard `::` takes both by default.
-fn families(ip: IpAddr) -> u32 {
-    match ip.to_canonical() {
-        IpAddr::V6(ip) if ip.is_unspecified() => abi::SERVES_V4 | abi::SERVES_V6,
+/// The families of clients that reach a listener. The wildcard `::` takes both, unless its program asked otherwise.
+fn families(listener: &Listener) -> u32 {
+    match listener.at.ip().to_canonical() {
+        IpAddr::V6(ip) if ip.is_unspecified() && !listener.v6_only => {
+            abi::SERVES_V4 | abi::SERVES_V6
+        }
         ip => family(ip),
     }
 }

@@ -93,11 +93,12 @@ impl SockDiag {
         Ok(Self { netlink: Netlink::open(NETLINK_SOCK_DIAG)? })
     }
 
-    /// Where processes listen.
-    pub fn listeners(&self) -> io::Result<Vec<SocketAddr>> {
+    /// Where processes listen, and whether that takes IPv6 alone, as a program may ask of the wildcard `::`.
+    pub fn listeners(&self) -> io::Result<Vec<(SocketAddr, bool)>> {
         let mut found = Vec::new();
         self.each(StateFlags::LISTEN, ExtensionFlags::empty(), |socket| {
-            found.push(local(&socket.header.socket_id));
+            let v6_only = socket.nlas.iter().any(|it| matches!(it, Nla::SkV6Only(true)));
+            found.push((local(&socket.header.socket_id), v6_only));
         })?;
         found.sort_unstable();
         found.dedup();
@@ -254,7 +255,7 @@ fn seen(socket: &InetResponse) -> Seen {
 mod tests {
     use std::{
         io::Write as _,
-        net::{Shutdown, TcpListener, TcpStream},
+        net::{Ipv6Addr, Shutdown, SocketAddrV6, TcpListener, TcpStream},
     };
 
     use super::*;
@@ -266,10 +267,32 @@ mod tests {
         let at = [v4.local_addr().expect("bound"), v6.local_addr().expect("bound")];
         let diag = SockDiag::open().expect("netlink");
         let seen = diag.listeners().expect("a dump");
-        assert!(at.iter().all(|at| seen.contains(at)), "{at:?} in {seen:?}");
+        let has = |seen: &[(SocketAddr, bool)], at| seen.iter().any(|it| it.0 == at);
+        assert!(at.iter().all(|at| has(&seen, *at)), "{at:?} in {seen:?}");
         drop(v4);
         let seen = diag.listeners().expect("a dump");
-        assert!(!seen.contains(&at[0]) && seen.contains(&at[1]), "{seen:?}");
+        assert!(!has(&seen, at[0]) && has(&seen, at[1]), "{seen:?}");
+    }
+
+    #[test]
+    fn it_tells_a_wildcard_of_ipv6_alone_from_one_of_both_families() {
+        use nix::sys::socket::{
+            AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, getsockname, listen,
+            setsockopt, socket, sockopt::Ipv6V6Only,
+        };
+        use std::os::fd::AsRawFd as _;
+        for alone in [false, true] {
+            let fd = socket(AddressFamily::Inet6, SockType::Stream, SockFlag::empty(), None);
+            let fd = fd.expect("IPv6");
+            setsockopt(&fd, Ipv6V6Only, &alone).expect("not bound yet");
+            let any = SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 0, 0, 0);
+            bind(fd.as_raw_fd(), &SockaddrIn6::from(any)).expect("a free port");
+            listen(&fd, Backlog::new(1).expect("a number")).expect("it listens");
+            let at: SockaddrIn6 = getsockname(fd.as_raw_fd()).expect("bound");
+            let seen = SockDiag::open().and_then(|diag| diag.listeners()).expect("a dump");
+            let mut found = seen.iter().filter(|(it, _)| it.is_ipv6() && it.port() == at.port());
+            assert_eq!(found.next().map(|it| it.1), Some(alone), "{seen:?}");
+        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The kernel half: maps and program entries. Each entry calls one function of a file named after its hook.
 //!
 //! Helpers used and their kernels: socket storage in connect and bind (5.9), netns cookie in connect and bind (5.7),
-//! ring buffer (5.8), getpeername (5.8), sock_release (5.9). Optional ones stand behind a `HAVE_…` constant, or in a
-//! program that older kernels do without (`end`).
+//! ring buffer (5.8), getpeername (5.8), sock_release (5.9). Optional ones stand behind a constant that the agent
+//! sets, or in a program that older kernels do without (`end`).
 #![no_std]
 #![no_main]
 #![allow(

@@ -21,7 +21,7 @@ use crate::{
     door, netfilter,
     netlink::Netlink,
     oddities::Oddity,
-    pods::{Facts, Sockets},
+    pods::{Facts, Listener, Sockets},
     sockdiag::SockDiag,
     sys,
 };
@@ -126,9 +126,10 @@ impl Namespace {
             if !cookies.is(cookie, netlink.socket(), self.file.as_fd())? {
                 return Ok(None);
             }
-            let mut listeners = SockDiag::open()?.listeners()?;
-            // Our own.
-            listeners.retain(|at| at.port() != door::PORT);
+            let all = SockDiag::open()?.listeners()?.into_iter();
+            let listeners = all.map(|(at, v6_only)| Listener { at, v6_only });
+            // Not our own.
+            let listeners = listeners.filter(|it| it.at.port() != door::PORT).collect();
             Ok(Some(Sockets { listeners, redirects: netfilter::redirects() }))
         })
     }

@@ -45,8 +45,11 @@ fn listens(count: u32) -> Kernel {
     Kernel { listeners: count, since_ns: u64::from(count) * 900, ..Kernel::default() }
 }
 
+/// Listeners by their addresses; a `!` behind one says that it takes IPv6 alone.
 fn sockets(listeners: &[&str]) -> Sockets {
-    let listeners = listeners.iter().map(|text| at(text)).collect();
+    let listener =
+        |text: &&str| Listener { at: at(text.trim_end_matches('!')), v6_only: text.ends_with('!') };
+    let listeners = listeners.iter().map(listener).collect();
     Sockets { listeners, redirects: false }
 }
 
@@ -597,6 +600,10 @@ fn a_pod_that_serves_the_other_family_only_is_not_ready_and_says_so() {
     let mut pods = known(pod("a", ProbeHow::Listen), now);
     let six = Kernel { serves: abi::SERVES_V6, ..listens(1) };
     assert_eq!(reports(kernel(&mut pods, now, six)), std::slice::from_ref(&unready));
+    // One that was there before the programs is known by a look.
+    let mut pods_before = known(pod("a", ProbeHow::Listen), now);
+    let found = Event::Inspected("a".into(), sockets(&["[::]:8080!"]), 900);
+    assert_eq!(reports(pods_before.step(now, found)), std::slice::from_ref(&unready));
     // A second listener for the other family makes it whole.
     let both = Kernel { serves: abi::SERVES_V4 | abi::SERVES_V6, ..listens(2) };
     let seen = reports(kernel(&mut pods, now, both));
