@@ -109,6 +109,15 @@ pub fn service(value: &Value, config: &AutoscalerConfig) -> Result<(Name, Manife
     manifest(name, &meta, &template, traffic)
 }
 
+/// What a Service for the local node says that has no effect, or by an older name.
+pub fn warnings(value: &Value, config: &AutoscalerConfig) -> Vec<Problem> {
+    let (defaults, features) = (Defaults::default(), Features::default());
+    let rules = local(&defaults, &features, config);
+    let question =
+        admit::Question { kind: admit::Kind::Service, object: value, old: None, user: None, rules };
+    admit::validate(&question).warnings
+}
+
 /// Reads a Service as an API server holds it.
 ///
 /// Admission judged it by the settings of its day, and those of today take nothing back: only what cannot be read or

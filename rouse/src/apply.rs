@@ -142,11 +142,19 @@ fn report(outcome: Outcome, name: &Name, it: &Value) -> Result<(), Failure> {
     };
     out::line(&format!("{}/{} {did}", kinds::singular(ObjectKind::Service), name.name))?;
     // The controller refuses it on its own, as a condition; saying so now saves a look.
-    if let Err(problems) = parse::service(it, &AutoscalerConfig::default()) {
-        let why = parse::line(&problems);
-        out::complain(&format!("Warning: {name} will not become ready: {why}"));
-    }
+    warnings(name, it).iter().for_each(|it| out::complain(&format!("Warning: {it}")));
     Ok(())
+}
+
+/// What there is to say of an object that is kept: why it will not become ready, or else what of it has no effect.
+fn warnings(name: &Name, it: &Value) -> Vec<String> {
+    let config = AutoscalerConfig::default();
+    match parse::service(it, &config) {
+        Err(problems) => {
+            vec![format!("{name} will not become ready: {}", parse::line(&problems))]
+        }
+        Ok(_) => parse::warnings(it, &config).iter().map(ToString::to_string).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -209,6 +217,25 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
         assert!(
             [why(&other, Some("b")), why("a: [", None)].iter().all(|text| !text.contains('\n'))
         );
+    }
+
+    #[test]
+    fn what_has_no_effect_is_told() {
+        let said = |text: &str| {
+            let (name, it) = documents("x.yaml", text, None).remove(0).unwrap();
+            warnings(&name, &it)
+        };
+        assert!(said(HELLO).is_empty(), "{:?}", said(HELLO));
+        let idle = HELLO.replace("hello}", "hello, annotations: {rouse.dev/paht: activator}}");
+        assert_eq!(said(&idle).len(), 1);
+        assert!(said(&idle)[0].contains("rouse.dev/paht has no effect"), "{:?}", said(&idle));
+        let old = HELLO.replace(
+            "{template: {",
+            "{template: {metadata: {annotations: {autoscaling.knative.dev/minScale: '1'}}, ",
+        );
+        assert!(said(&old)[0].contains("older spelling"), "{:?}", said(&old));
+        let refused = HELLO.replace("image:", "imagePullPolicy: Sometimes, image:");
+        assert!(said(&refused)[0].contains("will not become ready"), "{:?}", said(&refused));
     }
 
     #[test]

@@ -385,7 +385,10 @@ fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
         Some(spec) => serde_json::from_value(spec.clone()).unwrap_or_default(),
         None => PodSpec::default(),
     };
-    security::warn(&pod, "spec.template.spec", warnings);
+    // What a cluster's policies may come to ask for is no matter of one machine's.
+    if it.rules.platform == crate::parse::Platform::Kubernetes {
+        security::warn(&pod, "spec.template.spec", warnings);
+    }
     let serving = defaults::serving_index(&pod.containers);
     if let Some(container) = pod.containers.get(serving) {
         probe::warn(container, &format!("spec.template.spec.containers[{serving}]"), warnings);
