@@ -127,6 +127,11 @@ impl Seats {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Whether more is held than may be, until what is refused or cut off has gone.
+    pub fn is_full(&self) -> bool {
+        self.bytes() > self.budget.bytes || self.answers() > self.budget.answer_bytes
+    }
+
     /// Bytes of answers that wait for clients to read them.
     pub fn answers(&self) -> usize {
         self.answers.load(Ordering::Relaxed)

@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, header};
+use http::{Request, header};
 use hyper::{
     body::{Body, Frame, Incoming, SizeHint},
     server::conn::{http1, http2},
@@ -161,7 +161,7 @@ impl Server {
     }
 
     async fn serve(
-        self: &Arc<Self>,
+        &self,
         mut stream: TcpStream,
         door: Door,
         peer: SocketAddr,
@@ -239,10 +239,16 @@ impl Server {
             }
             let asked = seat.asks();
             let request = held::taken(request, seat);
+            let handling = async move {
+                match request {
+                    Some(request) => self.gateway.handle(request, door, client, seat).await,
+                    None => Failure::TooManyBytes.response(Reply::own),
+                }
+            };
             async move {
                 tokio::select! {
                     biased;
-                    answer = self.answer(request, door, client, seat) => {
+                    answer = handling => {
                         Ok(answer.map(|body| {
                             let ahead = body.ahead();
                             Asking::new(Watched::new(body, socket), asked, ahead)
@@ -263,23 +269,9 @@ impl Server {
         connection.await
     }
 
-    /// The answer to a request that was counted, or to one that was refused for that.
-    async fn answer(
-        &self,
-        request: Option<Request<Incoming>>,
-        door: Door,
-        client: Client,
-        seat: &Arc<Seat>,
-    ) -> Response<Reply> {
-        match request {
-            Some(request) => self.gateway.handle(request, door, client, seat).await,
-            None => Failure::TooManyBytes.response(Reply::own),
-        }
-    }
-
     /// Requests are apart from each other, on tasks of their own; one that its client resets is dropped.
     async fn serve_http2(
-        self: &Arc<Self>,
+        &self,
         socket: Socket,
         door: Door,
         client: Client,
@@ -289,11 +281,20 @@ impl Server {
         let leave = CancellationToken::new();
         let resets = Resets::new(Arc::clone(&self.seats));
         let service = service_fn(|request| {
-            let (server, leave) = (Arc::clone(self), leave.clone());
+            let leave = leave.clone();
             let (seat, asked, reset) = (Arc::clone(&seat), seat.asks(), resets.begin());
             let request = held::taken(request, &seat);
+            // On the heap, so that little is left of it once the answer has begun, or for a refusal: clients may leave
+            // thousands of either unread.
+            let handling = request.map(|request| {
+                let gateway = Arc::clone(&self.gateway);
+                Box::pin(async move { gateway.handle(request, door, client, &seat).await })
+            });
             async move {
-                let mut answer = server.answer(request, door, client, &seat).await;
+                let mut answer = match handling {
+                    Some(handling) => handling.await,
+                    None => Failure::TooManyBytes.response(Reply::own),
+                };
                 reset.answered();
                 // HTTP/2 says so with GOAWAY, once for the connection.
                 if answer.headers_mut().remove(header::CONNECTION).is_some() {

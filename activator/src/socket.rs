@@ -23,7 +23,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, Interest, ReadBuf},
     net::TcpStream,
-    time::Sleep,
+    time::{Sleep, sleep},
 };
 use tokio_util::io::poll_read_buf;
 
@@ -51,6 +51,9 @@ const MAX_EARLY: usize = 64 << 10;
 /// in all: nginx's `lingering_timeout` and `lingering_time` are 5 s and 30 s.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_IN_ALL: Duration = Duration::from_secs(10);
+/// While there is no room, it is looked again so often, and at most so many times before some is read all the same: 1 s.
+const PAUSE: Duration = Duration::from_millis(20);
+const MOST_PAUSES: u32 = 50;
 
 /// What a client that speaks HTTP/2 without asking says first (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -100,6 +103,10 @@ struct Inner {
     frames: Option<Frames>,
     /// Bytes counted of a head that has not come whole.
     partial: usize,
+    /// Runs while nothing is read for want of room.
+    pause: Option<Pin<Box<Sleep>>>,
+    /// How often that was so, one after the other.
+    pauses: u32,
 }
 
 /// A request's target as it came, where `http::Uri` cannot hold it.
@@ -112,7 +119,7 @@ impl Socket {
         let (early, waker) = (BytesMut::new(), None);
         let (is_settled, is_ahead, is_unread) = (false, false, false);
         let targets = Targets::off(0);
-        let (frames, partial) = (None, 0);
+        let (frames, partial, pause, pauses) = (None, 0, None, 0);
         Self(Arc::new(Mutex::new(Inner {
             stream,
             is_settled,
@@ -124,6 +131,8 @@ impl Socket {
             seat,
             frames,
             partial,
+            pause,
+            pauses,
         })))
     }
 
@@ -345,6 +354,9 @@ impl Inner {
                     return Poll::Ready(Ok(()));
                 }
                 Want::Pass(u64::MAX) => {
+                    if self.frames.is_some() {
+                        ready!(self.poll_room(cx));
+                    }
                     let before = into.filled().len();
                     ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
                     if let Some(frames) = &mut self.frames {
@@ -381,6 +393,19 @@ impl Inner {
                 }
             }
         }
+    }
+
+    /// Waits while too many bytes are held: a connection brings a hundred requests at once, and those that are refused go
+    /// only when their tasks run. Not for ever, since others' are not this one's fault.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.seat.seats().is_full() && self.pauses < MOST_PAUSES {
+            let pause = self.pause.get_or_insert_with(|| Box::pin(sleep(PAUSE)));
+            ready!(pause.as_mut().poll(cx));
+            self.pause = None;
+            self.pauses += 1;
+        }
+        (self.pause, self.pauses) = (None, 0);
+        Poll::Ready(())
     }
 
     /// So much lies here of a head.

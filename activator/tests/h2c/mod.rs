@@ -326,7 +326,8 @@ pub async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
             tokio::spawn(async move {
                 let Ok(mut connection) = h2::server::handshake(stream).await else { return };
                 while let Some(Ok((_, mut respond))) = connection.accept().await {
-                    let mut body = respond.send_response(http::Response::new(()), false).unwrap();
+                    let answer = respond.send_response(http::Response::new(()), false);
+                    let Ok(mut body) = answer else { continue };
                     let counted = Arc::clone(&counted);
                     tokio::spawn(async move {
                         loop {
@@ -335,7 +336,9 @@ pub async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
                                 return;
                             };
                             counted.fetch_add(count, Ordering::SeqCst);
-                            body.send_data(vec![b'x'; count].into(), false).unwrap();
+                            if body.send_data(vec![b'x'; count].into(), false).is_err() {
+                                return;
+                            }
                         }
                     });
                 }
