@@ -10,7 +10,7 @@ use local::cgroups::Mounts;
 use local::runtime::Kind;
 use local::{Layout, Node};
 use serde_json::{Value, json};
-use tests::node::{TestNode, address, images, pod, traces, zombies};
+use tests::node::{TestNode, address, images, pod, traces, wait_reaped};
 
 fn greet(node: &TestNode, ip: IpAddr, port: u16) -> String {
     node.as_client(|| {
@@ -44,7 +44,7 @@ fn runs_a_pod(kind: Kind, test: &str) {
     assert!(log.lines().any(|line| line.starts_with("0::") && line.ends_with(&cgroup)), "{log}");
     node.order([]);
     node.wait_pod("a pod that is gone", "a", |pod| pod.phase == PodPhase::Gone);
-    assert_eq!(zombies(node.layout.name()), 0);
+    wait_reaped(node.layout.name());
     assert!(!node.layout.pod("a").exists());
     assert!(!node.layout.pod_namespace("a").exists());
 }
@@ -168,7 +168,7 @@ fn executes_probes(kind: Kind, test: &str) {
     assert_eq!(node.log("pod-a"), "made\nmade\n", "what a probe writes is not the container's");
     node.order([]);
     node.wait_pod("a pod that is gone", "a", |pod| pod.phase == PodPhase::Gone);
-    assert_eq!(zombies(node.layout.name()), 0);
+    wait_reaped(node.layout.name());
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why()
     }
     node.order([]);
     node.wait("all gone", |all| all.values().all(|pod| pod.phase == PodPhase::Gone));
-    assert_eq!(zombies(node.layout.name()), 0);
+    wait_reaped(node.layout.name());
 }
 
 #[test]

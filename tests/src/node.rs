@@ -354,8 +354,18 @@ pub fn address(status: &PodStatus) -> IpAddr {
     *status.addresses.first().expect("a running pod has an address")
 }
 
-/// Children of this process that ended and that nobody asked about, in the cgroups of node `name`.
-pub fn zombies(name: &str) -> usize {
+/// Waits until no child of this process in the cgroups of node `name` has ended unasked: a command under way may end later
+/// than its pod.
+pub fn wait_reaped(name: &str) {
+    let begun = std::time::Instant::now();
+    while zombies(name) > 0 {
+        assert!(begun.elapsed() < LIMIT, "{} processes of {name} are not reaped", zombies(name));
+        #[allow(clippy::disallowed_methods, reason = "a test's own thread; no runtime is blocked")]
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn zombies(name: &str) -> usize {
     let entries = fs::read_dir("/proc").expect("/proc").flatten();
     let of_node = |entry: &fs::DirEntry| {
         let read = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();

@@ -184,11 +184,17 @@ impl Prober<'_> {
             command: command.to_vec(),
             cgroup: cgroup.map_err(|error| start::chain(&error))?,
         };
-        let done = self.shared.runtime.exec(exec, patience).await;
+        let shared = Arc::clone(self.shared);
+        // A task of its own: what a command leaves is reaped also where its pod is told to go meanwhile.
+        let done = tokio::spawn(async move {
+            let done = shared.runtime.exec(exec, patience).await;
+            if !matches!(&done, Ok(done) if done.code == Some(0)) {
+                super::exits::reap_helpers(&shared);
+            }
+            done
+        });
+        let done = done.await.map_err(|_ended| "the node stops".to_owned())?;
         let done = done.map_err(|error| start::chain(&error))?;
-        if done.code != Some(0) {
-            super::exits::reap_helpers(self.shared);
-        }
         let command = command.join(" ");
         match done.code {
             Some(0) => Ok(()),
