@@ -398,7 +398,7 @@ pub struct Pod {
     pub uid: Box<str>,
     /// `<revision>-deployment-<5 characters>`.
     pub name: Box<str>,
-    /// When it was ordered, by the clock of whoever made it: Kubernetes' may differ from ours.
+    /// When it was ordered: on Kubernetes by the API server's clock, which may differ from ours.
     pub created: Stamp,
     /// When this controller met it, by its own clock; zero: not yet.
     pub met: Stamp,

@@ -26,6 +26,7 @@ use crate::{
 const END: &str = "end";
 /// The kernel's function that ends a locked socket.
 const DESTROY: &str = "bpf_sock_destroy";
+
 /// Why connections are not ended under their locks.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -319,7 +319,7 @@ fn the_page_has_every_field_of_a_service() {
     }
 }
 
-/// The same of what stands deeper in a pod.
+/// Fields of the objects inside a pod, one level after the other.
 #[test]
 fn the_page_has_every_field_that_a_pod_may_have() {
     let mut missing = Vec::new();
