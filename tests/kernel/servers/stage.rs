@@ -20,7 +20,8 @@ pub(super) const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/servers")
 /// How long anything may take that should come to pass.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bodies that clients send: a name, what it begins with, and its size.
-const FILES: [(&str, &[u8], usize); 5] = [
+const FILES: [(&str, &[u8], usize); 6] = [
+    ("50k", b"", 50_000),
     ("200k", b"", 200_000),
     ("2m", b"", 2_000_000),
     // Messages of gRPC: not compressed, so many bytes, field 1, so many bytes.
