@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::wire::PodPhase;
+use common::{abi::InUse, wire::PodPhase};
 
 use crate::sockdiag::{Connection, Seen};
 
@@ -22,7 +22,7 @@ pub mod locked;
 /// Shortest time without a byte after which a connection counts as idle (design: kept connections).
 const IDLE: Duration = Duration::from_secs(1);
 /// The same when the pod is about to stop, or has been left for a while: also who rests only for moments between long
-/// requests is to go elsewhere. Only where the pod says that the connection is not in use.
+/// requests is to go elsewhere. Only where the pod says that no message is under way.
 const IDLE_SHORT: Duration = Duration::from_millis(20);
 /// How exactly the kernel knows these times: one tick where there are 100 a second.
 const TICK: Duration = Duration::from_millis(10);
@@ -78,17 +78,23 @@ pub(crate) struct Looked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leaving {
     since: Instant,
-    stays: bool,
+    /// Of the pod there; `None`: the table names none.
+    phase: Option<PodPhase>,
 }
 
 impl Leaving {
+    /// Whether the pod lives on. Otherwise it is about to stop, or is gone.
+    fn stays(self) -> bool {
+        self.phase == Some(PodPhase::Ready)
+    }
+
     fn spread(self) -> Duration {
-        if self.stays { SPREAD } else { SPREAD_STOPPING }
+        if self.stays() { SPREAD } else { SPREAD_STOPPING }
     }
 
     /// Who is not idle for long while the others move may never be: requests would keep a pod that is not wanted any more.
     fn idle(self, now: Instant) -> Duration {
-        let patient = self.stays && now.duration_since(self.since) <= SPREAD;
+        let patient = self.stays() && now.duration_since(self.since) <= SPREAD;
         if patient { IDLE } else { IDLE_SHORT }
     }
 
@@ -100,8 +106,7 @@ impl Leaving {
 impl Kept {
     /// New connections are not led to this address any more, whose pod stays if it is ready, or else is about to stop.
     pub(crate) fn leave(&mut self, now: Instant, at: SocketAddr, phase: Option<PodPhase>) {
-        let stays = phase == Some(PodPhase::Ready);
-        self.leaving.insert(at, Leaving { since: now, stays });
+        self.leaving.insert(at, Leaving { since: now, phase });
         self.next_all = None;
     }
 
@@ -118,17 +123,18 @@ impl Kept {
     ) {
         self.leaving.retain(|&at, leaving| {
             let phase = phase_at(at);
-            if leaving.stays && phase == Some(PodPhase::Draining) {
-                *leaving = Leaving { since: now, stays: false };
+            if leaving.stays() && phase == Some(PodPhase::Draining) {
+                leaving.since = now;
                 self.next_all = None;
             }
+            leaving.phase = phase;
             phase.is_some() || !leaving.is_late(now)
         });
     }
 
     /// Whether anything has just left, or waits to stop.
     pub(crate) fn is_urgent(&self, now: Instant) -> bool {
-        self.leaving.values().any(|it| !it.stays || !it.is_late(now))
+        self.leaving.values().any(|it| !it.stays() || !it.is_late(now))
     }
 
     /// What to look at now, if anything, by what was found before and the processor time that it took.
@@ -172,11 +178,21 @@ pub(crate) fn is_due(
     is_idle(connection.seen, leaving.idle(now)) && now.duration_since(leaving.since) >= moment
 }
 
-/// Whether a connection that is due may be ended, by what its pod says of it: that it is in use or not, or nothing.
-pub(crate) fn may_end(seen: Seen, in_use: Option<bool>) -> bool {
-    match in_use {
-        Some(in_use) => !in_use,
-        None => is_idle(seen, IDLE),
+/// Whether a connection that is due may be ended, by what its pod says of it, if anything.
+///
+/// A pod that is too busy to answer in time, or out of the agent's reach, may be in the middle of an answer that pauses:
+/// its silence says nothing while there is such a pod.
+pub(crate) fn may_end(
+    leaving: &BTreeMap<SocketAddr, Leaving>,
+    connection: &Connection,
+    said: Option<InUse>,
+) -> bool {
+    let is_gone = || leaving.get(&connection.plain_peer()).is_some_and(|it| it.phase.is_none());
+    match said {
+        Some(InUse::Yes) => false,
+        Some(InUse::No) => true,
+        Some(InUse::NoRequest) => is_idle(connection.seen, IDLE),
+        None => is_gone() && is_idle(connection.seen, IDLE),
     }
 }
 
@@ -263,7 +279,7 @@ mod tests {
     #[test]
     fn only_idle_connections_to_what_leaves_are_ended_each_at_its_moment() {
         let now = Instant::now();
-        let left = Leaving { since: now, stays: true };
+        let left = Leaving { since: now, phase: Some(PodPhase::Ready) };
         let leaving = BTreeMap::from([(at("10.0.0.1:80"), left)]);
         let connection = |port: u16, peer: &str, idle| {
             let local = SocketAddr::new([10, 0, 0, 9].into(), port);
@@ -289,12 +305,22 @@ mod tests {
     }
 
     #[test]
-    fn what_the_pod_says_counts_and_only_without_it_the_time() {
+    fn a_connection_is_ended_by_the_pods_word_and_without_it_only_where_no_pod_is() {
+        let now = Instant::now();
         let (short, long) = (answered(IDLE_SHORT), answered(IDLE));
-        for seen in [short, long] {
-            assert!(may_end(seen, Some(false)) && !may_end(seen, Some(true)));
+        let may = |phase, seen, said| {
+            let leaving = BTreeMap::from([(at("10.0.0.1:80"), Leaving { since: now, phase })]);
+            may_end(&leaving, &Connection::listed(at("10.0.0.9:1"), at("10.0.0.1:80"), seen), said)
+        };
+        for phase in [Some(PodPhase::Ready), Some(PodPhase::Draining), None] {
+            for seen in [short, long] {
+                assert!(may(phase, seen, Some(InUse::No)) && !may(phase, seen, Some(InUse::Yes)));
+            }
+            let frame = Some(InUse::NoRequest);
+            assert!(may(phase, long, frame) && !may(phase, short, frame));
+            assert!(!may(phase, short, None));
+            assert_eq!(may(phase, long, None), phase.is_none(), "a pod that does not answer");
         }
-        assert!(may_end(long, None) && !may_end(short, None));
     }
 
     #[test]

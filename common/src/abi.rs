@@ -444,6 +444,17 @@ pub(crate) fn word_at<const COUNT: usize>(words: &[u64; COUNT], at: usize) -> u6
     u64::from_le(unsafe { words.as_ptr().byte_add(at).read_unaligned() })
 }
 
+/// What a connection is in the middle of, as far as the node of its pod knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InUse {
+    /// A message is under way.
+    Yes,
+    /// None is.
+    No,
+    /// No request is. A frame may be, of HTTP/2: perhaps the first part of a request's head.
+    NoRequest,
+}
+
 impl Conn {
     /// As it stands in the kernel's memory; `None` where that has another size, as another version's may.
     pub fn read(bytes: &[u8]) -> Option<Self> {
@@ -454,15 +465,16 @@ impl Conn {
 
     /// Whether a [message is under way](crate::h1::Conn::in_use), or bytes of one wait for those before them. `None` where
     /// nobody knows, and of what is not a counted connection.
-    pub fn in_use(&self) -> Option<bool> {
+    pub fn in_use(&self) -> Option<InUse> {
         let known = match self.http.speaks {
-            SPEAKS_HTTP1 => self.http.h1.in_use(),
-            // Frames that are no request's may be under way as well.
-            SPEAKS_HTTP2 if self.http.open > 0 => Some(true),
-            _ => None,
+            SPEAKS_HTTP1 if self.http.h1.in_use()? => InUse::Yes,
+            SPEAKS_HTTP1 => InUse::No,
+            SPEAKS_HTTP2 if self.http.open > 0 => InUse::Yes,
+            SPEAKS_HTTP2 => InUse::NoRequest,
+            _ => return None,
         };
         let waits = self.late.iter().any(|late| late.len > 0);
-        known.map(|in_use| in_use || waits).filter(|_| self.slot != 0)
+        (self.slot != 0).then_some(if waits { InUse::Yes } else { known })
     }
 
     /// Whether it counts in the gauges of the pod with this slot.
@@ -486,7 +498,7 @@ impl Conn {
             SPEAKS_HTTP2 => self.http.open > 0,
             _ => false,
         };
-        (waits && self.in_use() == Some(true)).then_some(self.http.began_ns)
+        (waits && self.in_use() == Some(InUse::Yes)).then_some(self.http.began_ns)
     }
 }
 
@@ -783,8 +795,10 @@ mod tests {
     fn a_connection_of_http2_is_overdue_with_the_request_that_began_last() {
         let mut conn = open();
         conn.http.speaks = SPEAKS_HTTP2;
+        assert_eq!(conn.in_use(), Some(InUse::NoRequest));
         assert_eq!(conn.overdue_since(), None, "none is open");
         conn.http.open = 2;
+        assert_eq!(conn.in_use(), Some(InUse::Yes));
         assert_eq!(conn.overdue_since(), Some(7));
     }
 

@@ -1,7 +1,8 @@
 //! Shell: `POST /in-use`, by which the agent of a client's node asks which of the client's connections are in use.
 //!
 //! The question is a list of addresses, one a line: the client's ends of connections to this pod. The answer has a line
-//! `busy ADDRESS` for each that has a message under way, and `idle ADDRESS` for each that has none; of others nobody knows.
+//! `busy ADDRESS` for each that has a message under way, `idle ADDRESS` for each that has none, and `no-request ADDRESS` where
+//! no request is, but perhaps a frame of HTTP/2; of others nobody knows.
 //! A client's node sees when bytes went by, not what they mean: a response that pauses looks to it like one that has
 //! ended. The kernel half on the pod's node follows the messages.
 //!
@@ -20,6 +21,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse as _, Response},
 };
+use common::abi::InUse;
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 use tracing::warn;
 
@@ -30,7 +32,7 @@ use crate::{lock, maps::conns::Conns, sockdiag::SockDiag};
 pub(crate) const PATH: &str = "/in-use";
 /// Most bytes of a question or an answer.
 pub(crate) const MOST_BYTES: usize = 64 * 1024;
-/// Most addresses in one. None is written in more than 47 bytes, and a word and an end of line.
+/// Most addresses in one. None is written in more than 47 bytes, a word in 11, and an end of line.
 pub(crate) const MOST: usize = 1_000;
 /// Rest after each look, so that whoever asks all the time costs little.
 const REST: Duration = Duration::from_millis(5);
@@ -45,17 +47,21 @@ fn asked_for(question: &str) -> Result<BTreeSet<SocketAddr>, AddrParseError> {
     question.lines().map(str::parse).collect()
 }
 
-fn write(in_use: impl IntoIterator<Item = (SocketAddr, bool)>) -> String {
-    let word = |busy| if busy { "busy" } else { "idle" };
-    in_use.into_iter().map(|(at, busy)| format!("{} {at}\n", word(busy))).collect()
+/// How an answer begins the line of a connection.
+const WORDS: [(InUse, &str); 3] =
+    [(InUse::Yes, "busy"), (InUse::No, "idle"), (InUse::NoRequest, "no-request")];
+
+fn write(in_use: impl IntoIterator<Item = (SocketAddr, InUse)>) -> String {
+    let word = |known| WORDS.iter().find(|(it, _)| *it == known).map_or("", |(_, word)| word);
+    in_use.into_iter().map(|(at, known)| format!("{} {at}\n", word(known))).collect()
 }
 
-/// The answer: of each client that is known, whether its connection is in use. `None` if it is none.
-pub(crate) fn read(answer: &str) -> Option<BTreeMap<SocketAddr, bool>> {
-    let line = |line: &str| match line.split_once(' ')? {
-        ("busy", at) => Some((at.parse().ok()?, true)),
-        ("idle", at) => Some((at.parse().ok()?, false)),
-        _ => None,
+/// The answer: of each client that is known, what its connection is in the middle of. `None` if it is no answer.
+pub(crate) fn read(answer: &str) -> Option<BTreeMap<SocketAddr, InUse>> {
+    let line = |line: &str| {
+        let (said, at) = line.split_once(' ')?;
+        let (known, _) = WORDS.into_iter().find(|(_, word)| *word == said)?;
+        Some((at.parse().ok()?, known))
     };
     answer.lines().map(line).collect()
 }
@@ -74,8 +80,8 @@ pub(super) struct Books {
     next: Arc<Mutex<Option<watch::Receiver<Option<Found>>>>>,
 }
 
-/// Of each client that is known, whether its connection is in use; or why that cannot be seen.
-type Found = Arc<io::Result<BTreeMap<SocketAddr, bool>>>;
+/// Of each client that is known, what its connection is in the middle of; or why that cannot be seen.
+type Found = Arc<io::Result<BTreeMap<SocketAddr, InUse>>>;
 
 impl Books {
     pub(super) fn new(diag: SockDiag, conns: Conns) -> Self {
@@ -121,7 +127,7 @@ pub(super) async fn answer(State(asked): State<Asked>, question: String) -> Resp
     match asked.books.in_use().await.as_deref() {
         Some(Ok(all)) => {
             let of_those = all.iter().filter(|(client, _)| clients.contains(client));
-            write(of_those.map(|(client, busy)| (*client, *busy))).into_response()
+            write(of_those.map(|(client, known)| (*client, *known))).into_response()
         }
         other => {
             warn!(uid = asked.uid, ?other, "cannot look which connections are in use");
@@ -150,7 +156,11 @@ mod tests {
 
     #[test]
     fn an_answer_is_read_as_it_was_written_or_not_at_all() {
-        let all = BTreeMap::from([(at("10.0.0.1:80"), true), (at("[fd00::1]:65535"), false)]);
+        let all = BTreeMap::from([
+            (at("10.0.0.1:80"), InUse::Yes),
+            (at("[fd00::1]:65535"), InUse::No),
+            (at("[fd00::1]:1"), InUse::NoRequest),
+        ]);
         assert_eq!(read(&write(all.clone())), Some(all));
         assert_eq!(read(""), Some(BTreeMap::new()));
         for bad in ["10.0.0.1:80", "busy", "busy 10.0.0.1", "lazy 10.0.0.1:80", "<html>"] {
@@ -182,6 +192,6 @@ mod tests {
     #[test]
     fn the_longest_answer_fits() {
         let longest = at("[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535");
-        assert!(write(std::iter::repeat_n((longest, true), MOST)).len() <= MOST_BYTES);
+        assert!(write(std::iter::repeat_n((longest, InUse::NoRequest), MOST)).len() <= MOST_BYTES);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
 
+use common::abi::InUse;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{body::Bytes, client::conn::http1};
@@ -11,16 +12,16 @@ use tracing::debug;
 
 use crate::door::{self, in_use as page};
 
-/// How long a pod may take to answer. One that does not say is taken to know nothing.
+/// How long a pod may take to answer. Of one that does not say nothing is known, and it is asked again in a later round.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A connection by both its ends, the client's first.
 pub(super) type Ends = (SocketAddr, SocketAddr);
 
-/// Of each of the connections, whether it is in use, as far as the pods at their other ends tell.
+/// What each of the connections is in the middle of, as far as the pods at their other ends tell.
 ///
 /// Where no agent answers in a pod's namespace, or a policy keeps us from it, nothing is said of its connections.
-pub(super) async fn in_use(connections: impl IntoIterator<Item = Ends>) -> BTreeMap<Ends, bool> {
+pub(super) async fn in_use(connections: impl IntoIterator<Item = Ends>) -> BTreeMap<Ends, InUse> {
     let mut clients_of = BTreeMap::<SocketAddr, Vec<SocketAddr>>::new();
     for (client, pod) in connections {
         clients_of.entry(pod).or_default().push(client);
@@ -36,7 +37,7 @@ pub(super) async fn in_use(connections: impl IntoIterator<Item = Ends>) -> BTree
     while let Some(answered) = asked.join_next().await {
         match answered {
             Ok((pod, Ok(clients))) => {
-                found.extend(clients.into_iter().map(|(client, busy)| ((client, pod), busy)));
+                found.extend(clients.into_iter().map(|(client, known)| ((client, pod), known)));
             }
             Ok((pod, Err(error))) => debug!(%pod, %error, "a pod does not say what is in use"),
             Err(panic) => debug!(%panic, "asking a pod failed"),
@@ -45,12 +46,12 @@ pub(super) async fn in_use(connections: impl IntoIterator<Item = Ends>) -> BTree
     found
 }
 
-async fn answer(pod: SocketAddr, question: String) -> io::Result<BTreeMap<SocketAddr, bool>> {
+async fn answer(pod: SocketAddr, question: String) -> io::Result<BTreeMap<SocketAddr, InUse>> {
     let at = SocketAddr::new(pod.ip(), door::PORT);
     timeout(PATIENCE, ask(at, question)).await.unwrap_or_else(|late| Err(late.into()))
 }
 
-async fn ask(at: SocketAddr, question: String) -> io::Result<BTreeMap<SocketAddr, bool>> {
+async fn ask(at: SocketAddr, question: String) -> io::Result<BTreeMap<SocketAddr, InUse>> {
     let stream = TcpStream::connect(at).await?;
     // It leaves nothing behind, as a probe does not.
     stream.set_zero_linger()?;

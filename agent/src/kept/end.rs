@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::link::chain;
+use common::{abi::InUse, link::chain};
 use tokio::task::spawn_blocking;
 use tracing::{debug, warn};
 
@@ -78,7 +78,7 @@ impl Clients {
         let left: u64 = found.iter().map(|client| client.left.len() as u64).sum();
         let all = found.iter().flat_map(|client| &client.due);
         let said = ask::in_use(all.map(ends)).await;
-        let in_use: u64 = found.iter_mut().map(|client| client.leave_out(&said)).sum();
+        let in_use: u64 = found.iter_mut().map(|client| client.leave_out(&leaving, &said)).sum();
         let mut done = blocking(move || self.end(&leaving, found)).await;
         done.spared += in_use;
         if done != Done::default() {
@@ -178,10 +178,13 @@ impl Client {
     }
 
     /// Leaves out those that are in use, or may be. Returns how many.
-    fn leave_out(&mut self, said: &BTreeMap<Ends, bool>) -> u64 {
+    fn leave_out(
+        &mut self,
+        leaving: &BTreeMap<SocketAddr, Leaving>,
+        said: &BTreeMap<Ends, InUse>,
+    ) -> u64 {
         let all = self.due.len();
-        self.due
-            .retain(|connection| may_end(connection.seen, said.get(&ends(connection)).copied()));
+        self.due.retain(|it| may_end(leaving, it, said.get(&ends(it)).copied()));
         (all - self.due.len()) as u64
     }
 }

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use common::abi::{Conn, maps};
+use common::abi::{Conn, InUse, maps};
 
 use super::{Error, pinned};
 use crate::sockdiag::{Connection, SockDiag};
@@ -25,9 +25,9 @@ impl Conns {
         opened.collect::<Result<_, _>>().map(|opened| Self(Arc::new(opened)))
     }
 
-    /// The clients, as the namespace that `diag` is in sees them, each with whether its connection has a message under way.
-    /// Those of which nobody knows are left out.
-    pub fn in_use(&self, diag: &SockDiag) -> io::Result<BTreeMap<SocketAddr, bool>> {
+    /// The clients, as the namespace that `diag` is in sees them, each with [what](Conn::in_use) its connection is in the
+    /// middle of. Those of which nobody knows are left out.
+    pub fn in_use(&self, diag: &SockDiag) -> io::Result<BTreeMap<SocketAddr, InUse>> {
         let mut found = BTreeMap::new();
         for storage in self.0.iter() {
             let stored = diag.stored(storage.as_fd())?.into_iter();

@@ -60,13 +60,40 @@ fn an_idle_connection_to_a_draining_pod_is_ended_at_the_clients_side() {
     world.wait("drained", |seen| seen.drained);
 }
 
-/// The client has got all that came, so its side alone looks idle.
-#[test]
-fn a_response_that_pauses_is_not_cut_and_its_connection_ended_after_it() {
-    let (mut world, mut client) = scene("paused", "GET / HTTP/1.1\r\nhost: hello\r\n\r\n");
+/// The same with a request in flight, of whose response the first half has come: the client's side alone looks idle.
+fn paused(test: &str) -> (World, Client) {
+    let (mut world, mut client) = scene(test, "GET / HTTP/1.1\r\nhost: hello\r\n\r\n");
     world.wait_usage("it has begun", |usage| usage.totals.started == 1);
     world.tell("say HTTP/1.1 200 OK\\r\\ncontent-length: 4\\r\\n\\r\\nok");
     assert!(client.next().ends_with("ok"), "the first half has come");
+    (world, client)
+}
+
+/// What leads from the pod to its node goes nowhere (`add`), or there again (`del`).
+fn blackhole(world: &World, verb: &str) {
+    let pod = format!("{}-p", world.name);
+    let words = ["-n", &pod, "route", verb, "blackhole", "10.77.0.1/32"];
+    assert!(Command::new("ip").args(words).status().expect("iproute2").success());
+}
+
+/// As behind a policy that keeps nodes from the port, or on a node that is too busy to answer in time.
+#[test]
+fn a_response_that_pauses_is_not_cut_where_the_pod_cannot_be_asked() {
+    let (mut world, mut client) = paused("mute");
+    blackhole(&world, "add");
+    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+    // Each question waits for half a second: the client's side has looked idle for more than one.
+    world.wait_counted(SPARED, 4);
+    world.tell("say ay");
+    assert_eq!(client.next(), "read: ay");
+    blackhole(&world, "del");
+    assert_eq!(client.next(), "ended: Err(ConnectionAborted)");
+    world.wait("drained", |seen| seen.drained);
+}
+
+#[test]
+fn a_response_that_pauses_is_not_cut_and_its_connection_ended_after_it() {
+    let (mut world, mut client) = paused("paused");
     world.name_pod(PodPhase::Draining, ProbeHow::Listen);
     world.wait_counted(SPARED, 2);
     world.tell("say ay");

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use common::abi::InUse;
+
 use crate::bed::{inside, ip};
 
 use super::{
@@ -35,8 +37,8 @@ impl Line {
         Self { scene, wire, _server: server }
     }
 
-    /// Whether the kernel half takes each connection to be in use.
-    fn in_use(&self) -> Vec<bool> {
+    /// What the kernel half takes each connection to be in the middle of.
+    fn in_use(&self) -> Vec<InUse> {
         let scene = &self.scene;
         let found = inside(&scene.pod.netns, || {
             let diag = agent::sockdiag::SockDiag::open().unwrap();
@@ -112,7 +114,7 @@ fn play(overlap: usize, swaps: bool) -> Line {
         pieces.into_iter().for_each(|piece| peer.put(piece.start, &bytes[piece]));
         peer.until(count, SHORT);
         sent += count;
-        assert_eq!(line.in_use(), [false], "round {round}: {requests:?}");
+        assert_eq!(line.in_use(), [InUse::No], "round {round}: {requests:?}");
         close(&mut peer, bytes.len());
         let (totals, state) = (line.scene.totals(), line.scene.state());
         assert_eq!(totals, (sent, sent), "round {round}: {requests:?}, {state:?}");
@@ -146,7 +148,7 @@ fn what_came_too_early_and_comes_again_with_more_keeps_nothing_in_use() {
     peer.put(30, &bytes[30..]);
     peer.put(10, &bytes[10..]);
     peer.until(1, SHORT);
-    assert_eq!(line.in_use(), [false]);
+    assert_eq!(line.in_use(), [InUse::No]);
     close(&mut peer, bytes.len());
     line.scene.settles_in_step();
 }
@@ -317,7 +319,7 @@ fn first_data(line: &Line, orders: &[&[(usize, usize)]]) {
         peer.answered();
         order.iter().for_each(|&(from, to)| peer.put(from, &bytes[from..to]));
         peer.until(1, SHORT);
-        assert_eq!(line.in_use(), [false], "{order:?}");
+        assert_eq!(line.in_use(), [InUse::No], "{order:?}");
         close(&mut peer, bytes.len());
         assert_eq!(line.scene.state().desync, 0, "{order:?}");
     }
@@ -384,7 +386,7 @@ fn full_segments_of_short_chunks_are_read_in_any_order() {
         let mut peer = Peer::connect(&line.wire, port);
         order.iter().for_each(|&at| peer.put(at * SEGMENT, pieces[at]));
         peer.until(1, SHORT);
-        assert_eq!(line.in_use(), [false], "{order:?}");
+        assert_eq!(line.in_use(), [InUse::No], "{order:?}");
         close(&mut peer, request.len());
         assert_eq!(line.scene.state().desync, 0, "{order:?}");
     }
