@@ -7,10 +7,14 @@ use std::{
     collections::BTreeMap,
     fs,
     net::UdpSocket,
+    ops::{Deref, DerefMut},
     os::fd::AsFd as _,
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Mutex, MutexGuard, Once, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use agent::{
@@ -25,7 +29,7 @@ use common::{
 };
 use nix::sched::{CloneFlags, setns};
 
-use crate::actor::Actor;
+use crate::{actor::Actor, sys};
 
 const PREFIX: &str = "rouse-kernel-";
 /// Port that pods serve on.
@@ -42,7 +46,10 @@ pub(crate) struct Bed {
     pub(crate) locals: BTreeMap<String, Local>,
     planner: Planner,
     now_ns: u64,
+    /// The number of the newest place.
     made: u8,
+    /// Those up to this one are gone.
+    cleared: u8,
 }
 
 /// A namespace on the bridge with its own cgroup.
@@ -59,6 +66,65 @@ pub(crate) fn command_in(cgroup: &Path, netns: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", script, "sh"]).arg(cgroup.join("cgroup.procs")).arg(netns);
     command
+}
+
+/// A bed that tests use one after the other: loading takes longer than most of them, and a node's programs too live through
+/// whatever its pods do. Each test has places of its own, whose numbers no other has had.
+///
+/// For tests that look at nothing but what belongs to their places, and leave the programs as they are.
+pub(crate) struct Shared {
+    bed: Option<Bed>,
+    /// For one test alone after all.
+    is_alone: bool,
+}
+
+/// The one that no test uses just now.
+static AT_REST: Mutex<Option<Bed>> = Mutex::new(None);
+/// A place's number is the last part of its address.
+const MOST_PLACES: u8 = 200;
+
+impl Shared {
+    pub(crate) fn new() -> Self {
+        let at_rest = lock_at_rest().take();
+        Self { bed: Some(at_rest.unwrap_or_else(Bed::new)), is_alone: false }
+    }
+
+    /// One that no other test has had or will have, for a test that changes what it leaves behind.
+    pub(crate) fn alone() -> Self {
+        Self { bed: Some(Bed::new()), is_alone: true }
+    }
+}
+
+impl Deref for Shared {
+    type Target = Bed;
+
+    fn deref(&self) -> &Bed {
+        self.bed.as_ref().expect("taken by drop alone")
+    }
+}
+
+impl DerefMut for Shared {
+    fn deref_mut(&mut self) -> &mut Bed {
+        self.bed.as_mut().expect("taken by drop alone")
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let Some(mut bed) = self.bed.take() else { return };
+        // After a failure the next test begins with nothing.
+        if self.is_alone || std::thread::panicking() || bed.made > MOST_PLACES {
+            return;
+        }
+        bed.clear();
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| sys::at_exit(|| drop(lock_at_rest().take())));
+        *lock_at_rest() = Some(bed);
+    }
+}
+
+fn lock_at_rest() -> MutexGuard<'static, Option<Bed>> {
+    AT_REST.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Place {
@@ -119,6 +185,7 @@ impl Bed {
             planner,
             now_ns: abi::REST_NS,
             made: 1,
+            cleared: 1,
         }
     }
 
@@ -163,6 +230,23 @@ impl Bed {
         self.maps.clear_slot(slot);
         self.maps.register(pod.cookie, abi::Pod { slot, port: SERVING, flags }).expect("room");
         self.locals.insert(uid(pod), Local { cookie: pod.cookie, slot });
+    }
+
+    /// Takes away all services and places, with what runs in them.
+    fn clear(&mut self) {
+        self.table = RouteTable::default();
+        self.plan();
+        for Local { cookie, .. } in std::mem::take(&mut self.locals).into_values() {
+            self.maps.unregister(cookie).expect("it was registered");
+        }
+        for folder in [self.places.pods.clone(), self.places.clients.join("clients")] {
+            let made = fs::read_dir(folder).into_iter().flatten().flatten();
+            made.filter(|it| it.path().is_dir()).for_each(|it| remove_cgroup(&it.path()));
+        }
+        for number in self.cleared..self.made {
+            remove_netns(&format!("{}-{}", self.name, number + 1));
+        }
+        self.cleared = self.made;
     }
 
     /// Adds a service at 10.96.0.`number` and fd96::`number`, port 80, for pods of its own revision.
@@ -402,9 +486,13 @@ fn remove(name: &str) {
     for entry in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
         let netns = entry.file_name().to_string_lossy().into_owned();
         if netns.strip_prefix(name).is_some_and(|rest| rest.starts_with('-')) {
-            let _gone = Command::new("ip").args(["netns", "del", &netns]).output();
+            remove_netns(&netns);
         }
     }
+}
+
+fn remove_netns(netns: &str) {
+    let _gone = Command::new("ip").args(["netns", "del", netns]).output();
 }
 
 fn remove_cgroup(cgroup: &Path) {

@@ -25,13 +25,13 @@ use nix::{
 };
 
 use self::server::Server;
-use crate::bed::{Bed, Place, SERVING};
+use crate::bed::{Bed, Place, SERVING, Shared};
 
 /// Requests of the test with resets. Of ten million: `ROUSE_COUNT_REQUESTS=10000000`, about ten minutes.
 const REQUESTS: usize = 100_000;
 
 struct Case {
-    bed: Bed,
+    bed: Shared,
     pod: Place,
     client: Place,
     server: Server,
@@ -49,7 +49,14 @@ impl Case {
     }
 
     fn new() -> Self {
-        let mut bed = Bed::new();
+        Self::on(Shared::new())
+    }
+
+    fn alone() -> Self {
+        Self::on(Shared::alone())
+    }
+
+    fn on(mut bed: Shared) -> Self {
         let (pod, client) = (bed.pod(), bed.client());
         bed.register(&pod, 0);
         let server = Server::start(&pod, SERVING);
@@ -477,7 +484,7 @@ const KUBELET: &str = "kube-probe/1.36";
 
 #[test]
 fn the_kubelets_probes_are_no_requests_and_others_from_the_node_are() {
-    let mut case = Case::new();
+    let mut case = Case::alone();
     case.bed.name_node();
     let node = case.bed.node();
     let (mut served, mut counted) = (0, 0);
@@ -506,7 +513,7 @@ fn the_kubelets_probes_are_no_requests_and_others_from_the_node_are() {
 
 #[test]
 fn a_request_from_the_node_counts_however_it_is_cut() {
-    let mut case = Case::new();
+    let mut case = Case::alone();
     case.bed.name_node();
     let node = case.bed.node();
     let request = named("curl/8.14");
@@ -550,7 +557,7 @@ fn the_kubelets_probes_of_a_deferred_listener_are_no_requests() {
 
 #[test]
 fn whatever_the_kubelets_cgroup_connects_to_is_a_probe() {
-    let mut case = Case::new();
+    let mut case = Case::alone();
     let kubelet = case.bed.places().clients.join("kubelet");
     std::fs::create_dir(&kubelet).unwrap();
     drop(case.bed.programs.take());
@@ -575,7 +582,7 @@ fn whatever_the_kubelets_cgroup_connects_to_is_a_probe() {
 /// The same programs under two numbers stand for two versions: nothing is shared but the sockets they see.
 #[test]
 fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
-    let mut case = Case::new();
+    let mut case = Case::alone();
     let old_pins = case.bed.places().pins();
     let mut kept: Vec<_> = (0..8).map(|_| case.connect()).collect();
     for stream in &mut kept {

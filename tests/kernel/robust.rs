@@ -31,7 +31,7 @@ use common::abi;
 
 use crate::{
     actor::Actor,
-    bed::{Bed, Place, SERVING, inside},
+    bed::{Place, SERVING, Shared, inside},
 };
 
 mod bulk;
@@ -52,7 +52,7 @@ const WILD: &str = "0.0.0.0:8080";
 
 /// A pod whose servers share a log, and a client's namespace.
 struct Scene {
-    bed: Bed,
+    bed: Shared,
     pod: Place,
     client: Place,
     desk: PathBuf,
@@ -60,7 +60,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let mut bed = Bed::new();
+        let mut bed = Shared::new();
         let (pod, client) = (bed.pod(), bed.client());
         bed.register(&pod, 0);
         let desk = std::env::temp_dir().join(format!("{}-log", pod.netns));

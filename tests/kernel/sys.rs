@@ -6,6 +6,7 @@ use std::{
     fs::{File, OpenOptions},
     io,
     os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd},
+    sync::OnceLock,
 };
 
 use io_uring::{
@@ -67,6 +68,21 @@ pub(crate) fn disconnect(socket: impl AsFd) -> io::Result<()> {
         )
     };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Lets this run when the process ends in order, after all tests. For one job only.
+pub(crate) fn at_exit(job: fn()) {
+    static JOB: OnceLock<fn()> = OnceLock::new();
+    extern "C" fn run() {
+        if let Some(job) = JOB.get() {
+            // No panic may leave a function that C calls.
+            let _failed = std::panic::catch_unwind(job);
+        }
+    }
+    if JOB.set(job).is_ok() {
+        // SAFETY: the function lives as long as the process.
+        unsafe { libc::atexit(run) };
+    }
 }
 
 /// A descriptor that another process has given to this one just now.

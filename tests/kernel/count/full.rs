@@ -16,7 +16,7 @@ const NOWHERE: [u32; 4] = [0, 0, u32::from_be(0xffff), u32::from_be(0xcb00_7100)
 /// The oldest segments are forgotten for new ones, so that a flood of them harms no other connection for long.
 #[test]
 fn segments_that_are_never_taken_leave_room_for_others() {
-    let mut case = Case::new();
+    let mut case = Case::alone();
     let mut kept: HashMap<MapData, KeptKey, Kept> =
         pinned(&case, abi::maps::KEPT).try_into().expect("a hash of segments");
     let value = Kept { len: 1, syn: 0, bytes: [0; size_of::<Kept>() - 8] };
@@ -36,7 +36,7 @@ fn segments_that_are_never_taken_leave_room_for_others() {
 
 #[test]
 fn probes_that_never_came_leave_room_for_others() {
-    let mut case = Case::new();
+    let mut case = Case::alone();
     let mut probes: HashMap<MapData, ProbeKey, u64> =
         pinned(&case, abi::maps::PROBES).try_into().expect("a hash of probes");
     for remote_port in 0..8 * abi::PROBES_MAX {
@@ -56,7 +56,7 @@ fn probes_that_never_came_leave_room_for_others() {
 /// Probes from an address that finds no room count as requests; all others go on as before.
 #[test]
 fn a_node_with_more_addresses_than_are_known_is_told_of() {
-    let mut case = Case::new();
+    let mut case = Case::alone();
     let address = |number: u32| {
         let mut octets = [0; 16];
         octets[12..].copy_from_slice(&(0x0a63_0001 + number).to_be_bytes());

@@ -13,7 +13,7 @@ use super::{
     own::{Count, Own},
     table::{self, Row},
 };
-use crate::bed::{Bed, Place, SERVING, command_in};
+use crate::bed::{Place, SERVING, Shared, command_in};
 
 /// Sources of the programs in other languages.
 pub(super) const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/servers");
@@ -40,7 +40,7 @@ pub(super) struct Stage {
     pub(super) server: &'static str,
     /// Ends before the bed goes, which ends what they have started.
     running: Running,
-    pub(super) bed: Bed,
+    pub(super) bed: Shared,
     pub(super) pod: Place,
     pub(super) client: Place,
     pub(super) folder: Folder,
@@ -73,7 +73,7 @@ impl Drop for Folder {
 
 impl Stage {
     pub(super) fn new(server: &'static str) -> Self {
-        let mut bed = Bed::new();
+        let mut bed = Shared::new();
         let (pod, client) = (bed.pod(), bed.client());
         bed.register(&pod, 0);
         let folder = Folder(std::env::temp_dir().join(format!("{}-servers", pod.netns)));
