@@ -4,9 +4,9 @@
 
 mod h2c;
 mod harness;
+mod inputs;
 
 use std::{
-    collections::BTreeSet,
     io::{BufRead as _, BufReader},
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
@@ -16,6 +16,7 @@ use std::{
 use h2c::Client;
 use harness::{LONG, World};
 use http::Request;
+use inputs::{Input, Told, head, inputs, is_refused, told};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -81,14 +82,6 @@ fn nginx(folder: &Path) -> Command {
     command
 }
 
-/// What a client gets, without what each hop says for itself.
-#[derive(Debug, PartialEq, Eq)]
-struct Told {
-    status: String,
-    fields: BTreeSet<String>,
-    body: String,
-}
-
 /// Sends raw bytes, a body behind them, and reads the answer at the same time, as clients do.
 async fn ask(at: SocketAddr, head: &[u8], body: usize) -> Told {
     let mut client = TcpStream::connect(at).await.unwrap();
@@ -99,75 +92,7 @@ async fn ask(at: SocketAddr, head: &[u8], body: usize) -> Told {
     let both = async { tokio::join!(to.write_all(&body), read) };
     let (_, read) = tokio::time::timeout(LONG, both).await.expect("answers in time");
     read.ok();
-    let answer = String::from_utf8_lossy(&answer).into_owned();
-    let answer = answer.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(&answer);
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
-    let mut lines = head.lines();
-    let status = lines.next().and_then(|line| line.get(9..12)).unwrap_or_default().to_owned();
-    let own = ["date", "connection", "keep-alive", "content-length", "transfer-encoding"];
-    let names = lines.filter_map(|line| Some(line.split_once(':')?.0.to_ascii_lowercase()));
-    let fields = names.filter(|name| !own.contains(&name.as_str())).collect();
-    Told { status, fields, body: unchunked(body) }
-}
-
-/// A body whose chunks, if it has any, are joined.
-fn unchunked(body: &str) -> String {
-    let joined = (|| {
-        let (mut rest, mut joined) = (body, String::new());
-        loop {
-            let (size, behind) = rest.split_once("\r\n")?;
-            let size = usize::from_str_radix(size, 16).ok()?;
-            if size == 0 {
-                return Some(joined);
-            }
-            joined.push_str(behind.get(..size)?);
-            rest = behind.get(size + 2..)?;
-        }
-    })();
-    joined.unwrap_or_else(|| body.to_owned())
-}
-
-/// A request: its line's beginning, its fields, and bytes of a body that follow.
-type Input = (&'static str, Vec<u8>, String, usize);
-
-fn inputs() -> Vec<Input> {
-    let plain = |method, target: &[u8]| (method, target.to_vec(), String::new(), 0);
-    let sized = |method, target: &str, size: usize| {
-        (method, target.as_bytes().to_vec(), format!("content-length: {size}\r\n"), size)
-    };
-    let mut inputs = vec![
-        plain("GET", b"/"),
-        plain("HEAD", b"/"),
-        sized("POST", "/", 100_000),
-        sized("GET", "/", 10),
-        sized("DELETE", "/", 10),
-        sized("PUT", "/early", 20 << 20),
-        plain("GET", b"/many?n=99"),
-        plain("GET", b"/many?n=101"),
-        plain("GET", b"/many?n=150"),
-    ];
-    for target in ["/?q=\"x\"", "/?f={\"a\":1}", "/?q=<b>", "/a<b>", "/?q=a|b^c", "/a%zz"] {
-        inputs.push(plain("GET", target.as_bytes()));
-    }
-    for target in [&b"/caf\xc3\xa9"[..], b"/caf\xe9", b"/a b", b"/\x01", b"/\0", b"/\x7f"] {
-        inputs.push(plain("GET", target));
-    }
-    let expects = "expect: 100-continue\r\ncontent-length: 5\r\n".to_owned();
-    inputs.push(("PUT", b"/".to_vec(), expects, 5));
-    let lines: String = (0..120).map(|at| format!("x-line-{at}: v\r\n")).collect();
-    inputs.push(("GET", b"/".to_vec(), lines, 0));
-    inputs
-}
-
-fn head((method, target, fields, _): &Input) -> Vec<u8> {
-    let host = "host: hello.default.example.com\r\nconnection: close\r\n";
-    let behind = format!(" HTTP/1.1\r\n{host}{fields}\r\n");
-    [method.as_bytes(), b" ", target, behind.as_bytes()].concat()
-}
-
-/// Whether an input is one that no server may take: it is refused on every path, whatever a pod makes of it.
-fn is_refused((_, target, ..): &Input) -> bool {
-    target.iter().any(|byte| *byte == b' ' || byte.is_ascii_control())
+    told(&answer)
 }
 
 async fn compare(server: &Server, more: &[Input]) {

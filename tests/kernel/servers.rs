@@ -14,6 +14,7 @@ mod own;
 mod play;
 mod proxies;
 mod stage;
+mod straight;
 mod table;
 
 use self::{calls::Case, stage::Stage};

@@ -1,0 +1,87 @@
+//! Requests that servers and proxies read in different ways, and what a client gets for them. Also the kernel tier asks with
+//! them, on the direct path.
+
+use std::collections::BTreeSet;
+
+/// What a client gets, without what each hop says for itself.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) status: String,
+    pub(crate) fields: BTreeSet<String>,
+    pub(crate) body: String,
+}
+
+/// An answer as it was read from its connection.
+pub(crate) fn told(answer: &[u8]) -> Told {
+    let answer = String::from_utf8_lossy(answer).into_owned();
+    let answer = answer.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
+    let mut lines = head.lines();
+    let status = lines.next().and_then(|line| line.get(9..12)).unwrap_or_default().to_owned();
+    let own = ["date", "connection", "keep-alive", "content-length", "transfer-encoding"];
+    let names = lines.filter_map(|line| Some(line.split_once(':')?.0.to_ascii_lowercase()));
+    let fields = names.filter(|name| !own.contains(&name.as_str())).collect();
+    Told { status, fields, body: unchunked(body) }
+}
+
+/// A body whose chunks, if it has any, are joined.
+fn unchunked(body: &str) -> String {
+    let joined = (|| {
+        let (mut rest, mut joined) = (body, String::new());
+        loop {
+            let (size, behind) = rest.split_once("\r\n")?;
+            let size = usize::from_str_radix(size, 16).ok()?;
+            if size == 0 {
+                return Some(joined);
+            }
+            joined.push_str(behind.get(..size)?);
+            rest = behind.get(size + 2..)?;
+        }
+    })();
+    joined.unwrap_or_else(|| body.to_owned())
+}
+
+/// A request: its line's beginning, its fields, and bytes of a body that follow.
+pub(crate) type Input = (&'static str, Vec<u8>, String, usize);
+
+/// What is asked of every server.
+pub(crate) fn inputs() -> Vec<Input> {
+    let plain = |method, target: &[u8]| (method, target.to_vec(), String::new(), 0);
+    let sized = |method, target: &str, size: usize| {
+        (method, target.as_bytes().to_vec(), format!("content-length: {size}\r\n"), size)
+    };
+    let mut inputs = vec![
+        plain("GET", b"/"),
+        plain("HEAD", b"/"),
+        sized("POST", "/", 100_000),
+        sized("GET", "/", 10),
+        sized("DELETE", "/", 10),
+        sized("PUT", "/early", 20 << 20),
+        plain("GET", b"/many?n=99"),
+        plain("GET", b"/many?n=101"),
+        plain("GET", b"/many?n=150"),
+    ];
+    for target in ["/?q=\"x\"", "/?f={\"a\":1}", "/?q=<b>", "/a<b>", "/?q=a|b^c", "/a%zz"] {
+        inputs.push(plain("GET", target.as_bytes()));
+    }
+    for target in [&b"/caf\xc3\xa9"[..], b"/caf\xe9", b"/a b", b"/\x01", b"/\0", b"/\x7f"] {
+        inputs.push(plain("GET", target));
+    }
+    let expects = "expect: 100-continue\r\ncontent-length: 5\r\n".to_owned();
+    inputs.push(("PUT", b"/".to_vec(), expects, 5));
+    let lines: String = (0..120).map(|at| format!("x-line-{at}: v\r\n")).collect();
+    inputs.push(("GET", b"/".to_vec(), lines, 0));
+    inputs
+}
+
+/// All of a request but its body.
+pub(crate) fn head((method, target, fields, _): &Input) -> Vec<u8> {
+    let host = "host: hello.default.example.com\r\nconnection: close\r\n";
+    let behind = format!(" HTTP/1.1\r\n{host}{fields}\r\n");
+    [method.as_bytes(), b" ", target, behind.as_bytes()].concat()
+}
+
+/// Whether an input is one that no server may take: it is refused on every path, whatever a pod makes of it.
+pub(crate) fn is_refused((_, target, ..): &Input) -> bool {
+    target.iter().any(|byte| *byte == b' ' || byte.is_ascii_control())
+}
