@@ -10,12 +10,14 @@ use std::{
 use anyhow::{Context as _, Result};
 use flate2::{Compression, GzBuilder};
 use oci_spec::image::{
-    Arch, ConfigBuilder, Descriptor, ImageConfigurationBuilder, ImageIndexBuilder,
-    ImageManifestBuilder, MediaType, OciLayoutBuilder, Os, RootFsBuilder, SCHEMA_VERSION,
-    Sha256Digest,
+    Arch, ConfigBuilder, Descriptor, ImageConfigurationBuilder, ImageIndex, ImageIndexBuilder,
+    ImageManifest, ImageManifestBuilder, MediaType, OciLayoutBuilder, Os, RootFsBuilder,
+    SCHEMA_VERSION, Sha256Digest,
 };
 use sha2::{Digest as _, Sha256};
 
+/// The annotation with an image's name.
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
 /// User the program runs as: nobody's, by the number distroless images made customary.
 const USER: &str = "65532";
 
@@ -31,34 +33,23 @@ pub(crate) struct Image<'a> {
 }
 
 /// Writes `image` to `folder` in place of what was there; returns the manifest's digest.
+///
+/// A folder that holds the same image is left as it is: compressing takes long, and others may read there.
 pub(crate) fn write(image: &Image<'_>, folder: &Path) -> Result<String> {
+    let tar = layer(image)?;
+    let configuration = configuration(image, &tar)?;
+    if let Some(digest) = digest_of(image, &configuration, folder) {
+        return Ok(digest);
+    }
     if folder.exists() {
         fs::remove_dir_all(folder)?;
     }
     fs::create_dir_all(folder.join("blobs/sha256"))?;
-    let tar = layer(image)?;
-    let diff_id = format!("sha256:{}", sha256(&tar));
     // Level 9 with no name and no time: gzip's header would make each build differ.
     let mut zip = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
     zip.write_all(&tar)?;
     let layer = blob(folder, MediaType::ImageLayerGzip, &zip.finish()?)?;
-
-    let arch = platform();
-    let config = ConfigBuilder::default()
-        .user(USER)
-        .env(vec!["PATH=/".to_owned()])
-        .working_dir("/")
-        .entrypoint(vec![format!("/{}", image.program)])
-        .build()?;
-    let root = RootFsBuilder::default().typ("layers").diff_ids(vec![diff_id]).build()?;
-    let configuration = ImageConfigurationBuilder::default()
-        .architecture(arch)
-        .os(Os::Linux)
-        .config(config)
-        .rootfs(root)
-        .history(Vec::new())
-        .build()?;
-    let config = blob(folder, MediaType::ImageConfig, configuration.to_string()?.as_bytes())?;
+    let config = blob(folder, MediaType::ImageConfig, configuration.as_bytes())?;
     let manifest = ImageManifestBuilder::default()
         .schema_version(SCHEMA_VERSION)
         .media_type(MediaType::ImageManifest)
@@ -68,8 +59,7 @@ pub(crate) fn write(image: &Image<'_>, folder: &Path) -> Result<String> {
     let mut manifest = blob(folder, MediaType::ImageManifest, manifest.to_string()?.as_bytes())?;
     let digest = manifest.digest().to_string();
     // One annotation only: their map has no order, and the same image must give the same file.
-    let name = ("org.opencontainers.image.ref.name".to_owned(), image.name.to_owned());
-    manifest.set_annotations(Some([name].into()));
+    manifest.set_annotations(Some([(REF_NAME.to_owned(), image.name.to_owned())].into()));
     ImageIndexBuilder::default()
         .schema_version(SCHEMA_VERSION)
         .media_type(MediaType::ImageIndex)
@@ -82,6 +72,43 @@ pub(crate) fn write(image: &Image<'_>, folder: &Path) -> Result<String> {
         .build()?
         .to_file(folder.join("oci-layout"))?;
     Ok(digest)
+}
+
+/// How the program is started, and what the layer holds.
+fn configuration(image: &Image<'_>, tar: &[u8]) -> Result<String> {
+    let config = ConfigBuilder::default()
+        .user(USER)
+        .env(vec!["PATH=/".to_owned()])
+        .working_dir("/")
+        .entrypoint(vec![format!("/{}", image.program)])
+        .build()?;
+    let diff_id = format!("sha256:{}", sha256(tar));
+    let root = RootFsBuilder::default().typ("layers").diff_ids(vec![diff_id]).build()?;
+    let configuration = ImageConfigurationBuilder::default()
+        .architecture(platform())
+        .os(Os::Linux)
+        .config(config)
+        .rootfs(root)
+        .history(Vec::new())
+        .build()?;
+    Ok(configuration.to_string()?)
+}
+
+/// The manifest's digest where `folder` holds all of this image.
+fn digest_of(image: &Image<'_>, configuration: &str, folder: &Path) -> Option<String> {
+    let index = ImageIndex::from_file(folder.join("index.json")).ok()?;
+    let listed = index.manifests().first()?;
+    let has_name = listed.annotations().as_ref()?.get(REF_NAME)? == image.name;
+    let at = |it: &Descriptor| folder.join("blobs/sha256").join(it.digest().digest());
+    let manifest = ImageManifest::from_file(at(listed)).ok()?;
+    let has_layer = manifest
+        .layers()
+        .iter()
+        .all(|it| fs::metadata(at(it)).is_ok_and(|found| found.len() == it.size()));
+    let is_same = fs::read_to_string(at(manifest.config())).is_ok_and(|it| it == configuration);
+    // Written last.
+    let is_whole = folder.join("oci-layout").exists();
+    (has_name && has_layer && is_same && is_whole).then(|| listed.digest().to_string())
 }
 
 /// The only layer: the program, `/tmp`, and the names of the users.
@@ -142,7 +169,11 @@ mod tests {
     use super::*;
 
     fn written(folder: &Path) -> (String, String) {
-        let image = Image { name: "dev.local/x:v1", program: "x", bytes: b"program" };
+        written_of(b"program", folder)
+    }
+
+    fn written_of(bytes: &[u8], folder: &Path) -> (String, String) {
+        let image = Image { name: "dev.local/x:v1", program: "x", bytes };
         let digest = write(&image, folder).unwrap();
         let index = fs::read_to_string(folder.join("index.json")).unwrap();
         (digest, index)
@@ -156,5 +187,28 @@ mod tests {
         fs::remove_dir_all(&base).unwrap();
         assert_eq!((first, &index), (second, &again));
         assert!(index.contains(r#""org.opencontainers.image.ref.name":"dev.local/x:v1""#));
+    }
+
+    #[test]
+    fn an_image_that_is_there_is_left_alone_and_another_or_half_of_one_is_not() {
+        let folder = std::env::temp_dir().join(format!("rouse-layouts-{}", std::process::id()));
+        let (first, _) = written(&folder);
+        let mark = folder.join("mark");
+        fs::write(&mark, "").unwrap();
+        assert_eq!(written(&folder).0, first);
+        assert!(mark.exists(), "nothing is written");
+        assert_ne!(written_of(b"another", &folder).0, first);
+        assert_eq!(written(&folder).0, first);
+        for half in ["oci-layout", "blobs"] {
+            let at = folder.join(half);
+            if at.is_dir() {
+                fs::remove_dir_all(&at).unwrap()
+            } else {
+                fs::remove_file(&at).unwrap()
+            }
+            assert_eq!(written(&folder).0, first, "without {half}");
+            assert!(at.exists());
+        }
+        fs::remove_dir_all(&folder).unwrap();
     }
 }
