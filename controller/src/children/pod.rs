@@ -13,9 +13,9 @@ use k8s_openapi::{
 use super::{Config, Revision, meta};
 use crate::{knative::key, parse};
 
-/// The port of a container that names none (knative/serving `networking.DefaultUserPort`).
 /// What the serving container's port is called.
 pub const PORT_NAME: &str = "user-port";
+/// The port of a container that names none (knative/serving `networking.DefaultUserPort`).
 const DEFAULT_PORT: i32 = 8080;
 /// Where a node's agent answers once a pod may stop (knative/serving `networking.QueueAdminPort`).
 pub const DRAIN_PORT: i32 = 8022;
