@@ -125,10 +125,9 @@ fn resources(revision: &Revision, slow: Option<&Why>, view: &View<'_>, timer: &m
     }
     let deadline = view.facts.policy.progress_deadline.as_millis().try_into().unwrap_or(u64::MAX);
     let late = timer.passed(revision.met.plus_ms(deadline), view.now);
-    if late
-        || revision.decided.is_some_and(|it| it.activity == Activity::TimedOut)
-        || is_given_up(revision)
-    {
+    // A controller that has just started does not begin to wait again.
+    let was_late = said_late(revision).is_some();
+    if late || was_late || revision.decided.is_some_and(|it| it.activity == Activity::TimedOut) {
         return Truth::False(given_up(revision, slow));
     }
     deploying()
@@ -139,11 +138,6 @@ fn unschedulable(revision: &Revision, view: &View<'_>) -> Option<Why> {
     let waits = view.world.settings.configs.deployment.always_schedulable;
     let placed = revision.pods.iter().filter_map(|pod| pod.placed.as_ref());
     placed.filter(|_| !waits).find_map(|it| it.unschedulable.clone())
-}
-
-/// Whether the start was waited for long enough already: a controller that has just started does not begin again.
-fn is_given_up(revision: &Revision) -> bool {
-    said_late(revision).is_some()
 }
 
 /// What the condition says already of a start that came too late.
