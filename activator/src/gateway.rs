@@ -381,7 +381,7 @@ impl Gateway {
 
     async fn forward(&self, errand: &mut Errand) -> Result<Answered, Failure> {
         let revision = Arc::clone(&errand.revision);
-        let weight = errand.request.as_ref().map_or(0, headers::weight);
+        let weight = errand.request.as_ref().map_or(0, held::bytes);
         let mut visit = revision.visit(weight);
         let (mut refusals, mut stale) = (0, 0);
         loop {

@@ -20,6 +20,11 @@ pub fn taken<B>(mut request: Request<B>, seat: &Arc<Seat>) -> Option<Request<B>>
     Some(request)
 }
 
+/// Bytes that its head counts for.
+pub fn bytes<B>(request: &Request<B>) -> usize {
+    request.extensions().get::<Arc<Held>>().map_or(0, |held| held.bytes())
+}
+
 /// A pod did not get it after all, and it waits here again.
 pub fn put_back<B>(request: &mut Request<B>, seat: &Arc<Seat>) {
     let held = seat.holds(weight(request));

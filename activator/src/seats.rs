@@ -509,6 +509,13 @@ pub struct Held {
     bytes: usize,
 }
 
+impl Held {
+    /// How many.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         self.tells.0.holds_head(self.bytes, 0);
