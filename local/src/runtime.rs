@@ -187,7 +187,7 @@ fn unmount(root: &Path) {
 
 impl Runtime {
     /// Finds the runtime (`wanted`, or crun before runc) and starts its threads. `state` is the folder it keeps,
-    /// `birth` the cgroup in which a runtime runs that moves its containers by itself.
+    /// `birth` the cgroup in which a runtime runs that moves its containers by itself, or has none to move.
     pub fn start(
         wanted: Option<Kind>,
         state: PathBuf,
@@ -231,7 +231,12 @@ impl Runtime {
         job: impl FnOnce() -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
         let (reply, answer) = oneshot::channel();
-        let job = Box::new(move || drop(reply.send(job())));
+        let job = Box::new(move || {
+            // Whose task is gone wants nothing any more, and the node may be gone with it.
+            if !reply.is_closed() {
+                drop(reply.send(job()));
+            }
+        });
         self.jobs.send(job).ok().ok_or(RuntimeError::Ended)?;
         answer.await.ok().ok_or(RuntimeError::Ended)?
     }
@@ -313,30 +318,41 @@ impl Runtime {
             Kind::Crun => cgroup.dir.as_fd(),
             Kind::Runc => self.birth.as_fd(),
         };
-        let env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()];
-        let command = sys::Command::new(argv, &env)
-            .map_err(|error| file("run", &self.program)(error.into()))?;
-        command.spawn(parent, &tasks, stdio).map_err(file("run", &self.program))
+        self.command(argv)?.spawn(parent, &tasks, stdio).map_err(file("run", &self.program))
     }
 
     /// Forgets a container whose process has ended.
     pub async fn delete(&self, id: String) -> Result<(), RuntimeError> {
         let runtime = self.clone();
         self.on_thread(move || {
-            let mut command = std::process::Command::new(&runtime.program);
-            command.arg("--root").arg(&runtime.state);
-            if runtime.kind == Kind::Crun {
-                command.arg("--cgroup-manager=disabled");
-            }
-            let done = command
-                .args(["delete", "--force", &id])
-                .output()
-                .map_err(file("run", &runtime.program));
+            let done = runtime.run_delete(&id);
             // Whatever it said, the next container of this name must find nothing.
             let _ = fs::remove_dir_all(runtime.state.join(&id));
-            done.map(drop)
+            done
         })
         .await
+    }
+
+    /// In a cgroup of the node: who removes the node ends it, and it makes no folder again after that.
+    fn run_delete(&self, id: &str) -> Result<(), RuntimeError> {
+        let null = File::options().read(true).write(true).open("/dev/null");
+        let null = null.map_err(file("open", Path::new("/dev/null")))?;
+        let mut argv = vec![self.program.to_string_lossy().into_owned()];
+        argv.extend(["--root".to_owned(), self.state.to_string_lossy().into_owned()]);
+        argv.extend((self.kind == Kind::Crun).then(|| "--cgroup-manager=disabled".to_owned()));
+        argv.extend(["delete", "--force", id].map(str::to_owned));
+        let stdio = [null.as_fd(); 3];
+        let (_, child) = self
+            .command(&argv)?
+            .spawn(self.birth.as_fd(), &[], stdio)
+            .map_err(file("run", &self.program))?;
+        let _ended = waitid(Id::PIDFd(child.as_fd()), WaitPidFlag::WEXITED);
+        Ok(())
+    }
+
+    fn command(&self, argv: &[String]) -> Result<sys::Command, RuntimeError> {
+        let env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()];
+        sys::Command::new(argv, &env).map_err(|error| file("run", &self.program)(error.into()))
     }
 }
 
