@@ -43,6 +43,8 @@ use crate::{
 const GONE_AFTER: Duration = Duration::from_secs(5);
 /// One that refuses connections for so long has ended: by then every activator has the tables from before.
 const REFUSED_FOR: Duration = Duration::from_secs(2);
+/// For so long after its first table an activator is new, by the same rule.
+const NEW_FOR: Duration = REFUSED_FOR;
 /// Those that are gone are looked for this often.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long it may take to say that this one ends.
@@ -63,6 +65,8 @@ pub struct Peers {
 
 #[derive(Debug, Default)]
 struct Known {
+    /// When the first table came.
+    first: Option<Instant>,
     listed: BTreeMap<Peer, Vec<IpAddr>>,
     /// Streams that stand, by their holder.
     streams: BTreeSet<Peer>,
@@ -100,7 +104,7 @@ struct Boxes {
 impl Peers {
     /// An activator that has met no other one. Without a port it never will.
     pub fn new(own: &str, port: Option<NonZeroU16>, addresses: Vec<IpAddr>) -> Self {
-        let view = Arc::new(View { own: own.into(), ..View::default() });
+        let view = Arc::new(View { own: own.into(), is_new: port.is_some(), ..View::default() });
         Self {
             view: RwLock::new(view),
             known: Mutex::default(),
@@ -126,6 +130,7 @@ impl Peers {
         };
         let dials: BTreeMap<_, _> = others.filter_map(dial).collect();
         let is_other = self.look(|known| {
+            known.first.get_or_insert_with(Instant::now);
             let before = std::mem::replace(&mut known.listed, listed);
             known.left.extend(before.into_keys().map(|peer| (peer, Instant::now())));
         });
@@ -147,7 +152,8 @@ impl Peers {
     fn look(&self, change: impl FnOnce(&mut Known)) -> bool {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut known);
-        let Known { listed, streams, left, ended, refused } = &mut *known;
+        let Known { first, listed, streams, left, ended, refused } = &mut *known;
+        let is_new = first.is_none_or(|it| it.elapsed() < NEW_FOR);
         left.retain(|peer, since| {
             let is_back = listed.contains_key(peer) || streams.contains(peer);
             !is_back && since.elapsed() < GONE_AFTER && !ended.contains(peer)
@@ -160,7 +166,7 @@ impl Peers {
         let others = others.filter(|peer| **peer != view.own && !ended.contains(*peer));
         let known = others.cloned().collect();
         let (own, connected) = (view.own.clone(), streams.clone());
-        let next = View { own, listed, known, connected };
+        let next = View { own, listed, known, connected, is_new };
         let is_other = **view != next;
         if is_other {
             *view = Arc::new(next);
@@ -364,7 +370,7 @@ impl Streams {
         }
     }
 
-    /// Notices those that are gone.
+    /// Notices those that are gone, and when this one is new no more.
     async fn look_after(&self) {
         let mut tick = tokio::time::interval(LOOK);
         loop {

@@ -4,7 +4,8 @@
 //! hold them. What keeps the limit:
 //!
 //! - An owner acts in a term of its own (an epoch), and only once every activator it knows follows that term, and has
-//!   said what it holds. Who is an owner by its own table follows none.
+//!   said what it holds. Who is an owner by its own table follows none. One that is new knows only of those that its first
+//!   table lists, so it does not act until no table from before that one is in force.
 //! - A holder gets more only by a grant with a higher number. What it gives back counts only if it says so under
 //!   the number of the latest grant, and it never takes more under the same number. So the owner's count of a
 //!   holder's slots is never below what the holder uses.
@@ -39,6 +40,9 @@ pub struct View {
     pub known: BTreeSet<Peer>,
     /// Of these, those that have a stream to it.
     pub connected: BTreeSet<Peer>,
+    /// It follows tables only since lately: some from before its first one may still be in force elsewhere, and list others
+    /// that it cannot know of.
+    pub is_new: bool,
 }
 
 impl View {
@@ -264,7 +268,7 @@ impl Slots {
         }
         self.spare.clear();
         let Some(mut ledger) = self.ledger.take() else { return };
-        if !ledger.acts() {
+        if !ledger.acts() && !self.view.is_new {
             ledger.gather(&self.view, &self.claims, &self.former);
         }
         if ledger.acts() {

@@ -29,6 +29,8 @@ struct Node {
     slots: Slots,
     /// The table it follows.
     version: usize,
+    /// The first that it followed, while some from before that one may be in force elsewhere.
+    first: Option<usize>,
     /// Whom it has met.
     met: BTreeSet<Peer>,
     /// Those that refused its connections last.
@@ -68,6 +70,8 @@ enum Op {
     Crash(usize),
     /// It crashes, and another process takes its name and place.
     Restart(usize),
+    /// One follows tables for so long that none from before its first one is in force.
+    Age(usize),
     /// One dials all others, and where no process is it is refused, for so long that no older table is in force.
     Dial(usize),
     Expire,
@@ -93,6 +97,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => at().prop_map(Op::End),
         1 => at().prop_map(Op::Crash),
         1 => at().prop_map(Op::Restart),
+        2 => at().prop_map(Op::Age),
         1 => at().prop_map(Op::Dial),
         1 => Just(Op::Expire),
         8 => at().prop_map(Op::Advance),
@@ -116,6 +121,7 @@ impl World {
         let listed = (0..nodes).map(|at| SmolStr::from(format!("a{at}"))).collect();
         world.tables.push(Table { listed, ready });
         (0..nodes).for_each(|_| world.start());
+        world.names().iter().for_each(|name| world.age(name));
         world
     }
 
@@ -138,6 +144,7 @@ impl World {
         let node = Node {
             slots: Slots::new(revision(), view),
             version: self.tables.len() - 1,
+            first: Some(self.tables.len() - 1),
             met: BTreeSet::new(),
             ended: BTreeSet::new(),
             waiting: 0,
@@ -192,6 +199,15 @@ impl World {
         }
     }
 
+    fn age(&mut self, name: &Peer) {
+        let oldest = self.nodes.values().map(|node| node.version).min();
+        let node = self.nodes.get_mut(name).expect("lives");
+        if node.first <= oldest {
+            node.first = None;
+            self.step(name);
+        }
+    }
+
     fn dial(&mut self, name: &Peer) {
         let listed = &self.tables[self.nodes[name].version].listed;
         let gone = listed.iter().filter(|it| !self.nodes.contains_key(*it));
@@ -218,7 +234,8 @@ impl World {
         let known = node.met.difference(&node.ended).cloned().collect();
         let from = self.links.keys().filter(|(_, to)| to == name).map(|(from, _)| from);
         let connected = from.cloned().collect();
-        let view = View { own: name.clone(), listed, known, connected };
+        let is_new = node.first.is_some();
+        let view = View { own: name.clone(), listed, known, connected, is_new };
         node.slots.on_view(Arc::new(view));
         loop {
             let open: BTreeSet<_> = node.slots.ready.difference(&node.refusing).cloned().collect();
@@ -388,6 +405,7 @@ impl World {
             Op::Unlist(at) => self.unlist(at),
             Op::Expire => self.expire(),
             Op::Advance(at) => self.pick(at).iter().for_each(|name| self.advance(name)),
+            Op::Age(at) => self.pick(at).iter().for_each(|name| self.age(name)),
             Op::Dial(at) => {
                 let last = self.tables.len() - 1;
                 if self.nodes.values().all(|node| node.version == last) {
@@ -507,9 +525,29 @@ impl World {
             node.refusing.clear();
             self.step(&name);
         }
+        self.names().iter().for_each(|name| self.age(name));
         self.expire();
         assert!(self.flush(), "messages come to an end");
     }
+}
+
+/// Its table lists it alone, and another one still owns the revision by a table from before.
+#[test]
+fn one_that_is_new_hands_out_nothing_while_an_earlier_owner_may() {
+    let mut world = World::new(1, 1, 1);
+    let one_to_another = [Op::Start, Op::List(1), Op::Advance(1), Op::Unlist(0), Op::Restart(1)];
+    let all = [&[Op::Request(0)], &one_to_another[..], &[Op::Request(1), Op::Age(1)]].concat();
+    all.into_iter().for_each(|op| world.run(op));
+    assert_eq!(world.nodes["a1"].slots.view.known, BTreeSet::new(), "it cannot know");
+    assert_eq!((world.in_use(), world.waiting()), ([("p".into(), 1)].into(), 1));
+    world.come_to_rest();
+    world.run(Op::Done(0, 0));
+    assert!(world.flush());
+    assert_eq!(
+        (world.in_use(), world.waiting()),
+        ([("p".into(), 1)].into(), 0),
+        "it gets its turn"
+    );
 }
 
 proptest! {
