@@ -158,6 +158,10 @@ pub fn read_answer(
         let mut room = vec![httparse::EMPTY_HEADER; fields];
         let mut head = httparse::Response::new(&mut room);
         match head.parse(from) {
+            // However much of it came at once.
+            Ok(httparse::Status::Complete(length)) if length > MAX_HEAD => {
+                return Err(Malformed::TooLarge);
+            }
             Ok(httparse::Status::Complete(length)) => {
                 let answer = answer(&head, method)?;
                 bytes::Buf::advance(from, length);
@@ -267,6 +271,48 @@ pub fn write_early(status: StatusCode, headers: &HeaderMap) -> BytesMut {
     }
     out.put_slice(b"\r\n");
     out
+}
+
+/// What always holds of an answer's bytes, behind one that says in pieces of which size they come: for tests and the fuzzer.
+///
+/// # Panics
+///
+/// When it does not hold.
+pub fn check(bytes: &[u8]) {
+    let Some((size, bytes)) = bytes.split_first() else { return };
+    let whole = understood(bytes, bytes.len());
+    assert_eq!(understood(bytes, usize::from(*size)), whole, "in pieces of {size}");
+}
+
+/// An answer's code, fields and whether it keeps the connection; what was read of chunks, and whether they are over. `None`
+/// while its head is not whole, and when it makes no sense: that may be known before all of it was looked at.
+type Understood = Option<(StatusCode, HeaderMap, bool, Vec<u8>, bool)>;
+
+fn understood(bytes: &[u8], size: usize) -> Understood {
+    let (mut from, mut seen) = (BytesMut::new(), 0);
+    let mut pieces = bytes.chunks(size.max(1));
+    let answer = loop {
+        from.extend_from_slice(pieces.next()?);
+        if let Some(answer) = read_answer(&mut from, &mut seen, &Method::GET).ok()? {
+            break answer;
+        }
+    };
+    let Ends::Chunks(mut chunks) = answer.ends else {
+        return Some((answer.status, answer.headers, answer.keeps, Vec::new(), false));
+    };
+    let mut body = Vec::new();
+    loop {
+        match chunks.read(&mut from).ok()? {
+            Some(chunked::Piece::Data(data)) => body.extend_from_slice(&data),
+            Some(chunked::Piece::Trailers(_)) => {}
+            Some(chunked::Piece::End) => break,
+            None => match pieces.next() {
+                Some(more) => from.extend_from_slice(more),
+                None => break,
+            },
+        }
+    }
+    Some((answer.status, answer.headers, answer.keeps, body, chunks.is_over()))
 }
 
 impl From<httparse::Error> for Malformed {

@@ -106,6 +106,9 @@ impl Chunks {
         loop {
             let mut room = vec![httparse::EMPTY_HEADER; count];
             match httparse::parse_headers(from, &mut room) {
+                Ok(httparse::Status::Complete((length, _))) if length > MAX_TRAILERS => {
+                    return Err(Malformed::TooLarge);
+                }
                 Ok(httparse::Status::Complete((length, found))) => {
                     let trailers = fields(found)?;
                     from.advance(length);

@@ -93,6 +93,31 @@ fn a_head_may_have_as_many_fields_as_its_bytes_allow() {
     assert_eq!(answer.headers.len(), 20_001);
     let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(MAX_HEAD));
     assert_eq!(head(endless.as_bytes(), 50_000, &Method::GET).unwrap_err(), Malformed::TooLarge);
+    let ended = endless + "\r\n\r\n";
+    for size in [50_000, ended.len()] {
+        let refused = head(ended.as_bytes(), size, &Method::GET).unwrap_err();
+        assert_eq!(refused, Malformed::TooLarge, "in pieces of {size}");
+    }
+}
+
+#[test]
+fn fields_behind_a_body_are_bounded_however_they_come() {
+    let bytes = [b"0\r\n", &b"x: y\r\n".repeat(20_000)[..], b"\r\n"].concat();
+    for size in [1_000, bytes.len()] {
+        assert_eq!(
+            chunks(&bytes, &[size]).unwrap_err(),
+            Malformed::TooLarge,
+            "in pieces of {size}"
+        );
+    }
+}
+
+#[test]
+fn nothing_in_the_fuzzers_corpus_fails() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/answers");
+    let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|it| it.unwrap().path()).collect();
+    assert!(!files.is_empty());
+    files.iter().for_each(|it| check(&std::fs::read(it).unwrap()));
 }
 
 /// What a request looks like whose body is sent like this.
