@@ -22,17 +22,22 @@ const SHARED: &str = "rouse-installed";
 /// An API server that only the controller's own tests write to.
 const ALONE: &str = "rouse-alone";
 
-/// Modules whose tests keep to namespaces of their own and harm no part of the cluster: several of them run at once.
-const SIDE_BY_SIDE: [&str; 10] = [
+/// Modules and tests that keep to namespaces of their own, or to clusters of their own, and harm no part of the cluster:
+/// several of them run at once.
+const SIDE_BY_SIDE: [&str; 14] = [
     "contract::",
     "deleted::",
     "examples::",
     "families::",
+    "install::a_service_wakes",
     "kn::",
+    "limits::a_pod",
     "network_policies::",
+    "ours::down_leaves_nothing",
     "probes::",
     "shapes::",
     "sidecars::",
+    "story::",
     "trouble::",
 ];
 /// How many of them run at once: they wait for pods and windows, on two processors as on many.
