@@ -131,23 +131,26 @@ impl Cluster {
         Ok(tried.err().map(|why| why.to_string()))
     }
 
-    /// Removes all objects of a kind, wherever they are, each after what was made for it. Says how many there still are.
-    pub(super) async fn clear(&self, api_version: &str, kind: &str) -> Result<usize> {
+    /// Removes all objects of a kind, wherever they are, each after what was made for it. Names those that there still are.
+    pub(super) async fn clear(&self, api_version: &str, kind: &str) -> Result<Vec<String>> {
         let failed = || format!("cannot delete {kind}s of {api_version}");
         let all = match self.api(api_version, kind, None).list(&ListParams::default()).await {
             // There is no such kind.
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(0),
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
             all => all.with_context(failed)?,
         };
+        let mut left = Vec::new();
         for object in &all.items {
-            let api = self.api(api_version, kind, object.metadata.namespace.as_deref());
+            let namespace = object.metadata.namespace.as_deref();
+            let api = self.api(api_version, kind, namespace);
             let name = object.metadata.name.as_deref().unwrap_or_default();
+            left.push(format!("{}/{name}", namespace.unwrap_or_default()));
             match api.delete(name, &DeleteParams::foreground()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
                 done => done.map(drop).with_context(failed)?,
             }
         }
-        Ok(all.items.len())
+        Ok(left)
     }
 
     /// Removes all objects of a kind with these labels from a namespace.

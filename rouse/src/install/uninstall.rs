@@ -20,6 +20,10 @@ use crate::out;
 /// How long each wait may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// The same for users' objects. Kubernetes' garbage collector removes what was made for them first, looks every 30 s which
+/// kinds there are, and where some came or went stands still until it follows the others.
+const CLEAR_LIMIT: Duration = Duration::from_secs(300);
+
 /// What the controller made for itself.
 const OWN: [(&str, &str, &str); 4] = [
     ("v1", "Secret", "rouse-authorities"),
@@ -91,9 +95,15 @@ async fn clear(cluster: &Cluster) -> Result<()> {
     ];
     let started = Instant::now();
     for (api_version, kind) in kinds {
-        while cluster.clear(api_version, kind).await? > 0 {
-            if started.elapsed() > LIMIT {
-                bail!("some {kind}s of {api_version} do not go: see what finalizers they have");
+        loop {
+            let left = cluster.clear(api_version, kind).await?;
+            let Some(one) = left.first() else { break };
+            if started.elapsed() > CLEAR_LIMIT {
+                bail!(
+                    "{} of kind {kind} ({api_version}) do not go, {one} among them: see what finalizers they have, \
+                     and whether their pods end",
+                    left.len()
+                );
             }
             cluster::pause().await;
         }
