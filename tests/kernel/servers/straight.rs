@@ -28,7 +28,7 @@ const HTTP2: [&str; 6] = [
     "--head {url}/hello",
     "--data-binary hello {url}/echo",
     "--request DELETE --data-binary hello {url}/echo",
-    "--request GET --data-binary hello {url}/hello",
+    "--request GET --data-binary hello {url}/echo",
 ];
 
 fn scene(server: &'static str, recipe: impl FnOnce(&Stage) -> Recipe) -> Stage {
