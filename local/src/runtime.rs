@@ -271,16 +271,13 @@ impl Runtime {
         let _ = fs::remove_file(&pid_file);
         let _ = fs::remove_file(&messages);
         let text = |path: &Path| path.to_string_lossy().into_owned();
-        let mut argv = vec![text(&self.program), "--root".to_owned(), text(&self.state)];
+        let mut argv = self.argv();
         argv.extend([
             "--log".to_owned(),
             text(&messages),
             "--log-format".to_owned(),
             "json".to_owned(),
         ]);
-        if self.kind == Kind::Crun {
-            argv.push("--cgroup-manager=disabled".to_owned());
-        }
         argv.extend([
             "run".to_owned(),
             "--detach".to_owned(),
@@ -337,9 +334,7 @@ impl Runtime {
     fn run_delete(&self, id: &str) -> Result<(), RuntimeError> {
         let null = File::options().read(true).write(true).open("/dev/null");
         let null = null.map_err(file("open", Path::new("/dev/null")))?;
-        let mut argv = vec![self.program.to_string_lossy().into_owned()];
-        argv.extend(["--root".to_owned(), self.state.to_string_lossy().into_owned()]);
-        argv.extend((self.kind == Kind::Crun).then(|| "--cgroup-manager=disabled".to_owned()));
+        let mut argv = self.argv();
         argv.extend(["delete", "--force", id].map(str::to_owned));
         let stdio = [null.as_fd(); 3];
         let (_, child) = self
@@ -348,6 +343,14 @@ impl Runtime {
             .map_err(file("run", &self.program))?;
         let _ended = waitid(Id::PIDFd(child.as_fd()), WaitPidFlag::WEXITED);
         Ok(())
+    }
+
+    /// The program, and the options that come before any of its commands.
+    fn argv(&self) -> Vec<String> {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let mut argv = vec![text(&self.program), "--root".to_owned(), text(&self.state)];
+        argv.extend((self.kind == Kind::Crun).then(|| "--cgroup-manager=disabled".to_owned()));
+        argv
     }
 
     fn command(&self, argv: &[String]) -> Result<sys::Command, RuntimeError> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tokio::time::timeout;
 
-use super::{Kind, Runtime, RuntimeError, file};
+use super::{Runtime, RuntimeError, file};
 use crate::cgroups::ContainerCgroup;
 use crate::process::{ProcessId, exit_code};
 use crate::sys;
@@ -103,10 +103,7 @@ impl Runtime {
         let output = output.map(File::from).map_err(file("keep the output of", &self.program))?;
         let null = File::open("/dev/null").map_err(file("open", Path::new("/dev/null")))?;
         let text = |path: &Path| path.to_string_lossy().into_owned();
-        let mut argv = vec![text(&self.program), "--root".to_owned(), text(&self.state)];
-        if self.kind == Kind::Crun {
-            argv.push("--cgroup-manager=disabled".to_owned());
-        }
+        let mut argv = self.argv();
         let options = ["exec".to_owned(), "--pid-file".to_owned(), text(&pid_file)];
         argv.extend(options.into_iter().chain([exec.id.clone()]));
         argv.extend(exec.command.iter().cloned());
