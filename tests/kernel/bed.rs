@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        Mutex, MutexGuard, Once, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -117,8 +117,7 @@ impl Drop for Shared {
             return;
         }
         bed.clear();
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| sys::at_exit(|| drop(lock_at_rest().take())));
+        sys::at_exit(|| drop(lock_at_rest().take()));
         *lock_at_rest() = Some(bed);
     }
 }

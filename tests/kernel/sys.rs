@@ -70,7 +70,7 @@ pub(crate) fn disconnect(socket: impl AsFd) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Lets this run when the process ends in order, after all tests. For one job only.
+/// Lets this run when the process ends in order, after all tests. For one job: the first that is given.
 pub(crate) fn at_exit(job: fn()) {
     static JOB: OnceLock<fn()> = OnceLock::new();
     extern "C" fn run() {

@@ -2,7 +2,7 @@
 //!
 //! The question is a list of addresses, one a line: the client's ends of connections to this pod. The answer has a line
 //! `busy ADDRESS` for each that has a message under way, `idle ADDRESS` for each that has none, and `no-request ADDRESS` where
-//! no request is, but perhaps a frame of HTTP/2; of others nobody knows.
+//! no request is, but perhaps a frame of HTTP/2. Connections whose messages are not followed have no line.
 //! A client's node sees when bytes went by, not what they mean: a response that pauses looks to it like one that has
 //! ended. The kernel half on the pod's node follows the messages.
 //!

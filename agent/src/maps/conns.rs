@@ -25,8 +25,8 @@ impl Conns {
         opened.collect::<Result<_, _>>().map(|opened| Self(Arc::new(opened)))
     }
 
-    /// The clients, as the namespace that `diag` is in sees them, each with [what](Conn::in_use) its connection is in the
-    /// middle of. Those of which nobody knows are left out.
+    /// The clients, as the namespace that `diag` is in sees them, each with whether its connection is [in use](Conn::in_use).
+    /// Connections whose messages are not followed are left out.
     pub fn in_use(&self, diag: &SockDiag) -> io::Result<BTreeMap<SocketAddr, InUse>> {
         let mut found = BTreeMap::new();
         for storage in self.0.iter() {

@@ -37,7 +37,7 @@ impl Line {
         Self { scene, wire, _server: server }
     }
 
-    /// What the kernel half takes each connection to be in the middle of.
+    /// Whether each connection is in use, by what the eBPF programs have counted.
     fn in_use(&self) -> Vec<InUse> {
         let scene = &self.scene;
         let found = inside(&scene.pod.netns, || {
