@@ -14,7 +14,7 @@ pub const ALL: [Target; 4] = [
 ];
 
 /// Targets of other crates, whose own tests play their corpus.
-pub const ELSEWHERE: [&str; 1] = ["proxy_protocol"];
+pub const ELSEWHERE: [&str; 2] = ["answers", "proxy_protocol"];
 
 /// Plays `bytes` to a target in one way.
 ///
