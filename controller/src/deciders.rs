@@ -6,6 +6,7 @@
 //! | first | because |
 //! |---|---|
 //! | whose windows are full and who hears as many reporters as any other | it knows what load there is |
+//! | whose windows are full, though others hear more reporters | what it lacks is of now; a new one lacks the whole window |
 //! | who has heard usage clearly longer, where windows are not full | a new one has empty windows |
 //! | who is said to count already, by any autoscaler that lives | two that know as much must not pull a revision to and fro |
 //! | the first by name | all replicas have to choose the same one |
@@ -204,7 +205,8 @@ impl Deciders {
             let later = it.fills_since().map_or(0, |it| it.saturating_sub(oldest).max(0));
             let later = later.unsigned_abs().saturating_sub(ALIKE);
             let is_named = named.contains(it.name.as_str());
-            (it.is_silent(self.now), !knows, later, !is_named, it.name.clone(), Reverse(**stream))
+            let lacks = (it.is_silent(self.now), !knows, !it.is_full());
+            (lacks, later, !is_named, it.name.clone(), Reverse(**stream))
         };
         let whole = self.all.iter().filter(|(_, it)| it.is_whole);
         whole.min_by_key(rank).map(|(stream, _)| *stream)

@@ -145,6 +145,20 @@ fn who_has_lost_sight_of_agents_stops_being_the_one_that_counts() {
     assert!(after(10).iter().all(|it| it.as_deref() == Some("a")), "empty windows are no better");
 }
 
+/// Not even where none that lives says that it counts, and the other one is the first by name.
+#[test]
+fn empty_windows_take_over_from_none_that_are_full() {
+    let mut all = Deciders::default();
+    opened(&mut all, 1, "b", heard(500), 1);
+    opened(&mut all, 2, "a", heard(0), 2);
+    for _ in 0..=SHORT {
+        all.alive(1, Alive { reporters: 2, ..heard(500) });
+        all.alive(2, heard(1));
+        all.tick();
+        assert_eq!(all.chosen(), Some("b"));
+    }
+}
+
 #[test]
 fn a_new_replica_waits_a_moment_for_the_one_that_counts() {
     let mut all = Deciders::default();
