@@ -63,10 +63,6 @@ struct Sender {
     is_online: bool,
     /// When it last said anything, or its stream ended.
     heard: Duration,
-    /// Whether news came since it last named everything.
-    has_news: bool,
-    /// Whether it is known to speak every second, news or not.
-    beats: bool,
 }
 
 /// What is said to the controller.
@@ -274,7 +270,7 @@ impl Fleet {
             self.agents.insert(who.node.clone(), stream.sender);
         }
         let (heard, is_online) = (now, true);
-        let sender = Sender { who, stream, is_online, heard, has_news: false, beats: false };
+        let sender = Sender { who, stream, is_online, heard };
         self.senders.insert(stream.sender, sender);
         stream
     }
@@ -323,8 +319,6 @@ impl Fleet {
     pub fn synced(&mut self, now: Duration, stream: Stream) -> Stream {
         let Some(sender) = self.sender(stream) else { return Stream { synced: true, ..stream } };
         sender.heard = now;
-        sender.beats |= sender.stream.synced && !sender.has_news;
-        sender.has_news = false;
         if !sender.stream.synced {
             sender.stream.synced = true;
             self.each_load(|load| load.synced(now, stream));
@@ -340,7 +334,7 @@ impl Fleet {
     /// Takes in one subject's totals.
     pub fn seen(&mut self, now: Duration, stream: Stream, seen: &UsageSeen) {
         let Some(sender) = self.sender(stream) else { return };
-        (sender.heard, sender.has_news) = (now, true);
+        sender.heard = now;
         let pod = seen.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
         let counts = pod.is_none_or(Pod::counts);
         let name = &seen.key.revision;
@@ -361,7 +355,7 @@ impl Fleet {
     /// A subject is gone from its sender.
     pub fn gone(&mut self, now: Duration, stream: Stream, key: &UsageKey) {
         let Some(sender) = self.sender(stream) else { return };
-        (sender.heard, sender.has_news) = (now, true);
+        sender.heard = now;
         let Some(load) = self.load(&key.revision) else { return };
         load.gone(now, stream.sender, key.pod.as_deref());
         if load.is_empty() {
@@ -462,10 +456,9 @@ impl Fleet {
 }
 
 impl Sender {
-    /// Whether it stands, has named all it knows, and has not fallen silent.
+    /// Whether it stands, has named all it knows, and has not fallen silent: it speaks every second, news or not.
     fn is_current(&self, now: Duration) -> bool {
-        let is_silent = self.beats && now >= self.heard + LATE;
-        self.is_online && self.stream.synced && !is_silent
+        self.is_online && self.stream.synced && now < self.heard + LATE
     }
 }
 

@@ -170,6 +170,13 @@ impl Sim {
         }
     }
 
+    /// Both senders say that they are there.
+    fn beat(&mut self) {
+        for stream in [self.agent, self.activator].into_iter().filter(|it| it.synced) {
+            self.fleet.synced(self.now, stream);
+        }
+    }
+
     /// Time passes: pods become ready and take what waits, reports come every second, timers fire.
     fn pass(&mut self, long: Duration) {
         let end = self.now + long;
@@ -192,6 +199,7 @@ impl Sim {
                 self.arrive(waiting);
             }
             if self.now.subsec_millis() == 0 {
+                self.beat();
                 for uid in self.pods.keys().cloned().collect::<Vec<_>>() {
                     // A report may have led to a decision that took the pod away.
                     if let Some(&(totals, _)) = self.pods.get(&uid) {
@@ -393,14 +401,14 @@ fn a_restart_loses_no_pod() {
         table.pods.insert(uid.clone(), pod(&uid, &name, PodPhase::Ready));
     }
     let mut fleet = Fleet::new(TICK);
-    let mut wanted = Vec::new();
+    let (mut wanted, mut agent) = (Vec::new(), None);
     fleet.routes(Duration::ZERO, &table, &table.keys());
     for second in 0..20 {
         let now = Duration::from_secs(second);
         if second == 3 {
-            let agent = fleet.open(now, who(Role::Agent));
-            fleet.synced(now, agent);
+            agent = Some(fleet.open(now, who(Role::Agent)));
         }
+        agent = agent.map(|it| fleet.synced(now, it));
         for step in fleet.run(now) {
             let Step::Decided(it) = step else { continue };
             wanted.push((second, it.wanted));

@@ -190,10 +190,14 @@ impl<'a> World<'a> {
             }
             Some(Harm::Lost) if self.streams[sender].is_some() => return,
             Some(Harm::Repeated) if self.streams[sender].is_some() => {
+                // A stream keeps its order: what is late comes first, and what was never said is not said again.
                 let before = std::mem::replace(&mut self.told[sender], items);
-                self.say(sender, &news);
-                self.say(sender, &news);
-                self.say(sender, &before);
+                let all = [std::mem::take(&mut self.queued[sender]), news].concat();
+                self.say(sender, &all);
+                self.say(sender, &all);
+                if !all.is_empty() {
+                    self.say(sender, &before);
+                }
                 return;
             }
             Some(_) | None => {}
@@ -325,6 +329,20 @@ fn what_waits_at_an_activator_that_is_gone_keeps_its_pods() {
     let series = [vec![waits; 30], held(8, 0)].concat();
     let pods = run(&small(), &series, &harmed(ACTIVATOR, Harm::Gone, 30, 8));
     assert_eq!(least(&pods, 30), 10, "70 at 7 a pod");
+}
+
+/// It names all that waits with it once, and then says nothing for some seconds.
+#[test]
+fn an_activator_that_falls_silent_after_its_first_words_is_missed() {
+    let one_waits = [0, 0, 0, 0, 0, 0, 1];
+    let series = [held(CALM + 11, 0), vec![one_waits], held(20, 0)].concat();
+    let never = Harmed { sender: ACTIVATOR, harm: Harm::Gone, from: 0, long: CALM - 1 };
+    let silent = Harmed { sender: ACTIVATOR, harm: Harm::Late, from: CALM, long: 16 };
+    let harms = Harms { all: vec![never, silent], ..Harms::default() };
+    let told = run(&small(), &series, &Harms::default());
+    let harmed = run(&small(), &series, &harms);
+    let ends = 4 * (CALM + 16);
+    assert_eq!((told[ends], harmed[ends]), (1, 6), "nothing is known of what waits");
 }
 
 /// Ten pods' worth of load, halved at a tick, and four times as much before the next one.
