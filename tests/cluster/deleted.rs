@@ -198,19 +198,30 @@ fn requests_outlive_the_route_of_their_service() {
     finish_all(&rouse, in_flight);
 }
 
+/// All traffic goes to the latest revision.
+const NEWEST: &str = "  traffic:\n  - {latestRevision: true, percent: 100}\n";
+
+/// The container of the second revision.
+fn second() -> String {
+    format!("{CONTAINER}, env: [{{name: VERSION, value: \"2\"}}]")
+}
+
+/// Requests in flight at the first of two revisions, to which only the tag `old` leads.
+fn open_old(rouse: &Installed, namespace: &str) -> Vec<InFlight> {
+    let tagged = |name: &str| format!("{NEWEST}  - {{revisionName: {name}-00001, tag: old}}\n");
+    rouse.ready(namespace, &manifests(CONTAINER, |_| NEWEST.to_owned()));
+    rouse.ready(namespace, &manifests(&second(), tagged));
+    open_all(rouse, namespace, "old-")
+}
+
 /// The tag was all that led to the old Revision.
 #[test]
 fn requests_outlive_the_tag_that_they_were_sent_to() {
     let rouse = Installed::at_hand();
     let space = rouse.namespace("no-tag");
     let namespace = &space.name;
-    let newest = "  traffic:\n  - {latestRevision: true, percent: 100}\n";
-    let tagged = |name: &str| format!("{newest}  - {{revisionName: {name}-00001, tag: old}}\n");
-    rouse.ready(namespace, &manifests(CONTAINER, |_| newest.to_owned()));
-    let container = format!("{CONTAINER}, env: [{{name: VERSION, value: \"2\"}}]");
-    rouse.ready(namespace, &manifests(&container, tagged));
-    let in_flight = open_all(&rouse, namespace, "old-");
-    rouse.ready(namespace, &manifests(&container, |_| newest.to_owned()));
+    let in_flight = open_old(&rouse, namespace);
+    rouse.ready(namespace, &manifests(&second(), |_| NEWEST.to_owned()));
     for name in NAMES {
         unknown(&rouse, namespace, &format!("old-{name}"));
         rouse.cluster.wait("the old Revision to be in reserve", || {
@@ -221,6 +232,40 @@ fn requests_outlive_the_tag_that_they_were_sent_to() {
         });
     }
     finish_all(&rouse, in_flight);
+}
+
+/// An older Revision, which only a tag leads to, is deleted by itself.
+#[test]
+fn requests_outlive_their_revision() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("no-revision");
+    let namespace = &space.name;
+    let in_flight = open_old(&rouse, namespace);
+    let old = NAMES.map(|name| format!("{name}-00001"));
+    let mut words = vec!["delete", "revision", "--namespace", namespace, "--wait=false"];
+    words.extend(old.iter().map(String::as_str));
+    rouse.cluster.kubectl(&words).expect("they may be deleted");
+    rouse.cluster.wait("the old Revisions to be gone", || {
+        let there = all(&rouse, namespace, "revisions", "name");
+        (!old.iter().any(|it| there.contains(it))).then_some(())
+    });
+    finish_all(&rouse, in_flight);
+}
+
+/// Kubernetes deletes all that is in it, in an order of its own; its pods are told to end by the kubelet.
+#[test]
+fn requests_outlive_their_namespace() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("no-namespace");
+    let namespace = &space.name;
+    rouse.ready(namespace, &manifests(CONTAINER, |_| String::new()));
+    let pods = all(&rouse, namespace, "pods", "uid");
+    let in_flight = open_all(&rouse, namespace, "");
+    let words = ["delete", "namespace", namespace, "--wait=false"];
+    rouse.cluster.kubectl(&words).expect("it may be deleted");
+    leave(&rouse, namespace, &pods);
+    finish_all(&rouse, in_flight);
+    gone(&rouse, namespace, &pods);
 }
 
 /// An upgraded connection holds its pod for a minute; then the application is told to end, and closes it in order.

@@ -364,6 +364,40 @@ fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
     none_lost(&awake.finish(), 100);
 }
 
+/// All of a node stands still, and its kernel goes on: connections to it come about, and nothing reads from them. Whichever
+/// autoscaler decides, it is on one of the two nodes. Kubernetes would place the pod there too until it misses the node, so
+/// it is told not to.
+#[test]
+fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("frozen-node");
+    let namespace = &space.name;
+    let nodes = [("node1", "node2", "asleep"), ("node2", "node1", "asleep-too")];
+    rouse.ready(namespace, &nodes.map(|(.., name)| with_least(name, 0)).join("---\n"));
+    nodes.iter().for_each(|(.., name)| rouse.asleep(namespace, name));
+    for (frozen, other, name) in nodes {
+        let (to, client) = (address(&rouse, namespace, name), rouse.from(other));
+        let schedule = |verb| rouse.cluster.kubectl(&[verb, frozen]).expect("an operator may");
+        schedule("cordon");
+        let fault = Fault::of(&rouse.cluster, "stop", frozen, "resume");
+        let args =
+            ["--stages", "1x1s", "--requests", "1", "--timeout-s", "5", "--fresh-pct", "100"];
+        let mut tries = 0;
+        let answered = rouse.cluster.wait("an answer while the node stands still", || {
+            tries += 1;
+            let requests = client.load(&to, name, &args).finish();
+            requests.into_iter().find(Request::is_answered)
+        });
+        drop(fault);
+        schedule("uncordon");
+        println!(
+            "{frozen} stood still: try {tries} was answered after {} ms",
+            answered.took_us / 1000
+        );
+        both_answer(&rouse, [rouse.from("node1"), rouse.from("node2")], &to);
+    }
+}
+
 #[test]
 fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
     let rouse = Installed::at_hand();

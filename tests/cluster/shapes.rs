@@ -1,6 +1,10 @@
 //! Manifests as other tools write them are accepted, become Ready and answer.
 
-use tests::installed::{CONTAINER, Installed, service};
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use tests::installed::{CONTAINER, Installed, SYSTEM, service};
+use tests::requests::none_lost;
 
 /// What `func deploy` applies for a function of the Go runtime.
 const FUNC: &str = r#"
@@ -149,4 +153,110 @@ fn a_service_with_a_long_name_answers() {
         rouse.ready(&namespace.name, &service(&name, "", CONTAINER));
         rouse.from("node2").ask(&rouse.url(&namespace.name, &name)).pod();
     }
+}
+
+/// The addresses to which the slices of a Kubernetes Service lead.
+fn endpoints(rouse: &Installed, namespace: &str, service: &str) -> BTreeSet<String> {
+    let label = format!("kubernetes.io/service-name={service}");
+    let words = ["endpointslices", "--namespace", namespace, "--selector", &label];
+    let list = rouse.cluster.get(&words);
+    let slices = list["items"].as_array().cloned().unwrap_or_default();
+    let ends = slices.iter().flat_map(|it| it["endpoints"].as_array().into_iter().flatten());
+    let ready = ends.filter(|it| it["conditions"]["ready"] != Value::Bool(false));
+    let addresses = ready.flat_map(|it| it["addresses"].as_array().into_iter().flatten());
+    addresses.filter_map(|it| it.as_str().map(str::to_owned)).collect()
+}
+
+/// The addresses of pods in `namespace` that have this label.
+fn addresses_of(rouse: &Installed, namespace: &str, label: &str) -> BTreeSet<String> {
+    let list = rouse.cluster.get(&["pods", "--namespace", namespace, "--selector", label]);
+    let pods = list["items"].as_array().cloned().unwrap_or_default();
+    pods.iter().filter_map(|it| it["status"]["podIP"].as_str().map(str::to_owned)).collect()
+}
+
+/// The ServerlessService tells the name of a Kubernetes Service; who reads its slices finds who answers.
+#[test]
+fn a_revision_answers_by_its_own_service_awake_and_asleep() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("own-service");
+    let (namespace, revision) = (&space.name, "named-00001");
+    rouse.ready(namespace, &service("named", "", CONTAINER));
+    let sks = rouse.cluster.get(&["sks", "--namespace", namespace, revision]);
+    assert_eq!(sks["status"]["serviceName"], revision, "{sks}");
+    let url = rouse.url(namespace, revision);
+    let leads_to = |who: &str, namespace: &str, label: &str| {
+        rouse.cluster.wait(&format!("{who} in the slices of {revision}"), || {
+            let there = endpoints(&rouse, &space.name, revision);
+            (!there.is_empty() && there == addresses_of(&rouse, namespace, label)).then_some(())
+        });
+    };
+    let of_revision = format!("serving.knative.dev/revision={revision}");
+    // An activator knows a revision by the name that its client asked for, as in Knative.
+    let host = format!("Host: {revision}.{namespace}.svc.cluster.local");
+    let ask = || rouse.from("node2").ask_with(&url, &[&host]).pod().to_owned();
+    ask();
+    for _ in 0..2 {
+        rouse.asleep(namespace, "named");
+        leads_to("the activators", SYSTEM, "app=activator");
+        let pod = ask();
+        assert!(pod.starts_with(revision), "{pod}");
+        leads_to("the pod", namespace, &of_revision);
+    }
+}
+
+/// What `kubectl wait` tells is true for clients on every node, and for the gateway, at that moment.
+#[test]
+fn services_answer_as_soon_as_they_are_ready() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("at-once");
+    let namespace = &space.name;
+    let names: Vec<String> = (0..12).map(|number| format!("new-{number}")).collect();
+    let yaml: Vec<String> = names.iter().map(|name| service(name, "", CONTAINER)).collect();
+    rouse.apply(namespace, &yaml.join("---\n")).expect("admission takes it");
+    for (number, name) in names.iter().enumerate() {
+        rouse.wait_ready(namespace, "ksvc", name);
+        let host = format!("{name}.{namespace}.example.com");
+        rouse.through_gateway(&host, "/", &[]).pod();
+        let node = ["node1", "node2"][number % 2];
+        rouse.from(node).ask(&rouse.url(namespace, name)).pod();
+    }
+}
+
+/// The HorizontalPodAutoscaler of Kubernetes says how many pods there are; their traffic is led as that of any service.
+#[test]
+fn a_service_of_class_hpa_is_scaled_by_its_deployment_and_loses_nothing() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("class-hpa");
+    let namespace = &space.name;
+    let annotations = ", autoscaling.knative.dev/class: hpa.autoscaling.knative.dev, \
+                       autoscaling.knative.dev/metric: memory, autoscaling.knative.dev/target: \"50\", \
+                       autoscaling.knative.dev/min-scale: \"1\", autoscaling.knative.dev/max-scale: \"4\"";
+    rouse.ready(namespace, &service("measured", annotations, CONTAINER));
+    let hpa = rouse.cluster.get(&["hpa", "--namespace", namespace, "measured-00001"]);
+    let spec = &hpa["spec"];
+    assert_eq!((&spec["minReplicas"], &spec["maxReplicas"]), (&1.into(), &4.into()), "{spec}");
+    assert_eq!(spec["metrics"][0]["resource"]["name"], "memory", "{spec}");
+    assert_eq!(spec["scaleTargetRef"]["name"], "measured-00001-deployment", "{spec}");
+
+    // Without measurements Kubernetes' own autoscaler leaves the number of pods as it is between its bounds.
+    let scaled = |count: usize| {
+        let replicas = format!("--replicas={count}");
+        let words = ["scale", "deployment", "measured-00001-deployment", &replicas];
+        let words = [&words[..], &["--namespace", namespace]].concat();
+        rouse.cluster.kubectl(&words).expect("it may be scaled");
+        rouse.cluster.wait(&format!("{count} pods"), || {
+            let pa = rouse.cluster.get(&["pa", "--namespace", namespace, "measured-00001"]);
+            let pods = rouse.pods(namespace, "measured").len();
+            (pods == count && pa["status"]["actualScale"] == count).then_some(())
+        });
+    };
+    scaled(3);
+    let address = rouse.url(namespace, "measured").trim_start_matches("http://").to_owned() + ":80";
+    let args = ["--stages", "6x15s", "--path", "/?sleep=50", "--fresh-pct", "50"];
+    let load = rouse.from("node1").load(&address, "measured", &args);
+    scaled(1);
+    let requests = load.finish();
+    none_lost(&requests, 100);
+    let pods: BTreeSet<&str> = requests.iter().map(|it| it.pod.as_str()).collect();
+    assert!(pods.len() > 1, "all three took requests before two of them left: {pods:?}");
 }
