@@ -10,10 +10,12 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use controller::{
+    config_maps::Flag,
     crds,
     kube::{FIELD_MANAGER, client::connect, lead::Leadership},
     webhook::{self, InForce, certs::Certificates, register, review::Settings},
 };
+use futures::StreamExt as _;
 use k8s_openapi::{
     api::{
         admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
@@ -187,6 +189,7 @@ async fn story(client: Client) {
     objects_are_filled_in_and_judged(&client, &namespace).await;
     settings_hold_from_the_next_question_on(&client, &namespace, &leader).await;
     config_maps_are_judged(&client, &namespace).await;
+    what_is_admitted_gets_a_deployment(&client, &namespace, &leader).await;
     certificates_are_renewed_without_an_error(&client, &namespace, &leader).await;
     leader.stop.cancel();
     namespaces.delete(&namespace, &Default::default()).await.unwrap();
@@ -296,6 +299,143 @@ async fn config_maps_are_judged(client: &Client, namespace: &str) {
     assert!(status.message.starts_with(want), "{}", status.message);
     maps.create(&create, &map("config-defaults", "rouse", "100")).await.unwrap();
     maps.create(&create, &map("other", "somebody", "x")).await.unwrap();
+}
+
+/// Nearly every field that may be written, each with a value that is right.
+const FULL_POD: &str = include_str!("full_pod.json");
+
+/// The JSON pointers of all that is no object and no list, with the values.
+fn leaves(value: &Value, at: &str, out: &mut Vec<(String, Value)>) {
+    match value {
+        Value::Object(fields) => {
+            fields.iter().for_each(|(name, it)| {
+                leaves(it, &format!("{at}/{}", name.replace('/', "~1")), out);
+            });
+        }
+        Value::Array(all) => {
+            all.iter()
+                .enumerate()
+                .for_each(|(number, it)| leaves(it, &format!("{at}/{number}"), out));
+        }
+        leaf => out.push((at.to_owned(), leaf.clone())),
+    }
+}
+
+/// What may be written in the place of a value: other spellings of it, and what formats and ranges exclude.
+fn others(value: &Value) -> Vec<Value> {
+    match value {
+        Value::String(text) => {
+            let spelled =
+                [text.to_lowercase(), text.to_uppercase(), format!("{text} "), format!("-{text}")];
+            let odd = ["", "a b", "a_b", "A", "1.5", "../a", "a/b", "a..b", "a=b", "\u{e4}"];
+            let all = spelled.into_iter().chain(odd.map(str::to_owned)).chain(["a".repeat(64)]);
+            all.filter(|it| it != text).map(Value::from).collect()
+        }
+        Value::Number(_) => {
+            [-1i64, 0, 1, 101, 512, 65_536, 1 << 31, 1 << 33].map(Value::from).to_vec()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn every_feature() -> Settings {
+    let mut settings = Settings::default();
+    let features = Arc::make_mut(&mut settings.features);
+    for flag in [
+        &mut features.podspec_affinity,
+        &mut features.podspec_dnsconfig,
+        &mut features.podspec_dnspolicy,
+        &mut features.podspec_fieldref,
+        &mut features.podspec_hostaliases,
+        &mut features.podspec_init_containers,
+        &mut features.podspec_nodeselector,
+        &mut features.podspec_persistent_volume_claim,
+        &mut features.podspec_priorityclassname,
+        &mut features.podspec_runtimeclassname,
+        &mut features.podspec_schedulername,
+        &mut features.podspec_securitycontext,
+        &mut features.podspec_tolerations,
+        &mut features.podspec_topologyspreadconstraints,
+        &mut features.podspec_volumes_csi,
+        &mut features.podspec_volumes_emptydir,
+        &mut features.podspec_volumes_ephemeral,
+        &mut features.podspec_volumes_hostpath,
+        &mut features.podspec_volumes_mount_propagation,
+        &mut features.multi_container,
+        &mut features.multi_container_probing,
+    ] {
+        *flag = Flag::Enabled;
+    }
+    settings
+}
+
+/// Whether what we make of a value is not what was written, so that the API server takes it.
+fn is_filled_in(at: &str, value: &Value) -> bool {
+    let ends = |ends: &[&str]| ends.iter().any(|it| at.ends_with(it));
+    // Letters of any size are Knative's rule; none, or a port of 0, is the one that serves; containers get names.
+    let is_container = at
+        .trim_start_matches("/init")
+        .to_ascii_lowercase()
+        .trim_start_matches('/')
+        .starts_with("containers/")
+        && at.matches('/').count() == 3;
+    ends(&["/readinessProbe/httpGet/scheme"])
+        || ends(&["Probe/httpGet/port", "Probe/tcpSocket/port", "/ports/0/containerPort"])
+        || (is_container && at.ends_with("/name") && value == "")
+}
+
+/// A service that is admitted, and whose Deployment the API server then refuses, would never get a pod. Each value of a
+/// pod is exchanged for many others, and both are asked.
+async fn what_is_admitted_gets_a_deployment(client: &Client, namespace: &str, leader: &Replica) {
+    leader.settings.send_replace(Arc::new(every_feature()));
+    let services = api(client, namespace, "serving.knative.dev", "v1", "Service");
+    let deployments = api(client, namespace, "apps", "v1", "Deployment");
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let full: Value = serde_json::from_str(FULL_POD).unwrap();
+    let mut all = Vec::new();
+    leaves(&full, "", &mut all);
+    let (mut wrong, mut tried, mut admitted) = (Vec::new(), 0, 0);
+    let asked = |pod: Value| {
+        let (services, deployments, dry) = (services.clone(), deployments.clone(), dry.clone());
+        async move {
+            let service = service("pod", json!({"template": {"spec": pod}}));
+            let taken = services.create(&dry, &service).await.is_ok();
+            let labels = json!({"app": "a"});
+            let deployment = json!({
+                "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "pod"},
+                "spec": {"selector": {"matchLabels": labels},
+                    "template": {"metadata": {"labels": labels}, "spec": pod}},
+            });
+            let deployment: DynamicObject = serde_json::from_value(deployment).unwrap();
+            match taken {
+                true => Some(deployments.create(&dry, &deployment).await.err()),
+                false => None,
+            }
+        }
+    };
+    let whole = asked(full.clone()).await.expect("admission takes it");
+    assert!(whole.is_none(), "{whole:?}");
+    let inputs = all
+        .into_iter()
+        .flat_map(|(at, value)| others(&value).into_iter().map(move |other| (at.clone(), other)));
+    let asks = inputs.map(|(at, other)| {
+        let mut pod = full.clone();
+        *pod.pointer_mut(&at).unwrap() = other.clone();
+        let asked = asked(pod);
+        async move { (at, other, asked.await) }
+    });
+    let mut asks = futures::stream::iter(asks).buffer_unordered(16);
+    while let Some((at, other, ours)) = asks.next().await {
+        tried += 1;
+        admitted += usize::from(ours.is_some());
+        if let Some(Some(kube::Error::Api(why))) = ours
+            && !is_filled_in(&at, &other)
+        {
+            wrong.push(format!("{at} {other}: {}", why.message));
+        }
+    }
+    assert!(tried > 1000 && admitted > 200, "{tried} {admitted}");
+    assert!(wrong.is_empty(), "admitted, of {tried}:\n{}", wrong.join("\n"));
 }
 
 async fn certificates_are_renewed_without_an_error(

@@ -15,6 +15,8 @@ use super::{Problem, dns, metadata};
 pub(crate) enum Must {
     /// One of these words, or nothing.
     Word(&'static [&'static str]),
+    /// One of these words: an empty one is refused where the field is there.
+    Choice(&'static [&'static str]),
     /// The same in letters of any size: we write it as Kubernetes does.
     AnyCase(&'static [&'static str]),
     /// A number from here to there.
@@ -31,63 +33,120 @@ pub(crate) enum Must {
     Amounts,
     /// Labels.
     Labels,
+    /// An object whose fields have rules.
+    Inside(&'static [(&'static str, Must)]),
 }
 
-use Must::{Amounts, AnyCase, Fit, Given, Labels, Port, Some as Filled, Within, Word};
+use Must::{
+    Amounts, AnyCase, Choice, Fit, Given, Inside, Labels, Port, Some as Filled, Within, Word,
+};
 
 const MODE: Must = Within(0, 0o777);
 const NUMBER: Must = Within(0, i32::MAX as i64);
-const PROFILES: Must = Word(&["Localhost", "RuntimeDefault", "Unconfined"]);
+const PROFILES: Must = Choice(&["Localhost", "RuntimeDefault", "Unconfined"]);
 const SCHEMES: &[&str] = &["HTTP", "HTTPS"];
 const EFFECTS: Must = Word(&["NoExecute", "NoSchedule", "PreferNoSchedule"]);
-const OPERATORS: Must = Word(&["DoesNotExist", "Exists", "In", "NotIn"]);
-const NODE_OPERATORS: Must = Word(&["DoesNotExist", "Exists", "Gt", "In", "Lt", "NotIn"]);
-const POLICIES: Must = Word(&["Honor", "Ignore"]);
+const OPERATORS: Must = Choice(&["DoesNotExist", "Exists", "In", "NotIn"]);
+const NODE_OPERATORS: Must = Choice(&["DoesNotExist", "Exists", "Gt", "In", "Lt", "NotIn"]);
+const POLICIES: Must = Choice(&["Honor", "Ignore"]);
 const WEIGHT: Must = Within(1, 100);
+const ACCESS: Must =
+    Choice(&["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]);
+
+/// Lists of a pod's terms of affinity to other pods.
+const TERMS: [&str; 4] = [
+    "affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution[].podAffinityTerm",
+    "affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[]",
+    "affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution[].podAffinityTerm",
+    "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[]",
+];
+
+/// Fields of each of these.
+const TERM: &[(&str, Must)] = &[
+    ("labelSelector", SELECTOR),
+    ("matchLabelKeys[]", Given(is_qualified)),
+    ("mismatchLabelKeys[]", Given(is_qualified)),
+    ("namespaceSelector", SELECTOR),
+    ("namespaces[]", Given(is_label)),
+    ("topologyKey", Given(is_qualified)),
+];
+
+/// An object with a table of its own.
+const SELECTOR: Must = Inside(&[
+    ("matchExpressions[].key", Given(is_qualified)),
+    ("matchExpressions[].operator", OPERATORS),
+    ("matchExpressions[].values[]", Fit(is_label_value)),
+    ("matchLabels", Labels),
+]);
+const NODE_TERM: Must = Inside(&[
+    ("matchExpressions[].key", Given(is_qualified)),
+    ("matchExpressions[].operator", NODE_OPERATORS),
+]);
+const FIELD_REF: Must =
+    Inside(&[("apiVersion", Word(&["v1"])), ("fieldPath", Given(is_field_of_pod))]);
+const RESOURCE_REF: Must =
+    Inside(&[("divisor", Given(is_divisor)), ("resource", Given(is_resource_of_container))]);
 
 /// Fields of a pod.
 pub(crate) const POD: &[(&str, Must)] = &[
+    (
+        "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[].preference",
+        NODE_TERM,
+    ),
     ("affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[].weight", WEIGHT),
     (
-        "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[].preference.matchExpressions[].operator",
-        NODE_OPERATORS,
+        "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[]",
+        NODE_TERM,
     ),
     (
-        "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[].matchExpressions[].operator",
-        NODE_OPERATORS,
+        "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[].matchExpressions[].values[]",
+        Fit(is_label_value),
     ),
     ("affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution[].weight", WEIGHT),
     ("affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution[].weight", WEIGHT),
-    (
-        "affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[].labelSelector.matchExpressions[].operator",
-        OPERATORS,
-    ),
-    (
-        "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[].labelSelector.matchExpressions[].operator",
-        OPERATORS,
-    ),
     ("dnsConfig.nameservers[]", Given(is_address)),
+    ("dnsConfig.options[].name", Given(is_any)),
+    ("dnsConfig.searches[]", Given(is_search)),
     ("dnsPolicy", Word(&["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"])),
     ("hostAliases[].hostnames[]", Given(is_subdomain)),
     ("hostAliases[].ip", Given(is_address)),
     ("nodeSelector", Labels),
     ("priorityClassName", Fit(is_subdomain)),
-    ("runtimeClassName", Fit(is_subdomain)),
+    ("runtimeClassName", Given(is_subdomain)),
     ("securityContext.seccompProfile.type", PROFILES),
     ("tolerations[].effect", EFFECTS),
     ("tolerations[].key", Fit(is_qualified)),
     ("tolerations[].operator", Word(&["Equal", "Exists"])),
+    ("tolerations[].value", Fit(is_label_value)),
+    ("topologySpreadConstraints[].labelSelector", SELECTOR),
+    ("topologySpreadConstraints[].matchLabelKeys[]", Given(is_qualified)),
     ("topologySpreadConstraints[].maxSkew", Within(1, i32::MAX as i64)),
     ("topologySpreadConstraints[].minDomains", Within(1, i32::MAX as i64)),
     ("topologySpreadConstraints[].nodeAffinityPolicy", POLICIES),
     ("topologySpreadConstraints[].nodeTaintsPolicy", POLICIES),
     ("topologySpreadConstraints[].topologyKey", Given(is_qualified)),
-    ("topologySpreadConstraints[].whenUnsatisfiable", Word(&["DoNotSchedule", "ScheduleAnyway"])),
+    ("topologySpreadConstraints[].whenUnsatisfiable", Choice(&["DoNotSchedule", "ScheduleAnyway"])),
     ("volumes[].configMap.defaultMode", MODE),
     ("volumes[].configMap.items[].key", Fit(is_key)),
     ("volumes[].configMap.items[].mode", MODE),
     ("volumes[].configMap.items[].path", Fit(is_inner_path)),
+    ("volumes[].configMap.name", Given(is_any)),
     ("volumes[].csi.driver", Given(is_subdomain)),
+    ("volumes[].csi.nodePublishSecretRef.name", Given(is_subdomain)),
+    ("volumes[].downwardAPI.defaultMode", MODE),
+    ("volumes[].downwardAPI.items[].fieldRef", FIELD_REF),
+    ("volumes[].downwardAPI.items[].mode", MODE),
+    ("volumes[].downwardAPI.items[].path", Given(is_inner_path)),
+    ("volumes[].downwardAPI.items[].resourceFieldRef", RESOURCE_REF),
+    ("volumes[].ephemeral.volumeClaimTemplate.metadata.labels", Labels),
+    ("volumes[].ephemeral.volumeClaimTemplate.spec.accessModes[]", ACCESS),
+    (
+        "volumes[].ephemeral.volumeClaimTemplate.spec.resources.requests.storage",
+        Given(is_some_amount),
+    ),
+    ("volumes[].ephemeral.volumeClaimTemplate.spec.storageClassName", Fit(is_subdomain)),
+    ("volumes[].ephemeral.volumeClaimTemplate.spec.volumeMode", Choice(&["Block", "Filesystem"])),
+    ("volumes[].hostPath.path", Given(has_no_step_up)),
     (
         "volumes[].hostPath.type",
         Word(&[
@@ -106,6 +165,7 @@ pub(crate) const POD: &[(&str, Must)] = &[
     ("volumes[].projected.sources[].configMap.items[].key", Fit(is_key)),
     ("volumes[].projected.sources[].configMap.items[].mode", MODE),
     ("volumes[].projected.sources[].configMap.items[].path", Fit(is_inner_path)),
+    ("volumes[].projected.sources[].downwardAPI.items[].fieldRef", FIELD_REF),
     ("volumes[].projected.sources[].downwardAPI.items[].mode", MODE),
     ("volumes[].projected.sources[].downwardAPI.items[].path", Fit(is_inner_path)),
     ("volumes[].projected.sources[].secret.items[].key", Fit(is_key)),
@@ -117,6 +177,7 @@ pub(crate) const POD: &[(&str, Must)] = &[
     ("volumes[].secret.items[].key", Fit(is_key)),
     ("volumes[].secret.items[].mode", MODE),
     ("volumes[].secret.items[].path", Fit(is_inner_path)),
+    ("volumes[].secret.secretName", Given(is_any)),
 ];
 
 const PULL: Must = Word(&["Always", "IfNotPresent", "Never"]);
@@ -125,7 +186,11 @@ const PULL: Must = Word(&["Always", "IfNotPresent", "Never"]);
 pub(crate) const CONTAINER: &[(&str, Must)] = &[
     ("env[].name", Fit(is_variable)),
     ("env[].valueFrom.configMapKeyRef.key", Given(is_key)),
+    ("env[].valueFrom.configMapKeyRef.name", Given(is_subdomain)),
+    ("env[].valueFrom.fieldRef", FIELD_REF),
+    ("env[].valueFrom.resourceFieldRef", RESOURCE_REF),
     ("env[].valueFrom.secretKeyRef.key", Given(is_key)),
+    ("env[].valueFrom.secretKeyRef.name", Given(is_subdomain)),
     ("envFrom[].configMapRef.name", Given(is_subdomain)),
     ("envFrom[].prefix", Fit(is_variable)),
     ("envFrom[].secretRef.name", Given(is_subdomain)),
@@ -163,23 +228,34 @@ pub(crate) const CONTAINER: &[(&str, Must)] = &[
     ("startupProbe.tcpSocket.port", Port),
     ("startupProbe.timeoutSeconds", NUMBER),
     ("volumeMounts[].mountPath", Fit(|it| !it.contains(':'))),
-    ("volumeMounts[].mountPropagation", Word(&["Bidirectional", "HostToContainer", "None"])),
+    ("volumeMounts[].mountPropagation", Choice(&["Bidirectional", "HostToContainer", "None"])),
     ("volumeMounts[].subPath", Fit(is_inner_path)),
 ];
 
+/// Lists of a pod's containers.
+const LISTS: [&str; 2] = ["containers[]", "initContainers[]"];
+
 /// Checks a pod, as it was written, that stands at `at`.
 pub(super) fn check(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
-    for (path, must) in POD {
-        each(pod, path, at, &mut |value, at| judge(*must, value, at, problems));
-    }
-    for list in ["containers", "initContainers"] {
-        for (path, must) in CONTAINER {
-            let path = format!("{list}[].{path}");
-            each(pod, &path, at, &mut |value, at| judge(*must, value, at, problems));
-        }
-        each(pod, &format!("{list}[].resources"), at, &mut |value, at| {
+    fields(pod, at, problems);
+    each(pod, "tolerations[]", at, &mut |value, at| toleration(value, at, problems));
+    for list in LISTS {
+        each(pod, &format!("{list}.resources"), at, &mut |value, at| {
             requests(value, at, problems);
         });
+    }
+}
+
+/// Checks each field by itself.
+fn fields(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
+    let mut judge_each = |path: &str, must: Must| {
+        each(pod, path, at, &mut |value, at| judge(must, value, at, problems));
+    };
+    POD.iter().for_each(|(path, must)| judge_each(path, *must));
+    for (lists, fields) in [(&TERMS[..], TERM), (&LISTS[..], CONTAINER)] {
+        for list in lists {
+            fields.iter().for_each(|(path, must)| judge_each(&format!("{list}.{path}"), *must));
+        }
     }
 }
 
@@ -217,10 +293,11 @@ fn judge(must: Must, value: &Value, at: &str, problems: &mut Vec<Problem>) {
         }
         Filled => value.as_array().is_none_or(|all| !all.is_empty()),
         Fit(fits) => text.is_empty() || fits(text),
-        Given(_) if text.is_empty() => {
+        Given(_) | Choice(_) if text.is_empty() => {
             problems.push(Problem::missing(at));
             return;
         }
+        Choice(words) => words.contains(&text),
         Given(fits) => fits(text),
         Port => match value.as_i64() {
             // None means the one that serves.
@@ -229,6 +306,12 @@ fn judge(must: Must, value: &Value, at: &str, problems: &mut Vec<Problem>) {
         },
         Amounts => return amounts(value, at, problems),
         Labels => return labels(value, at, problems),
+        Inside(fields) => {
+            for (path, must) in fields {
+                each(value, path, at, &mut |value, at| judge(*must, value, at, problems));
+            }
+            return;
+        }
     };
     if !fits {
         let shown = if value.is_string() { text.to_owned() } else { value.to_string() };
@@ -259,6 +342,24 @@ fn labels(value: &Value, at: &str, problems: &mut Vec<Problem>) {
         } else if !text.is_empty() && (text.contains('/') || !is_qualified(text)) {
             problems.push(Problem::invalid(format!("{at}.{name}"), text));
         }
+    }
+}
+
+/// A toleration's fields among each other.
+fn toleration(value: &Value, at: &str, problems: &mut Vec<Problem>) {
+    let text = |name: &str| value[name].as_str().unwrap_or_default();
+    if text("key").is_empty() && text("operator") != "Exists" {
+        let problem = Problem::invalid(format!("{at}.operator"), text("operator"));
+        problems.push(problem.details("operator must be Exists when `key` is empty"));
+    }
+    if text("operator") == "Exists" && !text("value").is_empty() {
+        let problem = Problem::invalid(format!("{at}.operator"), text("operator"));
+        problems.push(problem.details("value must be empty when `operator` is 'Exists'"));
+    }
+    if !value["tolerationSeconds"].is_null() && text("effect") != "NoExecute" {
+        let problem = Problem::invalid(format!("{at}.effect"), text("effect"));
+        problems
+            .push(problem.details("effect must be 'NoExecute' when `tolerationSeconds` is set"));
     }
 }
 
@@ -320,6 +421,70 @@ fn is_qualified(text: &str) -> bool {
     dns::qualified(text).is_empty()
 }
 
+/// Text of which nothing is asked but that it is there.
+fn is_any(_text: &str) -> bool {
+    true
+}
+
+/// A name without dots.
+fn is_label(text: &str) -> bool {
+    text.len() <= 63 && !text.contains('.') && is_subdomain(text)
+}
+
+fn is_label_value(text: &str) -> bool {
+    !text.contains('/') && is_qualified(text)
+}
+
+/// A domain in which names are looked up: the root, or one that may have underscores and the root's dot.
+fn is_search(text: &str) -> bool {
+    let text = text.replace('_', "a");
+    text == "." || is_subdomain(text.strip_suffix('.').unwrap_or(&text))
+}
+
+/// A field of a pod that its containers and files may see.
+fn is_field_of_pod(text: &str) -> bool {
+    let of = ["metadata.labels", "metadata.annotations"];
+    let key = |of: &str| text.strip_prefix(of)?.strip_prefix("['")?.strip_suffix("']");
+    const FIELDS: [&str; 9] = [
+        "metadata.name",
+        "metadata.namespace",
+        "metadata.uid",
+        "spec.nodeName",
+        "spec.serviceAccountName",
+        "status.hostIP",
+        "status.hostIPs",
+        "status.podIP",
+        "status.podIPs",
+    ];
+    FIELDS.contains(&text)
+        || of.contains(&text)
+        || of.into_iter().filter_map(key).any(|it| is_qualified(&it.to_ascii_lowercase()))
+}
+
+/// An amount of a container that its variables may say.
+fn is_resource_of_container(text: &str) -> bool {
+    let named = text.strip_prefix("limits.").or_else(|| text.strip_prefix("requests."));
+    named.is_some_and(|it| {
+        ["cpu", "memory", "ephemeral-storage"].contains(&it) || it.starts_with("hugepages-")
+    })
+}
+
+/// One of a unit.
+fn is_divisor(text: &str) -> bool {
+    let unit = text.strip_prefix('1').unwrap_or("-");
+    let units = ["", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    text == "0" || units.contains(&unit)
+}
+
+fn is_some_amount(text: &str) -> bool {
+    metadata::is_quantity(text) && amount(&text.into()).is_some_and(|it| it > 0.0)
+}
+
+/// A path without a step to the folder above.
+fn has_no_step_up(text: &str) -> bool {
+    text.split('/').all(|it| it != "..")
+}
+
 /// A key of a ConfigMap or Secret.
 fn is_key(text: &str) -> bool {
     let fits = |it: u8| it.is_ascii_alphanumeric() || matches!(it, b'-' | b'_' | b'.');
@@ -374,9 +539,17 @@ mod tests {
         match must {
             Word(words) => {
                 let good = words.iter().chain(&[""]).map(|it| json!(it)).collect();
-                let small = words.iter().map(|it| json!(it.to_ascii_lowercase()));
+                let small = words.iter().map(|it| it.to_ascii_lowercase());
+                let small = small.filter(|it| !words.contains(&it.as_str())).map(Value::from);
                 (good, small.chain([json!("x"), json!(" ")]).collect())
             }
+            Choice(words) => {
+                let small = words.iter().map(|it| json!(it.to_ascii_lowercase()));
+                let good = words.iter().map(|it| json!(it)).collect();
+                (good, small.chain([json!("x"), json!("")]).collect())
+            }
+            // Its own rows are tried by themselves.
+            Inside(_) => (vec![json!({})], vec![]),
             AnyCase(words) => {
                 let small = words.iter().map(|it| json!(it.to_ascii_lowercase()));
                 (
@@ -426,22 +599,59 @@ mod tests {
         (is_variable, &["A", "a b", "1"], &["a=b", "a\n", "ä"]),
         (is_header, &["X-A"], &["X A", "X_A", "a:"]),
         (is_inner_path, &["a", "a/b", "..a"], &["/a", "../a", "a/.."]),
+        (is_label, &["a", "a-1"], &["A", "a.b", "-a"]),
+        (is_label_value, &["a", "A_b"], &["a/b", "a b", "-"]),
+        (is_search, &["a.b", "a.b.", ".", "_a.b"], &["A", "a b", "a..b"]),
+        (
+            is_field_of_pod,
+            &["metadata.name", "status.podIPs", "metadata.labels['a/B']"],
+            &["metadata", "METADATA.NAME", "metadata.labels[a]", "spec.nodename"],
+        ),
+        (is_resource_of_container, &["limits.cpu", "requests.hugepages-2Mi"], &["cpu", "limits.x"]),
+        (is_divisor, &["1", "1m", "1Gi", "0"], &["2", "m", "1x", "-1"]),
+        (is_some_amount, &["1Gi", "100"], &["0", "-1", "a"]),
+        (has_no_step_up, &["/a", "a..b"], &["../a", "/a/.."]),
         (is_port_name, &["http", "a-1"], &["a--b", "1", "-a", "abcdefghijklmnop"]),
     ];
 
     fn all() -> Vec<(String, Must)> {
         let pod = POD.iter().map(|(path, must)| ((*path).to_owned(), *must));
-        let lists = ["containers", "initContainers"];
-        let inner = lists.iter().flat_map(|list| {
-            CONTAINER.iter().map(move |(path, must)| (format!("{list}[].{path}"), *must))
+        let terms = TERMS.iter().flat_map(|term| {
+            TERM.iter().map(move |(path, must)| (format!("{term}.{path}"), *must))
         });
-        pod.chain(inner).collect()
+        let inner = LISTS.iter().flat_map(|list| {
+            CONTAINER.iter().map(move |(path, must)| (format!("{list}.{path}"), *must))
+        });
+        let rows = |(path, must): (String, Must)| match must {
+            Inside(fields) => fields
+                .iter()
+                .map(|(inner, must)| (format!("{path}.{inner}"), *must))
+                .collect::<Vec<_>>(),
+            _ => vec![(path, must)],
+        };
+        pod.chain(terms).chain(inner).flat_map(rows).collect()
     }
 
     fn said(pod: &Value) -> Vec<Problem> {
         let mut problems = Vec::new();
-        check(pod, "spec", &mut problems);
+        fields(pod, "spec", &mut problems);
         problems
+    }
+
+    #[test]
+    fn fields_of_a_toleration_fit_each_other() {
+        for (toleration, fits) in [
+            (json!({"key": "a", "value": "b"}), true),
+            (json!({"operator": "Exists"}), true),
+            (json!({"effect": "NoExecute"}), false),
+            (json!({"key": "a", "operator": "Exists", "value": "b"}), false),
+            (json!({"key": "a", "tolerationSeconds": 1}), false),
+            (json!({"key": "a", "tolerationSeconds": 1, "effect": "NoExecute"}), true),
+        ] {
+            let mut problems = Vec::new();
+            check(&json!({"tolerations": [toleration]}), "spec", &mut problems);
+            assert_eq!(problems.is_empty(), fits, "{toleration}");
+        }
     }
 
     #[test]
@@ -486,8 +696,9 @@ mod tests {
             ("101m", "0.1", false),
         ] {
             let resources = json!({"requests": {"cpu": request}, "limits": {"cpu": limit}});
-            let pod = json!({"containers": [{"resources": resources}]});
-            assert_eq!(said(&pod).is_empty(), fits, "{request} of {limit}");
+            let mut problems = Vec::new();
+            check(&json!({"containers": [{"resources": resources}]}), "spec", &mut problems);
+            assert_eq!(problems.is_empty(), fits, "{request} of {limit}");
         }
     }
 

@@ -150,7 +150,7 @@ fn containers_are_judged_in_knatives_words() {
         ("{image: a, name: queue-proxy}", format!("\"queue-proxy\" is a reserved container name: {AT}.name")),
         ("{image: a, env: [{name: K_SERVICE, value: x}]}", format!("\"K_SERVICE\" is a reserved environment variable: {AT}.env[0].name")),
         ("{image: a, env: [{value: x}]}", format!("missing field(s): {AT}.env[0].name")),
-        ("{image: a, env: [{name: N, valueFrom: {fieldRef: {fieldPath: x}}}]}", format!("must not set the field(s): {AT}.env[0].valueFrom.fieldRef")),
+        ("{image: a, env: [{name: N, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]}", format!("must not set the field(s): {AT}.env[0].valueFrom.fieldRef")),
         ("{image: a, envFrom: [{prefix: x}]}", format!("expected exactly one, got neither: {AT}.envFrom[0].configMapRef, {AT}.envFrom[0].secretRef")),
         ("{image: a, envFrom: [{configMapRef: {name: x}, secretRef: {name: y}}]}", format!("expected exactly one, got both: {AT}.envFrom[0].configMapRef, {AT}.envFrom[0].secretRef")),
         ("{image: a, ports: [{containerPort: 9090}]}", format!("invalid value: 9090 is a reserved port: {AT}.ports[0].containerPort\n9090 is a reserved port, please use a different value")),
