@@ -15,11 +15,15 @@ use std::{
 
 use common::wire::Protocol;
 use futures::future::join_all;
-use h2c::{Client, Pod};
-use harness::{GET, OK, World, read_head, revision, until};
+use h2c::{Answering, Client, Pod};
+use harness::{GET, OK, World, read_head, read_until, rest, revision, until};
+use http::{Response, StatusCode};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Incoming;
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
+    sync::{mpsc, oneshot},
 };
 
 fn limit(world: &mut World, limit: u32, protocol: Protocol) {
@@ -96,6 +100,77 @@ async fn http2_pods_have_no_more_than_their_limit_either() {
     world.waiting(0).await;
     let served = world.activator.gateway.routes.revision(&revision()).unwrap();
     until(|| served.figures().2 == 0).await;
+}
+
+/// Answers at once, and reads on for as long as something is sent.
+fn early(body: Incoming) -> Answering {
+    tokio::spawn(body.collect());
+    Box::pin(async { Response::new(Empty::new().boxed_unsync()) })
+}
+
+#[tokio::test]
+async fn a_slot_is_free_once_both_the_answer_and_the_upload_are_over() {
+    let mut world = World::new().await;
+    limit(&mut world, 1, Protocol::H2c);
+    let pod = Pod::start(early).await;
+    world.ready("p", pod.address);
+    let client = Client::connect(world.port).await;
+    let mut upload = client.call(h2c::get("/")).await;
+    assert_eq!(upload.head().await.next().await, None, "the answer is over");
+    let second = tokio::spawn(client.ask(h2c::get("/"), &[]));
+    world.waiting(1).await;
+    for _ in 0..10 {
+        upload.say("more").await;
+        assert_eq!((pod.requests(), second.is_finished()), (1, false));
+    }
+    world.waiting(1).await;
+    upload.end();
+    assert_eq!(second.await.unwrap().unwrap().head.status(), StatusCode::OK);
+    assert_eq!((pod.requests(), world.waited()), (2, (1, 1)));
+}
+
+/// A pod that begins to answer each request at once, tells when it has read the body, and then ends the answer when it is
+/// told so.
+async fn talking(read: mpsc::Sender<oneshot::Sender<()>>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let read = read.clone();
+            tokio::spawn(async move {
+                read_head(&mut stream).await;
+                stream.write_all(OK.strip_suffix("lo").unwrap().as_bytes()).await.unwrap();
+                read_until(&mut stream, "body").await;
+                let (end, is_end) = oneshot::channel();
+                read.send(end).await.unwrap();
+                is_end.await.unwrap();
+                stream.write_all(b"lo").await.unwrap();
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn the_end_of_an_upload_alone_frees_no_slot() {
+    let mut world = World::new().await;
+    limit(&mut world, 1, Protocol::Http1);
+    let (read, mut uploads) = mpsc::channel(2);
+    world.ready("p", talking(read).await);
+    let head = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 4\r\n\r\n";
+    let mut clients = [world.connect().await, world.connect().await];
+    clients[0].write_all(head.as_bytes()).await.unwrap();
+    read_until(&mut clients[0], "hel").await;
+    clients[1].write_all(format!("{head}body").as_bytes()).await.unwrap();
+    world.waiting(1).await;
+    clients[0].write_all(b"body").await.unwrap();
+    let end = uploads.recv().await.unwrap();
+    let served = world.activator.gateway.routes.revision(&revision()).unwrap();
+    assert_eq!(served.figures(), (true, 1, 1), "the answer goes on");
+    end.send(()).unwrap();
+    assert_eq!(rest(&mut clients[0]).await, "lo");
+    uploads.recv().await.unwrap().send(()).unwrap();
+    assert!(rest(&mut clients[1]).await.ends_with("hello"));
 }
 
 #[tokio::test]

@@ -33,7 +33,7 @@ use crate::harness::LONG;
 
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 pub type Asked = request::Parts;
-type Answering = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+pub type Answering = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
 /// A pod, and what it saw.
 #[derive(Clone)]
