@@ -5,7 +5,8 @@ mod harness;
 
 use std::{net::SocketAddr, time::Duration};
 
-use harness::{DATED, GET, LONG, OK, World, read_head, read_until, rest, server, until};
+use common::wire::Revision;
+use harness::{Clock, DATED, GET, LONG, OK, World, read_head, read_until, rest, server, until};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -213,6 +214,88 @@ async fn an_upgraded_connection_carries_bytes_both_ways() {
     assert_eq!(read_until(&mut client, "echo").await, "hiecho");
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, "");
+}
+
+/// How long a bound of a test lasts, and steps that are within it or go beyond it.
+const BOUND: Duration = Duration::from_secs(10);
+const WITHIN: Duration = Duration::from_millis(9_900);
+const BEYOND: Duration = Duration::from_millis(200);
+
+/// A world with bounds of its revision, and a client of it that has switched protocols with an echoing pod. The pod says
+/// `said` at once.
+async fn upgraded(
+    said: &'static str,
+    bounds: impl FnOnce(&mut Revision),
+) -> (World, TcpStream, Clock) {
+    let mut world = World::new().await;
+    world.change(|table| {
+        let revision = table.revisions.get_mut(&harness::revision()).unwrap();
+        revision.timeout = 100 * BOUND;
+        bounds(revision);
+    });
+    let at = pod(move |mut stream, _| async move {
+        let head =
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+        stream.write_all(format!("{head}{said}").as_bytes()).await.unwrap();
+        let (mut from, mut to) = stream.split();
+        tokio::io::copy(&mut from, &mut to).await.ok();
+    })
+    .await;
+    world.ready("p", at);
+    let clock = Clock::stop();
+    let mut client = world.connect().await;
+    let request = "GET / HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n";
+    client.write_all(request.as_bytes()).await.unwrap();
+    assert!(read_head(&mut client).await.starts_with("HTTP/1.1 101 "));
+    read_until(&mut client, said).await;
+    (world, client, clock)
+}
+
+async fn echo(client: &mut TcpStream) {
+    client.write_all(b"echo").await.unwrap();
+    assert_eq!(read_until(client, "echo").await, "echo");
+}
+
+#[tokio::test]
+async fn an_upgraded_connection_ends_once_it_was_silent_for_the_idle_bound() {
+    let bounds = |it: &mut Revision| it.idle_timeout = Some(BOUND);
+    let (world, mut client, clock) = upgraded("", bounds).await;
+    for _ in 0..3 {
+        clock.forward(WITHIN).await;
+        echo(&mut client).await;
+    }
+    clock.forward(WITHIN).await;
+    clock.forward(BEYOND).await;
+    assert_eq!(rest(&mut client).await, "");
+    drop(clock);
+    until(|| world.metric("rouse_activator_client_connections") == 0.0).await;
+}
+
+#[tokio::test]
+async fn an_upgraded_connection_ends_when_no_first_byte_comes_in_time() {
+    let bounds = |it: &mut Revision| it.response_start_timeout = Some(BOUND);
+    let (_world, mut client, clock) = upgraded("", bounds).await;
+    clock.forward(WITHIN).await;
+    let nothing = client.try_read(&mut [0]).unwrap_err();
+    assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
+    clock.forward(BEYOND).await;
+    assert_eq!(rest(&mut client).await, "");
+}
+
+#[tokio::test]
+async fn an_upgraded_connection_that_has_begun_may_be_silent() {
+    let bounds = |it: &mut Revision| it.response_start_timeout = Some(BOUND);
+    let (_world, mut client, clock) = upgraded("hi", bounds).await;
+    clock.forward(WITHIN).await;
+    clock.forward(BEYOND).await;
+    echo(&mut client).await;
+    drop((client, clock));
+    // The client's bytes count as well.
+    let (_world, mut client, clock) = upgraded("", bounds).await;
+    clock.forward(WITHIN).await;
+    echo(&mut client).await;
+    clock.forward(BEYOND).await;
+    echo(&mut client).await;
 }
 
 #[tokio::test]

@@ -155,6 +155,36 @@ impl Drop for World {
     }
 }
 
+/// Time that stands still until it is moved, while bytes go their way. A test that hangs gets its time back after a while,
+/// and with it the bounds of its waits; it has failed then.
+pub struct Clock(std::sync::mpsc::Sender<()>);
+
+impl Clock {
+    pub fn stop() -> Self {
+        let (keep, kept) = std::sync::mpsc::channel();
+        // While something blocks, the runtime does not move the time by itself.
+        tokio::task::spawn_blocking(move || kept.recv_timeout(LONG));
+        tokio::time::pause();
+        Self(keep)
+    }
+
+    /// Moves it, and gives a turn to all whose time has come.
+    pub async fn forward(&self, by: Duration) {
+        tokio::time::advance(by).await;
+        for _ in 0..16 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        tokio::time::resume();
+        let is_still = self.0.send(()).is_ok();
+        assert!(is_still || std::thread::panicking(), "something waits for more than was moved");
+    }
+}
+
 pub async fn until(mut is_so: impl FnMut() -> bool) {
     let poll = async {
         while !is_so() {
