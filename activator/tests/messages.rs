@@ -10,6 +10,7 @@ use harness::{Clock, DATED, GET, LONG, OK, World, read_head, read_until, rest, s
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+    sync::mpsc,
 };
 
 const MIB: usize = 1 << 20;
@@ -579,6 +580,70 @@ async fn a_silent_answer_ends_once_nobody_listens() {
     tokio::time::pause();
     drop(client);
     assert!(tokio::time::timeout(LONG, end).await.unwrap().unwrap());
+}
+
+/// A pod that begins an answer, tells when its client's half is closed, and says the rest when it is told so.
+async fn pausing() -> (SocketAddr, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let ((closed, is_closed), (go, mut wait)) = (mpsc::channel(1), mpsc::channel(1));
+    let at = pod(move |mut stream, _| async move {
+        let begin = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\nbegin";
+        stream.write_all(begin.as_bytes()).await.unwrap();
+        let (mut from, mut to) = stream.split();
+        let hear = async {
+            from.read_to_end(&mut Vec::new()).await.unwrap();
+            closed.send(()).await.unwrap();
+        };
+        let say = async {
+            wait.recv().await;
+            to.write_all(b" and end").await.unwrap();
+            to.shutdown().await.unwrap();
+        };
+        tokio::join!(hear, say);
+    })
+    .await;
+    (at, is_closed, go)
+}
+
+/// Longer than an answer may be silent while its client's half is closed.
+const PAUSE: Duration = Duration::from_secs(6);
+
+#[tokio::test]
+async fn a_half_closed_client_gets_the_rest_of_an_answer_that_pauses() {
+    for is_closed_first in [true, false] {
+        let mut world = World::new().await;
+        world.change(|table| {
+            table.revisions.get_mut(&harness::revision()).unwrap().timeout = 1_000_000 * PAUSE;
+        });
+        let (at, mut closed, go) = pausing().await;
+        let mut client = world.connect().await;
+        client.write_all(GET.as_bytes()).await.unwrap();
+        if is_closed_first {
+            client.shutdown().await.unwrap();
+            client.peek(&mut [0]).await.unwrap();
+        }
+        world.ready("p", at);
+        read_until(&mut client, "begin").await;
+        let clock = Clock::stop();
+        if is_closed_first {
+            clock.forward(PAUSE).await;
+            assert!(closed.try_recv().is_err(), "the pod need not decide");
+        } else {
+            client.shutdown().await.unwrap();
+            // The silence counts from when the half is seen to be closed.
+            let moved = async {
+                loop {
+                    clock.forward(PAUSE / 2).await;
+                }
+            };
+            tokio::select! {
+                heard = closed.recv() => heard.unwrap(),
+                () = moved => {}
+            }
+        }
+        go.send(()).await.unwrap();
+        let told = rest(&mut client).await;
+        assert!(told.contains(" and end"), "closed first: {is_closed_first}: {told}");
+    }
 }
 
 #[tokio::test]
