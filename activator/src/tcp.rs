@@ -21,3 +21,25 @@ pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
         TcpKeepalive::new().with_time(SILENT).with_interval(PROBE_EVERY).with_retries(PROBES);
     socket.set_tcp_keepalive(&often)
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_kernel_is_told_how_often_to_ask() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        keep_alive(&stream).unwrap();
+        let socket = SockRef::from(&stream);
+        let often = (
+            socket.tcp_keepalive_time().unwrap(),
+            socket.tcp_keepalive_interval().unwrap(),
+            socket.tcp_keepalive_retries().unwrap(),
+        );
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(often, (Duration::from_secs(15), Duration::from_secs(15), 3));
+    }
+}

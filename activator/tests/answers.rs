@@ -4,10 +4,14 @@
 mod h2c;
 mod harness;
 
-use std::net::SocketAddr;
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
+use common::wire::Protocol;
 use h2c::Client;
-use harness::{GET, OK, World, read_head, read_until, rest, until};
+use harness::{DATED, GET, OK, World, read_head, read_until, rest, until};
 use http::Request;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -133,6 +137,44 @@ async fn an_answer_with_a_length_beside_chunks_loses_the_length() {
         "{told}"
     );
     assert!(!told.contains("content-length"), "{told}");
+}
+
+/// The dates that an answer bears, as a client of each version of HTTP gets it.
+async fn dates(at: SocketAddr, host: &str) -> [Vec<String>; 2] {
+    let request = format!("GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+    let answer = String::from_utf8(raw(at, request.as_bytes()).await).unwrap();
+    let fields = answer.lines().filter_map(|line| line.split_once(": "));
+    let http1 = fields.filter(|(name, _)| name.eq_ignore_ascii_case("date"));
+    let http1 = http1.map(|(_, value)| value.to_owned()).collect();
+    let asked = Client::at(at).await.ask(Request::get(format!("http://{host}/")), &[]);
+    let answer = asked.await.unwrap();
+    let http2 = answer.head.headers().get_all("date").iter();
+    [http1, http2.map(|it| it.to_str().unwrap().to_owned()).collect()]
+}
+
+#[tokio::test]
+async fn an_answer_without_a_date_gets_one() {
+    let (plain, http2) = (harness::server(OK, Duration::ZERO).await, h2c::refusing(0).await);
+    for (protocol, pod) in [(Protocol::Http1, plain.address), (Protocol::H2c, http2.address)] {
+        let mut world = World::new().await;
+        world.change(|table| {
+            table.revisions.get_mut(&harness::revision()).unwrap().protocol = protocol;
+        });
+        world.ready("p", pod);
+        let (port, unknown) = ((Ipv4Addr::LOCALHOST, world.port).into(), "unknown.example");
+        for dates in [dates(port, "a").await, dates(world.outside, unknown).await].concat() {
+            let [date] = &dates[..] else { panic!("{protocol:?} {dates:?}") };
+            assert!(date.ends_with(" GMT"), "{date}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_with_a_date_keeps_it_alone() {
+    let mut world = World::new().await;
+    world.ready("p", harness::server(DATED, Duration::ZERO).await.address);
+    let dates = dates((Ipv4Addr::LOCALHOST, world.port).into(), "a").await;
+    assert_eq!(dates, [["Thu, 01 Jan 2026 00:00:00 GMT"]; 2]);
 }
 
 /// A pod that closes each connection at its second head, having answered the first.
@@ -262,7 +304,7 @@ async fn a_target_reaches_the_pod_as_it_was_written() {
         b"/a\\b`",
     ];
     let mut world = World::new().await;
-    let doors = [(std::net::Ipv4Addr::LOCALHOST, world.port).into(), world.outside];
+    let doors = [(Ipv4Addr::LOCALHOST, world.port).into(), world.outside];
     let asked = |target: &[u8]| {
         let rest = b" HTTP/1.1\r\nhost: hello.default.example.com\r\nconnection: close\r\n\r\n";
         [b"GET ", target, &rest[..]].concat()
@@ -310,7 +352,7 @@ async fn a_request_may_have_as_many_header_lines_as_its_bytes_allow() {
     for lines in [99, 101, 120, 2000] {
         let fields: String = (0..lines).map(|at| format!("x-line-{at}: v\r\n")).collect();
         let mut world = World::new().await;
-        let server = harness::server(OK, std::time::Duration::ZERO).await;
+        let server = harness::server(OK, Duration::ZERO).await;
         world.ready("p", server.address);
         let request = format!("GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{fields}\r\n");
         let told = world.exchange(&request).await;
@@ -325,7 +367,7 @@ async fn answers_before_the_final_one_are_passed_on_where_the_version_knows_them
                  HTTP/1.1 102 Processing\r\n\r\n";
     let both: &str = format!("{hints}{OK}").leak();
     let mut world = World::new().await;
-    world.ready("p", harness::server(both, std::time::Duration::ZERO).await.address);
+    world.ready("p", harness::server(both, Duration::ZERO).await.address);
     let told = world.exchange(GET).await;
     let early = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\n";
     assert!(told.starts_with(early) && told.ends_with("hello"), "{told}");

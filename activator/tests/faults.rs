@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::wire::Protocol;
 use h2c::{Client, Pod};
-use harness::{GET, OK, World, read_head, revision, until};
+use harness::{GET, LONG, OK, World, read_head, revision, until};
 use http::Request;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -177,4 +177,40 @@ async fn http1_pods_and_clients_that_break_off_leave_nothing() {
 #[tokio::test]
 async fn http2_pods_and_clients_that_break_off_leave_nothing() {
     torment(Protocol::H2c).await;
+}
+
+/// In how many hundredths of a second the kernel asks whether the peer of a connection is still there, if it does
+/// (`Documentation/networking/proc_net_tcp.rst`). Both ports are those of its rows.
+fn asks_in(is_row: impl Fn(u16, u16) -> bool) -> Option<u64> {
+    let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    table.lines().skip(1).find_map(|line| {
+        let row: Vec<&str> = line.split_ascii_whitespace().collect();
+        let port = |end: &str| u16::from_str_radix(end.rsplit(':').next().unwrap(), 16).unwrap();
+        let (timer, after) = row[5].split_once(':').unwrap();
+        let after = u64::from_str_radix(after, 16).unwrap();
+        // 2: the timer of questions to silent peers.
+        (is_row(port(row[1]), port(row[2])) && timer == "02").then_some(after)
+    })
+}
+
+#[tokio::test]
+async fn silent_clients_and_pods_are_asked_whether_they_are_there() {
+    for protocol in [Protocol::Http1, Protocol::H2c] {
+        let mut world = World::new().await;
+        world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = protocol);
+        let (plain, http2) = (harness::server(OK, LONG).await, Pod::start(h2c::never).await);
+        let at = if protocol == Protocol::H2c { http2.address } else { plain.address };
+        world.ready("p", at);
+        let mut client = world.connect().await;
+        client.write_all(GET.as_bytes()).await.unwrap();
+        until(|| plain.requests() + http2.requests() == 1).await;
+        let near = client.local_addr().unwrap().port();
+        until(|| asks_in(|own, peer| (own, peer) == (world.port, near)).is_some_and(is_soon)).await;
+        until(|| asks_in(|_own, peer| peer == at.port()).is_some_and(is_soon)).await;
+    }
+}
+
+/// Within 15 s. The kernel itself asks after two hours.
+fn is_soon(hundredths: u64) -> bool {
+    hundredths <= 1_500
 }
