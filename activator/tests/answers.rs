@@ -10,12 +10,13 @@ use std::{
 };
 
 use common::wire::Protocol;
-use h2c::Client;
-use harness::{DATED, GET, OK, World, read_head, read_until, rest, until};
+use h2c::{Call, Client};
+use harness::{Clock, DATED, GET, LONG, OK, World, read_head, read_until, rest, until};
 use http::Request;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+    sync::mpsc,
 };
 
 /// A pod that handles each connection by `each`, which gets the connection's number.
@@ -67,10 +68,9 @@ async fn an_answer_given_before_the_body_was_read_reaches_the_client() {
     }
 }
 
-#[tokio::test]
-async fn a_body_that_the_pod_refuses_is_not_sent() {
-    let mut world = World::new().await;
-    let (seen, mut bytes) = tokio::sync::mpsc::channel(1);
+/// A pod that refuses a body that is announced, and tells how much of it came.
+async fn unwilling() -> (SocketAddr, mpsc::Receiver<usize>) {
+    let (seen, bytes) = mpsc::channel(1);
     let at = pod(move |mut stream, _| {
         let seen = seen.clone();
         async move {
@@ -84,6 +84,13 @@ async fn a_body_that_the_pod_refuses_is_not_sent() {
         }
     })
     .await;
+    (at, bytes)
+}
+
+#[tokio::test]
+async fn a_body_that_the_pod_refuses_is_not_sent() {
+    let mut world = World::new().await;
+    let (at, mut bytes) = unwilling().await;
     world.ready("p", at);
     let mut client = world.connect().await;
     let head = "PUT / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
@@ -125,6 +132,90 @@ async fn an_answer_may_have_as_many_header_lines_as_its_bytes_allow() {
     }
 }
 
+/// A pod that says nothing of a body of five bytes, and answers once it has read it. It tells when a head is there, and then
+/// when the body is.
+async fn wordless() -> (SocketAddr, mpsc::Receiver<&'static str>) {
+    let (tell, told) = mpsc::channel(2);
+    let at = pod(move |mut stream, _| {
+        let tell = tell.clone();
+        async move {
+            read_head(&mut stream).await;
+            tell.send("head").await.unwrap();
+            assert_eq!(read_until(&mut stream, "hello").await, "hello");
+            tell.send("body").await.unwrap();
+            stream.write_all(OK.as_bytes()).await.unwrap();
+        }
+    })
+    .await;
+    (at, told)
+}
+
+/// Right before a body that is held back is sent, and right after.
+const BEFORE: Duration = Duration::from_millis(999);
+const AFTER: Duration = Duration::from_millis(2);
+
+#[tokio::test]
+async fn a_body_is_held_back_for_a_second_while_the_pod_says_nothing_of_it() {
+    let mut world = World::new().await;
+    let (at, mut pod) = wordless().await;
+    world.ready("p", at);
+    let clock = Clock::stop();
+    let mut client = world.connect().await;
+    let head = "PUT / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\nconnection: close\r\n\
+                content-length: 5\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    assert_eq!(pod.recv().await, Some("head"));
+    clock.forward(BEFORE).await;
+    let nothing = client.try_read(&mut [0]).unwrap_err();
+    assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
+    clock.forward(AFTER).await;
+    assert_eq!(read_head(&mut client).await, "HTTP/1.1 100 Continue\r\n\r\n");
+    client.write_all(b"hello").await.unwrap();
+    assert_eq!(pod.recv().await, Some("body"));
+    assert!(rest(&mut client).await.ends_with("hello"));
+}
+
+/// A request over HTTP/2 that waits for a pod, and whose body has come although the client expects the pod's word.
+async fn expecting(world: &World) -> Call {
+    let client = Client::connect(world.port).await;
+    let request = Request::put("http://a/").header("expect", "100-continue");
+    let mut call = client.call(request.header("content-length", "5")).await;
+    call.say("hello").await;
+    // The library has taken what was said before, and sends it before the next request.
+    call.say("").await;
+    let next = Request::get("http://a/").header("k-network-probe", "probe");
+    client.ask(next, &[]).await.unwrap();
+    call.end();
+    world.waiting(1).await;
+    call
+}
+
+#[tokio::test]
+async fn a_body_of_http2_is_held_back_as_well() {
+    let mut world = World::new().await;
+    let (at, mut pod) = wordless().await;
+    let mut call = expecting(&world).await;
+    let clock = Clock::stop();
+    world.ready("p", at);
+    assert_eq!(pod.recv().await, Some("head"));
+    clock.forward(BEFORE).await;
+    assert!(pod.try_recv().is_err(), "the pod has not said its word");
+    clock.forward(AFTER).await;
+    assert_eq!(pod.recv().await, Some("body"));
+    assert_eq!(call.code().await, 200);
+}
+
+#[tokio::test]
+async fn a_body_of_http2_that_the_pod_refuses_is_not_sent() {
+    let mut world = World::new().await;
+    let (at, mut bytes) = unwilling().await;
+    let mut call = expecting(&world).await;
+    world.ready("p", at);
+    assert_eq!(call.code().await, 401);
+    let sent = tokio::time::timeout(LONG, bytes.recv()).await;
+    assert_eq!(sent.expect("the exchange ends in time"), Some(0));
+}
+
 #[tokio::test]
 async fn an_answer_with_a_length_beside_chunks_loses_the_length() {
     let mut world = World::new().await;
@@ -137,6 +228,11 @@ async fn an_answer_with_a_length_beside_chunks_loses_the_length() {
         "{told}"
     );
     assert!(!told.contains("content-length"), "{told}");
+    // Of HTTP/2 the wrong length would make the answer malformed (RFC 9113 §8.1.1).
+    let client = Client::connect(world.port).await;
+    let answer = client.ask(Request::get("http://a/"), &[]).await.unwrap();
+    assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (200, "hello world"));
+    assert_eq!(answer.head.headers().get("content-length"), None);
 }
 
 /// The dates that an answer bears, as a client of each version of HTTP gets it.
