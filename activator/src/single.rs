@@ -229,10 +229,10 @@ impl Asking<'_> {
                     UploadError::Client(error) => {
                         return Poll::Ready(Err(SendFault::Client(error)));
                     }
-                    UploadError::Pod(error) if !was_begun => {
+                    UploadError::Pod(error) if !self.upload.is_begun() => {
                         return Poll::Ready(Err(PodError::Io(error).into()));
                     }
-                    // What the pod had to say before may still be read.
+                    // What the pod had to say before may still be read, even if all of that was in this one go.
                     UploadError::Pod(_) => self.is_stuck = true,
                 }
             }

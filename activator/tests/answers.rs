@@ -5,6 +5,7 @@ mod h2c;
 mod harness;
 
 use std::{
+    io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr},
     time::Duration,
 };
@@ -65,6 +66,36 @@ async fn an_answer_given_before_the_body_was_read_reaches_the_client() {
             sent.is_ok() && read.is_ok(),
             "a client that sends first is listened to: {sent:?} {read:?}"
         );
+    }
+}
+
+/// The same for one connection, in a thread of its own: nothing that the runtime does holds it up.
+fn abrupt(answer: &'static str) -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let (mut head, mut byte) = (Vec::new(), [0]);
+        while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
+            head.push(byte[0]);
+        }
+        stream.write_all(answer.as_bytes()).unwrap();
+    });
+    address
+}
+
+#[tokio::test]
+async fn an_answer_given_while_the_first_bytes_were_sent_reaches_the_client() {
+    let part = "x".repeat(16 << 10);
+    for _ in 0..20 {
+        let mut world = World::new().await;
+        let client = Client::connect(world.port).await;
+        // So much of the body has come when the pod does that the pod can answer before all is written.
+        let asked = tokio::spawn(client.ask(Request::put("http://a/"), &[&part[..]; 1_000]));
+        world.waiting(1).await;
+        world.ready("p", abrupt(BIG));
+        let answer = asked.await.unwrap().unwrap();
+        assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (413, "big\n"));
     }
 }
 
