@@ -13,10 +13,13 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use common::wire::Protocol;
 use h2c::Client;
-use harness::{LONG, World};
+use harness::{LONG, World, revision};
 use http::Request;
-use inputs::{Input, Told, head, inputs, is_refused, told};
+use inputs::{
+    Http2Input, Input, Sent, Told, compared, head, http2_inputs, in_http1, inputs, is_refused, told,
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -85,11 +88,10 @@ fn nginx(folder: &Path) -> Command {
 /// Sends raw bytes, a body behind them, and reads the answer at the same time, as clients do.
 async fn ask(at: SocketAddr, head: &[u8], body: usize) -> Told {
     let mut client = TcpStream::connect(at).await.unwrap();
-    client.write_all(head).await.unwrap();
     let (mut from, mut to) = client.split();
-    let (body, mut answer) = (vec![b'x'; body], Vec::new());
+    let (sent, mut answer) = ([head, &vec![b'x'; body]].concat(), Vec::new());
     let read = from.read_to_end(&mut answer);
-    let both = async { tokio::join!(to.write_all(&body), read) };
+    let both = async { tokio::join!(to.write_all(&sent), read) };
     let (_, read) = tokio::time::timeout(LONG, both).await.expect("answers in time");
     read.ok();
     told(&answer)
@@ -121,41 +123,54 @@ async fn compare(server: &Server, more: &[Input]) {
     }
 }
 
-/// What HTTP/2 can say.
-async fn compare_http2(server: &Server) {
-    for (method, path, parts, status, end) in [
-        ("GET", "/", &[][..], 200, "GET / 0\n"),
-        ("GET", "/", &["ten ", "bytes."], 200, "GET / 10\n"),
-        ("POST", "/a", &["ten bytes."], 200, "POST /a 10\n"),
-        ("DELETE", "/a", &["ten bytes."], 200, "DELETE /a 10\n"),
-        ("GET", "/many?n=150", &[], 200, "GET /many?n=150 0\n"),
-        ("POST", "/early", &["x"], 413, "big\n"),
-    ] {
+/// What HTTP/2 can say. A pod that speaks it, too, is asked in HTTP/2 directly, others in HTTP/1.1.
+async fn compare_http2(server: &Server, protocol: Protocol, inputs: &[Http2Input]) {
+    for input in inputs {
+        let what = format!("{protocol:?} {} {} {:?}", input.0, input.1, input.3);
+        let direct = match protocol {
+            Protocol::H2c => over_http2(server.address, input.clone()).await,
+            Protocol::Http1 => {
+                let (head, body) = in_http1(input);
+                ask(server.address, &head, body).await
+            }
+        };
         let mut world = World::new().await;
+        world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = protocol);
         let port: SocketAddr = ([127, 0, 0, 1], world.port).into();
-        let asleep = tokio::spawn(over_http2(port, method, path, parts));
+        let asleep = tokio::spawn(over_http2(port, input.clone()));
         world.waiting(1).await;
         world.ready("p", server.address);
-        let right = (status, end.to_owned());
-        assert_eq!(asleep.await.unwrap(), right, "asleep: {method} {path}");
-        for at in [port, world.outside] {
-            assert_eq!(over_http2(at, method, path, parts).await, right, "{method} {path}");
-        }
+        assert_eq!(asleep.await.unwrap(), direct, "asleep: {what}");
+        assert_eq!(over_http2(port, input.clone()).await, direct, "through: {what}");
+        assert_eq!(over_http2(world.outside, input.clone()).await, direct, "gateway: {what}");
     }
 }
 
-/// Status and body of an answer.
-async fn over_http2(
-    at: SocketAddr,
-    method: &'static str,
-    path: &'static str,
-    parts: &'static [&'static str],
-) -> (u16, String) {
-    let client = Client::at(at).await;
-    let uri = format!("http://hello.default.example.com{path}");
-    let asked = client.ask(Request::builder().method(method).uri(uri), parts);
-    let answer = asked.await.unwrap();
-    (answer.head.status().as_u16(), answer.body)
+async fn over_http2(at: SocketAddr, (method, target, fields, sent): Http2Input) -> Told {
+    const PART: &str = match str::from_utf8(&[b'x'; 64 << 10]) {
+        Ok(part) => part,
+        Err(_) => panic!(),
+    };
+    let uri = format!("http://hello.default.example.com{target}");
+    let mut request = Request::builder().method(method).uri(uri);
+    for (name, value) in fields {
+        request = request.header(name, value);
+    }
+    let size = match sent {
+        Sent::Nothing => 0,
+        Sent::Unsized(size) => size,
+        Sent::Sized(size) => {
+            request = request.header("content-length", size);
+            size
+        }
+    };
+    let mut parts = vec![PART; size / PART.len()];
+    // In two, as most bodies do not come whole.
+    let rest = PART[..size % PART.len()].split_at(size % PART.len() / 2);
+    parts.extend([rest.0, rest.1].into_iter().filter(|part| !part.is_empty()));
+    let answer = Client::at(at).await.ask(request, &parts).await.unwrap();
+    let fields = compared(answer.head.headers().keys().map(|name| name.as_str()));
+    Told { status: answer.head.status().as_str().to_owned(), fields, body: answer.body }
 }
 
 #[tokio::test]
@@ -164,14 +179,14 @@ async fn python_answers_the_same_on_every_path() {
     let expects = "expect: 100-continue\r\ncontent-length: 5\r\n".to_owned();
     let both = ("GET", b"/both".to_vec(), String::new(), 0);
     compare(&server, &[("PUT", b"/reject".to_vec(), expects, 0), both]).await;
-    compare_http2(&server).await;
+    compare_http2(&server, Protocol::Http1, &http2_inputs()).await;
 }
 
 #[tokio::test]
 async fn node_answers_the_same_on_every_path() {
     let server = Server::start(Command::new("node").arg(pods().join("app.mjs")));
     compare(&server, &[]).await;
-    compare_http2(&server).await;
+    compare_http2(&server, Protocol::Http1, &http2_inputs()).await;
 }
 
 #[tokio::test]
@@ -181,7 +196,10 @@ async fn go_answers_the_same_on_every_path() {
     // It runs, and needs its file no more.
     std::fs::remove_file(app.get_program()).unwrap();
     compare(&server, &[]).await;
-    compare_http2(&server).await;
+    compare_http2(&server, Protocol::Http1, &http2_inputs()).await;
+    let hints = ("GET", "/hints", Vec::new(), Sent::Nothing);
+    let more = [http2_inputs(), vec![hints]].concat();
+    compare_http2(&server, Protocol::H2c, &more).await;
 }
 
 #[tokio::test]
@@ -190,6 +208,10 @@ async fn nginx_answers_the_same_on_every_path() {
     std::fs::create_dir_all(&folder).unwrap();
     let server = Server::start(&mut nginx(&folder));
     compare(&server, &[]).await;
+    // What it calls the length of a body in chunks is not the same each time.
+    let is_told = |input: &Http2Input| !matches!(input.3, Sent::Unsized(_));
+    let inputs: Vec<_> = http2_inputs().into_iter().filter(is_told).collect();
+    compare_http2(&server, Protocol::Http1, &inputs).await;
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();
 }

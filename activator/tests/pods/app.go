@@ -1,4 +1,4 @@
-// The same as app.py, on Go's own server.
+// The same as app.py, on Go's own server, which also speaks HTTP/2 to those who begin with it.
 package main
 
 import (
@@ -22,6 +22,10 @@ func answer(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, "no\n")
 		return
 	}
+	if r.URL.Path == "/hints" {
+		w.Header().Set("Link", "</a>")
+		w.WriteHeader(http.StatusEarlyHints)
+	}
 	count, _ := io.Copy(io.Discard, r.Body)
 	var many int
 	fmt.Sscanf(r.RequestURI, "/many?n=%d", &many)
@@ -41,5 +45,8 @@ func main() {
 		io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)
 	}()
-	panic(http.Serve(listener, http.HandlerFunc(answer)))
+	server := http.Server{Handler: http.HandlerFunc(answer), Protocols: new(http.Protocols)}
+	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetUnencryptedHTTP2(true)
+	panic(server.Serve(listener))
 }
