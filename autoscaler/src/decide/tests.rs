@@ -159,6 +159,17 @@ fn burst_capacity_before_any_data_is_that_of_the_initial_scale() {
     }
 }
 
+/// Reference §2.4, 5 idle pods: 5 · 100 − 211. Load that becomes unknown takes nothing of it away, so the path stays.
+#[test]
+fn burst_capacity_is_kept_while_load_is_unknown() {
+    let policy = ScalePolicy { target_burst_capacity: 211.0, ..policy() };
+    let mut scaler = calm();
+    for load in [load(0.0, 0.0), None, None] {
+        let wish = scaler.step(at(9), &policy, pods(5), load);
+        assert_eq!((wish.excess_burst_capacity, wish.activators), (289.0, 8), "{load:?}");
+    }
+}
+
 #[test]
 fn a_target_is_never_below_a_hundredth() {
     assert_eq!(target(&policy()), 70.0);

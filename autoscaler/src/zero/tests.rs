@@ -162,6 +162,19 @@ fn unknown_load_keeps_what_there_is() {
     assert_eq!((verdict.pods, verdict.path), (None, Path::Activator));
 }
 
+/// Bounds are no load: those that change hold for what was decided before.
+#[test]
+fn bounds_that_change_while_load_is_unknown_are_followed() {
+    let mut run = Run::new(policy(), UP);
+    let six = Facts { ready: 6, ..UP };
+    assert_eq!(run.step(1, six, Some(4)).0, Some(4));
+    run.policy.min_scale = 6;
+    assert_eq!(run.step(2, six, None), (Some(6), Activity::Active, Some(Bound::MinScale)));
+    assert_eq!(run.step(3, six, None), (Some(6), Activity::Active, None));
+    (run.policy.min_scale, run.policy.max_scale) = (0, 3);
+    assert_eq!(run.step(4, six, None), (Some(3), Activity::Active, Some(Bound::MaxScale)));
+}
+
 /// Reference §2.4: Serve iff want > 0 and EBC ≥ 0.
 #[test]
 fn the_path_follows_burst_capacity_and_sleep() {
