@@ -290,6 +290,22 @@ fn a_first_burst_is_one_decision() {
     }
 }
 
+/// Where no pod is, as in Knative, nothing is recorded: what waited and left is not thinned by the silence after it.
+#[test]
+fn a_burst_that_leaves_while_pods_start_keeps_them_for_a_window() {
+    let patient = ScalePolicy { panic_threshold_percent: 1000.0, ..policy() };
+    let mut sim = Sim::new(ScalePolicy { initial_scale: 0, ..patient });
+    sim.arrive(140);
+    sim.pods.values_mut().for_each(|(_, ready_at)| *ready_at = Duration::MAX);
+    sim.pass(Duration::from_secs(2));
+    (0..140).for_each(|_| sim.line.finish(sim.ns()));
+    sim.report(None, sim.line);
+    for second in 2..60 {
+        assert_eq!(sim.pods.len(), 2, "in second {second}: {:?}", sim.trace);
+        sim.pass(Duration::from_secs(1));
+    }
+}
+
 /// From one to fifty in flight between two ticks: all the pods that carry them, at the report, and the step up is bounded.
 #[test]
 fn growth_of_what_is_in_flight_is_decided_when_it_is_told() {
