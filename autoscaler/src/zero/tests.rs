@@ -145,6 +145,19 @@ fn bounds_hold_while_reachable() {
     assert_eq!(run.step(70, hidden, Some(0)).1, Activity::Inactive);
 }
 
+/// A least number of the installation above the most that a revision's annotation allows: Knative's bounds end with the
+/// least one.
+#[test]
+fn the_least_number_wins_over_the_most() {
+    for wish in [Some(0), Some(1), Some(3), Some(9), None] {
+        let policy = ScalePolicy { min_scale: 5, max_scale: 2, ..policy() };
+        let mut run = Run::new(policy, NEW);
+        assert_eq!(run.step(1, NEW, wish).0, Some(5), "{wish:?}");
+        let ready = Facts { ready: 5, ..UP };
+        assert_eq!(run.step(2, ready, wish).0, Some(5), "{wish:?}");
+    }
+}
+
 #[test]
 fn without_scale_to_zero_one_pod_stays() {
     let mut run = Run::new(ScalePolicy { scale_to_zero: false, ..policy() }, UP);
@@ -197,10 +210,9 @@ proptest! {
     /// Whatever happens, decided pods stay within the bounds that hold at the time.
     #[test]
     fn decided_pods_stay_within_bounds(
-        least in 0u32..5, more in 0u32..5, initial in 0u32..4,
+        min_scale in 0u32..8, max_scale in 0u32..8, initial in 0u32..4,
         steps in proptest::collection::vec((facts(), proptest::option::of(0u32..20), 1u64..100), 1..40),
     ) {
-        let (max_scale, min_scale) = (least + more, least);
         let policy = ScalePolicy { min_scale, max_scale, initial_scale: initial, ..policy() };
         let mut run = Run::new(policy, steps[0].0);
         let mut now = 0;
@@ -208,8 +220,8 @@ proptest! {
             now += passed;
             let verdict = run.verdict(now, facts, wish);
             let pods = verdict.pods.unwrap_or(min_scale);
-            // The initial scale is reached once, whatever the maximum.
-            prop_assert!(max_scale == 0 || pods <= max_scale.max(initial));
+            // The initial scale is reached once, and the least number always, whatever the maximum.
+            prop_assert!(max_scale == 0 || pods <= max_scale.max(min_scale).max(initial));
             prop_assert!(!(facts.is_reachable && wish.is_some_and(|wish| wish > 0)) || pods >= min_scale);
             prop_assert!(verdict.path == Path::Activator || verdict.activity != Activity::Inactive);
         }
