@@ -76,6 +76,8 @@ struct Awake {
     averages: Averages,
     /// How much of the load was known at the last evaluation.
     sight: Sight,
+    /// Most pods that were ready, or would be, since it woke.
+    most_coming: u32,
     /// When load was last not known, or not current.
     unknown_at: Option<Duration>,
     /// When load is evaluated next.
@@ -168,6 +170,7 @@ impl Revision {
                 wish,
                 averages,
                 sight: Sight::Blind,
+                most_coming: 0,
                 // A revision that slept had no load. What pods did before they were met is not known.
                 unknown_at: (self.pods != Counts::default()).then_some(now),
                 tick_at: now,
@@ -224,7 +227,8 @@ impl Revision {
         let capacity = awake.wish.excess_burst_capacity;
         let zero = self.zero.get_or_insert_with(|| Zero::new(now, policy, facts, coming));
         let before = zero.activity;
-        let held = zero.applied.unwrap_or(coming);
+        // Before anything is decided, what there was is kept, not what is left while one that ended is replaced.
+        let held = zero.applied.unwrap_or(awake.most_coming);
         let hold = awake.held(now, memory(policy, tick)).map(|why| (held, why));
         let verdict = zero.step(now, policy, facts, pods, capacity, hold);
         let turned = before != zero.activity;
@@ -266,8 +270,9 @@ impl Revision {
         self.load.settle(now, sight != Sight::Blind && self.pods.ready > 0);
         let has_gap = self.load.take_gap();
         let carriers = carriers(&self.policy, self.pods.ready, self.load.level(now));
-        let decided = self.zero.and_then(|zero| zero.applied).unwrap_or_else(|| self.pods.coming());
         let Some(awake) = &mut self.awake else { return };
+        awake.most_coming = awake.most_coming.max(self.pods.coming());
+        let decided = self.zero.and_then(|zero| zero.applied).unwrap_or(awake.most_coming);
         awake.sight = sight;
         if has_gap || sight != Sight::Whole {
             awake.unknown_at = Some(now);

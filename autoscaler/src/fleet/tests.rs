@@ -435,6 +435,34 @@ fn a_restart_loses_no_pod() {
     assert_eq!(wanted, [(0, None), (4, Some(4)), (12, Some(2))]);
 }
 
+/// Nothing is decided yet when one of three pods ends: what there was is kept, not what is left until it is replaced.
+#[test]
+fn a_restart_keeps_the_place_of_a_pod_that_ends() {
+    let name = Name::new("default", "hello-00001");
+    let mut table = RouteTable::default();
+    let reached = RouteRevision { initial_scale_reached: true, ..revision(&name, short()) };
+    table.revisions.insert(name.clone(), reached);
+    for (uid, phase) in [("a", PodPhase::Ready), ("b", PodPhase::Ready), ("c", PodPhase::Starting)]
+    {
+        table.pods.insert(uid.into(), pod(uid, &name, phase));
+    }
+    let mut fleet = Fleet::new(TICK);
+    fleet.routes(Duration::ZERO, &table, &table.keys());
+    let agent = fleet.open(Duration::ZERO, who(Role::Agent));
+    fleet.synced(Duration::ZERO, agent);
+    for second in 0..8 {
+        let now = Duration::from_secs(second);
+        if second == 5 {
+            table.pods.remove("c");
+            fleet.routes(now, &table, &[RouteKey::Pod("c".into())].into());
+        }
+        for step in fleet.run(now) {
+            let Step::Decided(it) = step else { continue };
+            assert_eq!(it.wanted, None, "in second {second}: {}", it.reason);
+        }
+    }
+}
+
 #[test]
 fn a_revision_that_leaves_the_table_is_forgotten() {
     let mut sim = Sim::new(short());
