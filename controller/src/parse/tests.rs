@@ -299,6 +299,25 @@ fn limits_and_annotations_are_bounded() {
 
 /// knative.md §1.13, traffic.
 #[test]
+fn without_kubernetes_only_our_class_scales() {
+    let class = |class: &str| {
+        let annotation = format!("annotations: {{autoscaling.knative.dev/class: {class}}}");
+        let template = format!("{{template: {{metadata: {{{annotation}}}, spec");
+        refusal(&HELLO.replace("{template: {spec", &template))
+    };
+    let refused = |class: &str| {
+        format!(
+            "invalid value: {class}: spec.template.metadata.annotations.autoscaling.knative.dev/class \
+             (only kpa.autoscaling.knative.dev scales without Kubernetes)"
+        )
+    };
+    assert_eq!(class(policy::KPA), "fine");
+    for foreign in [policy::HPA, "sloth.example.com"] {
+        assert_eq!(class(foreign), refused(foreign));
+    }
+}
+
+#[test]
 fn traffic_follows_knatives_rules() {
     check(&[
         (targets("[{percent: 100}]"), "fine"),
