@@ -140,3 +140,70 @@ fn an_object_that_was_never_written_is_told_by_what_needs_it() {
         assert_ne!(cluster.condition(of, own, condition), "False NotMade: Deployment");
     }
 }
+
+/// A service that Kubernetes scales, with a domain of its own and the claim that is made for it.
+fn scaled_and_mapped(own: &str) -> Cluster {
+    let mut cluster = Cluster::new();
+    cluster.config("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
+    let mut template = template("hello:v1", 1);
+    for (key, value) in [("class", crate::policy::HPA), ("metric", "cpu"), ("target", "70")] {
+        template["metadata"]["annotations"][format!("autoscaling.knative.dev/{key}")] =
+            json!(value);
+    }
+    cluster.user(Resource::KnativeService, own, json!({"template": template}));
+    cluster.ready();
+    cluster.map(&domain(own), "Service", own);
+    cluster
+}
+
+fn domain(own: &str) -> String {
+    format!("{own}.shop.test")
+}
+
+#[test]
+fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
+    let wanted = kinds(&scaled_and_mapped("hello"));
+    assert_eq!(wanted[&Resource::HorizontalPodAutoscaler], 1);
+    let claims = |cluster: &Cluster| cluster.names(Resource::ClusterDomainClaim);
+    for own in lengths() {
+        let (mut cluster, bytes) = (scaled_and_mapped(&own), own.len());
+        assert_eq!(kinds(&cluster), wanted, "{bytes} bytes");
+        assert_eq!(claims(&cluster), [Name::new("", domain(&own))], "{bytes} bytes");
+        let ready = cluster.condition(Resource::DomainMapping, &domain(&own), "Ready");
+        assert_eq!(ready, "True : ", "{bytes} bytes");
+        let told = cluster.table().services[&name(&own)].ingress.clone().expect("an ingress");
+        let hosts: Vec<String> = told.domains.into_iter().map(|it| it.host).collect();
+        assert_eq!(hosts, [domain(&own)], "{bytes} bytes");
+        // The writer looks at each object again that changes.
+        for (resource, name) in cluster.objects.keys().cloned().collect::<Vec<_>>() {
+            let again = cluster.write(&Key::new(resource, Part::Object, name.clone()));
+            assert_eq!(again, [], "{bytes} bytes: {resource} {name}");
+        }
+        // Kubernetes scales it: what it says of that is heard.
+        let (at, object) = cluster
+            .objects
+            .iter()
+            .find(|((resource, _), _)| *resource == Resource::HorizontalPodAutoscaler)
+            .map(|(at, object)| (at.clone(), object.clone()))
+            .expect("one");
+        let key = Key::new(at.0, Part::Object, at.1.clone());
+        let trouble = crate::kube::Trouble { reason: "Invalid", message: "no".into() };
+        cluster.step(Event::Trouble(key.clone(), Some(trouble)));
+        let blocked = |cluster: &Cluster| {
+            cluster.machine.world().apps[&name(&own)].revisions[0].blocked.is_some()
+        };
+        assert!(blocked(&cluster), "{bytes} bytes: {}", at.1);
+        cluster.step(Event::Trouble(key, None));
+        assert!(!blocked(&cluster), "{bytes} bytes: {}", at.1);
+        cluster.objects.remove(&at);
+        cluster.step(Event::Observe(at.0, at.1.clone(), None));
+        cluster.write(&Key::new(at.0, Part::Object, at.1.clone()));
+        let spec = |it: &Value| it["spec"].clone();
+        assert_eq!(cluster.objects.get(&at).map(spec), Some(spec(&object)), "{bytes} bytes: again");
+        cluster.remove(Resource::DomainMapping, &domain(&own));
+        assert_eq!(claims(&cluster), [], "{bytes} bytes");
+        cluster.remove(Resource::KnativeService, &own);
+        assert_eq!(kinds(&cluster), BTreeMap::new(), "{bytes} bytes");
+        assert!(cluster.machine.world().odd.is_empty(), "{bytes} bytes");
+    }
+}
