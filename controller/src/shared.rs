@@ -422,3 +422,93 @@ fn amend(orders: &mut Orders, effects: &Effects) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hyper::{Request, Response};
+    use kube::{Client, client::Body};
+    use serde_json::json;
+    use tokio::{sync::mpsc, time::timeout};
+
+    use super::*;
+    use crate::{
+        kube::{Part, events, lead::Leadership, queue::Limits},
+        world::{Platform, World},
+    };
+
+    /// An API server that takes events, and fails at all else.
+    fn api_server() -> (Client, mpsc::Receiver<Value>) {
+        let (told, events) = mpsc::channel(64);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (told, is_event) = (told.clone(), request.uri().path().contains("/events"));
+            async move {
+                let body = request.into_body().collect_bytes().await.expect("a body");
+                if is_event {
+                    let event = serde_json::from_slice(&body).expect("an event");
+                    told.send(event).await.expect("the test goes on");
+                    return Response::builder().status(201).body(Body::from(body.to_vec()));
+                }
+                let failed = json!({"kind": "Status", "status": "Failure", "code": 500});
+                Response::builder().status(500).body(Body::from(failed.to_string().into_bytes()))
+            }
+        });
+        (Client::new(service, "default"), events)
+    }
+
+    /// The next event that gives this reason: type, kind and name of what it is about, and what it says.
+    async fn told(events: &mut mpsc::Receiver<Value>, reason: &str) -> [String; 4] {
+        loop {
+            let event = events.recv().await.expect("a recorder");
+            if event["reason"] == reason {
+                let fields = ["/type", "/regarding/kind", "/regarding/name", "/note"];
+                let text = |at| event.pointer(at).and_then(Value::as_str).unwrap_or_default();
+                return fields.map(|at| text(at).to_owned());
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_never_made_and_what_is_undone_each_time_come_as_events() {
+        let (client, mut events) = api_server();
+        let settings = Settings { platform: Platform::Kubernetes, ..Settings::default() };
+        let world = World { settings: Arc::new(settings), leads: false, ..World::default() };
+        let machine = Machine::new(world, Outbox::new());
+        let shared = Arc::new(Shared::new(machine, watch::channel(Orders::default()).0));
+        let (metrics, shutdown) = (Arc::default(), CancellationToken::new());
+        let writer = Arc::new(Writer::new(client.clone(), Limits::default(), Arc::clone(&metrics)));
+        let (inbox, record) = events::recorder(client, "one", metrics, shutdown.clone());
+        shared.write_to(Arc::clone(&writer), inbox);
+        tokio::spawn(record);
+        let source = Arc::clone(&shared) as Arc<dyn Source>;
+        tokio::spawn(writer.run(source, Leadership::always(), shutdown.clone()));
+        let own = Name::new("default", "hello");
+        let configuration = json!({
+            "metadata": {
+                "name": "hello", "namespace": "default", "generation": 1,
+                "uid": "00000000-0000-4000-8000-000000000001",
+            },
+            "spec": {"template": {"spec": {"containers": [{"name": "main", "image": "a"}]}}},
+        });
+        shared.step(Event::Observe(
+            Resource::Configuration,
+            own.clone(),
+            Some(Box::new(configuration)),
+        ));
+        let not_made = timeout(Duration::from_secs(10), told(&mut events, "NotMade"));
+        let [how, kind, name, note] = not_made.await.expect("within ten seconds");
+        assert_eq!([&*how, &*kind, &*name], ["Warning", "Configuration", "hello"]);
+        assert!(note.starts_with("Not made yet: Revision \"hello-00001\"."), "{note}");
+
+        let owner = json!({
+            "apiVersion": "serving.knative.dev/v1", "kind": "Route", "name": "hello", "uid": "u",
+            "controller": true,
+        });
+        let body = json!({"metadata": {"ownerReferences": [owner]}});
+        shared.repeated(&Key::new(Resource::Service, Part::Object, own), &body, 7);
+        let repeated = timeout(Duration::from_secs(10), told(&mut events, "WrittenRepeatedly"));
+        let [how, kind, name, note] = repeated.await.expect("it is told");
+        assert_eq!([&*how, &*kind, &*name], ["Warning", "Route", "hello"]);
+        assert!(note.contains("written 7 times with the same content"), "{note}");
+        shutdown.cancel();
+    }
+}
