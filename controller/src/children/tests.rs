@@ -237,6 +237,23 @@ fn probes_that_name_the_serving_port_get_its_number() {
     }
 }
 
+/// Knative's sidecar asks in letters of any size, and the API server refuses small ones in the pod.
+#[test]
+fn the_scheme_of_a_readiness_probe_is_written_in_large_letters() {
+    for (written, asked) in [("http", "HTTP"), ("Https", "HTTPS"), ("HTTP", "HTTP")] {
+        let probe = json!({"httpGet": {"path": "/", "port": 9000, "scheme": written}});
+        let beside = json!({"name": "beside", "image": "beside", "readinessProbe": probe});
+        let fixture = Fixture::new(json!({"containers": [
+            {"name": "main", "image": "main", "ports": [{"containerPort": 9000}], "readinessProbe": probe},
+            beside,
+        ]}));
+        let body = fixture.deployment(&Config::default());
+        for container in at(pod(&body), "/containers").as_array().expect("containers") {
+            assert_eq!(at(container, "/readinessProbe/httpGet/scheme"), asked, "{written}");
+        }
+    }
+}
+
 #[test]
 fn images_are_replaced_once_their_digest_is_known() {
     let mut fixture = Fixture::plain();

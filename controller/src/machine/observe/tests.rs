@@ -62,6 +62,8 @@ struct Cluster {
     resolves: bool,
     /// Objects that could not be written.
     troubled: BTreeSet<Key>,
+    /// Labels that were last applied.
+    labels: BTreeMap<(Resource, Name), Value>,
 }
 
 /// What a registry that is skipped has to say: nothing.
@@ -89,6 +91,7 @@ impl Cluster {
             writes: 0,
             resolves: true,
             troubled: BTreeSet::new(),
+            labels: BTreeMap::new(),
         };
         let activator = json!({
             "metadata": {"name": "activator-1", "namespace": "knative-serving", "uid": "a1", "labels": {"app": "activator"}},
@@ -203,6 +206,14 @@ impl Cluster {
         if let (Resource::Deployment, Some(before)) = (resource, &before) {
             // Replicas belong to whoever scales.
             object["spec"]["replicas"] = before["spec"]["replicas"].clone();
+        }
+        // Labels that others wrote stay.
+        let applied = object["metadata"]["labels"].clone();
+        let ours = self.labels.insert(at.clone(), applied).unwrap_or_default();
+        for (key, value) in meta("labels").iter().filter_map(Value::as_object).flatten() {
+            if ours.get(key).is_none() && object["metadata"]["labels"].get(key).is_none() {
+                object["metadata"]["labels"][key] = value.clone();
+            }
         }
         let generation = meta("generation").and_then(|it| it.as_i64()).unwrap_or(0);
         let same_spec = before.as_ref().is_some_and(|it| it["spec"] == object["spec"]);

@@ -3,7 +3,11 @@
 use super::*;
 
 fn annotated(cluster: &mut Cluster, pairs: &[(&str, &str)]) {
-    let mut template = template("hello:v1", 1);
+    with_image(cluster, "hello:v1", pairs);
+}
+
+fn with_image(cluster: &mut Cluster, image: &str, pairs: &[(&str, &str)]) {
+    let mut template = template(image, 1);
     for (name, value) in pairs {
         template["metadata"]["annotations"][format!("autoscaling.knative.dev/{name}")] =
             json!(value);
@@ -171,6 +175,30 @@ fn with_a_least_number_ready_means_what_the_kubelets_say() {
     assert_eq!(said(&cluster), waits, "two of three");
     confirm(&mut cluster, 3);
     assert_eq!(said(&cluster), "True : ");
+}
+
+/// Readers of the Kubernetes objects see every pod of the new Revision ready before the old one loses its traffic.
+#[test]
+fn with_a_least_number_the_old_revision_goes_last() {
+    let mut cluster = Cluster::new();
+    annotated(&mut cluster, &[("min-scale", "2")]);
+    cluster.ready();
+    confirm(&mut cluster, 2);
+    with_image(&mut cluster, "hello:v2", &[("min-scale", "2")]);
+    // Agents say at once that the new pods listen; kubelets say so one by one.
+    cluster.ready();
+    let serves = |cluster: &Cluster| {
+        let table = cluster.table();
+        let target = table.services[&name("hello")].targets[0].revision.name.clone();
+        let old = table.revisions[&name("hello-00001")].reachable;
+        (target, old, pods_wanted(cluster).clone())
+    };
+    for ready in [2, 3] {
+        confirm(&mut cluster, ready);
+        assert_eq!(serves(&cluster), ("hello-00001".into(), true, json!(2)), "{ready} of 4");
+    }
+    confirm(&mut cluster, 4);
+    assert_eq!(serves(&cluster), ("hello-00002".into(), false, json!(2)));
 }
 
 #[test]

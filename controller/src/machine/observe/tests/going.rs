@@ -126,6 +126,53 @@ fn nothing_is_made_under_what_others_keep() {
     }
 }
 
+/// `--cascade=orphan`: Kubernetes takes the owner out of what it owns, and then the owner away.
+#[test]
+fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
+    for owner in [Resource::KnativeService, Resource::Configuration] {
+        let mut cluster = running(owner == Resource::Configuration);
+        let (all, of) = (made(&cluster), (owner, name("hello")));
+        let uids = |cluster: &Cluster| -> Vec<Option<Value>> {
+            let rest = all.iter().filter(|at| **at != of);
+            rest.map(|at| cluster.objects.get(at).map(|it| it["metadata"]["uid"].clone())).collect()
+        };
+        let before = uids(&cluster);
+        delete(&mut cluster, of.0, &of.1);
+        let owned: Vec<_> = {
+            let uid = &cluster.objects[&of]["metadata"]["uid"];
+            let is_owned = |it: &Value| it["metadata"]["ownerReferences"][0]["uid"] == *uid;
+            cluster
+                .objects
+                .iter()
+                .filter(|(_, it)| is_owned(it))
+                .map(|(at, _)| at.clone())
+                .collect()
+        };
+        assert!(!owned.is_empty(), "{owner:?}");
+        let by_itself = |cluster: &Cluster, at: &(Resource, Name)| {
+            cluster.objects[at]["metadata"].get("ownerReferences").is_none()
+        };
+        for at in &owned {
+            let mut object = cluster.objects[at].clone();
+            object["metadata"].as_object_mut().expect("a map").remove("ownerReferences");
+            cluster.objects.insert(at.clone(), object.clone());
+            cluster.step(Event::Observe(at.0, at.1.clone(), Some(Box::new(object))));
+            look_at_all(&mut cluster, &all);
+            assert!(by_itself(&cluster, at), "{at:?} is not taken back");
+        }
+        cluster.objects.remove(&of);
+        cluster.step(Event::Observe(of.0, of.1.clone(), None));
+        look_at_all(&mut cluster, &all);
+        assert_eq!(uids(&cluster), before, "{owner:?}: all is there, and nothing was made again");
+        assert!(owned.iter().all(|at| by_itself(&cluster, at)), "{owner:?}");
+        cluster.decide(ALL[0], 1);
+        assert_eq!(phases(&cluster), [common::wire::PodPhase::Ready], "{owner:?}");
+        let service = &cluster.table().services[&name("hello")];
+        let targets: Vec<_> = service.targets.iter().map(|it| it.revision.clone()).collect();
+        assert_eq!(targets, ALL.map(name), "{owner:?}");
+    }
+}
+
 #[test]
 fn a_configuration_that_goes_makes_no_revision_of_its_new_generation() {
     let mut cluster = running(true);

@@ -131,3 +131,32 @@ fn what_is_passed_on_follows_a_change_and_leaves() {
     assert!(passed(&cluster, "annotations", "note").is_empty());
     assert_eq!(cluster.names(Resource::Revision), [name("hello-00001")]);
 }
+
+/// The label on a Kubernetes Service is its user's: what makes the service public does not take it away.
+#[test]
+fn a_tag_that_is_hidden_by_itself_stays_so_when_its_service_becomes_public() {
+    let hosts = |cluster: &Cluster, own: &str| cluster.table().services[&name(own)].hosts.clone();
+    let none = Vec::<String>::new();
+    for (by_itself, of_tag) in
+        [(true, none.clone()), (false, vec!["now-hello.default.localhost".to_owned()])]
+    {
+        let mut cluster = labelled();
+        let own = (Resource::Service, name("now-hello"));
+        if by_itself {
+            let mut object = cluster.objects[&own].clone();
+            object["metadata"]["labels"][key::VISIBILITY] = json!("cluster-local");
+            cluster.objects.insert(own.clone(), object.clone());
+            cluster.step(Event::Observe(own.0, own.1.clone(), Some(Box::new(object))));
+        }
+        assert_eq!(
+            [hosts(&cluster, "hello"), hosts(&cluster, "now-hello")],
+            [none.clone(), none.clone()]
+        );
+        let public = json!({"annotations": {key::CREATOR: "maker", key::LAST_MODIFIER: "changer"}});
+        apply(&mut cluster, &public, &inner(), "hello:v1");
+        assert_eq!(hosts(&cluster, "hello"), ["hello.default.localhost"]);
+        assert_eq!(hosts(&cluster, "now-hello"), of_tag);
+        let labels = of(&cluster, own.0, "now-hello", "labels");
+        assert_eq!(labels.contains_key(key::VISIBILITY), by_itself);
+    }
+}
