@@ -17,7 +17,7 @@ use common::wire::{
 
 use crate::{
     revision::{Counts, Revision},
-    usage::{LATE, Load, Stream},
+    usage::{GAP, LATE, Load, Stream},
 };
 
 /// How long what waited at an activator whose stream has ended is taken to wait on: longer than its way back takes.
@@ -61,7 +61,7 @@ struct Sender {
     who: Subscriber,
     stream: Stream,
     is_online: bool,
-    /// When it last said anything, or its stream ended.
+    /// When it last said anything, or its stream ended. It speaks every second, also without news.
     heard: Duration,
 }
 
@@ -317,8 +317,7 @@ impl Fleet {
     /// The stream has named every subject of a batch; after the first, what it did not name is gone. A batch of nothing
     /// says that there is no news.
     pub fn synced(&mut self, now: Duration, stream: Stream) -> Stream {
-        let Some(sender) = self.sender(stream) else { return Stream { synced: true, ..stream } };
-        sender.heard = now;
+        let Some(sender) = self.hear(now, stream) else { return Stream { synced: true, ..stream } };
         if !sender.stream.synced {
             sender.stream.synced = true;
             self.each_load(|load| load.synced(now, stream));
@@ -333,8 +332,9 @@ impl Fleet {
 
     /// Takes in one subject's totals.
     pub fn seen(&mut self, now: Duration, stream: Stream, seen: &UsageSeen) {
-        let Some(sender) = self.sender(stream) else { return };
-        sender.heard = now;
+        if self.hear(now, stream).is_none() {
+            return;
+        }
         let pod = seen.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
         let counts = pod.is_none_or(Pod::counts);
         let name = &seen.key.revision;
@@ -354,13 +354,26 @@ impl Fleet {
 
     /// A subject is gone from its sender.
     pub fn gone(&mut self, now: Duration, stream: Stream, key: &UsageKey) {
-        let Some(sender) = self.sender(stream) else { return };
-        sender.heard = now;
+        if self.hear(now, stream).is_none() {
+            return;
+        }
         let Some(load) = self.load(&key.revision) else { return };
         load.gone(now, stream.sender, key.pod.as_deref());
         if load.is_empty() {
             self.strangers.remove(&key.revision);
         }
+    }
+
+    /// The sender, if it may speak; it does so now. One that was silent for too long has told nothing of some second, and no
+    /// revision knows of how many requests.
+    fn hear(&mut self, now: Duration, stream: Stream) -> Option<&mut Sender> {
+        let sender = self.sender(stream)?;
+        let was_silent = sender.stream.synced && now > sender.heard + GAP;
+        sender.heard = now;
+        if was_silent {
+            self.each_load(Load::miss);
+        }
+        self.sender(stream)
     }
 
     /// The sender, if `stream` is its latest and stands.
@@ -456,7 +469,7 @@ impl Fleet {
 }
 
 impl Sender {
-    /// Whether it stands, has named all it knows, and has not fallen silent: it speaks every second, news or not.
+    /// Whether it stands, has named all it knows, and has not fallen silent.
     fn is_current(&self, now: Duration) -> bool {
         self.is_online && self.stream.synced && now < self.heard + LATE
     }

@@ -21,7 +21,7 @@ use crate::window::{Averages, Window};
 pub const LATE: Duration = Duration::from_millis(1500);
 
 /// Longest time between two reports on a pod that tells its seconds apart. One report that is lost leaves more.
-const GAP: Duration = Duration::from_millis(1900);
+pub const GAP: Duration = Duration::from_millis(1900);
 
 /// One part in so many by which two hosts' clocks may drift apart.
 const DRIFT: u32 = 1000;
@@ -152,8 +152,8 @@ impl Load {
         }
     }
 
-    /// The sender's stream ended: of its pods nothing is known until it is back, and what waited there is taken to
-    /// wait on, until the sender is back or [forgotten](Self::forget).
+    /// The sender's stream ended: nothing new is known of its pods and of what waits there, so both are taken to go on as
+    /// they were last told, until the sender is back or [forgotten](Self::forget), or the pod is gone.
     pub fn lost(&mut self, now: Duration, sender: u32) {
         for at in 0..self.sources.len() {
             if self.sources[at].sender == sender {
@@ -174,6 +174,11 @@ impl Load {
     pub fn is_current(&self, now: Duration) -> bool {
         let mut pods = self.sources.iter().filter(|source| source.counts && !source.waits());
         pods.all(|source| source.is_online && now.saturating_sub(source.since) < LATE)
+    }
+
+    /// Some second may have held what was not told.
+    pub fn miss(&mut self) {
+        self.has_gap |= self.window.is_some();
     }
 
     /// Whether, since the last call, a report told of seconds that it does not tell apart.
@@ -243,7 +248,7 @@ impl Load {
 
     /// Requests in flight and waiting.
     pub fn in_flight(&self) -> u64 {
-        let counted = self.sources.iter().filter(|source| source.is_told() && source.counts);
+        let counted = self.sources.iter().filter(|source| source.counts);
         counted.map(|source| source.totals.in_flight()).sum()
     }
 
@@ -323,7 +328,7 @@ impl Load {
             read.saturating_sub(source.spread(seen, passed, -excess / level))
         } else {
             // What an absent stream missed lies anywhere in its absence.
-            source.until.min(read)
+            source.since
         };
         let from = from.max(source.since);
         let (counts, waits) = (source.counts, source.waits());
@@ -357,7 +362,7 @@ impl Load {
     fn settle_source(&mut self, at: usize, now: Duration) {
         let source = &mut self.sources[at];
         let level = float(source.totals.in_flight());
-        if source.is_told() && level > 0.0 && now > source.until {
+        if level > 0.0 && now > source.until {
             source.added += level * (now - source.until).as_secs_f64();
             if let (true, Some((Metric::Concurrency, window))) =
                 (source.counts, kept(&mut self.window))
@@ -365,9 +370,7 @@ impl Load {
                 window.add_level(level, source.until, now);
             }
         }
-        if source.is_told() {
-            source.until = source.until.max(now);
-        }
+        source.until = source.until.max(now);
     }
 }
 
@@ -388,11 +391,6 @@ impl Source {
     /// Whether it counts requests that wait, not a pod's.
     fn waits(&self) -> bool {
         self.pod.is_none()
-    }
-
-    /// Whether its level is taken to hold: what waits does so until the opposite is known.
-    fn is_told(&self) -> bool {
-        self.is_online || self.waits()
     }
 
     /// How long before `seen` the requests began and ended that it reports anew, of the time that `passed`: twice their

@@ -170,13 +170,6 @@ impl Sim {
         }
     }
 
-    /// Both senders say that they are there.
-    fn beat(&mut self) {
-        for stream in [self.agent, self.activator].into_iter().filter(|it| it.synced) {
-            self.fleet.synced(self.now, stream);
-        }
-    }
-
     /// Time passes: pods become ready and take what waits, reports come every second, timers fire.
     fn pass(&mut self, long: Duration) {
         let end = self.now + long;
@@ -199,7 +192,9 @@ impl Sim {
                 self.arrive(waiting);
             }
             if self.now.subsec_millis() == 0 {
-                self.beat();
+                for stream in [self.agent, self.activator] {
+                    self.fleet.synced(self.now, stream);
+                }
                 for uid in self.pods.keys().cloned().collect::<Vec<_>>() {
                     // A report may have led to a decision that took the pod away.
                     if let Some(&(totals, _)) = self.pods.get(&uid) {
@@ -417,14 +412,15 @@ fn a_restart_loses_no_pod() {
         table.pods.insert(uid.clone(), pod(&uid, &name, PodPhase::Ready));
     }
     let mut fleet = Fleet::new(TICK);
-    let (mut wanted, mut agent) = (Vec::new(), None);
+    let mut wanted = Vec::new();
     fleet.routes(Duration::ZERO, &table, &table.keys());
+    let mut agent = None;
     for second in 0..20 {
         let now = Duration::from_secs(second);
-        if second == 3 {
-            agent = Some(fleet.open(now, who(Role::Agent)));
+        if second >= 3 {
+            let stream = *agent.get_or_insert_with(|| fleet.open(now, who(Role::Agent)));
+            agent = Some(fleet.synced(now, stream));
         }
-        agent = agent.map(|it| fleet.synced(now, it));
         for step in fleet.run(now) {
             let Step::Decided(it) = step else { continue };
             wanted.push((second, it.wanted));
@@ -449,9 +445,9 @@ fn a_restart_keeps_the_place_of_a_pod_that_ends() {
     let mut fleet = Fleet::new(TICK);
     fleet.routes(Duration::ZERO, &table, &table.keys());
     let agent = fleet.open(Duration::ZERO, who(Role::Agent));
-    fleet.synced(Duration::ZERO, agent);
     for second in 0..8 {
         let now = Duration::from_secs(second);
+        fleet.synced(now, agent);
         if second == 5 {
             table.pods.remove("c");
             fleet.routes(now, &table, &[RouteKey::Pod("c".into())].into());
