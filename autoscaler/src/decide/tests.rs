@@ -122,6 +122,20 @@ fn a_lower_wish_waits_for_the_delay() {
     assert_eq!(step(40, false, 70.0), Some(1), "nobody waits for an unreachable one");
 }
 
+/// In Knative a scaler that runs keeps the delay that it began with.
+#[test]
+fn a_delay_that_changes_holds_from_the_next_evaluation_on() {
+    let mut scaler = calm();
+    let mut step = |now, delay, stable| {
+        let policy = ScalePolicy { scale_down_delay: at(delay), ..policy() };
+        scaler.step(at(now), &policy, pods(4), load(stable, 0.0)).pods
+    };
+    assert_eq!(step(20, 4, 280.0), Some(4));
+    assert_eq!(step(22, 60, 140.0), Some(4));
+    assert_eq!(step(40, 60, 140.0), Some(4), "longer");
+    assert_eq!(step(42, 2, 140.0), Some(2), "shorter");
+}
+
 /// Reference §2.4: `TBC == 0 ? 0 : TBC > 0 ? floor(ready·total − TBC − panic) : −1`.
 #[test]
 fn burst_capacity_and_activators_follow_the_formula() {
