@@ -364,16 +364,34 @@ impl Fleet {
         }
     }
 
-    /// The sender, if it may speak; it does so now. One that was silent for too long has told nothing of some second, and no
-    /// revision knows of how many requests.
+    /// The sender, if it may speak; it does so now. One that was silent for too long has told nothing of some second.
     fn hear(&mut self, now: Duration, stream: Stream) -> Option<&mut Sender> {
         let sender = self.sender(stream)?;
         let was_silent = sender.stream.synced && now > sender.heard + GAP;
         sender.heard = now;
         if was_silent {
-            self.each_load(Load::miss);
+            self.miss(stream.sender);
         }
         self.sender(stream)
+    }
+
+    /// Some second may have held requests of which the sender told nothing: at an activator, of any revision; at an agent,
+    /// of those that have pods on its node. One node among many that stalls must not hold up all.
+    fn miss(&mut self, sender: u32) {
+        let Some(who) = self.senders.get(&sender).map(|it| &it.who) else { return };
+        if who.role == Role::Activator {
+            return self.each_load(Load::miss);
+        }
+        let there = self.pods.values().filter(|pod| pod.node == who.node);
+        let there: BTreeSet<Name> = there.map(|pod| pod.revision.clone()).collect();
+        for name in there {
+            self.load(&name).into_iter().for_each(Load::miss);
+        }
+        self.each_load(|load| {
+            if load.hears_from(sender) {
+                load.miss();
+            }
+        });
     }
 
     /// The sender, if `stream` is its latest and stands.

@@ -263,6 +263,11 @@ impl Load {
         !self.may_hold_requests() && self.window.as_deref().is_none_or(|(_, it)| it.is_quiet(now))
     }
 
+    /// Whether the sender has told anything that is still kept.
+    pub fn hears_from(&self, sender: u32) -> bool {
+        self.sources.iter().any(|source| source.sender == sender)
+    }
+
     /// Whether some stream that stands speaks of the pod.
     pub fn hears_of(&self, pod: &str) -> bool {
         let of_pod = |source: &Source| source.is_online && source.pod.as_deref() == Some(pod);

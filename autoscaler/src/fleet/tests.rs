@@ -431,6 +431,44 @@ fn a_restart_loses_no_pod() {
     assert_eq!(wanted, [(0, None), (4, Some(4)), (12, Some(2))]);
 }
 
+/// Two services with four pods each, on a node of their own. One node's agent speaks only every third second: what it does
+/// not tell is not known, of the service there.
+#[test]
+fn a_node_that_stalls_holds_up_no_service_of_another() {
+    let mut table = RouteTable::default();
+    for node in ["calm", "stalls"] {
+        let name = Name::new("default", node);
+        let reached = RouteRevision { initial_scale_reached: true, ..revision(&name, short()) };
+        table.revisions.insert(name.clone(), reached);
+        for at in 0..4 {
+            let uid = format!("{node}-{at}");
+            let new = RoutePod { node: node.into(), ..pod(&uid, &name, PodPhase::Ready) };
+            table.pods.insert(uid, new);
+        }
+    }
+    let mut fleet = Fleet::new(TICK);
+    fleet.routes(Duration::ZERO, &table, &table.keys());
+    let mut agents = ["calm", "stalls"].map(|node| {
+        let who = Subscriber { role: Role::Agent, name: node.into(), node: node.into() };
+        fleet.open(Duration::ZERO, who)
+    });
+    let mut least = BTreeMap::new();
+    for second in 0..40 {
+        let now = Duration::from_secs(second);
+        agents[0] = fleet.synced(now, agents[0]);
+        if second % 3 == 0 {
+            agents[1] = fleet.synced(now, agents[1]);
+        }
+        for step in fleet.run(now) {
+            let Step::Decided(it) = step else { continue };
+            let least = least.entry(it.revision.name).or_insert(4);
+            *least = it.wanted.unwrap_or(*least).min(*least);
+        }
+    }
+    // Pods stay here, so that a step down asks for half of them.
+    assert_eq!(least, BTreeMap::from([("calm".into(), 2), ("stalls".into(), 4)]));
+}
+
 /// Nothing is decided yet when one of three pods ends: what there was is kept, not what is left until it is replaced.
 #[test]
 fn a_restart_keeps_the_place_of_a_pod_that_ends() {

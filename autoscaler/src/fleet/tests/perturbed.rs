@@ -629,7 +629,9 @@ proptest! {
         prop_assert_eq!((0..first).find(is_less), None, "all was known");
         let after = last + memory(&story.policy);
         let back = (after..told.len()).find(|at| !is_less(at)).unwrap_or(told.len());
-        prop_assert_eq!((back..told.len()).find(is_less), None, "all is known again");
+        // A revision that sleeps has no pods, but here they never leave: it wakes with enough of them, and asks for none.
+        let asleep = (back..told.len()).find(|&at| harmed[at] == 0).unwrap_or(told.len());
+        prop_assert_eq!((back..asleep).find(is_less), None, "all is known again");
         // Without a pod, the number that was asked for first is waited for until the start has failed.
         let has_pods = story.lives.iter().any(|it| it.end == EVER);
         prop_assert!(!has_pods || after >= told.len() || back < told.len(), "never back");
