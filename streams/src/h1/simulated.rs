@@ -37,6 +37,7 @@ pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
         served: Vec::new(),
         is_over: false,
         is_at_close: false,
+        was_ahead: false,
         tap: Tap::new(),
         received: Received::default(),
     };
@@ -71,6 +72,8 @@ struct Play<'a> {
     is_over: bool,
     /// Its last answer ends with the connection.
     is_at_close: bool,
+    /// When the connection went, something had come behind a gap.
+    was_ahead: bool,
     tap: Tap,
     received: Received,
 }
@@ -142,6 +145,7 @@ impl Play<'_> {
     /// The connection is gone.
     fn close(&mut self) {
         self.tap.close(true);
+        self.was_ahead |= self.received.has_gap();
         let started = self.log.iter().filter(|event| **event == Event::Started).count();
         let ended = self
             .log
@@ -181,10 +185,18 @@ impl Play<'_> {
             return if is_open && !self.tap.is_busy() { Err("not in flight") } else { Ok(()) };
         }
         // A head that has come behind a gap in a body is seen already.
-        if !self.received.has_gap() && self.tap.events() != self.log {
+        if !self.received.has_gap() && !self.agrees() {
             return Err("other events");
         }
         Ok(())
+    }
+
+    /// Whether the events are those that must have been seen. What had come behind a gap in the last body when the
+    /// connection went seemed to begin, also if the gap closes after that.
+    fn agrees(&self) -> bool {
+        let (events, ahead) = (self.tap.events(), [Event::Started, Event::Cut]);
+        let before = events.strip_suffix(&ahead).filter(|_| self.was_ahead);
+        events == self.log || before == Some(&self.log)
     }
 
     fn conclude(&mut self) -> Result<(), &'static str> {
@@ -196,10 +208,6 @@ impl Play<'_> {
                 Served { statuses: &self.served, may_refuse: true, is_tunnel: self.is_over };
             return judge(self.tap.events(), served);
         }
-        let events = self.tap.events();
-        // What had come behind a gap in the last body seemed to begin, as above.
-        let ahead = [Event::Started, Event::Cut];
-        let is_ahead = self.received.has_gap() && events.strip_suffix(&ahead) == Some(&self.log);
-        if events == self.log || is_ahead { Ok(()) } else { Err("other events at the end") }
+        if self.agrees() { Ok(()) } else { Err("other events at the end") }
     }
 }
