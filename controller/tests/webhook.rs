@@ -13,9 +13,12 @@ use controller::{
     config_maps::Flag,
     crds,
     kube::{FIELD_MANAGER, client::connect, lead::Leadership},
+    parse::{
+        Platform, Rules,
+        admit::{self, Kind, Question},
+    },
     webhook::{self, InForce, certs::Certificates, register, review::Settings},
 };
-use futures::StreamExt as _;
 use k8s_openapi::{
     api::{
         admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
@@ -384,54 +387,67 @@ fn is_filled_in(at: &str, value: &Value) -> bool {
         || (is_container && at.ends_with("/name") && value == "")
 }
 
+/// Whether admission takes a service with this pod, asked without an API server in between: most are refused.
+fn admits(pod: &Value, settings: &Settings) -> bool {
+    let object = serde_json::to_value(of_pod(pod)).unwrap();
+    let rules = Rules {
+        platform: Platform::Kubernetes,
+        defaults: &settings.defaults,
+        features: &settings.features,
+        autoscaler: &settings.autoscaler,
+        cluster_domain: &settings.cluster_domain,
+    };
+    let question =
+        Question { kind: Kind::Service, object: &object, old: None, user: Some("admin"), rules };
+    let (filled, _) = admit::default(&question);
+    admit::validate(&Question { object: &filled, ..question }).problems.is_empty()
+}
+
+fn of_pod(pod: &Value) -> DynamicObject {
+    service("pod", json!({"template": {"spec": pod}}))
+}
+
+/// The Deployment of such a pod.
+fn deployment(pod: &Value) -> DynamicObject {
+    let labels = json!({"app": "a"});
+    serde_json::from_value(json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "pod"},
+        "spec": {"selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod}},
+    }))
+    .unwrap()
+}
+
 /// A service that is admitted, and whose Deployment the API server then refuses, would never get a pod. Each value of a
 /// pod is exchanged for many others, and both are asked.
 async fn what_is_admitted_gets_a_deployment(client: &Client, namespace: &str, leader: &Replica) {
-    leader.settings.send_replace(Arc::new(every_feature()));
+    let settings = Arc::new(every_feature());
+    leader.settings.send_replace(Arc::clone(&settings));
     let services = api(client, namespace, "serving.knative.dev", "v1", "Service");
     let deployments = api(client, namespace, "apps", "v1", "Deployment");
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     let full: Value = serde_json::from_str(FULL_POD).unwrap();
+    services.create(&dry, &of_pod(&full)).await.unwrap();
+    deployments.create(&dry, &deployment(&full)).await.unwrap();
     let mut all = Vec::new();
     leaves(&full, "", &mut all);
     let (mut wrong, mut tried, mut admitted) = (Vec::new(), 0, 0);
-    let asked = |pod: Value| {
-        let (services, deployments, dry) = (services.clone(), deployments.clone(), dry.clone());
-        async move {
-            let service = service("pod", json!({"template": {"spec": pod}}));
-            let taken = services.create(&dry, &service).await.is_ok();
-            let labels = json!({"app": "a"});
-            let deployment = json!({
-                "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "pod"},
-                "spec": {"selector": {"matchLabels": labels},
-                    "template": {"metadata": {"labels": labels}, "spec": pod}},
-            });
-            let deployment: DynamicObject = serde_json::from_value(deployment).unwrap();
-            match taken {
-                true => Some(deployments.create(&dry, &deployment).await.err()),
-                false => None,
+    for (at, value) in all {
+        for other in others(&value) {
+            let mut pod = full.clone();
+            *pod.pointer_mut(&at).unwrap() = other.clone();
+            tried += 1;
+            if !admits(&pod, &settings) || is_filled_in(&at, &other) {
+                continue;
             }
-        }
-    };
-    let whole = asked(full.clone()).await.expect("admission takes it");
-    assert!(whole.is_none(), "{whole:?}");
-    let inputs = all
-        .into_iter()
-        .flat_map(|(at, value)| others(&value).into_iter().map(move |other| (at.clone(), other)));
-    let asks = inputs.map(|(at, other)| {
-        let mut pod = full.clone();
-        *pod.pointer_mut(&at).unwrap() = other.clone();
-        let asked = asked(pod);
-        async move { (at, other, asked.await) }
-    });
-    let mut asks = futures::stream::iter(asks).buffer_unordered(16);
-    while let Some((at, other, ours)) = asks.next().await {
-        tried += 1;
-        admitted += usize::from(ours.is_some());
-        if let Some(Some(kube::Error::Api(why))) = ours
-            && !is_filled_in(&at, &other)
-        {
-            wrong.push(format!("{at} {other}: {}", why.message));
+            admitted += 1;
+            let refused = deployments.create(&dry, &deployment(&pod)).await.err();
+            // The schema may refuse what the webhook is then not asked about.
+            if let Some(kube::Error::Api(why)) = refused
+                && services.create(&dry, &of_pod(&pod)).await.is_ok()
+            {
+                wrong.push(format!("{at} {other}: {}", why.message));
+            }
         }
     }
     assert!(tried > 1000 && admitted > 200, "{tried} {admitted}");
