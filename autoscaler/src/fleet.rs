@@ -317,9 +317,10 @@ impl Fleet {
     /// The stream has named every subject of a batch; after the first, what it did not name is gone. A batch of nothing
     /// says that there is no news.
     pub fn synced(&mut self, now: Duration, stream: Stream) -> Stream {
-        let Some(sender) = self.hear(now, stream) else { return Stream { synced: true, ..stream } };
-        if !sender.stream.synced {
-            sender.stream.synced = true;
+        if self.hear(now, stream)
+            && let Some(sender) = self.sender(stream)
+            && !std::mem::replace(&mut sender.stream.synced, true)
+        {
             self.each_load(|load| load.synced(now, stream));
         }
         Stream { synced: true, ..stream }
@@ -332,7 +333,7 @@ impl Fleet {
 
     /// Takes in one subject's totals.
     pub fn seen(&mut self, now: Duration, stream: Stream, seen: &UsageSeen) {
-        if self.hear(now, stream).is_none() {
+        if !self.hear(now, stream) {
             return;
         }
         let pod = seen.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
@@ -354,7 +355,7 @@ impl Fleet {
 
     /// A subject is gone from its sender.
     pub fn gone(&mut self, now: Duration, stream: Stream, key: &UsageKey) {
-        if self.hear(now, stream).is_none() {
+        if !self.hear(now, stream) {
             return;
         }
         let Some(load) = self.load(&key.revision) else { return };
@@ -364,15 +365,16 @@ impl Fleet {
         }
     }
 
-    /// The sender, if it may speak; it does so now. One that was silent for too long has told nothing of some second.
-    fn hear(&mut self, now: Duration, stream: Stream) -> Option<&mut Sender> {
-        let sender = self.sender(stream)?;
+    /// Notes that the sender speaks now; `false`: it may not. One that was silent for too long has told nothing of some
+    /// second.
+    fn hear(&mut self, now: Duration, stream: Stream) -> bool {
+        let Some(sender) = self.sender(stream) else { return false };
         let was_silent = sender.stream.synced && now > sender.heard + GAP;
         sender.heard = now;
         if was_silent {
             self.miss(stream.sender);
         }
-        self.sender(stream)
+        true
     }
 
     /// Some second may have held requests of which the sender told nothing: at an activator, of any revision; at an agent,

@@ -212,7 +212,7 @@ impl<'a> World<'a> {
     fn reach(&mut self, second: usize) {
         for at in 0..=READY {
             let at_ns = self.ns(sender_of(at));
-            let level = self.level(at, second);
+            let level = self.story.level(at, second);
             let totals = &mut self.totals[at];
             let kept = if self.story.policy.metric == Metric::Rps { 0 } else { level };
             while totals.in_flight() > kept {
@@ -224,13 +224,6 @@ impl<'a> World<'a> {
                 totals.start(at_ns);
             }
         }
-    }
-
-    /// Only what is ready gets requests.
-    fn level(&self, at: usize, second: usize) -> u64 {
-        let level = self.story.load[second][at];
-        let is_ready = self.story.lives.get(at).is_none_or(|it| it.contains(&second));
-        if is_ready { level } else { 0 }
     }
 
     /// What a sender has to say.
@@ -613,14 +606,16 @@ fn asleep(pods: &[u32], from: usize) -> usize {
 }
 
 impl Story {
+    /// Requests at a pod, or those that wait: only what is ready gets any.
+    fn level(&self, at: usize, second: usize) -> u64 {
+        let is_ready = self.lives.get(at).is_none_or(|it| it.contains(&second));
+        if is_ready { self.load[second][at] } else { 0 }
+    }
+
     /// Whether so many pods carry what is in flight at this moment. A decider that asked for more than another before need
     /// not take a step up between two ticks that the other one takes.
     fn is_carried(&self, at: usize, pods: u32) -> bool {
-        let counts = |at: usize, second| self.lives.get(at).is_none_or(|it| it.contains(&second));
-        let level = |second: usize| {
-            let all = self.load[second].iter().enumerate();
-            all.filter(|(at, _)| counts(*at, second)).map(|(_, it)| it).sum::<u64>()
-        };
+        let level = |second: usize| (0..=READY).map(|at| self.level(at, second)).sum::<u64>();
         let most = level(at / 4).max(level((at / 4).saturating_sub(1)));
         let is_between = self.policy.metric == Metric::Rps && !at.is_multiple_of(8);
         is_between || most as f64 <= f64::from(pods) * self.policy.total
