@@ -13,10 +13,7 @@ use controller::{
     config_maps::Flag,
     crds,
     kube::{FIELD_MANAGER, client::connect, lead::Leadership},
-    parse::{
-        Platform, Rules,
-        admit::{self, Kind, Question},
-    },
+    parse::admit::{self, Kind, Question},
     webhook::{self, InForce, certs::Certificates, register, review::Settings},
 };
 use k8s_openapi::{
@@ -374,29 +371,22 @@ fn every_feature() -> Settings {
 
 /// Whether what we make of a value is not what was written, so that the API server takes it.
 fn is_filled_in(at: &str, value: &Value) -> bool {
-    let ends = |ends: &[&str]| ends.iter().any(|it| at.ends_with(it));
     // Letters of any size are Knative's rule; none, or a port of 0, is the one that serves; containers get names.
-    let is_container = at
-        .trim_start_matches("/init")
-        .to_ascii_lowercase()
-        .trim_start_matches('/')
-        .starts_with("containers/")
-        && at.matches('/').count() == 3;
-    ends(&["/readinessProbe/httpGet/scheme"])
-        || ends(&["Probe/httpGet/port", "Probe/tcpSocket/port", "/ports/0/containerPort"])
-        || (is_container && at.ends_with("/name") && value == "")
+    let ends = [
+        "/readinessProbe/httpGet/scheme",
+        "Probe/httpGet/port",
+        "Probe/tcpSocket/port",
+        "/ports/0/containerPort",
+    ];
+    let steps: Vec<&str> = at.split('/').collect();
+    let is_name = matches!(steps[..], ["", "containers" | "initContainers", _, "name"]);
+    ends.iter().any(|it| at.ends_with(it)) || (is_name && value == "")
 }
 
 /// Whether admission takes a service with this pod, asked without an API server in between: most are refused.
 fn admits(pod: &Value, settings: &Settings) -> bool {
     let object = serde_json::to_value(of_pod(pod)).unwrap();
-    let rules = Rules {
-        platform: Platform::Kubernetes,
-        defaults: &settings.defaults,
-        features: &settings.features,
-        autoscaler: &settings.autoscaler,
-        cluster_domain: &settings.cluster_domain,
-    };
+    let rules = settings.rules();
     let question =
         Question { kind: Kind::Service, object: &object, old: None, user: Some("admin"), rules };
     let (filled, _) = admit::default(&question);

@@ -321,10 +321,7 @@ fn judge(must: Must, value: &Value, at: &str, problems: &mut Vec<Problem>) {
 
 fn amounts(value: &Value, at: &str, problems: &mut Vec<Problem>) {
     for (name, amount) in value.as_object().into_iter().flatten() {
-        let standard = ["cpu", "memory", "ephemeral-storage"];
-        let known = standard.contains(&name.as_str())
-            || name.starts_with("hugepages-")
-            || (name.contains('/') && is_qualified(name));
+        let known = is_standard_resource(name) || (name.contains('/') && is_qualified(name));
         let text = amount.as_str().map_or_else(|| amount.to_string(), str::to_owned);
         if !known {
             problems.push(Problem::key(format!("{at}.{name}"), name));
@@ -339,7 +336,7 @@ fn labels(value: &Value, at: &str, problems: &mut Vec<Problem>) {
         let text = value.as_str().unwrap_or_default();
         if !is_qualified(name) {
             problems.push(Problem::key(format!("{at}.{name}"), name));
-        } else if !text.is_empty() && (text.contains('/') || !is_qualified(text)) {
+        } else if !text.is_empty() && !is_label_value(text) {
             problems.push(Problem::invalid(format!("{at}.{name}"), text));
         }
     }
@@ -348,18 +345,28 @@ fn labels(value: &Value, at: &str, problems: &mut Vec<Problem>) {
 /// A toleration's fields among each other.
 fn toleration(value: &Value, at: &str, problems: &mut Vec<Problem>) {
     let text = |name: &str| value[name].as_str().unwrap_or_default();
-    if text("key").is_empty() && text("operator") != "Exists" {
-        let problem = Problem::invalid(format!("{at}.operator"), text("operator"));
-        problems.push(problem.details("operator must be Exists when `key` is empty"));
-    }
-    if text("operator") == "Exists" && !text("value").is_empty() {
-        let problem = Problem::invalid(format!("{at}.operator"), text("operator"));
-        problems.push(problem.details("value must be empty when `operator` is 'Exists'"));
-    }
-    if !value["tolerationSeconds"].is_null() && text("effect") != "NoExecute" {
-        let problem = Problem::invalid(format!("{at}.effect"), text("effect"));
-        problems
-            .push(problem.details("effect must be 'NoExecute' when `tolerationSeconds` is set"));
+    let (exists, is_timed) = (text("operator") == "Exists", !value["tolerationSeconds"].is_null());
+    for (fits, field, why) in [
+        (
+            exists || !text("key").is_empty(),
+            "operator",
+            "operator must be Exists when `key` is empty",
+        ),
+        (
+            !exists || text("value").is_empty(),
+            "operator",
+            "value must be empty when `operator` is 'Exists'",
+        ),
+        (
+            !is_timed || text("effect") == "NoExecute",
+            "effect",
+            "effect must be 'NoExecute' when `tolerationSeconds` is set",
+        ),
+    ] {
+        if !fits {
+            let problem = Problem::invalid(format!("{at}.{field}"), text(field));
+            problems.push(problem.details(why));
+        }
     }
 }
 
@@ -428,7 +435,7 @@ fn is_any(_text: &str) -> bool {
 
 /// A name without dots.
 fn is_label(text: &str) -> bool {
-    text.len() <= 63 && !text.contains('.') && is_subdomain(text)
+    dns::dns1123(text).is_empty()
 }
 
 fn is_label_value(text: &str) -> bool {
@@ -464,9 +471,12 @@ fn is_field_of_pod(text: &str) -> bool {
 /// An amount of a container that its variables may say.
 fn is_resource_of_container(text: &str) -> bool {
     let named = text.strip_prefix("limits.").or_else(|| text.strip_prefix("requests."));
-    named.is_some_and(|it| {
-        ["cpu", "memory", "ephemeral-storage"].contains(&it) || it.starts_with("hugepages-")
-    })
+    named.is_some_and(is_standard_resource)
+}
+
+/// What every container may have amounts of.
+fn is_standard_resource(text: &str) -> bool {
+    ["cpu", "memory", "ephemeral-storage"].contains(&text) || text.starts_with("hugepages-")
 }
 
 /// One of a unit.
@@ -502,7 +512,7 @@ fn is_header(text: &str) -> bool {
 
 /// A path that stays below where it begins.
 fn is_inner_path(text: &str) -> bool {
-    !text.starts_with('/') && text.split('/').all(|it| it != "..")
+    !text.starts_with('/') && has_no_step_up(text)
 }
 
 /// A name of a service (RFC 6335).

@@ -66,7 +66,8 @@ impl Settings {
         }
     }
 
-    fn rules(&self) -> Rules<'_> {
+    /// What admission judges by.
+    pub fn rules(&self) -> Rules<'_> {
         Rules {
             platform: Platform::Kubernetes,
             defaults: &self.defaults,
