@@ -110,8 +110,7 @@ fn hosts(rouse: &Installed, namespace: &str) {
 
 /// Six at once, where a pod takes one and three pods are the most.
 fn limited(rouse: &Installed, namespace: &str) {
-    let url = rouse.url(namespace, "concurrency");
-    let address = format!("{}:80", url.trim_start_matches("http://"));
+    let address = rouse.address(namespace, "concurrency");
     let args = ["--stages", "6x60s", "--requests", "40", "--path", "/?sleep=300"];
     let requests = rouse.from("node2").load(&address, "concurrency", &args).finish();
     tests::requests::none_lost(&requests, 40);

@@ -43,15 +43,11 @@ fn pause(seconds: u64) {
     thread::sleep(Duration::from_secs(seconds));
 }
 
-fn address(rouse: &Installed, namespace: &str, name: &str) -> String {
-    rouse.url(namespace, name).trim_start_matches("http://").to_owned() + ":80"
-}
-
 /// Traffic to a service that is awake: four clients, half of them on kept connections.
 fn traffic(rouse: &Installed, namespace: &str, name: &str, seconds: u64) -> Load {
     let stages = format!("4x{seconds}s");
     let args = ["--stages", &stages, "--path", "/?sleep=50"];
-    rouse.from("node1").load(&address(rouse, namespace, name), name, &args)
+    rouse.from("node1").load(&rouse.address(namespace, name), name, &args)
 }
 
 /// One request to a service that sleeps, which may wait for as long as a fault lasts.
@@ -83,7 +79,7 @@ fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
     let space = rouse.namespace("no-api");
     let namespace = &space.name;
     prepared(&rouse, namespace);
-    let asleep = address(&rouse, namespace, "asleep");
+    let asleep = rouse.address(namespace, "asleep");
     let awake = traffic(&rouse, namespace, "awake", 70);
     let fault = Fault::of(&rouse.cluster, "stop", "kube-apiserver", "resume");
     pause(50);
@@ -105,7 +101,7 @@ fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
     let namespace = &space.name;
     prepared(&rouse, namespace);
     let awake = traffic(&rouse, namespace, "awake", 20);
-    let asleep = address(&rouse, namespace, "asleep");
+    let asleep = rouse.address(namespace, "asleep");
     let fault = Fault::of(&rouse.cluster, "stop", "etcd", "resume");
     let wakes = wake(&rouse, &asleep);
     pause(8);
@@ -132,7 +128,7 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
     all.extend(sleepers.map(|name| with_least(name, 0)));
     rouse.ready(namespace, &all.join("---\n"));
     sleepers.iter().for_each(|name| rouse.asleep(namespace, name));
-    let addresses = sleepers.map(|name| address(&rouse, namespace, name));
+    let addresses = sleepers.map(|name| rouse.address(namespace, name));
     let first = leader(&rouse, "");
     let grows = thread::scope(|scope| {
         // Comes back after a minute, and never leaves it standing still.
@@ -182,7 +178,7 @@ fn watches_that_break_are_taken_up_again() {
         });
     }
     // What changed meanwhile and what changes now is seen.
-    let woken = wake(&rouse, &address(&rouse, namespace, "asleep")).finish();
+    let woken = wake(&rouse, &rouse.address(namespace, "asleep")).finish();
     none_lost(&woken, 1);
     later(&rouse, namespace);
     none_lost(&awake.finish(), 100);
@@ -250,7 +246,7 @@ fn woken_while(
     let all: Vec<String> = names.iter().map(|name| with_least(name, 0)).collect();
     rouse.ready(namespace, &all.join("---\n"));
     names.iter().for_each(|name| rouse.asleep(namespace, name));
-    let addresses: Vec<String> = names.iter().map(|name| address(rouse, namespace, name)).collect();
+    let addresses: Vec<String> = names.iter().map(|name| rouse.address(namespace, name)).collect();
     let place = rouse.from("node1");
     let mut harm = Some(harm);
     let mut loads = Vec::new();
@@ -326,7 +322,7 @@ fn two_controllers_that_both_think_they_lead_do_no_harm() {
         .wait("admission to answer", || rouse.apply(namespace, &with_least("awake", 2)).ok());
     // Wakes up in the middle of what it did, with a view of the world that is old.
     drop(stopped);
-    none_lost(&wake(&rouse, &address(&rouse, namespace, "asleep")).finish(), 1);
+    none_lost(&wake(&rouse, &rouse.address(namespace, "asleep")).finish(), 1);
     rouse.wait_ready(namespace, "ksvc", "awake");
     none_lost(&awake.finish(), 100);
     assert_eq!(leader(&rouse, ""), second, "who lost the lease does not lead");
@@ -357,7 +353,7 @@ fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
     for (pod, name) in pods.iter().zip(names) {
         let stopped = Stopped(process(&rouse, pod));
         kill(stopped.0, Signal::SIGSTOP).expect("it runs");
-        let woken = wake(&rouse, &address(&rouse, namespace, name)).finish();
+        let woken = wake(&rouse, &rouse.address(namespace, name)).finish();
         none_lost(&woken, 1);
         println!("{pod} is frozen: the wake takes {} ms", slowest(&woken));
     }
@@ -376,7 +372,7 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
     rouse.ready(namespace, &nodes.map(|(.., name)| with_least(name, 0)).join("---\n"));
     nodes.iter().for_each(|(.., name)| rouse.asleep(namespace, name));
     for (frozen, other, name) in nodes {
-        let (to, client) = (address(&rouse, namespace, name), rouse.from(other));
+        let (to, client) = (rouse.address(namespace, name), rouse.from(other));
         let schedule = |verb| rouse.cluster.kubectl(&[verb, frozen]).expect("an operator may");
         schedule("cordon");
         let fault = Fault::of(&rouse.cluster, "stop", frozen, "resume");
@@ -404,7 +400,7 @@ fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
     let space = rouse.namespace("lost-node");
     let namespace = &space.name;
     spread(&rouse, namespace);
-    let to = address(&rouse, namespace, "spread");
+    let to = rouse.address(namespace, "spread");
     let args =
         ["--stages", "2x75s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
     let load = rouse.from("node1").load(&to, "spread", &args);
@@ -424,7 +420,7 @@ fn a_node_that_boots_again_serves_as_before() {
     spread(&rouse, namespace);
     rouse.ready(namespace, &with_least("asleep", 0));
     rouse.asleep(namespace, "asleep");
-    let to = address(&rouse, namespace, "spread");
+    let to = rouse.address(namespace, "spread");
     let args =
         ["--stages", "2x90s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
     let load = rouse.from("node1").load(&to, "spread", &args);
@@ -434,7 +430,7 @@ fn a_node_that_boots_again_serves_as_before() {
     // The client there went with the node.
     let there = Place::new(&rouse.cluster, namespace, "node2");
     both_answer(&rouse, [rouse.from("node1"), &there], &to);
-    let asleep = address(&rouse, namespace, "asleep");
+    let asleep = rouse.address(namespace, "asleep");
     let woken = there.load(&asleep, "asleep", &["--stages", "2x3s"]).finish();
     none_lost(&woken, 10);
     // What counts requests there counts them all, or the service would never sleep, or too soon.

@@ -77,8 +77,7 @@ impl<'a> Scene<'a> {
         rouse.apply(&name, &volume(&name, &scene.folder.path())).expect("a volume may be made");
         scene.features.apply(rouse, &name, &scene.service(LATEST));
         rouse.wait_ready(&name, "ksvc", "app");
-        let address = rouse.url(&name, "app");
-        let address = format!("{}:80", address.trim_start_matches("http://"));
+        let address = rouse.address(&name, "app");
         scene.to = address.parse().expect("an address");
         scene
     }

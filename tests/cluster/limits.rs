@@ -27,8 +27,7 @@ spec:
 
 /// Load by the ClusterIP from each node, and by the gateway.
 fn everywhere(rouse: &Installed, namespace: &str, name: &str, args: &[&str]) -> Vec<Load> {
-    let (inside, gateway) = (rouse.url(namespace, name), rouse.gateway());
-    let address = format!("{}:80", inside.trim_start_matches("http://"));
+    let (address, gateway) = (rouse.address(namespace, name), rouse.gateway());
     let host = format!("{name}.{namespace}.example.com");
     let args = [args, &["--path", PATH]].concat();
     let ways = [("node1", address.as_str(), name), ("node2", &address, name)];

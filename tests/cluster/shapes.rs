@@ -267,7 +267,7 @@ fn a_service_of_class_hpa_is_scaled_by_its_deployment_and_loses_nothing() {
         });
     };
     scaled(3);
-    let address = rouse.url(namespace, "measured").trim_start_matches("http://").to_owned() + ":80";
+    let address = rouse.address(namespace, "measured");
     let args = ["--stages", "6x15s", "--path", "/?sleep=50", "--fresh-pct", "50"];
     let load = rouse.from("node1").load(&address, "measured", &args);
     scaled(1);

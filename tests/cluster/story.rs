@@ -129,7 +129,7 @@ fn a_service_scales_rolls_out_and_back_and_goes_without_losing_a_request() {
     let namespace = &space.name;
     rouse.ready(namespace, &story("v1", &[("v1", 100, "")]));
     rouse.asleep(namespace, "story");
-    let address = rouse.url(namespace, "story").trim_start_matches("http://").to_owned() + ":80";
+    let address = rouse.address(namespace, "story");
     scaled_out_and_in(&rouse, namespace, &address);
 
     rouse.ready(namespace, &story("v2", &[("v1", 70, "old"), ("v2", 30, "new")]));

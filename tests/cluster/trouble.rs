@@ -143,7 +143,7 @@ fn what_somebody_deletes_is_made_again_and_no_request_is_lost() {
         namespace,
         &service("kept", ", autoscaling.knative.dev/min-scale: \"1\"", CONTAINER),
     );
-    let address = rouse.url(namespace, "kept").trim_start_matches("http://").to_owned() + ":80";
+    let address = rouse.address(namespace, "kept");
     let args = ["--stages", "4x20s", "--path", "/?sleep=20", "--fresh-pct", "100"];
     let load = rouse.from("node1").load(&address, "kept", &args);
     let slices = rouse.cluster.get(&["endpointslices", "--namespace", namespace]);
@@ -248,8 +248,7 @@ fn a_namespace_deleted_under_load_goes_and_harms_no_other() {
         // Kubernetes looks at a namespace on its way out again after half its pods' grace, which is 300 s otherwise.
         let yaml = yaml.replace("    spec:\n", "    spec:\n      timeoutSeconds: 20\n");
         rouse.ready(&namespace.name, &yaml);
-        let url = rouse.url(&namespace.name, "busy");
-        addresses.push(url.trim_start_matches("http://").to_owned() + ":80");
+        addresses.push(rouse.address(&namespace.name, "busy"));
     }
     let args = ["--stages", "4x15s", "--path", "/?sleep=20"];
     let spared = rouse.from("node1").load(&addresses[1], "busy", &args);

@@ -191,6 +191,11 @@ impl Installed {
             Some(format!("http://{address}"))
         })
     }
+
+    /// `CLUSTERIP:80` of a Service of Kubernetes.
+    pub fn address(&self, namespace: &str, service: &str) -> String {
+        self.url(namespace, service).trim_start_matches("http://").to_owned() + ":80"
+    }
 }
 
 /// `rouse ARGS --kubeconfig FILE` of the program that is in the image.
