@@ -34,7 +34,6 @@ impl<'a> Bound<'a> {
 impl Drop for Bound<'_> {
     fn drop(&mut self) {
         for node in ["node1", "node2"] {
-            let _open = self.0.cluster.kubectl(&["uncordon", node]);
             let _clean = self.0.cluster.kubectl(&["taint", "node", node, "test-"]);
         }
         if !std::thread::panicking() {
@@ -74,10 +73,10 @@ fn pods_that_ask_for_nothing_are_bound_where_they_may_run() {
     nodes.dedup();
     assert_eq!((nodes, scheduled), (vec!["node1".to_owned(), "node2".to_owned()], 0));
 
-    bound.kubectl(&["cordon", "node1"]);
+    let cordon = rouse.cordon("node1");
     let all_on = |node: &str| (vec![node.to_owned(); 3], 0);
     assert_eq!(placed(&rouse, &space, "cordoned", ""), all_on("node2"));
-    bound.kubectl(&["uncordon", "node1"]);
+    drop(cordon);
     bound.kubectl(&["taint", "node", "node2", "test=here:NoSchedule"]);
     assert_eq!(placed(&rouse, &space, "tainted", ""), all_on("node1"));
 

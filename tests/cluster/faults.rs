@@ -373,8 +373,7 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
     nodes.iter().for_each(|(.., name)| rouse.asleep(namespace, name));
     for (frozen, other, name) in nodes {
         let (to, client) = (rouse.address(namespace, name), rouse.from(other));
-        let schedule = |verb| rouse.cluster.kubectl(&[verb, frozen]).expect("an operator may");
-        schedule("cordon");
+        let cordon = rouse.cordon(frozen);
         let fault = Fault::of(&rouse.cluster, "stop", frozen, "resume");
         let args =
             ["--stages", "1x1s", "--requests", "1", "--timeout-s", "5", "--fresh-pct", "100"];
@@ -384,8 +383,7 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
             let requests = client.load(&to, name, &args).finish();
             requests.into_iter().find(Request::is_answered)
         });
-        drop(fault);
-        schedule("uncordon");
+        drop((fault, cordon));
         println!(
             "{frozen} stood still: try {tries} was answered after {} ms",
             answered.took_us / 1000

@@ -110,8 +110,8 @@ fn evict(scene: &Scene<'_>, pod: &str, _: &str) {
 fn drain(scene: &Scene<'_>, _: &str, node: &str) {
     let words = "--ignore-daemonsets --delete-emptydir-data --force --pod-selector app!=client";
     let words: Vec<&str> = words.split(' ').chain(["--timeout", "300s"]).collect();
+    let _cordon = scene.rouse.cordon(node);
     kubectl(scene, &[&["drain", node][..], &words].concat());
-    kubectl(scene, &["uncordon", node]);
 }
 
 fn kubectl(scene: &Scene<'_>, words: &[&str]) {

@@ -59,13 +59,9 @@ fn an_image_that_cannot_be_had_is_said_on_revision_and_service() {
     let namespace = &space.name;
     // One whose tag cannot be looked up, and one that no node can pull.
     let unknown = service("unknown", "", "image: \"registry.invalid/nobody/nothing:v1\"");
-    let deadline = ", serving.knative.dev/progress-deadline: 10s";
-    let absent = service("absent", deadline, "image: \"dev.local/nothing:v1\"");
-    let crashes = service(
-        "crashes",
-        deadline,
-        &format!("{CONTAINER}, env: [{{name: HELLO_EXIT, value: \"3\"}}]"),
-    );
+    let absent = service("absent", "", "image: \"dev.local/nothing:v1\"");
+    let exits = format!("{CONTAINER}, env: [{{name: HELLO_EXIT, value: \"3\"}}]");
+    let crashes = service("crashes", "", &exits);
     rouse
         .apply(namespace, &[unknown, absent, crashes].join("---\n"))
         .expect("admission cannot know");

@@ -19,6 +19,8 @@ pub const SYSTEM: &str = "knative-serving";
 pub const HELLO: &str = "dev.local/hello:v1";
 /// Where the client pods are.
 const CLIENTS: &str = "clients";
+/// The nodes.
+const NODES: [&str; 2] = ["node1", "node2"];
 /// The longest that one request may take before it counts as lost, in seconds.
 const ANSWER_WITHIN: &str = "60";
 
@@ -59,6 +61,8 @@ impl Installed {
             xtask_output(&xtask, &name, &words)?;
         }
         let cluster = Cluster::named(&name);
+        // One that was killed has left it as it was.
+        cluster.kubectl(&["uncordon", NODES[0], NODES[1]])?;
         rouse(&cluster, &INSTALL)?;
         Self::of(cluster)
     }
@@ -71,7 +75,7 @@ impl Installed {
         {
             return Err(error);
         }
-        let places = ["node1", "node2"].map(|node| Place::apply(&cluster, CLIENTS, node));
+        let places = NODES.map(|node| Place::apply(&cluster, CLIENTS, node));
         let places = places.into_iter().collect::<Result<Vec<_>, _>>()?;
         let places = places.into_iter().map(Place::started).collect();
         let status = cluster.status();
@@ -97,6 +101,7 @@ impl Installed {
             && all.iter().all(is_ready)
             && nodes.len() == 2
             && nodes.iter().all(|it| condition(it, "Ready")["status"] == "True")
+            && nodes.iter().all(|it| it["spec"]["unschedulable"].is_null())
             && clients
     }
 
@@ -108,6 +113,12 @@ impl Installed {
     /// Installs Rouse, or once more, as this run does it.
     pub fn install(&self) -> String {
         self.rouse(&INSTALL)
+    }
+
+    /// Lets no new pod onto the node `node` until the answer is dropped, also by a test that fails.
+    pub fn cordon(&self, node: &str) -> Cordon<'_> {
+        self.cluster.kubectl(&["cordon", node]).expect("an operator may");
+        Cordon { cluster: &self.cluster, node: node.to_owned() }
     }
 
     /// The client on the node `node`.
@@ -195,6 +206,19 @@ impl Installed {
     /// `CLUSTERIP:80` of a Service of Kubernetes.
     pub fn address(&self, namespace: &str, service: &str) -> String {
         self.url(namespace, service).trim_start_matches("http://").to_owned() + ":80"
+    }
+}
+
+/// A node that takes no new pods; dropped, it does again.
+#[derive(Debug)]
+pub struct Cordon<'a> {
+    cluster: &'a Cluster,
+    node: String,
+}
+
+impl Drop for Cordon<'_> {
+    fn drop(&mut self) {
+        let _open = self.cluster.kubectl(&["uncordon", &self.node]);
     }
 }
 
