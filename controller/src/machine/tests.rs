@@ -536,6 +536,22 @@ fn a_start_that_takes_too_long_is_given_up() {
 }
 
 #[test]
+fn an_image_that_is_missing_is_still_named_after_the_deadline() {
+    let mut sim = Sim::new();
+    sim.apply(&HELLO.replace("\"0\"", "\"1\""));
+    let uid = sim.uids()[0].clone();
+    let (reason, message) = ("ErrImagePull".to_owned(), "dev.local/hello:v1: not found".to_owned());
+    let waits = ContainerState::Waiting { reason, message, last_exit: None };
+    sim.status(&uid, NodePhase::Pending, waits, 0);
+    let named = "False ErrImagePull: dev.local/hello:v1: not found";
+    assert_eq!(sim.condition(Kind::RevisionReady), named);
+    sim.pass(600_000);
+    assert_eq!(sim.condition(Kind::RevisionReady), named);
+    let late = sim.condition(Kind::RevisionResources);
+    assert!(late.ends_with("never achieved: dev.local/hello:v1: not found"), "{late}");
+}
+
+#[test]
 fn a_refused_manifest_leaves_the_old_one_in_force() {
     let mut sim = Sim::new();
     sim.apply(HELLO);

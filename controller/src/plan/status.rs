@@ -72,7 +72,8 @@ pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Tim
     let conditions = &mut revision.conditions;
     conditions.set(Kind::RevisionResources, resources, view.now);
     conditions.set(Kind::RevisionHealthy, healthy, view.now);
-    let whole = conditions.ready(&[Kind::RevisionResources, Kind::RevisionHealthy]);
+    // What a container says of itself tells more than that its start took too long.
+    let whole = conditions.ready(&[Kind::RevisionHealthy, Kind::RevisionResources]);
     conditions.set(Kind::RevisionReady, whole, view.now);
     let active = match view.facts.class {
         Class::Kpa => active(revision, ready),
@@ -151,8 +152,8 @@ fn said_late(revision: &Revision) -> Option<Why> {
 /// Knative's words, and what held the start up: without it the reader learns only that it took long.
 fn given_up(revision: &Revision, slow: Option<&Why>) -> Why {
     const NEVER: &str = "Initial scale was never achieved";
-    match slow {
-        Some(slow) => Why::new(LATE, format!("{NEVER}: {}", slow.message)),
+    match revision.failure.as_deref().or(slow) {
+        Some(why) => Why::new(LATE, format!("{NEVER}: {}", why.message)),
         // The pods may be gone by now, and the reason with them.
         None => said_late(revision).unwrap_or_else(|| Why::new(LATE, NEVER)),
     }
