@@ -370,10 +370,12 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
     let namespace = &space.name;
     let nodes = [("node1", "node2", "asleep"), ("node2", "node1", "asleep-too")];
     rouse.ready(namespace, &nodes.map(|(.., name)| with_least(name, 0)).join("---\n"));
-    nodes.iter().for_each(|(.., name)| rouse.asleep(namespace, name));
     for (frozen, other, name) in nodes {
         let (to, client) = (rouse.address(namespace, name), rouse.from(other));
         let cordon = rouse.cordon(frozen);
+        // Where the decisions of another autoscaler count as a node freezes, they may hold a pod that had just gone: it
+        // would stand still with the next node, and Kubernetes replaces it only after minutes.
+        rouse.asleep(namespace, name);
         let fault = Fault::of(&rouse.cluster, "stop", frozen, "resume");
         let args =
             ["--stages", "1x1s", "--requests", "1", "--timeout-s", "5", "--fresh-pct", "100"];
