@@ -18,7 +18,7 @@ const SECOND: &str = "second\n";
 const CLOSE_FRAME: [u8; 4] = [0x88, 2, 3, 0xe9];
 
 /// A request in flight.
-struct InFlight {
+pub(super) struct InFlight {
     what: String,
     exchange: Exchange,
 }
@@ -93,7 +93,7 @@ fn open_all(rouse: &Installed, namespace: &str, tag: &str) -> Vec<InFlight> {
     NAMES.into_iter().flat_map(of).collect()
 }
 
-fn finish_all(rouse: &Installed, all: Vec<InFlight>) {
+pub(super) fn finish_all(rouse: &Installed, all: Vec<InFlight>) {
     all.into_iter().for_each(|it| it.finish(&rouse.cluster));
 }
 
@@ -206,9 +206,35 @@ fn second() -> String {
     format!("{CONTAINER}, env: [{{name: VERSION, value: \"2\"}}]")
 }
 
+fn old_revision(service: &str) -> String {
+    format!("{service}-00001")
+}
+
+/// Waits until the first of the two revisions of each service is deleted.
+pub(super) fn no_old_revision(rouse: &Installed, namespace: &str) {
+    let old = NAMES.map(old_revision);
+    rouse.cluster.wait("the old Revisions to be gone", || {
+        let there = all(rouse, namespace, "revisions", "name");
+        (!old.iter().any(|it| there.contains(it))).then_some(())
+    });
+}
+
+/// Takes the tag away that was all that led to the first revisions, and waits until they are in reserve.
+pub(super) fn forget_old(rouse: &Installed, namespace: &str) {
+    rouse.ready(namespace, &manifests(&second(), |_| NEWEST.to_owned()));
+    for name in NAMES.map(old_revision) {
+        rouse.cluster.wait(&format!("{name} to be in reserve"), || {
+            let revision = rouse.cluster.get(&["revision", "--namespace", namespace, &name]);
+            let state = &revision["metadata"]["labels"]["serving.knative.dev/routingState"];
+            (state == "reserve").then_some(())
+        });
+    }
+}
+
 /// Requests in flight at the first of two revisions, to which only the tag `old` leads.
-fn open_old(rouse: &Installed, namespace: &str) -> Vec<InFlight> {
-    let tagged = |name: &str| format!("{NEWEST}  - {{revisionName: {name}-00001, tag: old}}\n");
+pub(super) fn open_old(rouse: &Installed, namespace: &str) -> Vec<InFlight> {
+    let tagged =
+        |name: &str| format!("{NEWEST}  - {{revisionName: {}, tag: old}}\n", old_revision(name));
     rouse.ready(namespace, &manifests(CONTAINER, |_| NEWEST.to_owned()));
     rouse.ready(namespace, &manifests(&second(), tagged));
     open_all(rouse, namespace, "old-")
@@ -221,16 +247,8 @@ fn requests_outlive_the_tag_that_they_were_sent_to() {
     let space = rouse.namespace("no-tag");
     let namespace = &space.name;
     let in_flight = open_old(&rouse, namespace);
-    rouse.ready(namespace, &manifests(&second(), |_| NEWEST.to_owned()));
-    for name in NAMES {
-        unknown(&rouse, namespace, &format!("old-{name}"));
-        rouse.cluster.wait("the old Revision to be in reserve", || {
-            let name = format!("{name}-00001");
-            let revision = rouse.cluster.get(&["revision", "--namespace", namespace, &name]);
-            let state = &revision["metadata"]["labels"]["serving.knative.dev/routingState"];
-            (state == "reserve").then_some(())
-        });
-    }
+    forget_old(&rouse, namespace);
+    NAMES.iter().for_each(|name| unknown(&rouse, namespace, &format!("old-{name}")));
     finish_all(&rouse, in_flight);
 }
 
@@ -241,14 +259,11 @@ fn requests_outlive_their_revision() {
     let space = rouse.namespace("no-revision");
     let namespace = &space.name;
     let in_flight = open_old(&rouse, namespace);
-    let old = NAMES.map(|name| format!("{name}-00001"));
+    let old = NAMES.map(old_revision);
     let mut words = vec!["delete", "revision", "--namespace", namespace, "--wait=false"];
     words.extend(old.iter().map(String::as_str));
     rouse.cluster.kubectl(&words).expect("they may be deleted");
-    rouse.cluster.wait("the old Revisions to be gone", || {
-        let there = all(&rouse, namespace, "revisions", "name");
-        (!old.iter().any(|it| there.contains(it))).then_some(())
-    });
+    no_old_revision(&rouse, namespace);
     finish_all(&rouse, in_flight);
 }
 

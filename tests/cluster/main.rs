@@ -5,6 +5,7 @@
 
 mod again;
 mod binding;
+mod collected;
 mod contract;
 mod deleted;
 mod examples;

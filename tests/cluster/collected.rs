@@ -1,0 +1,41 @@
+//! `config-gc` lets no revision stay, and requests are in flight at the pods of one: each of them is answered in full.
+
+use tests::installed::{Installed, SYSTEM};
+
+use super::deleted::{finish_all, forget_old, no_old_revision, open_old};
+
+/// No revision stays that nothing leads to, for as long as the value lives.
+struct NoneStays<'a>(&'a Installed);
+
+impl<'a> NoneStays<'a> {
+    fn new(rouse: &'a Installed) -> Self {
+        set(rouse, "\"0\"").expect("good values are taken");
+        Self(rouse)
+    }
+}
+
+impl Drop for NoneStays<'_> {
+    fn drop(&mut self) {
+        let _as_before = set(self.0, "null");
+    }
+}
+
+fn set(rouse: &Installed, value: &str) -> Result<String, String> {
+    let keys = ["min-non-active-revisions", "max-non-active-revisions"];
+    let patch = format!("{{\"data\":{{\"{}\":{value},\"{}\":{value}}}}}", keys[0], keys[1]);
+    let words = ["patch", "configmap", "--namespace", SYSTEM, "config-gc", "--patch", &patch];
+    rouse.cluster.kubectl(&words)
+}
+
+#[test]
+fn requests_outlive_a_revision_that_is_collected() {
+    let rouse = Installed::at_hand();
+    let space = rouse.namespace("collected");
+    let namespace = &space.name;
+    let in_flight = open_old(&rouse, namespace);
+    let _none_stays = NoneStays::new(&rouse);
+    forget_old(&rouse, namespace);
+    finish_all(&rouse, in_flight);
+    // A revision without pods has nothing left to answer.
+    no_old_revision(&rouse, namespace);
+}
