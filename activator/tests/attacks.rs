@@ -15,7 +15,7 @@ use std::{
 
 use activator::budget::{CONNECTION_WINDOW, MAX_STREAMS, SEND_BUFFER};
 use bytes::Bytes;
-use common::wire::Protocol;
+use common::wire::{Name, PodPhase, Protocol, Revision, Target};
 use futures::future::{join_all, poll_fn};
 use h2c::{Client, Pod, endless, greedy};
 use harness::{GET, LONG, OK, World, read_head, rest, revision, server, until};
@@ -510,13 +510,49 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
     assert_eq!(refused(&world, "body_idle"), 2.0);
 }
 
+/// The host of another service, whose pod answers.
+async fn other_service(world: &mut World) -> &'static str {
+    const HOST: &str = "other.default.example.com";
+    let name = Name::new("default", "other-1");
+    let mut pod = harness::pod("q", server(OK, Duration::ZERO).await.address, PodPhase::Ready);
+    pod.revision = name.clone();
+    world.change(|table| {
+        let mut service = harness::hello(harness::free_port());
+        service.name = Name::new("default", "other");
+        service.hosts = vec![HOST.to_owned()];
+        service.targets = vec![Target { revision: name.clone(), percent: 100 }];
+        table.services.insert(service.name.clone(), service);
+        table.revisions.insert(name.clone(), Revision { name, ..harness::hello_1() });
+        table.pods.insert("q".to_owned(), pod);
+    });
+    HOST
+}
+
+/// Asks one request after the other over one connection, and expects an answer to each.
+async fn keeps_asking(door: SocketAddr, host: &'static str, answered: Arc<AtomicUsize>) {
+    let client = Client::at(door).await;
+    loop {
+        let request = Request::get(format!("http://{host}/"));
+        let answer = client.ask(request, &[]).await.expect("the connection stands");
+        assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (200, "hello"));
+        answered.fetch_add(1, SeqCst);
+    }
+}
+
 #[tokio::test]
-async fn a_client_that_resets_most_of_its_requests_is_sent_away() {
-    let world = World::with(|config| config.max_resets = 20).await;
+async fn a_client_that_resets_most_of_its_requests_is_sent_away_and_others_are_answered() {
+    let mut world = World::with(|config| config.max_resets = 20).await;
+    let host = other_service(&mut world).await;
+    let answered = Arc::new(AtomicUsize::new(0));
+    let asking = tokio::spawn(keeps_asking(world.outside, host, Arc::clone(&answered)));
     let stream = connect_from(&world, ATTACKER).await;
     let (send, driver) = h2::client::handshake(stream).await.unwrap();
     let ended = tokio::spawn(driver);
     let mut sent = 0;
+    let next_answer = async || {
+        let before = answered.load(SeqCst);
+        until(|| answered.load(SeqCst) > before || asking.is_finished()).await;
+    };
     // The last but one may still find the connection open.
     while let Ok(mut ready) = send.clone().ready().await {
         let request = Request::get("http://hello.default.example.com/").body(()).unwrap();
@@ -527,10 +563,13 @@ async fn a_client_that_resets_most_of_its_requests_is_sent_away() {
         body.send_reset(h2::Reason::CANCEL);
         drop(answer);
         until(|| revision.waiting() == 0).await;
+        next_answer().await;
     }
     assert_eq!(sent, 20, "it was sent away at the bound");
     drop(send);
     let error = ended.await.unwrap().unwrap_err();
     assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{error}");
     assert_eq!(refused(&world, "resets"), 1.0);
+    next_answer().await;
+    assert!(!asking.is_finished(), "each of its requests is answered");
 }

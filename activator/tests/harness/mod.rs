@@ -46,7 +46,7 @@ pub fn service() -> Name {
     Name::new("default", "hello")
 }
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
