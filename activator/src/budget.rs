@@ -40,6 +40,16 @@ pub const fn memory_mib(bytes: usize, answer_bytes: usize, connections: usize) -
     BASE_MIB + ((2 * bytes + answer_bytes + connections * PER_CONNECTION) >> 20)
 }
 
+/// How much may wait in the line of one revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineBounds {
+    /// Requests, before what pods with a hard limit add. Default 10 000: Knative's QueueDepth
+    /// (`pkg/activator/net/throttler.go`).
+    pub requests: usize,
+    /// Bytes held for them. Default 64 MiB.
+    pub bytes: usize,
+}
+
 /// What clients may take of one activator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
@@ -61,6 +71,8 @@ pub struct Budget {
     pub client_connections: usize,
     /// Requests that a client may reset before their answers, over one connection, as long as most of it are such.
     pub resets: u64,
+    /// What waits in the line of each revision, of all clients.
+    pub line: LineBounds,
 }
 
 impl Budget {

@@ -15,9 +15,8 @@ use common::{
 use ipnet::IpNet;
 
 use crate::{
-    budget::{self, Budget},
+    budget::{self, Budget, LineBounds},
     gateway::Door,
-    queue::Bounds,
 };
 
 /// Settings of one activator. Each has a flag and an environment variable.
@@ -322,12 +321,8 @@ impl Config {
                 .max_client_connections
                 .unwrap_or_else(|| self.share(connections)),
             resets: self.max_resets,
+            line: LineBounds { requests: self.max_waiting, bytes: self.max_waiting_bytes },
         }
-    }
-
-    /// Bounds of each revision's line.
-    pub fn bounds(&self) -> Bounds {
-        Bounds { requests: self.max_waiting, bytes: self.max_waiting_bytes }
     }
 
     /// What one client gets of what all have. A node of its own has few clients, and no others to protect.

@@ -162,9 +162,10 @@ impl Activator {
             metrics: metrics.clone(),
         };
         let peers = Arc::new(Peers::new(config.name(), config.peer_port, config.addresses()));
+        let budget = config.budget(open_files());
         let settings = RevisionSettings {
             peers: Arc::clone(&peers),
-            bounds: config.bounds(),
+            bounds: budget.line,
             pods,
             usage: Arc::clone(&usage),
             met: AtomicU64::new(0),
@@ -182,7 +183,6 @@ impl Activator {
             cut: CancellationToken::new(),
         });
         registry.register_collector(Box::new(Figures(Arc::clone(&gateway))));
-        let budget = config.budget(open_files());
         let seats = Arc::new(Seats::new(budget, gateway.metrics.refused.clone()));
         let server = Arc::new(Server::new(Arc::clone(&gateway), seats));
         let ports = Arc::new(Ports::new(

@@ -8,21 +8,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::balance::{PodKey, Slot, pick};
+use crate::{
+    balance::{PodKey, Slot, pick},
+    budget::LineBounds,
+};
 
 /// Requests that may wait for each pod with a hard limit, in multiples of that limit: what Knative's sidecar lets wait
 /// (`cmd/queue`, `pkg/queue/breaker.go`), for which this line stands in.
 const PER_POD: usize = 10;
-
-/// How much may wait for one revision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// Requests, before what pods with a hard limit add. Default 10 000: Knative's QueueDepth
-    /// (`pkg/activator/net/throttler.go`).
-    pub requests: usize,
-    /// Bytes held for them. Default 64 MiB.
-    pub bytes: usize,
-}
 
 /// A request's place in the order of arrival. It keeps it when it has to wait once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,7 +31,7 @@ pub type Go<W> = (W, PodKey);
 /// The pods of one revision as far as they take requests, and who waits for them.
 #[derive(Debug)]
 pub struct Line<W> {
-    bounds: Bounds,
+    bounds: LineBounds,
     /// containerConcurrency; 0: no limit.
     limit: u32,
     /// Pods that the table calls ready, also those that refuse for a moment.
@@ -63,7 +56,7 @@ struct Waiting<W> {
 
 impl<W> Line<W> {
     /// An empty line without pods.
-    pub fn new(bounds: Bounds) -> Self {
+    pub fn new(bounds: LineBounds) -> Self {
         Self {
             bounds,
             limit: 0,

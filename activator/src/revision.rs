@@ -22,10 +22,11 @@ use tracing::info;
 use crate::{
     autoscaler::Usage,
     balance::PodKey,
+    budget::LineBounds,
     clock::{chance, now_ns},
     peers::Peers,
     pods::{Named, Pod, PodSettings},
-    queue::{Bounds, Go, Line},
+    queue::{Go, Line},
     slots::{Peer, Slots},
 };
 
@@ -42,7 +43,7 @@ pub struct RevisionSettings {
     /// The other activators.
     pub peers: Arc<Peers>,
     /// Bounds of each line.
-    pub bounds: Bounds,
+    pub bounds: LineBounds,
     /// For their pods.
     pub pods: PodSettings,
     /// Who is told of waiting requests.
@@ -499,7 +500,7 @@ impl Core {
         gone.iter().filter_map(|(_, key)| live.pods.get(key)).for_each(|pod| slots.took(&pod.uid));
     }
 
-    fn live(&mut self, bounds: Bounds) -> &mut Live {
+    fn live(&mut self, bounds: LineBounds) -> &mut Live {
         self.live.get_or_insert_with(|| {
             let line = Line::new(bounds);
             Box::new(Live { line, pods: HashMap::new(), ready_since: None, visits: 0 })

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const WIDE: Bounds = Bounds { requests: 100, bytes: 10_000 };
+const WIDE: LineBounds = LineBounds { requests: 100, bytes: 10_000 };
 
 fn pod(last: u8) -> PodKey {
     PodKey { address: SocketAddr::from(([10, 0, 0, last], 8080)), id: u64::from(last) }
@@ -19,7 +19,7 @@ struct Alone<W> {
 }
 
 impl<W> Alone<W> {
-    fn new(bounds: Bounds) -> Self {
+    fn new(bounds: LineBounds) -> Self {
         Self { line: Line::new(bounds), limit: 0, flying: BTreeMap::new() }
     }
 
@@ -133,7 +133,7 @@ fn a_higher_limit_lets_go_at_once() {
 
 #[test]
 fn the_line_is_bounded_by_requests_and_by_bytes() {
-    let mut line = Alone::new(Bounds { requests: 2, bytes: 10 });
+    let mut line = Alone::new(LineBounds { requests: 2, bytes: 10 });
     let [one, two, three] = [(); 3].map(|()| line.on_request());
     assert_eq!(line.wait(one, 6, ()), Ok(()));
     assert_eq!(line.wait(two, 5, ()), Err(Full));
@@ -145,7 +145,7 @@ fn the_line_is_bounded_by_requests_and_by_bytes() {
 
 #[test]
 fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
-    let mut line = Alone::new(Bounds { requests: 1, ..WIDE });
+    let mut line = Alone::new(LineBounds { requests: 1, ..WIDE });
     assert_eq!(line.on_routes([pod(1), pod(2)], 2, || 0), []);
     let admitted = (0..10).filter(|_| line.admit(0).is_some()).count();
     let waits = |line: &mut Alone<()>| {
@@ -323,7 +323,7 @@ proptest! {
     /// there is room.
     #[test]
     fn no_request_is_lost_or_answered_twice(ops in ops(), seed in any::<u64>()) {
-        let mut line = Alone::new(Bounds { requests: 5, bytes: 10_000 });
+        let mut line = Alone::new(LineBounds { requests: 5, bytes: 10_000 });
         let (mut model, mut state) = (Model::default(), seed);
         for op in ops {
             model.step(&mut line, op, || {
