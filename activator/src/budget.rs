@@ -29,8 +29,11 @@ const FEWEST: u64 = 64;
 /// Bytes that a request takes besides its head, while it waits or is at a pod: its task, its stream, its timer. It is
 /// somewhat more, as measured, but not twice as much.
 pub const PER_REQUEST: usize = 4 << 10;
-/// Bytes that a connection takes besides: its buffers of 8 KiB in the library and before it, and what is known of it.
-const PER_CONNECTION: usize = 24 << 10;
+/// Bytes that a connection takes besides: buffers of 8 KiB for what comes in and what goes out, one before the library and
+/// two in it, and what is known of it.
+const PER_CONNECTION: usize = 32 << 10;
+/// Bytes of one of these buffers. What a library's grows by counts for as long as the connection lasts.
+pub const ROOM: usize = 8 << 10;
 /// MiB of the program, with the routes of ten thousand services, its logs and its connections to pods.
 pub const BASE_MIB: usize = 192;
 

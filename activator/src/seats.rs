@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admin::Refused,
-    budget::{Bound, Budget, Subscriber},
+    budget::{Bound, Budget, ROOM, Subscriber},
     clock::now_ns,
 };
 
@@ -84,7 +84,15 @@ struct Takes {
     heads: usize,
     /// Bodies under way.
     bodies: usize,
+    /// Of room that the libraries keep while the connection lasts, as large as they ever needed it.
+    kept: usize,
     is_going: bool,
+}
+
+impl Takes {
+    fn all(&self) -> usize {
+        self.ahead + self.heads + self.kept
+    }
 }
 
 impl Seats {
@@ -262,6 +270,21 @@ impl Seat {
         self.add(now);
     }
 
+    /// A library has made room for so many bytes that come in; it keeps it when they have gone.
+    pub fn keeps(&self, room: usize) {
+        if room <= ROOM {
+            return;
+        }
+        let more = {
+            let mut takes = self.takes();
+            let kept = takes.kept.max(room - ROOM);
+            kept - std::mem::replace(&mut takes.kept, kept)
+        };
+        if more > 0 {
+            self.add(more);
+        }
+    }
+
     /// A body begins.
     pub fn body_begins(&self) {
         self.takes().bodies += 1;
@@ -403,7 +426,7 @@ impl Seat {
 
     fn held(&self) -> usize {
         let takes = self.takes();
-        takes.ahead + takes.heads
+        takes.all()
     }
 
     fn is_of(&self, tally: &Arc<Tally>) -> bool {
@@ -443,7 +466,7 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let (held, is_going) = {
             let takes = self.takes();
-            (takes.ahead + takes.heads, takes.is_going)
+            (takes.all(), takes.is_going)
         };
         self.subtract(held);
         let tally = self.tally.take();

@@ -239,12 +239,13 @@ impl Server {
             }
             let asked = seat.asks();
             let request = held::taken(request, seat);
-            let handling = async move {
+            // On the heap, so that a connection without a request has no room for one.
+            let handling = Box::pin(async move {
                 match request {
                     Some(request) => self.gateway.handle(request, door, client, seat).await,
                     None => Failure::TooManyBytes.response(Reply::own),
                 }
-            };
+            });
             async move {
                 tokio::select! {
                     biased;

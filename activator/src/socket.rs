@@ -45,6 +45,9 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// Bytes read at once where their meaning is looked for.
 const LOOK: usize = 8 << 10;
+/// Bytes of a body over HTTP/1.1 read at once. The library doubles its buffer each time that one is filled and keeps it while
+/// the connection is idle: one byte less than two fills of the first.
+const PIECE: usize = (16 << 10) - 1;
 /// Bytes of answers before the final one that may wait for a client to read them.
 const MAX_EARLY: usize = 64 << 10;
 /// A client that was answered before it had sent everything is listened to until it is silent for so long, or for so long
@@ -349,6 +352,7 @@ impl Inner {
             match self.targets.want() {
                 Want::Take => {
                     self.count_partial(0);
+                    self.seat.keeps(self.targets.ready().len());
                     let some = self.targets.ready().len().min(into.remaining());
                     into.put_slice(&self.targets.ready().split_to(some));
                     return Poll::Ready(Ok(()));
@@ -367,6 +371,8 @@ impl Inner {
                 }
                 Want::Pass(most) => {
                     let most = usize::try_from(most).unwrap_or(usize::MAX).min(into.remaining());
+                    let most = most.min(PIECE);
+                    self.seat.keeps(into.remaining());
                     let mut part = ReadBuf::new(into.initialize_unfilled_to(most));
                     ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
                     let count = part.filled().len();
@@ -381,6 +387,7 @@ impl Inner {
                     if !self.targets.is_in_chunks() {
                         self.count_partial(partial);
                     }
+                    ready!(self.stream.poll_read_ready(cx))?;
                     let unread = self.targets.unread();
                     unread.reserve(LOOK);
                     let count = ready!(poll_read_buf(Pin::new(&mut self.stream), cx, unread))?;

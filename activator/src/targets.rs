@@ -70,6 +70,10 @@ impl Targets {
     /// What to do next.
     pub fn want(&mut self) -> Want {
         while self.ready.is_empty() && self.step() {}
+        if matches!(self.at, At::Head) && self.ready.is_empty() && self.unread.is_empty() {
+            // Between requests a connection keeps no room: what was large once would stay so.
+            (self.unread, self.ready) = (BytesMut::new(), BytesMut::new());
+        }
         match self.at {
             _ if !self.ready.is_empty() => Want::Take,
             At::Off => Want::Pass(u64::MAX),

@@ -16,31 +16,43 @@ use std::{
 
 use activator::budget::{BASE_MIB, MAX_STREAMS, PER_REQUEST, memory_mib};
 use common::wire::Protocol;
+use futures::StreamExt as _;
 use h2c::{WIDE, asking, endless, frame};
-use harness::{GET, OK, World, revision, server};
+use harness::{GET, LONG, OK, World, read_head, revision, server};
+use http_body_util::BodyExt as _;
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpSocket, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
 };
+
+/// The product's.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 const MIB: usize = 1 << 20;
 /// Bytes of requests, and of answers, that the activator may hold here.
 const BYTES: usize = 32 * MIB;
+/// Connections that the activator may have here, where a test does not say otherwise.
 const CONNECTIONS: usize = 420;
+/// Clients of tests that measure what one connection takes: enough that a few KiB of each show.
+const MANY: usize = 3000;
 /// What the process itself may grow by: threads' stacks, pages of the program, arenas of the allocator.
 const PROGRAM_MIB: usize = 24;
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const PORT: &str = "port ";
+const MOST: &str = "RESIDENT_CONNECTIONS";
 const DONE: &str = "done";
 
 /// Says its port, and serves until its standard input ends. A line of it is the address of a pod over HTTP/2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a role, run by the other tests"]
 async fn an_activator_of_its_own() {
+    let connections = Some(std::env::var(MOST).unwrap().parse().unwrap());
     let mut world = World::with(|config| {
         (config.max_bytes, config.max_answer_bytes) = (BYTES, BYTES);
-        (config.max_connections, config.max_client_connections) =
-            (Some(CONNECTIONS), Some(CONNECTIONS));
+        (config.max_connections, config.max_client_connections) = (connections, connections);
         config.max_waiting = 100_000;
     })
     .await;
@@ -65,23 +77,31 @@ struct Other {
     child: Child,
     says: Lines<BufReader<ChildStdout>>,
     port: u16,
+    /// As many as it may have.
+    connections: usize,
     /// Resident before anyone asked, in MiB.
     empty: usize,
 }
 
 impl Other {
     fn start() -> Self {
+        Self::for_connections(CONNECTIONS)
+    }
+
+    fn for_connections(connections: usize) -> Self {
         let test = std::env::current_exe().unwrap();
         let role = ["--exact", "an_activator_of_its_own", "--ignored", "--nocapture"];
         let mut child = Command::new(test)
             .args(role)
+            .env(MOST, connections.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let mut says = BufReader::new(child.stdout.take().unwrap()).lines();
         let port = says.find_map(|line| line.unwrap().split_once(PORT)?.1.parse().ok());
-        let mut other = Self { child, says, port: port.expect("it says its port"), empty: 0 };
+        let port = port.expect("it says its port");
+        let mut other = Self { child, says, port, connections, empty: 0 };
         other.empty = other.memory("VmRSS:");
         other
     }
@@ -123,7 +143,7 @@ impl Other {
     async fn serves_others(&self) {
         let mut other = self.connect(Ipv4Addr::new(127, 0, 0, 3)).await;
         other.write_all(GET.as_bytes()).await.unwrap();
-        let head = harness::read_head(&mut other).await;
+        let head = read_head(&mut other).await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     }
 }
@@ -203,7 +223,7 @@ fn lines(line: impl Fn(usize) -> String) -> [Vec<u8>; 2] {
 /// It has grown by no more than these bounds allow, beside so many requests `at_pods`.
 fn assert_within(other: &Other, [requests, answers]: [usize; 2], at_pods: usize, what: &str) {
     let at_pods = (at_pods * 2 * PER_REQUEST) >> 20;
-    let bound = memory_mib(requests, answers, CONNECTIONS) - BASE_MIB + PROGRAM_MIB + at_pods;
+    let bound = memory_mib(requests, answers, other.connections) - BASE_MIB + PROGRAM_MIB + at_pods;
     let grown = other.grown();
     println!("{what}: {grown} MiB of {bound}");
     assert!(grown <= bound, "{what}: it grew by {grown} MiB, the bound is {bound}");
@@ -257,4 +277,174 @@ async fn answers_that_are_not_read_take_no_more_memory_than_is_stated() {
         assert_within(&other, [0, BYTES + passing], 40 * MAX_STREAMS as usize, what);
         other.serves_others().await;
     }
+}
+
+/// How many of these the activator has not ended.
+fn open(all: &[TcpStream]) -> usize {
+    let is_open = |it: &&TcpStream| {
+        let mut rest = vec![0; 64 << 10];
+        loop {
+            match it.try_read(&mut rest) {
+                Ok(1..) => {}
+                Ok(0) => return false,
+                Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
+            }
+        }
+    };
+    all.iter().filter(is_open).count()
+}
+
+/// So many clients at once, each of which has done what `each` does. They stay.
+async fn clients(
+    other: &Other,
+    count: usize,
+    each: impl AsyncFn(&mut TcpStream),
+) -> Vec<TcpStream> {
+    let begun = futures::stream::iter(0..count).map(|_| async {
+        let mut stream = other.connect(ATTACKER).await;
+        each(&mut stream).await;
+        stream
+    });
+    begun.buffer_unordered(64).collect().await
+}
+
+/// A pod that does with each connection what `each` does.
+async fn pod<F>(each: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(each(stream));
+        }
+    });
+    address
+}
+
+/// Reads each request whole, however large, and says hello.
+async fn greets(stream: TcpStream) {
+    let service = service_fn(async |request: http::Request<hyper::body::Incoming>| {
+        request.into_body().collect().await?;
+        Ok::<_, hyper::Error>(http::Response::new("hello".to_owned()))
+    });
+    let io = TokioIo::new(stream);
+    http1::Builder::new().max_headers(5000).serve_connection(io, service).await.ok();
+}
+
+/// Ends of what a client is told by [`greets`], or when there is no room for its request.
+const ANSWERS: &[&[u8]] = &[b"hello", b"are held"];
+/// How the answer to a PING begins (RFC 9113 §6.7).
+const PONGS: &[&[u8]] = &[&[0, 0, 8, 6, 1]];
+
+/// Says `words` and waits until `count` of these `answers` have come, or until it is sent away.
+async fn says(stream: &mut TcpStream, words: &[u8], count: usize, answers: &[&[u8]]) {
+    stream.write_all(words).await.ok();
+    let mut told = Vec::new();
+    let is_told = |told: &[u8]| {
+        let of = |it: &&[u8]| told.windows(it.len()).filter(|some| some == it).count();
+        answers.iter().map(of).sum::<usize>() >= count
+    };
+    let hears = async {
+        while !is_told(&told) {
+            let Ok(1..) = stream.read_buf(&mut told).await else { return };
+        }
+    };
+    tokio::time::timeout(LONG, hears).await.expect("answers in time");
+}
+
+const KEPT: &str = "GET / HTTP/1.1
+host: a
+
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_take_no_more_memory_than_is_stated() {
+    let long = || lines(|at| format!("x{at}: {}\r\n", "y".repeat(900))).concat();
+    let body = "x".repeat(256 << 10);
+    let post = format!("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", body.len());
+    // What a connection keeps of what it once needed counts as bytes of requests. How many there are, what each of them
+    // says, and how many answers it waits for.
+    type Kind = (&'static str, usize, usize, Vec<(Vec<u8>, usize)>);
+    let kinds: [Kind; 7] = [
+        ("connections that say nothing", 0, MANY, vec![]),
+        ("heads half-way", 0, MANY, vec![(b"GET / HTTP/1.1\r\nhost: ".to_vec(), 0)]),
+        ("prefaces half-way", 0, MANY, vec![(b"PRI * HT".to_vec(), 0)]),
+        ("HTTP/2 without a request", 0, MANY, vec![(preface(), 0)]),
+        ("kept connections", 0, MANY, vec![(KEPT.into(), 1)]),
+        ("kept connections after a long head", BYTES, MANY, vec![(long(), 1)]),
+        ("kept connections after a long body", BYTES, MANY / 2, vec![((post + &body).into(), 1)]),
+    ];
+    for (what, bytes, count, words) in kinds {
+        let mut other = Other::for_connections(count + 20);
+        other.has_pod("http1", pod(greets).await);
+        let all = clients(&other, count, async |stream| {
+            for (words, answers) in &words {
+                says(stream, words, *answers, ANSWERS).await;
+            }
+        })
+        .await;
+        other.at_rest().await;
+        println!("{what}: {} of {count} are still there", open(&all));
+        assert_within(&other, [bytes, 0], 0, what);
+        other.serves_others().await;
+    }
+}
+
+/// Rounds of so many requests over HTTP/2 that are reset at once, with a PING behind each.
+fn resets(rounds: u32, each: u32) -> Vec<Vec<u8>> {
+    let get = [0x82, 0x86, 0x84, 0x01, 1, b'a'];
+    let round = |round: u32| {
+        let mut all = Vec::new();
+        for stream in (round * each..(round + 1) * each).map(|it| 2 * it + 1) {
+            all.extend(frame(1, 5, stream, &get));
+            // CANCEL (RFC 9113 §7).
+            all.extend(frame(3, 0, stream, &8u32.to_be_bytes()));
+        }
+        all.extend(frame(6, 0, 0, &[0; 8]));
+        all
+    };
+    (0..rounds).map(round).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn resets_leave_no_more_memory_than_is_stated() {
+    let kinds =
+        [("resets within the bound", resets(40, 10)), ("resets beyond the bound", resets(80, 10))];
+    for (what, rounds) in kinds {
+        let mut other = Other::start();
+        other.has_pod("http1", pod(greets).await);
+        let all = clients(&other, 200, async |stream| {
+            says(stream, &preface(), 0, PONGS).await;
+            for words in &rounds {
+                says(stream, words, 1, PONGS).await;
+            }
+        })
+        .await;
+        other.at_rest().await;
+        println!("{what}: {} of 200 are still there", open(&all));
+        assert_within(&other, [0, 0], 0, what);
+        other.serves_others().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
+    let mut other = Other::start();
+    let head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n";
+    let _all = clients(&other, 400, async |stream| {
+        stream.write_all(head).await.ok();
+        for _ in 0..20 {
+            stream.write_all(b"x").await.ok();
+            // A byte now and then is what makes the client slow.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    other.at_rest().await;
+    // What their requests weigh.
+    assert_within(&other, [400 * 2 * PER_REQUEST, 0], 0, "slow bodies");
+    other.has_pod("http1", pod(greets).await);
+    other.serves_others().await;
 }
