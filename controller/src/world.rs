@@ -11,6 +11,7 @@ use std::{
 };
 
 use common::{
+    abi::ACTIVATOR_PORTS,
     node::PodStatus,
     wire::{Activator, Activity, Name, Part, Path, PodSeen, Replicas, Role},
 };
@@ -523,7 +524,7 @@ impl Default for Settings {
             autoscaler: AutoscalerConfig::default(),
             cluster_v4: [10, 96],
             cluster_v6: [0xfd00, 0x10, 0x96, 0, 0, 0, 0],
-            activator_ports: (20_000, 29_999),
+            activator_ports: ACTIVATOR_PORTS.into(),
             activators: Vec::new(),
         }
     }
@@ -567,6 +568,8 @@ pub struct World {
     pub hosts: BTreeSet<u16>,
     /// Activator ports in use.
     pub ports: BTreeSet<u16>,
+    /// Apps of which some name found no number free, and gets one when another gives its own back.
+    pub short: BTreeSet<Name>,
     /// What stands on Services that are names of routes; by their names.
     pub placeholders: BTreeMap<Name, Placeholder>,
     /// Activators' pods, with their kubelets' word; [`World::standing`] counts.
@@ -690,6 +693,7 @@ impl Default for World {
             templates: Templates::default(),
             hosts: BTreeSet::new(),
             ports: BTreeSet::new(),
+            short: BTreeSet::new(),
             placeholders: BTreeMap::new(),
             activators: BTreeMap::new(),
             slices: Slices::default(),

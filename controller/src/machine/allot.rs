@@ -5,7 +5,7 @@ use common::wire::Name;
 use super::names;
 use crate::{
     children::tagged,
-    world::{Addresses, Allotment, App, Platform, World},
+    world::{Addresses, Allotment, App, Platform, World, names::Claimant},
 };
 
 /// Allots what the app's names lack and releases what no name needs any more.
@@ -25,6 +25,7 @@ fn allot_owned(app: &mut App, name: &Name, world: &mut World) {
         route.allotted.drain(..).partition(|it| tags.contains(&it.tag));
     give_back(&left, world);
     route.allotted = kept;
+    world.short.remove(name);
     for tag in tags {
         let held = route.allotted.iter_mut().find(|it| it.tag == tag);
         let allotted = match (world.settings.platform, held) {
@@ -43,6 +44,8 @@ fn allot_owned(app: &mut App, name: &Name, world: &mut World) {
             // Most routes have one name; `push` alone would make room for four.
             route.allotted.reserve_exact(1);
             route.allotted.push(allotted);
+        } else if world.leads {
+            world.short.insert(name.clone());
         }
     }
 }
@@ -80,17 +83,26 @@ fn take(allotted: &Allotment, world: &mut World) {
     world.ports.insert(allotted.port);
 }
 
-/// Gives back everything the app holds.
-pub(super) fn release(app: &App, world: &mut World) {
-    give_back(app.allotted(), world);
+/// Gives back everything the app `name` holds, once: it may stay a while, and another may have it by then.
+pub(super) fn release(name: &Name, before: &App, world: &mut World) {
+    give_back(before.allotted(), world);
+    world.short.remove(name);
+    let route = world.apps.get_mut(name).and_then(|app| app.route.as_mut());
+    route.into_iter().for_each(|route| route.allotted.clear());
 }
 
 pub(super) fn give_back(all: &[Allotment], world: &mut World) {
+    if all.is_empty() {
+        return;
+    }
     for it in all {
         if let Addresses::Host(host) = it.addresses {
             world.hosts.remove(&host);
         }
         world.ports.remove(&it.port);
+    }
+    for name in std::mem::take(&mut world.short) {
+        world.names.touch_claimant(Claimant::Route(name));
     }
 }
 
@@ -119,3 +131,6 @@ fn free_port(hash: u32, world: &World) -> Option<u16> {
     let port = |step: u32| u16::try_from(u32::from(first) + step).ok();
     all.find_map(|step| port(step).filter(|port| !world.ports.contains(port)))
 }
+
+#[cfg(test)]
+mod tests;

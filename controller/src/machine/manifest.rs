@@ -78,7 +78,7 @@ impl Machine {
         }
         info!(service = %name, "service deleted");
         self.settle(name, Some(&before), true, now);
-        allot::release(&before, &mut self.world);
+        allot::release(name, &before, &mut self.world);
     }
 }
 

@@ -147,6 +147,11 @@ impl Names {
         self.touched.extend(far);
     }
 
+    /// This claimant may get now what it lacked.
+    pub fn touch_claimant(&mut self, claimant: Claimant) {
+        self.touched.insert(claimant);
+    }
+
     /// Those for whom it may have changed what they have, since this was asked last.
     pub fn take_touched(&mut self) -> BTreeSet<Claimant> {
         std::mem::take(&mut self.touched)

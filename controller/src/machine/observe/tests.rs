@@ -6,6 +6,7 @@ use std::{
 };
 
 use common::{
+    abi,
     outbox::Outbox,
     wire::{
         Activity, Decision, Ingress, Name, Path, PodSeen, Role, RouteChange, RouteTable,
@@ -819,6 +820,23 @@ fn tags_have_names_of_their_own_as_long_as_they_are_wanted() {
     assert!(!cluster.objects.contains_key(&(Resource::Service, name("now-hello"))));
     assert!(!cluster.objects.contains_key(&(Resource::EndpointSlice, name("now-hello"))));
     assert_eq!(cluster.table().services.len(), 1);
+}
+
+/// Both replicas know of as many names as there are ports, but for one.
+#[test]
+fn a_route_without_a_port_says_so_and_gets_the_first_that_is_free() {
+    let mut cluster = Cluster::new();
+    let [first, last] = abi::ACTIVATOR_PORTS;
+    for machine in [Some(&mut cluster.machine), cluster.follower.as_mut()].into_iter().flatten() {
+        machine.world.ports.extend(first + 1..=last);
+    }
+    cluster.service("hello", "hello:v1", 0, Value::Null);
+    cluster.service("after", "hello:v1", 0, Value::Null);
+    let ingress = |cluster: &Cluster| cluster.condition(Resource::Route, "after", "IngressReady");
+    assert!(ingress(&cluster).starts_with("False NoAddressLeft"), "{}", ingress(&cluster));
+    cluster.remove(Resource::KnativeService, "hello");
+    assert_eq!(ingress(&cluster), "True : ");
+    assert_eq!(cluster.table().services[&name("after")].activator_port.get(), first);
 }
 
 #[test]

@@ -1,0 +1,73 @@
+use std::collections::BTreeSet;
+
+use common::{abi, wire::Name};
+
+use crate::{
+    machine::{
+        Event,
+        tests::{HELLO, Sim, hello},
+    },
+    world::{Kind, Truth},
+};
+
+fn named(name: &str) -> Name {
+    Name::new("default", name)
+}
+
+/// A node on which all ports at the activators but `free` are somebody's.
+fn crowded(free: usize) -> Sim {
+    let [first, last] = abi::ACTIVATOR_PORTS;
+    assert_eq!((first..=last).count(), 10_000, "as docs/operations.md says");
+    let mut sim = Sim::new();
+    sim.machine.world.ports.extend((first..=last).skip(free));
+    sim
+}
+
+fn apply(sim: &mut Sim, name: &str) {
+    sim.apply(&HELLO.replace("{name: hello}", &format!("{{name: {name}}}")));
+}
+
+/// Why the route of this name takes no request; empty: it takes them.
+fn trouble(sim: &Sim, name: &str) -> String {
+    match sim.machine.world.apps[&named(name)].conditions.get(Kind::RouteIngress) {
+        Truth::True(_) => String::new(),
+        Truth::False(why) | Truth::Unknown(Some(why)) => why.reason.to_string(),
+        Truth::Unknown(None) => "unknown".to_owned(),
+    }
+}
+
+fn ports(sim: &Sim) -> BTreeSet<u16> {
+    sim.table().services.values().map(|it| it.activator_port.get()).collect()
+}
+
+/// Also where the service whose port is free again drains for a while, and is planned again meanwhile.
+#[test]
+fn beyond_ten_thousand_names_a_route_says_so_and_waits_for_the_first_port_that_is_free() {
+    let mut sim = crowded(1);
+    sim.apply(HELLO);
+    sim.decide(1);
+    sim.ready_all();
+    apply(&mut sim, "after");
+    assert_eq!(trouble(&sim, "after"), "NoAddressLeft");
+    assert_eq!((trouble(&sim, "hello"), ports(&sim).len()), (String::new(), 1));
+    let port = ports(&sim);
+    sim.step(Event::Delete(hello()));
+    assert_eq!((trouble(&sim, "after"), ports(&sim)), (String::new(), port), "it is passed on");
+    let uid = sim.uids().remove(0);
+    sim.see(&uid, |it| it.drained = true);
+    apply(&mut sim, "third");
+    assert_eq!(trouble(&sim, "third"), "NoAddressLeft", "a port is given back once");
+    assert_eq!(sim.machine.world.ports.len(), 10_000);
+}
+
+#[test]
+fn a_tag_that_is_not_wanted_any_more_leaves_its_port_to_who_waits() {
+    let mut sim = crowded(2);
+    let tagged = "\n  traffic:\n  - {latestRevision: true, percent: 100, tag: old}\n";
+    sim.apply(&format!("{}{tagged}", HELLO.trim_end()));
+    apply(&mut sim, "after");
+    assert_eq!((trouble(&sim, "after"), ports(&sim).len()), ("NoAddressLeft".to_owned(), 2));
+    let both = ports(&sim);
+    sim.apply(HELLO);
+    assert_eq!((trouble(&sim, "after"), ports(&sim)), (String::new(), both));
+}
