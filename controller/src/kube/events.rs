@@ -100,7 +100,7 @@ pub fn recorder(
     metrics: Arc<Metrics>,
     shutdown: CancellationToken,
 ) -> (Events, impl Future<Output = ()> + use<>) {
-    let (inbox, mut news) = mpsc::channel(ROOM);
+    let (events, mut news) = inbox(metrics);
     let reporter =
         Reporter { controller: "rouse-controller".into(), instance: Some(instance.into()) };
     let recorder = Recorder::new(client, reporter);
@@ -117,7 +117,12 @@ pub fn recorder(
             }
         }
     };
-    (Events { inbox, metrics }, work)
+    (events, work)
+}
+
+fn inbox(metrics: Arc<Metrics>) -> (Events, mpsc::Receiver<News>) {
+    let (inbox, news) = mpsc::channel(ROOM);
+    (Events { inbox, metrics }, news)
 }
 
 fn event(news: &News) -> (Event, ObjectReference) {
@@ -138,4 +143,34 @@ fn event(news: &News) -> (Event, ObjectReference) {
         ..ObjectReference::default()
     };
     (event, about)
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::{encoding::text::encode, registry::Registry};
+
+    use super::*;
+
+    /// The number stands in docs/operations.md.
+    #[test]
+    fn of_more_events_than_may_wait_the_newest_are_left_out_and_counted() {
+        let metrics = Arc::new(Metrics::default());
+        let (events, mut waiting) = inbox(metrics.clone());
+        let news = |number: u32| News {
+            resource: Resource::Revision,
+            name: Name::new("default", "hello-00001"),
+            uid: String::new(),
+            warning: false,
+            reason: "Created".into(),
+            message: number.to_string(),
+        };
+        (0..1_027).for_each(|number| events.tell(news(number)));
+        let (mut registry, mut page) = (Registry::default(), String::new());
+        metrics.register(&mut registry);
+        encode(&mut page, &registry).expect("text");
+        assert!(page.contains("rouse_controller_kube_events_lost_total 3\n"), "{page}");
+        let kept = std::iter::from_fn(|| waiting.try_recv().ok());
+        let kept: Vec<News> = kept.collect();
+        assert_eq!((kept.len(), kept.last()), (1_024, Some(&news(1_023))));
+    }
 }

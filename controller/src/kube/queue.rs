@@ -254,6 +254,25 @@ mod tests {
         assert_eq!(all(&mut queue, NOW), [object("c"), object("d")]);
     }
 
+    /// The numbers stand in docs/operations.md.
+    #[test]
+    fn sixteen_scales_and_one_else_are_written_at_once_or_thirty_two_without_scale() {
+        let mut queue = Queue::new(Limits::default());
+        (0..100).for_each(|own| queue.add(object(&own.to_string())));
+        assert_eq!(all(&mut queue, NOW).len(), 32);
+        let mut queue = Queue::new(Limits::default());
+        for own in 0..100 {
+            let own = own.to_string();
+            queue.add(object(&own));
+            queue.add(key(&own, Part::Scale));
+            queue.add(Key::new(Resource::EndpointSlice, Part::Object, Name::new("default", own)));
+        }
+        let busy = all(&mut queue, NOW);
+        let scales = busy.iter().filter(|it| it.part == Part::Scale).count();
+        assert_eq!((scales, busy.len()), (16, 17));
+        assert_eq!(Limits::default().slices_per_s, 100);
+    }
+
     #[test]
     fn scale_overtakes_everything_and_has_room_of_its_own() {
         let mut queue = Queue::new(Limits { scale: 1, rest: 1, ..Limits::default() });
