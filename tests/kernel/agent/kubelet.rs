@@ -1,6 +1,13 @@
 //! Shell: the agent beside a kubelet: pods that are told to end, cgroups that come and go, pods of other nodes.
 
+use nix::time::{ClockId, clock_gettime};
+
 use super::*;
+
+/// The clock of the kernel's events and the agent's reports.
+fn monotonic() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has it").into()
+}
 
 #[test]
 fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
@@ -28,9 +35,11 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     let at_node = format!("{}-n", world.name);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| page(&at_node, DOOR, WAIT));
+        world.wait("the kubelet asks", |seen| !seen.ready);
         world.name_pod(PodPhase::Draining, ProbeHow::Listen);
-        // Longer than a quiet pod takes: 3 s for one of which no controller speaks.
-        thread::sleep(Duration::from_secs(4));
+        // So much later a quiet pod's kubelet has its answer, also where no controller speaks of the pod (3 s).
+        let late = monotonic() + Duration::from_secs(5);
+        world.wait_usage("the agent looks again by then", |it| it.at_ns > late.as_nanos() as u64);
         assert!(!waiting.is_finished(), "a request is in flight");
         drop(request);
         let answer = waiting.join().expect("no panic");
