@@ -6,6 +6,7 @@
 )]
 
 use std::{
+    collections::HashSet,
     io::{self, ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -19,6 +20,8 @@ use agent::{
     sockdiag::{Connection, SockDiag},
 };
 use aya::util::KernelVersion;
+use common::abi;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Bytes of a request, and of its response.
 const MESSAGE: [u8; 64] = [b'.'; 64];
@@ -127,6 +130,27 @@ fn connections_of_both_families_are_ended_and_others_left_alone() {
         let ended = clients.map(|mut client| client.write(b"x").is_err());
         assert_eq!(ended, [true, true, true, false]);
     });
+}
+
+/// So many more than there is room for in one.
+#[test]
+fn more_connections_than_one_walk_takes_are_ended_by_further_walks() {
+    const MORE: usize = 40;
+    let Some((_bed, place, mut ender)) = scene() else { return };
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("its own limit");
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("up to the hard limit");
+    inside(&place.netns, || {
+        let count = abi::ENDING_MAX as usize + MORE;
+        let pairs: Vec<_> = (0..count).map(|_| pair()).collect();
+        let ours: HashSet<_> =
+            pairs.iter().map(|(client, _)| client.local_addr().expect("connected")).collect();
+        let listed = SockDiag::open().and_then(|diag| diag.connections()).expect("a dump");
+        let due: Vec<&Connection> = listed.iter().filter(|it| ours.contains(&it.local)).collect();
+        assert_eq!(due.len(), count);
+        let done = ender.end(&due).expect("as many walks as it takes");
+        assert_eq!(done, Done { ended: count as u64, spared: 0 });
+    });
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).expect("as before");
 }
 
 #[test]

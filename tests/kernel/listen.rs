@@ -3,6 +3,7 @@
 use std::os::fd::AsFd as _;
 
 use agent::{features::Features, maps::Events};
+use aya::maps::{HashMap, Map, MapData};
 use common::{
     abi::{self, Bit},
     wire::Path as Way,
@@ -92,6 +93,30 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
     bed.maps.unregister(noisy.cookie).expect("writable");
     noise.must("ports 40000 100");
     assert_eq!(of_noisy(&bed), abi::LISTEN_EACH as usize, "none was counted any more");
+}
+
+/// More namespaces than can be on a node, unless a pod makes them itself.
+#[test]
+fn a_namespace_beyond_those_that_are_counted_is_followed_without_a_bound_of_its_own() {
+    const PORTS: u32 = 100;
+    let mut bed = Bed::new();
+    let pod = bed.pod();
+    let pin = bed.places().pins().join(abi::maps::LISTENERS);
+    let map = Map::HashMap(MapData::from_pin(pin).expect("it is pinned"));
+    let mut counts: HashMap<MapData, u64, u32> = map.try_into().expect("a hash of counts");
+    let others = (1 << 60..).take_while(|cookie| counts.insert(cookie, 1, 0).is_ok()).count();
+    assert_eq!(others, abi::LISTENERS_MAX as usize);
+    let mut server = pod.actor();
+    let entries = |bed: &Bed| bed.maps.listeners().expect("readable").len();
+    server.must(&format!("ports 20000 {PORTS}"));
+    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
+    assert_eq!((open(&bed, &pod), entries(&bed)), (1, PORTS as usize + 1));
+    let uncounted = [abi::CONTROL_LISTEN_BEYOND, abi::CONTROL_LISTEN_FULL];
+    assert_eq!(uncounted.map(|word| bed.maps.control(word)), [0, 0]);
+    // Namespaces that have gone make room.
+    bed.maps.count_listeners().expect("writable");
+    server.must(&format!("ports 40000 {PORTS}"));
+    assert_eq!(bed.maps.control(abi::CONTROL_LISTEN_BEYOND), u64::from(PORTS));
 }
 
 #[test]

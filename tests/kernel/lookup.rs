@@ -2,14 +2,14 @@
 
 use std::{
     fs::File,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     thread::JoinHandle,
 };
 
-use activator::range::Range;
+use activator::range::{Range, RangeError};
 use agent::programs::ports_map;
-use common::wire::Path as Way;
+use common::{abi, wire::Path as Way};
 use nix::sched::{CloneFlags, setns};
 use tokio::{
     io::AsyncWriteExt as _,
@@ -19,7 +19,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::bed::{Bed, Place};
+use crate::bed::{Bed, Place, inside};
 
 const ECONNREFUSED: i32 = 111;
 
@@ -137,6 +137,27 @@ fn a_listener_that_closes_makes_room_for_sockets_of_single_ports_and_for_the_nex
     assert_eq!(client.must(&format!("connect {at}")), format!("own {at}"));
     let _next = Listening::start(&bed, &activator);
     assert_eq!(client.must(&format!("connect {at}")), format!("20001 {at}"));
+}
+
+/// Each service's port has a listener of its own then.
+#[test]
+fn more_addresses_than_there_is_room_for_are_refused_and_leave_nothing() {
+    let mut bed = Bed::new();
+    let activator = bed.client();
+    serve_ports(&mut bed, &activator);
+    let map = ports_map(&bed.places().bpffs);
+    let opened = |count: u32| {
+        inside(&activator.netns, || {
+            let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let _entered = runtime.enter();
+            let own = (1..=count).map(|last| Ipv4Addr::from_bits(0x7f00_0000 + last).into());
+            let own: Vec<IpAddr> = own.collect();
+            Range::open(&map, &own, CancellationToken::new()).map(drop)
+        })
+    };
+    let refused = opened(abi::PORTS_MAX + 1).expect_err("one too many");
+    assert!(matches!(refused, RangeError::Map { .. }), "{refused}");
+    opened(abi::PORTS_MAX).expect("as many as there is room for");
 }
 
 #[test]

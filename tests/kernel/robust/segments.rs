@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use common::abi::InUse;
+use common::abi::{InUse, LATE_MAX};
 
 use crate::bed::{inside, ip};
 
@@ -136,6 +136,26 @@ fn segments_in_another_order_are_read_in_theirs() {
 #[test]
 fn segments_that_overlap_in_another_order_are_read_once() {
     play(30, true).scene.settles_in_step();
+}
+
+/// As many bytes as wait come each by itself, the last one first, and what stands before them comes last.
+#[test]
+fn with_more_segments_than_a_connection_notes_its_requests_are_an_estimate() {
+    let line = Line::new();
+    let request = get("length/5");
+    let bytes = request.as_bytes();
+    for (round, (waiting, lost)) in (0..).zip([(LATE_MAX, 0), (LATE_MAX + 1, 1), (LATE_MAX, 1)]) {
+        let mut peer = Peer::connect(&line.wire, 3_000 + round);
+        let first = bytes.len() - waiting;
+        for at in (first..bytes.len()).rev() {
+            peer.put(at, &bytes[at..=at]);
+        }
+        peer.put(0, &bytes[..first]);
+        peer.until(1, SHORT);
+        assert_eq!(line.scene.state().desync, lost, "{waiting} segments of connection {round}");
+        close(&mut peer, bytes.len());
+        line.scene.settles();
+    }
 }
 
 #[test]
