@@ -7,6 +7,7 @@ mod connect;
 mod control_plane;
 mod count;
 mod footprint;
+mod grow;
 mod idle;
 mod peer;
 mod report;
@@ -45,8 +46,8 @@ use crate::{
 /// What to measure.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Benches to run; all when none is named: wake, connect, warm, idle, control-plane, cluster-wake, cluster-burst,
-    /// footprint, scale-in, resync, count
+    /// Benches to run; all when none is named: wake, grow, connect, warm, idle, control-plane, cluster-wake,
+    /// cluster-burst, footprint, scale-in, resync, count
     names: Vec<String>,
     /// Rounds of each comparison
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
@@ -97,8 +98,9 @@ struct Half {
     rounds: u32,
 }
 
-const BENCHES: [Bench; 11] = [
+const BENCHES: [Bench; 12] = [
     ("wake", Body::Node(wake::run)),
+    ("grow", Body::Node(grow::run)),
     ("connect", Body::Node(connect::run)),
     ("warm", Body::Node(warm::run)),
     ("idle", Body::Node(idle::run)),

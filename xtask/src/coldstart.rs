@@ -36,21 +36,43 @@ impl ColdStart {
     }
 }
 
+/// One decision, as the log tells of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Decision<'a> {
+    /// Unix time in µs.
+    pub(crate) at_us: u64,
+    /// Name of the revision, without its namespace.
+    pub(crate) revision: &'a str,
+    /// How many pods are asked for.
+    pub(crate) wanted: u32,
+}
+
+/// All decisions that the log tells of.
+pub(crate) fn decisions(log: &str) -> impl Iterator<Item = Decision<'_>> {
+    let lines = log.lines().filter(|line| line.contains(DECIDED));
+    lines.filter_map(|line| {
+        let revision = field(line, "revision=")?;
+        Some(Decision {
+            at_us: unix_us_of(line.split_whitespace().next()?)?,
+            revision: revision.rsplit('/').next().unwrap_or(revision),
+            wanted: field(line, "wanted=")?.parse().ok()?,
+        })
+    })
+}
+
 /// When the log says that scale was decided for the revision of `pod`, between two moments.
 fn decided_at(log: &str, pod: &str, from_us: u64, to_us: u64) -> Option<u64> {
-    log.lines()
-        .filter(|line| line.contains(DECIDED))
+    decisions(log)
         // Others may fall asleep meanwhile; a pod's name begins with its revision's.
-        .filter(|line| revision_of(line).is_some_and(|revision| pod.starts_with(revision)))
-        .filter_map(|line| unix_us_of(line.split_whitespace().next()?))
+        .filter(|it| pod.starts_with(it.revision))
+        .map(|it| it.at_us)
         .find(|at| (from_us..=to_us).contains(at))
 }
 
-/// The name in a log line's field `revision=NAMESPACE/NAME`.
-fn revision_of(line: &str) -> Option<&str> {
-    let (_, value) = line.split_once("revision=")?;
-    let name = value.split_whitespace().next()?.trim_matches('"');
-    Some(name.rsplit('/').next().unwrap_or(name))
+/// The value of a field in a log line.
+fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let (_, value) = line.split_once(name)?;
+    Some(value.split_whitespace().next()?.trim_matches('"'))
 }
 
 /// Reads `2026-11-21T10:00:00.123456Z`, as tracing prints it.
@@ -79,5 +101,14 @@ mod tests {
         assert_eq!(unix_us_of("1970-01-01T00:00:00Z"), Some(0));
         assert_eq!(unix_us_of("2000-02-29T12:00:00.5Z"), Some(951_825_600_500_000));
         assert_eq!(unix_us_of("no date"), None);
+    }
+
+    #[test]
+    fn decisions_are_read_with_their_revision_and_what_they_ask_for() {
+        let log = "1970-01-01T00:00:00.000001Z  INFO autoscaler: scale decided revision=d/a-00001 wanted=8 path=Direct\n\
+                   1970-01-01T00:00:00.000002Z  INFO controller: scaled revision=d/a-00001 from=1 to=8\n\
+                   1970-01-01T00:00:00.000003Z  INFO controller: scale decided revision=d/b-00001 wanted=1\n";
+        let read: Vec<_> = decisions(log).map(|it| (it.at_us, it.revision, it.wanted)).collect();
+        assert_eq!(read, [(1, "a-00001", 8), (3, "b-00001", 1)]);
     }
 }

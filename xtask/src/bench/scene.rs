@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::{is_true, service};
-use crate::{measure::Measured, node::Node, sh};
+use crate::{load::Record, measure::Measured, node::Node, sh};
 
 /// The node that benches use; the demo's may run beside it.
 const NODE: &str = "bench";
@@ -53,11 +53,22 @@ impl Scene {
         count: usize,
         min_scale: u32,
     ) -> Result<()> {
-        let mut yaml = String::new();
         let least = min_scale.to_string();
         let scaling = [("initial-scale", &*least), ("min-scale", &least), ("window", "6s")];
+        self.apply_scaled(node, prefix, count, &scaling)
+    }
+
+    /// The same, scaled as the annotations below `autoscaling.knative.dev` say.
+    pub(super) fn apply_scaled(
+        &self,
+        node: &Node,
+        prefix: &str,
+        count: usize,
+        scaling: &[(&str, &str)],
+    ) -> Result<()> {
+        let mut yaml = String::new();
         for index in 0..count {
-            yaml += &service(&format!("{prefix}{index}"), &scaling);
+            yaml += &service(&format!("{prefix}{index}"), scaling);
         }
         let file = self.folder.join(format!("{prefix}.yaml"));
         fs::write(&file, yaml).with_context(|| format!("cannot write {}", file.display()))?;
@@ -96,6 +107,15 @@ impl Scene {
         command.arg(&self.client);
         read(command.arg("measure").args(args))
     }
+}
+
+/// What a run of `xtask load` printed.
+pub(super) fn records(load: &mut Command) -> Result<Vec<Record>> {
+    let text = sh::capture(load)?;
+    let read = |line| {
+        serde_json::from_str(line).with_context(|| format!("cannot read `{line}` of a load"))
+    };
+    text.lines().map(read).collect()
 }
 
 fn read(command: &mut Command) -> Result<Measured> {

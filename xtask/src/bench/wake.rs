@@ -4,9 +4,9 @@ use anyhow::{Context as _, Result, bail};
 
 use super::{
     report::{Goal, Row, row},
-    scene::Scene,
+    scene::{Scene, records},
 };
-use crate::{coldstart::ColdStart, load::Record, sh};
+use crate::coldstart::ColdStart;
 
 /// Sleeping services, each woken once: waiting for one to fall asleep again would take its window.
 const WAKES: usize = 200;
@@ -15,23 +15,22 @@ const WAKES: usize = 200;
 pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
     let node = scene.node()?;
     scene.apply(&node, "wake", WAKES, 0)?;
-    let mut records = Vec::new();
+    let mut woken = Vec::new();
     for index in 0..WAKES {
         let host = format!("wake{index}.default.svc.cluster.local");
         let mut load = node.run(&scene.client);
         load.args(["load", "--addr", &format!("{host}:80"), "--host", &host]);
         load.args(["--stages", "1x60s", "--requests", "1"]);
-        let text = sh::capture(&mut load)?;
-        let record: Record = serde_json::from_str(text.trim())
-            .with_context(|| format!("wake {index}: cannot read `{}`", text.trim()))?;
+        let record =
+            records(&mut load)?.pop().with_context(|| format!("wake {index}: no record"))?;
         if !record.is_answered() {
             bail!("wake {index} was not answered: status {} {}", record.status, record.error);
         }
-        records.push(record);
+        woken.push(record);
     }
     let log = node.log();
     node.stop()?;
-    let starts: Vec<ColdStart> = records.iter().map(|record| ColdStart::of(record, &log)).collect();
+    let starts: Vec<ColdStart> = woken.iter().map(|record| ColdStart::of(record, &log)).collect();
     let decide: Vec<f64> = starts.iter().filter_map(|start| start.decide).collect();
     if decide.len() < starts.len() {
         println!("wake: {} decisions were not found in the log", starts.len() - decide.len());

@@ -1,0 +1,52 @@
+//! Shell: fifty requests at once where one was in flight, and how soon all the pods that they need are asked for.
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{
+    report::{Goal, Row, row},
+    scene::{Scene, records},
+};
+use crate::coldstart;
+
+/// Services with one pod each, of which each grows once: a pod that came would be gone only after its window.
+const TIMES: usize = 10;
+/// Requests at once in the end.
+const REQUESTS: usize = 50;
+/// One pod for every 7 requests: the eighth is for the fiftieth alone.
+const SCALING: [(&str, &str); 4] = [
+    ("initial-scale", "1"),
+    ("min-scale", "1"),
+    ("target", "7"),
+    ("target-utilization-percentage", "100"),
+];
+const PODS: u32 = 8;
+/// One alone, for longer than the agent takes between two reports, and then all the others.
+const STAGES: &str = "1x1500ms,50x200ms";
+/// Slow answers: the first is still in flight when the last comes.
+const PATH: &str = "/?sleep=3000";
+
+pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
+    let node = scene.node()?;
+    scene.apply_scaled(&node, "grow", TIMES, &SCALING)?;
+    let mut asked = Vec::new();
+    for index in 0..TIMES {
+        let host = format!("grow{index}.default.svc.cluster.local");
+        let mut load = node.run(&scene.client);
+        load.args(["load", "--addr", &format!("{host}:80"), "--host", &host]);
+        let sent = records(load.args(["--stages", STAGES, "--path", PATH]))?;
+        if sent.len() != REQUESTS || !sent.iter().all(|it| it.is_answered()) {
+            bail!("grow {index}: not {REQUESTS} requests, all answered: {sent:?}");
+        }
+        let last_us = sent.iter().map(|it| it.at_us).max().unwrap_or(0);
+        let revision = format!("grow{index}-00001");
+        let log = node.log();
+        let all = coldstart::decisions(&log)
+            .filter(|it| it.revision == revision && it.wanted >= PODS)
+            .find(|it| it.at_us >= last_us);
+        let all = all.with_context(|| format!("{PODS} pods of {revision} were not asked for"))?;
+        asked.push((all.at_us - last_us) as f64 / 1e3);
+    }
+    node.stop()?;
+    let goal = Goal::P50P99AtMost(50.0, 50.0);
+    Ok(vec![row("1_to_50_in_flight_to_decision", "rouse", "ms", &asked, None, goal)])
+}
