@@ -410,6 +410,13 @@ mod tests {
         assert_eq!(shares(&given), (5, 6));
     }
 
+    /// The numbers stand in docs/operations.md.
+    #[test]
+    fn as_many_requests_wait_as_is_documented() {
+        let bounds = Config::defaults().budget(1024).line;
+        assert_eq!(bounds, LineBounds { requests: 10_000, bytes: 64 << 20 });
+    }
+
     #[test]
     fn a_bad_value_is_refused_with_its_name_and_range() {
         let config = Config { max_waiting: 0, ..Config::defaults() };

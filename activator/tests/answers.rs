@@ -163,6 +163,18 @@ async fn an_answer_may_have_as_many_header_lines_as_its_bytes_allow() {
     }
 }
 
+#[tokio::test]
+async fn an_answer_whose_head_takes_more_than_a_mebibyte_is_a_502() {
+    for (bytes, status) in [(1_000_000, "200"), (1 << 20, "502")] {
+        let field = "y".repeat(bytes);
+        let answer = format!("HTTP/1.1 200 OK\r\nx: {field}\r\ncontent-length: 2\r\n\r\nok");
+        let mut world = World::new().await;
+        world.ready("p", curt(answer.leak()).await);
+        let told = world.exchange(GET).await;
+        assert_eq!(told.get(9..12), Some(status), "{bytes} {told:.200}");
+    }
+}
+
 /// A pod that says nothing of a body of five bytes, and answers once it has read it. It tells when a head is there, and then
 /// when the body is.
 async fn wordless() -> (SocketAddr, mpsc::Receiver<&'static str>) {
