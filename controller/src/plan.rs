@@ -11,7 +11,7 @@ use std::{
 
 use common::wire::{Name, RouteChange};
 
-use crate::world::{App, Platform, Pod, Revision, Stage, Stamp, World};
+use crate::world::{App, Pod, Revision, Stage, Stamp, World};
 
 pub mod domains;
 mod drain;
@@ -63,7 +63,7 @@ pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
     app.revisions.retain(|it| !it.gone || !it.pods.is_empty());
     let ended = app.service.is_none() && app.configuration.is_none() && app.route.is_none();
     // The API server says itself when a Service is gone; others may keep it for long.
-    let leaves = app.leaving() && world.settings.platform == Platform::Local;
+    let leaves = app.ends(world.settings.platform);
     let ended = (ended || leaves) && app.revisions.iter().all(|it| it.pods.is_empty());
     Plan { app: (!ended).then_some(app), routes, timer: timer.0 }
 }
@@ -107,7 +107,7 @@ fn pass(
     status::configuration(app, now);
     traffic::assign(app, name, world, now, timer);
     traffic::label(app, name, world, now);
-    let app_leaves = app.leaving();
+    let app_leaves = app.ends(world.settings.platform);
     for (revision, facts) in app.revisions.iter_mut().zip(facts).filter(|_| world.leads) {
         let view = View { world, namespace: &name.namespace, facts, now };
         let leaving = app_leaves || revision.leaving || revision.gone;

@@ -91,6 +91,12 @@ fn goes_on(world: &World, name: &Name, app: &App) -> bool {
     !going && !owners.into_iter().any(orphan)
 }
 
+/// Whether Deployments of an app's Revisions are scaled: nothing above them is told to go.
+pub fn scales(world: &World, name: &Name, app: &App) -> bool {
+    let configured = app.configuration.as_ref().is_some_and(|it| !it.leaving);
+    goes_on(world, name, app) && configured
+}
+
 /// Service, Configuration or Route.
 fn knative(world: &World, key: &Key, kind: ObjectKind) -> Want {
     let Some(app) = world.apps.get(&key.name) else { return Want::Any };
@@ -345,12 +351,8 @@ fn count(pods: usize) -> i64 {
 /// is fewer than there are, those go that have none left. One that drains may have been told to stop by who led before,
 /// or be one too many for a while: nothing is made for its sake.
 fn scale(world: &World, owner: &Name, revision: &Revision) -> Want {
-    let there = |app: &App| {
-        let configured = app.configuration.as_ref().is_some_and(|it| !it.leaving);
-        goes_on(world, owner, app) && configured
-    };
     let is_there = revision.meta.uid != Uid(0) && !revision.gone;
-    if !is_there || !world.apps.get(owner).is_some_and(|it| there(it)) {
+    if !is_there || !world.apps.get(owner).is_some_and(|it| scales(world, owner, it)) {
         return Want::Any;
     }
     let pods = || revision.pods.iter().filter(|pod| !pod.is_deleted());

@@ -189,7 +189,7 @@ pub struct Service {
     pub manifest: Manifest,
     /// Why the newest manifest is not in force.
     pub refused: Option<Box<str>>,
-    /// It is gone for its user, and leaves once its pods have drained.
+    /// It is told to go. On the local node it is gone for its user, and leaves once its pods have drained.
     pub leaving: bool,
 }
 
@@ -610,6 +610,12 @@ impl App {
     /// Whether it is on its way out.
     pub fn leaving(&self) -> bool {
         self.service.as_ref().is_some_and(|it| it.leaving)
+    }
+
+    /// Whether all that is below it goes with it. On Kubernetes each object is told to go by itself: below a Service that
+    /// is deleted with `--cascade=orphan`, or that others' finalizers keep, everything stays and serves.
+    pub fn ends(&self, platform: Platform) -> bool {
+        platform == Platform::Local && self.leaving()
     }
 
     /// The Revision of the newest template, once it was made.

@@ -23,7 +23,7 @@ pub(super) fn ask(app: &App, name: &Name, world: &mut World) {
 fn wish(app: &App, name: &Name, world: &World) -> Wish {
     let mut wish = Wish::default();
     // On Kubernetes a name's Service stands until it is gone, and no other app can have it before.
-    let has_left = app.leaving() && world.settings.platform == Platform::Local;
+    let has_left = app.ends(world.settings.platform);
     let Some(route) = app.route.as_ref().filter(|_| !has_left) else { return wish };
     let mut tags: Vec<Option<&str>> = vec![None];
     for tag in route.wanted.iter().filter_map(|it| it.tag.as_deref()) {

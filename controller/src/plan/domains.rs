@@ -61,7 +61,7 @@ fn referred<'a>(world: &'a World, name: &Name, mapping: &Mapping) -> Result<&'a 
         (_, Some(_)) => false,
     };
     match owner {
-        Some(app) if is_there && !app.leaving() => Ok(app),
+        Some(app) if is_there && !app.ends(world.settings.platform) => Ok(app),
         _ if matches!(
             &**kind,
             "services.serving.knative.dev" | "routes.serving.knative.dev" | "services"

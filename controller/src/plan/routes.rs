@@ -32,9 +32,10 @@ pub(super) fn subjects(
     world: &World,
 ) -> Vec<RouteChange> {
     let mut out = Vec::new();
+    let ends = app.ends(world.settings.platform);
     let pairs = || app.revisions.iter().zip(facts);
     let shown = |it: &&(&Revision, &Arc<Facts>)| {
-        let starts = !it.0.reached && !app.leaving();
+        let starts = !it.0.reached && !ends;
         let has_pods = !it.0.pods.is_empty();
         has_pods || !it.0.gone && (it.0.routing.0 != Routing::Reserve || starts)
     };
@@ -49,7 +50,7 @@ pub(super) fn subjects(
         let pods = revision.pods.iter().filter_map(|it| pod(it, revision, &view));
         out.extend(pods.map(|it| RouteChange::Pod(it.into())));
     }
-    if app.leaving() {
+    if ends {
         return out;
     }
     for allotted in app.allotted() {

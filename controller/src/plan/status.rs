@@ -371,7 +371,7 @@ fn is_routed(app: &App, name: &Name, world: &World) -> bool {
 
 /// Which of a route's names another owner has.
 fn not_owned(app: &App, name: &Name, world: &World) -> Option<Why> {
-    let route = app.route.as_ref().filter(|_| !app.leaving())?;
+    let route = app.route.as_ref().filter(|_| !app.ends(world.settings.platform))?;
     let tags = route.wanted.iter().filter_map(|it| it.tag.as_deref()).map(Some);
     [None].into_iter().chain(tags).find_map(|tag| {
         let own = Name::new(name.namespace.clone(), tagged(tag, &name.name));

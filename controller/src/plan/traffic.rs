@@ -27,7 +27,7 @@ pub(super) fn latest_ready(app: &mut App) {
 
 /// Assigns traffic. Where a target cannot be resolved the old assignment stays in force.
 pub(super) fn assign(app: &mut App, name: &Name, world: &World, now: Stamp, timer: &mut Timer) {
-    let leaving = app.leaving();
+    let leaving = app.ends(world.settings.platform);
     let Some(route) = &app.route else { return };
     let resolved = if leaving { Ok(Vec::new()) } else { resolve(app, route, name, world) };
     let rolled = resolved.map(|assigned| roll::roll(app, name, assigned, world, now, timer));
@@ -135,7 +135,8 @@ pub(super) fn label(app: &mut App, name: &Name, world: &World, now: Stamp) {
     let mut active = Vec::new();
     let created = app.latest_created().map(|it| it.name.clone());
     if let Some(route) = &app.route {
-        lead(route, name, app.leaving(), name, created.as_deref(), &mut active);
+        let leaving = app.ends(world.settings.platform);
+        lead(route, name, leaving, name, created.as_deref(), &mut active);
     }
     for other in world.referrers.get(name).into_iter().flatten() {
         if let Some(route) = world.apps.get(other).and_then(|it| it.route.as_ref()) {

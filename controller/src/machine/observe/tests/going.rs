@@ -136,8 +136,9 @@ fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
             let rest = all.iter().filter(|at| **at != of);
             rest.map(|at| cluster.objects.get(at).map(|it| it["metadata"]["uid"].clone())).collect()
         };
-        let before = uids(&cluster);
+        let (before, served) = (uids(&cluster), serves(&cluster));
         delete(&mut cluster, of.0, &of.1);
+        assert_eq!(serves(&cluster), served, "{owner:?}: what it owns is not told to go");
         let owned: Vec<_> = {
             let uid = &cluster.objects[&of]["metadata"]["uid"];
             let is_owned = |it: &Value| it["metadata"]["ownerReferences"][0]["uid"] == *uid;
@@ -159,18 +160,57 @@ fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
             cluster.step(Event::Observe(at.0, at.1.clone(), Some(Box::new(object))));
             look_at_all(&mut cluster, &all);
             assert!(by_itself(&cluster, at), "{at:?} is not taken back");
+            assert_eq!(serves(&cluster), served, "{owner:?}: {at:?} stands by itself");
         }
         cluster.objects.remove(&of);
         cluster.step(Event::Observe(of.0, of.1.clone(), None));
         look_at_all(&mut cluster, &all);
         assert_eq!(uids(&cluster), before, "{owner:?}: all is there, and nothing was made again");
         assert!(owned.iter().all(|at| by_itself(&cluster, at)), "{owner:?}");
+        assert_eq!(serves(&cluster), served, "{owner:?}");
         cluster.decide(ALL[0], 1);
-        assert_eq!(phases(&cluster), [common::wire::PodPhase::Ready], "{owner:?}");
-        let service = &cluster.table().services[&name("hello")];
-        let targets: Vec<_> = service.targets.iter().map(|it| it.revision.clone()).collect();
-        assert_eq!(targets, ALL.map(name), "{owner:?}");
+        assert_eq!(serves(&cluster), served, "{owner:?}");
     }
+}
+
+/// Where requests for the service go, and how its pods are told of.
+fn serves(cluster: &Cluster) -> (Vec<Name>, Vec<common::wire::PodPhase>) {
+    let table = cluster.table();
+    let targets = table.services.get(&name("hello")).map(|it| it.targets.iter());
+    (targets.into_iter().flatten().map(|it| it.revision.clone()).collect(), phases(cluster))
+}
+
+/// What is decided while a Service goes is written once what it leaves behind stands by itself.
+#[test]
+fn what_an_orphaned_service_leaves_behind_is_scaled() {
+    let mut cluster = running(false);
+    let own = name("hello");
+    delete(&mut cluster, Resource::KnativeService, &own);
+    for resource in [Resource::Configuration, Resource::Route] {
+        let mut object = cluster.object(resource, "hello").clone();
+        object["metadata"].as_object_mut().expect("a map").remove("ownerReferences");
+        cluster.objects.insert((resource, own.clone()), object.clone());
+        cluster.step(Event::Observe(resource, own.clone(), Some(Box::new(object))));
+    }
+    cluster.decide(ALL[0], 3);
+    cluster.objects.remove(&(Resource::KnativeService, own.clone()));
+    cluster.step(Event::Observe(Resource::KnativeService, own, None));
+    let deployment = cluster.object(Resource::Deployment, "hello-00001-deployment");
+    assert_eq!(deployment["spec"]["replicas"], 3);
+}
+
+/// Others' finalizers keep a Service for as long as they like, and Kubernetes takes nothing below it away meanwhile.
+#[test]
+fn what_is_below_a_service_that_others_keep_serves_until_it_is_told_to_go() {
+    let mut cluster = running(false);
+    let served = serves(&cluster);
+    assert_eq!(served, (ALL.map(name).to_vec(), vec![common::wire::PodPhase::Ready]));
+    delete(&mut cluster, Resource::KnativeService, &name("hello"));
+    cluster.now = cluster.now.plus_ms(60_000);
+    cluster.step(Event::Tick);
+    assert_eq!(serves(&cluster), served);
+    delete(&mut cluster, Resource::Revision, &name(ALL[0]));
+    assert_eq!(draining(&cluster), (true, 1));
 }
 
 #[test]
