@@ -24,6 +24,7 @@ mod defaults;
 mod diff;
 pub(crate) mod dns;
 pub(crate) mod idle;
+mod local;
 pub(crate) mod mask;
 mod metadata;
 mod pod;

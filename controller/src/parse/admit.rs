@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 use super::{
     Problem, defaults, diff,
     idle::{self, Place},
-    metadata, probe,
-    rules::{Parent, Rules},
+    local, metadata, probe,
+    rules::{Parent, Platform, Rules},
     security, template, traffic,
     typed::{prune, typed},
 };
@@ -385,9 +385,10 @@ fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
         Some(spec) => serde_json::from_value(spec.clone()).unwrap_or_default(),
         None => PodSpec::default(),
     };
-    // What a cluster's policies may come to ask for is no matter of one machine's.
-    if it.rules.platform == crate::parse::Platform::Kubernetes {
-        security::warn(&pod, "spec.template.spec", warnings);
+    match it.rules.platform {
+        Platform::Local => local::warn(meta, &pod, warnings),
+        // What a cluster's policies may come to ask for is no matter of one machine's.
+        Platform::Kubernetes => security::warn(&pod, "spec.template.spec", warnings),
     }
     let serving = defaults::serving_index(&pod.containers);
     if let Some(container) = pod.containers.get(serving) {

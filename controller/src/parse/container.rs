@@ -28,6 +28,9 @@ pub(super) fn check(
     image(container, at, rules.platform, problems);
     env(container, role, at, problems);
     env_from(container.env_from.as_deref().unwrap_or_default(), at, problems);
+    if rules.platform == Platform::Local {
+        no_maps(container, at, problems);
+    }
     ports(container, role, at, problems);
     probe::all(container, role, port, at, rules.features, problems);
     security::container(container, at, rules, problems);
@@ -85,6 +88,22 @@ fn env_from(all: &[EnvFromSource], at: &str, problems: &mut Vec<Problem>) {
             (None, None) => problems.push(Problem::neither(paths)),
             _ => {}
         }
+    }
+}
+
+/// Says at once that the local node has nothing to read variables from: no container that asks for it could start.
+fn no_maps(container: &Container, at: &str, problems: &mut Vec<Problem>) {
+    let from = container.env.iter().flatten().enumerate();
+    let from = from.filter(|(_, it)| {
+        let source = it.value_from.as_ref();
+        source.is_some_and(|it| it.config_map_key_ref.is_some() || it.secret_key_ref.is_some())
+    });
+    let own = from.map(|(index, _)| format!("{at}.env[{index}].valueFrom"));
+    let whole =
+        (0..container.env_from.iter().flatten().count()).map(|it| format!("{at}.envFrom[{it}]"));
+    for path in own.chain(whole) {
+        let advice = "the local node has no ConfigMaps and no Secrets";
+        problems.push(Problem::disallowed(path).advise(advice));
     }
 }
 

@@ -318,6 +318,43 @@ fn without_kubernetes_only_our_class_scales() {
 }
 
 #[test]
+fn the_local_node_says_what_it_cannot_read_and_what_it_does_not_bound() {
+    let at = "spec.template.spec.containers[0]";
+    let refused = |field: &str| {
+        format!(
+            "must not set the field(s): {at}.{field} (the local node has no ConfigMaps and no Secrets)"
+        )
+    };
+    check(&[
+        (
+            container("{image: a, env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: k}}}]}"),
+            &refused("env[0].valueFrom"),
+        ),
+        (
+            container("{image: a, envFrom: [{configMapRef: {name: m, optional: true}}]}"),
+            &refused("envFrom[0]"),
+        ),
+    ]);
+    let warned = |container: &str| -> Vec<String> {
+        let text = HELLO.replace("{image: dev.local/hello:v1}", container);
+        let value = serde_norway::from_str(&text).expect("YAML");
+        let all = warnings(&value, &AutoscalerConfig::default());
+        all.into_iter().map(|it| it.path.replace(&format!("{at}."), "")).collect()
+    };
+    let bounds = "{cpu: 1, memory: 1Mi, ephemeral-storage: 1Gi}";
+    assert_eq!(
+        warned(&format!("{{image: a, resources: {{limits: {bounds}, requests: {bounds}}}}}")),
+        [
+            "resources.limits.ephemeral-storage",
+            "resources.requests.ephemeral-storage",
+            "resources.requests.memory",
+        ]
+    );
+    let usual = "{image: a, terminationMessagePolicy: FallbackToLogsOnError}";
+    assert_eq!(warned(usual), [""; 0], "as it is anyway");
+}
+
+#[test]
 fn traffic_follows_knatives_rules() {
     check(&[
         (targets("[{percent: 100}]"), "fine"),

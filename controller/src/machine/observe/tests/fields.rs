@@ -7,7 +7,7 @@ use crate::{
     config_maps::{Defaults, Features, read},
     crds,
     parse::{
-        Platform as Where, Rules,
+        Platform as Where, Problem, Rules,
         admit::{Kind, Question, Verdict, default, validate},
         idle, mask,
     },
@@ -15,6 +15,7 @@ use crate::{
 };
 
 mod keys;
+mod local;
 mod others;
 
 const PAGE: &str = include_str!("../../../../../docs/fields.md");
@@ -36,10 +37,15 @@ fn rows() -> Vec<Row> {
     PAGE.lines().flat_map(rows_of).collect()
 }
 
+/// The cells of a line of a table.
+fn cells(line: &str) -> Vec<&str> {
+    let inner = line.strip_prefix("| ").and_then(|it| it.strip_suffix(" |"));
+    inner.map(|it| it.split(" | ").collect()).unwrap_or_default()
+}
+
 /// The rows of one line: one for each field that it names.
 fn rows_of(line: &str) -> Vec<Row> {
-    let cells = || Some(line.strip_prefix("| ")?.strip_suffix(" |")?.split(" | ").collect());
-    let cells: Vec<&str> = cells().unwrap_or_default();
+    let cells = cells(line);
     let [on, fields, value, effect] = cells[..] else { return Vec::new() };
     let Some(value) = quoted(value) else { return Vec::new() };
     let row = |field: &str| Row {
@@ -241,10 +247,26 @@ fn works(row: &Row, kind: Kind, filled: &Value) -> bool {
     }
 }
 
+/// The word that says what a field does, and what follows it.
+fn word(effect: &str) -> (&str, &str) {
+    effect.split_once([' ', ':', ';', ',', '.']).unwrap_or((effect, ""))
+}
+
+/// Whether a warning says that the row's field has no effect.
+fn is_warned(row: &Row, warnings: &[Problem]) -> bool {
+    let says = |it: &str| it.contains("has no effect") && it.contains(&row.field);
+    warnings.iter().any(|it| says(&it.to_string()))
+}
+
+/// The rows that are at fault: all of them are told, not the first alone.
+fn at_fault(rows: &[Row], tries: impl Fn(&Row) + std::panic::RefUnwindSafe) -> Vec<&Row> {
+    let fails = |row: &&Row| std::panic::catch_unwind(|| tries(row)).is_err();
+    rows.iter().filter(fails).collect()
+}
+
 fn try_row(row: &Row) {
     let said = format!("{} {}", row.on, row.field);
-    let (word, rest) =
-        row.effect.split_once([' ', ':', ';', ',', '.']).unwrap_or((&row.effect, ""));
+    let (word, rest) = word(&row.effect);
     if word == "see" {
         let test = rest.split('`').nth(1).expect("a test");
         return assert!(is_test(test), "{said}: there is no test {test}");
@@ -255,8 +277,7 @@ fn try_row(row: &Row) {
     let Some((kind, object)) = with(row) else { return others::try_made(row) };
     let feature = rest.strip_prefix("with `").and_then(|it| it.split('`').next());
     let (filled, verdict) = admit(kind, &object, feature);
-    let says = |it: &str| it.contains("has no effect") && it.contains(&row.field);
-    let warned = verdict.warnings.iter().any(|it| says(&it.to_string()));
+    let warned = is_warned(row, &verdict.warnings);
     let refused = !verdict.problems.is_empty();
     assert_eq!(refused, word == "refused", "{said}: {:?}", verdict.problems);
     assert_eq!(warned, word == "warned", "{said}: {:?}", verdict.warnings);
@@ -295,9 +316,7 @@ fn is_test(name: &str) -> bool {
 fn each_field_does_what_the_page_says() {
     let rows = rows();
     assert!(rows.len() > 500, "the page could not be read: {}", rows.len());
-    // All that are at fault are told, not the first alone.
-    let fails = |row: &&Row| std::panic::catch_unwind(|| try_row(row)).is_err();
-    let wrong: Vec<&Row> = rows.iter().filter(fails).collect();
+    let wrong = at_fault(&rows, try_row);
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 

@@ -1,0 +1,133 @@
+//! The same rows on the local node, and where they are not the same, what the page says of it.
+
+use common::node::PodOrder;
+
+use super::*;
+use crate::{
+    parse,
+    render::{ObjectKey, ObjectKind},
+    want,
+};
+
+const SECTION: &str = "\n## On the local node\n";
+
+/// The page's section: fields that do something else there, those of a group together.
+fn exceptions() -> Vec<Vec<Row>> {
+    let (_, section) = PAGE.split_once(SECTION).expect("the section");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    section.lines().flat_map(exceptions_of).collect()
+}
+
+fn exceptions_of(line: &str) -> Vec<Vec<Row>> {
+    let cells = cells(line);
+    let [on, fields, effect] = cells[..] else { return Vec::new() };
+    let row = |field: &str| Row {
+        on: on.into(),
+        field: field.into(),
+        value: Value::Null,
+        effect: effect.into(),
+    };
+    fields.split(", ").filter_map(quoted).map(|it| all_of(row(it))).collect()
+}
+
+/// What the page says of a row on the local node. Features are off there.
+fn effect<'a>(row: &'a Row, exceptions: &'a [Vec<Row>]) -> &'a str {
+    let own = exceptions.iter().flatten().find(|it| it.on == row.on && it.field == row.field);
+    let usual = if row.effect.starts_with("works with `") { "refused" } else { &*row.effect };
+    own.map_or(usual, |it| &*it.effect)
+}
+
+/// The machine of a local node that was told of a service, and the pods that it ordered.
+fn applied(object: &Value) -> (Machine, Vec<PodOrder>) {
+    let read = parse::service(object, &AutoscalerConfig::default());
+    let (name, manifest) = read.expect("a service that is accepted");
+    let mut machine = Machine::new(World { seed: 1, ..World::default() }, Outbox::new());
+    let effects = machine.step(Stamp(1_000_000), Event::Apply(name, manifest));
+    (machine, effects.start)
+}
+
+/// All that the node, routes and the autoscaler are told of a service whose pods are ready, and when it is looked at
+/// again.
+fn outcome(object: &Value) -> String {
+    let (mut machine, orders) = applied(object);
+    let agent = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
+    for order in &orders {
+        let seen = PodSeen { uid: order.uid.clone(), ..seen() };
+        machine.step(Stamp(1_000_100), Event::Seen(agent.clone(), seen));
+    }
+    let RouteTable { services, revisions, .. } = table(&machine);
+    format!("{orders:?}\n{services:?}\n{revisions:?}\n{:?}", machine.next_timer())
+}
+
+fn ordered_as_written(row: &Row, object: &Value) -> bool {
+    let (_, orders) = applied(object);
+    let pod = serde_json::to_value(&orders.first().expect("a pod").spec).expect("JSON");
+    let of = |spec: &Value| {
+        let at = if row.on == "container" { &spec["containers"][0] } else { spec };
+        follow(at, &row.field).clone()
+    };
+    of(&object["spec"]["template"]["spec"]) == of(&pod)
+}
+
+fn works(row: &Row, object: &Value) -> bool {
+    static BEFORE: LazyLock<String> = LazyLock::new(|| outcome(&service()));
+    (is_of_a_pod(row) && row.field.contains('.') && ordered_as_written(row, object))
+        || outcome(object) != *BEFORE
+}
+
+/// Whether the Revision bears what its pods do not.
+fn is_kept(row: &Row, object: &Value) -> bool {
+    let (machine, _) = applied(object);
+    let key = ObjectKey { kind: ObjectKind::Revision, name: name("hello-00001") };
+    let revision = want::shown(machine.world(), &key).expect("a Revision");
+    let annotations = &revision["metadata"]["annotations"];
+    let is_own = |(key, value): (&String, &Value)| annotations[key] == *value;
+    match row.value.as_object() {
+        Some(pairs) => pairs.iter().all(is_own),
+        None => is_own((&row.field, &row.value)),
+    }
+}
+
+fn try_locally(row: &Row, exceptions: &[Vec<Row>]) {
+    let Some((kind, object)) = with(row) else { return };
+    let config = AutoscalerConfig::default();
+    let read = parse::service(&object, &config);
+    if kind != Kind::Service {
+        return assert!(read.is_err(), "only Services are applied there");
+    }
+    let said = format!("{} {}", row.on, row.field);
+    let (word, _) = word(effect(row, exceptions));
+    assert_eq!(read.is_err(), word == "refused", "{said}: {:?}", read.err());
+    if read.is_ok() {
+        let warnings = parse::warnings(&object, &config);
+        assert_eq!(is_warned(row, &warnings), word == "warned", "{said}: {warnings:?}");
+    }
+    match word {
+        "works" => assert!(works(row, &object), "{said} changes nothing"),
+        "kept" => assert!(is_kept(row, &object) && !works(row, &object), "{said}"),
+        "refused" | "warned" | "written" | "see" => {}
+        other => panic!("{said}: what does {other:?} mean?"),
+    }
+}
+
+#[test]
+fn each_field_does_on_the_local_node_what_the_page_says() {
+    let (rows, exceptions) = (rows(), exceptions());
+    let wrong = at_fault(&rows, |row| try_locally(row, &exceptions));
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// A row that says what holds anyway, or of a field that is gone from the page, would hide the next mistake.
+#[test]
+fn the_page_names_only_what_differs_on_the_local_node() {
+    let rows = rows();
+    let exceptions = exceptions();
+    assert!(exceptions.len() > 20, "the section could not be read: {}", exceptions.len());
+    for group in &exceptions {
+        let differs = |it: &Row| {
+            let mut same = rows.iter().filter(|row| row.on == it.on && row.field == it.field);
+            same.any(|row| word(effect(row, &[])).0 != word(&it.effect).0)
+        };
+        assert!(group.iter().any(differs), "{group:?}");
+    }
+}
