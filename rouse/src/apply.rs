@@ -162,6 +162,8 @@ mod tests {
     use super::*;
     use crate::store::tests::Temp;
 
+    mod fields;
+
     const HELLO: &str = "
 apiVersion: serving.knative.dev/v1
 kind: Service

@@ -1,0 +1,208 @@
+//! The fields of a pod in `docs/fields.md`: the local node reads each one that is accepted, or a warning says that it does
+//! not.
+//!
+//! What the controller makes of a field is tried in `controller/src/machine/observe/tests/fields/local.rs`.
+
+use std::{collections::BTreeMap, path::Path};
+
+use common::outbox::Outbox;
+use controller::{
+    machine::{Event, Machine},
+    world::{Stamp, World},
+};
+use local::{
+    bundle::{self, Surroundings},
+    images::PullPolicy,
+};
+
+use super::*;
+
+const PAGE: &str = include_str!("../../../../docs/fields.md");
+
+/// Fields that others than the start of a container read: the route table has them, or the kubelet's probes, which
+/// `local/src/kubelet/probes.rs` tries.
+const READ_ELSEWHERE: [&str; 8] = [
+    "containerConcurrency",
+    "timeoutSeconds",
+    "responseStartTimeoutSeconds",
+    "idleTimeoutSeconds",
+    "livenessProbe",
+    "readinessProbe",
+    "startupProbe",
+    "ports[].name",
+];
+/// Fields with only one value that is accepted, and that holds without them.
+const ONLY_AS_USUAL: [&str; 2] = ["securityContext.privileged", "ports[].protocol"];
+
+struct Row {
+    on: String,
+    field: String,
+    value: Value,
+    /// What the page says of the local node.
+    effect: String,
+}
+
+fn quoted(cell: &str) -> Option<&str> {
+    cell.strip_prefix('`')?.strip_suffix('`')
+}
+
+fn tables() -> impl Iterator<Item = Vec<&'static str>> {
+    let inner = |line: &'static str| line.strip_prefix("| ")?.strip_suffix(" |");
+    let of_a_pod = |cells: &Vec<&str>| matches!(cells[0], "spec" | "container");
+    PAGE.lines().filter_map(inner).map(|it| it.split(" | ").collect()).filter(of_a_pod)
+}
+
+/// The page's rows about pods; what it says of the local node stands in a table of its own.
+fn rows() -> Vec<Row> {
+    let mut here = BTreeMap::new();
+    for cells in tables().filter(|it| it.len() == 3) {
+        let fields = cells[1].split(", ").filter_map(quoted);
+        here.extend(fields.map(|field| ((cells[0], field), cells[2])));
+    }
+    let row = |on: &str, field: &str, value: &str, effect: &str| Row {
+        on: on.into(),
+        field: field.into(),
+        value: serde_json::from_str(value).unwrap(),
+        effect: here.get(&(on, field)).copied().unwrap_or(effect).into(),
+    };
+    let mut rows = Vec::new();
+    for cells in tables().filter(|it| it.len() == 4) {
+        let Some(value) = quoted(cells[2]) else { continue };
+        let fields = cells[1].split(", ").filter_map(quoted);
+        rows.extend(fields.map(|field| row(cells[0], field, value, cells[3])));
+    }
+    rows
+}
+
+/// A service whose pod has this field.
+fn service(row: &Row, value: Option<Value>) -> Value {
+    let mut container = json!({"image": "hello:v1", "command": ["serve"]});
+    let mut spec = json!({});
+    if row.field.starts_with("volumes[]") {
+        container["volumeMounts"] = json!([{"name": "v", "mountPath": "/v", "readOnly": true}]);
+    } else if row.field.starts_with("volumeMounts[]") {
+        spec["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+    }
+    let field = row.field.split(['.', '[']).next().unwrap();
+    if let Some(value) = value {
+        let at = if row.on == "container" { &mut container } else { &mut spec };
+        at[field] = value;
+    }
+    if spec.get("containers").is_none() {
+        spec["containers"] = json!([container]);
+    }
+    json!({
+        "apiVersion": controller::knative::API_VERSION, "kind": "Service",
+        "metadata": {"name": "hello", "namespace": "default"},
+        "spec": {"template": {"spec": spec}},
+    })
+}
+
+/// What a row's field stands in, its own name there, and the path to it.
+fn inner<'a>(value: &'a mut Value, field: &str) -> Option<(&'a mut Value, String)> {
+    let (path, own) = field.rsplit_once('.')?;
+    let steps = path.split('.').enumerate();
+    let parent = steps.fold(value, |at, (depth, name)| {
+        let at = if depth == 0 { at } else { &mut at[name.trim_end_matches("[]")] };
+        if name.ends_with("[]") { &mut at[0] } else { at }
+    });
+    Some((parent, own.trim_end_matches("[]").to_owned()))
+}
+
+/// The row's value without its field, and with nothing beside it; none where it is the whole value.
+fn variants(row: &Row) -> Option<(Value, Value)> {
+    let (mut without, mut alone) = (row.value.clone(), row.value.clone());
+    let (parent, own) = inner(&mut without, &row.field)?;
+    parent.as_object_mut().unwrap().remove(&own);
+    let (parent, own) = inner(&mut alone, &row.field)?;
+    parent.as_object_mut().unwrap().retain(|name, _| *name == own);
+    Some((without, alone))
+}
+
+/// A runtime spec, its sets of capabilities in an order.
+fn in_order(mut spec: Value) -> Value {
+    for set in spec["process"]["capabilities"].as_object_mut().unwrap().values_mut() {
+        set.as_array_mut().unwrap().sort_by_key(ToString::to_string);
+    }
+    spec
+}
+
+/// How the node would start the containers of a service's pod, or why the service is refused.
+fn started(service: &Value) -> Result<String, String> {
+    let read = parse::service(service, &AutoscalerConfig::default());
+    let (name, manifest) = read.map_err(|problems| parse::line(&problems))?;
+    let mut machine = Machine::new(World { seed: 1, ..World::default() }, Outbox::new());
+    let mut orders = machine.step(Stamp(1_000_000), Event::Apply(name, manifest)).start;
+    let order = orders.remove(0);
+    let around = Surroundings {
+        uid: &order.uid,
+        pod: &order.name,
+        namespace: "default",
+        labels: &order.labels,
+        addresses: &[],
+        network: Path::new("/network"),
+        rootfs: Path::new("/rootfs"),
+        etc: Path::new("/etc"),
+        termination_log: Path::new("/log"),
+        cgroup: Path::new("/cgroup"),
+        volumes: &BTreeMap::from([("v".to_owned(), "/volume".into())]),
+        passwd: "",
+        group: "",
+    };
+    let start = |it: &_| {
+        let spec = bundle::spec(&order.spec, it, None, &around)
+            .map(|it| in_order(serde_json::to_value(it).unwrap()));
+        format!("{:?} {:?}", spec, bundle::limits(it))
+    };
+    let all = order.spec.containers.iter().map(|it| {
+        let image = it.image.as_deref().unwrap_or_default();
+        let policy = PullPolicy::of(it.image_pull_policy.as_deref(), image);
+        format!("{} {image} {policy:?} {}", it.name, start(it))
+    });
+    Ok(all.collect())
+}
+
+/// Whether pods start in another way by the row's field: beside the others of its value, or alone.
+fn is_read(row: &Row) -> bool {
+    let with = started(&service(row, Some(row.value.clone())));
+    let base = || started(&service(row, None));
+    match variants(row) {
+        None => with != base(),
+        Some((without, alone)) => {
+            let is_alone = started(&service(row, Some(alone)));
+            with != started(&service(row, Some(without))) || is_alone != base()
+        }
+    }
+}
+
+#[test]
+fn the_node_reads_every_field_of_a_pod_that_is_accepted_without_a_warning() {
+    let rows = rows();
+    assert!(rows.len() > 100, "the page could not be read: {}", rows.len());
+    let is_ours = |it: &&Row| {
+        let elsewhere = READ_ELSEWHERE.iter().any(|own| it.field.starts_with(own));
+        !elsewhere && !ONLY_AS_USUAL.contains(&&*it.field)
+    };
+    let features_are_off = |it: &&Row| !it.effect.starts_with("works with `");
+    let works = rows.iter().filter(|it| it.effect.starts_with("works"));
+    let tried: Vec<&Row> = works.filter(features_are_off).filter(is_ours).collect();
+    let idle = tried.iter().filter(|it| !is_read(it)).map(|it| format!("{} {}", it.on, it.field));
+    assert_eq!(idle.collect::<Vec<_>>(), [""; 0], "nothing on the node reads them");
+    assert!(tried.len() > 20, "{} rows", tried.len());
+}
+
+/// A warning that is not true would make its reader take out what is needed.
+#[test]
+fn the_node_reads_nothing_that_it_warns_of() {
+    let rows = rows();
+    let warned: Vec<&Row> = rows.iter().filter(|it| it.effect.starts_with("warned:")).collect();
+    let read = warned.iter().filter(|it| is_read(it)).map(|it| format!("{} {}", it.on, it.field));
+    assert_eq!(read.collect::<Vec<_>>(), [""; 0]);
+    assert!(warned.len() > 5, "{} rows", warned.len());
+    for row in warned {
+        let it = service(row, Some(row.value.clone()));
+        let said = warnings(&Name::new("default", "hello"), &it).join("\n");
+        let word = format!("{} has no effect", row.field);
+        assert!(said.contains(&word), "{} {}: {said:?}", row.on, row.field);
+    }
+}
