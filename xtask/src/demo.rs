@@ -51,7 +51,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     check_gateway(args.gateway)?;
     let rouse = match &args.rouse {
         Some(rouse) => rouse.clone(),
-        None => build::rouse(&workspace, !args.dev)?,
+        None if args.dev => build::rouse(&workspace, false)?,
+        // The program of the image: it is built with the sample's, and may be there already from the tests.
+        None => image::build(&workspace, "rouse")?,
     };
     let images = workspace.target.join("images");
     image::make(&workspace, &["hello"], &images)?;

@@ -66,7 +66,7 @@ pub(crate) fn make(workspace: &Workspace, packages: &[&str], to: &Path) -> Resul
 }
 
 /// Builds one package as a static program and returns its file.
-fn build(workspace: &Workspace, package: &str) -> Result<PathBuf> {
+pub(crate) fn build(workspace: &Workspace, package: &str) -> Result<PathBuf> {
     let triple = triple();
     // Static, so that the image needs nothing but this one file; without machine paths, so that two
     // checkouts give the same bytes. Named by target so that build scripts stay as they are.
