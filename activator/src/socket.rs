@@ -387,6 +387,7 @@ impl Inner {
                     if !self.targets.is_in_chunks() {
                         self.count_partial(partial);
                     }
+                    // Room is made only once something has come: an idle connection has none.
                     ready!(self.stream.poll_read_ready(cx))?;
                     let unread = self.targets.unread();
                     unread.reserve(LOOK);

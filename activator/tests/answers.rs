@@ -12,32 +12,17 @@ use std::{
 
 use common::wire::Protocol;
 use h2c::{Call, Client};
-use harness::{Clock, DATED, GET, LONG, OK, World, read_head, read_until, rest, until};
+use harness::{Clock, DATED, GET, LONG, OK, World, handling, read_head, read_until, rest, until};
 use http::Request;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     sync::mpsc,
 };
 
-/// A pod that handles each connection by `each`, which gets the connection's number.
-async fn pod<F: Future<Output = ()> + Send + 'static>(
-    each: impl Fn(TcpStream, usize) -> F + Send + 'static,
-) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        for number in 0.. {
-            let (stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(each(stream, number));
-        }
-    });
-    address
-}
-
 /// A pod that answers each head with `answer`, reads no body and closes.
 async fn curt(answer: &'static str) -> SocketAddr {
-    pod(move |mut stream, _| async move {
+    handling(move |mut stream, _| async move {
         read_head(&mut stream).await;
         stream.write_all(answer.as_bytes()).await.unwrap();
     })
@@ -102,7 +87,7 @@ async fn an_answer_given_while_the_first_bytes_were_sent_reaches_the_client() {
 /// A pod that refuses a body that is announced, and tells how much of it came.
 async fn unwilling() -> (SocketAddr, mpsc::Receiver<usize>) {
     let (seen, bytes) = mpsc::channel(1);
-    let at = pod(move |mut stream, _| {
+    let at = handling(move |mut stream, _| {
         let seen = seen.clone();
         async move {
             let head = read_head(&mut stream).await;
@@ -134,7 +119,7 @@ async fn a_body_that_the_pod_refuses_is_not_sent() {
 #[tokio::test]
 async fn a_pod_that_says_nothing_of_an_expectation_gets_the_body() {
     let mut world = World::new().await;
-    let at = pod(|mut stream, _| async move {
+    let at = handling(|mut stream, _| async move {
         read_head(&mut stream).await;
         assert_eq!(read_until(&mut stream, "hello").await, "hello");
         stream.write_all(OK.as_bytes()).await.unwrap();
@@ -179,7 +164,7 @@ async fn an_answer_whose_head_takes_more_than_a_mebibyte_is_a_502() {
 /// when the body is.
 async fn wordless() -> (SocketAddr, mpsc::Receiver<&'static str>) {
     let (tell, told) = mpsc::channel(2);
-    let at = pod(move |mut stream, _| {
+    let at = handling(move |mut stream, _| {
         let tell = tell.clone();
         async move {
             read_head(&mut stream).await;
@@ -318,7 +303,7 @@ async fn an_answer_with_a_date_keeps_it_alone() {
 
 /// A pod that closes each connection at its second head, having answered the first.
 async fn forgetful(seen: std::sync::Arc<std::sync::Mutex<Vec<String>>>) -> SocketAddr {
-    pod(move |mut stream, number| {
+    handling(move |mut stream, number| {
         let seen = std::sync::Arc::clone(&seen);
         async move {
             let is_first = number == 0;
@@ -355,7 +340,7 @@ async fn a_safe_request_is_sent_again_when_a_kept_connection_ends_without_an_ans
 #[tokio::test]
 async fn an_upload_goes_on_while_its_answer_is_read_and_ends_with_it() {
     let mut world = World::new().await;
-    let at = pod(|mut stream, _| async move {
+    let at = handling(|mut stream, _| async move {
         read_head(&mut stream).await;
         stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
         for _ in 0..3 {
@@ -382,7 +367,7 @@ async fn an_upload_goes_on_while_its_answer_is_read_and_ends_with_it() {
 async fn a_body_of_unknown_length_reaches_a_pod_whatever_the_method() {
     for method in ["GET", "HEAD", "POST", "DELETE"] {
         let mut world = World::new().await;
-        let at = pod(|mut stream, _| async move {
+        let at = handling(|mut stream, _| async move {
             let head = read_head(&mut stream).await;
             assert!(head.contains("transfer-encoding: chunked\r\n"), "{head}");
             let body = read_until(&mut stream, "0\r\n\r\n").await;
@@ -403,7 +388,7 @@ async fn a_body_of_unknown_length_reaches_a_pod_whatever_the_method() {
 
 /// A pod that answers with the request line as it came.
 async fn mirror() -> SocketAddr {
-    pod(|mut stream, _| async move {
+    handling(|mut stream, _| async move {
         loop {
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {

@@ -18,13 +18,13 @@ use activator::budget::{BASE_MIB, MAX_STREAMS, PER_REQUEST, memory_mib};
 use common::wire::Protocol;
 use futures::StreamExt as _;
 use h2c::{WIDE, asking, endless, frame};
-use harness::{GET, LONG, OK, World, read_head, revision, server};
+use harness::{GET, LONG, OK, World, handling, read_head, revision, server};
 use http_body_util::BodyExt as _;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpSocket, TcpStream},
+    net::{TcpSocket, TcpStream},
 };
 
 /// The product's.
@@ -309,23 +309,8 @@ async fn clients(
     begun.buffer_unordered(64).collect().await
 }
 
-/// A pod that does with each connection what `each` does.
-async fn pod<F>(each: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(each(stream));
-        }
-    });
-    address
-}
-
 /// Reads each request whole, however large, and says hello.
-async fn greets(stream: TcpStream) {
+async fn greets(stream: TcpStream, _: usize) {
     let service = service_fn(|request: http::Request<hyper::body::Incoming>| async {
         request.into_body().collect().await?;
         Ok::<_, hyper::Error>(http::Response::new("hello".to_owned()))
@@ -376,7 +361,7 @@ async fn idle_connections_take_no_more_memory_than_is_stated() {
     ];
     for (what, bytes, count, words) in kinds {
         let mut other = Other::for_connections(count + 20);
-        other.has_pod("http1", pod(greets).await);
+        other.has_pod("http1", handling(greets).await);
         let all = clients(&other, count, async |stream| {
             for (words, answers) in &words {
                 says(stream, words, *answers, ANSWERS).await;
@@ -412,7 +397,7 @@ async fn resets_leave_no_more_memory_than_is_stated() {
         [("resets within the bound", resets(40, 10)), ("resets beyond the bound", resets(80, 10))];
     for (what, rounds) in kinds {
         let mut other = Other::start();
-        other.has_pod("http1", pod(greets).await);
+        other.has_pod("http1", handling(greets).await);
         let all = clients(&other, 200, async |stream| {
             says(stream, &preface(), 0, PONGS).await;
             for words in &rounds {
@@ -443,6 +428,6 @@ async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
     other.at_rest().await;
     // What their requests weigh.
     assert_within(&other, [400 * 2 * PER_REQUEST, 0], 0, "slow bodies");
-    other.has_pod("http1", pod(greets).await);
+    other.has_pod("http1", handling(greets).await);
     other.serves_others().await;
 }

@@ -294,6 +294,21 @@ pub const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
 pub const DATED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\
                          date: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\nhello";
 
+/// A pod that handles each connection by `each`, which gets the connection's number. Returns where it is.
+pub async fn handling<F: Future<Output = ()> + Send + 'static>(
+    each: impl Fn(TcpStream, usize) -> F + Send + 'static,
+) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        for number in 0.. {
+            let Ok((stream, _)) = listener.accept().await else { return };
+            tokio::spawn(each(stream, number));
+        }
+    });
+    address
+}
+
 /// Requests without a body, answered with fixed bytes after `pause`; the connection stays open.
 pub async fn server(answer: &'static str, pause: Duration) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
