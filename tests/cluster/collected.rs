@@ -1,6 +1,6 @@
 //! `config-gc` lets no revision stay, and requests are in flight at the pods of one: each of them is answered in full.
 
-use tests::installed::{Installed, SYSTEM};
+use tests::installed::{Installed, configure};
 
 use super::deleted::{finish_all, forget_old, no_old_revision, open_old};
 
@@ -22,9 +22,7 @@ impl Drop for NoneStays<'_> {
 
 fn set(rouse: &Installed, value: &str) -> Result<String, String> {
     let keys = ["min-non-active-revisions", "max-non-active-revisions"];
-    let patch = format!("{{\"data\":{{\"{}\":{value},\"{}\":{value}}}}}", keys[0], keys[1]);
-    let words = ["patch", "configmap", "--namespace", SYSTEM, "config-gc", "--patch", &patch];
-    rouse.cluster.kubectl(&words)
+    configure(&rouse.cluster, "config-gc", &keys, value)
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use crate::cluster::Cluster;
-use crate::installed::{Installed, SYSTEM};
+use crate::installed::{Installed, configure};
+
+const MAP: &str = "config-features";
 
 /// Features that are on for as long as this lives.
 #[derive(Debug)]
@@ -22,7 +24,7 @@ impl<'a> Features<'a> {
     pub fn on(cluster: &'a Cluster, names: &'static [&'static str]) -> Self {
         // Held until they are set: one that turns them off meanwhile would have the last word.
         let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-        set(cluster, names, "\"enabled\"").expect("a good value is taken");
+        configure(cluster, MAP, names, "\"enabled\"").expect("a good value is taken");
         names.iter().for_each(|name| *held.entry(name).or_default() += 1);
         Self { cluster, names }
     }
@@ -45,13 +47,6 @@ impl Drop for Features<'_> {
             *count = count.saturating_sub(1);
         }
         let free: Vec<&str> = self.names.iter().copied().filter(|it| held[it] == 0).collect();
-        let _off = set(self.cluster, &free, "null");
+        let _off = configure(self.cluster, MAP, &free, "null");
     }
-}
-
-fn set(cluster: &Cluster, names: &[&str], value: &str) -> Result<String, String> {
-    let data: Vec<String> = names.iter().map(|name| format!("\"{name}\":{value}")).collect();
-    let patch = format!("{{\"data\":{{{}}}}}", data.join(","));
-    let words = ["patch", "configmap", "--namespace", SYSTEM, "config-features"];
-    cluster.kubectl(&[&words[..], &["--patch", &patch]].concat())
 }

@@ -209,6 +209,19 @@ impl Installed {
     }
 }
 
+/// Sets these keys of a ConfigMap of Knative to a value in JSON; `null` takes them away.
+pub fn configure(
+    cluster: &Cluster,
+    config_map: &str,
+    keys: &[&str],
+    value: &str,
+) -> Result<String, String> {
+    let data: Vec<String> = keys.iter().map(|key| format!("\"{key}\":{value}")).collect();
+    let patch = format!("{{\"data\":{{{}}}}}", data.join(","));
+    let words = ["patch", "configmap", "--namespace", SYSTEM, config_map];
+    cluster.kubectl(&[&words[..], &["--patch", &patch]].concat())
+}
+
 /// A node that takes no new pods; dropped, it does again.
 #[derive(Debug)]
 pub struct Cordon<'a> {
