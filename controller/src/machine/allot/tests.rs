@@ -14,7 +14,7 @@ fn named(name: &str) -> Name {
     Name::new("default", name)
 }
 
-/// A node on which all ports at the activators but `free` are somebody's.
+/// A node on which all ports at the activators but `free` are in use.
 fn crowded(free: usize) -> Sim {
     let [first, last] = abi::ACTIVATOR_PORTS;
     assert_eq!((first..=last).count(), 10_000, "as docs/operations.md says");
