@@ -34,13 +34,19 @@ pub const PER_REQUEST: usize = 4 << 10;
 const PER_CONNECTION: usize = 32 << 10;
 /// Bytes of one of these buffers. What a library's grows by counts for as long as the connection lasts.
 pub const ROOM: usize = 8 << 10;
+/// Bytes that the library keeps for each request that a client ever had at once over an HTTP/2 connection: half of what was
+/// measured, since bytes of requests count twice.
+pub const PER_STREAM: usize = 1 << 10;
+/// Connections that were asked to go may keep one part in so many of the bytes of requests, beside the others.
+const LEAVING_PART: usize = 8;
 /// MiB of the program, with the routes of ten thousand services, its logs and its connections to pods.
 pub const BASE_MIB: usize = 192;
 
 /// MiB that an activator takes at most by these bounds, with no request at a pod. Bytes of requests count twice: small ones
 /// lie in larger buffers, and a map of fields doubles when it grows.
 pub const fn memory_mib(bytes: usize, answer_bytes: usize, connections: usize) -> usize {
-    BASE_MIB + ((2 * bytes + answer_bytes + connections * PER_CONNECTION) >> 20)
+    let requests = 2 * (bytes + bytes / LEAVING_PART);
+    BASE_MIB + ((requests + answer_bytes + connections * PER_CONNECTION) >> 20)
 }
 
 /// How much may wait in the line of one revision.
@@ -89,6 +95,11 @@ impl Budget {
     /// has room for. (How many small frames may hold these bytes is for `h2` to bound.)
     pub fn ahead(&self, is_http2: bool) -> usize {
         if is_http2 { CONNECTION_WINDOW as usize } else { self.head_bytes }
+    }
+
+    /// Bytes of room that connections which were asked to go may keep until they have gone.
+    pub fn leaving_bytes(&self) -> usize {
+        self.bytes / LEAVING_PART
     }
 
     /// Whether so many resets among so many requests of one connection are an attack: most of them, and many.
@@ -160,51 +171,8 @@ impl Bound {
     }
 }
 
-/// What comes in over an HTTP/2 connection, followed just far enough to count the bytes of bodies (RFC 9113 §4.1).
-#[derive(Debug)]
-pub struct Frames {
-    /// Bytes to pass before the next frame.
-    left: usize,
-    /// Whether these are of a body.
-    is_data: bool,
-    /// What has come of the next frame's beginning.
-    header: [u8; 9],
-    filled: usize,
-}
-
-impl Frames {
-    /// From the beginning of a connection: first its preface.
-    pub fn after_preface(preface: usize) -> Self {
-        Self { left: preface, is_data: false, header: [0; 9], filled: 0 }
-    }
-
-    /// Takes in what has come. Returns how many bytes of it are of bodies.
-    pub fn count(&mut self, mut bytes: &[u8]) -> usize {
-        let mut data = 0;
-        while !bytes.is_empty() {
-            if self.left > 0 {
-                let some = self.left.min(bytes.len());
-                (self.left, bytes) = (self.left - some, &bytes[some..]);
-                data += if self.is_data { some } else { 0 };
-                continue;
-            }
-            let some = (self.header.len() - self.filled).min(bytes.len());
-            self.header[self.filled..self.filled + some].copy_from_slice(&bytes[..some]);
-            (self.filled, bytes) = (self.filled + some, &bytes[some..]);
-            if self.filled == self.header.len() {
-                let [high, middle, low, kind, ..] = self.header;
-                self.left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
-                (self.is_data, self.filled) = (kind == 0, 0);
-            }
-        }
-        data
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     #[test]
@@ -221,35 +189,6 @@ mod tests {
         let rows = [(0, 64), (1_024, 384), (20_256, 10_000), (u64::MAX, CONNECTIONS)];
         for (files, connections) in rows {
             assert_eq!(Budget::connections_for(files), connections, "{files}");
-        }
-    }
-
-    fn frame(kind: u8, payload: usize) -> Vec<u8> {
-        let length = u32::try_from(payload).expect("small").to_be_bytes();
-        let head = [length[1], length[2], length[3], kind, 0, 0, 0, 0, 1];
-        [&head[..], &vec![0; payload]].concat()
-    }
-
-    proptest! {
-        /// However what comes is cut into pieces.
-        #[test]
-        fn bytes_of_bodies_are_counted_once(
-            frames in prop::collection::vec((0u8..10, 0usize..300), 0..20),
-            cuts in prop::collection::vec(1usize..64, 1..10),
-        ) {
-            let mut all = b"preface".to_vec();
-            frames.iter().for_each(|(kind, payload)| all.extend(frame(*kind, *payload)));
-            let wanted: usize = frames.iter().filter(|it| it.0 == 0).map(|it| it.1).sum();
-            let (mut machine, mut rest, mut counted) = (Frames::after_preface(7), &all[..], 0);
-            for cut in cuts.iter().cycle() {
-                if rest.is_empty() {
-                    break;
-                }
-                let (piece, after) = rest.split_at((*cut).min(rest.len()));
-                counted += machine.count(piece);
-                rest = after;
-            }
-            prop_assert_eq!(counted, wanted);
         }
     }
 }

@@ -465,7 +465,7 @@ impl Gateway {
         let tunnel = tunnel(client, pod, place, timer, self.cut.clone());
         let asked = errand.seat.asks();
         self.tasks.spawn(async move {
-            tunnel.await;
+            asked.seat().cut.run_until_cancelled(tunnel).await;
             drop((entry, asked));
         });
         response.map(|_empty| Reply::own(""))

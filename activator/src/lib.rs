@@ -63,6 +63,7 @@ pub mod dial;
 pub mod edge;
 pub mod failure;
 pub mod forwarded;
+pub mod frames;
 pub mod gateway;
 pub mod h1;
 pub mod headers;

@@ -1,7 +1,9 @@
 //! Shell: clients' connections, what each of them takes, and whose requests are refused when all of it is too much.
 //!
-//! Bytes count from the socket until a pod takes them or they are given up. Where they come to be too many, the connection
-//! that holds most of them is the one that suffers, not the one whose byte was the last.
+//! Bytes count from the socket until a pod takes them or they are given up. Room that a library keeps for a connection counts
+//! until the connection ends. Where both come to be too much, the connection that holds most is the one that suffers, not
+//! the one whose byte was the last: its requests are refused and it is asked to go. Those that were asked may keep a part
+//! of the bound until they have gone; beyond that part the largest of them are cut off.
 
 use std::{
     collections::HashMap,
@@ -18,12 +20,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admin::Refused,
-    budget::{Bound, Budget, ROOM, Subscriber},
+    budget::{Bound, Budget, PER_STREAM, ROOM, Subscriber},
     clock::now_ns,
 };
 
 /// Of the connections that lie idle so many at once make room for others, so that not each newcomer looks through all.
 const SHED: usize = 128;
+
+/// Bytes are given up until one part in so many of their bound is free.
+const SPARE_PART: usize = 16;
 
 /// All client connections.
 #[derive(Debug)]
@@ -32,6 +37,8 @@ pub struct Seats {
     pub budget: Budget,
     refused: Refused,
     bytes: AtomicUsize,
+    kept: AtomicUsize,
+    leaving: AtomicUsize,
     answers: AtomicUsize,
     table: Mutex<Table>,
 }
@@ -84,22 +91,57 @@ struct Takes {
     heads: usize,
     /// Bodies under way.
     bodies: usize,
-    /// Of room that the libraries keep while the connection lasts, as large as they ever needed it.
-    kept: usize,
+    /// Of room that the library keeps for what comes in.
+    room: usize,
+    /// The most requests that there ever were at once.
+    streams: usize,
+    /// Its requests are refused.
+    is_refused: bool,
     is_going: bool,
 }
 
 impl Takes {
-    fn all(&self) -> usize {
-        self.ahead + self.heads + self.kept
+    /// What the library keeps while the connection lasts, beside the room that each connection has.
+    fn kept(&self) -> usize {
+        (self.room + self.streams.saturating_sub(1) * PER_STREAM).saturating_sub(ROOM)
+    }
+
+    fn counts(&self) -> Counts {
+        let (kept, leaving) = if self.is_refused { (0, self.kept()) } else { (self.kept(), 0) };
+        Counts { bytes: self.ahead + self.heads, kept, leaving }
+    }
+}
+
+/// What a connection counts for among all.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    /// Bytes of requests.
+    bytes: usize,
+    /// Bytes of room that the library keeps.
+    kept: usize,
+    /// The same of a connection that was asked to go.
+    leaving: usize,
+}
+
+impl Counts {
+    /// What the bounds of bytes are about.
+    fn held(self) -> usize {
+        self.bytes + self.kept
+    }
+}
+
+/// Adds what a connection counts for now, instead of `before`, to a total. The sum wraps on its way, never in the end.
+fn replace(total: &AtomicUsize, before: usize, now: usize) {
+    if before != now {
+        total.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
     }
 }
 
 impl Seats {
     /// No connections yet.
     pub fn new(budget: Budget, refused: Refused) -> Self {
-        let (bytes, answers) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { budget, refused, bytes, answers, table: Mutex::default() }
+        let [bytes, kept, leaving, answers] = [0; 4].map(AtomicUsize::new);
+        Self { budget, refused, bytes, kept, leaving, answers, table: Mutex::default() }
     }
 
     /// A connection comes. `None`: there is no room for it.
@@ -130,14 +172,28 @@ impl Seats {
         Some(seat)
     }
 
-    /// Bytes that clients hold now.
+    /// Bytes of requests that clients hold now.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Bytes of room that the library keeps for connections that stay.
+    pub fn kept(&self) -> usize {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of room that it keeps for connections that were asked to go.
+    pub fn leaving(&self) -> usize {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    fn held(&self) -> usize {
+        self.bytes() + self.kept()
+    }
+
     /// Whether more is held than may be, until what is refused or cut off has gone.
     pub fn is_full(&self) -> bool {
-        self.bytes() > self.budget.bytes || self.answers() > self.budget.answer_bytes
+        self.held() > self.budget.bytes || self.answers() > self.budget.answer_bytes
     }
 
     /// Bytes of answers that wait for clients to read them.
@@ -165,24 +221,43 @@ impl Seats {
         true
     }
 
-    /// Too many bytes are held, by all or by one client: the connection that holds most of them loses its requests.
+    /// Too many bytes are held, by all or by one client: the connections that hold most of them lose their requests.
     fn relieve(&self, of: Option<&Arc<Tally>>, cause: u64) {
         let all = self.all();
         let of_it = |seat: &&Arc<Seat>| of.is_none_or(|it| seat.is_of(it));
         let candidates: Vec<_> = all.iter().filter(of_it).collect();
         candidates.iter().filter(|it| it.number != cause).for_each(|it| it.settle());
+        let (bound, held, most) = match of {
+            Some(it) => {
+                (Bound::ClientBytes, it.bytes.load(Ordering::Relaxed), self.budget.client_bytes)
+            }
+            None => (Bound::Bytes, self.held(), self.budget.bytes),
+        };
         // What is refused already is on its way out, and another one's turn if that is not enough.
         let (going, staying): (Vec<&Arc<Seat>>, Vec<_>) =
             candidates.into_iter().partition(|it| it.is_refused());
         let leaves: usize = going.iter().map(|it| it.held()).sum();
-        let is_over = match of {
-            Some(it) => it.bytes.load(Ordering::Relaxed) > self.budget.client_bytes + leaves,
-            None => self.bytes() > self.budget.bytes + leaves,
-        };
-        let most = staying.into_iter().max_by_key(|it| it.held());
-        if let Some(most) = most.filter(|_| is_over) {
-            self.note(if of.is_some() { Bound::ClientBytes } else { Bound::Bytes });
-            most.refuse();
+        if held > most + leaves {
+            let staying = staying.into_iter().map(|it| (it.held(), it)).collect();
+            for seat in largest(staying, held - leaves, most) {
+                self.note(bound);
+                seat.refuse();
+            }
+        }
+    }
+
+    /// Those that were asked to go and keep most are cut off, as far as they keep more than their part.
+    fn hurry(&self) {
+        let most = self.budget.leaving_bytes();
+        if self.leaving() <= most {
+            return;
+        }
+        let all = self.all();
+        let going = all.iter().filter(|it| !it.cut.is_cancelled());
+        let going: Vec<_> = going.map(|it| (it.counts().leaving, it)).collect();
+        let held = going.iter().map(|(kept, _)| kept).sum();
+        for seat in largest(going, held, most) {
+            seat.cut.cancel();
         }
     }
 
@@ -225,6 +300,22 @@ impl Seats {
     }
 }
 
+/// The connections that hold most of the `held` bytes, until the rest hold somewhat less than `most`: enough that not each
+/// byte that comes later looks through all of them again.
+fn largest(
+    mut seats: Vec<(usize, &Arc<Seat>)>,
+    mut held: usize,
+    most: usize,
+) -> impl Iterator<Item = &Arc<Seat>> {
+    let enough = if held > most { most - most / SPARE_PART } else { held };
+    seats.sort_unstable_by_key(|(its, _)| *its);
+    std::iter::from_fn(move || {
+        let (its, seat) = seats.pop().filter(|(its, _)| held > enough && *its > 0)?;
+        held = held.saturating_sub(its);
+        Some(seat)
+    })
+}
+
 impl Seat {
     /// It is this client's. `false`: that one has enough of them.
     pub fn belongs_to(&self, client: IpAddr) -> bool {
@@ -240,64 +331,37 @@ impl Seat {
 
     /// Bytes of a body have come; a connection holds `most` of them.
     pub fn came(&self, count: usize, most: usize) {
-        let more = {
-            let mut takes = self.takes();
-            let more = count.min(most.saturating_sub(takes.ahead));
-            takes.ahead += more;
-            more
-        };
-        self.add(more);
+        self.change(|takes| takes.ahead += count.min(most.saturating_sub(takes.ahead)));
     }
 
     /// A pod has taken bytes of a body.
     pub fn passed(&self, count: usize) {
-        let less = {
-            let mut takes = self.takes();
-            let less = count.min(takes.ahead);
-            takes.ahead -= less;
-            less
-        };
-        self.subtract(less);
+        self.change(|takes| takes.ahead -= count.min(takes.ahead));
     }
 
     /// A head has come further, or whole: it takes so much now.
     pub fn holds_head(&self, before: usize, now: usize) {
-        {
-            let mut takes = self.takes();
-            takes.heads = takes.heads - before + now;
-        }
-        self.subtract(before);
-        self.add(now);
+        self.change(|takes| takes.heads = takes.heads - before + now);
     }
 
-    /// A library has made room for so many bytes that come in; it keeps it when they have gone.
+    /// The library has room of so many bytes for what comes in, and keeps it while the connection lasts.
     pub fn keeps(&self, room: usize) {
-        if room <= ROOM {
-            return;
-        }
-        let more = {
-            let mut takes = self.takes();
-            let kept = takes.kept.max(room - ROOM);
-            kept - std::mem::replace(&mut takes.kept, kept)
-        };
-        if more > 0 {
-            self.add(more);
-        }
+        self.change(|takes| takes.room = room);
     }
 
     /// A body begins.
     pub fn body_begins(&self) {
-        self.takes().bodies += 1;
+        self.change(|takes| takes.bodies += 1);
     }
 
     /// A body is over, or given up: without any, nothing is held.
     pub fn body_ends(&self) {
-        let held = {
-            let mut takes = self.takes();
+        self.change(|takes| {
             takes.bodies -= 1;
-            if takes.bodies == 0 { std::mem::take(&mut takes.ahead) } else { 0 }
-        };
-        self.subtract(held);
+            if takes.bodies == 0 {
+                takes.ahead = 0;
+            }
+        });
     }
 
     /// Counts bytes of an answer until they have been sent.
@@ -321,7 +385,8 @@ impl Seat {
 
     /// A request begins; it lasts until the guard is dropped.
     pub fn asks(self: &Arc<Self>) -> Asked {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        self.change(|takes| takes.streams = takes.streams.max(asked));
         Asked(Arc::clone(self))
     }
 
@@ -369,8 +434,7 @@ impl Seat {
     fn excess(&self) -> Option<Bound> {
         let budget = &self.seats.budget;
         let is_most = |bytes: usize, sharers: usize| self.held() > bytes / sharers.max(1);
-        if self.seats.bytes() > budget.bytes
-            && is_most(budget.bytes, self.seats.table().seats.len())
+        if self.seats.held() > budget.bytes && is_most(budget.bytes, self.seats.table().seats.len())
         {
             return Some(Bound::Bytes);
         }
@@ -401,58 +465,78 @@ impl Seat {
 
     /// What no body and no request stands for was thrown away by the library.
     fn settle(&self) {
-        let stale = {
-            let mut takes = self.takes();
-            let is_stale = takes.bodies == 0 && self.asked.load(Ordering::Relaxed) == 0;
-            if is_stale { std::mem::take(&mut takes.ahead) } else { 0 }
-        };
-        self.subtract(stale);
+        self.change(|takes| {
+            if takes.bodies == 0 && self.asked.load(Ordering::Relaxed) == 0 {
+                takes.ahead = 0;
+            }
+        });
     }
 
-    /// Its requests are refused; where some of what it holds belongs to none that can be told, it ends.
+    /// Its requests are refused, and it is asked to go; where some of what it holds belongs to none that can be told, it ends.
     fn refuse(&self) {
-        let (held, bodies) = {
-            let mut takes = self.takes();
-            (std::mem::take(&mut takes.ahead), takes.bodies)
-        };
-        // It is on its way out, and another one's turn if that is not enough.
-        self.subtract(held);
         let tellable = self.tellable.load(Ordering::Relaxed);
-        if tellable == 0 || bodies > tellable {
+        let is_untold = self.change(|takes| {
+            let bytes = takes.counts().bytes;
+            // It is on its way out, and another one's turn if that is not enough.
+            (takes.ahead, takes.is_refused) = (0, true);
+            (bytes > 0 && tellable == 0) || takes.bodies > tellable
+        });
+        if is_untold {
             self.cut.cancel();
         }
         self.refuse.cancel();
     }
 
     fn held(&self) -> usize {
-        let takes = self.takes();
-        takes.all()
+        self.counts().held()
+    }
+
+    fn counts(&self) -> Counts {
+        self.takes().counts()
     }
 
     fn is_of(&self, tally: &Arc<Tally>) -> bool {
         self.tally.get().is_some_and(|it| Arc::ptr_eq(it, tally))
     }
 
-    fn add(&self, count: usize) {
-        if count == 0 {
-            return;
+    /// Changes what it takes, and the totals with it: a total that another thread sees has each change whole. Makes room
+    /// where it takes more than before.
+    fn change<R>(&self, change: impl FnOnce(&mut Takes) -> R) -> R {
+        let (result, before, now) = {
+            let mut takes = self.takes();
+            let before = takes.counts();
+            let result = change(&mut takes);
+            let now = takes.counts();
+            self.count(before, now);
+            (result, before, now)
+        };
+        if now.held() > before.held() {
+            self.keep_bounds();
         }
-        let all = self.seats.bytes.fetch_add(count, Ordering::Relaxed) + count;
+        if now.leaving > before.leaving {
+            self.seats.hurry();
+        }
+        result
+    }
+
+    fn count(&self, before: Counts, now: Counts) {
+        replace(&self.seats.bytes, before.bytes, now.bytes);
+        replace(&self.seats.kept, before.kept, now.kept);
+        replace(&self.seats.leaving, before.leaving, now.leaving);
         if let Some(tally) = self.tally.get() {
-            let its = tally.bytes.fetch_add(count, Ordering::Relaxed) + count;
-            if its > self.seats.budget.client_bytes {
-                self.seats.relieve(Some(tally), self.number);
-            }
-        }
-        if all > self.seats.budget.bytes {
-            self.seats.relieve(None, self.number);
+            replace(&tally.bytes, before.held(), now.held());
         }
     }
 
-    fn subtract(&self, count: usize) {
-        self.seats.bytes.fetch_sub(count, Ordering::Relaxed);
-        if let Some(tally) = self.tally.get() {
-            tally.bytes.fetch_sub(count, Ordering::Relaxed);
+    fn keep_bounds(&self) {
+        let budget = &self.seats.budget;
+        let tally = self.tally.get();
+        if let Some(it) = tally.filter(|it| it.bytes.load(Ordering::Relaxed) > budget.client_bytes)
+        {
+            self.seats.relieve(Some(it), self.number);
+        }
+        if self.seats.held() > budget.bytes {
+            self.seats.relieve(None, self.number);
         }
     }
 
@@ -464,11 +548,7 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let (held, is_going) = {
-            let takes = self.takes();
-            (takes.all(), takes.is_going)
-        };
-        self.subtract(held);
+        let Takes { is_going, .. } = self.change(std::mem::take);
         let tally = self.tally.take();
         // A client's connections are counted up under the same lock.
         let mut table = self.seats.table();

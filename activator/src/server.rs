@@ -82,6 +82,8 @@ impl Server {
         http2
             .timer(TokioTimer::new())
             .max_header_list_size(u32::try_from(bounds.head_bytes).unwrap_or(u32::MAX))
+            // Of what lies in its table, the library would keep the whole buffers that it came in.
+            .header_table_size(0)
             .max_concurrent_streams(MAX_STREAMS)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -264,6 +266,7 @@ impl Server {
         tokio::pin!(connection);
         tokio::select! {
             ended = connection.as_mut() => return ended,
+            () = seat.refused() => {}
             () = self.gateway.stop.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
@@ -314,6 +317,7 @@ impl Server {
             tokio::select! {
                 ended = connection.as_mut() => return ended,
                 () = leave.cancelled() => {}
+                () = seat.refused() => {}
                 () = self.gateway.stop.cancelled() => {}
                 () = idle(&seat, self.seats.budget.head_timeout) => self.seats.note(Bound::Idle),
             }

@@ -28,7 +28,7 @@ use tokio::{
 use tokio_util::io::poll_read_buf;
 
 use crate::{
-    budget::Frames,
+    frames::Frames,
     proxy_protocol::{self, Header, Step},
     reply::{CutOff, Reply},
     seats::Seat,
@@ -106,6 +106,8 @@ struct Inner {
     frames: Option<Frames>,
     /// Bytes counted of a head that has not come whole.
     partial: usize,
+    /// Bytes of room that the library has for what comes in.
+    room: usize,
     /// Runs while nothing is read for want of room.
     pause: Option<Pin<Box<Sleep>>>,
     /// How often that was so, one after the other.
@@ -122,7 +124,7 @@ impl Socket {
         let (early, waker) = (BytesMut::new(), None);
         let (is_settled, is_ahead, is_unread) = (false, false, false);
         let targets = Targets::off(0);
-        let (frames, partial, pause, pauses) = (None, 0, None, 0);
+        let (frames, partial, room, pause, pauses) = (None, 0, 0, None, 0);
         Self(Arc::new(Mutex::new(Inner {
             stream,
             is_settled,
@@ -134,6 +136,7 @@ impl Socket {
             seat,
             frames,
             partial,
+            room,
             pause,
             pauses,
         })))
@@ -352,7 +355,8 @@ impl Inner {
             match self.targets.want() {
                 Want::Take => {
                     self.count_partial(0);
-                    self.seat.keeps(self.targets.ready().len());
+                    let ready = self.targets.ready().len();
+                    self.keeps(ready.max(self.room));
                     let some = self.targets.ready().len().min(into.remaining());
                     into.put_slice(&self.targets.ready().split_to(some));
                     return Poll::Ready(Ok(()));
@@ -366,13 +370,15 @@ impl Inner {
                     if let Some(frames) = &mut self.frames {
                         let bodies = frames.count(&into.filled()[before..]);
                         self.seat.came(bodies, self.seat.seats().budget.ahead(true));
+                        let held = frames.held();
+                        self.keeps(held);
                     }
                     return Poll::Ready(Ok(()));
                 }
                 Want::Pass(most) => {
                     let most = usize::try_from(most).unwrap_or(usize::MAX).min(into.remaining());
                     let most = most.min(PIECE);
-                    self.seat.keeps(into.remaining());
+                    self.keeps(into.remaining().max(self.room));
                     let mut part = ReadBuf::new(into.initialize_unfilled_to(most));
                     ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
                     let count = part.filled().len();
@@ -414,6 +420,14 @@ impl Inner {
         }
         (self.pause, self.pauses) = (None, 0);
         Poll::Ready(())
+    }
+
+    /// The library has room for so many bytes, and keeps it when they have gone.
+    fn keeps(&mut self, room: usize) {
+        if room != self.room {
+            self.room = room;
+            self.seat.keeps(room);
+        }
     }
 
     /// So much lies here of a head.

@@ -17,8 +17,8 @@ use activator::budget::{CONNECTION_WINDOW, MAX_STREAMS, SEND_BUFFER};
 use bytes::Bytes;
 use common::wire::{Name, PodPhase, Protocol, Revision, Target};
 use futures::future::{join_all, poll_fn};
-use h2c::{Client, Pod, endless, greedy};
-use harness::{GET, LONG, OK, World, read_head, rest, revision, server, until};
+use h2c::{Client, Pod, endless, greedy, indexed, preface};
+use harness::{GET, LONG, OK, World, handling, read_head, rest, revision, server, until};
 use http::Request;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -508,6 +508,77 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
     assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
     drop(sends.await);
     assert_eq!(refused(&world, "body_idle"), 2.0);
+}
+
+#[tokio::test]
+async fn who_keeps_most_room_is_asked_to_go_and_gets_its_answer() {
+    let mut world = World::with(|config| config.max_bytes = MIB).await;
+    let (answer, is_asked) = (Arc::new(tokio::sync::Notify::new()), Arc::new(AtomicUsize::new(0)));
+    let (may_answer, asked) = (Arc::clone(&answer), Arc::clone(&is_asked));
+    let pod = handling(move |mut stream, number| {
+        let (may_answer, asked) = (Arc::clone(&may_answer), Arc::clone(&asked));
+        async move {
+            while !read_head(&mut stream).await.is_empty() {
+                asked.fetch_add(1, SeqCst);
+                if number == 0 {
+                    may_answer.notified().await;
+                }
+                stream.write_all(OK.as_bytes()).await.ok();
+            }
+        }
+    });
+    world.ready("p", pod.await);
+    let long = |length| format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "x".repeat(length));
+    let mut busy = connect_from(&world, ATTACKER).await;
+    busy.write_all(long(60_000).as_bytes()).await.unwrap();
+    until(|| is_asked.load(SeqCst) == 1).await;
+    let seats = world.activator.server.seats();
+    let mut idle = Vec::new();
+    while refused(&world, "bytes") == 0.0 {
+        assert!(seats.kept() < MIB, "{}", seats.kept());
+        let mut next = connect_from(&world, OTHER).await;
+        next.write_all(long(20_000).as_bytes()).await.unwrap();
+        let head = read_head(&mut next).await;
+        assert!(head.starts_with("HTTP/1.1 200 ") || head.starts_with("HTTP/1.1 503 "), "{head}");
+        idle.push(next);
+    }
+    until(|| seats.kept() <= MIB).await;
+    // The one that kept most goes, and not before it has its answer.
+    assert!(seats.leaving() > 0);
+    answer.notify_one();
+    let told = rest(&mut busy).await;
+    assert!(told.starts_with("HTTP/1.1 200 ") && told.ends_with("hello"), "{told}");
+    until(|| seats.leaving() == 0).await;
+    drop(idle);
+    until(|| seats.kept() == 0).await;
+}
+
+#[tokio::test]
+async fn who_keeps_room_and_does_not_go_is_cut_off_and_others_are_answered() {
+    let mut world = World::with(|config| {
+        (config.max_bytes, config.max_client_bytes) = (2 * MIB, Some(100 * MIB));
+    })
+    .await;
+    world.ready("p", server(OK, Duration::ZERO).await.address);
+    let host = other_service(&mut world).await;
+    let answered = Arc::new(AtomicUsize::new(0));
+    let asking = tokio::spawn(keeps_asking(world.outside, host, Arc::clone(&answered)));
+    let words = [preface(), indexed(0..10)].concat();
+    let mut attackers = Vec::new();
+    for _ in 0..40 {
+        let mut attacker = connect_from(&world, ATTACKER).await;
+        // It answers no PING, so that it never hears of the last stream that it may have (RFC 9113 §6.8).
+        attacker.write_all(&words).await.ok();
+        attackers.push(attacker);
+        let before = answered.load(SeqCst);
+        until(|| answered.load(SeqCst) > before || asking.is_finished()).await;
+    }
+    let seats = world.activator.server.seats();
+    until(|| refused(&world, "bytes") > 0.0).await;
+    until(|| seats.kept() <= 2 * MIB && seats.leaving() <= 2 * MIB / 8).await;
+    assert!(!asking.is_finished(), "each of its requests is answered");
+    drop(attackers);
+    until(|| seats.kept() == 0 && seats.leaving() == 0).await;
 }
 
 /// The host of another service, whose pod answers.

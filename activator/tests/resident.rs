@@ -17,7 +17,7 @@ use std::{
 use activator::budget::{BASE_MIB, MAX_STREAMS, PER_REQUEST, memory_mib};
 use common::wire::Protocol;
 use futures::StreamExt as _;
-use h2c::{WIDE, asking, endless, frame};
+use h2c::{WIDE, asking, endless, frame, indexed, preface};
 use harness::{GET, LONG, OK, World, handling, read_head, revision, server};
 use http_body_util::BodyExt as _;
 use hyper::{server::conn::http1, service::service_fn};
@@ -178,14 +178,6 @@ async fn attack(other: &Other, clients: usize, words: [Vec<u8>; 2]) {
     other.at_rest().await;
 }
 
-/// What an HTTP/2 client begins with.
-fn preface() -> Vec<u8> {
-    let mut all = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    all.extend(frame(4, 0, 0, &[]));
-    all.extend(frame(4, 1, 0, &[]));
-    all
-}
-
 /// :method POST, :scheme http, :path /, :authority a.
 const POST: [u8; 6] = [0x83, 0x86, 0x84, 0x01, 1, b'a'];
 
@@ -306,7 +298,8 @@ async fn clients(
         each(&mut stream).await;
         stream
     });
-    begun.buffer_unordered(64).collect().await
+    // Few of them speak at once, so that each is answered in time on a machine that does other things too.
+    begun.buffer_unordered(16).collect().await
 }
 
 /// Reads each request whole, however large, and says hello.
@@ -342,6 +335,14 @@ async fn says(stream: &mut TcpStream, words: &[u8], count: usize, answers: &[&[u
 
 const KEPT: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
+/// Posts over HTTP/2 that end.
+fn ended(streams: u32) -> Vec<u8> {
+    // As much as an HTTP/2 client may say before it is told of windows.
+    let mut all = posts(streams, 15 << 10, 1).concat();
+    (0..streams).for_each(|it| all.extend(frame(0, 1, 2 * it + 1, b"")));
+    all
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_take_no_more_memory_than_is_stated() {
     let long = || lines(|at| format!("x{at}: {}\r\n", "y".repeat(900))).concat();
@@ -350,7 +351,9 @@ async fn idle_connections_take_no_more_memory_than_is_stated() {
     // What a connection keeps of what it once needed counts as bytes of requests. How many there are, what each of them
     // says, and how many answers it waits for.
     type Kind = (&'static str, usize, usize, Vec<(Vec<u8>, usize)>);
-    let kinds: [Kind; 7] = [
+    let tables = (0..12).map(|it| (indexed(10 * it..10 * (it + 1)), 10));
+    let tables = [(preface(), 0)].into_iter().chain(tables).collect();
+    let kinds: [Kind; 10] = [
         ("connections that say nothing", 0, MANY, vec![]),
         ("heads half-way", 0, MANY, vec![(b"GET / HTTP/1.1\r\nhost: ".to_vec(), 0)]),
         ("prefaces half-way", 0, MANY, vec![(b"PRI * HT".to_vec(), 0)]),
@@ -358,6 +361,9 @@ async fn idle_connections_take_no_more_memory_than_is_stated() {
         ("kept connections", 0, MANY, vec![(KEPT.into(), 1)]),
         ("kept connections after a long head", BYTES, MANY, vec![(long(), 1)]),
         ("kept connections after a long body", BYTES, MANY / 2, vec![((post + &body).into(), 1)]),
+        ("HTTP/2 after requests", BYTES, MANY / 4, vec![(asking(MAX_STREAMS, WIDE), 100)]),
+        ("HTTP/2 after bodies", BYTES, MANY / 4, vec![(ended(4), 4)]),
+        ("HTTP/2 after entries of the table", BYTES, 100, tables),
     ];
     for (what, bytes, count, words) in kinds {
         let mut other = Other::for_connections(count + 20);
@@ -414,20 +420,70 @@ async fn resets_leave_no_more_memory_than_is_stated() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
-    let mut other = Other::start();
-    let head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n";
-    let _all = clients(&other, 400, async |stream| {
-        stream.write_all(head).await.ok();
-        for _ in 0..20 {
-            stream.write_all(b"x").await.ok();
-            // A byte now and then is what makes the client slow.
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
-    other.at_rest().await;
-    // What their requests weigh.
-    assert_within(&other, [400 * 2 * PER_REQUEST, 0], 0, "slow bodies");
-    other.has_pod("http1", handling(greets).await);
-    other.serves_others().await;
+    let h1 = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n".to_vec();
+    let h2 = posts(MAX_STREAMS, 0, 0).concat();
+    // A byte of each stream.
+    let bytes: Vec<u8> = (0..MAX_STREAMS).flat_map(|it| frame(0, 0, 2 * it + 1, b"x")).collect();
+    let kinds = [
+        // What the requests weigh.
+        ("slow bodies", [400 * 2 * PER_REQUEST, 0], &h1, &b"x"[..]),
+        ("slow bodies over HTTP/2", [BYTES, BYTES], &h2, &bytes),
+    ];
+    for (what, held, head, bytes) in kinds {
+        let mut other = Other::start();
+        let all = clients(&other, 400, async |stream| {
+            stream.write_all(head).await.ok();
+            for _ in 0..20 {
+                stream.write_all(bytes).await.ok();
+                // A byte now and then is what makes the client slow.
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await;
+        other.at_rest().await;
+        assert_within(&other, held, 0, what);
+        other.has_pod("http1", handling(greets).await);
+        other.serves_others().await;
+        drop(all);
+    }
+}
+
+/// Asks for an upgrade.
+const SWITCH: &str =
+    "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+const SWITCHED: &str =
+    "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+
+/// Says as much as it can, where it `floods`, and never reads.
+async fn deaf(mut stream: TcpStream, floods: bool) {
+    let piece = vec![b'x'; 64 << 10];
+    while floods && stream.write_all(&piece).await.is_ok() {}
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn upgraded_connections_take_no_more_memory_than_is_stated() {
+    let kinds = [("silent", MANY / 2, false), ("not read, by either end", 100, true)];
+    for (what, count, floods) in kinds {
+        let mut other = Other::for_connections(count + 20);
+        let switches = move |mut stream: TcpStream, _| async move {
+            read_head(&mut stream).await;
+            stream.write_all(SWITCHED.as_bytes()).await.ok();
+            deaf(stream, floods).await;
+        };
+        other.has_pod("http1", handling(switches).await);
+        let all = clients(&other, count, async |stream| {
+            stream.write_all(SWITCH.as_bytes()).await.unwrap();
+            let head = read_head(stream).await;
+            assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+        })
+        .await;
+        let mut deaf_ones = tokio::task::JoinSet::new();
+        all.into_iter().for_each(|it| drop(deaf_ones.spawn(deaf(it, floods))));
+        other.at_rest().await;
+        assert_within(&other, [0, 0], count, what);
+        other.has_pod("http1", handling(greets).await);
+        deaf_ones.shutdown().await;
+        other.serves_others().await;
+    }
 }

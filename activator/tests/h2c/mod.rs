@@ -374,3 +374,19 @@ pub fn asking(requests: u32, window: u32) -> Vec<u8> {
     (0..requests).for_each(|it| all.extend(frame(1, 5, 2 * it + 1, &head)));
     all
 }
+
+/// What an HTTP/2 client begins with.
+pub fn preface() -> Vec<u8> {
+    let mut all = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    all.extend(frame(4, 0, 0, &[]));
+    all.extend(frame(4, 1, 0, &[]));
+    all
+}
+
+/// Requests over HTTP/2 with a long head, each of which adds a short path to the table of the connection.
+pub fn indexed(streams: std::ops::Range<u32>) -> Vec<u8> {
+    // :method POST, :scheme http, :path / as a new entry, :authority a, and x with 16,000 bytes (RFC 7541 §6.2, §5.1).
+    let short = [0x83, 0x86, 0x44, 1, b'/', 0x01, 1, b'a', 0, 1, b'x', 0x7f, 0x81, 0x7c];
+    let head = [&short[..], &[b'y'; 16_000]].concat();
+    streams.flat_map(|it| frame(1, 5, 2 * it + 1, &head)).collect()
+}

@@ -1,0 +1,179 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("small").to_be_bytes();
+    let head = [length[1], length[2], length[3], kind, flags, 0, 0, 0, 1];
+    [&head[..], payload].concat()
+}
+
+/// One field of a block, or a word about the table.
+#[derive(Clone, Debug)]
+enum Said {
+    Indexed(usize),
+    /// With a name of the table, or one that follows; whether it is added to the table.
+    Literal {
+        name: Result<usize, usize>,
+        value: usize,
+        adds: bool,
+    },
+    TableSize(usize),
+}
+
+/// An integer behind the high bits of `first`, of which `bits` are left for it (RFC 7541 §5.1).
+fn number(first: u8, bits: u32, value: usize) -> Vec<u8> {
+    let most = (1usize << bits) - 1;
+    let low = |it: usize| u8::try_from(it).expect("few bits");
+    if value < most {
+        return vec![first | low(value)];
+    }
+    let (mut all, mut rest) = (vec![first | low(most)], value - most);
+    while rest >= 128 {
+        all.push(low(rest % 128) | 128);
+        rest /= 128;
+    }
+    all.push(low(rest));
+    all
+}
+
+fn text(length: usize) -> Vec<u8> {
+    // All ones: whoever takes a byte of it for a field is led far astray.
+    [number(0, 7, length), vec![0xff; length]].concat()
+}
+
+impl Said {
+    fn bytes(&self) -> Vec<u8> {
+        match *self {
+            Self::Indexed(at) => number(0x80, 7, at),
+            Self::TableSize(size) => number(0x20, 5, size),
+            Self::Literal { name, value, adds } => {
+                let (first, bits) = if adds { (0x40, 6) } else { (0, 4) };
+                let name = match name {
+                    Ok(at) => number(first, bits, at),
+                    Err(length) => [number(first, bits, 0), text(length)].concat(),
+                };
+                [name, text(value)].concat()
+            }
+        }
+    }
+}
+
+fn said() -> impl Strategy<Value = Said> {
+    let name = prop_oneof![(1usize..200).prop_map(Ok), (0usize..300).prop_map(Err)];
+    prop_oneof![
+        (1usize..300).prop_map(Said::Indexed),
+        (name, 0usize..300, any::<bool>()).prop_map(|(name, value, adds)| Said::Literal {
+            name,
+            value,
+            adds
+        }),
+        prop_oneof![Just(0usize), 0usize..5000].prop_map(Said::TableSize),
+    ]
+}
+
+/// A block in frames of these lengths, the first with padding and a priority where it says so.
+fn block(fields: &[Said], cut: usize, padding: Option<u8>, priority: bool) -> Vec<u8> {
+    let bytes: Vec<u8> = fields.iter().flat_map(Said::bytes).collect();
+    let mut pieces: Vec<&[u8]> = bytes.chunks(cut).collect();
+    if pieces.is_empty() {
+        pieces.push(&[]);
+    }
+    let last = pieces.len() - 1;
+    let frames = pieces.iter().enumerate().map(|(at, piece)| {
+        let end = if at == last { END_HEADERS } else { 0 };
+        if at > 0 {
+            return frame(CONTINUATION, end, piece);
+        }
+        let mut payload = padding.map(|it| vec![it]).unwrap_or_default();
+        payload.extend(if priority { &[0xff; PRIORITY_BYTES][..] } else { &[] });
+        payload.extend_from_slice(piece);
+        payload.extend(vec![0xff; padding.map_or(0, usize::from)]);
+        let flags = [padding.map(|_| PADDED), priority.then_some(PRIORITY)];
+        frame(HEADERS, flags.into_iter().flatten().fold(end, |all, it| all | it), &payload)
+    });
+    frames.collect::<Vec<_>>().concat()
+}
+
+/// What comes in pieces of these lengths.
+fn fed(all: &[u8], cuts: &[usize]) -> (Frames, usize) {
+    let (mut machine, mut rest, mut counted) = (Frames::after_preface(7), all, 0);
+    for cut in cuts.iter().cycle() {
+        if rest.is_empty() {
+            break;
+        }
+        let (piece, after) = rest.split_at((*cut).min(rest.len()));
+        counted += machine.count(piece);
+        rest = after;
+    }
+    (machine, counted)
+}
+
+fn cuts() -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(1usize..64, 1..10)
+}
+
+proptest! {
+    /// However what comes is cut into pieces.
+    #[test]
+    fn bytes_of_bodies_are_counted_once(
+        frames in prop::collection::vec((0u8..10, 0usize..300), 0..20),
+        cuts in cuts(),
+    ) {
+        let mut all = b"preface".to_vec();
+        frames.iter().for_each(|(kind, payload)| all.extend(frame(*kind, 0, &vec![0; *payload])));
+        let wanted: usize = frames.iter().filter(|it| it.0 == 0).map(|it| it.1).sum();
+        prop_assert_eq!(fed(&all, &cuts).1, wanted);
+    }
+
+    /// Whatever else a block says, and however it is cut, padded and mixed with bodies.
+    #[test]
+    fn what_a_block_says_of_the_table_is_seen(
+        fields in prop::collection::vec(said(), 0..12),
+        cut in 1usize..400,
+        padding in prop::option::of(any::<u8>()),
+        priority in any::<bool>(),
+        knows in any::<bool>(),
+        cuts in cuts(),
+    ) {
+        let settings = if knows { frame(SETTINGS, ACK, &[]) } else { frame(SETTINGS, 0, &[]) };
+        let body = frame(DATA, 0, &[0xff; 99]);
+        let block = block(&fields, cut, padding, priority);
+        let all = [&b"preface"[..], &settings, &body, &block, &body].concat();
+        let (machine, counted) = fed(&all, &cuts);
+        prop_assert_eq!(counted, 198);
+        let adds = fields.iter().any(|it| matches!(it, Said::Literal { adds: true, .. }));
+        let empties = fields.iter().any(|it| matches!(it, Said::TableSize(0)));
+        prop_assert_eq!(machine.has_no_table, knows && empties);
+        let came = all.len() - body.len();
+        let wanted = if adds && !machine.has_no_table { came.min(BUFFER + BUFFER) } else { 0 };
+        prop_assert_eq!(machine.entries, wanted);
+    }
+}
+
+/// :path / as a new entry.
+const ENTRY: Said = Said::Literal { name: Ok(4), value: 1, adds: true };
+
+#[test]
+fn entries_hold_the_buffers_that_came_with_them_until_the_client_has_no_table() {
+    let mut frames = Frames::after_preface(0);
+    let adds = [block(&[ENTRY], 100, None, false), frame(DATA, 0, &vec![0; 15_000])].concat();
+    frames.count(&block(&[ENTRY], 100, None, false));
+    assert_eq!(frames.entries, 9 + ENTRY.bytes().len());
+    for _ in 0..10 {
+        frames.count(&adds);
+    }
+    assert!(frames.entries > 9 * 15_000, "{}", frames.entries);
+    for _ in 0..10_000 {
+        frames.count(&adds);
+    }
+    let most = ENTRIES * (BUFFER + BUFFER);
+    assert_eq!(frames.entries, most, "an entry that is pushed out holds nothing");
+    let empties = block(&[Said::TableSize(0), ENTRY], 100, None, false);
+    frames.count(&empties);
+    assert_eq!(frames.entries, most, "it may be told later of a table");
+    frames.count(&[frame(SETTINGS, ACK, &[]), empties].concat());
+    assert_eq!(frames.entries, 0);
+    frames.count(&adds);
+    assert_eq!(frames.entries, 0, "what is added to a table without room is not");
+}
