@@ -48,6 +48,9 @@ const LOOK: usize = 8 << 10;
 /// Bytes of a body over HTTP/1.1 read at once. The library doubles its buffer each time that one is filled and keeps it while
 /// the connection is idle: one byte less than two fills of the first.
 const PIECE: usize = (16 << 10) - 1;
+/// The rest of a body that is worth larger pieces, for as long as the connection lasts: read in small ones, a large upload
+/// takes nearly twice as long.
+const LARGE: u64 = 128 << 10;
 /// Bytes of answers before the final one that may wait for a client to read them.
 const MAX_EARLY: usize = 64 << 10;
 /// A client that was answered before it had sent everything is listened to until it is silent for so long, or for so long
@@ -376,8 +379,9 @@ impl Inner {
                     return Poll::Ready(Ok(()));
                 }
                 Want::Pass(most) => {
-                    let most = usize::try_from(most).unwrap_or(usize::MAX).min(into.remaining());
-                    let most = most.min(PIECE);
+                    let piece = if most > LARGE { usize::MAX } else { PIECE };
+                    let most = usize::try_from(most).unwrap_or(usize::MAX);
+                    let most = most.min(into.remaining()).min(piece);
                     self.keeps(into.remaining().max(self.room));
                     let mut part = ReadBuf::new(into.initialize_unfilled_to(most));
                     ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
