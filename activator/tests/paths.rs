@@ -2,7 +2,6 @@
 //! HTTP/1.1 and HTTP/2, as from the pod when nothing stands before it. The pods are real servers.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod h2c;
 mod harness;
 mod inputs;
 
@@ -14,11 +13,9 @@ use std::{
 };
 
 use common::wire::Protocol;
-use h2c::Client;
 use harness::{LONG, World, revision};
-use http::Request;
 use inputs::{
-    Http2Input, Input, Sent, Told, compared, head, http2_inputs, in_http1, inputs, is_refused, told,
+    Http2Input, Input, Sent, Told, head, http2_inputs, in_http1, inputs, is_refused, told,
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -146,31 +143,9 @@ async fn compare_http2(server: &Server, protocol: Protocol, inputs: &[Http2Input
     }
 }
 
-async fn over_http2(at: SocketAddr, (method, target, fields, sent): Http2Input) -> Told {
-    const PART: &str = match str::from_utf8(&[b'x'; 64 << 10]) {
-        Ok(part) => part,
-        Err(_) => panic!(),
-    };
-    let uri = format!("http://hello.default.example.com{target}");
-    let mut request = Request::builder().method(method).uri(uri);
-    for (name, value) in fields {
-        request = request.header(name, value);
-    }
-    let size = match sent {
-        Sent::Nothing => 0,
-        Sent::Unsized(size) => size,
-        Sent::Sized(size) => {
-            request = request.header("content-length", size);
-            size
-        }
-    };
-    let mut parts = vec![PART; size / PART.len()];
-    // In two, as most bodies do not come whole.
-    let rest = PART[..size % PART.len()].split_at(size % PART.len() / 2);
-    parts.extend([rest.0, rest.1].into_iter().filter(|part| !part.is_empty()));
-    let answer = Client::at(at).await.ask(request, &parts).await.unwrap();
-    let fields = compared(answer.head.headers().keys().map(|name| name.as_str()));
-    Told { status: answer.head.status().as_str().to_owned(), fields, body: answer.body }
+async fn over_http2(at: SocketAddr, input: Http2Input) -> Told {
+    let told = inputs::over_http2(at, &input);
+    tokio::time::timeout(LONG, told).await.expect("answers in time").unwrap()
 }
 
 #[tokio::test]

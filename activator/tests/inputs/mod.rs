@@ -1,8 +1,12 @@
 //! Requests that servers and proxies read in different ways, and what a client gets for them. Also the kernel tier asks with
-//! those of HTTP/1.1, on the direct path.
-#![allow(dead_code, reason = "the kernel tier asks over HTTP/2 with curl")]
+//! them, on the direct path.
+#![allow(dead_code, reason = "the kernel tier asks each server in the version that it speaks")]
+
+mod over_http2;
 
 use std::collections::BTreeSet;
+
+pub(crate) use over_http2::over_http2;
 
 /// What a client gets, without what each hop says for itself.
 #[derive(Debug, PartialEq, Eq)]

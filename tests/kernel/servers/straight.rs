@@ -1,48 +1,42 @@
 //! Shell: the direct path: what a client sends to a service's address gets the pod's own answer. The activator's tests ask
 //! with the same inputs on the other paths.
 
-use std::{fmt::Debug, fs};
+use std::{env, ffi::OsStr, fs, time::Duration};
 
 use common::wire::Path as Way;
+use tokio::{runtime::Builder, time::timeout};
 
 use super::{
+    own::Count,
     proxies,
-    stage::{Recipe, Stage},
+    stage::{Recipe, Stage, until},
 };
-use crate::bed::SERVING;
+use crate::{
+    actor::{self, Actor},
+    bed::SERVING,
+};
 
 #[path = "../../../activator/tests/inputs/mod.rs"]
 mod inputs;
 
-use inputs::{Input, Told, head, inputs, is_refused, told};
+use inputs::{Http2Input, Input, Told, head, http2_inputs, inputs, is_refused, over_http2, told};
 
 /// Sends a file to an address and a port, and writes what comes back until the server closes. Both at once, as a server may
 /// answer before it has read all.
 const ASK: &str = "exec 3<>\"/dev/tcp/$1/$2\" || exit 1; cat \"$3\" >&3 & cat <&3; kill $!; wait";
 const SERVICE: &str = "10.96.0.1";
+const ROLE: &str = "ROUSE_TEST_ASKER";
+/// What is told in an answer's place, with the reason behind it.
+const FAILED: &str = "failed: ";
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What HTTP/2 can say, in curl's words.
-const HTTP2: [&str; 6] = [
-    "{url}/hello",
-    "{url}/none?q=a|b",
-    "--head {url}/hello",
-    "--data-binary hello {url}/echo",
-    "--request DELETE --data-binary hello {url}/echo",
-    "--request GET --data-binary hello {url}/echo",
-];
+/// What was asked, and what a client got for it.
+type Answered = (String, String);
+/// Asks a server with each input.
+type Ask = fn(&Stage, (&str, u16)) -> Vec<Answered>;
 
-fn scene(server: &'static str, recipe: impl FnOnce(&Stage) -> Recipe) -> Stage {
-    let mut stage = Stage::new(server);
-    stage.bed.service(1, Way::Direct);
-    stage.bed.ready(&stage.pod, 1);
-    stage.bed.plan();
-    let recipe = recipe(&stage);
-    stage.start_behind();
-    stage.start(&recipe);
-    stage
-}
-
-/// The pod's answer to raw bytes, by either of its addresses.
+/// What a server answers to raw bytes.
 fn raw(stage: &Stage, (ip, port): (&str, u16), input: &Input) -> Told {
     let file = stage.file("input");
     fs::write(&file, [head(input), vec![b'x'; input.3]].concat()).unwrap();
@@ -52,62 +46,99 @@ fn raw(stage: &Stage, (ip, port): (&str, u16), input: &Input) -> Told {
     told(&done.stdout)
 }
 
-/// The pod's answer to curl, by either of its addresses.
-fn curl(stage: &Stage, (ip, port): (&str, u16), words: &str) -> String {
-    let words = words.replace("{url}", &format!("http://{ip}:{port}"));
-    let common = ["curl", "-sS", "--http2-prior-knowledge", "-m", "20"];
-    let told = ["-H", "Host: hello", "-w", "%{http_code} %{http_version}"];
-    let words: Vec<&str> = common.into_iter().chain(told).chain(words.split(' ')).collect();
-    let done = stage.inside(&stage.client, &words).output().unwrap();
-    let lines = String::from_utf8_lossy(&done.stdout).into_owned();
-    // Heads name the moment at which they were made.
-    lines.lines().filter(|line| !line.starts_with("date:")).collect::<Vec<_>>().join("\n")
+/// Not a test: a client of HTTP/2. A line names an address and one of the inputs. Run by the test.
+#[test]
+#[ignore = "a role, run by the other tests"]
+fn role() {
+    if env::var_os(ROLE).is_none() {
+        return;
+    }
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let inputs = http2_inputs();
+    actor::play(|words| {
+        let input = &inputs[words[1].parse::<usize>().unwrap()];
+        let asked = over_http2(words[0].parse().unwrap(), input);
+        Ok(match runtime.block_on(async { timeout(PATIENCE, asked).await }) {
+            Ok(Ok(told)) => format!("{told:?}"),
+            Ok(Err(error)) => format!("{FAILED}{error:?}"),
+            Err(late) => format!("{FAILED}{late}"),
+        })
+    });
 }
 
-/// The pod's answer by its own address, which is the one by the service's.
-fn compared<T: PartialEq + Debug>(stage: &Stage, what: &str, ask: impl Fn((&str, u16)) -> T) -> T {
-    let own = ask((&stage.pod.four(), SERVING));
-    assert_eq!(ask((SERVICE, 80)), own, "{}: {what}", stage.server);
-    own
-}
-
-fn compare_http1(stage: &Stage) {
-    for input in inputs() {
+fn http1(stage: &Stage, at: (&str, u16)) -> Vec<Answered> {
+    let answered = |input: Input| {
         let bytes = head(&input);
         let what = bytes[..bytes.len().min(60)].escape_ascii().to_string();
-        let told = compared(stage, &what, |at| raw(stage, at, &input));
+        let told = raw(stage, at, &input);
         // Some servers answer what no server may take, others close.
-        assert!(is_refused(&input) || !told.status.is_empty(), "{}: {what}", stage.server);
-    }
+        assert!(is_refused(&input) || !told.status.is_empty(), "{} {at:?}: {what}", stage.server);
+        (what, format!("{told:?}"))
+    };
+    inputs().into_iter().map(answered).collect()
 }
 
-fn compare_http2(stage: &Stage) {
-    for words in HTTP2 {
-        let told = compared(stage, words, |at| curl(stage, at, words));
-        assert!(told.ends_with(" 2"), "{}: {words}: {told}", stage.server);
+fn http2(stage: &Stage, (ip, port): (&str, u16)) -> Vec<Answered> {
+    let (cgroup, netns) = (&stage.client.cgroup, &stage.client.netns);
+    let role = (ROLE, OsStr::new("1"));
+    let mut asker = Actor::playing("servers::straight::role", role, cgroup, netns);
+    let answered = |(which, (method, target, _, sent)): (usize, Http2Input)| {
+        let what = format!("{method} {target} {sent:?}");
+        let told = asker.must(&format!("{ip}:{port} {which}"));
+        assert!(!told.starts_with(FAILED), "{} {ip}:{port}: {what}: {told}", stage.server);
+        (what, told)
+    };
+    http2_inputs().into_iter().enumerate().map(answered).collect()
+}
+
+/// The answers of a server outside the pods' cgroup, by its own address: no program reads its packets.
+fn alone(server: &'static str, recipe: impl Fn(&Stage) -> Recipe, asks: &[Ask]) -> Vec<Answered> {
+    let mut stage = Stage::new(server);
+    stage.pod = stage.bed.client();
+    start(&mut stage, recipe);
+    asks.iter().flat_map(|ask| ask(&stage, (&stage.pod.four(), SERVING))).collect()
+}
+
+/// Those of one in a pod, by the address of its service.
+fn direct(server: &'static str, recipe: impl Fn(&Stage) -> Recipe, asks: &[Ask]) -> Vec<Answered> {
+    let mut stage = Stage::new(server);
+    stage.bed.service(1, Way::Direct);
+    stage.bed.ready(&stage.pod, 1);
+    stage.bed.plan();
+    start(&mut stage, recipe);
+    let answers: Vec<_> = asks.iter().flat_map(|ask| ask(&stage, (SERVICE, 80))).collect();
+    // The programs have read every request and every answer, which is when they could have done harm.
+    let all = Count { begun: answers.len() as u64, ended: answers.len() as u64 };
+    assert!(until(|| stage.kernel() == all), "{server}: {all:?}, counted {:?}", stage.kernel());
+    answers
+}
+
+fn start(stage: &mut Stage, recipe: impl Fn(&Stage) -> Recipe) {
+    let recipe = recipe(stage);
+    stage.start_behind();
+    stage.start(&recipe);
+}
+
+fn compare(server: &'static str, recipe: impl Fn(&Stage) -> Recipe, asks: &[Ask]) {
+    let own = alone(server, &recipe, asks);
+    for (told, own) in direct(server, &recipe, asks).into_iter().zip(own) {
+        assert_eq!(told, own, "{server}");
     }
 }
 
 #[test]
 fn by_a_services_address_comes_its_pods_own_answer() {
-    let nginx = scene("nginx", |stage| proxies::nginx(stage, ""));
-    compare_http1(&nginx);
-    drop(nginx);
-    let go = scene("Go net/http", |stage| stage.go("http"));
-    compare_http1(&go);
-    compare_http2(&go);
-    drop(go);
-    let node = scene("Node http", |stage| stage.node("http"));
-    compare_http1(&node);
-    drop(node);
+    compare("nginx", |stage| proxies::nginx(stage, ""), &[http1]);
+    compare("Go net/http", |stage| stage.go("http"), &[http1, http2]);
+    compare("Node http", |stage| stage.node("http"), &[http1]);
     let words = ["/usr/bin/uvicorn", "--host", "0.0.0.0", "--port", "8080", "app:asgi"];
-    compare_http1(&scene("uvicorn", |stage| stage.python(&words)));
+    compare("uvicorn", |stage| stage.python(&words), &[http1]);
 }
 
 #[test]
 fn by_a_services_address_comes_its_pods_own_answer_of_http2() {
-    compare_http2(&scene("nginx (h2)", |stage| proxies::nginx(stage, "http2")));
-    compare_http2(&scene("Node http2", |stage| stage.node("h2")));
+    compare("nginx (h2)", |stage| proxies::nginx(stage, "http2"), &[http2]);
+    compare("Node http2", |stage| stage.node("h2"), &[http2]);
     let words = ["/usr/bin/hypercorn", "--bind", "0.0.0.0:8080", "app:asgi"];
-    compare_http2(&scene("hypercorn (h2)", |stage| stage.python(&words)));
+    compare("hypercorn (h2)", |stage| stage.python(&words), &[http2]);
 }

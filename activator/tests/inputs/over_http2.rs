@@ -1,0 +1,57 @@
+//! One exchange of HTTP/2 by prior knowledge, as a client has it that reads an answer also while it sends.
+
+use std::{convert::Infallible, error::Error, net::SocketAddr};
+
+use futures::stream;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::{
+    Request,
+    body::{Bytes, Frame},
+    client::conn::http2::handshake,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+
+use super::{Http2Input, Sent, Told, compared};
+
+const PART: &[u8] = &[b'x'; 64 << 10];
+
+/// What a client gets there, or why it gets nothing.
+pub(crate) async fn over_http2(
+    at: SocketAddr,
+    (method, target, fields, sent): &Http2Input,
+) -> Result<Told, Box<dyn Error + Send + Sync>> {
+    let uri = format!("http://hello.default.example.com{target}");
+    let mut request = Request::builder().method(*method).uri(uri);
+    for (name, value) in fields {
+        request = request.header(name, value);
+    }
+    if let Sent::Sized(size) = sent {
+        request = request.header("content-length", *size);
+    }
+    let body = match *sent {
+        Sent::Nothing => http_body_util::Empty::new().boxed_unsync(),
+        Sent::Sized(size) | Sent::Unsized(size) => {
+            StreamBody::new(stream::iter(parts(size))).boxed_unsync()
+        }
+    };
+    let stream = TcpStream::connect(at).await?;
+    let (mut sender, driver) = handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
+    tokio::spawn(driver);
+    let (head, body) = sender.send_request(request.body(body)?).await?.into_parts();
+    let body = body.collect().await?.to_bytes();
+    Ok(Told {
+        status: head.status.as_str().to_owned(),
+        fields: compared(head.headers.keys().map(|name| name.as_str())),
+        body: String::from_utf8_lossy(&body).into_owned(),
+    })
+}
+
+/// A body of so many bytes. Its end comes in two parts, as most bodies do not come whole.
+fn parts(size: usize) -> Vec<Result<Frame<Bytes>, Infallible>> {
+    let end = &PART[..size % PART.len()];
+    let (first, last) = end.split_at(end.len() / 2);
+    let whole = std::iter::repeat_n(PART, size / PART.len());
+    let parts = whole.chain([first, last]).filter(|part| !part.is_empty());
+    parts.map(|part| Ok(Frame::data(Bytes::from_static(part)))).collect()
+}
