@@ -16,7 +16,7 @@ use crate::{
     bed::SERVING,
 };
 
-#[path = "../../../activator/tests/inputs/mod.rs"]
+#[path = "../../../activator/tests/loopback/inputs/mod.rs"]
 mod inputs;
 
 use inputs::{Http2Input, Input, Told, head, http2_inputs, inputs, is_refused, over_http2, told};

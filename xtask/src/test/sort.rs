@@ -4,15 +4,17 @@ use super::Tier;
 
 /// The files whose first line decides for the test `name`, most specific first.
 ///
-/// `queue::tests::holds` stands in `queue/tests.rs` or `queue.rs`; a test without a module in the crate's root.
-pub(super) fn candidates(folder: &str, root: &str, name: &str) -> Vec<String> {
+/// `queue::tests::holds` stands in `queue/tests.rs` or `queue.rs`, beside the crate's root; a test without a module in the
+/// root.
+pub(super) fn candidates(root: &str, name: &str) -> Vec<String> {
+    let folder = root.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut modules: Vec<&str> = name.split("::").collect();
     modules.pop();
     let mut files = Vec::new();
     while !modules.is_empty() {
         let path = modules.join("/");
-        files.push(format!("{folder}/src/{path}.rs"));
-        files.push(format!("{folder}/src/{path}/mod.rs"));
+        files.push(format!("{folder}/{path}.rs"));
+        files.push(format!("{folder}/{path}/mod.rs"));
         modules.pop();
     }
     files.push(root.to_owned());
@@ -35,13 +37,22 @@ mod tests {
     #[test]
     fn a_test_belongs_to_the_innermost_file_that_says_what_it_is() {
         assert_eq!(
-            candidates("/w/agent", "/w/agent/src/lib.rs", "pods::tests::x"),
+            candidates("/w/agent/src/lib.rs", "pods::tests::x"),
             [
                 "/w/agent/src/pods/tests.rs",
                 "/w/agent/src/pods/tests/mod.rs",
                 "/w/agent/src/pods.rs",
                 "/w/agent/src/pods/mod.rs",
                 "/w/agent/src/lib.rs"
+            ]
+        );
+        // Not what the crate's own module of that name says.
+        assert_eq!(
+            candidates("/w/agent/tests/whole/main.rs", "pods::x"),
+            [
+                "/w/agent/tests/whole/pods.rs",
+                "/w/agent/tests/whole/pods/mod.rs",
+                "/w/agent/tests/whole/main.rs"
             ]
         );
         assert_eq!(tier_of("//! Pure: x"), Some(Tier::Pure));

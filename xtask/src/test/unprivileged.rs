@@ -47,7 +47,7 @@ fn tests_of(built: &Built, tier: Tier, names: &[String]) -> Result<Vec<String>> 
 }
 
 fn tier_of_test(built: &Built, test: &str) -> Tier {
-    let files = sort::candidates(&built.folder, &built.source, test);
+    let files = sort::candidates(&built.source, test);
     let first_line = |file: String| Some(fs::read_to_string(file).ok()?.lines().next()?.to_owned());
     // A file that does not say it is pure may touch anything.
     files

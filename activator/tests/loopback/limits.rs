@@ -1,9 +1,6 @@
 //! containerConcurrency: no pod ever has more, and no request is lost.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod h2c;
-mod harness;
-
 use std::{
     net::SocketAddr,
     sync::{
@@ -15,8 +12,6 @@ use std::{
 
 use common::wire::Protocol;
 use futures::future::join_all;
-use h2c::{Answering, Client, Pod};
-use harness::{GET, OK, World, read_head, read_until, rest, revision, until};
 use http::{Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
@@ -24,6 +19,11 @@ use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
     sync::{mpsc, oneshot},
+};
+
+use crate::{
+    h2c::{self, Answering, Client, Pod},
+    harness::{self, GET, OK, World, read_head, read_until, rest, revision, until},
 };
 
 fn limit(world: &mut World, limit: u32, protocol: Protocol) {

@@ -1,18 +1,18 @@
 //! Clients and pods that break off anywhere: nothing stays behind.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod h2c;
-mod harness;
-
 use std::time::Duration;
 
 use common::wire::Protocol;
-use h2c::{Client, Pod};
-use harness::{GET, LONG, OK, World, read_head, revision, until};
 use http::Request;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+};
+
+use crate::{
+    h2c::{self, Client, Pod},
+    harness::{self, GET, LONG, OK, World, read_head, revision, until},
 };
 
 /// A sequence that looks random and is the same each time (xorshift64, Marsaglia 2003).

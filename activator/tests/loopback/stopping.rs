@@ -1,21 +1,20 @@
 //! An activator that is told to stop: who is still led to it is served.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod h2c;
-mod harness;
-mod parts;
-
 use std::{net::SocketAddr, time::Duration};
 
 use common::wire::{Activator, PodPhase, RouteChange, RouteKey};
-use h2c::Client;
-use harness::{
-    GET, LONG, OK, hello, hello_1, pod, read_head, rest, revision, server, service, until,
-};
-use parts::Running;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
+};
+
+use crate::{
+    h2c::{self, Client},
+    harness::{
+        GET, LONG, OK, hello, hello_1, pod, read_head, rest, revision, server, service, until,
+    },
+    parts::{self, Running},
 };
 
 fn free() -> u16 {

@@ -1,15 +1,15 @@
 //! The activator as a whole, between a controller and an autoscaler.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod harness;
-mod parts;
-
 use std::time::Duration;
 
 use common::wire::{Path, PodPhase, RouteChange, RouteKey, UsageItem, UsageSeen};
-use harness::{GET, OK, hello, hello_1, pod, rest, revision, server, service};
-use parts::{Running, next};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
+
+use crate::{
+    harness::{GET, OK, hello, hello_1, pod, rest, revision, server, service},
+    parts::{Running, next},
+};
 
 fn usage(item: UsageItem) -> Option<UsageSeen> {
     if let UsageItem::Seen(seen) = item { Some(seen) } else { None }

@@ -1,8 +1,6 @@
 //! What the table says and what is kept of it, without sockets.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod harness;
-
 use std::{
     net::SocketAddr,
     time::{Duration, Instant},
@@ -16,7 +14,8 @@ use common::{
     link::RouteBatch,
     wire::{Name, PodPhase, RouteChange, RouteKey, Target},
 };
-use harness::{World, hello, hello_1, pod, revision, service};
+
+use crate::harness::{World, hello, hello_1, pod, revision, service};
 
 fn batch(changes: Vec<RouteChange>, is_whole: bool) -> RouteBatch {
     let changes = changes.into_iter().filter_map(|change| Some((change.key()?, change)));

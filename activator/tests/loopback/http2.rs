@@ -1,18 +1,18 @@
 //! HTTP/2 without TLS, by prior knowledge: from clients, to pods, and between it and HTTP/1.1.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod h2c;
-mod harness;
-
 use std::{sync::atomic::Ordering, time::Duration};
 
 use bytes::Bytes;
 use common::wire::{Path, PodPhase, Protocol};
 use futures::future::join_all;
-use h2c::{Client, Pod, get};
-use harness::{GET, OK, World, pod, rest, revision, server, service, until};
 use http::{Request, StatusCode, Version};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::{
+    h2c::{self, Client, Pod, get},
+    harness::{self, GET, OK, World, pod, rest, revision, server, service, until},
+};
 
 /// A world whose pods speak HTTP/2.
 async fn world() -> World {

@@ -1,9 +1,6 @@
 //! Clients that take what they can: memory stays within the bounds, and others are served.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod h2c;
-mod harness;
-
 use std::{
     net::{Ipv4Addr, SocketAddr},
     sync::{
@@ -17,12 +14,15 @@ use activator::budget::{CONNECTION_WINDOW, MAX_STREAMS, SEND_BUFFER};
 use bytes::Bytes;
 use common::wire::{Name, PodPhase, Protocol, Revision, Target};
 use futures::future::{join_all, poll_fn};
-use h2c::{Client, Pod, endless, greedy, indexed, preface};
-use harness::{GET, LONG, OK, World, handling, read_head, rest, revision, server, until};
 use http::Request;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpSocket, TcpStream},
+};
+
+use crate::{
+    h2c::{self, Client, Pod, endless, greedy, indexed, preface},
+    harness::{self, GET, LONG, OK, World, handling, read_head, rest, revision, server, until},
 };
 
 const MIB: usize = 1 << 20;
@@ -385,7 +385,7 @@ async fn with_a_small_file_table() {
 #[test]
 fn a_full_file_table_stops_none_that_asks() {
     let test = std::env::current_exe().unwrap();
-    let arguments = ["--exact", "with_a_small_file_table", "--ignored", "--nocapture"];
+    let arguments = ["--exact", "attacks::with_a_small_file_table", "--ignored", "--nocapture"];
     let ended = std::process::Command::new(test).args(arguments).output().unwrap();
     let told = String::from_utf8_lossy(&ended.stdout);
     assert!(ended.status.success() && told.contains("1 passed"), "{told}");

@@ -2,9 +2,6 @@
 //! HTTP/1.1 and HTTP/2, as from the pod when nothing stands before it. The pods are real servers.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod harness;
-mod inputs;
-
 use std::{
     io::{BufRead as _, BufReader},
     net::{SocketAddr, TcpListener},
@@ -13,13 +10,16 @@ use std::{
 };
 
 use common::wire::Protocol;
-use harness::{LONG, World, revision};
-use inputs::{
-    Http2Input, Input, Sent, Told, head, http2_inputs, in_http1, inputs, is_refused, told,
-};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
+};
+
+use crate::{
+    harness::{LONG, World, revision},
+    inputs::{
+        self, Http2Input, Input, Sent, Told, head, http2_inputs, in_http1, inputs, is_refused, told,
+    },
 };
 
 /// A server of its own process. It ends when its input does.

@@ -1,15 +1,15 @@
 //! Which service a host means, at which door, and what its pod is told.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod h2c;
-mod harness;
-
 use std::{net::SocketAddr, time::Duration};
 
 use common::wire::{Domain, Ingress, Name, Tag, TagRouting, Target};
-use h2c::Client;
-use harness::{OK, Server, World, hello, hello_1, server, service};
 use http::Request;
+
+use crate::{
+    h2c::Client,
+    harness::{self, OK, Server, World, hello, hello_1, server, service},
+};
 
 fn status(answer: &str) -> &str {
     answer.get(9..12).unwrap_or(answer)

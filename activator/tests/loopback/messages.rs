@@ -1,16 +1,17 @@
 //! Messages of every shape pass unharmed; bad ones harm nobody else.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod harness;
-
 use std::{net::SocketAddr, time::Duration};
 
 use common::wire::Revision;
-use harness::{Clock, DATED, GET, LONG, OK, World, read_head, read_until, rest, server, until};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     sync::mpsc,
+};
+
+use crate::harness::{
+    self, Clock, DATED, GET, LONG, OK, World, read_head, read_until, rest, server, until,
 };
 
 const MIB: usize = 1 << 20;

@@ -1,16 +1,17 @@
 //! Requests wait, go to pods, and fail in known ways.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod harness;
-
 use std::{net::SocketAddr, time::Duration};
 
 use common::wire::{Name, Path, PodPhase, Target};
 use futures::future::join_all;
-use harness::{GET, LONG, OK, World, hello_1, read_head, rest, revision, server, service, until};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+};
+
+use crate::harness::{
+    self, GET, LONG, OK, World, hello_1, read_head, rest, revision, server, service, until,
 };
 
 fn status(answer: &str) -> &str {

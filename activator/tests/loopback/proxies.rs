@@ -1,18 +1,18 @@
 //! Proxies and load balancers before the gateway: whose word counts, and what follows from it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod h2c;
-mod harness;
-
 use std::{net::SocketAddr, time::Duration};
 
 use common::wire::{Edge, Ingress};
-use h2c::Client;
-use harness::{OK, Server, World, rest, server, service};
 use http::Request;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
+};
+
+use crate::{
+    h2c::Client,
+    harness::{self, OK, Server, World, rest, server, service},
 };
 
 const HOST: &str = "hello.default.example.com";

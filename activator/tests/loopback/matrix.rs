@@ -1,9 +1,6 @@
 //! The answers that Knative's data plane gives when no app does, in both versions of HTTP.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod h2c;
-mod harness;
-
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
@@ -12,10 +9,13 @@ use std::{
 
 use common::wire::{Ingress, Revision, Sources};
 use futures::future::{BoxFuture, join_all};
-use h2c::Client;
-use harness::{GET, LONG, OK, World, revision, server, service};
 use http::Request;
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};
+
+use crate::{
+    h2c::Client,
+    harness::{self, GET, LONG, OK, World, revision, server, service},
+};
 
 /// What is done before the question.
 type Setup = fn(&mut World) -> BoxFuture<'_, ()>;

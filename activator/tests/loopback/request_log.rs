@@ -1,8 +1,6 @@
 //! Finished requests leave a line, and nothing that writes lines holds a request up.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod harness;
-
 use std::{
     io,
     sync::{Arc, Mutex, PoisonError, mpsc},
@@ -13,11 +11,12 @@ use common::{
     request_log::{Template, USUAL},
     wire::RequestLog,
 };
-use harness::{DATED, GET, LONG, OK, World, hello_1, read_head, revision, server, until};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
 };
+
+use crate::harness::{DATED, GET, LONG, OK, World, hello_1, read_head, revision, server, until};
 
 const LINES: &str = "rouse_activator_request_log_lines_total";
 const DROPPED: &str = "rouse_activator_request_log_dropped_total";

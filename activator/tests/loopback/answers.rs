@@ -1,9 +1,6 @@
 //! A pod's answer reaches the client as the pod gave it, whatever the request was and however much of it was read.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod h2c;
-mod harness;
-
 use std::{
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr},
@@ -11,13 +8,18 @@ use std::{
 };
 
 use common::wire::Protocol;
-use h2c::{Call, Client};
-use harness::{Clock, DATED, GET, LONG, OK, World, handling, read_head, read_until, rest, until};
 use http::Request;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     sync::mpsc,
+};
+
+use crate::{
+    h2c::{self, Call, Client},
+    harness::{
+        self, Clock, DATED, GET, LONG, OK, World, handling, read_head, read_until, rest, until,
+    },
 };
 
 /// A pod that answers each head with `answer`, reads no body and closes.
