@@ -176,12 +176,21 @@ mod tests {
         let hello = (Name::new("default", "hello"), vec![IpAddr::from([10, 96, 0, 5])]);
         let orders = Orders { names: [hello].into(), ..Orders::default() };
         let (send, receive) = watch::channel(orders);
-        let free = UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
-        let address = free.local_addr().expect("bound");
-        drop(free);
+        let address = free().await;
         let stop = CancellationToken::new();
         tokio::spawn(serve(address, receive, stop.clone()));
         (address, send, stop)
+    }
+
+    /// A port that is free for both protocols: of either, one may be taken that is free for the other.
+    async fn free() -> SocketAddr {
+        loop {
+            let tcp = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+            let address = tcp.local_addr().expect("bound");
+            if UdpSocket::bind(address).await.is_ok() {
+                return address;
+            }
+        }
     }
 
     fn question(name: &str, kind: RecordType) -> Vec<u8> {
@@ -194,13 +203,18 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
         socket.connect(server).await.expect("an address");
         let (question, mut buffer) = (question(name, kind), [0; 1500]);
-        loop {
-            let _ = socket.send(&question).await;
-            let wait = Duration::from_millis(200);
-            if let Ok(Ok(length)) = tokio::time::timeout(wait, socket.recv(&mut buffer)).await {
-                return Message::from_bytes(&buffer[..length]).expect("a message");
+        let asking = async {
+            loop {
+                let _ = socket.send(&question).await;
+                let wait = Duration::from_millis(200);
+                if let Ok(Ok(length)) = tokio::time::timeout(wait, socket.recv(&mut buffer)).await {
+                    return Message::from_bytes(&buffer[..length]).expect("a message");
+                }
+                // Refused at once while the server does not listen yet.
+                tokio::time::sleep(Duration::from_millis(1)).await;
             }
-        }
+        };
+        tokio::time::timeout(Duration::from_secs(20), asking).await.expect("an answer in time")
     }
 
     fn addresses(message: &Message) -> Vec<IpAddr> {
