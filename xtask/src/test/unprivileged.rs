@@ -1,42 +1,113 @@
 //! Shell: the tests of all packages but root's, sorted into the tiers pure and shell.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    io::{self, Read as _},
+    path::Path,
+    process::Command,
+    sync::{Mutex, PoisonError, mpsc},
+    thread,
+};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use super::{
-    Args, Outcome, Tier,
+    Args, Outcome, Tally, Tier,
     build::{Builder, Built},
-    names_in, run_counted, sort,
+    names_in, sort,
 };
 
 /// Tells tests that they may take an hour: those that repeat something do it as often as a release asks for.
 const LONG: &str = "ROUSE_LONG";
+/// How many programs run at once: those that take longest wait more than they compute.
+const AT_ONCE: usize = 2;
+/// The programs that take longest, a minute and more each. They begin first, so that none is left alone at the end.
+const LONGEST: [&str; 4] = [
+    "streams/tests/h2.rs",
+    "streams/tests/h1.rs",
+    "activator/tests/slots.rs",
+    "activator/tests/resident.rs",
+];
+
+/// A program, or cargo, that runs tests.
+#[derive(Debug)]
+struct Tests {
+    /// What they are made from.
+    source: String,
+    command: Command,
+}
 
 /// Runs the tests of `tier` whose name contains one of `names`, or all.
 pub(super) fn run(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
     let names = &args.names;
     let workspace = &builder.workspace;
     let of_root = workspace.root.join("tests").display().to_string();
-    let mut outcome = Outcome::nothing();
+    let mut all = Vec::new();
     for built in builder.tests(&[])?.into_iter().filter(|it| it.folder != of_root) {
         let tests = tests_of(&built, tier, names)?;
         if tests.is_empty() {
             continue;
         }
-        println!("{}", built.source.trim_start_matches(&format!("{}/", workspace.root.display())));
+        let root = format!("{}/", workspace.root.display());
+        let source = built.source.trim_start_matches(&root).to_owned();
         let mut command = Command::new(&built.executable);
         command.args(["--exact", "--quiet"]).args(&tests).current_dir(&built.folder);
         if args.long {
             command.env(LONG, "1");
         }
-        outcome = outcome.and(run_counted(&mut command)?);
+        all.push(Tests { source, command });
     }
     // Examples in documents are small and pure.
     if tier == Tier::Pure && names.is_empty() {
-        outcome = outcome.and(run_counted(&mut builder.cargo_test(&["--doc"]))?);
+        let command = builder.cargo_test(&["--doc"]);
+        all.push(Tests { source: "examples in documents".to_owned(), command });
     }
-    Ok(outcome)
+    let place = |it: &Tests| LONGEST.iter().position(|source| *source == it.source);
+    all.sort_by_key(|it| place(it).unwrap_or(LONGEST.len()));
+    side_by_side(all)
+}
+
+/// Runs some at a time. What each printed is shown as a whole, when it has ended.
+fn side_by_side(all: Vec<Tests>) -> Result<Outcome> {
+    let queue = Mutex::new(all.into_iter());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    thread::scope(|scope| {
+        let (send, ended) = mpsc::channel();
+        for _ in 0..AT_ONCE {
+            let send = send.clone();
+            scope.spawn(move || {
+                while let Some(tests) = next() {
+                    let source = tests.source.clone();
+                    // The other end stays until all have ended, unless one could not be run.
+                    send.send((source, output(tests))).ok();
+                }
+            });
+        }
+        drop(send);
+        let mut outcome = Outcome::nothing();
+        for (source, ran) in ended {
+            let (text, ok) = ran.with_context(|| format!("cannot run the tests of {source}"))?;
+            println!("{source}\n{text}");
+            let mut tally = Tally::default();
+            text.lines().for_each(|line| tally.absorb(line));
+            outcome = outcome.and(Outcome::Ran { tally, ok, left_out: String::new() });
+        }
+        Ok(outcome)
+    })
+}
+
+/// Runs tests to their end. Returns all that they printed, and whether they passed.
+fn output(tests: Tests) -> Result<(String, bool)> {
+    let Tests { source, mut command } = tests;
+    println!("{source} begins");
+    let (mut reader, writer) = io::pipe()?;
+    command.stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn()?;
+    // It holds the pipe's other end, which would never be closed.
+    drop(command);
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes)?;
+    Ok((String::from_utf8_lossy(&bytes).into_owned(), child.wait()?.success()))
 }
 
 fn tests_of(built: &Built, tier: Tier, names: &[String]) -> Result<Vec<String>> {
