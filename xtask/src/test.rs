@@ -73,7 +73,7 @@ pub(crate) enum Tier {
 
 impl Tier {
     const ALL: [Self; 5] = [Self::Pure, Self::Shell, Self::Kernel, Self::Local, Self::Cluster];
-    /// Those that run beside the cluster tier, one after the other: it waits more than it computes.
+    /// Those that run beside the tiers shell and cluster, one after the other: all of these wait more than they compute.
     const BESIDE: [Self; 2] = [Self::Kernel, Self::Local];
 
     fn name(self) -> &'static str {
@@ -142,24 +142,27 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let tiers: Vec<_> = Tier::ALL.into_iter().filter(|tier| asked.contains(tier)).collect();
     let builder = builder(&tiers, args, workspace);
     let mut ahead = builds_ahead(&tiers, args).then(|| Ahead::start(args, &builder.workspace));
+    let mut wait_for_images = || {
+        // What stands in its way stands in the cluster tier's, which says so.
+        if let Some(Err(error)) = ahead.take().map(|it| it.and_then(Ahead::finish)) {
+            println!("{error:#}");
+        }
+    };
     let mut rows = Vec::new();
     let is_beside = |tier: &Tier| tiers.contains(&Tier::Cluster) && Tier::BESIDE.contains(tier);
     let (beside, in_turn): (Vec<Tier>, Vec<Tier>) = tiers.iter().partition(|it| is_beside(it));
     let mut others = None;
     for tier in in_turn {
-        if tier == Tier::Cluster && !beside.is_empty() {
+        if tier != Tier::Pure && others.is_none() && !beside.is_empty() {
             others = Some(start_beside(&beside, args, &builder)?);
         }
         println!("\n== {} ==", tier.name());
         let started = Instant::now();
-        if let Some(ahead) = ahead.take_if(|_| tier == Tier::Cluster) {
-            // What stands in its way stands in the tier's, which says so.
-            ahead.and_then(Ahead::finish).unwrap_or_else(|error| println!("{error:#}"));
-        }
-        let outcome = run_repeatedly(tier, args, &builder)
+        let outcome = run_repeatedly(tier, args, &builder, &mut wait_for_images)
             .unwrap_or_else(|error| Outcome::CannotRun(format!("{error:#}")));
         rows.push(Row { tier, outcome, seconds: started.elapsed().as_secs_f64() });
     }
+    wait_for_images();
     if let Some(others) = others {
         let cluster = rows.pop();
         rows.extend(others.finish()?);
@@ -176,14 +179,13 @@ fn builds_ahead(tiers: &[Tier], args: &Args) -> bool {
         && args.names.is_empty()
 }
 
-/// Starts tiers in processes of their own, with all that they and the cluster tier build in place.
+/// Starts tiers in processes of their own, with all that they build with the settings of tests in place.
 fn start_beside(tiers: &[Tier], args: &Args, builder: &Builder) -> Result<Beside> {
     let purposes = [Purpose::Build, Purpose::Kernel, Purpose::Node, Purpose::Test];
     setup::prepare(&purposes, args.yes)?;
     if tiers.contains(&Tier::Kernel) {
         servers::make(&builder.workspace)?;
     }
-    image::make(&builder.workspace, &["hello"], &builder.workspace.target.join("images"))?;
     builder.rouse()?;
     for tier in tiers {
         builder.target(tier.name())?;
@@ -201,20 +203,30 @@ fn builder(tiers: &[Tier], args: &Args, workspace: Workspace) -> Builder {
 }
 
 /// Runs a tier `--repeat` times, or until it fails.
-fn run_repeatedly(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
-    let mut outcome = run_tier(tier, args, builder)?;
+fn run_repeatedly(
+    tier: Tier,
+    args: &Args,
+    builder: &Builder,
+    wait_for_images: &mut dyn FnMut(),
+) -> Result<Outcome> {
+    let mut outcome = run_tier(tier, args, builder, wait_for_images)?;
     for round in 2..=args.repeat.get() {
         // A round without a test would be repeated in vain, and one that failed is what was looked for.
         if !outcome.is_success() || outcome.ran() == 0 {
             break;
         }
         println!("-- round {round} of {} --", args.repeat);
-        outcome = outcome.and(run_tier(tier, args, builder)?);
+        outcome = outcome.and(run_tier(tier, args, builder, wait_for_images)?);
     }
     Ok(outcome)
 }
 
-fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
+fn run_tier(
+    tier: Tier,
+    args: &Args,
+    builder: &Builder,
+    wait_for_images: &mut dyn FnMut(),
+) -> Result<Outcome> {
     let workspace = &builder.workspace;
     match tier {
         Tier::Pure => unprivileged::run(tier, args, builder),
@@ -237,7 +249,7 @@ fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
             image::make(workspace, &["hello"], &workspace.target.join("images"))?;
             privileged("local", args, builder, &[], &[], 1)
         }
-        Tier::Cluster => cluster::run(args, builder),
+        Tier::Cluster => cluster::run(args, builder, wait_for_images),
     }
 }
 

@@ -40,7 +40,7 @@ impl Ahead {
     /// Waits for its end. What failed fails once more, and says so, when the tier builds it itself.
     pub(super) fn finish(mut self) -> Result<()> {
         let status = self.child.wait()?;
-        println!("what it needs was built ahead ({status}), see {}", self.log.display());
+        println!("images were built ahead ({status}), see {}", self.log.display());
         Ok(())
     }
 }

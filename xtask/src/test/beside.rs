@@ -1,4 +1,4 @@
-//! Shell: runs tiers in processes of their own while the cluster tier runs, which waits more than it computes.
+//! Shell: runs tiers in processes of their own while others run, which wait more than they compute.
 
 use std::{
     fs::{self, File},
@@ -41,7 +41,7 @@ impl Beside {
                 command.args(["--repeat", &args.repeat.to_string(), "--"]).args(&args.names);
             }
             let log = workspace.target.join(format!("{}-tier.log", tier.name()));
-            println!("{} runs beside the cluster tier: see {}", tier.name(), log.display());
+            println!("{} runs beside the others: see {}", tier.name(), log.display());
             all.push((tier, command, log));
         }
         let run = |(tier, mut command, log): (Tier, Command, PathBuf)| {
@@ -75,7 +75,7 @@ impl Ran {
         let ok = ended?;
         let output =
             fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
-        println!("\n== {} (ran beside cluster) ==\n{output}", tier.name());
+        println!("\n== {} (ran beside others) ==\n{output}", tier.name());
         Ok(Row { tier, outcome: outcome(&output, ok), seconds })
     }
 }
