@@ -175,6 +175,7 @@ pub fn revision(object: &Value) -> Revision {
         conditions,
         name: name.as_str().into(),
         leaving: is_deleted(object),
+        is_orphan: owner(object) == Owner::Nobody,
         ..Revision::default()
     }
 }

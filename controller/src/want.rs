@@ -91,10 +91,11 @@ fn goes_on(world: &World, name: &Name, app: &App) -> bool {
     !going && !owners.into_iter().any(orphan)
 }
 
-/// Whether Deployments of an app's Revisions are scaled: nothing above them is told to go.
-pub fn scales(world: &World, name: &Name, app: &App) -> bool {
-    let configured = app.configuration.as_ref().is_some_and(|it| !it.leaving);
-    goes_on(world, name, app) && configured
+/// Whether the Deployment of a Revision is scaled: nothing above it is told to go.
+pub fn scales(world: &World, name: &Name, app: &App, revision: &Revision) -> bool {
+    // A Configuration may go and leave its Revisions behind.
+    let is_kept = app.configuration.as_ref().map_or(revision.is_orphan, |it| !it.leaving);
+    goes_on(world, name, app) && is_kept
 }
 
 /// Service, Configuration or Route.
@@ -352,7 +353,7 @@ fn count(pods: usize) -> i64 {
 /// or be one too many for a while: nothing is made for its sake.
 fn scale(world: &World, owner: &Name, revision: &Revision) -> Want {
     let is_there = revision.meta.uid != Uid(0) && !revision.gone;
-    if !is_there || !world.apps.get(owner).is_some_and(|it| scales(world, owner, it)) {
+    if !is_there || !world.apps.get(owner).is_some_and(|it| scales(world, owner, it, revision)) {
         return Want::Any;
     }
     let pods = || revision.pods.iter().filter(|pod| !pod.is_deleted());

@@ -362,6 +362,8 @@ pub struct Revision {
     pub leaving: bool,
     /// The object is gone, and pods are left that answer their last requests.
     pub gone: bool,
+    /// No Configuration owns it: that was deleted with `--cascade=orphan`, and the Revision stays, serves and is scaled.
+    pub is_orphan: bool,
 }
 
 impl Revision {

@@ -48,7 +48,9 @@ pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &Wo
     }
     keys.extend(want::statuses(name));
     // What was decided while an owner was going was not written, and nothing else would name it again.
-    let is_freed = want::scales(world, name, after) && !want::scales(world, name, before);
+    let is_freed = |it: &Revision| {
+        want::scales(world, name, after, it) && !want::scales(world, name, before, it)
+    };
     for revision in &after.revisions {
         let old = before.revision(&revision.name);
         if old.is_none_or(|old| shape(old) != shape(revision)) {
@@ -56,7 +58,7 @@ pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &Wo
             keys.extend(want::made(&name.namespace, revision, &containers));
             keys.extend(want::horizontal(&name.namespace, revision, world));
         }
-        if old != Some(revision) || is_freed {
+        if old != Some(revision) || is_freed(revision) {
             keys.extend(want::scaled(&name.namespace, revision));
             keys.extend(want::noted(&name.namespace, revision));
         }

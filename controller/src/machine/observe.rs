@@ -214,7 +214,7 @@ impl Machine {
                     }
                     (known.meta, known.template) = (seen.meta, seen.template);
                     known.creator = seen.creator;
-                    known.leaving = seen.leaving;
+                    (known.leaving, known.is_orphan) = (seen.leaving, seen.is_orphan);
                 }
                 // Another one of that name; what is decided goes by the name, and pods of the first answer their
                 // last requests.

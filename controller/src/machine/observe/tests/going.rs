@@ -199,6 +199,33 @@ fn what_an_orphaned_service_leaves_behind_is_scaled() {
     assert_eq!(deployment["spec"]["replicas"], 3);
 }
 
+/// A Revision without its Configuration wakes, grows and sleeps as before; one that goes with it does not.
+#[test]
+fn what_an_orphaned_configuration_leaves_behind_is_scaled() {
+    for (is_orphaned, replicas) in [(true, 3), (false, 1)] {
+        let mut cluster = running(true);
+        let own = name("hello");
+        delete(&mut cluster, Resource::Configuration, &own);
+        for revision in ALL {
+            let mut object = cluster.object(Resource::Revision, revision).clone();
+            if is_orphaned {
+                object["metadata"].as_object_mut().expect("a map").remove("ownerReferences");
+            }
+            cluster.objects.insert((Resource::Revision, name(revision)), object.clone());
+            cluster.step(Event::Observe(
+                Resource::Revision,
+                name(revision),
+                Some(Box::new(object)),
+            ));
+        }
+        cluster.objects.remove(&(Resource::Configuration, own.clone()));
+        cluster.step(Event::Observe(Resource::Configuration, own, None));
+        cluster.decide(ALL[0], 3);
+        let deployment = cluster.object(Resource::Deployment, "hello-00001-deployment");
+        assert_eq!(deployment["spec"]["replicas"], replicas, "orphaned: {is_orphaned}");
+    }
+}
+
 /// Others' finalizers keep a Service for as long as they like, and Kubernetes takes nothing below it away meanwhile.
 #[test]
 fn what_is_below_a_service_that_others_keep_serves_until_it_is_told_to_go() {
