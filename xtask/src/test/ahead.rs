@@ -22,18 +22,18 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Begins to build. Its processes get what nobody else wants of the processors.
+    /// Begins to build. Its processes give way to those of tests, and yet get on beside them: the cluster waits for them.
     pub(super) fn start(args: &Args, workspace: &Workspace) -> Result<Self> {
         // What is missing is installed before, by one process and where it can ask.
         setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Cluster], args.yes)?;
         let log = workspace.target.join("cluster-build.log");
         let file = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
-        let mut command = Command::new("chrt");
-        command.args(["--idle", "0"]).arg(std::env::current_exe()?);
+        let mut command = Command::new("nice");
+        command.args(["-n", "5"]).arg(std::env::current_exe()?);
         // The tier local makes the other image itself.
         command.args(["cluster", "build", "--image", "rouse"]);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        let child = command.spawn().context("cannot start chrt")?;
+        let child = command.spawn().context("cannot start nice")?;
         Ok(Self { child, log })
     }
 
