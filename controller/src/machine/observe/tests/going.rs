@@ -154,10 +154,7 @@ fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
             cluster.objects[at]["metadata"].get("ownerReferences").is_none()
         };
         for at in &owned {
-            let mut object = cluster.objects[at].clone();
-            object["metadata"].as_object_mut().expect("a map").remove("ownerReferences");
-            cluster.objects.insert(at.clone(), object.clone());
-            cluster.step(Event::Observe(at.0, at.1.clone(), Some(Box::new(object))));
+            orphan(&mut cluster, at);
             look_at_all(&mut cluster, &all);
             assert!(by_itself(&cluster, at), "{at:?} is not taken back");
             assert_eq!(serves(&cluster), served, "{owner:?}: {at:?} stands by itself");
@@ -171,6 +168,14 @@ fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
         cluster.decide(ALL[0], 1);
         assert_eq!(serves(&cluster), served, "{owner:?}");
     }
+}
+
+/// Kubernetes takes the owner out of an object.
+fn orphan(cluster: &mut Cluster, at: &(Resource, Name)) {
+    let mut object = cluster.objects[at].clone();
+    object["metadata"].as_object_mut().expect("a map").remove("ownerReferences");
+    cluster.objects.insert(at.clone(), object.clone());
+    cluster.step(Event::Observe(at.0, at.1.clone(), Some(Box::new(object))));
 }
 
 /// Where requests for the service go, and how its pods are told of.
@@ -187,10 +192,7 @@ fn what_an_orphaned_service_leaves_behind_is_scaled() {
     let own = name("hello");
     delete(&mut cluster, Resource::KnativeService, &own);
     for resource in [Resource::Configuration, Resource::Route] {
-        let mut object = cluster.object(resource, "hello").clone();
-        object["metadata"].as_object_mut().expect("a map").remove("ownerReferences");
-        cluster.objects.insert((resource, own.clone()), object.clone());
-        cluster.step(Event::Observe(resource, own.clone(), Some(Box::new(object))));
+        orphan(&mut cluster, &(resource, own.clone()));
     }
     cluster.decide(ALL[0], 3);
     cluster.objects.remove(&(Resource::KnativeService, own.clone()));
@@ -206,17 +208,8 @@ fn what_an_orphaned_configuration_leaves_behind_is_scaled() {
         let mut cluster = running(true);
         let own = name("hello");
         delete(&mut cluster, Resource::Configuration, &own);
-        for revision in ALL {
-            let mut object = cluster.object(Resource::Revision, revision).clone();
-            if is_orphaned {
-                object["metadata"].as_object_mut().expect("a map").remove("ownerReferences");
-            }
-            cluster.objects.insert((Resource::Revision, name(revision)), object.clone());
-            cluster.step(Event::Observe(
-                Resource::Revision,
-                name(revision),
-                Some(Box::new(object)),
-            ));
+        if is_orphaned {
+            ALL.iter().for_each(|it| orphan(&mut cluster, &(Resource::Revision, name(it))));
         }
         cluster.objects.remove(&(Resource::Configuration, own.clone()));
         cluster.step(Event::Observe(Resource::Configuration, own, None));
