@@ -6,16 +6,8 @@
 //! (`SETTINGS_HEADER_TABLE_SIZE` 0), and the library empties its own when the client says so at the beginning of a block
 //! (RFC 7541 §4.2). Until a client does, what its entries may hold is counted.
 
-/// Kinds of frames (RFC 9113 §6).
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const SETTINGS: u8 = 4;
-const CONTINUATION: u8 = 9;
-/// Flags of frames.
-const ACK: u8 = 1;
-const END_HEADERS: u8 = 4;
-const PADDED: u8 = 8;
-const PRIORITY: u8 = 0x20;
+use common::h2::{flag, kind};
+
 /// Bytes of a HEADERS frame that say its priority.
 const PRIORITY_BYTES: usize = 5;
 /// Bytes of a buffer that one entry can hold beside the bytes of its own block.
@@ -111,23 +103,23 @@ impl Frames {
         if self.filled < self.header.len() {
             return rest;
         }
-        let [high, middle, low, kind, flags, ..] = self.header;
+        let [high, middle, low, which, flags, ..] = self.header;
         self.left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
         self.filled = 0;
         // A larger frame ends the connection.
         self.largest = self.largest.max(self.left.min(BUFFER));
-        let is = |flag: u8| flags & flag != 0;
-        let is_last = is(END_HEADERS);
-        self.part = match kind {
-            DATA => Part::Data,
-            HEADERS => Part::Block {
-                before: if is(PRIORITY) { PRIORITY_BYTES } else { 0 },
-                padding: (!is(PADDED)).then_some(0),
+        let is = |bit: u8| flags & bit != 0;
+        let is_last = is(flag::END_HEADERS);
+        self.part = match which {
+            kind::DATA => Part::Data,
+            kind::HEADERS => Part::Block {
+                before: if is(flag::PRIORITY) { PRIORITY_BYTES } else { 0 },
+                padding: (!is(flag::PADDED)).then_some(0),
                 is_last,
             },
-            CONTINUATION => Part::Block { before: 0, padding: Some(0), is_last },
-            SETTINGS => {
-                self.knows |= is(ACK);
+            kind::CONTINUATION => Part::Block { before: 0, padding: Some(0), is_last },
+            kind::SETTINGS => {
+                self.knows |= is(flag::ACK);
                 Part::Other
             }
             _ => Part::Other,

@@ -119,7 +119,7 @@ struct Counts {
     bytes: usize,
     /// Bytes of room that the library keeps.
     kept: usize,
-    /// The same of a connection that was asked to go.
+    /// Bytes of room that the library keeps for a connection that was asked to go.
     leaving: usize,
 }
 

@@ -25,7 +25,7 @@ use core::{hint::black_box, mem::size_of};
 
 use crate::h1::Begun;
 
-pub use frames::{Ended, Side, ended};
+pub use frames::{Ended, Side, ended, flag, kind};
 pub use glimpse::grpc;
 
 /// Most bytes of a frame that are looked at: its header and the begin of its payload.

@@ -38,7 +38,7 @@ fn number(first: u8, bits: u32, value: usize) -> Vec<u8> {
 }
 
 fn text(length: usize) -> Vec<u8> {
-    // All ones: whoever takes a byte of it for a field is led far astray.
+    // All ones: a byte of it that is read as a field gives a wrong count at once.
     [number(0, 7, length), vec![0xff; length]].concat()
 }
 
@@ -81,16 +81,16 @@ fn block(fields: &[Said], cut: usize, padding: Option<u8>, priority: bool) -> Ve
     }
     let last = pieces.len() - 1;
     let frames = pieces.iter().enumerate().map(|(at, piece)| {
-        let end = if at == last { END_HEADERS } else { 0 };
+        let end = if at == last { flag::END_HEADERS } else { 0 };
         if at > 0 {
-            return frame(CONTINUATION, end, piece);
+            return frame(kind::CONTINUATION, end, piece);
         }
         let mut payload = padding.map(|it| vec![it]).unwrap_or_default();
         payload.extend(if priority { &[0xff; PRIORITY_BYTES][..] } else { &[] });
         payload.extend_from_slice(piece);
         payload.extend(vec![0xff; padding.map_or(0, usize::from)]);
-        let flags = [padding.map(|_| PADDED), priority.then_some(PRIORITY)];
-        frame(HEADERS, flags.into_iter().flatten().fold(end, |all, it| all | it), &payload)
+        let flags = [padding.map(|_| flag::PADDED), priority.then_some(flag::PRIORITY)];
+        frame(kind::HEADERS, flags.into_iter().flatten().fold(end, |all, it| all | it), &payload)
     });
     frames.collect::<Vec<_>>().concat()
 }
@@ -136,8 +136,8 @@ proptest! {
         knows in any::<bool>(),
         cuts in cuts(),
     ) {
-        let settings = if knows { frame(SETTINGS, ACK, &[]) } else { frame(SETTINGS, 0, &[]) };
-        let body = frame(DATA, 0, &[0xff; 99]);
+        let settings = if knows { frame(kind::SETTINGS, flag::ACK, &[]) } else { frame(kind::SETTINGS, 0, &[]) };
+        let body = frame(kind::DATA, 0, &[0xff; 99]);
         let block = block(&fields, cut, padding, priority);
         let all = [&b"preface"[..], &settings, &body, &block, &body].concat();
         let (machine, counted) = fed(&all, &cuts);
@@ -157,7 +157,7 @@ const ENTRY: Said = Said::Literal { name: Ok(4), value: 1, adds: true };
 #[test]
 fn entries_hold_the_buffers_that_came_with_them_until_the_client_has_no_table() {
     let mut frames = Frames::after_preface(0);
-    let adds = [block(&[ENTRY], 100, None, false), frame(DATA, 0, &vec![0; 15_000])].concat();
+    let adds = [block(&[ENTRY], 100, None, false), frame(kind::DATA, 0, &vec![0; 15_000])].concat();
     frames.count(&block(&[ENTRY], 100, None, false));
     assert_eq!(frames.entries, 9 + ENTRY.bytes().len());
     for _ in 0..10 {
@@ -172,7 +172,7 @@ fn entries_hold_the_buffers_that_came_with_them_until_the_client_has_no_table() 
     let empties = block(&[Said::TableSize(0), ENTRY], 100, None, false);
     frames.count(&empties);
     assert_eq!(frames.entries, most, "it may be told later of a table");
-    frames.count(&[frame(SETTINGS, ACK, &[]), empties].concat());
+    frames.count(&[frame(kind::SETTINGS, flag::ACK, &[]), empties].concat());
     assert_eq!(frames.entries, 0);
     frames.count(&adds);
     assert_eq!(frames.entries, 0, "what is added to a table without room is not");

@@ -38,25 +38,28 @@ mod at {
 }
 
 /// Frame types (RFC 9113 §6).
-mod kind {
-    pub(super) const DATA: u8 = 0;
-    pub(super) const HEADERS: u8 = 1;
-    pub(super) const PRIORITY: u8 = 2;
-    pub(super) const RST_STREAM: u8 = 3;
-    pub(super) const SETTINGS: u8 = 4;
-    pub(super) const PUSH_PROMISE: u8 = 5;
-    pub(super) const PING: u8 = 6;
-    pub(super) const GOAWAY: u8 = 7;
-    pub(super) const WINDOW_UPDATE: u8 = 8;
-    pub(super) const CONTINUATION: u8 = 9;
+#[allow(missing_docs, reason = "named as there")]
+pub mod kind {
+    pub const DATA: u8 = 0;
+    pub const HEADERS: u8 = 1;
+    pub const PRIORITY: u8 = 2;
+    pub const RST_STREAM: u8 = 3;
+    pub const SETTINGS: u8 = 4;
+    pub const PUSH_PROMISE: u8 = 5;
+    pub const PING: u8 = 6;
+    pub const GOAWAY: u8 = 7;
+    pub const WINDOW_UPDATE: u8 = 8;
+    pub const CONTINUATION: u8 = 9;
 }
 
-/// Frame flags.
-mod flag {
-    pub(super) const END_STREAM: u8 = 1;
-    pub(super) const END_HEADERS: u8 = 4;
-    pub(super) const PADDED: u8 = 8;
-    pub(super) const PRIORITY: u8 = 32;
+/// Frame flags (RFC 9113 §6).
+#[allow(missing_docs, reason = "named as there")]
+pub mod flag {
+    pub const ACK: u8 = 1;
+    pub const END_STREAM: u8 = 1;
+    pub const END_HEADERS: u8 = 4;
+    pub const PADDED: u8 = 8;
+    pub const PRIORITY: u8 = 32;
 }
 
 /// Values of [`Ended::what`].
