@@ -7,7 +7,7 @@ use std::{fs, path::Path, path::PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use self::layout::Image;
-use crate::{build_ebpf, sh, workspace::Workspace};
+use crate::{build_ebpf, lock, sh, workspace::Workspace};
 
 /// Our programs that become images: package (and program) and the image's name.
 const IMAGES: [(&str, &str); 2] =
@@ -43,6 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Builds `packages` and writes each as the OCI layout `to/PACKAGE`.
 pub(crate) fn make(workspace: &Workspace, packages: &[&str], to: &Path) -> Result<()> {
+    let _lock = lock::wait_for(&to.with_extension("lock"))?;
     for package in packages {
         let Some((_, name)) = IMAGES.iter().find(|(known, _)| known == package) else {
             let known: Vec<&str> = IMAGES.iter().map(|(package, _)| *package).collect();

@@ -21,6 +21,7 @@ mod fuzz;
 mod image;
 mod kernels;
 mod load;
+mod lock;
 mod machine;
 mod manifests;
 mod measure;

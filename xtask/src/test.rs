@@ -1,9 +1,9 @@
 //! Shell: builds and runs the tests, tier by tier, and ends with a table.
 
 mod ahead;
-mod beside;
 mod build;
 mod cluster;
+mod lane;
 mod sort;
 mod tally;
 mod unprivileged;
@@ -21,7 +21,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
 pub(crate) use self::tally::Tally;
-use self::{ahead::Ahead, beside::Beside, build::Builder};
+use self::{ahead::Ahead, build::Builder, lane::Lane};
 use crate::{
     build_ebpf, image, servers,
     setup::{self, Purpose},
@@ -57,7 +57,7 @@ pub(crate) struct Args {
 }
 
 /// A kind of test, from the least to the most that it needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Tier {
     /// Decisions and formulas; nothing outside the process
     Pure,
@@ -73,9 +73,6 @@ pub(crate) enum Tier {
 
 impl Tier {
     const ALL: [Self; 5] = [Self::Pure, Self::Shell, Self::Kernel, Self::Local, Self::Cluster];
-    /// Those that run beside the tiers shell and cluster, one after the other: all of these wait more than they compute.
-    const BESIDE: [Self; 2] = [Self::Kernel, Self::Local];
-
     fn name(self) -> &'static str {
         match self {
             Self::Pure => "pure",
@@ -83,6 +80,16 @@ impl Tier {
             Self::Kernel => "kernel",
             Self::Local => "local",
             Self::Cluster => "cluster",
+        }
+    }
+
+    /// The test programs of those that run as root, among them one of `rouse`, which brings that program along.
+    fn programs(self) -> &'static [&'static str] {
+        match self {
+            Self::Pure | Self::Shell => &[],
+            Self::Kernel => &["kernel", "cli"],
+            Self::Local => &["local", "cli"],
+            Self::Cluster => &["cluster", "apiserver", "platform", "webhook", "cli"],
         }
     }
 }
@@ -140,35 +147,47 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let asked = if args.tier.is_empty() { Tier::ALL.to_vec() } else { args.tier.clone() };
     // In the order of what they need: a broken formula shows before a cluster is built.
     let tiers: Vec<_> = Tier::ALL.into_iter().filter(|tier| asked.contains(tier)).collect();
-    let builder = builder(&tiers, args, workspace);
-    let mut ahead = builds_ahead(&tiers, args).then(|| Ahead::start(args, &builder.workspace));
-    let mut wait_for_images = || {
-        // What stands in its way stands in the cluster tier's, which says so.
-        if let Some(Err(error)) = ahead.take().map(|it| it.and_then(Ahead::finish)) {
+    let lanes = lanes(&tiers);
+    if !lanes.is_empty() {
+        // Once and where it can ask: processes that install at the same time stand in each other's way.
+        if let Err(error) = setup::prepare(&Purpose::TESTS, args.yes) {
+            // The tiers that need it fail, and say so; others run.
             println!("{error:#}");
         }
-    };
+    }
+    let builder = builder(&tiers, args, workspace);
+    let ahead = builds_ahead(&tiers, args).then(|| Ahead::start(&builder.workspace)).transpose()?;
+    let started = lanes.iter().map(|lane| start(lane, args, &builder));
+    let beside: Vec<Lane> = started.collect::<Result<_>>()?;
+    if !beside.is_empty() {
+        give_way()?;
+    }
     let mut rows = Vec::new();
-    let is_beside = |tier: &Tier| tiers.contains(&Tier::Cluster) && Tier::BESIDE.contains(tier);
-    let (beside, in_turn): (Vec<Tier>, Vec<Tier>) = tiers.iter().partition(|it| is_beside(it));
-    let mut others = None;
-    for tier in in_turn {
-        if tier != Tier::Pure && others.is_none() && !beside.is_empty() {
-            others = Some(start_beside(&beside, args, &builder)?);
-        }
+    for tier in tiers.into_iter().filter(|tier| !lanes.concat().contains(tier)) {
         println!("\n== {} ==", tier.name());
         let started = Instant::now();
-        let outcome = run_repeatedly(tier, args, &builder, &mut wait_for_images)
+        let outcome = run_repeatedly(tier, args, &builder)
             .unwrap_or_else(|error| Outcome::CannotRun(format!("{error:#}")));
         rows.push(Row { tier, outcome, seconds: started.elapsed().as_secs_f64() });
     }
-    wait_for_images();
-    if let Some(others) = others {
-        let cluster = rows.pop();
-        rows.extend(others.finish()?);
-        rows.extend(cluster);
+    for lane in beside {
+        rows.extend(lane.finish()?);
     }
+    ahead.map(Ahead::finish).transpose()?;
+    rows.sort_by_key(|row| row.tier);
     conclude(&rows)
+}
+
+/// What of `tiers` runs in processes of its own beside the others, and in each of these one after the other: such tests wait
+/// more than they compute.
+fn lanes(tiers: &[Tier]) -> Vec<Vec<Tier>> {
+    if tiers.len() == 1 || !tiers.contains(&Tier::Cluster) {
+        return Vec::new();
+    }
+    // The cluster's takes longest, and begins first.
+    let all = [vec![Tier::Cluster], vec![Tier::Kernel, Tier::Local]];
+    let wanted = all.map(|lane| lane.into_iter().filter(|tier| tiers.contains(tier)).collect());
+    wanted.into_iter().filter(|lane: &Vec<_>| !lane.is_empty()).collect()
 }
 
 /// Whether the cluster tier is one of several, and makes a cluster for all of its tests.
@@ -179,18 +198,19 @@ fn builds_ahead(tiers: &[Tier], args: &Args) -> bool {
         && args.names.is_empty()
 }
 
-/// Starts tiers in processes of their own, with all that they build with the settings of tests in place.
-fn start_beside(tiers: &[Tier], args: &Args, builder: &Builder) -> Result<Beside> {
-    let purposes = [Purpose::Build, Purpose::Kernel, Purpose::Node, Purpose::Test];
-    setup::prepare(&purposes, args.yes)?;
-    if tiers.contains(&Tier::Kernel) {
-        servers::make(&builder.workspace)?;
-    }
-    builder.rouse()?;
-    for tier in tiers {
-        builder.target(tier.name())?;
-    }
-    Beside::start(tiers, args, &builder.workspace)
+/// Starts tiers in a process of their own. What they run is built here before, as one process of Cargo waits for another:
+/// it would wait for all that is built later too.
+fn start(lane: &[Tier], args: &Args, builder: &Builder) -> Result<Lane> {
+    let programs = lane.iter().flat_map(|tier| tier.programs());
+    let words: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
+    builder.tests(&words)?;
+    Lane::start(lane, args, &builder.workspace)
+}
+
+/// From here on, this process and those that it starts let others go first: the longest of them should never wait.
+fn give_way() -> Result<()> {
+    let own = std::process::id().to_string();
+    sh::capture(Command::new("renice").args(["-n", "5", "-p", &own])).map(drop)
 }
 
 /// How the programs of all tiers are built.
@@ -203,30 +223,20 @@ fn builder(tiers: &[Tier], args: &Args, workspace: Workspace) -> Builder {
 }
 
 /// Runs a tier `--repeat` times, or until it fails.
-fn run_repeatedly(
-    tier: Tier,
-    args: &Args,
-    builder: &Builder,
-    wait_for_images: &mut dyn FnMut(),
-) -> Result<Outcome> {
-    let mut outcome = run_tier(tier, args, builder, wait_for_images)?;
+fn run_repeatedly(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
+    let mut outcome = run_tier(tier, args, builder)?;
     for round in 2..=args.repeat.get() {
         // A round without a test would be repeated in vain, and one that failed is what was looked for.
         if !outcome.is_success() || outcome.ran() == 0 {
             break;
         }
         println!("-- round {round} of {} --", args.repeat);
-        outcome = outcome.and(run_tier(tier, args, builder, wait_for_images)?);
+        outcome = outcome.and(run_tier(tier, args, builder)?);
     }
     Ok(outcome)
 }
 
-fn run_tier(
-    tier: Tier,
-    args: &Args,
-    builder: &Builder,
-    wait_for_images: &mut dyn FnMut(),
-) -> Result<Outcome> {
+fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
     let workspace = &builder.workspace;
     match tier {
         Tier::Pure => unprivileged::run(tier, args, builder),
@@ -249,7 +259,7 @@ fn run_tier(
             image::make(workspace, &["hello"], &workspace.target.join("images"))?;
             privileged("local", args, builder, &[], &[], 1)
         }
-        Tier::Cluster => cluster::run(args, builder, wait_for_images),
+        Tier::Cluster => cluster::run(args, builder),
     }
 }
 

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use super::{config::PAUSE, plan::Process, programs::Programs, start::Starter, state::State};
 use crate::{
     image::{self, layout},
-    sh,
+    lock, sh,
     workspace::Workspace,
 };
 
@@ -31,6 +31,7 @@ pub(crate) fn make(
     to: &Path,
 ) -> Result<Images> {
     check_examples(workspace)?;
+    let _lock = lock::wait_for(&to.with_extension("lock"))?;
     let known: Vec<(&str, &str)> = image::all().collect();
     let wanted: Vec<&str> = match packages.is_empty() {
         true => known.iter().map(|(package, _)| *package).collect(),

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, File},
+    fs,
     net::TcpListener,
     path::{Path, PathBuf},
     time::Instant,
@@ -24,8 +24,9 @@ use super::{
     with,
 };
 use crate::{
+    lock,
     setup::{self, Purpose},
-    sh,
+    sh, toolchain,
     workspace::Workspace,
 };
 
@@ -111,6 +112,7 @@ fn wanted(state: &State, args: &UpArgs) -> Result<Version> {
 }
 
 fn build(version: Version, assets: Option<&Path>) -> Result<()> {
+    let _lock = lock::wait_for(&toolchain::cache()?.join("cluster.lock"))?;
     let missing = programs::missing(version, assets)?;
     if missing.is_empty() {
         return Ok(());
@@ -157,8 +159,7 @@ fn again_as_root(images: &Images) -> Result<()> {
 fn raise_cluster(state: &State, args: &UpArgs, version: Version, images: &Images) -> Result<()> {
     let mark = mark(state, args, version)?;
     state.set_mark(&mark)?;
-    let lock = File::create(state.folder().join("lock"))?;
-    lock.lock().context("cannot wait for another `up` of this cluster")?;
+    let _lock = lock::wait_for(&state.folder().join("lock"))?;
     let programs = Programs::find(version, mark.assets.as_deref())?;
     let starter = Starter { state, mark: &mark, programs: &programs };
     resume(state, &mark);

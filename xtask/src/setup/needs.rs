@@ -20,6 +20,9 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
+    /// What tests of all tiers need.
+    pub(crate) const TESTS: [Self; 5] =
+        [Self::Build, Self::Kernel, Self::Node, Self::Test, Self::Cluster];
     /// Everything.
     pub(crate) const ALL: [Self; 7] = [
         Self::Build,

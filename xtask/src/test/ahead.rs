@@ -1,4 +1,4 @@
-//! Shell: builds what the cluster tier needs while the tiers before it wait, which is what they do most of the time.
+//! Shell: builds what the cluster tier needs while test programs are built: it is the longest of all, and waits for images.
 
 use std::{
     fs::File,
@@ -8,13 +8,9 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use super::Args;
-use crate::{
-    setup::{self, Purpose},
-    workspace::Workspace,
-};
+use crate::workspace::Workspace;
 
-/// A build on its way.
+/// A build on its way. Others that build the same wait for its end.
 #[derive(Debug)]
 pub(super) struct Ahead {
     child: Child,
@@ -22,18 +18,14 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Begins to build. Its processes give way to those of tests, and yet get on beside them: the cluster waits for them.
-    pub(super) fn start(args: &Args, workspace: &Workspace) -> Result<Self> {
-        // What is missing is installed before, by one process and where it can ask.
-        setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Cluster], args.yes)?;
+    /// Begins to build.
+    pub(super) fn start(workspace: &Workspace) -> Result<Self> {
         let log = workspace.target.join("cluster-build.log");
         let file = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
-        let mut command = Command::new("nice");
-        command.args(["-n", "5"]).arg(std::env::current_exe()?);
-        // The tier local makes the other image itself.
-        command.args(["cluster", "build", "--image", "rouse"]);
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["cluster", "build", "--image", "hello", "--image", "rouse"]);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        let child = command.spawn().context("cannot start nice")?;
+        let child = command.spawn().context("cannot start xtask once more")?;
         Ok(Self { child, log })
     }
 

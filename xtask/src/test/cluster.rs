@@ -43,13 +43,8 @@ const SIDE_BY_SIDE: [&str; 14] = [
 /// How many of them run at once: they wait for pods and windows, on two processors as on many.
 const AT_ONCE: u8 = 3;
 
-/// Runs the tests against `--kubeconfig`, or against a cluster of xtask's. Waits for images that are being built only before
-/// the first node needs them.
-pub(super) fn run(
-    args: &Args,
-    builder: &Builder,
-    wait_for_images: &mut dyn FnMut(),
-) -> Result<Outcome> {
+/// Runs the tests against `--kubeconfig`, or against a cluster of xtask's.
+pub(super) fn run(args: &Args, builder: &Builder) -> Result<Outcome> {
     setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Cluster], args.yes)?;
     // A chart that is wrong fails the tier, but not before the rest of it has run.
     let chart = of_chart(args, builder)
@@ -59,7 +54,6 @@ pub(super) fn run(
     }
     let xtask = std::env::current_exe()?;
     let alone = against_api_server(&xtask, args, builder)?;
-    wait_for_images();
     let whole = on_cluster(&xtask, args, builder)?;
     Ok(chart.and(alone).and(whole))
 }

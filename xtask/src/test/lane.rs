@@ -15,7 +15,7 @@ use crate::workspace::Workspace;
 
 /// Tiers that run in other processes, one after the other.
 #[derive(Debug)]
-pub(super) struct Beside(JoinHandle<Vec<Ran>>);
+pub(super) struct Lane(JoinHandle<Vec<Ran>>);
 
 /// A tier whose process has ended.
 #[derive(Debug)]
@@ -27,16 +27,18 @@ struct Ran {
     seconds: f64,
 }
 
-impl Beside {
-    /// Starts `tiers` with the same names and repeats.
-    ///
-    /// What they are built from must be built before, as two processes of Cargo wait for each other.
+impl Lane {
+    /// Starts `tiers` as `args` ask, but for which tiers.
     pub(super) fn start(tiers: &[Tier], args: &Args, workspace: &Workspace) -> Result<Self> {
         let program = std::env::current_exe()?;
         let mut all = Vec::new();
         for tier in tiers.iter().copied() {
             let mut command = Command::new(&program);
             command.args(["test", "--tier", tier.name()]).args(args.yes.then_some("--yes"));
+            command.args(args.long.then_some("--long"));
+            if let Some(file) = &args.kubeconfig {
+                command.arg("--kubeconfig").arg(file);
+            }
             if !args.names.is_empty() {
                 command.args(["--repeat", &args.repeat.to_string(), "--"]).args(&args.names);
             }
@@ -76,20 +78,22 @@ impl Ran {
         let output =
             fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
         println!("\n== {} (ran beside others) ==\n{output}", tier.name());
-        Ok(Row { tier, outcome: outcome(&output, ok), seconds })
+        Ok(Row { tier, outcome: outcome(tier, &output, ok), seconds })
     }
 }
 
 /// What the other process printed, as this process would have counted it.
-fn outcome(output: &str, ok: bool) -> Outcome {
+fn outcome(tier: Tier, output: &str, ok: bool) -> Outcome {
     let mut tally = Tally::default();
     output.lines().for_each(|line| tally.absorb(line));
+    let row = output.lines().rev().find(|line| line.split_whitespace().next() == Some(tier.name()));
+    let row = row.unwrap_or_default();
     if !ok && tally.failed == 0 {
-        let why = output.lines().rev().find(|line| line.contains("cannot run: "));
-        let why = why.and_then(|line| line.split_once("cannot run: ")).map(|(_, why)| why);
+        let why = row.split_once("cannot run: ").map(|(_, why)| why);
         return Outcome::CannotRun(why.unwrap_or("its process failed, see above").to_owned());
     }
-    Outcome::Ran { tally, ok, left_out: String::new() }
+    let left_out = row.split_once(';').map(|(_, what)| format!(";{what}"));
+    Outcome::Ran { tally, ok, left_out: left_out.unwrap_or_default() }
 }
 
 #[cfg(test)]
@@ -100,18 +104,33 @@ mod tests {
     fn a_process_that_fails_without_a_failed_test_could_not_run() {
         let output =
             "local    FAILED      0.1 s  cannot run: no crun is here\ntotal: 0 passed, 0 failed";
-        assert_eq!(outcome(output, false), Outcome::CannotRun("no crun is here".to_owned()));
+        let why = Outcome::CannotRun("no crun is here".to_owned());
+        assert_eq!(outcome(Tier::Local, output, false), why);
         let killed = Outcome::CannotRun("its process failed, see above".to_owned());
-        assert_eq!(outcome("test result: ok. 3 passed; 0 failed; 0 ignored", false), killed);
+        let output = "test result: ok. 3 passed; 0 failed; 0 ignored";
+        assert_eq!(outcome(Tier::Local, output, false), killed);
     }
 
     #[test]
     fn tests_of_the_other_process_are_counted_once() {
         let output =
             "test result: FAILED. 3 passed; 1 failed; 0 ignored\ntotal: 3 passed, 1 failed";
-        let Outcome::Ran { tally, ok: false, .. } = outcome(output, false) else {
+        let Outcome::Ran { tally, ok: false, .. } = outcome(Tier::Local, output, false) else {
             panic!("it ran and failed");
         };
         assert_eq!((tally.passed, tally.failed), (3, 1));
+    }
+
+    #[test]
+    fn what_the_other_process_left_out_is_told() {
+        let output = "test result: ok. 3 passed; 0 failed; 2 ignored\n\n\
+            cluster  passed     9.1 s  3 passed, 0 failed; left out kn:: (no kn); left out 2 that take minutes\n\n\
+            total: 3 passed, 0 failed";
+        let Outcome::Ran { tally, ok: true, left_out } = outcome(Tier::Cluster, output, true)
+        else {
+            panic!("it ran and passed");
+        };
+        assert_eq!(tally.passed, 3);
+        assert_eq!(left_out, "; left out kn:: (no kn); left out 2 that take minutes");
     }
 }
