@@ -51,6 +51,9 @@ pub(crate) struct Args {
     /// Run the tests so many times, and stop at the first failure: to hunt one that fails now and then
     #[arg(long, value_name = "N", default_value_t = NonZeroU32::MIN, requires = "names")]
     repeat: NonZeroU32,
+    /// Run the root tiers' programs that FILE lists, and build none
+    #[arg(long, value_name = "FILE", hide = true)]
+    built: Option<PathBuf>,
     /// Run only tests whose name contains one of these
     #[arg(last = true, value_name = "NAME")]
     names: Vec<String>,
@@ -155,7 +158,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             println!("{error:#}");
         }
     }
-    let builder = builder(&tiers, args, workspace);
+    let builder = builder(&tiers, args, workspace)?;
     let ahead = builds_ahead(&tiers, args).then(|| Ahead::start(&builder.workspace)).transpose()?;
     let started = lanes.iter().map(|lane| start(lane, args, &builder));
     let beside: Vec<Lane> = started.collect::<Result<_>>()?;
@@ -198,13 +201,13 @@ fn builds_ahead(tiers: &[Tier], args: &Args) -> bool {
         && args.names.is_empty()
 }
 
-/// Starts tiers in a process of their own. What they run is built here before, as one process of Cargo waits for another:
-/// it would wait for all that is built later too.
+/// Starts tiers in a process of their own. Their programs are built here before: two processes of Cargo wait for each other,
+/// so that tiers which build their own would wait for all that is built here after.
 fn start(lane: &[Tier], args: &Args, builder: &Builder) -> Result<Lane> {
     let programs = lane.iter().flat_map(|tier| tier.programs());
     let words: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
-    builder.tests(&words)?;
-    Lane::start(lane, args, &builder.workspace)
+    let built = builder.tests(&words)?;
+    Lane::start(lane, args, &builder.workspace, &built)
 }
 
 /// From here on, this process and those that it starts let others go first: the longest of them should never wait.
@@ -214,12 +217,16 @@ fn give_way() -> Result<()> {
 }
 
 /// How the programs of all tiers are built.
-fn builder(tiers: &[Tier], args: &Args, workspace: Workspace) -> Builder {
+fn builder(tiers: &[Tier], args: &Args, workspace: Workspace) -> Result<Builder> {
     if tiers.iter().all(|tier| matches!(tier, Tier::Pure | Tier::Shell)) {
-        return Builder::plain(workspace);
+        return Ok(Builder::plain(workspace));
     }
     let prepared = setup::prepare(&[Purpose::Build, Purpose::Kernel], args.yes);
-    Builder::with_kernel_half(workspace, prepared)
+    let builder = Builder::with_kernel_half(workspace, prepared);
+    match &args.built {
+        Some(file) => builder.with_built(file),
+        None => Ok(builder),
+    }
 }
 
 /// Runs a tier `--repeat` times, or until it fails.

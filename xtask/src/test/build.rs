@@ -2,11 +2,13 @@
 //! builds no crate twice for other features of it.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use serde::{Deserialize, Serialize};
 
 use crate::{build_ebpf, sh, workspace::Workspace};
 
@@ -17,11 +19,15 @@ pub(super) struct Builder {
     pub(super) workspace: Workspace,
     /// The kernel half, or why there is none.
     object: Result<PathBuf, String>,
+    /// Test programs that another process has built; `None` where this one builds them.
+    built: Option<Vec<Built>>,
 }
 
 /// A test program that cargo built.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Built {
+    /// Name of the test, as `cargo test --test` takes it.
+    name: String,
     /// Folder of its package.
     pub(super) folder: String,
     /// Its root source file.
@@ -32,13 +38,21 @@ pub(super) struct Built {
 impl Builder {
     /// Without the kernel half, which needs its own compiler.
     pub(super) fn plain(workspace: Workspace) -> Self {
-        Self { workspace, object: Err("nothing that runs needs it".to_owned()) }
+        Self { workspace, object: Err("nothing that runs needs it".to_owned()), built: None }
     }
 
     /// With the kernel half, which is built here, once `prepared` says that it can be. Where it cannot, only what needs it fails.
     pub(super) fn with_kernel_half(workspace: Workspace, prepared: Result<()>) -> Self {
         let object = prepared.and_then(|()| build_ebpf::object(&workspace));
-        Self { workspace, object: object.map_err(|error| format!("{error:#}")) }
+        Self { workspace, object: object.map_err(|error| format!("{error:#}")), built: None }
+    }
+
+    /// The same, with the programs that `file` lists in place of those that Cargo would build.
+    pub(super) fn with_built(self, file: &Path) -> Result<Self> {
+        let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let built = serde_json::from_slice(&text);
+        let built = built.with_context(|| format!("{} lists no programs", file.display()))?;
+        Ok(Self { built: Some(built), ..self })
     }
 
     /// The file that holds the kernel half.
@@ -57,6 +71,10 @@ impl Builder {
 
     /// Builds the tests that `words` choose, or all, with the programs that they start.
     pub(super) fn tests(&self, words: &[&str]) -> Result<Vec<Built>> {
+        if let Some(built) = &self.built {
+            let wanted = built.iter().filter(|it| words.contains(&it.name.as_str()));
+            return Ok(wanted.cloned().collect());
+        }
         let mut built = Vec::new();
         let mut command = self.cargo_test(&["--no-run"]);
         command.args(words).arg("--message-format=json-render-diagnostics");
@@ -68,6 +86,7 @@ impl Builder {
             let is_test = message["profile"]["test"] == true;
             if let Some(executable) = text(&message["executable"]).filter(|_| is_test) {
                 built.push(Built {
+                    name: text(&message["target"]["name"]).unwrap_or_default(),
                     folder: manifest.trim_end_matches("/Cargo.toml").to_owned(),
                     source: text(&message["target"]["src_path"]).unwrap_or_default(),
                     executable,

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow};
 
-use super::{Args, Outcome, Row, Tally, Tier};
+use super::{Args, Outcome, Row, Tally, Tier, build::Built};
 use crate::workspace::Workspace;
 
 /// Tiers that run in other processes, one after the other.
@@ -28,13 +28,22 @@ struct Ran {
 }
 
 impl Lane {
-    /// Starts `tiers` as `args` ask, but for which tiers.
-    pub(super) fn start(tiers: &[Tier], args: &Args, workspace: &Workspace) -> Result<Self> {
+    /// Starts `tiers` as `args` ask, but for which tiers. They run the programs `built`.
+    pub(super) fn start(
+        tiers: &[Tier],
+        args: &Args,
+        workspace: &Workspace,
+        built: &[Built],
+    ) -> Result<Self> {
         let program = std::env::current_exe()?;
         let mut all = Vec::new();
         for tier in tiers.iter().copied() {
             let mut command = Command::new(&program);
+            let list = workspace.target.join(format!("{}-tier.json", tier.name()));
+            fs::write(&list, serde_json::to_vec(built)?)
+                .with_context(|| format!("cannot write {}", list.display()))?;
             command.args(["test", "--tier", tier.name()]).args(args.yes.then_some("--yes"));
+            command.arg("--built").arg(list);
             command.args(args.long.then_some("--long"));
             if let Some(file) = &args.kubeconfig {
                 command.arg("--kubeconfig").arg(file);
