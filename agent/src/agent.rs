@@ -1,8 +1,8 @@
 //! Shell: the loop that joins kernel, pods, controller and autoscaler.
 //!
-//! Everything that must be quick runs on this one task without waiting for anything: reading and writing maps,
-//! deciding, putting reports into the outboxes. Whatever may wait (cgroup files, namespaces, probes, streams)
-//! runs elsewhere and comes back as an event.
+//! Everything that must be quick runs on this one task without waiting: reading and writing maps, deciding, putting
+//! reports into the outboxes. Everything that may wait (cgroup files, namespaces, probes, streams) runs elsewhere and
+//! returns as an event.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -44,119 +44,110 @@ use crate::{
     kernel::Stage,
     listeners,
     maps::{self, Events, Maps},
-    oddities::Oddity,
-    plan::{Backend, Local, Plan, Planner, TooBig, sixteen},
-    pods::{Action, Attempt, Event, Facts, Kernel, Pods, find::Command, mark::Marks, namespace},
+    plan::{Backend, Local, Plan, Planner, TooBig},
+    pods::{Action, Attempt, Event, Facts, Kernel, Pods, find::Command, mark::Marks},
     reach::{self, Reach},
     revisions::Revisions,
     slots::Slots,
 };
 
-/// How often everything is read again: events are hints.
+/// Period in which everything is read again: events are hints.
 const SWEEP: Duration = Duration::from_secs(1);
-/// How often draining pods are read, so that one is known to be drained soon after it is.
+/// Period in which draining pods are read, so that the end of the draining is noticed soon.
 const SWEEP_DRAINING: Duration = Duration::from_millis(100);
-/// How long after the first table namespaces that no pod claims are forgotten: they belong to pods that left
-/// while no agent ran.
-const ORPHANS_AFTER: Duration = Duration::from_secs(10);
-/// How long a new agent looks for pods that should be ready before it reports what it sees.
+/// Time that a new agent searches for pods that should be ready, before it reports what it sees.
 const SETTLE: Duration = Duration::from_secs(2);
-/// Results of probes that may wait to be taken in.
+/// Capacity of the channels of probe results.
 const TRIES: usize = 1_024;
-/// How often the node's own addresses are read.
-const ADDRESSES: Duration = Duration::from_secs(10);
-/// How often entries of closed listeners are forgotten.
-const LISTENERS: Duration = Duration::from_secs(60);
-/// What is wrong once the kernel had no room for a listener, until [`LISTENERS`] have passed without another one.
-const UNSEEN: &str =
-    "map LISTEN is full: listeners that opened within the last minute were not seen";
-/// How many pods of other nodes are tried at once, and for how long.
+/// Number of pods of other nodes that are probed at once.
 const REACH_AT_ONCE: usize = 64;
+/// Timeout of one probe of a pod of another node.
 const REACH_PATIENCE: Duration = Duration::from_secs(1);
-/// Events taken from the ring before the loop looks at anything else.
+/// Events taken from the ring before the loop handles anything else.
 const EVENTS_AT_ONCE: usize = 256;
 
+mod housekeeping;
 mod overdue;
 mod upgraded;
 mod write;
 
-/// What the loop is joined to.
+/// Everything outside the loop that it reads, writes or sends to.
 pub(crate) struct Ends {
-    /// The kernel's maps.
+    /// Maps of the eBPF programs.
     pub(crate) maps: Maps,
-    /// Where probes are marked as such.
+    /// Map of the marks by which the eBPF programs recognize probes.
     pub(crate) marks: Marks,
     /// Commands to the finder.
     pub(crate) finder: Sender<Command>,
-    /// Box of pod reports.
+    /// Outbox of pod reports.
     pub(crate) reports: Outbox<PodKey, PodItem>,
-    /// Totals for the autoscaler.
+    /// Usage reports to the autoscaler.
     pub(crate) usage: Usage,
-    /// Totals of revisions.
+    /// Request totals of the node's Revisions.
     pub(crate) revisions: Revisions,
     /// Cancelled once pod reports can be relied on.
     pub(crate) settled: CancellationToken,
-    /// For /metrics.
+    /// Metrics that `/metrics` exports.
     pub(crate) metrics: Metrics,
-    /// For /readyz.
+    /// Not-ready reasons that `/readyz` shows.
     pub(crate) troubles: Troubles,
-    /// Where the kubelet waits to stop pods.
+    /// Kubelets that wait in preStop until their pods are drained.
     pub(crate) drains: Drains,
-    /// How long a pod that leaves waits for connections that have switched protocols.
+    /// Time that a draining pod waits for its upgraded connections.
     pub(crate) tunnel_drain: Duration,
-    /// How far the kernel half may take over from another version's.
+    /// Stage up to which the eBPF programs may take over from another version's programs.
     pub(crate) stage: watch::Sender<Stage>,
 }
 
-/// The agent's state. See [`Agent::run`].
+/// State of the agent's loop. See [`Agent::run`].
 pub(crate) struct Agent {
     node: String,
-    /// Whose kept connections are ended.
+    /// Client processes of this node, whose stale connections are closed.
     clients: Clients,
     kept: Kept,
-    /// The newest round of ending them.
+    /// Task of the newest round of closing stale connections.
     ending: Option<JoinHandle<()>>,
-    /// Requests that must not take longer than they may; `None` on kernels that cannot see to it.
+    /// Deadlines of requests; `None` on kernels that cannot close overdue connections.
     deadlines: Option<Deadlines>,
-    /// The pods whose gauges are compared with their sockets.
+    /// Pods whose gauges are audited against their sockets.
     audited: audit::Registered,
-    /// The round of looks for them that is under way.
+    /// Round of deadline scans that is under way.
     looking: Option<JoinHandle<overdue::Found>>,
     ends: Ends,
     pods: Pods,
     slots: Slots,
     /// Registered pods by uid.
     locals: BTreeMap<String, Registered>,
-    /// The same by namespace.
+    /// Uids of the registered pods, by namespace cookie.
     uids: HashMap<u64, String>,
     planner: Planner,
-    /// Version of the RouteTable that the planner has taken in.
+    /// Version of the RouteTable that the planner has.
     version: u64,
-    /// Its draining pods, and what the controller was told of them.
+    /// Draining pods of that RouteTable, and the acknowledgements that the controller has of them.
     draining: Draining,
-    /// Pods of whose growth was told a moment ago.
+    /// Pods whose growth was reported a moment ago.
     growth: Growth,
     /// Services that do not fit the kernel's maps.
     refused: BTreeMap<wire::Name, TooBig>,
-    /// Whether a write failed half-way, so that the planner has to look at the maps again.
+    /// True if a write failed midway, so that the planner has to read the maps again.
     torn: bool,
-    /// Whether the maps may differ from what the table and the local pods want.
+    /// True if the maps may differ from the table and the local pods.
     stale: bool,
     first_table: Option<Instant>,
     backlog: VecDeque<Command>,
     tries: Sender<Event>,
     tried: Receiver<Event>,
-    /// Pods of other nodes.
+    /// Reachability of the pods of other nodes.
     reach: Reach,
     knocks: Sender<(reach::Try, bool)>,
     knocked: Receiver<(reach::Try, bool)>,
-    /// How many knock at once.
+    /// Bound on the probes of pods of other nodes that run at once.
     knocking: Arc<Semaphore>,
     next_addresses: Instant,
     next_listeners: Instant,
-    /// Listeners for which the kernel had no room, up to then.
+    /// The kernel's count of listeners without room, as it was when closed entries were last deleted.
     listeners_unseen: u64,
-    /// What the planner is told of them.
+    /// Registered pods as the planner last got them.
     planned: BTreeMap<String, Local>,
     next_full: Instant,
     next_sweep: Instant,
@@ -169,11 +160,14 @@ struct Registered {
 }
 
 impl Agent {
-    /// An agent that goes on where the maps stand.
+    /// Makes an agent that continues with what the maps hold.
     pub(crate) fn new(node: String, clients: Clients, ends: Ends) -> Result<Self, maps::Error> {
         let pods = ends.maps.pods()?;
+        // Rows that the previous agent allocated stay with their namespaces: their counters continue.
         let taken = pods.iter().map(|(&cookie, pod)| (cookie, pod.slot)).collect();
         let kernel = ends.maps.read()?;
+        // The previous agent has reached these pods from here. Excluding them until a probe succeeds would interrupt
+        // their traffic.
         let reach = Reach::new(kernel.backends.values().filter_map(Backend::pod).collect());
         let planner = Planner::resume(kernel, monotonic_ns());
         let (tries, tried) = mpsc::channel(TRIES);
@@ -217,7 +211,7 @@ impl Agent {
         })
     }
 
-    /// What compares the gauges of the pods that this agent registers with their sockets, in a task of its own.
+    /// Returns the auditor, which compares gauges with sockets in a task of its own.
     pub(crate) fn auditor(&self) -> Result<audit::Auditor, maps::Error> {
         Ok(audit::Auditor {
             registered: self.audited.clone(),
@@ -241,6 +235,8 @@ impl Agent {
             let wakes = [self.pods.next_wake(), self.reach.next_wake(), self.growth.next_wake()];
             let wake = wakes.into_iter().flatten().fold(sweep, Instant::min);
             tokio::select! {
+                // Biased, in order of urgency: a listener event is the first step of a cold start, and must not wait
+                // behind routes or sweeps.
                 biased;
                 () = shutdown.cancelled() => return Ok(()),
                 ready = events.readable_mut() => {
@@ -268,6 +264,7 @@ impl Agent {
                     }
                 }
             }
+            // After each branch, as any of them may have queued commands or changed what the maps should hold.
             self.pods.set_informed(routes.is_live());
             self.flush();
             if self.stale {
@@ -277,7 +274,7 @@ impl Agent {
         }
     }
 
-    /// Takes in kernel events. Returns whether the ring was emptied.
+    /// Handles kernel events. Returns true if the ring was emptied.
     fn drain(&mut self, ring: &mut Events) -> bool {
         for _ in 0..EVENTS_AT_ONCE {
             let Some(event) = ring.next() else { return true };
@@ -294,7 +291,7 @@ impl Agent {
         false
     }
 
-    /// Asks for the next events of pods that have rested since their last one.
+    /// Arms the growth events of pods whose pause is over.
     fn follow_growth(&mut self) {
         let now = Instant::now();
         for slot in self.growth.due(now) {
@@ -304,11 +301,11 @@ impl Agent {
         }
     }
 
-    /// A listener opened or closed somewhere: the map says what there is now.
+    /// Handles an opened or closed listener: reads the map for the present state.
     fn listener(&mut self, cookie: u64) {
         match self.uids.get(&cookie).cloned() {
             Some(uid) => self.read(&uid),
-            // Most likely a pod that is not found yet. The maps tell once it is.
+            // Most likely a pod that is not found yet. The maps are read once it is.
             None if self.locals.len() < self.pods.counts().named => {
                 self.backlog.push_back(Command::Hurry);
             }
@@ -316,7 +313,7 @@ impl Agent {
         }
     }
 
-    /// Takes in what the finder has found.
+    /// Handles an event of the finder.
     fn found(&mut self, event: Event) {
         let asked = match &event {
             Event::Asked(uid) => Some(uid.clone()),
@@ -324,28 +321,28 @@ impl Agent {
         };
         self.feed(event);
         if let Some(uid) = asked {
-            // Nothing new goes there, and its last requests are watched from now on.
+            // A preStop request: no new connection goes to the pod, and the next sweep watches its last requests.
             self.hold(&uid);
             self.next_sweep = Instant::now();
         }
     }
 
-    /// Keeps new connects from a pod that is not to have them yet, or any more.
+    /// Excludes a pod from routing while it may not get new connects yet, or any more.
     fn hold(&mut self, uid: &str) {
         self.planner.hold(uid, self.reach.is_open(uid) || self.pods.is_stopping(uid));
         self.stale |= self.planner.is_due();
     }
 
-    /// Tries whether a pod of another node can be reached from here.
+    /// Probes a pod of another node by a connect, in a task of its own.
     fn knock(&self, tried: reach::Try) {
         let (knocks, knocking) = (self.knocks.clone(), Arc::clone(&self.knocking));
         tokio::spawn(async move {
             let permit = knocking.acquire().await;
             let stream = timeout(REACH_PATIENCE, TcpStream::connect(tried.at)).await;
-            // It leaves nothing behind, as a probe does not.
+            // Zero linger resets the connection, so that it leaves no TIME_WAIT behind.
             let reached = matches!(&stream, Ok(Ok(stream)) if stream.set_zero_linger().is_ok());
             drop((stream, permit));
-            // The loop has ended, and the agent with it.
+            // A failed send means that the loop has ended, and the agent with it.
             let _ = knocks.send((tried, reached)).await;
         });
     }
@@ -356,7 +353,7 @@ impl Agent {
         self.hold(&tried.uid);
     }
 
-    /// Reads the maps for one pod and takes in what they say.
+    /// Reads the maps for one pod and handles the result.
     fn read(&mut self, uid: &str) {
         if let Some(read) = self.kernel(uid) {
             self.feed(Event::Kernel(uid.to_owned(), read));
@@ -382,7 +379,7 @@ impl Agent {
         })
     }
 
-    /// Takes in one event and does all that follows from it.
+    /// Handles one event and performs all actions that follow from it.
     fn feed(&mut self, event: Event) {
         let mut queue = VecDeque::from([event]);
         while let Some(event) = queue.pop_front() {
@@ -417,6 +414,7 @@ impl Agent {
                 self.hold(&uid);
             }
             Action::Report(seen) => self.report(seen),
+            // Ends the pod's exclusion as well, whose entry would otherwise stay.
             Action::Gone(uid) => {
                 self.hold(&uid);
                 self.ends.reports.remove(&PodKey::Pod(uid));
@@ -428,6 +426,7 @@ impl Agent {
         let Some(pod) = self.pods.get(&uid) else { return };
         let revision = pod.revision.clone();
         let port = pod.port.get();
+        // A pod that was restarted in a new sandbox has a new namespace, and needs a new row.
         if self.locals.get(&uid).is_some_and(|local| local.cookie != facts.cookie) {
             self.forget(&uid);
         }
@@ -435,6 +434,7 @@ impl Agent {
             queue.push_back(Event::Crowded(uid));
             return;
         };
+        // The row's previous pod is counted first, or its last requests would be lost with the row's content.
         if fresh {
             self.ends.revisions.read(&self.ends.maps);
             self.ends.maps.clear_slot(slot);
@@ -448,6 +448,7 @@ impl Agent {
         self.ends.usage.add(slot, &revision, &uid);
         let terms = self.planner.table().terms(&revision);
         self.ends.revisions.add(slot, facts.cookie, &revision, terms);
+        // Level 0: the first request raises an event, and is reported at once.
         self.ends.maps.arm(slot, 0);
         self.uids.insert(facts.cookie, uid.clone());
         self.locals.insert(uid.clone(), Registered { cookie: facts.cookie, pod });
@@ -455,6 +456,7 @@ impl Agent {
         self.watch_requests(&uid);
         self.touch(&uid);
         queue.push_back(Event::Registered(uid.clone()));
+        // A listener may have opened before the registration; its event found no pod then.
         queue.extend(self.kernel(&uid).map(|read| Event::Kernel(uid, read)));
     }
 
@@ -463,6 +465,7 @@ impl Agent {
         self.uids.remove(&cookie);
         self.audited.remove(uid);
         self.deadlines.iter_mut().for_each(|it| it.forget(uid));
+        // The last totals are reported before the row is released.
         self.ends.usage.remove(pod.slot, &self.ends.maps);
         self.release(cookie);
         self.touch(uid);
@@ -471,6 +474,7 @@ impl Agent {
     fn release(&mut self, cookie: u64) {
         match self.ends.maps.unregister(cookie) {
             Ok(()) => {
+                // Only when the kernel no longer knows the namespace may another pod have the row.
                 if let Some(slot) = self.slots.release(cookie) {
                     self.ends.revisions.remove(slot, cookie, &self.ends.maps);
                 }
@@ -483,7 +487,7 @@ impl Agent {
         let (tries, marks) = (self.tries.clone(), self.ends.marks.clone());
         tokio::spawn(async move {
             let result = ask(&attempt.probe.how, attempt.at, attempt.timeout, &marks).await;
-            // The loop has ended, and the agent with it.
+            // A failed send means that the loop has ended, and the agent with it.
             let _ = tries.send(Event::Tried(attempt.uid, attempt.seq, result)).await;
         });
     }
@@ -498,6 +502,7 @@ impl Agent {
         let (uid, since_ns) = (seen.uid.clone(), seen.listening_since_ns);
         let (ready, drained, trouble) = (seen.ready, seen.drained, seen.trouble.clone());
         self.ends.reports.set(key, PodItem::Seen(seen));
+        // Measured once, at the change to ready; without a listener there is no start to measure from.
         if ready && since_ns > 0 && !before.as_ref().is_some_and(|before| before.ready) {
             let took = Duration::from_nanos(monotonic_ns().saturating_sub(since_ns));
             self.ends.metrics.listen_to_report.observe(took.as_secs_f64());
@@ -510,10 +515,11 @@ impl Agent {
         }
     }
 
-    /// Takes in news of the RouteTable.
+    /// Handles a batch of the RouteTable.
     fn absorb(&mut self, mut news: RouteBatch) {
         self.draining.follow(&news);
         let revisions = self.ends.revisions.told_of(&news);
+        // A snapshot names what exists; subjects that it leaves out are gone.
         if news.is_whole {
             let gone = self.planner.table().missing(&news.changes);
             news.changes.extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Gone(key))));
@@ -526,6 +532,7 @@ impl Agent {
                 }
                 (RouteKey::Pod(uid), RouteChange::Pod(pod)) => {
                     self.elsewhere(pod);
+                    // Dropped as a pod of this node too: an earlier table may have placed it here.
                     events.push(Event::Dropped(uid));
                 }
                 (RouteKey::Pod(uid), _) => {
@@ -541,30 +548,33 @@ impl Agent {
         self.ends.revisions.follow(revisions, |name| table.terms(name));
         self.reach.forget_known();
         self.version = news.version;
+        // The planner has the whole batch before any event is handled: events read the table.
         events.into_iter().for_each(|event| self.feed(event));
         self.first_table.get_or_insert_with(Instant::now);
         self.stale = true;
     }
 
-    /// Takes in a pod of another node.
+    /// Handles a pod of another node.
     fn elsewhere(&mut self, pod: &wire::Pod) {
         let attempt = self.reach.named(Instant::now(), pod);
         self.hold(&pod.uid);
         attempt.into_iter().for_each(|it| self.knock(it));
     }
 
-    /// Brings the maps to what the table and the local pods want, and says which version is in force.
+    /// Writes the difference between maps and table, and reports the version in force.
     fn apply(&mut self) {
-        // Without a table nothing is known: what the maps hold stays in force.
+        // Without a table nothing is known: the content of the maps stays in force.
         if self.first_table.is_none() {
             return;
         }
+        // Cleared before the write: a failure leaves the planner due, and `housekeep` sets it again.
         self.stale = false;
         let begun = Instant::now();
         match self.write() {
+            // Lists of the previous table are still in force, so this version is not reported yet.
             Ok(write::Wrote { waits: true, .. }) => {}
             Ok(write::Wrote { writes, .. }) => {
-                // Draining pods and kept connections are looked at now, not a second later.
+                // Draining pods and stale connections are scanned now, not a second later.
                 self.next_sweep = begun;
                 let version = self.version;
                 debug!(version, writes, took = ?begun.elapsed(), "routes applied");
@@ -583,7 +593,8 @@ impl Agent {
         }
     }
 
-    /// Kept connections follow where new ones are led.
+    /// Marks connections stale whose pod new connects no longer choose, and unmarks those of pods that they choose
+    /// again.
     fn move_kept(&mut self, plan: &Plan) {
         plan.joined.iter().for_each(|&at| self.kept.come_back(at));
         if plan.left.is_empty() {
@@ -594,7 +605,7 @@ impl Agent {
         plan.left.iter().for_each(|&at| self.kept.leave(now, at, phases.get(&at).copied()));
     }
 
-    /// Sees to it that the next plan knows what is to be known of a pod of this node.
+    /// Updates the planner's entry of a pod of this node.
     ///
     /// Connects check the listener of a local pod, unless the kernel did not see it open.
     fn touch(&mut self, uid: &str) {
@@ -614,7 +625,7 @@ impl Agent {
         self.stale = true;
     }
 
-    /// Reads what matters now: everything once a second, draining pods more often.
+    /// Reads what is due: everything once a second, draining pods more often.
     fn sweep(&mut self) {
         let now = Instant::now();
         let draining = self.pods.draining();
@@ -640,7 +651,7 @@ impl Agent {
         self.next_sweep = self.next_overdue().map_or(self.next_sweep, |at| at.min(self.next_sweep));
     }
 
-    /// Takes in how far the pods are that new connections are not led to any more.
+    /// Updates the phases of the pods that new connects no longer choose.
     fn follow_kept(&mut self, now: Instant) {
         if self.kept.leaving().is_empty() {
             self.ends.metrics.left.set(0);
@@ -651,7 +662,7 @@ impl Agent {
         self.kept.follow(now, |at| phases.get(&at).copied());
     }
 
-    /// Ends kept connections to what new ones are not led to any more, one round at a time.
+    /// Closes stale connections, one round at a time.
     fn end_kept(&mut self, now: Instant) {
         let busy = self.ending.as_ref().is_some_and(|round| !round.is_finished());
         if busy {
@@ -668,98 +679,7 @@ impl Agent {
         }));
     }
 
-    fn housekeep(&mut self, now: Instant) {
-        let (maps, metrics) = (&self.ends.maps, &self.ends.metrics);
-        let gauge = |word| i64::try_from(maps.control(word)).unwrap_or(i64::MAX);
-        let pods = self.pods.counts();
-        metrics.count(pods);
-        let crowded = (pods.crowded > 0)
-            .then(|| format!("{} without room: {}", pods.crowded, Oddity::Crowded));
-        self.ends.troubles.set("pods", crowded);
-        metrics.events_dropped.set(gauge(abi::CONTROL_DROPPED));
-        metrics.untracked.set(gauge(abi::CONTROL_UNTRACKED));
-        metrics.fallbacks.set(gauge(abi::CONTROL_FALLBACK));
-        metrics.unanswered.set(gauge(abi::CONTROL_UNANSWERED));
-        metrics.listeners_beyond.set(gauge(abi::CONTROL_LISTEN_BEYOND));
-        metrics.listeners_unseen.set(gauge(abi::CONTROL_LISTEN_FULL));
-        let unseen = maps.control(abi::CONTROL_LISTEN_FULL).wrapping_sub(self.listeners_unseen);
-        self.ends.troubles.set("listeners", (unseen > 0).then(|| UNSEEN.to_owned()));
-        let trouble =
-            self.first_table.is_none().then(|| "no table from the controller yet".to_owned());
-        self.ends.troubles.set("routes", trouble);
-        self.stale |= self.torn || self.planner.is_due();
-        self.read_addresses(now);
-        self.forget_listeners(now);
-        let claimed = self.first_table.is_some_and(|at| now.duration_since(at) >= ORPHANS_AFTER);
-        if claimed {
-            self.forget_orphans();
-        }
-        if self.ends.maps.settle_old(claimed) && self.first_table.is_some() {
-            self.reach_stage(Stage::Counted);
-        }
-    }
-
-    /// Tells the kernel which addresses are the node's: whoever comes from there may be the kubelet.
-    fn read_addresses(&mut self, now: Instant) {
-        if now < self.next_addresses {
-            return;
-        }
-        self.next_addresses = now + ADDRESSES;
-        let own = match namespace::own_addresses() {
-            Ok(own) => own.into_iter().map(sixteen).collect(),
-            Err(error) => return warn!(%error, "cannot read the node's own addresses"),
-        };
-        let untold = self.ends.maps.set_node(&own).err().map(|error| chain(&error));
-        if let Some(error) = &untold {
-            warn!(error, "cannot tell the kernel the node's own addresses");
-        }
-        self.ends.troubles.set("addresses", untold);
-    }
-
-    /// Forgets entries of listeners that nobody needs any more, of whichever pods: the map has room for so many.
-    fn forget_listeners(&mut self, now: Instant) {
-        if now < self.next_listeners {
-            return;
-        }
-        self.next_listeners = now + LISTENERS;
-        self.listeners_unseen = self.ends.maps.control(abi::CONTROL_LISTEN_FULL);
-        if let Err(error) = self.forget_closed() {
-            warn!(error = %chain(&error), "cannot forget closed listeners");
-        }
-    }
-
-    fn forget_closed(&mut self) -> Result<(), maps::Error> {
-        for (key, listen) in self.ends.maps.listeners()? {
-            let Ok(port) = u16::try_from(key.port) else { continue };
-            let pod = self.uids.get(&key.cookie).and_then(|uid| self.locals.get(uid));
-            let is_serving = pod.is_some_and(|it| it.pod.port == port);
-            if listeners::is_over(&listen, is_serving, monotonic_ns()) {
-                self.ends.maps.forget_listener(key.cookie, port)?;
-            }
-        }
-        self.ends.maps.count_listeners()
-    }
-
-    /// Lets the kernel half go on in taking over from another version's, never back.
-    fn reach_stage(&self, stage: Stage) {
-        self.ends.stage.send_if_modified(|now| {
-            let further = *now < stage;
-            *now = stage.max(*now);
-            further
-        });
-    }
-
-    /// Forgets namespaces of pods that left while no agent ran.
-    fn forget_orphans(&mut self) {
-        let orphan = |cookie: &u64| !self.uids.contains_key(cookie);
-        let orphans: Vec<u64> = self.slots.cookies().filter(orphan).collect();
-        for cookie in orphans {
-            info!(cookie, "namespace without a pod forgotten");
-            self.release(cookie);
-        }
-    }
-
-    /// Lets pod reports out once they can be relied on.
+    /// Releases pod reports once they can be relied on.
     fn settle(&mut self) {
         let Some(since) = self.first_table else { return };
         if self.ends.settled.is_cancelled() {
@@ -767,13 +687,14 @@ impl Agent {
         }
         let waited = since.elapsed();
         let settled = self.pods.is_settled();
+        // A pod that never gets ready must not hold up the reports of the others.
         if settled || waited >= SETTLE {
             info!(settled, ?waited, "reporting pods");
             self.ends.settled.cancel();
         }
     }
 
-    /// Hands the finder what it has room for.
+    /// Sends the finder as many commands as its channel has room for.
     fn flush(&mut self) {
         while let Some(command) = self.backlog.pop_front() {
             if let Err(full) = self.ends.finder.try_send(command) {
