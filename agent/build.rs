@@ -1,5 +1,5 @@
-//! Embeds the kernel half. `cargo xtask` builds it and names it in `ROUSE_EBPF_OBJECT`; without that, an empty stub keeps
-//! plain `cargo build` working on stable, and the agent refuses to start with a line that says what to run.
+//! Embeds the eBPF programs. `cargo xtask` builds them and names the file in `ROUSE_EBPF_OBJECT`. Without it, an empty
+//! stub keeps plain `cargo build` working on stable, and the agent refuses to start with the command to run.
 
 use std::{env, fs, path::PathBuf};
 

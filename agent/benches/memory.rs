@@ -1,6 +1,7 @@
-//! What a sleeping service costs in the agent: memory, and time to take it in.
+//! Cost of a sleeping service in the agent: memory, and time to plan it.
 //!
-//! `cargo bench -p agent`: services arrive one by one, as a controller sends them. Prints one JSON row a figure.
+//! Run by `cargo bench -p agent`: services arrive one by one, as a controller sends them. Prints one JSON row for each
+//! result.
 
 use std::{
     collections::BTreeMap,
@@ -49,7 +50,7 @@ fn main() -> std::io::Result<()> {
     writeln!(out, r#"{{"case":"resume","subject":"agent","unit":"ms","p50":{ms:.1},"n":{done}}}"#)
 }
 
-/// What the kernel's maps hold of so many sleeping services.
+/// Returns the content of the kernel's maps with this many sleeping services.
 fn in_force(services: u16) -> KernelTable {
     let mut table = KernelTable::default();
     for number in 0..services {
@@ -77,13 +78,13 @@ fn addresses(number: u16) -> [IpAddr; 2] {
 
 fn take(planner: &mut Planner, changes: Vec<RouteChange>, now: &mut u64) {
     changes.into_iter().for_each(|change| planner.set(change));
-    // What a plan frees rests; a second later it is free.
+    // A plan puts what it frees in quarantine for a second.
     *now += REST_NS;
     let plan = planner.plan(*now, &BTreeMap::new());
     assert!(plan.is_ok_and(|plan| !plan.ops.is_empty()), "each change is something to write");
 }
 
-/// What the controller says of a service that sleeps, and of its revision.
+/// Returns the route changes of a service that sleeps, and of its Revision.
 fn sleeping(number: u16) -> Vec<RouteChange> {
     let (name, revision) = names(number);
     let service = Service {
@@ -113,7 +114,7 @@ fn sleeping(number: u16) -> Vec<RouteChange> {
     vec![RouteChange::Revision(revision), RouteChange::Service(service)]
 }
 
-/// As long as names in use are.
+/// Returns names of a realistic length.
 fn names(number: u16) -> (Name, Name) {
     let namespace = format!("team-{:03}-production", number % 100);
     let service = format!("orders-checkout-worker-{number}");
@@ -130,7 +131,7 @@ fn activator() -> Activator {
     }
 }
 
-/// Memory of this process that is in RAM.
+/// Returns the resident memory of this process in bytes.
 fn resident_bytes() -> std::io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

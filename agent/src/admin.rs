@@ -1,4 +1,4 @@
-//! Shell: what the agent shows of itself: health and metrics.
+//! Shell: health and metrics pages of the agent.
 
 use std::{
     collections::BTreeMap,
@@ -16,14 +16,14 @@ use crate::{audit, lock, oddities::Owner, pods::Counts, revisions::Shown};
 
 pub(crate) mod revisions;
 
-/// What keeps the agent from its work, by what it concerns. Cheap to clone; all clones are the same.
+/// Not-ready reasons by subject. Cheap to clone; all clones share the reasons.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Troubles {
     lines: Arc<Mutex<BTreeMap<&'static str, String>>>,
 }
 
 impl Troubles {
-    /// Says what is wrong with `what`, or that nothing is any more.
+    /// Sets the reason of the subject `what`, or removes it.
     pub(crate) fn set(&self, what: &'static str, trouble: Option<String>) {
         let mut lines = lock(&self.lines);
         match trouble {
@@ -38,63 +38,63 @@ impl Troubles {
     }
 }
 
-/// The agent's metrics. Names get their unit as a suffix, counters `_total`.
+/// Metrics of the agent. Names get their unit as a suffix, counters `_total`.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     /// Pods of this node by state.
     pods: Family<[(&'static str, &'static str); 1], Gauge>,
-    /// Events of the kernel's ring.
+    /// Events read from the kernel's ring.
     pub(crate) events: Counter,
-    /// Events that found the ring full.
+    /// Events that found the kernel's ring full.
     pub(crate) events_dropped: Gauge,
-    /// From listen(2) to the report being handed to the stream.
+    /// Time from listen(2) until the report is in the stream's outbox.
     pub(crate) listen_to_report: Histogram,
-    /// Route table planned and written to the maps.
+    /// Time to plan a RouteTable and write it to the maps.
     pub(crate) apply: Histogram,
-    /// Failed writes of a table.
+    /// Failed writes of a RouteTable.
     pub(crate) apply_failures: Counter,
-    /// Version of the route table in force.
+    /// Version of the RouteTable in force.
     pub(crate) version: Gauge<u64, AtomicU64>,
-    /// Tries of readiness probes by result.
+    /// Attempts of readiness probes by result.
     probes: Family<[(&'static str, &'static str); 1], Counter>,
-    /// Connects whose bookkeeping failed.
+    /// Connects without accounting: there was no memory for it, or they are flows of Multipath TCP.
     pub(crate) untracked: Gauge,
     /// Connects that found no local listener and went to the activator.
     pub(crate) fallbacks: Gauge,
-    /// Connects that nobody answered at first.
+    /// Connects whose first packet got no answer within a second.
     pub(crate) unanswered: Gauge,
     /// Listeners for which `LISTEN` had no room.
     pub(crate) listeners_unseen: Gauge,
-    /// Listeners beyond those of one namespace that are followed.
+    /// Listeners beyond the bound for one namespace, which are not followed.
     pub(crate) listeners_beyond: Gauge,
     /// Services that find no room in the kernel's maps.
     pub(crate) refused: Gauge,
-    /// Kept connections ended to move them.
+    /// Stale connections that were closed.
     pub(crate) ended: Counter,
-    /// Those that turned out to be in use, each time.
+    /// Times that a stale connection was due but turned out to be in use.
     pub(crate) spared: Counter,
-    /// Those that are left to what new connections are not led to.
+    /// Stale connections that are left.
     pub(crate) left: Gauge,
-    /// Whether they are ended under their locks.
+    /// 1 if stale connections are closed under their locks, else 0.
     pub(crate) ends_locked: Gauge,
-    /// Connections ended because their request took longer than it may.
+    /// Connections that were closed because their request was overdue.
     pub(crate) deadlines_ended: Counter,
-    /// Looks into pods for such.
+    /// Scans of pods for overdue requests.
     pub(crate) deadlines_looks: Counter,
-    /// Whether such are ended at all.
+    /// 1 if connections of overdue requests are closed at all, else 0.
     pub(crate) deadlines_kept: Gauge,
-    /// Comparisons of a pod's gauges with its sockets, by what became of them.
+    /// Audits of a pod's gauges by result.
     audit_looks: Family<[(&'static str, &'static str); 1], Counter>,
-    /// By how much gauges had drifted.
+    /// Sum of the drift of gauges that was corrected.
     audit_drift: Family<[(&'static str, &'static str); 1], Counter>,
-    /// Connections to serving ports that count nowhere.
+    /// Connections to serving ports that no gauge counts.
     pub(crate) uncounted: Gauge,
-    /// Programs of others that redirect connects, by owner.
+    /// Foreign programs that redirect connects, by owner.
     others: Family<[(&'static str, &'static str); 1], Gauge>,
 }
 
 impl Metrics {
-    /// Fresh metrics and the registry that shows them, and the totals of revisions.
+    /// Makes new metrics, and the registry that exports them and the totals of Revisions.
     pub(crate) fn new(revisions: Shown) -> (Self, Registry) {
         let seconds = |first| {
             let bounds = std::iter::successors(Some(first), |bound| Some(bound * 2.0));
@@ -127,7 +127,7 @@ impl Metrics {
             uncounted: Gauge::default(),
             others: Family::default(),
         };
-        // Shown from the first moment on: what is to be 0 is asked for before it is anything else.
+        // Exported from the first moment: an alert on a counter needs its 0 before its first increment.
         audit::Gauge::ALL.into_iter().for_each(|gauge| metrics.drifted(gauge, 0));
         let mut registry = Registry::default();
         metrics.register(registry.sub_registry_with_prefix("rouse_agent"));
@@ -136,6 +136,7 @@ impl Metrics {
     }
 
     fn register(&self, registry: &mut Registry) {
+        // Metrics are compared with docs/operations.md and deploy/monitoring/ by `xtask tidy`.
         registry.register("pods", "Pods of this node by state", self.pods.clone());
         registry.register("events", "Events read from the kernel's ring", self.events.clone());
         let help = "Events that found the kernel's ring full";
@@ -189,7 +190,7 @@ impl Metrics {
         registry.register("foreign_programs", help, self.others.clone());
     }
 
-    /// Shows how many pods there are.
+    /// Sets the numbers of pods by state.
     pub(crate) fn count(&self, counts: Counts) {
         let states = [
             ("named", counts.named),
@@ -204,8 +205,9 @@ impl Metrics {
         }
     }
 
-    /// Shows whose programs redirect connects beside ours.
+    /// Sets the number of foreign programs by owner.
     pub(crate) fn beside(&self, others: &BTreeMap<Owner, usize>) {
+        // Cleared first: an owner whose programs are gone must not stay in the metric.
         self.others.clear();
         for (owner, programs) in others {
             let gauge = self.others.get_or_create(&[("owner", owner.name())]);
@@ -213,24 +215,24 @@ impl Metrics {
         }
     }
 
-    /// Counts one comparison of a pod's gauges with its sockets: `still`, `moved` or `failed`.
+    /// Counts one audit of a pod's gauges: `still`, `moved` or `failed`.
     pub(crate) fn audited(&self, result: &'static str) {
         self.audit_looks.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Counts by how much a gauge had drifted.
+    /// Adds the corrected drift of a gauge.
     pub(crate) fn drifted(&self, gauge: audit::Gauge, by: u64) {
         self.audit_drift.get_or_create(&[("gauge", gauge.name())]).inc_by(by);
     }
 
-    /// Counts one try of a probe.
+    /// Counts one attempt of a probe.
     pub(crate) fn probed(&self, passed: bool) {
         let result = if passed { "passed" } else { "failed" };
         self.probes.get_or_create(&[("result", result)]).inc();
     }
 }
 
-/// The admin pages' contents.
+/// Returns the content of the admin pages.
 pub(crate) fn pages(registry: Registry, troubles: Troubles) -> Admin {
     Admin { registry, troubles: Box::new(move || troubles.lines()) }
 }

@@ -1,9 +1,9 @@
-//! Pure: whether the kernel half's gauges of a pod have drifted away from its sockets, and what puts them right.
+//! Pure: audit of a pod's gauges against its sockets: drift, and its correction.
 //!
-//! The gauges are kept by adding and subtracting, so what goes wrong once stays wrong. Each socket remembers what it counts
-//! for, so all of them together say what the gauges should be. But to list them takes time, in which they change: a
-//! difference proves nothing by itself. So a look lists the sockets twice and reads the gauges before, between and after.
-//! Only where nothing moved does it say anything, and only what [`TIMES`] such looks in a row say is drift.
+//! The eBPF programs add to and subtract from the gauges, so an error stays. Each socket stores what it counts for, so
+//! all of them together give the right values. But to list them takes time, in which they change, so a difference
+//! proves nothing by itself. So a scan lists the sockets twice and reads the gauges before, between and after. A gauge
+//! is judged only if nothing changed meanwhile. Drift is a difference that [`TIMES`] scans in a row find.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,39 +12,39 @@ use std::{
 
 pub(crate) mod look;
 
-/// Rest between two looks into a pod.
+/// Pause between two scans of a pod.
 const EVERY: Duration = Duration::from_secs(10);
-/// The same while its gauges are all 0, which is where nearly all of their time most pods' are.
+/// Pause while all gauges of a pod are 0, as those of most pods are most of the time.
 const EVERY_AT_REST: Duration = Duration::from_secs(60);
-/// The same after a look that found a difference.
+/// Pause after a scan that found a difference.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How many looks in a row must find the same difference.
+/// Number of scans in a row that must find the same difference.
 const TIMES: u32 = 3;
-/// Looks into a pod take at most one part in so many of a processor's time.
+/// Bound on the cost of scans of a pod: one part in this number of a processor's time.
 const PARTS: u32 = 100;
 
-/// How many gauges a pod has.
+/// Number of gauges of a pod.
 const GAUGES: usize = 4;
 
-/// What is counted up and down of a pod.
+/// Gauge of a pod in the eBPF programs' maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gauge {
-    /// Open connections.
+    /// Open connections of the pod.
     Connections,
-    /// Requests in flight.
+    /// Requests in flight in the pod.
     InFlight,
     /// Connections without a request so far.
     Fresh,
-    /// Connections whose requests are an estimate.
+    /// Opaque connections, whose requests are an estimate.
     Estimated,
 }
 
 impl Gauge {
-    /// All of them, in the order of [`Levels`].
+    /// All gauges, in the order of [`Levels`].
     pub const ALL: [Self; GAUGES] =
         [Self::Connections, Self::InFlight, Self::Fresh, Self::Estimated];
 
-    /// As metrics name it.
+    /// Returns the gauge's name in metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Connections => "connections",
@@ -55,53 +55,55 @@ impl Gauge {
     }
 }
 
-/// The gauges' values, in the order of [`Gauge::ALL`]. One that was subtracted from too often is below 0.
+/// Values of the gauges, in the order of [`Gauge::ALL`]. A gauge with too many subtractions is below 0.
 pub type Levels = [i64; GAUGES];
 
-/// What the kernel half says of a pod at one moment.
+/// Gauges and totals of a pod, read at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// The gauges.
+    /// Values of the gauges.
     pub levels: Levels,
     /// Requests begun and ended so far.
     pub totals: [u64; 2],
 }
 
-/// What one socket counts for.
+/// Share of one socket in the gauges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Its requests in flight.
+    /// Requests in flight on the socket.
     pub(crate) in_flight: u32,
-    /// Whether it has brought no request so far.
+    /// True if the socket has carried no request so far.
     pub(crate) is_fresh: bool,
-    /// Whether nobody can follow what is spoken there.
+    /// True if its protocol is opaque, so that its requests are an estimate.
     pub(crate) is_estimated: bool,
 }
 
 /// Sockets that count for a pod, by their cookies.
 pub(crate) type Sockets = BTreeMap<u64, Counts>;
 
-/// One look into a pod.
+/// One scan of a pod: gauges and sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Look {
-    /// Before the first list, between the two, and after the second.
+    /// Readings before the first list, between the two, and after the second.
     pub(crate) readings: [Reading; 3],
-    /// The lists.
+    /// The two lists of sockets.
     pub(crate) sockets: [Sockets; 2],
-    /// Connections to the serving port that count nowhere, by their cookies.
+    /// Connections to the serving port that no gauge counts, by their cookies.
     pub(crate) uncounted: BTreeSet<u64>,
-    /// Processor time that it took.
+    /// Processor time of the scan.
     pub(crate) took: Duration,
 }
 
 impl Look {
-    /// By how much the sockets differ from each gauge; `None` where one of both moved.
+    /// Returns the difference of the sockets from each gauge; `None` if the sockets or the gauge changed.
     fn differences(&self) -> [Option<i64>; GAUGES] {
         Gauge::ALL.map(|gauge| {
             let at = gauge as usize;
             let [before, between, after] = self.readings;
             let stood = before.levels[at] == between.levels[at]
                 && between.levels[at] == after.levels[at]
+                // A request that began and ended between two readings leaves the gauge unchanged; only the totals show
+                // it.
                 && (gauge != Gauge::InFlight
                     || before.totals == between.totals && between.totals == after.totals);
             let [first, second] = self.sockets.each_ref().map(|all| what_counts(all, gauge));
@@ -111,7 +113,7 @@ impl Look {
     }
 }
 
-/// The sockets that count in a gauge, and for how much.
+/// Returns the sockets that count in a gauge, each with its share.
 fn what_counts(all: &Sockets, gauge: Gauge) -> BTreeMap<u64, i64> {
     let counts = |it: &Counts| match gauge {
         Gauge::Connections => 1,
@@ -122,16 +124,16 @@ fn what_counts(all: &Sockets, gauge: Gauge) -> BTreeMap<u64, i64> {
     all.iter().map(|(&cookie, it)| (cookie, counts(it))).filter(|(_, it)| *it > 0).collect()
 }
 
-/// What a look leads to.
+/// Result of the judgement of a scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// To be added to the gauges; all 0: nothing is wrong.
+    /// Correction of the gauges; all 0 if there is no drift.
     pub(crate) add: Levels,
-    /// Whether all gauges stood still, so that each could be judged.
+    /// True if all gauges stood still, so that each could be judged.
     pub(crate) stood: bool,
 }
 
-/// What is known of this node's pods. Times are CLOCK_MONOTONIC in ns.
+/// Audit state of this node's pods. Times are CLOCK_MONOTONIC in ns.
 #[derive(Debug, Default)]
 pub(crate) struct Audit {
     pods: BTreeMap<String, Pod>,
@@ -139,20 +141,20 @@ pub(crate) struct Audit {
 
 #[derive(Debug, Default)]
 struct Pod {
-    /// Whether its gauges are all 0.
+    /// True if all gauges of the pod are 0.
     rests: bool,
     looked_ns: u64,
-    /// No look before.
+    /// Time of the next scan at the earliest.
     next_ns: u64,
-    /// The difference that the last looks have found, and how many did.
+    /// Difference that the last scans found, and the number of these scans, by gauge.
     suspects: [(i64, u32); GAUGES],
     uncounted: BTreeSet<u64>,
-    /// How many of those stood there at the look before as well.
+    /// Number of uncounted connections that the previous scan found as well.
     stay_uncounted: usize,
 }
 
 impl Audit {
-    /// Takes in which pods there are, each with its gauges.
+    /// Sets the pods to audit, each with its present gauges.
     pub(crate) fn follow(&mut self, now_ns: u64, pods: &BTreeMap<String, Levels>) {
         self.pods.retain(|uid, _| pods.contains_key(uid));
         for (uid, levels) in pods {
@@ -163,17 +165,18 @@ impl Audit {
         }
     }
 
-    /// The pods to look into now. Say by [`looked`](Self::looked) what was found in each, before asking again.
+    /// Returns the pods to scan now. Pass each result to [`looked`](Self::looked) before the next call.
     pub(crate) fn due(&self, now_ns: u64) -> Vec<String> {
         let due = self.pods.iter().filter(|(_, pod)| pod.is_due(now_ns));
         due.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// Takes in a look, or that none could be made.
+    /// Judges a scan of a pod; `None` if the scan failed.
     pub(crate) fn looked(&mut self, now_ns: u64, uid: &str, look: Option<&Look>) -> Verdict {
         let Some(pod) = self.pods.get_mut(uid) else { return Verdict::default() };
         pod.looked_ns = now_ns;
         pod.next_ns = now_ns + nanos(EVERY);
+        // A failed scan ends the series: nothing is known of the time in between.
         let Some(look) = look else {
             pod.suspects = Default::default();
             return Verdict::default();
@@ -192,8 +195,8 @@ impl Audit {
         verdict
     }
 
-    /// Connections to serving ports that counted nowhere at the newest look nor at the one before: those of a listener that
-    /// was made outside the pods' cgroups, or before the pod was known. A probe is gone by then.
+    /// Returns the number of connections to serving ports that no gauge counted in the last two scans. Their listener
+    /// was opened outside the pods' cgroups, or before the pod was known. A probe has ended by the second scan.
     pub(crate) fn uncounted(&self) -> usize {
         self.pods.values().map(|pod| pod.stay_uncounted).sum()
     }
@@ -202,16 +205,18 @@ impl Audit {
 impl Pod {
     fn is_due(&self, now_ns: u64) -> bool {
         let suspicious = self.suspects.iter().any(|(_, times)| *times > 0);
+        // A pod at rest is scanned rarely, but a suspicion there is followed at the usual rate.
         let rest = if self.rests && !suspicious { EVERY_AT_REST } else { Duration::ZERO };
         self.next_ns.max(self.looked_ns + nanos(rest)) <= now_ns
     }
 }
 
-/// Notes a difference, 0 where there is none or where nothing can be said. Returns what is to be added.
+/// Records a difference, 0 if there is none or it could not be judged. Returns the correction.
 fn judge((suspect, times): &mut (i64, u32), difference: i64) -> i64 {
     match difference {
         0 => *times = 0,
         same if same == *suspect => *times += 1,
+        // Another difference than the last one confirms neither: the count begins again.
         other => (*suspect, *times) = (other, 1),
     }
     if *times < TIMES {

@@ -1,4 +1,4 @@
-//! Shell: the stream to the autoscaler: what the kernel counted, pod by pod.
+//! Shell: the stream to the autoscaler: the kernel's totals of each pod.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,19 @@ use crate::{clock::monotonic_ns, maps::Maps};
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     outbox: Outbox<UsageKey, UsageSeen>,
-    /// The subject under which a slot's totals were last reported.
+    /// Subject under which a row's totals were last reported.
     keys: BTreeMap<u32, UsageKey>,
-    /// How many requests were in flight there then.
+    /// Number of requests in flight in the last report, by row.
     levels: BTreeMap<u32, u64>,
 }
 
 impl Usage {
-    /// The box that the stream is fed from.
+    /// Returns the outbox that the stream sends from.
     pub(crate) fn outbox(&self) -> Outbox<UsageKey, UsageSeen> {
         self.outbox.clone()
     }
 
-    /// From now on this slot counts for this pod.
+    /// Assigns a row to a pod: later reports of the row are of that pod.
     pub(crate) fn add(&mut self, slot: u32, revision: &Name, uid: &str) {
         let key = UsageKey { revision: revision.clone(), pod: Some(uid.to_owned()) };
         if let Some(old) = self.keys.insert(slot, key.clone())
@@ -35,7 +35,7 @@ impl Usage {
         }
     }
 
-    /// The slot's pod has gone: says its last totals, then that it is gone.
+    /// Ends the reports of a row whose pod is gone: sends its last totals, then its removal.
     pub(crate) fn remove(&mut self, slot: u32, maps: &Maps) {
         self.report(slot, maps);
         self.levels.remove(&slot);
@@ -44,16 +44,16 @@ impl Usage {
         }
     }
 
-    /// Reports one slot's totals now.
+    /// Reports one row's totals now.
     pub(crate) fn report(&mut self, slot: u32, maps: &Maps) {
         let Some(key) = self.keys.get(&slot) else { return };
-        // Read before the totals: what begins meanwhile is reported, and asked for once more.
+        // Read before the totals: a request that begins meanwhile is in the totals, and raises one more event.
         self.levels.insert(slot, maps.state(slot).in_flight);
         let responses = maps.responses(slot);
         let seen = UsageSeen {
             key: key.clone(),
             totals: maps.totals(slot),
-            // Read after the totals: no request counts that began later.
+            // Read after the totals: each counted request began before this time.
             at_ns: monotonic_ns(),
             status: responses.status.to_vec(),
             latency: responses.latency.to_vec(),
@@ -61,12 +61,12 @@ impl Usage {
         self.outbox.set(key.clone(), seen);
     }
 
-    /// Asks the kernel to tell when more is in flight than was reported of a slot, and reports where that is so already.
-    /// Returns whether it did.
+    /// Arms the kernel's growth event for a row at the level of its last report. If the level has already grown,
+    /// reports it at once. Returns true if it did.
     pub(crate) fn follow(&mut self, slot: u32, maps: &Maps) -> bool {
         let Some(&level) = self.levels.get(&slot) else { return false };
         maps.arm(slot, level);
-        // Armed first: what begins after this look makes an event.
+        // Armed first: a request that begins after this read raises an event.
         let grew = maps.state(slot).in_flight > level;
         if grew {
             self.report(slot, maps);
@@ -74,7 +74,7 @@ impl Usage {
         grew
     }
 
-    /// Reports every slot, and asks the kernel to tell when more is in flight than that.
+    /// Reports every row, and arms the growth event of each at the reported level.
     pub(crate) fn report_all(&mut self, maps: &Maps) {
         let slots: Vec<u32> = self.keys.keys().copied().collect();
         for slot in slots {

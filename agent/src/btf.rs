@@ -1,37 +1,40 @@
-//! Pure: where fields of the running kernel's structures are, read from the kernel's own description (BTF).
+//! Pure: offsets of fields of the running kernel's structures, read from the kernel's own description (BTF).
 //!
-//! The library reads BTF too, but shows no member of it. Format: Documentation/bpf/btf.rst.
+//! The library reads BTF too, but exposes no members. Format: Documentation/bpf/btf.rst.
 
 use common::abi::{self, Bit, SocketFields};
 
-/// Where the running kernel's description is.
+/// Path of the running kernel's BTF.
 pub(crate) const FILE: &str = "/sys/kernel/btf/vmlinux";
 
-/// Length of what every type begins with: name, kind and count, size or type.
+/// Length of a type's first part: name, kind and count, size or type.
 const TYPE: usize = 12;
 /// Length of a member: name, type, bit.
 const MEMBER: usize = 12;
-/// How deep names and nameless members may stand in each other.
+/// Highest depth of aliases and of unnamed members inside each other.
 const DEEP: usize = 16;
 
-/// Kinds that matter here, by their numbers.
+/// Kind of an array (BTF_KIND_*); only the kinds that matter here have a name.
 const ARRAY: u32 = 3;
+/// Kind of a structure type.
 const STRUCT: u32 = 4;
+/// Kind of a union type.
 const UNION: u32 = 5;
+/// Kind of a function.
 const FUNCTION: u32 = 12;
-/// Typedef, volatile, const, restrict, type tag: other words for the type that they name.
+/// Kinds of aliases: typedef, volatile, const, restrict, type tag. Each names another type.
 const MODIFIERS: [u32; 5] = [8, 9, 10, 11, 18];
 
-/// A kernel's types.
+/// Types of a kernel, as its BTF describes them.
 #[derive(Debug)]
 pub(crate) struct Types<'a> {
     strings: &'a [u8],
     types: &'a [u8],
-    /// Where each type begins, by its number; number 0 is `void`.
+    /// Offset of each type, by its number; number 0 is `void`.
     begins: Vec<u32>,
 }
 
-/// A field of a structure: where it begins, in bytes and further bits, and the number of its type.
+/// Field of a structure: its offset in bytes and further bits, and the number of its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Field {
     at: u32,
@@ -40,13 +43,13 @@ struct Field {
 }
 
 impl<'a> Types<'a> {
-    /// From the bytes of `/sys/kernel/btf/vmlinux`; `None` when they are not what they should be.
+    /// Reads the bytes of `/sys/kernel/btf/vmlinux`; `None` if they are malformed.
     pub(crate) fn read(bytes: &'a [u8]) -> Option<Self> {
         const MAGIC: u16 = 0xEB9F;
         if bytes.get(..2)? != MAGIC.to_ne_bytes() {
             return None;
         }
-        // Header: magic, version, flags, its length; place and length of the types; the same of the names.
+        // Header: magic, version, flags, header length; offset and length of the types, then of the names.
         let body = bytes.get(word(bytes, 4)? as usize..)?;
         let part = |at: usize| {
             let from = word(bytes, at)? as usize;
@@ -62,10 +65,10 @@ impl<'a> Types<'a> {
         Some(Self { strings, types, begins })
     }
 
-    /// Where the fields of sockets are that the kernel half reads; the name of one that is missing otherwise.
+    /// Returns the offsets of the socket fields that the eBPF programs read, or the name of one that is missing.
     pub(crate) fn socket_fields(&self) -> Result<SocketFields, &'static str> {
         let find = |of: &str, path: &'static str| self.place(of, path).ok_or(path);
-        // Each of these structures begins with the one before.
+        // Each of these structures begins with the previous one, so offsets are from the socket's start.
         Ok(SocketFields {
             state: find("sock_common", "skc_state")?,
             backlog: find("sock", "sk_backlog.len")?,
@@ -79,21 +82,21 @@ impl<'a> Types<'a> {
         })
     }
 
-    /// Where sockets keep whether IPv6 alone is taken; `None` where that is no single bit among their first bytes.
+    /// Returns the bit by which sockets are IPv6-only; `None` if it is not within their first bytes.
     pub(crate) fn v6_only(&self) -> Option<Bit> {
         let found = self.member(self.find(STRUCT, "sock_common")?, "skc_ipv6only", DEEP)?;
         let at = u8::try_from(found.at).ok().filter(|at| usize::from(*at) < abi::SOCKET_HEAD)?;
-        // Counted from the lowest bit, or from the highest.
+        // BTF counts from the lowest bit on little-endian machines, from the highest on others.
         let mask = if cfg!(target_endian = "big") { 0x80 >> found.bit } else { 1 << found.bit };
         Some(Bit { at, mask })
     }
 
-    /// Number of a function.
+    /// Returns the number of a function.
     pub(crate) fn function(&self, name: &str) -> Option<u32> {
         self.find(FUNCTION, name)
     }
 
-    /// Number of a type.
+    /// Returns the number of a type by its kind and name.
     fn find(&self, kind: u32, name: &str) -> Option<u32> {
         let is = |number: &usize| {
             let Some(begin) = self.begin(*number) else { return false };
@@ -102,7 +105,7 @@ impl<'a> Types<'a> {
         u32::try_from((1..self.begins.len()).find(is)?).ok()
     }
 
-    /// Where `path` (`field` or `field.field`) is in a structure.
+    /// Returns the offset of `path` (`field` or `field.field`) in a structure.
     fn place(&self, structure: &str, path: &str) -> Option<u16> {
         let start = Field { at: 0, bit: 0, kind: self.find(STRUCT, structure)? };
         let found = path.split('.').try_fold(start, |whole, name| {
@@ -112,8 +115,9 @@ impl<'a> Types<'a> {
         u16::try_from(found.at).ok()
     }
 
-    /// A member of a structure or union, also of one without a name inside it.
+    /// Finds a member of a structure or union, also inside unnamed members.
     fn member(&self, of: u32, name: &str, deep: usize) -> Option<Field> {
+        // Bounded, as a malformed description may refer to itself.
         let deep = deep.checked_sub(1)?;
         let begin = self.composite(of)?;
         let info = word(self.types, begin + 4)?;
@@ -132,7 +136,7 @@ impl<'a> Types<'a> {
         })
     }
 
-    /// Where a structure or union begins, seen through other names for it.
+    /// Returns the offset of a structure or union, through any aliases of it.
     fn composite(&self, mut number: u32) -> Option<usize> {
         for _ in 0..DEEP {
             let begin = self.begin(number as usize)?;
@@ -153,7 +157,7 @@ impl<'a> Types<'a> {
         Some(kind(word(self.types, begin + 4)?))
     }
 
-    /// Whether the type or member at `begin` has this name.
+    /// Returns true if the type or member at `begin` has this name.
     fn is_named(&self, begin: usize, name: &str) -> bool {
         let found = word(self.types, begin).and_then(|at| self.strings.get(at as usize..));
         found.is_some_and(|rest| {
@@ -170,7 +174,7 @@ fn count(info: u32) -> usize {
     (info & 0xFFFF) as usize
 }
 
-/// How many bytes follow the first [`TYPE`] ones of a type; `None` for a kind that is not known.
+/// Returns the number of bytes after the first [`TYPE`] bytes of a type; `None` for an unknown kind.
 fn tail(info: u32) -> Option<usize> {
     let each = match kind(info) {
         // Pointers, forwards, modifiers, functions, floats.
@@ -195,7 +199,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// A description under construction: types and names.
+    /// BTF under construction: its types and names.
     #[derive(Default)]
     struct Made {
         types: Vec<u8>,
@@ -216,7 +220,7 @@ mod tests {
             }
         }
 
-        /// Members: name, type, byte.
+        /// Adds a structure or union with members of name, type and byte.
         fn composite(&mut self, name: &str, kind: u32, members: &[(&str, u32, u32)]) {
             let rest: Vec<u32> =
                 members.iter().flat_map(|&(name, of, at)| [self.name(name), of, at * 8]).collect();
@@ -244,10 +248,10 @@ mod tests {
         made.composite("", STRUCT, &[("rmem", 1, 0), ("len", 1, 4)]);
         made.composite("", UNION, &[("either", 1, 0), ("or", 1, 0)]);
         made.composite("sock", STRUCT, &[("first", 1, 0), ("", 3, 8), ("backlog", 6, 192)]);
-        // A function of the same name, and the structure by another name.
+        // A function of the same name, and an alias of the structure.
         made.add("sock", 12 << 24, 1, &[]);
         made.add("alias", 8 << 24, 2, &[]);
-        // With bit fields, whose width is the high byte of their place: here of one bit.
+        // Bit fields have their width in the high byte of their offset: here one bit.
         let (reuse, v6_only) = (made.name("skc_reuse"), made.name("skc_ipv6only"));
         let members = [reuse, 1, (4 << 24) | (19 * 8), v6_only, 1, (1 << 24) | (19 * 8 + 5)];
         made.add("sock_common", 1 << 31 | STRUCT << 24 | 2, 0, &members);

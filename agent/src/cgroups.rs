@@ -1,10 +1,10 @@
-//! Pure: where a node's pods have their cgroups, in each layout in use.
+//! Pure: location of a node's pods in the cgroup hierarchy, in each layout in use.
 //!
 //! | driver | a pod's directory below the kubelet's `cgroupRoot` |
 //! |---|---|
 //! | cgroupfs | `kubepods[/burstable\|/besteffort]/pod<uid>` |
 //! | systemd | `kubepods.slice[/kubepods-burstable.slice]/kubepods[-burstable]-pod<uid, _ for ->.slice` |
-//! | systemd, `cgroupRoot: /a` | `a.slice/a-kubepods.slice/a-kubepods-burstable.slice/a-kubepods-burstable-pod<uid>.slice` |
+//! | systemd, root `/a` | `a.slice/a-kubepods.slice/a-kubepods-burstable.slice/a-kubepods-burstable-pod<uid>.slice` |
 //!
 //! Guaranteed pods have no directory of their class. Names: kubernetes/kubernetes
 //! `pkg/kubelet/cm/{cgroup_manager_linux,pod_container_manager_linux}.go`. Containers lie one below:
@@ -17,25 +17,25 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// The pods' directory of one kubelet cannot be told.
+/// The pods' directory of this node's kubelet cannot be determined.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfound {
-    /// The kubelet has not made it yet.
+    /// The kubelet has not made its directory yet.
     #[error("no cgroup kubepods or kubepods.slice exists yet: the kubelet makes it when it starts")]
     Absent,
-    /// Several kubelets have one.
+    /// Several kubelets of the machine have a directory.
     #[error("several cgroups hold pods: {0}: name this node's by --clients-cgroup")]
     Several(String),
-    /// There is no cgroup v2.
+    /// No cgroup v2 file system is mounted.
     #[error("no cgroup2 file system is mounted: mount the host's /sys/fs/cgroup into the agent")]
     NoMount,
 }
 
-/// Where cgroup v2 is mounted, the mount that shows most of the hierarchy first. `mountinfo` is the text of
+/// Returns the mounts of cgroup v2, with the mount that shows most of the hierarchy first. `mountinfo` is the text of
 /// `/proc/self/mountinfo`.
 ///
-/// In a container with a cgroup namespace, its own mount begins at its own cgroup (`/`), and the host's, mounted into it,
-/// at `/../../..`.
+/// In a container with a cgroup namespace, its own mount starts at its own cgroup (`/`). The host's mount, mounted into
+/// the container, starts at `/../../..`.
 pub fn v2_mounts(mountinfo: &str) -> Vec<PathBuf> {
     let mut found: Vec<(Reverse<usize>, usize, PathBuf)> = Vec::new();
     for line in mountinfo.lines() {
@@ -45,17 +45,18 @@ pub fn v2_mounts(mountinfo: &str) -> Vec<PathBuf> {
         if right.split(' ').next() != Some("cgroup2") {
             continue;
         }
+        // More steps up show more of the hierarchy; among equals, fewer steps down.
         let root = PathBuf::from(unescaped(root));
         let up = root.components().filter(|it| *it == Component::ParentDir).count();
         let down = root.components().filter(|it| matches!(it, Component::Normal(_))).count();
         found.push((Reverse(up), down, PathBuf::from(unescaped(at))));
     }
-    // Stable: of equals, the first one mounted.
+    // The sort is stable: among equals, the first one mounted.
     found.sort_by_key(|(up, down, _)| (*up, *down));
     found.into_iter().map(|(_, _, at)| at).collect()
 }
 
-/// `\040` and the like, as the kernel writes spaces in mountinfo.
+/// Decodes `\040` and the like, by which the kernel writes spaces in mountinfo.
 fn unescaped(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut out = parts.next().unwrap_or_default().to_owned();
@@ -74,20 +75,20 @@ fn unescaped(text: &str) -> String {
     out
 }
 
-/// What `/proc/PID/cgroup` says of the hierarchy of v2.
+/// Returns the path in the v2 hierarchy from the text of `/proc/PID/cgroup`.
 fn unified(cgroup: &str) -> Option<&str> {
     cgroup.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
-/// The cgroup of a process below the mount, by its `/proc/PID/cgroup`; `None` where a cgroup namespace hides it.
+/// Returns the cgroup of a process below the mount, by its `/proc/PID/cgroup`; `None` if a cgroup namespace hides it.
 pub fn own_path(cgroup: &str) -> Option<&Path> {
     let path = unified(cgroup)?;
     let hidden = path == "/" || path.starts_with("/..");
     (!hidden).then(|| Path::new(path.trim_start_matches('/')))
 }
 
-/// The cgroup of any process, by its `/proc/PID/cgroup`; `root` is the cgroup that paths there begin at: the mount, or the
-/// agent's own where it has a cgroup namespace.
+/// Returns the cgroup of any process, by its `/proc/PID/cgroup`. Paths there start at `root`: the mount, or the agent's
+/// own cgroup if it has a cgroup namespace.
 pub fn path_from(root: &Path, cgroup: &str) -> Option<PathBuf> {
     let path = unified(cgroup)?;
     let mut at = root.to_owned();
@@ -101,19 +102,20 @@ pub fn path_from(root: &Path, cgroup: &str) -> Option<PathBuf> {
     Some(at)
 }
 
-/// Whether a process of this name (`/proc/PID/comm`) is a kubelet, or has one inside. Those that have an API server inside
-/// as well (`k3s-server`, `kubelite`) are none: what comes through its proxies are requests.
+/// Returns true if a process of this name (`/proc/PID/comm`) is a kubelet, or contains one. Processes that also contain
+/// an API server (`k3s-server`, `kubelite`) do not count: connections through its proxies are requests.
 pub fn is_kubelet(comm: &str) -> bool {
     ["kubelet", "k3s-agent"].contains(&comm.trim_end())
 }
 
-/// The kubelet whose pods are below `pods`, of those in these cgroups: the nearest one. `None` where that is not clear, or
-/// where its cgroup holds more than a kubelet's: pods, or a user's session.
+/// Returns the kubelet's cgroup that is nearest to `pods`, from these candidates. `None` if two are equally near, or if
+/// the cgroup also holds pods or a user's session.
 pub fn kubelet_of(pods: &Path, candidates: &BTreeSet<PathBuf>) -> Option<PathBuf> {
     let near = |candidate: &Path| {
         let both = candidate.iter().zip(pods);
         both.take_while(|(one, other)| one == other).count()
     };
+    // A cgroup that contains the pods, or lies inside them, would mark requests as probes.
     let is_own = |candidate: &&PathBuf| {
         let mut apart = candidate.iter().skip(near(candidate));
         let is_foreign = |it: &OsStr| is_kubepods(it) || it == "user.slice";
@@ -125,14 +127,14 @@ pub fn kubelet_of(pods: &Path, candidates: &BTreeSet<PathBuf>) -> Option<PathBuf
     all.next().filter(|_| all.next().is_none()).cloned()
 }
 
-/// Whether a directory of this name is the one that a kubelet keeps all its pods in.
+/// Returns true if a directory of this name is the one in which a kubelet keeps all its pods.
 pub fn is_kubepods(name: &OsStr) -> bool {
     name.to_str().is_some_and(|name| {
         name == "kubepods" || name == "kubepods.slice" || name.ends_with("-kubepods.slice")
     })
 }
 
-/// This node's directory among those of all kubelets of the machine: the one that the agent itself runs in, at `own`,
+/// Chooses this node's directory among those of all kubelets of the machine: the one that the agent runs in, at `own`,
 /// or the only one.
 pub fn choose(candidates: &[PathBuf], own: Option<&Path>) -> Result<PathBuf, Unfound> {
     if let Some(own) = own
@@ -150,7 +152,8 @@ pub fn choose(candidates: &[PathBuf], own: Option<&Path>) -> Result<PathBuf, Unf
     }
 }
 
-/// The uid of the pod that a directory of this name belongs to. A static pod's is the hash of its manifest.
+/// Returns the uid of the pod that a directory of this name belongs to. The uid of a static pod is the hash of its
+/// manifest.
 pub fn pod_of(name: &OsStr) -> Option<String> {
     let name = name.to_str()?;
     let uid = match name.strip_suffix(".slice") {
@@ -158,6 +161,7 @@ pub fn pod_of(name: &OsStr) -> Option<String> {
             let (parent, uid) = slice.rsplit_once("-pod")?;
             let class =
                 parent.strip_suffix("-burstable").or_else(|| parent.strip_suffix("-besteffort"));
+            // Users' slices may have `-pod` in their names too; only a kubelet's tree has this root.
             let root = class.unwrap_or(parent);
             if root != "kubepods" && !root.ends_with("-kubepods") {
                 return None;
@@ -170,7 +174,7 @@ pub fn pod_of(name: &OsStr) -> Option<String> {
     (!uid.is_empty() && uid.bytes().all(fits)).then_some(uid)
 }
 
-/// Whether a directory below a pod's holds a monitor of the runtime's instead of a container (cri-o's conmon).
+/// Returns true if a directory below a pod's holds a monitor of the runtime instead of a container (cri-o's conmon).
 pub fn is_monitor(name: &OsStr) -> bool {
     name.to_str().is_some_and(|name| name.starts_with("crio-conmon-"))
 }
@@ -184,7 +188,7 @@ mod tests {
     const HASH: &str = "0a1b2c3d4e5f60718293a4b5c6d7e8f9";
     const ID: &str = "4f0c7b7e1f60b4a4f3d4b1f8f6a9d2c1e0b3a5978695a4b3c2d1e0f9a8b7c6d5";
 
-    /// The pods' directory, the pod and the container's directory in a path from the mount.
+    /// Returns the pods' directory and the pod in a path from the mount, and true if the path has a monitor.
     fn read(path: &str) -> (Option<PathBuf>, Option<String>, bool) {
         let path = Path::new(path);
         let at = |which: fn(&OsStr) -> bool| path.iter().position(which);
@@ -205,7 +209,7 @@ mod tests {
         let pods = "/c/docker/1/kubelet.slice/kubelet-kubepods.slice";
         assert_eq!(find(pods, &[one, two, service]).as_deref(), Some(one));
         assert_eq!(find("/c/docker/3/kubepods", &[one, two]), None, "neither is nearer");
-        // Connections of what is in these cgroups as well are no probes.
+        // A cgroup that also holds other processes would mark their connections as probes.
         for wrong in ["/c", "/c/kubepods.slice/podx/a", "/c/user.slice/u/session-1.scope"] {
             assert_eq!(find("/c/kubepods.slice", &[wrong]), None, "{wrong}");
         }

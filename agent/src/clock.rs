@@ -1,10 +1,10 @@
-//! Shell: the clock that the kernel half stamps its events with.
+//! Shell: the clock that the eBPF programs stamp their events with.
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// CLOCK_MONOTONIC in ns, as `bpf_ktime_get_ns`.
+/// Returns CLOCK_MONOTONIC in ns, the same clock as `bpf_ktime_get_ns`.
 pub(crate) fn monotonic_ns() -> u64 {
     // The call cannot fail for a clock that every kernel has.
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| {
@@ -12,7 +12,7 @@ pub(crate) fn monotonic_ns() -> u64 {
     })
 }
 
-/// How long the calling thread has had a processor. Unlike the time that passed, it says nothing of others' work.
+/// Returns the CPU time of the calling thread. Unlike elapsed time, it does not include other threads' work.
 pub(crate) fn thread_cpu() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Into::into)
 }

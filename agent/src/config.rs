@@ -1,4 +1,4 @@
-//! Pure: what the agent is told at start.
+//! Pure: settings of the agent, from flags and environment.
 
 use std::{
     net::SocketAddr,
@@ -8,101 +8,101 @@ use std::{
 
 use common::replicas;
 
-/// Where pins go where nothing is said; each node has a folder there.
+/// Default folder of pins; each node has a folder below it.
 const PINS: &str = "/sys/fs/bpf/rouse";
 
-/// Where things stand.
+/// Paths of the cgroups and pins that the agent works with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// A bpf filesystem, mounted here if it is not yet.
+    /// Bpf filesystem; the agent mounts it if it is not mounted.
     pub bpffs: PathBuf,
     /// Cgroup below which connects are redirected.
     pub clients: PathBuf,
-    /// Cgroup below which pods run.
+    /// Cgroup below which the pods' cgroups are.
     pub pods: PathBuf,
-    /// Cgroup of the kubelet, if its connections are to be marked.
+    /// Cgroup of the kubelet, if its connections are to be marked as probes.
     pub kubelet: Option<PathBuf>,
-    /// Version of the pins: this build's, except in tests of upgrades.
+    /// ABI version of the pins: this build's version, except in tests of upgrades.
     pub version: u32,
 }
 
 impl Places {
-    /// The folder of this version's pins.
+    /// Returns the folder of this version's pins: `v<version>` below the bpf filesystem.
     pub fn pins(&self) -> PathBuf {
         self.bpffs.join(format!("v{}", self.version))
     }
 }
 
-/// Settings of one agent. Printed once at start.
+/// Settings of one agent. Logged once at start.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Parser)]
 #[command(name = "rouse-agent", about = "Rouse's agent: one on each node", version)]
 pub struct Config {
-    /// Name of this node, as the RouteTable names it.
+    /// Name of this node, as in the RouteTable.
     #[arg(long, env = "ROUSE_NODE")]
     pub node: String,
 
-    /// Where the controller serves routes and takes pod reports: `unix:/path`, `dns:NAME:PORT`, or `http://ip:port` or
+    /// Controller that serves routes and receives pod reports: `unix:/path`, `dns:NAME:PORT`, or `http://ip:port` or
     /// `https://ip:port`, several joined by commas.
     #[arg(long, env = "ROUSE_CONTROLLER")]
     pub controller: String,
 
-    /// Where the autoscaler takes usage reports, likewise.
+    /// Autoscaler that receives usage reports; same forms as --controller.
     #[arg(long, env = "ROUSE_AUTOSCALER")]
     pub autoscaler: String,
 
-    /// Folder with `token` (projected, audience `rouse`) and `ca.pem` (the controller's authorities): with it, streams to
-    /// `dns:` and `https:` replicas go over mutual TLS. None: no TLS.
+    /// Folder with `token` (projected, audience `rouse`) and `ca.pem` (the controller's authorities). With it, streams
+    /// to `dns:` and `https:` replicas use mutual TLS. None: no TLS.
     #[arg(long, env = "ROUSE_IDENTITY")]
     pub identity: Option<PathBuf>,
 
-    /// Folder on a bpf filesystem; pins go to `v<ABI>/` below it. None: `/sys/fs/bpf/rouse/<node>`, so that several nodes
-    /// of one machine do not meet.
+    /// Folder on a bpf filesystem; pins go to `v<ABI>/` below it. None: `/sys/fs/bpf/rouse/<node>`, so that several
+    /// nodes of one machine have separate pins.
     #[arg(long, env = "ROUSE_PINS")]
     pub pins: Option<PathBuf>,
 
-    /// Cgroup (v2) of all whose connects may be redirected. None: that of this node's pods, which is found by its name,
-    /// and waited for. The root of the hierarchy takes in the node's own processes too.
+    /// Cgroup (v2) of all processes whose connects may be redirected. None: the cgroup of this node's pods, which the
+    /// agent finds by its name and waits for. The root of the hierarchy includes the node's own processes.
     #[arg(long, env = "ROUSE_CLIENTS_CGROUP")]
     pub clients_cgroup: Option<PathBuf>,
 
-    /// Cgroup (v2) below which the pods' own cgroups are; within or equal to the clients' cgroup. None: found by its name
-    /// (`kubepods`, `kubepods.slice`), or the clients' cgroup where that is given.
+    /// Cgroup (v2) below which the pods' own cgroups are; within or equal to the clients' cgroup. None: found by its
+    /// name (`kubepods`, `kubepods.slice`), or the clients' cgroup if that is set.
     #[arg(long, env = "ROUSE_PODS_CGROUP")]
     pub pods_cgroup: Option<PathBuf>,
 
-    /// Cgroup (v2) of the kubelet, such as `/sys/fs/cgroup/system.slice/kubelet.service`: what it connects to is a probe
-    /// and no request. It must not hold the pods' cgroup. None: that of the process `kubelet` (or `k3s-agent`) nearest to
-    /// the pods'. Where there is none to be seen, probes are known by Kubernetes' own User-Agent.
+    /// Cgroup (v2) of the kubelet, such as `/sys/fs/cgroup/system.slice/kubelet.service`: its connects are probes and
+    /// no requests. It must not hold the pods' cgroup. None: the cgroup of the process `kubelet` (or `k3s-agent`)
+    /// nearest to the pods' cgroup. Without such a process, probes are known by Kubernetes' own User-Agent.
     #[arg(long, env = "ROUSE_KUBELET_CGROUP")]
     pub kubelet_cgroup: Option<PathBuf>,
 
-    /// Whether to answer on port 8022 of each pod: the kubelet before it stops it (`/wait-for-drain`), and agents of nodes
-    /// with clients before they end kept connections (`/in-use`).
+    /// Serve port 8022 in each pod. The kubelet calls `/wait-for-drain` before it stops the pod; agents of nodes with
+    /// clients call `/in-use` before they close stale connections.
     #[arg(long, env = "ROUSE_WAIT_FOR_DRAIN", default_value_t = true, action = clap::ArgAction::Set)]
     pub wait_for_drain: bool,
 
-    /// Milliseconds that a pod which leaves waits for connections that have switched protocols, such as WebSockets, once
-    /// no request is in flight in it. Then its application is told to end, and may close them in order. Default: Knative's
-    /// (`pkg/queue` of knative/serving, HijackTracker).
+    /// Milliseconds that a draining pod waits for upgraded connections, such as WebSockets, once no request is in
+    /// flight in it. Then its application is told to stop, and may close them in order. Default: Knative's (`pkg/queue`
+    /// of knative/serving, HijackTracker).
     #[arg(long, env = "ROUSE_TUNNEL_DRAIN_MS", default_value_t = 60_000)]
     pub tunnel_drain_ms: u64,
 
-    /// Folder in which the platform names a pod's network namespace by its uid before its first process runs; none:
-    /// a namespace is found by the processes in it, while their runtime still sets them up.
+    /// Folder in which the platform names a pod's network namespace by its uid before the pod's first process runs.
+    /// None: the agent finds a namespace by the processes in it, while the runtime still sets them up.
     #[arg(long, env = "ROUSE_NAMESPACES")]
     pub namespaces: Option<PathBuf>,
 
-    /// Network namespace of an activator on this node, in which one listener may then serve the ports of all services;
-    /// none: the activator opens a socket a port.
+    /// Network namespace of an activator on this node, in which one listener may then serve the ports of all services.
+    /// None: the activator opens one socket for each port.
     #[arg(long, env = "ROUSE_ACTIVATOR_NETNS")]
     pub activator_netns: Option<PathBuf>,
 
-    /// Where /healthz, /readyz and /metrics are served.
+    /// Address that serves /healthz, /readyz and /metrics.
     #[arg(long, env = "ROUSE_ADMIN", default_value = "127.0.0.1:7104")]
     pub admin: SocketAddr,
 }
 
-/// A setting makes no sense.
+/// Error of [`Config::validate`]: a setting with its value and the rule that it breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("--{name} is {value:?}: {rule}")]
 pub struct Invalid {
@@ -112,7 +112,7 @@ pub struct Invalid {
 }
 
 impl Config {
-    /// Refuses settings that cannot work, with one line that says what would.
+    /// Refuses settings that cannot work, with one line that names the rule.
     pub fn validate(&self) -> Result<(), Invalid> {
         if !common::wire::is_subdomain(&self.node) {
             return Err(invalid(
@@ -121,6 +121,7 @@ impl Config {
                 "must be a DNS name, as Kubernetes names nodes",
             ));
         }
+        // Checked here although the streams parse them again: an error at start names the flag.
         for (name, value) in [("controller", &self.controller), ("autoscaler", &self.autoscaler)] {
             let Ok(setting) = value.parse::<replicas::Setting>() else {
                 return Err(invalid(name, value, replicas::RULE));
@@ -141,6 +142,7 @@ impl Config {
                 return Err(invalid(name, &path.display().to_string(), "must be an absolute path"));
             }
         }
+        // Pods are clients too: their own connects are to be redirected.
         if let (Some(pods), Some(clients)) = (&self.pods_cgroup, &self.clients_cgroup)
             && !pods.starts_with(clients)
         {
@@ -154,17 +156,18 @@ impl Config {
         Ok(())
     }
 
-    /// How long a pod that leaves waits for connections that have switched protocols.
+    /// Returns the time that a draining pod waits for its upgraded connections.
     pub fn tunnel_drain(&self) -> Duration {
         Duration::from_millis(self.tunnel_drain_ms)
     }
 
-    /// Where this agent's pins go.
+    /// Returns the folder of this agent's pins, by default one for each node.
     pub fn pins(&self) -> PathBuf {
         self.pins.clone().unwrap_or_else(|| Path::new(PINS).join(&self.node))
     }
 
-    /// Where everything stands, given the cgroup of this node's pods as it was found, which counts where none is named.
+    /// Returns all paths. `found` is the cgroup of this node's pods as it was found; it counts where no setting names
+    /// one.
     pub fn places(&self, found: Option<PathBuf>) -> Option<Places> {
         let pods = self.pods_cgroup.clone().or_else(|| self.clients_cgroup.clone()).or(found)?;
         Some(Places {

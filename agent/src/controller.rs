@@ -12,35 +12,36 @@ use tokio_util::sync::CancellationToken;
 
 use crate::lock;
 
-/// What the route stream has said since the agent last looked.
+/// Changes of the route stream that the agent has not taken yet.
 ///
-/// The stream never waits for the agent: a subject that changes twice meanwhile is taken in once.
+/// The stream never waits for the agent: a subject that changes twice meanwhile is handled once.
 #[derive(Debug, Default)]
 pub(crate) struct Routes {
     news: Mutex<Option<RouteBatch>>,
     came: Notify,
-    /// What keeps the stream, once it is followed.
+    /// Link that keeps the stream, set when [`Routes::follow`] begins.
     link: OnceLock<Arc<Link>>,
 }
 
 impl Routes {
-    /// Follows the controller's routes until the link's shutdown.
+    /// Receives the controller's routes until the link's shutdown.
     pub(crate) async fn follow(&self, link: Arc<Link>) {
         let link = self.link.get_or_init(|| link);
         link.watch_batches(|batch| self.add(batch)).await;
     }
 
-    /// Whether a controller is connected, so that the table is as new as it gets.
+    /// Returns true if a controller is connected, so that the table is up to date.
     pub(crate) fn is_live(&self) -> bool {
         self.link.get().is_some_and(|link| link.is_up())
     }
 
-    /// Waits for news. Nothing is lost when the future is dropped.
+    /// Waits for changes. Nothing is lost when the future is dropped.
     pub(crate) async fn next(&self) -> RouteBatch {
         loop {
             if let Some(news) = lock(&self.news).take() {
                 return news;
             }
+            // `notify_one` stores a permit, so a batch that arrives between the check and this wait still wakes it.
             self.came.notified().await;
         }
     }
@@ -48,6 +49,7 @@ impl Routes {
     fn add(&self, batch: RouteBatch) {
         let mut news = lock(&self.news);
         match news.as_mut() {
+            // Merged with what the loop has not taken: it handles only the newest state of each subject.
             Some(waiting) => waiting.follow(batch),
             None => *news = Some(batch),
         }
@@ -56,7 +58,7 @@ impl Routes {
     }
 }
 
-/// Reports pods, once `settled` says that what is reported can be relied on.
+/// Reports pods, once `settled` is cancelled and the reports can be relied on.
 pub(crate) async fn report(
     link: Arc<Link>,
     outbox: Outbox<PodKey, PodItem>,

@@ -1,7 +1,7 @@
-//! Shell: cookies of network namespaces, also where the kernel does not tell them to user space (before 5.14).
+//! Shell: cookies of network namespaces, also on kernels that do not give them to user space (before 5.14).
 //!
-//! There a process of ours listens for a moment inside the namespace and below the pods' cgroup, and the kernel half, which
-//! always learns them, notes whose listener that is.
+//! There a process of the agent listens for a moment inside the namespace and below the pods' cgroup. The eBPF
+//! programs, which always know the cookie, store the listener under it.
 
 use std::{
     collections::BTreeMap,
@@ -18,24 +18,24 @@ use common::abi::{Listen, ListenKey};
 
 use crate::{clock::monotonic_ns, lock, maps::Maps, programs::Places, sys};
 
-/// Learns cookies. Where the kernel does not tell them, the programs must be in force.
+/// Source of cookies. On kernels before 5.14 the eBPF programs must be in force.
 #[derive(Clone, Debug)]
 pub struct Cookies {
-    /// Cgroup of the pods.
+    /// Cgroup that holds the pods' cgroups.
     pods: PathBuf,
-    /// Where the programs' maps are.
+    /// Folder of the programs' pinned maps.
     pins: PathBuf,
-    /// By inode, those that the kernel did not tell. Inodes are used again, so there are never many.
+    /// Cookies that the kernel did not give, by the namespace's inode. Inodes are reused, so there are never many.
     learnt: Arc<Mutex<BTreeMap<u64, u64>>>,
 }
 
 impl Cookies {
-    /// By the programs of these places.
+    /// Uses the cgroup and the pinned maps of these places.
     pub fn new(places: &Places) -> Self {
         Self { pods: places.pods.clone(), pins: places.pins(), learnt: Arc::default() }
     }
 
-    /// Of the namespace behind `netns`, which `socket` is in.
+    /// Returns the cookie of the namespace behind `netns`, which `socket` is in.
     pub fn of(&self, socket: impl AsFd, netns: BorrowedFd<'_>) -> io::Result<u64> {
         match sys::netns_cookie(socket) {
             Err(error) if is_untold(&error) => {
@@ -47,10 +47,11 @@ impl Cookies {
         }
     }
 
-    /// Whether the namespace behind `netns`, which `socket` is in, has this cookie. Cheap enough for every second.
+    /// Returns true if the namespace behind `netns`, which `socket` is in, has this cookie. Cheap enough for every
+    /// second.
     ///
-    /// Where the kernel does not tell, its inode has to be the one for which the cookie was learnt. A later namespace may
-    /// have that too, until [`of`](Self::of) is asked: ask that whenever another one may have come.
+    /// On kernels before 5.14, the namespace's inode must be the one for which the cookie was found. A later namespace
+    /// may have the same inode, until [`of`](Self::of) is called. So call that when the namespace may be another one.
     pub fn is(&self, cookie: u64, socket: impl AsFd, netns: BorrowedFd<'_>) -> io::Result<bool> {
         match sys::netns_cookie(socket) {
             Err(error) if is_untold(&error) => {
@@ -60,19 +61,21 @@ impl Cookies {
         }
     }
 
-    /// The same, as on kernels that do not tell it. Takes milliseconds.
+    /// Returns the namespace's cookie in the way of kernels before 5.14: by a listener. Takes milliseconds.
     pub fn by_listener(&self, netns: BorrowedFd<'_>) -> io::Result<u64> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let cgroup = self.pods.join(format!("rouse-cookie-{}-{number}", std::process::id()));
         fs::create_dir_all(&cgroup)?;
         let found = self.listen_in(&cgroup, netns);
+        // Removed also after a failure, or the folders of failed calls would add up.
         let removed = fs::remove_dir(&cgroup);
         found.and_then(|cookie| removed.map(|()| cookie))
     }
 
     fn listen_in(&self, cgroup: &Path, netns: BorrowedFd<'_>) -> io::Result<u64> {
         let mut maps = Maps::open(&self.pins).map_err(io::Error::other)?;
+        // The listener is recognized by its port, its age and loopback: the time is read before it can exist.
         let began_ns = monotonic_ns();
         let canary = sys::Canary::start(cgroup, Some(netns))?;
         let report = canary.report();
@@ -82,7 +85,7 @@ impl Cookies {
         let listeners = maps.listeners().map_err(io::Error::other)?;
         drop(canary);
         let [cookie] = listening(&listeners, report.port, began_ns)[..] else {
-            // Another process has just begun to listen at the same port of its own namespace.
+            // Another process has just begun to listen on the same port of its own namespace: a later call succeeds.
             return Err(io::ErrorKind::WouldBlock.into());
         };
         maps.forget_listener(cookie, report.port).map_err(io::Error::other)?;
@@ -98,7 +101,7 @@ fn inode(netns: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(nix::sys::stat::fstat(netns)?.st_ino)
 }
 
-/// Namespaces where somebody has begun to listen on loopback at this port since then.
+/// Returns the namespaces in which a listener on loopback at this port has opened since `since_ns`.
 pub(crate) fn listening(
     listeners: &BTreeMap<ListenKey, Listen>,
     port: u16,

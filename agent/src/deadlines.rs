@@ -1,23 +1,24 @@
-//! Pure: which requests have taken longer than they may, and when to look for such.
+//! Pure: overdue requests, and the time of the next scan for them.
 //!
-//! Nobody stands in the way of a direct request who could answer in its place, so its connection is ended from the pod's
-//! side. The kernel half notes of each connection when its request began; to read that takes a dump of all sockets. So a
-//! pod is looked into only when one of its requests can be over: as long after it was last seen without any, or after the
-//! oldest that the look before has found, as a request may take. Where requests are short that is once in all that time,
-//! and never where the pod rests now and then.
+//! No component on the direct path could answer in the pod's place, so the connection of an overdue request is closed
+//! from the pod's side. The eBPF programs store the start of each connection's request; reading it takes a dump of all
+//! sockets. So a pod is scanned only when one of its requests can be overdue. That is one timeout after the pod was
+//! last seen without requests, or after the start of the oldest request of the last scan. With short requests that is
+//! one scan in each timeout, and none if the pod is idle now and then.
 
 use std::{collections::BTreeMap, time::Duration};
 
 pub(crate) mod end;
 
-/// Rest between two looks into a pod: requests that are over one shortly after the other are ended together.
+/// Pause between two scans of a pod: requests that become overdue shortly after each other are closed together.
 const REST: Duration = Duration::from_millis(250);
-/// The same after a look that failed.
+/// Pause after a scan that failed.
 const REST_FAILED: Duration = Duration::from_secs(1);
-/// Looks into a pod take at most one part in so many of a processor's time.
+/// Bound on the cost of scans of a pod: one part in this number of a processor's time.
 const PARTS: u32 = 10;
 
-/// What is known of the requests of this node's pods. Times are CLOCK_MONOTONIC in ns, as the kernel half notes them.
+/// Deadlines of the requests of this node's pods. Times are CLOCK_MONOTONIC in ns, like the stamps of the eBPF
+/// programs.
 #[derive(Debug, Default)]
 pub(crate) struct Deadlines {
     pods: BTreeMap<String, Watched>,
@@ -25,44 +26,44 @@ pub(crate) struct Deadlines {
 
 #[derive(Debug)]
 struct Watched {
-    /// How long a request may take.
+    /// Longest time that a request may take.
     timeout: Duration,
-    /// No request that is in flight began before.
+    /// Lower bound of the start of every request in flight.
     since_ns: u64,
-    /// Whether any is in flight.
+    /// True if requests are in flight.
     is_busy: bool,
-    /// No look before.
+    /// End of the pause before the next scan.
     rests_until_ns: u64,
 }
 
-/// A pod that is to be looked into.
+/// A pod that is to be scanned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Due {
-    /// The pod.
+    /// Uid of the pod.
     pub(crate) uid: String,
-    /// How long its requests may take.
+    /// Longest time that its requests may take.
     pub(crate) timeout: Duration,
 }
 
-/// What a look into a pod has found and done.
+/// Result of a scan of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Looked {
-    /// When it began.
+    /// Time at which the scan began.
     pub(crate) at_ns: u64,
-    /// When the oldest request began that is still in flight, of those that are known.
+    /// Start of the oldest known request that is still in flight.
     pub(crate) oldest_ns: Option<u64>,
-    /// Connections that were ended.
+    /// Number of connections that were closed.
     pub(crate) ended: u64,
-    /// Processor time that it took.
+    /// Processor time of the scan.
     pub(crate) took: Duration,
 }
 
 impl Deadlines {
-    /// Takes in whether a pod has requests in flight, read after `now_ns`, and how long they may take.
+    /// Updates a pod's requests in flight, read after `now_ns`, and their timeout.
     pub(crate) fn seen(&mut self, now_ns: u64, uid: &str, in_flight: u64, timeout: Duration) {
         let is_busy = in_flight > 0;
         let Some(pod) = self.pods.get_mut(uid) else {
-            // Whatever is in flight there is of any age.
+            // Requests that were in flight before the first reading may be of any age.
             let since_ns = if is_busy { 0 } else { now_ns };
             let pod = Watched { timeout, since_ns, is_busy, rests_until_ns: 0 };
             self.pods.insert(uid.to_owned(), pod);
@@ -74,28 +75,28 @@ impl Deadlines {
         }
     }
 
-    /// The pod is no more.
+    /// Forgets a pod that is gone.
     pub(crate) fn forget(&mut self, uid: &str) {
         self.pods.remove(uid);
     }
 
-    /// The pods to look into now. Say by [`looked`](Self::looked) what was found in each, before asking again.
+    /// Returns the pods to scan now. Pass each result to [`looked`](Self::looked) before the next call.
     pub(crate) fn due(&self, now_ns: u64) -> Vec<Due> {
         let due = self.pods.iter().filter(|(_, pod)| pod.next_ns().is_some_and(|at| at <= now_ns));
         due.map(|(uid, pod)| Due { uid: uid.clone(), timeout: pod.timeout }).collect()
     }
 
-    /// When the next pod is to be looked into, as far as is known.
+    /// Returns the time of the next scan of a pod, by what is known now.
     pub(crate) fn next_ns(&self) -> Option<u64> {
         self.pods.values().filter_map(Watched::next_ns).min()
     }
 
-    /// A look into a pod has ended, or could not be made.
+    /// Updates a pod by the result of a scan, `None` if the scan failed.
     pub(crate) fn looked(&mut self, now_ns: u64, uid: &str, looked: Option<Looked>) {
         let Some(pod) = self.pods.get_mut(uid) else { return };
         let rest = match looked {
             Some(looked) => {
-                // What began while it went on may have been missed.
+                // A request that began during the scan may be missing in it.
                 pod.since_ns = looked.oldest_ns.map_or(looked.at_ns, |it| it.min(looked.at_ns));
                 looked.took.saturating_mul(PARTS).max(REST)
             }
@@ -112,9 +113,9 @@ impl Watched {
     }
 }
 
-/// Whether a request that began then has taken as long as it may.
+/// Returns true if a request that began at `began_ns` has reached its timeout.
 pub(crate) fn is_over(now_ns: u64, timeout: Duration, began_ns: u64) -> bool {
-    // One that began on another CPU may have a stamp that is ahead of this clock.
+    // A stamp of another CPU may be ahead of this clock, so the difference has a floor.
     now_ns.saturating_sub(began_ns) >= nanos(timeout)
 }
 
@@ -199,13 +200,13 @@ mod tests {
         assert!(!is_over(20 * SECOND, TIMEOUT, 21 * SECOND), "another CPU's clock");
     }
 
-    /// Requests of one pod: when each begins, and how long it takes by itself, in hundredths of a second.
+    /// Generates requests of one pod: the start and duration of each, in hundredths of a second.
     fn requests() -> impl Strategy<Value = Vec<(u64, u64)>> {
         prop::collection::vec((0..6_000_u64, 1..1_500_u64), 0..40)
     }
 
     proptest! {
-        /// The loop as the agent runs it: looks once a second at what is in flight, and wakes when a look is due.
+        /// The loop as the agent runs it: reads the requests in flight once a second, and wakes when a scan is due.
         #[test]
         fn every_request_is_ended_within_a_second_of_its_time_and_none_before(requests in requests()) {
             let tick = SECOND / 100;

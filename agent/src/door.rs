@@ -1,13 +1,13 @@
-//! Shell: the agent's own port in each pod's network namespace.
+//! Shell: pod server: the agent's own port in each pod's network namespace.
 //!
-//! | asked for | by | answer |
+//! | request | sent by | response |
 //! |---|---|---|
 //! | `GET /wait-for-drain` | the kubelet, before it stops a container | once the pod may stop: [`drain`] |
-//! | `POST /in-use` | agents of nodes with clients, before they end kept connections | which of those are in use: [`in_use`] |
+//! | `POST /in-use` | agents of nodes with clients, before they close stale connections | the use of each: [`in_use`] |
 //!
 //! The socket is opened inside the pod's network namespace and belongs to the agent: the pod's processes see a port in
-//! use and nothing else. Knative keeps the port from users (knative/serving `pkg/networking/constants.go`). Without an
-//! agent nobody listens, so that the kubelet is refused at once and stops the pod as ever.
+//! use and nothing else. Knative reserves the port (knative/serving `pkg/networking/constants.go`). Without an agent
+//! the port is closed, so the kubelet's request is refused at once and the pod is stopped as usual.
 
 use std::{
     io,
@@ -40,33 +40,34 @@ use crate::{
 pub mod drain;
 pub mod in_use;
 
-/// Where it is asked. Reserved by Knative, so that no user's container has it.
+/// Port of the pod server. Reserved by Knative, so that no user's container has it.
 pub const PORT: u16 = 8022;
-/// Every container of a pod asks once, and every node with clients now and then.
+/// Accept backlog: every container of a pod sends one request, and every node with clients sends some.
 const BACKLOG: i32 = 64;
 
-/// What every door needs.
+/// State that all pod servers share.
 #[derive(Clone, Debug)]
 pub struct Doors {
-    /// Which pods may stop.
+    /// Pods that may stop, and preStop requests.
     pub drains: Drains,
-    /// What is known of pods' connections.
+    /// The eBPF programs' storage of pods' connections.
     pub conns: Conns,
-    /// Where questions go.
+    /// Channel of events to the agent's loop.
     pub events: Sender<Event>,
 }
 
-/// An open port in a pod's namespace. Closes when dropped; a namespace lives as long as a socket in it.
+/// Open pod server in a pod's namespace. It closes when dropped, as a namespace lives as long as a socket in it.
 #[derive(Debug)]
 pub struct Door {
-    /// Cookie of the namespace it is in.
+    /// Cookie of the server's namespace.
     pub cookie: u64,
     _stop: DropGuard,
 }
 
 impl Doors {
-    /// Opens one in a pod's namespace. To be called in a runtime.
+    /// Opens a pod server in a pod's namespace. Must be called in a runtime.
     pub fn open(&self, uid: &str, cookie: u64, of: &Namespace) -> Result<Door, namespace::Error> {
+        // Both sockets stay in the pod's namespace; only their creation has to run inside it.
         let (listener, diag) = of.within("port 8022", || Ok((opened()?, SockDiag::open()?)))?;
         let stop = CancellationToken::new();
         let books = Books::new(diag, self.conns.clone());
@@ -100,10 +101,10 @@ async fn serve(listener: TcpListener, asked: Asked) -> io::Result<()> {
     axum::serve(listener, pages).with_graceful_shutdown(stop).await
 }
 
-/// A listener for both families in the calling thread's namespace.
+/// Returns a listener for both families in the calling thread's namespace.
 fn opened() -> io::Result<TcpListener> {
     let listener = match six() {
-        // Kernels that were booted without IPv6.
+        // The kernel was booted without IPv6.
         Err(nix::Error::EAFNOSUPPORT) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?,
         other => TcpListener::from(other?),
     };
@@ -113,7 +114,7 @@ fn opened() -> io::Result<TcpListener> {
 
 fn six() -> nix::Result<OwnedFd> {
     let socket = socket(AddressFamily::Inet6, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    // As the standard library does: a door that was closed a moment ago opens again.
+    // As the standard library does: a port that was closed a moment ago can be opened again.
     setsockopt(&socket, ReuseAddr, &true)?;
     setsockopt(&socket, Ipv6V6Only, &false)?;
     let at = std::net::SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, PORT, 0, 0);

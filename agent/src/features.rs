@@ -1,6 +1,6 @@
-//! Shell: what this kernel's verifier takes, told by programs of a few instructions that it is given to check.
+//! Shell: features of this kernel's verifier, detected by loading programs of a few instructions.
 //!
-//! A version tells little: distributions carry helpers back to older kernels, and leave some out of newer ones.
+//! A version proves little: distributions port helpers back to older kernels, and leave some out of newer ones.
 
 use common::abi::Bit;
 
@@ -9,39 +9,44 @@ use crate::{
     sys,
 };
 
-/// Kinds of programs (`enum bpf_prog_type`) and a way to attach them (`enum bpf_attach_type`).
+/// Type of the sock_ops programs (`enum bpf_prog_type`).
 const SOCK_OPS: u32 = 13;
+/// Type of the programs on addresses of sockets (`enum bpf_prog_type`).
 const SOCK_ADDR: u32 = 18;
+/// Attach type of IPv4 connects (`enum bpf_attach_type`).
 const CONNECT4: u32 = 10;
 
-/// Helpers by their numbers (`include/uapi/linux/bpf.h`), which never change.
+/// Number of a helper (`include/uapi/linux/bpf.h`); numbers never change. This one reads any kernel memory.
 const PROBE_READ_KERNEL: i32 = 113;
+/// Helper that returns the cookie of a network namespace.
 const GET_NETNS_COOKIE: i32 = 122;
+/// Helper that sets the errno of a refused system call.
 const SET_RETVAL: i32 = 187;
+/// Helper that returns the Multipath TCP socket of a flow.
 const SKC_TO_MPTCP_SOCK: i32 = 196;
 
-/// The register that holds the end of the stack.
+/// Register that holds the end of the stack.
 const STACK: u8 = 10;
 
 /// Offset of `sk` in `struct bpf_sock_addr`.
 const SOCKET: i16 = 64;
 
-/// Helpers without which the eBPF programs take another way.
+/// Helpers that the eBPF programs can do without, each by a fallback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// A refused connect fails with ECONNREFUSED (usually 5.18), else with EPERM.
+    /// If true, a refused connect fails with ECONNREFUSED (usually 5.18), else with EPERM.
     pub set_retval: bool,
-    /// A listener whose bind was not seen is known, too (usually 5.15).
+    /// If true, a listener whose bind was not seen is counted too (usually 5.15).
     pub sock_ops_cookie: bool,
-    /// A flow of Multipath TCP is known as such (usually 5.19, where that is built in).
+    /// If true, a flow of Multipath TCP is recognized (usually 5.19, if that is built in).
     pub mptcp_sock: bool,
-    /// By this a wildcard listener that takes IPv6 only is known as such; no bit where the kernel does not describe its
-    /// types, or lets sock_ops read no memory of its own. Such a listener then counts as one of both families.
+    /// Bit by which an IPv6-only wildcard listener is recognized. No bit if the kernel has no BTF, or if sock_ops
+    /// programs may not read kernel memory. Then such a listener counts as one of both families.
     pub v6_only: Bit,
 }
 
 impl Features {
-    /// None of them, as on the oldest kernel.
+    /// No helper at all, as on the oldest kernel.
     pub const NONE: Self = Self {
         set_retval: false,
         sock_ops_cookie: false,
@@ -49,11 +54,11 @@ impl Features {
         v6_only: Bit { at: 0, mask: 0 },
     };
 
-    /// Asks the kernel.
+    /// Detects the features of the running kernel.
     pub fn probe() -> Self {
         let first_argument = Instruction::number(1, -1);
         let socket = Instruction::load(1, 1, SOCKET);
-        // Eight bytes from nowhere to the stack.
+        // Arguments of a read of eight bytes from address 0 to the stack.
         let nowhere = [
             Instruction::copy(1, STACK),
             Instruction::add(1, -8),
@@ -61,6 +66,7 @@ impl Features {
             Instruction::number(3, 0),
         ];
         Self {
+            // Each call has valid arguments, so that only a missing helper is a reason to refuse it.
             set_retval: takes(SOCK_ADDR, CONNECT4, &[first_argument], SET_RETVAL),
             sock_ops_cookie: takes(SOCK_OPS, 0, &[], GET_NETNS_COOKIE),
             mptcp_sock: takes(SOCK_ADDR, CONNECT4, &[socket], SKC_TO_MPTCP_SOCK),
@@ -72,12 +78,13 @@ impl Features {
     }
 }
 
-/// Where the kernel says that a socket keeps its IPV6_V6ONLY.
+/// Returns the bit of a socket's IPV6_V6ONLY, from the kernel's BTF.
 fn v6_only() -> Option<Bit> {
     Types::read(&std::fs::read(btf::FILE).ok()?)?.v6_only()
 }
 
-/// Whether the verifier takes a program that calls this helper with the context, or with what `before` makes of it.
+/// Returns true if the verifier accepts a program that calls this helper with the context, or with the arguments that
+/// `before` sets.
 fn takes(program: u32, attach: u32, before: &[Instruction], helper: i32) -> bool {
     let call = [Instruction::call(helper), Instruction::number(0, 1), Instruction::EXIT];
     let code: Vec<u64> = before.iter().copied().chain(call).map(|it| it.0).collect();
@@ -96,22 +103,22 @@ impl Instruction {
         Self(code as u64 | (registers as u64) << 8 | (offset as u64) << 16 | (number as u64) << 32)
     }
 
-    /// `register = number`
+    /// Encodes the instruction `register = number`.
     const fn number(register: u8, number: i32) -> Self {
         Self::new(0xB7, register, 0, number)
     }
 
-    /// `to = from`
+    /// Encodes the instruction `to = from`.
     const fn copy(to: u8, from: u8) -> Self {
         Self::new(0xBF, to | from << 4, 0, 0)
     }
 
-    /// `register += number`
+    /// Encodes the instruction `register += number`.
     const fn add(register: u8, number: i32) -> Self {
         Self::new(0x07, register, 0, number)
     }
 
-    /// `to = *(u64 *)(from + offset)`
+    /// Encodes the instruction `to = *(u64 *)(from + offset)`.
     const fn load(to: u8, from: u8, offset: i16) -> Self {
         Self::new(0x79, to | from << 4, offset, 0)
     }

@@ -1,32 +1,34 @@
-//! Pure: growth of what is in flight: of which pods it was told a moment ago, and until when they rest.
+//! Pure: throttle of growth reports: pods whose growth was reported a moment ago, and the end of each one's pause.
 //!
-//! An event says that more requests are in flight in a pod than were reported. The agent reports at once, and asks for the
-//! next event of the pod only a round later: however fast requests come, a pod is reported so often and no more.
+//! A growth event means that more requests are in flight in a pod than were reported. The agent reports at once, and
+//! arms the pod's next event only one round later. So a pod is reported once a round at most, however fast requests
+//! come.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-/// How long a pod rests. Ten rounds are less than an autoscaler's way to a new pod takes.
+/// Pause between two growth reports of one pod. Ten rounds are shorter than an autoscaler's way to a new pod.
 const ROUND: Duration = Duration::from_millis(5);
 
-/// The pods that rest, by slot.
+/// End of the pause of each paused pod, by row.
 #[derive(Debug, Default)]
 pub(crate) struct Growth(BTreeMap<u32, Instant>);
 
 impl Growth {
-    /// The pod's growth was reported.
+    /// Starts the pause of a pod whose growth was reported. A pause that runs already is not extended.
     pub(crate) fn told(&mut self, now: Instant, slot: u32) {
+        // Growth during the pause does not extend it.
         self.0.entry(slot).or_insert(now + ROUND);
     }
 
-    /// When the first of them has rested.
+    /// Returns the end of the earliest pause.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.0.values().min().copied()
     }
 
-    /// Those that have rested. They rest no more.
+    /// Removes and returns the rows whose pause is over.
     pub(crate) fn due(&mut self, now: Instant) -> Vec<u32> {
         let rested = self.0.iter().filter(|(_, until)| **until <= now);
         let due: Vec<u32> = rested.map(|(slot, _)| *slot).collect();

@@ -1,9 +1,9 @@
-//! Pure: which kept connections must be ended so that their owners connect anew.
+//! Pure: choice of the stale connections to close, so that their clients connect again.
 //!
-//! Routing happens at connect, so a client that keeps a connection keeps its pod. When an address leaves the set
-//! that new connections are led to (rollout, split, limit, sleep, drain), connections to it that lie idle are
-//! ended on the client's side, so that its pool notices before it uses them again. Busy ones are left alone. The client's
-//! side alone cannot tell a response that pauses from one that has ended: the pod is asked (`kept/ask`).
+//! Routing happens at connect, so a client that keeps a connection keeps its pod. When new connections no longer choose
+//! an address (rollout, split, limit, sleep, drain), its idle connections are closed on the client's side. So the
+//! client's pool notices before it uses them again. Busy connections are left alone. The client's side cannot tell a
+//! response that pauses from one that has ended, so the pod is asked (`kept/ask`).
 
 use std::{
     collections::BTreeMap,
@@ -21,69 +21,71 @@ pub mod locked;
 
 /// Shortest time without a byte after which a connection counts as idle (design: kept connections).
 const IDLE: Duration = Duration::from_secs(1);
-/// The same when the pod is about to stop, or has been left for a while: also who rests only for moments between long
-/// requests is to go elsewhere. Only where the pod says that no message is under way.
+/// Idle time if the pod is about to stop, or the address has drained for a while. A client that pauses only for moments
+/// between long requests must move too. It counts only if the pod reports no message under way.
 const IDLE_SHORT: Duration = Duration::from_millis(20);
-/// How exactly the kernel knows these times: one tick where there are 100 a second.
+/// Precision of these times in the kernel: one tick at 100 ticks a second.
 const TICK: Duration = Duration::from_millis(10);
-/// Over which time ends are spread while the pod lives on.
+/// Time over which closes are spread while the pod lives on.
 const SPREAD: Duration = Duration::from_secs(5);
-/// The same when the pod is about to stop: it waits no longer for idle connections than [`STAYS`].
+/// Time over which closes are spread if the pod is about to stop: the pod waits for idle connections no longer than
+/// [`STAYS`].
 const SPREAD_STOPPING: Duration = Duration::from_millis(500);
-/// How long a kept connection holds up a drained pod.
+/// Time for which a persistent connection delays the end of a drained pod.
 pub(crate) const STAYS: Duration = Duration::from_secs(2);
-/// How long an address is watched after it left; while it has a pod, also longer.
+/// Time for which a draining address is watched; longer while it has a pod.
 const WATCHED: Duration = Duration::from_secs(15);
-/// How often all clients are looked at.
+/// Period of the scan of all clients.
 const ROUND: Duration = Duration::from_millis(250);
-/// The same when all that is left has long been so and lives on: only what was in use all the time is kept there.
+/// Period of the scan of all clients if every draining address is late and its pod lives on. Only connections that were
+/// always in use are left there.
 const ROUND_LATE: Duration = Duration::from_secs(10);
-/// How often the connections that were found there are looked at: the rest between two requests may be short, and who misses
-/// that of a client whose requests take long waits for the whole next one.
+/// Period of the scan of known connections. The pause between two requests may be short. A scan that misses the pause
+/// of a client with long requests waits for the whole next one.
 pub(crate) const ROUND_KNOWN: Duration = Duration::from_millis(10);
-/// Either look takes at most one part in so many of a processor's time.
+/// Bound on the cost of each kind of scan: one part in this number of a processor's time.
 const PARTS: u32 = 10;
 
-/// Addresses that new connections were led to until lately.
+/// Stale connections, by the draining addresses that they go to.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     leaving: BTreeMap<SocketAddr, Leaving>,
-    /// When to look at all clients again; `None`: now.
+    /// Time of the next scan of all clients; `None`: now.
     next_all: Option<Instant>,
-    /// When to look at the known connections.
+    /// Time of the next scan of the known connections.
     next_known: Option<Instant>,
 }
 
-/// What to look at.
+/// Scope of one round of scans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Round {
     /// All clients of the node.
     All,
-    /// The connections to what is left that were found last.
+    /// The connections to draining addresses that the last round found.
     Known,
 }
 
-/// What the newest looks found and cost.
+/// Result and cost of the newest scans.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Looked {
-    /// How many connections to what is left there were.
+    /// Number of connections to draining addresses.
     pub(crate) known: usize,
-    /// Processor time that a look at all clients took.
+    /// Processor time of a scan of all clients.
     pub(crate) took_all: Duration,
-    /// The same of a look at the known connections.
+    /// Processor time of a scan of the known connections.
     pub(crate) took_known: Duration,
 }
 
-/// An address that new connections are not led to any more.
+/// State of a draining address: new connections no longer choose it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leaving {
     since: Instant,
-    /// Of the pod there; `None`: the table names none.
+    /// Routing phase of the pod there; `None`: the table names no pod.
     phase: Option<PodPhase>,
 }
 
 impl Leaving {
-    /// Whether the pod lives on. Otherwise it is about to stop, or is gone.
+    /// Returns true if the pod lives on. Otherwise the pod is about to stop, or is gone.
     fn stays(self) -> bool {
         self.phase == Some(PodPhase::Ready)
     }
@@ -92,7 +94,8 @@ impl Leaving {
         if self.stays() { SPREAD } else { SPREAD_STOPPING }
     }
 
-    /// Who is not idle for long while the others move may never be: requests would keep a pod that is not wanted any more.
+    /// Returns the idle time that counts now. A connection that is not idle for long while the others move may never
+    /// be: its requests would keep an unwanted pod.
     fn idle(self, now: Instant) -> Duration {
         let patient = self.stays() && now.duration_since(self.since) <= SPREAD;
         if patient { IDLE } else { IDLE_SHORT }
@@ -104,18 +107,19 @@ impl Leaving {
 }
 
 impl Kept {
-    /// New connections are not led to this address any more, whose pod stays if it is ready, or else is about to stop.
+    /// Adds a draining address. Its pod lives on if it is ready, or else is about to stop.
     pub(crate) fn leave(&mut self, now: Instant, at: SocketAddr, phase: Option<PodPhase>) {
         self.leaving.insert(at, Leaving { since: now, phase });
         self.next_all = None;
     }
 
-    /// They are led there again.
+    /// Removes an address that new connections choose again.
     pub(crate) fn come_back(&mut self, at: SocketAddr) {
         self.leaving.remove(&at);
     }
 
-    /// Takes in what has become of the pods there: one that stayed may be about to stop. Forgets those that are gone.
+    /// Updates the phases of the pods at the draining addresses: one that lived on may be about to stop. Forgets
+    /// addresses without a pod.
     pub(crate) fn follow(
         &mut self,
         now: Instant,
@@ -123,6 +127,7 @@ impl Kept {
     ) {
         self.leaving.retain(|&at, leaving| {
             let phase = phase_at(at);
+            // The wait begins again: a pod that is about to stop has a shorter spread, counted from now.
             if leaving.stays() && phase == Some(PodPhase::Draining) {
                 leaving.since = now;
                 self.next_all = None;
@@ -132,14 +137,15 @@ impl Kept {
         });
     }
 
-    /// Whether anything has just left, or waits to stop.
+    /// Returns true if an address has begun to drain lately, or its pod waits to stop.
     pub(crate) fn is_urgent(&self, now: Instant) -> bool {
         self.leaving.values().any(|it| !it.stays() || !it.is_late(now))
     }
 
-    /// What to look at now, if anything, by what was found before and the processor time that it took.
+    /// Returns the scope of the scan that is due, if any. The processor time of the last scans bounds their rate.
     pub(crate) fn round(&mut self, now: Instant, looked: Looked) -> Option<Round> {
         let due = |at: Option<Instant>| at.is_none_or(|at| at <= now);
+        // At least ten times the scan's own cost lies between two scans, whatever the period.
         let after = |least, took: Duration| Some(now + took.saturating_mul(PARTS).max(least));
         if self.leaving.is_empty() {
             return None;
@@ -156,16 +162,15 @@ impl Kept {
         Some(Round::Known)
     }
 
-    /// What is being left; empty most of the time.
+    /// Returns the draining addresses; there are none most of the time.
     pub(crate) fn leaving(&self) -> &BTreeMap<SocketAddr, Leaving> {
         &self.leaving
     }
 }
 
-/// Whether a client's connection is to be ended now.
+/// Returns true if a client's connection is due to be closed.
 ///
-/// Each has its own moment within the spread, by its local port, so that a client does not open all of them anew
-/// at once.
+/// Each has its own moment within the spread, by its local port, so that a client does not reopen all of them at once.
 pub(crate) fn is_due(
     now: Instant,
     leaving: &BTreeMap<SocketAddr, Leaving>,
@@ -178,10 +183,10 @@ pub(crate) fn is_due(
     is_idle(connection.seen, leaving.idle(now)) && now.duration_since(leaving.since) >= moment
 }
 
-/// Whether a connection that is due may be ended, by what its pod says of it, if anything.
+/// Returns true if a connection that is due may be closed. `said` is the pod's report of its use, if the pod gave one.
 ///
-/// A pod that is too busy to answer in time, or out of the agent's reach, may be in the middle of an answer that pauses:
-/// its silence says nothing while there is such a pod.
+/// A pod that is too busy to answer, or out of the agent's reach, may be in the middle of a response that pauses.
+/// Without a report such a connection stays open while the pod exists.
 pub(crate) fn may_end(
     leaving: &BTreeMap<SocketAddr, Leaving>,
     connection: &Connection,
@@ -196,12 +201,13 @@ pub(crate) fn may_end(
     }
 }
 
-/// Whether a client's connection has had its answer, and then lain still for `long`; or never had a request.
+/// Returns true if a client's connection has had its response and then been idle for `long`, or has never had a
+/// request.
 ///
-/// A request that is still in flight may be older than that. The client then spoke last; where the answer before came
-/// within the same tick, the acknowledgement of the request tells, which came later than any answer.
+/// A request that is still in flight may be older than that. Then the client sent last. If the previous response came
+/// within the same tick, the acknowledgement of the request shows it, as it came later than any response.
 fn is_idle(seen: Seen, long: Duration) -> bool {
-    // One that has just come about is about to bring its first request.
+    // A new connection is about to carry its first request.
     let Some(received) = seen.received else { return !seen.spoke && seen.sent >= IDLE };
     let asked_since = seen.sent < received || seen.acknowledged + TICK < received;
     received >= long && !asked_since
@@ -299,7 +305,7 @@ mod tests {
         assert_eq!(due(SPREAD * 2, "10.0.0.1:80", IDLE_SHORT), 1_000, "busy all the time");
     }
 
-    /// A connection whose answer came so long ago, right after its request.
+    /// Returns the times of a connection whose response came `ago`, right after its request.
     fn answered(ago: Duration) -> Seen {
         Seen { sent: ago, spoke: true, received: Some(ago), acknowledged: ago, ..Seen::default() }
     }

@@ -1,4 +1,4 @@
-//! Shell: brings the kernel half into force and watches that it stays so.
+//! Shell: loads the eBPF programs, and verifies that they stay attached and work.
 
 use std::{
     collections::BTreeMap,
@@ -20,39 +20,39 @@ use crate::{
     programs::{Error, Programs},
 };
 
-/// How often the cgroups are looked at: one that was removed and made again has lost its programs.
+/// Period in which the attachments are verified: a cgroup that was removed and made again has lost its programs.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often a canary proves that the programs are in force.
+/// Period in which a canary proves that the programs work.
 const CANARY_EVERY: Duration = Duration::from_secs(30);
-/// How often a missing cgroup is looked for at start.
+/// Period in which a named but missing cgroup is looked up at start.
 const CGROUP_EVERY: Duration = Duration::from_millis(20);
-/// How often one whose name is not known is: all of the hierarchy is read for it.
+/// Period in which a cgroup without a given name is searched: a search reads the whole hierarchy.
 const SEARCH_EVERY: Duration = Duration::from_millis(500);
 
-/// How far this agent has got with taking over from another version's.
+/// Stage of this agent's takeover from another version's programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
     /// The tables are not filled yet.
     #[default]
     Begun,
-    /// Connects may follow them.
+    /// The tables are filled: connects may follow them.
     Routed,
-    /// Nothing is left that the other version's programs count.
+    /// The other version's programs count nothing any more.
     Counted,
 }
 
-/// The kernel half in force, and what proves it.
+/// Loaded eBPF programs, and the state that verifies them.
 pub(crate) struct Kernel {
     programs: Programs,
     maps: Maps,
-    /// Whose programs were seen beside ours.
+    /// Foreign programs that were found on the same hooks, by owner.
     others: BTreeMap<Owner, usize>,
 }
 
-/// Waits for the cgroups, then loads, attaches and opens everything.
+/// Waits for the cgroups, then loads and attaches the programs and opens the maps.
 ///
-/// One listener serves all services' ports in the activator's namespace, where that is given. There is no [`Ender`] where
-/// the kernel cannot end connections under their locks.
+/// If an activator's namespace is given, one listener serves all services' ports there. There is no [`Ender`] if the
+/// kernel cannot close connections under their locks.
 pub(crate) async fn start(
     config: &Config,
     troubles: &Troubles,
@@ -68,6 +68,7 @@ pub(crate) async fn start(
         let pins = programs.pins();
         let (maps, events) = (Maps::open(&pins)?.beside(programs.old()), Events::open(&pins)?);
         let ender = programs.take_ender();
+        // The watch has maps of its own: its canary runs on another thread than the loop's writes.
         let kernel = Kernel { programs, maps: Maps::open(&pins)?, others: BTreeMap::new() };
         Ok((kernel, maps, events, ender))
     };
@@ -77,7 +78,7 @@ pub(crate) async fn start(
     }
 }
 
-/// The local node and the kubelet make their cgroups when they start, which may be later.
+/// Waits until the cgroups exist: the local node and the kubelet make them when they start, which may be later.
 async fn wait_for_cgroups(config: &Config, troubles: &Troubles) -> Places {
     let mut told = None;
     loop {
@@ -97,7 +98,7 @@ async fn wait_for_cgroups(config: &Config, troubles: &Troubles) -> Places {
     }
 }
 
-/// Where the cgroups are, or why they are waited for, and until when to look again.
+/// Returns the cgroups; or the reason for which the agent waits for them, with the pause before the next look.
 fn look_for_cgroups(config: &Config) -> Result<Places, (String, Duration)> {
     let Some(places) = config.places(None) else {
         let found = kubepods::find().map_err(|unfound| (unfound.to_string(), SEARCH_EVERY))?;
@@ -105,6 +106,7 @@ fn look_for_cgroups(config: &Config) -> Result<Places, (String, Duration)> {
         let unfound = || ("the cgroup of the pods is not known".to_owned(), SEARCH_EVERY);
         return config.places(Some(found)).ok_or_else(unfound);
     };
+    // Cgroups that settings name are not searched for; they only have to exist.
     for cgroup in [&places.clients, &places.pods] {
         if !cgroup.is_dir() {
             return Err((format!("cgroup {} does not exist yet", cgroup.display()), CGROUP_EVERY));
@@ -114,7 +116,7 @@ fn look_for_cgroups(config: &Config) -> Result<Places, (String, Duration)> {
 }
 
 impl Kernel {
-    /// Keeps the programs attached and proven until `shutdown`.
+    /// Keeps the programs attached and verified until `shutdown`.
     pub(crate) async fn watch(
         mut self,
         mut stage: watch::Receiver<Stage>,
@@ -126,6 +128,7 @@ impl Kernel {
         loop {
             let due = Instant::now() >= next_canary;
             let now = *stage.borrow_and_update();
+            // Blocking calls: the programs move into the job and come back with its result.
             let look = spawn_blocking(move || {
                 self.advance(now);
                 let healthy = self.look(due);
@@ -140,7 +143,7 @@ impl Kernel {
                 metrics.beside(&self.others);
             }
             if let Some(trouble) = healthy {
-                // A canary that failed is sent again at the next look.
+                // A failed canary is sent again at the next look.
                 next_canary =
                     Instant::now() + if trouble.is_some() { LOOK_EVERY } else { CANARY_EVERY };
                 troubles.set("kernel", trouble);
@@ -153,7 +156,7 @@ impl Kernel {
         }
     }
 
-    /// Says once who else redirects connects here.
+    /// Logs the owners of foreign programs on the same hooks, once for each change.
     fn look_around(&mut self) {
         let others = self.programs.others();
         if others != self.others {
@@ -164,7 +167,7 @@ impl Kernel {
         }
     }
 
-    /// Takes over from another version's programs as far as the agent has got. What fails is tried again at the next look.
+    /// Takes over from another version's programs up to this stage. A failure is tried again at the next look.
     fn advance(&mut self, stage: Stage) {
         let done = match stage {
             Stage::Begun => Ok(()),
@@ -176,7 +179,8 @@ impl Kernel {
         }
     }
 
-    /// Attaches what was lost and, when due, sends a canary. Returns its trouble, `None` when none was sent.
+    /// Attaches programs that were lost and, if due, sends a canary. Returns the canary's failure; the outer `None`
+    /// means that none was sent.
     #[expect(clippy::option_option, reason = "not asked is not the same as no trouble")]
     fn look(&mut self, canary_due: bool) -> Option<Option<String>> {
         let attached = self.programs.keep_attached();
@@ -190,6 +194,7 @@ impl Kernel {
                 return Some(Some(chain(error)));
             }
         }
+        // Programs that were just attached again are proven at once.
         let lost = attached.is_ok_and(|anew| anew > 0);
         if !canary_due && !lost {
             return None;

@@ -1,4 +1,4 @@
-//! Shell: finds the cgroups of this node's pods and of its kubelet in the file system.
+//! Shell: search for the cgroups of this node's pods and of its kubelet in the file system.
 
 use std::{
     fs,
@@ -8,29 +8,32 @@ use std::{
 
 use crate::cgroups::{self, Unfound};
 
-/// How deep below the mount a kubelet may keep its pods' directory: `cgroupRoot: /a/b` is two.
+/// Depth below the mount at which a kubelet may keep its pods' directory: `cgroupRoot: /a/b` is two.
 const DEPTH: usize = 4;
-/// How deep below that a container may lie, nested ones included.
+/// Depth below the pods' directory at which a container may be, nested containers included.
 const BELOW: usize = 6;
-/// Where a container sees cgroups of its own.
+/// Path at which a container sees its own cgroups.
 const OWN_MOUNT: &str = "/sys/fs/cgroup";
 
-/// The cgroup of this node's pods, wherever its kubelet has made it.
+/// Finds the cgroup of this node's pods in any layout.
 pub(crate) fn find() -> Result<PathBuf, Unfound> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounts = cgroups::v2_mounts(&mountinfo);
     let mount = mounts.first().ok_or(Unfound::NoMount)?;
     let mut candidates = Vec::new();
     collect(mount, DEPTH, &mut candidates);
+    // The order of a directory is random: sorted, an error names the candidates in a stable order.
     candidates.sort();
     cgroups::choose(&candidates, own(mount, &candidates).as_deref())
 }
 
-/// The cgroup of the kubelet whose pods are below `pods`, where the agent sees the node's processes and one of them is it.
+/// Finds the cgroup of the kubelet whose pods are below `pods`. `None` if the agent does not see the node's processes,
+/// or none of them is that kubelet.
 pub(crate) fn kubelet(pods: &Path) -> Option<PathBuf> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let mount = cgroups::v2_mounts(&mountinfo).into_iter().next()?;
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    // In a cgroup namespace, paths of other processes are relative to the agent's own cgroup.
     let root = match cgroups::own_path(&own) {
         Some(_) => mount,
         None => own_by_inode(&[pods.to_owned()])?,
@@ -43,7 +46,7 @@ pub(crate) fn kubelet(pods: &Path) -> Option<PathBuf> {
     cgroups::kubelet_of(pods, &all)
 }
 
-/// The agent's own cgroup: by its name, or, where a namespace hides that, by the inode of what it sees as the root.
+/// Returns the agent's own cgroup: by its name, or, if a cgroup namespace hides that, by the inode of its root.
 fn own(mount: &Path, candidates: &[PathBuf]) -> Option<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     if let Some(path) = cgroups::own_path(&text) {
@@ -77,7 +80,7 @@ fn with_inode(dir: &Path, inode: u64, depth: usize) -> Option<PathBuf> {
     })
 }
 
-/// Directories right below `dir`; none when it has gone.
+/// Returns the directories directly below `dir`; none if it is gone.
 pub(crate) fn children(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));

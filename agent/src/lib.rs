@@ -1,21 +1,21 @@
-//! The node's agent: finds the pods of this node, tells the kernel of them, and reports what they do.
+//! Agent of one node: finds the node's pods, writes the RouteTable into the kernel's maps, and reports the pods' state.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`probe`], [`pods`] | pure: whether a pod is ready; what follows from what is known of it |
+//! | [`probe`], [`pods`] | pure: readiness of one pod; state of each pod and the actions that follow from it |
 //! | [`plan`] | pure: from the RouteTable to ordered writes of the kernel's maps |
-//! | `listeners` | pure: what the kernel's counts of listeners say |
-//! | [`reach`] | pure: which pods of other nodes this one is known to reach |
-//! | [`cgroups`], `kubepods` | pure: the layouts of pods' cgroups; the one of this node |
-//! | [`door`] | the port in each pod's namespace where the kubelet and other nodes' agents ask |
+//! | `listeners` | pure: the kernel's counts of listeners |
+//! | [`reach`] | pure: reachability of the pods of other nodes |
+//! | [`cgroups`], `kubepods` | pure: the layouts of pods' cgroups; the layout of this node |
+//! | [`door`] | pod server: the port in each pod's namespace that the kubelet and other nodes' agents call |
 //! | [`maps`], [`sys`] | the kernel's maps and the agent's own system calls |
-//! | `pods/find`, `pods/namespace`, `pods/ask`, `pods/mark` | cgroups, namespaces, probes and how the kernel knows them |
-//! | [`sockdiag`] | the TCP sockets of a namespace, listed and ended |
-//! | [`kept`] | pure: which kept connections to end; `kept/ask` asks pods, `kept/end` ends them, [`kept::locked`] under their locks |
-//! | `tallies` | pure: what the requests of each revision came to; `revisions` keeps it, `admin/revisions` shows it |
-//! | `deadlines` | pure: which pods to look into for requests that take too long; `deadlines/end` looks and ends them |
-//! | [`audit`] | pure: whether gauges have drifted from the pods' sockets; `audit/look` compares them and puts them right |
-//! | `btf` | pure: where fields of the kernel's sockets are |
+//! | `pods/find`, `pods/namespace`, `pods/mark` | cgroups, namespaces, and the marks of probes in the kernel |
+//! | [`sockdiag`] | the TCP sockets of a namespace: listing and closing them |
+//! | [`kept`] | pure: stale connections to close; `kept/ask` asks pods, `kept/end` and [`kept::locked`] close them |
+//! | `tallies` | pure: totals of each Revision; `revisions` keeps them, `admin/revisions` exports them |
+//! | `deadlines` | pure: pods that may have overdue requests; `deadlines/end` scans them and closes connections |
+//! | [`audit`] | pure: drift of gauges from the pods' sockets; `audit/look` scans and corrects |
+//! | `btf` | pure: offsets of the fields of the kernel's sockets |
 //! | `agent` | the loop that joins them |
 //! | `controller`, `autoscaler`, `admin` | the streams, health and metrics |
 
@@ -80,11 +80,12 @@ use crate::{
     revisions::Revisions,
 };
 
-/// The capabilities that the agent needs, each with its reason: what a manifest gives it, besides user 0, the host's
+/// Capabilities that the agent needs, each with its reason. A manifest gives it these, besides user 0, the host's
 /// network and process namespaces, and the host's `/sys/fs/bpf` and `/sys/fs/cgroup`.
 ///
-/// `tests/kernel/agent.rs` runs every agent with these and no others. Not needed: `DAC_OVERRIDE` (user 0 owns all files it
-/// touches), `KILL` (the canary is its own child), `NET_RAW` (it makes TCP, UDP and netlink sockets only).
+/// `tests/kernel/agent.rs` runs every agent with exactly these. Not needed are `DAC_OVERRIDE` (user 0 owns all files it
+/// touches) and `KILL` (the canary is its own child). Neither is `NET_RAW` (it opens TCP, UDP and netlink sockets
+/// only).
 pub const CAPABILITIES: [(&str, &str); 3] = [
     (
         "SYS_ADMIN",
@@ -98,25 +99,25 @@ pub const CAPABILITIES: [(&str, &str); 3] = [
     ("SYS_PTRACE", "opens /proc/PID/ns/net of processes that have capabilities the agent has not"),
 ];
 
-/// Events of the finder that may wait to be taken in.
+/// Capacity of the channel of the finder's events.
 const FOUND: usize = 1_024;
 
-/// Why an agent stopped.
+/// Reason for which an agent stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] config::Invalid),
-    /// The kernel half cannot be brought into force.
+    /// The eBPF programs cannot be loaded or attached.
     #[error(transparent)]
     Programs(#[from] programs::Error),
-    /// A map cannot be used.
+    /// A kernel map cannot be opened, read or written.
     #[error(transparent)]
     Maps(#[from] maps::Error),
-    /// The kernel's events cannot be waited for.
+    /// The ring of kernel events cannot be polled.
     #[error("cannot wait for the kernel's events")]
     Events(#[source] io::Error),
-    /// Pods cannot be looked for.
+    /// The search for pods cannot start.
     #[error("cannot start looking for pods")]
     Find(#[source] io::Error),
     /// The admin pages cannot be served.
@@ -124,7 +125,7 @@ pub enum Error {
     Admin(#[from] pages::AdminError),
 }
 
-/// Finds the replicas of controller and autoscaler, and keeps a certificate where there is to be one.
+/// Makes the replica resolvers of controller and autoscaler, and renews the certificate if an identity is configured.
 fn finders(
     config: &Config,
     tasks: &TaskTracker,
@@ -141,14 +142,15 @@ fn finders(
     (controllers, autoscalers)
 }
 
-/// What ends when `asked` to, but not before the last kubelet that waits for a pod has its answer: a question that breaks
-/// off lets it stop the pod at once, whatever that still does.
+/// Returns a token that is cancelled after `asked`, but not before each waiting kubelet has its response. A preStop
+/// request that breaks off would let the kubelet stop the pod at once, even with requests in flight.
 fn when_answered(asked: CancellationToken, drains: Drains) -> CancellationToken {
     let end = CancellationToken::new();
     let ended = end.clone();
     tokio::spawn(async move {
         tokio::select! {
             () = asked.cancelled() => {}
+            // The token was cancelled for another reason: there is nothing left to wait for.
             () = ended.cancelled() => return,
         }
         info!("agent ends once no pod is waited for");
@@ -158,7 +160,7 @@ fn when_answered(asked: CancellationToken, drains: Drains) -> CancellationToken 
     end
 }
 
-/// The streams to the other parts.
+/// Streams to the controllers and the autoscalers.
 struct Streams {
     routes: Arc<Routes>,
     reports: Outbox<PodKey, PodItem>,
@@ -167,7 +169,7 @@ struct Streams {
 }
 
 impl Streams {
-    /// Keeps them open until `shutdown`.
+    /// Opens the streams and keeps them open until `shutdown`.
     fn open(config: &Config, tasks: &TaskTracker, shutdown: &CancellationToken) -> Self {
         let (controllers, autoscalers) = finders(config, tasks, shutdown);
         let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), ourselves(config), shutdown.clone());
@@ -191,7 +193,7 @@ impl Streams {
     }
 }
 
-/// Runs the agent until `shutdown`. What it wrote into the kernel stays in force.
+/// Runs the agent until `shutdown`. Its programs and map entries stay in force afterwards.
 pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
     config.validate()?;
     info!(?config, "agent starts");
@@ -202,7 +204,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     let (metrics, registry) = Metrics::new(shown.clone());
     let troubles = Troubles::default();
     troubles.set("programs", Some("not in force yet".to_owned()));
-    // From the first moment on: whoever waits for the agent learns what it waits for.
+    // Served from the first moment, so that `/readyz` gives the reason while the agent still waits.
     let pages = pages::serve(
         config.admin,
         admin::pages(registry, troubles.clone()),
@@ -221,6 +223,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
 
     let (stage, stages) = watch::channel(kernel::Stage::default());
     tasks.spawn(kernel.watch(stages, troubles.clone(), metrics.clone(), shutdown.clone()));
+    // The streams may open before the loop runs: what arrives waits in `routes` and in the channels.
     let Streams { routes, reports, settled, usage } = Streams::open(&config, &tasks, &shutdown);
     let (found, finds) = mpsc::channel(FOUND);
     let answers = Answers { drains: drains.clone(), conns: maps.conns() };
@@ -247,17 +250,18 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
         ended = pages => ended.map_err(Error::Admin),
     };
     shutdown.cancel();
+    // Their last writes, such as reports of pods, are waited for.
     tasks.close();
     tasks.wait().await;
     ended
 }
 
-/// As the other parts know this agent: there is one a node.
+/// Subscriber identity of this agent: one agent for each node, so the node's name is enough.
 fn ourselves(config: &Config) -> Subscriber {
     Subscriber { role: Role::Agent, name: config.node.clone(), node: config.node.clone() }
 }
 
-/// Starts looking for this node's pods below their cgroup.
+/// Starts the search for this node's pods below their cgroup.
 fn look_for_pods(
     config: &Config,
     places: &Places,
@@ -271,7 +275,7 @@ fn look_for_pods(
     pods::find::start(places, found).map_err(Error::Find)
 }
 
-/// What a mutex guards, also after a panic of who held it: nothing is left half done under any lock here.
+/// Locks a mutex, and ignores the poison of a panic: no lock of this crate guards a half-done change.
 pub(crate) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }

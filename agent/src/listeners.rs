@@ -1,23 +1,25 @@
-//! Pure: what the kernel's counts of listeners say, and which of them nobody needs any more.
+//! Pure: the kernel's counts of listeners, and the entries that can be deleted.
 //!
-//! Each namespace and port with a listener has an entry in `LISTEN`, of whichever pod: most listen before they are known.
-//! The kernel half never deletes one.
+//! Each namespace and port with a listener has an entry in `LISTEN`, of any pod: most processes listen before the agent
+//! knows their pod. The eBPF programs never delete an entry.
 
 use std::time::Duration;
 
 use common::abi::Listen;
 
-/// For how long the newest listener of a forgotten entry has been known: one that closes only to open again keeps its entry.
+/// Age of a closed entry's newest listener at which the entry is deleted. A process that soon opens its listener again
+/// keeps the entry.
 const RESTS: Duration = Duration::from_secs(60);
 
-/// Listeners by their count. Below zero there are none: a listener whose entry was forgotten, since the RouteTable did not
-/// name its pod for a moment, is taken off all the same when it closes.
+/// Number of listeners from a gauge of `LISTEN`; a gauge below zero means none. An entry may be deleted while its
+/// listener is open, as the RouteTable does not name its pod for a moment. The gauge falls below zero when that
+/// listener closes.
 pub(crate) fn count(gauge: u32) -> u32 {
     if is_below_zero(gauge) { 0 } else { gauge }
 }
 
-/// Whether nobody needs an entry any more. That of a pod's serving port stays while the pod does, unless its count is off:
-/// from nothing it is right again with the next listener.
+/// Returns true if an entry can be deleted. The entry of a pod's serving port stays while the pod exists, unless its
+/// count is below zero. Then a new entry counts the next listener right.
 pub(crate) fn is_over(listen: &Listen, is_serving: bool, now_ns: u64) -> bool {
     if is_serving {
         return is_below_zero(listen.open) || is_below_zero(listen.loopback);

@@ -1,4 +1,4 @@
-//! Shell: the kernel's maps: applies planned writes, reads listeners and counters, hands out events.
+//! Shell: the kernel's maps: applies map operations, reads listeners and counters, returns events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,43 +26,39 @@ use crate::{
     sys::{self, Words},
 };
 
-/// Why a map cannot be used.
+/// Error of a kernel map.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A pin is missing or not what it should be.
+    /// A pin is missing, or is a map of another kind.
     #[error("cannot open map {name} in {}", pins.display())]
     Open {
-        /// The map.
+        /// Name of the map.
         name: &'static str,
-        /// Where its pin should be.
+        /// Folder that should have its pin.
         pins: PathBuf,
-        /// Why.
         source: Box<MapError>,
     },
-    /// A map's memory cannot be shared.
+    /// A map's memory cannot be mapped into the agent.
     #[error("cannot map the memory of {name}")]
     Share {
-        /// The map.
+        /// Name of the map.
         name: &'static str,
-        /// Why.
         source: io::Error,
     },
-    /// A write was refused.
+    /// The kernel refused a write.
     #[error("cannot write {subject} to map {name}")]
     Write {
-        /// The map.
+        /// Name of the map.
         name: &'static str,
-        /// What was written.
+        /// Key of the entry that was written.
         subject: String,
-        /// Why.
         source: Box<MapError>,
     },
-    /// A read failed.
+    /// A read of the map failed.
     #[error("cannot read map {name}")]
     Read {
-        /// The map.
+        /// Name of the map.
         name: &'static str,
-        /// Why.
         source: Box<MapError>,
     },
 }
@@ -77,7 +73,7 @@ pub mod gauges;
 pub(crate) mod ledger;
 mod old;
 
-/// Every map the agent reads or writes. Only one process at a time may write.
+/// Every map that the agent reads or writes. Only one process at a time may write.
 #[derive(Debug)]
 pub struct Maps {
     frontends: HashMap<MapData, abi::FrontendKey, u32>,
@@ -93,23 +89,24 @@ pub struct Maps {
     control: Words,
     conns: Conns,
     pins: PathBuf,
-    /// What the programs of the version before still count.
+    /// Counters that the programs of the previous version still keep.
     old: Option<old::Old>,
 }
 
-/// What the kernel half counts of each pod, by slot.
+/// Counters of each pod in the kernel, by row.
 #[derive(Debug)]
 struct Rows {
     pod_state: Words,
     counters: Words,
     responses: Words,
-    /// Rows of one pod: one for each possible CPU, and behind them user space's own.
+    /// Rows of one pod: one for each possible CPU, and after them one for user space.
     cpus: usize,
 }
 
 impl Maps {
-    /// Opens the maps pinned in `pins` (`bpf/v<ABI>/`).
+    /// Opens the maps that are pinned in the folder `pins` (`bpf/v<ABI>/`).
     pub fn open(pins: &Path) -> Result<Self, Error> {
+        // The pinned map's capacity counts: it follows from the CPUs at the map's creation.
         let rows = capacity(pins, maps::COUNTERS)?;
         Ok(Self {
             frontends: hash(pins, maps::FRONTENDS)?,
@@ -134,30 +131,30 @@ impl Maps {
         })
     }
 
-    /// Adds what the programs of another version, pinned in `pins`, count until their connections have closed.
+    /// Adds the counters of another version's programs, pinned in `pins`, until their connections have closed.
     #[must_use]
     pub fn beside(self, pins: Option<&Path>) -> Self {
         let both = pins.and_then(|old| Conns::open([&self.pins, old]).ok());
         Self { old: pins.and_then(old::Old::open), conns: both.unwrap_or(self.conns), ..self }
     }
 
-    /// What is remembered of each connection of a pod.
+    /// Returns the kernel's storage of the pods' connections.
     pub fn conns(&self) -> Conns {
         self.conns.clone()
     }
 
-    /// What of revisions' totals outlives the agent.
+    /// Opens the maps that keep the totals of Revisions while no agent runs.
     pub(crate) fn ledger(&self) -> Result<ledger::Ledger, Error> {
         ledger::Ledger::open(&self.pins)
     }
 
-    /// The gauges of pods, for another task.
+    /// Opens the gauges of pods, for another task.
     pub fn gauges(&self) -> Result<Gauges, Error> {
         Gauges::open(&self.pins)
     }
 
-    /// Takes over for good what another version has counted to the end. Returns whether nothing of it is left; `all` also
-    /// forgets its pods that nobody has registered here.
+    /// Adds the final counts of the previous version's rows to this version's. Returns true if none is left. `all` also
+    /// drops pods of the previous version that are not registered here.
     pub fn settle_old(&mut self, all: bool) -> bool {
         let settled = self.old.as_mut().is_none_or(|old| old.settle(&self.rows, all));
         if settled {
@@ -166,7 +163,7 @@ impl Maps {
         settled
     }
 
-    /// Carries out planned writes in their order. After an error, read the table back and plan anew.
+    /// Applies map operations in their order. After an error, read the table back and plan again.
     pub fn apply(&mut self, ops: &[MapOp]) -> Result<(), Error> {
         ops.iter().try_for_each(|op| self.write(op))
     }
@@ -176,6 +173,7 @@ impl Maps {
             MapOp::Backend { id, backend } => self.write_backend(*id, backend),
             MapOp::Slots { offset, backends } => {
                 let extent = &self.slots.words()[*offset as usize..][..backends.len()];
+                // Relaxed is enough: no word refers to the extent yet, and the store of the state releases it.
                 for (slot, &backend) in extent.iter().zip(backends) {
                     slot.store(backend.into(), Relaxed);
                 }
@@ -184,6 +182,7 @@ impl Maps {
                 self.svc_info.words()[*service as usize].store(info.pack(), Release);
             }
             MapOp::State { service, state } => {
+                // Release: a connect that reads this word sees the list and the backends behind it.
                 self.svc_state.words()[*service as usize].store(state.pack(), Release);
             }
             MapOp::Frontend { key, service } => {
@@ -198,7 +197,7 @@ impl Maps {
         Ok(())
     }
 
-    /// Writes a backend that no list names yet: its gauge starts at 0 in a new generation.
+    /// Writes a backend that no list names yet. Its gauge starts at 0 in a new generation.
     fn write_backend(&self, id: u32, backend: &Backend) {
         let row = row(&self.backends, id as usize, BACKEND_WORDS);
         let (low, high) = backend.address.split_at(8);
@@ -207,16 +206,18 @@ impl Maps {
         row[1].store(word(high), Relaxed);
         row[offset_of!(abi::Backend, cookie) / 8].store(backend.cookie, Relaxed);
         row[offset_of!(abi::Backend, slot) / 8].store(tail, Relaxed);
+        // Before the gauge: a close that belongs to the old generation then leaves the gauge alone.
         row[offset_of!(abi::Backend, generation) / 8].fetch_add(1, Relaxed);
         row[offset_of!(abi::Backend, open) / 8].store(0, Relaxed);
         row[offset_of!(abi::Backend, unanswered_ns) / 8].store(0, Relaxed);
     }
 
-    /// Reads back what connects follow now, to plan from after a restart.
+    /// Reads the kernel's present routing state, for planning after a restart.
     pub fn read(&self) -> Result<KernelTable, Error> {
         let mut table = KernelTable::default();
         for entry in self.frontends.iter() {
             let (key, service) = entry.map_err(|e| read(maps::FRONTENDS, e))?;
+            // The canary's frontend is no service's, and no plan may remove it.
             if service < abi::FIRST_SERVICE {
                 continue;
             }
@@ -247,6 +248,7 @@ impl Maps {
     }
 
     fn read_backend(&self, id: u32) -> Backend {
+        // Bounded: a number read from the map may be any, and must not index beyond the array.
         let row = row(&self.backends, id as usize % abi::BACKENDS_MAX as usize, BACKEND_WORDS);
         let mut address = [0; 16];
         address[..8].copy_from_slice(&row[0].load(Relaxed).to_ne_bytes());
@@ -260,32 +262,35 @@ impl Maps {
         }
     }
 
-    /// This node's open connections to a backend, as `connect` sees them.
+    /// Returns this node's open connections to a backend, as `connect` sees them.
     pub fn open_connections(&self, backend: u32) -> u64 {
         let row = row(&self.backends, backend as usize, BACKEND_WORDS);
         common::flow::clamp(row[offset_of!(abi::Backend, open) / 8].load(Relaxed))
     }
 
-    /// Registered pods by netns cookie.
+    /// Returns the registered pods by netns cookie.
     pub fn pods(&self) -> Result<BTreeMap<u64, abi::Pod>, Error> {
         self.pods.iter().map(|entry| entry.map_err(|e| read(maps::PODS, e))).collect()
     }
 
-    /// Registers a pod's namespace, or changes its entry: from now on its serving port is counted, and its loopback
-    /// bind widened where [`abi::POD_WIDEN_BIND`] says so. Clear a slot of an earlier pod first.
+    /// Registers a pod's namespace, or changes its entry. From now on its serving port is counted, and its loopback
+    /// bind is widened if [`abi::POD_WIDEN_BIND`] is set. Clear the row of an earlier pod first.
     pub fn register(&mut self, cookie: u64, pod: abi::Pod) -> Result<(), Error> {
         let done = self.pods.insert(cookie, pod, 0);
         done.map_err(|source| refused(maps::PODS, (cookie, pod.slot), source))?;
+        // After the insertion, so that no connection is missed: in between, the new programs ignore connections that an
+        // old one counts.
         self.old.as_mut().map_or(Ok(()), |old| old.hand_over(cookie, pod.slot))
     }
 
-    /// Forgets a pod and every listener of its namespace. Its slot should rest as long as possible before reuse.
+    /// Forgets a pod and every listener of its namespace. Its row should stay unused as long as possible.
     pub fn unregister(&mut self, cookie: u64) -> Result<(), Error> {
         if let Some(old) = &mut self.old {
             old.forget(cookie);
         }
         let done = unless_gone(self.pods.remove(&cookie));
         done.map_err(|source| refused(maps::PODS, cookie, source))?;
+        // Collected first: removing keys while iterating over a hash map can restart the iteration.
         let keys: Vec<_> = self.listen.keys().filter_map(Result::ok).collect();
         for key in keys.iter().filter(|key| key.cookie == cookie) {
             let done = unless_gone(self.listen.remove(key));
@@ -294,8 +299,8 @@ impl Maps {
         self.set_entries(cookie, None)
     }
 
-    /// Counts the entries of each namespace in `LISTEN`, of which each may have so many. A listener that opens meanwhile
-    /// may be missed until the next count.
+    /// Writes the number of entries that each namespace has in `LISTEN`, which is bounded. A listener that opens
+    /// meanwhile may be missed until the next count.
     pub fn count_listeners(&mut self) -> Result<(), Error> {
         let mut counts = BTreeMap::<u64, u32>::new();
         for key in self.listen.keys() {
@@ -316,7 +321,7 @@ impl Maps {
         done.map_err(|source| refused(maps::LISTENERS, cookie, source))
     }
 
-    /// Sets all counters of a slot to zero, before it is given to a new pod.
+    /// Sets all counters of a row to zero, before the row is allocated to a new pod.
     pub fn clear_slot(&self, slot: u32) {
         let zero = |words: &[AtomicU64]| words.iter().for_each(|word| word.store(0, Relaxed));
         zero(row(&self.rows.pod_state, slot as usize, STATE_WORDS));
@@ -327,7 +332,7 @@ impl Maps {
         }
     }
 
-    /// Open listeners of a namespace and port that the kernel half saw begin; all zero without any.
+    /// Returns the open listeners of a namespace and port that the eBPF programs saw open; all zero without any.
     pub fn listen(&self, cookie: u64, port: u16) -> Result<abi::Listen, Error> {
         match self.listen.get(&abi::ListenKey { cookie, port: port.into(), reserved: 0 }, 0) {
             Ok(found) => Ok(found),
@@ -339,6 +344,7 @@ impl Maps {
     /// Makes the canary's address answer as [`crate::programs`] expects.
     pub fn set_canary(&mut self) -> Result<(), Error> {
         let state = SvcState { offset: 0, count: 0, generation: 0, mode: Mode::Canary };
+        // The state before the frontend: a connect must never find an address without a state.
         self.write(&MapOp::State { service: abi::CANARY_SERVICE, state })?;
         self.write(&MapOp::Frontend { key: abi::CANARY, service: abi::CANARY_SERVICE })
     }
@@ -350,9 +356,10 @@ impl Maps {
         done.map_err(|source| refused(maps::LISTEN, key, source))
     }
 
-    /// Says which addresses are the node's own: connections from there may be the kubelet's.
+    /// Sets the node's own addresses: connections from them may be the kubelet's.
     pub fn set_node(&mut self, addresses: &BTreeSet<[u8; 16]>) -> Result<(), Error> {
         let known: Vec<[u8; 16]> = self.node.keys().filter_map(Result::ok).collect();
+        // Only the difference is written, so that an address that stays is never missing.
         for stale in known.iter().filter(|address| !addresses.contains(*address)) {
             let done = unless_gone(self.node.remove(stale));
             done.map_err(|source| refused(maps::NODE, stale, source))?;
@@ -364,12 +371,12 @@ impl Maps {
         Ok(())
     }
 
-    /// Every namespace and port with a listener, now or before.
+    /// Returns every entry of `LISTEN`: each namespace and port that has or had a listener.
     pub fn listeners(&self) -> Result<BTreeMap<abi::ListenKey, abi::Listen>, Error> {
         self.listen.iter().map(|entry| entry.map_err(|e| read(maps::LISTEN, e))).collect()
     }
 
-    /// One pod's running totals over all CPUs.
+    /// Returns one pod's running totals over all CPUs.
     pub fn totals(&self, slot: u32) -> Totals {
         let (new, old) = (self.rows.totals(slot), self.old.as_ref().map(|old| old.totals(slot)));
         let old = old.unwrap_or_default();
@@ -382,7 +389,7 @@ impl Maps {
         }
     }
 
-    /// One pod's responses over all CPUs.
+    /// Returns one pod's responses over all CPUs.
     pub fn responses(&self, slot: u32) -> abi::Responses {
         let mut sum = self.rows.responses(slot).words();
         if let Some(old) = self.old.as_ref().map(|old| old.responses(slot).words()) {
@@ -391,7 +398,7 @@ impl Maps {
         abi::Responses::from_words(sum)
     }
 
-    /// One pod's levels, gauges clamped at 0.
+    /// Returns one pod's levels, with gauges clamped at 0.
     pub fn state(&self, slot: u32) -> abi::PodState {
         let new = self.rows.state(slot);
         let Some(old) = self.old.as_ref().map(|old| old.state(slot)) else { return new };
@@ -407,24 +414,24 @@ impl Maps {
         }
     }
 
-    /// Asks for one event when more than `level` requests are in flight in the pod, or when the next one begins where
-    /// `level` is 0. Look at [`state`](Self::state) afterwards: they may be already.
+    /// Arms one event for when more than `level` requests are in flight in the pod; with `level` 0, for the next
+    /// request. Read [`state`](Self::state) afterwards: more may be in flight already.
     pub fn arm(&self, slot: u32, level: u64) {
-        // Those that another version's programs count are in none of our gauges.
+        // Requests that the previous version's programs count are in none of this version's gauges.
         let others = self.old.as_ref().map_or(0, |old| old.state(slot).in_flight);
         let row = row(&self.rows.pod_state, slot as usize, STATE_WORDS);
         let armed = level.saturating_sub(others) + 1;
         row[offset_of!(abi::PodState, armed) / 8].store(armed, Release);
     }
 
-    /// A word of `CONTROL`, by its `abi::CONTROL_*` number.
+    /// Returns a word of `CONTROL`, by its `abi::CONTROL_*` number.
     pub fn control(&self, word: u32) -> u64 {
         self.control.words()[word as usize].load(Acquire)
     }
 }
 
 impl Rows {
-    /// One pod's running totals over all CPUs.
+    /// Returns one pod's running totals over all CPUs.
     fn totals(&self, slot: u32) -> Totals {
         let mut sum = Totals::default();
         for cpu in 0..self.cpus {
@@ -438,11 +445,12 @@ impl Rows {
         sum
     }
 
-    /// One pod's responses over all CPUs.
+    /// Returns one pod's responses over all CPUs.
     fn responses(&self, slot: u32) -> abi::Responses {
         let mut sum = [0_u64; RESPONSE_WORDS];
         for cpu in 0..self.cpus {
             let index = cpu * abi::PODS_MAX as usize + slot as usize;
+            // Read word by word: each only grows, so that no word of the sum is more than a moment old.
             let words = row(&self.responses, index, RESPONSE_WORDS);
             sum.iter_mut().zip(words).for_each(|(total, word)| {
                 *total = total.wrapping_add(word.load(Relaxed));
@@ -451,7 +459,7 @@ impl Rows {
         abi::Responses::from_words(sum)
     }
 
-    /// One pod's levels, gauges clamped at 0.
+    /// Returns one pod's levels, with gauges clamped at 0.
     fn state(&self, slot: u32) -> abi::PodState {
         let row = row(&self.pod_state, slot as usize, STATE_WORDS);
         let load = |at: usize| row[at / 8].load(Acquire);
@@ -479,14 +487,14 @@ impl std::fmt::Debug for Events {
 }
 
 impl Events {
-    /// Opens the ring pinned in `pins`. Only one reader may exist.
+    /// Opens the ring that is pinned in `pins`. Only one reader may exist.
     pub fn open(pins: &Path) -> Result<Self, Error> {
         let map = Map::RingBuf(open(pins, maps::EVENTS)?);
         let ring = RingBuf::try_from(map);
         ring.map(Self).map_err(|source| not_opened(pins, maps::EVENTS, source))
     }
 
-    /// The next event, if there is one. Bytes of another size are skipped: hints may be lost.
+    /// Returns the next event, if there is one. Bytes of another size are skipped, as events are hints.
     #[allow(
         clippy::should_implement_trait,
         reason = "an iterator would seem to end; this one goes on when the ring fills again"
@@ -513,7 +521,7 @@ impl AsRawFd for Events {
     }
 }
 
-/// An event from its bytes.
+/// Decodes an event from its bytes; `None` if they have another length.
 pub fn decode(bytes: &[u8]) -> Option<abi::Event> {
     let bytes: &[u8; 24] = bytes.try_into().ok()?;
     let half =
@@ -526,14 +534,15 @@ pub fn decode(bytes: &[u8]) -> Option<abi::Event> {
     })
 }
 
-/// Reads a row only when nothing was being written: `begin` and `end` equal before and unchanged after.
+/// Reads a row of counters when no program is writing it: `begin` and `end` are equal, and `end` was read first.
 ///
-/// A writer holds a row for nanoseconds on a CPU that is running, so a few tries are plenty; after 1,000 the
-/// words are taken as they are.
+/// A program holds a row for nanoseconds on a CPU that is running, so a few attempts are enough. After 1,000 attempts
+/// the words are returned as they are.
 fn settled(row: &[AtomicU64]) -> abi::Counters {
     let load = |at: usize| row[at / 8].load(Relaxed);
     let mut tries = 0;
     loop {
+        // The reverse of the writer's order, as in a seqlock: `end` first, the data, then `begin`.
         let end = row[offset_of!(abi::Counters, end) / 8].load(Acquire);
         let found = abi::Counters {
             begin: load(offset_of!(abi::Counters, begin)),
@@ -554,7 +563,7 @@ fn settled(row: &[AtomicU64]) -> abi::Counters {
     }
 }
 
-/// One more than the index of the last word that is not 0.
+/// Returns one more than the index of the last word that is not 0.
 fn end(words: &[AtomicU64]) -> u32 {
     let last = words.iter().rposition(|word| word.load(Relaxed) != 0);
     last.map_or(0, |last| last as u32 + 1)
@@ -564,17 +573,18 @@ fn row(words: &Words, index: usize, width: usize) -> &[AtomicU64] {
     &words.words()[index * width..][..width]
 }
 
-/// Eight bytes as the word they are in memory.
+/// Returns eight bytes as the word that they are in memory.
 fn word(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(bytes);
     u64::from_ne_bytes(word)
 }
 
-/// Whether client sockets are open that the connect programs with these pins led somewhere: one has a row, or storage of its
-/// own. Where that cannot be read there may be some.
+/// Returns true if client sockets are open whose connects the programs with these pins redirected. Such a socket has a
+/// claimed row, or storage of its own. If that cannot be read, there may be some.
 pub(crate) fn has_clients(pins: &Path) -> Result<bool, Error> {
     let control = words(pins, maps::CONTROL, abi::CONTROL_WORDS as usize)?;
+    // The overflow count is of sockets that found their row claimed, and have socket storage instead.
     if control.words()[abi::CONTROL_OVERFLOW as usize].load(Relaxed) != 0 {
         return Ok(true);
     }
@@ -596,7 +606,7 @@ fn hash<K: aya::Pod, V: aya::Pod>(
     HashMap::try_from(map).map_err(|source| not_opened(pins, name, source))
 }
 
-/// The map of probes under way. The loop does not need it; those who probe do.
+/// Opens the map of marks of probes under way.
 pub(crate) fn probes(pins: &Path) -> Result<HashMap<MapData, abi::ProbeKey, u64>, Error> {
     let map = Map::LruHashMap(open(pins, maps::PROBES)?);
     HashMap::try_from(map).map_err(|source| not_opened(pins, maps::PROBES, source))
@@ -625,7 +635,8 @@ fn not_opened(pins: &Path, name: &'static str, source: MapError) -> Error {
     Error::Open { name, pins: pins.to_owned(), source: Box::new(source) }
 }
 
-/// What is to be gone may be so already: aya passes on the kernel's word for it, and keeps `KeyNotFound` for lookups.
+/// Treats the removal of a missing key as success. aya passes the kernel's ENOENT on, and keeps `KeyNotFound` for
+/// lookups.
 fn unless_gone(removed: Result<(), MapError>) -> Result<(), MapError> {
     match removed {
         Err(MapError::SyscallError(it)) if it.io_error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -1,4 +1,4 @@
-//! Shell: whether the calling thread's network namespace rewrites the addresses of connections.
+//! Shell: detection of rules that rewrite the addresses of connections in the calling thread's network namespace.
 
 use std::{fs, io, os::fd::AsFd as _};
 
@@ -10,6 +10,7 @@ use crate::oddities;
 /// Names of iptables' tables in a namespace, for each family.
 const TABLES: [&str; 2] =
     ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+/// Timeout of an answer of netfilter, in ms.
 const PATIENCE_MS: u16 = 500;
 
 // From include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h.
@@ -20,7 +21,7 @@ const REQUEST_DUMP: u16 = 0x301;
 const HEADER: usize = 16;
 const FAMILY: usize = 4;
 
-/// Whether it has a table or chain of type nat. Where the kernel has no netfilter, nothing is rewritten.
+/// Returns true if the namespace has a table or chain of type nat. A kernel without netfilter rewrites nothing.
 pub(crate) fn redirects() -> bool {
     let legacy = |path: &str| fs::read_to_string(path).is_ok_and(|it| oddities::redirects(&it));
     TABLES.iter().any(|path| legacy(path)) || chains().unwrap_or(false)
@@ -30,11 +31,12 @@ fn chains() -> io::Result<bool> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
+    // Written by hand, as the library has no nf_tables messages: struct nlmsghdr first.
     let mut question = Vec::with_capacity(HEADER + FAMILY);
     question.extend(((HEADER + FAMILY) as u32).to_ne_bytes());
     question.extend(GET_CHAIN.to_ne_bytes());
     question.extend(REQUEST_DUMP.to_ne_bytes());
-    // Sequence and port; then struct nfgenmsg: any family.
+    // Sequence number and port; then struct nfgenmsg for any family.
     question.extend([0; 8 + FAMILY]);
     socket.send(&question, 0)?;
     let mut buffer = Vec::with_capacity(64 * 1024);
@@ -53,14 +55,14 @@ fn chains() -> io::Result<bool> {
     }
 }
 
-/// What one datagram of answers says.
+/// Result of one datagram of answers.
 #[derive(Debug, PartialEq, Eq)]
 enum Read {
-    /// Nothing yet.
+    /// No chain of type nat yet: further datagrams follow.
     More,
-    /// There is no such chain, or no answer.
+    /// End of the dump without such a chain, or an error.
     End,
-    /// There is one.
+    /// A chain of type nat exists.
     Nat,
 }
 
@@ -68,6 +70,7 @@ fn read(mut bytes: &[u8]) -> Read {
     const ERROR: u16 = 2;
     const DONE: u16 = 3;
     while let Some(kind) = half(bytes, 4) {
+        // A length below the header's ends the loop, so that a malformed datagram cannot run it forever.
         let length = half(bytes, 0).map_or(0, usize::from);
         let Some(message) = bytes.get(..length).filter(|it| it.len() >= HEADER) else { break };
         match kind {
@@ -82,7 +85,7 @@ fn read(mut bytes: &[u8]) -> Read {
     Read::More
 }
 
-/// Whether a chain's attributes give its type as nat.
+/// Returns true if a chain's attributes give its type as nat.
 fn is_nat(mut attributes: &[u8]) -> bool {
     while let (Some(length), Some(kind)) = (half(attributes, 0), half(attributes, 2)) {
         let length = usize::from(length).max(4);

@@ -1,4 +1,4 @@
-//! Shell: one netlink question and all its answers, in the network namespace of the calling thread.
+//! Shell: one netlink request and all its answers, in the network namespace of the calling thread.
 
 use std::{io, os::fd::AsFd as _};
 
@@ -9,13 +9,13 @@ use netlink_packet_core::{
 use netlink_sys::{Socket, SocketAddr};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// An answer is the kernel's own work: one that takes this long will not come.
+/// Timeout of an answer in ms. The kernel answers by itself, so a later answer will not come.
 const PATIENCE_MS: u16 = 2_000;
 
-/// Bytes of one read. The kernel fills dumps up to 32 KiB.
+/// Size of one read in bytes. The kernel fills dumps up to 32 KiB.
 const READ: usize = 64 * 1024;
 
-/// A socket of one netlink family. It stays in the namespace it was made in.
+/// Socket of one netlink family. It stays in the namespace in which it was opened.
 #[derive(Debug)]
 pub(crate) struct Netlink {
     socket: Socket,
@@ -30,12 +30,12 @@ impl Netlink {
         Ok(Self { socket })
     }
 
-    /// The socket, to ask it about its namespace.
+    /// Returns the socket, for queries about its namespace.
     pub(crate) fn socket(&self) -> &Socket {
         &self.socket
     }
 
-    /// Asks for a dump and hands each answer to `each`.
+    /// Requests a dump and passes each answer to `each`.
     pub(crate) fn dump<T>(&self, question: T, mut each: impl FnMut(T)) -> io::Result<()>
     where
         T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
@@ -44,7 +44,7 @@ impl Netlink {
         self.answers(&mut each)
     }
 
-    /// Asks for one thing and hands the answer to `each`. An error where there is no such thing.
+    /// Requests one object and passes the answer to `each`. Returns an error if there is no such object.
     pub(crate) fn ask<T>(&self, question: T, mut each: impl FnMut(T)) -> io::Result<()>
     where
         T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
@@ -96,7 +96,7 @@ impl Netlink {
     }
 }
 
-/// Takes in one datagram of answers. Returns whether it was the last.
+/// Handles one datagram of answers. Returns true if it was the last.
 fn absorb<T: NetlinkDeserializable>(
     mut bytes: &[u8],
     each: &mut impl FnMut(T),
@@ -104,7 +104,7 @@ fn absorb<T: NetlinkDeserializable>(
     let bad = |error| io::Error::new(io::ErrorKind::InvalidData, error);
     while !bytes.is_empty() {
         let message = NetlinkMessage::<T>::deserialize(bytes).map_err(bad)?;
-        // Messages are aligned to four bytes within a datagram.
+        // Messages are aligned to four bytes within a datagram. At least four, so that a length of 0 cannot loop.
         let length = (message.header.length as usize).next_multiple_of(4).max(4);
         bytes = bytes.get(length..).unwrap_or_default();
         match message.payload {

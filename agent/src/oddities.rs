@@ -1,22 +1,22 @@
-//! Pure: what keeps a pod or a node from being served as usual, told by what can be seen of it from outside.
+//! Pure: incompatibilities of a pod or a node, recognized by marks that are visible from outside.
 
 use std::fmt;
 
 use common::abi;
 
-/// Whose programs stand beside ours, told by their names.
+/// Owner of a foreign program on the same hooks, recognized by the program's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
     /// Cilium's socket load balancer (`bpf/bpf_sock.c`: `cil_sock4_connect`, …).
     Cilium,
     /// Calico's connect-time load balancer (`felix/bpf-gpl/connect_balancer*.c`: `calico_connect_v4`, …).
     Calico,
-    /// Somebody else's.
+    /// Any other owner, or one without a known name.
     Other,
 }
 
 impl Owner {
-    /// Whose program has this name, of which the kernel keeps 15 bytes.
+    /// Returns the owner of a program by its name, of which the kernel keeps 15 bytes.
     pub fn of(name: &str) -> Self {
         match name {
             _ if name.starts_with("cil_") => Self::Cilium,
@@ -25,7 +25,7 @@ impl Owner {
         }
     }
 
-    /// For metrics and logs.
+    /// Returns the owner's name in metrics and logs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cilium => "cilium",
@@ -35,16 +35,16 @@ impl Owner {
     }
 }
 
-/// What is unusual about a pod, so that Rouse cannot do for it what it does for others.
+/// Incompatibility of a pod: Rouse cannot count it, or cannot see its listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Oddity {
-    /// Its processes run in a sandbox with sockets of its own, which the node's kernel does not see.
+    /// The pod's processes run in a sandbox with sockets of its own, which the node's kernel does not see.
     Sandbox(&'static str),
-    /// Its processes use the network namespace of the node.
+    /// The pod's processes use the network namespace of the node.
     HostNetwork,
-    /// Something in its namespace redirects connections, as a mesh's sidecar does.
+    /// Rules in the pod's namespace redirect connections, as for a mesh's sidecar.
     Redirected,
-    /// The kernel's maps count as many pods of the node as they have room for.
+    /// The kernel's maps have no room for another pod of the node.
     Crowded,
 }
 
@@ -76,7 +76,7 @@ impl fmt::Display for Oddity {
     }
 }
 
-/// Programs that run a pod's processes elsewhere, by the begin of their name (of which the kernel keeps 15 bytes).
+/// Programs that run a pod's processes in a sandbox, by the prefix of their name (of which the kernel keeps 15 bytes).
 const SANDBOXES: [(&str, &str); 7] = [
     ("runsc-sandbox", "gVisor"),
     ("runsc", "gVisor"),
@@ -87,8 +87,8 @@ const SANDBOXES: [(&str, &str); 7] = [
     ("dragonball", "Kata"),
 ];
 
-/// The sandbox that a process of a pod's cgroup keeps, by `/proc/PID/comm` and the first word of its command line. gVisor
-/// starts itself anew from `/proc/self/exe`, so that only the latter tells.
+/// Returns the sandbox that a process of a pod's cgroup runs, by `/proc/PID/comm` and the first word of its command
+/// line. gVisor executes itself again from `/proc/self/exe`, so only its command line shows the name.
 pub fn sandbox(comm: &str, command: &str) -> Option<Oddity> {
     let program = command.rsplit('/').next().unwrap_or_default();
     let found =
@@ -96,7 +96,8 @@ pub fn sandbox(comm: &str, command: &str) -> Option<Oddity> {
     found.map(|(_, name)| Oddity::Sandbox(name))
 }
 
-/// Whether a namespace has a table that rewrites addresses: iptables' `nat`, by `/proc/net/ip_tables_names` and its like.
+/// Returns true if a namespace has a table that rewrites addresses: iptables' `nat`, by `/proc/net/ip_tables_names` or
+/// its IPv6 counterpart.
 pub fn redirects(tables: &str) -> bool {
     tables.lines().any(|table| table == "nat")
 }

@@ -1,9 +1,9 @@
 //! Pure: from the route table to ordered writes of the kernel's maps.
 //!
-//! [`Planner`] keeps a picture of what the kernel follows. A plan first fills backends and extents that nothing
-//! refers to, then switches each service by one store, then adds addresses, then takes addresses away. What a
-//! plan frees rests for [`abi::REST_NS`] before any later plan fills it again, so that a connect which has just
-//! read the old word still finds the old list behind it.
+//! [`Planner`] keeps a picture of what the kernel follows. A plan first fills backends and extents that nothing refers
+//! to. Then it switches each service by one store, adds frontends, and at last removes frontends. What a plan frees is
+//! in quarantine for [`abi::REST_NS`] before a later plan fills it again. So a connect that has just read the old word
+//! still finds the old list behind it.
 
 mod op;
 mod pool;
@@ -34,51 +34,51 @@ pub use self::{
     terms::Terms,
 };
 
-/// Backend 0 stays unused, so that a slot that was ever written is not 0.
+/// Lowest backend number in use. Number 0 stays unused, so that an entry of `SLOTS` that was ever written is not 0.
 const FIRST_BACKEND: u32 = 1;
 
-/// What does not fit the kernel's maps. Nothing of it is in force.
+/// Error: a change that does not fit the kernel's maps. No part of it is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{wanted} more of map {map} are needed and only {free} are free ({resting} more within a second): \
      use fewer services, or fewer pods behind them"
 )]
 pub struct TooBig {
-    /// Where it does not fit.
+    /// Name of the map without room.
     pub map: &'static str,
-    /// How many are needed at once.
+    /// Number of entries that are needed at once.
     pub wanted: usize,
-    /// How many are free.
+    /// Number of entries that are free.
     pub free: usize,
-    /// How many become free when they have rested: where that is enough, the same plan succeeds later.
+    /// Number of entries in quarantine. If they are enough, the same plan succeeds later.
     pub resting: usize,
 }
 
 impl TooBig {
-    /// Whether it may fit when everything has rested.
+    /// Returns true if the change may fit once every quarantine is over.
     fn may_pass(&self) -> bool {
         self.wanted <= self.free + self.resting
     }
 }
 
-/// How long a service that fits once everything has rested keeps its old lists: so long as anything rests, and some more.
+/// Time for which a service that waits for a quarantine keeps its old lists: the quarantine, and the same time again.
 const PATIENCE_NS: u64 = 2 * abi::REST_NS;
 
-/// One list in force.
+/// One list in force: the backends of a frontend, or of the activators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct List {
     service: u32,
-    /// The service of the [`Table`] that the frontend belongs to, or [`NOBODY`].
+    /// Service of the [`Table`] that the frontend belongs to, or [`NOBODY`].
     owner: u32,
     state: SvcState,
     info: SvcInfo,
     backends: Box<[u32]>,
 }
 
-/// Owner of a list without one.
+/// Owner of a list without an owner.
 const NOBODY: u32 = u32::MAX;
 
-/// What one list should be. Backends are sorted and each stands once.
+/// One list as it should be. Backends are sorted and without duplicates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Front {
     mode: Mode,
@@ -86,13 +86,13 @@ struct Front {
     backends: Vec<Backend>,
 }
 
-/// A list that is to be in force next.
+/// Change of one list to its next content.
 struct Step {
     target: ListKey,
     next: Front,
 }
 
-/// What one service wants of a plan, which it gets whole or not at all.
+/// Changes that one service needs; a plan makes all of them or none.
 struct Change {
     service: u32,
     steps: Vec<Step>,
@@ -104,31 +104,31 @@ impl Change {
     }
 }
 
-/// What a plan changes, before it is known what of it fits.
+/// Changes of a plan, before it is known which of them fit.
 #[derive(Default)]
 struct Draft {
     activators: Vec<Step>,
     changes: Vec<Change>,
-    /// Frontends of the services that are looked at, by who has them.
+    /// Owner of each frontend that this plan looks at, by service.
     held: BTreeMap<FrontendKey, u32>,
-    /// Frontends that another service has.
+    /// Frontends that a service wants while another service owns them.
     claims: BTreeSet<(FrontendKey, u32)>,
-    /// Frontends nobody wants any more.
+    /// Frontends that no service wants any more.
     stale: Vec<FrontendKey>,
 }
 
-/// Which list: a frontend's, or one of the two of activators.
+/// Key of a list: a frontend, or one of the two lists of activators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum ListKey {
     Activators(u32),
     Front(FrontendKey),
 }
 
-/// Plans the writes, and remembers what they led to.
+/// Plans map operations, and remembers the state that they produce.
 ///
-/// Tell it what changed by [`set`](Self::set) and [`touch`](Self::touch); the work of a [`plan`](Self::plan) is
-/// proportional to that. When writing fails midway, read the maps back and [`restart`](Self::restart): it finds its
-/// way from any prefix of a plan.
+/// [`set`](Self::set) and [`touch`](Self::touch) pass changes in; the work of a [`plan`](Self::plan) is proportional to
+/// them. After a write that fails midway, read the maps back and call [`restart`](Self::restart): it continues from any
+/// prefix of a plan.
 #[derive(Debug)]
 pub struct Planner {
     table: Table,
@@ -138,25 +138,25 @@ pub struct Planner {
     ids: Numbers,
     services: Numbers,
     extents: Extents,
-    /// Whether IPv6 clients have activators of their own; every such service changes with it.
+    /// True if an activator has an IPv6 address; every service with an IPv6 address depends on it.
     six: bool,
-    /// Services of the table whose plan is due.
+    /// Services of the table that the next plan looks at.
     due: BTreeSet<u32>,
-    /// Those of them that did not fit, and since when.
+    /// Services among them that did not fit, each with the time of the first refusal.
     unfit: BTreeMap<u32, u64>,
-    /// Frontends in force that belong to nobody, until a plan gives them away or takes them out of force.
+    /// Frontends in force without an owner, until a plan assigns or removes them.
     left: BTreeSet<FrontendKey>,
-    /// Services that want a frontend which another one has: as a ClusterIP it has one owner, and they are next.
+    /// Services that want a frontend which another service owns. A ClusterIP has one owner; these are next.
     claims: BTreeSet<(FrontendKey, u32)>,
 }
 
 impl Planner {
-    /// Begins with what the kernel follows now, and an empty table. `now_ns` is CLOCK_MONOTONIC, as in every call.
+    /// Starts with the kernel's present state and an empty table. `now_ns` is CLOCK_MONOTONIC, as in every call.
     pub fn resume(kernel: KernelTable, now_ns: u64) -> Self {
         Self::with(Table::default(), kernel, now_ns)
     }
 
-    /// Goes on with the same table from what the kernel follows now.
+    /// Restarts with the same table from the kernel's present state.
     pub fn restart(&mut self, kernel: KernelTable, now_ns: u64) {
         *self = Self::with(std::mem::take(&mut self.table), kernel, now_ns);
     }
@@ -182,7 +182,7 @@ impl Planner {
         for (&key, &service) in &kernel.frontends {
             planner.adopt(ListKey::Front(key), service, &kernel);
         }
-        // An earlier agent may have freed the rest of what it had written a moment ago.
+        // An earlier agent may have freed the rest a moment ago, and its quarantine is not known.
         planner.ids.rest_free(kernel.written.backends, now_ns);
         planner.services.rest_free(kernel.written.services, now_ns);
         planner.extents.rest_free(kernel.written.slots, now_ns);
@@ -190,6 +190,7 @@ impl Planner {
     }
 
     fn adopt(&mut self, key: ListKey, service: u32, kernel: &KernelTable) {
+        // A service without a readable state still owns its number: it counts as an empty list.
         let none = (
             SvcState { offset: 0, count: 0, generation: 0, mode: Mode::Pass },
             SvcInfo { activators: 0, port_be: 0 },
@@ -209,12 +210,12 @@ impl Planner {
         self.lists.insert(key, list);
     }
 
-    /// What the table says.
+    /// Returns the table as it was set.
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// Takes in one change of the RouteTable. The next plan puts it in force.
+    /// Applies one change of the RouteTable to the table. The next plan puts it in force.
     pub fn set(&mut self, change: RouteChange) {
         match change {
             RouteChange::Service(it) => self.set_service(&it.name, Some(&it)),
@@ -234,12 +235,12 @@ impl Planner {
         }
     }
 
-    /// A pod of this node was registered or forgotten: the next plan looks at it again.
+    /// Marks a pod of this node that was registered or forgotten: the next plan looks at it again.
     pub fn touch(&mut self, uid: &str) {
         self.due.extend(self.table.concerned(uid));
     }
 
-    /// Keeps connects from a pod, or no longer, whatever the RouteTable says of it.
+    /// Excludes a pod from connects, or ends that, whatever the RouteTable states of it.
     pub fn hold(&mut self, uid: &str, held: bool) {
         self.due.extend(self.table.hold(uid, held));
     }
@@ -272,7 +273,7 @@ impl Planner {
         before.iter().filter(|key| !keys.contains(key)).for_each(|&key| self.leave(number, key));
     }
 
-    /// A service does not want a frontend any more: whoever else does may have it.
+    /// Releases a frontend that a service no longer wants: another service that wants it may own it.
     fn leave(&mut self, service: u32, key: FrontendKey) {
         self.claims.remove(&(key, service));
         let Some(list) = self.lists.get_mut(&ListKey::Front(key)) else { return };
@@ -284,11 +285,11 @@ impl Planner {
         }
     }
 
-    /// The plan that puts the table in force on this node, given its registered pods by uid.
+    /// Returns the plan that puts the table in force on this node, given its registered pods by uid.
     ///
-    /// Planning twice without a change gives nothing the second time. A service that does not fit stays due, and holds up no
-    /// other: its old lists stay while waiting helps, and then the activators get its connects. After an error, which only
-    /// the lists of activators give, everything stays due.
+    /// A second plan without a change is empty. A service that does not fit stays due, and delays no other service. Its
+    /// old lists stay while waiting helps; after that its connects go to the activators. Only the activators' lists
+    /// cause an error, after which everything stays due.
     pub fn plan(&mut self, now_ns: u64, locals: &BTreeMap<String, Local>) -> Result<Plan, TooBig> {
         self.ids.wake(now_ns);
         self.services.wake(now_ns);
@@ -297,12 +298,12 @@ impl Planner {
         self.carry_out(now_ns, draft)
     }
 
-    /// Whether a refused plan, or part of one, still waits to be planned.
+    /// Returns true if a refused plan, or part of one, still waits to be planned.
     pub fn is_due(&self) -> bool {
         !self.due.is_empty() || !self.left.is_empty()
     }
 
-    /// What differs: lists to switch, and frontends nobody wants any more.
+    /// Compares table and lists: returns the lists to switch, and the frontends to remove.
     fn compare(&self, locals: &BTreeMap<String, Local>) -> Draft {
         let mut draft = Draft::default();
         for (list, next) in self.table.activators() {
@@ -310,6 +311,8 @@ impl Planner {
         }
         for &service in &self.due {
             let mut steps = Vec::new();
+            // A frontend has one owner at a time. Another service that wants it becomes a claimant, and is due when the
+            // owner releases it.
             for (key, next) in self.table.fronts(service, locals) {
                 let owner = self.lists.get(&ListKey::Front(key)).map_or(NOBODY, |it| it.owner);
                 let is_free = owner == NOBODY && !draft.held.contains_key(&key);
@@ -322,7 +325,7 @@ impl Planner {
             }
             draft.changes.push(Change { service, steps });
         }
-        // Where not all fit, as many as possible do.
+        // Smallest first: if not all fit, as many as possible do.
         draft.changes.sort_by_key(Change::backends);
         draft.stale =
             self.left.iter().filter(|key| !draft.held.contains_key(key)).copied().collect();
@@ -330,6 +333,8 @@ impl Planner {
     }
 
     fn step(&self, target: ListKey, next: Front, steps: &mut Vec<Step>) {
+        // Order is without meaning in a list, and `next` is sorted already; numbers are compared by what they stand
+        // for.
         let same = self.lists.get(&target).is_some_and(|list| {
             let mut now: Vec<&Backend> =
                 list.backends.iter().filter_map(|id| self.by_id.get(id)).collect();
@@ -346,6 +351,7 @@ impl Planner {
     fn carry_out(&mut self, now_ns: u64, mut draft: Draft) -> Result<Plan, TooBig> {
         let (mut ops, mut freed) = (Ops::default(), Vec::new());
         let mut plan = Plan::default();
+        // Activators first: every other list falls back on theirs, so nothing is planned if they do not fit.
         self.put(std::mem::take(&mut draft.activators), &mut ops, &mut freed)?;
         let mut unfit = BTreeMap::new();
         for Change { service, steps } in std::mem::take(&mut draft.changes) {
@@ -363,7 +369,7 @@ impl Planner {
                 let none = Front { mode: Mode::Activator, info, backends: Vec::new() };
                 self.step(target, none, &mut less);
             }
-            // Where there is no room for its addresses either, its connects are left to others.
+            // If its addresses find no room either, its connects pass unchanged.
             let _nothing = self.put(less, &mut ops, &mut freed);
         }
         for &key in &draft.stale {
@@ -372,13 +378,14 @@ impl Planner {
                 self.services.free(list.service, now_ns);
             }));
         }
+        // After all switches: a backend that moves from one list to another keeps its number.
         freed.iter().for_each(|list| self.release(list, now_ns, &mut ops));
         self.settle(draft, unfit);
         ops.complete(&mut plan);
         Ok(plan)
     }
 
-    /// Takes what the steps need and switches their lists, or does nothing at all.
+    /// Allocates what the steps need and switches their lists, or changes nothing at all.
     fn put(
         &mut self,
         steps: Vec<Step>,
@@ -386,6 +393,8 @@ impl Planner {
         freed: &mut Vec<List>,
     ) -> Result<(), TooBig> {
         self.check_room(&steps)?;
+        // Best fit can fail by fragmentation even if the count is free, so all extents are taken before any list is
+        // switched.
         let mut taken: Vec<(u32, u32)> = Vec::with_capacity(steps.len());
         for step in &steps {
             let count = step.next.backends.len() as u32;
@@ -403,7 +412,7 @@ impl Planner {
         Ok(())
     }
 
-    /// Counts what steps of one service need against what is free, so that nothing has to be undone but extents.
+    /// Compares the needs of one service's steps with what is free, so that only extents may have to be undone.
     fn check_room(&self, steps: &[Step]) -> Result<(), TooBig> {
         let fresh: BTreeSet<&Backend> = steps
             .iter()
@@ -414,6 +423,8 @@ impl Planner {
         let new = |step: &&Step| !self.lists.contains_key(&step.target);
         let services = steps.iter().filter(new).count();
         self.services.check(abi::maps::SVC_STATE, services)?;
+        // `lists` has the activators' two besides the frontends, and the map has the canary's frontend: two more, one
+        // less.
         let fronts = self.lists.len() + services;
         let room = abi::FRONTENDS_MAX as usize + 1;
         if fronts > room {
@@ -423,7 +434,7 @@ impl Planner {
         Ok(())
     }
 
-    /// Puts one list in force. Returns the one it replaces, whose parts may rest once the plan is out.
+    /// Puts one list in force. Returns the list that it replaces, whose parts go into quarantine with the plan.
     fn switch(&mut self, step: Step, offset: u32, ops: &mut Ops) -> Option<List> {
         let Front { mode, info, backends } = step.next;
         let backends: Vec<u32> =
@@ -440,6 +451,7 @@ impl Planner {
             (ListKey::Front(_), None) => self.services.take().expect("counted in check_room"),
         };
         let owner = old.as_ref().map_or(NOBODY, |list| list.owner);
+        // The generation changes with each list: a connect that reads the word twice notices the switch.
         let generation = old.as_ref().map_or(1, |list| list.state.generation.wrapping_add(1));
         let state = SvcState { offset, count, generation, mode };
         if old.as_ref().is_none_or(|list| list.info != info) {
@@ -481,10 +493,10 @@ impl Planner {
         }
     }
 
-    /// Everything due is in force, but what did not fit: remembers who has which frontend, and who waits for it.
+    /// Records the planned state: the owner of each frontend, the claimants, and the services that did not fit.
     fn settle(&mut self, draft: Draft, unfit: BTreeMap<u32, u64>) {
         for (key, service) in draft.held {
-            // Without a list, there was no room for it.
+            // A frontend without a list found no room.
             if let Some(list) = self.lists.get_mut(&ListKey::Front(key)) {
                 list.owner = service;
                 self.claims.remove(&(key, service));

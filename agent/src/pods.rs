@@ -1,8 +1,8 @@
-//! Pure: what is known of each pod on this node, and what follows from it.
+//! Pure: state of each pod on this node, and the actions that follow from it.
 //!
-//! A pod is named by the RouteTable, found by its cgroup, told to the kernel by its network namespace, seen
-//! to listen, asked by its own probe, and reported whenever something about it changes. Events of the kernel
-//! are hints: the shell reads the maps again and feeds what they say as [`Event::Kernel`].
+//! The RouteTable names a pod. The finder finds its cgroup and its network namespace, which the kernel's maps then
+//! hold. The kernel sees the pod listen, its readiness probe runs, and each change is reported. Events of the kernel
+//! are hints: the shell reads the maps again and passes the result in as [`Event::Kernel`].
 
 use std::{
     collections::BTreeMap,
@@ -26,44 +26,45 @@ pub mod find;
 pub mod mark;
 pub mod namespace;
 
-/// How long a draining pod must have had nothing to do before it may stop (design: stopping a pod).
+/// Time that a draining pod must have been idle before it may stop (design: stopping a pod).
 const DRAINED_AFTER: Duration = Duration::from_secs(1);
 
-/// How long after the kubelet's question the RouteTable may take to say that the pod drains. Without that word nobody
-/// tells the others, and there is nothing to wait for but quiet.
+/// Time after a preStop request in which the RouteTable may name the pod as draining. After that no other node is told
+/// of the draining, and only the pod's own idleness counts.
 const UNTOLD: Duration = Duration::from_secs(2);
 
-/// How long after the kubelet's question a controller that is heard may take to say that the pod drains. A pod that goes
-/// on by then has one of its containers ended only to be started again: its liveness or startup probe has failed.
+/// Time after a preStop request in which a connected controller may name the pod as draining. A pod that is not
+/// draining by then has a container restarted: its liveness or startup probe has failed.
 const RESTARTS_AFTER: Duration = Duration::from_secs(5);
 
-/// How long such a pod gets no requests where its serving container listens on: another container restarts then, or the
-/// application ignores SIGTERM.
+/// Time for which such a pod gets no requests while its serving container still listens. Then another container
+/// restarts, or the application ignores SIGTERM.
 const RESTARTS_WITHIN: Duration = Duration::from_secs(30);
 
-/// How often a pod that leaves is looked into for connections that have switched protocols, once these alone keep it.
+/// Period in which a draining pod's upgraded connections are counted, once they alone keep it.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 
-/// Shortest time between two reports that differ in the requests in flight alone.
+/// Shortest time between two reports that differ only in the requests in flight.
 const IN_FLIGHT_EVERY: Duration = Duration::from_secs(1);
 
-/// How often the namespace of a pod whose listener the kernel did not see is looked into.
+/// Period in which a pod's namespace is inspected if the kernel did not see its listener open.
 const INSPECT_EVERY: Duration = Duration::from_secs(1);
 
-/// The same for a pod that did not listen within its first minute.
+/// Inspection period of a pod that did not listen within its first minute, [`LATE`].
 const INSPECT_LATE: Duration = Duration::from_secs(10);
+/// Age from which a pod without a listener is inspected less often.
 const LATE: Duration = Duration::from_secs(60);
 
-/// How often room in the kernel's maps is looked for, for a pod that found none.
+/// Period in which registration is tried again for a pod that found no room in the kernel's maps.
 const REGISTER_EVERY: Duration = Duration::from_secs(1);
 
-/// All pods of this node. Feed every event to [`step`](Self::step) and carry out what it returns.
+/// All pods of this node. Pass every event to [`step`](Self::step) and perform the actions that it returns.
 #[derive(Debug)]
 pub struct Pods {
     pods: BTreeMap<String, Tracked>,
-    /// Whether a controller is heard now: what it does not say of a pod is then known not to be so.
+    /// True if a controller is connected: a pod that it does not name as draining is then not draining.
     informed: bool,
-    /// How long a pod that leaves waits for connections that have switched protocols.
+    /// Time that a draining pod waits for its upgraded connections.
     tunnel_drain: Duration,
 }
 
@@ -72,168 +73,169 @@ struct Tracked {
     pod: wire::Pod,
     since: Instant,
     facts: Option<Facts>,
-    /// Why it has no namespace of its own.
+    /// Reason for which the pod has no namespace of its own.
     unfindable: Option<Oddity>,
     registered: bool,
-    /// The maps had no room for it; when they are tried again.
+    /// Time of the next attempt to register the pod, if the maps had no room for it.
     crowded: Option<Instant>,
     kernel: Kernel,
-    /// What the newest look into its namespace found; `None`: not looked yet.
+    /// Result of the newest inspection of its namespace; `None`: not inspected yet.
     sockets: Option<Sockets>,
     next_inspection: Option<Instant>,
     listening_since_ns: u64,
     readiness: Readiness,
-    /// Since when the RouteTable has called it draining.
+    /// Time since which the RouteTable has named the pod as draining.
     draining: Option<Instant>,
     drained: bool,
-    /// Connections that have switched protocols, and since when that was so for all that has been read later.
+    /// Time and number of the newest count of upgraded connections. The number holds while no request has ended since
+    /// that time.
     upgraded: Option<(Instant, u64)>,
-    /// When they are counted next.
+    /// Time of the next count of upgraded connections.
     next_count: Option<Instant>,
-    /// Since when the kubelet waits to stop it.
+    /// Time of the preStop request, since which the kubelet waits to stop the pod.
     asked: Option<Instant>,
-    /// Whether the kubelet was told to go on.
+    /// True if the preStop request has got its response.
     released: bool,
-    /// Whether the RouteTable does not name it any more, while the kubelet still waits.
+    /// True if the RouteTable no longer names the pod, while the kubelet still waits.
     dropped: bool,
-    /// Whether its first listener has opened since the kubelet asked.
+    /// True if the pod's first listener has opened since the preStop request.
     reopened: bool,
     sent: Option<(Instant, PodSeen)>,
 }
 
-/// What a pod's network namespace says.
+/// Facts of a pod's network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// The kernel's name of the namespace, unique until reboot.
+    /// Cookie of the namespace: the kernel's number for it, unique until reboot.
     pub cookie: u64,
-    /// Its global addresses, IPv4 first.
+    /// Global addresses of the namespace, IPv4 first.
     pub addresses: Vec<IpAddr>,
-    /// What is unusual about it.
+    /// Incompatibility of the pod, if it has one.
     pub oddity: Option<Oddity>,
 }
 
-/// What the kernel's maps say of one pod at one moment.
+/// One pod's state in the kernel's maps at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
-    /// Listeners on the serving port that others can reach, as far as the kernel half saw them opening.
+    /// Listeners on the serving port that other hosts can reach, if the eBPF programs saw them open.
     pub listeners: u32,
-    /// Those that only the pod itself can reach.
+    /// Listeners on the serving port that only the pod itself can reach.
     pub loopback: u32,
-    /// The families of clients that they serve, as `SERVES_*` bits; 0: not known.
+    /// Address families of clients that the listeners serve, as `SERVES_*` bits; 0: not known.
     pub serves: u32,
-    /// When the newest of them opened, CLOCK_MONOTONIC in ns.
+    /// Time at which the newest listener opened, CLOCK_MONOTONIC in ns.
     pub since_ns: u64,
-    /// Requests in flight.
+    /// Requests in flight in the pod.
     pub in_flight: u64,
-    /// Open connections.
+    /// Open connections of the pod.
     pub connections: u64,
-    /// Those of them that have not brought a request yet.
+    /// Open connections that have not carried a request yet.
     pub fresh: u64,
-    /// Time since a request ended or a connection came.
+    /// Time since a request ended or a connection was established.
     pub idle: Duration,
 }
 
-/// A listener that a look found.
+/// A listener that an inspection found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// Where it listens.
+    /// Address and port of the listener.
     pub at: SocketAddr,
-    /// Whether it takes IPv6 alone, as its program asked of the wildcard `::`.
+    /// True if the listener is IPv6-only, as its program asked for the wildcard `::`.
     pub v6_only: bool,
 }
 
-/// What a look into a pod's namespace found.
+/// Result of one inspection of a pod's namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sockets {
-    /// Where processes listen.
+    /// Listeners of the namespace's processes.
     pub listeners: Vec<Listener>,
-    /// Whether something there redirects connections.
+    /// True if rules in the namespace redirect connections.
     pub redirects: bool,
 }
 
-/// What happens to the pods of this node.
+/// Event that concerns the pods of this node.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The RouteTable names this pod, new or changed.
     Named(Box<wire::Pod>),
-    /// The RouteTable names this pod no more.
+    /// The RouteTable no longer names this pod.
     Dropped(String),
-    /// Its namespace was found, or changed.
+    /// The pod's namespace was found, or changed.
     Found(String, Facts),
-    /// It has no namespace of its own, and why. Should it get one, that is found.
+    /// The pod has no namespace of its own, for this reason. If it gets one later, that is found.
     Unfindable(String, Oddity),
-    /// The kernel's maps know it: from now on its listeners are seen.
+    /// The kernel's maps hold the pod: its listeners are seen from now on.
     Registered(String),
-    /// The kernel's maps have no room for it.
+    /// The kernel's maps have no room for the pod.
     Crowded(String),
-    /// The maps were read.
+    /// The maps were read for this pod.
     Kernel(String, Kernel),
-    /// Its namespace was looked into; the time is CLOCK_MONOTONIC in ns.
+    /// The pod's namespace was inspected at this time (CLOCK_MONOTONIC in ns).
     Inspected(String, Sockets, u64),
-    /// So many of its connections had switched protocols when this look into its namespace began.
+    /// Number of the pod's upgraded connections, counted by a scan that began at this time.
     Upgraded(String, u64, Instant),
-    /// The kubelet is about to stop it, and waits until it may.
+    /// The kubelet sent a preStop request for the pod, and waits for the response.
     Asked(String),
-    /// Its last process has gone.
+    /// The pod's last process has ended.
     Emptied(String),
-    /// A try of its probe ended.
+    /// The probe attempt with this number ended.
     Tried(String, u64, Result<(), String>),
-    /// Time has passed.
+    /// Time has passed; carries no other fact.
     Tick,
 }
 
-/// What to do now.
+/// Action that the shell is to perform now.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Look for its namespace until it is found, and again whenever its processes change.
+    /// Search for the pod's namespace until it is found, and again whenever its processes change.
     Find(String),
-    /// Tell the kernel's maps.
+    /// Write the pod into the kernel's maps.
     Register(String, Facts),
-    /// Take it out of the kernel's maps and stop looking for it.
+    /// Delete the pod from the kernel's maps and stop the search for it.
     Forget(String),
-    /// Look for listeners in its namespace.
+    /// Inspect the pod's namespace for listeners.
     Inspect(String),
-    /// Count its connections that have switched protocols.
+    /// Count the pod's upgraded connections.
     CountUpgraded(String),
-    /// Make one try of its probe.
+    /// Make one attempt of the pod's readiness probe.
     Try(Attempt),
-    /// Let the kubelet stop it.
+    /// Answer the preStop request: the kubelet may stop the pod.
     Release(String),
-    /// It goes on: what the kubelet asked for is over.
+    /// End the pod's exclusion: a container was restarted, and the pod continues.
     GoOn(String),
-    /// Report what is seen.
+    /// Report this state of the pod.
     Report(PodSeen),
-    /// Report that it is gone.
+    /// Report that the pod is gone.
     Gone(String),
 }
 
-/// One try of a pod's probe.
+/// One attempt of a pod's readiness probe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attempt {
-    /// The pod.
+    /// Uid of the pod.
     pub uid: String,
-    /// To be named in the result.
+    /// Number of the attempt, repeated in its result.
     pub seq: u64,
-    /// When to give up.
+    /// Timeout of the attempt.
     pub timeout: Duration,
-    /// Where.
+    /// Address and port to connect to.
     pub at: SocketAddr,
-    /// What.
+    /// Probe with its handler.
     pub probe: Probe,
 }
 
 impl Pods {
-    /// No pods yet. One that leaves waits as long as `tunnel_drain` for connections that have switched protocols.
+    /// Starts without pods. `tunnel_drain` is the time that a draining pod waits for its upgraded connections.
     pub fn new(tunnel_drain: Duration) -> Self {
         Self { pods: BTreeMap::new(), informed: false, tunnel_drain }
     }
 
-    /// Sets whether a controller is heard.
+    /// Sets the flag that a controller is connected.
     pub fn set_informed(&mut self, informed: bool) {
         self.informed = informed;
     }
 
-    /// Takes in one event.
+    /// Handles one event. Returns the actions to perform.
     pub fn step(&mut self, now: Instant, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
         match event {
@@ -247,6 +249,7 @@ impl Pods {
                 self.sweep(&uid, &mut out);
             }
             Event::Emptied(uid) => {
+                // Without a process nothing is in flight, and the preStop request needs no response.
                 self.with(&uid, |pod| pod.released = true);
                 self.sweep(&uid, &mut out);
             }
@@ -268,6 +271,7 @@ impl Pods {
             Event::Inspected(uid, seen, at_ns) => {
                 self.with(&uid, |pod| pod.inspected(now, seen, at_ns, &mut out));
             }
+            // Stored until the next reading of the maps, which alone decides if the pod is drained.
             Event::Upgraded(uid, count, at) => {
                 self.with(&uid, |pod| pod.upgraded = Some((at, count)));
             }
@@ -280,46 +284,46 @@ impl Pods {
         out
     }
 
-    /// When to call [`step`](Self::step) with [`Event::Tick`] at the latest.
+    /// Returns the latest time for the next [`step`](Self::step) with [`Event::Tick`].
     pub fn next_wake(&self) -> Option<Instant> {
         self.pods.values().filter_map(Tracked::next_wake).min()
     }
 
-    /// The pods, with whether the kernel's maps know them.
+    /// Returns the uids of the pods, each with true if the kernel's maps hold the pod.
     pub fn uids(&self) -> impl Iterator<Item = (&str, bool)> {
         self.pods.iter().map(|(uid, pod)| (uid.as_str(), pod.registered))
     }
 
-    /// What the RouteTable says of a pod.
+    /// Returns the pod as the RouteTable names it.
     pub fn get(&self, uid: &str) -> Option<&wire::Pod> {
         self.pods.get(uid).map(|tracked| &tracked.pod)
     }
 
-    /// Pods that wait for their last requests, so that a close eye is kept on them.
+    /// Returns the pods that wait for their last requests, and are therefore read more often.
     pub fn draining(&self) -> Vec<String> {
         let leaves = |pod: &&Tracked| pod.draining.is_some() || pod.waits_to_stop();
         self.pods.values().filter(leaves).map(Tracked::uid).collect()
     }
 
-    /// Whether the kubelet stops the pod, whatever the RouteTable says of it.
+    /// Returns true if the kubelet stops the pod, whatever the RouteTable states of it.
     pub fn is_stopping(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(|pod| pod.asked.is_some())
     }
 
-    /// Whether a pod has a listener, but none that the kernel half saw opening.
+    /// Returns true if a pod has a listener, but none that the eBPF programs saw open.
     pub fn is_unseen(&self, uid: &str) -> bool {
         let unseen = |pod: &Tracked| pod.is_listening() && pod.kernel.listeners == 0;
         self.pods.get(uid).is_some_and(unseen)
     }
 
-    /// Whether every pod the RouteTable calls ready is seen to be so. A new agent reports only then (or
-    /// after a while), lest pods that serve leave the table while it still looks for them.
+    /// Returns true if every pod that the RouteTable names as ready is ready here. A new agent reports only then, or
+    /// after a while. Otherwise serving pods would leave the table while it still searches for them.
     pub fn is_settled(&self) -> bool {
         let settled = |pod: &Tracked| pod.pod.phase != PodPhase::Ready || pod.readiness.is_ready();
         self.pods.values().all(settled)
     }
 
-    /// How many pods are named, listen and are ready.
+    /// Returns the numbers of pods that are named, listen, are ready, and found no room.
     pub fn counts(&self) -> Counts {
         let count = |is: fn(&Tracked) -> bool| self.pods.values().filter(|pod| is(pod)).count();
         Counts {
@@ -350,7 +354,7 @@ impl Pods {
         }
     }
 
-    /// A pod that left meanwhile needs nothing.
+    /// Applies `each` to a pod, if it still exists: a pod that is gone needs nothing.
     fn with(&mut self, uid: &str, each: impl FnOnce(&mut Tracked)) {
         if let Some(pod) = self.pods.get_mut(uid) {
             each(pod);
@@ -358,16 +362,16 @@ impl Pods {
     }
 }
 
-/// How many pods of this node are in which state.
+/// Numbers of this node's pods by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Named by the RouteTable.
+    /// Pods that the RouteTable names.
     pub named: usize,
-    /// Seen to listen.
+    /// Pods that listen on their serving port.
     pub listening: usize,
-    /// Ready for requests.
+    /// Pods that are ready for requests.
     pub ready: usize,
-    /// Without room in the kernel's maps.
+    /// Pods without room in the kernel's maps.
     pub crowded: usize,
 }
 
@@ -399,7 +403,9 @@ impl Tracked {
 
     fn renamed(&mut self, now: Instant, pod: wire::Pod, out: &mut Vec<Action>) {
         let old = mem::replace(&mut self.pod, pod);
+        // A snapshot may name a pod that an earlier table had dropped.
         self.dropped = false;
+        // Another port or probe makes a new pod of it: what is known of the old port proves nothing.
         if old.probe != self.pod.probe || old.port != self.pod.port {
             self.readiness = Readiness::new(self.pod.probe.clone());
             self.registered = false;
@@ -414,6 +420,7 @@ impl Tracked {
         if self.facts.as_ref() == Some(&facts) {
             return;
         }
+        // A new sandbox: readings and inspections of the old namespace prove nothing.
         if self.facts.as_ref().is_some_and(|old| old.cookie != facts.cookie) {
             self.registered = false;
             self.kernel = Kernel::default();
@@ -424,7 +431,8 @@ impl Tracked {
         self.settle(now, probe::Event::Tick, out);
     }
 
-    /// A listener may have opened before the maps knew the pod, so its namespace is looked into once.
+    /// Handles the registration. A listener may have opened before the maps held the pod, so its namespace is inspected
+    /// once.
     fn registered(&mut self, now: Instant, out: &mut Vec<Action>) {
         self.crowded = None;
         if !mem::replace(&mut self.registered, true) {
@@ -449,13 +457,14 @@ impl Tracked {
         let was_listening = self.is_listening();
         let before = mem::replace(&mut self.kernel, read);
         let opened = before.listeners == 0 && read.listeners > 0;
+        // An inspection may have found this listener before; then it is not a new one.
         if opened && !was_listening {
             self.listening_since_ns = read.since_ns;
             self.go_on(now, out);
         }
         let closed = before.listeners > 0 && read.listeners == 0;
         if closed && self.sockets.take().is_some() {
-            // The newest look is older than the close: only another one tells.
+            // The newest inspection is older than the close: only another one can find other listeners.
             self.inspect(now, out);
         }
         self.watch_drain(now, patience, out);
@@ -485,14 +494,15 @@ impl Tracked {
         self.settle(now, probe::Event::Tick, out);
     }
 
-    /// The kernel speaks for its own listeners; only those it did not see opening must be looked for.
+    /// Returns true if the pod needs inspections: the kernel reports its own listeners, but not those that opened
+    /// earlier.
     fn wants_inspection(&self) -> bool {
         self.registered && self.kernel.listeners == 0
     }
 
-    /// Brings readiness up to date with the listeners, then with `event`, and reports.
+    /// Updates readiness by the listeners, then by `event`, and reports.
     fn settle(&mut self, now: Instant, event: probe::Event, out: &mut Vec<Action>) {
-        // A probe needs to know where to ask.
+        // A probe needs an address to connect to.
         let listening = self.is_listening() && self.address().is_some() && self.serves_clients();
         let first = self.readiness.step(now, probe::Event::Listening(listening));
         let then = self.readiness.step(now, event);
@@ -516,13 +526,14 @@ impl Tracked {
         self.drained &= self.draining.is_some();
     }
 
-    /// Only a reading of the maps proves quiet: time that passes between two readings does not.
+    /// Decides from a reading of the maps if the pod is drained. Time that passes between two readings proves nothing.
     fn watch_drain(&mut self, now: Instant, patience: Duration, out: &mut Vec<Action>) {
         let Kernel { connections, fresh, idle, .. } = self.kernel;
+        // If the RouteTable never names it as draining, the pod counts as such a moment after the preStop request.
         let told = self.draining.or_else(|| self.asked.map(|at| at + UNTOLD));
         let in_flight = self.in_flight(now, told.is_some_and(|at| now >= at + patience), out);
-        // Idle connections are being ended on the clients' side: a pod that stopped under them would lose the
-        // request that comes in the same moment.
+        // Clients' agents are closing the idle connections: a pod that stopped with one open would lose a request that
+        // arrives at the same moment.
         let enough = if connections > 0 { kept::STAYS } else { DRAINED_AFTER };
         let quiet = in_flight == 0 && fresh == 0 && idle >= enough;
         let long = |since: Instant| now.saturating_duration_since(since) >= DRAINED_AFTER;
@@ -533,8 +544,8 @@ impl Tracked {
         }
     }
 
-    /// Requests in flight that a pod is kept for. Where it is `late`, not those that have switched protocols: of them the
-    /// application knows best how to close them, and learns by its SIGTERM that it is time to.
+    /// Returns the requests in flight that the pod must wait for. If it is `late`, upgraded connections do not count:
+    /// the application closes them best itself, and learns from its SIGTERM that it is time.
     fn in_flight(&mut self, now: Instant, late: bool, out: &mut Vec<Action>) -> u64 {
         let Kernel { in_flight, idle, .. } = self.kernel;
         if !late || in_flight == 0 {
@@ -544,13 +555,14 @@ impl Tracked {
             self.next_count = Some(now + COUNT_EVERY);
             out.push(Action::CountUpgraded(self.uid()));
         }
-        // As none has ended since they were counted, all of them are among those in flight.
+        // As no request has ended since the count, all counted connections are among those in flight.
         let counted = self.upgraded.filter(|(at, _)| now.saturating_duration_since(*at) <= idle);
         in_flight.saturating_sub(counted.map_or(0, |(_, count)| count))
     }
 
-    /// Lets the kubelet restart a container without waiting for requests that it may never answer, and takes the pod back
-    /// into service afterwards. While no controller is heard, the pod may as well be one that stops: nothing happens here.
+    /// Handles a container's restart. The kubelet may restart it without waiting for requests that it may never answer,
+    /// and the pod returns to service afterwards. Without a controller nothing happens here, because the pod may as
+    /// well be one that stops.
     fn watch_restart(&mut self, now: Instant, informed: bool, out: &mut Vec<Action>) {
         let Some(asked) = self.asked.filter(|_| informed && self.draining.is_none()) else {
             return;
@@ -560,6 +572,7 @@ impl Tracked {
             self.released = true;
             out.push(Action::Release(self.uid()));
         }
+        // Reopened: the new container listens. Otherwise the serving container never closed, and another one restarted.
         let is_over =
             (self.reopened && since >= UNTOLD) || since >= RESTARTS_AFTER + RESTARTS_WITHIN;
         if is_over && self.is_listening() {
@@ -567,7 +580,7 @@ impl Tracked {
         }
     }
 
-    /// The kubelet asks once for each container, and each time gets the same answer.
+    /// Handles a preStop request. The kubelet sends one for each container, and each gets the same response.
     fn asked(&mut self, now: Instant, out: &mut Vec<Action>) {
         if self.asked.is_none() {
             self.asked = Some(now);
@@ -576,12 +589,13 @@ impl Tracked {
         if self.released {
             out.push(Action::Release(self.uid()));
         }
-        // From here on no request is to come.
+        // Reports the pod as not ready: no new request may come from here on.
         self.report(now, out);
     }
 
-    /// Its first listener has opened. The kubelet also asks before it ends a container only to start it again, when a
-    /// liveness probe fails: the next time that it asks is the first one then. A pod that really stops drains by now.
+    /// Handles the opening of the first listener. The kubelet also sends a preStop request before it restarts a
+    /// container whose liveness probe failed. A later preStop request then counts as the first one. A pod that really
+    /// stops is draining by now.
     fn go_on(&mut self, now: Instant, out: &mut Vec<Action>) {
         self.reopened = self.asked.is_some();
         let early = |asked| now.saturating_duration_since(asked) < UNTOLD;
@@ -591,7 +605,7 @@ impl Tracked {
         self.end_restart(out);
     }
 
-    /// The container that the kubelet asked for runs again.
+    /// Ends the restart: the container that the preStop request was for runs again.
     fn end_restart(&mut self, out: &mut Vec<Action>) {
         let was_asked = self.asked.take().is_some();
         if mem::take(&mut self.released) || was_asked {
@@ -599,7 +613,7 @@ impl Tracked {
         }
     }
 
-    /// The RouteTable names it no more: nobody is led to it.
+    /// Marks the pod as dropped from the RouteTable: no client is routed to it.
     fn drop_out(&mut self, now: Instant) {
         self.dropped = true;
         self.draining.get_or_insert(now);
@@ -610,6 +624,7 @@ impl Tracked {
     }
 
     fn report(&mut self, now: Instant, out: &mut Vec<Action>) {
+        // Requests in flight change all the time: a report for them alone waits for its turn.
         let seen = self.seen();
         if let Some((at, old)) = &self.sent {
             let early = now.duration_since(*at) < IN_FLIGHT_EVERY;
@@ -628,7 +643,7 @@ impl Tracked {
             address: self.address(),
             also: self.also(),
             listening: self.is_listening(),
-            // A container that the kubelet is about to end gets no request more, also where its pod goes on.
+            // A container that is about to end gets no further request, even if its pod continues.
             ready: self.readiness.is_ready() && self.asked.is_none(),
             drained: self.drained,
             in_flight: self.kernel.in_flight,
@@ -646,7 +661,7 @@ impl Tracked {
         self.pod.uid.clone()
     }
 
-    /// Where it serves: at an address of its own namespace, the family of its listener where that matters.
+    /// Returns the serving address: an address of the pod's own namespace, in its listener's family if that is known.
     fn address(&self) -> Option<SocketAddr> {
         let addresses = &self.facts.as_ref()?.addresses;
         let serves = self.serves();
@@ -655,14 +670,14 @@ impl Tracked {
         Some(SocketAddr::new(*ip, self.pod.port.get()))
     }
 
-    /// Its address of the other family, if it serves there too.
+    /// Returns the pod's address of the other family, if it serves that family too.
     fn also(&self) -> Option<IpAddr> {
         let others = self.serves() & !family(self.address()?.ip());
         let addresses = &self.facts.as_ref()?.addresses;
         addresses.iter().find(|ip| others & family(**ip) != 0).copied()
     }
 
-    /// The families of clients that it serves, as `SERVES_*` bits; 0: not known.
+    /// Returns the families of clients that the pod serves, as `SERVES_*` bits; 0: not known.
     fn serves(&self) -> u32 {
         if self.kernel.listeners > 0 {
             return self.kernel.serves;
@@ -670,15 +685,16 @@ impl Tracked {
         self.serving().fold(0, |all, it| all | families(it))
     }
 
-    /// Whether it serves the family of its first address, by which clients come; true while the families are not known.
+    /// Returns true if the pod serves the family of its first address, which clients use. Also true while the families
+    /// are not known.
     ///
-    /// Knative's sidecar asks the application at 127.0.0.1 and calls it ready by that alone.
+    /// Knative's sidecar probes the application at 127.0.0.1 and calls it ready by that alone.
     fn serves_clients(&self) -> bool {
         let first = self.facts.as_ref().and_then(|facts| facts.addresses.first());
         self.serves() == 0 || first.is_none_or(|ip| self.serves() & family(*ip) != 0)
     }
 
-    /// Listeners on the serving port that others can reach, by the newest look.
+    /// Returns the listeners on the serving port that other hosts can reach, by the newest inspection.
     fn serving(&self) -> impl Iterator<Item = &Listener> {
         let port = self.pod.port.get();
         let all = self.listeners().iter();
@@ -709,7 +725,7 @@ impl Tracked {
         }
     }
 
-    /// Why a pod that listens for one family of addresses only does not serve.
+    /// Returns the reason for which a pod that listens for one address family does not serve.
     fn wrong_family(&self) -> String {
         let port = self.pod.port;
         let (have, want, any) = match self.serves() & abi::SERVES_V4 {
@@ -726,7 +742,7 @@ impl Tracked {
         found.or(crowded).or_else(|| redirects.then_some(Oddity::Redirected))
     }
 
-    /// Why a pod whose namespace was looked into does not serve.
+    /// Returns the reason for which an inspected pod does not serve; empty before an inspection.
     fn not_listening(&self) -> String {
         let port = self.pod.port;
         let seen_on_loopback = self.kernel.loopback > 0;
@@ -750,12 +766,12 @@ fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
-/// The bit of an address's own family.
+/// Returns the `SERVES_*` bit of an address's own family.
 fn family(ip: IpAddr) -> u32 {
     if ip.is_ipv4() { abi::SERVES_V4 } else { abi::SERVES_V6 }
 }
 
-/// The families of clients that reach a listener. The wildcard `::` takes both, unless its program asked otherwise.
+/// Returns the families of clients that reach a listener. The wildcard `::` serves both, unless it is IPv6-only.
 fn families(listener: &Listener) -> u32 {
     match listener.at.ip().to_canonical() {
         IpAddr::V6(ip) if ip.is_unspecified() && !listener.v6_only => {

@@ -1,36 +1,36 @@
-//! Pure: whether one pod is ready: its listener first, then its own readiness probe.
+//! Pure: readiness of one pod: its listener first, then its own readiness probe.
 //!
-//! The first try follows the listener at once. While tries fail, the wait between two is a quarter of the
-//! time spent so far, from [`FIRST_WAIT`] up to the probe's period: an application that needs 20 ms is found
-//! within 5 ms, one that needs 20 s is not asked ten thousand times. Once ready, it is asked every period.
+//! The first attempt follows the listener at once. While attempts fail, the wait between two is a quarter of the time
+//! spent so far, from [`FIRST_WAIT`] up to the probe's period. So an application that needs 20 ms is found within 5 ms,
+//! and one that needs 20 s is not probed ten thousand times. A ready pod is probed once a period.
 
 use std::time::{Duration, Instant};
 
 use common::wire::{Probe, ProbeHow};
 
-/// Shortest wait between a failed try and the next.
+/// Shortest wait between a failed attempt and the next.
 pub const FIRST_WAIT: Duration = Duration::from_millis(2);
 
-/// Longest wait between tries where the probe names no period: what Knative's queue-proxy uses
-/// (knative/serving `pkg/queue/readiness/probe.go`, `aggressiveProbe` polls every 25 ms).
+/// Longest wait between attempts if the probe has no period. Knative's queue-proxy uses the same value (knative/serving
+/// `pkg/queue/readiness/probe.go`, `aggressiveProbe` polls every 25 ms).
 pub const AGGRESSIVE_WAIT: Duration = Duration::from_millis(25);
 
-/// Bound of one try where the probe names none: Kubernetes' `timeoutSeconds: 1`.
+/// Timeout of one attempt if the probe has none: Kubernetes' `timeoutSeconds: 1`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Readiness of one pod.
+/// State machine of one pod's readiness.
 ///
-/// Feed every event to [`step`](Self::step) and carry out the try it returns; call it with
-/// [`Event::Tick`] no later than [`next_wake`](Self::next_wake).
+/// Pass every event to [`step`](Self::step) and make the attempt that it returns. Call it with [`Event::Tick`] no later
+/// than [`next_wake`](Self::next_wake).
 #[derive(Debug)]
 pub struct Readiness {
     probe: Probe,
     listening: bool,
     ready: bool,
-    /// Results of the same kind in a row.
+    /// Number of successive results of one kind.
     row: Row,
     phase: Phase,
-    /// Number of the newest try; results of older ones are stale.
+    /// Number of the newest attempt; results of older ones are void.
     seq: u64,
     trouble: String,
 }
@@ -43,41 +43,41 @@ struct Row {
 
 #[derive(Debug, PartialEq)]
 enum Phase {
-    /// Nothing to ask: nobody listens, or the listener alone decides.
+    /// No attempt is due: the port has no listener, or the listener alone decides.
     Idle,
-    /// A try runs since `started`; the search for readiness goes on since `since`.
+    /// An attempt runs since `started`; the pod is unready since `since`.
     Trying { started: Instant, since: Instant },
-    /// The next try is due at `until`.
+    /// The next attempt is due at `until`.
     Waiting { until: Instant, since: Instant },
 }
 
-/// What happens to a pod's readiness.
+/// Event that concerns a pod's readiness.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Whether a process listens on the serving port.
+    /// The serving port has a listener (true) or none.
     Listening(bool),
-    /// The try numbered `seq` ended.
+    /// The attempt with the number `seq` ended.
     Tried {
-        /// The number from [`Try`].
+        /// Number of the attempt, from [`Try`].
         seq: u64,
-        /// Why it failed, for people.
+        /// Result; a failure as text, for the pod's report.
         result: Result<(), String>,
     },
-    /// Time has passed.
+    /// Time has passed; carries no other fact.
     Tick,
 }
 
-/// One try to make now.
+/// One attempt to make now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Try {
-    /// To be named in the result.
+    /// Number of the attempt, repeated in its result.
     pub seq: u64,
-    /// When to give up.
+    /// Timeout of the attempt.
     pub timeout: Duration,
 }
 
 impl Readiness {
-    /// Readiness of a pod that nobody has looked at yet.
+    /// Starts with the readiness of a pod without a listener.
     pub fn new(probe: Probe) -> Self {
         Self {
             probe,
@@ -90,22 +90,22 @@ impl Readiness {
         }
     }
 
-    /// The probe it follows.
+    /// Returns the probe that decides on readiness.
     pub fn probe(&self) -> &Probe {
         &self.probe
     }
 
-    /// Whether the pod may take requests.
+    /// Returns true if the pod may get requests.
     pub fn is_ready(&self) -> bool {
         self.ready
     }
 
-    /// Why the newest try failed; empty after a pass and before the first.
+    /// Returns the failure of the newest attempt; empty after a success and before the first.
     pub fn trouble(&self) -> &str {
         &self.trouble
     }
 
-    /// When `step` wants to be called with [`Event::Tick`].
+    /// Returns the time for the next `step` with [`Event::Tick`].
     pub fn next_wake(&self) -> Option<Instant> {
         match self.phase {
             Phase::Waiting { until, .. } => Some(until),
@@ -113,7 +113,7 @@ impl Readiness {
         }
     }
 
-    /// Takes in one event and returns the try to make now, if any.
+    /// Handles one event. Returns the attempt to make now, if any.
     pub fn step(&mut self, now: Instant, event: Event) -> Option<Try> {
         match event {
             Event::Listening(listening) if listening == self.listening => None,
@@ -124,7 +124,7 @@ impl Readiness {
         }
     }
 
-    /// The first listener has opened.
+    /// Handles the opening of the first listener: starts the first attempt at once.
     fn open(&mut self, now: Instant) -> Option<Try> {
         self.listening = true;
         if self.probe.how == ProbeHow::Listen {
@@ -134,7 +134,7 @@ impl Readiness {
         Some(self.start(now, now))
     }
 
-    /// The last listener has closed.
+    /// Handles the close of the last listener: the pod is not ready, and results count from zero.
     fn close(&mut self) -> Option<Try> {
         self.listening = false;
         self.ready = false;
@@ -159,13 +159,14 @@ impl Readiness {
     }
 
     fn tried(&mut self, now: Instant, seq: u64, result: Result<(), String>) -> Option<Try> {
+        // A result of an attempt from before the listener closed proves nothing of the present listener.
         let Phase::Trying { started, since } = self.phase else { return None };
         if seq != self.seq {
             return None;
         }
         let was_ready = self.ready;
         self.note(result);
-        // A pod that has just turned unready is looked for as eagerly as a new one.
+        // A pod that has just turned unready is probed as often as a new one.
         let since = if was_ready && !self.ready { now } else { since };
         self.phase = match self.next_try(now, started, since) {
             Some(until) => Phase::Waiting { until, since },
@@ -189,10 +190,11 @@ impl Readiness {
         }
     }
 
-    /// When the next try is due; `None`: never, for a ready pod whose probe has no period.
+    /// Returns the time of the next attempt; `None` for a ready pod whose probe has no period.
     fn next_try(&self, now: Instant, started: Instant, since: Instant) -> Option<Instant> {
         let period = self.probe.period;
         if self.ready {
+            // Counted from the attempt's start, so that a slow answer does not stretch the period.
             return (!period.is_zero()).then(|| now.max(started + period));
         }
         let longest = if period.is_zero() { AGGRESSIVE_WAIT } else { period.max(FIRST_WAIT) };
@@ -225,7 +227,7 @@ mod tests {
         Event::Tried { seq, result: Err("refused".into()) }
     }
 
-    /// Lets every try fail until `end`, and returns when each was made, in ms after `start`.
+    /// Lets every attempt fail until `end`, and returns the times of the attempts, in ms after `start`.
     fn fail_until(machine: &mut Readiness, start: Instant, end: Duration) -> Vec<u128> {
         let mut now = start;
         let mut tried = machine.step(now, Event::Listening(true));

@@ -1,7 +1,7 @@
-//! Shell: the kernel's programs: loads, attaches, pins and replaces them, and proves that they are in force.
+//! Shell: the eBPF programs: loads, attaches, pins and replaces them, and proves that they work.
 //!
-//! Pins stand in `bpf/v<ABI>/`: maps by their names, links in `links/`. They outlive the agent, so connects go on
-//! without it; the next agent puts its programs into the same links, without a moment without any.
+//! Pins are in `bpf/v<ABI>/`: maps by their names, links in `links/`. They outlive the agent, so connects work without
+//! it. The next agent puts its programs into the same links, so there is no moment without programs.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -45,19 +45,19 @@ use self::versions::{
 
 mod versions;
 
-/// The kernel half as built by `cargo xtask build-ebpf`; empty in a plain `cargo build`.
+/// The eBPF programs as built by `cargo xtask build-ebpf`; empty in a plain `cargo build`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/rouse-ebpf"));
 
-/// Why the programs are not in force.
+/// Reason for which the eBPF programs are not in force.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A plain build.
+    /// The build contains no eBPF programs.
     #[error(
         "this build has no kernel half: run `cargo xtask build-ebpf` and build with \
          ROUSE_EBPF_OBJECT set to the file it names (`cargo xtask demo` and `test` do both)"
     )]
     Stub,
-    /// The object was built from other sources.
+    /// The object has another ABI version than the agent.
     #[error(
         "the kernel half is not of ABI version {}: run `cargo xtask build-ebpf` again",
         abi::ABI_VERSION
@@ -69,23 +69,22 @@ pub enum Error {
          and remove {}", pins.display()
     )]
     Shape {
-        /// The map.
+        /// Name of the map.
         name: &'static str,
-        /// What is pinned.
+        /// Shape of the pinned map: type, key size, value size, entries.
         found: [u32; 4],
-        /// What this version needs.
+        /// Shape that this version needs.
         wanted: [u32; 4],
-        /// The folder to remove.
+        /// Folder of pins that the operator may remove.
         pins: PathBuf,
     },
     /// A folder, file or mount cannot be used.
     #[error("cannot {attempt} {}", path.display())]
     Place {
-        /// What was tried.
+        /// Verb of the failed operation.
         attempt: &'static str,
-        /// On what.
+        /// Path that the operation was on.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// The object cannot be loaded.
@@ -94,30 +93,29 @@ pub enum Error {
     /// The kernel refused a program.
     #[error("the kernel refuses program {name}")]
     Program {
-        /// The program.
+        /// Name of the program.
         name: &'static str,
-        /// Why, with the verifier's log.
+        /// Error of the load, with the verifier's log.
         source: Box<ProgramError>,
     },
     /// A program cannot be attached.
     #[error("cannot attach program {name} to cgroup {}", cgroup.display())]
     Attach {
-        /// The program.
+        /// Name of the program.
         name: &'static str,
-        /// Where.
+        /// Cgroup that it was to be attached to.
         cgroup: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// The maps cannot be used.
     #[error(transparent)]
     Maps(#[from] tables::Error),
-    /// The programs are attached and yet do not see what happens in the cgroup.
+    /// The programs are attached, and yet do not see events in the cgroup.
     #[error("the canary in {} was not seen: {what}", cgroup.display())]
     Canary {
-        /// Where it ran.
+        /// Cgroup in which the canary ran.
         cgroup: PathBuf,
-        /// What was missing.
+        /// Event of the canary that was not seen.
         what: String,
     },
 }
@@ -130,9 +128,9 @@ enum Cgroup {
     Pods,
 }
 
-/// Program, kernel's attach type (`enum bpf_attach_type`), cgroup.
+/// Attached programs: name, the kernel's attach type (`enum bpf_attach_type`), cgroup.
 ///
-/// Pods' programs come first: a connect that is redirected to a local pod relies on what they record.
+/// Pods' programs come first: a connect that is redirected to a local pod relies on their records.
 const PROGRAMS: [(&str, u32, Cgroup); 10] = [
     ("bind4", 8, Cgroup::Pods),
     ("bind6", 9, Cgroup::Pods),
@@ -146,11 +144,11 @@ const PROGRAMS: [(&str, u32, Cgroup); 10] = [
     ("connect6", 11, Cgroup::Clients),
 ];
 
-/// The programs of them that follow the tables.
+/// Programs among them that follow the tables.
 const CONNECTS: [&str; 2] = ["connect4", "connect6"];
 
-/// Where programs jump to: the program, the array that leads there, its index. The first of an array runs itself anew;
-/// the others look into connections from the node itself, or read another protocol than HTTP/1.
+/// Targets of tail calls: the program, the array that holds it, its index. The first entry of an array is the calling
+/// program itself. The others inspect connections from the node itself, or read another protocol than HTTP/1.
 const JUMPS: [(&str, &str, u32); 17] = [
     ("ingress", maps::INGRESS, 0),
     ("suspects", maps::INGRESS, 1),
@@ -171,60 +169,62 @@ const JUMPS: [(&str, &str, u32); 17] = [
     ("sockets_late_http2", maps::SOCKETS, 5),
 ];
 
-/// The program that marks the kubelet's connections, in its own cgroup.
+/// Program that marks the kubelet's connections, in the kubelet's own cgroup.
 const KUBELET: &str = "kubelet";
-/// The kernel's attach type of it: as of `sockets`.
+/// Attach type of the program `kubelet`, which is that of `sockets`.
 const SOCK_OPS: u32 = 3;
 
-/// The program that leads to the activator's listener, in a network namespace instead of a cgroup.
+/// Program that assigns connections to the activator's listener, attached to a network namespace instead of a cgroup.
 const PORTS: &str = "ports";
-/// The kernel's attach type of it.
+/// Attach type of the program `ports`.
 const SK_LOOKUP: u32 = 36;
 
-/// The loaded programs. Dropping it leaves everything in force.
+/// The loaded eBPF programs. A drop leaves all of them in force.
 #[derive(Debug)]
 pub struct Programs {
     ebpf: Ebpf,
     places: Places,
-    /// The kubelet's cgroup where none is named.
+    /// Cgroup of the kubelet that was found, if no setting names one.
     kubelet: Option<PathBuf>,
-    /// The network namespace where one listener serves the ports of all services.
+    /// Network namespace where one listener serves the ports of all services.
     ports: Option<PathBuf>,
-    /// Pins of the version before, whose programs go on counting the connections that they saw established.
+    /// Pins of the previous version, whose programs still count the connections that they saw established.
     old: Option<PathBuf>,
-    /// Whether connects still follow the tables of the version before, as ours are empty.
+    /// True if connects still follow the previous version's tables, as this version's are empty.
     follows_old: bool,
     /// Pins of versions that count nothing any more, while client sockets are open whose connects they rewrote.
     outlived: Vec<PathBuf>,
-    /// Until it is taken; none where the kernel cannot.
+    /// Closer of stale connections until it is taken; `None` if the kernel does not support it.
     ender: Option<Ender>,
 }
 
 impl Programs {
-    /// Loads the embedded programs, resumes from pinned maps, and takes the place of the programs in force.
+    /// Loads the embedded programs, resumes from pinned maps, and replaces the programs in force.
     pub fn load(places: Places) -> Result<Self, Error> {
         Self::load_object(OBJECT, places)
     }
 
-    /// As [`load`](Self::load), with a given object. `object` must be aligned to 8 bytes.
+    /// Loads a given object like [`load`](Self::load). `object` must be aligned to 8 bytes.
     pub fn load_object(object: &[u8], places: Places) -> Result<Self, Error> {
         Self::load_with(object, places, Features::probe())
     }
 
-    /// As [`load_object`](Self::load_object), with no other helpers than these.
+    /// Loads a given object like [`load_object`](Self::load_object), with these features instead of the kernel's.
     pub fn load_with(object: &[u8], places: Places, features: Features) -> Result<Self, Error> {
         let pins = places.pins();
         let opened = open(object, &places, features, VerifierLogLevel::default())?;
         let Opened { mut ebpf, old, offer } = opened;
         let ender = offer.and_then(|()| Ender::load(&mut ebpf));
-        // An agent that took over before goes on with its own; one that did so halfway does it again.
+        // An agent that completed the takeover continues with its own tables; one that stopped halfway repeats it.
         let follows_old = old.as_ref().is_some_and(|old| has_any(old, &CONNECTS));
         let (kubelet, ports, outlived, ender) = (None, None, Vec::new(), said(ender));
         let mut programs = Self { ebpf, places, kubelet, ports, old, follows_old, outlived, ender };
         load_programs(&mut programs.ebpf)?;
+        // Before the attach: without its tail calls a program would not count the rest of a packet.
         for (name, array, index) in JUMPS {
             jump(&mut programs.ebpf, name, array, index)?;
         }
+        // Before the attach: the first canary needs its address.
         Maps::open(&pins)?.set_canary()?;
         programs.attach(programs.programs())?;
         programs.mark_kubelet();
@@ -236,24 +236,24 @@ impl Programs {
         Ok(programs)
     }
 
-    /// What ends kept connections under their locks, the first time that it is asked for; `None` where the kernel cannot.
+    /// Returns the closer of stale connections at the first call; `None` later, or if the kernel does not support it.
     pub fn take_ender(&mut self) -> Option<Ender> {
         self.ender.take()
     }
 
-    /// Pins of the version before, while its programs are in force beside ours.
+    /// Returns the pins of the previous version, while its programs are also in force.
     pub fn old(&self) -> Option<&Path> {
         self.old.as_deref()
     }
 
-    /// Lets connects follow our tables, which the caller has filled, and no longer those of the version before.
+    /// Lets connects follow this version's tables, which the caller has filled, instead of the previous version's.
     ///
-    /// After an error, call it again: what is done already stays.
+    /// After an error, call it again: completed steps stay.
     pub fn take_over(&mut self) -> Result<(), Error> {
         if !self.follows_old {
             return Ok(());
         }
-        // Both are in force for a moment: what one has rewritten is no address of a service to the other.
+        // Both are in force for a moment: an address that one has rewritten is no service's address to the other.
         let connects = PROGRAMS.into_iter().filter(|(name, ..)| CONNECTS.contains(name));
         self.attach(connects)?;
         if let Some(old) = &self.old {
@@ -264,8 +264,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Takes the programs of the version before out of force: nothing is left for them to count. Those that serve clients'
-    /// sockets stay while there are any that it led somewhere.
+    /// Detaches the previous version's programs, which have nothing left to count. The programs that serve clients'
+    /// sockets stay while sockets are open whose connects they rewrote.
     ///
     /// After an error, call it again.
     pub fn retire_old(&mut self) -> Result<(), Error> {
@@ -276,23 +276,24 @@ impl Programs {
         Ok(())
     }
 
-    /// Removes what is left of other versions whose clients' sockets have all closed. Returns how many versions are left.
+    /// Removes the rest of other versions whose clients' sockets have all closed. Returns the number of versions left.
     pub fn remove_outlived(&mut self) -> usize {
         self.outlived.retain(|pins| stays(pins));
         self.outlived.len()
     }
 
-    /// Lets one listener serve the ports of all services in a network namespace where an activator runs: puts the program
-    /// that leads there in force, until its pin is removed.
+    /// Lets one listener serve the ports of all services in an activator's network namespace: attaches the program
+    /// `ports` there, until its pin is removed.
     pub fn serve_ports(&mut self, netns: &Path) -> Result<(), Error> {
         let (target, inode) = open_netns(netns)?;
         self.ports = Some(netns.to_owned());
+        // A link in another namespace belongs to an earlier activator, and is replaced.
         let Some(link) = self.leads_into(inode) else { return self.lead_into(netns, &target) };
         let replaced = self.with_program(PORTS, |it| sys::link_update(link.as_fd(), it))?;
         replaced.map_err(|source| place("put a program into link", &self.link(PORTS), source))
     }
 
-    /// The link of the program that leads to the listener, if it is in this namespace.
+    /// Returns the pinned link of the program `ports`, if it is attached to this namespace.
     fn leads_into(&self, inode: u64) -> Option<OwnedFd> {
         let link = sys::open_pin(&self.link(PORTS)).ok()?;
         sys::link_netns(link.as_fd()).is_ok_and(|found| found == inode).then_some(link)
@@ -306,16 +307,19 @@ impl Programs {
         Ok(())
     }
 
-    /// Whose other programs redirect connects in the clients' cgroup or above it, each with their number. Ours run first
-    /// where they stand above; where they stand in the same cgroup, the earlier one does.
+    /// Returns the number of foreign programs that redirect connects in the clients' cgroup or above it, by owner.
+    /// Rouse's programs run first if the foreign ones are in a cgroup above. In the same cgroup, the one that was
+    /// attached first runs first.
     pub fn others(&self) -> BTreeMap<Owner, usize> {
         let mut found = BTreeMap::new();
         let clients = &self.places.clients;
         for cgroup in clients.ancestors().take_while(|it| it.join("cgroup.procs").exists()) {
+            // The agent's own programs are attached to these cgroups, by the same names.
             let own = cgroup == clients || cgroup == self.places.pods;
             for (name, attach_type, _) in PROGRAMS.into_iter().filter(|it| CONNECTS.contains(&it.0))
             {
                 let Ok(folder) = File::open(cgroup) else { continue };
+                // Only for information: a hook that cannot be read counts as empty.
                 let names = sys::attached(folder.as_fd(), attach_type).unwrap_or_default();
                 let others = names.iter().filter(|it| !(own && it.as_str() == name));
                 others.for_each(|it| *found.entry(Owner::of(it)).or_default() += 1);
@@ -324,12 +328,13 @@ impl Programs {
         found
     }
 
-    /// The folder of the pinned maps, for [`Maps::open`].
+    /// Returns the folder of the pinned maps, for [`Maps::open`].
     pub fn pins(&self) -> PathBuf {
         self.places.pins()
     }
 
-    /// How many instructions the verifier walked for each loaded program (5.16; 0 before). It gives up at a million.
+    /// Returns the number of instructions that the verifier walked for each loaded program (5.16; 0 before). Its limit
+    /// is a million.
     pub fn verified(&self) -> Vec<(&str, u32)> {
         let count = |program: &Program| {
             Some(program.info().ok()?.verified_instruction_count().unwrap_or(0))
@@ -337,8 +342,8 @@ impl Programs {
         self.ebpf.programs().filter_map(|(name, it)| Some((name, count(it)?))).collect()
     }
 
-    /// Attaches again what is not attached any more: a cgroup or namespace that was removed and made again is another one.
-    /// Returns how many programs were attached anew. Call it from time to time.
+    /// Attaches programs again that are not attached any more: a cgroup or namespace that was removed and made again is
+    /// a new one. Returns the number of programs attached. Call it from time to time.
     pub fn keep_attached(&self) -> Result<usize, Error> {
         let mut anew = 0;
         for (name, attach_type, cgroup) in self.programs() {
@@ -360,7 +365,7 @@ impl Programs {
         Ok(anew)
     }
 
-    /// Those that are to be in force now.
+    /// Returns the programs that should be in force now.
     fn programs(&self) -> impl Iterator<Item = (&'static str, u32, Cgroup)> {
         let waits = self.follows_old;
         PROGRAMS.into_iter().filter(move |(name, ..)| !(waits && CONNECTS.contains(name)))
@@ -382,8 +387,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Looks for the kubelet's cgroup where none is named. One that was found and is gone stays known: it comes back when
-    /// the kubelet is started again, mostly as another one of that name.
+    /// Searches for the kubelet's cgroup, if no setting names one. A cgroup that is gone stays known: the kubelet makes
+    /// it again when it restarts, mostly as a new one of the same name.
     pub fn find_kubelet(&mut self) {
         if self.places.kubelet.is_some() {
             return;
@@ -396,11 +401,12 @@ impl Programs {
         }
     }
 
-    /// Marks the kubelet's connections, where its cgroup is known. Without it, its probes are known by their name only, so
-    /// nothing else depends on this.
+    /// Marks the kubelet's connections, if its cgroup is known. Otherwise its probes are known by their User-Agent
+    /// only, so a failure here is no error of the agent.
     fn mark_kubelet(&self) {
         let Some(path) = self.places.kubelet.as_ref().or(self.kubelet.as_ref()) else { return };
         let marked = open_folder(path).and_then(|folder| {
+            // A cgroup that also holds pods would mark their requests as probes.
             if self.places.pods.starts_with(path) {
                 return Err(place("mark connections of", path, io::ErrorKind::InvalidInput.into()));
             }
@@ -434,7 +440,7 @@ impl Programs {
         Ok(found.map_err(|source| place("ask about link", &path(), source))? == wanted)
     }
 
-    /// Puts the program into the pinned link, if that is still attached to this cgroup.
+    /// Puts the program into the pinned link, if that is still attached to this cgroup. Returns true if it did.
     fn replace(&self, name: &'static str, cgroup: &File) -> Result<bool, Error> {
         if !self.is_attached(name, cgroup)? {
             return Ok(false);
@@ -445,7 +451,7 @@ impl Programs {
             self.with_program(name, |program| sys::link_update(link.as_fd(), program))?;
         match replaced {
             Ok(()) => Ok(true),
-            // The cgroup went away between the two calls.
+            // The cgroup was removed between the two calls.
             Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => Ok(false),
             Err(source) => Err(place("put a program into link", &path, source)),
         }
@@ -482,17 +488,17 @@ impl Programs {
         Ok(act(fd.as_fd()))
     }
 
-    /// Proves that the programs see what happens below the pods' cgroup: a process there connects to the canary's address
-    /// and listens. Takes a few milliseconds; blocks.
+    /// Proves that the programs see events below the pods' cgroup: a process there connects to the canary's address and
+    /// listens. Takes a few milliseconds; blocks.
     pub fn canary(&self, maps: &mut Maps) -> Result<(), Error> {
         if self.follows_old {
-            // The other version's programs see it, and count it in maps of their own.
+            // The other version's programs see the canary, and count it in their own maps.
             return Ok(());
         }
         let cgroup = self.places.pods.join(format!("rouse-canary-{}", std::process::id()));
         make_folder(&cgroup)?;
         let seen = self.run_canary(&cgroup, maps);
-        // The canary has just been waited for; a busy folder is removed next time, before it is made again.
+        // The canary has just been waited for. A busy folder is removed at the next call, before it is made again.
         if let Err(error) = fs::remove_dir(&cgroup) {
             warn!(cgroup = %cgroup.display(), %error, "cannot remove the canary's cgroup");
         }
@@ -521,12 +527,13 @@ impl Programs {
             return Err(failed(format!("it could not listen (errno {})", report.listen_errno)));
         }
         let cookie = match report.cookie {
-            // Its namespace is whichever has the listener that has just begun.
+            // The kernel gives no cookie: the namespace is the one whose listener has just opened.
             0 => cookies::listening(&maps.listeners()?, report.port, began_ns).first().copied(),
             told => Some(told),
         };
         let cookie = cookie.unwrap_or_default();
         let found = maps.listen(cookie, report.port)?;
+        // Dropped first: a close after the removal would leave an entry with a count below zero.
         drop(canary);
         maps.forget_listener(cookie, report.port)?;
         if found.loopback == 0 {
@@ -536,25 +543,25 @@ impl Programs {
     }
 }
 
-/// The kernel half inside this build; empty in a plain one.
+/// Returns the eBPF programs inside this build; empty in a plain build.
 pub fn embedded() -> &'static [u8] {
     OBJECT
 }
 
-/// An object with its maps, and none of its programs loaded, for tests that load each by itself. `object` must be aligned to
-/// 8 bytes.
+/// Opens an object with its maps and loads none of its programs, for tests that load each by itself. `object` must be
+/// aligned to 8 bytes.
 ///
-/// The kernel's log of a program that it refuses, or for want of a file descriptor cannot hand over, is as full as `log` says.
+/// `log` is the level of the verifier's log for a program that the kernel refuses.
 pub fn unloaded(object: &[u8], places: &Places, log: VerifierLogLevel) -> Result<Ebpf, Error> {
     open(object, places, Features::probe(), log).map(|opened| opened.ebpf)
 }
 
-/// Where the activator finds the map that its one listener for all services' ports goes into.
+/// Returns the path of the map that the activator puts its one listener for all services' ports into.
 pub fn ports_map(bpffs: &Path) -> PathBuf {
     bpffs.join(format!("v{}", abi::ABI_VERSION)).join(maps::PORTS)
 }
 
-/// Removes every pin, of all versions: programs detach at once, maps go with their last user. For `rouse down`.
+/// Removes the pins of all versions: programs detach at once, maps end with their last user. For `rouse down`.
 pub fn remove_pins(places: &Places) -> Result<(), Error> {
     remove_others(places);
     match fs::remove_dir_all(places.pins()) {
@@ -565,12 +572,12 @@ pub fn remove_pins(places: &Places) -> Result<(), Error> {
     }
 }
 
-/// An object whose maps are made, or found where they are pinned.
+/// An object whose maps were created, or found where they are pinned.
 struct Opened {
     ebpf: Ebpf,
-    /// Pins of the version before, if that is in force.
+    /// Pins of the previous version, if it is in force.
     old: Option<PathBuf>,
-    /// Whether its program that ends connections can be loaded.
+    /// Error if the kernel cannot load the program that closes connections under their locks.
     offer: Result<(), locked::Error>,
 }
 
@@ -584,8 +591,10 @@ fn open(
     mount_bpffs(&places.bpffs)?;
     let pins = places.pins();
     make_folder(&pins.join("links"))?;
+    // Before the load: the loader reuses pinned maps without comparing their shape.
     check_pins(&pins)?;
     let old = other_version(places);
+    // Decided before the load: the place of the call is filled in the object itself.
     let offer = Offer::look().and_then(|offer| Ok((offer.fill_in(object)?, offer.fields)));
     let (object, fields) = match &offer {
         Ok((filled, fields)) => (filled.bytes(), *fields),
@@ -614,19 +623,19 @@ fn mount_bpffs(folder: &Path) -> Result<(), Error> {
         .map_err(|e| place("mount a bpf filesystem on", folder, e.into()))
 }
 
-/// Rows of what is counted: for each pod one of each possible CPU, and one that only user space writes.
+/// Returns the rows of counters: for each pod one for each possible CPU, and one that only user space writes.
 fn rows() -> Result<u32, Error> {
     Ok(abi::PODS_MAX * (cpus()? + 1))
 }
 
-/// Possible CPUs.
+/// Returns the number of possible CPUs.
 fn cpus() -> Result<u32, Error> {
     let cpus = aya::util::nr_cpus();
     let cpus = cpus.map_err(|(path, source)| place("read", Path::new(path), source))?;
     Ok(u32::try_from(cpus).unwrap_or(u32::MAX / abi::PODS_MAX))
 }
 
-/// Refuses pinned maps of another shape: the loader would take them without a look.
+/// Refuses pinned maps of another shape, which the loader would reuse unchecked.
 fn check_pins(pins: &Path) -> Result<(), Error> {
     const HASH: u32 = 1;
     const ARRAY: u32 = 2;
@@ -650,6 +659,7 @@ fn check_pins(pins: &Path) -> Result<(), Error> {
     ];
     for (name, wanted) in wanted {
         let path = pins.join(name);
+        // The loader creates and pins a missing map.
         let Ok(map) = sys::open_pin(&path) else { continue };
         let found = sys::map_shape(map.as_fd()).map_err(|e| place("ask about map", &path, e))?;
         if found != wanted {
@@ -659,7 +669,7 @@ fn check_pins(pins: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Nothing depends on it: kept connections are ended all the same, in two steps.
+/// Logs the reason if connections are not closed under their locks. No error: they are closed in two steps instead.
 fn said(ender: Result<Ender, locked::Error>) -> Option<Ender> {
     let without = |error| {
         let reason = common::link::chain(&error);
@@ -676,11 +686,12 @@ fn load_object(
     log: VerifierLogLevel,
 ) -> Result<Ebpf, Error> {
     let rows = rows()?;
+    // An LRU map keeps free entries by CPU. With too few of them it would evict marks of probes under way.
     let probes = abi::PROBES_MAX.max(256 * cpus()?);
     let Features { set_retval, sock_ops_cookie, mptcp_sock, v6_only } = features;
     let (retval, cookie, mptcp) =
         (u8::from(set_retval), u8::from(sock_ops_cookie), u8::from(mptcp_sock));
-    // Without another version, one of its own that nobody fills.
+    // Without another version, a map of its own that stays empty.
     let old_conns = old.map_or_else(|| pins.join(maps::OLD_CONNS), |old| old.join(maps::CONNS));
     let have_old = u8::from(old.is_some());
     let loaded = EbpfLoader::new()
@@ -703,7 +714,7 @@ fn load_object(
     loaded.map_err(|e| Error::Load(Box::new(e)))
 }
 
-/// All programs that every kernel takes.
+/// Returns the names of all programs that every kernel must accept.
 fn names() -> impl Iterator<Item = &'static str> {
     let attached = PROGRAMS.iter().map(|(name, ..)| *name);
     let others = JUMPS
@@ -713,7 +724,7 @@ fn names() -> impl Iterator<Item = &'static str> {
     attached.chain(others).chain([PORTS, KUBELET])
 }
 
-/// Loads all programs side by side: three of them take the verifier most of a second each.
+/// Loads all programs in parallel: the verifier takes most of a second for each of three.
 fn load_programs(ebpf: &mut Ebpf) -> Result<(), Error> {
     let mut all: HashMap<String, &mut Program> =
         ebpf.programs_mut().map(|(name, program)| (name.to_owned(), program)).collect();
@@ -740,7 +751,7 @@ fn load_program(name: &'static str, program: &mut Program) -> Result<(), Error> 
     loaded.map_err(|e| Error::Program { name, source: Box::new(e) })
 }
 
-/// Lets a program run anew on a packet that takes more than one run, or another one go on with it.
+/// Puts a program into an array of tail calls, so that it continues with a packet that needs more than one run.
 fn jump(ebpf: &mut Ebpf, name: &'static str, array: &'static str, index: u32) -> Result<(), Error> {
     let refused = |e: ProgramError| Error::Program { name, source: Box::new(e) };
     let program = match ebpf.program(name) {
@@ -748,6 +759,7 @@ fn jump(ebpf: &mut Ebpf, name: &'static str, array: &'static str, index: u32) ->
         Some(Program::SockOps(program)) => program.fd().map_err(refused)?,
         _ => return Err(Error::Abi),
     };
+    // Cloned, to end the borrow of `ebpf` that the program holds.
     let program = program.try_clone().map_err(|e| refused(e.into()))?;
     let array = ebpf.map_mut(array).ok_or(Error::Abi)?;
     let mut array = ProgramArray::try_from(array).map_err(|e| refused(e.into()))?;
@@ -762,7 +774,7 @@ fn open_folder(path: &Path) -> Result<File, Error> {
     File::open(path).map_err(|source| place("open cgroup", path, source))
 }
 
-/// A network namespace and its inode.
+/// Opens a network namespace. Returns it with its inode.
 fn open_netns(path: &Path) -> Result<(File, u64), Error> {
     let failed = |source| place("use network namespace", path, source);
     let file = File::open(path).map_err(failed)?;

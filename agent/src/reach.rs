@@ -1,8 +1,8 @@
-//! Pure: which pods of other nodes this node is known to reach.
+//! Pure: reachability of the pods of other nodes from this node.
 //!
-//! A pod that its own node's agent has seen to listen may still be out of reach here: routes, tunnels and policies
-//! follow a new pod at their own pace. Until one connect from here has succeeded, or the kubelet calls it ready,
-//! connects go by an activator.
+//! A pod that its own node's agent has seen listen may still be unreachable here: routes, tunnels and policies follow a
+//! new pod later. Until one connect from here has succeeded, or the kubelet reports the pod as ready, connects go by an
+//! activator.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,26 +12,27 @@ use std::{
 
 use common::wire::{Pod, PodPhase};
 
-/// Shortest and longest wait between two tries; in between it is a quarter of the time spent.
+/// Shortest wait between two attempts; the wait is a quarter of the time spent so far.
 const FIRST_WAIT: Duration = Duration::from_millis(2);
+/// Longest wait between two attempts.
 const LAST_WAIT: Duration = Duration::from_secs(1);
-/// After this long a pod counts as reached: a policy may keep this node's agent out and let clients in.
+/// Time after which a pod counts as reached: a policy may block this node's agent and admit clients.
 const ASSUMED: Duration = Duration::from_secs(10);
 
-/// What is known of the pods of other nodes. Feed it pods and results; carry out the tries it gives.
+/// Reachability of the pods of other nodes. Pass in pods and results, and make the attempts that it returns.
 #[derive(Debug, Default)]
 pub struct Reach {
     pods: BTreeMap<String, Way>,
-    /// Where connects were led when this agent started: another one had reached them.
+    /// Addresses that connects went to when this agent started: another agent had reached them.
     known: BTreeSet<SocketAddr>,
 }
 
-/// One connect to try now.
+/// One connect to attempt now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Try {
-    /// The pod.
+    /// Uid of the pod.
     pub uid: String,
-    /// Where.
+    /// Address and port to connect to.
     pub at: SocketAddr,
 }
 
@@ -50,12 +51,12 @@ enum State {
 }
 
 impl Reach {
-    /// Begins with what was reached before.
+    /// Starts with the addresses that an earlier agent reached.
     pub fn new(known: BTreeSet<SocketAddr>) -> Self {
         Self { pods: BTreeMap::new(), known }
     }
 
-    /// Takes in a pod of another node. Returns the try to make, if any.
+    /// Adds or updates a pod of another node. Returns the attempt to make, if any.
     pub fn named(&mut self, now: Instant, pod: &Pod) -> Option<Try> {
         let at = pod.address.filter(|_| pod.phase == PodPhase::Ready)?;
         if let Some(way) = self.pods.get_mut(&pod.uid)
@@ -66,25 +67,27 @@ impl Reach {
             }
             return None;
         }
+        // A new address is a new pod for the network: what was known of the old address proves nothing.
         let reached = pod.confirmed || self.known.contains(&at);
         let state = if reached { State::Reached } else { State::Trying };
         self.pods.insert(pod.uid.clone(), Way { at, since: now, state });
         (!reached).then(|| Try { uid: pod.uid.clone(), at })
     }
 
-    /// The table does not name the pod any more, or it is on this node.
+    /// Removes a pod that the table does not name any more, or that is on this node.
     pub fn dropped(&mut self, uid: &str) {
         self.pods.remove(uid);
     }
 
-    /// What was reached before is in the pods by now.
+    /// Forgets the addresses of the earlier agent, once the pods of the first table are known.
     pub fn forget_known(&mut self) {
         self.known.clear();
     }
 
-    /// A try has ended.
+    /// Records the result of an attempt.
     pub fn tried(&mut self, now: Instant, tried: &Try, reached: bool) {
         let Some(way) = self.pods.get_mut(&tried.uid) else { return };
+        // A result for an earlier address, or after the kubelet's report, changes nothing.
         if way.at != tried.at || way.state != State::Trying {
             return;
         }
@@ -96,7 +99,7 @@ impl Reach {
         };
     }
 
-    /// The tries that are due now.
+    /// Returns the attempts that are due now.
     pub fn due(&mut self, now: Instant) -> Vec<Try> {
         let mut tries = Vec::new();
         for (uid, way) in &mut self.pods {
@@ -110,7 +113,7 @@ impl Reach {
         tries
     }
 
-    /// When to call [`due`](Self::due) next.
+    /// Returns the time of the next call of [`due`](Self::due).
     pub fn next_wake(&self) -> Option<Instant> {
         let waiting = self.pods.values().filter_map(|way| match way.state {
             State::Waiting(until) => Some(until),
@@ -119,7 +122,7 @@ impl Reach {
         waiting.min()
     }
 
-    /// Whether connects should not be led to this pod yet.
+    /// Returns true if connects may not go to this pod yet.
     pub fn is_open(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(|way| way.state != State::Reached)
     }

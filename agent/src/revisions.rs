@@ -1,4 +1,4 @@
-//! Shell: keeps the totals of revisions: reads pods' rows into them, and writes what is to outlive the agent.
+//! Shell: keeps the totals of Revisions: reads pods' rows, and stores what has to outlive the agent.
 
 use std::{
     sync::{Arc, Mutex},
@@ -18,19 +18,19 @@ use crate::{
     tallies::{Levels, Row, Tallies},
 };
 
-/// The totals, as they are shown. Cheap to clone; all clones are the same.
+/// Totals for the metrics page. Cheap to clone; all clones share the totals.
 pub(crate) type Shown = Arc<Mutex<Tallies>>;
 
-/// The totals, as the loop keeps them.
+/// Totals of Revisions as the agent's loop maintains them.
 #[derive(Debug)]
 pub(crate) struct Revisions {
     shown: Shown,
-    /// None where the kernel has no room for it: then totals begin anew with each agent.
+    /// Maps of stored totals; `None` if the kernel has no room for them. Then totals start at zero with each agent.
     ledger: Option<Ledger>,
 }
 
 impl Revisions {
-    /// Goes on where the agent before has stopped, and shows nothing before it is as far as that was.
+    /// Resumes from the previous agent's totals. Nothing is exported before they are complete.
     pub(crate) fn resume(maps: &Maps, shown: Shown) -> Self {
         let ledger = maps.ledger();
         let ledger = ledger.inspect_err(|error| {
@@ -43,11 +43,12 @@ impl Revisions {
         });
         let mut tallies = begun.ok().flatten().unwrap_or_default();
         read(&mut tallies, maps);
+        // Only now: totals without their rows would be less than the previous agent has exported.
         *lock(&shown) = tallies;
         Self { shown, ledger }
     }
 
-    /// From now on this slot counts for a pod of this revision, in the namespace with this cookie.
+    /// Assigns a row to a pod of this Revision, in the namespace with this cookie.
     pub(crate) fn add(&mut self, slot: u32, cookie: u64, revision: &Name, terms: Terms) {
         let mut tallies = lock(&self.shown);
         tallies.begin(slot, revision);
@@ -56,15 +57,16 @@ impl Revisions {
         self.write(|ledger| ledger.own(cookie, Some(revision)));
     }
 
-    /// The slot's pod is gone.
+    /// Marks a row's pod as gone.
     pub(crate) fn remove(&mut self, slot: u32, cookie: u64, maps: &Maps) {
+        // Read once more, so that the stored sum has the pod's last requests.
         read(&mut lock(&self.shown), maps);
         lock(&self.shown).end(Instant::now(), slot);
         self.save();
         self.write(|ledger| ledger.own(cookie, None));
     }
 
-    /// What news of the RouteTable say of revisions that have, or had, pods here: whether each is still one.
+    /// Returns the Revisions with totals here that a batch of the RouteTable names, each with true if it still exists.
     pub(crate) fn told_of(&self, news: &RouteBatch) -> Vec<(Name, bool)> {
         let tallies = lock(&self.shown);
         let told = tallies.revisions().filter_map(|name| {
@@ -78,7 +80,7 @@ impl Revisions {
         told.collect()
     }
 
-    /// Takes in what was told of revisions, now that what holds for each is known.
+    /// Applies the changes of Revisions, after the planner has their terms.
     pub(crate) fn follow(&mut self, told: Vec<(Name, bool)>, terms: impl Fn(&Name) -> Terms) {
         let mut tallies = lock(&self.shown);
         for (name, lives) in told {
@@ -93,7 +95,7 @@ impl Revisions {
         self.save();
     }
 
-    /// Reads every row. To be called before one is cleared.
+    /// Reads every row. Must be called before a row is cleared.
     pub(crate) fn read(&mut self, maps: &Maps) {
         let mut tallies = lock(&self.shown);
         read(&mut tallies, maps);
@@ -117,14 +119,14 @@ impl Revisions {
     }
 }
 
-/// What the agent before has left, and whose rows it knew.
+/// Reads the previous agent's sums of gone pods, and the owners of the rows.
 fn begin(ledger: &mut Ledger, maps: &Maps) -> Result<Tallies, maps::Error> {
     let mut tallies = Tallies::resume(ledger.left()?);
     let pods = maps.pods()?;
     for (cookie, name) in ledger.owners()? {
         match pods.get(&cookie) {
             Some(pod) => tallies.begin(pod.slot, &name),
-            // It was forgotten in the agent's last moment.
+            // The agent ended between the two deletions of a pod.
             None => ledger.own(cookie, None)?,
         }
     }

@@ -1,27 +1,27 @@
-//! Pure: which row of the kernel's counters belongs to which pod.
+//! Pure: allocator of rows: the row of each pod in the kernel's counters.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use common::abi;
 
-/// Slots by namespace cookie. Survives the agent: it is read back from the maps.
+/// Rows by namespace cookie. They survive the agent: a new agent reads them back from the maps.
 #[derive(Debug)]
 pub(crate) struct Slots {
     taken: BTreeMap<u64, u32>,
-    /// Longest free first: a connection of the pod before may still count for a moment.
+    /// Free rows, longest free first: a connection of a row's previous pod may still count for a moment.
     free: VecDeque<u32>,
 }
 
 impl Slots {
-    /// Slots as the maps have them.
+    /// Starts with the rows that the maps hold.
     pub(crate) fn new(taken: BTreeMap<u64, u32>) -> Self {
         let used: BTreeSet<u32> = taken.values().copied().collect();
-        // Slot 0 means none.
+        // Row 0 means none.
         let free = (1..abi::PODS_MAX).filter(|slot| !used.contains(slot)).collect();
         Self { taken, free }
     }
 
-    /// The namespace's slot, with whether it is newly given; `None` when all are taken.
+    /// Returns the namespace's row, and true if it is newly allocated; `None` if all rows are taken.
     pub(crate) fn take(&mut self, cookie: u64) -> Option<(u32, bool)> {
         if let Some(&slot) = self.taken.get(&cookie) {
             return Some((slot, false));
@@ -31,14 +31,14 @@ impl Slots {
         Some((slot, true))
     }
 
-    /// The namespace has gone. Returns the slot that it had.
+    /// Releases the row of a namespace that is gone, and returns the row.
     pub(crate) fn release(&mut self, cookie: u64) -> Option<u32> {
         let slot = self.taken.remove(&cookie);
         self.free.extend(slot);
         slot
     }
 
-    /// Every namespace with a slot.
+    /// Returns the cookie of every namespace with a row.
     pub(crate) fn cookies(&self) -> impl Iterator<Item = u64> {
         self.taken.keys().copied()
     }

@@ -1,4 +1,4 @@
-//! Shell: the TCP sockets of the calling thread's network namespace: listed and ended by sock_diag.
+//! Shell: TCP sockets of the calling thread's network namespace, listed and closed by sock_diag.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -13,40 +13,40 @@ use crate::netlink::Netlink;
 
 mod stored;
 
-/// One established connection, seen from its own end.
+/// One established connection, seen from one of its ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// This end.
+    /// Address and port of this end.
     pub local: SocketAddr,
-    /// The other end.
+    /// Address and port of the other end.
     pub peer: SocketAddr,
-    /// What it has done.
+    /// Activity of the connection so far.
     pub seen: Seen,
     id: SocketId,
     family: u8,
 }
 
-/// What a connection has done, seen from its own end.
+/// Activity of a connection, seen from its own end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Since this end sent its last byte, or, where it never has, since the connection came about.
+    /// Time since this end sent its last byte; if it never has, since the connection was established.
     pub sent: Duration,
-    /// Whether this end has sent anything.
+    /// True if this end has sent any data.
     pub spoke: bool,
-    /// Since the last byte came; `None`: none ever has.
+    /// Time since the last byte was received; `None` if none ever was.
     pub received: Option<Duration>,
-    /// Since the other end acknowledged something.
+    /// Time since the last acknowledgement from the other end.
     pub acknowledged: Duration,
-    /// How many bytes the other end has acknowledged, its first sequence number included.
+    /// Number of bytes that the other end has acknowledged, its first sequence number included.
     pub bytes_acked: u64,
-    /// How many bytes have come.
+    /// Number of bytes that this end has received.
     pub bytes_received: u64,
-    /// How many segments with data this end has sent.
+    /// Number of segments with data that this end has sent.
     pub segments: u32,
 }
 
 impl Connection {
-    /// The socket's cookie, which no other has while the machine runs.
+    /// Returns the socket's cookie, which is unique until reboot.
     pub fn cookie(&self) -> u64 {
         let half = |at: usize| {
             let bytes = self.id.cookie;
@@ -56,44 +56,44 @@ impl Connection {
         half(4) << 32 | half(0)
     }
 
-    /// The other end, as it is written: a v4 peer of an IPv6 socket is listed as `::ffff:a.b.c.d`.
+    /// Returns the other end as a plain address: an IPv4 peer of an IPv6 socket is listed as `::ffff:a.b.c.d`.
     pub fn plain_peer(&self) -> SocketAddr {
         plain(self.peer)
     }
 
-    /// This end, likewise.
+    /// Returns this end as a plain address.
     pub fn plain_local(&self) -> SocketAddr {
         plain(self.local)
     }
 
-    /// What names this socket and no other.
+    /// Returns the identity of this socket, for requests about it alone.
     fn exact(&self) -> SocketId {
-        // A v4-mapped peer stands as IPv6 here, which is how it was listed.
+        // An IPv4-mapped peer stays an IPv6 address here, as it was listed.
         SocketId { interface_id: 0, ..self.id.clone() }
     }
 }
 
 #[cfg(test)]
 impl Connection {
-    /// A connection as it would be listed.
+    /// Makes a connection as a dump would list it.
     pub(crate) fn listed(local: SocketAddr, peer: SocketAddr, seen: Seen) -> Self {
         Self { local, peer, seen, id: SocketId::new_v4(), family: AF_INET }
     }
 }
 
-/// A sock_diag socket. It stays in the namespace it was opened in.
+/// Sock_diag socket. It stays in the namespace in which it was opened.
 #[derive(Debug)]
 pub struct SockDiag {
     netlink: Netlink,
 }
 
 impl SockDiag {
-    /// Opens one in the namespace of the calling thread.
+    /// Opens a socket in the namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
         Ok(Self { netlink: Netlink::open(NETLINK_SOCK_DIAG)? })
     }
 
-    /// Where processes listen, and whether that takes IPv6 alone, as a program may ask of the wildcard `::`.
+    /// Returns the listeners, each with true if it is IPv6-only, as a program may ask of the wildcard `::`.
     pub fn listeners(&self) -> io::Result<Vec<(SocketAddr, bool)>> {
         let mut found = Vec::new();
         self.each(StateFlags::LISTEN, ExtensionFlags::empty(), |socket| {
@@ -105,7 +105,7 @@ impl SockDiag {
         Ok(found)
     }
 
-    /// Established connections.
+    /// Returns the established connections of the namespace.
     pub fn connections(&self) -> io::Result<Vec<Connection>> {
         let mut found = Vec::new();
         self.each(StateFlags::ESTABLISHED, ExtensionFlags::INFO, |socket| {
@@ -114,7 +114,7 @@ impl SockDiag {
         Ok(found)
     }
 
-    /// A listed connection as it is by now. `NotFound` where it is not established any more.
+    /// Returns a listed connection as it is now. `NotFound` if it is not established any more.
     pub fn look_again(&self, connection: &Connection) -> io::Result<Connection> {
         let (state, seen) = self.now(connection)?;
         let is_established = state == TCP_ESTABLISHED;
@@ -123,17 +123,17 @@ impl SockDiag {
             .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// How many segments with data this end has sent by now. `NotFound` where it cannot send any more, or its other end has
-    /// gone.
+    /// Returns the number of segments with data that this end has sent. `NotFound` if it cannot send any more, or its
+    /// other end is gone.
     pub fn segments(&self, connection: &Connection) -> io::Result<u32> {
         match self.now(connection)? {
-            // The other end may have said all it has to say.
+            // In CLOSE_WAIT the other end has finished sending, but this end may still send.
             (TCP_ESTABLISHED | TCP_CLOSE_WAIT, seen) => Ok(seen.segments),
             _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
-    /// A connection's state, and what it has done.
+    /// Returns a connection's state and activity.
     fn now(&self, connection: &Connection) -> io::Result<(u8, Seen)> {
         let mut found = None;
         let states = StateFlags::ESTABLISHED;
@@ -146,9 +146,10 @@ impl SockDiag {
         found.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Whether this kernel ends connections (INET_DIAG_DESTROY), and lets us. `Unsupported` or the like where not.
+    /// Checks that this kernel can close connections (INET_DIAG_DESTROY) and permits it. Returns `Unsupported` or the
+    /// like if not.
     pub fn can_destroy(&self) -> io::Result<()> {
-        // Of no connection: there is no port 0.
+        // Port 0 names no connection: `NotFound` proves that the kernel handles the request.
         let nobody = SocketId::new_v4();
         let (states, extensions) = (StateFlags::all(), ExtensionFlags::empty());
         let request = SockDiagMessage::InetRequest(request(AF_INET, states, extensions, nobody));
@@ -158,10 +159,10 @@ impl SockDiag {
         }
     }
 
-    /// Ends a connection from this side: its owner reads ECONNABORTED, the peer gets a reset.
+    /// Closes a connection from this side: its owner reads ECONNABORTED, the peer gets a reset.
     ///
-    /// `NotFound` when it has ended by itself. Needs CAP_NET_ADMIN and a kernel with INET_DIAG_DESTROY;
-    /// `Unsupported` without.
+    /// `NotFound` if it has closed by itself. Needs CAP_NET_ADMIN and a kernel with INET_DIAG_DESTROY; `Unsupported`
+    /// without.
     pub fn destroy(&self, connection: &Connection) -> io::Result<()> {
         let (states, extensions) = (StateFlags::all(), ExtensionFlags::empty());
         let request = request(connection.family, states, extensions, connection.exact());
@@ -186,7 +187,7 @@ impl SockDiag {
     }
 }
 
-/// A socket as it was listed.
+/// Converts a listed socket to a connection.
 fn connection(socket: &InetResponse) -> Connection {
     let id = socket.header.socket_id.clone();
     Connection {
@@ -198,7 +199,7 @@ fn connection(socket: &InetResponse) -> Connection {
     }
 }
 
-/// One question for each family.
+/// Returns one request for each address family.
 fn of_both_families(states: &StateFlags, extensions: &ExtensionFlags) -> [InetRequest; 2] {
     let families = [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())];
     families.map(|(family, id)| request(family, states.clone(), extensions.clone(), id))
@@ -217,14 +218,14 @@ fn local(id: &SocketId) -> SocketAddr {
     SocketAddr::new(id.source_address, id.source_port)
 }
 
-/// An IPv4 address that is mapped into IPv6 as itself.
+/// Returns an IPv4 address that is mapped into IPv6 as a plain one.
 fn plain(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(at.ip().to_canonical(), at.port())
 }
 
-/// From `struct tcp_info` (include/uapi/linux/tcp.h), in ms: `tcpi_last_data_sent` (byte 44), `tcpi_last_data_recv`
-/// (52), `tcpi_last_ack_recv` (56); in bytes `tcpi_bytes_acked` (120), `tcpi_bytes_received` (128); `tcpi_data_segs_in`
-/// (152), `tcpi_data_segs_out` (156). Zero, as if just used, where the kernel does not say.
+/// Reads `struct tcp_info` (include/uapi/linux/tcp.h). In ms: `tcpi_last_data_sent` (byte 44), `tcpi_last_data_recv`
+/// (52), `tcpi_last_ack_recv` (56). In bytes: `tcpi_bytes_acked` (120), `tcpi_bytes_received` (128). Segments:
+/// `tcpi_data_segs_in` (152), `tcpi_data_segs_out` (156). Zero, as if just used, if the kernel gives no value.
 fn seen(socket: &InetResponse) -> Seen {
     let info = socket.nlas.iter().find_map(|nla| match nla {
         Nla::TcpInfo(bytes) => Some(bytes.as_slice()),
@@ -239,6 +240,7 @@ fn seen(socket: &InetResponse) -> Seen {
         bytes.map_or(0, u64::from_ne_bytes)
     };
     let ms = |at| Duration::from_millis(word(at).into());
+    // Without a segment the kernel counts this time from the connection's start.
     let received = (word(152) > 0).then(|| ms(52));
     Seen {
         sent: ms(44),

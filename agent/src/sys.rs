@@ -1,4 +1,5 @@
-//! Shell: the agent's own system calls: bpf(2) for what the library lacks, memory shared with maps, the canary's fork.
+//! Shell: the agent's own system calls: bpf(2) commands that the library lacks, memory shared with maps, the canary's
+//! fork.
 //!
 //! The only file of this crate with `unsafe`.
 
@@ -16,7 +17,7 @@ use std::{
 
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// The words of an mmapable array map, shared with the kernel half.
+/// Words of an mmapable array map, shared with the eBPF programs.
 pub struct Words {
     start: NonNull<AtomicU64>,
     count: usize,
@@ -54,7 +55,7 @@ impl Words {
         Ok(Self { start, count })
     }
 
-    /// The words. Page-aligned, so each is aligned.
+    /// Returns the words. They are page-aligned, so each is aligned.
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: `map` made exactly this many words readable and writable, and they stay so until `drop`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
@@ -89,7 +90,7 @@ fn bpf<T>(command: i32, attr: &mut T) -> io::Result<i32> {
 }
 
 fn owned(fd: i32) -> OwnedFd {
-    // SAFETY: `fd` was just returned by bpf(2) and belongs to nobody else.
+    // SAFETY: `fd` was just returned by bpf(2) and has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -97,8 +98,9 @@ fn c_path(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// The numbers of all maps, none of which is opened. A program array whose last user closes it is emptied in the background;
-/// the kernel (6.18 at least) loses a reference, and with it the map, when that happens twice meanwhile.
+/// Returns the ids of all maps, without opening any. Opening is not safe. A program array whose last user closes it is
+/// emptied in the background. If that happens twice meanwhile, the kernel (6.18 at least) loses a reference, and with
+/// it the map.
 pub fn map_ids() -> impl Iterator<Item = u32> {
     #[repr(C)]
     struct Attr {
@@ -122,9 +124,9 @@ pub fn link_create(
     link(program, cgroup.as_raw_fd() as u32, attach_type)
 }
 
-/// Whether the kernel takes a program of this kind, to be attached in this way. It is checked, and gone again.
+/// Returns true if the kernel accepts a program of this type, for this attach type. The program is checked and dropped.
 pub fn takes_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
-    /// The begin of `union bpf_attr`, as of 4.17.
+    /// First part of `union bpf_attr`, as of 4.17.
     #[repr(C)]
     struct Attr {
         kind: u32,
@@ -139,8 +141,9 @@ pub fn takes_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
         attach_type: u32,
     }
     const BPF_PROG_LOAD: i32 = 5;
-    /// The verifier gives up when a signal comes, so libbpf tries as often.
+    /// Number of attempts: the verifier gives up when a signal arrives, and libbpf tries as often.
     const TRIES: usize = 5;
+    // Some helpers, such as probe_read_kernel, are only for programs under the GPL.
     let license = c"GPL";
     let mut attr = Attr {
         kind,
@@ -163,7 +166,7 @@ pub fn takes_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
     false
 }
 
-/// Makes a program that walks over the kernel's objects ready for [`walk`]. Since 5.8.
+/// Links a program that iterates over the kernel's objects, for [`walk`]. Since 5.8.
 pub fn link_walk(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const BPF_TRACE_ITER: u32 = 28;
     link(program, 0, BPF_TRACE_ITER)
@@ -182,8 +185,8 @@ fn link(program: BorrowedFd<'_>, target: u32, attach_type: u32) -> io::Result<Ow
     bpf(BPF_LINK_CREATE, &mut attr).map(owned)
 }
 
-/// Runs a program from [`link_walk`] on every object there is: for sockets, those of the calling thread's network namespace.
-/// The program is to print nothing.
+/// Runs a program from [`link_walk`] on every object: for sockets, on those of the calling thread's network namespace.
+/// The program must print nothing.
 pub fn walk(link: BorrowedFd<'_>) -> io::Result<()> {
     use io::ErrorKind::{Interrupted, WouldBlock};
     #[repr(C)]
@@ -197,14 +200,14 @@ pub fn walk(link: BorrowedFd<'_>) -> io::Result<()> {
         match io::Read::read(&mut walk, &mut [0; 64]) {
             Ok(0) => return Ok(()),
             Ok(_) => {}
-            // After a million objects the kernel wants to be asked again.
+            // After a million objects the kernel returns EAGAIN and wants to be called again.
             Err(error) if matches!(error.kind(), WouldBlock | Interrupted) => {}
             Err(error) => return Err(error),
         }
     }
 }
 
-/// Puts `program` in the place of the link's present one, without a moment without either. Since 5.7.
+/// Replaces the link's program by `program`, with no moment without one. Since 5.7.
 pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     #[repr(C)]
     struct Attr {
@@ -229,14 +232,14 @@ struct ObjAttr {
     flags: u32,
 }
 
-/// Gives a link, map or program a name in a bpf filesystem.
+/// Pins a link, map or program under a path in a bpf filesystem.
 pub fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = c_path(path)?;
     let mut attr = ObjAttr { path: path.as_ptr() as u64, fd: fd.as_raw_fd() as u32, flags: 0 };
     bpf(BPF_OBJ_PIN, &mut attr).map(drop)
 }
 
-/// Makes a hash of keys and values of these sizes in bytes, whose entries take memory only while they are there.
+/// Creates a hash map with keys and values of these sizes in bytes. An entry takes memory only while it exists.
 pub fn map_hash(key: u32, value: u32, entries: u32) -> io::Result<OwnedFd> {
     const BPF_MAP_TYPE_HASH: u32 = 1;
     const BPF_F_NO_PREALLOC: u32 = 1;
@@ -252,14 +255,14 @@ pub fn map_hash(key: u32, value: u32, entries: u32) -> io::Result<OwnedFd> {
     bpf(BPF_MAP_CREATE, &mut attr).map(owned)
 }
 
-/// Opens what stands under a name in a bpf filesystem.
+/// Opens the object that is pinned under a path in a bpf filesystem.
 pub fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
     let mut attr = ObjAttr { path: path.as_ptr() as u64, fd: 0, flags: 0 };
     bpf(BPF_OBJ_GET, &mut attr).map(owned)
 }
 
-/// Cgroup that a cgroup link is attached to; 0 once that cgroup is gone.
+/// Returns the id of the cgroup that a link is attached to; 0 once that cgroup is gone.
 pub fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
     // struct bpf_link_info: type, id, program id, (padding), cgroup id, attach type.
     let mut info = [0u64; 16];
@@ -267,14 +270,14 @@ pub fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(info[2])
 }
 
-/// Inode of the network namespace that a link of it is attached to; 0 once that namespace is gone.
+/// Returns the inode of the network namespace that a link is attached to; 0 once that namespace is gone.
 pub fn link_netns(link: BorrowedFd<'_>) -> io::Result<u64> {
     // struct bpf_link_info: type, id, program id, (padding), inode (32 bits), attach type.
     link_cgroup(link).map(|word| word & u64::from(u32::MAX))
 }
 
-/// Names of the programs that are attached to a cgroup itself, at one hook. Needs CAP_NET_ADMIN; a name that may not be
-/// asked for (CAP_SYS_ADMIN) is empty.
+/// Returns the names of the programs that are attached to a cgroup itself, at one hook. Needs CAP_NET_ADMIN. Without
+/// CAP_SYS_ADMIN the names are empty.
 pub fn attached(cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Vec<String>> {
     const MOST: usize = 64;
     #[repr(C)]
@@ -297,6 +300,7 @@ pub fn attached(cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Vec<Stri
         count: MOST as u32,
         reserved: 0,
     };
+    // With more programs than fit, the kernel returns ENOSPC, and the hook counts as empty.
     bpf(BPF_PROG_QUERY, &mut query)?;
     let count = (query.count as usize).min(MOST);
     Ok(ids[..count].iter().map(|&id| program_name(id).unwrap_or_default()).collect())
@@ -318,7 +322,7 @@ fn program_name(id: u32) -> io::Result<String> {
     Ok(String::from_utf8_lossy(name).into_owned())
 }
 
-/// Type, key size, value size and capacity of a map.
+/// Returns type, key size, value size and capacity of a map.
 pub fn map_shape(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
     // struct bpf_map_info: type, id, key size, value size, max entries, flags, …
     let mut info = [0u64; 16];
@@ -342,7 +346,7 @@ fn object_info(fd: BorrowedFd<'_>, info: &mut [u64; 16]) -> io::Result<()> {
     bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
 }
 
-/// Cookie of the network namespace behind a socket; never reused while the machine runs. Since 5.14.
+/// Returns the cookie of a socket's network namespace, which is unique until reboot. Since 5.14.
 pub fn netns_cookie(socket: impl AsFd) -> io::Result<u64> {
     const SO_NETNS_COOKIE: i32 = 71;
     let mut cookie = 0u64;
@@ -360,34 +364,34 @@ pub fn netns_cookie(socket: impl AsFd) -> io::Result<u64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }
 
-/// Lets the runtime wait until `inner` is readable.
+/// Registers `inner` with the runtime, so that tasks can wait until it is readable.
 pub(crate) fn readable<T: AsFd + AsRawFd>(inner: T) -> io::Result<AsyncFd<T>> {
-    // SAFETY: `AsFd` proves that `inner` owns or borrows an open descriptor; every type used here gives the same
-    // one for as long as it lives, and `AsyncFd` owns it from now on.
+    // SAFETY: `AsFd` proves that `inner` owns or borrows an open descriptor. Every type used here returns the same one
+    // for as long as it lives, and `AsyncFd` owns it from now on.
     let registered = unsafe { AsyncFd::register_with_interest(inner, Interest::READABLE) };
     Ok(registered?)
 }
 
-/// What the canary met.
+/// Results of the canary's system calls.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CanaryReport {
-    /// How its connect failed.
+    /// Errno of its IPv4 connect, which should fail.
     pub connect_errno: i32,
-    /// Why it could not listen; 0 when it could.
+    /// Errno of its listen; 0 if it listens.
     pub listen_errno: i32,
-    /// Why it could not enter the cgroup, or the namespace; 0 when it could. Where a cgroup namespace keeps it from the
-    /// cgroup, it stays where the agent is, which does as well when that is below the cgroup of the pods.
+    /// Errno of entering the cgroup or the namespace; 0 if it entered. If a cgroup namespace blocks it, it stays in the
+    /// agent's cgroup. That is as good if the agent's cgroup is below the pods' cgroup.
     pub enter_errno: i32,
-    /// Connects that it tried: one of each family that the kernel has.
+    /// Number of connects that it tried: one for each address family that the kernel has.
     pub connects: u32,
-    /// Cookie of its network namespace; 0 where the kernel does not tell it.
+    /// Cookie of its network namespace; 0 if the kernel does not give it.
     pub cookie: u64,
-    /// Where it listens on loopback; 0 when it could not.
+    /// Port on which it listens on loopback; 0 if it could not.
     pub port: u16,
 }
 
-/// A process that runs in a given cgroup, tries what the kernel half should see, and listens until dropped.
+/// A process that runs in a given cgroup, makes the calls that the eBPF programs should see, and listens until dropped.
 #[derive(Debug)]
 pub struct Canary {
     pid: libc::pid_t,
@@ -395,7 +399,7 @@ pub struct Canary {
 }
 
 impl Canary {
-    /// Runs one in `cgroup`, and in the network namespace `netns` or our own.
+    /// Runs a canary in `cgroup`, and in the network namespace `netns` or the agent's own.
     pub fn start(cgroup: &Path, netns: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         use std::io::Read as _;
         let procs = std::fs::OpenOptions::new().write(true).open(cgroup.join("cgroup.procs"))?;
@@ -411,6 +415,7 @@ impl Canary {
             _ => {}
         }
         let mut canary = Self { pid, report: CanaryReport::default() };
+        // The child has its own copy. With this one closed, a child that dies early ends the read below.
         drop(into);
         let mut bytes = [0; REPORT_BYTES];
         from.read_exact(&mut bytes)?;
@@ -430,7 +435,7 @@ impl Canary {
         Ok(canary)
     }
 
-    /// What it met.
+    /// Returns the results of the canary's system calls.
     pub fn report(&self) -> CanaryReport {
         self.report
     }
@@ -448,17 +453,17 @@ impl Drop for Canary {
 
 const REPORT_BYTES: usize = size_of::<CanaryReport>();
 
-/// Closes every descriptor but these two. A child that outlives its parent for a moment would otherwise keep the parent's
-/// ports taken, and the next agent could not listen there. Since 5.9; before, all stay open.
+/// Closes every descriptor but these two. A child that outlives its parent for a moment would otherwise keep the
+/// parent's ports bound, and the next agent could not listen on them. Since 5.9; before, all stay open.
 ///
 /// # Safety
 ///
-/// Only where nobody else uses the descriptors any more: in a child of fork.
+/// Only if no other code uses the descriptors any more: in a child of fork.
 unsafe fn close_all_but(one: i32, other: i32) {
     let (low, high) = (one.min(other).unsigned_abs(), one.max(other).unsigned_abs());
     let close = |first: u32, last: u32| {
         if first <= last {
-            // SAFETY: takes three numbers; whom the descriptors belong to is the caller's promise.
+            // SAFETY: takes three numbers; the caller promises that the descriptors have no other user.
             unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
         }
     };
@@ -469,8 +474,8 @@ unsafe fn close_all_but(one: i32, other: i32) {
     close(high + 1, u32::MAX);
 }
 
-/// The canary's life: enter the namespace and the cgroup, connect to [`common::abi::CANARY`] in both families, listen on
-/// loopback, report, wait for the kill.
+/// Runs the canary: enters the namespace and the cgroup, connects to [`common::abi::CANARY`] in both families, listens
+/// on loopback, reports, and waits for the kill.
 ///
 /// # Safety
 ///
@@ -486,11 +491,11 @@ unsafe fn canary(parent: u32, procs: i32, netns: Option<i32>, report_to: i32) ->
             report.enter_errno = *libc::__errno_location();
         }
         close_all_but(procs, report_to);
-        // Without a parent to kill it, it ends by itself.
+        // Without a parent to kill it, it ends by the alarm.
         libc::alarm(PATIENCE_S);
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         if libc::getppid().unsigned_abs() != parent {
-            // It was gone before the line above.
+            // The parent had ended before PR_SET_PDEATHSIG took effect.
             libc::_exit(0);
         }
         if libc::write(procs, c"0".as_ptr().cast(), 1) != 1 {
@@ -501,13 +506,13 @@ unsafe fn canary(parent: u32, procs: i32, netns: Option<i32>, report_to: i32) ->
         let octets = [key.address[12], key.address[13], key.address[14], key.address[15]];
         let to = ipv4(octets, key.port_be);
         let length = size_of_val(&to) as libc::socklen_t;
-        // Where the programs are not in force, a blocking connect to an address nobody has would wait for minutes.
+        // If the programs are not in force, a blocking connect to an unused address would wait for minutes.
         libc::fcntl(client, libc::F_SETFL, libc::O_NONBLOCK);
         if libc::connect(client, std::ptr::from_ref(&to).cast(), length) != 0 {
             report.connect_errno = *libc::__errno_location();
         }
         report.connects = 1;
-        // The same address as IPv6 programs write it.
+        // The same address in the form that IPv6 programs use.
         let client = libc::socket(libc::AF_INET6, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         if client >= 0 {
             let mut to: libc::sockaddr_in6 = std::mem::zeroed();

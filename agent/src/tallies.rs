@@ -1,11 +1,10 @@
-//! Pure: what the requests of each revision came to on this node.
+//! Pure: request totals of each Revision on this node.
 //!
-//! The kernel half counts by pod. A revision's totals are the sum over its pods and what pods that are gone have left
-//! behind, so that they never go back while the revision lives: whoever reads them as counters (Prometheus) would take
-//! every step back for a new beginning.
+//! The eBPF programs count by pod. A Revision's totals are the sum over its pods and over its gone pods, so that they
+//! never decrease while the Revision exists. A reader of counters (Prometheus) takes a decrease for a restart.
 //!
-//! A pod's row is read on for a while after the pod is gone: its last connections close late. What the gone have left is
-//! handed out to be written where it outlives the agent, and taken in again when the next one begins.
+//! A pod's row is read for a while after the pod is gone, as its last connections close late. The sums of gone pods are
+//! stored outside the agent, and read again when the next agent starts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,27 +13,27 @@ use std::{
 
 use common::{abi, wire::Name};
 
-/// How long the row of a gone pod is read on.
+/// Time for which the row of a gone pod is still read.
 const LINGERS: Duration = Duration::from_secs(60);
 
-/// Words of a [`Row`].
+/// Number of words of a [`Row`].
 pub(crate) const WORDS: usize = abi::RESPONSE_WORDS + 3;
 
-/// Running totals of one pod, or of a revision.
+/// Running totals of one pod, or of a Revision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// How requests ended.
+    /// Responses by status and duration, and other ends of requests.
     pub(crate) responses: abi::Responses,
-    /// Requests begun.
+    /// Number of requests that have begun.
     pub(crate) started: u64,
     /// Connections whose message boundaries were lost.
     pub(crate) desync: u64,
-    /// Responses without a request.
+    /// Responses that no request had asked for.
     pub(crate) stray: u64,
 }
 
 impl Row {
-    /// As words, for who keeps them.
+    /// Returns the totals as words, in the form in which the map stores them.
     pub(crate) fn words(self) -> [u64; WORDS] {
         let mut words = [0; WORDS];
         let (responses, rest) = words.split_at_mut(abi::RESPONSE_WORDS);
@@ -43,7 +42,7 @@ impl Row {
         words
     }
 
-    /// From its words.
+    /// Returns the totals from their words.
     pub(crate) fn from_words(words: [u64; WORDS]) -> Self {
         let mut responses = [0; abi::RESPONSE_WORDS];
         responses.copy_from_slice(&words[..abi::RESPONSE_WORDS]);
@@ -67,37 +66,37 @@ impl Row {
     }
 }
 
-/// What there is of a pod, or of all pods of a revision, at this moment.
+/// Present levels of a pod, or of all pods of a Revision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Levels {
-    /// Requests in flight.
+    /// Requests in flight at this moment.
     pub(crate) in_flight: u64,
-    /// Open connections.
+    /// Connections open at this moment.
     pub(crate) connections: u64,
-    /// Those of them whose requests are an estimate.
+    /// Opaque connections among them, whose requests are an estimate.
     pub(crate) estimated: u64,
 }
 
-/// What is known of a revision.
+/// Totals and present levels of a Revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
-    /// Running totals.
+    /// Running totals since the Revision's first pod.
     pub(crate) row: Row,
-    /// Now.
+    /// Present levels of its pods.
     pub(crate) levels: Levels,
 }
 
-/// All revisions that have, or had, pods on this node.
+/// Totals of all Revisions that have, or had, pods on this node.
 #[derive(Debug, Default)]
 pub(crate) struct Tallies {
     slots: BTreeMap<u32, Counted>,
-    /// What pods have left behind whose rows are not read any more.
+    /// Sums of the gone pods of each Revision whose rows are not read any more.
     left: BTreeMap<Name, Row>,
-    /// Owning Service and Configuration of revisions that are shown.
+    /// Owning Service and Configuration of the Revisions that are exported.
     owners: BTreeMap<Name, [Box<str>; 2]>,
-    /// Revisions that are no more and have pods all the same.
+    /// Revisions that are gone but still have pods.
     over: BTreeSet<Name>,
-    /// Of which revisions what the gone have left is to be written anew.
+    /// Revisions whose sum of gone pods has to be stored again.
     unsaved: BTreeSet<Name>,
 }
 
@@ -106,18 +105,18 @@ struct Counted {
     revision: Name,
     row: Row,
     levels: Levels,
-    /// Since when its pod is gone.
+    /// Time at which its pod was found gone.
     gone: Option<Instant>,
 }
 
 impl Tallies {
-    /// Begins with what an agent before has written.
+    /// Starts with the sums that the previous agent stored.
     pub(crate) fn resume(left: BTreeMap<Name, Row>) -> Self {
         Self { left, ..Self::default() }
     }
 
-    /// From now on this slot counts for a pod of this revision, from nothing or, for one that was counted when another agent
-    /// ran, as it stands.
+    /// Assigns a row to a pod of this Revision. A pod that is new starts from zero; a pod that another agent counted
+    /// keeps its counts.
     pub(crate) fn begin(&mut self, slot: u32, revision: &Name) {
         let is_same = |it: &Counted| it.gone.is_none() && it.revision == *revision;
         if !self.slots.get(&slot).is_some_and(is_same) {
@@ -128,14 +127,15 @@ impl Tallies {
         }
     }
 
-    /// The slots whose rows are to be read.
+    /// Returns the rows that are to be read.
     pub(crate) fn slots(&self) -> Vec<u32> {
         self.slots.keys().copied().collect()
     }
 
-    /// Takes in what stands in a slot's row. No word goes back.
+    /// Updates the totals of a row. No word decreases.
     pub(crate) fn read(&mut self, slot: u32, row: Row, levels: Levels) {
         let Some(counted) = self.slots.get_mut(&slot) else { return };
+        // A program may write the row during the read; the maximum keeps each word from decreasing.
         let row = counted.row.with(row, u64::max);
         if counted.gone.is_some() && row != counted.row {
             self.unsaved.insert(counted.revision.clone());
@@ -143,18 +143,19 @@ impl Tallies {
         (counted.row, counted.levels) = (row, levels);
     }
 
-    /// The slot's pod is gone. Its row is read on until the slot counts for another, or for a while.
+    /// Marks a row's pod as gone. The row is read until another pod has it, or for a while.
     pub(crate) fn end(&mut self, now: Instant, slot: u32) {
         let Some(counted) = self.slots.get_mut(&slot) else { return };
         counted.gone = Some(now);
         let revision = counted.revision.clone();
+        // The Revision was deleted before its last pod ended.
         if self.over.contains(&revision) {
             self.forget(&revision);
         }
         self.unsaved.insert(revision);
     }
 
-    /// Reads the rows no longer whose pods have been gone for a while.
+    /// Ends the reading of rows whose pods have been gone for a while.
     pub(crate) fn settle(&mut self, now: Instant) {
         let is_over = |it: &Counted| it.gone.is_some_and(|at| now.duration_since(at) >= LINGERS);
         let over: Vec<u32> =
@@ -162,7 +163,7 @@ impl Tallies {
         over.into_iter().for_each(|slot| self.fold(slot));
     }
 
-    /// A slot's row, whose pod is gone, is what that has left behind.
+    /// Adds the row of a gone pod to the sum of its Revision's gone pods.
     fn fold(&mut self, slot: u32) {
         let Some(Counted { revision, row, .. }) = self.slots.remove(&slot) else { return };
         let left = self.left.entry(revision.clone()).or_default();
@@ -170,13 +171,13 @@ impl Tallies {
         self.unsaved.insert(revision);
     }
 
-    /// Who owns a revision. It is shown from now on.
+    /// Sets the owners of a Revision, which is exported from now on.
     pub(crate) fn own(&mut self, revision: &Name, owners: [Box<str>; 2]) {
         self.over.remove(revision);
         self.owners.insert(revision.clone(), owners);
     }
 
-    /// The revision is no more: it is forgotten, at the latest with its last pod.
+    /// Forgets a Revision that is gone: now, or with its last pod.
     pub(crate) fn forget(&mut self, revision: &Name) {
         let is_there = |it: &Counted| it.revision == *revision && it.gone.is_none();
         if self.slots.values().any(is_there) {
@@ -187,17 +188,18 @@ impl Tallies {
         self.left.remove(revision);
         self.owners.remove(revision);
         self.over.remove(revision);
+        // Unsaved without a sum: its stored entry is to be deleted.
         self.unsaved.insert(revision.clone());
     }
 
-    /// Every revision of which anything is known.
+    /// Returns every Revision of which totals are known.
     pub(crate) fn revisions(&self) -> impl Iterator<Item = &Name> {
         let all: BTreeSet<&Name> =
             self.left.keys().chain(self.slots.values().map(|it| &it.revision)).collect();
         all.into_iter()
     }
 
-    /// The revisions to show, each with its owners.
+    /// Returns the Revisions to export, each with its owners.
     pub(crate) fn shown(&self) -> Vec<(Name, [Box<str>; 2], Tally)> {
         let mut all: BTreeMap<&Name, Tally> = BTreeMap::new();
         for (name, left) in &self.left {
@@ -215,7 +217,7 @@ impl Tallies {
         all.map(|((name, owners), tally)| (name, owners, tally)).collect()
     }
 
-    /// What the gone have left of each revision where that is to be written anew; nothing of those that are no more.
+    /// Returns the changed sums of gone pods, to be stored; `None` for a Revision that is gone.
     pub(crate) fn take_unsaved(&mut self) -> Vec<(Name, Option<Row>)> {
         let unsaved = std::mem::take(&mut self.unsaved);
         unsaved.into_iter().map(|name| (name.clone(), self.left_by(&name))).collect()
@@ -228,13 +230,14 @@ impl Tallies {
     }
 }
 
-/// Durations in fewer buckets: by upper bound in seconds, how many are in each by itself. The bounds must be among those that
-/// the kernel half counts by.
+/// Merges durations into fewer buckets. Returns each bucket's upper bound in seconds and its own count. The bounds must
+/// be among the bounds that the eBPF programs count by.
 pub(crate) fn merged(latency: &[u64; abi::LATENCY_BUCKETS], bounds_us: &[u64]) -> Vec<(f64, u64)> {
     let finer = abi::LATENCY_BOUNDS_US.iter().copied().chain([u64::MAX]).zip(latency);
     let mut rest = finer.peekable();
     let bounds = bounds_us.iter().copied().chain([u64::MAX]);
     let bucket = bounds.map(|bound| {
+        // The finer buckets are in order, so each bound takes the next of them.
         let within = std::iter::from_fn(|| rest.next_if(|(finer, _)| *finer <= bound));
         let count = within.map(|(_, count)| *count).sum();
         let seconds = if bound == u64::MAX { f64::INFINITY } else { bound as f64 / 1e6 };

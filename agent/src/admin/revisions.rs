@@ -1,9 +1,9 @@
-//! Shell: the totals of revisions, as Prometheus reads them.
+//! Shell: the totals of Revisions as Prometheus metrics.
 //!
-//! The histogram and the labels are called as an OpenTelemetry exporter calls those of Knative's sidecar there
-//! (`kn.serving.invocation.duration` with `kn.revision.name` and its like, knative/serving `pkg/queue` at 98e5ef9). There is
-//! no label for the pod: with a series for each pod that ever was, every wake would leave some sixty behind, and what a pod
-//! counted after its last scrape would be lost.
+//! Histogram and labels have the names that an OpenTelemetry exporter gives those of Knative's sidecar
+//! (`kn.serving.invocation.duration` with `kn.revision.name` and the like, knative/serving `pkg/queue` at 98e5ef9).
+//! There is no label for the pod: with a series for each pod, every cold start would leave some sixty series behind.
+//! And the counts of a pod after its last scrape would be lost.
 
 use std::fmt;
 
@@ -26,16 +26,17 @@ const KNATIVES_US: [u64; 14] = [
     2_500_000, 5_000_000, 7_500_000, 10_000_000,
 ];
 
-/// Shows what is known of each revision, when somebody asks.
+/// Collector that exports the totals of each Revision at each scrape.
 #[derive(Debug)]
 pub(crate) struct Figures(pub(crate) Shown);
 
 type Label = (&'static str, String);
-/// A revision's labels, and its figures.
+/// Labels of a Revision, and its totals.
 type Shows = (Vec<Label>, Tally);
 
 impl Collector for Figures {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> fmt::Result {
+        // Copied, so that the agent's loop does not wait for the lock while the page is encoded.
         let shown = lock(&self.0).shown();
         let all: Vec<Shows> = shown
             .into_iter()
@@ -126,7 +127,7 @@ fn counter(
     all.iter().try_for_each(|(labels, tally)| count(&mut family, labels, read(tally)))
 }
 
-/// A counter that has one more label.
+/// Encodes a counter with one more label.
 fn by<const N: usize>(
     out: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -174,7 +175,7 @@ mod tests {
     use super::*;
     use crate::tallies::{Levels, Row};
 
-    /// A revision of which one figure is known each, and its page.
+    /// Returns the page of one Revision whose totals all differ.
     fn page() -> String {
         let mut latency = [0; abi::LATENCY_BUCKETS];
         // 0.4 ms, 4 ms, 8 ms, 30 s, and two of half an hour.
@@ -269,7 +270,7 @@ mod tests {
         assert_eq!(found, rest(&want));
     }
 
-    /// The library writes `le` before or behind the other labels.
+    /// Moves `le` behind the other labels: the library writes it before or behind them.
     fn in_le_order(line: String) -> String {
         line.replace("\",}", "\"}")
     }

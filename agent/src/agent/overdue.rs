@@ -1,4 +1,4 @@
-//! Shell: the part of the loop that keeps `timeoutSeconds` on the direct path.
+//! Shell: the part of the loop that enforces `timeoutSeconds` on the direct path.
 
 use std::{
     future::pending,
@@ -15,10 +15,11 @@ use crate::{
     deadlines::{Deadlines, Looked, end},
 };
 
-/// What a round of looks into pods has found, by uid; nothing where no look could be made.
+/// Results of one round of scans, by the pod's uid; `None` where a scan failed.
 pub(super) type Found = Vec<(String, Option<Looked>)>;
 
-/// Begins to watch requests; `None`, with a word of why, where the kernel does not let us end them.
+/// Starts to watch for overdue requests. Returns `None`, and logs the reason, if this kernel cannot close their
+/// connections.
 pub(super) fn begin(ends: &Ends) -> Option<Deadlines> {
     let able = end::able(&ends.maps.conns());
     ends.metrics.deadlines_kept.set(able.is_ok().into());
@@ -35,7 +36,7 @@ pub(super) fn begin(ends: &Ends) -> Option<Deadlines> {
     }
 }
 
-/// Waits for the end of the round that is under way, if one is.
+/// Waits for the end of the current round of scans; without one, waits forever.
 pub(super) async fn ended(looking: &mut Option<JoinHandle<Found>>) -> Found {
     let Some(round) = looking else { return pending().await };
     let found = round.await;
@@ -44,18 +45,18 @@ pub(super) async fn ended(looking: &mut Option<JoinHandle<Found>>) -> Found {
 }
 
 impl Agent {
-    /// Takes in how many requests a pod has in flight.
+    /// Reads the number of requests in flight in a pod, for its deadline.
     pub(super) fn watch_requests(&mut self, uid: &str) {
         let Some(deadlines) = &mut self.deadlines else { return };
         let Some(Registered { pod, .. }) = self.locals.get(uid) else { return };
         let Some(tracked) = self.pods.get(uid) else { return };
         let timeout = self.planner.table().terms(&tracked.revision).timeout;
-        // Read first: what is not in flight at the next look at the counter began later.
+        // The clock is read first: a request that the counter does not show yet then began after `now_ns`.
         let now_ns = monotonic_ns();
         deadlines.seen(now_ns, uid, self.ends.maps.state(pod.slot).in_flight, timeout);
     }
 
-    /// Looks into the pods whose requests can be over, one round at a time.
+    /// Scans the pods that may have overdue requests, one round at a time.
     pub(super) fn end_overdue(&mut self) {
         let Some(deadlines) = &self.deadlines else { return };
         if self.looking.is_some() {
@@ -71,7 +72,7 @@ impl Agent {
         self.looking = Some(tokio::spawn(end::round(due, finder, conns)));
     }
 
-    /// Takes in what a round has found.
+    /// Handles the results of a finished round of scans.
     pub(super) fn take_looks(&mut self, found: Found) {
         let Some(deadlines) = &mut self.deadlines else { return };
         for (uid, looked) in found {
@@ -79,10 +80,11 @@ impl Agent {
             self.ends.metrics.deadlines_looks.inc();
             self.ends.metrics.deadlines_ended.inc_by(looked.map_or(0, |it| it.ended));
         }
+        // The next scan of a pod may be due before the next sweep.
         self.next_sweep = self.next_overdue().map_or(self.next_sweep, |at| at.min(self.next_sweep));
     }
 
-    /// When a pod is to be looked into next; nothing while a round is under way.
+    /// Returns the time of the next scan of a pod; `None` while a round is under way.
     pub(super) fn next_overdue(&self) -> Option<Instant> {
         let deadlines = self.deadlines.as_ref().filter(|_| self.looking.is_none())?;
         let left = deadlines.next_ns()?.saturating_sub(monotonic_ns());

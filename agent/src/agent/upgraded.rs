@@ -1,4 +1,4 @@
-//! Shell: the part of the loop that counts the connections of leaving pods which have switched protocols.
+//! Shell: the part of the loop that counts the upgraded connections of draining pods.
 
 use std::time::Instant;
 
@@ -13,19 +13,21 @@ use crate::{
 };
 
 impl Agent {
-    /// Looks into a pod's namespace, in a task of its own; what it finds comes in like the result of a probe.
+    /// Counts the upgraded connections in a pod's namespace, in a task of its own. The result arrives as an event, like
+    /// the result of a probe.
     pub(super) fn count_upgraded(&self, uid: String) {
         let Some(&Registered { cookie, .. }) = self.locals.get(&uid) else { return };
         let (finder, conns) = (self.ends.finder.clone(), self.ends.maps.conns());
         let found = self.tries.clone();
         tokio::spawn(async move {
             let Some(namespace) = borrow(&finder, &uid, cookie).await else { return };
-            // From before the look: what ends during it makes the pod less idle than the look is old.
+            // Taken before the scan: a request that ends during the scan makes the pod's idle time shorter than the
+            // count's age, which voids the count.
             let at = Instant::now();
             let job =
                 move || namespace.within("connections", || conns.upgraded(&SockDiag::open()?));
             match spawn_blocking(job).await {
-                // The loop has ended where nothing takes it.
+                // A failed send means that the loop has ended: its result has no receiver any more.
                 Ok(Ok(count)) => drop(found.send(Event::Upgraded(uid, count, at)).await),
                 Ok(Err(error)) => {
                     debug!(uid, error = %chain(&error), "cannot count connections of a pod that leaves");

@@ -1,4 +1,4 @@
-//! Shell: plans, and what of them is written into the kernel's maps.
+//! Shell: writes of plans into the kernel's maps.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +12,25 @@ use crate::{
     plan::{Plan, TooBig},
 };
 
-/// How far a plan was carried out.
+/// Progress of one plan: its writes, and lists that remain.
 pub(super) struct Wrote {
     pub(super) writes: usize,
-    /// Whether lists of the table before are still in force.
+    /// True if lists of the previous table are still in force.
     pub(super) waits: bool,
 }
 
 impl Agent {
-    /// Plans and writes what changed. Returns how far it got, or why there is a next try at the next sweep.
+    /// Plans and writes the changes. Returns the progress, or the reason for which the next sweep tries again.
     pub(super) fn write(&mut self) -> Result<Wrote, String> {
         if self.torn {
             self.start_over().map_err(|error| chain(&error))?;
         }
         let plan = self.planner.plan(monotonic_ns(), &self.planned);
         let plan = plan.map_err(|too_big| too_big.to_string())?;
+        // Before the writes: a pod that becomes a target again must not lose connections that these writes bring.
         self.move_kept(&plan);
         if let Err(error) = self.ends.maps.apply(&plan.ops) {
+            // The planner assumes that its plan is in force; only reading the maps again makes its picture true.
             self.torn = true;
             return Err(chain(&error));
         }
@@ -37,9 +39,10 @@ impl Agent {
         Ok(Wrote { writes: ops.len(), waits })
     }
 
-    /// Says which services do not fit. They are planned again at each sweep.
+    /// Reports the services that do not fit the maps. They are planned again at each sweep.
     fn refuse(&mut self, refused: BTreeMap<wire::Name, TooBig>) {
         self.ends.metrics.refused.set(i64::try_from(refused.len()).unwrap_or(i64::MAX));
+        // Logged and shown only when the set changes, as each sweep repeats it.
         if self.refused.keys().ne(refused.keys()) {
             for (service, why) in &refused {
                 warn!(%service, error = %why, "service does not fit: its connects go by the activators");
@@ -56,7 +59,7 @@ impl Agent {
         self.refused = refused;
     }
 
-    /// A write was refused half-way: plans go on from what the maps hold now.
+    /// Restarts the planner from the maps' present content, after a write failed midway.
     fn start_over(&mut self) -> Result<(), maps::Error> {
         self.planner.restart(self.ends.maps.read()?, monotonic_ns());
         self.torn = false;

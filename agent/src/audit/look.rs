@@ -1,4 +1,4 @@
-//! Shell: compares the gauges of pods with the sockets in their network namespaces, in a task of its own.
+//! Shell: scans the sockets in pods' namespaces and corrects gauges that have drifted, in a task of its own.
 
 use std::{
     collections::BTreeMap,
@@ -22,19 +22,19 @@ use crate::{
     sockdiag::SockDiag,
 };
 
-/// How often it is asked which pods are due.
+/// Period in which the audit looks for pods that are due.
 const TICK: Duration = Duration::from_secs(1);
 
-/// The pods that the kernel half counts for. Cheap to clone; all clones are the same.
+/// Pods that the eBPF programs count for. Cheap to clone; all clones share the pods.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Registered(Arc<Mutex<BTreeMap<String, Pod>>>);
 
-/// One of them.
+/// One registered pod, as the audit needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pod {
-    /// Its namespace's.
+    /// Cookie of the pod's namespace.
     pub(crate) cookie: u64,
-    /// Its slot and serving port.
+    /// Row and serving port of the pod.
     pub(crate) pod: abi::Pod,
 }
 
@@ -43,13 +43,13 @@ impl Registered {
         lock(&self.0).insert(uid.to_owned(), pod);
     }
 
-    /// From now on nobody adds to its gauges, so that its slot may be another pod's.
+    /// Removes a pod. After this no correction is added to its gauges, so its row may become another pod's.
     pub(crate) fn remove(&self, uid: &str) {
         lock(&self.0).remove(uid);
     }
 }
 
-/// What the audit works with.
+/// Task that audits the gauges of the registered pods.
 pub(crate) struct Auditor {
     pub(crate) registered: Registered,
     pub(crate) finder: Sender<Command>,
@@ -59,7 +59,7 @@ pub(crate) struct Auditor {
 }
 
 impl Auditor {
-    /// Runs until `shutdown`.
+    /// Scans due pods until `shutdown`.
     pub(crate) async fn run(self, shutdown: CancellationToken) {
         let mut audit = Audit::default();
         loop {
@@ -71,6 +71,7 @@ impl Auditor {
     }
 
     async fn round(&self, audit: &mut Audit) {
+        // Copied: scans take long, and a registration must not wait for them.
         let pods = lock(&self.registered.0).clone();
         let levels = |pod: &Pod| self.gauges.levels(pod.pod.slot);
         let all = pods.iter().map(|(uid, pod)| (uid.clone(), levels(pod))).collect();
@@ -91,8 +92,9 @@ impl Auditor {
         self.metrics.uncounted.set(i64::try_from(audit.uncounted()).unwrap_or(i64::MAX));
     }
 
-    /// Puts a pod's gauges right, unless it has gone meanwhile.
+    /// Adds a correction to a pod's gauges, unless the pod is gone meanwhile.
     fn correct(&self, uid: &str, pod: Pod, add: Levels) {
+        // Held over the addition: `remove` waits for it, and only then is the row released.
         let registered = lock(&self.registered.0);
         if registered.get(uid) != Some(&pod) {
             return;
@@ -110,7 +112,7 @@ impl Auditor {
         }
     }
 
-    /// `None` where no look could be made.
+    /// Scans a pod. Returns `None` if the scan failed.
     async fn look(&self, uid: &str, pod: Pod) -> Option<Look> {
         let namespace = borrow(&self.finder, uid, pod.cookie).await?;
         let (conns, gauges) = (self.conns.clone(), self.gauges.clone());
@@ -126,7 +128,7 @@ impl Auditor {
     }
 }
 
-/// What a connection counts for.
+/// Returns the share of a connection in the gauges.
 fn counts(conn: &abi::Conn) -> Counts {
     Counts {
         in_flight: conn.http.open,
@@ -135,14 +137,16 @@ fn counts(conn: &abi::Conn) -> Counts {
     }
 }
 
-/// A look at the namespace of the calling thread.
+/// Scans the network namespace of the calling thread.
 fn look_here(pod: Pod, conns: &Conns, gauges: &Gauges) -> io::Result<Look> {
     let diag = SockDiag::open()?;
     let mut look = Look::default();
     look.readings[0] = gauges.read(pod.pod.slot);
     for at in 0..look.sockets.len() {
+        // Only the second list's uncounted connections are reported: it is the later one.
         look.uncounted.clear();
         for (connection, remembered) in conns.all(&diag)? {
+            // An entry alone proves nothing: it may count for another row, or for none.
             let counted = remembered.filter(|it| it.is_counted(pod.pod.slot));
             let (cookie, own) = (connection.cookie(), connection.plain_local());
             if let Some(conn) = counted {

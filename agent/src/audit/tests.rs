@@ -6,7 +6,7 @@ const UID: &str = "uid-1";
 const S: u64 = 1_000_000_000;
 const ONE: Counts = Counts { in_flight: 1, is_fresh: false, is_estimated: false };
 
-/// A look at sockets that stand still, each with its requests in flight and whether it is fresh.
+/// Returns a scan of sockets that stand still, each with its requests in flight and its freshness.
 fn still(levels: Levels, sockets: &[(u32, bool)]) -> Look {
     let reading = Reading { levels, totals: [7, 7] };
     let counts = |&(in_flight, is_fresh)| Counts { in_flight, is_fresh, is_estimated: false };
@@ -15,14 +15,15 @@ fn still(levels: Levels, sockets: &[(u32, bool)]) -> Look {
     Look { readings: [reading; 3], sockets: [all.clone(), all], ..Look::default() }
 }
 
-/// An audit of one pod, whose gauges stand like this.
+/// Returns an audit of one pod with these gauges.
 fn audit(levels: Levels) -> Audit {
     let mut audit = Audit::default();
     audit.follow(0, &BTreeMap::from([(UID.to_owned(), levels)]));
     audit
 }
 
-/// Looks whenever one is due until so many seconds have passed. Returns when, and what was to be added in all.
+/// Scans whenever a scan is due, for this number of seconds. Returns the times of the scans, and the sum of all
+/// corrections.
 fn play(audit: &mut Audit, look: &Look, seconds: u64) -> (Vec<u64>, Levels) {
     let (mut looks, mut added) = (Vec::new(), Levels::default());
     for second in 0..=seconds {
@@ -75,7 +76,7 @@ fn what_moves_during_a_look_is_not_judged_and_the_rest_is() {
     let quiet = still([9, 9, 9, 8], &[(1, true)]);
     let mut moved: Vec<(Look, [Option<i64>; GAUGES])> = Vec::new();
     for at in 0..3 {
-        // A gauge that is another before, between or after.
+        // A gauge that differs before, between or after.
         for gauge in 0..4 {
             let mut look = quiet.clone();
             look.readings[at].levels[gauge] += 1;
@@ -92,7 +93,7 @@ fn what_moves_during_a_look_is_not_judged_and_the_rest_is() {
     let mut look = quiet.clone();
     look.sockets[1] = BTreeMap::from([(5, Counts { is_fresh: true, ..ONE })]);
     moved.push((look, [None, None, None, Some(-8)]));
-    // A first request that comes.
+    // A first request that arrives.
     let mut look = quiet.clone();
     look.sockets[1] = BTreeMap::from([(100, ONE)]);
     moved.push((look, [Some(-8), Some(-8), None, Some(-8)]));
@@ -148,7 +149,7 @@ fn connections_that_count_nowhere_are_told_when_they_stay() {
     assert_eq!((audit.uncounted(), audit.due(1_000 * S)), (0, vec![]), "the pod has gone");
 }
 
-/// What happens to the gauges and sockets of a pod.
+/// Change of the gauges and sockets of a simulated pod.
 #[derive(Clone, Debug)]
 enum Step {
     Open(u64),
@@ -171,7 +172,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(one, 0..200)
 }
 
-/// A pod: its gauges, and its sockets, which the kernel half changes together but not at once.
+/// Simulated pod: its gauges and its sockets, which the eBPF programs change together but not at once.
 #[derive(Default)]
 struct Kernel {
     reading: Reading,
@@ -219,8 +220,8 @@ impl Kernel {
 }
 
 proptest! {
-    /// Whatever happens between its five parts, a look at gauges that are right never says that one is wrong by something
-    /// that the next ones say as well, and gauges that are wrong are right in the end.
+    /// Whatever happens between the five parts of a scan, right gauges are never found wrong by the same difference in
+    /// several scans. Wrong gauges are right in the end.
     #[test]
     fn right_gauges_are_never_changed_and_wrong_ones_are_put_right(
         steps in steps(),
@@ -230,7 +231,7 @@ proptest! {
         let mut audit = audit([1, 0, 0, 0]);
         let (mut part, mut look, mut now_ns) = (0, Look::default(), 0);
         let mut drift = wrong;
-        // In the end nothing moves any more.
+        // At the end nothing changes any more.
         let rest = std::iter::repeat_n(&Step::Look, 40);
         for step in steps.iter().chain(rest) {
             kernel.step(step);

@@ -1,9 +1,9 @@
-//! Shell: looks into pods' network namespaces for requests that have taken longer than they may, and ends their connections.
+//! Shell: scans pods' network namespaces for overdue requests, and closes their connections.
 //!
-//! A look and the end are two calls. In between a request may be answered after all, and the next one of its connection
-//! begin, which must not be cut off. So what is over is looked at again right before: where the pod has sent nothing since
-//! before that look, no answer can have ended. A pod that sends all the time is tried three times, and then ended by the
-//! look's word alone, which is as old as a dump takes.
+//! Scan and close are two calls. In between a request may get its response after all, and the connection's next request
+//! may begin, which must not be cut off. So an overdue connection is scanned again right before the close. If the pod
+//! has sent nothing since before that scan, no response can have ended. For a pod that sends all the time this is tried
+//! three times. Then its connections are closed by the last scan alone, which is as old as a dump takes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,24 +26,25 @@ use crate::{
     sockdiag::{Connection, SockDiag},
 };
 
-/// How often a connection is looked at before it is ended while its pod sends.
+/// Number of scans of an overdue connection before it is closed while its pod sends.
 const TRIES: u32 = 3;
 
-/// Whether this kernel shows what the kernel half stores of connections, and ends them; why not, if not.
+/// Returns an error if this kernel does not show the eBPF programs' storage of connections, or cannot close them.
 pub(crate) fn able(conns: &Conns) -> io::Result<()> {
     let diag = SockDiag::open()?;
     conns.waiting(&diag)?;
     diag.can_destroy()
 }
 
-/// Looks into each of these pods, whose namespaces have these cookies, and ends what is over there. `None` where no look
-/// could be made.
+/// Scans each of these pods, given with their namespaces' cookies, and closes overdue connections. A result is `None`
+/// if the scan failed.
 pub(crate) async fn round(
     due: Vec<(Due, u64)>,
     finder: Sender<Command>,
     conns: Conns,
 ) -> Vec<(String, Option<Looked>)> {
     let mut found = Vec::with_capacity(due.len());
+    // One pod after the other: the bound on processor time is for each pod, and parallel scans would add up.
     for (due, cookie) in due {
         let looked = match borrow(&finder, &due.uid, cookie).await {
             Some(namespace) => look(namespace, due.clone(), conns.clone()).await,
@@ -73,13 +74,13 @@ async fn look(namespace: Namespace, due: Due, conns: Conns) -> Option<Looked> {
     }
 }
 
-/// A pod, from inside its namespace.
+/// A pod, as seen from inside its namespace.
 struct Pod {
     timeout: Duration,
     conns: Conns,
 }
 
-/// Connections that wait for the end of a request, each with when that began.
+/// Connections that wait for the end of a request, each with the request's start.
 type Waiting = Vec<(Connection, u64)>;
 
 impl Pod {
@@ -89,6 +90,8 @@ impl Pod {
         let mut waiting = self.conns.waiting(&diag)?;
         let mut ended = 0;
         for tries_left in (0..TRIES).rev() {
+            // Segments are counted before the second dump: a count that is unchanged afterwards proves that nothing was
+            // sent in between.
             let all = self.over(&waiting).map(|it| Ok((it.cookie(), segments(&diag, it)?)));
             let before = all.collect::<io::Result<BTreeMap<u64, Option<u32>>>>()?;
             if before.is_empty() {
@@ -101,14 +104,15 @@ impl Pod {
         Ok(Looked { at_ns, oldest_ns, ended, took: thread_cpu() })
     }
 
-    /// The connections whose request is over.
+    /// Returns the connections whose request is overdue.
     fn over<'a>(&self, waiting: &'a Waiting) -> impl Iterator<Item = &'a Connection> {
         let (now, timeout) = (monotonic_ns(), self.timeout);
         let over = waiting.iter().filter(move |(_, began)| is_over(now, timeout, *began));
         over.map(|(connection, _)| connection)
     }
 
-    /// Ends what is over, was so `before`, and has sent nothing since; or also what has. What it ends waits no more.
+    /// Closes connections that are overdue, were so `before`, and have sent nothing since; at the last try also the
+    /// others. Closed connections are removed from `waiting`.
     fn end(
         &self,
         diag: &SockDiag,
@@ -129,12 +133,12 @@ impl Pod {
     }
 }
 
-/// How many segments it has sent; `None` where it has gone.
+/// Returns the number of segments that the connection has sent; `None` if it has closed.
 fn segments(diag: &SockDiag, connection: &Connection) -> io::Result<Option<u32>> {
     unless_gone(diag.segments(connection))
 }
 
-/// Ends a connection. Returns whether it was there.
+/// Closes a connection. Returns true if it still existed.
 fn destroy(diag: &SockDiag, connection: &Connection) -> io::Result<bool> {
     unless_gone(diag.destroy(connection)).map(|done| done.is_some())
 }
@@ -143,7 +147,7 @@ fn unless_gone<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     use io::ErrorKind::{NotFound, StaleNetworkFileHandle};
     match done {
         Ok(done) => Ok(Some(done)),
-        // Nobody has these addresses any more, or another socket has.
+        // No socket has these addresses any more, or another socket has.
         Err(error) if matches!(error.kind(), NotFound | StaleNetworkFileHandle) => Ok(None),
         Err(error) => Err(error),
     }

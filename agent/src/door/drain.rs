@@ -1,4 +1,4 @@
-//! Shell: pods that may stop, and `GET /wait-for-drain`, by which the kubelet waits for that before it stops a container.
+//! Shell: pods that may stop, and `GET /wait-for-drain`, by which the kubelet waits before it stops a container.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +19,7 @@ use crate::{
     pods::{Event, namespace},
 };
 
-/// Pods that may stop. Cheap to clone; all clones are the same.
+/// Pods that may stop. Cheap to clone; all clones share the pods.
 #[derive(Clone, Debug, Default)]
 pub struct Drains(Arc<Inner>);
 
@@ -27,18 +27,18 @@ pub struct Drains(Arc<Inner>);
 struct Inner {
     may_stop: Mutex<BTreeSet<String>>,
     changed: Notify,
-    /// Questions without an answer yet.
+    /// Number of preStop requests without a response yet.
     open: watch::Sender<usize>,
 }
 
 impl Drains {
-    /// The pod has nothing left to do: who waits for it goes on.
+    /// Releases a pod that has drained: its preStop requests get their response.
     pub fn release(&self, uid: &str) {
         self.with(|pods| pods.insert(uid.to_owned()));
         self.0.changed.notify_waiters();
     }
 
-    /// The pod is no more.
+    /// Forgets a pod that is gone.
     pub fn forget(&self, uid: &str) {
         self.with(|pods| pods.remove(uid));
     }
@@ -48,7 +48,7 @@ impl Drains {
         loop {
             let changed = self.0.changed.notified();
             tokio::pin!(changed);
-            // From here on no release goes by unseen.
+            // From here on no release is missed, so the check below has no race.
             changed.as_mut().enable();
             if self.with(|pods| pods.contains(uid)) {
                 return;
@@ -57,14 +57,14 @@ impl Drains {
         }
     }
 
-    /// Waits until nobody waits for an answer.
+    /// Waits until every preStop request has its response.
     pub async fn all_answered(&self) {
         let mut open = self.0.open.subscribe();
-        // It is never closed: the sender is this.
+        // The channel is never closed, as `self` holds its sender.
         let _none = open.wait_for(|open| *open == 0).await;
     }
 
-    /// One more waits, until what this gives is dropped.
+    /// Counts one more waiting preStop request, until the returned value is dropped.
     fn asked(&self) -> Question {
         self.0.open.send_modify(|open| *open += 1);
         Question(self.clone())
@@ -75,7 +75,7 @@ impl Drains {
     }
 }
 
-/// A question of the kubelet's that has no answer yet.
+/// A preStop request without a response yet.
 #[derive(Debug)]
 struct Question(Drains);
 
@@ -85,7 +85,7 @@ impl Drop for Question {
     }
 }
 
-/// Answers once the pod may stop. Only the node itself may ask: to be asked makes a pod leave.
+/// Responds once the pod may stop. Only the node itself may send this request, because it makes a pod drain.
 pub(super) async fn wait(
     State(asked): State<Asked>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
@@ -96,17 +96,18 @@ pub(super) async fn wait(
         return StatusCode::FORBIDDEN;
     }
     info!(uid, %peer, "the kubelet waits to stop the pod");
+    // Counted before the event is sent: an agent that stops now waits for this response.
     let _open = doors.drains.asked();
-    // Nobody listens any more: the agent is stopping.
+    // A failed send means that the agent is stopping.
     let _ = doors.events.send(Event::Asked(uid.clone())).await;
     tokio::select! {
         () = doors.drains.released(&uid) => StatusCode::OK,
-        // The pod or the agent has gone.
+        // The pod is gone, or the agent stops.
         () = stop.cancelled() => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 
-/// Whether an address is one of the namespace that the agent runs in, which is the node's.
+/// Returns true if an address belongs to the namespace that the agent runs in, which is the node's.
 fn is_of_this_node(ip: IpAddr) -> bool {
     let own = namespace::own_addresses().unwrap_or_default();
     own.contains(&ip.to_canonical())

@@ -1,12 +1,12 @@
-//! Shell: `POST /in-use`, by which the agent of a client's node asks which of the client's connections are in use.
+//! Shell: `POST /in-use`, by which the agent of a client's node learns which of the client's connections are in use.
 //!
-//! The question is a list of addresses, one a line: the client's ends of connections to this pod. The answer has a line
-//! `busy ADDRESS` for each that has a message under way, `idle ADDRESS` for each that has none, and `no-request ADDRESS` where
-//! no request is, but perhaps a frame of HTTP/2. Connections whose messages are not followed have no line.
-//! A client's node sees when bytes went by, not what they mean: a response that pauses looks to it like one that has
-//! ended. The kernel half on the pod's node follows the messages.
+//! The query is a list of addresses, one a line: the client's ends of connections to this pod. The answer has one line
+//! for each known connection: `busy ADDRESS` if a message is under way, `idle ADDRESS` if none is. `no-request ADDRESS`
+//! means that no request is under way, but perhaps a frame of HTTP/2. Opaque connections have no line. A client's node
+//! sees when bytes pass, not what they mean: a response that pauses looks to it like one that has ended. The eBPF
+//! programs on the pod's node follow the messages.
 //!
-//! Anybody who reaches the pod may ask, and learns whether a connection that he can name is in use, no more.
+//! Any client that reaches the pod may send a query. It learns only if a connection that it can name is in use.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,26 +28,26 @@ use tracing::warn;
 use super::Asked;
 use crate::{lock, maps::conns::Conns, sockdiag::SockDiag};
 
-/// What is asked for.
+/// Path of the query on the pod server.
 pub(crate) const PATH: &str = "/in-use";
-/// Most bytes of a question or an answer.
+/// Highest number of bytes of a query or an answer.
 pub(crate) const MOST_BYTES: usize = 64 * 1024;
-/// Most addresses in one. None is written in more than 47 bytes, a word in 11, and an end of line.
+/// Highest number of addresses in one query. A line has at most 47 bytes of address, a word of 11, and a line end.
 pub(crate) const MOST: usize = 1_000;
-/// Rest after each look, so that whoever asks all the time costs little.
+/// Pause after each scan, so that constant queries cost little.
 const REST: Duration = Duration::from_millis(5);
 
-/// A question as it is sent.
+/// Writes a query as it is sent.
 pub(crate) fn question(clients: &[SocketAddr]) -> String {
     clients.iter().map(|at| format!("{at}\n")).collect()
 }
 
-/// A question as it was sent.
+/// Reads a query as it was received.
 fn asked_for(question: &str) -> Result<BTreeSet<SocketAddr>, AddrParseError> {
     question.lines().map(str::parse).collect()
 }
 
-/// How an answer begins the line of a connection.
+/// First word of a connection's line in an answer.
 const WORDS: [(InUse, &str); 3] =
     [(InUse::Yes, "busy"), (InUse::No, "idle"), (InUse::NoRequest, "no-request")];
 
@@ -56,7 +56,7 @@ fn write(in_use: impl IntoIterator<Item = (SocketAddr, InUse)>) -> String {
     in_use.into_iter().map(|(at, known)| format!("{} {at}\n", word(known))).collect()
 }
 
-/// The answer: of each client that is known, what its connection is in the middle of. `None` if it is no answer.
+/// Reads an answer: the use of each client's connection that is known. `None` if it is malformed.
 pub(crate) fn read(answer: &str) -> Option<BTreeMap<SocketAddr, InUse>> {
     let line = |line: &str| {
         let (said, at) = line.split_once(' ')?;
@@ -66,21 +66,21 @@ pub(crate) fn read(answer: &str) -> Option<BTreeMap<SocketAddr, InUse>> {
     answer.lines().map(line).collect()
 }
 
-/// Where a door looks up what its pod's connections do. Cheap to clone.
+/// Lookup of the use of a pod's connections. Cheap to clone.
 ///
-/// One looks at a time. Who asks meanwhile waits for the next look, which answers all that wait: however many nodes ask,
-/// each has its answer two looks later.
+/// One scan runs at a time. Queries that arrive meanwhile wait for the next scan, which answers all of them. So each
+/// node has its answer after two scans, however many send queries.
 #[derive(Clone, Debug)]
 pub(super) struct Books {
-    /// In the pod's namespace.
+    /// Sock_diag socket in the pod's namespace.
     diag: Arc<Mutex<SockDiag>>,
     conns: Conns,
     turn: Arc<tokio::sync::Mutex<()>>,
-    /// What the look that has not begun yet will find.
+    /// Result of the next scan, which has not begun yet.
     next: Arc<Mutex<Option<watch::Receiver<Option<Found>>>>>,
 }
 
-/// Of each client that is known, what its connection is in the middle of; or why that cannot be seen.
+/// Use of each client's connection that is known, or the error of the scan.
 type Found = Arc<io::Result<BTreeMap<SocketAddr, InUse>>>;
 
 impl Books {
@@ -89,7 +89,7 @@ impl Books {
         Self { diag, conns, turn: Arc::default(), next: Arc::default() }
     }
 
-    /// What there is at one moment from now on. `None` when the runtime ends.
+    /// Returns the result of a scan that begins after this call. `None` if the runtime ends.
     async fn in_use(&self) -> Option<Found> {
         let mut found = {
             let mut next = lock(&self.next);
@@ -103,7 +103,7 @@ impl Books {
         let books = self.clone();
         tokio::spawn(async move {
             let _turn = books.turn.lock().await;
-            // Whoever asks from here on may not have what was seen before.
+            // A query that arrives from here on needs a scan that begins later.
             lock(&books.next).take();
             let Self { diag, conns, .. } = books.clone();
             let look = spawn_blocking(move || conns.in_use(&lock(&diag)));
@@ -115,7 +115,7 @@ impl Books {
     }
 }
 
-/// Answers at once.
+/// Answers a query after the next scan.
 pub(super) async fn answer(State(asked): State<Asked>, question: String) -> Response {
     let clients = match asked_for(&question) {
         Ok(clients) => clients,
@@ -126,6 +126,7 @@ pub(super) async fn answer(State(asked): State<Asked>, question: String) -> Resp
     };
     match asked.books.in_use().await.as_deref() {
         Some(Ok(all)) => {
+            // Only the addresses of the query: a client learns nothing of other clients' connections.
             let of_those = all.iter().filter(|(client, _)| clients.contains(client));
             write(of_those.map(|(client, known)| (*client, *known))).into_response()
         }

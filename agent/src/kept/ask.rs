@@ -1,4 +1,4 @@
-//! Shell: asks pods which of their clients' connections are in use.
+//! Shell: queries to pods: which of their clients' connections are in use.
 
 use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
 
@@ -12,15 +12,16 @@ use tracing::debug;
 
 use crate::door::{self, in_use as page};
 
-/// How long a pod may take to answer. Of one that does not say nothing is known, and it is asked again in a later round.
+/// Timeout of a pod's answer. Without an answer nothing is known of the pod's connections, and a later round asks
+/// again.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// A connection by both its ends, the client's first.
+/// Connection by both its addresses, the client's first.
 pub(super) type Ends = (SocketAddr, SocketAddr);
 
-/// What each of the connections is in the middle of, as far as the pods at their other ends tell.
+/// Asks the pods, and returns the use of each connection that they report.
 ///
-/// Where no agent answers in a pod's namespace, or a policy keeps us from it, nothing is said of its connections.
+/// If no agent answers in a pod's namespace, or a policy drops the query, its connections are missing in the result.
 pub(super) async fn in_use(connections: impl IntoIterator<Item = Ends>) -> BTreeMap<Ends, InUse> {
     let mut clients_of = BTreeMap::<SocketAddr, Vec<SocketAddr>>::new();
     for (client, pod) in connections {
@@ -53,7 +54,7 @@ async fn answer(pod: SocketAddr, question: String) -> io::Result<BTreeMap<Socket
 
 async fn ask(at: SocketAddr, question: String) -> io::Result<BTreeMap<SocketAddr, InUse>> {
     let stream = TcpStream::connect(at).await?;
-    // It leaves nothing behind, as a probe does not.
+    // Zero linger resets the connection, so that it leaves no TIME_WAIT behind.
     stream.set_zero_linger()?;
     let (mut requests, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
@@ -72,6 +73,7 @@ async fn ask(at: SocketAddr, question: String) -> io::Result<BTreeMap<SocketAddr
         let text = str::from_utf8(&bytes).map_err(io::Error::other)?;
         page::read(text).ok_or_else(|| io::ErrorKind::InvalidData.into())
     };
+    // A connection that ends before the response is an error, and must not wait for the timeout.
     tokio::select! {
         answer = asked => answer,
         ended = connection => {
@@ -87,7 +89,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_known_of_a_pod_that_does_not_answer() {
-        // Nobody listens there.
+        // No process listens there.
         let ends = [4_711, 4_712].map(|port| {
             let client = SocketAddr::from(([127, 0, 0, 1], port));
             (client, SocketAddr::from(([127, 99, 99, 99], 80)))

@@ -1,4 +1,4 @@
-//! Shell: ends kept connections in the clients' network namespaces.
+//! Shell: closes stale connections in the clients' network namespaces.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -30,7 +30,7 @@ use crate::{
     sockdiag::{Connection, SockDiag},
 };
 
-/// The clients of this node, and how their connections are ended. Cheap to clone.
+/// Clients of this node, and the way to close their connections. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Clients {
     cgroup: PathBuf,
@@ -38,33 +38,33 @@ pub(crate) struct Clients {
     known: Arc<Mutex<Known>>,
 }
 
-/// What the newest looks found.
+/// Results of the newest scans.
 #[derive(Debug, Default)]
 struct Known {
     looked: Looked,
-    /// Each client's connections to what is left.
+    /// Connections of each client to draining addresses, by its namespace's path.
     connections: Vec<(PathBuf, Vec<Connection>)>,
 }
 
 impl Clients {
-    /// All processes in `cgroup`; by `ender`, or without one as well as it goes.
+    /// Makes the clients: all processes in `cgroup`. Without an `ender` they are closed by sock_diag, with a race.
     pub(crate) fn new(cgroup: PathBuf, ender: Option<Ender>) -> Self {
         let ender = ender.map(|ender| Arc::new(Mutex::new(ender)));
         Self { cgroup, ender, known: Arc::default() }
     }
 
-    /// Whether connections are ended under their locks.
+    /// Returns true if connections are closed under their locks.
     pub(crate) fn locks(&self) -> bool {
         self.ender.is_some()
     }
 
-    /// What the newest looks found and cost.
+    /// Returns the result and cost of the newest scans.
     pub(crate) fn looked(&self) -> Looked {
         lock(&self.known).looked
     }
 
-    /// Ends what is due in the namespaces of clients, but for what a pod says is in use. Returns also how many connections
-    /// to what is left there are still.
+    /// Closes the due connections in the clients' namespaces, except those that a pod reports as in use. Also returns
+    /// the number of connections to draining addresses that are left.
     ///
     /// The agent's own namespace is left out: activators there move their connections themselves.
     pub(crate) async fn round(
@@ -74,6 +74,8 @@ impl Clients {
     ) -> (Done, u64) {
         let leaving = Arc::new(leaving);
         let (clients, what) = (self.clone(), Arc::clone(&leaving));
+        // The order matters: list, ask the pods, close only what has not changed since the list. So no request can come
+        // in between.
         let mut found = blocking(move || clients.look(round, &what)).await;
         let left: u64 = found.iter().map(|client| client.left.len() as u64).sum();
         let all = found.iter().flat_map(|client| &client.due);
@@ -88,7 +90,7 @@ impl Clients {
         (done, left.saturating_sub(done.ended))
     }
 
-    /// The clients with connections to what is left, which are the known ones from now on. Blocks.
+    /// Scans the clients, and stores those with connections to draining addresses as known. Blocks.
     fn look(&self, round: Round, leaving: &BTreeMap<SocketAddr, Leaving>) -> Vec<Client> {
         let looks: Vec<Look> = match round {
             Round::All => namespaces(&self.cgroup).map(|path| (path, None)).collect(),
@@ -114,9 +116,9 @@ impl Clients {
         found
     }
 
-    /// Ends what was found to be due and has not been used since then. Blocks.
+    /// Closes the due connections that have not been used since they were listed. Blocks.
     fn end(&self, leaving: &BTreeMap<SocketAddr, Leaving>, found: Vec<Client>) -> Done {
-        // Rounds do not overlap, so nobody waits here.
+        // Rounds do not overlap, so this lock is free.
         let mut ender = self.ender.as_deref().map(lock);
         let mut done = Done::default();
         for Client { namespace, due, .. } in found.iter().filter(|client| !client.due.is_empty()) {
@@ -130,7 +132,7 @@ impl Clients {
     }
 }
 
-/// What may block.
+/// Runs a job that may block on a thread for such jobs.
 async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
     match spawn_blocking(job).await {
         Ok(done) => done,
@@ -138,25 +140,25 @@ async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -
     }
 }
 
-/// Where to look for connections: for these, or for all that there are.
+/// Scope of one scan: a namespace's path, and the connections in it, or all.
 type Look = (PathBuf, Option<Vec<Connection>>);
 
-/// A client's namespace, and its connections to what is left.
+/// A client's namespace, and its connections to draining addresses.
 struct Client {
     path: PathBuf,
     namespace: Namespace,
-    /// All of them.
+    /// Connections to draining addresses.
     left: Vec<Connection>,
-    /// Those that are to be ended.
+    /// Connections among them that are to be closed.
     due: Vec<Connection>,
 }
 
 impl Client {
-    /// A client with its connections wherever they lead, and the processor time it took to look.
+    /// Scans a client. Returns it with all its connections, and the processor time of the scan.
     fn look((path, known): Look) -> Option<(Self, Duration)> {
-        // Otherwise its process has just ended, and its connections with it.
+        // Without a namespace its process has just ended, and its connections with it.
         let namespace = Namespace::open(&path).ok()?;
-        // On a thread of its own, all of whose time this is.
+        // On a thread of its own, so that the thread's whole time is the scan's.
         let look = || {
             let diag = SockDiag::open()?;
             let found = known.map_or_else(|| diag.connections(), |known| again(&diag, &known))?;
@@ -169,7 +171,7 @@ impl Client {
         Some((Self { path, namespace, left, due: Vec::new() }, took))
     }
 
-    /// Only what leads to what is left; `None` where nothing does.
+    /// Keeps only connections to draining addresses, and selects the due ones; `None` if there are none.
     fn to(mut self, leaving: &BTreeMap<SocketAddr, Leaving>) -> Option<Self> {
         self.left.retain(|connection| leaving.contains_key(&connection.plain_peer()));
         let (now, all) = (Instant::now(), self.left.iter());
@@ -177,7 +179,7 @@ impl Client {
         (!self.left.is_empty()).then_some(self)
     }
 
-    /// Leaves out those that are in use, or may be. Returns how many.
+    /// Removes the connections that are in use, or may be, from the due ones. Returns their number.
     fn leave_out(
         &mut self,
         leaving: &BTreeMap<SocketAddr, Leaving>,
@@ -189,7 +191,7 @@ impl Client {
     }
 }
 
-/// What there still is of these.
+/// Returns these connections as they are now, without those that have closed.
 fn again(diag: &SockDiag, known: &[Connection]) -> io::Result<Vec<Connection>> {
     let mut there = Vec::with_capacity(known.len());
     for connection in known {
@@ -219,7 +221,7 @@ fn end_here(
     })
 }
 
-/// For kernels that cannot look and end in one step: a request that is written in between is lost.
+/// Closes connections on kernels that cannot check and close in one step: a request that is written in between is lost.
 fn end_unlocked(leaving: &BTreeMap<SocketAddr, Leaving>, due: &[Connection]) -> io::Result<Done> {
     let diag = SockDiag::open()?;
     let mut done = Done::default();
@@ -234,7 +236,8 @@ fn end_unlocked(leaving: &BTreeMap<SocketAddr, Leaving>, due: &[Connection]) -> 
     Ok(done)
 }
 
-/// A list of thousands is old when its end is reached: a connection whose client has just used it is left alone.
+/// Closes a connection if it is still due. A list of thousands is old when its end is reached, so the connection is
+/// read again right before.
 fn end_one(
     diag: &SockDiag,
     leaving: &BTreeMap<SocketAddr, Leaving>,
@@ -247,12 +250,13 @@ fn end_one(
     Ok(due)
 }
 
-/// One path to each network namespace but our own.
+/// Returns one path to each network namespace except the agent's own.
 fn namespaces(clients: &Path) -> impl Iterator<Item = PathBuf> {
     let own = namespace::inode(Path::new("/proc/thread-self/ns/net")).ok();
     let paths =
         processes(clients).into_iter().map(|pid| PathBuf::from(format!("/proc/{pid}/ns/net")));
     let named = paths.filter_map(|path| Some((namespace::inode(&path).ok()?, path)));
+    // Processes of one namespace give one entry, by whichever of their paths comes last.
     let different: HashMap<u64, PathBuf> = named.filter(|(inode, _)| Some(*inode) != own).collect();
     different.into_values()
 }

@@ -1,8 +1,9 @@
-//! Shell: ends kept connections by the kernel half's program `end`, which looks at each and ends it while it holds its lock.
+//! Shell: closes stale connections by the eBPF program `end`, which checks and closes each while it holds the socket's
+//! lock.
 //!
-//! A client's write comes before that and spares the connection, or after it and fails without a byte sent. By sock_diag,
-//! look and end are two calls, and a request that is written between them is lost. Since 6.5; on older kernels, and where
-//! the kernel refuses, the agent goes on without.
+//! A client's write comes before that and spares the connection, or after it and fails without a byte sent. By
+//! sock_diag, check and close are two calls, and a request that is written in between is lost. Needs Linux 6.5; on
+//! older kernels, and if the kernel refuses the program, the agent works without it.
 
 use std::{
     fs, io,
@@ -22,51 +23,51 @@ use crate::{
     sys,
 };
 
-/// The program.
+/// Name of the eBPF program.
 const END: &str = "end";
-/// The kernel's function that ends a locked socket.
+/// Kernel function that closes a locked socket.
 const DESTROY: &str = "bpf_sock_destroy";
 
-/// Why connections are not ended under their locks.
+/// Reason for which connections are not closed under their locks.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It does not describe itself, or in words that are not known.
+    /// The kernel has no BTF, or in an unknown format.
     #[error("cannot read the kernel's types from {}", btf::FILE)]
     Types(#[source] io::Error),
-    /// The library cannot read them.
+    /// The library cannot read the kernel's BTF.
     #[error("cannot read the kernel's types")]
     Btf(#[from] BtfError),
-    /// It is older than 6.5, or built without.
+    /// The kernel is older than 6.5, or built without the function.
     #[error("the kernel has no function {DESTROY} (6.5)")]
     Function,
-    /// Its sockets are others than those that are known.
+    /// The kernel's socket structures lack a field that the program reads.
     #[error("the kernel's sockets have no field {0}")]
     Field(&'static str),
-    /// The object is not what it should be.
+    /// The object has not exactly one place for the call.
     #[error("the kernel half has no program {END} with one call of {DESTROY}")]
     Object,
-    /// The program is refused.
+    /// The kernel refuses to load the program.
     #[error("the kernel refuses program {END}")]
     Program(#[from] ProgramError),
-    /// Its map cannot be used.
+    /// The program's map cannot be used.
     #[error("cannot use map {}", maps::ENDING)]
     Map(#[from] MapError),
-    /// It cannot be made ready.
+    /// The program cannot be linked as an iterator.
     #[error("cannot link program {END}")]
     Link(#[source] io::Error),
 }
 
-/// What the running kernel offers for this.
+/// Support of the running kernel for this program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
-    /// Number of the function.
+    /// BTF id of the function.
     function: u32,
-    /// Where fields of sockets are.
+    /// Offsets of the fields of sockets.
     pub(crate) fields: SocketFields,
 }
 
 impl Offer {
-    /// Asks the running kernel.
+    /// Detects the support of the running kernel.
     pub(crate) fn look() -> Result<Self, Error> {
         let bytes = fs::read(btf::FILE).map_err(Error::Types)?;
         let unknown = || Error::Types(io::ErrorKind::InvalidData.into());
@@ -75,12 +76,12 @@ impl Offer {
         Ok(Self { function, fields: types.socket_fields().map_err(Error::Field)? })
     }
 
-    /// A copy of the object with the call of this kernel's function in the place that was kept for it. The library cannot
-    /// do that yet.
+    /// Returns a copy of the object with the call of this kernel's function in its reserved place. The library cannot
+    /// link kernel functions yet.
     pub(crate) fn fill_in(&self, object: &[u8]) -> Result<Filled, Error> {
         let mut filled = Filled::copy(object);
         let kept = call(HELPER, abi::SOCK_DESTROY);
-        // Instructions are aligned to their size, in memory as in the file.
+        // Instructions are aligned to their size, in memory and in the file.
         let mut places = filled.bytes_mut().chunks_exact_mut(8).filter(|word| **word == kept);
         match (places.next(), places.next()) {
             (Some(place), None) => place.copy_from_slice(&call(FUNCTION, self.function)),
@@ -90,20 +91,21 @@ impl Offer {
     }
 }
 
-/// A call of a helper, and of a function of the kernel's (`BPF_PSEUDO_KFUNC_CALL`), as told in the instruction.
+/// Source register of a call instruction: a helper's number follows.
 const HELPER: u8 = 0;
+/// Source register of a call instruction: the BTF id of a kernel function follows (`BPF_PSEUDO_KFUNC_CALL`).
 const FUNCTION: u8 = 2;
 
-/// `struct bpf_insn` of a call: code, registers, offset, number.
+/// Encodes `struct bpf_insn` of a call: code, registers, offset, number.
 fn call(kind: u8, number: u32) -> [u8; 8] {
     const CALL: u8 = 0x85;
-    // The source register is the high half where the machine's byte order is little-endian.
+    // On a little-endian machine the source register is the high half.
     let registers = if cfg!(target_endian = "big") { kind } else { kind << 4 };
     let [a, b, c, d] = number.to_ne_bytes();
     [CALL, registers, 0, 0, a, b, c, d]
 }
 
-/// An object of our own, aligned to 8 bytes as the loader needs it.
+/// Copy of an object, aligned to 8 bytes as the loader needs it.
 #[derive(Debug)]
 pub(crate) struct Filled {
     room: Vec<u8>,
@@ -124,25 +126,25 @@ impl Filled {
         &mut self.room[self.begin..][..self.length]
     }
 
-    /// The object.
+    /// Returns the bytes of the object.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.room[self.begin..][..self.length]
     }
 }
 
-/// Ends connections under their locks.
+/// Closes connections under their locks.
 #[derive(Debug)]
 pub struct Ender {
     link: OwnedFd,
     ending: HashMap<MapData, u64, Ending>,
 }
 
-/// What became of connections that were to be ended.
+/// Numbers of connections by the outcome of their close.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Ended.
+    /// Connections that were closed.
     pub ended: u64,
-    /// Left alone, because they were used meanwhile or are in use.
+    /// Connections that were left alone, because they were used meanwhile or are in use.
     pub spared: u64,
 }
 
@@ -164,13 +166,13 @@ impl Ender {
         Ok(Self { link, ending: HashMap::try_from(ending)? })
     }
 
-    /// Ends those of the calling thread's network namespace, each unless anything was written or came since it was listed,
-    /// or is under way or not answered.
+    /// Closes connections in the calling thread's network namespace. It spares a connection if a byte was written or
+    /// received since it was listed, or if a message is under way or unanswered.
     pub fn end(&mut self, connections: &[&Connection]) -> io::Result<Done> {
         let mut done = Done::default();
         for some in connections.chunks(abi::ENDING_MAX as usize) {
             let ended = self.end_some(some);
-            // Also after a failure: what is left over would be ended at the next walk.
+            // Also after a failure: an entry that stays would be closed at the next walk.
             for connection in some {
                 done += self.take(connection.cookie())?;
             }
@@ -191,10 +193,11 @@ impl Ender {
         sys::walk(self.link.as_fd())
     }
 
-    /// What became of one, which is forgotten.
+    /// Removes a connection's entry, and returns its outcome.
     fn take(&mut self, cookie: u64) -> io::Result<Done> {
         let found = match self.ending.get(&cookie, 0) {
             Ok(found) => found,
+            // An insertion that failed has left no entry.
             Err(MapError::KeyNotFound) => return Ok(Done::default()),
             Err(error) => return Err(io::Error::other(error)),
         };

@@ -1,4 +1,4 @@
-//! Shell: what the kernel half remembers of the connections of a pod.
+//! Shell: the eBPF programs' storage of the connections of a pod.
 
 use std::{
     collections::BTreeMap,
@@ -14,19 +14,20 @@ use common::abi::{Conn, InUse, maps};
 use super::{Error, pinned};
 use crate::sockdiag::{Connection, SockDiag};
 
-/// The storages of the programs of this version, and of those of the version before that still count. Cheap to clone.
+/// Connection storages of this version's programs, and of the previous version's while these still count. Cheap to
+/// clone.
 #[derive(Clone, Debug, Default)]
 pub struct Conns(Arc<Vec<OwnedFd>>);
 
 impl Conns {
-    /// Opens those that are pinned in the folders.
+    /// Opens the storages that are pinned in these folders.
     pub(super) fn open<'a>(pins: impl IntoIterator<Item = &'a Path>) -> Result<Self, Error> {
         let opened = pins.into_iter().map(|pins| pinned(pins, maps::CONNS));
         opened.collect::<Result<_, _>>().map(|opened| Self(Arc::new(opened)))
     }
 
-    /// The clients, as the namespace that `diag` is in sees them, each with whether its connection is [in use](Conn::in_use).
-    /// Connections whose messages are not followed are left out.
+    /// Returns the clients' addresses in the namespace of `diag`, each with the [use](Conn::in_use) of its connection.
+    /// Opaque connections are left out.
     pub fn in_use(&self, diag: &SockDiag) -> io::Result<BTreeMap<SocketAddr, InUse>> {
         let mut found = BTreeMap::new();
         for storage in self.0.iter() {
@@ -37,8 +38,8 @@ impl Conns {
         Ok(found)
     }
 
-    /// The connections of the namespace that `diag` is in that wait for the end of a request, each with when that
-    /// [began](Conn::overdue_since).
+    /// Returns the connections in the namespace of `diag` that wait for the end of a request, each with [the request's
+    /// start](Conn::overdue_since).
     pub fn waiting(&self, diag: &SockDiag) -> io::Result<Vec<(Connection, u64)>> {
         let mut found = Vec::new();
         for storage in self.0.iter() {
@@ -49,7 +50,7 @@ impl Conns {
         Ok(found)
     }
 
-    /// How many connections of the namespace that `diag` is in have [changed their protocol](Conn::is_upgraded).
+    /// Returns the number of [upgraded](Conn::is_upgraded) connections in the namespace of `diag`.
     pub fn upgraded(&self, diag: &SockDiag) -> io::Result<u64> {
         let mut count = 0;
         for storage in self.0.iter() {
@@ -60,9 +61,10 @@ impl Conns {
         Ok(count)
     }
 
-    /// All connections of the namespace that `diag` is in which have not closed, each with what this version's programs
-    /// remember of it, if anything.
+    /// Returns all open connections in the namespace of `diag`, each with the entry that this version's programs have
+    /// of it, if any.
     pub fn all(&self, diag: &SockDiag) -> io::Result<Vec<(Connection, Option<Conn>)>> {
+        // The first storage is this version's: the previous version has gauges of its own.
         let Some(storage) = self.0.first() else { return Ok(Vec::new()) };
         let stored = diag.stored_or_not(storage.as_fd())?.into_iter();
         Ok(stored.map(|(it, value)| (it, value.as_deref().and_then(Conn::read))).collect())

@@ -1,5 +1,5 @@
-//! Shell: the kernel half's gauges of pods, for whoever compares them with the sockets. Only those of this version's programs:
-//! what the version before still counts, it counts by sockets of its own.
+//! Shell: gauges of pods in the eBPF programs' maps, for the audit. Only those of this version's programs are here: the
+//! previous version counts sockets of its own.
 
 use std::{
     mem::offset_of,
@@ -18,7 +18,7 @@ use crate::{
     sys::Words,
 };
 
-/// Where each gauge stands in a row of `POD_STATE`, in the order of `Gauge::ALL`.
+/// Word of each gauge in a row of `POD_STATE`, in the order of `Gauge::ALL`.
 const PLACES: [usize; Gauge::ALL.len()] = [
     offset_of!(abi::PodState, connections) / 8,
     offset_of!(abi::PodState, in_flight) / 8,
@@ -26,7 +26,7 @@ const PLACES: [usize; Gauge::ALL.len()] = [
     offset_of!(abi::PodState, opaque) / 8,
 ];
 
-/// The gauges. Cheap to clone.
+/// Gauges of all pods, in shared memory. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Gauges(Arc<Rows>);
 
@@ -38,7 +38,7 @@ struct Rows {
 }
 
 impl Gauges {
-    /// Opens those pinned in `pins`.
+    /// Opens the gauges that are pinned in `pins`.
     pub(super) fn open(pins: &Path) -> Result<Self, Error> {
         let count = capacity(pins, maps::COUNTERS)?;
         Ok(Self(Arc::new(Rows {
@@ -48,15 +48,16 @@ impl Gauges {
         })))
     }
 
-    /// One pod's gauges, as they stand there.
+    /// Returns one pod's gauges, unclamped.
     pub fn levels(&self, slot: u32) -> Levels {
         let row = row(&self.0.pod_state, slot as usize, STATE_WORDS);
         PLACES.map(|place| row[place].load(Acquire) as i64)
     }
 
-    /// One pod's gauges and totals.
+    /// Returns one pod's gauges and totals.
     pub fn read(&self, slot: u32) -> Reading {
         let mut totals = [0u64; 2];
+        // One row for each CPU, and user space's own behind them.
         for index in (slot as usize..self.0.count).step_by(abi::PODS_MAX as usize) {
             let row = settled(row(&self.0.counters, index, COUNTER_WORDS));
             totals[0] = totals[0].wrapping_add(row.started);
@@ -65,10 +66,11 @@ impl Gauges {
         Reading { levels: self.levels(slot), totals }
     }
 
-    /// Adds to one pod's gauges, as the kernel half does: whatever it adds meanwhile stays.
+    /// Adds to one pod's gauges, as the eBPF programs do, so that their own additions meanwhile are kept.
     pub fn add(&self, slot: u32, by: Levels) {
         let row = row(&self.0.pod_state, slot as usize, STATE_WORDS);
         for (place, by) in PLACES.into_iter().zip(by) {
+            // Two's complement: the addition of a negative number subtracts.
             row[place].fetch_add(by as u64, Relaxed);
         }
     }

@@ -1,7 +1,8 @@
-//! Shell: what of revisions' totals outlives the agent: two maps of its own, which no program reads.
+//! Shell: totals of Revisions that outlive the agent, in two maps of its own that no program reads.
 //!
-//! The rows of pods are the kernel half's and outlive the agent anyway. Beside them stands whose they are, so that those of
-//! pods that leave while no agent runs are not lost, and what pods have left behind whose rows are given away.
+//! The rows of pods belong to the eBPF programs, and outlive the agent anyway. One map holds each row's Revision, so
+//! that rows of pods that end while no agent runs are not lost. The other map holds the sums of gone pods whose rows
+//! are released.
 
 use std::{collections::BTreeMap, os::fd::AsFd as _, path::Path};
 
@@ -17,16 +18,16 @@ use crate::{
     tallies::{Row, WORDS},
 };
 
-/// Hash: netns cookie of a registered pod → its revision.
+/// Hash map: netns cookie of a registered pod → its Revision.
 const OWNERS: &str = "OWNERS";
-/// Hash: revision → what its gone pods have left behind.
+/// Hash map: Revision → sum of its gone pods.
 const LEFT: &str = "LEFT";
-/// Most revisions with gone pods. The memory of an entry is taken as it is written.
+/// Highest number of Revisions with gone pods. The kernel allocates the memory of an entry when it is written.
 const LEFT_MAX: u32 = 4_096;
-/// `namespace/name`, padded with zeros: 63 bytes and 253.
+/// Key `namespace/name`, padded with zeros: at most 63 bytes and 253 bytes.
 type Text = [u8; 320];
 
-/// The two maps. Only one agent at a time may have them.
+/// The two maps. Only one agent at a time may write them.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     owners: HashMap<MapData, u64, Text>,
@@ -34,7 +35,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Opens the maps beside those of the kernel half; makes them where there are none, or none of this shape.
+    /// Opens the maps beside those of the eBPF programs. Creates them if they are missing or have another shape.
     pub(crate) fn open(pins: &Path) -> Result<Self, Error> {
         let text = size_of::<Text>() as u32;
         let row = size_of::<[u64; WORDS]>() as u32;
@@ -43,7 +44,7 @@ impl Ledger {
         Ok(Self { owners: hash(pins, OWNERS)?, left: hash(pins, LEFT)? })
     }
 
-    /// Whose rows were last known to be whose, by netns cookie.
+    /// Returns the last known Revision of each row, by netns cookie.
     pub(crate) fn owners(&self) -> Result<BTreeMap<u64, Name>, Error> {
         let mut found = BTreeMap::new();
         for entry in self.owners.iter() {
@@ -53,7 +54,7 @@ impl Ledger {
         Ok(found)
     }
 
-    /// What the gone pods of each revision have left.
+    /// Returns the sum of the gone pods of each Revision.
     pub(crate) fn left(&self) -> Result<BTreeMap<Name, Row>, Error> {
         let mut found = BTreeMap::new();
         for entry in self.left.iter() {
@@ -63,7 +64,7 @@ impl Ledger {
         Ok(found)
     }
 
-    /// From now on the row of the pod with this namespace is this revision's; of nobody: the pod is gone.
+    /// Records the Revision of the pod with this namespace; `None`: the pod is gone.
     pub(crate) fn own(&mut self, cookie: u64, revision: Option<&Name>) -> Result<(), Error> {
         let done = match revision {
             Some(revision) => self.owners.insert(cookie, text(revision), 0),
@@ -72,7 +73,7 @@ impl Ledger {
         done.map_err(|source| refused(OWNERS, cookie, source))
     }
 
-    /// Writes what the gone pods of a revision have left; nothing: the revision is no more.
+    /// Writes the sum of the gone pods of a Revision; `None`: the Revision is gone.
     pub(crate) fn leave(&mut self, revision: &Name, left: Option<Row>) -> Result<(), Error> {
         let key = text(revision);
         let done = match left {
@@ -83,7 +84,7 @@ impl Ledger {
     }
 }
 
-/// Pins a hash of this shape (key, value, entries) under this name, if none is there.
+/// Pins a hash map of this shape (key, value, entries) under this name, if it is missing.
 fn make(pins: &Path, name: &'static str, shape: [u32; 3]) -> Result<(), Error> {
     let share = |source| Error::Share { name, source };
     let pin = pins.join(name);
@@ -91,6 +92,7 @@ fn make(pins: &Path, name: &'static str, shape: [u32; 3]) -> Result<(), Error> {
     if found.is_some_and(|found| found[1..] == shape) {
         return Ok(());
     }
+    // Another version of the agent may have used another shape, whose entries cannot be read as this one.
     if found.is_some() {
         std::fs::remove_file(&pin).map_err(share)?;
     }
@@ -102,7 +104,7 @@ fn make(pins: &Path, name: &'static str, shape: [u32; 3]) -> Result<(), Error> {
 fn text(name: &Name) -> Text {
     let mut text = [0; size_of::<Text>()];
     let written = name.to_string();
-    // Names of Kubernetes fit. Longer ones share what fits.
+    // Names of Kubernetes fit. Longer names are cut.
     text.iter_mut().zip(written.bytes()).for_each(|(to, byte)| *to = byte);
     text
 }

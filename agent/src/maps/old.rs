@@ -1,7 +1,7 @@
-//! Shell: counters of the version before, which its programs go on keeping for the connections that they saw established.
+//! Shell: counters of the previous version, whose programs keep counting the connections that they saw established.
 //!
-//! A pod's figures are the sum of both versions' until the last of those connections has closed; then the old ones are
-//! added to the new for good.
+//! A pod's counts are the sum of both versions until the last of those connections has closed. Then the old counts are
+//! added to the new rows for good.
 
 use std::{
     collections::BTreeMap,
@@ -21,19 +21,19 @@ use super::{
 };
 use crate::sys;
 
-/// The other version's maps, as far as this one reads them.
+/// Maps of the previous version that this version reads.
 #[derive(Debug)]
 pub(super) struct Old {
     pins: PathBuf,
     pods: HashMap<MapData, u64, abi::Pod>,
     rows: Rows,
-    /// Slot there by slot here.
+    /// Cookie and previous row of each pod, by this version's row.
     slots: BTreeMap<u32, (u64, u32)>,
 }
 
 impl Old {
-    /// Opens them; `None` where they have another shape: what is in flight there is not known then, and new connections are
-    /// counted by the new programs as ever.
+    /// Opens the maps; `None` if they have another shape. Then the requests in flight there are not known, and the new
+    /// programs count new connections as usual.
     pub(super) fn open(pins: &Path) -> Option<Self> {
         let opened = Self::try_open(pins);
         let opened = opened
@@ -43,6 +43,7 @@ impl Old {
 
     fn try_open(pins: &Path) -> Result<Self, Error> {
         let size = |bytes: usize| bytes as u32;
+        // Another ABI version may lay out the same names differently; sizes are all that can be compared.
         let wanted = [
             (maps::PODS, 8, size(size_of::<abi::Pod>())),
             (maps::POD_STATE, 4, size(size_of::<abi::PodState>())),
@@ -73,10 +74,11 @@ impl Old {
         })
     }
 
-    /// From now on the old programs take no new connection of this pod; the new ones do, as they know it already.
+    /// Closes the pod's serving port for the old programs, which then count no new connection of it. The new programs
+    /// know the pod already, and count them.
     ///
-    /// A program of the new version leaves alone what one of the old has begun to count (`OLD_CONNS`), so that each
-    /// connection is counted by one of them, whenever this is called.
+    /// A program of the new version ignores connections that an old program has begun to count (`OLD_CONNS`). So one of
+    /// them counts each connection, whenever this is called.
     pub(super) fn hand_over(&mut self, cookie: u64, slot: u32) -> Result<(), Error> {
         let found = match self.pods.get(&cookie, 0) {
             Ok(found) => found,
@@ -91,31 +93,32 @@ impl Old {
         Ok(())
     }
 
-    /// The pod has gone.
+    /// Forgets a pod that is gone.
     pub(super) fn forget(&mut self, cookie: u64) {
-        // Gone already, or never known there.
+        // The entry is gone already, or never existed there.
         let _none = self.pods.remove(&cookie);
         self.slots.retain(|_, (it, _)| *it != cookie);
     }
 
-    /// What is counted there for a slot of this version.
+    /// Returns the previous version's totals of this version's row.
     pub(super) fn totals(&self, slot: u32) -> Totals {
         self.slots.get(&slot).map(|(_, old)| self.rows.totals(*old)).unwrap_or_default()
     }
 
-    /// As [`totals`](Self::totals).
+    /// Returns the previous version's responses of this version's row.
     pub(super) fn responses(&self, slot: u32) -> abi::Responses {
         self.slots.get(&slot).map(|(_, old)| self.rows.responses(*old)).unwrap_or_default()
     }
 
-    /// As [`totals`](Self::totals).
+    /// Returns the previous version's levels of this version's row.
     pub(super) fn state(&self, slot: u32) -> abi::PodState {
         self.slots.get(&slot).map(|(_, old)| self.rows.state(*old)).unwrap_or_default()
     }
 
-    /// Adds what is counted for good to the rows of this version. Returns whether nothing is left; `all` also forgets pods
-    /// that nobody has claimed.
+    /// Adds the final counts of idle old rows to this version's rows. Returns true if none is left; `all` also forgets
+    /// pods of the previous version that no agent has registered here.
     pub(super) fn settle(&mut self, into: &Rows, all: bool) -> bool {
+        // Without connections and requests the old programs can count nothing more: the port is closed for them.
         let done: Vec<(u32, u64, u32)> = self
             .slots
             .iter()
@@ -145,7 +148,7 @@ impl Old {
 }
 
 impl Rows {
-    /// Adds to a slot's totals, as the kernel half does, in a row that no CPU writes: their adds are not atomic.
+    /// Adds to a row's totals in user space's own copy, which no CPU writes: the programs' additions are not atomic.
     fn add(&self, slot: u32, totals: &Totals, responses: &abi::Responses) {
         let index = (self.cpus - 1) * abi::PODS_MAX as usize + slot as usize;
         let row = super::row(&self.counters, index, COUNTER_WORDS);

@@ -1,4 +1,4 @@
-//! Pure: what a plan consists of, and what the kernel's maps hold.
+//! Pure: map operations of a plan, and the content of the kernel's maps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,14 +13,14 @@ use common::{
 
 use super::TooBig;
 
-/// One target of connects, without its gauge.
+/// One target of connects: an entry of `BACKENDS`, without its gauge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Backend {
-    /// Sixteen bytes as they stand in a packet; IPv4 as `::ffff:a.b.c.d`.
+    /// Sixteen bytes in network byte order; IPv4 as `::ffff:a.b.c.d`.
     pub address: [u8; 16],
     /// Netns cookie of a registered pod on this node; 0: elsewhere or unknown.
     pub cookie: u64,
-    /// Slot of a registered pod on this node; 0: elsewhere or unknown.
+    /// Row of a registered pod on this node; 0: elsewhere or unknown.
     pub slot: u32,
     /// Port, network byte order; 0: the service's own port at the activators.
     pub port_be: u16,
@@ -40,7 +40,7 @@ impl Backend {
         Self { address: sixteen(address), cookie: 0, slot: 0, port_be: 0 }
     }
 
-    /// Where it serves; an activator serves at no port in particular.
+    /// Returns the pod's address and port; `None` for an activator, which has no fixed port.
     pub(crate) fn pod(&self) -> Option<SocketAddr> {
         let port = u16::from_be(self.port_be);
         let ip = Ipv6Addr::from(self.address).to_canonical();
@@ -48,100 +48,100 @@ impl Backend {
     }
 }
 
-/// What puts the table in force.
+/// Result of planning: the map operations that put the table in force, and their effects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Writes, in the order in which they are safe.
+    /// Map operations, in the order in which they are safe.
     pub ops: Vec<MapOp>,
-    /// Pods that new connections are led straight to from now on.
+    /// Pods that new connections go directly to from now on.
     pub joined: BTreeSet<SocketAddr>,
-    /// Pods that they are not led to any more.
+    /// Pods that new connections no longer go to.
     pub left: BTreeSet<SocketAddr>,
-    /// Services that do not fit, and why: their connects go by the activators until they do.
+    /// Services that do not fit, each with the reason. Until they fit, their connects go to the activators.
     pub refused: BTreeMap<Name, TooBig>,
-    /// Whether lists of the table before are still in force, which this plan leaves to a later one.
+    /// True if lists of the previous table are still in force, which this plan leaves to a later one.
     pub waits: bool,
 }
 
-/// One write of a kernel map. The order of a plan's writes is part of the plan.
+/// One write of a kernel map. The order of a plan's operations is part of the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MapOp {
     /// Fills a backend that no list names.
     Backend {
-        /// Its number.
+        /// Number of the backend.
         id: u32,
-        /// What it becomes.
+        /// New content of the backend.
         backend: Backend,
     },
-    /// Fills an extent that no list refers to.
+    /// Fills an extent of `SLOTS` that no list refers to.
     Slots {
-        /// First slot.
+        /// Offset of the extent's first entry.
         offset: u32,
-        /// Backend numbers, one a slot.
+        /// Backend numbers, one for each entry.
         backends: Vec<u32>,
     },
-    /// Says where a service's connects go without a pod.
+    /// Sets the target of a service's connects while it has no pod.
     Info {
-        /// The service.
+        /// Number of the service.
         service: u32,
-        /// The activator list and port.
+        /// List of activators, and the service's port there.
         info: SvcInfo,
     },
-    /// Switches a service, in one store.
+    /// Switches a service to another list, in one store.
     State {
-        /// The service.
+        /// Number of the service.
         service: u32,
-        /// What it becomes.
+        /// New state of the service.
         state: SvcState,
     },
-    /// Leads an address to a service.
+    /// Assigns an address and port to a service.
     Frontend {
-        /// The address.
+        /// Address and port of the frontend.
         key: FrontendKey,
-        /// The service.
+        /// Number of the service.
         service: u32,
     },
-    /// Gives an address back to whoever else serves it.
+    /// Removes a frontend: its connects then pass unchanged to any other implementation.
     RemoveFrontend {
-        /// The address.
+        /// Address and port of the frontend.
         key: FrontendKey,
     },
 }
 
-/// What the kernel follows, as read back from its maps.
+/// Routing state of the kernel, as read back from its maps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelTable {
-    /// Service by address.
+    /// Service number by frontend.
     pub frontends: BTreeMap<FrontendKey, u32>,
-    /// State, activators and list of each service that a frontend names, and of the two activator lists.
+    /// State, activators and backend numbers of each service that a frontend names, and of the two activator lists.
     pub services: BTreeMap<u32, (SvcState, SvcInfo, Vec<u32>)>,
-    /// The backends those lists name.
+    /// Backends that those lists name.
     pub backends: BTreeMap<u32, Backend>,
-    /// Nothing was ever written from here on.
+    /// Bounds above which no entry was ever written.
     pub written: Written,
 }
 
-/// How far the maps were ever written: one more than the highest number.
+/// Extent to which the maps were ever written: one more than the highest number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Backend numbers.
+    /// End of the backend numbers.
     pub backends: u32,
-    /// Slots.
+    /// End of the entries of `SLOTS`.
     pub slots: u32,
-    /// Service numbers.
+    /// End of the service numbers.
     pub services: u32,
 }
 
-/// A registered pod of this node, by the kernel's names for it.
+/// A registered pod of this node, by the kernel's identifiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Local {
-    /// Its netns cookie.
+    /// Netns cookie of the pod's namespace.
     pub cookie: u64,
-    /// Its slot.
+    /// Row of the pod in the kernel's counters.
     pub slot: u32,
 }
 
-/// A plan's writes, by the order in which they are safe.
+/// Map operations of a plan by kind, in the order in which they are safe.
 #[derive(Debug, Default)]
 pub(super) struct Ops {
     pub(super) backends: Vec<MapOp>,
@@ -155,18 +155,18 @@ pub(super) struct Ops {
 }
 
 impl Ops {
-    /// Puts the writes into a plan.
+    /// Puts the operations into a plan.
     pub(super) fn complete(self, plan: &mut Plan) {
         let groups =
             [self.backends, self.slots, self.infos, self.states, self.frontends, self.removals];
-        // A pod that is known by another name now, as one of this node, has not left.
+        // A pod in both sets has not left: its backend changed, as when it was registered on this node.
         plan.left = self.left.difference(&self.joined).copied().collect();
         plan.ops = groups.into_iter().flatten().collect();
         plan.joined = self.joined;
     }
 }
 
-/// An address as it stands in a packet; IPv4 as a mapped one.
+/// Returns an address in network byte order; IPv4 as a mapped address.
 pub(crate) fn sixteen(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(four) => four.to_ipv6_mapped().octets(),

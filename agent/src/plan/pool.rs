@@ -1,4 +1,4 @@
-//! Pure: numbers and extents that rest before they are used again.
+//! Pure: pools of numbers and of extents, with a quarantine before reuse.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -6,12 +6,12 @@ use common::abi;
 
 use super::TooBig;
 
-/// Numbers from a range: extents of one.
+/// Pool of numbers from a range: extents of length one.
 #[derive(Debug)]
 pub(super) struct Numbers(Extents);
 
 impl Numbers {
-    /// All numbers from `first` to below `end` are free.
+    /// Starts with all numbers from `first` to below `end` free.
     pub(super) fn new(first: u32, end: u32) -> Self {
         let mut numbers = Self(Extents::new(end));
         numbers.0.take_this(0, first);
@@ -23,27 +23,27 @@ impl Numbers {
         self.0.take_this(number, 1);
     }
 
-    /// A free number, from the shortest free run, so that a small table stays in few pages.
+    /// Allocates a number from the shortest free run, so that a small table stays in few pages.
     pub(super) fn take(&mut self) -> Option<u32> {
         self.0.take(1)
     }
 
-    /// A number is not referred to any more, from `now_ns` on.
+    /// Puts a number into quarantine from `now_ns` on: nothing refers to it any more.
     pub(super) fn free(&mut self, number: u32, now_ns: u64) {
         self.0.free(number, 1, now_ns);
     }
 
-    /// Sends every free number below `below` to rest; those above were never used.
+    /// Puts every free number below `below` into quarantine; numbers above were never used.
     pub(super) fn rest_free(&mut self, below: u32, now_ns: u64) {
         self.0.rest_free(below, now_ns);
     }
 
-    /// Numbers that have rested long enough are free again.
+    /// Frees the numbers whose quarantine is over.
     pub(super) fn wake(&mut self, now_ns: u64) {
         self.0.wake(now_ns);
     }
 
-    /// Refuses a need that is not met now.
+    /// Refuses a demand for more numbers than are free now.
     pub(super) fn check(&self, map: &'static str, wanted: usize) -> Result<(), TooBig> {
         let free = self.0.free;
         if wanted <= free {
@@ -53,7 +53,7 @@ impl Numbers {
     }
 }
 
-/// Runs of slots. Best fit, neighbours joined.
+/// Pool of runs of `SLOTS`: best fit, with adjacent free runs joined.
 #[derive(Debug)]
 pub(super) struct Extents {
     by_offset: BTreeMap<u32, u32>,
@@ -63,7 +63,7 @@ pub(super) struct Extents {
 }
 
 impl Extents {
-    /// All slots below `end` are free.
+    /// Starts with all entries below `end` free.
     pub(super) fn new(end: u32) -> Self {
         let mut extents = Self {
             by_offset: BTreeMap::new(),
@@ -75,9 +75,11 @@ impl Extents {
         extents
     }
 
-    /// Marks an extent as used already; parts of it may be marked twice.
+    /// Marks an extent as used; parts of it may be marked twice.
     pub(super) fn take_this(&mut self, offset: u32, count: u32) {
         let end = offset.saturating_add(count);
+        // Backwards from the extent's end: free runs do not overlap, so the first one that ends before `offset` ends
+        // the search.
         let touched: Vec<_> = self
             .by_offset
             .range(..end)
@@ -96,7 +98,7 @@ impl Extents {
         }
     }
 
-    /// The shortest free run that holds `count`; 0 slots are anywhere.
+    /// Allocates from the shortest free run that holds `count`; a run of 0 entries may start anywhere.
     pub(super) fn take(&mut self, count: u32) -> Option<u32> {
         if count == 0 {
             return Some(0);
@@ -109,24 +111,25 @@ impl Extents {
         Some(offset)
     }
 
-    /// Undoes a [`take`](Self::take) that nobody has seen.
+    /// Undoes a [`take`](Self::take) whose extent is in no map yet, so without quarantine.
     pub(super) fn give_back(&mut self, offset: u32, count: u32) {
         if count > 0 {
             self.join(offset, count);
         }
     }
 
-    /// An extent is not referred to any more, from `now_ns` on.
+    /// Puts an extent into quarantine from `now_ns` on: nothing refers to it any more.
     pub(super) fn free(&mut self, offset: u32, count: u32, now_ns: u64) {
         if count > 0 {
             self.resting.push_back((now_ns, offset, count));
         }
     }
 
-    /// Sends every free slot below `below` to rest; those above were never used.
+    /// Puts every free entry below `below` into quarantine; entries above were never used.
     pub(super) fn rest_free(&mut self, below: u32, now_ns: u64) {
         let runs: Vec<_> = self.by_offset.range(..below).map(|(&at, &count)| (at, count)).collect();
         for (offset, count) in runs {
+            // A run may cross the bound: its upper part was never written, and stays free.
             let used = count.min(below - offset);
             self.remove(offset, count);
             if count > used {
@@ -136,8 +139,9 @@ impl Extents {
         }
     }
 
-    /// Extents that have rested long enough are free again.
+    /// Frees the extents whose quarantine is over.
     pub(super) fn wake(&mut self, now_ns: u64) {
+        // The queue is in order of time, so the first entry that must wait ends the loop.
         while let Some(&(since, offset, count)) = self.resting.front()
             && has_rested(since, now_ns)
         {
@@ -146,7 +150,7 @@ impl Extents {
         }
     }
 
-    /// Why `count` slots are not to be had.
+    /// Returns the error for `count` entries that do not fit.
     pub(super) fn refusal(&self, count: u32) -> TooBig {
         TooBig {
             map: abi::maps::SLOTS,

@@ -1,7 +1,7 @@
-//! Pure: what the RouteTable says, as far as this node's kernel follows it.
+//! Pure: content of the RouteTable, as far as this node's kernel follows it.
 //!
-//! Ten thousand services may sleep here, so that little is kept of each: its name once, a number wherever something
-//! refers to it, and nothing of a revision or pod that no connect depends on.
+//! Ten thousand services may sleep here, so little is stored of each: its name once, and a number wherever another
+//! entry refers to it. Facts of a Revision or pod that no connect depends on are not stored.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -25,14 +25,14 @@ use super::{
 
 const TCP: u8 = 6;
 
-/// The RouteTable's part of a plan. Changed by [`Planner::set`](super::Planner::set).
+/// The RouteTable's input to a plan. Changed by [`Planner::set`](super::Planner::set).
 #[derive(Debug, Default)]
 pub struct Table {
     services: Numbered<Service>,
-    /// Those that a service leads straight to, that have pods, or of which anything unusual is said.
+    /// Revisions that a service sends connects directly to, that have pods, or whose terms are not the defaults.
     revisions: Numbered<Revision>,
     pods: BTreeMap<String, Pod>,
-    /// Pods that no connect is to be led to, whatever else is said of them.
+    /// Pods that are excluded from connects, whatever the RouteTable states of them.
     held: BTreeSet<String>,
     activators: BTreeMap<String, Vec<IpAddr>>,
 }
@@ -42,16 +42,16 @@ struct Service {
     addresses: Box<[IpAddr]>,
     port: NonZeroU16,
     activator_port: NonZeroU16,
-    /// The revision whose pods new connections go straight to.
+    /// Revision whose pods new connections go directly to.
     direct: Option<u32>,
 }
 
 #[derive(Debug, Default)]
 struct Revision {
     is_h2c: bool,
-    /// Where they are not the usual ones.
+    /// Request terms, if they are not the defaults.
     terms: Option<Box<Terms>>,
-    /// Services that lead straight to it.
+    /// Services whose connects go directly to its pods.
     services: Vec<u32>,
     pods: BTreeSet<String>,
 }
@@ -65,10 +65,10 @@ struct Pod {
 }
 
 impl Pod {
-    /// Where a client of this family reaches it: at an address of its own family, or else, over IPv6, at its IPv4 address
-    /// as a mapped one, where that is `mapped`.
+    /// Returns the address at which a client of this family reaches the pod. It is an address of the client's own
+    /// family; or else, if `mapped`, an IPv6 client gets the IPv4 address as a mapped one.
     ///
-    /// A socket that takes IPv6 only cannot connect to a mapped address, and `connect` cannot see that it does.
+    /// An IPv6-only socket cannot connect to a mapped address, and the `connect` program cannot see that option.
     fn at(&self, six: bool, mapped: bool) -> Option<SocketAddr> {
         let mut all = [self.address, self.also].into_iter().flatten();
         let own = all.clone().find(|at| at.is_ipv6() == six);
@@ -77,19 +77,20 @@ impl Pod {
 }
 
 impl Table {
-    /// Whether the revision's pods speak HTTP/2 only.
+    /// Returns true if the Revision's pods speak HTTP/2 only.
     pub fn is_h2c(&self, revision: &Name) -> bool {
         self.revisions.find(revision).is_some_and(|number| self.revisions.get(number).is_h2c)
     }
 
-    /// What holds for a revision's requests.
+    /// Returns the request terms of a Revision.
     pub fn terms(&self, revision: &Name) -> Terms {
         let told = self.revisions.find(revision).map(|number| self.revisions.get(number));
         let unusual = told.and_then(|it| it.terms.as_deref()).cloned();
         unusual.unwrap_or_else(|| Terms::usual(revision))
     }
 
-    /// How far the pods at these addresses are. A new pod may have the address of one that ends.
+    /// Returns the routing phases of the pods at these addresses. A new pod may have the address of one that ends; then
+    /// ready wins.
     pub fn phases(&self, wanted: impl Fn(&SocketAddr) -> bool) -> HashMap<SocketAddr, PodPhase> {
         let mut found = HashMap::new();
         for pod in self.pods.values() {
@@ -103,7 +104,7 @@ impl Table {
         found
     }
 
-    /// Subjects that a whole table does not name any more.
+    /// Returns the subjects that a snapshot does not name any more.
     pub fn missing(&self, named: &Changes) -> Vec<RouteKey> {
         let services = self.services.names().map(RouteKey::Service);
         let revisions = self.revisions.names().map(RouteKey::Revision);
@@ -113,7 +114,7 @@ impl Table {
         all.filter(|key| !named.contains_key(key)).collect()
     }
 
-    /// Every service.
+    /// Returns the number of every service.
     pub(super) fn all(&self) -> impl Iterator<Item = u32> {
         self.services.numbers.values().copied()
     }
@@ -122,19 +123,20 @@ impl Table {
         self.services.find(service)
     }
 
-    /// The addresses of a service.
+    /// Returns the frontends of a service.
     pub(super) fn keys(&self, service: u32) -> Vec<FrontendKey> {
         let service = self.services.get(service);
         service.addresses.iter().map(|&address| frontend(address, service.port)).collect()
     }
 
-    /// The name of a service.
+    /// Returns the name of a service.
     pub(super) fn name(&self, service: u32) -> Option<Name> {
         self.services.name(service)
     }
 
-    /// Takes in a service's whole state. Returns its number.
+    /// Sets a service's whole state. Returns its number.
     pub(super) fn set_service(&mut self, told: &wire::Service) -> u32 {
+        // The kernel cannot split by request, so only a single target can be direct.
         let direct = match told.targets.as_slice() {
             [only] if told.path == Path::Direct => Some(self.revisions.number(&only.revision)),
             _ => None,
@@ -146,6 +148,8 @@ impl Table {
             direct,
         };
         let (number, before) = self.services.put(&told.name, service);
+        // The new Revision is referred to before the old one is released: `tidy` must not drop one that is still
+        // needed.
         if let Some(revision) = direct {
             self.revisions.get_mut(revision).services.push(number);
         }
@@ -161,7 +165,7 @@ impl Table {
         }
     }
 
-    /// The service does not lead any more where it led as `before`.
+    /// Ends the service's reference to the Revision that `before` sends connects directly to.
     fn leave(&mut self, number: u32, before: &Service) {
         let Some(revision) = before.direct else { return };
         let services = &mut self.revisions.get_mut(revision).services;
@@ -171,12 +175,13 @@ impl Table {
         self.tidy(revision);
     }
 
-    /// Takes in what is said of a revision; nothing: as usual.
+    /// Sets the terms of a Revision; `None` resets them to the defaults.
     pub(super) fn set_revision(&mut self, name: &Name, told: Option<&wire::Revision>) {
         let is_h2c = told.is_some_and(|it| it.protocol == Protocol::H2c);
         let terms = told.map(Terms::of).filter(|it| *it != Terms::usual(name)).map(Box::new);
         let number = match self.revisions.find(name) {
             Some(number) => number,
+            // Nearly every Revision is like this, and needs no entry.
             None if !is_h2c && terms.is_none() => return,
             None => self.revisions.number(name),
         };
@@ -185,7 +190,7 @@ impl Table {
         self.tidy(number);
     }
 
-    /// Takes in a pod's whole state, or that it is gone. Returns the services it concerns.
+    /// Sets a pod's whole state, or removes it. Returns the services that it concerns.
     pub(super) fn set_pod(&mut self, uid: &str, told: Option<&wire::Pod>) -> Vec<u32> {
         let mut concerned = self.concerned(uid);
         let before = self.pods.remove(uid);
@@ -196,6 +201,7 @@ impl Table {
             let also = also.map(|(ip, at)| SocketAddr::new(ip, at.port()));
             let pod = Pod { revision, phase: told.phase, address: told.address, also };
             self.pods.insert(uid.to_owned(), pod);
+            // The pod may have another Revision now: the services of both are concerned.
             concerned.extend(self.concerned(uid));
         }
         let now = self.pods.get(uid).map(|pod| pod.revision);
@@ -206,19 +212,19 @@ impl Table {
         concerned
     }
 
-    /// Keeps connects from a pod, or no longer. Returns the services it concerns.
+    /// Excludes a pod from connects, or ends that. Returns the services that it concerns.
     pub(super) fn hold(&mut self, uid: &str, held: bool) -> Vec<u32> {
         let changed = if held { self.held.insert(uid.to_owned()) } else { self.held.remove(uid) };
         if changed { self.concerned(uid) } else { Vec::new() }
     }
 
-    /// The services that lead straight to a pod.
+    /// Returns the services whose connects go directly to a pod.
     pub(super) fn concerned(&self, uid: &str) -> Vec<u32> {
         let revision = self.pods.get(uid).map(|pod| self.revisions.get(pod.revision));
         revision.map(|it| it.services.clone()).unwrap_or_default()
     }
 
-    /// Takes in an activator's addresses; none when it is gone.
+    /// Sets an activator's addresses; `None` removes it.
     pub(super) fn set_activator(&mut self, name: &str, addresses: Option<Vec<IpAddr>>) {
         match addresses {
             Some(addresses) => drop(self.activators.insert(name.to_owned(), addresses)),
@@ -226,16 +232,16 @@ impl Table {
         }
     }
 
-    /// Whether any activator has an IPv6 address.
+    /// Returns true if any activator has an IPv6 address.
     pub(super) fn has_six(&self) -> bool {
         self.activators.values().flatten().any(IpAddr::is_ipv6)
     }
 
-    /// What each address of a service should lead to.
+    /// Returns the list that each address of a service should have.
     ///
-    /// Straight to pods only when one revision holds all traffic, the path is direct and a pod of a fitting family
-    /// is ready; the kernel cannot split by request. An IPv6 client reaches pods without an address of its family by the
-    /// activators, as any of its sockets reaches those; by mapped addresses only where no activator has an IPv6 one.
+    /// It holds pods only if one Revision has all traffic, the path is direct and a pod of a fitting family is ready.
+    /// The kernel cannot split by request. An IPv6 client reaches pods without an IPv6 address by the activators,
+    /// because each of its sockets can reach those. It uses mapped addresses only if no activator has an IPv6 address.
     pub(super) fn fronts(
         &self,
         service: u32,
@@ -252,7 +258,7 @@ impl Table {
                 fitting.map(|(uid, at)| Backend::at(at, locals.get(uid).copied())).collect();
             let backends = sorted(backends);
             let mode = if backends.is_empty() { Mode::Activator } else { Mode::Serve };
-            // IPv4 clients reach IPv4 activators only; IPv6 ones take those where there are no others.
+            // IPv4 clients reach IPv4 activators only; IPv6 clients use those if there are no others.
             let six = address.is_ipv6() && self.has_six();
             let activators = if six { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 };
             let front = Front { mode, info: SvcInfo { activators, port_be }, backends };
@@ -269,7 +275,7 @@ impl Table {
         })
     }
 
-    /// The two lists of activators.
+    /// Returns the two lists of activators, IPv4 and IPv6.
     pub(super) fn activators(&self) -> [(u32, Front); 2] {
         let list = |six: bool| {
             let family = self.activators.values().flatten().filter(|it| it.is_ipv6() == six);
@@ -281,7 +287,7 @@ impl Table {
         [(abi::ACTIVATORS_V4, list(false)), (abi::ACTIVATORS_V6, list(true))]
     }
 
-    /// Forgets a revision that nothing depends on.
+    /// Forgets a Revision that nothing depends on.
     fn tidy(&mut self, revision: u32) {
         let it = self.revisions.get(revision);
         let is_usual = !it.is_h2c && it.terms.is_none();
@@ -291,7 +297,7 @@ impl Table {
     }
 }
 
-/// Things by name. Whatever refers to one keeps its number, which is valid until the thing is removed.
+/// Entries by name. A reference to an entry is its number, which is valid until the entry is removed.
 #[derive(Debug)]
 struct Numbered<T> {
     numbers: BTreeMap<Arc<str>, u32>,
@@ -329,7 +335,7 @@ impl<T> Numbered<T> {
         thing.map(|(_, thing)| thing).expect("kept while its number is in use")
     }
 
-    /// Returns the thing's number, and the one that had the name before.
+    /// Returns the entry's number, and the entry that had the name before.
     fn put(&mut self, name: &Name, thing: T) -> (u32, Option<T>) {
         if let Some(number) = self.find(name) {
             return (number, Some(std::mem::replace(self.get_mut(number), thing)));
@@ -344,7 +350,7 @@ impl<T> Numbered<T> {
         (number, None)
     }
 
-    /// The number of a thing, which begins empty.
+    /// Returns the number of an entry, and makes an empty one if there is none.
     fn number(&mut self, name: &Name) -> u32
     where
         T: Default,

@@ -1,32 +1,32 @@
-//! Pure: what holds for the requests of a revision. Nothing is kept of the usual.
+//! Pure: request terms of a Revision. The table stores only terms that differ from the defaults.
 
 use std::time::Duration;
 
 use common::wire::{self, Name};
 
-/// Knative's `revision-timeout-seconds` (knative/serving `pkg/apis/config/defaults.go`).
+/// Default timeout: Knative's `revision-timeout-seconds` (knative/serving `pkg/apis/config/defaults.go`).
 const USUAL_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What holds for the requests of one revision, and whose it is.
+/// Request terms of one Revision: the timeout, and the owners that metrics name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// The longest that a request may take (`timeoutSeconds`).
+    /// Longest time that a request may take (`timeoutSeconds`).
     pub timeout: Duration,
-    /// The owning Service's name; empty without one.
+    /// Name of the owning Service; empty without one.
     pub service: Box<str>,
-    /// The owning Configuration's name.
+    /// Name of the owning Configuration.
     pub configuration: Box<str>,
 }
 
 impl Terms {
-    /// Those of nearly every revision of this name: Service and Configuration are called alike, and it is called after
-    /// them with a number behind.
+    /// Returns the terms that nearly every Revision of this name has. Service and Configuration have one name, and the
+    /// Revision's name appends a number to it.
     pub(super) fn usual(revision: &Name) -> Self {
         let owner = revision.name.rsplit_once('-').map_or("", |(owner, _number)| owner);
         Self { timeout: USUAL_TIMEOUT, service: owner.into(), configuration: owner.into() }
     }
 
-    /// As they are told.
+    /// Returns the terms that the RouteTable states.
     pub(super) fn of(told: &wire::Revision) -> Self {
         let [service, configuration] =
             [&told.service, &told.configuration].map(|name| name.as_str().into());

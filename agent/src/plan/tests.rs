@@ -1,4 +1,4 @@
-//! Pure: plans against a model of the kernel that reads at every step.
+//! Pure: plans against a model of the kernel that reads after every map operation.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use super::*;
 
 const SECOND: u64 = abi::REST_NS;
 
-/// The maps, and what a connect finds in them.
+/// The maps, and the lists that a connect finds in them.
 #[derive(Clone, Default)]
 struct Kernel {
     frontends: BTreeMap<FrontendKey, u32>,
@@ -30,7 +30,7 @@ struct Kernel {
     backends: BTreeMap<u32, Backend>,
 }
 
-/// What a connect to one address may find: its mode, every backend it may pick, its port at the activators.
+/// Result of a connect to one address: its mode, every backend it may pick, its port at the activators.
 type Found = (Mode, Vec<Backend>, u16);
 
 impl Kernel {
@@ -63,7 +63,7 @@ impl Kernel {
         self.frontends.keys().map(|key| (*key, self.find(key).unwrap())).collect()
     }
 
-    /// The words a connect may read now, and what stands behind them.
+    /// Returns the words that a connect may read now, each with the list behind it.
     fn in_force(&self) -> Vec<(SvcState, Vec<Backend>)> {
         let services = self.frontends.values().chain(&[abi::ACTIVATORS_V4, abi::ACTIVATORS_V6]);
         let states = services.filter_map(|service| self.states.get(service));
@@ -160,7 +160,7 @@ fn target(number: u8) -> Backend {
 /// A planner and the kernel it writes to, with the current time.
 struct Bed {
     planner: Planner,
-    /// What the planner was told.
+    /// RouteTable that the planner was given.
     told: RouteTable,
     kernel: Kernel,
     now: u64,
@@ -193,7 +193,7 @@ impl Bed {
     }
 }
 
-/// A planner that has the table whole and goes on from the kernel's maps.
+/// Returns a planner that has the whole table and continues from the kernel's maps.
 fn resumed(kernel: &Kernel, table: &RouteTable, now: u64) -> Planner {
     let mut planner = Planner::resume(kernel.table(), now);
     table.states().for_each(|state| planner.set(state));
@@ -241,7 +241,7 @@ fn an_ipv6_client_reaches_an_ipv4_pod_by_its_mapped_address() {
     assert_eq!(bed.kernel.find(&six).unwrap().1, vec![target(7)]);
 }
 
-/// A socket that takes IPv6 only fails with ENETUNREACH at a mapped address.
+/// An IPv6-only socket fails with ENETUNREACH at a mapped address.
 #[test]
 fn an_ipv6_client_reaches_an_ipv4_pod_by_an_activator_that_has_an_ipv6_address() {
     let mut bed = Bed::new();
@@ -358,7 +358,7 @@ fn a_pod_leaves_when_it_drains_or_its_service_changes_path() {
     assert_eq!((phase(1), phase(2), phase(3)), want);
 }
 
-/// A revision as nearly all are.
+/// A Revision whose terms are the defaults.
 fn usual(name: Name) -> wire::Revision {
     wire::Revision {
         service: "hello".into(),
@@ -432,7 +432,7 @@ fn work_is_proportional_to_the_change() {
     assert_eq!(ops.len(), 5, "{ops:?}");
 }
 
-/// So many pods of one revision.
+/// Returns ready pods of one Revision, one for each number.
 fn pods(revision: u8, numbers: std::ops::RangeInclusive<u8>) -> Vec<Pod> {
     numbers.map(|number| pod(number, revision, PodPhase::Ready)).collect()
 }
@@ -458,7 +458,7 @@ fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
     assert_eq!(found(&bed, 2).1, vec![target(41)], "it holds up no other");
     assert_eq!(bed.kernel.list(&bed.kernel.states[&abi::ACTIVATORS_V4]).len(), 2);
 
-    // It is tried again, and found as it is.
+    // It is tried again, and the result is the same.
     bed.now += SECOND;
     let again = bed.planned(&BTreeMap::new());
     assert_eq!((again.ops, again.refused.len()), (vec![], 1));
@@ -468,7 +468,7 @@ fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
     assert!(!bed.planner.is_due());
 }
 
-/// Also where there is no room for what it would need to go by the activators.
+/// A service may lack even the service numbers that its frontends need to go to the activators.
 #[test]
 fn a_new_service_that_finds_no_number_is_left_to_others_and_holds_up_none() {
     let mut bed = Bed::new();
@@ -485,7 +485,7 @@ fn a_new_service_that_finds_no_number_is_left_to_others_and_holds_up_none() {
     assert_eq!(plan.refused[&name(9)].map, abi::maps::SVC_STATE);
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 9])), None);
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(1)]);
-    // Its number is had by the next once it has rested.
+    // The number that it gave up is free for the next one after the quarantine.
     bed.plan(&table(&[service(1, Path::Direct), half], &pods(1, 1..=1), &[activator(1)]));
     bed.now += 2 * SECOND;
     bed.planned(&BTreeMap::new());
@@ -493,7 +493,7 @@ fn a_new_service_that_finds_no_number_is_left_to_others_and_holds_up_none() {
     assert!(!bed.planner.is_due());
 }
 
-/// A big service that changes often: what it gave up rests for a second.
+/// A big service that changes often: the extents that it gave up are in quarantine for a second.
 #[test]
 fn a_service_that_fits_when_all_has_rested_keeps_its_list_until_then_and_holds_up_no_other() {
     let mut bed = Bed::new();
@@ -513,7 +513,7 @@ fn a_service_that_fits_when_all_has_rested_keeps_its_list_until_then_and_holds_u
     assert_eq!(found(&bed, 1)[0], target(3));
     assert!(!bed.planner.is_due());
 
-    // It does not wait for ever while others keep something from rest.
+    // It does not wait indefinitely while others keep entries in quarantine.
     bed.planner.extents = Extents::new(4);
     bed.planner.extents.free(100, 1_000, u64::MAX / 2);
     bed.tell(&table(&services, &pods(1, 4..=13), &[]));
@@ -523,7 +523,7 @@ fn a_service_that_fits_when_all_has_rested_keeps_its_list_until_then_and_holds_u
     assert_eq!((plan.refused.len(), plan.waits), (1, false));
 }
 
-/// One change of the world.
+/// One change of the simulated world.
 #[derive(Clone, Debug)]
 enum Turn {
     Path(u8, bool),
@@ -550,7 +550,7 @@ fn turns() -> impl Strategy<Value = Vec<Turn>> {
     prop::collection::vec(turn, 1..40)
 }
 
-/// The world a turn leads to, and the keys it touches.
+/// The simulated world after some changes: table, registered pods and time.
 struct World {
     table: RouteTable,
     locals: BTreeMap<String, Local>,
@@ -558,7 +558,7 @@ struct World {
 }
 
 impl World {
-    /// Takes a turn and tells the planner.
+    /// Makes a change and passes it to the planner.
     fn turn(&mut self, turn: &Turn, planner: &mut Planner) {
         let before = self.table.clone();
         let touched = self.change(turn);
@@ -566,7 +566,7 @@ impl World {
         touched.iter().for_each(|uid| planner.touch(uid));
     }
 
-    /// Returns the pod whose local names have changed.
+    /// Makes a change. Returns the uid of the pod whose registration has changed.
     fn change(&mut self, turn: &Turn) -> Option<String> {
         let phases = [PodPhase::Starting, PodPhase::Ready, PodPhase::Draining];
         let uid = |number: &u8| format!("uid{number}");
@@ -613,14 +613,14 @@ impl World {
 }
 
 proptest! {
-    /// At every prefix of every plan a connect finds the old list or the new one. A connect that read a service's
-    /// word up to a second ago still finds behind it exactly what stood there then.
+    /// After every prefix of every plan a connect finds the old list or the new one. A connect that read a service's
+    /// word up to a second ago still finds the same list behind it.
     #[test]
     fn a_connect_finds_the_old_list_or_the_new_one(turns in turns()) {
         let mut world = World { table: table(&[], &[], &[]), locals: BTreeMap::new(), now: SECOND };
         let mut kernel = Kernel::default();
         let mut planner = Planner::resume(kernel.table(), 0);
-        // Words that were in force, until when, and what stood behind them.
+        // Words that were in force, each with the end of that time and the list behind it.
         let mut past: Vec<(u64, SvcState, Vec<Backend>)> = Vec::new();
         for turn in &turns {
             world.turn(turn, &mut planner);
@@ -651,7 +651,7 @@ proptest! {
                 }
             }
             past.extend(before.into_iter().map(|(state, list)| (world.now, state, list)));
-            // The goal is reached: a planner that looks at everything finds nothing to do.
+            // The goal is reached: a planner that looks at everything has nothing to do.
             let mut fresh = resumed(&kernel, &world.table, world.now);
             let rest = fresh.plan(world.now + SECOND, &world.locals);
             prop_assert_eq!(rest, Ok(Plan::default()));

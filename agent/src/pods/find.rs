@@ -1,11 +1,11 @@
-//! Shell: finds pods by their cgroups, and through the processes in them their network namespaces.
+//! Shell: finder of pods by their cgroups, and of their network namespaces by the processes in them.
 //!
-//! Where the platform names the namespaces of pods before anything runs in them, they are found there, which leaves
-//! nothing to do but to read the maps when a pod's process listens.
+//! A platform may name the namespaces of pods before anything runs in them. Then they are found there, and when a pod's
+//! process listens, only the maps have to be read.
 //!
-//! All of it runs on one thread of its own: reading cgroup files may wait for a lock that the container runtime
-//! holds, and entering namespaces needs threads of their own anyway. The directories are watched by inotify, so
-//! that a pod is found while its runtime still sets it up, before its process listens.
+//! All of it runs on one thread of its own. Reading cgroup files may wait for a lock that the container runtime holds,
+//! and entering namespaces needs threads of their own anyway. The directories are watched by inotify, so that a pod is
+//! found while its runtime still sets it up, before its process listens.
 
 use std::{
     collections::HashMap,
@@ -43,61 +43,61 @@ use crate::{
 /// First wait for a process that has not entered its pod's namespace yet; doubled up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_micros(500);
 const LONGEST_WAIT: Duration = Duration::from_millis(50);
-/// Looks, each after a wait, that find a pod's processes in the node's namespace and in no other: its runtime takes them to
-/// their own one within milliseconds. They take some two seconds.
+/// Number of searches, each after a wait, that find a pod's processes in the node's namespace only. A runtime moves
+/// them to their own namespace within milliseconds; so many searches take about two seconds.
 const STRANGE: u32 = 40;
-/// Wait for anything that inotify should have told of.
+/// Wait before another search where inotify should report the change anyway.
 const PATIENT_WAIT: Duration = Duration::from_secs(1);
-/// How deep pod directories lie below the root: `kubepods.slice/kubepods-burstable.slice/…-pod<uid>.slice`.
+/// Depth of pod directories below the root: `kubepods.slice/kubepods-burstable.slice/…-pod<uid>.slice`.
 const DEPTH: usize = 3;
-/// Commands that may wait while the thread is busy.
+/// Capacity of the channel of commands, while the thread is busy.
 const COMMANDS: usize = 4_096;
 
-/// What the finder is asked to do.
+/// Command to the finder.
 #[derive(Debug)]
 pub enum Command {
-    /// Find this pod, and look again whenever its processes change.
+    /// Search for this pod, and again whenever its processes change.
     Watch(String),
-    /// It has left.
+    /// Stop the search for a pod that is gone.
     Forget(String),
-    /// Look for listeners in its namespace, if that still has this cookie.
+    /// Inspect this pod's namespace for listeners, if it still has this cookie.
     Inspect(String, u64),
-    /// Hand out its namespace, if it is there and still has this cookie.
+    /// Send this pod's namespace, if it exists and still has this cookie.
     Lend(String, u64, oneshot::Sender<Namespace>),
-    /// Something listened in an unknown namespace: look again for the pods that were not found.
+    /// Search again for the pods that were not found: a process has listened in an unknown namespace.
     Hurry,
 }
 
-/// A pod's namespace, if the finder that takes these commands finds it, and it still has this cookie.
+/// Returns a pod's namespace, if the finder behind `finder` finds it and it still has this cookie.
 pub async fn borrow(finder: &Sender<Command>, uid: &str, cookie: u64) -> Option<Namespace> {
     let (lend, lent) = oneshot::channel();
     finder.send(Command::Lend(uid.to_owned(), cookie, lend)).await.ok()?;
     lent.await.ok()
 }
 
-/// Where pods are looked for.
+/// Paths and sources that the finder searches with.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// Cgroup below which the pods' own cgroups are.
     pub cgroups: PathBuf,
-    /// Folder of their network namespaces by uid, if the platform keeps one.
+    /// Folder of the pods' network namespaces by uid, if the platform keeps one.
     pub namespaces: Option<PathBuf>,
-    /// What tells the cookies of namespaces.
+    /// Source of the cookies of namespaces.
     pub cookies: Cookies,
-    /// What is answered in the pods' namespaces; `None`: nobody asks here.
+    /// State that the pod servers answer from; `None`: no pod servers.
     pub answers: Option<Answers>,
 }
 
-/// What questions in the pods' namespaces are answered from.
+/// State that the pod servers answer from.
 #[derive(Clone, Debug)]
 pub struct Answers {
-    /// Which pods may stop.
+    /// PreStop requests, and the pods that may stop.
     pub drains: Drains,
-    /// What their connections do.
+    /// Storage of the pods' connections.
     pub conns: Conns,
 }
 
-/// Starts the thread. It ends when the sender is dropped, or nobody takes its events any more.
+/// Starts the thread. It ends when the sender of commands or the receiver of events is dropped.
 pub fn start(places: Places, events: Sender<Event>) -> io::Result<Sender<Command>> {
     let (send, receive) = mpsc::channel(COMMANDS);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -115,6 +115,7 @@ async fn run(
     mut commands: Receiver<Command>,
 ) -> io::Result<()> {
     let mut finder = Finder::new(places, events)?;
+    // Inotify cannot watch a root that does not exist, so the root is looked up by a timer.
     let mut look = interval(PATIENT_WAIT);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -140,7 +141,7 @@ async fn run(
     }
 }
 
-/// The library's type has only the newer way to its descriptor, tokio wants the older.
+/// Adapter: the library's type implements only `AsFd`, and tokio needs `AsRawFd`.
 struct Watches(Inotify);
 
 impl AsFd for Watches {
@@ -157,17 +158,17 @@ impl AsRawFd for Watches {
 
 struct Finder {
     places: Places,
-    /// Namespaces that are not a pod's: the agent's own and that of the first process.
+    /// Inodes of namespaces that are no pod's: the agent's own and that of process 1.
     foreign: Vec<u64>,
     inotify: AsyncFd<Watches>,
     /// Watched directories that may hold pods.
     trees: HashMap<WatchDescriptor, PathBuf>,
     /// Watched `cgroup.events` of wanted pods.
     pods: HashMap<WatchDescriptor, String>,
-    /// Every pod directory.
+    /// Directory of every pod, wanted or not, by uid.
     known: HashMap<String, PathBuf>,
     wanted: HashMap<String, Wanted>,
-    /// Inode of the watched root: when it is made anew, so are all watches.
+    /// Inode of the watched root: a root that is created again has none of the watches.
     root: Option<u64>,
     doors: Option<Doors>,
     events: Sender<Event>,
@@ -175,12 +176,12 @@ struct Finder {
 
 struct Wanted {
     found: bool,
-    /// Where the kubelet may ask.
+    /// Open pod server in the pod's namespace.
     door: Option<Door>,
     watch: Option<WatchDescriptor>,
     retry: Option<Instant>,
     wait: Duration,
-    /// Looks in a row, each after a wait, that found its processes in the node's namespace only.
+    /// Number of successive searches, each after a wait, that found the processes in the node's namespace only.
     strange: u32,
 }
 
@@ -189,13 +190,15 @@ impl Wanted {
         Self { found: false, door: None, watch: None, retry: None, wait: FIRST_WAIT, strange: 0 }
     }
 
-    /// Until when to wait for another look, after one that found this. `waited`: it was one that this had led to.
+    /// Returns the wait before another search, after one with this result; `None` if the pod is found. `waited` is true
+    /// if a planned wait came before that search.
     fn wait_after(&mut self, found: Result<&Facts, Missing>, waited: bool) -> Option<Duration> {
         self.strange = match found {
             Err(Missing::Strange) => self.strange + u32::from(waited),
             _ => 0,
         };
         match found {
+            // A namespace without addresses is found again later: its network is still being set up.
             Ok(facts) if !facts.addresses.is_empty() => None,
             Err(Missing::Strange) if self.strange >= STRANGE => Some(PATIENT_WAIT),
             Ok(_) | Err(Missing::Early | Missing::Strange) => Some(self.wait),
@@ -203,7 +206,7 @@ impl Wanted {
         }
     }
 
-    /// Opens the port where the kubelet asks, if it is not open yet.
+    /// Opens the pod server in the pod's namespace, if it is not open yet.
     fn answer_at(&mut self, doors: &Doors, uid: &str, cookie: u64, namespace: &Namespace) {
         if self.door.as_ref().is_some_and(|door| door.cookie == cookie) {
             return;
@@ -223,20 +226,21 @@ impl Wanted {
     }
 }
 
-/// Why a pod's namespace is not known yet.
+/// Reason for which a pod's namespace is not known yet.
 #[derive(Clone, Copy)]
 enum Missing {
-    /// It has no directory or no process; inotify will tell.
+    /// The pod has no directory or no process; inotify reports a change.
     Nobody,
-    /// Its processes are still where they began, or it has no address: soon.
+    /// The processes have not moved yet, or the namespace has no address: searched again soon.
     Early,
-    /// All its processes are in the node's namespace: soon, or never.
+    /// All processes are in the node's namespace: they move soon, or never.
     Strange,
 }
 
 impl Finder {
     fn new(places: Places, events: Sender<Event>) -> io::Result<Self> {
         let own = namespace::inode(Path::new("/proc/thread-self/ns/net"));
+        // In a container the agent's namespace may differ from that of process 1; a pod has neither.
         let first = namespace::inode(Path::new("/proc/1/ns/net"));
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         let mut finder = Self {
@@ -262,7 +266,8 @@ impl Finder {
         Ok(finder)
     }
 
-    /// Watches a directory that may hold pods, then lists it: what is created in between is seen twice, not never.
+    /// Watches a directory that may hold pods, then lists it: a child that is created in between is seen twice, not
+    /// missed.
     fn tree(&mut self, dir: &Path) -> Vec<String> {
         self.watch(dir);
         let mut found = Vec::new();
@@ -280,7 +285,7 @@ impl Finder {
         let mask = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_ONLYDIR;
         match self.inotify.get_ref().0.add_watch(dir, mask) {
             Ok(watch) => drop(self.trees.insert(watch, dir.to_owned())),
-            // Gone before it was seen, as a canary's cgroup often is.
+            // Removed before it was seen, as the canary's cgroup often is.
             Err(nix::Error::ENOENT) if self.is_below(dir) => {
                 debug!(dir = %dir.display(), "directory of pods has gone")
             }
@@ -288,7 +293,7 @@ impl Finder {
         }
     }
 
-    /// Takes in a directory and returns the pods that came with it.
+    /// Adds a directory, and returns the pods that came with it.
     fn directory(&mut self, dir: PathBuf) -> Vec<String> {
         if let Some(uid) = dir.file_name().and_then(pod_of) {
             self.known.insert(uid.clone(), dir);
@@ -312,14 +317,14 @@ impl Finder {
                 let watch = self.wanted.remove(&uid).and_then(|wanted| wanted.watch);
                 if let Some(watch) = watch {
                     self.pods.remove(&watch);
-                    // Fails when the directory has gone, and the watch with it.
+                    // Fails if the directory is gone, and the watch with it.
                     let _ = self.inotify.get_ref().0.rm_watch(watch);
                 }
             }
             Command::Inspect(uid, cookie) => self.inspect(uid, cookie).await,
             Command::Lend(uid, cookie, to) => {
                 if let Some(namespace) = self.with_cookie(&uid, cookie) {
-                    // Whoever wanted it has gone.
+                    // A failed send means that the requester no longer waits.
                     let _ = to.send(namespace);
                 }
             }
@@ -332,7 +337,8 @@ impl Finder {
         }
     }
 
-    /// A kubelet that was reset makes its folder anew, where none of our watches is.
+    /// Watches the root again if it is a new directory: a kubelet that was reset creates its folder again, without the
+    /// watches.
     async fn look_at_root(&mut self) {
         let root = namespace::inode(&self.places.cgroups).ok();
         if root.is_none() || root == self.root {
@@ -340,6 +346,7 @@ impl Finder {
         }
         info!(cgroup = %self.places.cgroups.display(), "the pods' cgroup was made anew");
         self.root = root;
+        // All known paths were below the old root.
         self.known.clear();
         let dir = self.places.cgroups.clone();
         self.tree(&dir);
@@ -365,7 +372,7 @@ impl Finder {
         }
     }
 
-    /// Takes in what inotify has to say.
+    /// Reads and handles the events of inotify.
     async fn noticed(&mut self) -> io::Result<()> {
         loop {
             let events = match self.inotify.get_ref().0.read_events() {
@@ -380,6 +387,7 @@ impl Finder {
     }
 
     async fn notice(&mut self, event: InotifyEvent) {
+        // After an overflow events are lost: list everything, and search for all that is missing.
         if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
             let root = self.places.cgroups.clone();
             self.tree(&root);
@@ -399,6 +407,7 @@ impl Finder {
             }
             return;
         };
+        // A file, and no directory: the folder of namespaces has such names, one for each pod's uid.
         if !event.mask.contains(AddWatchFlags::IN_ISDIR) {
             return self.named(&name.to_string_lossy()).await;
         }
@@ -415,7 +424,7 @@ impl Finder {
         }
     }
 
-    /// A pod's directory has gone, and with it the last of its processes.
+    /// Handles the removal of a pod's directory, which implies the end of its last process.
     async fn emptied(&mut self, uid: String) {
         self.known.remove(&uid);
         if let Some(wanted) = self.wanted.get_mut(&uid) {
@@ -424,20 +433,21 @@ impl Finder {
         }
     }
 
-    /// A namespace has got its name, unless it just lost it.
+    /// Handles a namespace's name that was created or removed.
     async fn named(&mut self, uid: &str) {
         if self.wanted.get(uid).is_some_and(|wanted| !wanted.found) {
             self.look(uid).await;
         }
     }
 
-    /// Looks for a wanted pod's namespace and tells what it found, or plans another look.
+    /// Searches for a wanted pod's namespace, and sends the result or plans another search.
     async fn look(&mut self, uid: &str) {
         self.look_after(uid, false).await;
     }
 
-    /// As [`look`](Self::look); `waited`: after the wait that was planned.
+    /// Searches for a pod's namespace; `waited` is true if a planned wait came before.
     async fn look_after(&mut self, uid: &str, waited: bool) {
+        // Watched before the search: a process that comes after the search is reported by inotify.
         self.watch_processes(uid);
         let namespace = self.namespace(uid);
         let result = match &namespace {
@@ -455,6 +465,7 @@ impl Finder {
         wanted.retry = wait.map(|wait| Instant::now() + wait);
         wanted.found = wait.is_none();
         wanted.wait = if wanted.found { FIRST_WAIT } else { (wanted.wait * 2).min(LONGEST_WAIT) };
+        // Without processes the namespace may end; an open pod server would keep its interfaces alive.
         if let Err(Missing::Nobody) = result {
             wanted.door = None;
         }
@@ -473,7 +484,7 @@ impl Finder {
         }
     }
 
-    /// The sandbox that a pod's processes run in.
+    /// Returns the incompatible sandbox that a pod's processes run in.
     fn sandbox(&self, uid: &str) -> Option<Oddity> {
         let read = |pid: u32, file: &str| {
             fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
@@ -484,13 +495,13 @@ impl Finder {
         })
     }
 
-    /// Asks inotify to tell when the pod's first process comes and its last one goes.
+    /// Watches `cgroup.events`, by which inotify reports the pod's first process and the end of its last.
     fn watch_processes(&mut self, uid: &str) {
         let (Some(dir), Some(wanted)) = (self.known.get(uid), self.wanted.get_mut(uid)) else {
             return;
         };
         let file = dir.join("cgroup.events");
-        // Watching the same file twice gives the same descriptor.
+        // The kernel returns the same descriptor for a file that is watched already.
         if let Ok(watch) = self.inotify.get_ref().0.add_watch(&file, AddWatchFlags::IN_MODIFY) {
             wanted.watch = Some(watch);
             self.pods.insert(watch, uid.to_owned());
@@ -503,7 +514,7 @@ impl Finder {
             if namespace::is_mounted(&path) {
                 return Namespace::open(path).map_err(|_gone| Missing::Early);
             }
-            // The name is there a moment before the namespace is.
+            // The name exists a moment before the namespace is mounted there.
             if path.exists() {
                 missing = Missing::Early;
             }
@@ -516,14 +527,14 @@ impl Finder {
                     return Namespace::open(path).map_err(|_gone| Missing::Early);
                 }
                 Ok(_) if !matches!(missing, Missing::Early) => missing = Missing::Strange,
-                // It has just gone, or may not be looked at.
+                // The process has just ended, or may not be inspected.
                 Ok(_) | Err(_) => missing = Missing::Early,
             }
         }
         Err(missing)
     }
 
-    /// Its namespace, if that still has this cookie.
+    /// Returns the pod's namespace, if it still has this cookie.
     fn with_cookie(&self, uid: &str, cookie: u64) -> Option<Namespace> {
         let namespace = self.namespace(uid).ok()?;
         match namespace.is(cookie, &self.places.cookies) {
@@ -537,7 +548,7 @@ impl Finder {
 
     async fn inspect(&mut self, uid: String, cookie: u64) {
         let seen = match self.namespace(&uid) {
-            // Without a process nobody listens.
+            // A pod without a process has no listener.
             Err(_) => Ok(Some(Sockets::default())),
             Ok(namespace) => namespace.sockets(cookie, &self.places.cookies),
         };
@@ -551,15 +562,15 @@ impl Finder {
     }
 
     async fn tell(&self, event: Event) {
-        // Nobody listens any more: the agent is stopping.
+        // A failed send means that the agent is stopping.
         let _ = self.events.send(event).await;
     }
 }
 
-/// Every process in the cgroup `dir` and below.
+/// Returns every process in the cgroup `dir` and below.
 pub(crate) fn processes(dir: &Path) -> Vec<u32> {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-    // Processes of another pid namespace stand as 0.
+    // Processes of another pid namespace are listed as 0.
     let own = text.lines().filter_map(|line| line.parse().ok()).filter(|&pid| pid != 0);
     let mut found: Vec<u32> = own.collect();
     for child in children(dir) {
@@ -574,7 +585,7 @@ pub(crate) fn processes(dir: &Path) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    /// Plain files stand for the cgroup of a pod, whose only process is this one.
+    /// Plain files stand in for the cgroup of a pod, whose only process is this one.
     #[tokio::test]
     async fn a_pod_whose_processes_stay_in_the_nodes_namespace_is_said_to_and_still_looked_for() {
         let (root, commands, mut events) = finder("host");
@@ -614,7 +625,7 @@ mod tests {
         (root, start(places, send).expect("a thread"), events)
     }
 
-    /// A plain directory has no processes, which is all that can be shown without root.
+    /// A plain directory has no processes: more cannot be shown without root.
     #[tokio::test]
     async fn a_pod_whose_directory_comes_later_is_inspected_as_empty() {
         let (root, commands, mut events) = finder("empty");

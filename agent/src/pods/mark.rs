@@ -1,4 +1,4 @@
-//! Shell: tells the kernel half which connections are probes, so that it counts none of them as a request.
+//! Shell: marks the agent's probes in a kernel map, so that the eBPF programs count none of them as a request.
 
 use std::{
     io,
@@ -15,14 +15,14 @@ use tracing::debug;
 
 use crate::{clock::monotonic_ns, lock, maps};
 
-/// How long a mark outlives its probe's patience: a pod may accept what the probe has given up.
+/// Time for which a mark outlives its probe's timeout: a pod may accept a connection that the probe has given up.
 const AFTERWARDS: Duration = Duration::from_secs(1);
 
-/// The map of probes under way; copies share it.
+/// Map of the marks of probes under way; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Marks(Option<Arc<Mutex<HashMap<MapData, ProbeKey, u64>>>>);
 
-/// A mark that goes with its probe's connect, unless that succeeds: then the kernel half removes it.
+/// Mark of one probe. Removed if the probe's connect fails; after a connect, the eBPF programs remove it.
 #[derive(Debug)]
 struct Mark<'a> {
     marks: &'a Marks,
@@ -31,7 +31,7 @@ struct Mark<'a> {
 }
 
 impl Marks {
-    /// Opens the map pinned in `pins`.
+    /// Opens the map that is pinned in the folder `pins`.
     pub fn open(pins: &Path) -> Result<Self, maps::Error> {
         maps::probes(pins).map(|map| Self(Some(Arc::new(Mutex::new(map)))))
     }
@@ -43,7 +43,8 @@ impl Connect for Marks {
         let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         let mut mark = None;
         if self.0.is_some() {
-            // A port that was bound is given to nobody else until the socket closes.
+            // The kernel gives a bound port to no other socket until this one closes, so the mark is only of this
+            // probe.
             socket.bind(SocketAddr::new(source(at)?, 0))?;
             mark = self.put(socket.local_addr()?, patience);
         }
@@ -61,7 +62,7 @@ impl Marks {
         let until = (patience + AFTERWARDS).as_nanos();
         let until = monotonic_ns().saturating_add(u64::try_from(until).unwrap_or(u64::MAX));
         let done = self.with(|map| map.insert(key, until, 0))?;
-        // Better a probe that counts than a pod that is never ready.
+        // Without a mark the probe counts as a request, which is better than a pod that is never ready.
         done.inspect_err(|error| debug!(%own, %error, "cannot mark probe")).ok()?;
         Some(Mark { marks: self, key, connected: false })
     }
@@ -75,17 +76,17 @@ impl Marks {
 impl Drop for Mark<'_> {
     fn drop(&mut self) {
         if !self.connected {
-            // The kernel half may have been quicker.
+            // The eBPF programs may have removed it already.
             let _: Option<Result<(), MapError>> = self.marks.with(|map| map.remove(&self.key));
         }
     }
 }
 
-/// The address from which this machine reaches `at`.
+/// Returns the address from which this machine reaches `at`.
 fn source(at: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr =
         if at.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    // Connecting a datagram socket sends nothing; it only asks the routes.
+    // Connecting a datagram socket sends nothing; it only looks up the route.
     let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
     socket.connect(at)?;
     Ok(socket.local_addr()?.ip())

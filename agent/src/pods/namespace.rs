@@ -1,4 +1,4 @@
-//! Shell: what a pod's network namespace says of itself, learnt by a thread that enters it.
+//! Shell: facts of a pod's network namespace, read by a thread that enters it.
 
 use std::{
     fs::File,
@@ -26,39 +26,36 @@ use crate::{
     sys,
 };
 
-/// Why a namespace could not be asked.
+/// Error of a query in a network namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its process has gone, or may not be looked at.
+    /// The namespace's process has ended, or may not be inspected.
     #[error("cannot open network namespace {}", path.display())]
     Open {
-        /// Where.
+        /// Path of the namespace.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
-    /// It cannot be entered.
+    /// The namespace cannot be entered.
     #[error("cannot enter network namespace {}", path.display())]
     Enter {
-        /// Where.
+        /// Path of the namespace.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
-    /// It does not answer.
+    /// A query in the namespace failed.
     #[error("cannot ask network namespace {} for its {what}", path.display())]
     Ask {
-        /// Where.
+        /// Path of the namespace.
         path: PathBuf,
-        /// What for.
+        /// Kind of the facts asked for.
         what: &'static str,
-        /// Why.
         source: io::Error,
     },
 }
 
-/// A network namespace, kept alive while this exists. Hold it no longer than a question takes: the pod's
-/// interfaces stay as long as its namespace.
+/// A network namespace, kept alive while this value exists. Drop it after one query: the pod's interfaces stay as long
+/// as its namespace.
 #[derive(Debug)]
 pub struct Namespace {
     path: PathBuf,
@@ -75,10 +72,9 @@ impl Namespace {
         }
     }
 
-    /// Runs `job` on a thread of its own inside the namespace and waits for it.
+    /// Runs `job` on a thread of its own inside the namespace and waits for it. `what` names the query in errors.
     ///
-    /// The thread ends with the job and is never used for anything else, so nothing can run in the wrong
-    /// namespace by mistake.
+    /// The thread ends with the job and does nothing else, so no other code can run in the wrong namespace by mistake.
     pub fn within<T: Send>(
         &self,
         what: &'static str,
@@ -96,13 +92,14 @@ impl Namespace {
         })
     }
 
-    /// Its cookie and addresses.
+    /// Returns the cookie and addresses of the namespace, and a redirection of its connections.
     pub fn facts(&self, cookies: &Cookies) -> Result<Facts, Error> {
         self.within("addresses", || {
             let netlink = Netlink::open(NETLINK_ROUTE)?;
             let addresses = addresses(&netlink)?;
             let cookie = match addresses.is_empty() {
-                // Before there is something to find, no listener is made: each has the agent look again.
+                // Without an address there is nothing to find yet. A listener here would raise an event, and with it
+                // another search.
                 true => sys::netns_cookie(netlink.socket())?,
                 false => cookies.of(netlink.socket(), self.file.as_fd())?,
             };
@@ -111,7 +108,7 @@ impl Namespace {
         })
     }
 
-    /// Whether it has this cookie.
+    /// Returns true if the namespace has this cookie.
     pub(crate) fn is(&self, cookie: u64, cookies: &Cookies) -> Result<bool, Error> {
         self.within("cookie", || {
             let netlink = Netlink::open(NETLINK_ROUTE)?;
@@ -119,7 +116,7 @@ impl Namespace {
         })
     }
 
-    /// Where its processes listen, if it is still the namespace with this cookie.
+    /// Returns the listeners of the namespace's processes; `None` if the namespace does not have this cookie.
     pub fn sockets(&self, cookie: u64, cookies: &Cookies) -> Result<Option<Sockets>, Error> {
         self.within("sockets", || {
             let netlink = Netlink::open(NETLINK_ROUTE)?;
@@ -128,30 +125,30 @@ impl Namespace {
             }
             let all = SockDiag::open()?.listeners()?.into_iter();
             let listeners = all.map(|(at, v6_only)| Listener { at, v6_only });
-            // Not our own.
+            // The pod server's own listener is not the pod's.
             let listeners = listeners.filter(|it| it.at.port() != door::PORT).collect();
             Ok(Some(Sockets { listeners, redirects: netfilter::redirects() }))
         })
     }
 }
 
-/// Global addresses of the namespace that the calling thread is in.
+/// Returns the global addresses of the namespace that the calling thread is in.
 pub(crate) fn own_addresses() -> io::Result<Vec<IpAddr>> {
     addresses(&Netlink::open(NETLINK_ROUTE)?)
 }
 
-/// Whether a namespace is mounted at `path`.
+/// Returns true if a namespace is mounted at `path`.
 pub(crate) fn is_mounted(path: &Path) -> bool {
     nix::sys::statfs::statfs(path)
         .is_ok_and(|found| found.filesystem_type() == nix::sys::statfs::NSFS_MAGIC)
 }
 
-/// Identity of the namespace at `path`, to compare two of them.
+/// Returns the inode of the namespace at `path`, which identifies it among others.
 pub(crate) fn inode(path: &Path) -> io::Result<u64> {
     Ok(std::fs::metadata(path)?.ino())
 }
 
-/// Global addresses of the namespace, IPv4 first, each family in the kernel's order.
+/// Returns the global addresses of the namespace, IPv4 first, each family in the kernel's order.
 fn addresses(netlink: &Netlink) -> io::Result<Vec<IpAddr>> {
     let mut question = AddressMessage::default();
     question.header.family = AddressFamily::Unspec;
@@ -169,7 +166,7 @@ fn address(message: &AddressMessage) -> Option<IpAddr> {
     let named = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| {
         message.attributes.iter().find_map(wanted)
     };
-    // On a point-to-point link `Address` is the other end's and `Local` ours.
+    // On a point-to-point link `Address` is the peer's address and `Local` the own address.
     let local = named(|it| match it {
         AddressAttribute::Local(ip) => Some(*ip),
         _ => None,

@@ -45,7 +45,7 @@ fn listens(count: u32) -> Kernel {
     Kernel { listeners: count, since_ns: u64::from(count) * 900, ..Kernel::default() }
 }
 
-/// Listeners by their addresses; a `!` behind one says that it takes IPv6 alone.
+/// Builds listeners from their addresses; a `!` behind one means IPv6-only.
 fn sockets(listeners: &[&str]) -> Sockets {
     let listener =
         |text: &&str| Listener { at: at(text.trim_end_matches('!')), v6_only: text.ends_with('!') };
@@ -53,7 +53,7 @@ fn sockets(listeners: &[&str]) -> Sockets {
     Sockets { listeners, redirects: false }
 }
 
-/// A pod that was named, found and told to the kernel; its namespace holds no listener.
+/// Returns a pod that was named, found and registered; its namespace holds no listener.
 fn known(pod: wire::Pod, now: Instant) -> Pods {
     let uid = pod.uid.clone();
     let mut pods = Pods::new(TUNNEL_DRAIN);
@@ -68,7 +68,7 @@ fn known(pod: wire::Pod, now: Instant) -> Pods {
     pods
 }
 
-/// How long a pod that leaves waits for tunnels here.
+/// Time that a draining pod waits for upgraded connections in these tests.
 const TUNNEL_DRAIN: Duration = Duration::from_secs(60);
 
 fn kernel(pods: &mut Pods, now: Instant, read: Kernel) -> Vec<Action> {
@@ -399,7 +399,7 @@ fn a_pod_that_does_not_listen_for_a_minute_is_looked_into_less_often() {
     assert!((60..70).contains(&looks), "{looks}");
 }
 
-/// A registered pod that listens, with a request in flight.
+/// Returns a registered pod that listens, with a request in flight.
 fn busy(now: Instant) -> Pods {
     let mut pods = known(pod("a", ProbeHow::Listen), now);
     kernel(&mut pods, now, Kernel { in_flight: 1, connections: 1, ..listens(1) });
@@ -473,7 +473,8 @@ fn a_pod_whose_container_was_started_again_is_not_about_to_stop() {
     let now = Instant::now();
     let later = now + UNTOLD + DRAINED_AFTER;
     let busy = Kernel { in_flight: 1, ..quiet() };
-    // The kubelet asks before it ends a container whose liveness probe failed, and has its answer or loses patience.
+    // The kubelet sends a preStop request before it ends a container whose liveness probe failed, and gets a response
+    // or loses patience.
     for last in [quiet(), busy] {
         let mut pods = self::busy(now);
         asks(&mut pods, now);
@@ -496,7 +497,7 @@ fn a_container_that_hangs_is_restarted_although_its_requests_never_end() {
     pods.set_informed(true);
     let seen = reports(asks(&mut pods, now));
     assert_eq!(seen.iter().map(|it| it.ready).collect::<Vec<_>>(), [false], "it gets no more");
-    // The controller may need a moment to say that the pod drains.
+    // The controller may need a moment to name the pod as draining.
     assert_eq!(released(&kernel(&mut pods, now + RESTARTS_AFTER - SECOND, hangs)), 0);
     assert_eq!(released(&kernel(&mut pods, now + RESTARTS_AFTER, hangs)), 1);
     kernel(&mut pods, now + 7 * SECOND, Kernel::default());
@@ -509,11 +510,11 @@ fn a_pod_that_stops_keeps_its_requests_whatever_the_controller_says_or_does_not(
     let now = Instant::now();
     let long = now + 60 * SECOND;
     let busy_still = Kernel { in_flight: 1, connections: 1, ..quiet() };
-    // No controller is heard: the pod may have been deleted.
+    // No controller is connected: the pod may have been deleted.
     let mut pods = busy(now);
     asks(&mut pods, now);
     assert_eq!(released(&kernel(&mut pods, long, busy_still)), 0);
-    // One is heard, and says that the pod drains.
+    // A controller is connected, and names the pod as draining.
     let mut pods = busy(now);
     pods.set_informed(true);
     asks(&mut pods, now);
@@ -600,15 +601,15 @@ fn a_pod_that_serves_the_other_family_only_is_not_ready_and_says_so() {
     let mut pods = known(pod("a", ProbeHow::Listen), now);
     let six = Kernel { serves: abi::SERVES_V6, ..listens(1) };
     assert_eq!(reports(kernel(&mut pods, now, six)), std::slice::from_ref(&unready));
-    // One that was there before the programs is known by a look.
+    // A listener from before the programs is known by an inspection.
     let mut pods_before = known(pod("a", ProbeHow::Listen), now);
     let found = Event::Inspected("a".into(), sockets(&["[::]:8080!"]), 900);
     assert_eq!(reports(pods_before.step(now, found)), std::slice::from_ref(&unready));
-    // A second listener for the other family makes it whole.
+    // A second listener for the other family completes it.
     let both = Kernel { serves: abi::SERVES_V4 | abi::SERVES_V6, ..listens(2) };
     let seen = reports(kernel(&mut pods, now, both));
     assert_eq!(seen.last().map(|it| (it.ready, it.trouble.as_str())), Some((true, "")));
-    // In a cluster of IPv6 alone it is the other way round.
+    // In an IPv6-only cluster it is the other way round.
     let mut pods = Pods::new(TUNNEL_DRAIN);
     pods.step(now, Event::Named(Box::new(pod("a", ProbeHow::Listen))));
     let alone = Facts { addresses: vec![ip("fd00::5")], ..facts() };

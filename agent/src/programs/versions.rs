@@ -1,4 +1,4 @@
-//! Shell: pins of other versions: which are in force, and what of them still serves connections that they began.
+//! Shell: pins of other versions: the version in force, and the programs that still serve its connections.
 
 use std::{
     fs, io,
@@ -11,19 +11,19 @@ use tracing::{info, warn};
 use super::{Error, Places, place};
 use crate::maps as tables;
 
-/// The programs that serve a client's socket for as long as it is open.
+/// Programs that serve a client's socket for as long as it is open.
 const CLIENT_SIDE: [&str; 3] = ["release", "getpeername4", "getpeername6"];
-/// What tells whether such sockets are open.
+/// Maps that show if such sockets are open.
 const CLIENT_MAPS: [&str; 2] = [maps::CLAIMS, maps::CONTROL];
 
-/// Pins of another version that are in force: the newest one's that has counting programs.
+/// Returns the pins of another version in force: the newest one that has counting programs.
 pub(super) fn other_version(places: &Places) -> Option<PathBuf> {
     let in_force =
         |path: &PathBuf| path.join(maps::CONNS).exists() && path.join("links/sockets").exists();
     other_versions(places).filter(|(_, path)| in_force(path)).max().map(|(_, path)| path)
 }
 
-/// Pins of other versions, with their numbers.
+/// Returns the pins of other versions, with their version numbers.
 fn other_versions(places: &Places) -> impl Iterator<Item = (u32, PathBuf)> {
     let own = places.version;
     let found = fs::read_dir(&places.bpffs).into_iter().flatten().flatten();
@@ -33,14 +33,13 @@ fn other_versions(places: &Places) -> impl Iterator<Item = (u32, PathBuf)> {
     })
 }
 
-/// Takes away what agents of other versions left in force, but `keep`. Returns the pins of those whose clients' sockets are
-/// still open.
+/// Retires all other versions but `keep`. Returns the pins of those whose clients' sockets are still open.
 pub(super) fn retire_others(places: &Places, keep: Option<&Path>) -> Vec<PathBuf> {
     let others = other_versions(places).filter(|(_, path)| Some(path.as_path()) != keep);
     others.filter(|(_, pins)| stays(pins)).map(|(_, pins)| pins).collect()
 }
 
-/// As [`retire`], with an error said instead.
+/// Retires another version. Returns true if its pins stay; an error is logged, and they stay.
 pub(super) fn stays(pins: &Path) -> bool {
     retire(pins).unwrap_or_else(|error| {
         let error = common::link::chain(&error);
@@ -49,9 +48,10 @@ pub(super) fn stays(pins: &Path) -> bool {
     })
 }
 
-/// Takes another version's programs out of force. Returns whether those that serve clients' sockets stay, as such sockets
-/// are open.
+/// Retires another version: detaches its programs and removes its pins. Returns true if the programs that serve open
+/// client sockets stay.
 pub(super) fn retire(pins: &Path) -> Result<bool, Error> {
+    // Checked before anything is removed: the maps that show it are among the pins.
     let has_clients = has_any(pins, &CLIENT_SIDE) && tables::has_clients(pins)?;
     if !has_clients {
         return match fs::remove_dir_all(pins) {
@@ -64,6 +64,7 @@ pub(super) fn retire(pins: &Path) -> Result<bool, Error> {
             }
         };
     }
+    // Links first: their removal detaches the programs, and only then the maps may go.
     let links = names_in(&pins.join("links"));
     links
         .iter()
@@ -77,7 +78,7 @@ pub(super) fn retire(pins: &Path) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Whether any of these links is pinned there.
+/// Returns true if any of these links is pinned there.
 pub(super) fn has_any(pins: &Path, links: &[&str]) -> bool {
     links.iter().any(|name| pins.join("links").join(name).exists())
 }
@@ -100,7 +101,7 @@ pub(super) fn remove_pin(pin: &Path) -> Result<(), Error> {
     }
 }
 
-/// Takes everything of other versions out of force.
+/// Detaches all programs of other versions, by removing their pins.
 pub(super) fn remove_others(places: &Places) {
     for (_, other) in other_versions(places) {
         if let Err(error) = fs::remove_dir_all(&other) {

@@ -1,7 +1,7 @@
-//! Shell: what a program of the kernel half remembers of each connection, read by sock_diag (5.7).
+//! Shell: the eBPF programs' storage of each connection, read by sock_diag (5.7).
 //!
-//! The library knows neither the question's attributes nor the answer's, so they stand here (`linux/inet_diag.h`,
-//! `linux/sock_diag.h`). The kernel copies a value while it holds the lock inside it.
+//! The library knows neither the attributes of the request nor those of the answer, so they are defined here
+//! (`linux/inet_diag.h`, `linux/sock_diag.h`). The kernel copies a value while it holds the lock inside it.
 
 use std::{
     io,
@@ -19,20 +19,20 @@ use netlink_packet_sock_diag::{
 
 use super::{Connection, SockDiag, connection, of_both_families};
 
-/// `INET_DIAG_REQ_SK_BPF_STORAGES`: asks for storage; within it, for each map:
+/// `INET_DIAG_REQ_SK_BPF_STORAGES`: requests storage; inside it, for each map, [`ASK_MAP`].
 const ASK: u16 = 2;
-/// `SK_DIAG_BPF_STORAGE_REQ_MAP_FD`: its descriptor.
+/// `SK_DIAG_BPF_STORAGE_REQ_MAP_FD`: descriptor of the map.
 const ASK_MAP: u16 = 1;
-/// `INET_DIAG_SK_BPF_STORAGES`: what is stored; within it, for each map:
+/// `INET_DIAG_SK_BPF_STORAGES`: stored values; inside it, for each map, [`STORED_MAP`].
 const STORED: u16 = 20;
-/// `SK_DIAG_BPF_STORAGE`, within which is:
+/// `SK_DIAG_BPF_STORAGE`: one map; inside it, [`VALUE`].
 const STORED_MAP: u16 = 1;
-/// `SK_DIAG_BPF_STORAGE_MAP_VALUE`: the value.
+/// `SK_DIAG_BPF_STORAGE_MAP_VALUE`: bytes of the value.
 const VALUE: u16 = 3;
 
 impl SockDiag {
-    /// What is stored in `map`, of sockets, for each connection that can still send and has an entry there. What the
-    /// connection has done is not asked for. Needs CAP_BPF, or CAP_SYS_ADMIN.
+    /// Returns the value in the socket storage `map` of each connection that can still send and has one. The
+    /// connections have no activity. Needs CAP_BPF, or CAP_SYS_ADMIN.
     pub fn stored(&self, map: BorrowedFd<'_>) -> io::Result<Vec<(Connection, Vec<u8>)>> {
         let mut found = Vec::new();
         let states = StateFlags::ESTABLISHED | StateFlags::CLOSE_WAIT;
@@ -42,13 +42,13 @@ impl SockDiag {
         Ok(found)
     }
 
-    /// The same for each connection that has not closed yet, also those without an entry.
+    /// Returns each connection that has not closed yet, with its value in the socket storage `map`, if any.
     pub fn stored_or_not(
         &self,
         map: BorrowedFd<'_>,
     ) -> io::Result<Vec<(Connection, Option<Vec<u8>>)>> {
         let mut found = Vec::new();
-        // Of a closed one that waits for its time to end, nothing is left but its addresses.
+        // A closed connection in TIME_WAIT has only its addresses left.
         let none = StateFlags::LISTEN | StateFlags::SYN_SENT | StateFlags::TIME_WAIT;
         let states = StateFlags::all() - none;
         self.each_stored(map, &states, |connection, value| found.push((connection, value)))?;
@@ -75,14 +75,14 @@ impl SockDiag {
     }
 }
 
-/// A question with an attribute, or an answer.
+/// A request with an attribute, or an answer.
 #[derive(Clone, Debug)]
 struct Message {
     inner: SockDiagMessage,
     attribute: Vec<u8>,
 }
 
-/// The attribute that asks for what is stored in `map`.
+/// Returns the attribute that requests the values of `map`.
 fn attribute(map: BorrowedFd<'_>) -> Vec<u8> {
     let map = map.as_raw_fd().to_ne_bytes().to_vec();
     emitted(&DefaultNla::new(ASK, emitted(&DefaultNla::new(ASK_MAP, map))))
@@ -94,7 +94,7 @@ fn emitted(attribute: &DefaultNla) -> Vec<u8> {
     bytes
 }
 
-/// The value in an answer, if there is one.
+/// Returns the value in an answer, if there is one.
 fn value(socket: &InetResponse) -> Option<Vec<u8>> {
     let stored = socket.nlas.iter().find(|it| is(it.kind(), STORED))?;
     let mut bytes = vec![0; stored.value_len()];
@@ -103,12 +103,12 @@ fn value(socket: &InetResponse) -> Option<Vec<u8>> {
     within(map.value(), VALUE).map(|it| it.value().to_vec())
 }
 
-/// The first attribute of this kind.
+/// Returns the first attribute of this kind.
 fn within(bytes: &[u8], kind: u16) -> Option<NlaBuffer<&[u8]>> {
     NlasIterator::new(bytes).map_while(Result::ok).find(|it| is(it.kind(), kind))
 }
 
-/// The library leaves the flag of nested attributes in some kinds.
+/// Compares kinds without the flag of nested attributes, which the library leaves in some kinds.
 fn is(found: u16, kind: u16) -> bool {
     found & NLA_TYPE_MASK == kind
 }
@@ -123,6 +123,7 @@ impl NetlinkSerializable for Message {
     }
 
     fn serialize(&self, buffer: &mut [u8]) {
+        // The attribute follows without padding, as the request's length is a multiple of four.
         let (request, attribute) = buffer.split_at_mut(Emitable::buffer_len(&self.inner));
         self.inner.emit(request);
         attribute.copy_from_slice(&self.attribute);

@@ -6,7 +6,7 @@ fn name(number: u32) -> Name {
     Name::new("default", format!("r{number}"))
 }
 
-/// A row with as many of everything, each word different.
+/// Returns a row in which each word is `count` times its own factor.
 fn row(count: u64) -> Row {
     let mut words = [0; WORDS];
     words.iter_mut().zip(1..).for_each(|(word, place)| *word = count * place);
@@ -17,7 +17,7 @@ fn levels(in_flight: u64) -> Levels {
     Levels { in_flight, connections: 2 * in_flight, estimated: 3 * in_flight }
 }
 
-/// What is shown of each revision.
+/// Returns the exported totals of each Revision.
 fn shown(tallies: &Tallies) -> Vec<(Name, Row, Levels)> {
     tallies.shown().into_iter().map(|(name, _, it)| (name, it.row, it.levels)).collect()
 }
@@ -90,20 +90,20 @@ fn a_revision_whose_owners_are_not_known_yet_is_not_shown() {
     assert_eq!(shown(&tallies), [(name(1), row(7), levels(0))]);
 }
 
-/// What may happen on a node with four slots and three revisions.
+/// Event on a simulated node with four rows and three Revisions.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A slot without a pod is given to one of this revision.
+    /// A row without a pod is allocated to a pod of this Revision.
     Come(u32, u32),
-    /// A slot counts so much more, whether its pod is there or has just gone.
+    /// A row counts this much more, while its pod exists or has just ended.
     Count(u32, u64),
     /// The agent reads every row.
     Read,
-    /// A slot's pod goes.
+    /// The pod of a row ends.
     Leave(u32),
-    /// So much time passes, in seconds.
+    /// This much time passes, in seconds.
     Pass(u64),
-    /// The agent ends at any moment, and another one begins.
+    /// The agent ends at any moment, and another one starts.
     Restart,
 }
 
@@ -118,15 +118,15 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A node: the kernel's rows, which outlive agents, what an agent wrote, and the agent.
+/// Simulated node: the kernel's rows, which outlive agents, the stored sums, and the agent.
 struct Node {
     now: Instant,
-    /// Slot → revision and whether its pod is there.
+    /// Revision of each row, and true if its pod exists.
     pods: BTreeMap<u32, (u32, bool)>,
     rows: BTreeMap<u32, u64>,
     saved: BTreeMap<Name, Row>,
     tallies: Tallies,
-    /// What each revision has had in truth, as far as anybody was there to read it.
+    /// True total of each Revision, as far as an agent was there to read it.
     truth: BTreeMap<u32, u64>,
 }
 
@@ -184,7 +184,7 @@ impl Node {
                 self.read();
             }
             Step::Restart => {
-                // Rows of the gone are read until the last moment here; those of the living need not be.
+                // Rows of gone pods are read until the last moment here; rows of existing pods need not be.
                 self.read();
                 self.tallies = Tallies::resume(self.saved.clone());
                 (0..3).for_each(|number| own(&mut self.tallies, number));
@@ -209,7 +209,7 @@ proptest! {
         for step in steps {
             node.step(step.clone());
             if matches!(step, Step::Restart) {
-                // A page that is asked for before the first read would show less: there is one before it opens.
+                // Totals before the first read would be less; the agent reads once before it exports them.
                 node.read();
             }
             for (name, row, _) in shown(&node.tallies) {
