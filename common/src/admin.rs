@@ -1,4 +1,4 @@
-//! Shell: `/healthz`, `/readyz` and `/metrics` of a part.
+//! Shell: `/healthz`, `/readyz` and `/metrics` of a component.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -13,14 +13,14 @@ use prometheus_client::{encoding::text::encode, registry::Registry};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// The text format that prometheus-client writes.
+/// Content type of the text format that prometheus-client writes.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What a part shows of itself.
+/// State that a component shows on its admin port.
 pub struct Admin {
-    /// Its metrics.
+    /// Metrics that `/metrics` encodes, registered by the component.
     pub registry: Registry,
-    /// What keeps it from doing its work, one line each; empty when it is ready.
+    /// Returns the not-ready reasons, one line each; an empty list means ready. Called for each `/readyz`.
     pub troubles: Box<dyn Fn() -> Vec<String> + Send + Sync>,
 }
 
@@ -30,7 +30,7 @@ impl std::fmt::Debug for Admin {
     }
 }
 
-/// The admin port could not be served.
+/// Error of the admin port: its address cannot be bound, or accepting failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve admin endpoints on {address}")]
 pub struct AdminError {
@@ -39,10 +39,10 @@ pub struct AdminError {
     source: std::io::Error,
 }
 
-/// Serves `admin` at `address` until `shutdown`. `extra` adds a part's own pages.
+/// Serves `admin` at `address` until `shutdown`. `extra` adds the component's further pages.
 ///
-/// `/healthz` answers 200 while the process runs; `/readyz` 200 when there is no trouble, else 503 with the
-/// troubles as text; `/metrics` OpenMetrics text.
+/// `/healthz` answers 200 while the process runs. `/readyz` answers 200 when there is no not-ready reason, else 503
+/// with the reasons as text. `/metrics` answers OpenMetrics text.
 pub async fn serve(
     address: SocketAddr,
     admin: Admin,
@@ -61,6 +61,7 @@ pub async fn serve(
 }
 
 async fn ready(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
+    // Readiness is computed at each request: a cached one would outlive its reason.
     match (admin.troubles)() {
         troubles if troubles.is_empty() => (StatusCode::OK, "ok\n".to_owned()),
         troubles => (StatusCode::SERVICE_UNAVAILABLE, troubles.join("\n") + "\n"),

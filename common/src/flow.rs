@@ -1,34 +1,34 @@
-//! Pure: choice and packing, the same code in the kernel half and in unit tests.
+//! Pure: choice of a backend and packing of map words; the same code runs in the eBPF programs and in unit tests.
 
-/// Bits of [`SvcState`]: where the list begins in `SLOTS`.
+/// Bits of [`SvcState`] for the offset of the list in `SLOTS`.
 const OFFSET_BITS: u32 = 24;
-/// Bits of [`SvcState`]: how long the list is.
+/// Bits of [`SvcState`] for the length of the list.
 const COUNT_BITS: u32 = 20;
-/// Bits of [`SvcState`]: how often it was stored.
+/// Bits of [`SvcState`] for the number of stores, modulo 2¹⁶.
 const GENERATION_BITS: u32 = 16;
 
 const fn mask(bits: u32) -> u64 {
     (1 << bits) - 1
 }
 
-/// What a connect to a service meets.
+/// Routing mode of a service: treatment of a connect to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Mode {
-    /// Leave the connect as it is. Also what an untouched word means.
+    /// Leaves the connect as it is. An untouched word also means this.
     Pass = 0,
-    /// Pick from the service's own list.
+    /// Picks a backend from the service's own list.
     Serve = 1,
-    /// Pick from the list of activators, at the service's own port there.
+    /// Picks from the list of activators, at the service's own port there.
     Activator = 2,
-    /// Refuse with ECONNREFUSED.
+    /// Refuses the connect with ECONNREFUSED.
     Refuse = 3,
-    /// Count it and refuse: proof that the programs are in force.
+    /// Counts the connect and refuses it: a proof that the programs are in force.
     Canary = 4,
 }
 
 impl Mode {
-    /// The mode behind four bits; unknown ones pass, since any doubt leaves the connect alone.
+    /// Decodes four bits; unknown values pass, since in doubt a connect is left alone.
     #[inline(always)]
     pub const fn from_bits(bits: u8) -> Self {
         match bits {
@@ -41,21 +41,21 @@ impl Mode {
     }
 }
 
-/// One service's list and mode. One 64-bit store of it switches the service.
+/// List and mode of one service. One 64-bit store of it switches the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SvcState {
-    /// First slot of the list, below 2²⁴.
+    /// Index in `SLOTS` of the list's first backend, below 2²⁴.
     pub offset: u32,
-    /// Length of the list, below 2²⁰.
+    /// Length of the list in backends, below 2²⁰.
     pub count: u32,
-    /// Grows by one with each store, wrapping.
+    /// Number of stores so far, wrapping.
     pub generation: u16,
-    /// What a connect meets.
+    /// Treatment of a connect to the service.
     pub mode: Mode,
 }
 
 impl SvcState {
-    /// The word as it stands in `SVC_STATE`: offset, count, generation, mode, from the low end.
+    /// Encodes the word for `SVC_STATE`: offset, count, generation, mode, from the low end.
     #[inline(always)]
     pub const fn pack(self) -> u64 {
         (self.offset as u64 & mask(OFFSET_BITS))
@@ -64,7 +64,7 @@ impl SvcState {
             | (self.mode as u64) << (OFFSET_BITS + COUNT_BITS + GENERATION_BITS)
     }
 
-    /// Reads a word back.
+    /// Decodes a word of `SVC_STATE`.
     #[inline(always)]
     pub const fn unpack(word: u64) -> Self {
         Self {
@@ -76,48 +76,48 @@ impl SvcState {
     }
 }
 
-/// Where a service's connects go without a pod.
+/// Target of a service's connects that find no pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SvcInfo {
     /// Service number of the list of activators.
     pub activators: u32,
-    /// The service's own port there, network byte order.
+    /// Port of the service at the activators, network byte order.
     pub port_be: u16,
 }
 
 impl SvcInfo {
-    /// The word as it stands in `SVC_INFO`.
+    /// Encodes the word for `SVC_INFO`.
     #[inline(always)]
     pub const fn pack(self) -> u64 {
         self.activators as u64 | (self.port_be as u64) << 32
     }
 
-    /// Reads a word back.
+    /// Decodes a word of `SVC_INFO`.
     #[inline(always)]
     pub const fn unpack(word: u64) -> Self {
         Self { activators: word as u32, port_be: (word >> 32) as u16 }
     }
 }
 
-/// What a connect reads on its way to a backend: once before it copies what it needs of it, and once behind.
+/// Words that a connect reads on its way to a backend: once before it copies the backend's fields, and once after.
 ///
-/// Writers change one of these words, or what an address leads to, before they use a slot or a backend again that a list
-/// named. So what was copied between two readings that are the same is the backend of this service, however long the
-/// connect was kept from running.
+/// Writers change one of these words, or the frontend's service number, before they reuse a slot or a backend that a
+/// list named. So fields copied between two equal readings belong to this service, however long the connect was
+/// preempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
-    /// The number that the address leads to.
+    /// Service number that `FRONTENDS` gives for the address.
     pub service: u32,
-    /// The service's word in `SVC_STATE`.
+    /// Word of the service in `SVC_STATE`.
     pub state: u64,
-    /// Its word in `SVC_INFO`; 0 where no activator was chosen.
+    /// Word of the service in `SVC_INFO`; 0 where no activator was chosen.
     pub info: u64,
-    /// The word of the list of activators; 0 where none was chosen.
+    /// Word in `SVC_STATE` of the list of activators; 0 where none was chosen.
     pub list: u64,
 }
 
 impl Read {
-    /// Whether nothing has changed since.
+    /// Returns true if a second reading equals this one.
     #[inline(always)]
     pub const fn is_same(&self, now: &Self) -> bool {
         self.service == now.service
@@ -127,16 +127,16 @@ impl Read {
     }
 }
 
-/// An index below `count` from 32 random bits: multiply and shift, no division.
+/// Returns an index below `count` from 32 random bits: multiply and shift, no division.
 #[inline(always)]
 pub const fn index(random: u32, count: u32) -> u32 {
     ((random as u64 * count as u64) >> 32) as u32
 }
 
-/// Two indexes below `count`, different when `count` is at least 2. `count` must not be 0.
+/// Returns two indexes below `count`, different when `count` is at least 2. `count` must not be 0.
 ///
-/// The second is the first plus 1 … count−1 places, from the same random bits mixed once more (Knuth's
-/// multiplicative constant, halves swapped), so that every pair comes up about equally often.
+/// The second index is the first plus 1 … count−1 places. It uses the same random bits, mixed once more (Knuth's
+/// multiplicative constant, halves swapped), so that every pair is about equally frequent.
 #[inline(always)]
 pub const fn two(random: u32, count: u32) -> (u32, u32) {
     let first = index(random, count);
@@ -144,30 +144,31 @@ pub const fn two(random: u32, count: u32) -> (u32, u32) {
         return (first, first);
     }
     let mixed = random.wrapping_mul(0x9E37_79B1).rotate_left(16).wrapping_mul(0x85EB_CA6B);
+    // Below 2 · count, so one subtraction replaces the modulo, which costs a division in eBPF.
     let second = first + 1 + index(mixed, count - 1);
     (first, if second >= count { second - count } else { second })
 }
 
-/// How busy one pick is, as this node knows it.
+/// Load of one candidate backend, as this node knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// This node's open connections to it.
+    /// Open connections of this node to the backend.
     pub open: u64,
-    /// Requests in flight; [`UNKNOWN`] but of a pod on this node. No `Option`: without a value, the compiler would read a
-    /// word of the stack that was never written, and before 6.3 the kernel refuses that.
+    /// Requests in flight; [`UNKNOWN`] except for a pod on this node. It is no `Option`: without a value, the compiler
+    /// would read an uninitialised word of the stack, which kernels before 6.3 refuse.
     pub in_flight: u64,
-    /// Whether it left a connect unanswered a moment ago: its node may be gone.
+    /// True if the backend left a connect unanswered a moment ago: its node may be down.
     pub doubtful: bool,
 }
 
-/// A gauge that nobody knows: blindly kept ones stay near 0.
+/// Value of a gauge that is not known. Gauges updated without a read stay near 0, so they never reach it.
 pub const UNKNOWN: u64 = 1 << 63;
 
-/// Whether the first of two picks is at least as free as the second.
+/// Returns true if the first of two candidates is at least as free as the second.
 ///
-/// One in doubt comes after one that is not. The exact gauge decides where both have one; open connections decide
-/// otherwise and between equals. Blind adds on several CPUs may be seen before their counterpart, so a gauge below zero
-/// counts as zero.
+/// A doubtful candidate comes after one that is not. Requests in flight decide where both are known; open connections
+/// decide otherwise, and between equals. Another CPU's subtraction may be visible before the addition it belongs to, so
+/// a gauge below zero counts as zero.
 #[inline(always)]
 pub const fn prefers_first(first: Load, second: Load) -> bool {
     if first.doubtful != second.doubtful {
@@ -182,26 +183,27 @@ pub const fn prefers_first(first: Load, second: Load) -> bool {
     clamp(first.open) <= clamp(second.open)
 }
 
-/// A blindly kept gauge, at least 0.
+/// Returns a gauge that is updated without a read, as at least 0.
 #[inline(always)]
 pub const fn clamp(gauge: u64) -> u64 {
     if gauge as i64 > 0 { gauge } else { 0 }
 }
 
-/// Whether a request that has just begun is news, where so many were in flight behind it: an event is asked for from
-/// `armed` on; 0 asks for none. What begins and ends in one packet is never in flight, and yet news of an idle pod (1).
+/// Returns true if a request that has just begun must raise an event, where `in_flight` requests were in flight with
+/// it. `armed` is the threshold; 0 raises none. A request that begins and ends in one packet is never in flight, and
+/// yet raises one at threshold 1 (idle pod).
 #[inline(always)]
 pub const fn is_news(armed: u64, in_flight: u64) -> bool {
     armed != 0 && (armed == 1 || clamp(in_flight) >= armed)
 }
 
-/// Whether sixteen address bytes, as four words in memory order, are `::ffff:a.b.c.d`.
+/// Returns true if sixteen address bytes, as four words in memory order, are `::ffff:a.b.c.d`.
 #[inline(always)]
 pub const fn is_mapped(words: &[u32; 4]) -> bool {
     words[0] == 0 && words[1] == 0 && words[2] == MAPPED
 }
 
-/// Third word of a mapped address, as it stands in memory.
+/// Third word of an IPv4-mapped address, in memory order.
 pub const MAPPED: u32 = 0xFFFF_u32.to_be();
 
 #[cfg(test)]
@@ -248,7 +250,8 @@ mod tests {
         }
     }
 
-    /// One moment of a service's tables: what its address leads to, its word, two slots, and whose each of two backends is.
+    /// State of a service's tables at one moment: service number of its address, its word, two slots, and the owner of
+    /// each of two backends.
     #[derive(Clone, Copy)]
     struct Moment {
         service: u32,
@@ -270,7 +273,7 @@ mod tests {
         SvcState { offset, count: 1, generation, mode: Mode::Serve }.pack()
     }
 
-    /// The moments after each of these writes, without any rest between them.
+    /// Returns the state after each of these writes, without any quarantine between them.
     fn history(writes: &[fn(&mut Moment)]) -> Vec<Moment> {
         let mut all = vec![BEGIN];
         for write in writes {
@@ -281,8 +284,8 @@ mod tests {
         all
     }
 
-    /// Each way in which a connect may be kept from running between the five times that it reads: of those that found
-    /// nothing changed, whose backends they copied; and how many of the others copied another's.
+    /// Runs a connect through each way of being preempted between its five reads. Returns the owners of the backends
+    /// copied between equal readings, and the number of foreign backends that the second reading rejected.
     fn outcomes(history: &[Moment]) -> (Vec<Whose>, usize) {
         let (mut taken, mut avoided) = (Vec::new(), 0);
         for ways in 0..history.len().pow(5) {
@@ -313,7 +316,7 @@ mod tests {
             |it| it.state = word(0, 3),
             |it| (it.slots[1], it.backends[0]) = (0, Whose::Others),
         ];
-        // Its number is another's at once, whose word happens to be the same.
+        // Its number is given to another service at once, whose word happens to be the same.
         let removed: &[fn(&mut Moment)] = &[
             |it| it.service = 4,
             |it| it.backends[0] = Whose::Others,
@@ -356,7 +359,7 @@ mod tests {
         let mut seen = [[0u32; COUNT]; COUNT];
         let mut random = 1u32;
         for _ in 0..420_000 {
-            // xorshift32: any good source of 32 bits stands for the kernel's.
+            // xorshift32: any good source of 32 bits can replace the kernel's.
             random ^= random << 13;
             random ^= random >> 17;
             random ^= random << 5;

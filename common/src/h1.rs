@@ -1,24 +1,24 @@
-//! Pure: HTTP/1.1 message boundaries, the same code in the kernel and in unit tests.
+//! Pure: HTTP/1.1 message boundaries; the same code runs in the kernel and in unit tests.
 //!
-//! A [`Conn`] follows one accepted connection: [`Side`] `rx` walks the requests, `tx` the responses. The driver
-//! hands in segments in any order it gets them:
+//! A [`Conn`] follows one accepted connection: its [`Side`] `rx` reads the requests, `tx` the responses. The driver
+//! passes segments in the order in which it gets them:
 //!
-//! 1. [`Side::seek`] says where in the segment reading goes on, if it does. Bodies are skipped here by
-//!    arithmetic on sequence numbers; nothing of them is read, and gaps inside them do no harm.
+//! 1. [`Side::seek`] returns the offset in the segment at which reading continues, if it does. Bodies are skipped by
+//!    arithmetic on sequence numbers; they are never read, and gaps inside them do no harm.
 //! 2. The driver copies some bytes from there into a window and calls [`Conn::read_request`] or
-//!    [`Conn::read_response`], which consume at least one byte; or reads them in a [`Draft`] without a lock, and has
-//!    [`Conn::take_request`] or [`Conn::take_response`] take that in.
+//!    [`Conn::read_response`], which consume at least one byte. Or it reads them in a [`Draft`] without a lock, and
+//!    commits that with [`Conn::take_request`] or [`Conn::take_response`].
 //! 3. Both steps repeat until `seek` finds nothing more to read.
 //!
-//! The answer of each step is a set of [`Happened`] bits. At most one request of a connection is in flight:
-//! servers work through a connection one request after another, so a pipelined request begins when the one
-//! before it ends. A request begins with the last byte of its head, and ends with the last byte of its response.
+//! The result of each step is a set of [`Happened`] bits. At most one request of a connection is in flight. Servers
+//! process the requests of a connection one after another, so a pipelined request begins when the previous one ends. A
+//! request begins with the last byte of its head, and ends with the last byte of its response.
 //!
-//! Everything is integers in a `repr(C)` struct and steps of bounded length, so that the verifier accepts it.
-//! Heads are read eight bytes at a time; only unusual lines and lines split between segments go byte by byte.
+//! All state is integers in a `repr(C)` struct, and all steps are of bounded length, so that the verifier accepts them.
+//! Heads are read eight bytes at a time; only unusual lines and lines split between segments are read byte by byte.
 //!
-//! Rules: RFC 9112 §2.2 (stray line ends), §5.2 (folded lines), §6 (length of the body), §7.1 (chunks),
-//! §9.3.2 (pipelining); RFC 9110 §15.2 (interim responses), §7.8 (upgrade), §9.3.6 (CONNECT).
+//! Rules: RFC 9112 §2.2 (stray line ends), §5.2 (folded lines), §6 (length of the body), §7.1 (chunks), §9.3.2
+//! (pipelining); RFC 9110 §15.2 (interim responses), §7.8 (upgrade), §9.3.6 (CONNECT).
 
 mod crawl;
 mod draft;
@@ -34,100 +34,101 @@ pub use side::{Seek, Side, at};
 
 use core::mem::size_of;
 
-/// Bytes of requests that are read at once: more than most heads have. The verifier walks each word of them; on Linux 6.12 it
-/// would not take 1,024.
+/// Bytes of requests read at once: more than most heads have. The verifier checks each word of them; on Linux 6.12 it
+/// refuses 1,024.
 pub const REQUEST_BYTES: usize = 768;
-/// Bytes of responses that are read at once. Each connection has room for so many.
+/// Bytes of responses read at once. Each connection has space for this many.
 pub const RESPONSE_BYTES: usize = 512;
-/// A part of a segment with requests.
+/// Unlocked read of a part of a segment with requests.
 pub type RequestDraft = Draft<{ REQUEST_BYTES / 8 + scan::MARGIN }>;
-/// A part of a segment with responses.
+/// Unlocked read of a part of a segment with responses.
 pub type ResponseDraft = Draft<{ RESPONSE_BYTES / 8 + scan::MARGIN }>;
 
-/// Bytes that may be filled into a window of so many words.
+/// Returns the number of bytes that may be filled into a window of `WORDS` words.
 pub const fn most<const WORDS: usize>() -> u32 {
     (WORDS - scan::MARGIN) as u32 * 8
 }
 
-/// What a step brought about, as bits.
+/// Events of one step, as bits.
 pub type Happened = u32;
-/// A request is in flight from now on.
+/// Event: a request is in flight from now on.
 pub const STARTED: Happened = 1;
-/// The request in flight has ended. With [`STARTED`], the next one begins at once.
+/// Event: the request in flight has ended. Together with [`STARTED`], the next one begins at once.
 pub const FINISHED: Happened = 2;
-/// A whole response went by that no request had asked for (400 to garbage, 408 to silence). Not counted.
+/// Event: a whole response came without a request (400 to garbage, 408 to silence). It is not counted.
 pub const STRAY: Happened = 4;
-/// Message boundaries of one direction are lost, for the first time.
+/// Event: message boundaries of one direction are lost for the first time (desync).
 pub const DESYNC: Happened = 8;
-/// The first bytes are neither HTTP/1 nor HTTP/2: nobody can follow this connection, and nothing more is read.
+/// Event: the first bytes are neither HTTP/1 nor HTTP/2. The connection is opaque, and nothing more is read.
 pub const OPAQUE: Happened = 16;
-/// A request began and ended in this one step, unseen until its response. Added to the totals only.
+/// Event: a request, unseen until its response, began and ended in this one step. It is added to the totals only.
 pub const MISSED: Happened = 32;
-/// The request in flight has ended without a whole response.
+/// Event: the request in flight has ended without a whole response.
 pub const CUT: Happened = 128;
-/// From here on HTTP/2 is spoken: [`crate::h2`] goes on where both directions stand, and nothing more is read here.
+/// Event: the connection speaks HTTP/2 from here on. [`crate::h2`] continues in both directions, and nothing more is
+/// read here.
 pub const HTTP2: Happened = 64;
 
-/// Requests whose kind is remembered; later ones of a deeper pipeline pass for ordinary ones.
+/// Most unanswered requests whose kind is stored. Later ones of a deeper pipeline get the kind of an earlier request.
 const KINDS: u32 = 32;
 
-/// What the answer to a request depends on.
+/// Kinds of requests, which decide the length of the response.
 pub mod kind {
     /// Any method without a rule of its own.
     pub const PLAIN: u8 = 0;
-    /// The response has no body.
+    /// HEAD: the response has no body.
     pub const HEAD: u8 = 1;
-    /// A 2xx response opens a tunnel.
+    /// CONNECT: a 2xx response switches to an opaque tunnel.
     pub const CONNECT: u8 = 2;
 }
 
-/// One accepted connection.
+/// State of one accepted connection that speaks HTTP/1.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Conn {
-    /// Requests, client to server.
+    /// Direction of requests, client to server.
     pub rx: Side,
-    /// Responses, server to client.
+    /// Direction of responses, server to client.
     pub tx: Side,
-    /// Two bits for each request not yet answered: its [`kind`].
+    /// Kinds of the unanswered requests, two bits each: see [`kind`].
     kinds: u64,
-    /// Requests whose head has been read, wrapping.
+    /// Number of requests whose head has been read, wrapping.
     asked: u32,
-    /// Requests whose response has been read, wrapping.
+    /// Number of requests whose response has been read, wrapping.
     answered: u32,
-    /// 1: the last answer was a 101, and nobody knows yet to which protocol.
+    /// 1 if the last response was a 101 and the new protocol has not been recognised yet.
     upgrading: u32,
-    /// Always zero.
+    /// Padding that is always zero.
     reserved: u32,
 }
 const _: () = assert!(size_of::<Conn>() == 104);
 
-/// Outcome of one read.
+/// Result of one read of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Read {
     /// Bytes consumed, at least 1.
     pub used: u32,
-    /// What they brought about.
+    /// Events that these bytes caused.
     pub happened: Happened,
 }
 
-/// What of HTTP/2 has been read before it was known to be that.
+/// Progress in the first bytes of HTTP/2, which were read before the protocol was recognised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Begun {
     /// Sequence number of the client's next byte.
     pub rx_next: u32,
-    /// Bytes of its preface in front of that.
+    /// Bytes of the client's preface before `rx_next`.
     pub preface: u32,
     /// Sequence number of the server's next byte.
     pub tx_next: u32,
-    /// Bytes of its first frame in front of that, at most 4.
+    /// Bytes of the server's first frame before `tx_next`, at most 4.
     pub settings: u32,
-    /// These bytes, the first one lowest.
+    /// The `settings` bytes themselves, the first one lowest.
     pub first: u64,
 }
 
 impl Conn {
-    /// A fresh connection whose directions begin at these sequence numbers.
+    /// Returns a new connection whose directions begin at these sequence numbers.
     #[cfg(test)]
     fn new(rx_next: u32, tx_next: u32) -> Self {
         let mut conn = Self::default();
@@ -135,9 +136,9 @@ impl Conn {
         conn
     }
 
-    /// Becomes a fresh connection whose directions begin at these sequence numbers.
+    /// Resets the state to a new connection whose directions begin at these sequence numbers.
     ///
-    /// In place: the kernel's stack is small.
+    /// It works in place, because the kernel's stack is small.
     #[inline(always)]
     pub fn open(&mut self, rx_next: u32, tx_next: u32) {
         self.rx.open(rx_next);
@@ -148,13 +149,13 @@ impl Conn {
         self.upgrading = 0;
     }
 
-    /// Whether a request is in flight.
+    /// Returns true if a request is in flight.
     #[inline(always)]
     pub fn is_busy(&self) -> bool {
         self.asked != self.answered
     }
 
-    /// Where HTTP/2 goes on when [`HTTP2`] happens.
+    /// Returns the positions at which HTTP/2 continues after the event [`HTTP2`].
     #[inline(always)]
     pub fn begun(&self) -> Begun {
         Begun {
@@ -166,28 +167,30 @@ impl Conn {
         }
     }
 
-    /// Whether HTTP/2 is spoken from here on, which is for [`crate::h2`] to read.
+    /// Returns true if the connection speaks HTTP/2 from here on, which [`crate::h2`] reads.
     #[inline(always)]
     pub fn is_http2(&self) -> bool {
         self.rx.at == at::HTTP2
     }
 
-    /// Whether the protocol that was changed to by a 101 is still to come.
+    /// Returns true after a 101, until the first bytes of the new protocol have come.
     #[inline(always)]
     pub fn is_upgrading(&self) -> bool {
         self.upgrading != 0
     }
 
-    /// Whether a 101 has changed the protocol: its one request in flight ends with the connection.
+    /// Returns true if a 101 has changed the protocol: the one request in flight ends with the connection.
     pub fn is_upgraded(&self) -> bool {
         let is_tunnel = self.rx.at == at::TUNNEL && self.tx.at == at::TUNNEL;
         self.is_busy() && (self.is_upgrading() || (is_tunnel && self.tx.status == 101))
     }
 
-    /// Whether a message is under way: a request that has begun to come, an answer that has not ended, or a tunnel.
+    /// Returns true if a message is incomplete: a request that has begun to come, a response that has not ended, or an
+    /// upgraded connection.
     ///
-    /// `None` where nobody knows: it never spoke HTTP/1, or message boundaries are lost.
+    /// `None` if that is unknown: the connection never spoke HTTP/1, or message boundaries are lost.
     pub fn in_use(&self) -> Option<bool> {
+        // An opaque connection is in state `TUNNEL` too, but has had no status.
         let is_foreign =
             self.rx.at == at::TUNNEL && self.tx.at == at::TUNNEL && self.tx.status == 0;
         let is_known = !is_foreign && self.rx.at != at::LOST && self.tx.at != at::LOST;
@@ -195,8 +198,8 @@ impl Conn {
         is_known.then_some(came_in_part || self.is_busy())
     }
 
-    /// Reads on in the requests: `window` holds `len` (at least 1) bytes that begin at `rx.next`. Only `slow` it goes byte by
-    /// byte where that is needed; else it may consume nothing.
+    /// Continues in the requests: `window` holds `len` (at least 1) bytes that begin at `rx.next`. With `slow` it reads
+    /// byte by byte where necessary; without, it may consume nothing.
     #[inline(always)]
     pub fn read_request<const WORDS: usize>(
         &mut self,
@@ -205,14 +208,14 @@ impl Conn {
         slow: bool,
     ) -> Read {
         let from = self.rx.next;
-        // The other direction may have found that out since these bytes were copied.
+        // The other direction may have recognised HTTP/2 since these bytes were copied.
         if !self.is_http2() {
             self.rx.read(window, len, true, slow);
         }
         Read { used: self.rx.next.wrapping_sub(from), happened: self.after_request_read() }
     }
 
-    /// Takes in what was read without a lock, if nobody has moved on meanwhile.
+    /// Commits an unlocked read of requests, if the direction has not moved on meanwhile.
     #[inline(always)]
     pub fn take_request<const WORDS: usize>(&mut self, draft: &Draft<WORDS>) -> Happened {
         if draft.take(&mut self.rx) { self.after_request_read() } else { 0 }
@@ -223,6 +226,7 @@ impl Conn {
         match self.rx.at {
             at::HTTP2 => 0,
             at::LOST => self.request_lost(),
+            // The first bytes after a 101 that cannot be HTTP/2 belong to another new protocol.
             _ if self.is_upgrading() && !self.rx.may_be_http2() => self.tunnel(),
             at::HEAD_END => self.request_head(),
             at::DONE => self.after_request_seek(),
@@ -230,7 +234,7 @@ impl Conn {
         }
     }
 
-    /// Reads on in the responses, as [`read_request`](Self::read_request) in the requests.
+    /// Continues in the responses, with the parameters of [`read_request`](Self::read_request).
     #[inline(always)]
     pub fn read_response<const WORDS: usize>(
         &mut self,
@@ -245,7 +249,7 @@ impl Conn {
         Read { used: self.tx.next.wrapping_sub(from), happened: self.after_response_read() }
     }
 
-    /// As [`take_request`](Self::take_request).
+    /// Commits an unlocked read of responses, if the direction has not moved on meanwhile.
     #[inline(always)]
     pub fn take_response<const WORDS: usize>(&mut self, draft: &Draft<WORDS>) -> Happened {
         if draft.take(&mut self.tx) { self.after_response_read() } else { 0 }
@@ -263,7 +267,7 @@ impl Conn {
         }
     }
 
-    /// A skipped request body has ended, if it has. To be called after every `rx.seek`.
+    /// Handles the end of a skipped request body. To be called after every `rx.seek`.
     #[inline(always)]
     pub fn after_request_seek(&mut self) -> Happened {
         if self.rx.at == at::DONE {
@@ -272,13 +276,13 @@ impl Conn {
         0
     }
 
-    /// A skipped response body has ended, if it has. To be called after every `tx.seek`.
+    /// Handles the end of a skipped response body. To be called after every `tx.seek`.
     #[inline(always)]
     pub fn after_response_seek(&mut self) -> Happened {
         if self.tx.at == at::DONE { self.response_end() } else { 0 }
     }
 
-    /// Request bytes are gone for good: from now on responses alone tell of requests.
+    /// Gives up the requests' boundaries after missing bytes: from now on only responses reveal requests.
     #[inline(always)]
     pub fn lose_requests(&mut self) -> Happened {
         if self.rx.at == at::LOST || self.rx.at == at::TUNNEL {
@@ -287,7 +291,8 @@ impl Conn {
         if self.rx.lose() { DESYNC } else { 0 }
     }
 
-    /// Response bytes are gone for good: the request in flight ends with the next request or at close.
+    /// Gives up the responses' boundaries after missing bytes: the request in flight ends with the next request or at
+    /// close.
     #[inline(always)]
     pub fn lose_responses(&mut self) -> Happened {
         if self.tx.at == at::LOST || self.tx.at == at::TUNNEL {
@@ -296,10 +301,10 @@ impl Conn {
         if self.tx.lose() { DESYNC } else { 0 }
     }
 
-    /// A segment with request bytes came while their boundaries are lost.
+    /// Handles a segment with request bytes while their boundaries are lost.
     ///
-    /// With nothing in flight it can only begin a request, so reading starts anew at `seq`. Does nothing where that was done
-    /// already.
+    /// With nothing in flight the segment can only begin a request, so reading starts again at `seq`. A repeated call
+    /// changes nothing.
     #[inline(always)]
     pub fn resume_requests(&mut self, seq: u32) {
         if self.rx.at == at::LOST && !self.is_busy() && self.tx.at == at::START {
@@ -308,10 +313,10 @@ impl Conn {
         }
     }
 
-    /// The server sends nothing more (`in_order`), or the connection is gone. Ends what is in flight, once.
+    /// Handles the end of the server's data (`in_order`) or of the connection. Ends the request in flight, once.
     ///
-    /// Pipelined requests behind it never began. A response without a length is whole when the server ends it in order; a
-    /// tunnel ends however it ends.
+    /// Pipelined requests behind it never began. A response without a length is complete if the server ends it in
+    /// order; an upgraded connection ends in any case.
     #[inline(always)]
     pub fn close(&mut self, in_order: bool) -> Happened {
         let busy = self.is_busy();
@@ -331,11 +336,11 @@ impl Conn {
     fn request_head(&mut self) -> Happened {
         let kind = self.rx.kind;
         if self.rx.request_body() == at::LOST {
-            // The server refuses such a head (both lengths wrong, unknown coding) and closes.
+            // The server refuses such a head (contradictory lengths, unknown coding) and closes.
             return self.request_lost();
         }
         if self.tx.at == at::LOST && self.is_busy() {
-            // The client speaks again, so the answer we could not follow has ended.
+            // The client sends the next request, so the response whose boundaries were lost has ended.
             self.answered = self.asked;
             self.ask(kind);
             self.tx.resume();
@@ -347,6 +352,7 @@ impl Conn {
     #[inline(always)]
     fn ask(&mut self, kind: u8) -> Happened {
         let waiting = self.asked.wrapping_sub(self.answered);
+        // Requests beyond `KINDS` store no kind: the bits still belong to unanswered ones.
         if waiting < KINDS {
             let shift = (self.asked % KINDS) * 2;
             self.kinds = (self.kinds & !(3 << shift)) | (u64::from(kind & 3) << shift);
@@ -355,7 +361,7 @@ impl Conn {
         if waiting == 0 { STARTED } else { 0 }
     }
 
-    /// Whether another protocol than HTTP/1 may begin here.
+    /// Returns true where another protocol than HTTP/1 may begin.
     #[inline(always)]
     fn may_change(&self) -> bool {
         self.asked == 0 || self.is_upgrading()
@@ -377,12 +383,14 @@ impl Conn {
 
     #[inline(always)]
     fn request_lost(&mut self) -> Happened {
+        // Each direction alone may look like HTTP/2 by accident, so the other one must not contradict it.
         if self.rx.is_hello() && self.may_change() && self.tx.may_be_http2() {
             return self.http2();
         }
         if self.is_upgrading() {
             return self.tunnel();
         }
+        // Only the first bytes of a connection prove a foreign protocol: later ones may follow lost bytes.
         if self.asked == 0 && self.rx.is_foreign() && !self.rx.was_lost() {
             return self.opaque();
         }
@@ -398,7 +406,7 @@ impl Conn {
             return self.tunnel();
         }
         if self.asked == 0 && self.rx.at == at::START {
-            // The server speaks first, and not as a server of HTTP/1 that gives up (408).
+            // The server sends first, and not like an HTTP/1 server that times out (408).
             return self.opaque();
         }
         if self.tx.lose() { DESYNC } else { 0 }
@@ -407,6 +415,7 @@ impl Conn {
     #[inline(always)]
     fn response_head(&mut self) -> Happened {
         let status = self.tx.status;
+        // An interim response (RFC 9110 §15.2): the final one follows.
         if (100..200).contains(&status) && status != 101 {
             self.tx.begin();
             return 0;
@@ -415,6 +424,7 @@ impl Conn {
         let kind = if self.is_busy() { (self.kinds >> shift) as u8 & 3 } else { kind::PLAIN };
         match self.tx.response_body(kind) {
             at::DONE => self.response_end(),
+            // The new protocol may be h2c, so both directions wait for its first bytes before they stop reading.
             at::TUNNEL if status == 101 && self.rx.at == at::START && self.is_busy() => {
                 self.tx.begin();
                 self.upgrading = 1;
@@ -425,14 +435,14 @@ impl Conn {
         }
     }
 
-    /// Whether a response without a request may answer one that was not seen: boundaries are lost, or were, and what has
-    /// come since looks like the begin of a request.
+    /// Returns true if a response without a request may answer an unseen one. Boundaries are lost, or were, and the
+    /// bytes since look like the begin of a request.
     #[inline(always)]
     fn may_have_missed(&self) -> bool {
         self.rx.at == at::LOST || (self.rx.was_lost() && self.rx.at != at::START)
     }
 
-    /// The last response of this connection has begun; it ends at close.
+    /// Handles the begin of the connection's last response, which ends at close.
     #[inline(always)]
     fn tunnel(&mut self) -> Happened {
         let missed = self.may_have_missed() && !self.is_upgrading();
@@ -443,9 +453,11 @@ impl Conn {
         self.rx.tunnel();
         self.tx.tunnel();
         if self.is_busy() {
+            // Pipelined requests behind it are never answered, so they do not count as asked.
             self.asked = self.answered.wrapping_add(1);
             return 0;
         }
+        // Without a request in flight its head was either in lost bytes, or the server sends unasked.
         if missed { self.ask(kind::PLAIN) } else { STRAY }
     }
 
@@ -456,7 +468,7 @@ impl Conn {
         let busy = self.is_busy();
         self.tx.begin();
         if closes {
-            // What the client has sent behind this request is never served.
+            // The server never serves bytes that the client has sent behind this request.
             self.rx.tunnel();
             self.tx.tunnel();
             self.answered = self.asked;
@@ -464,6 +476,7 @@ impl Conn {
             self.answered = self.answered.wrapping_add(1);
         }
         match (busy, missed) {
+            // A pipelined request begins when the response before it ends.
             (true, _) if self.is_busy() => FINISHED | STARTED,
             (true, _) => FINISHED,
             (false, true) => MISSED,

@@ -1,23 +1,25 @@
-//! What two parts of Rouse must agree on.
+//! Types and functions that two components of Rouse must agree on.
 //!
-//! A type enters this crate when two parts exchange it, and for no other reason. Nothing here does I/O
-//! but `link`, `log`, `probe` and `admin` (feature `shell`), which every part would otherwise repeat.
+//! A type belongs to this crate when two components exchange it, and for no other reason. Only `link`, `log`, `probe`,
+//! `tls` and `admin` (feature `shell`) do I/O; every component would otherwise repeat them.
 //!
-//! | module | between | what |
+//! | module | between | content |
 //! |---|---|---|
-//! | [`abi`] | kernel half, agent | map keys, values, capacities |
-//! | [`flow`] | kernel half, unit tests | packet and choice arithmetic |
-//! | [`h1`] | kernel half, unit tests | HTTP/1.1 message boundaries |
-//! | [`wire`] | user-space parts | the four messages |
-//! | [`node`] | controller, local node | pods to run and how they fare |
+//! | [`abi`] | eBPF programs, agent | map keys, values, capacities |
+//! | [`flow`] | eBPF programs, unit tests | choice of a backend, packing of map words |
+//! | [`h1`] | eBPF programs, unit tests | HTTP/1.1 message boundaries |
+//! | [`h2`] | eBPF programs, unit tests | HTTP/2 frames and streams |
+//! | [`turns`] | eBPF programs, unit tests | opaque estimate of requests |
+//! | [`wire`] | user-space components | the four messages |
+//! | [`node`] | controller, local node | pods to run and their status |
 //! | [`outbox`] | sender and stream | latest state by subject |
-//! | [`probe`] | agent, local node | one try of a probe over the network |
+//! | [`probe`] | agent, local node | one attempt of a probe over the network |
 //! | [`request_log`] | controller, activator | the line of a finished request |
-//! | [`replicas`] | user-space parts | where the replicas of a part are, and which to try next |
-//! | [`link`] | user-space parts | the one way a stream is opened, kept and served |
-//! | [`log`] | parts, whoever runs them | how much is logged |
-//! | [`tls`] | user-space parts | who is who, and that nobody listens in |
-//! | [`admin`] | user-space parts, operators | health, readiness, metrics |
+//! | [`replicas`] | user-space components | addresses of a component's replicas, choice of the next one to try |
+//! | [`link`] | user-space components | opening, keeping and serving of streams |
+//! | [`log`] | components, the process that runs them | log levels |
+//! | [`tls`] | user-space components | identities and encryption |
+//! | [`admin`] | user-space components, operators | health, readiness, metrics |
 #![cfg_attr(not(any(feature = "user", test)), no_std)]
 #![warn(missing_docs)]
 

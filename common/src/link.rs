@@ -1,9 +1,9 @@
-//! Shell: the one way a stream between two parts is opened, kept open and served.
+//! Shell: opening, keeping and serving of streams between two components.
 //!
-//! A part may have several replicas. Routes come from one of them, and from another as soon as that stream breaks; the
-//! table in force stays so meanwhile. Reports and decisions go to every replica, each on a stream of its own from
-//! the same [`Outbox`], which says again whatever a stream missed. A replica that failed is tried again at first
-//! after 10 ms, later after at most 1 s, until the shutdown token ends it all.
+//! A component may have several replicas. Routes come from one of them, and from another as soon as that stream breaks;
+//! the table in force stays meanwhile. Reports and decisions go to every replica, each on a stream of its own from the
+//! same [`Outbox`], which repeats whatever a stream missed. A replica that failed is tried again after 10 ms at first,
+//! later after at most 1 s, until the shutdown token ends all streams.
 
 use std::{
     collections::BTreeSet,
@@ -50,74 +50,74 @@ pub use hold::{Heard, grant_stream};
 pub use routes::{Changes, Draining, RouteBatch, Routed};
 pub use serve::{Door, receive, route_stream, serve, serve_to, server};
 
-/// Longest silence of a sender of usage: what it does not say in time is not known.
+/// Longest silence of a sender of usage: a receiver treats load that is not reported in time as unknown.
 const BEAT: Duration = Duration::from_secs(1);
-/// A stream that has not named every subject is given up after this long without a word.
+/// Timeout of a route stream that has not named every subject, counted from its latest item.
 const SILENT: Duration = Duration::from_secs(10);
-/// A stream that lasted this long had been wanted by its server.
+/// Lifetime from which a stream counts as established: its server did not refuse it.
 const LASTED: Duration = Duration::from_secs(1);
 
-/// A stream could not be opened or broke.
+/// Error of a stream that could not be opened or broke, or of a server.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// The endpoint's text makes no sense.
+    /// The endpoint's text matches none of the accepted forms.
     #[error("endpoint {endpoint:?}: {}", crate::replicas::RULE)]
     Endpoint {
-        /// As given.
+        /// Text of the endpoint, as configured.
         endpoint: String,
     },
-    /// The endpoint is spoken to over TLS, which needs a certificate.
+    /// The endpoint needs TLS, and this process has no certificate.
     #[error("{endpoint} is spoken to over TLS: give this part a token and authorities")]
     NoIdentity {
-        /// As given.
+        /// Endpoint that needs TLS.
         endpoint: String,
     },
-    /// Nobody answers there.
+    /// No connection could be made to the endpoint.
     #[error("cannot connect to {endpoint}")]
     Connect {
-        /// Where to.
+        /// Endpoint that was to be connected to.
         endpoint: String,
-        /// Why not.
+        /// Error of the transport, such as a refused connection.
         #[source]
         source: tonic::transport::Error,
     },
     /// The peer ended the stream with an error.
     #[error("stream with {endpoint} broke")]
     Broke {
-        /// With whom.
+        /// Endpoint of the peer.
         endpoint: String,
-        /// Its words.
+        /// gRPC status that the peer sent.
         #[source]
         source: Box<Status>,
     },
-    /// The peer has said nothing for too long.
+    /// The peer has not sent a whole table within the timeout.
     #[error("{endpoint} has not sent a whole table")]
     Silent {
-        /// Who.
+        /// Endpoint of the peer.
         endpoint: String,
     },
-    /// The endpoint could not be listened on.
+    /// The server could not listen on its endpoint.
     #[error("cannot listen on {endpoint}")]
     Listen {
-        /// Where.
+        /// Endpoint that was to be listened on.
         endpoint: String,
-        /// Why not.
+        /// Error of bind or listen.
         #[source]
         source: std::io::Error,
     },
-    /// The server ended.
+    /// The server ended with an error.
     #[error("server on {endpoint} failed")]
     Serve {
-        /// Where.
+        /// Endpoint that the server listened on.
         endpoint: String,
-        /// Why.
+        /// Error of the transport that ended the server.
         #[source]
         source: tonic::transport::Error,
     },
 }
 
 impl LinkError {
-    /// Whether a machine answered that no process listens there.
+    /// Returns true if a machine answered that no process listens at the endpoint.
     fn is_refused(&self) -> bool {
         let Self::Connect { source, .. } = self else { return false };
         let first: &dyn std::error::Error = source;
@@ -127,62 +127,63 @@ impl LinkError {
     }
 }
 
-/// A part's way to the replicas of one other part.
+/// Connection of a component to the replicas of one other component.
 #[derive(Debug)]
 pub struct Link {
     to: Arc<Finder>,
-    /// Whom the RouteTable tells of its replicas.
+    /// Resolvers that receive the replicas listed in the RouteTable, by component.
     told: Vec<(Part, Arc<Finder>)>,
     who: Subscriber,
     shutdown: CancellationToken,
     up: AtomicUsize,
 }
 
-/// Names what a PodReport stream speaks of.
+/// Key of one subject of a PodReport stream.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PodKey {
-    /// A pod, by uid.
+    /// Pod of this node, by its uid.
     Pod(String),
-    /// The RouteTable version in force.
+    /// Version of the RouteTable that is in force.
     Applied,
-    /// A draining pod that the sender opens no connection to, by uid.
+    /// Draining pod that the sender opens no connection to, by its uid.
     Avoided(String),
-    /// Whether services follow that the sender leads to some revision.
+    /// Announcement that the sender names each service that it routes to some Revision.
     NamesRouted,
-    /// One of these.
+    /// Service that the sender routes to some Revision.
     Routed(Name),
 }
 
 impl Link {
-    /// A link from `who` to the part at `endpoint`, until `shutdown`. See [`crate::replicas::Setting`].
+    /// Returns a link from `who` to the component at `endpoint`, until `shutdown`. See [`crate::replicas::Setting`].
     pub fn new(endpoint: impl AsRef<str>, who: Subscriber, shutdown: CancellationToken) -> Self {
         Self::to(Finder::of(endpoint.as_ref()), who, shutdown)
     }
 
-    /// A link from `who` to the replicas that `to` finds, until `shutdown`.
+    /// Returns a link from `who` to the replicas that `to` finds, until `shutdown`.
     pub fn to(to: Arc<Finder>, who: Subscriber, shutdown: CancellationToken) -> Self {
         Self { to, told: Vec::new(), who, shutdown, up: AtomicUsize::new(0) }
     }
 
-    /// What the RouteTable says of this part's replicas is told to `finder`.
+    /// Passes the replicas of `part` that the RouteTable lists to `finder`.
     pub fn tells(mut self, part: Part, finder: Arc<Finder>) -> Self {
         self.told.push((part, finder));
         self
     }
 
-    /// Whether a stream stands.
+    /// Returns true if any stream is open.
     pub fn is_up(&self) -> bool {
         self.standing() > 0
     }
 
-    /// How many streams stand.
+    /// Returns the number of open streams.
     pub fn standing(&self) -> usize {
         self.up.load(Ordering::Relaxed)
     }
 
-    /// Follows the RouteTable. `each` gets the whole table and the subjects touched by one batch.
+    /// Follows the RouteTable. `each` gets the whole table and the keys that one batch changed.
     pub async fn watch_routes(&self, mut each: impl FnMut(&RouteView, &BTreeSet<RouteKey>)) {
         let mut view = RouteView::default();
+        // A batch names each subject once, so `Synced` is added behind it, and `absorb` acts only there.
         self.watch_batches(|RouteBatch { version, is_whole, changes }| {
             if is_whole {
                 view.restart();
@@ -196,7 +197,7 @@ impl Link {
         .await;
     }
 
-    /// Follows the RouteTable without remembering anything of it: what a whole table leaves out is gone.
+    /// Follows the RouteTable without storing it. Subjects that a batch with `is_whole` omits are removed.
     pub async fn watch_batches(&self, each: impl FnMut(RouteBatch)) {
         tokio::select! {
             () = self.follow(each) => {}
@@ -222,6 +223,7 @@ impl Link {
     /// Waits until some replica may be tried.
     async fn choose(&self, chooser: &mut Chooser, begin: Instant) -> Endpoint {
         let mut known = self.to.known();
+        // A new replica ends the wait: it has no failures and may be tried at once.
         loop {
             let all = known.borrow_and_update().all();
             chooser.retain(&all);
@@ -256,8 +258,10 @@ impl Link {
         let silent = |_elapsed| LinkError::Silent { endpoint: endpoint.to_string() };
         let mut items = opened.map_err(silent)?.map_err(broke)?.into_inner();
         let _up = self.opened(endpoint, "routes");
+        // Until the first `Synced`, the table of the former stream stays in force.
         table.restart(endpoint);
         loop {
+            // Only the first table has a timeout: later silence means no change, and keepalive pings find dead peers.
             let patience = if table.is_whole_next() { Some(Instant::now() + SILENT) } else { None };
             let item = tokio::select! {
                 item = items.message() => item.map_err(broke)?,
@@ -272,17 +276,19 @@ impl Link {
             let Some(item) = item else { return Ok(()) };
             let Some(item) = serve::accept::<_, RouteItem>(item) else { continue };
             if let Some(batch) = table.absorb(item) {
+                // Before `each`, so that streams to a new replica open while the receiver still works on the batch.
                 self.tell(&batch);
                 each(batch);
             }
         }
     }
 
-    /// Passes on what a batch says of the replicas of parts, and of how much this one logs.
+    /// Applies what a batch says of replicas and of this component's log level.
     fn tell(&self, batch: &RouteBatch) {
         let speaker = Speaker::from(self.who.role);
         match batch.changes.get(&RouteKey::Settings) {
             Some(RouteChange::Settings(it)) => log::set(speaker, speaker.level(&it.levels)),
+            // Settings that a batch omits are unchanged, but those that a whole table omits have their defaults.
             None if !batch.is_whole => {}
             Some(_) | None => log::set(speaker, Level::default()),
         }
@@ -298,15 +304,15 @@ impl Link {
         }
     }
 
-    /// Reports pods and what of the table is in force to every replica. Values are [`PodItem`]s that have no key of
-    /// their own: `Seen`, `Applied`, `Avoided`, `NamesRouted`, `Routed`.
+    /// Reports pods, and the state of the table in force, to every replica. Values are those [`PodItem`]s without a key
+    /// of their own: `Seen`, `Applied`, `Avoided`, `NamesRouted`, `Routed`.
     pub async fn report_pods(&self, outbox: &Outbox<PodKey, PodItem>) {
         self.to_all(|endpoint| async move {
             let gone = |key| match key {
                 PodKey::Pod(uid) => PodItem::Gone(uid),
                 PodKey::Applied => PodItem::Applied(0),
                 PodKey::Avoided(uid) => PodItem::AvoidedNoMore(uid),
-                // Never taken back.
+                // Never removed from the outbox, so this value is never sent as a removal.
                 PodKey::NamesRouted => PodItem::NamesRouted,
                 PodKey::Routed(name) => PodItem::RoutedNoMore(name),
             };
@@ -321,7 +327,7 @@ impl Link {
         .await;
     }
 
-    /// Reports usage to every replica.
+    /// Sends usage samples to every replica.
     pub async fn report_usage(&self, outbox: &Outbox<UsageKey, UsageSeen>) {
         self.to_all(|endpoint| async move {
             let first = vec![UsageItem::Sender(self.who.clone())];
@@ -337,7 +343,7 @@ impl Link {
         .await;
     }
 
-    /// Sends scale decisions to every replica, and each heartbeat that `alive` gets.
+    /// Sends scale decisions to every replica, and each heartbeat that `alive` receives.
     pub async fn decide(
         &self,
         outbox: &Outbox<Name, Decision>,
@@ -346,12 +352,14 @@ impl Link {
         self.to_all(|endpoint| async move {
             let channel = self.to.dial(&endpoint).await?;
             let mut alive = alive.clone();
+            // The heartbeat precedes the decisions, since a controller elects the active autoscaler by it.
             let now = ScaleItem::Alive(alive.borrow_and_update().clone());
             let first = [ScaleItem::Sender(self.who.clone()), now].map(raw::ScaleItem::from);
             let state = |_, it| ScaleItem::Decision(it);
             let (gone, synced) = (ScaleItem::Gone, ScaleItem::Synced);
             let decisions =
                 serve::outgoing(Vec::new(), outbox.subscribe(), state, gone, synced, None);
+            // Heartbeats bypass the outbox: only the latest one matters, and none must wait behind decisions.
             let beats = serve::changes(alive).map(|it| ScaleItem::Alive(it).into());
             let items = stream::iter(first).chain(stream::select(decisions, beats));
             let _up = self.opened(&endpoint, "decisions");
@@ -363,13 +371,15 @@ impl Link {
 
     /// Keeps a stream to every replica until shutdown.
     ///
-    /// A stream that stands is left alone when its replica is known no more: who goes ends it himself, and a name
-    /// server's hiccup must not.
+    /// A stream that is open stays open when its replica is no longer known. A replica that ends closes the stream
+    /// itself, and a failure of DNS must not.
     async fn to_all<F>(&self, once: impl Fn(Endpoint) -> F)
     where
         F: Future<Output = Result<(), LinkError>>,
     {
         let all = async {
+            // An endpoint stays in `kept` until its stream has ended: a replica that is named again has no second
+            // stream.
             let (mut known, mut kept) = (self.to.known(), BTreeSet::new());
             let mut streams = FuturesUnordered::new();
             loop {
@@ -391,7 +401,7 @@ impl Link {
         }
     }
 
-    /// Keeps one stream open for as long as its replica is known.
+    /// Keeps one stream open as long as its replica is known.
     async fn keep<F>(&self, endpoint: Endpoint, once: &impl Fn(Endpoint) -> F) -> Endpoint
     where
         F: Future<Output = Result<(), LinkError>>,
@@ -404,6 +414,7 @@ impl Link {
             let stood = opened.elapsed() >= LASTED;
             let wait = chooser.failed(begin.elapsed(), &endpoint, stood, chance());
             self.ended(&endpoint, ended, wait);
+            // A replica that is no longer known ends the wait, so that the loop notices it.
             let forgotten = known.wait_for(|known: &Known| !known.contains(&endpoint));
             let _either = tokio::time::timeout(wait, forgotten).await;
         }
@@ -420,17 +431,18 @@ impl Link {
         match ended {
             Ok(()) => info!(%endpoint, "stream ended by peer"),
             Err(error) => {
-                // What is refused is for people to mend; everything else is what happens to networks.
+                // A refusal needs an operator; every other error may be a passing failure of the network.
                 let refused = matches!(&error, LinkError::Broke { source, .. }
                     if matches!(source.code(), Code::PermissionDenied | Code::Unauthenticated));
                 warn!(error = %chain(&error), refused, ?retry, "stream down");
             }
         }
+        // The replica may have moved: a lookup now is sooner than the next regular one.
         self.to.look_again();
     }
 }
 
-/// A stream that stands, for as long as the value lives.
+/// Guard of an open stream, which counts as open as long as the value lives.
 struct Up<'a>(&'a AtomicUsize);
 
 impl Drop for Up<'_> {
@@ -450,12 +462,13 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// A number nobody can foresee.
+/// Returns a random number that no peer can predict.
 pub(crate) fn chance() -> u64 {
+    // Each `RandomState` has new random keys, so the hash of nothing is random too.
     RandomState::new().build_hasher().finish()
 }
 
-/// The error with all its causes, on one line.
+/// Formats the error with all its causes on one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,7 +1,7 @@
-//! Shell: how much each part of this process logs, as the operator sets it while it runs.
+//! Shell: log level of each component in this process, as the operator sets it at run time.
 //!
-//! The logger is one for the whole process, and so is this. Parts tell what they were told; whoever has set up the logger
-//! listens, and decides what comes of it.
+//! A process has one logger, so this state is global too. Components report the level that they received. The process
+//! that set up the logger registers a listener, which applies the levels.
 
 use std::{
     fmt,
@@ -12,21 +12,21 @@ use tracing::info;
 
 use crate::wire::{Level, Levels, Role};
 
-/// A part that logs.
+/// Component that logs in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Speaker {
-    /// The controller.
+    /// The controller, in its own process or within `rouse up`.
     Controller,
-    /// An agent.
+    /// The agent of this node.
     Agent,
-    /// An activator.
+    /// An activator, one per replica.
     Activator,
-    /// An autoscaler.
+    /// An autoscaler, one per replica.
     Autoscaler,
 }
 
 impl Speaker {
-    /// Its name: of the part, of its crate, and in `loglevel.<name>`.
+    /// Returns the component's name, which is also its crate's name and the suffix in `loglevel.<name>`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Controller => "controller",
@@ -36,7 +36,7 @@ impl Speaker {
         }
     }
 
-    /// How much it is to log.
+    /// Returns the level that `levels` gives this component.
     pub fn level(self, levels: &Levels) -> Level {
         match self {
             Self::Controller => levels.controller,
@@ -68,23 +68,26 @@ type Listener = Box<dyn Fn(&[(Speaker, Level)]) + Send + Sync>;
 static LISTENER: OnceLock<Listener> = OnceLock::new();
 static LEVELS: RwLock<Vec<(Speaker, Level)>> = RwLock::new(Vec::new());
 
-/// From now on `listener` hears of every change: all parts that were told something, and what. The first one counts.
+/// Registers `listener`, which receives the levels of all components that were set, on every change. The first call
+/// wins.
 pub fn listen(listener: impl Fn(&[(Speaker, Level)]) + Send + Sync + 'static) {
     let _ = LISTENER.set(Box::new(listener));
 }
 
-/// A part was told how much to log.
+/// Records the level that a component received, and calls the listener if it changed.
 pub fn set(speaker: Speaker, level: Level) {
     let mut levels = LEVELS.write().unwrap_or_else(PoisonError::into_inner);
+    // A component at the default level needs no entry until it has had another one.
     match levels.iter_mut().find(|(it, _)| *it == speaker) {
         Some((_, now)) if *now == level => return,
         Some((_, now)) => *now = level,
         None if level == Level::default() => return,
         None => levels.push((speaker, level)),
     }
+    // Released first: the listener is code of another crate, and must not run under this lock.
     let all = levels.clone();
     drop(levels);
-    // Before the level falls, or nobody would read it.
+    // The line comes before the listener lowers the level, since it would be filtered out afterwards.
     info!(part = %speaker, %level, "log level set");
     if let Some(listener) = LISTENER.get() {
         listener(&all);

@@ -1,6 +1,6 @@
-//! Pure: what the controller asks of the local node, and what the node tells it.
+//! Pure: pods that the controller orders from the local node, and the status that the node reports.
 //!
-//! On Kubernetes the API server stands in this place; the local node is told pod by pod.
+//! On Kubernetes the API server takes this role; the local node receives whole orders pod by pod.
 
 use std::collections::BTreeMap;
 
@@ -8,94 +8,94 @@ use k8s_openapi::api::core::v1::PodSpec;
 
 use crate::wire::Name;
 
-/// One pod that should exist on the local node.
+/// Pod that should exist on the local node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodOrder {
-    /// Unique for ever; names the pod's cgroup, network namespace and folder.
+    /// Unique identifier, never reused; names the pod's cgroup, network namespace and folder.
     pub uid: String,
-    /// Name within the revision's namespace, as `kubectl get pods` would show it.
+    /// Name within the Revision's namespace, as `kubectl get pods` would show it.
     pub name: String,
-    /// The revision it serves.
+    /// Revision that the pod serves.
     pub revision: Name,
-    /// What to run. Defaults are filled in and every field was checked by the controller.
+    /// Containers and volumes to run. The controller has filled in defaults and checked every field.
     pub spec: PodSpec,
-    /// Labels, for `rouse get pods`.
+    /// Labels that `rouse get pods` shows.
     pub labels: BTreeMap<String, String>,
-    /// Whether the node runs the readiness probes, since the agent cannot run all that counts.
+    /// True if the node runs the readiness probes, because the agent cannot run one that matters.
     pub kubelet_probes: bool,
 }
 
-/// Every pod that should exist. Pods not named are stopped, with their termination grace.
+/// Complete set of pods that should exist. The node stops all others within their termination grace period.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Orders {
-    /// The pods, by uid.
+    /// Pods to run, by uid.
     pub pods: BTreeMap<String, PodOrder>,
-    /// ClusterIPs of every service and tag service, for `NAME.NAMESPACE.svc.cluster.local`.
+    /// ClusterIPs of every service and tag service, resolved as `NAME.NAMESPACE.svc.cluster.local`.
     pub names: BTreeMap<Name, Vec<std::net::IpAddr>>,
 }
 
-/// How one pod fares on the local node.
+/// Status of one pod on the local node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodStatus {
-    /// The order this answers.
+    /// Uid of the [`PodOrder`] that this status answers.
     pub uid: String,
-    /// Where the pod stands.
+    /// Current phase of the pod.
     pub phase: PodPhase,
-    /// Its addresses, IPv4 first; empty until its network exists.
+    /// Addresses of the pod, IPv4 first; empty until its network exists.
     pub addresses: Vec<std::net::IpAddr>,
-    /// Containers, in the order of the spec.
+    /// Status of the containers, in the order of the spec.
     pub containers: Vec<ContainerStatus>,
-    /// Whether all containers run and have passed the probes that the node runs.
+    /// True if all containers run and have passed the probes that the node runs.
     pub ready: bool,
 }
 
-/// Where a pod stands. Kubernetes' pod phases, with stopping told apart.
+/// Phase of a pod: Kubernetes' pod phases, with termination as a phase of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodPhase {
-    /// Accepted; image, network or containers are still being made.
+    /// Accepted; its image, network or containers are still being set up.
     Pending,
-    /// All containers were started once.
+    /// Every container has been started at least once.
     Running,
-    /// SIGTERM was sent; it leaves within its grace period.
+    /// SIGTERM was sent; the pod ends within its grace period.
     Terminating,
-    /// Every process is gone and nothing of the pod is left on the node.
+    /// Every process has ended and no resource of the pod is left on the node.
     Gone,
 }
 
-/// How one container fares.
+/// Status of one container of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContainerStatus {
-    /// Name in the spec.
+    /// Name of the container in the pod's spec.
     pub name: String,
-    /// What it is doing.
+    /// Current state: waiting, running or terminated.
     pub state: ContainerState,
-    /// How often it was started again after an exit.
+    /// Number of restarts after an exit.
     pub restarts: u32,
-    /// Digest of the image that runs (`sha256:…`), once known.
+    /// Digest of the image that runs (`sha256:…`), as soon as it is known.
     pub image_digest: Option<String>,
 }
 
-/// What one container is doing. Reasons are Kubernetes' own words (`ImagePullBackOff`, `CrashLoopBackOff`, …).
+/// State of one container. Reasons use Kubernetes' names (`ImagePullBackOff`, `CrashLoopBackOff`, …).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContainerState {
     /// Not running yet, or between two attempts.
     Waiting {
-        /// Kubernetes' reason.
+        /// Reason in Kubernetes' vocabulary, such as `ImagePullBackOff`.
         reason: String,
-        /// One line for people: what is wrong and what to do.
+        /// One line for the user: the error and its remedy.
         message: String,
-        /// Exit code of the attempt before, when there was one.
+        /// Exit code of the previous attempt, if there was one.
         last_exit: Option<i32>,
     },
-    /// Its process runs.
+    /// The container's process runs.
     Running,
-    /// It ended and is not started again.
+    /// The container ended and is not started again.
     Terminated {
-        /// Exit code; 128 + signal for a signal; −1 when it could not be learnt.
+        /// Exit code; 128 + signal for a signal; −1 when it could not be read.
         code: i32,
-        /// Kubernetes' reason (`Completed`, `Error`, `OOMKilled`).
+        /// Reason in Kubernetes' vocabulary (`Completed`, `Error`, `OOMKilled`).
         reason: String,
-        /// Last lines of its log or its termination message.
+        /// Termination message, or the last lines of the container's log.
         message: String,
     },
 }

@@ -1,8 +1,8 @@
-//! Shell: the latest state of each subject, and what a stream has yet to say of it.
+//! Shell: the latest state of each subject, and the changes that each stream has yet to send.
 //!
-//! All four streams between the parts are fed from an [`Outbox`]. A slow or broken stream never holds its
-//! sender up and never makes it remember more than the current states: whatever changed several times while
-//! the stream was away is said once.
+//! All four streams between the components are fed from an [`Outbox`]. A slow or broken stream never blocks its sender,
+//! and never makes it remember more than the current states. A state that changed several times while the stream was
+//! away is sent once.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -13,7 +13,7 @@ use std::{
 
 use tokio::sync::watch;
 
-/// The latest state of each subject. Cheap to clone; all clones are the same box.
+/// Latest state of each subject. Cheap to clone; all clones share one state.
 pub struct Outbox<K, V> {
     shared: Arc<Shared<K, V>>,
 }
@@ -25,27 +25,27 @@ struct Shared<K, V> {
 
 struct Inner<K, V> {
     version: u64,
-    /// Latest state; `None` marks a subject that went, kept until every cursor has passed it.
+    /// Latest state by subject. `None` marks a removed subject, kept until every cursor has passed it.
     states: HashMap<Arc<K>, (u64, Option<Box<V>>)>,
     /// Subjects by the version of their latest change.
     order: BTreeMap<u64, Arc<K>>,
-    /// Versions at which subjects went whose marks are still kept.
+    /// Versions of the removals whose marks are still kept.
     gone: BTreeSet<u64>,
-    /// How far each stream has got.
+    /// Version that each stream has reached, by the id of its cursor.
     cursors: BTreeMap<u64, u64>,
     next_cursor: u64,
 }
 
-/// What a stream says next.
+/// Next message of a stream: all changes since its cursor's version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch<K, V> {
-    /// Everything up to this version has been said once the batch is through.
+    /// Version that the stream has reached when it has sent the batch.
     pub version: u64,
-    /// Latest states, oldest change first; `None` where the subject went.
+    /// Latest states, oldest change first; `None` for a removed subject.
     pub steps: Vec<(K, Option<V>)>,
 }
 
-/// One stream's place in an [`Outbox`].
+/// Position of one stream in an [`Outbox`].
 pub struct Cursor<K: Eq + Hash + Clone, V: Clone> {
     outbox: Outbox<K, V>,
     id: u64,
@@ -55,7 +55,7 @@ pub struct Cursor<K: Eq + Hash + Clone, V: Clone> {
 }
 
 impl<K: Eq + Hash + Clone, V: Clone + PartialEq> Outbox<K, V> {
-    /// Says the subject's state. A state equal to the last one says nothing.
+    /// Stores the subject's state. A state equal to the stored one changes nothing.
     pub fn set(&self, key: K, value: V) {
         let mut inner = self.lock();
         if matches!(inner.states.get(&key), Some((_, Some(old))) if **old == value) {
@@ -65,7 +65,7 @@ impl<K: Eq + Hash + Clone, V: Clone + PartialEq> Outbox<K, V> {
         self.announce(inner);
     }
 
-    /// Says that the subject is gone.
+    /// Removes the subject, which streams send as a removal.
     pub fn remove(&self, key: &K) {
         let mut inner = self.lock();
         if matches!(inner.states.get(key), Some((_, Some(_)))) {
@@ -77,15 +77,15 @@ impl<K: Eq + Hash + Clone, V: Clone + PartialEq> Outbox<K, V> {
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
-    /// An empty box.
+    /// Returns an empty outbox whose versions begin at 1.
     pub fn new() -> Self {
         Self::starting_at(1)
     }
 
-    /// An empty box whose versions begin at `version`, at least 1.
+    /// Returns an empty outbox whose versions begin at `version`, at least 1.
     ///
-    /// Where receivers report versions back, a sender that starts anew has to begin above everything its
-    /// forerunner said: microseconds since 1970 do.
+    /// Where receivers report versions back, a sender that restarts has to begin above every version of its
+    /// predecessor. Microseconds since 1970 satisfy that.
     pub fn starting_at(version: u64) -> Self {
         let inner = Inner {
             version,
@@ -99,17 +99,17 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
         Self { shared: Arc::new(Shared { inner: Mutex::new(inner), version }) }
     }
 
-    /// Version of the latest change.
+    /// Returns the version of the latest change.
     pub fn version(&self) -> u64 {
         self.lock().version
     }
 
-    /// The subject's latest state.
+    /// Returns the subject's latest state, if it has one.
     pub fn get(&self, key: &K) -> Option<V> {
         self.lock().states.get(key).and_then(|(_, value)| value.as_deref().cloned())
     }
 
-    /// A place for a new stream, which begins with every state.
+    /// Returns a cursor for a new stream, which begins with every state.
     pub fn subscribe(&self) -> Cursor<K, V> {
         let mut inner = self.lock();
         let id = inner.enter(0);
@@ -119,13 +119,15 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<K, V>> {
-        // No code that runs under the lock can leave the box half changed.
+        // No code that runs under the lock panics between two dependent changes, so a poisoned lock is still
+        // consistent.
         self.shared.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn announce(&self, inner: MutexGuard<'_, Inner<K, V>>) {
         let version = inner.version;
         drop(inner);
+        // Two setters may arrive here in either order: the watched version only grows, so no wake-up is lost.
         self.shared.version.send_if_modified(|seen| {
             let newer = version > *seen;
             *seen = version.max(*seen);
@@ -141,6 +143,8 @@ impl<K: Eq + Hash, V> Inner<K, V> {
             self.gone.insert(self.version);
         }
         let key = match self.states.get_mut(&key) {
+            // A subject has one entry in `order`: the one of its former version goes, and with it the mark of a
+            // removal.
             Some(state) => {
                 let (at, _) = std::mem::replace(state, (self.version, value));
                 self.gone.remove(&at);
@@ -155,7 +159,7 @@ impl<K: Eq + Hash, V> Inner<K, V> {
         self.order.insert(self.version, key);
     }
 
-    /// Another stream, which has heard of everything up to this version.
+    /// Adds a stream that has received everything up to this version.
     fn enter(&mut self, at: u64) -> u64 {
         let id = self.next_cursor;
         self.next_cursor += 1;
@@ -163,8 +167,9 @@ impl<K: Eq + Hash, V> Inner<K, V> {
         id
     }
 
-    /// Drops the marks of gone subjects that every stream has heard of.
+    /// Drops the marks of removals that every stream has received.
     fn forget_passed(&mut self) {
+        // Without any stream the marks are useless, since a new stream begins with the states.
         let heard = self.cursors.values().copied().min().unwrap_or(u64::MAX);
         while let Some(at) = self.gone.first().copied().filter(|at| *at <= heard) {
             self.gone.remove(&at);
@@ -176,7 +181,7 @@ impl<K: Eq + Hash, V> Inner<K, V> {
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Cursor<K, V> {
-    /// Waits for something to say. The first batch holds every state, even when there is none.
+    /// Waits for something to send. The first batch holds every state, even when there is none.
     ///
     /// Nothing is lost when the returned future is dropped before it is ready.
     pub async fn next(&mut self) -> Batch<K, V> {
@@ -184,28 +189,30 @@ impl<K: Eq + Hash + Clone, V: Clone> Cursor<K, V> {
             if let Some(batch) = self.take() {
                 return batch;
             }
-            // The sender lives in the box that this cursor holds, so it cannot have gone.
+            // The sender lives in the outbox that this cursor holds, so it cannot have been dropped.
             let _ = self.changed.changed().await;
         }
     }
 
-    /// The version up to which everything was said.
+    /// Returns the version up to which everything was sent.
     pub fn version(&self) -> u64 {
         self.at
     }
 
-    /// The same place for another stream, which has been told all that this one has.
+    /// Returns a cursor at this position for another stream, which has received all that this one has.
     #[must_use]
     pub fn fork(&self) -> Self {
         let mut inner = self.outbox.lock();
+        // Registered at the same version, so that marks of removals stay until this cursor has passed them too.
         let id = inner.enter(self.at);
         drop(inner);
         let (outbox, changed) = (self.outbox.clone(), self.changed.clone());
         Self { outbox, id, at: self.at, begun: self.begun, changed }
     }
 
-    /// What there is to say now, without waiting.
+    /// Returns the changes to send now, without waiting.
     pub fn take(&mut self) -> Option<Batch<K, V>> {
+        // Before the lock is taken: a change in between costs a needless wake-up. The other order could miss it.
         self.changed.mark_unchanged();
         let mut inner = self.outbox.lock();
         if self.begun && inner.version == self.at {
@@ -215,12 +222,14 @@ impl<K: Eq + Hash + Clone, V: Clone> Cursor<K, V> {
         let state =
             |key: &K| inner.states.get(key).and_then(|(_, value)| value.as_deref().cloned());
         let step = |key: &Arc<K>| (K::clone(key), state(key));
+        // The whole range is copied under the lock, so the batch is the state at exactly `inner.version`.
         let mut steps: Vec<_> = news.map(|(_, key)| step(key)).collect();
         self.at = inner.version;
         inner.cursors.insert(self.id, self.at);
         if steps.iter().any(|(_, value)| value.is_none()) {
             inner.forget_passed();
         }
+        // A receiver that begins has no state to remove, so it gets no removals.
         if !self.begun {
             steps.retain(|(_, value)| value.is_some());
         }
@@ -333,7 +342,7 @@ mod tests {
         static LOOKED_AT: Cell<u32> = const { Cell::new(0) };
     }
 
-    /// A subject that counts how often it is looked up.
+    /// Subject that counts the number of its lookups.
     #[derive(Clone, Debug, PartialEq, Eq)]
     struct Counted(u32);
 
@@ -377,7 +386,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// A stream that reads at arbitrary moments ends with the same states as the box.
+        /// A stream that reads at arbitrary moments ends with the states that the outbox has.
         #[test]
         fn a_reader_always_catches_up(ops in proptest::collection::vec((0u8..6, 0u8..4, 0u8..3), 0..80)) {
             let outbox = Outbox::new();

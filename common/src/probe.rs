@@ -1,4 +1,4 @@
-//! Shell: one try of a probe over the network, as the kubelet makes it.
+//! Shell: one attempt of a probe over the network, made as the kubelet makes it.
 
 use std::{
     io,
@@ -22,13 +22,13 @@ use crate::wire::ProbeHow;
 
 mod tls;
 
-/// Kubelet's own name, by which applications and Knative tell probes from requests
+/// User-Agent with the prefix of the kubelet's own, by which applications and Knative tell probes from requests
 /// (knative/networking `pkg/http/header/consts.go`, `KubeProbeUAPrefix`).
 const USER_AGENT: &str = "kube-probe/rouse";
 
-/// The way to a pod.
+/// Method of opening a connection to a pod: the agent and the local node each have their own.
 pub trait Connect: Clone + Send + Sync + 'static {
-    /// Opens a connection to `at`. `patience` bounds the whole try.
+    /// Opens a connection to `at`. `patience` bounds the whole attempt.
     fn connect(
         &self,
         at: SocketAddr,
@@ -36,7 +36,7 @@ pub trait Connect: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = io::Result<TcpStream>> + Send;
 }
 
-/// Makes one try, which is given up after `patience`. `Err` says in a few words why it failed.
+/// Makes one attempt, which fails after `patience`. `Err` states the reason in a few words.
 pub async fn ask(
     how: &ProbeHow,
     at: SocketAddr,
@@ -46,6 +46,7 @@ pub async fn ask(
     let target = Target { at, patience, way: way.clone() };
     let asked = async {
         match how {
+            // Nothing to ask over the network: the agent learns of listeners from the eBPF programs.
             ProbeHow::Listen => Ok(()),
             ProbeHow::Tcp => target.connect().await.map(drop),
             ProbeHow::Http { path, headers, host, https } => {
@@ -61,7 +62,7 @@ pub async fn ask(
     }
 }
 
-/// What is asked, and the way there.
+/// Address of the probed pod, time limit, and method of connecting.
 #[derive(Clone, Debug)]
 struct Target<W> {
     at: SocketAddr,
@@ -80,7 +81,7 @@ impl<W: Connect> Target<W> {
     }
 }
 
-/// As a gRPC channel makes its connections.
+/// Connector for the gRPC channel of a health check.
 impl<W: Connect> Service<Uri> for Target<W> {
     type Response = TokioIo<TcpStream>;
     type Error = String;
@@ -110,6 +111,7 @@ impl<W: Connect> Http<'_, W> {
 
     async fn over_tls(&self) -> Result<(), String> {
         let stream = self.target.connect().await?;
+        // The server name is the probe's host, or else the pod's address. A `Host` header does not change it.
         let host = if self.host.is_empty() {
             self.target.at.ip().to_string()
         } else {
@@ -125,12 +127,14 @@ impl<W: Connect> Http<'_, W> {
         let failed = |error: hyper::Error| format!("GET {} failed: {error}", self.path);
         let (mut sender, connection) = http1::handshake(io).await.map_err(failed)?;
         let mut exchange = pin!(sender.send_request(self.request()?));
-        // The connection moves the bytes; it may end in the same moment in which the answer is there.
+        // `connection` moves the bytes and may end in the same poll in which the response is ready. So its end is no
+        // failure: the exchange still has the response.
         let answer = tokio::select! {
             answer = &mut exchange => answer,
             _ended = connection => exchange.await,
         };
         let answer = answer.map_err(failed)?;
+        // Redirects count as success and are not followed.
         match answer.status().as_u16() {
             200..=399 => Ok(()),
             status => Err(format!("GET {} answered {status}", self.path)),
@@ -157,7 +161,7 @@ impl<W: Connect> Http<'_, W> {
         if !names("user-agent") {
             request = request.header("user-agent", USER_AGENT);
         }
-        // Kubelet's own: any answer will do, and the connection ends with it.
+        // The kubelet's own headers: any response will do, and the connection ends with it.
         request = request.header("accept", "*/*").header("connection", "close");
         for (name, value) in self.headers {
             request = request.header(name, value);
@@ -166,14 +170,14 @@ impl<W: Connect> Http<'_, W> {
     }
 }
 
-/// `grpc.health.v1.HealthCheckRequest`.
+/// Request `grpc.health.v1.HealthCheckRequest` of the gRPC health protocol.
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthRequest {
     #[prost(string, tag = "1")]
     service: String,
 }
 
-/// `grpc.health.v1.HealthCheckResponse`; 1 is SERVING.
+/// Response `grpc.health.v1.HealthCheckResponse`; status 1 is SERVING.
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthResponse {
     #[prost(int32, tag = "1")]
@@ -191,6 +195,7 @@ async fn grpc(target: Target<impl Connect>, service: &str) -> Result<(), String>
     let endpoint = endpoint.connect_timeout(patience).user_agent(USER_AGENT);
     let endpoint = endpoint.map_err(|error| failed(&error))?;
     let channel = endpoint.connect_with_connector(target).await;
+    // The call sets no deadline of its own: `ask` bounds the attempt as a whole.
     let mut client = Grpc::new(channel.map_err(|error| failed(&error))?);
     client.ready().await.map_err(|error| failed(&error))?;
     let codec = tonic_prost::ProstCodec::<HealthRequest, HealthResponse>::default();
@@ -214,7 +219,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(5);
 
-    /// Connects as any client does.
+    /// Connects with an ordinary TCP connect.
     #[derive(Clone)]
     struct Plain;
 
@@ -234,7 +239,7 @@ mod tests {
         ProbeHow::Http { path: path.into(), headers, host: String::new(), https: false }
     }
 
-    /// A server for one connection: gives `answer` and returns what it was asked.
+    /// Serves one connection with `answer` and returns the request head that it received.
     async fn serve_once(answer: &'static str) -> (SocketAddr, tokio::task::JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let at = listener.local_addr().expect("bound");
@@ -301,7 +306,7 @@ mod tests {
         );
     }
 
-    /// A gRPC server without routes answers every call with UNIMPLEMENTED.
+    /// A gRPC server without routes answers every call with UNIMPLEMENTED, which fails the probe.
     #[tokio::test]
     async fn a_grpc_probe_needs_the_health_service() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -315,7 +320,7 @@ mod tests {
         assert!(failed.starts_with(&format!("health check at {at} failed")), "{failed}");
     }
 
-    /// Both answers of `grpc.health.v1`, from a service made by hand.
+    /// Checks both statuses of `grpc.health.v1` (SERVING, NOT_SERVING) against a hand-written service.
     #[tokio::test]
     async fn a_grpc_probe_passes_when_the_service_serves() {
         use axum::{body::Body, http::HeaderMap, response::Response, routing::post};

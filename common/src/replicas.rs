@@ -1,7 +1,7 @@
-//! Pure: the replicas of a part as another part knows them, and which of them to try next.
+//! Pure: replicas of a component as another component knows them, and the choice of the next one to try.
 //!
-//! A setting names the first ones; the RouteTable then tells of all of them. Names are looked up again and again,
-//! but nothing depends on that once a table has been received.
+//! A setting names the first replicas; the RouteTable then lists all of them. Names are resolved repeatedly, but
+//! nothing depends on that once a table has been received.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,21 +12,21 @@ use std::{
     time::Duration,
 };
 
-/// The first wait after a failure; it doubles with each further one.
+/// First wait after a failure; it doubles with each further failure.
 const FIRST_RETRY: Duration = Duration::from_millis(10);
-/// The longest wait between two tries of one replica.
+/// Longest wait between two tries of the same replica.
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
-/// Where one replica takes streams.
+/// Address at which one replica accepts streams.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Endpoint {
-    /// A socket on the same machine; whoever may open the file is trusted.
+    /// Unix socket on the same machine; any process that may open the file is trusted.
     Unix(PathBuf),
-    /// An address; `tls` says whether both sides prove who they are.
+    /// TCP address; `tls` states if both sides authenticate.
     Tcp {
-        /// Where.
+        /// IP address and port of the replica.
         address: SocketAddr,
-        /// Whether over TLS.
+        /// True if the stream uses mutual TLS.
         tls: bool,
     },
 }
@@ -41,29 +41,29 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// A setting that says where a part's replicas are.
+/// Setting that locates the replicas of a component.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// These, and those the RouteTable tells of.
+    /// Listed replicas, in addition to those in the RouteTable.
     Fixed(BTreeSet<Endpoint>),
-    /// Every address of this name (a headless Service's), and those the RouteTable tells of. Over TLS where the
-    /// process has an identity.
+    /// Every address of a name (a headless Service), in addition to those in the RouteTable. Uses TLS if the process
+    /// has an identity.
     Dns {
-        /// The name.
+        /// DNS name to resolve, absolute or by the search list.
         name: String,
-        /// The port at each address.
+        /// TCP port at each address.
         port: u16,
     },
 }
 
-/// A setting that makes no sense.
+/// Error of a setting that matches none of the accepted forms.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("endpoint {text:?}: {RULE}")]
 pub struct BadEndpoint {
     text: String,
 }
 
-/// What would do.
+/// Accepted forms of a setting, for error messages.
 pub const RULE: &str = "must be unix:/path, dns:NAME:PORT, or http://IP:PORT or https://IP:PORT, several joined by commas";
 
 impl FromStr for Endpoint {
@@ -91,6 +91,7 @@ impl FromStr for Setting {
         if let Some(rest) = text.strip_prefix("dns:") {
             let parsed = rest.rsplit_once(':').and_then(|(name, port)| {
                 let port = port.parse().ok().filter(|port| *port > 0)?;
+                // An absolute name ends with a dot, which is no part of its last label.
                 let is_name = crate::wire::is_subdomain(name.trim_end_matches('.'));
                 is_name.then(|| Self::Dns { name: name.to_owned(), port })
             });
@@ -102,16 +103,16 @@ impl FromStr for Setting {
 }
 
 impl Setting {
-    /// Whether it can only be used by a process that has an identity.
+    /// Returns true if only a process with an identity can use the setting.
     pub fn needs_identity(&self) -> bool {
         let over_tls = |it: &Endpoint| matches!(it, Endpoint::Tcp { tls: true, .. });
         matches!(self, Self::Fixed(all) if all.iter().any(over_tls))
     }
 }
 
-/// Every replica that some source names.
+/// Union of the replicas that the setting, DNS and the RouteTable name.
 ///
-/// A look-up that fails changes nothing: the last answer stays. What two sources name is one replica.
+/// A lookup that fails changes nothing: the last result stays. A replica that two sources name counts once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     fixed: BTreeSet<Endpoint>,
@@ -120,7 +121,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// What the setting alone names.
+    /// Returns the replicas that the setting alone names.
     pub fn new(setting: &Setting) -> Self {
         let fixed = match setting {
             Setting::Fixed(all) => all.clone(),
@@ -129,7 +130,8 @@ impl Known {
         Self { fixed, looked_up: BTreeSet::new(), told: BTreeSet::new() }
     }
 
-    /// A name's addresses are these now. None at all is no answer: there is always one replica, or nobody to ask.
+    /// Replaces the addresses of the name. Returns true if they changed. An empty result is ignored: some replica
+    /// always exists, or none can be asked.
     pub fn look_up(&mut self, addresses: impl IntoIterator<Item = Endpoint>) -> bool {
         let new: BTreeSet<_> = addresses.into_iter().collect();
         let differs = !new.is_empty() && new != self.looked_up;
@@ -139,7 +141,7 @@ impl Known {
         differs
     }
 
-    /// The RouteTable names these now; none where it names none any more.
+    /// Replaces the replicas that the RouteTable lists, possibly by none. Returns true if they changed.
     pub fn tell(&mut self, addresses: impl IntoIterator<Item = Endpoint>) -> bool {
         let new: BTreeSet<_> = addresses.into_iter().collect();
         let differs = new != self.told;
@@ -147,29 +149,29 @@ impl Known {
         differs
     }
 
-    /// All of them.
+    /// Returns every known replica, each one once.
     pub fn all(&self) -> BTreeSet<Endpoint> {
         self.fixed.iter().chain(&self.looked_up).chain(&self.told).cloned().collect()
     }
 
-    /// Whether some source names it.
+    /// Returns true if any source names `endpoint`.
     pub fn contains(&self, endpoint: &Endpoint) -> bool {
         [&self.fixed, &self.looked_up, &self.told].into_iter().any(|all| all.contains(endpoint))
     }
 }
 
-/// Which replica to try next, and when.
+/// Decision on the next replica to try and the time of that try.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// This one, now.
+    /// Try this replica now.
     Try(Endpoint),
-    /// None before this time.
+    /// All replicas wait; the first may be tried at this time.
     Wait(Duration),
-    /// None is known.
+    /// No source names a replica.
     Nobody,
 }
 
-/// How often each replica failed of late, so that none is asked too often and a healthy one is preferred.
+/// Recent failures of each replica, so that none is tried too often and a healthy one is preferred.
 #[derive(Clone, Debug, Default)]
 pub struct Chooser {
     failed: BTreeMap<Endpoint, Failed>,
@@ -182,13 +184,14 @@ struct Failed {
 }
 
 impl Chooser {
-    /// The next to try at `now`: of those that may be tried, one of those that failed least. `chance` picks among
-    /// equals, so that those who lost the same replica do not all go to one.
+    /// Chooses the replica to try at `now`: of those that may be tried, one with the fewest failures. `chance` is a
+    /// random number that picks among equals, so that clients of a lost replica spread over the others.
     pub fn next(&self, now: Duration, known: &BTreeSet<Endpoint>, chance: u64) -> Next {
         let may = |it: &&Endpoint| self.failed.get(*it).is_none_or(|it| it.again_at <= now);
         let times = |it: &Endpoint| self.failed.get(it).map_or(0, |it| it.times);
         let least = known.iter().filter(may).map(times).min();
         let best: Vec<_> = known.iter().filter(may).filter(|it| Some(times(it)) == least).collect();
+        // The remainder fails for an empty `best` only: then every known replica is waiting, or none is known.
         if let Some(place) = usize::try_from(chance).unwrap_or(usize::MAX).checked_rem(best.len()) {
             return Next::Try(best[place].clone());
         }
@@ -196,9 +199,11 @@ impl Chooser {
         soonest.map_or(Next::Nobody, Next::Wait)
     }
 
-    /// A try failed, or a stream broke; `stood`: after everything had been said. Returns how long this one rests.
+    /// Records that a try failed or a stream broke; `stood` is true if the stream had lasted long enough to count as
+    /// established. Returns the wait.
     ///
-    /// The wait is between half and the whole of 10 ms, 20 ms, … 1 s; one that stood begins anew.
+    /// The wait lies between half and the whole of 10 ms, 20 ms, … 1 s. After an established stream it starts again at
+    /// 10 ms.
     pub fn failed(
         &mut self,
         now: Duration,
@@ -208,19 +213,21 @@ impl Chooser {
     ) -> Duration {
         let before = self.failed.get(endpoint).map_or(0, |it| it.times);
         let times = if stood { 1 } else { before.saturating_add(1) };
+        // 10 ms · 2¹⁰ is beyond the longest wait, so the shift needs no larger exponent.
         let whole = FIRST_RETRY.saturating_mul(1 << (times - 1).min(10)).min(LAST_RETRY);
+        // Jitter of up to half of the wait, so that clients of a replica that restarts do not all return at once.
         let share = u32::try_from(chance % 1_024).unwrap_or_default();
         let wait = whole / 2 + (whole / 2) * share / 1_024;
         self.failed.insert(endpoint.clone(), Failed { times, again_at: now + wait });
         wait
     }
 
-    /// A stream stands.
+    /// Clears the failures of a replica whose stream is established.
     pub fn stood(&mut self, endpoint: &Endpoint) {
         self.failed.remove(endpoint);
     }
 
-    /// Forgets those that are not known any more.
+    /// Drops the failures of replicas that no source names any more.
     pub fn retain(&mut self, known: &BTreeSet<Endpoint>) {
         self.failed.retain(|endpoint, _| known.contains(endpoint));
     }
@@ -320,7 +327,7 @@ mod tests {
     }
 
     proptest! {
-        /// The wait grows to a second, is never below half of its step, and begins anew after a stream that stood.
+        /// The wait grows to a second, is never below half of its step, and starts again after an established stream.
         #[test]
         fn waits_are_bounded(chances in proptest::collection::vec(any::<u64>(), 1..40)) {
             let mut chooser = Chooser::default();
@@ -333,7 +340,7 @@ mod tests {
             prop_assert!(wait <= ms(10));
         }
 
-        /// Whatever failed, somebody known is tried within a second.
+        /// After any failures, some known replica is tried within a second.
         #[test]
         fn somebody_is_tried_within_a_second(
             failures in proptest::collection::vec((0u8..4, any::<bool>(), any::<u64>()), 0..60),

@@ -1,9 +1,9 @@
-//! Pure: the line that is written of each finished request, from a template in Go's syntax.
+//! Pure: the log line of each finished request, from a template in Go's syntax.
 //!
 //! Fields and functions are those that Knative documents for `logging.request-log-template`
-//! (`config/core/configmaps/observability.yaml` at 98e5ef9), without conditions and loops: a template is a row of texts
-//! and values. Whatever a client sends, a value has a bound and breaks no line, and one that goes through `js` breaks
-//! no string in JSON either. What cannot be carried out is refused when the template is read; filling it cannot fail.
+//! (`config/core/configmaps/observability.yaml` at 98e5ef9), without conditions and loops: a template is a sequence of
+//! texts and values. Whatever a client sends, a value is bounded and never breaks the line; through `js` it never
+//! breaks a JSON string either. A template that is not supported is refused when it is parsed; filling it cannot fail.
 
 use std::{
     borrow::Cow,
@@ -15,7 +15,7 @@ use std::{
 mod escape;
 mod parse;
 
-/// Knative's line, in force where request logs are asked for without a template.
+/// Knative's default template, in force where request logs are enabled without a template.
 pub const USUAL: &str = concat!(
     r#"{"httpRequest": {"requestMethod": "{{.Request.Method}}", "requestUrl": "{{js .Request.RequestURI}}", "#,
     r#""requestSize": "{{.Request.ContentLength}}", "status": {{.Response.Code}}, "#,
@@ -25,35 +25,35 @@ pub const USUAL: &str = concat!(
     r#""protocol": "{{.Request.Proto}}"}, "traceId": "{{.TraceID}}"}"#,
 );
 
-/// Bytes that a template may have.
+/// Longest template in bytes.
 pub const LONGEST: usize = 4096;
-/// Values that a template may have.
+/// Most values in one template.
 pub const MOST_VALUES: usize = 32;
-/// Functions that one value may go through: each can make it six times as long.
+/// Most functions for one value: each can make it six times as long.
 const MOST_FUNCTIONS: usize = 2;
-/// Bytes of a value before it goes through functions; the rest is left out, and three dots say so.
+/// Longest value in bytes before its functions; the rest is replaced by three dots.
 pub const LONGEST_VALUE: usize = 2048;
 
-/// What is said of a template that cannot be carried out.
+/// List of supported fields and functions, for error messages.
 const SUPPORTED: &str = "a template may have .Request (Method, RequestURI, URL, URL.Path, URL.RawQuery, Host, Proto, \
      ProtoMajor, ProtoMinor, RemoteAddr, ContentLength, UserAgent, Referer), \
      index .Request.Header \"NAME\", .Request.Header.Get \"NAME\", .Response (Code, Size, Latency), .Revision (Name, \
      Namespace, Service, Configuration, PodName, PodIP), .TraceID, texts in quotes, and the functions js, html, \
      urlquery and print";
 
-/// A template that cannot be carried out.
+/// Error of a template that is not supported.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("template: requestLog:{line}:{column}: {what}; {SUPPORTED}")]
 pub struct BadTemplate {
-    /// From 1.
+    /// Line of the error, from 1.
     pub line: usize,
-    /// In characters, from 1.
+    /// Column of the error in characters, from 1.
     pub column: usize,
-    /// What stands there.
+    /// Description of the unsupported part.
     pub what: String,
 }
 
-/// A template that can be carried out. Cheap to clone.
+/// Parsed template. Cheap to clone.
 #[derive(Clone)]
 pub struct Template {
     source: Arc<str>,
@@ -66,7 +66,7 @@ enum Part {
     Value(Value),
 }
 
-/// A value and the functions it goes through, first one first.
+/// Value of a template with the functions to apply, first one first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Value {
     from: Of,
@@ -93,9 +93,9 @@ enum OfRequest {
     Minor,
     Remote,
     Length,
-    /// Its first value.
+    /// First value of the header with this name.
     Header(Box<str>),
-    /// All its values, in brackets, as Go prints a list.
+    /// All values of the header, in brackets, as Go prints a list.
     Headers(Box<str>),
     Trace,
 }
@@ -125,26 +125,26 @@ enum Function {
     Print,
 }
 
-/// A request as its client sent it.
+/// Request as the client sent it.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// Its method.
+    /// Method of the request, such as `GET`.
     pub method: &'a str,
-    /// Path and query; or all of the URL, where the client named all of it.
+    /// Request target: path and query, or the whole URL if the client sent it in absolute form.
     pub target: &'a str,
-    /// The path as sent.
+    /// Path as sent, still percent-encoded.
     pub path: &'a str,
-    /// The query, without its question mark.
+    /// Query without its question mark.
     pub query: &'a str,
-    /// The host asked for, with its port if it was named.
+    /// Host of the request, with its port if the client named one.
     pub host: &'a str,
     /// Version of HTTP: 1.1 is `(1, 1)`.
     pub version: (u8, u8),
-    /// Where the client is.
+    /// Address and port of the client.
     pub remote: SocketAddr,
-    /// Bytes of its body; -1 while that is unknown.
+    /// Bytes of the body; -1 while they are unknown.
     pub length: i64,
-    /// All values of a header.
+    /// Returns all values of a header by its name.
     pub headers: &'a dyn Fn(&str) -> Vec<String>,
 }
 
@@ -154,51 +154,51 @@ impl fmt::Debug for Request<'_> {
     }
 }
 
-/// How a request was answered.
+/// Response as the client received it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Response {
-    /// The status code.
+    /// Status code of the final response.
     pub code: u16,
     /// Bytes of the body that were passed on.
     pub size: u64,
-    /// Seconds from its arrival to the end of the answer.
+    /// Seconds from the arrival of the request to the end of the response.
     pub latency: f64,
 }
 
-/// Who answered it; texts are empty where that is not known.
+/// Revision and pod that answered; texts are empty if they are unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Revision<'a> {
-    /// The Revision's name.
+    /// Name of the Revision.
     pub name: &'a str,
-    /// Its namespace.
+    /// Namespace of the Revision.
     pub namespace: &'a str,
-    /// The Service it belongs to.
+    /// Name of the owning Service.
     pub service: &'a str,
-    /// The Configuration it belongs to.
+    /// Name of the owning Configuration.
     pub configuration: &'a str,
-    /// The pod's name.
+    /// Name of the pod.
     pub pod_name: &'a str,
-    /// The pod's address.
+    /// IP address of the pod.
     pub pod_ip: Option<IpAddr>,
 }
 
-/// What a template needs of a request, kept until that is answered.
+/// Request values that a template needs, kept until the response has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken(Box<[Box<str>]>);
 
 impl Template {
-    /// Reads a template.
+    /// Parses the text of a template and checks all of its parts.
     pub fn parse(source: &str) -> Result<Self, BadTemplate> {
         let parts = parse::parse(source)?;
         Ok(Self { source: source.into(), parts: parts.into() })
     }
 
-    /// The text as written.
+    /// Returns the text of the template as written.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The values that a client chooses freely and that go through no function. In JSON they belong into `js`.
+    /// Returns names of client-controlled values without an escaping function. In JSON they need `js`.
     pub fn unescaped(&self) -> Vec<String> {
         let bare = |part: &Part| match part {
             Part::Value(Value { from: Of::Request(it), through }) => {
@@ -210,7 +210,7 @@ impl Template {
         self.parts.iter().filter_map(bare).collect()
     }
 
-    /// Takes what the line needs of a request, before that goes its way.
+    /// Captures the request values that the line needs, before the request is forwarded.
     pub fn take(&self, request: &Request<'_>) -> Taken {
         let asked = self.parts.iter().filter_map(|part| match part {
             Part::Value(Value { from: Of::Request(it), .. }) => Some(it),
@@ -219,8 +219,9 @@ impl Template {
         Taken(asked.map(|it| escape::cut(it.of(request)).into()).collect())
     }
 
-    /// The line of a request, with its line end. `taken` is from [`take`](Self::take) of this template.
+    /// Returns the line of a request, with its line end. `taken` comes from [`take`](Self::take) of this template.
     pub fn line(&self, taken: &Taken, response: &Response, revision: &Revision<'_>) -> String {
+        // The captured values are in the order of the parts, so one iterator serves them all.
         let mut taken = taken.0.iter();
         let mut line = String::with_capacity(self.source.len() + 256);
         for part in &*self.parts {
@@ -233,6 +234,7 @@ impl Template {
                         Of::Response(it) => it.of(response).into(),
                         Of::Revision(it) => it.of(revision),
                     };
+                    // Escaped at the end too: functions such as `print` leave control characters in place.
                     let value = through.iter().fold(value, |it, function| function.of(it));
                     escape::push_in_line(&mut line, &value);
                 }
@@ -267,7 +269,7 @@ impl OfRequest {
         }
     }
 
-    /// Its name, if it is free text of the client's.
+    /// Returns the name of the value, if the client controls its text.
     fn free(&self) -> Option<String> {
         match self {
             Self::Method
@@ -320,13 +322,15 @@ impl Function {
     }
 }
 
-/// The trace a request belongs to, by W3C's `traceparent` or else by B3's header; empty: none.
+/// Returns the trace id of a request from W3C's `traceparent`, or else from B3's header; empty: none.
 fn trace(headers: &dyn Fn(&str) -> Vec<String>) -> String {
+    // A client controls these headers: anything but hexadecimal digits of the right length is left out.
     let hexadecimal = |it: &str, lengths: &[usize]| {
         lengths.contains(&it.len()) && it.bytes().all(|it| it.is_ascii_hexdigit())
     };
     let first = |name| headers(name).into_iter().next().unwrap_or_default();
     let parent = first("traceparent");
+    // `VERSION-TRACEID-PARENTID-FLAGS`, by W3C Trace Context.
     let id = parent.split('-').nth(1).unwrap_or_default();
     if hexadecimal(id, &[32]) {
         return id.to_owned();

@@ -1,17 +1,17 @@
-//! Shell: mutual TLS between the parts.
+//! Shell: mutual TLS between components.
 //!
-//! Every part makes its own key, which never leaves its process, and has the controller sign a certificate for it
-//! (`enrol`). Both sides of a connection show theirs; names and addresses prove nothing, only the identity in the
-//! certificate does ([`peer()`]). Certificates live for an hour and are replaced in place: [`Credentials`] hands every
-//! new handshake what is newest, and connections that stand go on.
+//! Every component makes its own key, which never leaves its process, and requests a certificate for it from the
+//! controller (`enrol`). Both sides of a connection present theirs. Names and addresses prove nothing; only the
+//! identity in the certificate does ([`peer()`]). Certificates live for an hour and are replaced in place:
+//! [`Credentials`] gives every new handshake the newest one, and open connections stay.
 //!
-//! | what could be tried | what stands against it |
+//! | attack | defence |
 //! |---|---|
-//! | listening in, changing messages | TLS 1.3 on every stream between pods |
-//! | posing as a controller | clients trust only Rouse's authorities and ask for the role `controller` |
-//! | posing as an agent of another node | the node in the certificate comes from the API server, not from the caller |
-//! | a stolen certificate | useless after at most an hour, and without its key at once |
-//! | holding connections open without a word | handshakes end after 5 s, connections without a certificate after 30 s, both few a source |
+//! | reading or changing messages | TLS 1.3 on every stream between pods |
+//! | impersonating a controller | clients trust only Rouse's authorities and require the role `controller` |
+//! | impersonating another node's agent | the node in the certificate comes from the API server, not from the caller |
+//! | using a stolen certificate | useless without its key, and expired after at most an hour |
+//! | holding connections open | timeouts: 5 s for a handshake, 30 s without a certificate; few of both per source |
 
 use std::{fmt, sync::Arc};
 
@@ -42,27 +42,27 @@ pub mod peer;
 
 use peer::{Holder, Identity, Peer};
 
-/// What HTTP/2 is called in a handshake.
+/// ALPN protocol name of HTTP/2.
 const H2: &[u8] = b"h2";
 
-/// Keys or certificates could not be used.
+/// Error of a key or certificate that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// An authority's certificate makes no sense.
+    /// The certificate of an authority is malformed.
     #[error("an authority's certificate cannot be used")]
     Authority(#[source] webpki::Error),
-    /// The own key makes no sense.
+    /// The own key is malformed or does not belong to the certificate.
     #[error("the key cannot be used")]
     Key(#[source] Error),
-    /// The own certificate makes no sense.
+    /// The own certificate is malformed or names no single identity.
     #[error("the certificate cannot be used")]
     Certificate(#[source] webpki::Error),
-    /// The own certificate names nobody.
+    /// The certificate chain is empty.
     #[error("the certificate names nobody")]
     Nobody,
 }
 
-/// A process's own certificate and whom it trusts. Both may change at any time.
+/// Certificate of the process and the authorities that it trusts. Both may change at any time.
 pub struct Credentials {
     current: watch::Sender<Arc<Current>>,
     provider: Arc<CryptoProvider>,
@@ -85,13 +85,13 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// Nobody yet, who trusts nobody.
+    /// Returns credentials without a certificate and without a trusted authority.
     pub fn new() -> Arc<Self> {
         let provider = Arc::new(ring::default_provider());
         Arc::new(Self { current: watch::Sender::new(Arc::default()), provider })
     }
 
-    /// From now on exactly these authorities are trusted.
+    /// Replaces the trusted authorities.
     pub fn trust(&self, authorities: &[CertificateDer<'_>]) -> Result<(), TlsError> {
         let anchor = |it| anchor_from_trusted_cert(it).map(|it| it.to_owned());
         let anchors: Result<Vec<_>, _> = authorities.iter().map(anchor).collect();
@@ -100,12 +100,13 @@ impl Credentials {
         Ok(())
     }
 
-    /// From now on this is shown: a chain, its own certificate first, and that one's key in PKCS#8.
+    /// Replaces the certificate to present: a chain, its own certificate first, and that one's key in PKCS#8.
     pub fn show(
         &self,
         chain: Vec<CertificateDer<'static>>,
         key: PrivatePkcs8KeyDer<'static>,
     ) -> Result<Arc<Identity>, TlsError> {
+        // All checks come before the exchange, so an unusable certificate never replaces a good one.
         let first = chain.first().ok_or(TlsError::Nobody)?;
         let identity = Arc::new(identity_of(first).map_err(TlsError::Certificate)?);
         let key = ring::sign::any_supported_type(&PrivateKeyDer::Pkcs8(key));
@@ -118,15 +119,15 @@ impl Credentials {
         Ok(identity)
     }
 
-    /// Whom the own certificate speaks for.
+    /// Returns the identity in the own certificate, if there is one.
     pub fn identity(&self) -> Option<Arc<Identity>> {
         self.now().own.as_ref().map(|(_, identity)| Arc::clone(identity))
     }
 
-    /// Waits until there is a certificate to show.
+    /// Waits until there is a certificate to present.
     pub async fn ready(&self) {
         let mut current = self.current.subscribe();
-        // The sender is ours, so it cannot have gone.
+        // The sender belongs to `self`, so it cannot have been dropped.
         let _ready = current.wait_for(|it| it.own.is_some()).await;
     }
 
@@ -138,7 +139,7 @@ impl Credentials {
         self.now().own.as_ref().map(|(own, _)| Arc::clone(own))
     }
 
-    /// Whom a certificate speaks for, if an authority says so at `now`.
+    /// Returns the identity of a certificate, if a trusted authority has signed it and it is valid at `now`.
     fn check(
         &self,
         shown: &CertificateDer<'_>,
@@ -149,6 +150,7 @@ impl Credentials {
         let broken = |error: webpki::Error| {
             Error::InvalidCertificate(rustls::CertificateError::Other(OtherError(Arc::new(error))))
         };
+        // One snapshot for the whole check: the authorities may be replaced meanwhile.
         let current = self.now();
         let algorithms = self.provider.signature_verification_algorithms.all;
         let certificate = EndEntityCert::try_from(shown).map_err(broken)?;
@@ -162,26 +164,28 @@ impl Credentials {
             None,
         );
         checked.map(drop).map_err(broken)?;
+        // Only after the signature is verified do the names in the certificate mean anything.
         identity_of(shown).map_err(broken)
     }
 }
 
-/// The one identity that a certificate names.
+/// Returns the one identity that a certificate names; none or several are an error.
 fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, webpki::Error> {
     let certificate = EndEntityCert::try_from(certificate)?;
     let mut all = certificate.valid_uri_names().map(str::parse::<Identity>);
+    // A second URI would leave open which identity counts, so it is refused even if it is no identity.
     match (all.next(), all.next()) {
         (Some(Ok(identity)), None) => Ok(identity),
         _ => Err(webpki::Error::NameConstraintViolation),
     }
 }
 
-/// Who is on the other end of the connection that brought this request.
+/// Returns the peer of the connection that carried this request.
 pub fn peer<T>(request: &tonic::Request<T>) -> Peer {
     request.extensions().get::<Peer>().cloned().unwrap_or(Peer::Unchecked)
 }
 
-/// What an intruder is told.
+/// Returns the gRPC status for a denied request.
 pub fn status(denied: &peer::Denied) -> tonic::Status {
     match denied {
         peer::Denied::Anonymous => tonic::Status::unauthenticated(denied.to_string()),
@@ -191,7 +195,7 @@ pub fn status(denied: &peer::Denied) -> tonic::Status {
     }
 }
 
-/// How a client connects to a `server`; `named`: showing who it is.
+/// Returns the TLS configuration of a client that requires the role `server`; `named`: with a client certificate.
 pub(crate) fn client_config(
     credentials: &Arc<Credentials>,
     server: Holder,
@@ -200,6 +204,7 @@ pub(crate) fn client_config(
     let verifier = Arc::new(OfServers { credentials: Arc::clone(credentials), server });
     let config = ClientConfig::builder_with_provider(Arc::clone(&credentials.provider));
     let config = config.with_protocol_versions(&[&TLS13]).expect("ring knows TLS 1.3");
+    // "Dangerous" replaces the check of host names: servers are identified by role, and their addresses change.
     let config = config.dangerous().with_custom_certificate_verifier(verifier);
     let mut config = if named {
         config.with_client_cert_resolver(Arc::new(Own(Arc::clone(credentials))))
@@ -207,12 +212,12 @@ pub(crate) fn client_config(
         config.with_no_client_auth()
     };
     config.alpn_protocols = vec![H2.to_vec()];
-    // A resumed session would go on with a certificate that has been replaced.
+    // A resumed session would keep using a certificate that has been replaced.
     config.resumption = Resumption::disabled();
     config
 }
 
-/// How a server is connected to; `open`: also by those who have no certificate yet.
+/// Returns the TLS configuration of a server; `open`: also for clients that have no certificate yet.
 pub(crate) fn server_config(credentials: &Arc<Credentials>, open: bool) -> ServerConfig {
     let verifier = Arc::new(OfClients { credentials: Arc::clone(credentials), open });
     let config = ServerConfig::builder_with_provider(Arc::clone(&credentials.provider));
@@ -220,11 +225,12 @@ pub(crate) fn server_config(credentials: &Arc<Credentials>, open: bool) -> Serve
     let config = config.with_client_cert_verifier(verifier);
     let mut config = config.with_cert_resolver(Arc::new(Own(Arc::clone(credentials))));
     config.alpn_protocols = vec![H2.to_vec()];
+    // Without tickets no session is resumed: each handshake presents and checks the newest certificates.
     config.send_tls13_tickets = 0;
     config
 }
 
-/// Shows the newest certificate.
+/// Resolver that presents the newest certificate.
 #[derive(Debug)]
 struct Own(Arc<Credentials>);
 
@@ -244,7 +250,7 @@ impl ResolvesServerCert for Own {
     }
 }
 
-/// Lets a client talk to servers of one role only.
+/// Verifier that restricts a client to servers of one role.
 #[derive(Debug)]
 struct OfServers {
     credentials: Arc<Credentials>,
@@ -261,7 +267,7 @@ impl ServerCertVerifier for OfServers {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let usage = match self.server {
-            // Known to each other as clients: what they are stands in the identity.
+            // Activators connect to each other with client certificates; the identity states the role.
             Holder::Activator => KeyUsage::client_auth(),
             Holder::Controller | Holder::Autoscaler | Holder::Agent => KeyUsage::server_auth(),
         };
@@ -297,7 +303,7 @@ impl ServerCertVerifier for OfServers {
     }
 }
 
-/// Lets in clients whose certificate an authority signed, whatever their role: that is judged call by call.
+/// Verifier of client certificates: any role is accepted, since each call checks the role itself.
 #[derive(Debug)]
 struct OfClients {
     credentials: Arc<Credentials>,

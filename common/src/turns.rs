@@ -1,59 +1,62 @@
-//! Pure: an estimate of the requests on a connection whose protocol nobody can follow (TLS, other protocols over TCP).
+//! Pure: opaque estimate of the requests on a connection whose protocol cannot be read (TLS, other protocols over TCP).
 //!
-//! Client and server take turns: a request begins with the first bytes of the client's after some of the server's, and
-//! ends with the server's answer. More of the answer moves that end, until the server has been quiet for [`QUIET_NS`]. So
-//! the time in flight is right, but while an answer is being streamed the gauge shows nothing in flight.
+//! The estimate assumes that client and server alternate. A request begins with the client's first bytes after bytes of
+//! the server, and ends with the server's next bytes. Further bytes of the response move that end, until the server has
+//! been quiet for [`QUIET_NS`]. So the total time in flight is right, but the gauge shows nothing in flight while a
+//! response is streamed.
 
-/// How long a server is quiet in the middle of an answer, at most.
+/// Longest pause of the server within one response, in ns.
 pub const QUIET_NS: u64 = 20_000_000;
 
-/// First byte of a TLS record: change of cipher, alert, handshake; application data come behind (RFC 8446 §5.1).
+/// First bytes of TLS records that carry no application data: change cipher spec, alert, handshake (RFC 8446 §5.1).
 const TLS: core::ops::RangeInclusive<u8> = 0x14..=0x16;
 const HANDSHAKE: u8 = 0x16;
 
-/// One connection.
+/// State of the estimate for one connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turns {
-    /// When the server last sent something that belongs to an answer, ns; 0: never.
+    /// CLOCK_MONOTONIC of the server's last bytes that belong to a response, ns; 0: never.
     sent_ns: u64,
-    /// 1: it is the server's turn.
+    /// 1 while a request is in flight: the server's response is expected next.
     busy: u32,
-    /// 1: it speaks TLS.
+    /// 1 if the connection speaks TLS.
     tls: u32,
 }
 
-/// What bytes of the server's mean.
+/// Effect of a segment from the server on the estimate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// They end the request in flight.
+    /// True if the segment ends the request in flight.
     pub ended: bool,
-    /// They move the end of the last request by so much, ns.
+    /// Time by which the segment moves the end of the last request, ns.
     pub longer_ns: u64,
 }
 
 impl Turns {
-    /// Becomes a fresh connection whose client begins with this byte; 0 where the server begins.
+    /// Starts the estimate of a new connection whose client sends `first` as its first byte; 0 where the server sends
+    /// first.
     #[inline(always)]
     pub fn open(&mut self, first: u8) {
         *self = Self { sent_ns: 0, busy: 0, tls: u32::from(first == HANDSHAKE) };
     }
 
-    /// Whether a request is in flight.
+    /// Returns true if a request is in flight.
     #[inline(always)]
     pub fn is_busy(&self) -> bool {
         self.busy != 0
     }
 
-    /// Whether the first byte of a client's segment decides what [`came`](Self::came) answers.
+    /// Returns true if the result of [`came`](Self::came) depends on the first byte of the client's segment.
     #[inline(always)]
     pub fn asks_for_byte(&self) -> bool {
         self.tls != 0 && self.busy == 0
     }
 
-    /// Takes in bytes of the client's that begin with `first`. Returns whether a request begins.
+    /// Handles bytes of the client that begin with `first`. Returns true if a request begins.
     #[inline(always)]
     pub fn came(&mut self, first: u8) -> bool {
+        // Records of handshakes and alerts ask nothing of the application.
         let is_overhead = self.tls != 0 && TLS.contains(&first);
         if self.busy != 0 || is_overhead {
             return false;
@@ -62,7 +65,7 @@ impl Turns {
         true
     }
 
-    /// Takes in bytes of the server's.
+    /// Handles bytes of the server at the time `now_ns`.
     #[inline(always)]
     pub fn sent(&mut self, now_ns: u64) -> Sent {
         if self.busy != 0 {
@@ -70,6 +73,7 @@ impl Turns {
             self.sent_ns = now_ns;
             return Sent { ended: true, longer_ns: 0 };
         }
+        // A time read on another CPU may be behind `sent_ns`: the difference wraps to a huge value and counts as quiet.
         let since = now_ns.wrapping_sub(self.sent_ns);
         if self.sent_ns == 0 || since > QUIET_NS {
             return Sent::default();
@@ -78,7 +82,7 @@ impl Turns {
         Sent { ended: false, longer_ns: since }
     }
 
-    /// The connection is gone. Returns whether a request was in flight.
+    /// Handles the end of the connection. Returns true if a request was in flight.
     #[inline(always)]
     pub fn close(&mut self) -> bool {
         let busy = self.busy != 0;

@@ -1,11 +1,11 @@
-//! Pure: the four messages between the parts, checked once on arrival.
+//! Pure: the four messages between components, checked once on arrival.
 //!
-//! Each stream begins with every subject, each with its whole state, then `Synced`; subjects not named before
-//! `Synced` are gone. Afterwards only changes travel, in batches that end with `Synced` again: a receiver acts
-//! only there, so it never sees half a change. Versions compare within one stream; a new stream replaces
-//! everything. Losing a message costs time, never correctness.
+//! Each stream begins with every subject, each with its whole state, then `Synced`; subjects not named before `Synced`
+//! are removed. Afterwards only changes travel, in batches that end with `Synced` again. A receiver acts only at
+//! `Synced`, so it never acts on half a change. Versions compare within one stream; a new stream replaces everything. A
+//! lost message costs time, never correctness.
 //!
-//! [`raw`] is the protobuf as it travels; the types beside it have been checked and are what the parts use.
+//! [`raw`] holds the protobuf messages; the types beside it are checked, and are the ones that components use.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use std::{
 
 use smol_str::SmolStr;
 
-/// The protobuf messages and gRPC services, generated from `proto/rouse.proto`.
+/// Protobuf messages and gRPC services, generated from `proto/rouse.proto`.
 #[allow(
     missing_docs,
     missing_debug_implementations,
@@ -48,24 +48,24 @@ pub use usage::{
     Activity, Alive, Decision, Inputs, ScaleItem, Sight, Totals, UsageItem, UsageKey, UsageSeen,
 };
 
-/// `namespace/name` of an object.
+/// Namespace and name of a Kubernetes object, written as `namespace/name`.
 ///
-/// Up to 23 bytes of either need no memory beside it, and a copy of a longer one shares it: a sleeping service has a dozen
-/// copies of its names over all parts.
+/// Up to 23 bytes of either are stored in place, and a copy of a longer one shares its memory. A sleeping service has a
+/// dozen copies of its names over all components.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
-    /// Its namespace.
+    /// Namespace of the object, a DNS label.
     pub namespace: SmolStr,
-    /// Its name within the namespace.
+    /// Name within the namespace, a DNS subdomain.
     pub name: SmolStr,
 }
 
 impl Name {
-    /// Called like no object.
+    /// Name that no object has: both parts are empty.
     pub const EMPTY: Self =
         Self { namespace: SmolStr::new_static(""), name: SmolStr::new_static("") };
 
-    /// A name from its two parts.
+    /// Builds a name from namespace and name, unchecked.
     pub fn new(namespace: impl Into<SmolStr>, name: impl Into<SmolStr>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
@@ -90,7 +90,7 @@ impl FromStr for Name {
     }
 }
 
-/// Whether `text` is a DNS-1123 label: 1 to 63 of `a-z`, `0-9` and inner `-`.
+/// Returns true if `text` is a DNS-1123 label: 1 to 63 of `a-z`, `0-9` and inner `-`.
 pub fn is_label(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=63).contains(&text.len())
@@ -99,163 +99,164 @@ pub fn is_label(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// Whether `text` is a DNS-1123 subdomain: labels joined by `.`, at most 253 bytes.
+/// Returns true if `text` is a DNS-1123 subdomain: labels joined by `.`, at most 253 bytes.
 pub fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// Which part opened a stream.
+/// Replica of a component that opened a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subscriber {
-    /// What it is.
+    /// Component that the replica belongs to.
     pub role: Role,
-    /// Its name, unique within the role.
+    /// Name of the replica, unique within the role.
     pub name: String,
-    /// The node it runs on; empty where that does not matter.
+    /// Node that the replica runs on; empty where that does not matter.
     pub node: String,
 }
 
-/// What a subscriber is. The controller sends each role what it needs.
+/// Component of a subscriber. The controller sends each role only what it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Writes a node's kernel maps.
+    /// Writes the eBPF maps of one node.
     Agent,
-    /// Holds and forwards requests.
+    /// Queues and forwards requests.
     Activator,
-    /// Decides scale.
+    /// Decides the scale of Revisions.
     Autoscaler,
 }
 
 // --- RouteTable -----------------------------------------------------------------------------------------
 
-/// Everything the data plane follows, by subject. A receiver keeps it in a [`RouteView`].
+/// Everything that the data plane follows, by subject. A receiver keeps it in a [`RouteView`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RouteTable {
-    /// Addressable names: routes and their tags.
+    /// Addressable names: Routes and their tags.
     pub services: BTreeMap<Name, Service>,
     /// Revisions that some service names, or that still have pods.
     pub revisions: BTreeMap<Name, Revision>,
-    /// Pods by uid.
+    /// Pods of Revisions, by uid.
     pub pods: BTreeMap<String, Pod>,
-    /// Activators by name.
+    /// Activators, by the name of the replica.
     pub activators: BTreeMap<String, Activator>,
-    /// Replicas of parts that are found by the table. None where there is one of each.
+    /// Replicas of components that are found by the table; empty where each component has one replica.
     pub replicas: BTreeMap<Part, Replicas>,
-    /// What holds for all services.
+    /// Settings that hold for all services.
     pub settings: Settings,
 }
 
-/// One addressable name: a route, or a tag of one (`<tag>-<route>`).
+/// One addressable name: a Route, or a tag of a Route (`<tag>-<route>`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Service {
-    /// Namespace and name.
+    /// Namespace and name of the addressable name.
     pub name: Name,
-    /// ClusterIPs, at most one a family.
+    /// ClusterIPs, at most one for each address family.
     pub addresses: Vec<IpAddr>,
-    /// Port clients connect to.
+    /// Port that clients connect to.
     pub port: NonZeroU16,
-    /// This service's own port at every activator.
+    /// Port reserved for this service at every activator.
     pub activator_port: NonZeroU16,
-    /// Revisions and their shares; the percents add up to 100. Empty: nothing to route to yet, answer 503.
+    /// Traffic targets; their percents add up to 100. Empty: no Revision to route to yet, answer 503.
     pub targets: Vec<Target>,
-    /// Whether new connections may go straight to pods.
+    /// Path of new connections while pods are ready.
     pub path: Path,
-    /// Host names that reach it through the gateway, lower case, without port.
+    /// Host names that reach the service through the gateway, lower case, without port.
     pub hosts: Vec<String>,
-    /// What a gateway does for it beyond `hosts`; few services have any, so the rest pay for one word.
+    /// Gateway rules beyond `hosts`. Few services have any, so the others pay for one word.
     pub ingress: Option<Box<Ingress>>,
 }
 
-/// What a gateway does for a service beyond leading its hosts to it.
+/// Gateway rules of a service beyond routing its hosts to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ingress {
-    /// Whether `hosts` answer http from outside with a redirection to https (`http-protocol: Redirected`).
+    /// True if `hosts` answer http from outside with a redirect to https (`http-protocol: Redirected`).
     pub redirects: bool,
-    /// Further hosts that reach it from outside: DomainMappings.
+    /// Further hosts that reach the service from outside, from DomainMappings.
     pub domains: Vec<Domain>,
-    /// Tag header routing (Knative's feature `tag-header-based-routing`); `None`: off. A header needs somebody who
-    /// reads it, so such a service has [`Path::Activator`].
+    /// Tag header routing (Knative's feature `tag-header-based-routing`); `None`: off. Only an activator can read the
+    /// header, so such a service has [`Path::Activator`].
     pub tags: Option<TagRouting>,
 }
 
-/// One DomainMapping.
+/// One DomainMapping, as the gateway sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Domain {
-    /// The host, lower case, without port.
+    /// Host of the DomainMapping, lower case, without port.
     pub host: String,
-    /// The host its pods are asked for; the client's then stands in `K-Original-Host`. `None`: as the client asked,
-    /// which is what an app sees in the end where Knative's sidecar restores it.
+    /// Host that the pods receive; the client's host is then in `K-Original-Host`. `None`: the pods receive the
+    /// client's host, which an app sees in the end where Knative's sidecar restores it.
     pub rewrite: Option<String>,
-    /// Whether it answers http from outside with a redirection to https.
+    /// True if the host answers http from outside with a redirect to https.
     pub redirects: bool,
 }
 
-/// What the header `Knative-Serving-Tag` does.
+/// Role of a service for the header `Knative-Serving-Tag`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TagRouting {
-    /// The service is a route: the header chooses one of these, and whatever it does not name is default traffic.
+    /// The service is a Route: the header chooses one of these tags; any other value means default traffic.
     Choice(Vec<Tag>),
-    /// The service is this tag of such a route; its pods are told so.
+    /// The service is this tag of such a Route; its pods receive the tag in the header.
     Tag(String),
 }
 
-/// One tag of a route.
+/// One tag of a Route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tag {
-    /// As it stands in the header.
+    /// Value of the header that chooses the tag.
     pub name: String,
-    /// The tag's own service, which has its targets.
+    /// Service of the tag, which has the tag's traffic targets.
     pub service: Name,
 }
 
-/// One revision's share of a service.
+/// Share of one Revision in a service's traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The revision.
+    /// Revision that receives the share.
     pub revision: Name,
-    /// Its share in percent, 1 to 100.
+    /// Share of the requests in percent, 1 to 100.
     pub percent: u8,
 }
 
-/// Way of a new connection when pods are ready. Without a ready pod it always leads to the activator.
+/// Path of a new connection when pods are ready. Without a ready pod it always goes to the activator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// Straight to a pod.
+    /// From the eBPF programs to a pod.
     Direct,
-    /// Through the activator.
+    /// Through an activator, which forwards each request.
     Activator,
 }
 
-/// What a pod of a revision promises, and what its requests may do.
+/// Properties of a Revision's pods, and limits of their requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Revision {
-    /// Namespace and name.
+    /// Namespace and name of the Revision.
     pub name: Name,
-    /// Owning Service's name; empty without one (`K_SERVICE`).
+    /// Name of the owning Service, as in `K_SERVICE`; empty without one.
     pub service: SmolStr,
-    /// Owning Configuration's name.
+    /// Name of the owning Configuration.
     pub configuration: SmolStr,
-    /// Requests a pod may have at once; 0: no limit.
+    /// Hard limit: requests that a pod may have at once; 0: no limit.
     pub container_concurrency: u32,
-    /// Bound of a whole request (`timeoutSeconds`).
+    /// Limit of a whole request (`timeoutSeconds`).
     pub timeout: Duration,
-    /// Bound until the first response byte (`responseStartTimeoutSeconds`).
+    /// Limit until the first response byte (`responseStartTimeoutSeconds`).
     pub response_start_timeout: Option<Duration>,
-    /// Bound between response bytes (`idleTimeoutSeconds`).
+    /// Limit between two response bytes (`idleTimeoutSeconds`).
     pub idle_timeout: Option<Duration>,
-    /// What its pods speak.
+    /// Protocol of the pods' serving port.
     pub protocol: Protocol,
-    /// How it scales; only sent to autoscalers. Most revisions share one, see [`Policies`].
+    /// Scale policy; only sent to autoscalers. Most Revisions share one, see [`Policies`].
     pub policy: Option<Arc<ScalePolicy>>,
-    /// Whether a route leads to it; else it may shrink in one step and minimum scale does not hold.
+    /// True if a Route sends traffic to the Revision. Otherwise it may shrink in one step and minimum scale does not
+    /// hold.
     pub reachable: bool,
-    /// Whether its initial scale was reached once.
+    /// True if the Revision has reached its initial scale once.
     pub initial_scale_reached: bool,
-    /// Who may ask its pods; `None`: everybody. Only sent to activators.
+    /// Clients that may send requests to the pods; `None`: all. Only sent to activators.
     pub sources: Option<Arc<Sources>>,
 }
 
-/// What a revision's pods speak on their serving port.
+/// Protocol that a Revision's pods speak on their serving port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// HTTP/1.1 (port name `http1` or none).
@@ -264,64 +265,66 @@ pub enum Protocol {
     H2c,
 }
 
-/// How a revision scales. Meaning, bounds and defaults: Knative `config-autoscaler` and `autoscaling.knative.dev/*`.
+/// Scaling parameters of a Revision. Meaning, bounds and defaults: Knative `config-autoscaler` and
+/// `autoscaling.knative.dev/*`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScalePolicy {
-    /// What is averaged.
+    /// Metric that the autoscaler averages.
     pub metric: Metric,
-    /// Load one pod can carry at most: requests at once, or requests a second. At least 0.01.
+    /// Highest load of one pod: concurrent requests, or requests per second. At least 0.01.
     pub total: f64,
-    /// Share of `total` aimed at, 0 < u ≤ 1. Default 0.7.
+    /// Share of `total` that the autoscaler aims at, 0 < u ≤ 1. Default 0.7.
     pub utilization: f64,
-    /// Burst capacity to keep free; −1: always through the activator; 0 (shipped): never for lack of it.
+    /// Burst capacity to keep free; −1: always through the activator; 0 (shipped): never for lack of capacity.
     pub target_burst_capacity: f64,
-    /// Requests at once one activator is trusted with. Default 100.
+    /// Concurrent requests that one activator is expected to handle. Default 100.
     pub activator_capacity: f64,
-    /// Stable window. Default 60 s, 6 s to 1 h.
+    /// Length of the stable window. Default 60 s, 6 s to 1 h.
     pub stable_window: Duration,
-    /// Panic window in percent of the stable one. Default 10.
+    /// Length of the panic window in percent of the stable one. Default 10.
     pub panic_window_percent: f64,
-    /// Load, in percent of what ready pods carry, that starts panic. Default 200.
+    /// Load that starts panic, in percent of the capacity of ready pods. Default 200.
     pub panic_threshold_percent: f64,
-    /// Most a decision may multiply ready pods by. Default 1000.
+    /// Largest factor by which one decision may raise ready pods. Default 1000.
     pub max_scale_up_rate: f64,
-    /// Most a decision may divide ready pods by. Default 2.
+    /// Largest divisor by which one decision may lower ready pods. Default 2.
     pub max_scale_down_rate: f64,
-    /// Fewest pods while reachable. Default 0.
+    /// Fewest pods while the Revision is reachable. Default 0.
     pub min_scale: u32,
     /// Most pods; 0: no limit.
     pub max_scale: u32,
-    /// Pods a new revision starts with. Default 1.
+    /// Pods that a new Revision starts with. Default 1.
     pub initial_scale: u32,
     /// Fewest pods while there is any load; 0 and 1: off.
     pub activation_scale: u32,
-    /// How long a lower wish must hold before it counts. Default 0.
+    /// Time for which lower desired pods must hold before a decision follows. Default 0.
     pub scale_down_delay: Duration,
-    /// Whether zero pods are allowed at all. Default true.
+    /// True if zero pods are allowed. Default true.
     pub scale_to_zero: bool,
-    /// Least time on the activator path before the last pod goes. Default 30 s.
+    /// Least time on the activator path before the last pod ends. Default 30 s.
     pub grace: Duration,
-    /// Least time the last pod stays after the load ended. Default 0.
+    /// Least time that the last pod stays after the load ended. Default 0.
     pub retention: Duration,
-    /// How long a start may take before it is given up. Default 600 s.
+    /// Time after which a start that is not ready counts as failed. Default 600 s.
     pub progress_deadline: Duration,
-    /// How a window is averaged.
+    /// Weights of the seconds in a window's average.
     pub aggregation: Aggregation,
 }
 
-/// Policies that are known, so that equal ones are kept once: ten thousand services use a handful.
+/// Pool of known policies, so that equal ones are stored once: ten thousand services use a handful.
 #[derive(Clone, Debug, Default)]
 pub struct Policies(Vec<Arc<ScalePolicy>>);
 
 impl Policies {
-    /// So many are compared with; beyond them each stands by itself.
+    /// Number of policies to compare with; beyond them each policy is stored by itself.
     const KNOWN: usize = 64;
 
-    /// The known policy equal to this one.
+    /// Returns the known policy equal to `policy`, or `policy` itself, which may become known.
     pub fn share(&mut self, policy: Arc<ScalePolicy>) -> Arc<ScalePolicy> {
         if let Some(known) = self.0.iter().find(|known| **known == policy) {
             return Arc::clone(known);
         }
+        // The pool itself holds one count of each: policies that no Revision uses make room first.
         if self.0.len() == Self::KNOWN {
             self.0.retain(|known| Arc::strong_count(known) > 1);
         }
@@ -333,8 +336,8 @@ impl Policies {
 }
 
 impl Default for ScalePolicy {
-    /// Knative's `config-autoscaler` as shipped (`config/core/configmaps/autoscaler.yaml` at 98e5ef9), but for the
-    /// burst capacity: 0 instead of 211, so that small services may go direct.
+    /// Returns Knative's `config-autoscaler` as shipped (`config/core/configmaps/autoscaler.yaml` at 98e5ef9), but for
+    /// the burst capacity: 0 instead of 211, so that small services may use the direct path.
     fn default() -> Self {
         Self {
             metric: Metric::Concurrency,
@@ -361,81 +364,81 @@ impl Default for ScalePolicy {
     }
 }
 
-/// What the autoscaler averages.
+/// Metric that the autoscaler averages over its windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// Requests at once.
+    /// Requests in flight at the same time.
     Concurrency,
-    /// Requests a second.
+    /// Requests that begin in each second.
     Rps,
 }
 
-/// How a window is averaged.
+/// Weights of the seconds in a window's average.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aggregation {
-    /// Every second weighs the same.
+    /// Equal weight for every second.
     Linear,
-    /// Newer seconds weigh more.
+    /// Higher weight for newer seconds.
     WeightedExponential,
 }
 
-/// One pod of a revision.
+/// Pod of a Revision, as the data plane sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pod {
-    /// Unique for ever.
+    /// Unique identifier, never reused.
     pub uid: String,
-    /// Name within the namespace.
+    /// Name of the pod within the Revision's namespace.
     pub name: String,
-    /// The revision it serves.
+    /// Revision that the pod serves.
     pub revision: Name,
-    /// The node it runs on.
+    /// Node that the pod runs on.
     pub node: String,
-    /// That node's zone; empty when unknown.
+    /// Zone of that node; empty when unknown.
     pub zone: String,
-    /// Where it stands for routing.
+    /// Phase of the pod for routing.
     pub phase: PodPhase,
-    /// Where it serves; unknown until its network exists.
+    /// Address and port that the pod serves on; `None` until its network exists.
     pub address: Option<SocketAddr>,
-    /// Its address of the other family, where it has one and serves there too, at the same port.
+    /// Address of the other family, at the same port, if the pod has one and serves there too.
     pub also: Option<IpAddr>,
-    /// Whether the kubelet calls it ready: other nodes need not try whether they reach it.
+    /// True if the kubelet calls the pod ready: other nodes need not test if they reach it.
     pub confirmed: bool,
-    /// Its serving port (`PORT`).
+    /// Serving port of the pod (`PORT`).
     pub port: NonZeroU16,
-    /// How the agent on its node tells that it is ready.
+    /// Readiness probe that the agent on the pod's node runs.
     pub probe: Probe,
 }
 
-/// Where a pod stands for routing.
+/// Phase of a pod for routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodPhase {
-    /// Not ready yet.
+    /// Not ready yet: receives no requests.
     Starting,
-    /// Takes requests.
+    /// Ready: may receive new requests.
     Ready,
-    /// Takes no new requests and leaves once it has none.
+    /// Draining: receives no new requests and ends after its last one.
     Draining,
 }
 
-/// How a pod's readiness is told. Times are Kubernetes' probe fields.
+/// Readiness probe of a pod. The times are Kubernetes' probe fields.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
-    /// What is asked.
+    /// Handler: the request that an attempt makes.
     pub how: ProbeHow,
-    /// Where; `None`: the serving port.
+    /// Port to probe; `None`: the serving port.
     pub port: Option<NonZeroU16>,
-    /// Between two tries; zero: as fast as sensible (Knative's aggressive probe).
+    /// Time between two attempts; zero: as fast as sensible (Knative's aggressive probe).
     pub period: Duration,
-    /// Bound of one try; zero: 1 s.
+    /// Limit of one attempt; zero: 1 s.
     pub timeout: Duration,
-    /// Successes in a row that make it ready, at least 1.
+    /// Consecutive successes that make the pod ready, at least 1.
     pub success_threshold: u32,
-    /// Failures in a row that make it unready again, at least 1.
+    /// Consecutive failures that make the pod unready again, at least 1.
     pub failure_threshold: u32,
 }
 
 impl Probe {
-    /// Ready when its process listens: what holds where nothing is said.
+    /// Returns the default probe: the pod is ready when its process listens.
     pub fn listens() -> Self {
         Self {
             how: ProbeHow::Listen,
@@ -448,122 +451,122 @@ impl Probe {
     }
 }
 
-/// What a readiness probe asks.
+/// Handler of a readiness probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeHow {
-    /// Nothing: it is ready when its process listens. The default TCP probe is this.
+    /// No request: the pod is ready when its process listens. The default TCP probe maps to this.
     Listen,
-    /// A TCP connect.
+    /// TCP connect that must succeed.
     Tcp,
-    /// An HTTP GET answered 200 to 399.
+    /// HTTP GET that must be answered with 200 to 399.
     Http {
-        /// Path and query.
+        /// Path and query of the request.
         path: String,
-        /// Extra headers.
+        /// Extra headers, as name and value.
         headers: Vec<(String, String)>,
-        /// Host to ask for; empty: the pod's address.
+        /// Host of the request; empty: the pod's address.
         host: String,
-        /// Over TLS, without checking the certificate.
+        /// True for TLS, whose certificate is not checked.
         https: bool,
     },
-    /// `grpc.health.v1.Health/Check` answered SERVING.
+    /// Call of `grpc.health.v1.Health/Check` that must be answered with SERVING.
     Grpc {
-        /// The service asked about; empty: the server as a whole.
+        /// Service named in the call; empty: the server as a whole.
         service: String,
     },
 }
 
-/// One activator.
+/// Activator that connects and requests can be sent to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Activator {
-    /// Unique name.
+    /// Unique name of the replica.
     pub name: String,
-    /// The node it runs on.
+    /// Node that the activator runs on.
     pub node: String,
-    /// That node's zone; empty when unknown.
+    /// Zone of that node; empty when unknown.
     pub zone: String,
-    /// Where it listens on every service's activator port, at most one a family.
+    /// Addresses at which it listens on every service's activator port, at most one for each family.
     pub addresses: Vec<IpAddr>,
 }
 
-/// A part that other parts open streams to.
+/// Component that others open streams to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// Serves routes, takes reports and decisions.
+    /// Serves routes, and receives pod reports and scale decisions.
     Controller,
-    /// Takes usage.
+    /// Receives usage reports of agents and activators.
     Autoscaler,
 }
 
-/// Every replica of a part.
+/// Every replica of one component.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replicas {
-    /// The part.
+    /// Component that the replicas belong to.
     pub part: Part,
-    /// Where each takes streams.
+    /// Replicas with the addresses that accept streams.
     pub members: Vec<Replica>,
-    /// Name of the one that counts; `None`: none yet. Of autoscalers: the one whose decisions are carried out.
+    /// Name of the active replica; `None`: none yet. Controllers obey the decisions of the active autoscaler.
     pub chosen: Option<String>,
 }
 
-/// One replica of a part.
+/// One replica of a component.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replica {
-    /// Its name, as in [`Subscriber`].
+    /// Name of the replica, as in [`Subscriber`].
     pub name: String,
-    /// Where it takes streams.
+    /// Address at which the replica accepts streams.
     pub address: SocketAddr,
 }
 
-/// One step of a RouteTable stream.
+/// One item of a RouteTable stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouteItem {
-    /// Grows with each change within a stream; reported back once it is in force.
+    /// Number that grows with each change within a stream; the receiver reports it back once it is in force.
     pub version: u64,
-    /// What changed.
+    /// Change that the item carries.
     pub change: RouteChange,
 }
 
-/// What one step of a RouteTable stream says.
+/// Change of one subject, or the end of a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RouteChange {
-    /// A service's whole state.
+    /// Whole state of a service.
     Service(Service),
-    /// A revision's whole state.
+    /// Whole state of a Revision.
     Revision(Revision),
-    /// A pod's whole state. Boxed: services and revisions are many and smaller.
+    /// Whole state of a pod. Boxed: services and Revisions are many and smaller.
     Pod(Box<Pod>),
-    /// An activator's whole state.
+    /// Whole state of an activator.
     Activator(Activator),
-    /// A part's replicas. Links follow them; their users need not.
+    /// All replicas of a component. Links apply them; the users of a link may ignore them.
     Replicas(Replicas),
-    /// What holds for all services.
+    /// Settings that hold for all services.
     Settings(Settings),
-    /// The subject is no more.
+    /// Removal of the subject.
     Gone(RouteKey),
-    /// The end of a batch: everything up to this version has been said.
+    /// End of a batch: the stream has sent everything up to this version.
     Synced,
 }
 
-/// Names one subject of a RouteTable.
+/// Key of one subject of a RouteTable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RouteKey {
-    /// A service.
+    /// Service, by namespace and name.
     Service(Name),
-    /// A revision.
+    /// Revision, by namespace and name.
     Revision(Name),
-    /// A pod, by uid.
+    /// Pod, by its uid.
     Pod(String),
-    /// An activator, by name.
+    /// Activator, by the replica's name.
     Activator(String),
-    /// The replicas of a part.
+    /// All replicas of a component.
     Replicas(Part),
-    /// What holds for all services.
+    /// Settings that hold for all services.
     Settings,
 }
 
 impl RouteChange {
-    /// The subject it concerns; `None` for `Synced`.
+    /// Returns the key of the subject that changes; `None` for `Synced`.
     pub fn key(&self) -> Option<RouteKey> {
         match self {
             Self::Service(it) => Some(RouteKey::Service(it.name.clone())),
@@ -579,7 +582,7 @@ impl RouteChange {
 }
 
 impl RouteTable {
-    /// Whole states of all subjects.
+    /// Returns the whole states of all subjects.
     pub fn states(&self) -> impl Iterator<Item = RouteChange> {
         let services = self.services.values().cloned().map(RouteChange::Service);
         let revisions = self.revisions.values().cloned().map(RouteChange::Revision);
@@ -587,11 +590,12 @@ impl RouteTable {
         let activators = self.activators.values().cloned().map(RouteChange::Activator);
         let replicas = self.replicas.values().cloned().map(RouteChange::Replicas);
         let settings = self.settings.said().map(RouteChange::Settings);
+        // Named subjects come before the services that name them, although a receiver acts only at `Synced`.
         let first = settings.into_iter().chain(replicas).chain(activators);
         first.chain(revisions).chain(pods).chain(services)
     }
 
-    /// The steps that turn `self` into `next`: states first, then ends.
+    /// Returns the changes that turn `self` into `next`: states first, then removals.
     pub fn changes(&self, next: &Self) -> Vec<RouteChange> {
         let mut out = Vec::new();
         if self.settings != next.settings {
@@ -602,12 +606,13 @@ impl RouteTable {
         changed(&self.revisions, &next.revisions, |v| out.push(RouteChange::Revision(v)));
         changed(&self.pods, &next.pods, |v| out.push(RouteChange::Pod(v.into())));
         changed(&self.services, &next.services, |v| out.push(RouteChange::Service(v)));
+        // Removals come last, so that no service names a subject that is already removed.
         let gone = self.keys().into_iter().filter(|key| !next.contains(key));
         out.extend(gone.map(RouteChange::Gone));
         out
     }
 
-    /// Every subject's key.
+    /// Returns the keys of all subjects.
     pub fn keys(&self) -> BTreeSet<RouteKey> {
         let services = self.services.keys().cloned().map(RouteKey::Service);
         let revisions = self.revisions.keys().cloned().map(RouteKey::Revision);
@@ -630,7 +635,7 @@ impl RouteTable {
         }
     }
 
-    /// Takes in one change and says whose it was. `Synced` changes nothing.
+    /// Applies one change and returns the key of its subject. `Synced` changes nothing.
     fn set(&mut self, change: RouteChange) -> Option<RouteKey> {
         let key = change.key()?;
         match change {
@@ -658,7 +663,7 @@ impl RouteTable {
     }
 }
 
-/// Calls `each` for every value of `next` that `now` lacks or has otherwise.
+/// Calls `each` for every value of `next` that is new or differs in `now`.
 fn changed<K: Ord, V: Clone + PartialEq>(
     now: &BTreeMap<K, V>,
     next: &BTreeMap<K, V>,
@@ -668,13 +673,13 @@ fn changed<K: Ord, V: Clone + PartialEq>(
     new.map(|(_, value)| value.clone()).for_each(each);
 }
 
-/// A receiver's copy of the RouteTable, kept over broken streams.
+/// Receiver's copy of the RouteTable, kept when a stream breaks.
 ///
 /// Call [`restart`](Self::restart) when a stream opens and [`absorb`](Self::absorb) for each item. The table is
-/// whole, and may be acted on, only when `absorb` has returned something.
+/// consistent, and may be acted on, only when `absorb` has returned a set.
 #[derive(Clone, Debug, Default)]
 pub struct RouteView {
-    /// The table.
+    /// Table as received so far; consistent after each `Synced`.
     pub table: RouteTable,
     /// Version in force; 0 before the first `Synced` of a stream.
     pub version: u64,
@@ -684,24 +689,26 @@ pub struct RouteView {
 }
 
 impl RouteView {
-    /// A new stream has opened: everything not named before its first `Synced` will go.
+    /// Begins a new stream: every subject not named before its first `Synced` will be removed.
     pub fn restart(&mut self) {
         self.unnamed = Some(self.table.keys());
         self.version = 0;
     }
 
-    /// Whether the current stream has named every subject.
+    /// Returns true if the current stream has named every subject.
     pub fn is_synced(&self) -> bool {
         self.version > 0
     }
 
-    /// Takes in one item. At `Synced`, which ends each batch, returns the subjects touched since the last one.
+    /// Applies one item. At `Synced`, which ends each batch, returns the keys changed since the last one.
     pub fn absorb(&mut self, mut item: RouteItem) -> Option<BTreeSet<RouteKey>> {
+        // Policies arrive as separate copies: ten thousand Revisions then share a handful.
         if let RouteChange::Revision(it) = &mut item.change {
             it.policy = it.policy.take().map(|policy| self.policies.share(policy));
         }
         let synced = matches!(item.change, RouteChange::Synced);
         if synced {
+            // The first `Synced` of a stream: what the new stream did not name was removed while this end was away.
             for key in self.unnamed.take().into_iter().flatten() {
                 self.table.remove(&key);
                 self.changed.insert(key);
@@ -720,51 +727,51 @@ impl RouteView {
 
 // --- PodReport ------------------------------------------------------------------------------------------
 
-/// One step of a PodReport stream. The first names the sender.
+/// One item of a PodReport stream. The first names the sender.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PodItem {
-    /// Who reports.
+    /// Replica that sends the stream.
     Sender(Subscriber),
-    /// What is seen of a pod.
+    /// State of one pod on the sender's node.
     Seen(PodSeen),
-    /// The pod is not on this node any more.
+    /// The pod, named by its uid, is no longer on this node.
     Gone(String),
-    /// This version of the RouteTable is in force at the sender. Speaks to the replica that serves it.
+    /// This version of the RouteTable is in force at the sender. Only the replica that serves that table uses it.
     Applied(u64),
-    /// No new connection of the sender's goes to this draining pod. Speaks to every replica.
+    /// Drain acknowledgement: the sender opens no new connection to this draining pod. Every replica uses it.
     Avoided(String),
-    /// New connections may go to it again, or it is in the table no more.
+    /// The sender may open new connections to the pod again, or the pod is no longer in the table.
     AvoidedNoMore(String),
-    /// The sender, an activator, names each service that it leads to some revision. Speaks to every replica.
+    /// The sender, an activator, will name each service that it routes to some Revision. Every replica uses it.
     NamesRouted,
-    /// It leads requests for this service to some revision. Speaks to every replica.
+    /// The sender routes requests for this service to some Revision. Every replica uses it.
     Routed(Name),
-    /// It does so no more.
+    /// The sender no longer routes requests for this service to a Revision.
     RoutedNoMore(Name),
-    /// Every pod has been named.
+    /// The sender has named every pod.
     Synced,
 }
 
-/// What an agent sees of one pod on its node.
+/// State of one pod, as the agent on its node observes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodSeen {
-    /// The pod.
+    /// Uid of the pod.
     pub uid: String,
-    /// Where it serves, read from its own network namespace.
+    /// Address and port that the pod serves on, read from its own network namespace.
     pub address: Option<SocketAddr>,
-    /// Its address of the other family, where it serves too.
+    /// Address of the other family, if the pod serves there too.
     pub also: Option<IpAddr>,
-    /// Whether a process listens on the serving port.
+    /// True if a process listens on the serving port.
     pub listening: bool,
-    /// Whether it listens and its probe passes.
+    /// True if a process listens and the readiness probe passes.
     pub ready: bool,
-    /// Whether nothing is in flight and no connection awaits its first request, for 1 s by now.
+    /// True if for at least 1 s nothing is in flight and no connection awaits its first request.
     pub drained: bool,
-    /// Requests in flight, by the kernel's count.
+    /// Requests in flight, as the eBPF programs count them.
     pub in_flight: u64,
-    /// When it began to listen, CLOCK_MONOTONIC of its node in ns; 0: not listening.
+    /// Time at which the pod began to listen, CLOCK_MONOTONIC of its node in ns; 0: it does not listen.
     pub listening_since_ns: u64,
-    /// Why it is not ready, for people; empty when nothing is wrong.
+    /// Reason for not being ready, for the user; empty when there is no error.
     pub trouble: String,
 }
 

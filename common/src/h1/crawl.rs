@@ -1,4 +1,4 @@
-//! Pure: the slow way through a head and through chunk sizes: byte by byte, so that a split may fall anywhere.
+//! Pure: slow path through a head and through chunk sizes: byte by byte, so that segments may be split anywhere.
 
 use core::hint::black_box;
 
@@ -7,16 +7,16 @@ use super::{
     side::{Side, flag},
 };
 
-/// Most bytes one step takes.
+/// Most bytes that one step consumes.
 const STEP: usize = 8;
 const _: () = assert!(STEP <= RESPONSE_BYTES && STEP <= REQUEST_BYTES);
 
-/// [`Side::matched`]: a word of a list that is the one sought, and has ended.
+/// Value of [`Side::matched`]: the token is the sought one, and has ended.
 const SOUGHT: u8 = 100;
-/// [`Side::matched`]: a word of a list that is another.
+/// Value of [`Side::matched`]: the token is another one.
 const OTHER: u8 = 200;
 
-/// What [`Side::name`] says is being compared.
+/// Values of [`Side::name`]: the text that is being compared.
 pub(super) mod name {
     pub(super) const HEAD: u8 = 1;
     pub(super) const CONNECT: u8 = 2;
@@ -30,7 +30,7 @@ pub(super) mod name {
     pub(in crate::h1) const SETTINGS: u8 = 10;
 }
 
-/// The bytes of a name, first byte lowest; nothing beyond 24 bytes is needed.
+/// Returns the bytes of a name, first byte lowest; no more than 24 bytes are needed.
 #[inline(always)]
 const fn letters(name: u8) -> [u64; 3] {
     const fn pack(text: &[u8; 24]) -> [u64; 3] {
@@ -56,7 +56,7 @@ const fn letters(name: u8) -> [u64; 3] {
     }
 }
 
-/// Byte `index` of a name; 0 behind its end.
+/// Returns byte `index` of a name; 0 behind its end.
 #[inline(always)]
 fn letter(name: u8, index: u8) -> u8 {
     let [first, second, third] = letters(name);
@@ -70,7 +70,7 @@ fn letter(name: u8, index: u8) -> u8 {
 }
 
 impl Side {
-    /// Reads byte by byte until something is decided. Returns the bytes consumed, at least 1.
+    /// Reads byte by byte until a state is reached that the fast path handles. Returns the bytes consumed, at least 1.
     #[inline(always)]
     pub(super) fn crawl<const WORDS: usize>(
         &mut self,
@@ -80,15 +80,17 @@ impl Side {
     ) -> u32 {
         let mut index = 0;
         while index < STEP {
+            // At least one byte is consumed, so that the driver always makes progress.
             if index > 0 && index as u32 >= len {
                 break;
             }
             let word = window[index >> 3].to_le();
             black_box(&mut *self).byte((word >> ((index & 7) * 8)) as u8, request);
-            // Opaque to the compiler, so that it leaves the state in memory, where the verifier does not follow
-            // each of its values through each byte.
+            // Opaque to the compiler, so that it keeps the state in memory. There the verifier does not follow each
+            // value through each byte.
             index = black_box(index + 1);
             let this = black_box(&mut *self);
+            // Bodies are skipped and whole lines are scanned faster by the other functions.
             if this.skip > 0 || this.at == at::SCAN || this.at >= at::BODY {
                 break;
             }
@@ -114,12 +116,12 @@ impl Side {
             at::WORDS => self.word(byte),
             at::SIZE | at::SIZE_DIGITS => self.size(byte),
             at::SIZE_TAIL if byte == b'\n' => self.size_ends(),
-            // An extension, or what should not be there: nothing until the line's end matters.
+            // Extensions and invalid bytes have no effect until the line's end.
             at::SIZE_TAIL => {}
             at::CHUNK_END => self.chunk_end(byte),
-            // The request before was the last, and more follows it in the same segment.
+            // The request before was the last one, and more bytes follow it in the same segment.
             at::TUNNEL => {}
-            // Not reached: the other places are left by `seek` and `scan`.
+            // Not reached: `seek` and `scan` leave all other states.
             _ => self.at = at::LOST,
         }
     }
@@ -136,7 +138,7 @@ impl Side {
         if !request {
             self.value = 0;
             self.name = name::SETTINGS;
-            // A 101 stays known until it is sure what was changed to.
+            // The status of a 101 stays stored until the new protocol is recognised.
             if byte != 0 {
                 self.name = name::VERSION;
                 self.status = 0;
@@ -150,7 +152,7 @@ impl Side {
             b'H' => self.name = name::HEAD,
             b'C' => self.name = name::CONNECT,
             b'P' => self.name = name::HTTP2,
-            // Methods are mostly upper case, but servers take any (RFC 9110 §9.1).
+            // Methods are usually upper case, but servers accept any token (RFC 9110 §9.1).
             b'A'..=b'Z' | b'a'..=b'z' => self.at = at::SCAN,
             _ => {
                 self.flags |= flag::FOREIGN;
@@ -183,8 +185,8 @@ impl Side {
         }
     }
 
-    /// What a server of HTTP/2 begins with (RFC 9113 §3.4, §6.5): length and type of a frame with settings, which take six
-    /// bytes each and are few.
+    /// Reads the first bytes of an HTTP/2 server (RFC 9113 §3.4, §6.5): length and type of a SETTINGS frame. Settings
+    /// have six bytes each, and are few.
     #[inline(always)]
     fn settings(&mut self, byte: u8) {
         const TYPE: u8 = 4;
@@ -204,7 +206,7 @@ impl Side {
         }
     }
 
-    /// `HTTP/1.1 200 OK`: seven letters, any minor version, a space, three digits.
+    /// Reads `HTTP/1.1 200 OK`: seven letters, any minor version, a space, three digits.
     #[inline(always)]
     fn status_line(&mut self, byte: u8) {
         let fits = match self.matched {
@@ -243,6 +245,7 @@ impl Side {
                 self.at = at::LINE_CR;
                 return;
             }
+            // A folded line (RFC 9112 §5.2) continues the value of the line before it.
             b' ' | b'\t' => {
                 self.at = match self.name {
                     _ if !fold => at::SCAN,
@@ -256,6 +259,7 @@ impl Side {
         self.flags &= !flag::FOLD;
         self.matched = 1;
         self.at = at::NAME;
+        // Only a hint for the choice of the name; `header_name` compares its other bytes.
         match byte | 0x20 {
             _ if trailer => self.at = at::SCAN,
             b'c' => self.name = name::LENGTH,
@@ -267,6 +271,7 @@ impl Side {
     #[inline(always)]
     fn header_name(&mut self, byte: u8) {
         let lower = byte.to_ascii_lowercase();
+        // `content-length` and `connection` have three letters in common.
         if self.name == name::LENGTH && self.matched == 3 && lower == b'n' {
             self.name = name::CONNECTION;
         }
@@ -298,7 +303,7 @@ impl Side {
                 self.value = u64::from(byte - b'0');
                 self.at = at::DIGITS;
             }
-            // The number may stand in the next line; without one, servers refuse it.
+            // The number may be in the next line; servers refuse a head without one.
             b'\n' => {
                 self.flags |= flag::FOLD;
                 self.at = at::LINE;
@@ -310,6 +315,7 @@ impl Side {
     #[inline(always)]
     fn digits(&mut self, byte: u8) {
         match byte {
+            // A further digit would overflow; no server accepts such a length.
             b'0'..=b'9' if self.at == at::DIGITS && self.value <= (u64::MAX - 9) / 10 => {
                 self.value = self.value * 10 + u64::from(byte - b'0');
             }
@@ -332,7 +338,7 @@ impl Side {
         self.rest_of_line(byte);
     }
 
-    /// A length may be said more than once if it is always the same (RFC 9112 §6.3).
+    /// Stores a length. It may be repeated if it is always the same (RFC 9112 §6.3).
     #[inline(always)]
     fn take_length(&mut self) {
         if self.flags & flag::LENGTH != 0 && self.length != self.value {
@@ -342,7 +348,7 @@ impl Side {
         self.length = self.value;
     }
 
-    /// One byte of a comma-separated list in which one word is sought.
+    /// Reads one byte of a comma-separated list in which one token is sought.
     #[inline(always)]
     fn word(&mut self, byte: u8) {
         match byte {
@@ -356,11 +362,12 @@ impl Side {
                 }
             }
             b' ' | b'\t' | b'\r' => {
+                // Blanks within a token end it: `chunked x` is not `chunked`.
                 if self.matched != 0 {
                     self.matched = if self.is_sought() { SOUGHT } else { OTHER };
                 }
             }
-            // A NUL is no letter, though one stands behind each word's end.
+            // A NUL never matches, although `letter` returns 0 behind each name's end.
             _ if byte != 0 && byte.to_ascii_lowercase() == letter(self.name, self.matched) => {
                 self.matched += 1;
             }
@@ -374,7 +381,7 @@ impl Side {
         self.matched == length || self.matched == SOUGHT
     }
 
-    /// `chunked` must be the last coding; `close` may stand anywhere.
+    /// Handles the end of a token: `chunked` must be the last coding; `close` may be anywhere.
     #[inline(always)]
     fn word_ends(&mut self) {
         if self.matched == 0 {
@@ -383,7 +390,7 @@ impl Side {
         let sought = self.is_sought();
         self.matched = if sought { SOUGHT } else { OTHER };
         if self.name == name::CHUNKED {
-            // Not before: a header without a word says nothing.
+            // Set here and not earlier: a header without a token has no effect.
             self.flags = (self.flags | flag::CODED) & !flag::CHUNKED;
             if sought {
                 self.flags |= flag::CHUNKED;
@@ -413,6 +420,7 @@ impl Side {
                 return;
             }
         };
+        // One more digit would overflow.
         if self.length >> 60 != 0 {
             self.at = at::LOST;
             return;
@@ -421,7 +429,7 @@ impl Side {
         self.length = self.length << 4 | u64::from(digit);
     }
 
-    /// The line of a chunk's size is complete.
+    /// Handles the end of the line with a chunk's size.
     #[inline(always)]
     fn size_ends(&mut self) {
         self.skip = self.length;

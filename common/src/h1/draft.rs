@@ -1,32 +1,33 @@
-//! Pure: reading ahead of what a connection's lock protects.
+//! Pure: unlocked read: reading of a head before the connection's lock is taken.
 
 use core::hint::black_box;
 
 use super::{at, side::Side};
 
-/// A part of a segment, and one direction of a connection after it was read.
+/// Part of a segment, with one direction of a connection after reading it.
 ///
-/// Reading takes most of the time, and needs no lock: [`begin`](Self::begin) copies the direction as it stands, which may be
-/// torn while others move it on, [`read`](Self::read) works on the copy, and with the lock held it is taken in where the
-/// direction still stands there. At one place of the stream it is never in two states but for those that are compared.
+/// Reading takes most of the time and needs no lock. [`begin`](Self::begin) copies the direction, and the copy may be
+/// inconsistent while other CPUs change it. [`read`](Self::read) works on the copy. With the lock held, the copy is
+/// committed if the direction is still in the state in which reading began. One position of the stream never has two
+/// states that differ in other fields than the compared ones.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draft<const WORDS: usize> {
-    /// The bytes, as little-endian words. What lies behind those filled in does not matter.
+    /// Bytes of the segment, as little-endian words. Words behind the filled ones are arbitrary.
     pub window: [u64; WORDS],
     side: Side,
-    /// Where it stood.
+    /// State of the direction when the read began.
     before: Place,
 }
 
-/// Where a direction stands.
+/// Fields of a direction that identify its state.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Place {
     next: u32,
     flags: u16,
     at: u8,
-    /// Whether boundaries were lost before.
+    /// 1 if boundaries were lost before.
     lost: u8,
 }
 
@@ -50,31 +51,32 @@ impl<const WORDS: usize> Default for Draft<WORDS> {
 }
 
 impl<const WORDS: usize> Draft<WORDS> {
-    /// Begins with a direction as it stands. Returns where in a segment of `len` bytes at `seq` it reads on, if it does: a
-    /// guess, as the lock is yet to be taken.
+    /// Begins with the present state of a direction. Returns the offset in a segment of `len` bytes at `seq` at which
+    /// reading continues, if it does: a guess, since the lock is not held.
     ///
-    /// What is guessed is guessed from the copy: one of a direction that was looked at before may read where nothing is read
-    /// any more.
+    /// All parts of the guess come from the copy. A second look at the original might read a direction in which nothing
+    /// is read any more.
     #[inline(always)]
     pub fn begin(&mut self, side: &Side, seq: u32, len: u32) -> Option<u32> {
         self.side = *side;
-        // The compiler must not look at the original again, which others may have moved on.
+        // The compiler must not read the original again, which another CPU may have changed.
         let this = black_box(self);
         this.before = Place::of(&this.side);
         let offset = this.before.next.wrapping_sub(seq);
         (offset < len && this.side.skip == 0 && this.before.at < at::TUNNEL).then_some(offset)
     }
 
-    /// Reads `len` (at least 1) bytes of the window, of requests or of responses. Only `slow` it goes byte by byte where that
-    /// is needed.
+    /// Reads `len` (at least 1) bytes of the window, of requests or of responses. With `slow` it reads byte by byte
+    /// where necessary.
     #[inline(always)]
     pub fn read(&mut self, len: u32, request: bool, slow: bool) {
         self.side.read(&self.window, len, request, slow);
     }
 
-    /// Moves a direction on, if it stands where this began. To be called with the lock held.
+    /// Commits the read, if the direction is still in the state in which it began. To be called with the lock held.
     #[inline(always)]
     pub(super) fn take(&self, side: &mut Side) -> bool {
+        // Compared as one word: each comparison of a field would be a branch for the verifier.
         let stands = Place::of(side).word() == self.before.word();
         if stands {
             *side = self.side;

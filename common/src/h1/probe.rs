@@ -1,33 +1,33 @@
-//! Pure: tells the kubelet's probes from requests by the name they give themselves.
+//! Pure: recognition of the kubelet's probes by their User-Agent.
 //!
-//! Kubernetes' prober calls itself `kube-probe/1.36` (kubernetes/kubernetes `pkg/probe/http/request.go`), and Go's client
-//! writes that line right behind `Host`.
+//! The kubelet's prober sends `kube-probe/1.36` (kubernetes/kubernetes `pkg/probe/http/request.go`), and Go's client
+//! writes that line directly behind `Host`.
 
 use core::hint::black_box;
 
 use super::scan::word;
 
-/// How a line with the prober's name begins, with the end of the line before it.
+/// First bytes of the prober's User-Agent line, with the end of the line before it.
 const NAME: [u64; 3] = [word(b"\r\nUser-A"), word(b"gent: ku"), word(b"be-probe")];
 
-/// Bytes of a head that are searched. The line stands behind the path and `Host`.
+/// Bytes of a head that are searched. The line is behind the path and `Host`.
 pub const SEARCHED: u32 = 672;
 
-/// Whether the first `len` bytes of a head have the line; `eight` gives eight of them, little-endian, from anywhere up to
-/// `SEARCHED` + 16.
+/// Returns true if the first `len` bytes of a head contain the line. `eight` returns eight of them, little-endian, from
+/// any offset up to `SEARCHED` + 16.
 ///
-/// Without branches: each would be one more way that the verifier has to follow.
+/// It has no branches: each would be one more path for the verifier.
 #[inline(always)]
 pub fn is_probe(len: u32, eight: impl Fn(usize) -> u64) -> bool {
     let (mut found, mut at) = (0, 0);
     let len = black_box(u64::from(len));
     while at < SEARCHED as usize {
-        // The compiler sees comparisons in these words and bits, and would make branches of them.
+        // The compiler recognises comparisons in these words and bits, and would turn them into branches.
         let differs =
             (eight(at) ^ NAME[0]) | (eight(at + 8) ^ NAME[1]) | (eight(at + 16) ^ NAME[2]);
         let differs = black_box(differs);
         let differs = black_box((differs | black_box(differs.wrapping_neg())) >> 63);
-        // What lies behind the head may be an older one's.
+        // Bytes behind the head may be left from an older one.
         let is_inside = black_box((at as u64 + 23).wrapping_sub(len) >> 63);
         found |= (differs ^ 1) & is_inside;
         at += 1;
@@ -41,7 +41,7 @@ mod tests {
 
     use super::*;
 
-    /// As the kernel half has a head: the begin of it, before what another one has left.
+    /// Searches `head` as the eBPF programs store it: its begin, in front of remains of `left`.
     fn is_found(head: &str, left: &str) -> bool {
         let mut bytes: Vec<u8> = left.bytes().cycle().take(SEARCHED as usize + 24).collect();
         let len = head.len().min(SEARCHED as usize);

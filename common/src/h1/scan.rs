@@ -1,7 +1,7 @@
-//! Pure: the fast way through a head: eight bytes at a time, whole lines only.
+//! Pure: fast path through a head: eight bytes at a time, whole lines only.
 //!
-//! Looks for line ends and, behind each, for the few headers that matter in their usual spelling. Whatever it
-//! cannot decide from the bytes at hand it leaves, at a line's begin, to [`super::crawl`].
+//! It searches for line ends and, behind each, for the few significant headers in their usual spelling. A line that the
+//! bytes at hand do not decide is left, from its begin, to [`super::crawl`].
 
 use core::hint::black_box;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::abi::word_at;
 
-/// Words at the end of a window that are not searched for line ends, for the begin of a line near its end.
+/// Words at the end of a window that are not searched for line ends, as space for the begin of the last line.
 pub(super) const MARGIN: usize = 5;
 
 const ONES: u64 = 0x0101_0101_0101_0101;
@@ -31,14 +31,14 @@ const CONNECTI: u64 = word(b"connecti");
 const ON_CLOSE: u64 = word(b"on: clos");
 const ON_KEEP: u64 = word(b"on: keep");
 
-/// What the begin of a line tells.
+/// Class of a line by its first bytes.
 #[derive(PartialEq, Eq)]
 enum Line {
-    /// Nothing that matters.
+    /// Line without significance for message boundaries.
     Boring,
-    /// The empty line of this many bytes.
+    /// Empty line of this many bytes.
     End(u32),
-    /// Too little of it is here, or it is unusual.
+    /// Incomplete or unusual line, left to the slow path.
     Unsure,
 }
 
@@ -49,18 +49,18 @@ fn line_ends(word: u64) -> u64 {
     zero.wrapping_sub(ONES) & !zero & HIGHS
 }
 
-/// Ones in the first `len` bytes of a word, or in all.
+/// Returns ones in the first `len` bytes of a word, or in all.
 ///
-/// Without branches, which the verifier would follow each on its own; the compiler must not see what it is.
+/// It has no branches, which the verifier would follow separately; the compiler must not see that a condition is meant.
 #[inline(always)]
 pub(crate) fn first_bytes(len: u32) -> u64 {
     let missing = 8 - i64::from(len);
     let missing = (missing & !black_box(missing >> 63)) as u64;
-    // Two shifts by halves: one by 64 is undefined.
+    // Two shifts by half the distance: a shift by 64 is undefined.
     u64::MAX >> ((missing * 4) & 63) >> ((missing * 4) & 63)
 }
 
-/// A number of 1 to 7 digits that ends with a carriage return, from its eight bytes.
+/// Parses a number of 1 to 7 digits that ends with a carriage return, from eight bytes.
 #[inline(always)]
 fn short_number(text: u64) -> Option<u64> {
     let end = text ^ (ONES * b'\r' as u64);
@@ -68,7 +68,7 @@ fn short_number(text: u64) -> Option<u64> {
     if end == 0 {
         return None;
     }
-    // Bits in front of the carriage return's byte, whole bytes.
+    // Number of bits before the carriage return, in whole bytes.
     let below = ((end & end.wrapping_neg()) >> 7).wrapping_sub(1);
     let bits = (below & ONES).wrapping_mul(ONES) >> 56 << 3;
     if bits == 0 {
@@ -81,13 +81,14 @@ fn short_number(text: u64) -> Option<u64> {
     if (value | value.wrapping_add(ONES * 0x76)) & HIGHS != 0 {
         return None;
     }
+    // Pairs, then fours, then all eight digits are combined (a SWAR parser).
     let tens = value.wrapping_mul(10).wrapping_add(value >> 8) & 0x00ff_00ff_00ff_00ff;
     let hundreds = tens.wrapping_mul(100).wrapping_add(tens >> 16) & 0x0000_ffff_0000_ffff;
     Some(hundreds.wrapping_mul(10_000).wrapping_add(hundreds >> 32) & 0xffff_ffff)
 }
 
 impl Side {
-    /// Decides about a first line from its first 16 bytes, where they are all here.
+    /// Decides about a first line from its first 16 bytes, if all of them are here.
     #[inline(always)]
     pub(super) fn first_line<const WORDS: usize>(
         &mut self,
@@ -97,6 +98,7 @@ impl Side {
     ) {
         let first = window[0].to_le();
         let begin = first as u8;
+        // Stray line ends and split first lines are left to the slow path.
         if begin == b'\r' || begin == b'\n' || len < 16 {
             return;
         }
@@ -104,9 +106,11 @@ impl Side {
         self.length = 0;
         if !request {
             let second = window[1].to_le();
+            // Bytes 9 to 11 as digits: adding 0x76 sets bit 7 of those above 9.
             let code = (second >> 8) ^ 0x30_3030;
             let digits = code & 0xff_ffff;
             let plain = (digits + 0x76_7676) & 0x80_8080 == 0 && digits & 0xf0_f0f0 == 0;
+            // The shift drops byte 7, the minor version, which may be any.
             if first << 8 == word(b"HTTP/1.\0") << 8 && second as u8 == b' ' && plain {
                 let [hundreds, tens, ones, ..] = digits.to_le_bytes();
                 self.status = u16::from(hundreds) * 100 + u16::from(tens) * 10 + u16::from(ones);
@@ -145,6 +149,7 @@ impl Side {
             }
             let low = window[index].to_le();
             let mut ends = line_ends(low);
+            // Bytes behind `len` may be left from an earlier use of the window.
             if len - base < 8 {
                 ends &= (1 << ((len - base) * 8)) - 1;
             }
@@ -152,18 +157,19 @@ impl Side {
                 let first = ends & ends.wrapping_neg();
                 let before = ((first >> 7).wrapping_sub(1) & ONES).wrapping_mul(ONES) >> 56;
                 let begin = base + (before as u32 & 7) + 1;
+                // The next line begins with the next segment.
                 if begin >= len {
                     self.at = at::LINE;
                     return len;
                 }
                 match self.line(window, begin as usize, len - begin) {
                     Line::End(bytes) => return begin + self.head_or_trailer_ends(bytes),
-                    // A second line end in this word: rare, so read on from this line's begin.
+                    // A second line end in this word is rare: reading continues from this line's begin.
                     Line::Boring if ends & ends.wrapping_sub(1) != 0 => {
                         self.at = at::LINE;
                         return begin;
                     }
-                    // A barrier: see `Side::read`.
+                    // A barrier for the verifier: see `Side::read`.
                     Line::Boring => drop(black_box(&mut *self)),
                     Line::Unsure => {
                         self.at = at::LINE;
@@ -171,13 +177,13 @@ impl Side {
                     }
                 }
             }
-            // Opaque to the compiler, or it unrolls the loop and runs out of the kernel's small stack.
+            // Opaque to the compiler, which otherwise unrolls the loop and exhausts the kernel's small stack.
             index = black_box(index + 1);
         }
         len.min(super::most::<WORDS>())
     }
 
-    /// The empty line: end of the head, or of the trailers and with them of the message.
+    /// Handles the empty line: end of the head, or of the trailers and with them of the message.
     #[inline(always)]
     pub(super) fn head_or_trailer_ends(&mut self, bytes: u32) -> u32 {
         let trailer = self.flags & flag::TRAILER != 0;
@@ -185,7 +191,8 @@ impl Side {
         bytes
     }
 
-    /// Judges the line that begins at byte `at`, of which `here` (at least 1) are at hand, and notes what it says.
+    /// Classifies the line that begins at byte `at`, of which `here` (at least 1) bytes are at hand, and stores its
+    /// content.
     #[inline(always)]
     fn line<const WORDS: usize>(&mut self, window: &[u64; WORDS], at: usize, here: u32) -> Line {
         let a = word_at(window, at);
@@ -200,11 +207,13 @@ impl Side {
                 (false, _) => Line::Unsure,
             };
         }
+        // A folded line continues a list whose tokens only the slow path can read.
         let fold = begin == b' ' || begin == b'\t';
         if fold && self.flags & flag::FOLD != 0 {
             return Line::Unsure;
         }
         let lower = begin | 0x20;
+        // Significant names begin with `c` or `t`. Trailers never change the framing (RFC 9110 §6.5.1).
         if (lower != b'c' && lower != b't') || self.flags & flag::TRAILER != 0 {
             if !fold {
                 self.flags &= !flag::FOLD;
@@ -215,7 +224,7 @@ impl Side {
         self.named([a, b, c, d], here)
     }
 
-    /// Judges a line that begins with a letter of a name that matters, from as many bytes as are at hand.
+    /// Classifies a line that begins with a letter of a significant name, from the bytes at hand.
     #[inline(always)]
     fn named(&mut self, [a, b, c, d]: [u64; 4], here: u32) -> Line {
         let (name, next) = (a | LOWER, b | LOWER);
@@ -224,7 +233,7 @@ impl Side {
             _ if here < 8 => Line::Unsure,
             _ if matters && here < 20 => Line::Unsure,
             CONTENT if next == LENGTH => self.content_length(c & first_bytes(here - 16)),
-            // `content-length` without the usual ": ".
+            // The header `content-length` without the usual ": ".
             CONTENT if next << 16 == LENGTH << 16 => Line::Unsure,
             TRANSFER if here < 32 => Line::Unsure,
             TRANSFER if next == ENCODING => self.coding(c | LOWER, d),
@@ -240,6 +249,7 @@ impl Side {
     #[inline(always)]
     fn content_length(&mut self, digits: u64) -> Line {
         match short_number(digits) {
+            // A second Content-Length must equal the first, which the slow path checks.
             Some(length) if self.flags & flag::LENGTH == 0 => {
                 self.length = length;
                 self.flags |= flag::LENGTH;
@@ -249,10 +259,10 @@ impl Side {
         }
     }
 
-    /// The rest of a Transfer-Encoding behind its 16th letter.
+    /// Parses a Transfer-Encoding behind its 16th letter.
     #[inline(always)]
     fn coding(&mut self, third: u64, fourth: u64) -> Line {
-        // "ed\r\n", letters in either case; a blank behind it would be a folded line.
+        // "ed\r\n", letters in either case; a blank behind it would begin a folded line.
         let usual = fourth as u32 & 0xffff_dfdf == u32::from_le_bytes(*b"ED\r\n");
         let fold = matches!((fourth >> 32) as u8, b' ' | b'\t');
         if third != G_CHUNKE || !usual || fold {
@@ -262,7 +272,7 @@ impl Side {
         Line::Boring
     }
 
-    /// The rest of a Connection header behind its 8th letter.
+    /// Parses a Connection header behind its 8th letter.
     #[inline(always)]
     fn connection(&mut self, next: u64, third: u32) -> Line {
         if next == ON_KEEP {

@@ -1,22 +1,22 @@
-//! Pure: one direction of a connection: where it stands, and how long the body is.
+//! Pure: one direction of a connection: its state, and the length of the body.
 
 use core::{hint::black_box, mem::size_of};
 
 use super::{crawl::name, kind};
 
-/// Where a [`Side`] stands. Numbers, because the kernel's memory may hold any.
+/// States of a [`Side`]. Numbers and no enum, because the kernel's memory may hold any value.
 pub mod at {
     /// Between messages, or in stray line ends before one.
     pub const START: u8 = 0;
-    /// In the part of the first line that matters.
+    /// In the significant part of the first line.
     pub const FIRST: u8 = 1;
-    /// Inside a line of which nothing more is wanted.
+    /// Inside a line whose rest is not significant.
     pub const SCAN: u8 = 2;
     /// At the first byte of a header or trailer line.
     pub const LINE: u8 = 3;
     /// After a carriage return at the begin of a line.
     pub const LINE_CR: u8 = 4;
-    /// In the name of a header that may matter.
+    /// In the name of a header that may be significant.
     pub const NAME: u8 = 5;
     /// In front of the digits of Content-Length.
     pub const LENGTH: u8 = 6;
@@ -24,31 +24,31 @@ pub mod at {
     pub const DIGITS: u8 = 7;
     /// Behind the digits of Content-Length.
     pub const LENGTH_TAIL: u8 = 8;
-    /// In a list of words: Transfer-Encoding or Connection.
+    /// In a list of tokens: Transfer-Encoding or Connection.
     pub const WORDS: u8 = 9;
     /// In front of the digits of a chunk's size.
     pub const SIZE: u8 = 10;
     /// In the digits of a chunk's size.
     pub const SIZE_DIGITS: u8 = 11;
-    /// Behind a chunk's data.
+    /// Behind the data of a chunk.
     pub const CHUNK_END: u8 = 12;
     /// Behind a chunk's size, in an extension or at the line's end.
     pub const SIZE_TAIL: u8 = 13;
     /// Inside a body of known length.
     pub const BODY: u8 = 14;
-    /// Until the connection closes.
+    /// Nothing more is read until the connection closes.
     pub const TUNNEL: u8 = 15;
-    /// Boundaries are lost.
+    /// Message boundaries are lost (desync).
     pub const LOST: u8 = 16;
-    /// HTTP/2 goes on at `next`, which stands still.
+    /// HTTP/2 continues at `next`, which does not change any more.
     pub const HTTP2: u8 = 17;
-    /// A head has just ended; never stays.
+    /// A head has just ended; never persists after a step.
     pub const HEAD_END: u8 = 18;
-    /// A message has just ended; never stays.
+    /// A message has just ended; never persists after a step.
     pub const DONE: u8 = 19;
 }
 
-/// Bits of [`Side::flags`].
+/// Bits of [`Side::flags`], about the message being read.
 pub(super) mod flag {
     /// A Content-Length was read.
     pub(crate) const LENGTH: u16 = 1;
@@ -56,23 +56,23 @@ pub(super) mod flag {
     pub(crate) const CODED: u16 = 2;
     /// The last coding is `chunked`.
     pub(crate) const CHUNKED: u16 = 4;
-    /// The server closes after this response.
+    /// The connection closes after this message.
     pub(crate) const CLOSES: u16 = 8;
     /// The line before was a list that a folded line would continue.
     pub(crate) const FOLD: u16 = 16;
-    /// The body's length is contradictory.
+    /// The length of the body is contradictory.
     pub(crate) const BAD: u16 = 32;
-    /// In the trailers after the last chunk.
+    /// Reading is in the trailers after the last chunk.
     pub(crate) const TRAILER: u16 = 64;
     /// The next segment sets `next`.
     pub(crate) const ANCHOR: u16 = 256;
-    /// The message's first byte can not begin HTTP/1.
+    /// The first byte of the message cannot begin HTTP/1.
     pub(crate) const FOREIGN: u16 = 512;
-    /// The begin of HTTP/2 was read.
+    /// The first bytes of HTTP/2 were read.
     pub(crate) const HELLO: u16 = 1024;
 }
 
-/// One direction of a connection.
+/// State of one direction of a connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Side {
@@ -81,62 +81,65 @@ pub struct Side {
     /// Status of the response being read, or of the last one.
     pub status: u16,
     pub(super) flags: u16,
-    /// One of [`at`].
+    /// State, as one of [`at`].
     pub at: u8,
-    /// [`kind`] of the request being read.
+    /// Kind of the request being read, as one of [`kind`].
     pub(super) kind: u8,
-    /// Which name is being compared, or which list is being read.
+    /// Name that is being compared, or list that is being read.
     pub(super) name: u8,
-    /// How many bytes of it have matched.
+    /// Number of its bytes that have matched.
     pub(super) matched: u8,
     /// 1 once the boundaries were lost.
     pub(super) lost: u16,
-    /// 1 once the client has said that it asks for nothing more.
+    /// 1 once the client has asked to close after its request.
     pub(super) last: u16,
     /// Bytes from `next` on that need not be read.
     pub skip: u64,
     /// Content-Length in a head, size of the chunk in a chunked body.
     pub(super) length: u64,
-    /// The number being read; of a server's first frame of HTTP/2, the bytes that were read, the first one lowest.
+    /// Number being read; in a server's first frame of HTTP/2, the bytes read so far, the first one lowest.
     pub(super) value: u64,
 }
 const _: () = assert!(size_of::<Side>() == 40);
 
-/// Bytes that [`Side::next`] may stay behind, so that distances can be told and byte counts are never old.
+/// Most bytes by which [`Side::next`] may lag, so that distances are unambiguous and byte counts are recent.
 const BEHIND_MOST: u32 = 1 << 20;
 
-/// Where in a segment reading goes on.
+/// Position in a segment at which reading continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
-    /// Nothing in it is new or worth reading.
+    /// The segment has no new bytes that must be read.
     Done,
-    /// Bytes before it are missing and matter.
+    /// Bytes before the segment are missing and must be read.
     Gap,
-    /// At this offset.
+    /// Reading continues at this offset.
     Read(u32),
 }
 
 impl Side {
-    /// Takes note of a segment of `len` bytes at `seq`, and says where in it to read.
+    /// Registers a segment of `len` bytes at `seq`. Returns the position at which to read in it.
     ///
-    /// Retransmitted bytes are passed over; body bytes are skipped, arrived or not.
+    /// Retransmitted bytes are ignored; body bytes are skipped, whether they have come or not.
     #[inline(always)]
     pub fn seek(&mut self, seq: u32, len: u32) -> Seek {
         if self.flags & flag::ANCHOR != 0 {
             self.flags &= !flag::ANCHOR;
             self.next = seq;
         }
+        // Signed, since sequence numbers wrap (RFC 9293 §3.4).
         let behind = self.next.wrapping_sub(seq) as i32;
         if behind >= 0 && behind as u32 >= len {
             return Seek::Done;
         }
         if self.at >= at::TUNNEL {
             if self.at != at::HTTP2 {
+                // `next` follows the segments although none is read, so that later distances stay small.
                 self.next = seq.wrapping_add(len);
             }
             return Seek::Done;
         }
         if behind < 0 {
+            // A gap inside a skipped body does no harm: its bytes would not be read anyway.
             let gap = u64::from(behind.unsigned_abs());
             if gap > self.skip {
                 return Seek::Gap;
@@ -156,35 +159,36 @@ impl Side {
         Seek::Read(self.next.wrapping_sub(seq))
     }
 
-    /// Whether a segment lies inside a body and may be passed over: [`seek`](Self::seek) makes up for it with any later one.
+    /// Returns true if a segment lies inside a body and may be ignored: [`seek`](Self::seek) catches up with any later
+    /// one.
     ///
-    /// Whoever alone moves this side on needs no lock to ask.
+    /// A caller that is the only one to change this direction needs no lock for the call.
     #[inline(always)]
     pub fn is_inside(&self, seq: u32, len: u32) -> bool {
         let ahead = seq.wrapping_add(len).wrapping_sub(self.next);
         ahead < BEHIND_MOST && u64::from(ahead) < self.skip
     }
 
-    /// Whether the bytes read so far cannot begin HTTP/1.
+    /// Returns true if the bytes read so far cannot begin HTTP/1.
     #[inline(always)]
     pub(super) fn is_foreign(&self) -> bool {
         self.flags & flag::FOREIGN != 0
     }
 
-    /// Whether what was read begins HTTP/2.
+    /// Returns true if the bytes read so far begin HTTP/2.
     #[inline(always)]
     pub(super) fn is_hello(&self) -> bool {
         self.flags & flag::HELLO != 0
     }
 
-    /// Whether what was read of the next message may begin HTTP/2.
+    /// Returns true if the bytes read so far of the next message may begin HTTP/2.
     #[inline(always)]
     pub(super) fn may_be_http2(&self) -> bool {
         let begins = matches!(self.name, name::HTTP2 | name::SETTINGS);
         self.at == at::START || (self.at == at::FIRST && begins)
     }
 
-    /// HTTP/2 goes on here; as much of its first bytes as was read stays known.
+    /// Hands over to HTTP/2; the first bytes that were read stay stored.
     #[inline(always)]
     pub(super) fn http2(&mut self) {
         if self.at == at::START {
@@ -194,25 +198,25 @@ impl Side {
         self.at = at::HTTP2;
     }
 
-    /// Bytes of HTTP/2 that were read before it was known to be that.
+    /// Returns the number of HTTP/2 bytes that were read before the protocol was recognised.
     #[inline(always)]
     pub(super) fn http2_read(&self) -> u32 {
         u32::from(self.matched)
     }
 
-    /// Whether the message said that the connection is closed after it.
+    /// Returns true if the message states that the connection closes after it.
     #[inline(always)]
     pub(super) fn closes(&self) -> bool {
         self.flags & flag::CLOSES != 0
     }
 
-    /// Whether the boundaries were lost before.
+    /// Returns true if the boundaries were lost before.
     #[inline(always)]
     pub(super) fn was_lost(&self) -> bool {
         self.lost != 0
     }
 
-    /// Gives the boundaries up. Returns whether that is the first time.
+    /// Gives up the boundaries. Returns true for the first time on this connection.
     #[inline(always)]
     pub(super) fn lose(&mut self) -> bool {
         self.at = at::LOST;
@@ -222,7 +226,7 @@ impl Side {
         first
     }
 
-    /// Stands in front of a connection's first message.
+    /// Sets the state before a connection's first message.
     #[inline(always)]
     pub(super) fn open(&mut self, next: u32) {
         self.begin();
@@ -233,7 +237,7 @@ impl Side {
         self.last = 0;
     }
 
-    /// Stands in front of the next message.
+    /// Sets the state before the next message.
     #[inline(always)]
     pub(super) fn begin(&mut self) {
         self.at = at::START;
@@ -242,10 +246,10 @@ impl Side {
         self.skip = 0;
     }
 
-    /// Stands in front of the next request, if there may be one.
+    /// Sets the state before the next request, if there may be one.
     ///
-    /// A server takes none after one with `Connection: close` (RFC 9112 §9.6), also where its answer does not say so: what
-    /// such a client sends all the same meets a socket that is being closed.
+    /// A server accepts none after a request with `Connection: close` (RFC 9112 §9.6), even if its response does not
+    /// state that. Further bytes of such a client reach a socket that is being closed.
     #[inline(always)]
     pub(super) fn begin_request(&mut self) {
         self.begin();
@@ -254,7 +258,7 @@ impl Side {
         }
     }
 
-    /// Nothing more is read.
+    /// Stops reading until the connection closes.
     #[inline(always)]
     pub(super) fn tunnel(&mut self) {
         self.at = at::TUNNEL;
@@ -262,7 +266,7 @@ impl Side {
         self.skip = 0;
     }
 
-    /// Stands in front of the next message, which begins with the next segment.
+    /// Sets the state before the next message, which begins with the next segment.
     #[inline(always)]
     pub(super) fn resume(&mut self) {
         self.begin();
@@ -276,12 +280,14 @@ impl Side {
         }
     }
 
-    /// A request's head is complete: how long is its body? (RFC 9112 §6.3)
+    /// Determines the length of a request's body when its head is complete (RFC 9112 §6.3).
     #[inline(always)]
     pub(super) fn request_body(&mut self) -> u8 {
         if self.closes() {
             self.last = 1;
         }
+        // Transfer-Encoding overrides Content-Length. With another last coding than `chunked`, no end of the request
+        // can be found.
         if self.flags & flag::CODED != 0 {
             let chunked = self.flags & flag::CHUNKED != 0;
             if chunked { self.begin_chunks() } else { self.at = at::LOST }
@@ -296,12 +302,13 @@ impl Side {
         self.at
     }
 
-    /// A final response's head is complete: how long is its body? (RFC 9112 §6.3)
+    /// Determines the length of a final response's body when its head is complete (RFC 9112 §6.3).
     #[inline(always)]
     pub(super) fn response_body(&mut self, kind: u8) -> u8 {
         let ok = (200..300).contains(&self.status);
         let bare = self.status == 204 || self.status == 304;
         if self.status == 101 || (kind == kind::CONNECT && ok) {
+            // Another protocol follows, whose bytes are no HTTP messages.
             self.at = at::TUNNEL;
         } else if bare || kind == kind::HEAD {
             self.at = at::DONE;
@@ -310,6 +317,7 @@ impl Side {
         } else if self.flags & (flag::CODED | flag::BAD) == 0 && self.flags & flag::LENGTH != 0 {
             self.begin_sized();
         } else {
+            // Without a usable length the response ends with the connection.
             self.at = at::TUNNEL;
         }
         self.at
@@ -327,11 +335,11 @@ impl Side {
         self.at = if self.length == 0 { at::DONE } else { at::BODY };
     }
 
-    /// Consumes bytes of `window`, at least one, at most `len`, and moves on. Without `slow` it leaves what goes byte by
-    /// byte, and may consume none.
+    /// Consumes bytes of `window`, at least one, at most `len`. Without `slow` it leaves bytes for the slow path, and
+    /// may consume none.
     ///
-    /// What it did stands in memory only, behind a barrier: the verifier would otherwise follow each way
-    /// through here on its own through all that comes after.
+    /// Its results are in memory only, behind a barrier. Otherwise the verifier would follow each path through here
+    /// separately through all later code.
     #[inline(always)]
     pub(super) fn read<const WORDS: usize>(
         &mut self,
@@ -348,7 +356,7 @@ impl Side {
         if this.at == at::LINE || this.at == at::SCAN {
             used = this.scan(window, len);
         }
-        // Half words in memory, whose values the verifier forgets.
+        // 32-bit values in memory, which the verifier does not track.
         let mut used = black_box(used);
         if used == 0 && slow {
             used = black_box(&mut *this).crawl(window, len, request);

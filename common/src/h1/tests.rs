@@ -7,8 +7,8 @@ mod random;
 
 use super::*;
 
-/// Events of a run in order: `S`tarted, `F`inished with status, `X` cut, `~` stray, `!` lost, `O`paque, `M`issed, `2` for
-/// HTTP/2.
+/// Appends the events of a step: `S`tarted, `F`inished with status, `X` cut, `~` stray, `!` lost, `O`paque, `M`issed,
+/// `2` for HTTP/2.
 fn log(out: &mut String, happened: Happened, status: u16) {
     if happened & FINISHED != 0 {
         out.push_str(&std::format!("F{status} "));
@@ -28,10 +28,10 @@ fn log(out: &mut String, happened: Happened, status: u16) {
     }
 }
 
-/// Small, so that heads are split.
+/// Small, so that heads are split between windows.
 type Window = [u64; 24 + scan::MARGIN];
 
-/// Copies as the kernel half does: what lies behind stays as it was.
+/// Copies bytes as the eBPF programs do: words behind them stay as they were.
 fn fill(window: &mut Window, bytes: &[u8]) -> u32 {
     let len = bytes.len().min(24 * 8);
     for (index, chunk) in bytes[..len].chunks(8).enumerate() {
@@ -42,7 +42,7 @@ fn fill(window: &mut Window, bytes: &[u8]) -> u32 {
     len as u32
 }
 
-/// A connection with its driver, as `ebpf/src/count.rs` has it, without a bound on steps.
+/// Connection with its driver, like `ebpf/src/count.rs`, without a limit on steps.
 struct Wire {
     conn: Conn,
     sent: [u32; 2],
@@ -123,7 +123,8 @@ impl Wire {
     }
 }
 
-/// Feeds a conversation (`>` request bytes, `<` response bytes) cut into pieces of at most `piece` bytes.
+/// Passes a conversation (`>` request bytes, `<` response bytes) in pieces of at most `piece` bytes and returns the
+/// log.
 fn talk(conversation: &[(char, &str)], piece: usize) -> String {
     let mut wire = Wire::new();
     for (from, text) in conversation {
@@ -137,7 +138,7 @@ fn talk(conversation: &[(char, &str)], piece: usize) -> String {
     wire.take()
 }
 
-/// The log of a conversation, which must not depend on how it is cut.
+/// Returns the log of a conversation, which must not depend on the split.
 fn said(conversation: &[(char, &str)]) -> String {
     let whole = talk(conversation, usize::MAX);
     for piece in 1..48 {

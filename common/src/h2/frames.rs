@@ -1,17 +1,17 @@
-//! Pure: one direction of an HTTP/2 connection: where it stands between frames.
+//! Pure: one direction of an HTTP/2 connection: its position in frames.
 
 use core::hint::black_box;
 
 use super::glimpse::Block;
 use crate::h1::Seek;
 
-/// Words of a frame's begin that are looked at.
+/// Words of a frame's begin that are stored and read.
 pub(super) const WORDS: usize = 4;
 const BYTES: u32 = WORDS as u32 * 8;
 /// Bytes of a frame's header (RFC 9113 §4.1).
 const HEADER: u32 = 9;
 
-/// What a client sends first (RFC 9113 §3.4).
+/// First bytes of a client (RFC 9113 §3.4).
 const PREFACE: [u64; 3] = [
     u64::from_le_bytes(*b"PRI * HT"),
     u64::from_le_bytes(*b"TP/2.0\r\n"),
@@ -19,21 +19,21 @@ const PREFACE: [u64; 3] = [
 ];
 const PREFACE_BYTES: u32 = 24;
 
-/// Where a [`Side`] stands.
+/// States of a [`Side`].
 mod at {
-    /// In front of a frame, or in the part of it that is looked at.
+    /// In front of a frame, or in the part of it that is read.
     pub(super) const FRAME: u8 = 0;
-    /// In its payload.
+    /// In the payload of a frame.
     pub(super) const PAYLOAD: u8 = 1;
-    /// In the client's preface.
+    /// In the preface of the client.
     pub(super) const PREFACE: u8 = 2;
     /// In front of a frame that begins with the next segment.
     pub(super) const ANCHOR: u8 = 3;
-    /// What came was no preface, or no frame.
+    /// The bytes were no preface, or no frame.
     pub(super) const FOREIGN: u8 = 4;
-    /// Boundaries are lost.
+    /// Message boundaries are lost (desync).
     pub(super) const LOST: u8 = 5;
-    /// Nothing more is read.
+    /// The connection is gone, and nothing more is read.
     pub(super) const GONE: u8 = 6;
 }
 
@@ -62,32 +62,32 @@ pub mod flag {
     pub const PRIORITY: u8 = 32;
 }
 
-/// Values of [`Ended::what`].
+/// Values of [`Ended::what`], which classify a frame.
 pub mod ended {
-    /// Nothing that matters, or nothing at all.
+    /// No frame has ended, or one without effect.
     pub const NOTHING: u8 = 0;
     /// A header block is complete.
     pub const HEADERS: u8 = 1;
-    /// A DATA frame.
+    /// A DATA frame has ended.
     pub const DATA: u8 = 2;
-    /// RST_STREAM.
+    /// A RST_STREAM frame has ended.
     pub const RESET: u8 = 3;
-    /// GOAWAY; the stream is the last one that is worked on.
+    /// A GOAWAY frame has ended; the stream is the last one that its sender processes.
     pub const GOAWAY: u8 = 4;
 }
 
-/// A frame whose last byte has come.
+/// Frame whose last byte has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// One of [`ended`].
+    /// Class of the frame, as one of [`ended`].
     pub what: u8,
-    /// Whether its sender sends nothing more on the stream.
+    /// True if the sender sends nothing more on the stream.
     pub ends: bool,
-    /// The stream it is about.
+    /// Stream that the frame belongs to.
     pub stream: u32,
 }
 
-/// One direction of a connection.
+/// State of one direction of a connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Side {
@@ -95,24 +95,24 @@ pub struct Side {
     pub next: u32,
     /// Bytes from `next` on that need not be read.
     pub skip: u32,
-    /// The stream that the frame at hand, or the header block, is about.
+    /// Stream of the present frame or header block.
     stream: u32,
-    /// Bytes of the frame at hand that are in `peek`.
+    /// Bytes of the present frame that are in `peek`.
     have: u8,
-    /// One of [`at`].
+    /// State, as one of [`at`].
     at: u8,
-    /// What the frame or header block will be when it has ended: one of [`ended`].
+    /// Class of the present frame or header block when it ends, as one of [`ended`].
     what: u8,
-    /// 1: its sender sends nothing more on the stream.
+    /// 1 if the sender sends nothing more on the stream.
     ends: u8,
-    /// 1: more of the header block follows in other frames.
+    /// 1 if the header block continues in other frames.
     goes_on: u8,
-    /// Where in `peek` the header block begins.
+    /// Offset of the header block in `peek`.
     block: u8,
-    /// How many bytes of it are there.
+    /// Bytes of the header block in `peek`.
     block_len: u8,
     reserved: u8,
-    /// The begin of the frame at hand.
+    /// First bytes of the present frame.
     peek: [u64; WORDS],
 }
 
@@ -120,12 +120,12 @@ impl Side {
     #[inline(always)]
     pub(super) fn open_behind_preface(&mut self, next: u32, have: u32) {
         self.open(next, have, 0);
-        // Bytes that come overwrite it, so that it differs as soon as they do.
+        // New bytes overwrite the expected preface, so that a difference shows as soon as it comes.
         [self.peek[0], self.peek[1], self.peek[2]] = PREFACE.map(u64::to_le);
         self.at = at::PREFACE;
     }
 
-    /// Stands in a frame of which `have` bytes have come: those of `first`, the first one lowest.
+    /// Sets the state inside a frame of which `have` bytes have come: those of `first`, the first one lowest.
     #[inline(always)]
     pub(super) fn open(&mut self, next: u32, have: u32, first: u64) {
         *self = Self { next, have: have as u8, ..Self::default() };
@@ -137,13 +137,13 @@ impl Side {
         self.at == at::FOREIGN
     }
 
-    /// Whether boundaries are lost.
+    /// Returns true if boundaries are lost.
     #[inline(always)]
     pub fn is_lost(&self) -> bool {
         self.at == at::LOST
     }
 
-    /// Gives the boundaries up.
+    /// Gives up the boundaries after missing bytes.
     #[inline(always)]
     pub(super) fn lose(&mut self) {
         self.at = at::LOST;
@@ -151,50 +151,54 @@ impl Side {
         self.what = ended::NOTHING;
     }
 
-    /// Reads nothing more.
+    /// Stops reading, as the connection is gone.
     #[inline(always)]
     pub(super) fn close(&mut self) {
         self.at = at::GONE;
         self.skip = 0;
     }
 
-    /// Stands in front of a frame that begins at `seq`.
+    /// Sets the state in front of a frame that begins at `seq`.
     #[inline(always)]
     pub(super) fn resume(&mut self, seq: u32) {
         self.open(seq, 0, 0);
     }
 
-    /// Where in a segment of `len` bytes at `seq` reading most likely goes on: a guess, for whoever has yet to take the lock.
+    /// Returns the offset in a segment of `len` bytes at `seq` at which reading probably continues: a guess without the
+    /// lock.
     #[inline(always)]
     pub fn peek(&self, seq: u32, len: u32) -> Option<u32> {
         let offset = self.next.wrapping_sub(seq);
         (offset < len && self.reads_at(self.next)).then_some(offset)
     }
 
-    /// Whether reading goes on at this sequence number: to be asked again with the lock held, as others may have moved on, or
-    /// given up, since.
+    /// Returns true if reading continues at this sequence number. To be asked again with the lock held, since another
+    /// CPU may have moved the position or given up the boundaries.
     #[inline(always)]
     pub fn reads_at(&self, seq: u32) -> bool {
         self.next == seq && self.skip == 0 && self.at < at::FOREIGN
     }
 
-    /// Takes note of a segment of `len` bytes at `seq`, and says where in it to read.
+    /// Registers a segment of `len` bytes at `seq`. Returns the position at which to read in it.
     ///
-    /// Retransmitted bytes are passed over; payload is skipped, arrived or not.
+    /// Retransmitted bytes are ignored; payload is skipped, whether it has come or not.
     #[inline(always)]
     pub fn seek(&mut self, seq: u32, len: u32) -> Seek {
         if self.at == at::ANCHOR {
             self.at = at::FRAME;
             self.next = seq;
         }
+        // Signed, since sequence numbers wrap (RFC 9293 §3.4).
         let behind = self.next.wrapping_sub(seq) as i32;
         if (behind >= 0 && behind as u32 >= len) || self.at == at::FOREIGN {
             return Seek::Done;
         }
         if self.at >= at::LOST {
+            // `next` follows the segments although none is read, so that later distances stay small.
             self.next = seq.wrapping_add(len);
             return Seek::Done;
         }
+        // A gap inside a skipped payload does no harm: its bytes would not be read anyway.
         if behind < 0 && behind.unsigned_abs() > self.skip {
             return Seek::Gap;
         }
@@ -210,22 +214,24 @@ impl Side {
         Seek::Read(self.next.wrapping_sub(seq))
     }
 
-    /// The frame whose payload has just ended, if one has. To be called after every [`seek`](Self::seek).
+    /// Returns the frame whose payload has just ended, if one has. To be called after every [`seek`](Self::seek).
     #[inline(always)]
     pub fn ended(&mut self) -> Ended {
         let (mut what, mut ends) = (u32::from(ended::NOTHING), 0);
         if self.at == at::PAYLOAD && self.skip == 0 {
             self.at = at::FRAME;
+            // A header block that continues takes effect with its last CONTINUATION frame.
             if self.goes_on == 0 {
                 (what, ends) = (u32::from(self.what), u32::from(self.ends));
                 self.what = ended::NOTHING;
             }
         }
-        // Half words that the compiler puts into memory: there the verifier forgets the values, and follows one way on.
+        // 32-bit values that the compiler stores in memory: the verifier forgets them there, and merges the paths.
         Ended { what: black_box(what) as u8, ends: black_box(ends) != 0, stream: self.stream }
     }
 
-    /// Reads on in a frame: `window` holds `len` (1 to [`super::PEEK`]) bytes that begin at `next`. Consumes at least one.
+    /// Continues in a frame: `window` holds `len` (1 to [`super::PEEK`]) bytes that begin at `next`. Consumes at least
+    /// one.
     #[inline(always)]
     pub fn read(&mut self, window: &[u64; WORDS], len: u32) {
         let have = u32::from(self.have);
@@ -235,16 +241,18 @@ impl Side {
         } else {
             self.append(window, have, len);
         }
-        // From memory, as all that many ways lead to: the verifier follows one on.
+        // Read from memory, because many paths lead here: the verifier merges them.
         let this = black_box(self);
         this.taken(have);
     }
 
-    /// Decides about the bytes that are there now; `have` of them were there before.
+    /// Handles the bytes that are stored now; `have` of them were stored before.
     #[inline(always)]
     fn taken(&mut self, have: u32) {
         let all = u32::from(self.have);
         let wanted = if self.at == at::PREFACE { PREFACE_BYTES } else { self.wanted(all) };
+        // Bytes beyond the wanted ones belong to the skipped payload or to the next frame, and are read again from
+        // there.
         let taken = if all < wanted { all } else { wanted };
         self.next = self.next.wrapping_add(taken.wrapping_sub(have));
         self.have = taken as u8;
@@ -257,17 +265,17 @@ impl Side {
         }
     }
 
-    /// The begin of the header block that has just ended.
+    /// Returns the begin of the header block that has just ended.
     #[inline(always)]
     pub(super) fn payload(&self) -> Block {
         let words = self.peek.map(u64::from_le);
         Block::new(words, u32::from(self.block), u32::from(self.block_len))
     }
 
-    /// Puts bytes behind those that were there, as far as they fit.
+    /// Appends bytes to the stored ones, as far as they fit.
     #[inline(always)]
     fn append(&mut self, window: &[u64; WORDS], have: u32, len: u32) {
-        // Whole words: of half ones the verifier forgets the value.
+        // 64-bit values: of narrower ones the verifier forgets the value, and could not check the indexes.
         let mut index = 0_usize;
         while index < WORDS * 8 {
             let place = have as usize + index;
@@ -284,7 +292,7 @@ impl Side {
         self.have = (have as usize + index) as u8;
     }
 
-    /// Bytes of the frame that are looked at, as far as that is known from the first `all` of them.
+    /// Returns the number of bytes of the frame to store, as far as the first `all` bytes determine it.
     #[inline(always)]
     fn wanted(&self, all: u32) -> u32 {
         if all < HEADER {
@@ -294,7 +302,7 @@ impl Side {
         if size > BYTES { BYTES } else { size }
     }
 
-    /// Bytes of the frame's payload.
+    /// Returns the length of the frame's payload in bytes.
     #[inline(always)]
     fn length(&self) -> u32 {
         let first = self.peek[0].to_le() as u32;
@@ -314,7 +322,7 @@ impl Side {
         }
     }
 
-    /// The header of a frame is in `peek`, with the begin of its payload: `taken` bytes in all.
+    /// Handles a frame's header in `peek` and the begin of its payload: `taken` bytes together.
     #[inline(always)]
     fn frame(&mut self, taken: u32) {
         let (first, second) = (self.peek[0].to_le(), self.peek[1].to_le());
@@ -323,17 +331,18 @@ impl Side {
         let stream = stream & 0x7fff_ffff;
         self.skip = HEADER.wrapping_add(self.length()).wrapping_sub(taken);
         self.at = at::PAYLOAD;
+        // WINDOW_UPDATE belongs to either. Frames of unknown types are ignored (RFC 9113 §5.5).
         let is_connections = matches!(kind, kind::SETTINGS | kind::PING | kind::GOAWAY);
         let is_streams =
             kind <= kind::PUSH_PROMISE && !is_connections || kind == kind::CONTINUATION;
         if (is_connections && stream != 0) || (is_streams && stream == 0) {
-            // An error for the whole connection: whoever gets it ends that (RFC 9113 §5.4.1).
+            // An error of the whole connection, which the receiver closes (RFC 9113 §5.4.1).
             self.at = at::FOREIGN;
             return;
         }
         if kind == kind::CONTINUATION {
             self.goes_on = u8::from(flags & flag::END_HEADERS == 0);
-            // The block's begin is gone.
+            // `peek` held the begin of the block, which this frame's header has overwritten.
             self.block_len = 0;
             return;
         }
@@ -351,6 +360,7 @@ impl Side {
         match kind {
             kind::HEADERS => {
                 self.goes_on = u8::from(flags & flag::END_HEADERS == 0);
+                // Padding length and priority precede the block (RFC 9113 §6.2).
                 let padding = u32::from(flags & flag::PADDED != 0);
                 let priority = if flags & flag::PRIORITY != 0 { 5 } else { 0 };
                 let block = HEADER + padding + priority;
@@ -358,7 +368,7 @@ impl Side {
                 self.block_len = taken.saturating_sub(block) as u8;
             }
             kind::PUSH_PROMISE => self.goes_on = u8::from(flags & flag::END_HEADERS == 0),
-            // Last stream, error code (RFC 9113 §6.8).
+            // Last stream and error code (RFC 9113 §6.8).
             kind::GOAWAY if taken >= HEADER + 8 => {
                 self.stream = ((second >> 8) as u32).swap_bytes() & 0x7fff_ffff;
             }
@@ -368,10 +378,11 @@ impl Side {
     }
 }
 
-/// Whether a client's segment of `len` bytes, of which `window` holds the first `have`, surely begins with a frame: nothing
-/// else looks like the small ones that every client sends, or like a request that fills the segment.
+/// Returns true if a client's segment of `len` bytes certainly begins with a frame. Accepted are the small frames that
+/// every client sends, and a request that fills the segment; no other data looks like them. `window` holds the first
+/// `have` bytes.
 ///
-/// `newest` is the highest stream that it has opened, as far as that is known.
+/// `newest` is the highest stream that the client has opened, as far as that is known.
 #[inline(always)]
 pub(super) fn begins(window: &[u64; WORDS], have: u32, len: u32, newest: u32) -> bool {
     if have < HEADER {
@@ -380,7 +391,7 @@ pub(super) fn begins(window: &[u64; WORDS], have: u32, len: u32, newest: u32) ->
     let (first, second) = (window[0].to_le(), window[1].to_le());
     let length = (first as u32).swap_bytes() >> 8;
     let (kind, flags) = ((first >> 24) as u8, (first >> 32) as u8);
-    // With its reserved bit, which is 0.
+    // Including the reserved bit, which must be 0.
     let stream = (((first >> 40) as u32 & 0xff_ffff) | (second as u32) << 24).swap_bytes();
     let is_new = stream & 1 != 0 && stream > newest && stream < 1 << 31;
     let size = HEADER + length;

@@ -1,35 +1,36 @@
-//! Pure: what the first bytes of a server's header block tell, without HPACK's memory (RFC 7541).
+//! Pure: HPACK status: outcome of a response from the first bytes of its header block, without HPACK's state (RFC
+//! 7541).
 //!
-//! A status stands first in its block (RFC 9113 §8.3). Common ones are one byte; others come as text once, and later as
-//! a reference to that. References cannot be followed here, since that takes all headers of the connection; but while all
-//! statuses that came as text were seen and of one class, a reference is of that class too. The same holds for `grpc-status`, which
-//! stands first in the trailers of every gRPC server we know.
+//! A status is the first header of its block (RFC 9113 §8.3). Common ones are one byte; others come as text once, and
+//! later as a reference to that. References cannot be resolved here, since that takes all headers of the connection.
+//! But while all statuses that came as text were seen and of one class, a reference is of that class too. The same
+//! holds for `grpc-status`, which is first in the trailers of every known gRPC server.
 
 use core::hint::black_box;
 
 use crate::h1::first_bytes;
 
-/// Bits of a stream's note.
+/// Bits of a stream's note for the class of its status.
 pub(super) const CLASS: u8 = 7;
-/// What became of a gRPC call; see [`grpc`].
+/// Bits of a stream's note for the outcome of a gRPC call; see [`grpc`].
 pub(super) const GRPC: u8 = 24;
-/// The final head of the answer has come.
+/// Bit of a stream's note: the final head of the response has come.
 const HEAD: u8 = 128;
 
-/// What became of a gRPC call, as far as it can be seen.
+/// Outcomes of a gRPC call, as far as they can be seen.
 pub mod grpc {
-    /// No gRPC, or not to be seen.
+    /// Outcome of a call that is no gRPC call, or whose status cannot be seen.
     pub const UNSEEN: u8 = 0;
-    /// Status 0.
+    /// The call ended with status 0.
     pub const OK: u8 = 8;
-    /// Another status.
+    /// The call ended with another status.
     pub const FAILED: u8 = 16;
 }
 
-/// How many words of a block are looked at.
+/// Number of words of a block that are read.
 const WORDS: usize = 3;
 
-/// The begin of a header block, first byte lowest.
+/// First bytes of a header block, the first one lowest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     words: [u64; WORDS],
@@ -37,7 +38,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// The bytes of `peek` from `begin` (9 to 15) on, of which there are `len`. Behind them stand zeros.
+    /// Returns the bytes of `peek` from `begin` (9 to 15) on, `len` of them, followed by zeros.
     #[inline(always)]
     pub(super) fn new(peek: [u64; 4], begin: u32, len: u32) -> Self {
         let shift = (begin & 7) * 8;
@@ -49,13 +50,13 @@ impl Block {
         Self { words, len }
     }
 
-    /// A byte; 0 behind the end.
+    /// Returns the byte at `at`; 0 behind the end.
     #[inline(always)]
     fn byte(&self, at: u32) -> u8 {
         (self.words[(at >> 3) as usize] >> ((at & 7) * 8)) as u8
     }
 
-    /// The same without its first two bytes.
+    /// Returns the block without its first two bytes.
     #[inline(always)]
     fn behind_two(&self) -> Self {
         let [a, b, c] = self.words;
@@ -64,39 +65,40 @@ impl Block {
     }
 }
 
-/// How many of `len` bytes are left behind the first `before`. Without branches, as [`first_bytes`].
+/// Returns the number of the `len` bytes behind the first `before`. It has no branches, like [`first_bytes`].
 #[inline(always)]
 fn behind(len: u32, before: i64) -> u32 {
     let left = i64::from(len) - before;
     (left & !black_box(left >> 63)) as u32
 }
 
-/// Eight bytes that begin `shift` (8 to 56) bits into `low` and go on in `high`.
+/// Returns eight bytes that begin `shift` (8 to 56) bits into `low` and continue in `high`.
 #[inline(always)]
 fn joined(low: u64, high: u64, shift: u32) -> u64 {
     low >> (shift & 63) | high << ((64 - shift) & 63)
 }
 
-/// Lowest byte that refers to something the sender has said before (RFC 7541 §6.1, §2.3.3).
+/// Lowest byte that refers to an earlier header of the sender (RFC 7541 §6.1, §2.3.3).
 const DYNAMIC: u8 = 0x80 + 62;
 
-/// A stream's note after this header block of its answer, the last one if it `ends`. `seen` remembers the connection's.
+/// Returns a stream's note after this header block of its response, the last block if it `ends`. `seen` is the
+/// connection's state.
 #[inline(always)]
 pub(super) fn noted(mut note: u8, block: &Block, ends: bool, seen: &mut u32) -> u8 {
     let first = note & HEAD == 0;
     if first {
         let class = class(block, seen);
-        // An interim answer (RFC 9110 §15.2) is followed by another head.
+        // An interim response (RFC 9110 §15.2) is followed by another head.
         if class != 1 {
             note = HEAD | class;
         }
     }
-    // From memory: one way on, not one for each status.
+    // In memory the verifier merges the paths of all statuses.
     let mut note = note;
     let note = black_box(&mut note);
     if ends {
         let told = outcome(block, first, seen);
-        // Behind a head that was not seen, an interim one perhaps, a reference may be to a status.
+        // Behind an unseen head, perhaps of an interim response, a reference may be to a status.
         if *note & CLASS != 0 || block.byte(0) < DYNAMIC {
             *note |= told;
         }
@@ -104,22 +106,22 @@ pub(super) fn noted(mut note: u8, block: &Block, ends: bool, seen: &mut u32) -> 
     *note
 }
 
-/// Takes note of a header block on a stream that is not followed: what it says for the first time may be referred to.
+/// Registers a header block on a stream that is not counted: later references may be to its headers.
 #[inline(always)]
 pub(super) fn missed(block: &Block, ends: bool, seen: &mut u32) {
     let first = block.byte(0);
     if first < 0x80 {
         *seen |= UNSEEN_CLASS | UNSEEN;
     } else if ends && first < DYNAMIC && block.len > 1 {
-        // A status, and perhaps all of a gRPC call's outcome.
+        // A status, and perhaps the whole outcome of a gRPC call.
         *seen |= UNSEEN;
     }
 }
 
-/// `seen` bit of a status whose class was not told; the bits of the classes stand above it.
+/// Bit of `seen`: the class of some status is unknown. The bits of the known classes are above it.
 const UNSEEN_CLASS: u32 = 1;
 
-/// Class of the status with which a block begins; 0: not seen. `seen` remembers the connection's.
+/// Returns the class of the status with which a block begins; 0: not seen. `seen` is the connection's state.
 #[inline(always)]
 fn class(block: &Block, seen: &mut u32) -> u8 {
     let first = block.byte(0);
@@ -129,7 +131,7 @@ fn class(block: &Block, seen: &mut u32) -> u8 {
         0x8b => 3,
         0x8c | 0x8d => 4,
         0x8e => 5,
-        // Text, kept for reference or not (§6.2).
+        // Text that is added to the dynamic table (§6.2.1). The next arm is text that is not (§6.2.2, §6.2.3).
         0x48..=0x4e => {
             let class = text(block.byte(1), block.byte(2));
             *seen |= 1 << class;
@@ -144,7 +146,7 @@ fn class(block: &Block, seen: &mut u32) -> u8 {
             0x20 => 5,
             _ => 0,
         },
-        // Behind a new size of the table, or in another frame. It may be referred to.
+        // The status is behind a size update of the table, or in another frame. Later references may be to it.
         _ => {
             *seen |= UNSEEN_CLASS;
             0
@@ -152,12 +154,13 @@ fn class(block: &Block, seen: &mut u32) -> u8 {
     }
 }
 
-/// Class of a status from its text's length (three digits, or their Huffman code in two or three bytes) and first byte.
+/// Returns the class of a status from the length of its text and the first byte: three digits, or their Huffman code in
+/// two or three bytes.
 #[inline(always)]
 fn text(length: u8, first: u8) -> u8 {
     match (length, first) {
         (3, b'1'..=b'5') => first - b'0',
-        // RFC 7541 appendix B: `1` and `2` have five bits, the digits above six.
+        // RFC 7541 appendix B: `1` and `2` have five bits, the digits above have six.
         (0x82 | 0x83, _) if first >> 3 == 0b00001 => 1,
         (0x82 | 0x83, _) if first >> 3 == 0b00010 => 2,
         (0x82 | 0x83, _) if first >> 2 >= 0b01_1001 && first >> 2 <= 0b01_1011 => {
@@ -167,24 +170,24 @@ fn text(length: u8, first: u8) -> u8 {
     }
 }
 
-/// `seen` bits of gRPC outcomes that came as text.
+/// Bits of `seen` for gRPC outcomes that came as text.
 const SEEN_OK: u32 = 1 << 8;
 const SEEN_FAILED: u32 = 1 << 9;
-/// There may have been others.
+/// Bit of `seen`: there may have been other outcomes.
 const UNSEEN: u32 = 1 << 10;
 
-/// `grpc-status` in Huffman code, with its length in front.
+/// The name `grpc-status` in Huffman code, with its length in front.
 const CODED: [u8; 9] = [0x88, 0x9a, 0xca, 0xc8, 0xb2, 0x12, 0x34, 0xda, 0x8f];
-/// The same as text.
+/// The name `grpc-status` as text, with its length in front.
 const PLAIN: [u8; 12] = *b"\x0bgrpc-status";
 
-/// What the last header block of an answer says of a gRPC call: one of [`grpc`]. `first` when it is the only one.
+/// Returns the gRPC outcome in the last header block of a response, as one of [`grpc`]. `first`: it is the only block.
 #[inline(always)]
 fn outcome(block: &Block, first: bool, seen: &mut u32) -> u8 {
     if !first {
         return trailers(block, seen);
     }
-    // Status and content type, both known to the client, then the trailers.
+    // Status and content type as references to the table, then the trailers.
     let is_short = block.byte(0) >= 0x80 && block.byte(1) >= DYNAMIC && block.byte(1) != 0xff;
     let is_grpc = is_grpc(*seen);
     if is_short && is_grpc {
@@ -194,7 +197,7 @@ fn outcome(block: &Block, first: bool, seen: &mut u32) -> u8 {
     grpc::UNSEEN
 }
 
-/// Whether outcomes were seen, and nothing else that may be referred to in their place.
+/// Returns true if outcomes were seen, and no other header that a reference may mean.
 #[inline(always)]
 fn is_grpc(seen: u32) -> bool {
     seen & (SEEN_OK | SEEN_FAILED) != 0 && seen & UNSEEN == 0
@@ -206,7 +209,7 @@ fn trailers(block: &Block, seen: &mut u32) -> u8 {
     let is_ok = match block.byte(0) {
         0x00 | 0x10 | 0x40 if is_coded(block) => is_zero(block.byte(10), block.byte(11)),
         0x00 | 0x10 | 0x40 if is_plain(block) => is_zero(block.byte(13), block.byte(14)),
-        // A name that the sender has said before: index 62, or 63 and more.
+        // Names by reference: index 62, or 63 and more.
         0x7e if is_grpc => is_zero(block.byte(1), block.byte(2)),
         0x7f | 0x0f | 0x1f if is_grpc => is_zero(block.byte(2), block.byte(3)),
         DYNAMIC.. => {
@@ -225,7 +228,7 @@ fn trailers(block: &Block, seen: &mut u32) -> u8 {
     if is_ok { grpc::OK } else { grpc::FAILED }
 }
 
-/// Whether a text is `0`, by its length and first byte.
+/// Returns true if a text is `0`, by its length and first byte: plain, or in Huffman code.
 #[inline(always)]
 fn is_zero(length: u8, first: u8) -> bool {
     matches!((length, first), (1, b'0') | (0x81, 0x07))

@@ -1,23 +1,24 @@
-//! Pure: the streams of a connection that are in flight.
+//! Pure: table of a connection's streams in flight.
 //!
-//! A stream stands at the place that its number names, or in one of the next: clients count up, so the streams of one
-//! moment have places of their own, and only one that lasts far longer than the others is ever in another's way.
+//! A stream is stored at the place that its number selects, or in one of the next. Clients count up, so concurrent
+//! streams have different places. Only a stream that lasts far longer than the others can block another one's place.
 
 use core::hint::black_box;
 
-/// Streams that have a place; servers allow 100 to 250 at once, unless they allow any number.
+/// Places of the table; servers allow 100 to 250 concurrent streams, unless they allow any number.
 const PLACES: usize = 256;
-/// Places looked at for one stream.
+/// Places tried for one stream.
 const TRIES: usize = 8;
-/// Bit of a number: the stream is in flight. Without it the place is free, and tells which stream was here last.
+/// Bit of a stored number: the stream is in flight. Without it the place is free, and the number is the last stream
+/// there.
 const OPEN: u32 = 1 << 31;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Stream {
-    /// The stream's number, with [`OPEN`] or without; 0: there was none.
+    /// Number of the stream, with [`OPEN`] or without; 0: there was none.
     id: u32,
-    /// When it began, in ticks.
+    /// Begin of the stream, in ticks.
     began: u32,
 }
 
@@ -26,15 +27,15 @@ struct Stream {
 pub(super) struct Table {
     streams: [Stream; PLACES],
     notes: [u8; PLACES],
-    /// The place that was looked for; `PLACES`: none. In memory, where the verifier follows one way on from here instead of
-    /// one for each place.
+    /// Place that was found; `PLACES`: none. It is in memory, where the verifier merges the paths of all places.
     found: u64,
 }
 
 impl Table {
-    /// Takes a place. `false`: all of its places are taken.
+    /// Stores a stream. Returns false if all of its places are taken.
     #[inline(always)]
     pub(super) fn insert(&mut self, id: u32, began: u32) -> bool {
+        // A place is free while its bit `OPEN` is 0, whatever stream was there last.
         let place = self.place(id, OPEN, 0);
         if place >= PLACES {
             return false;
@@ -44,14 +45,14 @@ impl Table {
         true
     }
 
-    /// Where a stream stands, or stood until it ended. Number 0 is the connection's own and never found.
+    /// Returns the place of a stream, also after it has ended. Stream 0 is the connection itself and is never found.
     #[inline(always)]
     pub(super) fn find(&mut self, id: u32) -> Option<usize> {
         let place = self.place(id, !OPEN, id);
         if id == 0 || place >= PLACES { None } else { Some(place) }
     }
 
-    /// Whether the stream that was found is in flight.
+    /// Returns true if the stream at this place is in flight.
     #[inline(always)]
     pub(super) fn is_open(&self, place: usize) -> bool {
         self.streams[place & (PLACES - 1)].id & OPEN != 0
@@ -67,7 +68,7 @@ impl Table {
         self.notes[place & (PLACES - 1)] = note;
     }
 
-    /// Frees a place. Returns when its stream began.
+    /// Frees a place. Returns the begin of its stream.
     #[inline(always)]
     pub(super) fn remove(&mut self, place: usize) -> u32 {
         let stream = &mut self.streams[place & (PLACES - 1)];
@@ -75,9 +76,9 @@ impl Table {
         stream.began
     }
 
-    /// Frees the places of all streams above this one. Returns how many.
+    /// Frees the places of all streams above `last`. Returns their number.
     ///
-    /// Without branches: the verifier would follow each.
+    /// It has no branches: the verifier would follow each.
     #[inline(always)]
     pub(super) fn remove_above(&mut self, last: u32) -> u32 {
         let (mut place, mut kept) = (0, 0);
@@ -85,7 +86,7 @@ impl Table {
         while place < PLACES {
             let stream = &mut self.streams[place & (PLACES - 1)];
             let id = u64::from(stream.id);
-            // 1 where it is in flight, and where its number is above the last.
+            // 1 if the stream is in flight, and 1 if its number is above `last`.
             let taken = black_box(id) >> 31;
             let above = black_box(u64::from(last).wrapping_sub(id & u64::from(!OPEN))) >> 63;
             before += taken;
@@ -96,15 +97,17 @@ impl Table {
         before.wrapping_sub(kept) as u32
     }
 
-    /// How many ticks ago the youngest began.
+    /// Returns the age of the youngest stream in flight, in ticks.
     pub(super) fn youngest(&self, now: u32) -> Option<u32> {
         let open = self.streams.iter().filter(|it| it.id & OPEN != 0);
         open.map(|it| now.wrapping_sub(it.began)).min()
     }
 
-    /// The first of the places of stream `id` whose number is `sought` in the bits of `mask`; `PLACES`: none is.
+    /// Returns the first place of stream `id` whose number equals `sought` in the bits of `mask`; `PLACES`: there is
+    /// none.
     #[inline(always)]
     fn place(&mut self, id: u32, mask: u32, sought: u32) -> usize {
+        // Streams of clients are odd: without the lowest bit, neighbours use neighbouring places.
         let home = (id >> 1) as usize;
         let this = black_box(&mut *self);
         this.found = PLACES as u64;

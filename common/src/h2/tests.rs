@@ -34,7 +34,7 @@ fn head(stream: u32, flags: u8, block: &[u8]) -> Vec<u8> {
     frame(1, END_HEADERS | flags, stream, block)
 }
 
-/// A connection with its driver, as the kernel half has it.
+/// Connection with its driver, as the eBPF programs have it.
 struct Wire {
     conn: Conn,
     sent: [u32; 2],
@@ -56,7 +56,7 @@ impl Wire {
         assert!(self.hear(side, seq, bytes), "nothing is missing");
     }
 
-    /// Returns whether nothing in front of it is missing.
+    /// Passes bytes of one side. Returns true if nothing in front of them is missing.
     fn hear(&mut self, side: usize, seq: u32, bytes: &[u8]) -> bool {
         let all = self.read(side, seq, bytes);
         let cut = self.conn.leave_out();
@@ -129,7 +129,7 @@ fn blank() -> Conn {
 
 type Said<'a> = &'a [(char, Vec<u8>)];
 
-/// What is logged of a conversation behind the preface, whose pieces have at most `piece` bytes.
+/// Returns the log of a conversation behind the preface, in pieces of at most `piece` bytes.
 fn talk(conversation: Said<'_>, piece: usize) -> String {
     let mut wire = Wire::new();
     for part in PREFACE.chunks(piece) {
@@ -269,7 +269,7 @@ fn a_reference_to_a_status_that_nobody_saw_is_not_guessed() {
         text(5, &[0xbe]),
     ];
     assert_eq!(said(&[('>', asked.clone()), ('<', sized.concat())]), "S S S F5 F0 F0");
-    // 404 for one that nobody waits for any more.
+    // 404 for a request that no client waits for any more.
     let cut = [
         text(1, &[0x48, 3, b'5', b'0', b'3']),
         text(3, &[0x48, 3, b'4', b'0', b'4']),
@@ -310,7 +310,7 @@ fn a_reference_to_an_outcome_that_nobody_saw_is_not_guessed() {
         let asked = [ask(1), ask(3), ask(5)].concat();
         assert_eq!(said(&[('>', asked), ('<', answers)]), "S S S F2ok F2 F2");
     }
-    // An interim head that was not seen, and the status of the answer.
+    // An interim head that was not seen, and the status of the final response.
     let heads = [head(3, 0, &[0x20, 0x48, 3, b'1', b'0', b'3']), head(3, END_STREAM, &[0xbe])];
     let answers = [call(1, &plain(b'0')), heads.concat()].concat();
     let asked = [ask(1), ask(3)].concat();
@@ -354,7 +354,7 @@ fn a_stream_that_has_ended_does_not_end_another_that_found_no_place() {
     let ids: Vec<u32> = (0..300).map(|it| it * 2 + 1).collect();
     ids.iter().for_each(|id| wire.say(0, &ask(*id)));
     let mut left = 300;
-    // One of those in the table, one of the others, and so on.
+    // A stream of the table, one without room there, and so on.
     for id in ids[..40].iter().zip(&ids[256..]).flat_map(|(one, other)| [*one, *other]) {
         wire.say(1, &[head(id, END_STREAM, &[0x88]), reset(id)].concat());
         wire.say(0, &reset(id));
@@ -442,7 +442,7 @@ fn an_upgraded_request_is_stream_1() {
     assert_eq!((wire.conn.open, wire.log.as_str()), (1, "S F2 "));
 }
 
-/// Words of a segment's begin, as the driver loads them.
+/// Returns the words of a segment's begin, as the driver loads them.
 fn begin_of(bytes: &[u8]) -> ([u64; PEEK_WORDS], u32) {
     let mut flat = [0x5a; PEEK];
     let have = bytes.len().min(PEEK);
@@ -455,14 +455,14 @@ fn begin_of(bytes: &[u8]) -> ([u64; PEEK_WORDS], u32) {
 }
 
 impl Wire {
-    /// Loses so many of the client's bytes.
+    /// Loses this number of the client's bytes.
     fn lose(&mut self, bytes: u32) {
         assert!(self.conn.lose_requests());
         assert!(!self.conn.lose_requests(), "once is enough");
         self.sent[0] = self.sent[0].wrapping_add(bytes);
     }
 
-    /// The client's next segment comes, whose begin may be sure.
+    /// Passes the client's next segment, which may begin with a recognisable frame.
     fn resume(&mut self, bytes: &[u8]) {
         let (window, have) = begin_of(bytes);
         self.conn.resume_requests(&window, have, self.sent[0], bytes.len() as u32);
@@ -480,7 +480,7 @@ fn answers_tell_of_requests_that_were_not_seen() {
         wire.say(1, &answer);
     }
     wire.say(1, &head(5, END_STREAM, &[0x88]));
-    // What ended before is not begun anew.
+    // A stream that ended before does not begin again.
     wire.say(1, &reset(5));
     assert_eq!((wire.log.as_str(), wire.conn.open), ("S S F2 F2 S F2 ", 0));
 }

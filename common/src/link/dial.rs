@@ -1,4 +1,4 @@
-//! Shell: one connection to one replica.
+//! Shell: one connection to one replica, with or without TLS.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -15,9 +15,9 @@ use crate::{
     tls::{Credentials, client_config, peer::Holder},
 };
 
-/// A dead TCP peer is noticed within interval + timeout; unix sockets notice at once.
+/// Keepalive interval and timeout: a dead TCP peer is found within their sum; Unix sockets report it at once.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(5);
-/// A peer whose machine is gone does not answer at all.
+/// Connect timeout, since a machine that is down does not answer at all.
 const CONNECT: Duration = Duration::from_secs(3);
 
 fn endpoint(endpoint: &Endpoint, uri: String) -> Result<transport::Endpoint, LinkError> {
@@ -26,13 +26,13 @@ fn endpoint(endpoint: &Endpoint, uri: String) -> Result<transport::Endpoint, Lin
     Ok(to.http2_keep_alive_interval(KEEPALIVE).keep_alive_timeout(KEEPALIVE))
 }
 
-/// Connects without TLS.
+/// Opens a connection without TLS.
 pub(super) async fn plain(to: &Endpoint) -> Result<Channel, LinkError> {
     let failed = |source| LinkError::Connect { endpoint: to.to_string(), source };
     endpoint(to, to.to_string())?.connect().await.map_err(failed)
 }
 
-/// Connects over TLS to a `holder`; `named`: showing the own certificate.
+/// Opens a TLS connection to a replica whose certificate has the role `holder`; `named`: with a client certificate.
 pub(crate) async fn secure(
     address: SocketAddr,
     credentials: &Arc<Credentials>,
@@ -51,7 +51,7 @@ pub(crate) async fn secure(
             Ok::<_, io::Error>(TokioIo::new(stream))
         }
     });
-    // TLS is the connector's own: what tonic is told is where the calls go.
+    // The connector does TLS itself, so tonic gets an `http` URI, which only names the authority of the calls.
     let uri = format!("http://{address}");
     endpoint(&to, uri)?.connect_with_connector(connect).await.map_err(failed)
 }

@@ -1,4 +1,4 @@
-//! Shell: where the replicas of one part are now: by setting, by name and by the RouteTable.
+//! Shell: replica resolver: addresses of one component's replicas by setting, by DNS name and by the RouteTable.
 
 use std::{
     io,
@@ -17,21 +17,21 @@ use crate::{
     tls::{Credentials, peer::Holder},
 };
 
-/// A name is looked up this often while nothing breaks.
+/// Interval of lookups while no stream breaks.
 const EVERY: Duration = Duration::from_secs(5);
-/// Between two look-ups because something broke, or while there is no answer.
+/// Least time between two lookups after a broken stream, or while lookups fail.
 const GAP: Duration = Duration::from_millis(250);
-/// A name server that does not answer is not waited for.
+/// Timeout of one lookup.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Looks names up.
+/// Resolver of DNS names, which tests replace.
 #[tonic::async_trait]
 pub trait Lookup: Send + Sync + std::fmt::Debug {
-    /// Every address of `name`, with `port`.
+    /// Returns every address of `name`, with `port`.
     async fn lookup(&self, name: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
 }
 
-/// Looks names up as this machine is configured to: A and AAAA.
+/// Resolver as configured on this machine: A and AAAA records.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemLookup;
 
@@ -42,28 +42,29 @@ impl Lookup for SystemLookup {
     }
 }
 
-/// Finds the replicas of one part. Shared by all links to it.
+/// Replica resolver of one component, shared by all links to it.
 #[derive(Debug)]
 pub struct Finder {
     setting: Setting,
     known: watch::Sender<Known>,
-    /// Whom the replicas must prove to be, and what is shown to them.
+    /// Role that the replicas must prove, and the certificate to present to them.
     identity: Option<(Holder, Arc<Credentials>)>,
     lookup: Arc<dyn Lookup>,
-    /// Held by whoever looks names up for all.
+    /// Held by the one task that looks names up for all links.
     looking: Mutex<()>,
     again: Notify,
-    /// The last failure, so that a lasting one is told once.
+    /// Latest lookup error, so that a lasting one is logged once.
     trouble: RwLock<Option<String>>,
 }
 
 impl Finder {
-    /// A finder for a setting's text, without TLS.
+    /// Returns a resolver for a setting's text, without TLS.
     pub fn of(text: &str) -> Arc<Self> {
         Self::new(setting(text), Arc::new(SystemLookup), None)
     }
 
-    /// A finder for a setting's text; over TLS if there are credentials, to replicas that prove to be `holder`s.
+    /// Returns a resolver for a setting's text. It uses TLS if there are credentials, to replicas that prove to be
+    /// `holder`s.
     pub fn known_as(
         holder: Holder,
         text: &str,
@@ -73,7 +74,7 @@ impl Finder {
         Self::new(setting(text), Arc::new(SystemLookup), identity)
     }
 
-    /// A finder for a setting.
+    /// Returns a resolver for a parsed setting.
     pub fn new(
         setting: Setting,
         lookup: Arc<dyn Lookup>,
@@ -91,7 +92,7 @@ impl Finder {
         })
     }
 
-    /// The replicas, and word of each change.
+    /// Returns a receiver of the known replicas, which is notified of each change.
     pub(super) fn known(&self) -> watch::Receiver<Known> {
         self.known.subscribe()
     }
@@ -100,12 +101,12 @@ impl Finder {
         self.known.borrow().contains(endpoint)
     }
 
-    /// Why nobody can be found just now, for people.
+    /// Returns the latest lookup error, for users; `None` if the lookup succeeded.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The RouteTable names these.
+    /// Replaces the replicas that the RouteTable lists.
     pub(super) fn tell(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
         let told: Vec<_> = addresses.into_iter().map(|address| self.endpoint(address)).collect();
         self.known.send_if_modified(|known| known.tell(told));
@@ -122,21 +123,23 @@ impl Finder {
         }
     }
 
-    /// A stream broke: perhaps the name has other addresses by now.
+    /// Requests a lookup after a broken stream: the name may have other addresses by now.
     pub(super) fn look_again(&self) {
         self.again.notify_one();
     }
 
-    /// Looks the name up again and again. Several may call it; one of them does the work.
+    /// Repeats lookups of the name. Several links may call it; one of them does the work.
     pub(crate) async fn keep_looking(&self) {
         let Setting::Dns { name, port } = &self.setting else {
             return std::future::pending().await;
         };
+        // The others wait here, and one of them takes over when the link that holds the lock ends.
         let _alone = self.looking.lock().await;
         loop {
             let found = tokio::time::timeout(PATIENCE, self.lookup.lookup(name, *port)).await;
             let found = found.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
             let answered = self.answer(name, found);
+            // At least this pause separates lookups, however many streams break at once.
             tokio::time::sleep(GAP).await;
             if answered {
                 let _either = tokio::time::timeout(EVERY, self.again.notified()).await;
@@ -151,12 +154,14 @@ impl Finder {
             Err(error) => Some(format!("cannot look up {name}: {error}")),
         };
         let answered = trouble.is_none();
+        // Never held across an await, so a blocking lock is safe here.
         let mut before = self.trouble.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(trouble) = trouble.as_ref().filter(|_| *before != trouble) {
             warn!(trouble, "replicas not found; the last known stay");
         }
         *before = trouble;
         drop(before);
+        // After an error the list is empty, which `look_up` ignores: the last known replicas stay.
         let found = found.unwrap_or_default().into_iter().map(|address| self.endpoint(address));
         let found: Vec<_> = found.collect();
         let count = found.len();
@@ -166,7 +171,7 @@ impl Finder {
         answered
     }
 
-    /// A connection to one replica.
+    /// Opens a connection to one replica.
     pub(super) async fn dial(&self, endpoint: &Endpoint) -> Result<Channel, LinkError> {
         let &Endpoint::Tcp { address, tls: true } = endpoint else {
             return dial::plain(endpoint).await;
@@ -176,25 +181,27 @@ impl Finder {
         dial::secure(address, credentials, holder, true).await
     }
 
-    /// A connection over TLS to some replica, without showing a certificate.
+    /// Opens a TLS connection to some replica, without a client certificate.
     pub async fn dial_nameless(&self) -> Result<Channel, LinkError> {
         self.dial_some(false).await
     }
 
-    /// A connection over TLS to some replica, once there is a certificate to show.
+    /// Opens a TLS connection to some replica, as soon as there is a certificate to present.
     pub async fn dial_named(&self) -> Result<Channel, LinkError> {
         self.dial_some(true).await
     }
 
     async fn dial_some(&self, named: bool) -> Result<Channel, LinkError> {
         let mut known = self.known();
-        // The sender is ours, so it cannot have gone.
+        // The sender belongs to `self`, so it cannot have been dropped.
         let all = known.wait_for(|it| !it.all().is_empty()).await.map(|it| it.all());
         let mut all: Vec<_> = all.unwrap_or_default().into_iter().collect();
+        // A random first replica spreads components that start at the same time.
         let first = usize::try_from(chance()).unwrap_or_default() % all.len().max(1);
         all.rotate_left(first);
         let mut failed = None;
         for endpoint in &all {
+            // A certificate is requested over TLS only: the request carries a token.
             let &Endpoint::Tcp { address, tls: true } = endpoint else { continue };
             let (holder, credentials) = self.identity(endpoint)?;
             if named {
@@ -216,7 +223,7 @@ impl Finder {
     }
 }
 
-/// One that makes no sense finds nobody; configurations are checked before.
+/// Parses a setting. An invalid one, which configurations have checked before, yields no replicas.
 fn setting(text: &str) -> Setting {
     text.parse().unwrap_or_else(|bad| {
         error!(error = %bad, "no replica can be found");

@@ -1,4 +1,4 @@
-//! Shell: the stream between two activators, by which one holds slots of revisions that the other one owns.
+//! Shell: the stream between two activators by which a holder claims slots of Revisions that the other one owns.
 
 use futures::{Stream, StreamExt as _, stream};
 use tokio_util::sync::CancellationToken;
@@ -14,20 +14,20 @@ use crate::{
     },
 };
 
-/// What comes of a stream to an owner.
+/// Event of the stream to an owner.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Heard {
-    /// No process listens there: the owner has ended, or is of a version that hands out no slots.
+    /// No process listens there: the owner has ended, or its release grants no slots.
     Refused,
-    /// It has been opened: what is not named before the first `Synced` is gone.
+    /// The stream is open: Revisions that the owner does not name before the first `Synced` have no grant.
     Opened,
-    /// The owner says this.
+    /// Grant or removal from the owner.
     Item(GrantItem),
 }
 
 impl Link {
-    /// Tells an owner of `claims`, and `each` what it grants, until shutdown, until `bye` has been said to it, or until the
-    /// first end of a stream after `last`.
+    /// Sends `claims` to an owner and passes its grants to `each`. Ends with shutdown, after `bye` has been sent to the
+    /// owner, or at the first end of a stream after `last`.
     pub async fn hold(
         &self,
         claims: &Outbox<Name, Claim>,
@@ -37,6 +37,7 @@ impl Link {
     ) {
         let (each, over) = (&each, &CancellationToken::new());
         let streams = self.to_all(|endpoint| async move {
+            // `last` may have been set between two streams: then none is opened any more.
             if last.is_cancelled() {
                 over.cancel();
             }
@@ -47,6 +48,7 @@ impl Link {
             ended
         });
         tokio::select! {
+            // `over` is polled first: it must win against the next try of `streams`.
             biased;
             () = over.cancelled() => {}
             () = streams => {}
@@ -70,6 +72,7 @@ impl Link {
         let (cursor, synced) = (claims.subscribe(), ClaimItem::Synced);
         let items = serve::outgoing(first, cursor, ClaimItem::Claim, ClaimItem::Gone, synced, None);
         let goodbye = stream::once(async { raw::ClaimItem::from(ClaimItem::Bye) });
+        // `Bye` follows the last claim on the same stream, so the owner takes back all slots in order.
         let items = items.take_until(bye.clone().cancelled_owned()).chain(goodbye);
         let mut grants = SlotsClient::new(channel).hold(items).await.map_err(broke)?.into_inner();
         let _up = self.opened(endpoint, "slots");
@@ -83,7 +86,7 @@ impl Link {
     }
 }
 
-/// What an owner says to one holder, from the box that keeps its states, until `ended`.
+/// Returns the stream of an owner to one holder from a cursor, until `ended`.
 pub fn grant_stream(
     cursor: Cursor<Name, Grant>,
     ended: CancellationToken,

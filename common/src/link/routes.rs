@@ -1,4 +1,4 @@
-//! Shell: batches from the items of RouteTable streams, over a move from one replica to another.
+//! Shell: batches from the items of RouteTable streams, across a change of the replica.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,25 +14,25 @@ use crate::{
     wire::{Name, PodItem, PodPhase, RouteChange, RouteItem, RouteKey},
 };
 
-/// Newest states of the subjects that changed.
+/// Newest states of changed subjects, by key.
 pub type Changes = BTreeMap<RouteKey, RouteChange>;
 
-/// How long a replica that was moved to may lag behind the one before it.
+/// Time by which a newly followed replica may lag behind the former one.
 const LAG: Duration = Duration::from_secs(1);
 
-/// What one batch of a RouteTable stream says.
+/// Changes of one batch of a RouteTable stream.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RouteBatch {
-    /// In force once every change is.
+    /// Version of the table that includes all changes of the batch.
     pub version: u64,
-    /// Whether it is a stream's first: every subject that it does not name is gone.
+    /// True for the first batch of a stream: every subject that it does not name is removed.
     pub is_whole: bool,
     /// Newest state of each subject that changed.
     pub changes: Changes,
 }
 
 impl RouteBatch {
-    /// Takes in the batch that came next.
+    /// Merges the next batch into this one.
     pub fn follow(&mut self, next: Self) {
         if next.is_whole {
             *self = next;
@@ -43,16 +43,16 @@ impl RouteBatch {
     }
 }
 
-/// What is remembered of the table in force, over broken streams.
+/// State of the table in force, kept across broken streams.
 ///
-/// Whoever said that no new connection of his goes to a draining pod must keep his word although he moves to a
-/// replica that has not heard of the draining yet. Such a pod stays draining for a second, unless the new replica
-/// comes to say otherwise after its first table.
+/// A receiver that acknowledged the drain of a pod must still avoid it after a move to a replica that does not know of
+/// the drain yet. Such a pod stays draining for a second, unless the new replica sends its state again after its first
+/// table.
 #[derive(Debug, Default)]
 pub(super) struct InForce {
-    /// Who has said it.
+    /// Replica whose table is in force.
     from: Option<Endpoint>,
-    /// With whom a stream stands that has yet to say its first table.
+    /// Replica whose open stream has not sent its first whole table.
     next: Option<Endpoint>,
     version: u64,
     changes: Changes,
@@ -62,23 +62,23 @@ pub(super) struct InForce {
 }
 
 impl InForce {
-    /// A stream with this replica has opened.
+    /// Begins a stream from this replica.
     pub(super) fn restart(&mut self, from: &Endpoint) {
         self.next = Some(from.clone());
         self.changes.clear();
     }
 
-    /// Whether the stream has yet to say its first table.
+    /// Returns true if the stream has not sent its first whole table.
     pub(super) fn is_whole_next(&self) -> bool {
         self.next.is_some()
     }
 
-    /// When [`release`](Self::release) is due.
+    /// Returns the time at which [`release`](Self::release) is due.
     pub(super) fn held_until(&self) -> Option<Instant> {
         self.until
     }
 
-    /// Takes in one item; a batch, when that ends one.
+    /// Applies one item; returns the batch that it ends.
     pub(super) fn absorb(&mut self, item: RouteItem) -> Option<RouteBatch> {
         if let Some(key) = item.change.key() {
             self.changes.insert(key, item.change);
@@ -89,12 +89,14 @@ impl InForce {
         let next = self.next.take();
         let is_whole = next.is_some();
         if is_whole {
-            // Streams that broke before their first table, or while it was not believed yet, do not count.
+            // Streams that broke before their first table, or while it was held, do not count as followed.
+            // A replica that was followed before cannot lag behind itself.
             let may_lag = !self.held.is_empty() || self.from.is_some() && self.from != next;
             (self.from, self.held, self.until) = (next, Changes::new(), None);
             if may_lag {
                 self.hold(&mut changes);
             }
+            // `note` then adds the draining pods of the new table, including the held ones.
             self.draining.clear();
         } else {
             self.held.retain(|key, _| !changes.contains_key(key));
@@ -103,7 +105,7 @@ impl InForce {
         Some(RouteBatch { version: item.version, is_whole, changes })
     }
 
-    /// The new replica has had time to catch up: what it said holds.
+    /// Returns the held changes, after the new replica has had time to catch up.
     pub(super) fn release(&mut self) -> RouteBatch {
         self.until = None;
         let changes = std::mem::take(&mut self.held);
@@ -116,6 +118,7 @@ impl InForce {
             let Some(RouteChange::Pod(pod)) = changes.get_mut(&RouteKey::Pod(uid.clone())) else {
                 continue;
             };
+            // Only the phase is held back; address and probe of the new table hold at once.
             if pod.phase != PodPhase::Draining {
                 self.held.insert(RouteKey::Pod(uid.clone()), RouteChange::Pod(pod.clone()));
                 pod.phase = PodPhase::Draining;
@@ -141,9 +144,9 @@ fn note(draining: &mut BTreeSet<String>, changes: &Changes) {
     }
 }
 
-/// The draining pods of a receiver's table, and which of them it has told the controller it avoids.
+/// Draining pods of a receiver's table, and the drain acknowledgements that it has sent.
 ///
-/// Table versions compare within one stream; that a pod is avoided means the same to every replica.
+/// An acknowledgement means the same to every replica, whereas table versions compare only within one stream.
 #[derive(Debug, Default)]
 pub struct Draining {
     wanted: BTreeSet<String>,
@@ -151,7 +154,7 @@ pub struct Draining {
 }
 
 impl Draining {
-    /// Takes in a batch that is to be put in force.
+    /// Records a batch that is about to be put in force.
     pub fn follow(&mut self, batch: &RouteBatch) {
         if batch.is_whole {
             self.wanted.clear();
@@ -159,7 +162,7 @@ impl Draining {
         note(&mut self.wanted, &batch.changes);
     }
 
-    /// Everything taken in is in force: says so of each draining pod.
+    /// Acknowledges every draining pod, once all recorded batches are in force.
     pub fn in_force(&mut self, reports: &Outbox<PodKey, PodItem>) {
         for uid in self.said.difference(&self.wanted) {
             reports.remove(&PodKey::Avoided(uid.clone()));
@@ -171,7 +174,7 @@ impl Draining {
     }
 }
 
-/// The services that a receiver's table leads to some revision, and which of them it has told the controller of.
+/// Services that a receiver's table routes to some Revision, and those among them that it has reported.
 #[derive(Debug, Default)]
 pub struct Routed {
     changed: BTreeMap<Name, bool>,
@@ -180,7 +183,7 @@ pub struct Routed {
 }
 
 impl Routed {
-    /// Takes in a batch that is to be put in force.
+    /// Records a batch that is about to be put in force.
     pub fn follow(&mut self, batch: &RouteBatch) {
         if batch.is_whole {
             (self.is_whole, self.changed) = (true, BTreeMap::new());
@@ -192,12 +195,12 @@ impl Routed {
         }
     }
 
-    /// Everything taken in is in force: says so of each service.
+    /// Reports each routed service, once all recorded batches are in force.
     pub fn in_force(&mut self, reports: &Outbox<PodKey, PodItem>) {
         reports.set(PodKey::NamesRouted, PodItem::NamesRouted);
         let mut changed = std::mem::take(&mut self.changed);
         if std::mem::take(&mut self.is_whole) {
-            // What a whole table does not name is gone.
+            // A subject that a whole table omits is removed.
             self.said.iter().for_each(|name| _ = changed.entry(name.clone()).or_insert(false));
         }
         for (name, leads) in changed {
@@ -242,7 +245,7 @@ mod tests {
         table.absorb(RouteItem { version: 1, change })
     }
 
-    /// What the replica's whole table says of the pod, and what is passed on of that.
+    /// Sends the replica's whole table with the pod, and returns the phase that is passed on.
     fn whole(table: &mut InForce, from: &Endpoint, phase: PodPhase) -> PodPhase {
         table.restart(from);
         says(table, pod(phase));
@@ -260,9 +263,9 @@ mod tests {
         whole(&mut table, &ahead, PodPhase::Draining);
         table.restart(&behind);
         says(&mut table, pod(PodPhase::Ready));
-        // That stream broke in the middle of its table.
+        // The stream broke in the middle of its table.
         assert_eq!(whole(&mut table, &behind, PodPhase::Ready), PodPhase::Draining);
-        // And this one before the replica had time to catch up.
+        // This one breaks before the replica had time to catch up.
         assert_eq!(whole(&mut table, &behind, PodPhase::Ready), PodPhase::Draining);
         assert!(table.held_until().is_some());
         table.release();
@@ -314,7 +317,7 @@ mod tests {
         routed.follow(&batch(false, vec![service("b", true)]));
         routed.in_force(&reports);
         assert_eq!([said(&reports, "a"), said(&reports, "b")], [true, true]);
-        // Another replica's table, which lacks one.
+        // The table of another replica, which lacks one service.
         routed.follow(&batch(true, vec![service("b", true)]));
         routed.in_force(&reports);
         assert_eq!([said(&reports, "a"), said(&reports, "b")], [false, true]);

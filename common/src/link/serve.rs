@@ -1,4 +1,4 @@
-//! Shell: streams as their receivers and servers see them.
+//! Shell: sending, receiving and serving of streams.
 
 use std::{hash::Hash, path::Path, sync::Arc, time::Duration};
 
@@ -25,14 +25,14 @@ use crate::{
     wire::{Refused, RouteChange, RouteItem, RouteKey, raw},
 };
 
-/// A server that notices dead peers as its clients do.
+/// Returns a server that finds dead peers by keepalive pings, as its clients do.
 pub fn server() -> Server {
     let server = Server::builder().http2_keepalive_interval(Some(KEEPALIVE));
     server.http2_keepalive_timeout(Some(KEEPALIVE))
 }
 
-/// The items of a stream: who speaks, then batches from the box, each ended by `synced`. With `beat`, a batch of nothing
-/// says so often that there is no news: its receiver tells a sender that is silent from one that is stuck.
+/// Returns the items of a stream: `first`, then batches from the outbox, each ended by `synced`. With `beat`, an empty
+/// batch follows each such pause, so that the receiver can tell a quiet sender from one that is stuck.
 pub(super) fn outgoing<K, V, T, R>(
     first: Vec<T>,
     cursor: Cursor<K, V>,
@@ -52,6 +52,7 @@ where
             Some(value) => state(key, value),
             None => gone(key),
         };
+        // All items of a batch are ready at once, so a sender never pauses in the middle of one.
         let items: Vec<T> = batch.steps.into_iter().map(item).chain([synced.clone()]).collect();
         stream::iter(items)
     });
@@ -70,6 +71,7 @@ where
         let batch = match beat {
             Some(beat) => {
                 let news = tokio::time::timeout(beat, cursor.next()).await;
+                // A timeout drops only the wait, so the cursor keeps its position.
                 news.unwrap_or_else(|_| Batch { version: cursor.version(), steps: Vec::new() })
             }
             None => cursor.next().await,
@@ -78,7 +80,7 @@ where
     })
 }
 
-/// Each further value that a channel gets; those that come faster than they are sent are passed over.
+/// Returns each further value of a channel, skipping values that arrive faster than they are sent.
 pub(super) fn changes<T>(values: watch::Receiver<T>) -> impl Stream<Item = T> + Send + 'static
 where
     T: Clone + Send + Sync + 'static,
@@ -90,10 +92,10 @@ where
     })
 }
 
-/// The RouteTable stream for one subscriber, from the box that keeps its states: each change as `shape` lets it see it.
+/// Returns the RouteTable stream of one subscriber from a cursor. `shape` selects and reduces each change for it.
 ///
-/// Where `shape` returns `None` the subscriber is told that the subject is gone, which means nothing to it
-/// unless it knew the subject before. `shutdown` ends the stream, so that a server can stop.
+/// Where `shape` returns `None`, the subscriber receives a removal, which has no effect unless it knew the subject
+/// before. `shutdown` ends the stream, so that a server can stop.
 pub fn route_stream(
     cursor: Cursor<RouteKey, RouteChange>,
     shutdown: CancellationToken,
@@ -110,7 +112,7 @@ pub fn route_stream(
     items.take_until(shutdown.cancelled_owned())
 }
 
-/// Hands each item of an incoming stream to `each` until the stream ends or `shutdown`.
+/// Passes each item of an incoming stream to `each` until the stream ends or `shutdown`.
 ///
 /// Refused items are logged and skipped: one bad subject must not stop the others.
 pub async fn receive<R, T>(
@@ -134,18 +136,18 @@ pub(super) fn accept<R, T: TryFrom<R, Error = Refused>>(item: R) -> Option<T> {
     T::try_from(item).inspect_err(|refused| warn!(%refused, "message refused")).ok()
 }
 
-/// Who is let in where TLS is spoken.
+/// Admission rules of a server with TLS.
 #[derive(Clone, Debug)]
 pub struct Door {
-    /// What is shown to clients, and who vouches for theirs.
+    /// Certificate presented to clients, and the authorities that must have signed theirs.
     pub credentials: Arc<Credentials>,
-    /// Whether those without a certificate get in, to ask for one.
+    /// True if clients without a certificate may connect, to request one.
     pub open: bool,
-    /// What strangers may take.
+    /// Limits on handshakes and on connections without a certificate.
     pub bounds: Bounds,
 }
 
-/// Serves `router` at `endpoint` until `shutdown`, as [`serve`] does; at `https://` to those whom `door` lets in.
+/// Serves `router` at `endpoint` until `shutdown`, as [`serve`] does; at `https://` to clients that `door` admits.
 pub async fn serve_to(
     endpoint: &str,
     router: Router,
@@ -160,15 +162,16 @@ pub async fn serve_to(
     let failed = |source| LinkError::Serve { endpoint: endpoint.to_owned(), source };
     let listener = TcpListener::bind(address).await.map_err(listen)?;
     let Door { credentials, open, bounds } = door;
+    // Shutdown ends only the accepting here; open streams end by their own handlers.
     let incoming = accept::incoming(listener, credentials, *open, *bounds, shutdown.child_token());
     let stop = shutdown.cancelled_owned();
     router.serve_with_incoming_shutdown(incoming, stop).await.map_err(failed)
 }
 
-/// Serves `router` at `endpoint` until `shutdown`. A stale unix socket is replaced.
+/// Serves `router` at `endpoint` until `shutdown`. A stale Unix socket is replaced.
 ///
-/// Returns once every stream has ended: handlers must heed `shutdown` too, as [`route_stream`] and
-/// [`receive`] do.
+/// Returns once every stream has ended. So handlers must stop on `shutdown` too, as [`route_stream`] and [`receive`]
+/// do.
 pub async fn serve(
     endpoint: &str,
     router: Router,
@@ -190,6 +193,7 @@ pub async fn serve(
 }
 
 fn bind_unix(path: &Path) -> std::io::Result<UnixListener> {
+    // A process that was killed leaves its socket file, and bind(2) fails on an existing one.
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}

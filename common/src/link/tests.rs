@@ -53,7 +53,7 @@ fn serve_fake(endpoint: &str, outbox: &Outbox<RouteKey, RouteChange>) -> Cancell
     stop
 }
 
-/// A table follows its source over a server that dies and comes back with other contents.
+/// A table follows its source across a server that dies and comes back with other contents.
 #[tokio::test]
 async fn changes_name_what_a_new_stream_does_not() {
     let path = socket("changes");
@@ -119,7 +119,7 @@ async fn a_table_follows_over_a_broken_stream() {
         }
     });
 
-    // The client retries until the server is there.
+    // The client retries until the server listens.
     let stop = serve_fake(&endpoint, &first);
     assert_eq!(tables.recv().await, Some(vec!["a".to_owned(), "b".to_owned()]));
     set(&first, "c");
@@ -156,7 +156,7 @@ async fn a_part_hears_how_much_to_log() {
         let mine = levels.iter().find(|(it, _)| *it == Speaker::Autoscaler);
         mine.into_iter().for_each(|(_, level)| send.try_send(*level).expect("room"));
     });
-    // No other test here is an autoscaler.
+    // No other test of this process logs as an autoscaler.
     let who = Subscriber { role: Role::Autoscaler, name: "a".into(), node: String::new() };
     let shutdown = CancellationToken::new();
     let link = Link::new(endpoint.clone(), who, shutdown.clone());

@@ -1,4 +1,4 @@
-//! Shell: TLS for probes: the certificate is not checked, as Kubernetes' own probes do not.
+//! Shell: TLS for probes, without a check of the certificate, as in Kubernetes' own probes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-/// Opens TLS on a connection to `host`, a name or an address.
+/// Opens TLS on a connection to `host`, which is a name or an address.
 pub(super) async fn wrap(stream: TcpStream, host: String) -> Result<TlsStream<TcpStream>, String> {
     let failed = |error: &dyn std::fmt::Display| format!("cannot open TLS: {error}");
     let provider = Arc::new(ring::default_provider());

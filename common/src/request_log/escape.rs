@@ -1,10 +1,10 @@
-//! Pure: texts of clients, made harmless; numbers as Go prints them.
+//! Pure: escaping of texts from clients, and numbers in Go's format.
 
 use std::{borrow::Cow, fmt::Write as _};
 
 use super::LONGEST_VALUE;
 
-/// At most [`LONGEST_VALUE`] bytes of a text, then three dots.
+/// Cuts a text to [`LONGEST_VALUE`] bytes, followed by three dots.
 pub(super) fn cut(text: Cow<'_, str>) -> Cow<'_, str> {
     if text.len() <= LONGEST_VALUE {
         return text;
@@ -14,8 +14,8 @@ pub(super) fn cut(text: Cow<'_, str>) -> Cow<'_, str> {
     format!("{kept}...").into()
 }
 
-/// Go's `JSEscape`, made to hold in JSON too: `'` is `\u0027`, since JSON knows no `\'`, and what lies beyond 16 bits is
-/// written as two halves.
+/// Implements Go's `JSEscape` so that the result is valid JSON too: `'` becomes `\u0027`, since JSON has no `\'`.
+/// Characters beyond 16 bits become surrogate pairs.
 pub(super) fn js(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 16);
     for it in text.chars() {
@@ -37,16 +37,16 @@ fn push_code(out: &mut String, it: char) {
     }
 }
 
-/// Go's `unicode.IsPrint`, for what is not ASCII: the standard library's debug output asks the same.
+/// Implements Go's `unicode.IsPrint` beyond ASCII, by the rules of the standard library's debug output.
 fn is_printable(it: char) -> bool {
-    // Behind another character, so that a combining one counts as printable too.
+    // Behind another character, because `escape_debug` escapes a combining one only at the begin of a text.
     let mut pair = [b'x'; 5];
     let length = 1 + it.encode_utf8(&mut pair[1..]).len();
     let pair = std::str::from_utf8(&pair[..length]).unwrap_or_default();
     pair.escape_debug().nth(1) == Some(it)
 }
 
-/// Go's `HTMLEscape`.
+/// Implements Go's `HTMLEscape` of text/template.
 pub(super) fn html(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 16);
     for it in text.chars() {
@@ -63,7 +63,7 @@ pub(super) fn html(text: &str) -> String {
     out
 }
 
-/// Go's `url.QueryEscape`.
+/// Implements Go's `url.QueryEscape` for one text.
 pub(super) fn url_query(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 16);
     for byte in text.bytes() {
@@ -77,7 +77,7 @@ pub(super) fn url_query(text: &str) -> String {
     out
 }
 
-/// A path without its percent signs, as Go's `URL.Path` has it; as it stands where they mean nothing.
+/// Decodes percent escapes as Go's `URL.Path` does; returns the text unchanged if one is malformed.
 pub(super) fn percent_decoded(text: &str) -> Cow<'_, str> {
     if !text.contains('%') {
         return text.into();
@@ -90,19 +90,21 @@ pub(super) fn percent_decoded(text: &str) -> Cow<'_, str> {
             continue;
         }
         let digit = |at: usize| char::from(*after.get(at)?).to_digit(16);
+        // Go refuses such a URL. Here the request is served all the same, so its path is logged as sent.
         let (Some(high), Some(low)) = (digit(0), digit(1)) else { return text.into() };
         out.push(u8::try_from(high * 16 + low).unwrap_or(b'%'));
         rest = after.get(2..).unwrap_or_default();
     }
+    // Decoded bytes need not be UTF-8, but a line of the log must be.
     String::from_utf8_lossy(&out).into_owned().into()
 }
 
-/// Whether a character would end or garble a line.
+/// Returns true if a character would end or garble a line.
 fn breaks_line(it: char) -> bool {
     it.is_control() || matches!(it, '\u{2028}' | '\u{2029}')
 }
 
-/// Adds a value; what would break the line is written by its code.
+/// Appends a value; characters that would break the line are written as escapes.
 pub(super) fn push_in_line(line: &mut String, value: &str) {
     if !value.contains(breaks_line) {
         return line.push_str(value);
@@ -116,9 +118,10 @@ pub(super) fn push_in_line(line: &mut String, value: &str) {
     }
 }
 
-/// A number as Go prints a `float64`: the shortest that is read as the same, with an exponent below 0.0001.
+/// Formats a number as Go prints a `float64`: the shortest that reads back equal, with an exponent below 0.0001.
 pub(super) fn float(value: f64) -> String {
     let size = value.abs();
+    // JSON has neither infinity nor NaN.
     if !value.is_finite() {
         return "0".to_owned();
     }
@@ -131,5 +134,6 @@ pub(super) fn float(value: f64) -> String {
         Some(exponent) => ('-', exponent),
         None => ('+', exponent),
     };
+    // Go writes a sign and at least two digits of the exponent.
     format!("{digits}e{sign}{exponent:0>2}")
 }

@@ -1,18 +1,18 @@
-//! Pure: Go's template syntax, as far as a line of values needs it.
+//! Pure: parser of Go's template syntax, as far as a line of values needs it.
 
 use super::{
     BadTemplate, Function, LONGEST, MOST_FUNCTIONS, MOST_VALUES, Of, OfRequest, OfResponse,
     OfRevision, Part, Value,
 };
 
-/// Parentheses within parentheses.
+/// Deepest nesting of parentheses.
 const DEEPEST: usize = 8;
 
-/// The header that a method of Go's Request reads.
+/// Methods of Go's `Request` that read a header, with the header's name.
 const METHODS: [(&str, &str); 2] =
     [(".Request.UserAgent", "User-Agent"), (".Request.Referer", "Referer")];
 
-/// All fields that are values by themselves.
+/// Fields that are values by themselves, with their source.
 const FIELDS: [(&str, Of); 22] = [
     (".Request.Method", Of::Request(OfRequest::Method)),
     (".Request.RequestURI", Of::Request(OfRequest::Target)),
@@ -38,10 +38,11 @@ const FIELDS: [(&str, Of); 22] = [
     (".Revision.PodIP", Of::Revision(OfRevision::PodIp)),
 ];
 
-/// Where in the text something is wrong, and what.
+/// Position in the text and description of an error.
 type Wrong = (usize, String);
 
 pub(super) fn parse(source: &str) -> Result<Vec<Part>, BadTemplate> {
+    // The length is checked first: it bounds the work of everything that follows.
     let read = if source.len() > LONGEST {
         Err((0, format!("it is longer than {LONGEST} bytes")))
     } else {
@@ -65,11 +66,12 @@ fn parts(source: &str) -> Result<Vec<Part>, Wrong> {
         }
         let inside = open.map(|open| at + open + 2);
         let after = inside.map_or("", |inside| &source[inside..]);
-        // `{{- ` trims only where a space follows: `{{-3}}` is a number.
+        // `{{- ` trims only if a space follows: `{{-3}}` is a number.
         let trims_before = after.starts_with('-') && after[1..].starts_with(char::is_whitespace);
         if trims_before {
             text = text.trim_end();
         }
+        // Trimming may leave nothing, and empty texts would only cost memory.
         if !text.is_empty() {
             parts.push(Part::Text(text.into()));
         }
@@ -88,13 +90,14 @@ fn parts(source: &str) -> Result<Vec<Part>, Wrong> {
     }
 }
 
-/// What stands between `start` and the closing braces, where those end, and whether they trim.
+/// Parses from `start` to the closing braces. Returns the value, the end, and true if the braces trim.
 fn action(
     source: &str,
     start: usize,
     opened: usize,
 ) -> Result<(Option<Value>, (usize, bool)), Wrong> {
     let mut words = Words { source, at: start };
+    // As in Go, a comment must fill the whole action.
     let comment = source[start..].trim_start();
     if comment.starts_with("/*") {
         let begin = source.len() - comment.len();
@@ -113,7 +116,7 @@ fn action(
     }
 }
 
-/// A value, and the word that ends it.
+/// Parses a value with its functions. Returns it with the token that ends it.
 fn pipeline(words: &mut Words<'_>, depth: usize) -> Result<(Value, (usize, Word)), Wrong> {
     let mut value = command(words, depth)?;
     loop {
@@ -141,7 +144,7 @@ fn command(words: &mut Words<'_>, depth: usize) -> Result<Value, Wrong> {
     Ok(value)
 }
 
-/// `index .Request.Header "NAME"`, or the same with `0` behind it.
+/// Parses `index .Request.Header "NAME"`, optionally with `0` behind it.
 fn index(words: &mut Words<'_>) -> Result<Value, Wrong> {
     match words.take()? {
         (_, Word::Field(path)) if path == ".Request.Header" => {}
@@ -150,6 +153,7 @@ fn index(words: &mut Words<'_>) -> Result<Value, Wrong> {
         }
     }
     let name = text(words)?;
+    // Without an index the token belongs to the caller, so reading goes back to its begin.
     let before = words.at;
     match words.take()? {
         (_, Word::Number(number)) if number == "0" => Ok(Value::of(OfRequest::Header(name))),
@@ -169,6 +173,7 @@ fn operand(words: &mut Words<'_>, (at, word): (usize, Word), depth: usize) -> Re
         Word::Field(path) => field(at, &path),
         Word::Text(text) => Ok(Value { from: Of::Literal(text.into()), through: Vec::new() }),
         Word::Number(digits) => Ok(Value { from: Of::Literal(digits.into()), through: Vec::new() }),
+        // Parentheses recurse: the bound limits the use of the stack.
         Word::Open if depth == DEEPEST => Err((at, "too many parentheses".to_owned())),
         Word::Open => {
             let (value, (end, word)) = pipeline(words, depth + 1)?;
@@ -202,7 +207,7 @@ fn function(at: usize, name: &str) -> Result<Function, Wrong> {
     }
 }
 
-/// The name of a header, in quotes.
+/// Parses the name of a header, in quotes.
 fn text(words: &mut Words<'_>) -> Result<Box<str>, Wrong> {
     match words.take()? {
         (_, Word::Text(text)) => Ok(text.into()),
@@ -224,23 +229,23 @@ impl Value {
     }
 }
 
-/// One word of an action.
+/// Token of an action.
 #[derive(Debug)]
 enum Word {
-    /// `.A.B`.
+    /// Path of a field, such as `.A.B`.
     Field(String),
-    /// A function's name, or a keyword.
+    /// Name of a function, or a keyword.
     Name(String),
-    /// A text in quotes, without them.
+    /// Text in quotes, without the quotes.
     Text(String),
-    /// Digits.
+    /// Decimal number, as its digits.
     Number(String),
     Pipe,
     Open,
     Shut,
-    /// `}}`, and whether it trims what follows.
+    /// Closing braces `}}`; true if they trim the text that follows.
     Close(bool),
-    /// Of the template.
+    /// End of the whole template.
     End,
 }
 
@@ -258,14 +263,14 @@ impl Word {
     }
 }
 
-/// Reads the words of an action.
+/// Lexer of one action.
 struct Words<'a> {
     source: &'a str,
     at: usize,
 }
 
 impl Words<'_> {
-    /// The next word, and where it begins.
+    /// Returns the next token and its position.
     fn take(&mut self) -> Result<(usize, Word), Wrong> {
         let rest = self.source.get(self.at..).unwrap_or_default();
         let word = rest.trim_start();
@@ -273,7 +278,7 @@ impl Words<'_> {
         if word.starts_with("}}") {
             return Ok(self.word(begin, 2, Word::Close(false)));
         }
-        // Of a closing that trims, the space is a part.
+        // The space before a trimming `-}}` is part of it; without one, `-` would belong to the value.
         if word.starts_with("-}}") && word.len() < rest.len() {
             return Ok(self.word(begin, 3, Word::Close(true)));
         }
@@ -316,12 +321,13 @@ impl Words<'_> {
         (begin, word)
     }
 
-    /// A text between double quotes, with Go's usual escapes.
+    /// Reads a text between double quotes, with Go's common escapes.
     fn quoted(&mut self, begin: usize, word: &str) -> Result<(usize, Word), Wrong> {
         let (mut text, mut letters) = (String::new(), word.char_indices().skip(1));
         while let Some((at, letter)) = letters.next() {
             match letter {
                 '"' => return Ok(self.word(begin, at + 1, Word::Text(text))),
+                // A text in double quotes may not span lines in Go; one in backquotes may.
                 '\n' => break,
                 '\\' => match letters.next() {
                     Some((_, it @ ('"' | '\\'))) => text.push(it),

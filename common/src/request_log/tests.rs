@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A request with these headers.
+/// Calls `then` with a request that has these headers.
 fn with<T>(target: &str, headers: &[(&str, &str)], then: impl FnOnce(&Request<'_>) -> T) -> T {
     let all = |name: &str| {
         let named = headers.iter().filter(|(it, _)| it.eq_ignore_ascii_case(name));
@@ -43,7 +43,7 @@ fn line_of(source: &str, target: &str, headers: &[(&str, &str)]) -> Result<Strin
     Ok(line)
 }
 
-/// A template with no request to speak of.
+/// Fills a template with a request of usual headers.
 fn line(source: &str) -> Result<String, BadTemplate> {
     line_of(source, "/a%20b?c=d", &[("User-Agent", "curl/8"), ("X-A", "1"), ("x-a", "2")])
 }
@@ -181,7 +181,7 @@ fn only_an_identifier_counts_as_a_trace() {
     }
 }
 
-/// Templates of pieces that make sense and pieces that do not.
+/// Generates templates of valid and invalid pieces.
 fn templates() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just("{{".to_owned()),

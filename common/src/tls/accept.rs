@@ -1,4 +1,4 @@
-//! Shell: connections from clients, each with its peer's identity, none for longer than it may take.
+//! Shell: accepted TLS connections, each with its peer's identity, and limits on those without one.
 
 use std::{
     collections::HashMap,
@@ -24,16 +24,16 @@ use tracing::{debug, warn};
 
 use super::{Credentials, identity_of, peer::Peer, server_config};
 
-/// How many may be let in without a certificate, and for how long.
+/// Limits on handshakes and on connections without a certificate.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// A handshake ends within this.
+    /// Timeout of a handshake.
     pub handshake: Duration,
-    /// A connection without a certificate ends after this.
+    /// Lifetime of a connection without a certificate.
     pub anonymous: Duration,
-    /// So many connections that have not shown a certificate, from anywhere.
+    /// Most connections without a certificate, from all addresses, handshakes included.
     pub strangers: usize,
-    /// … and from one address.
+    /// Most connections without a certificate from one address, handshakes included.
     pub strangers_each: usize,
 }
 
@@ -48,12 +48,12 @@ impl Default for Bounds {
     }
 }
 
-/// Connections whose handshake is done and that wait to be served.
+/// Most connections that have finished the handshake and wait to be served.
 const WAITING: usize = 64;
-/// After a failed accept: most likely there are too many open files.
+/// Pause after a failed accept: most likely there are too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Accepts connections until `shutdown`. `open`: also from those who have no certificate yet.
+/// Accepts connections until `shutdown`. `open`: also from clients that have no certificate yet.
 pub fn incoming(
     listener: TcpListener,
     credentials: &Arc<Credentials>,
@@ -65,6 +65,7 @@ pub fn incoming(
     let (send, receive) = mpsc::channel(WAITING);
     let credentials = Arc::clone(credentials);
     tokio::spawn(shutdown.run_until_cancelled_owned(async move {
+        // Before there is a certificate every handshake would fail, so clients wait in the listen queue.
         credentials.ready().await;
         Doorkeeper { acceptor, bounds, strangers: Strangers::default(), send }.work(listener).await;
     }));
@@ -90,14 +91,17 @@ impl Doorkeeper {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     warn!(%error, "cannot accept");
+                    // accept(2) would fail again at once, and the loop would use a whole CPU.
                     sleep(PAUSE).await;
                     continue;
                 }
             };
+            // Dropped before the handshake, whose cryptography is what a flood of connections would cost.
             let Some(place) = self.strangers.enter(from.ip(), &self.bounds) else {
                 debug!(%from, "too many strangers: connection dropped");
                 continue;
             };
+            // In a task of its own: a slow handshake must not delay the next accept.
             let (acceptor, bounds, send) = (self.acceptor.clone(), self.bounds, self.send.clone());
             handshakes.spawn(async move {
                 match timeout(bounds.handshake, shake(acceptor, socket, from, place, bounds)).await
@@ -123,6 +127,7 @@ async fn shake(
     let (_, session) = stream.get_ref();
     let shown = session.peer_certificates().and_then(<[_]>::first);
     let identity = shown.map(identity_of).transpose().map_err(io::Error::other)?;
+    // A known peer returns its place at once; the limits hold for the others only.
     let (peer, leash) = match identity {
         Some(identity) => (Peer::Known(Arc::new(identity)), None),
         None => (Peer::Anonymous, Some((Box::pin(sleep(bounds.anonymous)), place))),
@@ -131,11 +136,11 @@ async fn shake(
     Ok(Connection { stream: Box::new(stream), peer, leash })
 }
 
-/// Counts connections that have not shown a certificate.
+/// Number of connections without a certificate, by address.
 #[derive(Clone, Debug, Default)]
 struct Strangers(Arc<Mutex<HashMap<IpAddr, usize>>>);
 
-/// One stranger's place, for as long as the value lives.
+/// Place of one connection without a certificate, taken as long as the value lives.
 #[derive(Debug)]
 struct Place(Strangers, IpAddr);
 
@@ -164,7 +169,7 @@ impl Drop for Place {
     }
 }
 
-/// A connection whose handshake is done. One without a certificate is on a leash.
+/// Connection that has finished its handshake. Without a certificate it has a time limit (`leash`).
 #[derive(Debug)]
 pub struct Connection {
     stream: Box<TlsStream<TcpStream>>,
@@ -186,6 +191,7 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        // Checked in reads alone, since an HTTP/2 server always has one pending.
         if let Some((end, _)) = &mut self.leash
             && end.as_mut().poll(context).is_ready()
         {

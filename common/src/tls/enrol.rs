@@ -1,4 +1,4 @@
-//! Shell: gets this part's certificate from the controller, and the next one before it ends.
+//! Shell: requests this process's certificate from the controller, and the next one before it expires.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,65 +19,65 @@ use crate::{
     wire::raw::{IssueRequest, identity_client::IdentityClient},
 };
 
-/// A controller that does not answer is given up.
+/// Timeout of one request to the controller.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two tries, at first and at most.
+/// First and longest pause between two requests.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
-/// The file of authorities is read again this often.
+/// Interval at which the file of authorities is read again.
 const REREAD: Duration = Duration::from_secs(30);
 
-/// Where the platform puts what proves who this process is.
+/// Files by which the platform identifies this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
-    /// The projected service-account token, audience `rouse`. The kubelet replaces it before it ends.
+    /// Projected service-account token, audience `rouse`. The kubelet replaces it before it expires.
     pub token: PathBuf,
-    /// The controller's authorities in PEM: a mounted ConfigMap.
+    /// Authorities of the controller in PEM: a mounted ConfigMap.
     pub authorities: PathBuf,
 }
 
 impl Files {
-    /// `token` and `ca.pem` in one folder, as one projected volume holds them.
+    /// Returns `token` and `ca.pem` in one folder, as a projected volume holds them.
     pub fn below(folder: &Path) -> Self {
         Self { token: folder.join("token"), authorities: folder.join("ca.pem") }
     }
 }
 
-/// A certificate could not be had.
+/// Error of a certificate request.
 #[derive(Debug, thiserror::Error)]
 pub enum EnrolError {
-    /// A file of the platform's could not be read.
+    /// A file of the platform could not be read.
     #[error("cannot read {}", path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the read.
         #[source]
         source: std::io::Error,
     },
-    /// The file of authorities holds none.
+    /// The file of authorities contains no certificate.
     #[error("{} holds no certificate in PEM", path.display())]
     NoAuthority {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// No key or request could be made.
+    /// Making the key or the request failed.
     #[error("cannot make a key")]
     Key(#[from] rcgen::Error),
     /// The controller could not be reached.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// The controller refused.
+    /// The controller refused to sign.
     #[error("the controller signs nothing for us")]
     Refused(#[source] Box<Status>),
-    /// The controller did not answer.
+    /// The controller did not answer in time.
     #[error("the controller did not answer")]
     Silent,
-    /// What came cannot be used.
+    /// The received certificate or authorities cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
 }
 
-/// Keeps `credentials` fresh until `shutdown`.
+/// Keeps `credentials` valid until `shutdown`.
 pub async fn keep(
     credentials: Arc<Credentials>,
     controllers: Arc<Finder>,
@@ -97,7 +97,7 @@ struct Enrolment {
     credentials: Arc<Credentials>,
     controllers: Arc<Finder>,
     files: Files,
-    /// Authorities that the controller named when it last signed.
+    /// Authorities that the controller named with its latest signature.
     told: Vec<CertificateDer<'static>>,
     tries: u32,
 }
@@ -121,8 +121,8 @@ impl Enrolment {
         }
     }
 
-    /// Waits, and looks whether the authorities have changed meanwhile. Ends early where the clock was set: whoever
-    /// checks our certificate goes by theirs, and it may have ended by that.
+    /// Waits, and applies changes of the authorities meanwhile. Returns early when the clock was set: peers check the
+    /// certificate by their clocks, and it may have expired by those.
     async fn rest(&self, wait: Duration) {
         let began = SystemTime::now();
         let mut left = wait;
@@ -139,7 +139,7 @@ impl Enrolment {
         }
     }
 
-    /// Trusts those in the file and those the controller named: while they change, one may be ahead of the other.
+    /// Trusts the authorities in the file and those that the controller named: during a rotation either may be ahead.
     async fn trust(&self) -> Result<(), EnrolError> {
         let path = &self.files.authorities;
         let text = read(path).await?;
@@ -152,17 +152,21 @@ impl Enrolment {
         Ok(self.credentials.trust(&all)?)
     }
 
-    /// Gets a certificate for a new key. Returns for how long it can be used.
+    /// Requests a certificate for a new key. Returns its lifetime.
     async fn once(&mut self) -> Result<Duration, EnrolError> {
         self.trust().await?;
         let token = read(&self.files.token).await?.trim().to_owned();
         let key = KeyPair::generate()?;
+        // The controller uses the key alone: the identity comes from the token.
         let request = CertificateParams::default().serialize_request(&key)?;
         let request = IssueRequest { token, request: request.der().to_vec() };
+        // Without a client certificate: the first request has none, and an expired one would be refused.
         let channel = self.controllers.dial_nameless().await?;
         let asked = timeout(PATIENCE, async { IdentityClient::new(channel).issue(request).await });
         let answer = asked.await.map_err(|_elapsed| EnrolError::Silent)?;
         let reply = answer.map_err(|status| EnrolError::Refused(Box::new(status)))?.into_inner();
+        // The new authorities are trusted before the certificate is presented: peers may have theirs from the new one
+        // already.
         self.told = reply.authorities.into_iter().map(CertificateDer::from).collect();
         self.trust().await?;
         let chain = reply.chain.into_iter().map(CertificateDer::from).collect();
@@ -175,18 +179,19 @@ impl Enrolment {
     }
 }
 
-/// Between four and six tenths of a lifetime, so that those who began together do not go on together.
+/// Returns between four and six tenths of a lifetime, so that processes started together renew at different times.
 fn half(lifetime: Duration) -> Duration {
     let share = u32::try_from(crate::link::chance() % 201).unwrap_or_default();
     (lifetime * (400 + share) / 1_000).max(Duration::from_secs(1))
 }
 
-/// Whether what began then and lasts so long is over by the time of day; also where that lies before its beginning.
+/// Returns true if a wait from `began` is over by the time of day, or if the time is before its begin.
 fn has_ended(began: SystemTime, lasts: Duration, now: SystemTime) -> bool {
     now.duration_since(began).map_or(true, |passed| passed >= lasts)
 }
 
 async fn read(path: &Path) -> Result<String, EnrolError> {
+    // Mounted files are local, but a read may still block on a busy disk.
     let read = tokio::task::spawn_blocking({
         let path = path.to_owned();
         move || std::fs::read_to_string(path)

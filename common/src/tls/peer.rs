@@ -1,25 +1,25 @@
-//! Pure: who a certificate speaks for, and what each may say.
+//! Pure: identities in certificates, and the messages that each role may send.
 //!
-//! A certificate names one pod of Rouse's own: its role, its node, its name and its uid, as the API server told the
-//! controller. Whatever a stream claims about its sender is held against that.
+//! A certificate names one pod of Rouse itself: its role, node, name and uid, as the API server states them.
+//! Every claim of a stream about its sender is checked against that.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
 use crate::wire::{PodItem, Role, Subscriber, UsageKey, is_subdomain};
 
-/// What every identity begins with.
+/// Prefix of every identity.
 const SCHEME: &str = "spiffe://rouse/";
 
-/// What a holder of a certificate is.
+/// Role of a certificate's holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
-    /// Signs certificates; serves routes, takes reports and decisions.
+    /// Signs certificates, serves routes, and receives pod reports and scale decisions.
     Controller,
-    /// An agent.
+    /// Writes the eBPF maps of its node and reports its pods.
     Agent,
-    /// An activator.
+    /// Forwards requests, and reports its wait queues.
     Activator,
-    /// An autoscaler; it also takes usage.
+    /// Decides scale, and receives usage reports.
     Autoscaler,
 }
 
@@ -52,20 +52,20 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Whom a certificate speaks for: `spiffe://rouse/<role>/<node>/<pod>/<uid>`.
+/// Identity in a certificate: `spiffe://rouse/<role>/<node>/<pod>/<uid>`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// What it is.
+    /// Role that the certificate proves.
     pub holder: Holder,
-    /// The node its pod is bound to.
+    /// Node that the pod is bound to.
     pub node: String,
-    /// Its pod's name.
+    /// Name of the pod.
     pub pod: String,
-    /// Its pod's uid.
+    /// Uid of the pod.
     pub uid: String,
 }
 
-/// A text that names nobody.
+/// Error of a text that is no identity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no identity: must be spiffe://rouse/ROLE/NODE/POD/UID")]
 pub struct NoIdentity {
@@ -73,7 +73,7 @@ pub struct NoIdentity {
 }
 
 impl Identity {
-    /// An identity of parts that can stand in one; Kubernetes' own names and uids can.
+    /// Builds an identity. Each part must be a DNS subdomain, as Kubernetes' names and uids are.
     pub fn new(holder: Holder, node: &str, pod: &str, uid: &str) -> Result<Self, NoIdentity> {
         let it = Self { holder, node: node.into(), pod: pod.into(), uid: uid.into() };
         if [node, pod, uid].into_iter().all(is_subdomain) {
@@ -93,6 +93,7 @@ impl FromStr for Identity {
     type Err = NoIdentity;
 
     fn from_str(text: &str) -> Result<Self, NoIdentity> {
+        // Cut, since the text comes from a stranger's certificate and goes into the log.
         let none = || NoIdentity { text: text.chars().take(200).collect() };
         let parts: Vec<_> = text.strip_prefix(SCHEME).ok_or_else(none)?.split('/').collect();
         let [word, node, pod, uid] = parts[..] else { return Err(none()) };
@@ -101,43 +102,43 @@ impl FromStr for Identity {
     }
 }
 
-/// Who is on the other end of a connection.
+/// Other end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// Not asked: a unix socket, which only those may open whom its folder lets in, or a plain address in tests.
+    /// Not authenticated: a Unix socket, which the rights of its folder protect, or a plain address in tests.
     Unchecked,
-    /// Over TLS, without a certificate: may ask for one and nothing else.
+    /// TLS without a client certificate: may request one and nothing else.
     Anonymous,
-    /// Over TLS, with a certificate.
+    /// TLS with a client certificate.
     Known(Arc<Identity>),
 }
 
-/// Somebody tried to be or to say what he may not.
+/// Error of a peer that claims or sends something that its certificate does not allow.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// No certificate was shown.
+    /// No certificate was presented.
     #[error("a certificate is needed: ask the controller for one with Identity.Issue")]
     Anonymous,
-    /// The certificate speaks for somebody else.
+    /// The certificate names another identity than the claimed one.
     #[error("the certificate speaks for {real}, not for {claimed}")]
     Other {
-        /// Whom it speaks for.
+        /// Identity in the certificate.
         real: String,
-        /// Who was claimed.
+        /// Claimed role, name and node.
         claimed: String,
     },
-    /// The sender's role does not say this.
+    /// The sender's role may not send this message.
     #[error("{sender} may not {what}")]
     Role {
-        /// What it is.
+        /// Role of the sender.
         sender: Holder,
-        /// What it tried.
+        /// Action that was refused, as a verb phrase.
         what: &'static str,
     },
 }
 
 impl Peer {
-    /// Refuses a claim to be somebody else. An agent is named after its node, everybody else after its pod.
+    /// Refuses a claim of another identity. An agent is named after its node, every other role after its pod.
     pub fn may_be(&self, who: &Subscriber) -> Result<(), Denied> {
         let identity = match self {
             Self::Unchecked => return Ok(()),
@@ -148,7 +149,7 @@ impl Peer {
             Role::Agent => &identity.node,
             Role::Activator | Role::Autoscaler => &identity.pod,
         };
-        // Who does not say where he runs is believed to run where he does.
+        // A sender that omits its node is taken to run on the node in its certificate. Agents must name theirs.
         let node = who.node == identity.node || (who.node.is_empty() && who.role != Role::Agent);
         if Holder::from(who.role) == identity.holder && who.name == *name && node {
             return Ok(());
@@ -157,7 +158,7 @@ impl Peer {
         Err(Denied::Other { real: identity.to_string(), claimed })
     }
 
-    /// Refuses a sender that claims to be somebody else, or that is none of those who `what`.
+    /// Refuses a sender that claims another identity, or whose role is not among `roles` for the action `what`.
     pub fn may(&self, who: &Subscriber, what: &'static str, roles: &[Role]) -> Result<(), Denied> {
         self.may_be(who)?;
         if *self == Self::Unchecked || roles.contains(&who.role) {
@@ -166,9 +167,9 @@ impl Peer {
         Err(Denied::Role { sender: who.role.into(), what })
     }
 
-    /// Refuses what a sender of PodReports may not say: only agents see pods.
+    /// Refuses PodReport items that the sender's role may not send: only agents report pods.
     ///
-    /// That the pod is on the agent's own node is for those to check who know where pods are.
+    /// The receiver checks that the pod is on the agent's own node, since it knows the nodes of pods.
     pub fn may_report(&self, who: &Subscriber, item: &PodItem) -> Result<(), Denied> {
         let sees = matches!(item, PodItem::Seen(_) | PodItem::Gone(_));
         if *self == Self::Unchecked || !sees || who.role == Role::Agent {
@@ -177,7 +178,7 @@ impl Peer {
         Err(Denied::Role { sender: who.role.into(), what: "report pods" })
     }
 
-    /// Refuses usage of others: an agent counts pods, an activator its own waiting line.
+    /// Refuses usage samples of other roles: an agent counts pods, an activator its own wait queues.
     pub fn may_count(&self, who: &Subscriber, key: &UsageKey) -> Result<(), Denied> {
         if *self == Self::Unchecked {
             return Ok(());
@@ -225,7 +226,7 @@ mod tests {
         ] {
             assert!(bad.parse::<Identity>().is_err(), "{bad}");
         }
-        // No part may smuggle in another.
+        // No part may contain another one.
         assert!(Identity::new(Holder::Agent, "n1/p/u", "p", "u").is_err());
     }
 

@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// An authority of the test's own.
+/// Certificate authority of one test.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -48,7 +48,7 @@ impl Authority {
         self.0.der().clone()
     }
 
-    /// A certificate for these names, from an hour ago to `end`.
+    /// Signs a certificate for these names, valid from an hour ago to `end`.
     fn sign(&self, key: &KeyPair, names: &[&str], end: SystemTime) -> CertificateDer<'static> {
         let mut params = CertificateParams::default();
         let uri = |name: &&str| SanType::URI((*name).try_into().expect("ASCII"));
@@ -56,14 +56,14 @@ impl Authority {
         params.not_before = (SystemTime::now() - Duration::from_secs(3_600)).into();
         params.not_after = end.into();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        // As the controller signs them.
+        // The controller adds server authentication in the same way.
         if names.contains(&CONTROLLER) {
             params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
         }
         params.signed_by(key, &self.0).expect("signed").der().clone()
     }
 
-    /// Credentials that show `name` and trust this authority.
+    /// Returns credentials that present `name` and trust this authority.
     fn credentials(&self, name: &str) -> Arc<Credentials> {
         let all = Credentials::new();
         all.trust(&[self.der()]).expect("trusted");
@@ -86,7 +86,7 @@ const CONTROLLER: &str = "spiffe://rouse/controller/n1/controller-1/c1";
 const AGENT: &str = "spiffe://rouse/agent/n1/agent-1/a1";
 const ACTIVATOR: &str = "spiffe://rouse/activator/n1/activator-1/b1";
 
-/// Tells who reports, or why it may not; issues certificates to whoever shows the token.
+/// Server that records the sender of each report, or the reason of its refusal. It issues certificates for the token.
 #[derive(Clone)]
 struct Server {
     word: mpsc::Sender<(Peer, String)>,
@@ -187,7 +187,7 @@ impl Bed {
         Finder::known_as(Holder::Controller, &format!("https://{}", self.at), Some(credentials))
     }
 
-    /// Reports as `who`. Returns how that ended.
+    /// Reports as `who`. Returns the result of the call.
     async fn report(&self, credentials: &Arc<Credentials>, who: Subscriber) -> Result<(), Code> {
         let channel = link::dial::secure(self.at, credentials, Holder::Controller, true).await;
         let channel = channel.map_err(|_unreachable| Code::Unavailable)?;
@@ -196,7 +196,7 @@ impl Bed {
         done.map(drop).map_err(|status| status.code())
     }
 
-    /// A link that reports, until the bed is left.
+    /// Returns a link that reports until the test ends.
     fn link(&self, credentials: &Arc<Credentials>) -> Arc<Link> {
         let link = Arc::new(Link::to(self.finder(credentials), agent("n1"), self.stop.clone()));
         let (outbox, reporting) = (Outbox::<PodKey, PodItem>::new(), Arc::clone(&link));
@@ -254,22 +254,22 @@ async fn a_certificate_that_no_authority_vouches_for_now_is_refused() {
     let refused = async |credentials: &Arc<Credentials>| {
         bed.report(credentials, agent("n1")).await.expect_err("refused");
     };
-    // Another authority's, though its holder trusts ours.
+    // Signed by another authority, though its holder trusts this one.
     let foreign = Authority::new().credentials(AGENT);
     foreign.trust(&[bed.authority.der()]).expect("trusted");
     refused(&foreign).await;
-    // One that has ended.
+    // An expired certificate.
     let ended = bed.authority.credentials(AGENT);
     bed.authority.give(&ended, AGENT, SystemTime::now() - Duration::from_secs(60));
     refused(&ended).await;
-    // One that names nobody, and one that names two.
+    // A certificate without an identity, and one with two.
     for names in [&["spiffe://elsewhere/agent"][..], &[AGENT, ACTIVATOR]] {
         let key = KeyPair::generate().expect("a key");
         let chain = vec![bed.authority.sign(&key, names, later())];
         let shown = ended.show(chain, PrivatePkcs8KeyDer::from(key.serialize_der()));
         assert!(shown.is_err(), "{names:?}");
     }
-    // A key that is not the certificate's.
+    // A key that does not belong to the certificate.
     let (key, other) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
     let chain = vec![bed.authority.sign(&key, &[AGENT], later())];
     assert!(ended.show(chain, PrivatePkcs8KeyDer::from(other.serialize_der())).is_err());
@@ -296,10 +296,10 @@ async fn who_holds_a_certificate_cannot_sign_others() {
 async fn a_client_talks_to_no_impostor() {
     let bed = Bed::new().await;
     let credentials = bed.authority.credentials(AGENT);
-    // The server is somebody, but no controller.
+    // The server has a valid certificate, but not of a controller.
     bed.authority.give(&bed.shown, ACTIVATOR, later());
     assert_eq!(bed.report(&credentials, agent("n1")).await, Err(Code::Unavailable));
-    // It is the controller, on another authority's word.
+    // A controller's certificate of another authority.
     let foreign = Authority::new();
     foreign.give(&bed.shown, CONTROLLER, later());
     assert_eq!(bed.report(&credentials, agent("n1")).await, Err(Code::Unavailable));
@@ -334,14 +334,14 @@ async fn who_says_nothing_is_shown_the_door() {
         strangers_each: 2,
     };
     let mut bed = Bed::with(bounds, Duration::from_secs(3_600)).await;
-    // Those that begin no handshake are let go, whether or not there was a place for them.
+    // Connections without a handshake are closed, with or without a free place.
     let mut buffer = [0; 1];
     for _ in 0..3 {
         let mut stream = TcpStream::connect(bed.at).await.expect("accepted");
         let end = stream.read(&mut buffer).await;
         assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
     }
-    // A connection without a certificate ends too, though its handshake was fine.
+    // A connection without a certificate is closed too, although its handshake succeeded.
     let nobody = Credentials::new();
     nobody.trust(&[bed.authority.der()]).expect("trusted");
     let config = client_config(&nobody, Holder::Controller, false);
@@ -350,15 +350,15 @@ async fn who_says_nothing_is_shown_the_door() {
     let name = ServerName::from(bed.at.ip());
     let mut stream = connector.connect(name, socket).await.expect("a handshake");
     let mut all = Vec::new();
-    // The server's settings may come first; what matters is that it ends.
+    // Settings of the server may come first; only the end matters.
     let _either: io::Result<usize> = stream.read_to_end(&mut all).await;
-    // And those who belong here are served.
+    // Clients with a certificate are served.
     let credentials = bed.authority.credentials(AGENT);
     assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
     assert!(bed.word.recv().await.is_some());
 }
 
-/// Files as the platform mounts them.
+/// Files in the form in which the platform mounts them.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -401,7 +401,7 @@ async fn a_part_gets_its_certificate_and_its_stream_goes_on_over_the_next_ones()
     while bed.issued.load(Ordering::Relaxed) < 4 {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // Its first certificate has ended by now; its stream has not.
+    // The first certificate has expired by now, but its stream is still open.
     assert_ne!(credentials.key().expect("a certificate").cert[0], shown);
     assert_eq!(link.standing(), 1);
     assert!(bed.word.try_recv().is_err(), "no second stream was opened");
@@ -439,7 +439,7 @@ async fn authorities_change_with_an_overlap_and_no_stream_breaks() {
     let credentials = bed.authority.credentials(AGENT);
     let link = bed.link(&credentials);
     assert!(bed.word.recv().await.is_some());
-    // Both trust both; then each moves to the new one in its own time.
+    // Both trust both authorities; then each moves to the new one at its own time.
     let next = Authority::new();
     for side in [&credentials, &bed.shown] {
         side.trust(&[bed.authority.der(), next.der()]).expect("trusted");
@@ -452,7 +452,7 @@ async fn authorities_change_with_an_overlap_and_no_stream_breaks() {
         side.trust(&[next.der()]).expect("trusted");
     }
     assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
-    // The old authority counts no more.
+    // The old authority is no longer trusted.
     let late = bed.authority.credentials(AGENT);
     late.trust(&[next.der()]).expect("trusted");
     bed.report(&late, agent("n1")).await.expect_err("refused");

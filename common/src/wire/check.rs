@@ -1,7 +1,7 @@
-//! Pure: from protobuf to checked types and back.
+//! Pure: conversion from protobuf to checked types and back.
 //!
-//! A refused item names field, value and rule; the receiver drops the item, counts it and goes on, since one
-//! bad subject must not stop the others.
+//! A refused item names field, value and rule. The receiver drops the item, counts it and continues, since one bad
+//! subject must not stop the others.
 
 use super::*;
 
@@ -9,7 +9,7 @@ mod settings;
 mod slots;
 mod usage;
 
-/// A message that breaks a rule.
+/// Error of a message that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("field {field} is {value:?}: {rule}")]
 pub struct Refused {
@@ -19,7 +19,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// A refusal of `value` in `field`, which must obey `rule`.
+    /// Builds the error for `value` in `field`, which must obey `rule`.
     pub fn new(field: &'static str, value: impl fmt::Display, rule: &'static str) -> Self {
         Self { field, value: value.to_string(), rule }
     }
@@ -50,7 +50,7 @@ fn address(field: &'static str, bytes: &[u8]) -> Checked<IpAddr> {
         .ok_or_else(|| Refused::new(field, bytes.len(), "must have 4 or 16 bytes"))
 }
 
-/// An address that may be missing.
+/// Parses an address that may be absent, which is sent as no bytes.
 fn maybe(field: &'static str, bytes: &[u8]) -> Checked<Option<IpAddr>> {
     if bytes.is_empty() { Ok(None) } else { address(field, bytes).map(Some) }
 }
@@ -97,6 +97,7 @@ impl TryFrom<raw::Subscriber> for Subscriber {
     type Error = Refused;
     fn try_from(it: raw::Subscriber) -> Checked<Self> {
         let role = match it.role() {
+            // A sender of an unknown role could not be given the subjects that it needs, so there is no default.
             raw::Role::Agent => Role::Agent,
             raw::Role::Activator => Role::Activator,
             raw::Role::Autoscaler => Role::Autoscaler,
@@ -123,6 +124,8 @@ impl TryFrom<raw::RouteItem> for RouteItem {
     type Error = Refused;
     fn try_from(it: raw::RouteItem) -> Checked<Self> {
         use raw::route_item::What;
+        // An unknown kind of change decodes as an absent `what` and is refused: a later sender's new subjects do not
+        // stop the stream.
         let change = match need("route_item.what", it.what)? {
             What::Service(it) => RouteChange::Service(it.try_into()?),
             What::Revision(it) => RouteChange::Revision(it.try_into()?),
@@ -205,6 +208,7 @@ impl TryFrom<raw::Service> for Service {
         let path = path("service.path", it.path())?;
         let targets = it.targets.into_iter().map(Target::try_from).collect::<Checked<Vec<_>>>()?;
         let total: u32 = targets.iter().map(|target| u32::from(target.percent)).sum();
+        // A service without targets is valid: it exists before its first Revision is ready, and answers 503.
         if !targets.is_empty() && total != 100 {
             return Err(Refused::new("service.targets", total, "percents must add up to 100"));
         }
@@ -271,6 +275,7 @@ impl TryFrom<raw::Domain> for Domain {
     type Error = Refused;
     fn try_from(it: raw::Domain) -> Checked<Self> {
         let host = nonempty("domain.host", it.host)?;
+        // proto3 has no null for strings: empty stands for "as the client asked".
         let rewrite = (!it.rewrite.is_empty()).then_some(it.rewrite);
         Ok(Self { host, rewrite, redirects: it.redirects })
     }
@@ -315,6 +320,7 @@ impl From<Target> for raw::Target {
 impl TryFrom<raw::Revision> for Revision {
     type Error = Refused;
     fn try_from(it: raw::Revision) -> Checked<Self> {
+        // An unknown protocol is refused: a request in the wrong protocol would fail in a less obvious way.
         let protocol = match it.protocol() {
             raw::Protocol::Http1 => Protocol::Http1,
             raw::Protocol::H2c => Protocol::H2c,
@@ -337,6 +343,7 @@ impl TryFrom<raw::Revision> for Revision {
             response_start_timeout: maybe_ms(it.response_start_timeout_ms),
             idle_timeout: maybe_ms(it.idle_timeout_ms),
             protocol,
+            // Only autoscalers receive a policy, and equal ones are shared on arrival in `RouteView::absorb`.
             policy: it.policy.map(ScalePolicy::try_from).transpose()?.map(Arc::new),
             reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
@@ -378,10 +385,12 @@ impl TryFrom<raw::ScalePolicy> for ScalePolicy {
                 return Err(Refused::new("policy.metric", it.metric, "must be a known metric"));
             }
         };
+        // Unspecified counts as `Linear`, which is the default of Knative, so a sender may omit it.
         let aggregation = match it.aggregation() {
             raw::Aggregation::WeightedExponential => Aggregation::WeightedExponential,
             raw::Aggregation::Linear | raw::Aggregation::Unspecified => Aggregation::Linear,
         };
+        // Zero would divide by zero in every average.
         let window = maybe_ms(it.stable_window_ms);
         let window =
             window.ok_or_else(|| Refused::new("policy.stable_window_ms", 0, "must be above 0"))?;
@@ -463,6 +472,7 @@ impl TryFrom<raw::Pod> for Pod {
             }
         };
         let at = socket("pod.address", &it.address, it.port)?;
+        // Receivers route to each ready pod without checking again that it has an address.
         if phase == PodPhase::Ready && at.is_none() {
             return Err(Refused::new("pod.address", "", "a ready pod has an address"));
         }
@@ -524,12 +534,14 @@ impl TryFrom<raw::Probe> for Probe {
             },
             How::Grpc(grpc) => ProbeHow::Grpc { service: grpc.service },
         };
+        // 0 is no port, so it can stand for the serving port.
         let at = if it.port == 0 { None } else { Some(port("probe.port", it.port)?) };
         Ok(Self {
             how,
             port: at,
             period: Duration::from_millis(it.period_ms),
             timeout: Duration::from_millis(it.timeout_ms),
+            // A sender may omit the thresholds; Kubernetes allows none below 1.
             success_threshold: it.success_threshold.max(1),
             failure_threshold: it.failure_threshold.max(1),
         })
@@ -602,6 +614,7 @@ impl TryFrom<raw::Replicas> for Replicas {
         Ok(Self {
             part: part("replicas.part", it.part)?,
             members: it.members.into_iter().map(Replica::try_from).collect::<Checked<_>>()?,
+            // Empty stands for none: names of replicas are never empty.
             chosen: (!it.chosen.is_empty()).then_some(it.chosen),
         })
     }
@@ -642,6 +655,8 @@ impl TryFrom<raw::PodItem> for PodItem {
             What::Pod(it) => Self::Seen(it.try_into()?),
             What::Gone(uid) => Self::Gone(nonempty("pod_item.gone", uid)?),
             What::Applied(it) => Self::Applied(it.version),
+            // Routed services share the message of draining pods: a new kind would be refused by earlier releases. The
+            // order of these arms matters, since `*` parses as no name.
             What::Avoided(it) if it.routed == EVERY_ROUTE => Self::NamesRouted,
             What::Avoided(it) if !it.routed.is_empty() => {
                 let name = it.routed.parse()?;
@@ -673,7 +688,7 @@ impl From<PodItem> for raw::PodItem {
     }
 }
 
-/// In the place of a service's name: the sender will name all.
+/// Value in the place of a service's name: the sender will name all of its services.
 const EVERY_ROUTE: &str = "*";
 
 fn avoided(uid: String, ended: bool) -> raw::Avoided {
@@ -681,7 +696,7 @@ fn avoided(uid: String, ended: bool) -> raw::Avoided {
 }
 
 fn routed(routed: String, ended: bool) -> raw::Avoided {
-    // Earlier releases refuse an item without a uid.
+    // Earlier releases refuse an item without a uid; they ignore a uid that they do not know.
     raw::Avoided { uid: "-".into(), ended, routed }
 }
 
@@ -689,6 +704,7 @@ impl TryFrom<raw::PodSeen> for PodSeen {
     type Error = Refused;
     fn try_from(it: raw::PodSeen) -> Checked<Self> {
         let at = socket("pod_seen.address", &it.address, it.port)?;
+        // A replica of the controller turns this into a ready pod of the table, which must have an address.
         if it.ready && (at.is_none() || !it.listening) {
             return Err(Refused::new(
                 "pod_seen.ready",

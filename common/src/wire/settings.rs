@@ -1,4 +1,4 @@
-//! Pure: what operators set for all services at once, as other parts are told.
+//! Pure: settings of operators for all services at once, as the RouteTable carries them.
 
 use std::{fmt, net::IpAddr, string::String, vec::Vec};
 
@@ -6,48 +6,48 @@ use ipnet::IpNet;
 
 use crate::request_log::Template;
 
-/// What operators set for all services at once. The table says nothing of it while everything is as usual.
+/// Settings of operators for all services at once. The table omits them while all have their defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// How finished requests are logged; `None`: not at all.
+    /// Request log of activators; `None`: requests are not logged.
     pub request_log: Option<RequestLog>,
-    /// How much each part logs of itself.
+    /// Log level of each component.
     pub levels: Levels,
-    /// What gateways make of requests from outside.
+    /// Treatment of requests from outside by gateways.
     pub edge: Edge,
 }
 
 impl Settings {
-    /// What the table says of them: nothing while all is as usual.
+    /// Returns the settings for the table: `None` while all have their defaults.
     pub fn said(&self) -> Option<Self> {
         (*self != Self::default()).then(|| self.clone())
     }
 }
 
-/// How much each part logs of itself.
+/// Log level of each component.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Levels {
-    /// Controllers.
+    /// Log level of controllers.
     pub controller: Level,
-    /// Agents.
+    /// Log level of agents.
     pub agent: Level,
-    /// Activators.
+    /// Log level of activators.
     pub activator: Level,
-    /// Autoscalers.
+    /// Log level of autoscalers.
     pub autoscaler: Level,
 }
 
-/// How much is logged.
+/// Lowest severity that is logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Level {
-    /// What a developer wants.
+    /// Details that only developers need.
     Debug,
     /// Every change of state.
     #[default]
     Info,
-    /// What a person should look at.
+    /// Conditions that an operator should check.
     Warn,
-    /// What failed.
+    /// Operations that have failed.
     Error,
 }
 
@@ -62,48 +62,49 @@ impl fmt::Display for Level {
     }
 }
 
-/// How activators log finished requests.
+/// Request log of activators: one line for each finished request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestLog {
-    /// The line of one.
+    /// Template of the line.
     pub template: Template,
-    /// Whether those that ask the platform are logged too.
+    /// True if probes that the platform answers are logged too.
     pub probes: bool,
 }
 
-/// What gateways make of requests from outside, and which protocols requests may switch to.
+/// Treatment of requests from outside, and the protocols that requests may switch to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edge {
-    /// Networks of proxies whose word about a request's way counts. Empty: no proxy's does.
+    /// Networks of trusted proxies, whose headers about the client are kept. Empty: no proxy is trusted.
     pub trusted_proxies: Vec<IpNet>,
-    /// Whether each connection from these begins with a header of the PROXY protocol.
+    /// True if each connection from a trusted proxy begins with a header of the PROXY protocol.
     pub proxy_protocol: bool,
     /// Protocols besides `websocket` that a client may switch to, in lower case.
     pub upgrades: Vec<String>,
-    /// Whether header names with an underscore are passed on.
+    /// True if header names with an underscore are passed on.
     pub underscores: bool,
 }
 
 impl Edge {
-    /// Whether what this peer says of a request's way counts.
+    /// Returns true if `peer` is a trusted proxy.
     pub fn trusts(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();
         self.trusted_proxies.iter().any(|net| net.contains(&peer))
     }
 }
 
-/// A network from `ADDRESS/LENGTH`, or from one address alone. Bits beyond the length count for nothing.
+/// Parses a network from `ADDRESS/LENGTH`, or from one address alone. Bits beyond the length are ignored.
 pub fn network(text: &str) -> Option<IpNet> {
     let whole = || text.parse::<IpAddr>().ok().map(|it| IpNet::from(it.to_canonical()));
     text.parse::<IpNet>().ok().or_else(whole).map(|net| net.trunc())
 }
 
-/// Whether clients may be allowed to switch to a protocol of this name: a token (RFC 9110, section 5.6.2) in lower case,
-/// and not HTTP itself, behind whose switch headers would be the client's own word.
+/// Returns true if clients may be allowed to switch to a protocol of this name: a token (RFC 9110, section 5.6.2) in
+/// lower case, but not HTTP itself. After a switch to HTTP, headers about the client would pass unchecked.
 pub fn is_upgrade(name: &str) -> bool {
     let is_letter =
         |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || b"-._/+".contains(&it);
     let is_http =
         ["h2c", "h2", "h3", "http", "tls"].iter().any(|it| name.split('/').next() == Some(it));
+    // 64 bytes are a sanity limit for names from a ConfigMap.
     (1..=64).contains(&name.len()) && name.bytes().all(is_letter) && !is_http
 }

@@ -1,7 +1,7 @@
-//! Pure: what activators say to each other of the slots of a revision with a hard limit.
+//! Pure: messages between activators about the slots of a Revision with a hard limit.
 //!
-//! A slot is room for one request at one pod. Each revision has one owner among the activators, which grants its slots;
-//! the others hold what they were granted. Either side always says its whole state of a revision, so that a
+//! A slot is a permit for one request at one pod. Each Revision has one owner among the activators, which grants its
+//! slots; the holders use those that they were granted. Either side always sends its whole state of a Revision, so a
 //! message that is lost, repeated or late changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,66 +10,66 @@ use smol_str::SmolStr;
 
 use super::{Name, Subscriber};
 
-/// Slots by the uid of their pod; never 0.
+/// Number of slots by the uid of their pod; never 0.
 pub type Held = BTreeMap<SmolStr, u32>;
 
-/// What a holder says to the owner of a revision.
+/// State of a holder for one Revision, sent to the owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// The owner's term that it follows: it grants nothing of the revision itself, and uses no slot beyond `held` but
-    /// what is granted in that term. 0: it follows none yet.
+    /// Term of the owner that the holder follows; 0: none yet. In that term it grants nothing of the Revision itself,
+    /// and uses no slot beyond `held` except those granted in the term.
     pub epoch: u64,
-    /// The latest grant of that term it has taken in.
+    /// Number of the latest grant of that term that the holder has applied.
     pub seen: u64,
-    /// Slots it may use since that grant: those in use, and what it keeps besides.
+    /// Slots that the holder may use since that grant: those in use, and those it keeps idle.
     pub held: Held,
-    /// Slots it could use: those held, and one for each request that waits.
+    /// Slots that the holder could use: those held, and one for each request that waits.
     pub need: u32,
-    /// Pods it can do nothing with: it does not know them as ready, or they refuse it.
+    /// Pods that the holder cannot use: it does not know them as ready, or they refuse it.
     pub avoid: BTreeSet<SmolStr>,
-    /// What it had granted to others when it last was the owner itself; empty once another owner acts.
+    /// Slots that the holder had granted to others when it last was the owner; empty once another owner acts.
     pub former: BTreeMap<SmolStr, Held>,
-    /// Activators that have a stream to it, while its owner does not act yet: these live.
+    /// Activators that have a stream to the holder, and therefore live. Sent while its owner does not act yet.
     pub known: BTreeSet<SmolStr>,
 }
 
-/// What an owner says to a holder of a revision.
+/// State of an owner for one Revision and one holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// Its term as owner.
+    /// Term of the owner, which orders successive owners.
     pub epoch: u64,
-    /// Grows with each grant to this holder within the term.
+    /// Number of the grant, which grows with each grant to this holder within the term.
     pub number: u64,
-    /// Slots the holder has by this grant, all in all. Of those that it has in use it loses none.
+    /// Total slots of the holder by this grant. It loses none of those that are in use.
     pub held: Held,
-    /// Others wait: the holder gives back what is idle, and beyond so many slots each as its request ends.
+    /// Set while other holders wait: the holder returns idle slots, and those beyond this number as their requests end.
     pub keep: Option<u32>,
-    /// Everybody follows the owner: what was granted before its term is known to it.
+    /// True if every known activator follows the owner, which therefore knows what was granted before its term.
     pub acts: bool,
 }
 
-/// One step of a stream from a holder. The first names the sender.
+/// One item of a stream from a holder. The first names the sender.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ClaimItem {
-    /// Who holds.
+    /// Activator that sends the claims.
     Sender(Subscriber),
-    /// Its state of a revision.
+    /// State of the holder for a Revision.
     Claim(Name, Claim),
-    /// It has nothing to say of the revision any more.
+    /// The holder has no state for the Revision any more.
     Gone(Name),
-    /// Every revision has been named.
+    /// The holder has named every Revision.
     Synced,
-    /// It ends, and no request of its own is at any pod.
+    /// The holder ends, and has no request at any pod.
     Bye,
 }
 
-/// One step of a stream to a holder.
+/// One item of a stream to a holder.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GrantItem {
-    /// The owner's state of a revision.
+    /// State of the owner for a Revision.
     Grant(Name, Grant),
-    /// The owner has nothing to say of the revision any more.
+    /// The owner has no state for the Revision any more.
     Gone(Name),
-    /// Every revision has been named.
+    /// The owner has named every Revision.
     Synced,
 }

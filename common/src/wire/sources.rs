@@ -1,4 +1,4 @@
-//! Pure: which addresses may ask a Revision's pods.
+//! Pure: addresses of clients that may send requests to a Revision's pods.
 
 use std::{collections::BTreeSet, net::IpAddr, string::ToString as _, vec::Vec};
 
@@ -6,27 +6,28 @@ use ipnet::IpNet;
 
 use super::{Refused, raw};
 
-/// Addresses that may ask a Revision's pods, as NetworkPolicies select them.
+/// Addresses that may send requests to a Revision's pods, as NetworkPolicies select them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
-    /// Single ones: pods.
+    /// Single addresses, which are those of selected pods.
     pub addresses: BTreeSet<IpAddr>,
-    /// Whole networks.
+    /// Networks from `ipBlock` rules.
     pub blocks: Vec<Block>,
 }
 
-/// A network, with holes (`ipBlock` of a NetworkPolicy).
+/// Network with exceptions (`ipBlock` of a NetworkPolicy).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The network.
+    /// Network whose addresses are allowed.
     pub net: IpNet,
-    /// Parts of it that are left out.
+    /// Subnets of `net` that are not allowed.
     pub except: Vec<IpNet>,
 }
 
 impl Sources {
-    /// Whether a client with this address may ask.
+    /// Returns true if a client with this address may send requests.
     pub fn contain(&self, client: IpAddr) -> bool {
+        // A socket of both families reports an IPv4 client as an IPv4-mapped address.
         let client = client.to_canonical();
         let within = |block: &Block| {
             block.net.contains(&client) && !block.except.iter().any(|it| it.contains(&client))

@@ -81,7 +81,7 @@ fn a_ready_pod_needs_an_address() {
     assert!(back.confirmed);
 }
 
-/// What a part of the version before sends and understands: everything but the newer fields.
+/// A service from a sender of the previous release, which omits the newer fields, is accepted.
 #[test]
 fn a_neighbour_that_knows_no_ingress_is_understood() {
     let old = raw::Service {
@@ -196,7 +196,7 @@ fn earlier_releases_take_in_what_is_routed_unread() {
     }
 }
 
-/// A decision keeps what explains it across the wire, and one of an older sender comes without.
+/// A decision keeps its inputs across the wire, and a decision of an older sender has none.
 #[test]
 fn a_decision_explains_itself_across_the_wire() {
     let inputs = Inputs {

@@ -1,4 +1,4 @@
-//! Pure: the two messages of scaling: what is in flight, and what is wanted of it.
+//! Pure: the two messages of scaling: usage in flight, and the scale decided from it.
 
 use std::time::Duration;
 
@@ -6,81 +6,83 @@ use super::{Name, Path, Subscriber};
 
 // --- UsageReport ----------------------------------------------------------------------------------------
 
-/// One step of a UsageReport stream. The first names the sender.
+/// One item of a UsageReport stream. The first names the sender.
 #[derive(Clone, Debug, PartialEq)]
 pub enum UsageItem {
-    /// Who reports.
+    /// Replica that sends the report.
     Sender(Subscriber),
-    /// Totals of one subject.
+    /// Totals of one subject at one moment.
     Seen(UsageSeen),
-    /// The subject is no more; its last totals count up to now.
+    /// The subject no longer exists; its last totals count up to now.
     Gone(UsageKey),
-    /// Every subject has been named.
+    /// The sender has named every subject.
     Synced,
 }
 
-/// Whose requests are counted: a pod's, or (without pod) those that wait at the sender for the revision.
+/// Subject of a usage sample: a pod, or (without pod) the sender's wait queue of a Revision.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UsageKey {
-    /// The revision.
+    /// Revision that the requests belong to.
     pub revision: Name,
-    /// The pod's uid; `None`: the sender's own waiting line.
+    /// Uid of the pod; `None`: the sender's own wait queue.
     pub pod: Option<String>,
 }
 
-/// Running totals of one subject. Every total only grows; the receiver subtracts.
+/// Running totals of one subject at one moment. Every total only grows; the receiver subtracts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UsageSeen {
-    /// Whose.
+    /// Subject that the totals belong to.
     pub key: UsageKey,
-    /// When it was read, in ns of the sender's clock.
+    /// Time of the reading, in ns of the sender's clock.
     pub at_ns: u64,
-    /// The totals.
+    /// Totals of requests since the subject began.
     pub totals: Totals,
-    /// Responses by class: 1xx, 2xx, 3xx, 4xx, 5xx; empty for a waiting line.
+    /// Responses by class: 1xx, 2xx, 3xx, 4xx, 5xx; empty for a wait queue.
     pub status: Vec<u64>,
-    /// Responses by time taken, cumulative bounds as `abi::LATENCY_BOUNDS_US`; empty for a waiting line.
+    /// Responses by latency bucket, with the bounds of `abi::LATENCY_BOUNDS_US`; empty for a wait queue.
     pub latency: Vec<u64>,
 }
 
 /// Running totals from which the requests in flight and their average over any window follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Requests begun.
+    /// Requests that have begun.
     pub started: u64,
-    /// Requests ended.
+    /// Requests that have ended.
     pub finished: u64,
-    /// Sum of the times they began, in ns, wrapping.
+    /// Sum of the times at which requests began, in ns, wrapping.
     pub started_sum_ns: u64,
-    /// Sum of the times they ended, in ns, wrapping.
+    /// Sum of the times at which requests ended, in ns, wrapping.
     pub finished_sum_ns: u64,
-    /// Of those ended, requests that waited and that no pod got: they gave up or took too long. 0 from older senders.
+    /// Ended requests that waited and got no pod, because the client left or the wait took too long. 0 from older
+    /// senders.
     pub left: u64,
 }
 
 impl Totals {
-    /// One request begins at `now_ns`.
+    /// Records the begin of one request at `now_ns`.
     pub fn start(&mut self, now_ns: u64) {
         self.started += 1;
         self.started_sum_ns = self.started_sum_ns.wrapping_add(now_ns);
     }
 
-    /// One request ends at `now_ns`.
+    /// Records the end of one request at `now_ns`.
     pub fn finish(&mut self, now_ns: u64) {
         self.finished += 1;
         self.finished_sum_ns = self.finished_sum_ns.wrapping_add(now_ns);
     }
 
-    /// Requests in flight.
+    /// Returns the number of requests in flight.
     pub fn in_flight(&self) -> u64 {
         self.started.saturating_sub(self.finished)
     }
 
-    /// Request-nanoseconds spent up to `now_ns`, wrapping: `(started − finished)·now − Σstart + Σfinish`.
+    /// Returns the request-nanoseconds spent up to `now_ns`, wrapping: `(started − finished)·now − Σstart + Σfinish`.
     ///
-    /// The average in flight over a window is the difference of two such values over the window's length.
-    /// Example: one request from 10 to 30, read at 50: `0·50 − 10 + 30 = 20`.
+    /// The average in flight over a window is the difference of two such values over the window's length. Example: one
+    /// request from 10 to 30, read at 50: `0·50 − 10 + 30 = 20`.
     pub fn integral(&self, now_ns: u64) -> u64 {
+        // Each term may wrap: only differences of two results are used, and those are small again.
         let open = self.started.wrapping_sub(self.finished);
         open.wrapping_mul(now_ns)
             .wrapping_sub(self.started_sum_ns)
@@ -90,112 +92,112 @@ impl Totals {
 
 // --- ScaleDecision --------------------------------------------------------------------------------------
 
-/// One step of a ScaleDecision stream. The first names the sender.
+/// One item of a ScaleDecision stream. The first names the sender.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ScaleItem {
-    /// Who decides.
+    /// Autoscaler that sends the decisions.
     Sender(Subscriber),
-    /// Since when the sender has heard usage, in ms since 1970. Of use to controllers of earlier releases alone, since
-    /// clocks of different hosts differ.
+    /// Time since which the sender has received usage, in ms since 1970. Only controllers of earlier releases use it,
+    /// since clocks of different hosts differ.
     Since(u64),
-    /// The sender lives: said several times a second.
+    /// Heartbeat, sent several times a second.
     Alive(Alive),
-    /// What is wanted of one revision.
+    /// Decision for one Revision.
     Decision(Decision),
-    /// The revision is no more.
+    /// The Revision no longer exists.
     Gone(Name),
-    /// Every revision has been named.
+    /// The sender has named every Revision.
     Synced,
 }
 
-/// A heartbeat of an autoscaler, and what tells whether its decisions should count.
+/// Heartbeat of an autoscaler, with the facts by which controllers elect the active one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Alive {
-    /// What [`ScaleItem::Since`] says, for controllers of earlier releases.
+    /// Value of [`ScaleItem::Since`], for controllers of earlier releases.
     pub since_ms: u64,
-    /// For how long it has heard usage without a pause of its own, in ms.
+    /// Time for which the autoscaler has received usage without a pause of its own, in ms.
     pub heard_ms: u64,
-    /// Whether that is longer than every window it evaluates.
+    /// True if `heard_ms` is longer than every window that the autoscaler evaluates.
     pub is_full: bool,
-    /// Agents and activators whose usage it hears now.
+    /// Number of agents and activators whose usage it receives now.
     pub reporters: u32,
-    /// The autoscaler that counts, as the RouteTable last said; `None`: it has not.
+    /// Name of the active autoscaler in the sender's RouteTable; `None`: the table has not named one.
     pub counts: Option<String>,
 }
 
-/// What is wanted of one revision, and the inputs that led there.
+/// Pods and path decided for one Revision, with the inputs of the decision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// The revision.
+    /// Revision that the decision applies to.
     pub revision: Name,
-    /// Wanted pods; `None`: not known yet, keep what there is.
+    /// Requested pods; `None`: not known yet, keep the present number.
     pub wanted: Option<u32>,
-    /// Whether burst capacity allows the direct path.
+    /// Path of new connections: direct only if the burst capacity allows it.
     pub path: Path,
-    /// Activators that should stand before it; 0: all.
+    /// Number of activators to place in front of the Revision; 0: all.
     pub activators: u32,
-    /// Knative's `Active` condition.
+    /// Activity, reported in Knative's `Active` condition.
     pub activity: Activity,
     /// Average load over the stable window.
     pub stable: f64,
     /// Average load over the panic window.
     pub panic: f64,
-    /// Load aimed at for one pod.
+    /// Target load of one pod.
     pub target: f64,
-    /// Ready pods at the time.
+    /// Ready pods at the time of the decision.
     pub ready_pods: u32,
-    /// Whether panic held.
+    /// True if the autoscaler was in panic mode.
     pub panicking: bool,
-    /// Excess burst capacity; −1 where always through the activator.
+    /// Excess burst capacity; −1 for the activator path at all times.
     pub excess_burst_capacity: f64,
-    /// The rule that decided, for the log.
+    /// Name of the deciding rule, for the log.
     pub reason: String,
-    /// What it was made from; `None`: the sender is older and does not say.
+    /// Inputs of the decision; `None`: an older sender omits them.
     pub inputs: Option<Inputs>,
 }
 
-/// What a decision was made from, to explain it.
+/// Inputs of a decision, which explain it to operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inputs {
-    /// Requests in flight and waiting.
+    /// Requests in flight at pods, plus waiting ones.
     pub in_flight: u64,
-    /// Of these, requests that wait for a pod.
+    /// Requests among `in_flight` that wait for a pod.
     pub waiting: u64,
     /// Length of the stable window.
     pub stable_window: Duration,
     /// Length of the panic window.
     pub panic_window: Duration,
-    /// Pods that load asks for within the rates, before minimum, maximum and initial scale; `None`: load is not known.
+    /// Desired pods by load within the rates, before minimum, maximum and initial scale; `None`: load is not known.
     pub by_load: Option<u32>,
-    /// Fewest pods; 0 while no route leads to the revision.
+    /// Fewest pods; 0 while no Route sends traffic to the Revision.
     pub min_scale: u32,
-    /// Most pods; 0: no bound.
+    /// Most pods; 0: no limit.
     pub max_scale: u32,
-    /// The bound that held; empty: load alone decided.
+    /// Name of the bound that applied; empty: load alone decided.
     pub bound: String,
-    /// How much of the load was known.
+    /// Coverage of the load by the usage reports.
     pub sight: Sight,
 }
 
-/// How much of a revision's load is known.
+/// Share of a Revision's load that usage reports cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// Every pod that may carry load and every activator reports.
+    /// Every pod that may carry load, and every activator, reports.
     Whole,
-    /// Some do not report: more pods may be wanted, fewer never.
+    /// Some do not report: a decision may raise the pods, but never lower them.
     Partial,
-    /// None reports: what there is stays.
+    /// None reports: a decision keeps the present pods.
     Blind,
 }
 
-/// Knative's `Active` condition of a revision.
+/// Activity of a Revision, as Knative's `Active` condition reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
-    /// Pods serve (True).
+    /// Pods serve requests (True).
     Active,
-    /// Pods are on their way (Unknown, `Queued`).
+    /// Pods are starting (Unknown, `Queued`).
     Activating,
-    /// No traffic (False, `NoTraffic`).
+    /// The Revision has no traffic (False, `NoTraffic`).
     Inactive,
     /// The start took too long (False, `TimedOut`).
     TimedOut,

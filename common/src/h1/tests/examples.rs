@@ -1,4 +1,4 @@
-//! One example for each rule.
+//! Examples of each rule, one conversation for one rule.
 
 use std::string::String;
 
@@ -218,7 +218,7 @@ fn a_closing_response_is_the_last() {
     }
 }
 
-/// What curl sends on a connection whose server has the request closed and does not say so, as the JDK's does.
+/// A client like curl asks for close and sends more, since the response of a server like the JDK's does not state it.
 #[test]
 fn what_a_client_sends_after_its_own_close_is_no_request() {
     let close = "GET / HTTP/1.1\r\nConnection:close\r\n\r\n";
@@ -256,12 +256,12 @@ fn of_other_protocols_nothing_is_read() {
     assert_eq!(said(&[('<', "220 mail ESMTP\r\n"), ('>', GET), ('<', OK5)]), "O |");
 }
 
-/// What is logged, and where HTTP/2 goes on: bytes read of the preface and of the server's first frame.
+/// Returns the log, and the position of HTTP/2: bytes read of the preface and of the server's first frame.
 fn changed(conversation: &[(char, &str)]) -> (String, u32, u32) {
     let whole = talk_to(conversation, usize::MAX);
     for piece in 1..30 {
         let cut = talk_to(conversation, piece);
-        // How much was read before it was known depends on what has come by then.
+        // The number of bytes read before the recognition depends on the bytes that have come by then.
         assert_eq!(cut.0, whole.0, "in pieces of {piece}");
     }
     whole
@@ -412,7 +412,7 @@ fn bodies_longer_than_the_sequence_space_are_skipped() {
     assert_eq!(wire.take(), "S F200 S F200");
 }
 
-/// A draft of a head that is read whole, of a connection that has just begun.
+/// Returns an unlocked read of a whole head, on a connection that has just begun.
 fn drafted(wire: &Wire) -> Draft<29> {
     let mut draft = Draft::default();
     let len = fill(&mut draft.window, b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n");
@@ -431,7 +431,7 @@ fn what_was_read_without_the_lock_counts_once() {
     // The same packet on another CPU.
     assert_eq!(wire.conn.take_request(&draft), 0);
     assert_eq!(wire.conn.rx.next, from.wrapping_add(28));
-    // To HEAD: no body follows.
+    // The response to HEAD: no body follows.
     wire.response(&OK5.as_bytes()[..OK5.len() - 5]);
     assert_eq!(wire.take(), "F200");
 }
@@ -473,7 +473,7 @@ fn a_draft_reads_where_the_segment_has_something_to_be_read() {
     assert_eq!(draft.begin(&wire.conn.rx, wire.conn.rx.next, 8), None, "lost");
 }
 
-/// A processor at work on a segment, as `ebpf/src/count/http1.rs` is.
+/// CPU that processes a segment, like `ebpf/src/count/http1.rs`.
 struct Processor {
     bytes: &'static [u8],
     seq: u32,
@@ -484,7 +484,7 @@ struct Processor {
     next: Step,
 }
 
-/// What a processor does next: nobody else does anything meanwhile.
+/// Next operation of a CPU, during which no other CPU acts.
 #[derive(PartialEq, Eq)]
 enum Step {
     Read,
@@ -499,7 +499,7 @@ impl Processor {
         Self { bytes, seq, is_request, draft, have: 0, rounds: 0, next: Step::Read }
     }
 
-    /// Takes a step. Returns what happened; `changed` becomes where HTTP/2 goes on.
+    /// Takes a step and returns its events; `changed` becomes the position of HTTP/2.
     fn step(&mut self, conn: &mut Conn, changed: &mut Option<[u32; 2]>) -> Happened {
         let mut happened = 0;
         self.next = match self.next {
@@ -558,7 +558,7 @@ impl Processor {
 fn two_processors_agree_where_http2_begins() {
     const FIRST: [u32; 2] = [1_000, 2_000];
     let mut ended = 0;
-    // Bit by bit: which of the two takes the next step.
+    // Each bit selects the CPU that takes the next step.
     for order in 0_u32..1 << 14 {
         let mut conn = Conn::new(FIRST[0], FIRST[1]);
         let mut client = Processor::new(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", FIRST[0], true);
@@ -574,7 +574,7 @@ fn two_processors_agree_where_http2_begins() {
             assert_eq!((changed, happened), (Some(FIRST), HTTP2), "{order:#b}");
         }
     }
-    // Not those in which one of them hardly comes to its turn.
+    // Orders in which one CPU takes too few steps do not count.
     assert!(ended > 15_000, "{ended}");
 }
 
@@ -594,7 +594,7 @@ fn packets_inside_a_body_may_be_passed_over() {
             wire.response(&piece);
         }
     }
-    // All but the last, and one in a MiB.
+    // All but the last segment, and one in each MiB.
     assert_eq!((passed, wire.take().as_str()), (57, "S F200"));
     assert!(!wire.conn.tx.is_inside(wire.sent[1], 1));
     wire.request(GET.as_bytes());
@@ -603,7 +603,7 @@ fn packets_inside_a_body_may_be_passed_over() {
     let inside = [(0, 99), (0, 100), (99, 1), (50, 10), (20, 200), (200, 10)];
     let inside = inside.map(|(at, len)| wire.conn.tx.is_inside(seq.wrapping_add(at), len));
     assert_eq!(inside, [true, false, false, true, false, false]);
-    // The end of a connection brings none of the bytes before it.
+    // The end of a connection passes none of the bytes before it.
     wire.conn.tx.seek(seq.wrapping_add(60), 0);
     assert_eq!((wire.conn.tx.next, wire.conn.tx.skip), (seq.wrapping_add(60), 40));
     assert!(!wire.conn.tx.is_inside(seq, 10), "seen again");
@@ -630,7 +630,7 @@ fn lost_requests_are_found_again_once() {
     let seq = wire.sent[0];
     wire.conn.resume_requests(seq);
     wire.request(&GET.as_bytes()[..10]);
-    // Another processor, which saw them lost a moment ago.
+    // Another CPU, which saw the boundaries lost a moment ago.
     wire.conn.resume_requests(seq.wrapping_add(10));
     wire.request(&GET.as_bytes()[10..]);
     wire.response(OK5.as_bytes());

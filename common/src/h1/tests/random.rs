@@ -6,7 +6,7 @@ use proptest::{collection::vec as many, prelude::*, sample::select};
 
 use super::{super::*, Wire};
 
-/// One request and its response, as bytes, with what must be seen of them.
+/// One request and its response, as bytes, with the expected events.
 #[derive(Clone)]
 struct Exchange {
     request: Vec<u8>,
@@ -34,7 +34,7 @@ fn body() -> impl Strategy<Value = Body> {
     prop_oneof![Just(Body::None), (0..700_usize).prop_map(Body::Sized), Just(Body::Chunked)]
 }
 
-/// Header lines that must not matter, some of them made to look as if they did.
+/// Generates header lines without effect, some of which look significant.
 fn noise() -> impl Strategy<Value = Vec<String>> {
     let names = select(vec![
         "Host",
@@ -84,7 +84,7 @@ fn framing(body: Body, upper: u32) -> Option<String> {
     }
 }
 
-/// Body bytes that look like heads and chunk sizes.
+/// Generates body bytes that look like heads and chunk sizes.
 fn content(len: usize) -> Vec<u8> {
     b"\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n0\r\n\r\nGET / HTTP/1.1\r\n\r\n"
         .iter()
@@ -114,7 +114,7 @@ fn encoded(body: Body, chunks: &[usize], trailers: &[String]) -> Vec<u8> {
     out
 }
 
-/// A head of these lines, with the framing header among them.
+/// Builds a head of these lines, with the framing header among them.
 fn head(
     first: &str,
     noise: &[String],
@@ -168,7 +168,7 @@ prop_compose! {
     }
 }
 
-/// What must be logged, and how far each side has come.
+/// Model of the expected log, with the position of each direction.
 struct Model {
     heads: Vec<usize>,
     ends: Vec<(usize, u16)>,
@@ -208,13 +208,13 @@ impl Model {
         }
     }
 
-    /// How far responses may have come: to the end of those whose request's head is sent.
+    /// Returns the position up to which responses may have come: the end of those whose request's head is sent.
     fn allowed(&self) -> usize {
         if self.asked == 0 { 0 } else { self.ends[self.asked - 1].0 }
     }
 }
 
-/// A small generator of its own: split points are many and need no shrinking.
+/// Small random generator: split points are many and need no shrinking.
 struct Dice(u64);
 
 impl Dice {
@@ -234,7 +234,7 @@ impl Dice {
     }
 }
 
-/// Plays the exchanges once, cut and interleaved by `dice`, some segments sent again.
+/// Plays the exchanges once, cut and interleaved at random, some segments repeated.
 fn play(exchanges: &[Exchange], mut dice: Dice) {
     let requests: Vec<u8> = exchanges.iter().flat_map(|each| each.request.clone()).collect();
     let responses: Vec<u8> = exchanges.iter().flat_map(|each| each.response.clone()).collect();
@@ -280,7 +280,7 @@ proptest! {
     fn heads_end_where_httparse_says(each in exchange()) {
         let mut headers = [httparse::EMPTY_HEADER; 32];
         let parsed = httparse::Request::new(&mut headers).parse(&each.request);
-        // Folded request lines are refused by it.
+        // `httparse` refuses folded request lines.
         if let Ok(status) = parsed {
             prop_assert_eq!(status, httparse::Status::Complete(each.request_head));
         }

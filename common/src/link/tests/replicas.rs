@@ -1,4 +1,4 @@
-//! Several replicas on loopback that die, come back, and change places under a name.
+//! Several replicas on loopback that die, come back, and change places under a DNS name.
 
 use std::{collections::HashMap, io, net::SocketAddr, time::Duration};
 
@@ -21,10 +21,10 @@ use crate::{
     },
 };
 
-/// What one replica holds of what it was told, by sender.
+/// Ready pods that one replica has received, by sender.
 type Heard = BTreeMap<String, BTreeMap<String, bool>>;
 
-/// A controller's replica: serves a table and remembers what the streams that stand have said.
+/// Replica of the controller: serves a table and remembers the reports of its open streams.
 #[derive(Clone)]
 struct Controller {
     name: &'static str,
@@ -47,12 +47,12 @@ impl Controller {
         }
     }
 
-    /// Serves at `at`, or at a free port; until killed.
+    /// Serves at `at`, or at a free port, until it is stopped.
     async fn serve(&mut self, at: Option<SocketAddr>) -> SocketAddr {
         self.stop = CancellationToken::new();
         let at = at.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)));
         let listener = loop {
-            // A port that was just closed may need a moment.
+            // A port that was just closed may be busy for a moment.
             match TcpListener::bind(at).await {
                 Ok(listener) => break listener,
                 Err(_busy) => tokio::task::yield_now().await,
@@ -163,7 +163,7 @@ impl Scale for Controller {
     }
 }
 
-/// A name server whose answer can be changed, or taken away.
+/// DNS server whose answer can be changed or withheld.
 #[derive(Clone, Debug)]
 struct Names(Arc<watch::Sender<Option<Vec<SocketAddr>>>>, Arc<watch::Sender<u64>>);
 
@@ -180,11 +180,11 @@ impl Names {
         Self(Arc::new(watch::Sender::new(Some(all.into()))), Arc::new(watch::Sender::new(0)))
     }
 
-    /// Answers this from now on. Returns once it was taken in.
+    /// Sets the answer, and returns once the resolver has applied it.
     async fn answer(&self, finder: &Finder, answer: Option<Vec<SocketAddr>>) {
         self.0.send_replace(answer);
         let mut asked = self.1.subscribe();
-        // The second question after the change shows that the answer to the first was taken in.
+        // The second lookup after the change proves that the result of the first was applied.
         let enough = *asked.borrow() + 2;
         while *asked.borrow() < enough {
             finder.look_again();
@@ -240,7 +240,7 @@ fn pod(uid: &str, phase: PodPhase) -> (RouteKey, RouteChange) {
     (RouteKey::Pod(uid.into()), RouteChange::Pod(pod.into()))
 }
 
-/// Follows routes and hands out the names of activators after each batch.
+/// Follows routes and sends the names of activators after each batch.
 fn follow(link: Arc<Link>) -> Receiver<BTreeSet<String>> {
     let (send, receive) = mpsc::channel(64);
     tokio::spawn(async move {
@@ -268,7 +268,7 @@ async fn routes_come_from_another_replica_when_one_dies() {
     let (serving, other) = if first == names(&["one"]) { (&one, &two) } else { (&two, &one) };
     assert_eq!((first, other.watched.load(Ordering::Relaxed)), (names(&[serving.name]), 0));
     serving.stop.cancel();
-    // The whole of the other's table, and nothing of a table without either.
+    // The other replica's whole table arrives, and no empty table before it.
     assert_eq!(tables.recv().await, names(&[other.name]));
     other.says("later");
     assert_eq!(tables.recv().await, names(&[other.name, "later"]));
@@ -287,7 +287,7 @@ async fn the_table_in_force_stays_while_all_are_dead() {
     let mut again = Controller::named("again");
     again.says("b");
     again.serve(Some(at)).await;
-    // No batch in between: the next thing said is the whole of the new table.
+    // No batch in between: the next one is the whole new table.
     assert_eq!(tables.recv().await, names(&["b"]));
     stop.cancel();
 }
@@ -339,12 +339,12 @@ async fn a_changed_answer_brings_streams_to_new_replicas() {
     one.until(|heard| heard.contains_key("n1")).await;
     names.answer(&finder, Some(vec![at_one, at_two])).await;
     two.until(|heard| heard.contains_key("n1")).await;
-    // No answer, an empty answer, one without the first: streams that stand are left alone.
+    // No answer, an empty answer, one without the first replica: open streams stay open.
     for answer in [None, Some(vec![]), Some(vec![at_two])] {
         names.answer(&finder, answer).await;
         assert_eq!(link.standing(), 2);
     }
-    // One that is known no more is not sought again.
+    // A replica that is no longer known is not connected to again.
     one.stop.cancel();
     one.until(|heard| heard.is_empty()).await;
     one.serve(Some(at_one)).await;
@@ -373,7 +373,7 @@ async fn the_table_tells_of_replicas_that_no_name_leads_to() {
     tokio::spawn(async move { reports.report_pods(&outbox).await });
     assert_eq!(tables.recv().await, names(&[]));
     two.until(|heard| heard.contains_key("n1")).await;
-    // The name server and the replica it knew die together.
+    // The DNS server and the replica that it knew die together.
     lookup.0.send_replace(None);
     two.says("two");
     one.stop.cancel();
@@ -413,7 +413,7 @@ async fn a_draining_pod_stays_avoided_over_a_move_to_a_replica_that_lags() {
     lookup.answer(&finder, Some(vec![second])).await;
     ahead.stop.cancel();
     assert_eq!(phases.recv().await, Some((true, Some(PodPhase::Draining), true)));
-    // It was put back to work in truth: after the lag it counts as ready again.
+    // The pod really is ready again: after the lag it counts as ready.
     assert_eq!(phases.recv().await, Some((false, Some(PodPhase::Ready), false)));
     put(&behind, pod("p1", PodPhase::Draining));
     assert_eq!(phases.recv().await, Some((false, Some(PodPhase::Draining), true)));
@@ -422,7 +422,7 @@ async fn a_draining_pod_stays_avoided_over_a_move_to_a_replica_that_lags() {
     stop.cancel();
 }
 
-/// What may happen while an agent reports to three replicas.
+/// Fault or change while an agent reports to three replicas.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Set(u8, bool),
@@ -447,8 +447,8 @@ fn fault() -> impl Strategy<Value = Fault> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whatever died, came back or changed its place: in the end every replica that lives knows exactly what is,
-    /// and routes are followed from one of them.
+    /// After any faults, every live replica ends with exactly the current state, and routes are followed from one of
+    /// them.
     #[test]
     fn nothing_is_lost_whatever_fails(faults in proptest::collection::vec(fault(), 1..30)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -510,7 +510,7 @@ async fn with_faults(faults: Vec<Fault>) -> Result<(), TestCaseError> {
             Fault::Wait => tokio::time::sleep(Duration::from_millis(3)).await,
         }
     }
-    // Peace: all live, all are named.
+    // No more faults: all replicas live and all are named.
     lookup.answer(&finder, Some(places.clone())).await;
     for which in 0..3 {
         if !alive[which] {
@@ -522,11 +522,11 @@ async fn with_faults(faults: Vec<Fault>) -> Result<(), TestCaseError> {
         let settled = it.until(|heard| heard.get("n1") == Some(&truth));
         let known = tokio::time::timeout(Duration::from_secs(30), settled).await;
         prop_assert!(known.is_ok(), "{} knows {:?}, not {truth:?}", it.name, it.heard());
-        // One stream each, so one state each.
+        // One stream for each replica, so one state.
         prop_assert_eq!(it.heard().len(), 1);
     }
     prop_assert_eq!(reports.standing(), 3);
-    // Routes are followed on a stream of their own, which may come back after those that report.
+    // Routes use a stream of their own, which may come back after those of reports.
     let followed = async {
         while table.lock().expect("no panic").len() != 1 {
             tokio::time::sleep(Duration::from_millis(1)).await;

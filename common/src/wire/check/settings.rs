@@ -1,4 +1,4 @@
-//! Pure: what holds for all services, from protobuf and back.
+//! Pure: conversion of the settings that hold for all services.
 
 use super::{
     super::{Edge, Level, Levels, RequestLog, Settings, is_upgrade, network},
@@ -18,6 +18,7 @@ impl TryFrom<raw::Settings> for Settings {
 
 impl From<Settings> for raw::Settings {
     fn from(it: Settings) -> Self {
+        // Defaults are not sent: an absent field means the default.
         let levels = (it.levels != Levels::default()).then(|| it.levels.into());
         let edge = (it.edge != Edge::default()).then(|| it.edge.into());
         Self { request_log: it.request_log.map(Into::into), log_levels: levels, edge }
@@ -31,6 +32,7 @@ impl TryFrom<raw::Edge> for Edge {
             let refused = || Refused::new("edge.trusted_proxies", &text, "must be ADDRESS/LENGTH");
             network(&text).ok_or_else(refused)
         };
+        // Checked here too, although the controller checks its ConfigMap: it may be of another release.
         if let Some(bad) = it.upgrades.iter().find(|name| !is_upgrade(name)) {
             return Err(Refused::new("edge.upgrades", bad, "must be a protocol to switch to"));
         }
@@ -57,6 +59,7 @@ impl From<Edge> for raw::Edge {
 impl TryFrom<raw::RequestLog> for RequestLog {
     type Error = Refused;
     fn try_from(it: raw::RequestLog) -> Checked<Self> {
+        // A template that cannot be parsed refuses the whole item, so no setting of it applies without the others.
         let template = Template::parse(&it.template).map_err(|bad| {
             Refused::new("request_log.template", bad, "must be one that can be carried out")
         })?;

@@ -1,10 +1,11 @@
-//! Pure: claims and grants of slots, from protobuf and back.
+//! Pure: conversion of claims and grants of slots.
 
 use super::*;
 
 fn held(all: Vec<raw::Held>) -> Checked<Held> {
     let one = |it: raw::Held| Ok((nonempty("held.pod", it.pod)?.into(), it.slots));
     let all: Checked<Held> = all.into_iter().map(one).collect();
+    // `Held` has no zeros, so that equal states compare equal.
     all.map(|all| all.into_iter().filter(|(_, slots)| *slots > 0).collect())
 }
 
@@ -55,6 +56,7 @@ impl TryFrom<raw::ClaimItem> for ClaimItem {
         use raw::claim_item::What;
         Ok(match need("claim_item.what", item.what)? {
             What::Sender(it) => Self::Sender(it.try_into()?),
+            // The first bad part refuses the whole claim: a partial one would misstate the slots in use.
             What::Claim(it) => {
                 let (revision, it) = claim(it)?;
                 Self::Claim(revision, it)
@@ -87,6 +89,7 @@ impl TryFrom<raw::GrantItem> for GrantItem {
         use raw::grant_item::What;
         Ok(match need("grant_item.what", item.what)? {
             What::Grant(it) => {
+                // The owner's state is whole: a missing pod means that the holder has no slot there.
                 let raw::Grant { revision, epoch, number, held: slots, keep, acts } = it;
                 let held = held(slots)?;
                 Self::Grant(revision.parse()?, Grant { epoch, number, held, keep, acts })

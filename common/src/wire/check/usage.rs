@@ -1,4 +1,4 @@
-//! Pure: the border of the two messages of scaling.
+//! Pure: conversion of the two messages of scaling.
 
 use super::*;
 
@@ -45,6 +45,7 @@ impl From<UsageKey> for raw::UsageKey {
 impl TryFrom<raw::UsageSeen> for UsageSeen {
     type Error = Refused;
     fn try_from(it: raw::UsageSeen) -> Checked<Self> {
+        // `started − finished` is the number in flight, which must not wrap.
         if it.finished > it.started {
             return Err(Refused::new("usage.finished", it.finished, "must not exceed started"));
         }
@@ -84,9 +85,11 @@ impl TryFrom<raw::ScaleItem> for ScaleItem {
     type Error = Refused;
     fn try_from(it: raw::ScaleItem) -> Checked<Self> {
         use raw::scale_item::What;
+        // A heartbeat is a field beside `what`, because earlier releases refuse an unknown `what`.
         if let Some(alive) = it.alive {
             let since_ms = if let Some(What::SinceMs(ms)) = it.what { ms } else { 0 };
             let raw::Alive { heard_ms, full: is_full, reporters, counts } = alive;
+            // Empty stands for an active autoscaler that the table has not named.
             let counts = Some(counts).filter(|it| !it.is_empty());
             return Ok(Self::Alive(Alive { since_ms, heard_ms, is_full, reporters, counts }));
         }
@@ -109,7 +112,7 @@ impl From<ScaleItem> for raw::ScaleItem {
                 let Alive { since_ms, heard_ms, is_full: full, reporters, counts } = it;
                 let counts = counts.unwrap_or_default();
                 alive = Some(raw::Alive { heard_ms, full, reporters, counts });
-                // An item without this would be one that earlier releases refuse.
+                // Earlier releases refuse an item without `what`, and read this one.
                 What::SinceMs(since_ms)
             }
             ScaleItem::Sender(it) => What::Sender(it.into()),
@@ -125,6 +128,7 @@ impl From<ScaleItem> for raw::ScaleItem {
 impl TryFrom<raw::Decision> for Decision {
     type Error = Refused;
     fn try_from(it: raw::Decision) -> Checked<Self> {
+        // An unknown activity could be reported in no condition, so the decision is refused as a whole.
         let activity = match it.activity() {
             raw::Activity::Active => Activity::Active,
             raw::Activity::Activating => Activity::Activating,
@@ -164,7 +168,7 @@ impl From<raw::DecisionInputs> for Inputs {
         let sight = match it.sight() {
             raw::Sight::Whole => Sight::Whole,
             raw::Sight::Partial => Sight::Partial,
-            // What a later sender means is not known, and least is claimed.
+            // A value of a later release is unknown here, so the least coverage is assumed.
             raw::Sight::Blind | raw::Sight::Unspecified => Sight::Blind,
         };
         Self {
