@@ -1,40 +1,40 @@
-//! Pure: which address a pod gets.
+//! Pure: pool of pod addresses on a node.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// First host number given to pods (10.244.1.0); those below belong to the node and its clients.
+/// First host number of pods (10.244.1.0); lower ones belong to the node and its clients.
 const FIRST: u16 = 256;
-/// Last host number given to pods; 10.244.255.255 is the broadcast address.
+/// Last host number of pods; 10.244.255.255 is the broadcast address.
 const LAST: u16 = u16::MAX - 1;
 
-/// The addresses of one pod: the same host number in both families.
+/// Addresses of one pod: the same host number in both families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodAddress(u16);
 
 impl PodAddress {
-    /// The pod's number in a host's part of both networks.
+    /// Returns the host number: the last 16 bits of both addresses.
     pub fn host(self) -> u16 {
         self.0
     }
 
-    /// 10.244.x.y
+    /// Returns the IPv4 address, 10.244.x.y.
     pub fn v4(self) -> Ipv4Addr {
         let [high, low] = self.0.to_be_bytes();
         Ipv4Addr::new(10, 244, high, low)
     }
 
-    /// fd00:10:244::N
+    /// Returns the IPv6 address, fd00:10:244::N.
     pub fn v6(self) -> Ipv6Addr {
         Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, self.0)
     }
 
-    /// Both, IPv4 first.
+    /// Returns both addresses, IPv4 first.
     pub fn both(self) -> [IpAddr; 2] {
         [self.v4().into(), self.v6().into()]
     }
 
-    /// The pod that has this IPv4 address.
+    /// Returns the pod address for an IPv4 address; `None` outside the pods' range.
     pub fn from_v4(address: Ipv4Addr) -> Option<Self> {
         let [10, 244, high, low] = address.octets() else { return None };
         let host = u16::from_be_bytes([high, low]);
@@ -42,8 +42,9 @@ impl PodAddress {
     }
 }
 
-/// Allots addresses in rising order, so that one given back rests for as long as possible: connections and tables
-/// elsewhere may still name it.
+/// Allocates addresses in rising order, so that a released one stays unused as long as possible.
+///
+/// Connections and tables elsewhere may still name it.
 #[derive(Debug)]
 pub struct Addresses {
     taken: BTreeSet<u16>,
@@ -57,7 +58,7 @@ impl Default for Addresses {
 }
 
 impl Addresses {
-    /// The next free address; `None` when all 65,279 are in use.
+    /// Allocates the next free address; `None` if all 65,279 are in use.
     pub fn allot(&mut self) -> Option<PodAddress> {
         let rising = (self.next..=LAST).chain(FIRST..self.next);
         let host = rising.into_iter().find(|host| !self.taken.contains(host))?;
@@ -65,13 +66,13 @@ impl Addresses {
         Some(PodAddress(host))
     }
 
-    /// Marks an address as in use, for a pod found running. The next ones lie above it.
+    /// Reserves an address for a pod that was found running. Later allocations begin above it.
     pub fn take(&mut self, address: PodAddress) {
         self.taken.insert(address.0);
         self.next = if address.0 >= LAST { FIRST } else { self.next.max(address.0 + 1) };
     }
 
-    /// Gives an address back.
+    /// Returns an address to the pool.
     pub fn release(&mut self, address: PodAddress) {
         self.taken.remove(&address.0);
     }

@@ -1,4 +1,4 @@
-//! Pure: a container of an order, with its image's configuration, as an OCI runtime spec.
+//! Pure: OCI runtime spec of a container, from its order and its image's configuration.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -13,8 +13,8 @@ use thiserror::Error;
 use crate::cgroups::Limits;
 use crate::quantity;
 
-/// Capabilities of a container unless changed: docker's and containerd's, without `MKNOD` (no device cgroup stands
-/// between a device node and the machine here) and without `AUDIT_WRITE`.
+/// Default capabilities of a container: docker's and containerd's, without two. `MKNOD` is missing, because no device
+/// cgroup keeps a container from the machine's devices here. `AUDIT_WRITE` is missing, too.
 const CAPABILITIES: [&str; 12] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -29,9 +29,9 @@ const CAPABILITIES: [&str; 12] = [
     "SETUID",
     "SYS_CHROOT",
 ];
-/// Where commands are looked for unless the image or order says.
+/// Search path for commands, unless image or order sets `PATH`.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Files of /proc that tell about, or reach into, the machine: docker's list.
+/// Files below /proc and /sys that reveal or change the machine, hidden from containers: docker's list.
 const MASKED: [&str; 8] = [
     "/proc/acpi",
     "/proc/kcore",
@@ -42,70 +42,70 @@ const MASKED: [&str; 8] = [
     "/proc/scsi",
     "/sys/firmware",
 ];
-/// Folders of /proc that only may be read.
+/// Folders of /proc that containers may only read.
 const READ_ONLY: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// An order that cannot be turned into a container. Kubernetes' reason would be `CreateContainerConfigError`.
+/// Reason that an order cannot become a container: in Kubernetes, `CreateContainerConfigError`.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum BundleError {
-    /// There is nothing to run.
+    /// Neither container nor image names a command.
     #[error("neither the container nor its image says what to run: set command")]
     NoCommand,
-    /// The user of image or order is not in the image's /etc/passwd.
+    /// The user or group of image or order is not in the image's files.
     #[error(
         "user {0:?} is not in the image's /etc/passwd or /etc/group: set runAsUser to a number"
     )]
     User(String),
-    /// Forbidden by runAsNonRoot.
+    /// `runAsNonRoot` forbids the image's user, root.
     #[error("runAsNonRoot is set and the image runs as root: set runAsUser")]
     Root,
-    /// Something the local node does not have.
+    /// The order uses a feature that the local node does not have.
     #[error("{0} is not available on the local node")]
     Unsupported(String),
-    /// A quantity that is none.
+    /// A resource limit or request is not a quantity.
     #[error("{0:?} is not a quantity: write 500m, 2 or 64Mi")]
     Quantity(String),
-    /// A mount of a volume nobody declared.
+    /// A `volumeMount` names a volume that the pod does not declare.
     #[error("volumeMount {0:?} names no volume of the pod")]
     Volume(String),
-    /// What was built is not a runtime spec.
+    /// The result does not parse as a runtime spec.
     #[error("cannot form the runtime spec: {0}")]
     Spec(String),
 }
 
-/// What surrounds a container.
+/// Facts about a container that are not in its spec.
 #[derive(Clone, Debug)]
 pub struct Surroundings<'a> {
-    /// The pod's uid.
+    /// Uid of the pod, from the order.
     pub uid: &'a str,
-    /// The pod's name.
+    /// Name of the pod, without its namespace.
     pub pod: &'a str,
-    /// The pod's namespace.
+    /// Kubernetes namespace of the pod.
     pub namespace: &'a str,
-    /// The pod's labels.
+    /// Labels of the pod, for the downward API.
     pub labels: &'a BTreeMap<String, String>,
-    /// The pod's addresses.
+    /// Addresses of the pod, IPv4 first.
     pub addresses: &'a [IpAddr],
-    /// Mount point of its network namespace.
+    /// Path by which the runtime opens the pod's network namespace.
     pub network: &'a Path,
-    /// The container's root directory, mounted.
+    /// Root directory of the container, mounted before the start.
     pub rootfs: &'a Path,
-    /// Files mounted into every container of the pod: `hosts`, `resolv.conf`, `hostname`.
+    /// Folder of the files that every container of the pod mounts: `hosts`, `resolv.conf`, `hostname`.
     pub etc: &'a Path,
-    /// File that receives the termination message.
+    /// File on the node that receives the termination message.
     pub termination_log: &'a Path,
-    /// Path of the cgroup below the v2 mount, for runtimes that want it.
+    /// Path of the container's cgroup below the v2 mount, for runtimes that use it.
     pub cgroup: &'a Path,
-    /// Sources of the pod's volumes by name.
+    /// Folders behind the pod's volumes, by volume name.
     pub volumes: &'a BTreeMap<String, PathBuf>,
-    /// The image's /etc/passwd.
+    /// Text of the image's /etc/passwd.
     pub passwd: &'a str,
-    /// The image's /etc/group.
+    /// Text of the image's /etc/group.
     pub group: &'a str,
 }
 
-/// The runtime spec of a container.
+/// Builds the runtime spec of a container.
 pub fn spec(
     pod: &PodSpec,
     container: &Container,
@@ -116,6 +116,7 @@ pub fn spec(
     let args = command(container, image, &env)?;
     let user = user(pod, container, image, around)?;
     let context = container.security_context.clone().unwrap_or_default();
+    // No device cgroup and no user namespace separate a container from the machine here, so root must stay bounded.
     if context.privileged == Some(true) {
         return Err(BundleError::Unsupported("privileged".to_owned()));
     }
@@ -147,7 +148,7 @@ pub fn spec(
     serde_json::from_value(value).map_err(|error| BundleError::Spec(error.to_string()))
 }
 
-/// The limits of a container.
+/// Reads the limits of a container: `limits` as hard limits, the CPU request as its weight.
 pub fn limits(container: &Container) -> Result<Limits, BundleError> {
     let resources = container.resources.clone().unwrap_or_default();
     let of = |map: &Option<BTreeMap<String, _>>, key: &str, read: fn(&str) -> Option<u64>| {
@@ -165,19 +166,20 @@ pub fn limits(container: &Container) -> Result<Limits, BundleError> {
     })
 }
 
-/// A pod's name as its host name: at most 63 characters, as the kubelet cuts it.
+/// Returns a pod's name as its host name: at most 63 characters, as the kubelet cuts it.
 pub fn hostname(pod: &str) -> &str {
     let end = pod.char_indices().nth(63).map_or(pod.len(), |(at, _)| at);
     pod[..end].trim_end_matches(['-', '.'])
 }
 
-/// The pod's /etc/hosts.
+/// Returns the text of the pod's /etc/hosts.
 pub fn hosts(pod: &str, addresses: &[IpAddr]) -> String {
     let own = addresses.iter().map(|ip| format!("{ip}\t{}\n", hostname(pod)));
     let fixed = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
     std::iter::once(fixed.to_owned()).chain(own).collect()
 }
 
+/// Returns the environment of a container: defaults, then the image's, then `env`; later values replace earlier ones.
 fn environment(
     container: &Container,
     image: Option<&ImageConfig>,
@@ -197,6 +199,7 @@ fn environment(
         let kind = if source.config_map_ref.is_some() { "configMapRef" } else { "secretRef" };
         return Err(BundleError::Unsupported(format!("envFrom {kind}")));
     }
+    // As in Kubernetes, `$(NAME)` sees only variables of `env` that stand before it, not those of the image.
     let mut known: HashMap<String, String> = HashMap::new();
     for variable in container.env.iter().flatten() {
         let value = match (&variable.value, &variable.value_from) {
@@ -216,7 +219,7 @@ fn environment(
     Ok(env)
 }
 
-/// A field of the downward API.
+/// Returns a field of the downward API; `None` if the local node does not have it.
 fn field(path: &str, around: &Surroundings<'_>) -> Option<String> {
     let quoted = |prefix: &str| path.strip_prefix(prefix)?.strip_suffix("']");
     match path {
@@ -234,7 +237,7 @@ fn field(path: &str, around: &Surroundings<'_>) -> Option<String> {
     }
 }
 
-/// Replaces `$(NAME)`; `$$` is a dollar; an unknown name stays as written, as in Kubernetes.
+/// Replaces `$(NAME)`; `$$` becomes a dollar; an unknown name stays as written, as in Kubernetes.
 fn expand(text: &str, known: &HashMap<String, String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -259,7 +262,7 @@ fn expand(text: &str, known: &HashMap<String, String>) -> String {
     out + rest
 }
 
-/// Kubernetes' rule: `command` replaces entrypoint and command of the image, `args` only its command.
+/// Returns the argument list: `command` replaces entrypoint and command of the image, `args` only its command.
 fn command(
     container: &Container,
     image: Option<&ImageConfig>,
@@ -280,6 +283,7 @@ fn command(
     if all.first().is_none_or(String::is_empty) { Err(BundleError::NoCommand) } else { Ok(all) }
 }
 
+/// User, group and supplementary groups of a process.
 #[derive(Debug, PartialEq, Eq)]
 struct User {
     uid: u32,
@@ -287,6 +291,7 @@ struct User {
     groups: Vec<u32>,
 }
 
+/// Returns the user of a container: from its security context, the pod's, or else the image.
 fn user(
     pod: &PodSpec,
     container: &Container,
@@ -298,6 +303,7 @@ fn user(
     let text = image.and_then(|image| image.user().clone()).unwrap_or_default();
     let mut user = image_user(&text, around)?;
     if let Some(uid) = context.run_as_user.or(outer.run_as_user) {
+        // As a text of its own: the number's entry in /etc/passwd gives its group.
         user = image_user(&uid.to_string(), around)?;
     }
     if let Some(gid) = context.run_as_group.or(outer.run_as_group) {
@@ -311,7 +317,7 @@ fn user(
     Ok(user)
 }
 
-/// `USER[:GROUP]`, each a name or a number.
+/// Parses `USER[:GROUP]`, each a name or a number, with the image's passwd and group files.
 fn image_user(text: &str, around: &Surroundings<'_>) -> Result<User, BundleError> {
     let (name, group) =
         text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
@@ -322,6 +328,7 @@ fn image_user(text: &str, around: &Surroundings<'_>) -> Result<User, BundleError
         .lines()
         .map(fields)
         .find(|entry| entry.len() > 3 && (entry[0] == name || entry[2] == name));
+    // A number needs no entry in /etc/passwd; its group is then 0.
     let uid = name.parse().ok().or_else(|| entry.as_ref()?[2].parse().ok());
     let uid = uid.ok_or_else(|| BundleError::User(name.to_owned()))?;
     let own = entry.as_ref().and_then(|entry| entry[3].parse().ok()).unwrap_or(0);
@@ -342,6 +349,7 @@ fn image_user(text: &str, around: &Surroundings<'_>) -> Result<User, BundleError
     Ok(User { uid, gid, groups })
 }
 
+/// Returns the capability sets of a process.
 fn capabilities(container: &Container, uid: u32) -> Value {
     let wish =
         container.security_context.clone().unwrap_or_default().capabilities.unwrap_or_default();
@@ -356,11 +364,12 @@ fn capabilities(container: &Container, uid: u32) -> Value {
         }
     }
     let all: Vec<String> = have.iter().map(|name| format!("CAP_{name}")).collect();
-    // Only root holds them; another user gains them through a file's capabilities, within the bounding set.
+    // Only root holds them. Another user gains them by a file's capabilities, within the bounding set.
     let held = if uid == 0 { all.clone() } else { Vec::new() };
     json!({ "bounding": all, "effective": held, "permitted": held })
 }
 
+/// Returns the mounts of a container: the runtime's usual ones, the pod's files, and its volumes.
 fn mounts(container: &Container, around: &Surroundings<'_>) -> Result<Vec<Value>, BundleError> {
     let mount = |to: &str, kind: &str, options: &[&str]| json!({ "destination": to, "type": kind, "source": kind, "options": options });
     let bind = |to: &str, from: &Path, options: &[&str]| {
@@ -386,6 +395,7 @@ fn mounts(container: &Container, around: &Surroundings<'_>) -> Result<Vec<Value>
         let source = around.volumes.get(&volume.name);
         let source = source.ok_or_else(|| BundleError::Volume(volume.name.clone()))?;
         let inner = volume.sub_path.as_deref().unwrap_or_default();
+        // The join would otherwise leave the volume.
         if inner.split('/').any(|part| part == "..") {
             return Err(BundleError::Unsupported(format!("subPath {inner}")));
         }

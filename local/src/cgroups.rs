@@ -1,8 +1,9 @@
-//! Shell: cgroups, in the hybrid and in the unified arrangement.
+//! Shell: cgroups, on hybrid (v1 and v2) and on unified (v2) machines.
 //!
-//! Identity is always the v2 cgroup (`rouse-NAME/pods/pod<uid>/<container>`). Limits are written where the controller
-//! is: in the same directory, or on a hybrid machine in the v1 hierarchy of that controller. The OCI runtime is told
-//! nothing of cgroups: it would refuse hybrid (crun) or move the process itself, which costs an RCU grace period.
+//! A container's identity is always its v2 cgroup (`rouse-NAME/pods/pod<uid>/<container>`). A limit is written where
+//! its controller is: in the same directory, or on a hybrid machine in that controller's v1 hierarchy. The OCI runtime
+//! gets no cgroup settings: crun would refuse hybrid machines, and others would move the process, at the cost of an RCU
+//! grace period.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -16,15 +17,15 @@ use thiserror::Error;
 
 use crate::layout::Layout;
 
-/// Controllers that limits need.
+/// Controllers that limits of containers need.
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
-/// How long killed processes may take to go.
+/// Time that killed processes of a node have to disappear.
 const EMPTY: Duration = Duration::from_secs(5);
-/// The same of a container that starts again. One that takes longer is tried again anyway.
+/// Time that processes of a container have to disappear before its next start, which is tried in any case.
 const LEFT: Duration = Duration::from_millis(200);
 
-/// What failed, and on which file.
+/// Failed operation on a cgroup, with its file.
 #[derive(Debug, Error)]
 pub enum CgroupError {
     /// No cgroup2 file system is mounted.
@@ -32,26 +33,26 @@ pub enum CgroupError {
         "no cgroup2 file system is mounted: mount one at /sys/fs/cgroup (or /sys/fs/cgroup/unified)"
     )]
     Missing,
-    /// A file or directory could not be written or made.
+    /// A file or directory could not be written, made or read.
     #[error("cannot write cgroup file {path}")]
     Write {
-        /// Which.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// Why.
+        /// Error of the operation.
         #[source]
         source: io::Error,
     },
-    /// A limit was asked for, and no hierarchy can enforce it.
+    /// A limit is set, and no hierarchy has the controller to enforce it.
     #[error("no {0} controller is available for the container's limits")]
     NoController(&'static str),
 }
 
-/// Limits of one container; `None` means none.
+/// Limits of one container; `None` means that there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Memory, in bytes.
+    /// Most memory that it may use, in bytes.
     pub memory: Option<u64>,
-    /// CPU time, in thousandths of a CPU.
+    /// CPU time limit, in thousandths of a CPU.
     pub cpu_milli: Option<u64>,
     /// Weight under contention, as v1 `cpu.shares` (1024 is one CPU).
     pub cpu_shares: Option<u64>,
@@ -63,17 +64,17 @@ impl Limits {
     }
 }
 
-/// Where the hierarchies are mounted.
+/// Mount points of the cgroup hierarchies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounts {
-    /// The cgroup2 file system.
+    /// Mount point of the cgroup2 file system.
     pub v2: PathBuf,
-    /// v1 hierarchies by controller.
+    /// Mount points of v1 hierarchies, by controller.
     pub v1: BTreeMap<String, PathBuf>,
 }
 
 impl Mounts {
-    /// Finds them from this process's mounts.
+    /// Finds the hierarchies among this process's mounts.
     pub fn find() -> Result<Self, CgroupError> {
         let path = PathBuf::from("/proc/self/mountinfo");
         let text =
@@ -81,11 +82,12 @@ impl Mounts {
         Self::parse(&text).ok_or(CgroupError::Missing)
     }
 
-    /// Reads the text of a `mountinfo` file.
+    /// Parses the text of a `mountinfo` file (proc(5)); `None` without cgroup2.
     fn parse(text: &str) -> Option<Self> {
         let mut v2 = None;
         let mut v1 = BTreeMap::new();
         for line in text.lines() {
+            // Fields before the separator: ID, parent, device, root, mount point. After it: type, source, options.
             let Some((left, right)) = line.split_once(" - ") else { continue };
             let Some(path) = left.split(' ').nth(4) else { continue };
             let mut right = right.split(' ');
@@ -101,7 +103,7 @@ impl Mounts {
         Some(Self { v2: v2?, v1 })
     }
 
-    /// Makes the node's cgroups and hands the controllers down. Repeating it changes nothing.
+    /// Creates the node's cgroups and enables the controllers below. Repeating it changes nothing.
     pub fn create_node(&self, layout: &Layout) -> Result<(), CgroupError> {
         let (pods, clients) = (layout.pods_cgroup(&self.v2), layout.clients_cgroup(&self.v2));
         for path in [pods, clients, layout.runtime_cgroup(&self.v2)] {
@@ -112,7 +114,7 @@ impl Mounts {
         self.delegate(&layout.pods_cgroup(&self.v2))
     }
 
-    /// Lets the children of `path` use the controllers v2 has here.
+    /// Enables the controllers that `path` has for its children.
     fn delegate(&self, path: &Path) -> Result<(), CgroupError> {
         let have = fs::read_to_string(path.join("cgroup.controllers")).unwrap_or_default();
         let wanted =
@@ -122,7 +124,7 @@ impl Mounts {
             .try_for_each(|name| write(&path.join("cgroup.subtree_control"), &format!("+{name}")))
     }
 
-    /// Makes a container's cgroup with its limits, anew where an earlier start of the container left one.
+    /// Creates a container's cgroup with its limits, again if an earlier start of the container left one.
     pub fn create_container(
         &self,
         layout: &Layout,
@@ -132,6 +134,7 @@ impl Mounts {
     ) -> Result<ContainerCgroup, CgroupError> {
         let path = layout.container_cgroup(&self.v2, uid, container);
         make(&layout.pod_cgroup(&self.v2, uid))?;
+        // Only containers with limits need controllers.
         if !limits.is_none() {
             self.delegate(&layout.pod_cgroup(&self.v2, uid))?;
         }
@@ -140,6 +143,7 @@ impl Mounts {
         let mut tasks = Vec::new();
         for (controller, settings) in settings(limits) {
             let Some(settings) = settings else { continue };
+            // A controller is bound either to v1 or to v2, never to both.
             if let Some(mount) = self.v1.get(controller) {
                 let path = layout.container_cgroup(mount, uid, container);
                 fs::create_dir_all(&path)
@@ -156,7 +160,7 @@ impl Mounts {
         Ok(ContainerCgroup { dir: dir.into(), tasks })
     }
 
-    /// The cgroup of a container that runs.
+    /// Opens the cgroup of a running container.
     pub fn open_container(
         &self,
         layout: &Layout,
@@ -172,7 +176,7 @@ impl Mounts {
         Ok(ContainerCgroup { dir: dir.into(), tasks })
     }
 
-    /// Every directory that carries this node's cgroup, v1 included.
+    /// Returns every directory of this node's cgroup, v1 hierarchies included.
     fn roots(&self, layout: &Layout) -> impl Iterator<Item = PathBuf> {
         let mounts = std::iter::once(&self.v2).chain(self.v1.values());
         mounts.map(|mount| layout.cgroup(mount)).collect::<Vec<_>>().into_iter()
@@ -183,7 +187,7 @@ impl Mounts {
         kill(&layout.container_cgroup(&self.v2, uid, container));
     }
 
-    /// How often the kernel killed in this container for want of memory.
+    /// Returns the number of processes that the kernel killed in this container for lack of memory.
     pub fn oom_kills(&self, layout: &Layout, uid: &str, container: &str) -> u64 {
         let v2 = layout.container_cgroup(&self.v2, uid, container).join("memory.events");
         let v1 = self
@@ -195,7 +199,7 @@ impl Mounts {
         count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// Removes a pod's cgroups. Its processes must be gone.
+    /// Removes a pod's cgroups; its processes must be gone.
     pub fn remove_pod(&self, layout: &Layout, uid: &str) {
         let mounts = std::iter::once(&self.v2).chain(self.v1.values());
         for mount in mounts {
@@ -203,7 +207,7 @@ impl Mounts {
         }
     }
 
-    /// Kills every process of the node's pods and clients and removes its cgroups, waiting for the processes to go.
+    /// Kills every process of the node's pods and clients, waits for their end, and removes the node's cgroups.
     pub fn remove_node(&self, layout: &Layout) -> Result<(), CgroupError> {
         kill(&layout.cgroup(&self.v2));
         await_empty(&layout.cgroup(&self.v2), EMPTY);
@@ -217,27 +221,28 @@ impl Mounts {
     }
 }
 
-/// A container's cgroup, ready for a process to be born in.
+/// A container's cgroup, open for a process to be created in it.
 #[derive(Debug)]
 pub struct ContainerCgroup {
-    /// The v2 directory.
+    /// Directory in the v2 hierarchy.
     pub dir: OwnedFd,
     /// Open `tasks` files of the v1 groups that carry limits.
     pub tasks: Vec<OwnedFd>,
 }
 
+/// Files to write for one controller, with their content, in either version.
 struct Settings {
     v1: Vec<(&'static str, String)>,
     v2: Vec<(&'static str, String)>,
 }
 
-/// The files to write, by controller.
+/// Returns the files to write, by controller; `None` without a limit.
 fn settings(limits: Limits) -> [(&'static str, Option<Settings>); 2] {
     let memory = limits.memory.map(|bytes| Settings {
         v1: vec![("memory.limit_in_bytes", bytes.to_string())],
         v2: vec![("memory.max", bytes.to_string())],
     });
-    // Period 100 ms, as the kubelet's default; quota at least the kernel's 1 ms.
+    // The period is 100 ms, the kubelet's default. The quota is at least 1 ms, the kernel's minimum.
     let quota = limits.cpu_milli.map(|milli| (milli * 100).max(1000));
     let mut cpu = Settings { v1: Vec::new(), v2: Vec::new() };
     if let Some(quota) = quota {
@@ -272,7 +277,7 @@ fn open_tasks(path: &Path) -> Result<OwnedFd, CgroupError> {
     opened.map(OwnedFd::from).map_err(|source| CgroupError::Write { path: path.to_owned(), source })
 }
 
-/// SIGKILLs every process at and below a cgroup: at once where `cgroup.kill` exists (5.14), else one by one.
+/// Sends SIGKILL to every process at and below a cgroup: at once with `cgroup.kill` (5.14), else one by one.
 fn kill(path: &Path) {
     if fs::write(path.join("cgroup.kill"), "1").is_ok() {
         return;
@@ -280,7 +285,7 @@ fn kill(path: &Path) {
     let procs = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
     for pid in procs.lines().filter_map(|line| line.parse().ok()) {
         let pid = nix::unistd::Pid::from_raw(pid);
-        // It may have gone by itself.
+        // An error means that the process has ended meanwhile.
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
     }
     for child in directories(path) {
@@ -288,7 +293,7 @@ fn kill(path: &Path) {
     }
 }
 
-/// Waits until no process is left at or below a v2 cgroup: `cgroup.events` tells when that changes.
+/// Waits until no process is left at or below a v2 cgroup; poll(2) on `cgroup.events` reports each change.
 fn await_empty(path: &Path, limit: Duration) {
     let Ok(mut events) = File::open(path.join("cgroup.events")) else { return };
     let deadline = Instant::now() + limit;
@@ -300,15 +305,16 @@ fn await_empty(path: &Path, limit: Duration) {
             return;
         }
         let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
-        // A signal only makes the loop look once more.
+        // A signal only makes the loop check once more.
         let _ = poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
     }
 }
 
-/// Removes what is left of a container's cgroup, once its processes are gone.
+/// Removes an earlier cgroup of a container, once its processes are gone.
 ///
-/// A group in which `cgroup.kill` was ever written kills whoever is born into it by `CLONE_INTO_CGROUP`, at once and for
-/// ever (seen on Linux 6.18: the child's count of kills is taken from its parent's group and compared with this one's).
+/// A cgroup in which `cgroup.kill` was ever written kills each process born into it by `CLONE_INTO_CGROUP`, at once and
+/// forever. Seen on Linux 6.18: the child's kill count is copied from its parent's group and compared with that of the
+/// new group.
 fn clear(path: &Path) {
     if path.exists() && !remove_tree(path) {
         await_empty(path, LEFT);
@@ -316,7 +322,7 @@ fn clear(path: &Path) {
     }
 }
 
-/// Removes a cgroup and those below; false while one is busy.
+/// Removes a cgroup and those below it; returns false if one is busy.
 fn remove_tree(path: &Path) -> bool {
     let children = directories(path).into_iter().all(|child| remove_tree(&child));
     match fs::remove_dir(path) {
@@ -325,6 +331,7 @@ fn remove_tree(path: &Path) -> bool {
     }
 }
 
+/// Returns the child directories of a cgroup.
 fn directories(path: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(path) else { return Vec::new() };
     let entries =

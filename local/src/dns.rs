@@ -1,7 +1,7 @@
-//! Shell: answers DNS questions inside the node.
+//! Shell: DNS server for the names of services inside the node.
 //!
-//! Clients find it as the only `nameserver` of their `/etc/resolv.conf`, with the search domains that
-//! Kubernetes uses, so `hello`, `hello.default` and `hello.default.svc` all lead to the service.
+//! It is the only `nameserver` of clients' `/etc/resolv.conf`, with Kubernetes' search domains: so `hello`,
+//! `hello.default` and `hello.default.svc` all resolve to the service.
 
 use std::{
     io,
@@ -31,37 +31,37 @@ pub mod names;
 
 use names::{DOMAIN, Found, find};
 
-/// How long an answer may be kept, in seconds. CoreDNS' default for Kubernetes names.
+/// Time to live of an answer, in seconds: CoreDNS' default for Kubernetes names.
 const TTL: u32 = 5;
-/// A TCP client that asks nothing for this long is let go.
+/// Idle time after which a TCP client is disconnected.
 const TCP_IDLE: Duration = Duration::from_secs(10);
-/// Answers one TCP client may have waiting to be read.
+/// Answers that may wait to be read by one TCP client.
 const TCP_ANSWERS: usize = 32;
 
-/// The DNS server could not serve.
+/// Failure of the DNS server.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its address is taken or does not exist.
+    /// The address is in use or does not exist on the node.
     #[error("cannot listen for DNS on {address}")]
     Listen {
-        /// Where.
+        /// Address and port to listen on.
         address: SocketAddr,
-        /// Why not.
+        /// Error of the socket call.
         #[source]
         source: io::Error,
     },
-    /// It ended.
+    /// The server ended with an error.
     #[error("DNS server on {address} failed")]
     Serve {
-        /// Where.
+        /// Address and port it listened on.
         address: SocketAddr,
-        /// Why.
+        /// Error of the DNS library.
         #[source]
         source: NetError,
     },
 }
 
-/// Answers for the names in `orders` on `address`, UDP and TCP, until `shutdown`.
+/// Serves the names in `orders` on `address`, over UDP and TCP, until `shutdown`.
 pub async fn serve(
     address: SocketAddr,
     orders: watch::Receiver<Orders>,
@@ -77,7 +77,7 @@ pub async fn serve(
     server.shutdown_gracefully().await.map_err(|source| Error::Serve { address, source })
 }
 
-/// What `/etc/resolv.conf` says inside the node for processes of `namespace`.
+/// Returns the text of `/etc/resolv.conf` for processes of `namespace` inside the node.
 pub fn resolv_conf(nameserver: IpAddr, namespace: &str) -> String {
     format!(
         "nameserver {nameserver}\n\
@@ -86,6 +86,7 @@ pub fn resolv_conf(nameserver: IpAddr, namespace: &str) -> String {
     )
 }
 
+/// Request handler; reads the names of the newest orders for each question.
 struct Answers {
     orders: watch::Receiver<Orders>,
 }
@@ -101,6 +102,7 @@ impl RequestHandler for Answers {
         metadata.authoritative = true;
         let (code, answers) = self.answer(request);
         metadata.response_code = code;
+        // Every answer without records carries the SOA: without one, resolvers may not cache it (RFC 2308, section 5).
         let refusal: Vec<Record> = answers.is_empty().then(authority).into_iter().collect();
         let none: &[Record] = &[];
         let response = MessageResponseBuilder::from_message_request(request).build(
@@ -112,6 +114,7 @@ impl RequestHandler for Answers {
         );
         match respond.send_response(response).await {
             Ok(info) => info,
+            // A client that has gone is no error of the server; the handler must return some header.
             Err(error) => {
                 warn!(%error, from = %request.src(), "dns answer not sent");
                 Header { metadata, counts: HeaderCounts::default() }.into()
@@ -120,6 +123,7 @@ impl RequestHandler for Answers {
     }
 }
 
+/// Returns the response code and the records for a request.
 impl Answers {
     fn answer(&self, request: &Request) -> (ResponseCode, Vec<Record>) {
         if request.metadata.op_code != OpCode::Query {
@@ -134,13 +138,14 @@ impl Answers {
             Found::Addresses(all) => {
                 (ResponseCode::NoError, records(&question, info.query.query_type(), all))
             }
+            // NXDOMAIN would state that no name below exists either (RFC 8020), so an inner name is an empty answer.
             Found::Inner => (ResponseCode::NoError, Vec::new()),
             Found::Nothing => (ResponseCode::NXDomain, Vec::new()),
         }
     }
 }
 
-/// The addresses of the family that was asked for.
+/// Returns records for the addresses of the family that was asked for.
 fn records(name: &DnsName, kind: RecordType, addresses: &[IpAddr]) -> Vec<Record> {
     let wanted = |address: &&IpAddr| match kind {
         RecordType::A => address.is_ipv4(),
@@ -152,7 +157,7 @@ fn records(name: &DnsName, kind: RecordType, addresses: &[IpAddr]) -> Vec<Record
     addresses.iter().filter(wanted).map(record).collect()
 }
 
-/// Says how long "there is nothing" may be kept: as long as an answer.
+/// Returns the SOA record of negative answers: resolvers cache them for [`TTL`], as long as other answers.
 fn authority() -> Record {
     let name = |text: String| DnsName::from_ascii(text).expect("a constant, valid name");
     let (host, mail) = (name(format!("ns.dns.{DOMAIN}.")), name(format!("hostmaster.{DOMAIN}.")));
@@ -171,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// A server on a free port of loopback.
+    /// Starts a server on a free port of loopback that knows `hello.default`.
     async fn server() -> (SocketAddr, watch::Sender<Orders>, CancellationToken) {
         let hello = (Name::new("default", "hello"), vec![IpAddr::from([10, 96, 0, 5])]);
         let orders = Orders { names: [hello].into(), ..Orders::default() };
@@ -182,7 +187,7 @@ mod tests {
         (address, send, stop)
     }
 
-    /// A port that is free for both protocols: of either, one may be taken that is free for the other.
+    /// Returns a port that is free for both UDP and TCP.
     async fn free() -> SocketAddr {
         loop {
             let tcp = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -210,7 +215,7 @@ mod tests {
                 if let Ok(Ok(length)) = tokio::time::timeout(wait, socket.recv(&mut buffer)).await {
                     return Message::from_bytes(&buffer[..length]).expect("a message");
                 }
-                // Refused at once while the server does not listen yet.
+                // Refused at once while the server is not listening yet.
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };

@@ -1,4 +1,4 @@
-//! Shell: images: found in OCI layouts or pulled from registries, unpacked once per digest.
+//! Shell: images of containers: found in OCI layouts or pulled from registries, and unpacked once per digest.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -21,61 +21,61 @@ pub use registry::{Puller, RegistryError, credential_files};
 /// An image ready to run.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// Digest of its manifest (`sha256:…`).
+    /// Digest of the image's manifest, `sha256:…`.
     pub digest: String,
-    /// What to run, and how.
+    /// Configuration of the image: command, user, environment.
     pub config: Arc<ImageConfiguration>,
-    /// Its files, read-only.
+    /// Folder of the unpacked files, never written again.
     pub rootfs: PathBuf,
 }
 
-/// Why an image cannot run.
+/// Reason that an image cannot be made ready.
 #[derive(Debug, Error)]
 pub enum ImageError {
-    /// Nothing has this name.
+    /// No folder and no registry has an image of this name.
     #[error("image {image} not found{hint}")]
     NotFound {
-        /// The image as written.
+        /// Image reference as the spec writes it.
         image: String,
-        /// Where was looked, and what to do.
+        /// Places that were searched, and advice for the user.
         hint: String,
     },
-    /// A layout is broken.
+    /// An OCI image layout is broken.
     #[error("cannot read image {image}")]
     Layout {
-        /// The image as written.
+        /// Image reference as the spec writes it.
         image: String,
-        /// Why.
+        /// Problem of the layout.
         #[source]
         source: LayoutError,
     },
-    /// A registry gave nothing.
+    /// A registry did not deliver the image.
     #[error("cannot pull image {image}{hint}")]
     Registry {
-        /// The image as written.
+        /// Image reference as the spec writes it.
         image: String,
-        /// Where else was looked, and what to do.
+        /// Other places that were searched, and advice for the user.
         hint: String,
-        /// Why.
+        /// Problem with the registry.
         #[source]
         source: RegistryError,
     },
     /// A layer could not be unpacked.
     #[error("cannot unpack image {image}")]
     Unpack {
-        /// The image as written.
+        /// Image reference as the spec writes it.
         image: String,
-        /// Why.
+        /// Error while unpacking a layer.
         #[source]
         source: io::Error,
     },
-    /// `imagePullPolicy: Never` and nothing is there.
+    /// The image is not on this node, and `imagePullPolicy` is `Never`.
     #[error("image {0} is not on this node, and imagePullPolicy is Never")]
     NeverPull(String),
 }
 
 impl ImageError {
-    /// Kubernetes' reason for a container that waits for its image.
+    /// Returns Kubernetes' reason for a container that waits for its image.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NeverPull(_) => "ErrImageNeverPull",
@@ -85,20 +85,21 @@ impl ImageError {
     }
 }
 
-/// When a registry is asked although the image is here.
+/// Policy that decides if a registry is asked for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PullPolicy {
-    /// Each time a container starts.
+    /// Ask each time a container starts.
     Always,
-    /// Only when the image is missing.
+    /// Ask only if the image is not in the store.
     IfNotPresent,
-    /// Never.
+    /// Use only images of this node.
     Never,
 }
 
 impl PullPolicy {
-    /// The policy of a container: as written, else Kubernetes' default (Always for `:latest` or no tag).
+    /// Returns the policy of a container: as written, else Kubernetes' default (Always for `:latest` or no tag).
     pub fn of(written: Option<&str>, image: &str) -> Self {
+        // The tag follows the last slash: a colon before it belongs to the registry's port.
         let last = image.rsplit('/').next().unwrap_or(image);
         let floating = !image.contains('@') && (!last.contains(':') || last.ends_with(":latest"));
         match written {
@@ -111,7 +112,7 @@ impl PullPolicy {
     }
 }
 
-/// All images of a node.
+/// Source of all images of a node.
 #[derive(Debug)]
 pub struct Images {
     store: PathBuf,
@@ -122,18 +123,19 @@ pub struct Images {
 }
 
 impl Images {
-    /// Images kept in `store`; those of the layouts below `folder` go by their names.
+    /// Returns images kept in `store`; layouts below `folder` are found by their names.
     pub fn new(store: PathBuf, folder: Option<PathBuf>, puller: Puller) -> Self {
         Self { store, folder, puller, unpacking: Mutex::default(), configs: Mutex::default() }
     }
 
-    /// Finds, pulls if need be, and unpacks an image. Blocks.
+    /// Finds an image, pulls it if the policy requires, and unpacks it. Blocks.
     pub fn get(&self, image: &str, policy: PullPolicy) -> Result<Image, ImageError> {
         let wrap = |source| ImageError::Layout { image: image.to_owned(), source };
         if let Some(rest) = image.strip_prefix("oci:") {
             let found = layout::Found::direct(rest).map_err(wrap)?;
             return self.ready(image, &found);
         }
+        // The folder comes before any registry and any policy: the user named it for this purpose.
         if let Some(folder) = &self.folder
             && let Some(found) = layout::Found::named(folder, image).map_err(wrap)?
         {
@@ -155,7 +157,7 @@ impl Images {
         }
     }
 
-    /// A registry's refusal, as the user should read it.
+    /// Turns a registry's error into one with advice for the user.
     fn refused(&self, image: &str, source: RegistryError) -> ImageError {
         let (image, folder) = (image.to_owned(), self.folder.as_deref());
         match &source {
@@ -178,7 +180,7 @@ impl Images {
         }
     }
 
-    /// Unpacks a found image unless that was done before.
+    /// Unpacks an image, unless that was done before.
     fn ready(&self, image: &str, found: &layout::Found) -> Result<Image, ImageError> {
         if let Some(known) = lock(&self.configs).get(&found.digest) {
             return Ok(known.clone());
@@ -187,6 +189,7 @@ impl Images {
         let manifest = found.manifest().map_err(wrap)?;
         let config = found.config(&manifest).map_err(wrap)?;
         let rootfs = self.store.join("rootfs").join(found.digest.replace(':', "-"));
+        // Pods of one Revision start together: one of them unpacks, the others wait here.
         let gate = Arc::clone(lock(&self.unpacking).entry(found.digest.clone()).or_default());
         let alone = lock(&gate);
         if !rootfs.exists() {
@@ -200,12 +203,14 @@ impl Images {
         Ok(ready)
     }
 
+    /// Unpacks all layers in order into one folder.
     fn unpack(
         &self,
         found: &layout::Found,
         manifest: &oci_spec::image::ImageManifest,
         rootfs: &Path,
     ) -> io::Result<()> {
+        // A name of this process only: what a crashed one left half-made must not be mistaken for this work.
         let half = rootfs.with_extension(format!("half-{}", std::process::id()));
         let _ = fs::remove_dir_all(&half);
         fs::create_dir_all(&half)?;
@@ -213,22 +218,22 @@ impl Images {
             let digest = layer.digest().to_string();
             layers::unpack(File::open(found.blob(&digest))?, &digest, &half)?;
         }
-        // Only a complete image ever has its final name.
+        // The final name appears only once the image is complete.
         fs::rename(&half, rootfs)
     }
 }
 
-/// A digest as text.
+/// Formats bytes as lower-case hexadecimal digits.
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// These locks only guard maps and a file's making; a panic elsewhere leaves them whole.
+/// Locks a mutex, poisoned or not: each guards a map or a file's making, which a panic leaves consistent.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// What to do when a registry cannot be asked: often the image was meant to lie in the folder.
+/// Returns advice for a registry that cannot be asked: often the image was meant to be in the folder.
 fn unreachable_hint(folder: Option<&Path>) -> String {
     let here = match folder {
         Some(folder) => format!("it is not below {} either", folder.display()),

@@ -1,4 +1,4 @@
-//! Shell: drives every pod's machine: orders and events in, actions and statuses out.
+//! Shell: the kubelet: drives every pod's state machine with orders and events, carries out actions, reports statuses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,10 +36,10 @@ use held::Held;
 use state::Saved;
 pub(crate) use state::load;
 
-/// How often logs are compared with their bound.
+/// Period of comparing log files with their size limit.
 const LOG_CHECK: Duration = Duration::from_secs(10);
 
-/// What all pods share.
+/// Resources that all pods of the node share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) layout: Layout,
@@ -49,21 +49,22 @@ pub(crate) struct Shared {
     pub(crate) runtime: Runtime,
 }
 
-/// An order, prepared once.
+/// An order and its containers, prepared once and shared by the pod's tasks.
 #[derive(Debug)]
 struct Work {
     order: PodOrder,
-    /// Init containers, then the pod's own: what an index counts.
+    /// Init containers, then main containers; indexes of containers refer to this list.
     containers: Vec<Container>,
 }
 
-/// An event with what belongs to it but not to the machine.
+/// An event of a pod, with data that the state machine does not need.
 struct Report {
     uid: String,
     event: Event,
     extra: Extra,
 }
 
+/// Resource that comes with an event: an address, image or process.
 enum Extra {
     None,
     Address(PodAddress),
@@ -71,23 +72,23 @@ enum Extra {
     Process(Arc<OwnedFd>),
 }
 
-/// The pods of a node.
+/// The kubelet: all pods of a node, the reports of their tasks, and the statuses to be sent.
 pub(crate) struct Kubelet {
     shared: Arc<Shared>,
     pods: BTreeMap<String, Held>,
     reports: mpsc::Sender<Report>,
     inbox: mpsc::Receiver<Report>,
     outbox: News<String, PodStatus>,
-    /// When pods ask to be looked at.
+    /// Times at which pods are due for a [`Event::Tick`], by uid.
     dues: Dues<String, Instant>,
-    /// A container has started, and what its runtime left may not have been reaped.
+    /// True if helper processes of the runtime may have to be reaped: a start was tried since the last round.
     has_helpers: bool,
-    /// A pod has gone, and old logs may be too many.
+    /// True if a pod is gone since old logs were last pruned.
     has_left: bool,
 }
 
 impl Kubelet {
-    /// Finds the pods a predecessor left and takes them over.
+    /// Takes over the pods that an earlier node process left.
     pub(crate) fn adopt(shared: Arc<Shared>, saved: Vec<Saved>) -> Self {
         let (reports, inbox) = mpsc::channel(1024);
         let mut kubelet = Self {
@@ -106,6 +107,7 @@ impl Kubelet {
         kubelet
     }
 
+    /// Restores one pod: its network if published, and each container whose process still runs.
     fn adopt_one(&mut self, saved: Saved) {
         let uid = saved.order.uid.clone();
         let mut held = Held::new(saved.order);
@@ -130,7 +132,7 @@ impl Kubelet {
                     let run = health::Run { at, attempt, process: fd, addresses, shown };
                     tokio::spawn(health::follow(shared, work, self.reports.clone(), run));
                 }
-                // A start that was cut off must not meet the next one.
+                // A start that was interrupted must not meet the next one in the same cgroup.
                 None => {
                     self.shared.mounts.kill_container(&self.shared.layout, &uid, &container.name)
                 }
@@ -142,7 +144,7 @@ impl Kubelet {
         self.step(&uid, Event::Begin, Extra::None);
     }
 
-    /// Carries out orders until `shutdown`. Pods stay: whoever comes next adopts them.
+    /// Carries out orders until `shutdown`. Pods keep running: the next node process adopts them.
     pub(crate) async fn serve(
         mut self,
         mut orders: watch::Receiver<Orders>,
@@ -150,10 +152,12 @@ impl Kubelet {
         shutdown: CancellationToken,
     ) {
         let mut log_check = tokio::time::interval(LOG_CHECK);
+        // Orders that were there before this receiver count as a change too.
         if !orders.borrow().pods.is_empty() {
             orders.mark_changed();
         }
         loop {
+            // The timer is set again in each round, since every step may change the earliest due time.
             let due = self.dues.first();
             let wake = async {
                 match due {
@@ -168,10 +172,11 @@ impl Kubelet {
                         let (gone, new) = self.changes(&orders.borrow_and_update());
                         self.order(gone, new);
                     }
-                    // The controller's part is gone with this process; pods stay for the next.
+                    // The controller in this process has ended; pods keep running for the next process.
                     Err(_) => return shutdown.cancelled().await,
                 },
                 Some(report) = self.inbox.recv() => self.step(&report.uid, report.event, report.extra),
+                // A status is taken only when there is room for it: until then a newer one may replace it.
                 slot = statuses.reserve(), if !self.outbox.is_empty() => match (slot, self.outbox.take()) {
                     (Ok(slot), Some(status)) => slot.send(status),
                     _ => return shutdown.cancelled().await,
@@ -182,8 +187,9 @@ impl Kubelet {
         }
     }
 
+    /// Starts the regular work: bounded logs, pruned folders, reaped helpers.
     fn tidy(&mut self) {
-        // Copying takes its time, and pods must not wait for it.
+        // Copying a log takes long, and pods must not wait for it.
         let shared = Arc::clone(&self.shared);
         let alive = std::mem::take(&mut self.has_left).then(|| self.log_folders());
         tokio::task::spawn_blocking(move || {
@@ -195,6 +201,7 @@ impl Kubelet {
         exits::reap_helpers(&self.shared);
     }
 
+    /// Returns the log folders of all pods there are.
     fn log_folders(&self) -> BTreeSet<PathBuf> {
         let orders = self.pods.values().map(|held| &held.work.order);
         let folder =
@@ -202,6 +209,7 @@ impl Kubelet {
         orders.map(folder).collect()
     }
 
+    /// Passes the time to every pod that is due.
     fn tick(&mut self) {
         let now = Instant::now();
         let due: Vec<String> = std::iter::from_fn(|| self.dues.take(now)).collect();
@@ -210,9 +218,10 @@ impl Kubelet {
         }
     }
 
-    /// What orders change: pods to stop, and pods to begin. Names are none of the kubelet's business.
+    /// Compares orders with pods: returns pods to stop and pods to begin. Names in the orders are for the DNS server.
     fn changes(&self, wanted: &Orders) -> (Vec<String>, Vec<PodOrder>) {
         let (gone, new) = book::difference(&self.pods, &wanted.pods);
+        // A pod that stops already needs no second event at each change of the orders.
         let stands = |uid: &&String| {
             self.pods.get(*uid).is_some_and(|held| held.pod.phase() != PodPhase::Terminating)
         };
@@ -220,7 +229,7 @@ impl Kubelet {
         (gone.collect(), new.into_iter().cloned().collect())
     }
 
-    /// Begins what is new and stops what is no longer wanted.
+    /// Begins pods that are newly ordered, and stops those that are no longer ordered.
     fn order(&mut self, gone: Vec<String>, new: Vec<PodOrder>) {
         for uid in gone {
             self.step(&uid, Event::Stop, Extra::None);
@@ -232,13 +241,14 @@ impl Kubelet {
                 warn!(uid, error = &error as &dyn std::error::Error, "no room made for the pod");
             }
             let held = Held::new(order);
+            // Written before anything is started: a crash afterwards leaves a pod that can be adopted.
             state::save(&self.shared.layout, &held.saved());
             self.pods.insert(uid.clone(), held);
             self.step(&uid, Event::Begin, Extra::None);
         }
     }
 
-    /// Tells a pod's machine what happened and does what it answers.
+    /// Passes an event to a pod's state machine and carries out the actions it returns.
     fn step(&mut self, uid: &str, event: Event, extra: Extra) {
         let Some(held) = self.pods.get_mut(uid) else { return };
         held.keep(&event, extra);
@@ -247,6 +257,7 @@ impl Kubelet {
         self.has_helpers |= matches!(event, Event::Started { .. } | Event::NotStarted { .. });
         let now = Instant::now();
         let actions = held.pod.step(now, event);
+        // Before the actions: after a crash, a start must not count under the number of the run before it.
         if is_news || restarts != held.restarts() {
             state::save(&self.shared.layout, &held.saved());
         }
@@ -258,6 +269,7 @@ impl Kubelet {
             self.outbox.put(status.uid.clone(), status);
         }
         let gone = held.pod.phase() == PodPhase::Gone;
+        // One round reaps the helpers of all containers that started since the round before.
         if gone && std::mem::take(&mut self.has_helpers) {
             exits::reap_helpers(&self.shared);
         }
@@ -270,6 +282,7 @@ impl Kubelet {
         }
     }
 
+    /// Carries out one action of a pod, in a task of its own where it takes time.
     fn act(&self, uid: &str, action: Action) {
         let Some(held) = self.pods.get(uid) else { return };
         let (shared, work) = (Arc::clone(&self.shared), Arc::clone(&held.work));
@@ -278,7 +291,7 @@ impl Kubelet {
             Action::Pull(at) => self.spawn(uid, pull(shared, work, at)),
             Action::Start(at) => {
                 let Some(image) = held.images[at].clone() else {
-                    // Adopted with a known digest only: the image is looked up again first.
+                    // An adopted container may be known by its digest only; then the image is looked up first.
                     return self.spawn(uid, pull(shared, work, at));
                 };
                 let asked = start::Asked {
@@ -300,6 +313,7 @@ impl Kubelet {
                         _ => None,
                     };
                     let _ = reports.send(Report { uid: uid.clone(), event, extra }).await;
+                    // Probes begin after the start is reported; their results would otherwise come before `Started`.
                     let Some(fd) = process else { return };
                     let (process, shown) = (Arc::clone(&fd), Probed::default());
                     let run = health::Run { at, attempt, process, addresses, shown };
@@ -310,7 +324,7 @@ impl Kubelet {
             Action::Terminate(at) => {
                 let signal = held.stop_signal(at);
                 if let Some(fd) = &held.processes[at] {
-                    // Ended meanwhile: its exit is on the way.
+                    // An error means that the process has ended; its exit is reported by its own task.
                     let _ = sys::pidfd_signal(fd.as_fd(), signal);
                 }
             }
@@ -328,21 +342,24 @@ impl Kubelet {
         }
     }
 
+    /// Runs work of a pod in a task and reports its event.
     fn spawn(&self, uid: &str, work: impl Future<Output = (Event, Extra)> + Send + 'static) {
         let (reports, uid) = (self.reports.clone(), uid.to_owned());
         tokio::spawn(async move {
             let (event, extra) = work.await;
-            // The kubelet ended: nobody is left to tell.
+            // The channel is closed once the kubelet has ended; the report is not needed then.
             let _ = reports.send(Report { uid, event, extra }).await;
         });
     }
 
+    /// Waits in a task for the exit of an adopted container.
     fn watch(&self, uid: &str, name: &str, at: usize, fd: Arc<OwnedFd>) {
         let (shared, reports) = (Arc::clone(&self.shared), self.reports.clone());
         tokio::spawn(exits::report(shared, reports, uid.to_owned(), name.to_owned(), at, fd, None));
     }
 }
 
+/// Pulls or finds the image of a container.
 async fn pull(shared: Arc<Shared>, work: Arc<Work>, at: usize) -> (Event, Extra) {
     let container = &work.containers[at];
     let name = container.image.clone().unwrap_or_default();
@@ -356,6 +373,7 @@ async fn pull(shared: Arc<Shared>, work: Arc<Work>, at: usize) -> (Event, Extra)
         Ok(Ok(image)) => (Event::Image { at, digest: image.digest.clone() }, Extra::Image(image)),
         Ok(Err(error)) => {
             let message = start::chain(&error);
+            // Kubernetes shows the back-off, not the failed attempt, while a container waits for its next pull.
             match error.reason() {
                 "ErrImagePull" => {
                     refused("ImagePullBackOff", format!("Back-off pulling: {message}"))
@@ -367,6 +385,7 @@ async fn pull(shared: Arc<Shared>, work: Arc<Work>, at: usize) -> (Event, Extra)
     }
 }
 
+/// Logs a pod's new status, one line per change.
 fn log_change(order: &PodOrder, status: &PodStatus) {
     let states: Vec<String> =
         status.containers.iter().map(|one| format!("{}: {:?}", one.name, one.state)).collect();
@@ -379,7 +398,7 @@ fn log_change(order: &PodOrder, status: &PodStatus) {
     );
 }
 
-/// The process recorded for a container, if it still runs in the container's cgroup.
+/// Opens the process that has this pid now; the caller checks that it belongs to the container.
 pub(crate) fn open_process(pid: i32) -> Option<OwnedFd> {
     ProcessId::of(pid)?.open()
 }

@@ -1,15 +1,15 @@
-//! The tiny node: images, pods, network, names.
+//! The local node: images, pods, network and DNS on one machine.
 //!
-//! [`node::Node`] makes and removes what a node consists of; [`run`] keeps the ordered pods running inside it. A pod is
-//! a network namespace, a cgroup (`rouse-NAME/pods/pod<uid>`) and one OCI container for each of its containers:
+//! [`node::Node`] creates and removes a node; [`run`] keeps the ordered pods running inside it. A pod is a network
+//! namespace, a cgroup (`rouse-NAME/pods/pod<uid>`), and one OCI container for each of its containers:
 //!
 //! ```text
-//! Orders ─▶ kubelet ─▶ pods (the machine) ─▶ net, images, runtime ─▶ process
+//! Orders ─▶ kubelet ─▶ pods (state machine) ─▶ net, images, runtime ─▶ process
 //!              ▲                                                       │
 //!              └──────────────────── pidfd, when it ends ──────────────┘
 //! ```
 //!
-//! Everything a restart needs is on disk or in the kernel, so pods outlive the process that runs this.
+//! Everything that a restart needs is on disk or in the kernel, so pods outlive the process that runs this.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -39,58 +39,60 @@ pub mod sys;
 pub use layout::Layout;
 pub use node::Node;
 
-/// How a node runs its pods.
+/// Configuration of the process that runs a node's pods.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where everything lies. [`Node::create`] made it, and the calling thread is inside ([`Node::enter`]).
+    /// Paths of the node. [`Node::create`] must have made it, and the calling thread must be inside ([`Node::enter`]).
     pub layout: Layout,
-    /// Folder of OCI layouts that go by their names (`rouse up --images`).
+    /// Folder of OCI layouts whose images are found by name (`rouse up --images`).
     pub images: Option<PathBuf>,
-    /// The OCI runtime; crun, else runc, when `None`.
+    /// OCI runtime to use; `None` means crun, or else runc.
     pub runtime: Option<runtime::Kind>,
-    /// The host's network namespace, where images are pulled.
+    /// Network namespace of the host, in which images are pulled.
     pub host_network: Arc<OwnedFd>,
-    /// Files with registries' credentials, the first that knows a registry counts.
+    /// Credential files for registries; the first one that knows a registry is used.
     pub credentials: Vec<PathBuf>,
 }
 
-/// Why the node stopped.
+/// Reason that a node's pods cannot be run.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// No cgroups.
+    /// The machine has no usable cgroups.
     #[error("cannot run pods without cgroups")]
     Cgroup(#[from] cgroups::CgroupError),
-    /// No runtime.
+    /// No OCI runtime could be started.
     #[error("cannot run pods without an OCI runtime")]
     Runtime(#[from] runtime::RuntimeError),
-    /// No network.
+    /// The thread for pods' networks could not be started.
     #[error("cannot connect pods")]
     Net(#[from] net::NetError),
-    /// Orphans could not be kept.
+    /// The process could not become the parent of orphaned containers.
     #[error("cannot become the parent of the pods' processes")]
     Subreaper(#[source] nix::Error),
-    /// A cgroup could not be opened.
+    /// The node's cgroup for runtimes could not be opened.
     #[error("cannot open the node's cgroup: run Node::create first")]
     Node(#[source] std::io::Error),
 }
 
-/// Keeps the ordered pods running and answers names, until `shutdown`.
+/// Keeps the ordered pods running and serves DNS, until `shutdown`.
 ///
-/// Pods found running are adopted; those without an order are stopped once the first orders have come, not before.
-/// At shutdown the pods stay; [`Node::destroy`] ends them.
+/// Pods found running are adopted. Those without an order are stopped, but only once the first orders have arrived. At
+/// shutdown the pods keep running; [`Node::destroy`] ends them.
 pub async fn run(
     config: Config,
     orders: watch::Receiver<Orders>,
     statuses: mpsc::Sender<PodStatus>,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
-    // A container's process outlives the runtime that started it; then it becomes our child, and tells how it ended.
+    // A container's process outlives the runtime that started it. As a subreaper this process then becomes its parent,
+    // and learns its exit code.
     nix::sys::prctl::set_child_subreaper(true).map_err(Error::Subreaper)?;
     let layout = config.layout;
     let mounts = cgroups::Mounts::find()?;
     let birth = std::fs::File::open(layout.runtime_cgroup(&mounts.v2)).map_err(Error::Node)?;
     let runtime = runtime::Runtime::start(config.runtime, layout.runtime(), birth.into())?;
     let saved = kubelet::load(&layout);
+    // The pods' addresses are reserved before the pool gives out any.
     let networks = net::Networks::start(saved.iter().filter_map(|saved| saved.address))?;
     let puller = images::Puller::new(config.host_network, config.credentials);
     let images = images::Images::new(layout.images(), config.images, puller);

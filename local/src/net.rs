@@ -1,4 +1,4 @@
-//! Shell: rtnetlink: the node's bridge, the clients' namespace and the pods' namespaces.
+//! Shell: network namespaces of node, clients and pods, and the node's bridge, by rtnetlink.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,37 +24,38 @@ use crate::layout::{
     BRIDGE, CLUSTER_V4, CLUSTER_V6, DNS, GATEWAY_V4, GATEWAY_V6, PODS_V4_PREFIX, PODS_V6_PREFIX,
 };
 
-/// Index of the loopback interface in every namespace.
+/// Index of the loopback interface, the same in every namespace.
 const LO: u32 = 1;
-/// Index given to `eth0` in the namespaces made here.
+/// Index that is given to the bridge in the node and to `eth0` in namespaces of pods and clients.
 const ETH0: u32 = 2;
-/// Hardware address of the bridge. Fixed: otherwise it changes with each pod, and neighbours would have to learn it anew.
+/// Hardware address of the bridge. It is fixed: otherwise it would change with each pod, and neighbours would have to
+/// learn it again.
 const BRIDGE_MAC: [u8; 6] = [0x02, 0x72, 0x6f, 0x75, 0x73, 0x65];
-/// Namespaces kept ready: one burst of a small service finds its network made.
+/// Pod networks kept ready, enough for one burst of a small service.
 const READY: usize = 4;
 
-/// A step of the network that failed.
+/// Failed step of setting up a network.
 #[derive(Debug, Error)]
 pub enum NetError {
     /// A namespace could not be made, entered or mounted.
     #[error("cannot {attempt} network namespace {subject}")]
     Namespace {
-        /// What was tried.
+        /// Operation that failed, as a verb phrase.
         attempt: &'static str,
-        /// On which.
+        /// Namespace, or thing in it, that it concerned.
         subject: String,
-        /// Why.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
     /// The kernel refused a netlink request.
     #[error("cannot {attempt} of {subject}")]
     Link {
-        /// What was tried.
+        /// Operation that failed, as a verb phrase.
         attempt: &'static str,
-        /// On which.
+        /// Interface, address or namespace that it concerned.
         subject: String,
-        /// Why.
+        /// Error that the kernel returned.
         #[source]
         source: Box<rtnetlink::Error>,
     },
@@ -63,11 +64,13 @@ pub enum NetError {
     Ended,
 }
 
+/// Returns a closure that wraps an I/O error with the operation and its namespace.
 fn namespace(attempt: &'static str, subject: impl ToString) -> impl FnOnce(io::Error) -> NetError {
     let subject = subject.to_string();
     move |source| NetError::Namespace { attempt, subject, source }
 }
 
+/// Returns a closure that wraps a netlink error with the operation and its subject.
 fn link(
     attempt: &'static str,
     subject: impl ToString,
@@ -76,35 +79,36 @@ fn link(
     move |source| NetError::Link { attempt, subject, source: Box::new(source) }
 }
 
-/// Opens a namespace by its mount point.
+/// Opens a network namespace by its mount point.
 pub fn open(path: &Path) -> Result<OwnedFd, NetError> {
     File::open(path).map(OwnedFd::from).map_err(namespace("open", path.display()))
 }
 
-/// The network namespace of the calling thread.
+/// Opens the network namespace of the calling thread.
 pub fn current() -> Result<OwnedFd, NetError> {
     open(Path::new("/proc/thread-self/ns/net"))
 }
 
-/// Moves the calling thread into a namespace. Threads it starts later begin there.
+/// Moves the calling thread into a namespace. Threads that it starts later begin there.
 pub fn enter(fd: BorrowedFd<'_>) -> Result<(), NetError> {
     setns(fd, CloneFlags::CLONE_NEWNET)
         .map_err(io::Error::from)
         .map_err(namespace("enter", "of the node"))
 }
 
-/// Makes a namespace; the calling thread stays where `home` is.
+/// Creates a network namespace; the calling thread stays in `home`.
 fn make(home: BorrowedFd<'_>) -> Result<OwnedFd, NetError> {
     let made =
         unshare(CloneFlags::CLONE_NEWNET).map_err(io::Error::from).map_err(namespace("make", ""));
     let made = made.and_then(|()| current());
-    // As containerd: a process without privileges may serve on port 80.
+    // As containerd does it: a process without privileges may serve on port 80.
     let _ = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
+    // Also after an error: this thread must not stay in a namespace of its own.
     enter(home)?;
     made
 }
 
-/// Gives a namespace a name in the file system.
+/// Gives a namespace a name in the file system, by a bind mount.
 pub fn publish(fd: BorrowedFd<'_>, path: &Path) -> Result<(), NetError> {
     let source = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
     File::create(path).map_err(namespace("name", path.display()))?;
@@ -113,24 +117,25 @@ pub fn publish(fd: BorrowedFd<'_>, path: &Path) -> Result<(), NetError> {
         .map_err(namespace("name", path.display()))
 }
 
-/// Takes the name away again. The namespace lives until its last process and descriptor are gone.
+/// Removes the name of a namespace, which lives until its last process and descriptor are gone.
 pub fn unpublish(path: &Path) {
-    // Not mounted or not there: nothing to take away.
+    // Errors mean that it is not mounted or does not exist, and then nothing is to be done.
     let _ = umount2(path, MntFlags::MNT_DETACH);
     let _ = fs::remove_file(path);
 }
 
-/// Whether a namespace is mounted there.
+/// Returns true if a namespace is mounted at `path`.
 pub fn is_published(path: &Path) -> bool {
     nix::sys::statfs::statfs(path)
         .is_ok_and(|stat| stat.filesystem_type() == nix::sys::statfs::NSFS_MAGIC)
 }
 
-/// Runs `work` on a thread of its own, with a runtime, inside namespace `fd`.
+/// Runs `work` on a thread of its own, with a tokio runtime, inside namespace `fd`.
 pub fn within<T: Send>(
     fd: BorrowedFd<'_>,
     work: impl AsyncFnOnce(Handle) -> Result<T, NetError> + Send,
 ) -> Result<T, NetError> {
+    // A new thread, so that the caller never has to return from the namespace.
     let job = || {
         enter(fd)?;
         let runtime = runtime()?;
@@ -142,12 +147,13 @@ pub fn within<T: Send>(
     thread::scope(|scope| scope.spawn(job).join()).unwrap_or(Err(NetError::Ended))
 }
 
+/// Returns a tokio runtime for the calling thread, which stays in the thread's namespace.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, NetError> {
     let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
     built.map_err(namespace("start a runtime in", ""))
 }
 
-/// A netlink connection in the calling thread's namespace.
+/// Opens a netlink connection in the calling thread's namespace.
 fn connect() -> Result<Handle, NetError> {
     let (connection, handle, _) =
         rtnetlink::new_connection().map_err(namespace("connect to", ""))?;
@@ -155,7 +161,7 @@ fn connect() -> Result<Handle, NetError> {
     Ok(handle)
 }
 
-/// Makes the node's and the clients' namespaces with bridge, addresses and routes. What is there already stays.
+/// Creates the node's and the clients' namespaces with bridge, addresses and routes; existing ones stay.
 pub fn create_node(node: &Path, client: &Path) -> Result<(), NetError> {
     let home = current()?;
     thread::scope(|scope| {
@@ -163,6 +169,7 @@ pub fn create_node(node: &Path, client: &Path) -> Result<(), NetError> {
             if !is_published(node) {
                 let fd = make(home.as_fd())?;
                 within(fd.as_fd(), set_up_node)?;
+                // Published last: a namespace with a name is complete, also after a crash half-way.
                 publish(fd.as_fd(), node)?;
             }
             if !is_published(client) {
@@ -179,8 +186,9 @@ pub fn create_node(node: &Path, client: &Path) -> Result<(), NetError> {
     })
 }
 
+/// Configures the node's namespace: DNS address, bridge, gateway addresses, and unreachable ClusterIPs.
 async fn set_up_node(handle: Handle) -> Result<(), NetError> {
-    // Without forwarding an unreachable route would be silence, not an answer.
+    // Without forwarding, the unreachable route would drop packets instead of answering with an error.
     let _ = fs::write("/proc/sys/net/ipv4/ip_forward", "1");
     let _ = fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1");
     up(&handle, LO).await?;
@@ -193,6 +201,7 @@ async fn set_up_node(handle: Handle) -> Result<(), NetError> {
     handle.link().add(bridge.build()).execute().await.map_err(link("make the bridge", BRIDGE))?;
     add_address(&handle, ETH0, GATEWAY_V4.into(), PODS_V4_PREFIX).await?;
     v6(add_address(&handle, ETH0, GATEWAY_V6.into(), PODS_V6_PREFIX).await);
+    // Connects to ClusterIPs of services are rewritten before they are routed. All others should fail at once.
     let route = RouteMessageBuilder::<Ipv4Addr>::new()
         .destination_prefix(CLUSTER_V4.0, CLUSTER_V4.1)
         .kind(RouteType::Unreachable);
@@ -205,42 +214,45 @@ async fn set_up_node(handle: Handle) -> Result<(), NetError> {
     Ok(())
 }
 
-/// IPv6 may be off on this machine; then the node does without.
+/// Logs an IPv6 error: IPv6 may be off on this machine, and then the node works without it.
 fn v6(result: Result<(), NetError>) {
     if let Err(error) = result {
         warn!(error = &error as &dyn std::error::Error, "ipv6 not set up");
     }
 }
 
+/// Brings up an interface.
 async fn up(handle: &Handle, index: u32) -> Result<(), NetError> {
     let message = LinkUnspec::new_with_index(index).up().build();
     handle.link().change(message).execute().await.map_err(link("bring up the interface", index))
 }
 
+/// Adds an address to an interface.
 async fn add_address(handle: &Handle, index: u32, ip: IpAddr, prefix: u8) -> Result<(), NetError> {
     let mut request = handle.address().add(index, ip, prefix);
     if ip.is_ipv6() {
-        // Nobody else is on this bridge: duplicate detection would only keep the address unusable for a second.
+        // All addresses on this bridge are ours: duplicate detection would only make the address unusable for a second.
         request.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
     }
     request.execute().await.map_err(link("set the address", ip))
 }
 
-/// A pod's network, made and connected.
+/// A pod's network namespace, connected to the bridge.
 #[derive(Debug)]
 pub struct PodNetwork {
-    /// Its namespace.
+    /// Namespace, not published yet.
     pub namespace: OwnedFd,
-    /// Its addresses.
+    /// Addresses of its `eth0`.
     pub address: PodAddress,
 }
 
+/// Job for the thread of [`Networks`].
 enum Job {
     Take(oneshot::Sender<Result<PodNetwork, NetError>>),
     Release(PodAddress),
 }
 
-/// The thread that makes pods' namespaces ahead of need.
+/// Handle of the thread that makes pods' namespaces ahead of need.
 #[derive(Clone, Debug)]
 pub struct Networks {
     jobs: mpsc::Sender<Job>,
@@ -266,20 +278,21 @@ impl Networks {
         Ok(Self { jobs })
     }
 
-    /// A network for one pod.
+    /// Returns a network for one pod, made ahead if one is ready.
     pub async fn take(&self) -> Result<PodNetwork, NetError> {
         let (reply, answer) = oneshot::channel();
-        // A closed channel shows in the answer.
+        // If the thread is gone, the reply channel closes, and the next line reports it.
         let _ = self.jobs.send(Job::Take(reply)).await;
         answer.await.unwrap_or(Err(NetError::Ended))
     }
 
-    /// Gives an address back; its namespace must be unpublished.
+    /// Releases an address; its namespace must be unpublished.
     pub async fn release(&self, address: PodAddress) {
         let _ = self.jobs.send(Job::Release(address)).await;
     }
 }
 
+/// State of the thread that makes pod networks.
 struct Maker {
     handle: Handle,
     home: OwnedFd,
@@ -288,11 +301,12 @@ struct Maker {
 }
 
 impl Maker {
+    /// Serves jobs, and fills the stock of ready networks while there are none.
     async fn serve(mut self, mut inbox: mpsc::Receiver<Job>) {
         loop {
             let job = match inbox.try_recv() {
                 Ok(job) => job,
-                // Orders come first; namespaces are made ahead only when none waits.
+                // Pods that wait come first; networks are made ahead only while no job waits.
                 Err(mpsc::error::TryRecvError::Empty) if self.ready.len() < READY => {
                     match self.build().await {
                         Ok(network) => self.ready.push(network),
@@ -301,6 +315,7 @@ impl Maker {
                                 error = &error as &dyn std::error::Error,
                                 "no network made ahead"
                             );
+                            // A pause, so that a lasting error does not fill log and processor.
                             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
                         }
                     }
@@ -314,6 +329,7 @@ impl Maker {
             };
             match job {
                 Job::Release(address) => {
+                    // Neighbour entries first: the address may be given out again as soon as it is released.
                     cable::forget(&self.handle, (address.v4(), address.v6())).await;
                     self.addresses.release(address);
                 }
@@ -328,6 +344,7 @@ impl Maker {
         }
     }
 
+    /// Allocates an address and makes a network with it.
     async fn build(&mut self) -> Result<PodNetwork, NetError> {
         let full = || io::Error::other("all pod addresses are in use");
         let address =
@@ -339,6 +356,7 @@ impl Maker {
         made
     }
 
+    /// Makes a namespace and connects it to the bridge.
     async fn cable(&self, address: PodAddress) -> Result<PodNetwork, NetError> {
         let namespace = make(self.home.as_fd())?;
         let name = format!("pod{}", address.host());

@@ -1,4 +1,4 @@
-//! Shell: the node itself: made once, found again, and removed without a trace.
+//! Shell: the local node itself: created once, found again, and removed completely.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,84 +19,86 @@ use crate::net::{self, NetError};
 use crate::process::{self, ProcessId};
 use crate::sys;
 
-/// How long a process of the node gets to end after SIGTERM before it is killed. Files of ten thousand services that have
-/// reached the disk take 6 s to remove.
+/// Time that a process of the node has to end after SIGTERM before it is killed. Removing the files of ten thousand
+/// services that have reached the disk takes 6 s.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Why a node could not be made or removed.
+/// Reason that a node could not be created or removed.
 #[derive(Debug, Error)]
 pub enum NodeError {
-    /// Its cgroups.
+    /// The node's cgroups could not be set up or removed.
     #[error("cannot set up the cgroups of node {name}")]
     Cgroup {
-        /// Which node.
+        /// Name of the node.
         name: String,
-        /// Why.
+        /// Error of the cgroups.
         #[source]
         source: CgroupError,
     },
-    /// Its network.
+    /// The node's network could not be set up or entered.
     #[error("cannot set up the network of node {name}")]
     Net {
-        /// Which node.
+        /// Name of the node.
         name: String,
-        /// Why.
+        /// Error of the network.
         #[source]
         source: NetError,
     },
-    /// A file, folder or mount.
+    /// A file, folder or mount of the node failed.
     #[error("cannot {attempt} {path}")]
     File {
-        /// What was tried.
+        /// Operation that failed, as a verb phrase.
         attempt: &'static str,
-        /// On which path.
+        /// Path of the file, folder or mount.
         path: PathBuf,
-        /// Why.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
-    /// The same part already runs.
+    /// The same component already runs in another process.
     #[error(
         "{part} of node {name} already runs as process {pid}: stop it, or run `rouse --node {name} down`"
     )]
     Running {
-        /// Which node.
+        /// Name of the node.
         name: String,
-        /// Which part.
+        /// Name of the component.
         part: String,
-        /// Its process.
+        /// Pid of the process that runs it.
         pid: i32,
     },
 }
 
+/// Returns a closure that wraps an I/O error with the operation and its path.
 fn file(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> NodeError {
     let path = path.to_owned();
     move |source| NodeError::File { attempt, path, source }
 }
 
-/// A node that exists.
+/// Operations on a node as a whole; it holds no state.
 #[derive(Debug)]
 pub struct Node;
 
-/// While it lives, no other process makes this node, joins it or removes it.
+/// Lock of a node: while it lives, no other process creates, joins or removes the node.
 #[derive(Debug)]
 pub struct Lock(#[allow(dead_code, reason = "held, never read")] Flock<File>);
 
 impl Node {
-    /// Waits until no other process makes, joins or removes the node: parts may start at the same moment.
+    /// Waits until no other process creates, joins or removes the node: components may start at the same moment.
     pub fn lock(layout: &Layout) -> Result<Lock, NodeError> {
         let path = layout.run();
         loop {
             fs::create_dir_all(&path).map_err(file("make folder", &path))?;
+            // `None` means that another process removed the folder meanwhile, so it is made again.
             if let Some(lock) = lock_folder(&path)? {
                 return Ok(lock);
             }
         }
     }
 
-    /// Makes what is missing of a node: folders, bpffs, cgroups, namespaces. Repeating it changes nothing.
+    /// Creates the missing things of a node: folders, bpffs, cgroups, namespaces. Repeating it changes nothing.
     ///
-    /// Blocks; call it before a runtime starts, in the host's namespaces, and hold a [`Lock`] if others may do the same.
+    /// Blocks; call it before a runtime starts, in the host's namespaces, and hold a [`Lock`] if others may do so too.
     pub fn create(layout: &Layout) -> Result<(), NodeError> {
         for path in [
             layout.bpf(),
@@ -128,7 +130,7 @@ impl Node {
         entered.map_err(|source| NodeError::Net { name: layout.name().to_owned(), source })
     }
 
-    /// Records this process as `part` of the node, so that `destroy` ends it. Refused while another one lives.
+    /// Records this process as component `part` of the node, so that `destroy` ends it; fails while another runs it.
     pub fn claim(layout: &Layout, part: &str) -> Result<(), NodeError> {
         let path = layout.processes().join(part);
         let own = ProcessId::own();
@@ -143,7 +145,7 @@ impl Node {
             .map_err(file("record the process in", &path))
     }
 
-    /// Parts recorded by [`Node::claim`] that still run.
+    /// Returns the components recorded by [`Node::claim`] that still run.
     pub fn parts(layout: &Layout) -> Vec<(String, ProcessId)> {
         let Ok(entries) = fs::read_dir(layout.processes()) else { return Vec::new() };
         let parts = entries.flatten().filter_map(|entry| {
@@ -153,14 +155,16 @@ impl Node {
         parts.collect()
     }
 
-    /// Ends the node's other processes, kills its pods and clients and removes everything but applied manifests,
-    /// images and logs. Works as well after a crash, half-made or twice. Blocks.
+    /// Ends the node's other processes, kills pods and clients, and removes everything but manifests, images and logs.
+    ///
+    /// It works as well after a crash, on an incomplete node, or twice. Blocks.
     pub fn destroy(layout: &Layout) -> Result<(), NodeError> {
         end_parts(layout);
-        // What has gone meanwhile needs no lock; what came while we waited for it is ended too.
+        // A node that is gone by now needs no lock. Components that started during the wait are ended too.
         let _lock = lock_folder(&layout.run())?;
         end_parts(layout);
         let cgroup = |source| NodeError::Cgroup { name: layout.name().to_owned(), source };
+        // Processes first: they hold namespaces and mounts.
         Mounts::find().map_err(cgroup)?.remove_node(layout).map_err(cgroup)?;
         if let Ok(entries) = fs::read_dir(layout.namespaces()) {
             entries.flatten().for_each(|entry| net::unpublish(&entry.path()));
@@ -171,17 +175,17 @@ impl Node {
         for path in [layout.run(), layout.pods_data(), layout.objects()] {
             remove_folder(&path)?;
         }
-        // Only when this was the last node.
+        // Succeeds only when this was the last node.
         let _ = fs::remove_dir("/run/rouse");
         info!(node = layout.name(), "node removed");
         Ok(())
     }
 
-    /// Removes also what [`Node::destroy`] leaves: manifests, images and logs.
+    /// Removes also what [`Node::destroy`] keeps: manifests, images and logs.
     pub fn purge(layout: &Layout) -> Result<(), NodeError> {
         Self::destroy(layout)?;
         remove_folder(&layout.data())?;
-        // Only when this was the last node.
+        // Succeeds only when this was the last node.
         if let Some(all) = layout.data().parent() {
             let _ = fs::remove_dir(all);
         }
@@ -189,8 +193,10 @@ impl Node {
     }
 }
 
-/// Clients may have mounted the file: another one in its place would not be theirs, and one that is being replaced cannot be
-/// mounted.
+/// Writes the clients' `resolv.conf` in place, and only if it differs.
+///
+/// Clients may have mounted the file: they would not see another file in its place, and a file that is being replaced
+/// cannot be mounted.
 fn write_names(path: &Path) -> Result<(), NodeError> {
     let names = dns::resolv_conf(layout::DNS.into(), "default");
     if fs::read_to_string(path).is_ok_and(|there| there == names) {
@@ -199,7 +205,7 @@ fn write_names(path: &Path) -> Result<(), NodeError> {
     fs::write(path, names).map_err(file("write", path))
 }
 
-/// Removes a folder with all it holds; none there is fine.
+/// Removes a folder with all its content; a missing folder is no error.
 fn remove_folder(path: &Path) -> Result<(), NodeError> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file("remove", path)(error)),
@@ -207,7 +213,7 @@ fn remove_folder(path: &Path) -> Result<(), NodeError> {
     }
 }
 
-/// Locks a folder; `None` when there is none, also because the lock's last holder removed it.
+/// Locks a folder; `None` if there is none, for instance because the lock's last holder removed it.
 fn lock_folder(path: &Path) -> Result<Option<Lock>, NodeError> {
     loop {
         let folder = match File::open(path) {
@@ -218,19 +224,21 @@ fn lock_folder(path: &Path) -> Result<Option<Lock>, NodeError> {
         let lock = locked.map_err(|(_, error)| file("lock folder", path)(error.into()))?;
         let own = lock.metadata().map(|own| (own.dev(), own.ino())).ok();
         let now = fs::metadata(path).map(|now| (now.dev(), now.ino())).ok();
-        // A folder that was removed and made again while we waited is another one.
+        // A folder that was removed and made again during the wait is another inode.
         if own == now {
             return Ok(Some(Lock(lock)));
         }
     }
 }
 
-/// Whether something is mounted exactly there.
+/// Returns true if something is mounted exactly at `path`.
 fn is_mounted(path: &Path) -> bool {
     mounts_below(path).iter().any(|mounted| mounted == path)
 }
 
+/// Mounts the node's bpffs, unless it is mounted already.
 fn mount_bpf(path: &Path) -> Result<(), NodeError> {
+    // A second bpffs over the first would hide the pins of programs that are loaded.
     if is_mounted(path) {
         return Ok(());
     }
@@ -238,15 +246,16 @@ fn mount_bpf(path: &Path) -> Result<(), NodeError> {
     mounted.map_err(io::Error::from).map_err(file("mount bpffs at", path))
 }
 
-/// Mount points at and below a path, deepest last.
+/// Returns the mount points at and below a path, deepest last.
 fn mounts_below(path: &Path) -> Vec<PathBuf> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
     points.filter(|point| point.starts_with(path)).collect()
 }
 
-/// Removes the folders of pins in a bpffs; its files are the kernel's own. Any other mount namespace may hold a copy
-/// of the mount, so unmounting alone would leave programs and maps to the last of them.
+/// Removes the folders of pins in a bpffs; its files are the kernel's own.
+///
+/// Any other mount namespace may hold a copy of the mount, so an unmount alone would keep programs and maps loaded.
 fn unpin_below(bpf: &Path) {
     for entry in fs::read_dir(bpf).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -257,6 +266,7 @@ fn unpin_below(bpf: &Path) {
     }
 }
 
+/// Unmounts everything at and below a path, deepest first.
 fn unmount_below(path: &Path) {
     for point in mounts_below(path).iter().rev() {
         if let Err(error) = umount2(point, MntFlags::MNT_DETACH) {
@@ -265,6 +275,7 @@ fn unmount_below(path: &Path) {
     }
 }
 
+/// Ends all other components of the node: SIGTERM to all, then SIGKILL to each that is late.
 fn end_parts(layout: &Layout) {
     let own = ProcessId::own();
     let others = Node::parts(layout).into_iter().filter(|(_, process)| Some(*process) != own);

@@ -1,6 +1,6 @@
-//! Pure: the life of a pod: network, images, init containers, containers, restarts, the end.
+//! Pure: lifecycle of one pod: network, images, init containers, containers, restarts, removal.
 //!
-//! A [`Pod`] is told what happened and answers what to do; `kubelet.rs` does it.
+//! A [`Pod`] receives [`Event`]s and returns the [`Action`]s that `kubelet.rs` then carries out.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -13,11 +13,12 @@ mod words;
 use backoff::Backoff;
 pub use words::{Action, Event, Exit, Plan, Probed, Restart, Role};
 
-/// Kubernetes' default `terminationGracePeriodSeconds`.
+/// Grace period of a pod that gives none: Kubernetes' default `terminationGracePeriodSeconds`.
 const GRACE: Duration = Duration::from_secs(30);
-/// How long a pod whose network failed waits before the next attempt.
+/// Pause of a pod whose network could not be made, before the next attempt.
 const NETWORK_RETRY: Duration = Duration::from_secs(1);
 
+/// State of a container's image on this node.
 #[derive(Clone, Debug, PartialEq)]
 enum Image {
     Wanted,
@@ -26,6 +27,7 @@ enum Image {
     Ready(String),
 }
 
+/// Stage of a container's process, between its runs too.
 #[derive(Clone, Debug, PartialEq)]
 enum Stage {
     Idle,
@@ -35,22 +37,26 @@ enum Stage {
     Ended(Exit),
 }
 
+/// One container of a pod, init containers included.
 #[derive(Clone, Debug)]
 struct Container {
     plan: Plan,
     image: Image,
     stage: Stage,
     restarts: u32,
-    /// Of the run of now; nothing while it starts.
+    /// Probe results of the present run; all false while the container starts.
     probed: Probed,
+    /// Exit code of the last run, or 128 after a start that failed.
     last_exit: Option<i32>,
-    /// Why it ended last, while it is started again.
+    /// Message about the last exit; shown while the container starts again.
     last_words: String,
     crashes: Backoff,
     pulls: Backoff,
+    /// True once SIGTERM was ordered, which happens once per pod.
     told_to_end: bool,
 }
 
+/// State of the pod's network namespace and addresses.
 #[derive(Clone, Debug, PartialEq)]
 enum Network {
     Wanted,
@@ -59,6 +65,7 @@ enum Network {
     Ready(Vec<IpAddr>),
 }
 
+/// Lifecycle of the pod as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     Ordered,
@@ -67,7 +74,7 @@ enum Life {
     Gone,
 }
 
-/// One pod.
+/// State machine of one pod.
 #[derive(Clone, Debug)]
 pub struct Pod {
     restart: Restart,
@@ -75,11 +82,12 @@ pub struct Pod {
     life: Life,
     network: Network,
     containers: Vec<Container>,
+    /// True once all main containers run or have ended, or one was found running: the phase is then `Running`.
     started_once: bool,
 }
 
 impl Pod {
-    /// A pod of these containers, init containers first; `grace` in whole seconds, Kubernetes' 30 when not given.
+    /// Returns a pod of these containers, init containers first. Without `grace` it is Kubernetes' 30 s.
     pub fn new(restart: Restart, grace: Option<Duration>, plans: Vec<Plan>) -> Self {
         let container = |plan| Container {
             plan,
@@ -103,12 +111,12 @@ impl Pod {
         }
     }
 
-    /// Remembers the network of before the node's restart.
+    /// Restores the network that the pod had before the node's restart.
     pub fn adopt_network(&mut self, addresses: Vec<IpAddr>) {
         self.network = Network::Ready(addresses);
     }
 
-    /// Remembers a container of before the node's restart.
+    /// Restores a container from before the node's restart: its restarts, probe results and process.
     pub fn adopt(
         &mut self,
         at: usize,
@@ -129,7 +137,7 @@ impl Pod {
         self.started_once |= running;
     }
 
-    /// Takes in what happened and tells what to do.
+    /// Applies an event and returns the actions that follow from it.
     pub fn step(&mut self, now: Instant, event: Event) -> Vec<Action> {
         match event {
             Event::Begin | Event::Tick => {}
@@ -148,6 +156,7 @@ impl Pod {
             }),
             Event::Started { at } => self.set(at, |container| container.stage = Stage::Running),
             Event::NotStarted { at, reason, message } => self.not_started(now, at, reason, message),
+            // A probe may answer after its container was restarted: results of an earlier run do not count.
             Event::Probed { at, attempt, shown } => self.set(at, |container| {
                 if container.restarts == attempt {
                     container.probed = shown;
@@ -157,6 +166,7 @@ impl Pod {
             Event::Stop => self.stop(now),
             Event::Removed => self.life = Life::Gone,
         }
+        // Results that arrive while the pod stops are recorded too: `wind_down` waits for work under way.
         match self.life {
             Life::Ordered => self.advance(now),
             Life::Stopping { .. } => self.wind_down(now),
@@ -164,11 +174,12 @@ impl Pod {
         }
     }
 
-    /// When [`Event::Tick`] is due.
+    /// Returns the time at which [`Event::Tick`] is due, or `None` if no timer runs.
     pub fn due(&self) -> Option<Instant> {
         let mut due = Vec::new();
         match self.life {
             Life::Ordered => {}
+            // After SIGKILL only exits move the pod on; another timer would change nothing.
             Life::Stopping { deadline, killed } => return (!killed).then_some(deadline),
             Life::Removing | Life::Gone => return None,
         }
@@ -177,6 +188,7 @@ impl Pod {
         }
         for container in &self.containers {
             match (&container.image, &container.stage) {
+                // A failed image hides the container's own timer: without an image it cannot start anyway.
                 (Image::Failed { until, .. }, _) => due.push(*until),
                 (_, Stage::Waiting { until, .. }) => due.push(*until),
                 _ => {}
@@ -185,7 +197,7 @@ impl Pod {
         due.into_iter().min()
     }
 
-    /// Where the pod stands.
+    /// Returns the pod's phase, as the controller sees it.
     pub fn phase(&self) -> PodPhase {
         match self.life {
             Life::Stopping { .. } | Life::Removing => PodPhase::Terminating,
@@ -195,7 +207,7 @@ impl Pod {
         }
     }
 
-    /// Its addresses; none before the network exists.
+    /// Returns the pod's addresses; empty before the network exists.
     pub fn addresses(&self) -> &[IpAddr] {
         match &self.network {
             Network::Ready(addresses) => addresses,
@@ -203,23 +215,23 @@ impl Pod {
         }
     }
 
-    /// How often a container was started again.
+    /// Returns the number of times that a container was started again.
     pub fn restarts(&self, at: usize) -> u32 {
         self.containers.get(at).map_or(0, |container| container.restarts)
     }
 
-    /// What a container's probes have shown in its run of now.
+    /// Returns the probe results of a container's present run.
     pub fn probed(&self, at: usize) -> Probed {
         self.containers.get(at).map(|container| container.probed).unwrap_or_default()
     }
 
-    /// Whether all containers that stay run and have passed their probes.
+    /// Returns true if all containers but init containers run and have passed their probes.
     pub fn is_ready(&self) -> bool {
         let mut stay = self.containers.iter().filter(|one| one.plan.role != Role::Init);
         self.life == Life::Ordered && stay.all(|one| one.shows(|probed| probed.ready))
     }
 
-    /// The digest of a container's image, once known.
+    /// Returns the digest of a container's image, once the image is unpacked.
     pub fn digest(&self, at: usize) -> Option<&str> {
         match &self.containers.get(at)?.image {
             Image::Ready(digest) => Some(digest),
@@ -227,7 +239,9 @@ impl Pod {
         }
     }
 
-    /// The state of the pod's own containers; an init container is told of while it is the one that matters.
+    /// Returns the states of the pod's main containers.
+    ///
+    /// Init containers are not listed. While one blocks the start, containers behind it show its reason for waiting.
     pub fn containers(&self) -> Vec<ContainerStatus> {
         let stuck =
             self.containers.iter().find(|one| one.plan.role == Role::Init && !one.is_passed());
@@ -250,6 +264,7 @@ impl Pod {
             message,
             last_exit,
         };
+        // Without a network no container can start, whatever the state of its image.
         if let (Network::Failed { message, .. }, Stage::Idle) = (&self.network, &one.stage) {
             return waiting("FailedCreatePodSandBox", message.clone(), None);
         }
@@ -266,6 +281,7 @@ impl Pod {
             (_, Image::Failed { reason, message, .. }) => {
                 waiting(reason, message.clone(), one.last_exit)
             }
+            // The init container that blocks this one is shown, with its name: it is the cause of the wait.
             (Stage::Idle, _) if stuck.is_some() => match stuck
                 .map(|init| (init, self.state(init, None)))
             {
@@ -308,11 +324,13 @@ impl Pod {
         let restart = self.restart;
         self.set(at, |container| {
             container.last_exit = Some(exit.code);
+            // Kubernetes' rules: sidecars restart under every policy; init containers that succeed never do.
             let again = match (container.plan.role, restart) {
                 (Role::Sidecar, _) | (Role::Main, Restart::Always) => true,
                 (Role::Init, Restart::Never) | (Role::Main, Restart::Never) => false,
                 (Role::Init, _) | (Role::Main, Restart::OnFailure) => exit.code != 0,
             };
+            // A pod that stops starts nothing again.
             if !(ordered && again) {
                 container.stage = Stage::Ended(exit);
                 return;
@@ -331,7 +349,7 @@ impl Pod {
         }
     }
 
-    /// Everything whose time has come.
+    /// Starts all work whose time has come: network, images, containers.
     fn advance(&mut self, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         let due = matches!(self.network, Network::Failed { until, .. } if until <= now);
@@ -339,6 +357,7 @@ impl Pod {
             self.network = Network::Making;
             actions.push(Action::Connect);
         }
+        // Images do not need the network of the pod, so pulls run while it is still being made.
         for (at, container) in self.containers.iter_mut().enumerate() {
             let due = matches!(container.image, Image::Failed { until, .. } if until <= now);
             if due || container.image == Image::Wanted {
@@ -349,6 +368,8 @@ impl Pod {
         if !matches!(self.network, Network::Ready(_)) {
             return actions;
         }
+        // Init containers start one after another, main containers together: a container may start once
+        // each init container before it has ended with 0, and each sidecar before it has started.
         let mut turn = true;
         for (at, container) in self.containers.iter_mut().enumerate() {
             if turn && container.may_start(now) {
@@ -366,12 +387,12 @@ impl Pod {
         actions
     }
 
-    /// SIGTERM to the pod's own containers, then to sidecars, SIGKILL at the deadline, then everything away.
+    /// Stops the pod: SIGTERM to main containers, then to sidecars; SIGKILL at the deadline; then the removal.
     fn wind_down(&mut self, now: Instant) -> Vec<Action> {
         let Life::Stopping { deadline, .. } = self.life else { return Vec::new() };
         if matches!(self.network, Network::Making) || self.containers.iter().any(Container::is_busy)
         {
-            // What is under way ends first, so that nothing appears after the removal.
+            // Work under way ends first, so that nothing appears after the removal.
             if !self.containers.iter().any(|one| one.stage == Stage::Running) {
                 return Vec::new();
             }
@@ -385,6 +406,7 @@ impl Pod {
             let all = self.containers.iter().enumerate().filter(|(_, one)| running(one));
             return all.map(|(at, _)| Action::Kill(at)).collect();
         }
+        // Sidecars serve the main containers to their end, so they are asked last.
         let mains =
             self.containers.iter().any(|one| one.plan.role != Role::Sidecar && running(one));
         let mut actions = Vec::new();
@@ -409,7 +431,7 @@ impl Container {
         free && matches!(self.image, Image::Ready(_))
     }
 
-    /// Whether the containers after this init container may start.
+    /// Returns true if the containers after this init container may start.
     fn is_passed(&self) -> bool {
         match (&self.stage, self.plan.role) {
             (Stage::Ended(exit), _) => exit.code == 0,
@@ -418,17 +440,18 @@ impl Container {
         }
     }
 
-    /// Whether it runs and its probes, if it has any, show this.
+    /// Returns true if the container runs and its probes, if it has any, satisfy `what`.
     fn shows(&self, what: impl Fn(Probed) -> bool) -> bool {
         self.stage == Stage::Running && (!self.plan.is_probed || what(self.probed))
     }
 
-    /// Whether a thread works on it whose result is still to come.
+    /// Returns true if a start or pull of the container is still to report its result.
     fn is_busy(&self) -> bool {
         self.stage == Stage::Starting || self.image == Image::Pulling
     }
 }
 
+/// Message of a container that waits for its restart: reason, code, last line of output, and pause.
 fn crash_message(exit: &Exit, wait: Duration) -> String {
     let last = exit.message.lines().rev().find(|line| !line.trim().is_empty());
     let last = last.map(|line| format!(": {}", line.trim())).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Shell: processes named so that a reused pid is never mistaken for the old one.
+//! Shell: identities of processes, by which a reused pid is never mistaken for the old process.
 
 use std::fs;
 use std::io;
@@ -13,53 +13,53 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys;
 
-/// One process: its pid and the clock tick of its start (field 22 of `/proc/PID/stat`).
+/// Identity of a process: its pid and the clock tick of its start (field 22 of `/proc/PID/stat`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
-    /// Number in the host's pid namespace.
+    /// Process number in the host's pid namespace.
     pub pid: i32,
-    /// Ticks since boot when it started.
+    /// Clock ticks from boot to the process's start.
     pub start_ticks: u64,
 }
 
 impl ProcessId {
-    /// The process that has this pid now.
+    /// Returns the identity of the process that has this pid now.
     pub fn of(pid: i32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The command may hold blanks and brackets; fields are counted after its last bracket.
+        // The command may hold blanks and parentheses, so fields are counted after its last parenthesis.
         let fields = stat.rsplit_once(')')?.1;
         let start_ticks = fields.split_whitespace().nth(19)?.parse().ok()?;
         Some(Self { pid, start_ticks })
     }
 
-    /// This very process.
+    /// Returns the identity of the calling process.
     pub fn own() -> Option<Self> {
         Self::of(Pid::this().as_raw())
     }
 
-    /// A descriptor for it, if it is still the one meant.
+    /// Opens a pidfd, if the pid still belongs to this process.
     pub fn open(self) -> Option<OwnedFd> {
         let fd = sys::pidfd_open(Pid::from_raw(self.pid)).ok()?;
         // Opened first, compared second: from here on the descriptor cannot come to mean another process.
         (Self::of(self.pid) == Some(self)).then_some(fd)
     }
 
-    /// Whether it still runs (a zombie does not).
+    /// Returns true if the process still runs; a zombie does not.
     pub fn is_alive(self) -> bool {
         self.open().is_some_and(|fd| !has_ended(&fd, Duration::ZERO))
     }
 }
 
-/// Waits up to `limit` for the process of a pidfd to end.
+/// Waits up to `limit` for the process of a pidfd to end; returns true if it has.
 pub fn has_ended(pidfd: &OwnedFd, limit: Duration) -> bool {
     let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
     let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
     poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)
 }
 
-/// Reaps the process of a pidfd if it has ended; its exit code, 128 + signal for a signal.
+/// Reaps the process of a pidfd if it has ended, and returns its exit code; 128 + signal after a signal.
 ///
-/// `None` while it runs, and for another process's child where the kernel does not tell.
+/// `None` while it runs, and for another process's child if the kernel does not report the code.
 pub fn exit_code(pidfd: &OwnedFd) -> Option<i32> {
     match waitid(Id::PIDFd(pidfd.as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
         Ok(WaitStatus::Exited(_, code)) => Some(code),
@@ -68,12 +68,12 @@ pub fn exit_code(pidfd: &OwnedFd) -> Option<i32> {
     }
 }
 
-/// Records a process in a file, for `down`.
+/// Records a process in a file, so that `rouse down` can end it.
 pub fn record(path: &Path, process: ProcessId) -> io::Result<()> {
     fs::write(path, serde_json::to_vec(&process)?)
 }
 
-/// The process recorded in a file.
+/// Reads the process that a file records.
 pub fn recorded(path: &Path) -> Option<ProcessId> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }

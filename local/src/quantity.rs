@@ -1,6 +1,6 @@
 //! Pure: Kubernetes quantities (`500m`, `1.5`, `64Mi`).
 
-/// The value of a quantity in thousandths; `None` when it is not one.
+/// Parses a quantity into thousandths, rounded up; `None` if it is not a quantity or too large.
 pub fn milli(text: &str) -> Option<u64> {
     let split =
         text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
@@ -20,10 +20,12 @@ pub fn milli(text: &str) -> Option<u64> {
         "Ti" => (1000 << 40, 1),
         _ => {
             let exponent: u32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
+            // Larger exponents are cut to 15: such an amount exceeds every node anyway.
             (1000 * 10u128.checked_pow(exponent.min(15))?, 1)
         }
     };
     let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    // Decimals below one billionth, Kubernetes' finest unit (`n`), are dropped.
     let part = &part[..part.len().min(9)];
     let scale = 10u128.pow(part.len() as u32);
     let digits: u128 = format!("{whole}{part}").parse().ok()?;
@@ -31,7 +33,7 @@ pub fn milli(text: &str) -> Option<u64> {
     u64::try_from(value).ok()
 }
 
-/// The value of a quantity in whole units, rounded up.
+/// Parses a quantity into whole units, rounded up.
 pub fn units(text: &str) -> Option<u64> {
     milli(text).map(|milli| milli.div_ceil(1000))
 }

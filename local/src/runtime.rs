@@ -1,8 +1,8 @@
 //! Shell: the OCI runtime, `crun` or else `runc`, and the mounts it needs.
 //!
-//! Both run on threads with a mount namespace of their own. There, cgroup2 lies over /sys/fs/cgroup, so that the
-//! runtime sees a pure v2 machine (crun refuses hybrid ones), and there the containers' root file systems are mounted:
-//! a container keeps its own copy of that mount, and a killed node leaves none behind.
+//! Runtime and mounts live on threads with a mount namespace of their own. There, cgroup2 is mounted over
+//! /sys/fs/cgroup, so that the runtime sees a pure v2 machine (crun refuses hybrid ones). The containers' root file
+//! systems are mounted there too: a container keeps its own copy of that mount, and a killed node leaves none behind.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -29,48 +29,49 @@ mod exec;
 use exec::Executing;
 pub use exec::{Exec, Executed};
 
-/// Threads that start containers. Starting one is mostly the kernel's work under global locks; more would only wait.
+/// Threads that start containers. A start is mostly kernel work under global locks; more threads would only wait.
 const WORKERS: usize = 4;
 
-/// Which runtime.
+/// Supported OCI runtimes, in order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Written in C; starts a container in a third of runc's time.
+    /// crun, written in C; starts a container in a third of runc's time.
     Crun,
-    /// The reference implementation.
+    /// runc, the reference implementation in Go.
     Runc,
 }
 
-/// What failed while running a container.
+/// Failure while a container is started, deleted, or runs a command.
 #[derive(Debug, Error)]
 pub enum RuntimeError {
     /// Neither runtime is installed.
     #[error("neither crun nor runc is installed: apt-get install crun")]
     Missing,
-    /// A file or mount of the container.
+    /// A file, mount or program of the container failed.
     #[error("cannot {attempt} {path}")]
     File {
-        /// What was tried.
+        /// Operation that failed, as a verb phrase: "open", "mount".
         attempt: &'static str,
-        /// On which path.
+        /// Path of the file, mount or program.
         path: PathBuf,
-        /// Why.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
-    /// The runtime refused.
+    /// The runtime ended with an error.
     #[error("{runtime} could not start the container: {message}")]
     Refused {
-        /// Which runtime.
+        /// Name of the runtime: `crun` or `runc`.
         runtime: &'static str,
-        /// Its last message.
+        /// Newest message of its log, or else its exit status.
         message: String,
     },
-    /// The threads are gone.
+    /// The runtime's threads are gone, so no job can run.
     #[error("the runtime's threads have ended")]
     Ended,
 }
 
+/// Returns a closure that wraps an I/O error with the operation and its path.
 fn file(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RuntimeError {
     let path = path.to_owned();
     move |source| RuntimeError::File { attempt, path, source }
@@ -79,40 +80,40 @@ fn file(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Runtime
 /// A container about to be started.
 #[derive(Debug)]
 pub struct Launch {
-    /// Unique name for the runtime.
+    /// Container ID for the runtime, unique on the node.
     pub id: String,
-    /// Folder with `config.json`.
+    /// Bundle folder with the container's `config.json`.
     pub bundle: PathBuf,
-    /// The image's files.
+    /// Folder with the image's files, the lower layer.
     pub image: PathBuf,
-    /// Where the container's own changes go; emptied first.
+    /// Folder of the container's writable layer; emptied before the start.
     pub layer: PathBuf,
-    /// File that receives its output.
+    /// Log file that receives standard output and error.
     pub log: PathBuf,
-    /// User that may open the output again (`/dev/stdout`).
+    /// Host uid that may open the output again (`/dev/stdout`).
     pub user: u32,
-    /// The cgroup it is born in.
+    /// Cgroup in which the first process is created.
     pub cgroup: ContainerCgroup,
     /// The pod's network namespace; `config.json` names this descriptor, so it stays open until the start is over.
     pub network: OwnedFd,
 }
 
-/// A container that runs.
+/// A container whose process runs.
 #[derive(Debug)]
 pub struct Launched {
-    /// Its first process.
+    /// First process of the container.
     pub process: ProcessId,
-    /// A descriptor for it.
+    /// Descriptor of that process, a pidfd.
     pub pidfd: OwnedFd,
-    /// What mounting the root file system took.
+    /// Time that mounting the root file system took.
     pub mount_time: Duration,
-    /// What the runtime took.
+    /// Time from the mount to the end of the runtime's `run`.
     pub runtime_time: Duration,
 }
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The runtime and its threads.
+/// The OCI runtime and the threads on which it runs.
 #[derive(Clone, Debug)]
 pub struct Runtime {
     kind: Kind,
@@ -124,9 +125,9 @@ pub struct Runtime {
     jobs: mpsc::Sender<Job>,
 }
 
-/// Mounts of ours that have done their work, as each container has its own copy.
+/// Root file systems that are still mounted here, although each container has its own copy of the mount.
 ///
-/// Unmounting waits for every processor, just when the new process begins to serve. So it is put off a little.
+/// Unmounting waits for every processor, just when the new process begins to serve. So it is delayed a little.
 #[derive(Clone, Debug)]
 struct Roots {
     left: Arc<Mutex<Vec<PathBuf>>>,
@@ -134,10 +135,10 @@ struct Roots {
 }
 
 impl Roots {
-    /// How long one is left.
+    /// Delay of an unmount after the container's start.
     const LATER: Duration = Duration::from_millis(100);
 
-    /// Says as well what is to run on a thread that sees the mounts; it ends when all clones are gone.
+    /// Returns also the loop that unmounts, for a thread that sees the mounts; it ends when all clones are gone.
     fn new() -> (Self, impl FnOnce() + Send + 'static) {
         let (more, unmounts) = mpsc::channel();
         let left = Arc::<Mutex<Vec<PathBuf>>>::default();
@@ -146,6 +147,7 @@ impl Roots {
         let unmounting = move || {
             while unmounts.recv().is_ok() {
                 thread::sleep(Self::LATER);
+                // One pass serves all wake-ups that came during the delay.
                 while unmounts.try_recv().is_ok() {}
                 while Self::unmount_one(&left) {}
             }
@@ -153,20 +155,23 @@ impl Roots {
         (roots, unmounting)
     }
 
-    /// One at a time, so that who mounts another one waits for one at most. Says whether there was one.
+    /// Unmounts one root; returns false if there was none.
+    ///
+    /// The lock is held for one unmount only, so that a start waits for one at most.
     fn unmount_one(left: &Mutex<Vec<PathBuf>>) -> bool {
         let mut left = lock(left);
         let root = left.pop();
         root.inspect(|root| unmount(root)).is_some()
     }
 
+    /// Queues a root to be unmounted later.
     fn leave(&self, root: PathBuf) {
         lock(&self.left).push(root);
-        // Without the thread that unmounts they go with the process.
+        // Without the unmount thread the mounts disappear with the process.
         let _ = self.more.send(());
     }
 
-    /// Sees to it that `root` is not mounted any more.
+    /// Unmounts `root` now if it is still queued: a container that starts again mounts it again.
     fn unmount(&self, root: &Path) {
         let mut left = lock(&self.left);
         if let Some(at) = left.iter().position(|it| it == root) {
@@ -175,19 +180,21 @@ impl Roots {
     }
 }
 
-/// Held while one is unmounted: whoever mounts another one there waits.
+/// Locks the queue of roots. The lock is held during an unmount: a start that mounts the same root waits.
 fn lock(left: &Mutex<Vec<PathBuf>>) -> MutexGuard<'_, Vec<PathBuf>> {
     left.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn unmount(root: &Path) {
-    // Not mounted: nothing to do.
+    // An error means that it is not mounted, and then nothing is to be done.
     let _ = umount2(root, MntFlags::MNT_DETACH);
 }
 
 impl Runtime {
-    /// Finds the runtime (`wanted`, or crun before runc) and starts its threads. `state` is the folder it keeps,
-    /// `birth` the cgroup in which a runtime runs that moves its containers by itself, or has none to move.
+    /// Finds the runtime (`wanted`, or crun before runc) and starts its threads.
+    ///
+    /// `state` is the runtime's state folder (`--root`). `birth` is the cgroup for runtime processes that move their
+    /// container themselves (runc), and for those without a container to move (`delete`).
     pub fn start(
         wanted: Option<Kind>,
         state: PathBuf,
@@ -205,11 +212,12 @@ impl Runtime {
             let usable = entered.is_ok();
             let _ = ready.send(entered);
             if usable {
-                // Without this thread they go with the process.
+                // Without the unmount thread the mounts disappear with the process.
                 let _ = thread::Builder::new().name("unmount".to_owned()).spawn(unmounting);
                 work(inbox);
             }
         };
+        // Only this first thread unshares its mounts; the threads that it starts inherit the namespace.
         let spawned = thread::Builder::new().name("runtime".to_owned()).spawn(first);
         spawned.map_err(file("start a thread for", &program))?;
         started.recv().ok().ok_or(RuntimeError::Ended)??;
@@ -217,7 +225,7 @@ impl Runtime {
         Ok(Self { kind, program, state, birth, roots, executing, jobs })
     }
 
-    /// The runtime's name.
+    /// Returns the name of the runtime's program.
     pub fn name(&self) -> &'static str {
         match self.kind {
             Kind::Crun => "crun",
@@ -225,14 +233,14 @@ impl Runtime {
         }
     }
 
-    /// Runs `job` on one of the threads.
+    /// Runs `job` on one of the runtime's threads and returns its result.
     async fn on_thread<T: Send + 'static, E: From<RuntimeError> + Send + 'static>(
         &self,
         job: impl FnOnce() -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
         let (reply, answer) = oneshot::channel();
         let job = Box::new(move || {
-            // Whose task is gone wants nothing any more, and the node may be gone with it.
+            // The caller's task is gone, so the result is not needed; the node may be removed by now, too.
             if !reply.is_closed() {
                 drop(reply.send(job()));
             }
@@ -250,6 +258,7 @@ impl Runtime {
         self.on_thread(move || Ok(runtime.launch(&prepare()?)?)).await
     }
 
+    /// Mounts the root file system and runs the runtime; the calling thread must see the private mounts.
     fn launch(&self, launch: &Launch) -> Result<Launched, RuntimeError> {
         let begin = Instant::now();
         let root = launch.bundle.join("rootfs");
@@ -257,17 +266,20 @@ impl Runtime {
         mount_root(launch, &root)?;
         let mounted = Instant::now();
         let started = self.start_mounted(launch);
+        // Also after a failed start: the mount must not stay.
         self.roots.leave(root);
         let (process, pidfd) = started?;
         let (mount_time, runtime_time) = (mounted - begin, mounted.elapsed());
         Ok(Launched { process, pidfd, mount_time, runtime_time })
     }
 
+    /// Calls the runtime's `run --detach` and waits for its end; the container's process then runs.
     fn start_mounted(&self, launch: &Launch) -> Result<(ProcessId, OwnedFd), RuntimeError> {
         let log = open_log(&launch.log, launch.user)?;
         let null = File::open("/dev/null").map_err(file("open", Path::new("/dev/null")))?;
         let pid_file = launch.bundle.join("pid");
         let messages = launch.bundle.join("runtime.log");
+        // Files of an earlier run would be read as the results of this one.
         let _ = fs::remove_file(&pid_file);
         let _ = fs::remove_file(&messages);
         let text = |path: &Path| path.to_string_lossy().into_owned();
@@ -287,6 +299,7 @@ impl Runtime {
         argv.extend(["--pid-file".to_owned(), text(&pid_file), launch.id.clone()]);
         let stdio = [null.as_fd(), log.as_fd(), log.as_fd()];
         let (_, child) = self.spawn(&argv, &launch.cgroup, stdio)?;
+        // `run --detach` ends once the container's process executes the user's program.
         let status = waitid(Id::PIDFd(child.as_fd()), WaitPidFlag::WEXITED);
         match status {
             Ok(WaitStatus::Exited(_, 0)) => {}
@@ -298,11 +311,12 @@ impl Runtime {
         let text = fs::read_to_string(&pid_file).map_err(file("read", &pid_file))?;
         let pid = text.trim().parse().map_err(io::Error::other).map_err(file("read", &pid_file))?;
         let pidfd = sys::pidfd_open(Pid::from_raw(pid)).map_err(file("watch", &pid_file))?;
+        // The process may have ended by now; without its start time a reused pid could not be told from it.
         let gone = || file("watch", &pid_file)(io::Error::from(io::ErrorKind::NotFound));
         Ok((ProcessId::of(pid).ok_or_else(gone)?, pidfd))
     }
 
-    /// Starts the runtime in a container's cgroup.
+    /// Starts the runtime in the cgroup that its container needs.
     fn spawn(
         &self,
         argv: &[String],
@@ -310,7 +324,7 @@ impl Runtime {
         stdio: [BorrowedFd<'_>; 3],
     ) -> Result<(Pid, OwnedFd), RuntimeError> {
         let tasks: Vec<_> = cgroup.tasks.iter().map(AsFd::as_fd).collect();
-        // runc moves the process by itself, and newer ones want the container's group to be empty.
+        // runc moves the process itself, and newer versions require the container's group to be empty.
         let parent = match self.kind {
             Kind::Crun => cgroup.dir.as_fd(),
             Kind::Runc => self.birth.as_fd(),
@@ -318,19 +332,19 @@ impl Runtime {
         self.command(argv)?.spawn(parent, &tasks, stdio).map_err(file("run", &self.program))
     }
 
-    /// Forgets a container whose process has ended.
+    /// Deletes the runtime's state of a container whose process has ended.
     pub async fn delete(&self, id: String) -> Result<(), RuntimeError> {
         let runtime = self.clone();
         self.on_thread(move || {
             let done = runtime.run_delete(&id);
-            // Whatever it said, the next container of this name must find nothing.
+            // Also after an error: the next container of this name must find no state.
             let _ = fs::remove_dir_all(runtime.state.join(&id));
             done
         })
         .await
     }
 
-    /// In a cgroup of the node: who removes the node ends it, and it makes no folder again after that.
+    /// Runs `delete --force` in a cgroup of the node: the node's removal kills it, so it recreates no folder later.
     fn run_delete(&self, id: &str) -> Result<(), RuntimeError> {
         let null = File::options().read(true).write(true).open("/dev/null");
         let null = null.map_err(file("open", Path::new("/dev/null")))?;
@@ -345,7 +359,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// The program, and the options that come before any of its commands.
+    /// Returns the program and the options that precede any of its commands.
     fn argv(&self) -> Vec<String> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let mut argv = vec![text(&self.program), "--root".to_owned(), text(&self.state)];
@@ -359,7 +373,7 @@ impl Runtime {
     }
 }
 
-/// The newest message of the runtime's log.
+/// Returns the newest message of the runtime's JSON log.
 fn last_message(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().rev().find(|line| !line.trim().is_empty())?;
@@ -368,17 +382,19 @@ fn last_message(path: &Path) -> Option<String> {
     Some(message.trim().to_owned())
 }
 
+/// Finds a program in the usual folders; the caller's `PATH` does not count.
 fn find(name: &str) -> Option<PathBuf> {
     let folders = ["/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/bin", "/sbin"];
     folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.exists())
 }
 
-/// Gives the calling thread, and those it starts, mounts of their own.
+/// Gives the calling thread, and the threads it starts, a mount namespace of their own.
 fn private_mounts() -> Result<(), RuntimeError> {
     let cgroup = Path::new("/sys/fs/cgroup");
     unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)
         .map_err(|error| file("separate the mounts below", Path::new("/"))(error.into()))?;
-    // Ours do not leave. (Mounts of the machine made later need not arrive: it may not share them.)
+    // Slave: mounts made here do not reach the machine. The machine's later mounts are not needed here, and where
+    // its mounts are private they do not arrive.
     let flags = MsFlags::MS_REC | MsFlags::MS_SLAVE;
     mount(None::<&str>, "/", None::<&str>, flags, None::<&str>)
         .map_err(|error| file("separate the mounts below", Path::new("/"))(error.into()))?;
@@ -386,7 +402,7 @@ fn private_mounts() -> Result<(), RuntimeError> {
         .map_err(|error| file("mount cgroup2 at", cgroup)(error.into()))
 }
 
-/// Serves jobs on this thread and its siblings, until the sender is gone.
+/// Runs jobs on this thread and its siblings, until all senders are gone.
 fn work(inbox: mpsc::Receiver<Job>) {
     let inbox = Arc::new(Mutex::new(inbox));
     let serve = |inbox: Arc<Mutex<mpsc::Receiver<Job>>>| {
@@ -400,14 +416,14 @@ fn work(inbox: mpsc::Receiver<Job>) {
     };
     for number in 1..WORKERS {
         let inbox = Arc::clone(&inbox);
-        // With fewer threads it is slower, not wrong.
+        // Fewer threads make starts slower, not wrong.
         let _ =
             thread::Builder::new().name(format!("runtime-{number}")).spawn(move || serve(inbox));
     }
     serve(inbox);
 }
 
-/// Mounts the image with a fresh writable layer over it at `root`.
+/// Mounts the image at `root`, with an empty writable layer over it.
 fn mount_root(launch: &Launch, root: &Path) -> Result<(), RuntimeError> {
     let (upper, scratch) = (launch.layer.join("upper"), launch.layer.join("work"));
     match fs::remove_dir_all(&launch.layer) {
@@ -419,7 +435,7 @@ fn mount_root(launch: &Launch, root: &Path) -> Result<(), RuntimeError> {
     for path in [root, &upper, &scratch] {
         fs::create_dir_all(path).map_err(file("make folder", path))?;
     }
-    // The top folder of a layer decides who may enter the root directory.
+    // The mode of the upper layer's top folder is the mode of the container's root directory.
     let top = fs::metadata(&launch.image).map_err(file("read", &launch.image))?;
     fs::set_permissions(&upper, top.permissions()).map_err(file("set the mode of", &upper))?;
     let options = format!(
@@ -433,13 +449,13 @@ fn mount_root(launch: &Launch, root: &Path) -> Result<(), RuntimeError> {
     if mounted.is_ok() {
         return Ok(());
     }
-    // Without overlayfs (or on a file system it cannot use) the container gets a copy of the image.
+    // Without overlayfs (or on a file system that it cannot use) the container gets a copy of the image.
     copy(&launch.image, &upper).map_err(file("copy the image to", &upper))?;
     mount(Some(&upper), root, None::<&str>, MsFlags::MS_BIND, None::<&str>)
         .map_err(|error| file("mount", root)(error.into()))
 }
 
-/// Copies a folder with owners, modes and links.
+/// Copies a folder with owners, modes and symbolic links; device files and sockets are skipped.
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, lchown, symlink};
     fs::create_dir_all(to)?;
@@ -465,6 +481,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Opens a container's log for appending, owned by the container's user.
 fn open_log(path: &Path, user: u32) -> Result<File, RuntimeError> {
     let opened = OpenOptions::new().append(true).create(true).mode(0o640).open(path);
     let log = opened.map_err(file("open the log", path))?;

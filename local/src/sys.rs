@@ -1,4 +1,4 @@
-//! Shell: the system calls no safe library offers: clone3 into a cgroup and pidfds.
+//! Shell: system calls that no safe library offers: clone3 into a cgroup, and pidfds.
 //!
 //! The only file of this crate with `unsafe`.
 
@@ -13,14 +13,14 @@ use nix::unistd::Pid;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// The child starts inside the cgroup of `clone_args.cgroup` (Linux 5.7, `linux/sched.h`).
+/// `clone_args.cgroup` names the cgroup in which the child starts (Linux 5.7, `linux/sched.h`).
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// `PIDFD_GET_INFO`, `_IOWR(0xFF, 11, struct pidfd_info)` with its first, 64-byte layout (Linux 6.13).
 const PIDFD_GET_INFO: libc::c_ulong = 0xC040_FF0B;
-/// Exit code asked for, and given (Linux 6.15).
+/// Bit of `pidfd_info.mask` that requests the exit code, and in the reply shows that it is there (Linux 6.15).
 const PIDFD_INFO_EXIT: u64 = 1 << 3;
 
-/// Kernel's `struct clone_args`, version 2 (with cgroup).
+/// The kernel's `struct clone_args`, version 2 (with `cgroup`).
 #[repr(C)]
 #[derive(Default)]
 struct CloneArgs {
@@ -37,7 +37,7 @@ struct CloneArgs {
     cgroup: u64,
 }
 
-/// Kernel's `struct pidfd_info`, first published layout.
+/// The kernel's `struct pidfd_info`, first published layout.
 #[repr(C)]
 #[derive(Default)]
 struct PidfdInfo {
@@ -48,7 +48,7 @@ struct PidfdInfo {
 }
 const _: () = assert!(size_of::<PidfdInfo>() == 64);
 
-/// A program to run inside a cgroup.
+/// A program to be run inside a cgroup.
 #[derive(Debug)]
 pub struct Command {
     argv: Vec<CString>,
@@ -56,7 +56,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// The program at path `argv[0]` with these arguments and this environment (`KEY=value`).
+    /// Prepares the program at path `argv[0]` with these arguments and this environment (`KEY=value`).
     pub fn new(argv: &[String], env: &[String]) -> Result<Self, NulError> {
         let owned = |texts: &[String]| -> Result<Vec<CString>, NulError> {
             texts.iter().map(|text| CString::new(text.as_str())).collect()
@@ -64,11 +64,11 @@ impl Command {
         Ok(Self { argv: owned(argv)?, env: owned(env)? })
     }
 
-    /// Starts it as a child in the v2 cgroup of directory `cgroup`, and in the v1 groups of the `tasks` files.
+    /// Starts the program as a child in the v2 cgroup of directory `cgroup`, and in the v1 groups of the `tasks` files.
     ///
-    /// Moving a process by `cgroup.procs` waits for an RCU grace period (7 to 16 ms measured); being born in a cgroup,
-    /// and moving a lone thread by v1's `tasks`, does not. Returns the child's pid and pidfd. When the program cannot be
-    /// executed the child exits with 127.
+    /// Moving a process by `cgroup.procs` waits for an RCU grace period (7 to 16 ms measured). A process created in a
+    /// cgroup does not wait, nor does a lone thread that moves by v1's `tasks`. Returns the child's pid and pidfd. If
+    /// the program cannot be executed, the child exits with 127.
     pub fn spawn(
         &self,
         cgroup: BorrowedFd<'_>,
@@ -88,27 +88,29 @@ impl Command {
             cgroup: cgroup.as_raw_fd() as u64,
             ..CloneArgs::default()
         };
-        // A handler that ran in the child would run on the parent's memory.
+        // A signal handler that ran in the child would run on the parent's memory.
         let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
         // SAFETY: the child makes only system calls, on data prepared before, and this thread stands still until it has
         // executed its program or ended.
         let pid = unsafe { clone3(&args, &child) };
+        // The mask is restored before any return, or this thread would never see a signal again.
         let restored = mask.thread_set_mask();
         if pid < 0 {
             return Err(io::Error::from_raw_os_error(-pid as i32));
         }
-        // SAFETY: the kernel stored a fresh descriptor there, which nobody else owns.
+        // SAFETY: the kernel stored a new descriptor there, and nothing else owns it.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
         restored?;
         Ok((Pid::from_raw(pid as i32), pidfd))
     }
 }
 
+/// Returns a NULL-terminated array of pointers to the texts, for execve.
 fn pointers(texts: &[CString]) -> Vec<*const libc::c_char> {
     texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect()
 }
 
-/// What a child needs between clone3 and execve.
+/// Data that a child needs between clone3 and execve.
 struct Child<'a> {
     argv: &'a [*const libc::c_char],
     env: &'a [*const libc::c_char],
@@ -116,11 +118,12 @@ struct Child<'a> {
     stdio: [RawFd; 3],
 }
 
-/// Calls clone3 and, in the child, [`run_child`]. Returns the child's pid, or an error number below 0.
+/// Calls clone3 and, in the child, [`run_child`]. Returns the child's pid, or a negative error number.
 ///
-/// With CLONE_VM and CLONE_VFORK the child borrows memory and stack until it executes a program. A copy, as fork makes it,
-/// would cost every other thread of this process a page fault at each page it next writes to: 0.1 ms in the middle of
-/// a wake. On the borrowed stack the child may not return from where it began, so it is sent on in the same breath.
+/// With CLONE_VM and CLONE_VFORK the child uses the parent's memory and stack until it executes a program. A copy, as
+/// fork makes it, would cost every other thread of this process a page fault at each page it next writes to: 0.1 ms in
+/// the middle of a cold start. On the shared stack the child must not return from this function, so the same assembly
+/// block calls `run_child`.
 ///
 /// # Safety
 /// `args` has CLONE_VM, CLONE_VFORK and no stack of its own, and all signals are blocked.
@@ -145,7 +148,7 @@ unsafe fn clone3(args: &CloneArgs, child: &Child<'_>) -> i64 {
             out("r11") _,
         );
     }
-    // SAFETY: as above.
+    // SAFETY: by the contract; the child writes only below the stack pointer.
     #[cfg(target_arch = "aarch64")]
     unsafe {
         core::arch::asm!(
@@ -165,10 +168,11 @@ unsafe fn clone3(args: &CloneArgs, child: &Child<'_>) -> i64 {
     pid
 }
 
-/// What the child does between clone3 and execve.
+/// Code of the child between clone3 and execve: cgroups, descriptors, signals, program.
 extern "C" fn run_child(child: &Child<'_>) -> ! {
     // SAFETY: only async-signal-safe system calls, on descriptors and NUL-terminated arrays the parent prepared.
     unsafe {
+        // "0" means the calling thread.
         for &fd in child.tasks {
             libc::write(fd, c"0".as_ptr().cast(), 1);
         }
@@ -185,18 +189,18 @@ extern "C" fn run_child(child: &Child<'_>) -> ! {
     }
 }
 
-/// A descriptor that names process `pid` for as long as it is open, whatever becomes of the number.
+/// Opens a descriptor that names process `pid` for as long as it is open, even if the number is used again.
 pub fn pidfd_open(pid: Pid) -> io::Result<OwnedFd> {
     // SAFETY: plain system call without pointers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid.as_raw(), 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just returned this descriptor, which nobody else owns.
+    // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// A descriptor shared with others, for waiting.
+/// A descriptor that several owners share, for waiting.
 #[derive(Debug)]
 pub struct Watched(Arc<OwnedFd>);
 
@@ -206,23 +210,23 @@ impl AsRawFd for Watched {
     }
 }
 
-/// Lets tasks wait until `fd` is readable: for a pidfd, until its process has ended.
+/// Registers `fd`, so that tasks can wait until it is readable: for a pidfd, until its process has ended.
 pub fn watch(fd: Arc<OwnedFd>) -> io::Result<AsyncFd<Watched>> {
-    // SAFETY: the wrapper keeps the descriptor open, and always answers with the same one.
+    // SAFETY: the wrapper keeps the descriptor open, and always returns the same one.
     let registered = unsafe { AsyncFd::register_with_interest(Watched(fd), Interest::READABLE) };
     registered.map_err(io::Error::from)
 }
 
-/// Sends a signal to the process of `pidfd`. Number 0 to 64, so that real-time stop signals work too.
+/// Sends signal 0 to 64 to the process of `pidfd`; real-time stop signals are among them.
 pub fn pidfd_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     let none = ptr::null::<libc::siginfo_t>();
-    // SAFETY: a null siginfo is allowed and means what kill(2) would send.
+    // SAFETY: a null siginfo is allowed and means the values of kill(2).
     let sent =
         unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Exit code (128 + signal for a signal) of a process that was not our child. Needs Linux 6.15; `None` before.
+/// Returns the exit code (128 + signal after a signal) of a process that is not our child; `None` before Linux 6.15.
 pub fn pidfd_exit_code(pidfd: BorrowedFd<'_>) -> Option<i32> {
     let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
     // SAFETY: the kernel writes at most the 64 bytes the request number states.
@@ -237,7 +241,7 @@ pub fn pidfd_exit_code(pidfd: BorrowedFd<'_>) -> Option<i32> {
     libc::WIFSIGNALED(status).then(|| 128 + libc::WTERMSIG(status))
 }
 
-/// The number of a signal given by name (`SIGTERM`, `TERM`, `15`, `SIGRTMIN+3`), as image configurations name it.
+/// Parses a signal as image configurations name it: `SIGTERM`, `TERM`, `15`, `SIGRTMIN+3`.
 pub fn signal_number(name: &str) -> Option<i32> {
     if let Ok(number) = name.parse::<i32>() {
         return (1..=64).contains(&number).then_some(number);

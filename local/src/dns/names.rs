@@ -1,23 +1,23 @@
-//! Pure: which addresses a DNS name of the node has.
+//! Pure: addresses of the DNS names inside the node.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use common::wire::Name;
 
-/// The domain of everything inside the node, as in a Kubernetes cluster.
+/// DNS domain of all names inside the node, as in a Kubernetes cluster.
 pub const DOMAIN: &str = "cluster.local";
 
-/// Every name that has addresses.
+/// Addresses of each service, by namespace and name.
 pub type Names = BTreeMap<Name, Vec<IpAddr>>;
 
-/// What there is under a name.
+/// Result of the look-up of a DNS name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found<'a> {
-    /// A service.
+    /// The name of a service, with its addresses.
     Addresses(&'a [IpAddr]),
-    /// A name that only has names below it, such as a namespace's.
+    /// A name that only has names below it, such as that of a namespace.
     Inner,
-    /// Nothing. The node has no way out, so this also holds for every name elsewhere.
+    /// No such name. The node has no upstream resolver, so this holds for every name elsewhere too.
     Nothing,
 }
 
@@ -43,6 +43,7 @@ pub fn find<'a>(names: &'a Names, question: &str) -> Found<'a> {
 }
 
 fn has_namespace(names: &Names, namespace: &str) -> bool {
+    // Names sort by namespace first, so the first one from an empty name on shows if the namespace has any.
     let first = names.range(Name::new(namespace, "")..).next();
     first.is_some_and(|(name, _)| name.namespace == namespace)
 }

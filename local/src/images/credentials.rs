@@ -1,16 +1,17 @@
-//! Pure: a registry's user and password, from the text of docker's `config.json` or containers' `auth.json`.
+//! Pure: user and password for a registry, from docker's `config.json` or containers' `auth.json`.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// The part of the file that matters here.
+/// Fields of a credential file that are used here.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct File {
     #[serde(default)]
     auths: BTreeMap<String, Entry>,
 }
 
+/// Credentials of one registry or repository: `auth` is `user:password` in base64.
 #[derive(Debug, Default, Deserialize)]
 struct Entry {
     auth: Option<String>,
@@ -18,9 +19,10 @@ struct Entry {
     password: Option<String>,
 }
 
-/// User and password for a registry, and for a repository in it where the file tells them apart.
+/// Finds user and password for a repository; the entry with the longest matching key is used.
 pub(super) fn find(file: &File, registry: &str, repository: &str) -> Option<(String, String)> {
     let whole = format!("{registry}/{repository}");
+    // `docker login` writes keys as URLs with an API version, skopeo as host names.
     let host = |key: &str| {
         let key = key.trim_start_matches("https://").trim_start_matches("http://");
         key.split("/v1")
@@ -32,6 +34,7 @@ pub(super) fn find(file: &File, registry: &str, repository: &str) -> Option<(Str
             .trim_end_matches('/')
             .to_owned()
     };
+    // Docker Hub's entry has kept the name of its old index.
     let hub = |key: &str| registry == "docker.io" && key == "index.docker.io";
     let fits = |key: &str| {
         key == registry || hub(key) || key == whole || whole.starts_with(&format!("{key}/"))
@@ -50,7 +53,7 @@ pub(super) fn find(file: &File, registry: &str, repository: &str) -> Option<(Str
     }
 }
 
-/// Decodes standard base64; `None` for other characters.
+/// Decodes standard base64; `None` for characters outside its alphabet.
 fn base64(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let (mut bits, mut held) = (0u32, 0);

@@ -1,4 +1,4 @@
-//! Shell: unpacks layers onto one another, whiteouts included.
+//! Shell: unpacks image layers onto one another, whiteouts included.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -10,22 +10,23 @@ use nix::sched::{CloneFlags, unshare};
 use sha2::{Digest as _, Sha256};
 use tar::{Archive, Entry, EntryType};
 
-/// Prefix of a whiteout: the file of the rest of the name is gone.
+/// Prefix of a whiteout: the file with the rest of the name is removed (OCI image spec, `layer.md`).
 const WHITEOUT: &str = ".wh.";
-/// The whiteout of everything that lower layers put into this folder.
+/// Opaque whiteout: removes everything that lower layers put into its folder.
 const OPAQUE: &str = ".wh..wh..opq";
 
-/// Unpacks one layer over what is in `root`, checking its digest.
+/// Unpacks one layer over the content of `root` and checks the layer's digest.
 ///
-/// Runs on a thread whose root directory is `root`, so that no path or link of the archive can lead out of it.
+/// It runs on a thread whose root directory is `root`, so that no path or link of the archive reaches outside.
 pub(super) fn unpack(layer: File, digest: &str, root: &Path) -> io::Result<()> {
     let work = || -> io::Result<()> {
+        // Root directories belong to the process unless unshared: chroot must change this thread only.
         unshare(CloneFlags::CLONE_FS)?;
         nix::unistd::chroot(root)?;
         nix::unistd::chdir("/")?;
         let mut hashed = Hashed { inner: layer, hash: Sha256::new() };
         apply(decompress(&mut hashed)?)?;
-        // What follows the archive's end belongs to the digest too.
+        // The digest covers also the bytes that follow the end of the archive.
         io::copy(&mut hashed, &mut io::sink())?;
         let bytes = hashed.hash.finalize();
         let have = super::hex(&bytes);
@@ -40,6 +41,7 @@ pub(super) fn unpack(layer: File, digest: &str, root: &Path) -> io::Result<()> {
     thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(died)
 }
 
+/// Reader that hashes the compressed bytes of a layer as they are read.
 struct Hashed {
     inner: File,
     hash: Sha256,
@@ -53,7 +55,7 @@ impl Read for Hashed {
     }
 }
 
-/// Tells the compression by its first bytes; media types are not always right.
+/// Detects the compression by its first bytes, since media types are not always right.
 fn decompress<'a>(layer: &'a mut Hashed) -> io::Result<Box<dyn Read + 'a>> {
     let mut reader = BufReader::with_capacity(1 << 16, layer);
     let head = io::BufRead::fill_buf(&mut reader)?;
@@ -66,12 +68,14 @@ fn decompress<'a>(layer: &'a mut Hashed) -> io::Result<Box<dyn Read + 'a>> {
     Ok(Box::new(reader))
 }
 
+/// Applies the entries of an archive, in order, to the root directory.
 fn apply(layer: impl Read) -> io::Result<()> {
     let mut archive = Archive::new(layer);
     archive.set_preserve_permissions(true);
     archive.set_preserve_ownerships(true);
     archive.set_unpack_xattrs(true);
     archive.set_overwrite(true);
+    // An opaque whiteout may come after files of its own layer in the same folder; those stay.
     let mut added = HashSet::new();
     for entry in archive.entries()? {
         let mut entry = entry?;
@@ -89,7 +93,7 @@ fn apply(layer: impl Read) -> io::Result<()> {
     Ok(())
 }
 
-/// The path as seen from the root; `None` for the root itself and for paths that climb.
+/// Returns the path as seen from the root; `None` for the root itself and for paths with `..`.
 fn inside(path: &Path) -> Option<PathBuf> {
     let mut clean = PathBuf::from("/");
     for part in path.components() {
@@ -102,12 +106,14 @@ fn inside(path: &Path) -> Option<PathBuf> {
     (clean != Path::new("/")).then_some(clean)
 }
 
+/// Writes one entry of an archive.
 fn put(entry: &mut Entry<'_, impl Read>, path: &Path) -> io::Result<()> {
     let kind = entry.header().entry_type();
-    // Device nodes have no use in a container whose /dev is the runtime's; a global header is no file.
+    // Device nodes are useless in a container, whose /dev is the runtime's. A global header is no file.
     if matches!(kind, EntryType::Char | EntryType::Block | EntryType::XGlobalHeader) {
         return Ok(());
     }
+    // A later layer may put a folder in the place of a file, and the reverse; tar would not replace it.
     if let Ok(there) = fs::symlink_metadata(path)
         && there.is_dir() != (kind == EntryType::Directory)
     {
@@ -122,7 +128,7 @@ fn put(entry: &mut Entry<'_, impl Read>, path: &Path) -> io::Result<()> {
     entry.unpack_in("/").map(drop)
 }
 
-/// Removes what lower layers put into a folder, and leaves what this layer has added at any depth.
+/// Removes what lower layers put into a folder, and keeps what this layer has added at any depth.
 fn clear(folder: &Path, added: &HashSet<PathBuf>) -> io::Result<()> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
     for entry in entries.flatten() {
@@ -136,6 +142,7 @@ fn clear(folder: &Path, added: &HashSet<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
+/// Removes a file, link or folder tree; a missing one is no error.
 fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(there) if there.is_dir() => fs::remove_dir_all(path),

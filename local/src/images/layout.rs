@@ -1,4 +1,4 @@
-//! Shell: OCI image layouts: a folder with `index.json` and `blobs/`.
+//! Shell: OCI image layouts: folders with `index.json` and `blobs/`.
 
 use std::fs;
 use std::io;
@@ -11,54 +11,54 @@ use thiserror::Error;
 
 /// Annotation that names an image within a layout.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
-/// containerd's annotation with the whole name.
+/// containerd's annotation with an image's whole name.
 const FULL_NAME: &str = "io.containerd.image.name";
-/// Depth of folders searched below the images folder: `registry/path/name:tag`.
+/// Depth of the search for layouts below the images folder: `registry/path/name:tag`.
 const DEPTH: usize = 4;
 
-/// What is wrong with a layout.
+/// Problem of an OCI image layout.
 #[derive(Debug, Error)]
 pub enum LayoutError {
     /// A file is missing or cannot be read.
     #[error("cannot read {path}: is it an OCI image layout?")]
     Read {
-        /// Which file.
+        /// File that cannot be read.
         path: PathBuf,
-        /// Why.
+        /// Error of the read.
         #[source]
         source: io::Error,
     },
-    /// A file is not what its place says.
+    /// A file is not the JSON document that its place requires.
     #[error("cannot understand {path}")]
     Parse {
-        /// Which file.
+        /// File that does not parse.
         path: PathBuf,
-        /// Why.
+        /// Error of the JSON parser.
         #[source]
         source: serde_json::Error,
     },
-    /// A file's name does not go with what it holds.
+    /// A blob's content does not have the digest in its name.
     #[error("{path} is damaged: its digest is sha256:{have}; make the layout again")]
     Digest {
-        /// Which file.
+        /// File with the wrong content.
         path: PathBuf,
-        /// The digest of what it holds.
+        /// Digest of its content, in hexadecimal digits.
         have: String,
     },
-    /// No image of that tag, or several without one.
+    /// No image has the tag, or several images match and no tag was given.
     #[error("layout {path} has {have}; name one of them as oci:{path}:TAG")]
     Tag {
-        /// The layout.
+        /// Folder of the layout.
         path: PathBuf,
-        /// What it has.
+        /// Number and tags of its images.
         have: String,
     },
-    /// An index has nothing for this machine.
+    /// An index has no image for this machine.
     #[error("no image for linux/{arch} in {path}")]
     Platform {
-        /// The layout.
+        /// Folder of the layout.
         path: PathBuf,
-        /// This machine's architecture.
+        /// Architecture of this machine, as OCI names it.
         arch: &'static str,
     },
 }
@@ -66,15 +66,16 @@ pub enum LayoutError {
 /// One image in a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// The layout's folder.
+    /// Folder of the layout.
     pub(super) layout: PathBuf,
-    /// Digest of the manifest.
+    /// Digest of the manifest, `sha256:…`.
     pub(super) digest: String,
 }
 
 impl Found {
-    /// The image of `PATH` or `PATH:TAG`.
+    /// Finds the image of `PATH` or `PATH:TAG`.
     pub(super) fn direct(text: &str) -> Result<Self, LayoutError> {
+        // A folder name may hold a colon itself, so the whole text is tried first.
         let whole = Path::new(text);
         if whole.join("index.json").exists() {
             return Self::pick(whole, None);
@@ -85,7 +86,7 @@ impl Found {
         }
     }
 
-    /// The image called `name` in any layout below `folder`.
+    /// Finds the image called `name` in any layout below `folder`.
     pub(super) fn named(folder: &Path, name: &str) -> Result<Option<Self>, LayoutError> {
         let wanted = with_tag(name);
         let mut layouts = Vec::new();
@@ -108,6 +109,7 @@ impl Found {
         Ok(None)
     }
 
+    /// Picks the only image of a layout, or the only one with this tag.
     fn pick(layout: &Path, tag: Option<&str>) -> Result<Self, LayoutError> {
         let index: ImageIndex = read(&layout.join("index.json"))?;
         let fits =
@@ -122,7 +124,7 @@ impl Found {
         Err(LayoutError::Tag { path: layout.to_owned(), have })
     }
 
-    /// The image of an entry; of an index within the index, the one for this machine.
+    /// Returns the image of an entry; for an index within the index, the image for this machine.
     fn of(layout: &Path, entry: &Descriptor) -> Result<Self, LayoutError> {
         let digest = entry.digest().to_string();
         let found = Self { layout: layout.to_owned(), digest };
@@ -143,7 +145,7 @@ impl Found {
         Ok(Self { digest: inner.digest().to_string(), ..found })
     }
 
-    /// Path of a blob.
+    /// Returns the path of a blob.
     pub(super) fn blob(&self, digest: &str) -> PathBuf {
         self.layout.join("blobs").join(digest.replacen(':', "/", 1))
     }
@@ -159,7 +161,7 @@ impl Found {
         self.read(manifest.config().digest().as_ref())
     }
 
-    /// Reads a blob, checking its digest.
+    /// Reads a blob as JSON and checks its digest.
     fn read<T: DeserializeOwned>(&self, digest: &str) -> Result<T, LayoutError> {
         let path = self.blob(digest);
         let bytes = bytes(&path)?;
@@ -171,7 +173,7 @@ impl Found {
     }
 }
 
-/// This machine's architecture in OCI's words.
+/// Returns this machine's architecture as OCI names it (Go's `GOARCH`).
 pub(super) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -193,11 +195,12 @@ fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, LayoutErro
     serde_json::from_slice(bytes).map_err(wrong)
 }
 
+/// Returns an annotation of an index entry.
 fn annotation<'a>(entry: &'a Descriptor, key: &str) -> Option<&'a str> {
     entry.annotations().as_ref()?.get(key).map(String::as_str)
 }
 
-/// Every name an entry of the layout at `inside` may be called by.
+/// Returns every name by which an entry of the layout at `inside` may be called.
 fn names(entry: &Descriptor, inside: &str) -> Vec<String> {
     let mut names = vec![inside.to_owned()];
     names.extend(annotation(entry, FULL_NAME).map(str::to_owned));
@@ -208,14 +211,14 @@ fn names(entry: &Descriptor, inside: &str) -> Vec<String> {
     names
 }
 
-/// A name with its tag spelled out.
+/// Returns a name with its tag spelled out: `:latest` where none is written.
 fn with_tag(name: &str) -> String {
     let last = name.rsplit('/').next().unwrap_or(name);
     let tagged = last.contains(':') || last.contains('@');
     if tagged { name.to_owned() } else { format!("{name}:latest") }
 }
 
-/// Folders at and below `folder` that are layouts.
+/// Collects the layouts at and below `folder`.
 fn collect(folder: &Path, depth: usize, layouts: &mut Vec<PathBuf>) {
     if folder.join("index.json").exists() {
         layouts.push(folder.to_owned());

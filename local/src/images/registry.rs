@@ -1,4 +1,4 @@
-//! Shell: registries, asked by the `oci-client` crate from the host's network.
+//! Shell: pulls images from registries with the `oci-client` crate, in the host's network.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,54 +19,54 @@ use super::credentials;
 use super::layout::Found;
 use crate::net::{self, NetError};
 
-/// Why a registry gave no image.
+/// Reason that a registry delivered no image.
 #[derive(Debug, Error)]
 pub enum RegistryError {
-    /// The name is not one of an image.
+    /// The reference does not parse as an image name.
     #[error("{name:?} is not an image name: use REGISTRY/NAME:TAG or oci:PATH")]
     Name {
-        /// As written.
+        /// Image reference as the spec writes it.
         name: String,
-        /// Why.
+        /// Error of the parser.
         #[source]
         source: oci_client::ParseError,
     },
-    /// The registry does not have it.
+    /// The registry has no such image.
     #[error("registry {registry} does not have it")]
     NotFound {
-        /// Which registry.
+        /// Host and port of the registry.
         registry: String,
     },
-    /// The registry wants other credentials.
+    /// The registry requires other credentials.
     #[error(
         "registry {registry} refuses: log in with `docker login {registry}` or `skopeo login {registry}`"
     )]
     Unauthorized {
-        /// Which registry.
+        /// Host and port of the registry.
         registry: String,
-        /// What it said.
+        /// Response of the registry.
         #[source]
         source: Box<OciDistributionError>,
     },
-    /// It could not be asked.
+    /// The registry could not be asked, or its response is unusable.
     #[error("registry {registry} gave no answer that can be used")]
     Request {
-        /// Which registry.
+        /// Host and port of the registry.
         registry: String,
-        /// Why.
+        /// Error of the request.
         #[source]
         source: Box<OciDistributionError>,
     },
-    /// The store could not be written.
+    /// The image store could not be written.
     #[error("cannot write {path}")]
     Store {
-        /// Which file.
+        /// File in the store.
         path: PathBuf,
-        /// Why.
+        /// Error of the write.
         #[source]
         source: io::Error,
     },
-    /// The thread that pulls could not work.
+    /// The pulling thread could not enter the host's network namespace.
     #[error("cannot reach the host's network")]
     Network(#[source] NetError),
 }
@@ -79,12 +79,12 @@ pub struct Puller {
 }
 
 impl Puller {
-    /// Pulls from network namespace `host`, with the credentials of the first file that knows the registry.
+    /// Returns a puller for network namespace `host`; the first credential file that knows a registry is used.
     pub fn new(host: Arc<OwnedFd>, credentials: Vec<PathBuf>) -> Self {
         Self { host, credentials }
     }
 
-    /// The image pulled before under this name.
+    /// Returns the image that was pulled before under this name.
     pub(super) fn kept(&self, store: &Path, image: &str) -> Option<Found> {
         let reference: Reference = image.parse().ok()?;
         if let Some(digest) = reference.digest() {
@@ -95,12 +95,12 @@ impl Puller {
         Some(Found { layout: store.to_owned(), digest })
     }
 
-    /// Pulls an image into the store. Blobs already there are not fetched again.
+    /// Pulls an image into the store. Blobs that are there already are not fetched again.
     pub(super) fn pull(&self, store: &Path, image: &str) -> Result<Found, RegistryError> {
         let parse = |source| RegistryError::Name { name: image.to_owned(), source };
         let reference: Reference = image.parse().map_err(parse)?;
         let work = || -> Result<Found, RegistryError> {
-            // Name look-ups run on threads this one starts, so they are in the host's network too.
+            // The HTTP client resolves names on threads that this one starts, so they are in the host's network too.
             net::enter(self.host.as_fd()).map_err(RegistryError::Network)?;
             let runtime = net::runtime().map_err(RegistryError::Network)?;
             runtime.block_on(self.fetch(store, &reference))
@@ -109,17 +109,19 @@ impl Puller {
             .unwrap_or(Err(RegistryError::Network(NetError::Ended)))
     }
 
+    /// Fetches blobs and manifest of an image; must run in the host's network.
     async fn fetch(&self, store: &Path, reference: &Reference) -> Result<Found, RegistryError> {
         let registry = reference.resolve_registry().to_owned();
         let protocol =
             if is_loopback(&registry) { ClientProtocol::Http } else { ClientProtocol::Https };
-        // Whoever started the process may have chosen one already, and then that one counts.
+        // Another part of the process may have installed a provider before; then that one is used.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::new(ClientConfig { protocol, ..ClientConfig::default() });
         let auth = self.auth(reference);
         let refuse = |source| refused(&registry, source);
         let (manifest, digest) =
             client.pull_image_manifest(reference, &auth).await.map_err(refuse)?;
+        // Blobs first: an image whose manifest is in the store is complete.
         for layer in std::iter::once(&manifest.config).chain(&manifest.layers) {
             let path = blob(store, &layer.digest);
             if path.exists() {
@@ -129,6 +131,8 @@ impl Puller {
             client.pull_blob(reference, layer, &mut bytes).await.map_err(refuse)?;
             write(&path, &bytes)?;
         }
+        // The manifest is stored byte by byte, because its digest covers these bytes. The request names the digest: the
+        // tag may have moved since.
         let types = [
             "application/vnd.oci.image.manifest.v1+json",
             "application/vnd.docker.distribution.manifest.v2+json",
@@ -143,6 +147,7 @@ impl Puller {
         Ok(Found { layout: store.to_owned(), digest })
     }
 
+    /// Returns the credentials for a repository, or none.
     fn auth(&self, reference: &Reference) -> RegistryAuth {
         let found = self.credentials.iter().find_map(|path| {
             let file = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
@@ -153,7 +158,7 @@ impl Puller {
     }
 }
 
-/// Files that `docker login` and `skopeo login` write, in the order skopeo reads them.
+/// Returns the files that `docker login` and `skopeo login` write, in the order in which skopeo reads them.
 pub fn credential_files(environment: &BTreeMap<String, String>) -> Vec<PathBuf> {
     let of = |key: &str, rest: &str| environment.get(key).map(|value| Path::new(value).join(rest));
     let named = environment.get("REGISTRY_AUTH_FILE").map(PathBuf::from);
@@ -171,13 +176,14 @@ pub fn credential_files(environment: &BTreeMap<String, String>) -> Vec<PathBuf> 
     .collect()
 }
 
-/// Registries on this machine speak plain HTTP, as docker assumes.
+/// Returns true for a registry on this machine: it is asked in plain HTTP, as docker does.
 fn is_loopback(registry: &str) -> bool {
     let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
+/// Classifies a failed request; registries differ in the codes and statuses that they send.
 fn refused(registry: &str, source: OciDistributionError) -> RegistryError {
     let registry = registry.to_owned();
     let codes = match &source {
@@ -204,14 +210,17 @@ fn refused(registry: &str, source: OciDistributionError) -> RegistryError {
     }
 }
 
+/// Path of a blob in the store: `blobs/sha256/…`.
 fn blob(store: &Path, digest: &str) -> PathBuf {
     store.join("blobs").join(digest.replacen(':', "/", 1))
 }
 
+/// Path of the file that holds the digest of a tag.
 fn ref_file(store: &Path, reference: &Reference) -> PathBuf {
     store.join("refs").join(reference.whole().replace(['/', ':', '@'], "_"))
 }
 
+/// Writes a file of the store atomically.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), RegistryError> {
     let store = |source| RegistryError::Store { path: path.to_owned(), source };
     if let Some(folder) = path.parent() {

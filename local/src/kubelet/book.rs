@@ -1,10 +1,10 @@
-//! Pure: what the kubelet has to do next. Each entry costs the same however many others there are.
+//! Pure: work queues of the kubelet. A step costs about the same for any number of pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What differs between the pods there are and those ordered: uids without an order, and orders without a pod.
+/// Compares existing pods with ordered ones: returns uids without an order, and orders without a pod.
 ///
-/// Both are walked once, side by side; an order that stands costs one comparison and is not looked into.
+/// Both maps are walked once, side by side. An order with a pod costs one comparison; its content is not compared.
 pub(super) fn difference<'a, K: Ord, H, W>(
     have: &'a BTreeMap<K, H>,
     wanted: &'a BTreeMap<K, W>,
@@ -28,7 +28,7 @@ pub(super) fn difference<'a, K: Ord, H, W>(
     }
 }
 
-/// When each subject is to be looked at, earliest first.
+/// Queue of due times by subject, earliest first.
 #[derive(Debug)]
 pub(super) struct Dues<K, T> {
     order: BTreeSet<(T, K)>,
@@ -40,10 +40,10 @@ impl<K: Ord + Clone, T: Ord + Copy> Dues<K, T> {
         Self { order: BTreeSet::new(), at: BTreeMap::new() }
     }
 
-    /// Sets when the subject, looked at `now`, is due again; `None`: not at all.
+    /// Sets the next due time of a subject that was handled at `now`; `None` removes it.
     ///
-    /// One that is still due although it was looked at waits for something else: its time alone would bring it
-    /// back at once, for ever.
+    /// A time that is not after `now` is dropped: the subject waits for something else, and its time alone would make
+    /// it due at once, forever.
     pub(super) fn set(&mut self, key: &K, now: T, due: Option<T>) {
         let due = due.filter(|due| *due > now);
         let before = match due {
@@ -59,12 +59,12 @@ impl<K: Ord + Clone, T: Ord + Copy> Dues<K, T> {
         self.order.extend(due.map(|due| (due, key.clone())));
     }
 
-    /// When the first is due.
+    /// Returns the earliest due time.
     pub(super) fn first(&self) -> Option<T> {
         self.order.first().map(|(due, _)| *due)
     }
 
-    /// Takes one that is due by `now`.
+    /// Removes and returns one subject that is due by `now`.
     pub(super) fn take(&mut self, now: T) -> Option<K> {
         let (_, key) = self.order.first().filter(|(due, _)| *due <= now)?.clone();
         self.set(&key, now, None);
@@ -72,7 +72,7 @@ impl<K: Ord + Clone, T: Ord + Copy> Dues<K, T> {
     }
 }
 
-/// What is yet to be said, by subject: the latest counts, and goes to the end of the line.
+/// Queue of updates with one value per subject. A newer value replaces the older one and moves to the end.
 #[derive(Debug)]
 pub(super) struct News<K, V> {
     line: BTreeMap<u64, (K, V)>,
@@ -89,7 +89,7 @@ impl<K: Ord + Clone, V> News<K, V> {
         self.line.is_empty()
     }
 
-    /// Puts what is to be said of the subject in the place of what was.
+    /// Sets the value of a subject and puts it last.
     pub(super) fn put(&mut self, key: K, value: V) {
         if let Some(old) = self.places.insert(key.clone(), self.next) {
             self.line.remove(&old);
@@ -98,7 +98,7 @@ impl<K: Ord + Clone, V> News<K, V> {
         self.next += 1;
     }
 
-    /// Takes what is to be said first.
+    /// Removes and returns the first value.
     pub(super) fn take(&mut self) -> Option<V> {
         let (_, (key, value)) = self.line.pop_first()?;
         self.places.remove(&key);
@@ -117,7 +117,7 @@ mod tests {
         static COMPARED: Cell<u32> = const { Cell::new(0) };
     }
 
-    /// A subject that counts how often it is compared.
+    /// A subject that counts comparisons, as a measure of cost.
     #[derive(Clone, Debug, PartialEq, Eq)]
     struct Counted(u32);
 
@@ -207,7 +207,7 @@ mod tests {
                 news.take();
             })
         };
-        // A tree of a hundred times as many entries is about two levels deeper.
+        // A tree with a hundred times as many entries is about two levels deeper.
         assert!(cost(10_000) < 3 * cost(100), "{} {}", cost(10_000), cost(100));
     }
 }

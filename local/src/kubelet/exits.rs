@@ -1,4 +1,4 @@
-//! Shell: learns that a container ended, and how. Nothing polls: a pidfd becomes readable.
+//! Shell: detects a container's exit and its exit code. Nothing polls: a pidfd becomes readable.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -14,25 +14,26 @@ use crate::pods::{Event, Exit};
 use crate::process::exit_code;
 use crate::sys;
 
-/// Pauses, in milliseconds, between looks at a process that ended as the child of another: the runtime ends within them.
+/// Pauses, in milliseconds, before asking again for the exit code of a process that is still the runtime's child.
 const HANDED_OVER_MS: [u64; 8] = [1, 2, 5, 10, 20, 50, 100, 200];
 
-/// The process of a container that a predecessor started, if it still runs in the container's cgroup.
+/// Opens the process of a container that an earlier node process started, if it still runs in the container's cgroup.
 pub(super) fn find(shared: &Shared, uid: &str, container: &str) -> Option<OwnedFd> {
     let file = shared.layout.bundle(uid, container).join("pid");
     let pid: i32 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
     let fd = open_process(pid)?;
-    // A pid used again would not be in this cgroup.
+    // A process that got this pid later is not in this cgroup.
     let path = shared.layout.container_cgroup(&shared.mounts.v2, uid, container);
     let procs = fs::read_to_string(path.join("cgroup.procs")).ok()?;
     procs.lines().any(|line| line == pid.to_string()).then_some(fd)
 }
 
-/// Reaps what the runtime left between itself and the container's process: crun starts one helper that ends at once,
-/// and whose parent we become. A command that it could not execute is left too, and a container ends only once all of its
-/// processes are reaped.
+/// Reaps processes that the runtime left between itself and the container's process.
 ///
-/// Only children in a pod's cgroup are meant that are not a container's own process: that one is the first in its pid
+/// crun starts one helper that ends at once, and whose parent this process becomes. A command that it could not
+/// execute is left too. The kernel ends a container's pid namespace only once all of its processes are reaped.
+///
+/// Only children in a pod's cgroup are reaped, except a container's own process. That process is the first in its pid
 /// namespace, and its exit code belongs to the task that waits for it.
 pub(super) fn reap_helpers(shared: &Shared) {
     let pods = shared.layout.pods_cgroup(Path::new("/"));
@@ -42,8 +43,8 @@ pub(super) fn reap_helpers(shared: &Shared) {
         for pid in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
             let child = || Id::Pid(nix::unistd::Pid::from_raw(pid));
             let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
-            // Nearly all are containers that run, and those are not to cost two files each. A helper that
-            // runs still is found by the next round.
+            // Nearly all children are running containers, which should not cost two files each. A helper that still
+            // runs is found by the next round.
             let runs =
                 matches!(waitid(child(), look | WaitPidFlag::WNOWAIT), Ok(WaitStatus::StillAlive));
             if !runs && !shared.runtime.executes(pid) && is_helper(pid, &pods) {
@@ -53,6 +54,7 @@ pub(super) fn reap_helpers(shared: &Shared) {
     }
 }
 
+/// Returns true for a process in a pod's cgroup that is not the first in its pid namespace.
 fn is_helper(pid: i32, pods: &Path) -> bool {
     let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let own = cgroup.lines().find_map(|line| line.strip_prefix("0::"));
@@ -63,7 +65,7 @@ fn is_helper(pid: i32, pods: &Path) -> bool {
         && pids.is_some_and(|pids| !is_first(pids))
 }
 
-/// Waits for a container's end and reports it.
+/// Waits for a container's exit and reports it with code, reason and message.
 pub(super) async fn report(
     shared: Arc<Shared>,
     reports: mpsc::Sender<Report>,
@@ -74,6 +76,7 @@ pub(super) async fn report(
     id: Option<String>,
 ) {
     let code = ended(&fd).await.unwrap_or(-1);
+    // 137 alone is any SIGKILL; only with a kill counted in the cgroup was it the kernel, for lack of memory.
     let oom = code == 137 && shared.mounts.oom_kills(&shared.layout, &uid, &name) > 0;
     let reason = match code {
         _ if oom => "OOMKilled",
@@ -81,7 +84,7 @@ pub(super) async fn report(
         _ => "Error",
     };
     let message = logs::last_words(&shared.layout, &uid, &name);
-    // Not found again by a successor, whatever gets this pid next.
+    // Without this file no later node process takes another process with the same pid for the container.
     let _ = fs::remove_file(shared.layout.bundle(&uid, &name).join("pid"));
     if let Some(id) = id {
         let _ = shared.runtime.delete(id).await;
@@ -91,10 +94,10 @@ pub(super) async fn report(
         reports.send(Report { uid, event: Event::Exited { at, exit }, extra: Extra::None }).await;
 }
 
-/// Exit code of a process; `None` when it was somebody else's child and the kernel does not tell.
+/// Waits for a process; `None` if it was another process's child and the kernel does not report the code.
 async fn ended(fd: &Arc<OwnedFd>) -> Option<i32> {
     drop(sys::watch(Arc::clone(fd)).ok()?.readable().await.ok()?);
-    // One that ends at once may do so before the runtime's helper, its parent, has: it is ours a moment later.
+    // A short process may end before its parent, the runtime's helper. Once that has ended too, it is our child.
     for pause in HANDED_OVER_MS {
         let code = exit_code(fd);
         if code.is_some() {

@@ -1,7 +1,7 @@
-//! Shell: runs the probes of containers, as the kubelet does, and ends the containers that fail them.
+//! Shell: runs the probes of containers, as the kubelet does, and stops the containers that fail them.
 //!
-//! A startup probe comes first; liveness and readiness probes then go on until the container ends. Where the agent's
-//! readiness says all, the readiness probe is left to it: see [`PodOrder::kubelet_probes`].
+//! A startup probe comes first; liveness and readiness probes then run until the container ends. Where the agent's own
+//! readiness probe covers the whole pod, the readiness probe is left to it: see [`PodOrder::kubelet_probes`].
 //!
 //! [`PodOrder::kubelet_probes`]: common::node::PodOrder::kubelet_probes
 
@@ -27,21 +27,21 @@ use crate::pods::{Event, Probed};
 use crate::runtime::Exec;
 use crate::{net, sys};
 
-/// How long a container has to end after it was found dead, unless the pod or probe says: Kubernetes' default.
+/// Seconds to end after a failed probe, for containers whose pod and probe give no time: Kubernetes' default.
 const GRACE: i64 = 30;
 
-/// One run of a container.
+/// One run of a container, from its start to its exit.
 pub(super) struct Run {
     pub(super) at: usize,
-    /// Its restarts before this run.
+    /// Number of restarts before this run.
     pub(super) attempt: u32,
     pub(super) process: Arc<OwnedFd>,
     pub(super) addresses: Vec<IpAddr>,
-    /// What an earlier node has seen of it.
+    /// Probe results that an earlier node process recorded for this run.
     pub(super) shown: Probed,
 }
 
-/// Follows one run of a container until its process has ended.
+/// Probes one run of a container until its process has ended; stops it when startup or liveness probe fails.
 pub(super) async fn follow(
     shared: Arc<Shared>,
     work: Arc<Work>,
@@ -52,14 +52,14 @@ pub(super) async fn follow(
     let (pod, container) = (&work.order.name, &work.containers[run.at]);
     let probes = match Probes::of(container, work.order.kubelet_probes) {
         Ok(probes) => probes,
-        // As on Kubernetes: never started where that is asked for, never ready, and never ended for it.
+        // As on Kubernetes, such a container counts as not started or not ready, and is never stopped for it.
         Err(trouble) => return warn!(pod, container = container.name, trouble, "cannot probe"),
     };
     if probes == Probes::default() {
         return;
     }
     let Some(ip) = run.addresses.iter().copied().find(IpAddr::is_ipv4) else { return };
-    // A descriptor of its own: one cannot be waited for twice.
+    // tokio registers a descriptor only once, and the task that reports the exit has registered this one.
     let watched = run.process.try_clone().and_then(|own| sys::watch(Arc::new(own)));
     let watched = match watched {
         Ok(watched) => watched,
@@ -70,6 +70,7 @@ pub(super) async fn follow(
         _ended = watched.readable() => return,
         failed = prober.ask(&probes) => failed,
     };
+    // Not ready before SIGTERM: requests go elsewhere while the container stops.
     prober.tell(Probed::default()).await;
     let grace = prober.terminate(&failed);
     if timeout(grace, watched.readable()).await.is_err() {
@@ -79,14 +80,14 @@ pub(super) async fn follow(
     }
 }
 
-/// The probe for which a container is restarted.
+/// Probe whose failure restarts a container.
 struct Failed<'a> {
     kind: &'static str,
     spec: &'a ProbeSpec,
     trouble: String,
 }
 
-/// What asks in one run of a container.
+/// Runs the probes of one run of a container.
 struct Prober<'a> {
     shared: &'a Arc<Shared>,
     work: &'a Arc<Work>,
@@ -97,9 +98,10 @@ struct Prober<'a> {
 }
 
 impl Prober<'_> {
-    /// Asks until the startup or the liveness probe has failed.
+    /// Runs the probes until the startup or the liveness probe has failed.
     async fn ask<'a>(&self, probes: &'a Probes) -> Failed<'a> {
         let mut shown = self.run.shown;
+        // A startup probe that an earlier node process saw pass is not run again.
         if let Some(spec) = probes.startup.as_ref().filter(|_| !shown.started)
             && let Err(trouble) = Series::new(self, spec).verdict().await
         {
@@ -113,6 +115,7 @@ impl Prober<'_> {
         }
     }
 
+    /// Runs the liveness probe until it has failed; without one, waits forever.
     async fn watch_liveness<'a>(&self, spec: Option<&'a ProbeSpec>) -> Failed<'a> {
         let Some(spec) = spec else { return pending().await };
         let mut series = Series::new(self, spec);
@@ -123,6 +126,7 @@ impl Prober<'_> {
         }
     }
 
+    /// Runs the readiness probe and reports each change; never returns.
     async fn watch_readiness(&self, spec: Option<&ProbeSpec>, mut shown: Probed) -> Infallible {
         let Some(spec) = spec else { return pending().await };
         let mut series = Series::new(self, spec);
@@ -143,20 +147,21 @@ impl Prober<'_> {
         &self.work.containers[self.run.at].name
     }
 
+    /// Reports probe results to the kubelet.
     async fn tell(&self, shown: Probed) {
         let uid = self.work.order.uid.clone();
         let event = Event::Probed { at: self.run.at, attempt: self.run.attempt, shown };
-        // The kubelet ended: nothing is left to tell.
+        // The channel is closed once the kubelet has ended; the report is not needed then.
         let _ = self.reports.send(Report { uid, event, extra: Extra::None }).await;
     }
 
-    /// Asks the container to end; says how long it has.
+    /// Sends SIGTERM to the container and returns the time that it has to end.
     fn terminate(&self, failed: &Failed<'_>) -> Duration {
         let Failed { kind, spec, trouble } = failed;
         let (pod, uid, name) = (&self.work.order.name, &self.work.order.uid, self.name());
         info!(pod, uid, container = name, kind, trouble, "container restarted");
         let words = self.shared.layout.bundle(uid, name).join("termination-log");
-        // Best effort: the status only says less without it.
+        // The status shows this file as the termination message; without it, only the detail is missing.
         let _ = std::fs::write(words, format!("{kind} probe failed: {trouble}"));
         let _gone = sys::pidfd_signal(self.run.process.as_fd(), libc::SIGTERM);
         let pods = self.work.order.spec.termination_grace_period_seconds;
@@ -164,6 +169,7 @@ impl Prober<'_> {
         Duration::from_secs(u64::try_from(grace).unwrap_or(0))
     }
 
+    /// Runs one attempt of a probe; the error says why it failed.
     async fn once(&self, spec: &ProbeSpec) -> Result<(), String> {
         match &spec.ask {
             Ask::Exec(command) => self.execute(command, spec.patience).await,
@@ -175,6 +181,7 @@ impl Prober<'_> {
         }
     }
 
+    /// Runs a probe's command inside the container.
     async fn execute(&self, command: &[String], patience: Duration) -> Result<(), String> {
         let (layout, uid) = (&self.shared.layout, &self.work.order.uid);
         let cgroup = self.shared.mounts.open_container(layout, uid, self.name());
@@ -185,7 +192,7 @@ impl Prober<'_> {
             cgroup: cgroup.map_err(|error| start::chain(&error))?,
         };
         let shared = Arc::clone(self.shared);
-        // A task of its own: what a command leaves is reaped also where its pod is told to go meanwhile.
+        // A task of its own: processes that a command leaves behind are reaped even if this future is dropped.
         let done = tokio::spawn(async move {
             let done = shared.runtime.exec(exec, patience).await;
             if !matches!(&done, Ok(done) if done.code == Some(0)) {
@@ -204,12 +211,12 @@ impl Prober<'_> {
     }
 }
 
-/// The tries of one probe.
+/// Attempts of one probe.
 struct Series<'a> {
     prober: &'a Prober<'a>,
     spec: &'a ProbeSpec,
     row: Row,
-    /// How long to wait before the next try.
+    /// Pause before the next attempt.
     pause: Duration,
 }
 
@@ -219,7 +226,7 @@ impl<'a> Series<'a> {
         Self { prober, spec, row: Row::default(), pause }
     }
 
-    /// Asks until enough results of one kind came in a row. The error is that of the newest try.
+    /// Runs attempts until enough equal results came in a row. The error is the newest attempt's.
     async fn verdict(&mut self) -> Result<(), String> {
         loop {
             sleep(self.pause).await;
@@ -232,7 +239,7 @@ impl<'a> Series<'a> {
     }
 }
 
-/// Connects from inside the pod, from loopback: the programs in the kernel count no request that comes from there.
+/// Connects from the pod's own loopback address: the eBPF programs do not count requests that come from there.
 #[derive(Clone, Debug)]
 struct Inside {
     namespace: PathBuf,
@@ -252,7 +259,7 @@ impl Connect for Inside {
             net::enter(namespace.as_fd()).map_err(io::Error::other)?;
             make().map_err(io::Error::from)
         };
-        // A thread of its own: it stays in the pod's namespace until it ends.
+        // A thread of its own: it ends with the job, so no other work runs in the pod's namespace.
         let made = tokio::task::spawn_blocking(|| std::thread::spawn(inside).join()).await;
         let panicked = || io::Error::other("the probe panicked");
         let made = made.map_err(io::Error::other)?.ok().ok_or_else(panicked)??;

@@ -13,7 +13,7 @@ use crate::images::Image;
 use crate::pods::{Event, Plan, Pod, Probed, Restart, Role};
 use crate::sys;
 
-/// One pod: its machine, and what the machine need not know.
+/// One pod: its state machine, and the resources that the machine does not know.
 pub(super) struct Held {
     pub(super) pod: Pod,
     pub(super) work: Arc<Work>,
@@ -25,6 +25,7 @@ pub(super) struct Held {
 }
 
 impl Held {
+    /// Builds the state machine of an order from its pod spec; no process is started.
     pub(super) fn new(order: PodOrder) -> Self {
         let spec = &order.spec;
         let restart = match spec.restart_policy.as_deref() {
@@ -62,7 +63,7 @@ impl Held {
         }
     }
 
-    /// Keeps what came with an event.
+    /// Keeps the resource that came with an event.
     pub(super) fn keep(&mut self, event: &Event, extra: Extra) {
         match (event, extra) {
             (_, Extra::Address(address)) => self.address = Some(address),
@@ -73,10 +74,12 @@ impl Held {
         }
     }
 
+    /// Returns the restarts of all containers, init containers first.
     pub(super) fn restarts(&self) -> Vec<u32> {
         (0..self.work.containers.len()).map(|at| self.pod.restarts(at)).collect()
     }
 
+    /// Returns the state to be written to disk.
     pub(super) fn saved(&self) -> Saved {
         let kept = |at| {
             let Probed { started, ready } = self.pod.probed(at);
@@ -90,6 +93,7 @@ impl Held {
         }
     }
 
+    /// Returns the status to be reported to the controller.
     pub(super) fn status(&self) -> PodStatus {
         PodStatus {
             uid: self.work.order.uid.clone(),
@@ -100,7 +104,7 @@ impl Held {
         }
     }
 
-    /// The signal that asks a container to end: its image's, else SIGTERM.
+    /// Returns the signal that asks a container to end: the image's `STOPSIGNAL`, else SIGTERM.
     pub(super) fn stop_signal(&self, at: usize) -> i32 {
         let config = self.images[at].as_ref().and_then(|image| image.config.config().as_ref());
         let name = config.and_then(|config| config.stop_signal().as_deref());

@@ -1,4 +1,4 @@
-//! Shell: containers' output: bounded files, and last words.
+//! Shell: output of containers: log files of bounded size, and messages about exits.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -10,17 +10,17 @@ use tracing::{info, warn};
 
 use crate::layout::Layout;
 
-/// A log beyond this size becomes `….log.1`, and a new one begins. The kubelet's `containerLogMaxSize`.
+/// Size at which a log becomes `….log.1` and begins again: the kubelet's default `containerLogMaxSize`.
 const MOST_BYTES: u64 = 10 << 20;
-/// Folders of pods that are gone are kept for reading until there are more than this.
+/// Folders of pods that are gone, kept for reading; the oldest beyond this number are removed.
 const MOST_PODS: usize = 100;
 /// Bytes of a log or message that go into a status, as in Kubernetes.
 const WORDS: u64 = 2048;
 
-/// Turns over logs that grew too long.
+/// Rotates logs that have grown too long.
 ///
-/// The container writes to the file itself, so that its output survives this process; it appends, so cutting the file
-/// is safe. Lines written between copy and cut are lost.
+/// The container itself writes to the file, so that its output survives this process. It appends, so truncating the
+/// file is safe. Lines written between copy and truncation are lost.
 pub(super) fn bound(layout: &Layout) {
     for folder in entries(&layout.logs()) {
         for log in entries(&folder) {
@@ -36,20 +36,20 @@ pub(super) fn bound(layout: &Layout) {
     }
 }
 
-/// Keeps the newest part of a log beside it and begins it anew.
+/// Copies the newest part of a log to `….log.1` and truncates the log.
 fn turn(log: &Path) -> std::io::Result<()> {
     let mut file = OpenOptions::new().read(true).write(true).open(log)?;
-    // Who writes much may have written many times the bound since the last look.
+    // A container may have written many times the limit since the last check; only the end is kept.
     let begin = file.metadata()?.len().saturating_sub(MOST_BYTES);
     file.seek(SeekFrom::Start(begin))?;
     let mut kept = File::create(log.with_extension("log.1"))?;
     let copied = std::io::copy(&mut Read::by_ref(&mut file).take(MOST_BYTES), &mut kept);
-    // Also when there is no room for a copy: the log alone must not grow for ever.
+    // Truncated even if the copy fails for lack of room: the log must not grow forever.
     file.set_len(0)?;
     copied.map(drop)
 }
 
-/// Removes the oldest logs, but none in the folders of pods that are `alive`.
+/// Removes the oldest log folders, except those of pods that are `alive`.
 pub(super) fn prune(layout: &Layout, alive: &BTreeSet<PathBuf>) {
     let mut folders: Vec<(SystemTime, PathBuf)> = entries(&layout.logs())
         .into_iter()
@@ -63,7 +63,7 @@ pub(super) fn prune(layout: &Layout, alive: &BTreeSet<PathBuf>) {
     }
 }
 
-/// What a container said at its end: its termination message, else the last lines of its log.
+/// Returns a container's message about its end: its termination message, else the last lines of its log.
 pub(super) fn last_words(layout: &Layout, uid: &str, container: &str) -> String {
     let bundle = layout.bundle(uid, container);
     let message = tail(&bundle.join("termination-log"), 0);
@@ -75,12 +75,12 @@ pub(super) fn last_words(layout: &Layout, uid: &str, container: &str) -> String 
     fs::read_link(bundle.join("log")).map(|log| tail(&log, begin)).unwrap_or_default()
 }
 
-/// The end of a file, from `begin` at the earliest.
+/// Returns the end of a file, from `begin` at the earliest.
 fn tail(path: &Path, begin: u64) -> String {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
-        // Turned over since: what was written before is elsewhere.
+        // Shorter than before: the log was rotated since, and what this run wrote first is in `….log.1`.
         let begin = if begin > length { 0 } else { begin };
         file.seek(SeekFrom::Start(begin.max(length.saturating_sub(WORDS))))?;
         let mut bytes = Vec::new();

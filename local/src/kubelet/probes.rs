@@ -1,4 +1,4 @@
-//! Pure: the probes of a container: what each asks, when, and what its results in a row mean.
+//! Pure: probes of a container: their actions, times, and the results in a row that decide.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use common::wire::ProbeHow;
 use k8s_openapi::api::core::v1::{Container, ContainerPort, HTTPGetAction, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// What one try does.
+/// Action of one probe attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
-    /// A command inside the container; it passes when it exits with 0.
+    /// Run a command inside the container; it passes when it exits with 0.
     Exec(Vec<String>),
-    /// A question to the pod's own address.
+    /// Send a request to the pod's own address, at this port.
     Network { how: ProbeHow, port: u16 },
 }
 
@@ -19,18 +19,21 @@ pub(super) enum Ask {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ProbeSpec {
     pub(super) ask: Ask,
-    /// From the begin of the container to the first try.
+    /// Time from the start of the container to the first attempt.
     pub(super) delay: Duration,
+    /// Pause between the end of one attempt and the begin of the next.
     pub(super) period: Duration,
-    /// How long a try may take.
+    /// Timeout of one attempt.
     pub(super) patience: Duration,
+    /// Results in a row that make the probe pass.
     pub(super) successes: u32,
+    /// Results in a row that make the probe fail.
     pub(super) failures: u32,
-    /// How long the container has to end after this probe has failed; the pod's own grace where none is given.
+    /// Seconds that the container has to end after this probe has failed; `None` means the pod's own grace period.
     pub(super) grace: Option<i64>,
 }
 
-/// The probes of a container that its node runs.
+/// Probes of a container that the node runs itself.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Probes {
     pub(super) startup: Option<ProbeSpec>,
@@ -39,9 +42,9 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// The probes of `container`; its readiness probe only where the node `tells_readiness`.
+    /// Reads the probes of `container`; its readiness probe only if the node `tells_readiness`.
     ///
-    /// `Err` names what is asked for in vain: a port that no port of the container has as its name.
+    /// `Err` names the probe that cannot be run: no port of the container has the name it gives, or it has no action.
     pub(super) fn of(container: &Container, tells_readiness: bool) -> Result<Self, String> {
         let spec = |kind: &str, probe: Option<&Probe>| {
             let spec = probe.map(|probe| ProbeSpec::of(probe, container));
@@ -57,7 +60,7 @@ impl Probes {
 }
 
 impl ProbeSpec {
-    /// Defaults are those of Kubernetes' API (`pkg/apis/core/v1/defaults.go`, `SetDefaults_Probe`).
+    /// Fills in the defaults of Kubernetes' API (`pkg/apis/core/v1/defaults.go`, `SetDefaults_Probe`).
     fn of(probe: &Probe, container: &Container) -> Result<Self, String> {
         let positive = |value: Option<i32>, usual: u32| {
             value.and_then(|it| u32::try_from(it).ok()).filter(|it| *it > 0).unwrap_or(usual)
@@ -75,7 +78,7 @@ impl ProbeSpec {
     }
 }
 
-/// Results of one kind in a row.
+/// Number of equal results in a row: successes or failures.
 #[derive(Debug, Default)]
 pub(super) struct Row {
     passed: u32,
@@ -83,7 +86,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// Takes in a result. `Some` once as many of its kind came in a row as the probe asks for.
+    /// Adds a result. Returns `Some` once as many equal results came in a row as the probe requires.
     pub(super) fn note(&mut self, spec: &ProbeSpec, passed: bool) -> Option<bool> {
         if passed {
             *self = Self { passed: self.passed.saturating_add(1), failed: 0 };
@@ -94,6 +97,7 @@ impl Row {
     }
 }
 
+/// Returns the action of a probe, or the reason that there is none.
 fn ask_of(probe: &Probe, container: &Container) -> Result<Ask, String> {
     if let Some(exec) = &probe.exec {
         return Ok(Ask::Exec(exec.command.clone().unwrap_or_default()));
@@ -121,7 +125,7 @@ fn http_of(http: &HTTPGetAction) -> ProbeHow {
     }
 }
 
-/// A port is a number, a port's name, or with 0 the container's first one.
+/// Resolves a port: a number, the name of a container port, or with 0 the container's first port.
 fn port_of(written: &IntOrString, container: &Container) -> Result<u16, String> {
     let mut ports = container.ports.iter().flatten();
     let number = |port: &ContainerPort| port.container_port;
@@ -130,6 +134,7 @@ fn port_of(written: &IntOrString, container: &Container) -> Result<u16, String> 
         IntOrString::Int(number) => Some(*number),
         IntOrString::String(name) => {
             let named = ports.find(|port| port.name.as_ref() == Some(name)).map(number);
+            // A string that names no port may be a number in quotes.
             named.or_else(|| name.parse().ok())
         }
     };

@@ -1,4 +1,4 @@
-//! Shell: the steps that make a pod and take it away again.
+//! Shell: steps that create a pod, start its containers, and remove it.
 
 use std::error::Error;
 use std::fs;
@@ -25,6 +25,7 @@ use crate::net;
 use crate::pods::Event;
 use crate::runtime::{Launch, Launched, RuntimeError};
 
+/// Failure of a container's start.
 #[derive(Debug, ThisError)]
 pub(super) enum StartError {
     #[error("cannot form the container")]
@@ -44,7 +45,7 @@ pub(super) enum StartError {
 }
 
 impl StartError {
-    /// Kubernetes' reason.
+    /// Returns Kubernetes' reason for a container that waits.
     fn reason(&self) -> &'static str {
         match self {
             Self::Bundle(_) => "CreateContainerConfigError",
@@ -59,12 +60,12 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::File { path, source }
 }
 
-/// One line with an error and its causes.
+/// Formats an error and its causes in one line.
 pub(super) fn chain(error: &dyn Error) -> String {
     common::link::chain(error).replace('\n', " ")
 }
 
-/// What one start needs to know beyond the order.
+/// Parameters of one start, in addition to the order.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) at: usize,
@@ -74,12 +75,12 @@ pub(super) struct Asked {
     pub(super) ordered: Instant,
 }
 
-/// The runtime's name for one run of a container.
+/// Returns the runtime's container ID for one run of a container.
 pub(super) fn id(uid: &str, container: &str, attempt: u32) -> String {
     format!("{uid}-{container}-{attempt}")
 }
 
-/// Makes a pod's folders and its cgroup, which the agent waits for.
+/// Creates a pod's folders and its cgroup; the agent watches for the cgroup.
 pub(super) fn make_room(shared: &Shared, order: &PodOrder) -> io::Result<()> {
     let layout = &shared.layout;
     fs::create_dir_all(layout.pod_cgroup(&shared.mounts.v2, &order.uid))?;
@@ -87,7 +88,7 @@ pub(super) fn make_room(shared: &Shared, order: &PodOrder) -> io::Result<()> {
     fs::create_dir_all(layout.pod_logs(&order.revision.namespace, &order.name))
 }
 
-/// Makes a pod's network.
+/// Takes a network made ahead and publishes its namespace for the pod.
 pub(super) async fn connect(shared: Arc<Shared>, uid: String) -> (Event, Extra) {
     let begin = Instant::now();
     let path = shared.layout.pod_namespace(&uid);
@@ -95,6 +96,7 @@ pub(super) async fn connect(shared: Arc<Shared>, uid: String) -> (Event, Extra) 
         Ok(network) => network,
         Err(error) => return (Event::NoNetwork(chain(&error)), Extra::None),
     };
+    // An attempt that failed, or a crash, may have left a mount at this path.
     net::unpublish(&path);
     if let Err(error) = net::publish(network.namespace.as_fd(), &path) {
         shared.networks.release(network.address).await;
@@ -105,11 +107,11 @@ pub(super) async fn connect(shared: Arc<Shared>, uid: String) -> (Event, Extra) 
     (Event::Network(network.address.both().to_vec()), Extra::Address(network.address))
 }
 
-/// Starts one container.
+/// Starts one container and reports the result as an event.
 pub(super) async fn start(shared: &Arc<Shared>, work: &Arc<Work>, asked: Asked) -> (Event, Extra) {
     let (at, ordered) = (asked.at, asked.ordered);
     let begin = Instant::now();
-    // Here, not on the runtime's threads: those see another /sys/fs/cgroup, and not the pod's mount.
+    // Here, not on the runtime's threads: they see another /sys/fs/cgroup, and not the mount of the pod's namespace.
     let born = cgroup(shared, work, at).and_then(|cgroup| {
         let network = net::open(&shared.layout.pod_namespace(&work.order.uid))?;
         Ok((cgroup, network))
@@ -153,7 +155,7 @@ fn log_start(
     );
 }
 
-/// Makes a container's cgroup with its limits.
+/// Creates a container's cgroup with its limits.
 fn cgroup(shared: &Shared, work: &Work, at: usize) -> Result<ContainerCgroup, StartError> {
     let container = &work.containers[at];
     let limits = bundle::limits(container)?;
@@ -162,7 +164,7 @@ fn cgroup(shared: &Shared, work: &Work, at: usize) -> Result<ContainerCgroup, St
     Ok(made?)
 }
 
-/// Writes everything a container needs, on a runtime thread.
+/// Writes all files that a container needs; runs on a thread of the runtime.
 fn prepare(
     shared: &Shared,
     work: &Work,
@@ -180,12 +182,14 @@ fn prepare(
     write(&etc.join("hostname"), &format!("{}\n", bundle::hostname(&order.name)))?;
     let termination_log = bundle.join("termination-log");
     write(&termination_log, "")?;
+    // The container may run as any user, and the kubelet too lets each of them write the message.
     let anyone = fs::Permissions::from_mode(0o666);
     fs::set_permissions(&termination_log, anyone).map_err(file(&termination_log))?;
     let volumes = volumes(shared, order)?;
     let read = |name: &str| fs::read_to_string(asked.image.rootfs.join(name)).unwrap_or_default();
     let (passwd, group) = (read("etc/passwd"), read("etc/group"));
     let cgroup = layout.container_cgroup(Path::new(""), uid, &container.name);
+    // The runtime's mount namespace lacks the pod's mount point, so it opens this process's descriptor.
     let network = format!("/proc/{}/fd/{}", std::process::id(), joined.as_raw_fd());
     let network = PathBuf::from(network);
     let around = Surroundings {
@@ -223,7 +227,7 @@ fn prepare(
     })
 }
 
-/// Notes where this run's output begins, for its last words.
+/// Records where this run's output begins in the log, for the exit's message.
 fn remember_log(bundle: &Path, log: &Path) -> Result<(), StartError> {
     if let Some(folder) = log.parent() {
         fs::create_dir_all(folder).map_err(file(folder))?;
@@ -237,7 +241,7 @@ fn remember_log(bundle: &Path, log: &Path) -> Result<(), StartError> {
     Ok(())
 }
 
-/// The folders behind a pod's volumes.
+/// Returns the folders behind a pod's volumes, and creates those of `emptyDir`.
 fn volumes(
     shared: &Shared,
     order: &PodOrder,
@@ -253,7 +257,7 @@ fn volumes(
         }
         let path = folder.join(&volume.name);
         fs::create_dir_all(&path).map_err(file(&path))?;
-        // As the kubelet's: every user of the pod may write.
+        // As the kubelet does: every user of the pod may write.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).map_err(file(&path))?;
         Ok((volume.name.clone(), path))
     };
@@ -264,7 +268,7 @@ fn write(path: &Path, text: &str) -> Result<(), StartError> {
     fs::write(path, text).map_err(file(path))
 }
 
-/// Takes away everything of a pod but its logs.
+/// Removes everything of a pod but its logs.
 pub(super) async fn remove(
     shared: Arc<Shared>,
     uid: String,
@@ -285,7 +289,9 @@ pub(super) async fn remove(
             }
         }
     });
+    // A panic leaves files behind, but the pod must still end and its address be released.
     let _ = done.await;
+    // Only now: while the namespace is published, its address is in use.
     if let Some(address) = address {
         shared.networks.release(address).await;
     }

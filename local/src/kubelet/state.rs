@@ -1,4 +1,4 @@
-//! Shell: what is remembered of each pod across restarts of the node.
+//! Shell: state of each pod on disk, for a restart of the node's process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use tracing::warn;
 use crate::addresses::PodAddress;
 use crate::layout::Layout;
 
-/// One pod as it was last known.
+/// State of one pod when it was last saved.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Saved {
     pub(crate) order: PodOrder,
@@ -21,18 +21,19 @@ pub(crate) struct Saved {
     pub(crate) containers: Vec<Kept>,
 }
 
-/// One container, by its place in the spec.
+/// State of one container; its place in the list is its index in the pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Kept {
     pub(crate) restarts: u32,
-    /// Whether its startup probe had passed.
+    /// True if the startup probe had passed.
     #[serde(default)]
     pub(crate) started: bool,
-    /// Whether its readiness probe passed.
+    /// True if the readiness probe had passed.
     #[serde(default)]
     pub(crate) ready: bool,
 }
 
+/// Shape of the JSON file. New fields need a default: an older version may have written the file.
 #[derive(Serialize, Deserialize)]
 struct Text {
     uid: String,
@@ -47,7 +48,7 @@ struct Text {
     spec: PodSpec,
 }
 
-/// Writes a pod's state, whole or not at all.
+/// Writes a pod's state atomically: to a second file that is then renamed.
 pub(crate) fn save(layout: &Layout, saved: &Saved) {
     let order = saved.order.clone();
     let path = layout.pod_state(&order.uid);
@@ -71,7 +72,7 @@ pub(crate) fn save(layout: &Layout, saved: &Saved) {
     }
 }
 
-/// The pods a predecessor left.
+/// Loads the pods that an earlier node process left.
 pub(crate) fn load(layout: &Layout) -> Vec<Saved> {
     let Ok(entries) = fs::read_dir(layout.pods()) else { return Vec::new() };
     let uids = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -84,6 +85,7 @@ fn load_one(layout: &Layout, uid: &str) -> Option<Saved> {
     let text: Text = match serde_json::from_slice(&bytes) {
         Ok(text) => text,
         Err(error) => {
+            // Without a state the pod is not adopted; the order, if there still is one, makes it again.
             warn!(path = %path.display(), %error, "pod state not understood");
             return None;
         }

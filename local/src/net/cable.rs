@@ -1,9 +1,10 @@
-//! Shell: what connects one namespace to the node's bridge.
+//! Shell: connects one network namespace to the node's bridge by a veth pair.
 //!
-//! Nobody asks a hundred pods who has an address: a broadcast goes to every port of the bridge, each pod there looks at
-//! it, and the first packet waits 0.2 ms for them. Hardware addresses follow from the IPv4 address; the node knows each
-//! pod's for good, each pod knows the node's, and over IPv4 the bridge answers for the pods to one another. Over IPv6 it
-//! cannot answer without refusing IPv4's questions, so the first packet between two pods is preceded by one to all.
+//! No pod's address is asked for by broadcast. A broadcast goes to every port of the bridge, and each pod there
+//! processes it. With a hundred pods the first packet waits 0.2 ms for that. So hardware addresses follow from the IPv4
+//! address. The node has a permanent neighbour entry for each pod, and each pod has one for the node. Between pods, the
+//! bridge answers ARP requests. Over IPv6 it cannot answer without dropping ARP requests, so the first packet between
+//! two pods is preceded by a neighbour solicitation to all.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
@@ -19,10 +20,12 @@ use rtnetlink::{Handle, LinkBridgePort, LinkUnspec, LinkVeth, RouteMessageBuilde
 use super::{BRIDGE_MAC, ETH0, LO, NetError, add_address, connect, current, enter, link, up, v6};
 use crate::layout::{GATEWAY_V4, GATEWAY_V6, PODS_V4_PREFIX, PODS_V6_PREFIX};
 
-/// The addresses of one end.
+/// IPv4 and IPv6 address of one namespace.
 type Addresses = (Ipv4Addr, Ipv6Addr);
 
-/// Connects namespace `fd` to the bridge, called in the node's namespace: veth pair, addresses, default routes, neighbours.
+/// Connects namespace `fd` to the bridge: veth pair, addresses, default routes, neighbour entries.
+///
+/// The calling thread is in the node's network namespace.
 pub(super) async fn lay(
     handle: &Handle,
     name: &str,
@@ -30,6 +33,7 @@ pub(super) async fn lay(
     addresses: Addresses,
 ) -> Result<(), NetError> {
     let mac = mac_of(addresses.0);
+    // The peer is created directly inside the namespace, so it never appears in the node's.
     let peer = LinkUnspec::new_with_index(ETH0)
         .name("eth0")
         .address(mac.to_vec())
@@ -40,6 +44,7 @@ pub(super) async fn lay(
         .controller(ETH0)
         .up();
     handle.link().add(veth.build()).execute().await.map_err(link("make the cable", name))?;
+    // A netlink socket belongs to the namespace in which it is opened. The thread returns before `?` can leave.
     let home = current()?;
     enter(fd)?;
     let inside = connect();
@@ -51,7 +56,7 @@ pub(super) async fn lay(
     Ok(())
 }
 
-/// The end in the namespace.
+/// Configures the end in the namespace: interfaces, addresses, neighbour entry and default routes.
 async fn set_up_inside(
     inside: &Handle,
     name: &str,
@@ -74,30 +79,31 @@ async fn set_up_inside_v6(inside: &Handle, name: &str, v6: Ipv6Addr) -> Result<(
     inside.route().add(route).execute().await.map_err(link("set the route", name))
 }
 
-/// The end at the bridge: frames for `mac` go there, ARP requests from there are answered by the bridge.
+/// Configures the end at the bridge: frames for `mac` go there, and the bridge answers ARP requests from there.
 async fn set_up_port(handle: &Handle, name: &str, mac: [u8; 6]) -> Result<(), NetError> {
     let find = link("find the cable", name);
     let mut found = handle.link().get().match_name(name).execute();
     let Some(port) = found.try_next().await.map_err(find)? else { return Ok(()) };
     let index = port.header.index;
-    // The bridge answers in place of this port, and then keeps the question from it. `ProxyARP` would keep every
-    // broadcast and multicast from it, answered or not: IPv6's neighbour solicitations never came through.
+    // With `ProxyARPWifi` the bridge answers in place of this port, and then does not forward the request to it.
+    // `ProxyARP` would withhold every broadcast and multicast from the port, answered or not: IPv6's neighbour
+    // solicitations would never arrive.
     let quiet = LinkBridgePort::new(index).append_info_data(InfoBridgePort::ProxyARPWifi(true));
     let set = handle.link().set_port(quiet.build()).execute().await;
     set.map_err(link("answer for the neighbours", name))?;
-    // What bridges call permanent is an address of their own.
+    // In a bridge's table "permanent" means an address of the bridge itself, so the state is NOARP.
     let known = handle.neighbours().add_bridge(index, &mac).state(NeighbourState::Noarp);
     let known = known.flags(NeighbourFlags::Controller).replace();
     known.execute().await.map_err(link("set the hardware address", name))
 }
 
-/// Neighbours on the bridge, or on the one cable that leads there, have the same index.
+/// Adds a neighbour entry. The index is [`ETH0`] both for the bridge in the node and for `eth0` in a namespace.
 async fn add_neighbour(handle: &Handle, ip: IpAddr, mac: [u8; 6]) -> Result<(), NetError> {
     let neighbour = handle.neighbours().add(ETH0, ip).link_layer_address(&mac).replace();
     neighbour.execute().await.map_err(link("set the neighbour", ip))
 }
 
-/// Takes back what the node knows of a namespace that is gone.
+/// Removes the node's neighbour entries for a namespace that is gone.
 pub(super) async fn forget(handle: &Handle, (v4, v6): Addresses) {
     let families = [
         (AddressFamily::Inet, NeighbourAddress::Inet(v4)),
@@ -108,12 +114,12 @@ pub(super) async fn forget(handle: &Handle, (v4, v6): Addresses) {
         neighbour.header.family = family;
         neighbour.header.ifindex = ETH0;
         neighbour.attributes.push(NeighbourAttribute::Destination(address));
-        // Not there any more: that is what was wanted.
+        // An error means that the entry is gone already, which is the aim.
         let _ = handle.neighbours().del(neighbour).execute().await;
     }
 }
 
-/// Locally administered, and different for each address.
+/// Returns the hardware address for an IPv4 address: locally administered, and unique on the bridge.
 fn mac_of(v4: Ipv4Addr) -> [u8; 6] {
     let [a, b, c, d] = v4.octets();
     [0x02, 0x72, a, b, c, d]

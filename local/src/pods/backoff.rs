@@ -1,15 +1,15 @@
-//! Pure: how long a pod waits before it tries again, as the kubelet does.
+//! Pure: growing pauses between attempts of a pod, as the kubelet's back-off.
 
 use std::time::{Duration, Instant};
 
 /// First wait (kubernetes `pkg/kubelet/kubelet.go`, `backOffPeriod`).
 const FIRST: Duration = Duration::from_secs(10);
-/// Longest wait (`MaxContainerBackOff`).
+/// Longest wait (kubernetes `pkg/kubelet/kubelet.go`, `MaxContainerBackOff`).
 const LONGEST: Duration = Duration::from_secs(300);
-/// After this long without a failure the count begins anew (twice the longest wait).
+/// Time without a failure after which waits begin at the first again: twice the longest wait.
 const FORGET: Duration = Duration::from_secs(600);
 
-/// Counts failures of one kind.
+/// Back-off for failures of one kind, of one container.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Backoff {
     next: Option<Duration>,
@@ -18,9 +18,9 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// Records a failure; returns how long to wait: 0, 10, 20, 40 … 300 seconds.
+    /// Records a failure and returns the pause before the next attempt: 0, 10, 20, 40 … 300 seconds.
     ///
-    /// For containers the first restart is free, like the kubelet's. Pulls and starts that failed call
+    /// The first restart of a container has no pause, as in the kubelet. Pulls and starts that failed call
     /// [`Backoff::skip_free`] before.
     pub(super) fn failed(&mut self, now: Instant) -> Duration {
         let forgotten = self.last.is_some_and(|last| now.duration_since(last) > FORGET);
@@ -29,12 +29,12 @@ impl Backoff {
         }
         let wait = self.next.unwrap_or(if self.paid { FIRST } else { Duration::ZERO });
         self.next = Some((wait * 2).clamp(FIRST, LONGEST));
-        // What counts is the time that passed since the wait was over.
+        // The time to forget counts from the end of the pause, not from the failure.
         self.last = Some(now + wait);
         wait
     }
 
-    /// From now on the first failure waits too.
+    /// Makes the first failure wait too, from now on.
     pub(super) fn skip_free(&mut self) {
         self.paid = true;
     }

@@ -16,7 +16,7 @@ fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-/// A pod with one running container.
+/// Returns a pod with one running container.
 fn running(now: Instant) -> Pod {
     let mut pod = Pod::new(Restart::Always, None, vec![plan("web", Role::Main)]);
     assert_eq!(pod.step(now, Event::Begin), [Action::Connect, Action::Pull(0)]);
@@ -178,7 +178,7 @@ fn probed(attempt: u32, started: bool, ready: bool) -> Event {
     Event::Probed { at: 0, attempt, shown: Probed { started, ready } }
 }
 
-/// A pod of a probed sidecar and the container that serves; images and network are there.
+/// Returns a pod of a probed sidecar and a main container; images and network are ready.
 fn beside_a_probed_sidecar(now: Instant) -> Pod {
     let sidecar = Plan { is_probed: true, ..plan("proxy", Role::Sidecar) };
     let mut pod = Pod::new(Restart::Always, None, vec![sidecar, plan("web", Role::Main)]);

@@ -1,138 +1,138 @@
-//! Pure: what a pod's machine is made of, told and answers.
+//! Pure: types of a pod's state machine: containers, events, actions.
 
 use std::net::IpAddr;
 
-/// When an ended container is started again.
+/// Restart policy of a pod: the exits after which a container starts again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restart {
-    /// After every exit.
+    /// Restart after every exit.
     Always,
-    /// After an exit with another code than 0.
+    /// Restart after an exit with a code other than 0.
     OnFailure,
-    /// Never.
+    /// No restart after any exit.
     Never,
 }
 
-/// What a container is for.
+/// Role of a container in the order of starts and stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Runs to its end before the next one starts.
+    /// Init container: runs to its end before the next one starts.
     Init,
-    /// An init container with `restartPolicy: Always`: the next one starts as soon as it runs.
+    /// Init container with `restartPolicy: Always`: the next one starts as soon as this one has started.
     Sidecar,
-    /// One of the pod's own.
+    /// Main container, from the spec's `containers`.
     Main,
 }
 
-/// One container as the machine sees it.
+/// One container as the state machine sees it.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Name in the spec.
+    /// Container name in the pod spec.
     pub name: String,
-    /// Image as written.
+    /// Image reference as the spec writes it.
     pub image: String,
-    /// What it is for.
+    /// Role in the order of starts and stops.
     pub role: Role,
-    /// Whether probes of the node tell that it has started and is ready; without any, both come with its process.
+    /// True if the node's probes decide that it has started and is ready; otherwise its running process shows both.
     pub is_probed: bool,
 }
 
-/// What a container's probes have shown.
+/// Results of a container's probes in one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probed {
-    /// The startup probe has passed, or there is none.
+    /// True if the startup probe has passed, or there is none.
     pub started: bool,
-    /// The readiness probe passes, or there is none.
+    /// True if the readiness probe passes, or there is none.
     pub ready: bool,
 }
 
-/// How a container ended.
+/// Exit of a container, as Kubernetes' `terminated` state shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exit {
-    /// Exit code; 128 + signal; −1 when it could not be learnt.
+    /// Exit code; 128 + signal after a signal; −1 if the kernel did not report it.
     pub code: i32,
-    /// Kubernetes' reason.
+    /// Reason as in Kubernetes: `Completed`, `Error`, `OOMKilled`, or that of a failed start.
     pub reason: String,
-    /// Termination message or last lines of the log.
+    /// Termination message, or the last lines of the log.
     pub message: String,
 }
 
-/// What happened. `at` counts containers, init containers first.
+/// Event for a pod's state machine. `at` is the index of a container, init containers first.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The pod was ordered, or found after a restart of the node.
+    /// The pod was ordered, or found again after a restart of the node.
     Begin,
-    /// The network is there.
+    /// The network is ready, with these addresses.
     Network(Vec<IpAddr>),
-    /// It could not be made.
+    /// The network could not be made, for this cause.
     NoNetwork(String),
-    /// An image is unpacked.
+    /// An image is unpacked on this node.
     Image {
-        /// Which container's.
+        /// Index of the container that needs it.
         at: usize,
-        /// Its digest.
+        /// Digest of the image, `sha256:…`.
         digest: String,
     },
-    /// An image cannot be had for now.
+    /// An image is not available for now; the pull is tried again.
     NoImage {
-        /// Which container's.
+        /// Index of the container that needs it.
         at: usize,
-        /// Kubernetes' reason.
+        /// Reason as in Kubernetes: `ImagePullBackOff`, `ErrImageNeverPull`, ….
         reason: String,
-        /// For people.
+        /// Cause as text for the container's status.
         message: String,
     },
-    /// A container runs.
+    /// The process of a container runs.
     Started {
-        /// Which.
+        /// Index of the container that runs.
         at: usize,
     },
     /// A container could not be started.
     NotStarted {
-        /// Which.
+        /// Index of the container concerned.
         at: usize,
-        /// Kubernetes' reason.
+        /// Reason as in Kubernetes: `CreateContainerError`, `RunContainerError`, ….
         reason: String,
-        /// For people.
+        /// Cause as text for the container's status.
         message: String,
     },
-    /// The probes of a container show something else than before.
+    /// The probe results of a container have changed.
     Probed {
-        /// Which.
+        /// Index of the container that was probed.
         at: usize,
-        /// Its [`restarts`](super::Pod::restarts) then: what an earlier run has shown counts for nothing.
+        /// Number of [`restarts`](super::Pod::restarts) when that run began; results of an earlier run are ignored.
         attempt: u32,
-        /// What they show.
+        /// Probe results from now on.
         shown: Probed,
     },
-    /// A container ended.
+    /// The process of a container ended.
     Exited {
-        /// Which.
+        /// Index of the container that ended.
         at: usize,
-        /// How.
+        /// Exit code, reason and message.
         exit: Exit,
     },
     /// The pod is no longer ordered.
     Stop,
-    /// Nothing of it is left on the node.
+    /// Everything of the pod is removed from the node.
     Removed,
-    /// Time has passed.
+    /// A time has come that [`due`](super::Pod::due) returned.
     Tick,
 }
 
-/// What to do.
+/// Action that the kubelet carries out for a pod; numbers are indexes of containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Make the network.
+    /// Make the pod's network and publish its namespace.
     Connect,
-    /// Get the image of a container.
+    /// Pull or find the image of a container.
     Pull(usize),
-    /// Start a container.
+    /// Start the process of a container.
     Start(usize),
-    /// Ask a container to end.
+    /// Send a container its stop signal, SIGTERM by default.
     Terminate(usize),
-    /// End a container.
+    /// Kill every process of a container.
     Kill(usize),
-    /// Take everything away.
+    /// Remove network, cgroups and files of the pod.
     Remove,
 }

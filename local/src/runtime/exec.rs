@@ -1,4 +1,4 @@
-//! Shell: commands inside a container that runs, as exec probes ask for them.
+//! Shell: commands inside a running container, for exec probes.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -17,39 +17,39 @@ use crate::cgroups::ContainerCgroup;
 use crate::process::{ProcessId, exit_code};
 use crate::sys;
 
-/// Bytes of a command's output that are kept: enough to say what is wrong.
+/// Bytes of a command's output that are kept, enough to name the cause of a failure.
 const OUTPUT: u64 = 1024;
-/// How long the runtime has to end once its command was killed.
+/// Time that the runtime has to end by itself after its command was killed.
 const AFTERWARDS: Duration = Duration::from_secs(1);
 
 /// A command to be run inside a container.
 #[derive(Debug)]
 pub struct Exec {
-    /// The container's name for the runtime.
+    /// Name under which the runtime knows the container.
     pub id: String,
-    /// Its folder, where the command's pid is written.
+    /// Folder of the container's bundle; the command's pid file is written there.
     pub bundle: PathBuf,
-    /// Program and arguments.
+    /// Program of the command, then its arguments.
     pub command: Vec<String>,
-    /// The container's cgroup.
+    /// Cgroup of the container, where the command runs.
     pub cgroup: ContainerCgroup,
 }
 
-/// What became of a command.
+/// Result of a command inside a container.
 #[derive(Debug)]
 pub struct Executed {
-    /// Its exit code, 128 + signal for a signal; `None` if it took too long and was killed.
+    /// Exit code, or 128 + signal after a signal; `None` if the command took too long and was killed.
     pub code: Option<i32>,
-    /// The begin of what it wrote.
+    /// First bytes of standard output and error.
     pub output: String,
 }
 
-/// The runtimes that execute commands now, by pid: each is waited for by its own task, and by no other.
+/// Runtime processes that execute commands now, by pid. Each has a task that reaps it, so `reap_helpers` must not.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Executing(Arc<Mutex<BTreeSet<i32>>>);
 
 impl Executing {
-    /// Held while a runtime is started, so that it is known as soon as it exists.
+    /// Starts a runtime under the lock, so that its pid is listed before `contains` can be asked about it.
     fn started<E>(&self, start: impl FnOnce() -> Result<(i32, OwnedFd), E>) -> Result<Child, E> {
         let mut pids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (pid, pidfd) = start()?;
@@ -57,21 +57,24 @@ impl Executing {
         Ok(Child { pid, pidfd: Arc::new(pidfd) })
     }
 
+    /// Removes a runtime that was reaped, or that no task waits for.
     fn ended(&self, child: &Child) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&child.pid);
     }
 
+    /// Returns true if `pid` executes a command.
     pub(super) fn contains(&self, pid: i32) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
     }
 }
 
+/// The runtime process that executes a command.
 struct Child {
     pid: i32,
     pidfd: Arc<OwnedFd>,
 }
 
-/// A command under way.
+/// A command that runs, with its output.
 struct Started {
     child: Child,
     output: File,
@@ -79,7 +82,7 @@ struct Started {
 }
 
 impl Runtime {
-    /// Whether `pid` is a runtime that executes a command.
+    /// Returns true if `pid` is a runtime process that executes a command.
     pub fn executes(&self, pid: i32) -> bool {
         self.executing.contains(pid)
     }
@@ -89,16 +92,17 @@ impl Runtime {
         let runtime = self.clone();
         let started = self.on_thread::<_, RuntimeError>(move || runtime.start_exec(&exec)).await?;
         let runtime = self.clone();
-        // A task of its own: the runtime is reaped also where the caller has lost its interest.
+        // A task of its own: it reaps the runtime even if the caller's task is dropped.
         let finished = tokio::spawn(async move { runtime.finish_exec(started, patience).await });
         finished.await.ok().ok_or(RuntimeError::Ended)?
     }
 
+    /// Starts the runtime's `exec` in the container's cgroup.
     fn start_exec(&self, exec: &Exec) -> Result<Started, RuntimeError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let pid_file = exec.bundle.join(format!("exec-{number}.pid"));
-        // Its pages count as the container's memory.
+        // A memfd needs no file to be removed later, and its pages count as the container's memory.
         let output = memfd_create(c"exec", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from);
         let output = output.map(File::from).map_err(file("keep the output of", &self.program))?;
         let null = File::open("/dev/null").map_err(file("open", Path::new("/dev/null")))?;
@@ -115,6 +119,7 @@ impl Runtime {
         Ok(Started { child, output, pid_file })
     }
 
+    /// Waits for a command, kills it after `patience`, and collects its exit code and output.
     async fn finish_exec(
         &self,
         started: Started,
@@ -122,13 +127,13 @@ impl Runtime {
     ) -> Result<Executed, RuntimeError> {
         let Started { child, mut output, pid_file } = started;
         let watched = sys::watch(Arc::clone(&child.pidfd)).map_err(|error| {
-            // No task waits for it then: it is reaped like any helper.
+            // No task waits for this runtime then: `reap_helpers` reaps it.
             self.executing.ended(&child);
             file("watch", &self.program)(error)
         })?;
         let in_time = timeout(patience, watched.readable()).await.is_ok();
         if !in_time {
-            // The command first: its runtime then reaps it and ends.
+            // The command is killed first: its runtime then reaps it and ends by itself.
             kill_command(&pid_file);
             if timeout(AFTERWARDS, watched.readable()).await.is_err() {
                 let _gone = sys::pidfd_signal(child.pidfd.as_fd(), libc::SIGKILL);
@@ -139,13 +144,14 @@ impl Runtime {
         self.executing.ended(&child);
         let _ = fs::remove_file(&pid_file);
         let mut text = Vec::new();
-        // Without its words a failure only says less.
+        // An error here costs only the output; the exit code still decides.
         let _ = output.rewind().and_then(|()| output.take(OUTPUT).read_to_end(&mut text));
         let output = String::from_utf8_lossy(&text).into_owned();
         Ok(Executed { code: in_time.then_some(code), output })
     }
 }
 
+/// Kills the command of a pid file, if it still runs.
 fn kill_command(pid_file: &Path) {
     let pid = fs::read_to_string(pid_file).ok().and_then(|text| text.trim().parse().ok());
     if let Some(process) = pid.and_then(ProcessId::of).and_then(|process| process.open()) {
