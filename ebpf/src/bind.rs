@@ -1,4 +1,4 @@
-//! A bind runs in its process's context: the place to learn whose listener it will be, and to widen loopback.
+//! Binds of pods: a bind runs in its process's context, so it shows the listener's pod; loopback binds may be widened.
 
 use core::ptr;
 
@@ -16,6 +16,7 @@ use crate::{
 /// First byte of 127.0.0.0/8.
 const LOOPBACK_NET: u8 = 127;
 
+/// Handles a bind to an IPv4 address.
 #[inline(always)]
 pub fn bind4(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = Address(ctx);
@@ -29,6 +30,7 @@ pub fn bind4(ctx: *mut bpf_sock_addr) -> i32 {
     ALLOW
 }
 
+/// Handles a bind to an IPv6 address.
 #[inline(always)]
 pub fn bind6(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = Address(ctx);
@@ -42,7 +44,7 @@ pub fn bind6(ctx: *mut bpf_sock_addr) -> i32 {
     ALLOW
 }
 
-/// Leaves pod and namespace in the socket's storage, which what it accepts will inherit.
+/// Writes pod and namespace into the socket's storage, which accepted connections inherit.
 #[inline(always)]
 fn identify(ctx: Address) -> Option<&'static mut Conn> {
     if !ctx.is_tcp() {
@@ -50,18 +52,18 @@ fn identify(ctx: Address) -> Option<&'static mut Conn> {
     }
     let conn = CONNS.get_or_zero(ctx.socket())?;
     conn.cookie = ctx.netns_cookie();
-    // SAFETY: takes nothing and always answers.
+    // SAFETY: the helper has no arguments and cannot fail.
     conn.cgroup = unsafe { bpf_get_current_cgroup_id() };
     conn.flags = 0;
     Some(conn)
 }
 
-/// Whether a loopback bind may become one to any address: the serving port of a registered pod, which nothing else in the
-/// namespace holds.
+/// Returns true if a loopback bind may become one to any address.
 ///
-/// Other listeners that were widened in the same family share the port on purpose (SO_REUSEPORT) or meet the same
-/// EADDRINUSE as unwidened ones would. One family only: a program that binds 127.0.0.1 and ::1 one after the other would
-/// collide with itself, since `::` takes IPv4 too.
+/// It must be for the serving port of a registered pod, which nothing else in the namespace holds. Other listeners
+/// that were widened in the same family share the port on purpose (SO_REUSEPORT), or meet the same EADDRINUSE as
+/// without widening. One family only: a program that binds 127.0.0.1 and ::1 one after the other would collide with
+/// itself, since `::` accepts IPv4 too.
 #[inline(always)]
 fn may_widen(conn: &Conn, port_be: u16, family: u32) -> bool {
     let port = u16::from_be(port_be);
@@ -76,6 +78,7 @@ fn may_widen(conn: &Conn, port_be: u16, family: u32) -> bool {
     let Ok(found) = entry(&key) else { return false };
     // SAFETY: a live map value; single words.
     unsafe {
+        // The family is claimed here, at the bind: until listen, no counter would show it to a second bind.
         let others = (*found).families & abi::FAMILIES & !family;
         let free = others == 0 && (*found).open == (*found).widened;
         if free {
@@ -85,7 +88,7 @@ fn may_widen(conn: &Conn, port_be: u16, family: u32) -> bool {
     }
 }
 
-/// The entry of a namespace and port, made when there is none; or the word of `CONTROL` that counts why there is none.
+/// Returns the entry of a namespace and port, created if missing; or the word of `CONTROL` that counts the refusal.
 #[inline(always)]
 pub fn entry(key: &ListenKey) -> Result<*mut Listen, u32> {
     const NOEXIST: u64 = 1;
@@ -95,6 +98,7 @@ pub fn entry(key: &ListenKey) -> Result<*mut Listen, u32> {
     let entries = LISTENERS.get_ptr_mut(key.cookie);
     // SAFETY: a live map value; a single word.
     let count = entries.map_or(0, |entries| unsafe { ptr::read_volatile(entries) });
+    // A namespace beyond its share gets no further entry, except for the port that matters for routing.
     if count >= abi::LISTEN_EACH && !is_serving(key) {
         return Err(abi::CONTROL_LISTEN_BEYOND);
     }
@@ -103,7 +107,7 @@ pub fn entry(key: &ListenKey) -> Result<*mut Listen, u32> {
         match entries {
             Some(entries) => add32(entries, 1),
             None => {
-                // Of two at once one is not counted, until the agent counts again.
+                // Of two inserts at once one is not counted, until the agent counts the entries again.
                 let _lost_a_race_or_full = LISTENERS.insert(key.cookie, 1, NOEXIST);
             }
         }
@@ -111,14 +115,14 @@ pub fn entry(key: &ListenKey) -> Result<*mut Listen, u32> {
     LISTEN.get_ptr_mut(key).ok_or(abi::CONTROL_LISTEN_FULL)
 }
 
-/// Whether it is the serving port of a registered pod.
+/// Returns true for the serving port of a registered pod.
 #[inline(always)]
 fn is_serving(key: &ListenKey) -> bool {
     // SAFETY: the field is read at once.
     unsafe { PODS.get(key.cookie) }.is_some_and(|pod| u32::from(pod.port) == key.port)
 }
 
-/// Whether a listener on this address is reachable from its own namespace only.
+/// Returns true if a listener on this address is reachable from its own namespace only.
 #[inline(always)]
 pub fn is_loopback(words: &[u32; 4]) -> bool {
     let mapped = flow::is_mapped(words) && words[3].to_ne_bytes()[0] == LOOPBACK_NET;

@@ -1,6 +1,6 @@
-//! A connect to a service leads to a pod, or to an activator while no pod can take it.
+//! Routes a connect to a service to a pod, or to an activator while no pod can accept it.
 //!
-//! Fail open: whatever is missing or in doubt leaves the address as the program gave it.
+//! It fails open: if anything is missing or in doubt, the address stays as the program gave it.
 
 use core::{ffi::c_void, ptr};
 
@@ -22,27 +22,28 @@ use crate::{
     },
 };
 
-/// Picks of two before the activator takes the connect.
+/// Picks of two backends before the activator gets the connect.
 const PICKS: u32 = 4;
-/// Minus one, for blind adds.
+/// Minus one, for adds that wrap.
 const LESS: u64 = 1u64.wrapping_neg();
-/// No backend's generation: the first one of each is 1.
+/// Generation that no backend has: a socket with it counts in no gauge. Generations begin with 1.
 const GAUGELESS: u64 = 0;
-/// No backend's number.
+/// Number that no backend has.
 const NONE: u32 = u32::MAX;
 
-/// Why a connect is not rewritten.
+/// Reason that a connect is not rewritten.
 enum Refusal {
-    /// Not ours, or in doubt: leave it alone.
+    /// The address is no frontend, or there is doubt: the connect goes on unchanged.
     Pass,
-    /// Nothing may answer it.
+    /// The frontend's mode refuses connects.
     Refuse,
-    /// The tables have changed since they were read.
+    /// The maps have changed since they were read.
     Changed,
 }
 
-/// Where a connect goes: a copy, as the backend's row may become another one's as soon as no list names it. No pointer:
-/// the verifier would follow it through all that comes between.
+/// Backend for a connect, as a copy: the backend's row may be used for another one as soon as no list names it.
+///
+/// It is not a pointer, because the verifier would follow the pointer through all code in between.
 struct Target {
     backend: u32,
     port_be: u16,
@@ -50,12 +51,13 @@ struct Target {
     address: [u32; 4],
 }
 
-/// One pick of a list.
+/// One backend picked from a list.
 struct Pick {
     backend: u32,
     row: *const Backend,
 }
 
+/// Rewrites a connect to an IPv4 address.
 #[inline(always)]
 pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = Address(ctx);
@@ -65,6 +67,7 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
     let OnStack(key) = &key(ctx.four(), ctx.port_be());
     match choose(key) {
         Ok(target) => {
+            // An IPv4 socket cannot connect to an IPv6 pod; the agent plans no such lists, so this only guards.
             if flow::is_mapped(&target.address) {
                 ctx.set_four(&target.address);
                 ctx.set_port_be(target.port_be);
@@ -80,6 +83,7 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
     }
 }
 
+/// Rewrites a connect to an IPv6 address.
 #[inline(always)]
 pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = Address(ctx);
@@ -102,7 +106,7 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
     }
 }
 
-/// Shows the address the program asked for, while the socket is connected to the one it was given instead.
+/// Returns the address that the program asked for (IPv4), while the socket is connected to a backend's.
 #[inline(always)]
 pub fn getpeername4(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = Address(ctx);
@@ -113,7 +117,7 @@ pub fn getpeername4(ctx: *mut bpf_sock_addr) -> i32 {
     ALLOW
 }
 
-/// As [`getpeername4`].
+/// Returns the address that the program asked for (IPv6), while the socket is connected to a backend's.
 #[inline(always)]
 pub fn getpeername6(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = Address(ctx);
@@ -124,7 +128,7 @@ pub fn getpeername6(ctx: *mut bpf_sock_addr) -> i32 {
     ALLOW
 }
 
-/// A socket closes for good: it leaves the gauge of its backend, and its row.
+/// Removes a socket that is released from the gauge of its backend, and frees its row.
 #[inline(always)]
 pub fn release(socket: *mut bpf_sock) -> i32 {
     // SAFETY: the helper takes the context as it is.
@@ -139,24 +143,28 @@ pub fn release(socket: *mut bpf_sock) -> i32 {
     ALLOW
 }
 
+/// Returns the record of a socket if `peer` and the port are the backend that it was given.
 #[inline(always)]
 fn asked(ctx: Address, peer: [u32; 4]) -> Option<&'static mut Client> {
     let client = remembered(ctx.socket(), ctx.socket_cookie())?;
     (words(client.given) == peer && client.given_port_be == ctx.port_be()).then_some(client)
 }
 
-/// Begins at a whole word of the stack, as the verifier wants of whoever writes whole words.
+/// Aligned to whole words of the stack, as the verifier requires for stores of whole words.
 #[repr(align(8))]
 struct OnStack<T>(T);
 
+/// Builds the frontend key of an address and port, for TCP.
 #[inline(always)]
 fn key(address: [u32; 4], port_be: u16) -> OnStack<FrontendKey> {
     OnStack(FrontendKey { address: bytes(address), port_be, protocol: 6, reserved: 0 })
 }
 
-/// Chooses, and once or twice more where the tables have changed meanwhile: a connect may be preempted for longer than
-/// what is freed rests, and a service's number, its slots and their backends are another's then. Written out: in a loop, the
-/// verifier would have to prove what each turn leaves to the next.
+/// Chooses a backend, in up to three attempts if the maps change meanwhile.
+///
+/// A connect may be preempted for longer than the quarantine of what was freed. Then a service's number, its list and
+/// the backends there may belong to another service. The attempts are written out: in a loop, the verifier would have
+/// to prove what each iteration leaves to the next.
 #[inline(always)]
 fn choose(key: &FrontendKey) -> Result<Target, Refusal> {
     let first = attempt(key);
@@ -170,7 +178,7 @@ fn choose(key: &FrontendKey) -> Result<Target, Refusal> {
     attempt(key)
 }
 
-/// Chooses once. What it answers was in force when all was read again, behind the copy of the backend.
+/// Chooses a backend once. The result was in force when all maps were read again, after the copy of the backend.
 #[inline(always)]
 fn attempt(key: &FrontendKey) -> Result<Target, Refusal> {
     let service = service(key).ok_or(Refusal::Pass)?;
@@ -197,8 +205,10 @@ fn attempt(key: &FrontendKey) -> Result<Target, Refusal> {
     }
 }
 
-/// The freer of two activators, at the service's own port there. One whose node is gone keeps what it was given, so
-/// later connects go past it until the table knows.
+/// Chooses the less loaded of two activators, with the service's own port there.
+///
+/// An activator whose node is gone keeps the connections it was given in its gauge. So later connects avoid it until
+/// the RouteTable drops it.
 #[inline(always)]
 fn activator(key: &FrontendKey, read: Read) -> Result<Target, Refusal> {
     let info = self::read(&SVC_INFO, read.service).ok_or(Refusal::Pass)?;
@@ -215,7 +225,7 @@ fn activator(key: &FrontendKey, read: Read) -> Result<Target, Refusal> {
     still(key, Read { info, list, ..read }).map(|()| Target { port_be, ..target })
 }
 
-/// Reads once more what led here.
+/// Reads again all words that the choice came from; an error if any has changed.
 #[inline(always)]
 fn still(key: &FrontendKey, before: Read) -> Result<(), Refusal> {
     let service = service(key).ok_or(Refusal::Changed)?;
@@ -229,26 +239,28 @@ fn still(key: &FrontendKey, before: Read) -> Result<(), Refusal> {
     if before.is_same(&now) { Ok(()) } else { Err(Refusal::Changed) }
 }
 
-/// The number of the service that an address leads to. A removed entry's memory is used again at once (since 6.1), so the
-/// number may be another address's; reading it [again](still) tells.
+/// Returns the service number of a frontend.
+///
+/// A removed entry's memory is used again at once (since 6.1), so the number may be that of another address; reading it
+/// [again](still) shows that.
 #[inline(always)]
 fn service(key: &FrontendKey) -> Option<u32> {
-    // SAFETY: a word of a hash's memory, which is no other kind of memory before this program has ended.
+    // SAFETY: a word of a hash's memory, which is not freed for other uses before this program has ended.
     FRONTENDS.get_ptr(key).map(|found| unsafe { ptr::read_volatile(found) })
 }
 
-/// A service's word. Volatile: user space stores it whenever it likes, and it is read twice.
+/// Reads a word of a service. Volatile: user space stores it at any time, and the value is read twice.
 #[inline(always)]
 fn read(words: &Array<u64>, service: u32) -> Option<u64> {
-    // SAFETY: a live map value; a word, which is stored at once.
+    // SAFETY: a live map value; a word, which user space stores at once.
     words.get_ptr(service).map(|word| unsafe { ptr::read_volatile(word) })
 }
 
-/// What a backend's row says.
+/// Copies the row of a backend.
 #[inline(always)]
 fn copy(backend: u32) -> Option<Target> {
     let row = BACKENDS.get_ptr(backend)?;
-    // SAFETY: a live map value. Another's, perhaps, half-written; reading all again tells.
+    // SAFETY: a live map value. It may be half-written or another backend's; reading all words again shows that.
     unsafe {
         let address = ptr::read_volatile((&raw const (*row).address).cast::<[u32; 4]>());
         let port_be = ptr::read_volatile(&raw const (*row).port_be);
@@ -257,8 +269,9 @@ fn copy(backend: u32) -> Option<Target> {
     }
 }
 
-/// The freer of two pods of a list that can take a connection, in up to [`PICKS`] tries, or [`NONE`]. A function of its own:
-/// the verifier walks through it once, however often it is called.
+/// Picks a pod of a list that can accept a connection, in up to [`PICKS`] picks of two; [`NONE`] if there is none.
+///
+/// A function of its own: the verifier checks it once, however often it is called.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn pick_pod(state: u64) -> u32 {
@@ -266,7 +279,7 @@ extern "C" fn pick_pod(state: u64) -> u32 {
     pod(&list).map_or(NONE, |pick| pick.backend)
 }
 
-/// The freer of two activators of a list, or [`NONE`]. As [`pick_pod`].
+/// Picks the less loaded of two activators of a list; [`NONE`] if there is none. Separate, like [`pick_pod`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn pick_activator(state: u64) -> u32 {
@@ -277,6 +290,7 @@ extern "C" fn pick_activator(state: u64) -> u32 {
     two(&list).map_or(NONE, |(better, _)| better.backend)
 }
 
+/// Picks a pod of a list that can accept a connection.
 #[inline(always)]
 fn pod(list: &SvcState) -> Option<Pick> {
     if list.count == 0 {
@@ -287,14 +301,14 @@ fn pod(list: &SvcState) -> Option<Pick> {
     }
     for turn in 1..=PICKS {
         let (better, other) = two(list)?;
-        // So is the other one; not so perhaps the next two.
+        // `two` prefers a backend without doubt, so the other one is doubtful as well; the next two may not be.
         if turn < PICKS && is_doubtful(&better) {
             continue;
         }
         if listens(&better) {
             return Some(better);
         }
-        // A pod that just stopped listening looks the freest of all, so it would be picked again and again.
+        // A pod that has just stopped listening looks the least loaded of all, so it would be picked again and again.
         if listens(&other) {
             return Some(other);
         }
@@ -302,7 +316,7 @@ fn pod(list: &SvcState) -> Option<Pick> {
     None
 }
 
-/// Two of a list at random, the freer one first.
+/// Picks two backends of a list at random, the less loaded one first.
 #[inline(always)]
 fn two(list: &SvcState) -> Option<(Pick, Pick)> {
     let (first, second) = flow::two(random(), list.count);
@@ -315,32 +329,35 @@ fn two(list: &SvcState) -> Option<(Pick, Pick)> {
     })
 }
 
+/// Returns the backend at a place of `SLOTS`.
 #[inline(always)]
 fn backend(slot: u32) -> Option<Pick> {
     let backend = *SLOTS.get(slot)? as u32;
     Some(Pick { backend, row: BACKENDS.get_ptr(backend)? })
 }
 
+/// Returns the load of a backend: open connections of this node, and requests in flight of a local pod.
 #[inline(always)]
 fn load(pick: &Pick) -> Load {
-    // SAFETY: a live map value; the gauge may change meanwhile, any value of it will do.
+    // SAFETY: a live map value. The gauge may change meanwhile; any value of it is good enough for a choice.
     let (slot, open) = unsafe { ((*pick.row).slot, (*pick.row).open) };
     let state = if slot == 0 { None } else { POD_STATE.get(slot) };
     let in_flight = state.map_or(flow::UNKNOWN, |state| state.in_flight);
     Load { open, in_flight, doubtful: is_doubtful(pick) }
 }
 
+/// Returns true if a connect to this backend was left unanswered a short time ago.
 #[inline(always)]
 fn is_doubtful(pick: &Pick) -> bool {
-    // SAFETY: as in `load`.
+    // SAFETY: a live map value; a single word.
     let at = unsafe { (*pick.row).unanswered_ns };
     at != 0 && now().wrapping_sub(at) < abi::UNANSWERED_NS
 }
 
-/// Whether a pod of this node has a listener; pods elsewhere are taken at the table's word.
+/// Returns true if a pod of this node has a listener; for pods of other nodes the RouteTable is trusted.
 #[inline(always)]
 fn listens(pick: &Pick) -> bool {
-    // SAFETY: as in `load`.
+    // SAFETY: a live map value; single words, any value of which is checked below.
     let (cookie, port_be) = unsafe { ((*pick.row).cookie, (*pick.row).port_be) };
     if cookie == 0 {
         return true;
@@ -350,19 +367,20 @@ fn listens(pick: &Pick) -> bool {
     if unsafe { LISTEN.get(key) }.is_some_and(|found| found.open != 0) {
         return true;
     }
-    // SAFETY: as above.
+    // SAFETY: one word is read at once.
     unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_LISTENS != 0)
 }
 
+/// Records the rewritten connect of a socket, and counts the socket in the backend's gauge.
 #[inline(always)]
 fn remember(ctx: Address, key: &FrontendKey, target: &Target) {
-    // The kernel closes such sockets without a word, so they would count for ever.
+    // The kernel reports no close of such sockets, so they would count forever.
     if ctx.is_flow() {
         return note(abi::CONTROL_UNTRACKED);
     }
     let (socket, cookie) = (ctx.socket(), ctx.socket_cookie());
     let client = match remembered(socket, cookie) {
-        // A socket may connect again after a failed try.
+        // A socket may connect again after a failed attempt.
         Some(client) => {
             leave(client);
             client
@@ -379,27 +397,28 @@ fn remember(ctx: Address, key: &FrontendKey, target: &Target) {
     client.given_port_be = target.port_be;
     client.backend = target.backend;
     client.generation = target.generation;
-    // Where the row is another backend's by now, no gauge counts this socket: it leaves none, either.
+    // If the row is another backend's by now, no gauge counts this socket, and none will be lowered for it.
     if let Some(row) = given(client) {
         // SAFETY: a live map value.
         add(unsafe { &raw mut (*row).open }, 1);
     }
 }
 
-/// A socket connects to what is not ours. Where it was ours before, its connect had failed, or it was disconnected.
+/// Handles a connect to an address that is no frontend. A recorded earlier connect has failed or was disconnected.
 #[inline(always)]
 fn elsewhere(ctx: Address) {
     disconnected(ctx.socket(), ctx.socket_cookie());
 }
 
-/// Whether a socket's connect was led anywhere.
+/// Returns true if a connect of the socket was rewritten.
 #[inline(always)]
 pub fn is_remembered(socket: *mut c_void, cookie: u64) -> bool {
     remembered(socket, cookie).is_some()
 }
 
-/// A socket is connected to nothing any more: its connect has failed, the other end has reset it, or its program has
-/// disconnected it. It may stay open for as long as its program likes.
+/// Handles a socket that is no longer connected: its connect failed, the peer reset it, or its program disconnected it.
+///
+/// The socket itself may stay open indefinitely, so its gauge cannot wait for the release.
 #[inline(always)]
 pub fn disconnected(socket: *mut c_void, cookie: u64) {
     if let Some(client) = remembered(socket, cookie) {
@@ -407,7 +426,7 @@ pub fn disconnected(socket: *mut c_void, cookie: u64) {
     }
 }
 
-/// Takes a socket out of its backend's gauge, once.
+/// Removes a socket from its backend's gauge, once.
 #[inline(always)]
 fn leave(client: &mut Client) {
     if let Some(row) = given(client) {
@@ -417,7 +436,7 @@ fn leave(client: &mut Client) {
     client.generation = GAUGELESS;
 }
 
-/// The backend that a socket was given, unless the number has been given to another one since.
+/// Returns the backend that a socket was given, unless the number has been used for another one since.
 #[inline(always)]
 fn given(client: &Client) -> Option<*mut Backend> {
     let row = BACKENDS.get_ptr_mut(client.backend)?;
@@ -425,8 +444,9 @@ fn given(client: &Client) -> Option<*mut Backend> {
     (unsafe { (*row).generation } == client.generation).then_some(row)
 }
 
-/// Nobody answers a socket's connect to this address. Later ones rather go elsewhere for a while. The socket may have
-/// been given another address before, and gone on to one that is not ours.
+/// Records that a socket's connect to this address is unanswered: later connects avoid the backend for a while.
+///
+/// The socket may have been given another address before, and then have connected to one that is no frontend.
 #[inline(always)]
 pub fn unanswered(socket: *mut c_void, cookie: u64, address: [u32; 4], port: u32) {
     let Some(client) = remembered(socket, cookie) else { return };
@@ -440,7 +460,7 @@ pub fn unanswered(socket: *mut c_void, cookie: u64, address: [u32; 4], port: u32
     note(abi::CONTROL_UNANSWERED);
 }
 
-/// What a socket remembers of its rewritten connect.
+/// Returns the record of a socket's rewritten connect.
 #[inline(always)]
 fn remembered(socket: *mut c_void, cookie: u64) -> Option<&'static mut Client> {
     match own(cookie) {
@@ -449,12 +469,13 @@ fn remembered(socket: *mut c_void, cookie: u64) -> Option<&'static mut Client> {
     }
 }
 
-/// The row that a socket has claimed, and its claims. A row keeps the cookie of the socket that had it last, and
-/// cookies are never used twice.
+/// Returns the row that a socket has claimed, and its claim count.
+///
+/// A row keeps the cookie of the socket that had it last, and cookies are never used twice.
 #[inline(always)]
 fn own(cookie: u64) -> Option<(&'static mut Client, *mut u64)> {
     let claims = claims(cookie)?;
-    // Most sockets that close never had a row; their rows, which are cold, are not looked at.
+    // Most sockets that close never had a row; their rows are not in the cache and should not be read.
     // SAFETY: a word of a live map value. Volatile, as another CPU may write it.
     if unsafe { ptr::read_volatile(claims) } == 0 {
         return None;
@@ -463,17 +484,19 @@ fn own(cookie: u64) -> Option<(&'static mut Client, *mut u64)> {
     (row.cookie == cookie).then_some((row, claims))
 }
 
-/// Claims a socket's row, if it is free. There is no compare-and-swap before 5.12: whoever finds its own claim to be
-/// the only one has the row; of two that try at once, both may fail.
+/// Claims a socket's row, if it is free.
+///
+/// There is no compare-and-swap before 5.12. So a socket has the row if its own claim is the only one; of two that try
+/// at once, both may fail.
 #[inline(always)]
 fn claim(cookie: u64) -> Option<&'static mut Client> {
     let claims = claims(cookie)?;
-    // SAFETY: as in `own`.
+    // SAFETY: a word of a live map value. Volatile, as another CPU may write it.
     if unsafe { ptr::read_volatile(claims) } != 0 {
         return None;
     }
     add(claims, 1);
-    // SAFETY: as in `own`.
+    // SAFETY: a word of a live map value. Volatile, as another CPU may write it.
     if unsafe { ptr::read_volatile(claims) } == 1 {
         return row(cookie);
     }
@@ -481,11 +504,13 @@ fn claim(cookie: u64) -> Option<&'static mut Client> {
     None
 }
 
+/// Returns the claim count of a socket's row.
 #[inline(always)]
 fn claims(cookie: u64) -> Option<*mut u64> {
     CLAIMS.get_ptr_mut(cookie as u32 % abi::CLIENTS_MAX)
 }
 
+/// Returns a socket's row of `CLIENTS`.
 #[inline(always)]
 fn row(cookie: u64) -> Option<&'static mut Client> {
     let row = CLIENTS.get_ptr_mut(cookie as u32 % abi::CLIENTS_MAX)?;
@@ -493,7 +518,7 @@ fn row(cookie: u64) -> Option<&'static mut Client> {
     Some(unsafe { &mut *row })
 }
 
-/// A socket's storage, made for it.
+/// Returns a socket's storage, creating it.
 #[inline(always)]
 fn overflow(socket: *mut c_void) -> Option<&'static mut Client> {
     let client = OVERFLOW.get_or_zero(socket)?;
@@ -501,15 +526,16 @@ fn overflow(socket: *mut c_void) -> Option<&'static mut Client> {
     Some(client)
 }
 
-/// A socket's storage, if it has any; not looked for while no socket has.
+/// Returns a socket's storage, if it has any; no look-up takes place while no socket has storage.
 #[inline(always)]
 fn overflowed(socket: *mut c_void) -> Option<&'static mut Client> {
     let sockets = *CONTROL.get(abi::CONTROL_OVERFLOW)?;
     if sockets == 0 { None } else { OVERFLOW.get(socket) }
 }
 
+/// Returns a random number.
 #[inline(always)]
 fn random() -> u32 {
-    // SAFETY: takes nothing and always answers.
+    // SAFETY: the helper has no arguments and cannot fail.
     unsafe { bpf_get_prandom_u32() }
 }

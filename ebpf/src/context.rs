@@ -1,7 +1,7 @@
 //! Access to `bpf_sock_addr`, word by word.
 //!
-//! The verifier refuses wide or merged accesses and pointers moved inside a context, both of which the compiler likes to
-//! make; volatile accesses of single fields keep it from that.
+//! The verifier refuses wide or merged accesses, and pointers moved inside a context. The compiler likes to make both;
+//! volatile accesses of single fields keep it from that.
 
 use core::{ffi::c_void, mem::transmute, ptr};
 
@@ -13,7 +13,7 @@ use aya_ebpf::{
 };
 use common::flow;
 
-/// Verdict: go on with whatever the address now is.
+/// Verdict: the call goes on with the present address.
 pub const ALLOW: i32 = 1;
 /// Verdict: the call fails.
 pub const DENY: i32 = 0;
@@ -22,15 +22,15 @@ const TCP: u32 = 6;
 const MPTCP: u32 = 262;
 const ECONNREFUSED: i32 = 111;
 
-/// Whether `bpf_set_retval` exists (5.18); without it a refusal is EPERM. Set by the agent before loading.
+/// Flag: 1 if `bpf_set_retval` exists (5.18); without it a refusal is EPERM. Set by the agent before loading.
 #[unsafe(no_mangle)]
 static HAVE_SET_RETVAL: u8 = 0;
 
-/// Whether `bpf_skc_to_mptcp_sock` exists (5.19). Set by the agent before loading.
+/// Flag: 1 if `bpf_skc_to_mptcp_sock` exists (5.19). Set by the agent before loading.
 #[unsafe(no_mangle)]
 static HAVE_MPTCP_SOCK: u8 = 0;
 
-/// The context of a connect, bind or getpeername.
+/// Context of a connect, bind or getpeername.
 #[derive(Clone, Copy)]
 pub struct Address(pub *mut bpf_sock_addr);
 
@@ -49,20 +49,20 @@ macro_rules! write {
 }
 
 impl Address {
-    /// Whether the socket speaks TCP (or MPTCP, which falls back to it).
+    /// Returns true if the socket speaks TCP, or MPTCP, which falls back to it.
     #[inline(always)]
     pub fn is_tcp(self) -> bool {
         let protocol = read!(self.0, protocol);
         protocol == TCP || protocol == MPTCP
     }
 
-    /// IPv4 address as a mapped one, in memory order.
+    /// Returns the IPv4 address as an IPv4-mapped one, in memory order.
     #[inline(always)]
     pub fn four(self) -> [u32; 4] {
         [0, 0, flow::MAPPED, read!(self.0, user_ip4)]
     }
 
-    /// IPv6 address, in memory order.
+    /// Returns the IPv6 address, in memory order.
     #[inline(always)]
     pub fn six(self) -> [u32; 4] {
         [
@@ -73,19 +73,19 @@ impl Address {
         ]
     }
 
-    /// Port, network byte order.
+    /// Returns the port, in network byte order.
     #[inline(always)]
     pub fn port_be(self) -> u16 {
         read!(self.0, user_port) as u16
     }
 
-    /// Puts an IPv4 address in place; only the last word counts.
+    /// Replaces the IPv4 address by the last word of an IPv4-mapped one.
     #[inline(always)]
     pub fn set_four(self, words: &[u32; 4]) {
         write!(self.0, user_ip4, words[3]);
     }
 
-    /// Puts an IPv6 address in place.
+    /// Replaces the IPv6 address, word by word.
     #[inline(always)]
     pub fn set_six(self, words: &[u32; 4]) {
         write!(self.0, user_ip6[0], words[0]);
@@ -94,20 +94,20 @@ impl Address {
         write!(self.0, user_ip6[3], words[3]);
     }
 
-    /// Puts a port in place, network byte order.
+    /// Replaces the port, in network byte order.
     #[inline(always)]
     pub fn set_port_be(self, port: u16) {
         write!(self.0, user_port, u32::from(port));
     }
 
-    /// The socket.
+    /// Returns the socket of the call.
     #[inline(always)]
     pub fn socket(self) -> *mut c_void {
         // SAFETY: a live context; the field is a pointer in every kernel that runs this program type with storage.
         unsafe { (*self.0).__bindgen_anon_1.sk.cast() }
     }
 
-    /// Whether the socket is the kernel's own, a flow of an MPTCP socket; not known before 5.19.
+    /// Returns true if the socket is the kernel's own, a flow of an MPTCP socket; always false before 5.19.
     #[inline(always)]
     pub fn is_flow(self) -> bool {
         // SAFETY: a live static; volatile because the agent overwrites it before loading.
@@ -116,14 +116,14 @@ impl Address {
         known && !unsafe { bpf_skc_to_mptcp_sock(self.socket()) }.is_null()
     }
 
-    /// A number that no other socket has or will have.
+    /// Returns the socket's cookie, which no other socket has or will have.
     #[inline(always)]
     pub fn socket_cookie(self) -> u64 {
         // SAFETY: the helper takes the context as it is.
         unsafe { bpf_get_socket_cookie(self.0.cast()) }
     }
 
-    /// Cookie of the caller's network namespace.
+    /// Returns the cookie of the caller's network namespace.
     #[inline(always)]
     pub fn netns_cookie(self) -> u64 {
         // SAFETY: the helper takes the context as it is.
@@ -142,14 +142,14 @@ pub fn refuse() -> i32 {
     DENY
 }
 
-/// Address words as the bytes of a map key or value.
+/// Converts address words to the bytes of a map key or value.
 #[inline(always)]
 pub fn bytes(words: [u32; 4]) -> [u8; 16] {
     // SAFETY: same size, and every bit pattern is valid.
     unsafe { transmute(words) }
 }
 
-/// Address bytes of a map value as words, in memory order.
+/// Converts address bytes of a map value to words, in memory order.
 #[inline(always)]
 pub fn words(bytes: [u8; 16]) -> [u32; 4] {
     // SAFETY: same size, and every bit pattern is valid.

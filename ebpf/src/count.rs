@@ -1,15 +1,15 @@
-//! Requests in flight, from the packets of pods' connections.
+//! Counts requests in flight, from the packets of pods' connections.
 //!
-//! [`common::h1`], [`common::h2`] and [`common::turns`] tell what segments mean, in any order they come; this file and
-//! those below it bring them the segments and turn what they say into counts. A segment is judged by our own
-//! next-sequence words, since the socket's own may stand still while its program holds it. Heads, chunk sizes and frame
-//! headers are copied in windows; bodies are not read. Heads are read before the connection's lock is taken, and count only
-//! if it stands with the lock held where it stood then.
+//! [`common::h1`], [`common::h2`] and [`common::turns`] interpret segments, in whatever order they arrive. This file
+//! and the files below it pass them the segments, and turn their results into counters. A segment is judged by our own
+//! next-sequence words, since the socket's may stand still while its program holds it. Heads, chunk sizes and frame
+//! headers are copied in windows; bodies are not read. Heads are read before the connection's lock is taken (unlocked
+//! read). The result is committed only if, under the lock, the direction still is where the read began.
 //!
-//! Data that comes before its connection is established, or behind a gap that matters, waits in `KEPT` under its
-//! sender and sequence number, until `opened` or the segment before it calls for it.
+//! Segments that arrive before their connection is established, or behind a gap that matters, are buffered in `KEPT`
+//! under sender and sequence number. They are read when the connection is `opened`, or the gap before them is filled.
 //!
-//! Each protocol has programs of its own, to which `ingress`, `egress` and `sockets` jump: the verifier walks through one
+//! Each protocol has programs of its own, to which `ingress`, `egress` and `sockets` jump: the verifier checks one
 //! protocol at a time.
 
 mod http1;
@@ -54,45 +54,50 @@ use crate::{
 const PASS: i32 = 1;
 /// Index of program `suspects` in `INGRESS`.
 const SUSPECTS: u32 = 1;
-/// Index of the programs for HTTP/2 and for other protocols, in `INGRESS` and `EGRESS`.
+/// Index of the programs for HTTP/2, in `INGRESS` and `EGRESS`.
 const HTTP2: u32 = 2;
+/// Index of the programs for opaque estimates, in `INGRESS` and `EGRESS`.
 const OTHER: u32 = 3;
-/// Index of the programs for segments that waited, in `INGRESS` and `SOCKETS`.
+/// Index of the programs for buffered segments of HTTP/1, in `INGRESS` and `SOCKETS`.
 const LATE: u32 = 4;
+/// Index of the programs for buffered segments of HTTP/2, in `INGRESS` and `SOCKETS`.
 const LATE_HTTP2: u32 = 5;
-/// Index of the programs for more of a segment, in `INGRESS` and `EGRESS`.
+/// Index of the programs for the rest of a long HTTP/1 segment, in `INGRESS` and `EGRESS`.
 const MORE: u32 = 6;
+/// Index of the programs for the rest of a long HTTP/2 segment, in `INGRESS` and `EGRESS`.
 const MORE_HTTP2: u32 = 7;
 /// Index of program `ingress_keep` in `INGRESS`.
 const KEEP: u32 = 8;
-/// How long a probe that came to a listener may take to be accepted, ns.
+/// Time from a probe's first bytes at a listener to its connection being established, at most, in ns.
 const PROBE_NS: u64 = 1_000_000_000;
-/// Steps in one run of a program for more of a segment.
+/// Steps in one run of a program for the rest of a segment.
 const MORE_ROUNDS: u32 = 256;
-/// What such a step answers: that the segment is read, that there is more of it, or that the first program is to go on.
+/// Result of such a step: the whole segment is read.
 const READ: u32 = 0;
+/// Result of such a step: there is more of the segment to read.
 const AGAIN: u32 = 1;
+/// Result of such a step: the first program of the packet must continue.
 const ELSE: u32 = 2;
-/// Bytes that a client may be ahead, at most.
+/// Distance in bytes beyond which a segment lies outside every receive window.
 const WINDOW_MOST: i32 = 32 << 20;
-/// Minus one, for blind adds.
+/// Minus one, for adds that wrap.
 const LESS: u64 = 1u64.wrapping_neg();
 const AF_INET6: u32 = 10;
 
-/// How the reading of a segment ended.
+/// Result of reading a segment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// Everything is taken in.
+    /// The whole segment is read.
     Done,
-    /// Bytes before it are missing.
+    /// Bytes before the segment are missing.
     Gap,
-    /// More windows than one run may read.
+    /// The segment has more windows than one run may read.
     Budget,
-    /// From here on another program reads.
+    /// The protocol has changed, and another program reads on.
     Changed,
 }
 
-/// A connection to the serving port of the pod with this slot is established.
+/// Starts counting a connection to the serving port of the pod with row `slot`, which is established now.
 #[inline(always)]
 pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, slot: u32, is_suspect: bool) {
     // SAFETY: a live context; single words.
@@ -115,8 +120,8 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, slot: u32, is_suspect: bo
     conn.http.sent = snd_nxt;
     conn.http.sent_until = snd_nxt;
     unlock(conn);
-    // Packets reach a connection a moment before it is established, on other processors, and look at the slot without the
-    // lock: it is set last, and what they have kept until then is found by `first_requests`.
+    // Packets reach a connection a moment before it is established, on other CPUs, and look at the row's number without
+    // the lock. So it is set last; segments that they buffered until then are found by `first_requests`.
     lock(conn);
     conn.slot = slot;
     conn.flags = abi::CONN_OPEN;
@@ -126,7 +131,7 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, slot: u32, is_suspect: bo
         unsafe {
             add(&raw mut (*pod).connections, 1);
             add(&raw mut (*pod).fresh, 1);
-            // The kubelet knocks every second: that keeps no pod from being quiet.
+            // The kubelet probes every second; its connections must not make an idle pod look active.
             if !is_suspect {
                 (*pod).changed_ns = at;
             }
@@ -134,7 +139,7 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, slot: u32, is_suspect: bo
     }
 }
 
-/// Takes in what came to the listener before its connection was established: with the packet that is worked on now.
+/// Reads segments buffered at the listener that belong to the packet with which this connection was established.
 #[inline(always)]
 pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     let Some(seq) = packet::first_seq(ops) else { return };
@@ -142,7 +147,7 @@ pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     let Some(kept) = KEPT.get_ptr(key) else { return };
     // SAFETY: a live map value and a live context; single words.
     let (len, syn, flags) = unsafe { ((*kept).len, (*kept).syn, (*ops).skb_tcp_flags) };
-    // Without fast open a SYN's data are thrown away, and the packet at hand is another one.
+    // Without fast open, data of a SYN is dropped, and the packet at hand is another one.
     if (syn != 0) != (flags & packet::SYN_FLAG != 0) {
         return;
     }
@@ -153,7 +158,7 @@ pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     unsafe { _ = SOCKETS.tail_call(&SockOpsContext::new(ops), LATE) };
 }
 
-/// Takes in segments that waited, in sock_ops.
+/// Reads segments buffered before the connection was established, in sock_ops.
 #[inline(always)]
 pub fn opened_late(ops: *mut bpf_sock_ops) {
     let mut round = 0;
@@ -164,7 +169,7 @@ pub fn opened_late(ops: *mut bpf_sock_ops) {
     unsafe { _ = SOCKETS.tail_call(&SockOpsContext::new(ops), LATE_HTTP2) };
 }
 
-/// Takes in segments that waited until the gap before them was filled.
+/// Reads segments buffered until the gap before them was filled.
 #[inline(always)]
 pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
     let mut round = 0;
@@ -176,7 +181,7 @@ pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
-/// Reads one window of a segment that waited. Returns 1 while there is more. As `http1::requests_step`.
+/// Reads one window of a buffered segment; returns 1 while there is more. A function of its own for the verifier.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn late_step(skb: *mut __sk_buff) -> u32 {
@@ -189,7 +194,7 @@ extern "C" fn late_step(skb: *mut __sk_buff) -> u32 {
     u32::from(http1::take_late(conn, socket(skb), draft, sender, http1::read_by_function))
 }
 
-/// The same in sock_ops.
+/// Reads one window of a buffered segment in sock_ops; returns 1 while there is more.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn opened_late_step(ops: *mut bpf_sock_ops) -> u32 {
@@ -206,12 +211,12 @@ extern "C" fn opened_late_step(ops: *mut bpf_sock_ops) -> u32 {
     u32::from(http1::take_late(conn, socket, draft, sender, read))
 }
 
-/// Whether a request's head has the kubelet's name.
+/// Returns true if a request's head has the kubelet's User-Agent.
 #[inline(always)]
 fn names_probe(skb: *mut __sk_buff, segment: &Segment) -> bool {
     let Some(head) = HEAD.get_ptr_mut(0) else { return false };
     let Some(len) = packet::some(segment.len, probe::SEARCHED) else { return false };
-    // SAFETY: `SEARCHED` bytes and more stand there, and `len` is at most that.
+    // SAFETY: the map value has room for `SEARCHED` bytes and more, and `len` is at most that.
     if unsafe { bpf_skb_load_bytes(skb.cast(), segment.offset, head.cast(), len) } != 0 {
         return false;
     }
@@ -222,7 +227,7 @@ fn names_probe(skb: *mut __sk_buff, segment: &Segment) -> bool {
     })
 }
 
-/// A connection that was `opened` is closed, or nobody counts it from now on.
+/// Ends the counting of a connection that was `opened`: it is closed, or turns out to be a probe's.
 #[inline(always)]
 pub fn closed(conn: &mut Conn, socket: *mut c_void) {
     end(conn, socket, false);
@@ -239,14 +244,15 @@ pub fn closed(conn: &mut Conn, socket: *mut c_void) {
         }
     }
     conn.http.flags = 0;
-    // Packets that are still on their way up find nobody here.
+    // Packets that are still on their way up find no row here, so they count nothing.
     conn.slot = 0;
 }
 
+/// Counts requests in a packet from the client.
 #[inline(always)]
 pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    // First: most sockets of a node have none, and cost no more than this.
+    // The storage comes first: most sockets of a node have none, and cost no more than this look-up.
     let Some(conn) = stored(skb) else { return PASS };
     let Some(segment) = packet::segment(skb) else { return PASS };
     if segment.len == 0 {
@@ -257,6 +263,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
             early(ctx, conn);
             return PASS;
         }
+        // The plain read above may be older than `opened`: under the lock the answer is exact.
         if counts_for(conn) == 0 {
             return PASS;
         }
@@ -264,6 +271,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     if is_forged(conn, skb, &segment) {
         return PASS;
     }
+    // The connection's first bytes show if the client on the node is the kubelet, or another program.
     if conn.http.flags & abi::HTTP_SUSPECT != 0 && segment.seq == conn.http.h1.rx.next {
         // SAFETY: the program behind the array has this context's type.
         unsafe { INGRESS.tail_call(ctx, SUSPECTS) };
@@ -273,16 +281,16 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
         abi::SPEAKS_HTTP1 => http1::ingress(ctx, conn, &segment),
         // SAFETY: the programs behind the array have this context's type.
         abi::SPEAKS_HTTP2 => unsafe { _ = INGRESS.tail_call(ctx, HTTP2) },
-        // SAFETY: as above.
+        // SAFETY: the programs behind the array have this context's type.
         _ => unsafe { _ = INGRESS.tail_call(ctx, OTHER) },
     }
     PASS
 }
 
-/// Whether the socket will refuse a segment, although it may carry what comes next: it confirms what was never sent, or
-/// nothing, or lies far beyond every window.
+/// Returns true if the socket will refuse a segment, although its sequence number may be the next one.
 ///
-/// What was sent is known here first. A FIN takes one number of the sequence.
+/// Such a segment acknowledges bytes that were never sent, or nothing, or lies far beyond every window. `sent_until`
+/// counts bytes before they leave, so no true acknowledgement is ahead of it; a FIN takes one number of the sequence.
 #[inline(always)]
 fn is_forged(conn: &Conn, skb: *mut __sk_buff, segment: &Segment) -> bool {
     let Some(ack) = segment.ack else { return !segment.syn };
@@ -291,11 +299,11 @@ fn is_forged(conn: &Conn, skb: *mut __sk_buff, segment: &Segment) -> bool {
         return true;
     }
     let ahead = segment.seq.wrapping_sub(conn.http.h1.rx.next) as i32;
-    // Rare: behind a gap, or not followed here.
+    // The rare case: the segment is behind a gap, or its direction is not followed here.
     ahead > 0 && lies_beyond(skb, segment.seq)
 }
 
-/// Whether a sequence number lies farther ahead than any window reaches: `tcp_rmem` allows 6 MiB, operators 32.
+/// Returns true if a sequence number is farther ahead than any window reaches: `tcp_rmem` allows 6 MiB, operators 32.
 #[inline(always)]
 fn lies_beyond(skb: *mut __sk_buff, seq: u32) -> bool {
     match expected(skb) {
@@ -304,7 +312,7 @@ fn lies_beyond(skb: *mut __sk_buff, seq: u32) -> bool {
     }
 }
 
-/// What the packet's socket expects next; it stands still while its program holds the socket.
+/// Returns the sequence number that the packet's socket expects next; it stands still while a program holds the socket.
 #[inline(always)]
 fn expected(skb: *mut __sk_buff) -> Option<u32> {
     let socket = socket(skb);
@@ -317,30 +325,34 @@ fn expected(skb: *mut __sk_buff) -> Option<u32> {
     if tcp.is_null() { None } else { Some(unsafe { (*tcp).rcv_nxt }) }
 }
 
+/// Counts responses in a packet to the client.
 #[inline(always)]
 pub fn egress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return PASS };
     let Some(segment) = packet::segment(skb) else { return PASS };
     let end = segment.seq.wrapping_add(segment.len);
+    // Before anything can return: `is_forged` compares acknowledgements with this word.
     if end.wrapping_sub(conn.http.sent_until) as i32 > 0 {
         conn.http.sent_until = end;
     }
     match conn.http.speaks {
-        // Most packets of a long answer.
+        // Most packets of a long response lie inside its body, and need no lock.
         abi::SPEAKS_HTTP1
             if !segment.fin && conn.http.h1.tx.is_inside(segment.seq, segment.len) => {}
         abi::SPEAKS_HTTP1 => http1::egress(ctx, conn, &segment),
         // SAFETY: the programs behind the array have this context's type.
         abi::SPEAKS_HTTP2 => unsafe { _ = EGRESS.tail_call(ctx, HTTP2) },
-        // SAFETY: as above.
+        // SAFETY: the programs behind the array have this context's type.
         _ => unsafe { _ = EGRESS.tail_call(ctx, OTHER) },
     }
     PASS
 }
 
-/// The slot of the pod that a connection counts for; 0: for none. Exact, where it may be established at this moment: what was
-/// done before the call is seen by whoever sets the slot afterwards.
+/// Returns the row of the pod that a connection counts for; 0 means none.
+///
+/// The lock makes the answer exact where the connection is being established. Either this call sees the row, or
+/// `opened` runs later and sees what was buffered before.
 #[inline(always)]
 fn counts_for(conn: &mut Conn) -> u32 {
     lock(conn);
@@ -350,16 +362,17 @@ fn counts_for(conn: &mut Conn) -> u32 {
     slot
 }
 
-/// Data on a listener: its connection exists only once this very packet has been worked on.
+/// Handles data at a listener: the connection exists only once this very packet has been processed.
 #[inline(always)]
 fn early(ctx: &SkBuffContext, conn: &Conn) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    // SAFETY: only asks whether there is one.
+    // SAFETY: only the presence of the entry is used.
     if unsafe { PODS.get(conn.cookie) }.is_none() {
         return;
     }
     let Some((remote, _)) = packet::sender(skb) else { return };
-    // SAFETY: as above.
+    // A client on the node itself may be the kubelet, whose probes are recognized by `suspects`.
+    // SAFETY: only the presence of the entry is used.
     if unsafe { NODE.get(remote) }.is_some() {
         // SAFETY: the program behind the array has this context's type.
         unsafe { INGRESS.tail_call(ctx, SUSPECTS) };
@@ -367,15 +380,16 @@ fn early(ctx: &SkBuffContext, conn: &Conn) {
     keep(ctx);
 }
 
-/// Lets a segment be kept for later. Returns only where that is not to be.
+/// Jumps to the program that buffers a segment. Returns only if the jump fails.
 #[inline(always)]
 fn keep(ctx: &SkBuffContext) {
     // SAFETY: the program behind the array has this context's type.
     unsafe { _ = INGRESS.tail_call(ctx, KEEP) };
 }
 
-/// Keeps a segment that cannot be read yet: it came to a listener, or bytes before it are missing. A program of its own, as
-/// calls of functions want room on the stack.
+/// Buffers a segment that cannot be read yet: it came to a listener, or bytes before it are missing.
+///
+/// A program of its own, since calls of functions need room on the stack.
 #[inline(always)]
 pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
@@ -386,12 +400,13 @@ pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
         return PASS;
     }
     if is_kept && source::note(conn, Late { seq: segment.seq, len: segment.len }) {
-        // Another CPU may have filled the gap before this was noted: then nobody else reads it.
+        // Another CPU may have filled the gap before this segment was noted; then no later packet would read it.
         let late = if conn.http.speaks == abi::SPEAKS_HTTP1 { LATE } else { LATE_HTTP2 };
         // SAFETY: the program behind the array has this context's type.
         unsafe { _ = INGRESS.tail_call(ctx, late) };
         return PASS;
     }
+    // No room: the bytes are lost, and boundaries with them.
     match conn.http.speaks {
         abi::SPEAKS_HTTP1 => http1::lose(conn, true),
         abi::SPEAKS_HTTP2 => {
@@ -404,8 +419,9 @@ pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
-/// The first data of a connection from the node itself. A program of its own: the search is long for the verifier, which
-/// would follow it anew from each way that leads to it.
+/// Looks for the kubelet's User-Agent in the first data of a connection from the node itself.
+///
+/// A program of its own: the search is long, and the verifier would follow it again from each path to it.
 #[inline(always)]
 pub fn suspects(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
@@ -414,7 +430,7 @@ pub fn suspects(ctx: &SkBuffContext) -> i32 {
     let Some(conn) = stored(skb) else { return PASS };
     if conn.slot == 0 {
         match packet::sender(skb) {
-            // Its connection will be passed over like any other probe's.
+            // When it is established, its connection is skipped like that of any other probe.
             Some((remote, remote_port)) if is_probe => {
                 let key = ProbeKey { remote, remote_port };
                 let _counts_then = PROBES.insert(key, now() + PROBE_NS, 0);
@@ -425,17 +441,18 @@ pub fn suspects(ctx: &SkBuffContext) -> i32 {
     }
     conn.http.flags &= !abi::HTTP_SUSPECT;
     if is_probe {
-        // From now on nobody counts it.
+        // From now on no program counts it.
         closed(conn, socket(skb));
         conn.flags = 0;
     } else {
+        // Index 0 is `ingress`, which now reads the packet as any client's.
         // SAFETY: the program behind the array has this context's type.
         unsafe { INGRESS.tail_call(ctx, 0) };
     }
     PASS
 }
 
-/// Ends what is in flight: the server sends nothing more (`in_order`), or the connection is gone.
+/// Ends requests in flight: the server sends nothing more (`in_order`), or the connection is gone.
 #[inline(always)]
 fn end(conn: &mut Conn, socket: *mut c_void, in_order: bool) {
     let Some(rows) = Rows::of(conn.slot) else { return };
@@ -445,7 +462,7 @@ fn end(conn: &mut Conn, socket: *mut c_void, in_order: bool) {
     match conn.http.speaks {
         abi::SPEAKS_HTTP1 => {
             let h1 = &mut conn.http.h1;
-            // Takes in what of a body was passed over.
+            // Body bytes that the fast path of `egress` passed over are accounted for first.
             let _nothing_to_read = h1.tx.seek(conn.http.sent_until, 0);
             conn.http.happened |= h1.after_response_seek();
             let status = h1.tx.status;
@@ -470,7 +487,7 @@ fn end(conn: &mut Conn, socket: *mut c_void, in_order: bool) {
     unlock(conn);
 }
 
-/// Nobody can follow the connection's protocol: from now on its requests are an estimate.
+/// Switches a connection whose protocol cannot be followed to an opaque estimate.
 #[inline(always)]
 fn give_up(conn: &mut Conn) {
     let Some(rows) = Rows::of(conn.slot) else { return };
@@ -489,8 +506,10 @@ fn give_up(conn: &mut Conn) {
     }
 }
 
-/// Reads on in a segment until nothing is left to read, and goes back to the first of these programs where something is to
-/// be done then, or on to the second. The kernel allows 33 jumps a packet: `false` if they are used up.
+/// Continues reading a segment, in up to [`MORE_ROUNDS`] steps.
+///
+/// Where the first program must continue, it jumps to `first`; where steps are used up, to `again`. The kernel allows
+/// 33 jumps for a packet: returns `false` if they are used up.
 #[inline(always)]
 fn more(
     ctx: &SkBuffContext,
@@ -511,17 +530,19 @@ fn more(
         }
         round += 1;
     }
-    // SAFETY: as above.
+    // SAFETY: the program behind the array has this context's type.
     unsafe { _ = programs.tail_call(ctx, again) };
     false
 }
 
-/// Where reading goes on, if not at an offset; see [`Seek`].
+/// Value of [`forgotten`] for [`Seek::Done`].
 const DONE: u32 = u32::MAX;
+/// Value of [`forgotten`] for [`Seek::Gap`].
 const GAP: u32 = u32::MAX - 1;
 
-/// Where reading goes on, as a half word in memory, whose value the verifier forgets: it then follows one way on, instead of
-/// one for each outcome.
+/// Converts the place where reading continues into a half word (`u32`) in memory.
+///
+/// The verifier forgets its value there. It then follows one path from here, instead of one for each outcome.
 #[inline(always)]
 fn forgotten(seek: Seek) -> u32 {
     black_box(match seek {
@@ -531,7 +552,7 @@ fn forgotten(seek: Seek) -> u32 {
     })
 }
 
-/// When the packet at hand came, ns. The clock is read by the first program that works on it, and by no other.
+/// Returns the arrival time of the packet, ns. Only the first program that handles it reads the clock.
 #[inline(always)]
 fn arrived(conn: &mut Conn, first: bool) -> u64 {
     if !first {
@@ -543,11 +564,11 @@ fn arrived(conn: &mut Conn, first: bool) -> u64 {
     at
 }
 
-/// What has happened since the last call. To be called with the lock held.
+/// Returns and clears the events since the last call. Call with the lock held.
 #[inline(always)]
 fn happened(conn: &mut Conn) -> Happened {
-    // SAFETY: a word of a live map value. Volatile: what is read from memory is one unknown to the verifier, which
-    // then follows one way on, instead of each that led here.
+    // SAFETY: a word of a live map value. Volatile: a value read from memory is unknown to the verifier. It then
+    // follows one path from here, instead of one for each path that came here.
     unsafe {
         let happened = ptr::read_volatile(&raw const conn.http.happened);
         ptr::write_volatile(&raw mut conn.http.happened, 0);
@@ -555,40 +576,44 @@ fn happened(conn: &mut Conn) -> Happened {
     }
 }
 
+/// Takes the connection's lock. No helper may be called while it is held.
 #[inline(always)]
 fn lock(conn: &mut Conn) {
     // SAFETY: a lock in a live map value, which the kernel knows by its type's name.
     unsafe { bpf_spin_lock((&raw mut conn.lock).cast()) };
 }
 
+/// Releases the connection's lock.
 #[inline(always)]
 fn unlock(conn: &mut Conn) {
-    // SAFETY: as in `lock`.
+    // SAFETY: a lock in a live map value, which the kernel knows by its type's name.
     unsafe { bpf_spin_unlock((&raw mut conn.lock).cast()) };
 }
 
+/// Returns the packet's socket.
 #[inline(always)]
 fn socket(skb: *mut __sk_buff) -> *mut c_void {
     // SAFETY: a live context; the verifier turns the field into a socket pointer.
     unsafe { (*skb).__bindgen_anon_2.sk.cast() }
 }
 
-/// What the packet's socket remembers.
+/// Returns the storage of the packet's socket.
 #[inline(always)]
 fn stored(skb: *mut __sk_buff) -> Option<&'static mut Conn> {
     crate::maps::CONNS.get(socket(skb))
 }
 
+/// Returns the remote port, in host byte order.
 #[inline(always)]
 pub fn remote_port(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: a live context. The field holds the port in network byte order in its upper half.
     u32::from_be(unsafe { ptr::read_volatile(&raw const (*ops).remote_port) })
 }
 
-/// Remote address in memory order, IPv4 as mapped.
+/// Returns the remote address in memory order; IPv4 as an IPv4-mapped one.
 #[inline(always)]
 pub fn remote(ops: *mut bpf_sock_ops) -> [u32; 4] {
-    // SAFETY: a live context; each word is read by itself and always, as the verifier wants.
+    // SAFETY: a live context; each word is read by itself and always, as the verifier requires.
     let (six, four, words) = unsafe {
         let six = ptr::read_volatile(&raw const (*ops).family) == AF_INET6;
         let four = ptr::read_volatile(&raw const (*ops).remote_ip4);
@@ -600,6 +625,6 @@ pub fn remote(ops: *mut bpf_sock_ops) -> [u32; 4] {
         ];
         (six, four, words)
     };
-    // An IPv6 socket with an IPv4 peer has it mapped already, as packets' senders are noted.
+    // An IPv6 socket with an IPv4 peer has a mapped address already, in the form that `packet::sender` gives.
     if six { words } else { [0, 0, flow::MAPPED, four] }
 }

@@ -1,6 +1,7 @@
-//! Ends clients' idle kept connections, each while it holds the connection's lock, so that no write can come between the
-//! look and the end. A program that walks over the sockets of one network namespace (`iter/tcp`), for which the kernel
-//! locks each socket (6.5, with `bpf_sock_destroy`); older kernels never load it.
+//! Closes idle stale connections of clients, each while the connection's lock is held.
+//!
+//! So no write can come between the check and the close. The program walks over the sockets of one network namespace
+//! (`iter/tcp`), and the kernel locks each socket for it (6.5, with `bpf_sock_destroy`). Older kernels never load it.
 
 use core::{
     ffi::{c_long, c_void},
@@ -13,7 +14,7 @@ use common::abi::{self, Ending, SocketFields};
 
 use crate::maps::ENDING;
 
-/// The kernel's `struct bpf_iter__tcp`.
+/// The kernel's `struct bpf_iter__tcp`, the context of one visit.
 #[repr(C)]
 pub struct Visit {
     meta: *mut c_void,
@@ -21,7 +22,7 @@ pub struct Visit {
     uid: u64,
 }
 
-/// Set by the agent before loading.
+/// Offsets of fields in the kernel's socket, from its BTF. Set by the agent before loading.
 #[unsafe(no_mangle)]
 static SOCKET_FIELDS: SocketFields = SocketFields {
     state: 0,
@@ -35,43 +36,44 @@ static SOCKET_FIELDS: SocketFields = SocketFields {
     bytes_received: 0,
 };
 
-/// The kernel's TCP_ESTABLISHED.
+/// The kernel's TCP state `TCP_ESTABLISHED`.
 const ESTABLISHED: u8 = 1;
-/// The walk goes on, and nothing is printed.
+/// Return value: the walk continues, and nothing is printed.
 const NEXT: i32 = 0;
 
-/// Ends the socket at hand if it is to be ended and has not been used since that was decided.
+/// Closes the visited socket if it is listed in `ENDING` and has not been used since it was listed.
 #[inline(always)]
 pub fn end(ctx: *mut Visit) -> i32 {
     // SAFETY: the kernel hands in a live context.
     let socket = unsafe { (*ctx).socket };
-    // The walk's last call is for no socket.
+    // The walk's last call has no socket.
     if socket.is_null() {
         return NEXT;
     }
     // SAFETY: a live socket of the context, of whatever state.
     let cookie = unsafe { bpf_get_socket_cookie(socket) };
     let Some(ending) = ENDING.get_ptr_mut(&cookie) else { return NEXT };
-    // SAFETY: a value of the map stays where it is while the program runs; the agent waits for the walk's end.
+    // SAFETY: a map value stays in place while the program runs; the agent changes the map only after the walk.
     let wanted = unsafe { *ending };
-    // One that the walk meets again has been judged.
+    // The walk may visit a socket twice; the first visit decides.
     if wanted.verdict == abi::ENDING_UNSEEN {
         let ended = is_unused(socket, &wanted).is_ok_and(|unused| unused) && destroy(socket) == 0;
         let verdict = if ended { abi::ENDING_ENDED } else { abi::ENDING_SPARED };
-        // SAFETY: as above.
+        // SAFETY: a map value stays in place while the program runs.
         unsafe { (*ending).verdict = verdict };
     }
     NEXT
 }
 
-/// Whether nothing has been written or has come since the connection was looked at, nothing is under way or unread, and the
-/// client has its answer.
+/// Returns true if the connection is idle, unchanged since it was listed, and the client has its response.
 ///
-/// The state comes first: half-open and closing connections are shorter structures that share a full one's cookie.
+/// Nothing has been written or has arrived, nothing is in flight or unread. The state comes first: half-open and
+/// closing connections are shorter structures that share a full one's cookie.
 ///
-/// A request that the pod's kernel has acknowledged and the pod has not answered: that acknowledgement then is the last
-/// segment that came, so it begins where the next one is expected. After an answer, the last one begins with the answer's
-/// bytes. Times do not tell them apart where one tick saw the answer before, the request and its acknowledgement.
+/// `snd_wl1` detects a request that the pod's kernel has acknowledged and the pod has not answered. The last segment
+/// that arrived is then that acknowledgement, so it begins where the next one is expected. After a response, the last
+/// segment begins with the response's bytes. Times do not distinguish the two where the previous response, the request
+/// and its acknowledgement fall into one tick.
 #[inline(always)]
 fn is_unused(socket: *mut c_void, wanted: &Ending) -> Result<bool, c_long> {
     let at = fields();
@@ -87,18 +89,19 @@ fn is_unused(socket: *mut c_void, wanted: &Ending) -> Result<bool, c_long> {
         && read::<u32>(socket, at.backlog)? == 0)
 }
 
+/// Returns the field offsets that the agent has set.
 #[inline(always)]
 fn fields() -> SocketFields {
     // SAFETY: a live static; volatile because the agent overwrites it before loading.
     unsafe { ptr::read_volatile(&SOCKET_FIELDS) }
 }
 
-/// One field of the socket. No CO-RE in Rust: the place is data, so the read is the helper's.
+/// Reads one field of the socket. Rust has no CO-RE: the offset is data, so a helper must read.
 #[inline(always)]
 fn read<T: Copy>(socket: *mut c_void, at: u16) -> Result<T, c_long> {
     let mut found = MaybeUninit::<T>::uninit();
     let from = socket.cast::<u8>().wrapping_add(usize::from(at)).cast_const().cast();
-    // SAFETY: writes so many bytes to a live local, whatever `from` is; integers only are read.
+    // SAFETY: writes as many bytes as `found` has, whatever `from` is; only integers are read.
     match unsafe { bpf_probe_read_kernel(found.as_mut_ptr().cast(), size_of::<T>() as u32, from) } {
         // SAFETY: the helper has filled it.
         0 => Ok(unsafe { found.assume_init() }),
@@ -106,11 +109,11 @@ fn read<T: Copy>(socket: *mut c_void, at: u16) -> Result<T, c_long> {
     }
 }
 
-/// The kernel's own `bpf_sock_destroy`: the owner's next call answers ECONNABORTED, the peer gets a reset.
+/// Calls the kernel's `bpf_sock_destroy`: the owner's next call returns ECONNABORTED, and the peer gets a reset.
 #[inline(always)]
 fn destroy(socket: *mut c_void) -> i32 {
-    // SAFETY: the number stands for the function that the agent puts in its place; it takes a socket of the context,
-    // which the kernel holds locked.
+    // SAFETY: the agent replaces the number by the function, which takes a socket of the context, locked by the
+    // kernel.
     unsafe {
         let call: unsafe extern "C" fn(*mut c_void) -> i32 =
             core::mem::transmute(abi::SOCK_DESTROY as usize);

@@ -1,7 +1,7 @@
 //! Program `sk_lookup` (5.9): one listener of the activator serves the ports of all services.
 //!
-//! Ten thousand listening sockets would take more file descriptors and memory than all the rest. The accepted connection
-//! keeps the port its client asked for, which names the service.
+//! Ten thousand listening sockets would need more file descriptors and memory than all the rest. The accepted
+//! connection keeps the port that its client asked for, and this port identifies the service.
 
 use core::ptr;
 
@@ -10,7 +10,7 @@ use common::{abi, flow};
 
 use crate::maps;
 
-/// Verdict: go on with the socket that was assigned, or else look for one as ever.
+/// Verdict: continue with the assigned socket, or else with the kernel's own look-up.
 const PASS: u32 = 1;
 const AF_INET: u32 = 2;
 const TCP: u32 = 6;
@@ -22,7 +22,7 @@ macro_rules! read {
     };
 }
 
-/// A packet looks for a listener: one to a service's port gets the activator's, if that listens at this address.
+/// Assigns a packet to a service's port the activator's listener, if the activator listens at this address.
 #[inline(always)]
 pub fn ports(ctx: &SkLookupContext) -> u32 {
     let lookup = ctx.lookup;
@@ -30,16 +30,17 @@ pub fn ports(ctx: &SkLookupContext) -> u32 {
     let port = read!(lookup, local_port);
     let ours = port >= u32::from(first) && port <= u32::from(last);
     if ours && read!(lookup, protocol) == TCP {
-        // Without such a listener the kernel looks for one of that port.
+        // If there is none, the kernel looks for a listener of that port as usual.
         let _nobody = maps::PORTS.redirect_sk_lookup(ctx, local_address(lookup), 0);
     }
     PASS
 }
 
+/// Returns the local address of the look-up in memory order; IPv4 as an IPv4-mapped one.
 #[inline(always)]
 fn local_address(lookup: *const bpf_sk_lookup) -> [u32; 4] {
-    // All words are read in any case (those of the other family are 0): the compiler would make the last read of two
-    // branches one, through a pointer moved inside the context, which the verifier refuses.
+    // All words are read in any case (those of the other family are 0). Otherwise the compiler would merge the last
+    // reads of two branches into one, through a pointer moved inside the context, which the verifier refuses.
     let four = read!(lookup, local_ip4);
     let six = [
         read!(lookup, local_ip6[0]),

@@ -1,8 +1,8 @@
-//! The kernel half: maps and program entries. Each entry calls one function of a file named after its hook.
+//! The eBPF programs: maps and program entries. Each entry calls one function of a file named after its hook.
 //!
 //! Helpers used and their kernels: socket storage in connect and bind (5.9), netns cookie in connect and bind (5.7),
-//! ring buffer (5.8), getpeername (5.8), sock_release (5.9). Optional ones stand behind a constant that the agent
-//! sets, or in a program that older kernels do without (`end`).
+//! ring buffer (5.8), getpeername (5.8), sock_release (5.9). Optional helpers are used only behind a constant that the
+//! agent sets, or in a program that older kernels do without (`end`).
 #![no_std]
 #![no_main]
 #![allow(
@@ -27,7 +27,7 @@ mod maps;
 mod packet;
 mod sockets;
 
-/// Tells the agent the object's ABI version before it is loaded.
+/// Mark in the object's read-only data, by which the agent learns the ABI version before it loads the object.
 #[unsafe(no_mangle)]
 #[used]
 static ABI_MARK: [u8; 16] = abi::ABI_MARK;
@@ -96,81 +96,81 @@ pub fn egress(ctx: SkBuffContext) -> i32 {
     count::egress(&ctx)
 }
 
-/// Jumped to by `sockets`.
+/// Reads buffered segments of a new HTTP/1 connection; `sockets` jumps here.
 #[sock_ops]
 pub fn sockets_late(ctx: SockOpsContext) -> u32 {
     count::opened_late(ctx.ops);
     1
 }
 
-/// Jumped to by `sockets_late`.
+/// Reads buffered segments of a new HTTP/2 connection; `sockets_late` jumps here.
 #[sock_ops]
 pub fn sockets_late_http2(ctx: SockOpsContext) -> u32 {
     count::opened_late_http2(ctx.ops);
     1
 }
 
-/// Jumped to by `ingress`.
+/// Reads the rest of a long HTTP/1 segment; `ingress` jumps here.
 #[cgroup_skb(ingress)]
 pub fn ingress_more(ctx: SkBuffContext) -> i32 {
     count::ingress_more(&ctx)
 }
 
-/// Jumped to by `egress`.
+/// Reads the rest of a long HTTP/1 segment; `egress` jumps here.
 #[cgroup_skb(egress)]
 pub fn egress_more(ctx: SkBuffContext) -> i32 {
     count::egress_more(&ctx)
 }
 
-/// Jumped to by `ingress_http2`.
+/// Reads the rest of a long HTTP/2 segment; `ingress_http2` jumps here.
 #[cgroup_skb(ingress)]
 pub fn ingress_more_http2(ctx: SkBuffContext) -> i32 {
     count::ingress_more_http2(&ctx)
 }
 
-/// Jumped to by `egress_http2`.
+/// Reads the rest of a long HTTP/2 segment; `egress_http2` jumps here.
 #[cgroup_skb(egress)]
 pub fn egress_more_http2(ctx: SkBuffContext) -> i32 {
     count::egress_more_http2(&ctx)
 }
 
-/// Jumped to by `ingress`, `ingress_http2` and `suspects`.
+/// Buffers a segment that cannot be read yet; `ingress`, `ingress_http2` and `suspects` jump here.
 #[cgroup_skb(ingress)]
 pub fn ingress_keep(ctx: SkBuffContext) -> i32 {
     count::ingress_keep(&ctx)
 }
 
-/// Jumped to by `ingress`.
+/// Reads buffered HTTP/1 segments after a gap was filled; `ingress` and `ingress_keep` jump here.
 #[cgroup_skb(ingress)]
 pub fn ingress_late(ctx: SkBuffContext) -> i32 {
     count::ingress_late(&ctx)
 }
 
-/// Jumped to by `ingress_http2`.
+/// Reads buffered HTTP/2 segments after a gap was filled; `ingress_http2`, `ingress_late` and `ingress_keep` jump here.
 #[cgroup_skb(ingress)]
 pub fn ingress_late_http2(ctx: SkBuffContext) -> i32 {
     count::ingress_late_http2(&ctx)
 }
 
-/// Jumped to by `ingress`.
+/// Counts requests of HTTP/2; `ingress` and the other HTTP/2 programs of its direction jump here.
 #[cgroup_skb(ingress)]
 pub fn ingress_http2(ctx: SkBuffContext) -> i32 {
     count::ingress_http2(&ctx)
 }
 
-/// Jumped to by `egress`.
+/// Counts responses of HTTP/2; `egress` and `egress_more_http2` jump here.
 #[cgroup_skb(egress)]
 pub fn egress_http2(ctx: SkBuffContext) -> i32 {
     count::egress_http2(&ctx)
 }
 
-/// Jumped to by `ingress`.
+/// Estimates requests of other protocols; `ingress` and `ingress_http2` jump here.
 #[cgroup_skb(ingress)]
 pub fn ingress_other(ctx: SkBuffContext) -> i32 {
     count::ingress_other(&ctx)
 }
 
-/// Jumped to by `egress`.
+/// Estimates responses of other protocols; `egress` jumps here.
 #[cgroup_skb(egress)]
 pub fn egress_other(ctx: SkBuffContext) -> i32 {
     count::egress_other(&ctx)
@@ -181,7 +181,7 @@ pub fn ports(ctx: SkLookupContext) -> u32 {
     lookup::ports(&ctx)
 }
 
-/// The library has no macro for programs that walk over the kernel's objects.
+/// Closes stale connections; written out, since the library has no macro for iterator programs.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/tcp")]
 pub extern "C" fn end(ctx: *mut end::Visit) -> i32 {

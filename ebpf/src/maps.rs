@@ -1,4 +1,4 @@
-//! The kernel half's maps. Names, keys, values and capacities: `common/src/abi.rs`.
+//! Maps of the eBPF programs. Names, keys, values and capacities are defined in `common/src/abi.rs`.
 
 use core::{ffi::c_void, ptr};
 
@@ -32,10 +32,10 @@ pub static LISTENERS: HashMap<u64, u32> = HashMap::pinned(abi::LISTENERS_MAX, BP
 pub static PODS: HashMap<u64, abi::Pod> = HashMap::pinned(abi::PODS_MAX, BPF_F_NO_PREALLOC);
 #[map]
 pub static POD_STATE: Array<abi::PodState> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);
-/// The agent sets the capacity to `PODS_MAX` rows for each possible CPU.
+/// Totals of each pod; the agent sets the capacity to `PODS_MAX` rows for each possible CPU.
 #[map]
 pub static COUNTERS: Array<abi::Counters> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);
-/// As `COUNTERS`.
+/// Responses of each pod; the agent sets the capacity to `PODS_MAX` rows for each possible CPU.
 #[map]
 pub static RESPONSES: Array<abi::Responses> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);
 #[map]
@@ -46,33 +46,35 @@ pub static EVENTS: RingBuf = RingBuf::pinned(abi::EVENTS_BYTES, 0);
 pub static KEPT: LruHashMap<abi::KeptKey, abi::Kept> = LruHashMap::pinned(abi::KEPT_MAX, 0);
 #[map]
 pub static PROBES: LruHashMap<abi::ProbeKey, u64> = LruHashMap::pinned(abi::PROBES_MAX, 0);
-/// All zero: what a new entry of `KEPT` begins as. Too large for the stack.
+/// An all-zero value, from which a new entry of `KEPT` is made: it is too large for the stack.
 #[map]
 pub static BLANK: Array<abi::Kept> = Array::with_max_entries(1, 0);
-/// Room for the begin of a request's head. Too large for the stack.
+/// Space for the begin of a request's head, one per CPU: it is too large for the stack.
 #[map]
 pub static HEAD: PerCpuArray<[u64; h1::probe::SEARCHED as usize / 8 + 3]> =
     PerCpuArray::with_max_entries(1, 0);
-/// Room for the part of a segment with requests that is being read.
+/// Space for the unlocked read of requests, one per CPU.
 #[map]
 pub static DRAFT: PerCpuArray<h1::RequestDraft> = PerCpuArray::with_max_entries(1, 0);
-/// Filled by the agent; pinned, because the kernel empties it when nobody in user space holds it.
-/// One for each program: since 6.18 an array takes programs of one attach type only.
+/// Programs to which those at `ingress` jump. The agent fills it.
+///
+/// It is pinned, because the kernel empties a program array that no descriptor or pin in user space holds. There is one
+/// array for each hook: since 6.18 an array accepts programs of one attach type only.
 #[map]
 pub static INGRESS: ProgramArray = ProgramArray::pinned(9, 0);
-/// As `INGRESS`.
+/// Programs to which those at `egress` jump; filled and pinned like `INGRESS`.
 #[map]
 pub static EGRESS: ProgramArray = ProgramArray::pinned(8, 0);
-/// As `INGRESS`.
+/// Programs to which those at sock_ops jump; filled and pinned like `INGRESS`.
 #[map]
 pub static SOCKETS: ProgramArray = ProgramArray::pinned(6, 0);
-/// Filled by the activator; a socket that closes leaves by itself.
+/// Listeners of activators by address; the activator fills it, and a socket that closes leaves it by itself.
 #[map]
 pub static PORTS: SockHash<[u32; 4]> = SockHash::pinned(abi::PORTS_MAX, 0);
-/// Written by the agent.
+/// Addresses of the node itself, written by the agent.
 #[map]
 pub static NODE: HashMap<[u32; 4], u32> = HashMap::pinned(abi::NODE_MAX, BPF_F_NO_PREALLOC);
-/// Filled by the agent before each walk, and emptied after it.
+/// Connections to be closed in one walk; the agent fills it before and empties it after.
 #[map]
 pub static ENDING: HashMap<u64, abi::Ending> =
     HashMap::with_max_entries(abi::ENDING_MAX, BPF_F_NO_PREALLOC);
@@ -80,27 +82,29 @@ pub static ENDING: HashMap<u64, abi::Ending> =
 pub static CLAIMS: Array<u64> = Array::pinned(abi::CLIENTS_MAX, 0);
 #[map]
 pub static CLIENTS: Array<abi::Client> = Array::pinned(abi::CLIENTS_MAX, 0);
-/// Not cloned: what a client asked for concerns its own socket only.
+/// Storage of clients whose row is taken. Not cloned: what a client asked for concerns its own socket only.
 #[btf_map]
 pub static OVERFLOW: SocketStorage<abi::Client, { BPF_F_NO_PREALLOC as usize }> =
     SocketStorage::new();
-/// Cloned: an accepted socket begins with what its listener knows.
+/// Storage of listeners and their connections. Cloned: an accepted socket begins with its listener's values.
 #[btf_map]
 pub static CONNS: SocketStorage<abi::Conn, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =
     SocketStorage::new();
 
-/// Not cloned: a listener has none.
+/// Storage of HTTP/2 connections. Not cloned: a listener has none.
 #[btf_map]
 pub static STREAMS: SocketStorage<common::h2::Conn, { BPF_F_NO_PREALLOC as usize }> =
     SocketStorage::new();
 
-/// Bound by the agent to `CONNS` of the version before.
+/// `CONNS` of the previous ABI version; the agent binds it to that map.
 #[btf_map]
 pub static OLD_CONNS: SocketStorage<abi::Conn, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =
     SocketStorage::new();
 
-/// Storage by socket (5.2; in connect and bind programs since 5.9). The library's own type has neither `BPF_F_CLONE` nor
-/// other contexts than `bpf_sock_addr`. The fields only leave their types in BTF, where the loader reads them.
+/// Socket storage (5.2; in connect and bind programs since 5.9).
+///
+/// The library's own type lacks `BPF_F_CLONE`, and contexts other than `bpf_sock_addr`. The fields only put their types
+/// into BTF, where the loader reads them.
 #[repr(C)]
 pub struct SocketStorage<T, const FLAGS: usize> {
     r#type: *const [i32; bpf_map_type::BPF_MAP_TYPE_SK_STORAGE as usize],
@@ -110,7 +114,7 @@ pub struct SocketStorage<T, const FLAGS: usize> {
     map_flags: *const [i32; FLAGS],
 }
 
-// SAFETY: the fields are never read; the kernel keeps what stands behind the map.
+// SAFETY: the fields are never read; the kernel itself guards the map's content.
 unsafe impl<T, const FLAGS: usize> Sync for SocketStorage<T, FLAGS> {}
 
 impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
@@ -124,31 +128,32 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
         }
     }
 
-    /// What `socket` remembers, if anything. `socket` must come from the program's context.
+    /// Returns the storage of `socket`, if it has any. `socket` must come from the program's context.
     #[inline(always)]
     pub fn get(&self, socket: *mut c_void) -> Option<&'static mut T> {
         self.find(socket, 0)
     }
 
-    /// What `socket` remembers, all zero at first; `None` when the kernel has no memory for it.
+    /// Returns the storage of `socket`, all zero at first; `None` if the kernel has no memory for it.
     #[inline(always)]
     pub fn get_or_zero(&self, socket: *mut c_void) -> Option<&'static mut T> {
         self.find(socket, u64::from(BPF_SK_STORAGE_GET_F_CREATE))
     }
 
+    /// Looks up the storage of a socket, with the helper's flags.
     #[inline(always)]
     fn find(&self, socket: *mut c_void, flags: u64) -> Option<&'static mut T> {
         if socket.is_null() {
             return None;
         }
         let map = ptr::from_ref(self).cast_mut().cast();
-        // SAFETY: the verifier admits only a socket of the context here, and the value it answers lives as long as the
+        // SAFETY: the verifier accepts only a socket of the context here, and the returned value lives as long as the
         // program runs.
         unsafe { bpf_sk_storage_get(map, socket, ptr::null_mut(), flags).cast::<T>().as_mut() }
     }
 }
 
-/// Adds to a shared word, wrapping. The only atomic of BPF before 5.12.
+/// Adds to a shared word, wrapping: the only atomic operation of BPF before 5.12.
 #[inline(always)]
 pub fn add(word: *mut u64, by: u64) {
     // SAFETY: every caller passes a word of a map value, aligned and alive while the program runs.
@@ -159,10 +164,10 @@ pub fn add(word: *mut u64, by: u64) {
     };
 }
 
-/// Adds to a shared half word, wrapping.
+/// Adds to a shared half word (`u32`), wrapping.
 #[inline(always)]
 pub fn add32(word: *mut u32, by: u32) {
-    // SAFETY: as in `add`.
+    // SAFETY: every caller passes a half word of a map value, aligned and alive while the program runs.
     unsafe {
         core::intrinsics::atomic_xadd::<u32, u32, { core::intrinsics::AtomicOrdering::Relaxed }>(
             word, by,
@@ -170,13 +175,13 @@ pub fn add32(word: *mut u32, by: u32) {
     };
 }
 
-/// Counts in a word of `CONTROL`.
+/// Adds 1 to a word of `CONTROL`.
 #[inline(always)]
 pub fn note(word: u32) {
     note_by(word, 1);
 }
 
-/// Adds to a word of `CONTROL`.
+/// Adds a number to a word of `CONTROL`.
 #[inline(always)]
 pub fn note_by(word: u32, by: u64) {
     if let Some(word) = CONTROL.get_ptr_mut(word) {
@@ -184,14 +189,14 @@ pub fn note_by(word: u32, by: u64) {
     }
 }
 
-/// CLOCK_MONOTONIC in ns.
+/// Returns the time of CLOCK_MONOTONIC, in ns.
 #[inline(always)]
 pub fn now() -> u64 {
-    // SAFETY: takes nothing and always answers.
+    // SAFETY: the helper has no arguments and cannot fail.
     unsafe { bpf_ktime_get_ns() }
 }
 
-/// Sends an event. A full ring loses it and counts that: the agent re-reads the maps.
+/// Sends an event. If the ring is full the event is lost and counted, and the agent reads the maps again.
 #[inline(always)]
 pub fn announce(kind: u32, subject: u32, cookie: u64) {
     let event = abi::Event { kind, subject, cookie, at_ns: now() };

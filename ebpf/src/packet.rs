@@ -1,7 +1,7 @@
-//! Bounds-checked reads of packets: the TCP header directly, the payload by copying.
+//! Bounds-checked reads of packets: the TCP header in place, the payload by copying.
 //!
-//! In cgroup_skb programs a packet begins at its IP header, and the IP and TCP headers lie in the linear part, which
-//! programs may read in place (5.0). The payload mostly lies in fragments, which only `bpf_skb_load_bytes` reaches.
+//! In cgroup_skb programs a packet begins at its IP header. The IP and TCP headers are in the linear part, which
+//! programs may read in place (5.0). Most payload is in fragments, which only `bpf_skb_load_bytes` reaches.
 
 use core::{hint::black_box, ptr};
 
@@ -18,31 +18,31 @@ const HOP_BY_HOP: u8 = 0;
 const IPV4: u8 = 4;
 const IPV6: u8 = 6;
 const IPV6_HEADER: u32 = 40;
-/// The one extension header before TCP that the kernel itself writes: the jumbo payload option.
+/// Length of the only extension header before TCP that the kernel itself writes: the jumbo payload option.
 const JUMBO_HEADER: u32 = 8;
 
 const FIN: u8 = 1;
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 
-/// A TCP segment.
+/// A TCP segment of a packet.
 #[derive(Clone, Copy)]
 pub struct Segment {
     /// Sequence number of the first payload byte.
     pub seq: u32,
-    /// Payload bytes.
+    /// Number of payload bytes in the packet.
     pub len: u32,
-    /// Where the payload begins in the packet.
+    /// Offset of the payload in the packet.
     pub offset: u32,
-    /// Whether the sender sends nothing behind it.
+    /// True if the sender sends nothing after this segment (FIN).
     pub fin: bool,
-    /// Whether it is a connection's first.
+    /// True if it is a connection's first segment (SYN).
     pub syn: bool,
-    /// What it confirms; `None` where it confirms nothing.
+    /// Acknowledgement number; `None` if the segment acknowledges nothing.
     pub ack: Option<u32>,
 }
 
-/// The TCP segment in a packet; `None` for anything else, and for segments that only acknowledge.
+/// Parses the TCP segment of a packet; `None` for anything else, and for segments with neither payload nor FIN.
 #[inline(always)]
 pub fn segment(skb: *mut __sk_buff) -> Option<Segment> {
     // SAFETY: a live context; the fields are 32-bit numbers that the verifier turns into packet pointers.
@@ -68,18 +68,20 @@ pub fn segment(skb: *mut __sk_buff) -> Option<Segment> {
     let offset = network + u32::from(lengths >> 4) * 4;
     let len = total.wrapping_sub(offset);
     let fin = flags & FIN != 0;
+    // `len` has wrapped if the header's length exceeds the packet.
     if (len == 0 && !fin) || total < offset {
         return None;
     }
-    // Fast open: a SYN takes one number of the sequence, its data follow.
+    // Fast open: a SYN takes one number of the sequence, and its data follow.
     let syn = flags & SYN != 0;
     let seq = u32::from_be(seq).wrapping_add(u32::from(syn));
     let ack = if flags & ACK != 0 { Some(u32::from_be(ack)) } else { None };
     Some(Segment { seq, len, offset, fin, syn, ack })
 }
 
-/// When a packet is sent, CLOCK_MONOTONIC ns: what TCP itself has noted on it since 4.20 (it paces by that), so that no clock
-/// needs to be read, which costs as much as looking a socket's storage up.
+/// Returns the time at which a packet is sent, CLOCK_MONOTONIC ns.
+///
+/// TCP notes it on the packet since 4.20, for pacing. Reading the clock costs as much as a look-up of socket storage.
 #[inline(always)]
 pub fn sent_at(skb: *mut __sk_buff) -> u64 {
     // SAFETY: a live context; a single word.
@@ -87,10 +89,10 @@ pub fn sent_at(skb: *mut __sk_buff) -> u64 {
     if at == 0 { now() } else { at }
 }
 
-/// The flag of a connection's first packet, as sock_ops knows flags.
+/// Flag of a connection's first packet, in the form that sock_ops has.
 pub const SYN_FLAG: u32 = SYN as u32;
 
-/// Sequence number of the first payload byte of the packet with which a connection was established (5.10).
+/// Returns the sequence number of the first payload byte of the packet that established a connection (5.10).
 #[inline(always)]
 pub fn first_seq(ops: *mut bpf_sock_ops) -> Option<u32> {
     // SAFETY: a live context; the fields are 64-bit pointers to the packet at its TCP header, or null.
@@ -107,7 +109,7 @@ pub fn first_seq(ops: *mut bpf_sock_ops) -> Option<u32> {
     Some(seq.wrapping_add(u32::from(flags & SYN_FLAG != 0)))
 }
 
-/// Length of the IP header of a TCP packet.
+/// Returns the length of the IP header of a TCP packet; `None` for other packets.
 #[inline(always)]
 fn network_header(data: *const u8, end: *const u8) -> Option<u32> {
     if data.wrapping_add(IPV6_HEADER as usize) > end {
@@ -116,14 +118,14 @@ fn network_header(data: *const u8, end: *const u8) -> Option<u32> {
     // SAFETY: inside the linear part, checked above.
     let first = unsafe { ptr::read(data) };
     if first >> 4 == IPV4 {
-        // SAFETY: as above.
+        // SAFETY: inside the linear part, checked above.
         let protocol = unsafe { ptr::read(data.add(9)) };
         return (protocol == TCP).then_some(u32::from(first & 15) * 4);
     }
     if first >> 4 != IPV6 {
         return None;
     }
-    // SAFETY: as above.
+    // SAFETY: inside the linear part, checked above.
     let next = unsafe { ptr::read(data.add(6)) };
     if next == TCP {
         return Some(IPV6_HEADER);
@@ -137,10 +139,10 @@ fn network_header(data: *const u8, end: *const u8) -> Option<u32> {
     (next == TCP && more == 0).then_some(IPV6_HEADER + JUMBO_HEADER)
 }
 
-/// Sender's address (IPv4 as mapped, in memory order) and port of a TCP packet.
+/// Returns the sender's address (IPv4 as a mapped one, in memory order) and port of a TCP packet.
 #[inline(always)]
 pub fn sender(skb: *mut __sk_buff) -> Option<([u32; 4], u32)> {
-    // SAFETY: as in `segment`.
+    // SAFETY: a live context; the fields are 32-bit numbers that the verifier turns into packet pointers.
     let (data, end) = unsafe {
         let data = ptr::read_volatile(&raw const (*skb).data) as usize as *const u8;
         (data, ptr::read_volatile(&raw const (*skb).data_end) as usize as *const u8)
@@ -163,8 +165,9 @@ pub fn sender(skb: *mut __sk_buff) -> Option<([u32; 4], u32)> {
     }
 }
 
-/// Copies as many of the packet's bytes from `offset`, of which `len` are left, as fit, at most `most`. Returns how many; 0:
-/// none.
+/// Copies bytes of the packet from `offset`: as many of the `len` ones that are left as fit, at most `most`.
+///
+/// Returns the number of bytes; 0 means none.
 #[inline(always)]
 pub fn load<const WORDS: usize>(
     skb: *mut __sk_buff,
@@ -179,9 +182,9 @@ pub fn load<const WORDS: usize>(
     if failed == 0 { len } else { 0 }
 }
 
-/// `value`, at most `most`, unless it is 0, in a way that neither the compiler nor the verifier loses sight of.
+/// Returns `value`, at most `most`; `None` for 0. Neither the compiler nor the verifier loses the bounds.
 ///
-/// Before 6.8 the verifier learns nothing from a comparison with 0. It learns that what is one less is less than `most`, and
+/// Before 6.8 the verifier learns nothing from a comparison with 0. It learns that `value - 1` is less than `most`, and
 /// that the sum of that and 1 therefore is not 0.
 #[inline(always)]
 pub fn some(value: u32, most: u32) -> Option<u32> {
@@ -190,7 +193,7 @@ pub fn some(value: u32, most: u32) -> Option<u32> {
     if less < most { Some(less + 1) } else { None }
 }
 
-/// `value`, at most `most`, in a way that neither the compiler nor the verifier loses sight of.
+/// Returns `value`, at most `most`; neither the compiler nor the verifier loses the bound.
 #[inline(always)]
 pub fn bounded(value: u32, most: u32) -> u32 {
     let value = black_box(value);

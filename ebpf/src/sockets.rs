@@ -1,4 +1,4 @@
-//! What happens to sockets of pods: they listen, accept, close.
+//! Listeners and connections of pods, and client sockets: listen, accept, retransmit, close.
 
 use core::{ffi::c_void, ptr};
 
@@ -26,28 +26,28 @@ use crate::{
 };
 
 const AF_INET6: u32 = 10;
-/// sock_ops programs always answer this.
+/// Return value of all sock_ops programs.
 const OK: u32 = 1;
 
-/// Whether sock_ops may ask for a netns cookie (5.15); without it, only sockets that `bind` identified are known. Set by
-/// the agent before loading.
+/// Flag: 1 if sock_ops programs may ask for a netns cookie (5.15). Set by the agent before loading.
+///
+/// Without it, only sockets that `bind` identified are known.
 #[unsafe(no_mangle)]
 static HAVE_SOCK_OPS_COOKIE: u8 = 0;
 
-/// Where a socket keeps that its program has set IPV6_V6ONLY. Set by the agent before loading; no bit where the kernel does
-/// not say, or sock_ops may not read it.
+/// Place of the bit in the kernel's socket that stands for IPV6_V6ONLY. Set by the agent before loading; the mask is 0
+/// if the kernel's BTF does not show the place, or sock_ops programs may not read it.
 #[unsafe(no_mangle)]
 static V6_ONLY: Bit = Bit { at: 0, mask: 0 };
 
-/// Whether programs of another version still count the connections that they saw established. Set by the agent before
-/// loading.
+/// Flag: 1 if programs of the previous ABI version still count connections. Set by the agent before loading.
 #[unsafe(no_mangle)]
 static HAVE_OLD: u8 = 0;
 
-/// How long a connection of the kubelet's stays marked: it takes microseconds from its end to the pod's.
+/// Validity of a mark on a connection of the kubelet's: from its end to the pod's it takes microseconds.
 const MARKED_NS: u64 = 1_000_000_000;
 
-/// A connection of the kubelet's: if it leads to a pod of this node, the pod will know it as a probe.
+/// Marks a connection of the kubelet's: if it ends at a pod of this node, the pod's program skips it as a probe.
 #[inline(always)]
 pub fn kubelet(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: the kernel hands in a live context.
@@ -58,6 +58,7 @@ pub fn kubelet(ops: *mut bpf_sock_ops) -> u32 {
     OK
 }
 
+/// Dispatches a sock_ops call to the function for its event.
 #[inline(always)]
 pub fn changed(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: the kernel hands in a live context.
@@ -72,8 +73,9 @@ pub fn changed(ops: *mut bpf_sock_ops) -> u32 {
     OK
 }
 
-/// A connect that was led to a pod or an activator may be left unanswered, and may fail or be taken back long before its
-/// socket is closed.
+/// Asks for retransmission and state events of a client socket whose connect was rewritten.
+///
+/// Its connect may be left unanswered, or may fail or be aborted long before the socket is closed.
 #[inline(always)]
 fn connects(ops: *mut bpf_sock_ops) {
     // SAFETY: the helper takes the context as it is.
@@ -83,7 +85,7 @@ fn connects(ops: *mut bpf_sock_ops) {
     }
 }
 
-/// TCP sends something again, because nobody has confirmed it in time. Of a first packet that means more than bad luck.
+/// Handles a retransmission. That of a SYN means more than a lost packet: the backend may not answer.
 #[inline(always)]
 fn repeated(ops: *mut bpf_sock_ops) {
     // SAFETY: a live context; the helper takes it as it is.
@@ -93,6 +95,7 @@ fn repeated(ops: *mut bpf_sock_ops) {
     }
 }
 
+/// Counts a new listener under its namespace and port, and reports it.
 #[inline(always)]
 fn listening(ops: *mut bpf_sock_ops) {
     let Some(conn) = identified(ops) else { return };
@@ -120,7 +123,7 @@ fn listening(ops: *mut bpf_sock_ops) {
     announce(abi::EVENT_LISTEN, port(ops), conn.cookie);
 }
 
-/// A connection was accepted. It has its listener's storage, or none when its listener has none.
+/// Handles an accepted connection. It has a copy of its listener's storage, or none if its listener has none.
 #[inline(always)]
 fn established(ops: *mut bpf_sock_ops) {
     let inherited = CONNS.get(socket(ops));
@@ -128,13 +131,14 @@ fn established(ops: *mut bpf_sock_ops) {
         Some(conn) if conn.cookie != 0 => (conn.cookie, conn.flags & abi::CONN_OPEN != 0),
         _ => (netns_cookie(ops), false),
     };
-    // Else this program runs anew, for more of the first request.
+    // Set only by an earlier run of this program for the same connection, which must not count twice.
     if !is_open {
         if is_old(ops) {
             return;
         }
         let slot = slot(ops, cookie);
         let slot = if slot != 0 && joins(ops) { lost_to_paths(slot) } else { slot };
+        // No storage for connections that do not count: its allocation would cost each accept of other ports.
         let Some(conn) = inherited.or_else(|| made(ops, slot)) else { return };
         conn.cookie = cookie;
         if slot == 0 {
@@ -149,8 +153,9 @@ fn established(ops: *mut bpf_sock_ops) {
     }
 }
 
-/// Whether a program of the version before has just begun to count this connection: it is attached longer, so it runs
-/// first, and what it begins it ends.
+/// Returns true if a program of the previous ABI version has begun to count this connection.
+///
+/// That program was attached earlier, so it runs first, and it also counts the connection's end.
 #[inline(always)]
 fn is_old(ops: *mut bpf_sock_ops) -> bool {
     // SAFETY: a live static; volatile because the agent overwrites it before loading.
@@ -158,15 +163,16 @@ fn is_old(ops: *mut bpf_sock_ops) -> bool {
     have && OLD_CONNS.get(socket(ops)).is_some_and(|old| old.slot != 0)
 }
 
-/// Whether the other end has an address of the node itself, as the kubelet has.
+/// Returns true if the client has an address of the node itself, as the kubelet has.
 #[inline(always)]
 fn is_from_node(ops: *mut bpf_sock_ops) -> bool {
-    // SAFETY: only asks whether there is one.
+    // SAFETY: only the presence of the entry is used.
     unsafe { NODE.get(count::remote(ops)) }.is_some()
 }
 
-/// The families of clients that a listener takes, as `SERVES_*` bits. A wildcard of IPv6 takes both, unless its program
-/// has asked otherwise.
+/// Returns the families of clients that a listener serves, as `SERVES_*` bits.
+///
+/// An IPv6 wildcard serves both families, unless its program has set IPV6_V6ONLY.
 #[inline(always)]
 fn serves(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: a live context.
@@ -180,7 +186,7 @@ fn serves(ops: *mut bpf_sock_ops) -> u32 {
     }
 }
 
-/// Whether the socket has IPV6_V6ONLY; false where that cannot be seen.
+/// Returns true if the socket has IPV6_V6ONLY; false where that is unknown.
 #[inline(always)]
 fn is_v6_only(ops: *mut bpf_sock_ops) -> bool {
     // SAFETY: a live static; volatile because the agent overwrites it before loading.
@@ -188,21 +194,21 @@ fn is_v6_only(ops: *mut bpf_sock_ops) -> bool {
     if bit.mask == 0 {
         return false;
     }
-    // Read from the socket's beginning: the verifier lets nothing be added to its address.
+    // Read from the socket's beginning: the verifier allows no offset to be added to its address.
     let mut head = [0_u8; abi::SOCKET_HEAD];
     let (to, size) = (head.as_mut_ptr().cast(), abi::SOCKET_HEAD as u32);
-    // SAFETY: writes so many bytes to a live local. Where the helper is missing, the verifier drops this branch.
+    // SAFETY: writes `size` bytes to a live local. Where the helper is missing, the verifier drops this branch.
     let failed = unsafe { bpf_probe_read_kernel(to, size, socket(ops).cast_const()) } != 0;
     !failed && head[usize::from(bit.at) % abi::SOCKET_HEAD] & bit.mask != 0
 }
 
-/// Storage for a connection that counts; the others go without.
+/// Creates storage for a connection that counts; other connections have none.
 #[inline(always)]
 fn made(ops: *mut bpf_sock_ops, slot: u32) -> Option<&'static mut Conn> {
     if slot == 0 { None } else { CONNS.get_or_zero(socket(ops)) }
 }
 
-/// The slot of the pod that a connection brings requests to; 0: none.
+/// Returns the row of the pod to which a connection brings requests; 0 means none.
 #[inline(always)]
 fn slot(ops: *mut bpf_sock_ops, cookie: u64) -> u32 {
     // SAFETY: the fields are read at once.
@@ -212,21 +218,25 @@ fn slot(ops: *mut bpf_sock_ops, cookie: u64) -> u32 {
     }
 }
 
-/// Whether the connection is a further flow of a Multipath TCP connection: what ends its handshake says so (RFC 8684,
-/// §3.2).
+/// Returns true if the connection is a further flow of a Multipath TCP connection.
+///
+/// The segment that ends its handshake has the MP_JOIN option (RFC 8684, §3.2).
 #[inline(always)]
 fn joins(ops: *mut bpf_sock_ops) -> bool {
-    /// Its kind among TCP's options, and which of its own kinds it is.
+    /// Kind number of Multipath TCP among TCP options.
     const MULTIPATH: u8 = 30;
+    /// Subtype of MP_JOIN, in the upper half of the option's third byte.
     const JOIN: u8 = 1;
     let mut option = [MULTIPATH, 0, 0, 0];
-    // SAFETY: a live context, and as many bytes as are said; one that is longer is cut off. (5.10)
+    // SAFETY: a live context, and a buffer of the given length, to which a longer option is cut. (5.10)
     unsafe { bpf_load_hdr_opt(ops, option.as_mut_ptr().cast(), option.len() as u32, 0) };
     option[2] >> 4 == JOIN
 }
 
-/// The messages of a connection with several flows are spread over them, so their boundaries are lost in each. The first
-/// one stands for the connection; the others count as none.
+/// Counts a lost flow of a Multipath TCP connection as desync, and returns row 0.
+///
+/// Messages are spread over all flows, so boundaries are lost in each. The first flow represents the connection; the
+/// others are not counted.
 #[inline(always)]
 fn lost_to_paths(slot: u32) -> u32 {
     if let Some(pod) = POD_STATE.get_ptr_mut(slot) {
@@ -236,9 +246,9 @@ fn lost_to_paths(slot: u32) -> u32 {
     0
 }
 
-/// Whether the connection brings no requests of the service: a probe's, or one between containers of the pod.
+/// Returns true if the connection brings no requests of the service: a probe's, or one between containers of the pod.
 ///
-/// Without a slot, its packets are passed over and its close is nobody's.
+/// Such a connection gets no row, so its packets are skipped and its close changes nothing.
 #[inline(always)]
 fn is_private(ops: *mut bpf_sock_ops) -> bool {
     let key = ProbeKey { remote: count::remote(ops), remote_port: count::remote_port(ops) };
@@ -251,6 +261,7 @@ fn is_private(ops: *mut bpf_sock_ops) -> bool {
     now() < until
 }
 
+/// Handles a state change: only the change to CLOSE matters.
 #[inline(always)]
 fn state(ops: *mut bpf_sock_ops) {
     // SAFETY: a live context; STATE_CB comes with the old and the new state.
@@ -261,7 +272,7 @@ fn state(ops: *mut bpf_sock_ops) {
     // SAFETY: the helper takes the context as it is.
     connect::disconnected(socket(ops), unsafe { bpf_get_socket_cookie(ops.cast()) });
     let Some(conn) = CONNS.get(socket(ops)) else { return };
-    // Children inherit the listener's flags, and may close before they are established: the state tells them apart.
+    // Connections inherit the listener's flags, and may close before they are established: the state tells them apart.
     if old == BPF_TCP_LISTEN {
         stopped(ops, conn);
     } else if conn.flags & abi::CONN_OPEN != 0 {
@@ -270,6 +281,7 @@ fn state(ops: *mut bpf_sock_ops) {
     }
 }
 
+/// Removes a listener from the entry of its namespace and port, and reports it.
 #[inline(always)]
 fn stopped(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     const LESS: u32 = 1u32.wrapping_neg();
@@ -296,7 +308,7 @@ fn stopped(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     announce(abi::EVENT_CLOSED, port(ops), conn.cookie);
 }
 
-/// What the socket remembers, with its namespace known.
+/// Returns the socket's storage, with the cookie of its namespace; `None` if the cookie is unknown.
 #[inline(always)]
 fn identified(ops: *mut bpf_sock_ops) -> Option<&'static mut Conn> {
     let conn = CONNS.get_or_zero(socket(ops))?;
@@ -306,7 +318,7 @@ fn identified(ops: *mut bpf_sock_ops) -> Option<&'static mut Conn> {
     (conn.cookie != 0).then_some(conn)
 }
 
-/// Cookie of the socket's network namespace; 0: not known.
+/// Returns the cookie of the socket's network namespace; 0 means that it is unknown.
 #[inline(always)]
 fn netns_cookie(ops: *mut bpf_sock_ops) -> u64 {
     // SAFETY: a live static; volatile because the agent overwrites it before loading.
@@ -317,38 +329,41 @@ fn netns_cookie(ops: *mut bpf_sock_ops) -> u64 {
     unsafe { bpf_get_netns_cookie(ops.cast()) }
 }
 
-/// Asks for more calls of this socket: at each change of its state, or whenever it sends something again.
+/// Requests further events of this socket: state changes, or retransmissions.
 #[inline(always)]
 fn watch(ops: *mut bpf_sock_ops, more: u32) {
-    // SAFETY: a live context. Other programs' flags are kept.
+    // SAFETY: a live context. Flags that other programs have set are kept.
     unsafe {
         let flags = (*ops).bpf_sock_ops_cb_flags | more;
         bpf_sock_ops_cb_flags_set(ops, flags as i32);
     }
 }
 
+/// Returns the key of a listener's entry.
 #[inline(always)]
 fn key(ops: *mut bpf_sock_ops, conn: &Conn) -> ListenKey {
     ListenKey { cookie: conn.cookie, port: port(ops), reserved: 0 }
 }
 
+/// Returns the local port, in host byte order.
 #[inline(always)]
 fn port(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: a live context.
     unsafe { ptr::read_volatile(&raw const (*ops).local_port) }
 }
 
+/// Returns the socket of the call.
 #[inline(always)]
 fn socket(ops: *mut bpf_sock_ops) -> *mut c_void {
     // SAFETY: a live context; the field is a pointer in every kernel that has socket storage for sock_ops.
     unsafe { (*ops).__bindgen_anon_2.sk.cast() }
 }
 
-/// Local address in memory order, IPv4 as mapped.
+/// Returns the local address in memory order; IPv4 as an IPv4-mapped one.
 #[inline(always)]
 fn local(ops: *mut bpf_sock_ops) -> [u32; 4] {
-    // SAFETY: a live context; each word is read by itself and always: a choice between two of them becomes a choice
-    // between two pointers into the context, which the verifier refuses.
+    // SAFETY: a live context; each word is read by itself and always. The compiler turns a choice between two words
+    // into a choice between two pointers into the context, which the verifier refuses.
     let (six, four, words) = unsafe {
         let six = ptr::read_volatile(&raw const (*ops).family) == AF_INET6;
         let four = ptr::read_volatile(&raw const (*ops).local_ip4);

@@ -1,4 +1,4 @@
-//! HTTP/1, and what comes before it is known what a connection speaks.
+//! HTTP/1, and connections whose protocol is not known yet.
 
 use core::{ffi::c_void, hint::black_box};
 
@@ -23,12 +23,13 @@ use crate::{
     packet::{self, Segment},
 };
 
-/// A segment with requests.
+/// Reads a segment with requests.
 #[inline(always)]
 pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let Some(draft) = draft() else { return };
     let source = Source::of(skb, segment);
+    // The socket expects this very segment, so no earlier bytes are missing: a request may begin here.
     if conn.http.h1.rx.at == h1::at::LOST && expected(skb) == Some(segment.seq) {
         resume(conn, segment.seq);
     }
@@ -38,7 +39,7 @@ pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
             unsafe { _ = INGRESS.tail_call(ctx, LATE) };
         }
         End::Done => {}
-        // Goes on in another run, where this one has stopped.
+        // Another run goes on where this one has stopped.
         End::Budget => again(ctx, &INGRESS, conn, true),
         End::Gap => {
             keep(ctx);
@@ -48,7 +49,7 @@ pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
     }
 }
 
-/// A segment with responses, or the end of them.
+/// Reads a segment with responses, or their end (FIN).
 #[inline(always)]
 pub(super) fn egress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
@@ -63,7 +64,7 @@ pub(super) fn egress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
     }
 }
 
-/// Reads in one of the segments that waited. Returns whether there may be more to read.
+/// Reads one window of a buffered segment. Returns true if there may be more to read.
 #[inline(always)]
 pub(super) fn take_late<const WORDS: usize>(
     conn: &mut Conn,
@@ -75,13 +76,13 @@ pub(super) fn take_late<const WORDS: usize>(
     let next = conn.http.h1.rx.next;
     let Some(late) = source::due(conn, sender, next) else { return false };
     let Some(source) = source::kept(sender, late, next) else {
-        // Others have pushed it out.
+        // The buffer is an LRU map, and other connections have evicted this segment.
         lose(conn, true);
         return false;
     };
     match take_requests(conn, socket, draft, source, true, read) {
         End::Done | End::Changed => true,
-        // More of it than is kept.
+        // No progress: the segment is longer than its buffered part.
         End::Budget if conn.http.h1.rx.next == next => {
             lose(conn, true);
             false
@@ -91,7 +92,7 @@ pub(super) fn take_late<const WORDS: usize>(
     }
 }
 
-/// With boundaries lost and nothing in flight, bytes that the socket takes next can only begin a request.
+/// Continues after a desync: with nothing in flight, bytes that the socket accepts next can only begin a request.
 #[inline(always)]
 fn resume(conn: &mut Conn, seq: u32) {
     lock(conn);
@@ -99,8 +100,9 @@ fn resume(conn: &mut Conn, seq: u32) {
     unlock(conn);
 }
 
-/// Reads a window of the requests in a segment, by `read`. Only `slow` it goes byte by byte where that is needed: the others
-/// leave that to the programs for more of a segment.
+/// Reads one window of the requests in a segment: an unlocked read by `read`, then the commit under the lock.
+///
+/// The slow path, byte by byte, runs only if `slow`; other programs leave it to the programs for the rest of a segment.
 #[inline(always)]
 fn take_requests<const WORDS: usize>(
     conn: &mut Conn,
@@ -115,7 +117,7 @@ fn take_requests<const WORDS: usize>(
     if have > 0 {
         read(draft, have, slow);
     }
-    // Another one may have written there, which the compiler cannot know.
+    // `read` may have written the draft through the map, which the compiler cannot see.
     let draft = black_box(draft);
     let at = arrived(conn, !slow);
     lock(conn);
@@ -128,17 +130,18 @@ fn take_requests<const WORDS: usize>(
     conn.http.happened |= h1.after_request_seek();
     let happened = happened(conn);
     let is_first = rows.count(conn, happened, 0, at);
+    // The first byte shows if the connection is TLS, whose handshake records are no requests.
     if happened & h1::OPAQUE != 0 {
         turns::begin(conn, draft.window[0].to_le() as u8);
     }
     leave(conn, rows, socket, happened, is_first, seek)
 }
 
-/// Reads a window of the responses in a segment. `slow` as there.
+/// Reads one window of the responses in a segment; `slow` allows the slow path, as in [`take_requests`].
 #[inline(always)]
 fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow: bool) -> End {
     let Some(rows) = Rows::of(conn.slot) else { return End::Done };
-    // The socket is locked while it sends: there is one sender at a time.
+    // The socket is locked while it sends, so there is one sender at a time.
     // SAFETY: a live map value, which only this program uses.
     let draft = unsafe { &mut *(&raw mut conn.draft) };
     let source = Source::of(skb, segment);
@@ -147,6 +150,7 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow:
         draft.read(have, false, slow);
     }
     let at = packet::sent_at(skb);
+    // Asked before the lock: no helper may be called while it is held.
     let is_missed = has_missed(conn, skb);
     lock(conn);
     let h1 = &mut conn.http.h1;
@@ -158,6 +162,7 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow:
     conn.http.happened |= h1.after_response_seek();
     let status = h1.tx.status;
     let mut happened = happened(conn);
+    // A response without a request: if the socket has read bytes that we have not, its request was among them.
     if happened & h1::STRAY != 0 && is_missed {
         happened = happened & !h1::STRAY | h1::MISSED;
         happened |= conn.http.h1.lose_requests();
@@ -169,9 +174,10 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow:
     leave(conn, rows, socket(skb), happened, is_first, seek)
 }
 
-/// Begins a draft, and copies what most likely is read next of a segment: the lock is not taken yet, as helpers may not be
-/// called with it held. Returns how many bytes (0: none), as a half word in memory: whether anything was copied or not, the
-/// verifier follows one way on.
+/// Starts an unlocked read, and copies the bytes of the segment that most likely are read next.
+///
+/// The lock is not taken yet, since no helper may be called while it is held. Returns the number of bytes (0 means
+/// none) as a half word in memory: the verifier then follows one path, whether anything was copied or not.
 #[inline(always)]
 fn fetch<const WORDS: usize>(draft: &mut Draft<WORDS>, side: &h1::Side, source: &Source) -> u32 {
     let have = match draft.begin(side, source.seq, source.len) {
@@ -181,7 +187,7 @@ fn fetch<const WORDS: usize>(draft: &mut Draft<WORDS>, side: &h1::Side, source: 
     black_box(have)
 }
 
-/// Gives the lock back, and says how the reading of a segment ended by what happened and where it would go on.
+/// Releases the lock, and returns how the reading ended, from the events and the place where it would continue.
 #[inline(always)]
 fn leave(
     conn: &mut Conn,
@@ -193,7 +199,7 @@ fn leave(
 ) -> End {
     let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
     rows.bytes_in_time(conn, received, sent);
-    // Whoever found that out may not have gone over yet.
+    // Another program may have found HTTP/2, and not have switched the connection yet.
     let is_http2 = conn.http.h1.is_http2();
     unlock(conn);
     if is_first {
@@ -209,21 +215,22 @@ fn leave(
     }
 }
 
-/// Room for requests that are being read.
+/// Returns this CPU's space for an unlocked read of requests.
 #[inline(always)]
 pub(super) fn draft() -> Option<&'static mut RequestDraft> {
-    // SAFETY: this CPU's, and nothing interrupts a packet that comes in by another one.
+    // SAFETY: this CPU's value; no other incoming packet interrupts the handling of one.
     DRAFT.get_ptr_mut(0).map(|draft| unsafe { &mut *draft })
 }
 
-/// Reads in this CPU's draft, by a function of its own.
+/// Reads in this CPU's draft, by a function of its own. The parameter is that same draft.
 #[inline(always)]
 pub(super) fn read_by_function(_draft: &mut RequestDraft, len: u32, slow: bool) {
     read_requests(len, u32::from(slow));
 }
 
-/// Reads `len` bytes in this CPU's [`draft`]. A function of its own for the verifier, which walks through its many words once for
-/// each program.
+/// Reads `len` bytes in this CPU's [`draft`]; returns their number.
+///
+/// A function of its own: the verifier checks its many words once for each program.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn read_requests(len: u32, slow: u32) -> u32 {
@@ -233,7 +240,7 @@ extern "C" fn read_requests(len: u32, slow: u32) -> u32 {
     len
 }
 
-/// What is spoken from here on is not HTTP/1.
+/// Switches a connection to HTTP/2, or adds it to the gauge of opaque estimates.
 #[inline(always)]
 fn change(conn: &mut Conn, socket: *mut c_void, is_http2: bool) -> End {
     if is_http2 {
@@ -249,7 +256,7 @@ fn change(conn: &mut Conn, socket: *mut c_void, is_http2: bool) -> End {
     End::Changed
 }
 
-/// Goes on with the packet in the program for what is spoken now.
+/// Jumps to the program for the connection's present protocol.
 #[inline(always)]
 fn changed(ctx: &SkBuffContext, programs: &ProgramArray, conn: &Conn) {
     let index = if conn.http.speaks == abi::SPEAKS_HTTP2 { HTTP2 } else { OTHER };
@@ -257,8 +264,9 @@ fn changed(ctx: &SkBuffContext, programs: &ProgramArray, conn: &Conn) {
     unsafe { _ = programs.tail_call(ctx, index) };
 }
 
-/// Whether a response that comes now answers a request that we did not see: none is in flight, and the socket has taken in
-/// more than we have.
+/// Returns true if a response that comes now answers a request that was not seen.
+///
+/// None is in flight, and the socket has received more bytes than were read here.
 #[inline(always)]
 fn has_missed(conn: &Conn, skb: *mut __sk_buff) -> bool {
     if conn.http.h1.is_busy() {
@@ -269,9 +277,9 @@ fn has_missed(conn: &Conn, skb: *mut __sk_buff) -> bool {
     next.wrapping_sub(conn.http.h1.rx.next) as i32 > 1
 }
 
-/// Reads one window more of a segment with requests. Answers [`READ`], [`AGAIN`] or [`ELSE`].
+/// Reads one more window of a segment with requests. Returns [`READ`], [`AGAIN`] or [`ELSE`].
 ///
-/// A function of its own for the verifier too, which walks through it once, however often it is called.
+/// A function of its own: the verifier checks it once, however often it is called.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn requests_step(skb: *mut __sk_buff) -> u32 {
@@ -289,7 +297,7 @@ extern "C" fn requests_step(skb: *mut __sk_buff) -> u32 {
     }
 }
 
-/// The same of a segment with responses.
+/// Reads one more window of a segment with responses. Returns [`READ`], [`AGAIN`] or [`ELSE`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn responses_step(skb: *mut __sk_buff) -> u32 {
@@ -305,7 +313,7 @@ extern "C" fn responses_step(skb: *mut __sk_buff) -> u32 {
     }
 }
 
-/// Goes on with a segment of requests of which `ingress` has read as much as it may.
+/// Reads the rest of a segment of requests, of which `ingress` has read as much as it may.
 #[inline(always)]
 pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
     if !more(ctx, &INGRESS, requests_step, [0, MORE]) {
@@ -314,7 +322,7 @@ pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
-/// The same of responses and `egress`.
+/// Reads the rest of a segment of responses, of which `egress` has read as much as it may.
 #[inline(always)]
 pub fn egress_more(ctx: &SkBuffContext) -> i32 {
     if !more(ctx, &EGRESS, responses_step, [0, MORE]) {
@@ -323,7 +331,7 @@ pub fn egress_more(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
-/// Gives up the boundaries of one direction. A function of its own, for the sake of its callers' small stack.
+/// Marks the boundaries of one direction as lost. A function of its own, since its callers have little stack left.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn lost(skb: *mut __sk_buff, requests: u32) -> u32 {
@@ -333,7 +341,7 @@ extern "C" fn lost(skb: *mut __sk_buff, requests: u32) -> u32 {
     0
 }
 
-/// Lets the program for more of a segment go on.
+/// Jumps to the program for the rest of a segment; if that fails, boundaries are lost.
 #[inline(always)]
 fn again(ctx: &SkBuffContext, programs: &ProgramArray, conn: &mut Conn, requests: bool) {
     // SAFETY: the program behind the array has this context's type.
@@ -341,7 +349,7 @@ fn again(ctx: &SkBuffContext, programs: &ProgramArray, conn: &mut Conn, requests
     lose(conn, requests);
 }
 
-/// Gives up the boundaries of one direction.
+/// Marks the boundaries of one direction as lost (desync).
 #[inline(always)]
 pub(super) fn lose(conn: &mut Conn, requests: bool) {
     let Some(rows) = Rows::of(conn.slot) else { return };

@@ -1,4 +1,4 @@
-//! HTTP/2: its frames, and the streams that they open and close.
+//! HTTP/2: reads its frames, and counts the streams that they open and close.
 
 use core::{ffi::c_void, hint::black_box, ptr};
 
@@ -25,15 +25,15 @@ use crate::{
     packet,
 };
 
-/// Frames read of one packet where most have no more than that; [`client_step`] and [`server_step`] read the others.
+/// Frames read in a packet's first run, enough for most packets; [`client_step`] and [`server_step`] read the rest.
 const ROUNDS: usize = 4;
-/// Where to go on, and one frame.
+/// Rounds of one step: find the place, then read one frame.
 const STEP: usize = 2;
 
-/// The connection speaks HTTP/2 from here on. `false`: the kernel has no memory for that.
+/// Switches a connection to HTTP/2. Returns `false` if the kernel has no memory for its streams.
 #[inline(always)]
 pub(super) fn begin(conn: &mut Conn, socket: *mut c_void) -> bool {
-    // Where two processors make it at once, one is refused, and finds the other's.
+    // If two CPUs create the storage at once, one call is refused, and finds the other's.
     let made = STREAMS.get_or_zero(socket);
     let Some(streams) = made.or_else(|| STREAMS.get(socket)) else { return false };
     lock(conn);
@@ -47,7 +47,7 @@ pub(super) fn begin(conn: &mut Conn, socket: *mut c_void) -> bool {
     true
 }
 
-/// A segment of the client's.
+/// Reads a segment from the client.
 #[inline(always)]
 pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
@@ -55,6 +55,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let Some(conn) = stored(skb) else { return PASS };
     let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
     let source = Source::of(skb, &segment);
+    // The socket expects this very segment, so no earlier bytes are missing: frames may be found again here.
     if streams.rx.is_lost() && expected(skb) == Some(segment.seq) {
         resume(conn, streams, source);
     }
@@ -82,7 +83,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
-/// A segment of the server's.
+/// Reads a segment from the server.
 #[inline(always)]
 pub fn egress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
@@ -106,7 +107,7 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
-/// Takes in segments that waited until the gap before them was filled.
+/// Reads segments buffered until the gap before them was filled.
 #[inline(always)]
 pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
@@ -118,12 +119,12 @@ pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
     let Some(conn) = stored(skb) else { return PASS };
     let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
     let is_expected = expected(skb) == Some(segment.seq);
-    // Looked at only now: what the socket has was read before it got there, perhaps by another processor a moment ago.
+    // Read only now: `expected` was read before the socket got the bytes, perhaps by another CPU a moment ago.
     // SAFETY: a word of a live map value.
     let next = unsafe { ptr::read_volatile(&raw const streams.rx.next) };
     let is_behind = (segment.seq.wrapping_sub(next) as i32) > 0;
     if is_expected && is_behind && !streams.rx.is_lost() {
-        // The socket has what is missing here, which nobody has seen.
+        // The socket has the missing bytes, although no program has seen them.
         lose_requests(conn, streams);
         // SAFETY: the program behind the array has this context's type.
         unsafe { _ = INGRESS.tail_call(ctx, HTTP2) };
@@ -131,7 +132,7 @@ pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
-/// The same in sock_ops: what came to the listener before its connection was established.
+/// Reads, in sock_ops, segments that came to the listener before their connection was established.
 #[inline(always)]
 pub fn opened_late(ops: *mut bpf_sock_ops) {
     let mut round = 0;
@@ -140,7 +141,7 @@ pub fn opened_late(ops: *mut bpf_sock_ops) {
     }
 }
 
-/// Reads one frame of a segment that waited. Returns 1 while there is more. As [`client_step`].
+/// Reads one frame of a buffered segment; returns 1 while there is more. Separate so that the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn late_client_step(skb: *mut __sk_buff) -> u32 {
@@ -150,7 +151,7 @@ extern "C" fn late_client_step(skb: *mut __sk_buff) -> u32 {
     u32::from(take_late(conn, streams, sender))
 }
 
-/// The same in sock_ops.
+/// Reads one frame of a buffered segment in sock_ops; returns 1 while there is more.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn opened_client_step(ops: *mut bpf_sock_ops) -> u32 {
@@ -161,19 +162,19 @@ extern "C" fn opened_client_step(ops: *mut bpf_sock_ops) -> u32 {
     u32::from(take_late(conn, streams, (remote(ops), remote_port(ops))))
 }
 
-/// Reads in one of the segments that waited. Returns whether there may be more to read.
+/// Reads frames of one buffered segment. Returns true if there may be more to read.
 #[inline(always)]
 fn take_late(conn: &mut Conn, streams: &mut h2::Conn, sender: Sender) -> bool {
     let next = streams.rx.next;
     let Some(late) = source::due(conn, sender, next) else { return false };
     let Some(source) = source::kept(sender, late, next) else {
-        // Others have pushed it out.
+        // The buffer is an LRU map, and other connections have evicted this segment.
         lose_requests(conn, streams);
         return false;
     };
     match take_frames(conn, streams, source, STEP, true) {
         End::Done => true,
-        // More of it than is kept.
+        // No progress: the segment is longer than its buffered part.
         End::Budget if streams.rx.next == next => {
             lose_requests(conn, streams);
             false
@@ -187,7 +188,7 @@ fn take_late(conn: &mut Conn, streams: &mut h2::Conn, sender: Sender) -> bool {
     }
 }
 
-/// Walks the frames in a segment.
+/// Reads the frames of a segment, in up to `rounds` rounds; payload is skipped.
 #[inline(always)]
 fn take_frames(
     conn: &mut Conn,
@@ -204,13 +205,14 @@ fn take_frames(
         Some(offset) => (source.load_peek(offset, &mut window), source.seq.wrapping_add(offset)),
         None => (0, 0),
     };
-    // Half words in memory: whether anything was copied or not, the verifier follows one way on.
+    // Half words in memory: whether anything was copied or not, the verifier follows one path.
     (have, from) = (black_box(have), black_box(from));
     let mut round = 0;
     while round < rounds {
         lock(conn);
         let streams = black_box(&mut *streams);
         let side = if requests { &mut streams.rx } else { &mut streams.tx };
+        // The bytes were copied before the lock was taken; they count only if the direction still reads there.
         if have > 0 && side.reads_at(from) {
             side.read(&window, have);
         }
@@ -225,6 +227,7 @@ fn take_frames(
         let answered = change.answered;
         let is_foreign = streams.is_foreign();
         let (received, sent) = (streams.rx.next, streams.tx.next);
+        // Bytes are added when a response ends; in between only before the difference could wrap.
         if answered > 0 {
             rows.bytes_until(conn, received, sent);
         } else {
@@ -248,13 +251,13 @@ fn take_frames(
                 }
             }
         }
-        // A whole word: of a half one the verifier forgets the value.
+        // A whole word: the verifier would forget the value of a half one, and the loop must end for it.
         round = black_box(round + 1);
     }
     End::Budget
 }
 
-/// Ends what the server has left out.
+/// Ends the requests that the server's GOAWAY leaves unprocessed.
 #[inline(always)]
 fn leave_out(conn: &mut Conn, streams: &mut h2::Conn) {
     if !streams.leaves_out() {
@@ -268,20 +271,21 @@ fn leave_out(conn: &mut Conn, streams: &mut h2::Conn) {
     unlock(conn);
 }
 
-/// Reads one frame more of a client's segment. As `requests_step`.
+/// Reads one more frame of a client's segment. A function of its own, which the verifier checks once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn client_step(skb: *mut __sk_buff) -> u32 {
     step(skb, true)
 }
 
-/// The same of a server's.
+/// Reads one more frame of a server's segment. A function of its own, which the verifier checks once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn server_step(skb: *mut __sk_buff) -> u32 {
     step(skb, false)
 }
 
+/// Reads one more frame of a segment. Returns [`READ`], [`AGAIN`] or [`ELSE`].
 #[inline(always)]
 fn step(skb: *mut __sk_buff, requests: bool) -> u32 {
     let Some(segment) = packet::segment(skb) else { return READ };
@@ -297,7 +301,7 @@ fn step(skb: *mut __sk_buff, requests: bool) -> u32 {
     }
 }
 
-/// Goes on with a client's segment of which `ingress_http2` has read as much as it may.
+/// Reads the rest of a client's segment, of which `ingress_http2` has read as much as it may.
 #[inline(always)]
 pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
     let over = more(ctx, &INGRESS, client_step, [HTTP2, MORE_HTTP2]);
@@ -308,7 +312,7 @@ pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
-/// The same of a server's and `egress_http2`.
+/// Reads the rest of a server's segment, of which `egress_http2` has read as much as it may.
 #[inline(always)]
 pub fn egress_more(ctx: &SkBuffContext) -> i32 {
     let over = more(ctx, &EGRESS, server_step, [HTTP2, MORE_HTTP2]);
@@ -319,13 +323,13 @@ pub fn egress_more(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
-/// Whether segments wait that can be read once the gap before them is filled.
+/// Returns true if segments are buffered that can be read once the gap before them is filled.
 #[inline(always)]
 fn is_awaited(conn: &Conn, streams: &h2::Conn) -> bool {
     source::is_awaited(conn) && !streams.rx.is_lost()
 }
 
-/// Reads on in a client's frames where the next segment surely begins with one.
+/// Continues after a desync where the client's next segment surely begins with a frame.
 #[inline(always)]
 fn resume(conn: &mut Conn, streams: &mut h2::Conn, source: Source) {
     let mut window = [0_u64; h2::PEEK_WORDS];
@@ -335,7 +339,7 @@ fn resume(conn: &mut Conn, streams: &mut h2::Conn, source: Source) {
     unlock(conn);
 }
 
-/// The client's frames cannot be followed for now: the server's answers alone tell of requests.
+/// Marks the client's boundaries as lost: until they are found again, only the server's responses show requests.
 #[inline(always)]
 pub(super) fn lose_requests(conn: &mut Conn, streams: &mut h2::Conn) {
     lock(conn);
@@ -347,7 +351,7 @@ pub(super) fn lose_requests(conn: &mut Conn, streams: &mut h2::Conn) {
     }
 }
 
-/// Frames cannot be followed any more: what is in flight has ended for us, and the rest is an estimate.
+/// Ends what is in flight when frames cannot be followed any more; the rest of the connection is an opaque estimate.
 #[inline(always)]
 fn lose(conn: &mut Conn, streams: &mut h2::Conn) {
     let Some(rows) = Rows::of(conn.slot) else { return };

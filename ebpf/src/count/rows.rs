@@ -1,7 +1,7 @@
-//! A pod's rows: what happened, as counts.
+//! Counters and gauges of a pod.
 //!
-//! Totals have a row for each CPU and are added to under a connection's lock, which also keeps interrupts away: nothing
-//! else writes the row meanwhile, so plain adds do. Gauges are shared by all CPUs and take atomic adds.
+//! Counters have a row for each CPU and are changed under a connection's lock, which also keeps interrupts away. So
+//! nothing else writes the row meanwhile, and plain adds suffice. Gauges are shared by all CPUs and need atomic adds.
 
 use core::{hint::black_box, ptr};
 
@@ -19,7 +19,7 @@ use crate::{
     packet,
 };
 
-/// The rows of one pod that this CPU writes.
+/// Rows of one pod that this CPU writes.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
     pod: *mut PodState,
@@ -28,19 +28,19 @@ pub(super) struct Rows {
     slot: u32,
 }
 
-/// Adds to a word of this CPU's. To be called with a connection's lock held.
+/// Adds to a word of this CPU's row. Call with a connection's lock held.
 #[inline(always)]
 fn plus(word: *mut u64, by: u64) {
-    // SAFETY: every caller passes a word of a live map value, which nobody else writes while the lock is held. Volatile, so
-    // that words are written in this order.
+    // SAFETY: every caller passes a word of a live map value, which only this CPU writes while the lock is held.
+    // Volatile, so that words are written in this order.
     unsafe { ptr::write_volatile(word, ptr::read_volatile(word).wrapping_add(by)) };
 }
 
 impl Rows {
-    /// Those of the pod with this slot. Not to be called with a lock held.
+    /// Looks up the rows of the pod with number `slot`. Do not call with a lock held.
     #[inline(always)]
     pub(super) fn of(slot: u32) -> Option<Self> {
-        // SAFETY: takes nothing and always answers.
+        // SAFETY: the helper has no arguments and cannot fail.
         let cpu = unsafe { bpf_get_smp_processor_id() };
         let index = cpu.wrapping_mul(abi::PODS_MAX).wrapping_add(slot);
         Some(Self {
@@ -51,8 +51,9 @@ impl Rows {
         })
     }
 
-    /// Counts what HTTP/1 says, with the status of the response. Returns whether that more is in flight than was reported is
-    /// to be [announced](Self::announce).
+    /// Counts events of HTTP/1, with the status of the response.
+    ///
+    /// Returns true if more requests are in flight than were reported, which is then to be [announced](Self::announce).
     #[inline(always)]
     pub(super) fn count(&self, conn: &mut Conn, happened: Happened, status: u16, at: u64) -> bool {
         if happened == 0 {
@@ -63,10 +64,11 @@ impl Rows {
         let finished = missed || happened & h1::FINISHED != 0;
         let cut = happened & h1::CUT != 0;
         if finished {
-            // The request may have begun on another CPU, after the clock was read here: then it took no time, not all.
+            // The request may have begun on another CPU after the clock was read here; the difference must not wrap.
             let took = if missed { 0 } else { at.saturating_sub(conn.http.began_ns) };
             self.answered(class(status), took);
         }
+        // Before a request that begins with the same segment sets it again.
         if finished || cut {
             conn.http.open = 0;
         }
@@ -91,7 +93,7 @@ impl Rows {
         started && self.begun(conn, at)
     }
 
-    /// Counts what HTTP/2 says. Answers as [`count`](Self::count).
+    /// Counts a change of HTTP/2; returns true in the cases in which [`count`](Self::count) does.
     #[inline(always)]
     pub(super) fn change(&self, conn: &mut Conn, change: &h2::Change, at: u64) -> bool {
         let ended = change.answered.wrapping_add(change.cut);
@@ -118,16 +120,17 @@ impl Rows {
         change.started > 0 && self.begun(conn, at)
     }
 
-    /// Counts requests that ended without a whole response.
+    /// Counts requests that ended without a complete response.
     #[inline(always)]
     pub(super) fn cut(&self, conn: &mut Conn, cut: u32, at: u64) {
         let change = h2::Change { cut, ..h2::Change::default() };
         self.change(conn, &change, at);
     }
 
-    /// Moves the end of a request that has ended already.
+    /// Moves the end of a request that was already counted as ended to a later time.
     #[inline(always)]
     pub(super) fn longer(&self, by_ns: u64, at: u64) {
+        // Readers retry while `begin` and `end` differ, so that they never take half a change.
         // SAFETY: a live map value; single words.
         unsafe {
             plus(&raw mut (*self.counters).begin, 1);
@@ -137,14 +140,14 @@ impl Rows {
         }
     }
 
-    /// Adds the bytes that have gone by since the last time, of a connection that is read here.
+    /// Adds the bytes since the last call, for a connection whose messages are read by HTTP/1 or estimated.
     #[inline(always)]
     pub(super) fn bytes(&self, conn: &mut Conn) {
         let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
         self.bytes_until(conn, received, sent);
     }
 
-    /// The same, where so many bytes have gone by that the difference of two sequence numbers might wrap.
+    /// Adds the bytes up to these sequence numbers only if their distance comes near to where it would wrap.
     #[inline(always)]
     pub(super) fn bytes_in_time(&self, conn: &mut Conn, received: u32, sent: u32) {
         let came = received.wrapping_sub(conn.http.received);
@@ -154,7 +157,7 @@ impl Rows {
         }
     }
 
-    /// Adds the bytes up to these sequence numbers.
+    /// Adds the bytes from the last call up to these sequence numbers.
     #[inline(always)]
     pub(super) fn bytes_until(&self, conn: &mut Conn, received: u32, sent: u32) {
         // SAFETY: a live map value.
@@ -168,17 +171,18 @@ impl Rows {
         conn.http.sent = sent;
     }
 
-    /// Says that more requests are in flight than the agent has reported. Not to be called with a lock held.
+    /// Sends the event that more requests are in flight than the agent has reported. Do not call with a lock held.
     #[inline(always)]
     pub(super) fn announce(&self) {
         announce(abi::EVENT_BUSY, self.slot, 0);
     }
 
-    /// Adds to the requests that began and ended.
+    /// Adds to the numbers and time sums of requests that began and ended.
     #[inline(always)]
     fn requests(&self, started: u64, ended: u64, at: u64) {
         // SAFETY: live map values; single words.
         unsafe {
+            // Readers retry while `begin` and `end` differ, so that they never take half a change.
             plus(&raw mut (*self.counters).begin, 1);
             if ended > 0 {
                 plus(&raw mut (*self.counters).finished, ended);
@@ -196,7 +200,7 @@ impl Rows {
         }
     }
 
-    /// A request has begun on this connection.
+    /// Records the begin of a request on this connection. Returns true if the agent's threshold is exceeded.
     #[inline(always)]
     fn begun(&self, conn: &mut Conn, at: u64) -> bool {
         conn.http.began_ns = at;
@@ -207,6 +211,7 @@ impl Rows {
                 add(&raw mut (*self.pod).fresh, LESS);
             }
             let is_news = flow::is_news((*self.pod).armed, (*self.pod).in_flight);
+            // Cleared with the event: further requests need none until the agent sets it again.
             if is_news {
                 (*self.pod).armed = 0;
             }
@@ -214,12 +219,12 @@ impl Rows {
         }
     }
 
-    /// Counts a whole response by class (0: not seen) and time.
+    /// Counts a complete response by class (0 if unseen) and time.
     ///
-    /// Without branches but for the common case: the verifier would follow each class and bucket through all the rest.
+    /// Only the common case has a branch: the verifier would follow each class and bucket through all later code.
     #[inline(always)]
     fn answered(&self, class: u32, took_ns: u64) {
-        // Behind the five classes stands what could not be seen.
+        // Each nibble is an index: five classes, then `unseen`, which follows them in the row.
         let word = 0x432105 >> ((class & 7) * 4) & 7;
         let bucket = if took_ns <= abi::LATENCY_BOUNDS_US[0] * 1_000 { 0 } else { bucket(took_ns) };
         // SAFETY: a live map value; both indices are inside it.
@@ -232,19 +237,19 @@ impl Rows {
     }
 }
 
-/// How many bounds lie below a time.
+/// Returns the number of bucket bounds below a time.
 #[inline(always)]
 fn bucket(took_ns: u64) -> u32 {
     let (mut bucket, mut index) = (0, 0);
     while index < abi::LATENCY_BOUNDS_US.len() {
-        // The compiler sees a comparison in the highest bit, and would make a branch of it.
+        // The compiler recognizes a comparison in the highest bit, and would turn it into a branch.
         bucket += black_box((abi::LATENCY_BOUNDS_US[index] * 1_000).wrapping_sub(took_ns)) >> 63;
         index += 1;
     }
     bucket as u32
 }
 
-/// First digit of a status; 0: none.
+/// Returns the first digit of a status; 0 if it has no class.
 #[inline(always)]
 fn class(status: u16) -> u32 {
     match status {

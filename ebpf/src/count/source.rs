@@ -1,4 +1,4 @@
-//! Where the bytes of a segment are: in the packet, or kept for later.
+//! Bytes of segments, from the packet or from the buffer `KEPT`, and the buffer itself.
 
 use core::{ffi::c_void, hint::black_box, ptr};
 
@@ -14,38 +14,39 @@ use crate::{
     packet::{self, Segment},
 };
 
-/// A segment's bytes.
+/// Bytes of one segment, wherever they are.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
     pub(super) skb: *mut __sk_buff,
-    /// Where the payload begins in the packet.
+    /// Offset of the payload in the packet.
     pub(super) offset: u32,
-    /// Instead of the packet, if not null.
+    /// Buffered part of the segment, read instead of the packet if not null.
     pub(super) kept: *const Kept,
     pub(super) seq: u32,
     pub(super) len: u32,
 }
 
 impl Source {
-    /// The segment of a packet.
+    /// Returns the bytes of a packet's segment.
     #[inline(always)]
     pub(super) fn of(skb: *mut __sk_buff, segment: &Segment) -> Self {
         let Segment { seq, len, offset, .. } = *segment;
         Self { skb, offset, kept: ptr::null(), seq, len }
     }
 
-    /// Copies a window of a segment from `offset` in its payload. Returns how many bytes; 0: none.
+    /// Copies a window of the segment, from `offset` in its payload. Returns the number of bytes; 0 means none.
     #[inline(always)]
     pub(super) fn load<const WORDS: usize>(&self, offset: u32, window: &mut [u64; WORDS]) -> u32 {
         self.copy(offset, window, h1::most::<WORDS>())
     }
 
-    /// The same of the few bytes that HTTP/2 looks at.
+    /// Copies the few bytes that HTTP/2 reads, from `offset` in the payload. Returns their number; 0 means none.
     #[inline(always)]
     pub(super) fn load_peek(&self, offset: u32, window: &mut [u64; h2::PEEK_WORDS]) -> u32 {
         self.copy(offset, window, h2::PEEK as u32)
     }
 
+    /// Copies at most `most` bytes from `at` in the payload into a window.
     #[inline(always)]
     fn copy<const WORDS: usize>(&self, at: u32, window: &mut [u64; WORDS], most: u32) -> u32 {
         let left = self.len.wrapping_sub(at);
@@ -55,28 +56,28 @@ impl Source {
         let mut index = 0;
         let (from, left) = self.kept_from(at, left);
         while index < most as usize / 8 {
-            // SAFETY: `bytes` is a window longer than `KEPT_BYTES`, and `from` at most that behind its begin.
+            // SAFETY: `bytes` is one window longer than `KEPT_BYTES`, and `from` at most `KEPT_BYTES` behind its begin.
             window[index] = unsafe { ptr::read_unaligned(from.add(index)) };
             index += 1;
         }
         if left > most { most } else { left }
     }
 
-    /// Kept bytes from `offset` on, and how many of the `left` ones there are.
+    /// Returns the buffered bytes from `offset` on, and the number of the `left` ones that are there.
     #[inline(always)]
     fn kept_from(&self, offset: u32, left: u32) -> (*const u64, u32) {
         let offset = packet::bounded(offset, abi::KEPT_BYTES as u32) as usize;
         let left = if left > 0 { left.min((abi::KEPT_BYTES - offset) as u32) } else { 0 };
-        // SAFETY: inside `bytes`, which are longer than `KEPT_BYTES`.
+        // SAFETY: inside `bytes`, which is longer than `KEPT_BYTES`.
         let from = unsafe { (&raw const (*self.kept).bytes).cast::<u8>().add(offset).cast() };
         (from, left)
     }
 }
 
-/// Bytes of a part of a segment that is kept.
+/// Bytes of a segment in one entry of `KEPT`.
 const PART: u32 = abi::KEPT_BYTES as u32;
 
-/// Keeps a segment for later, in parts. Returns whether that worked.
+/// Buffers a segment, in parts. Returns true if all of it is buffered.
 #[inline(always)]
 pub(super) fn keep(skb: *mut __sk_buff, segment: &Segment) -> bool {
     let mut part = 0;
@@ -89,8 +90,9 @@ pub(super) fn keep(skb: *mut __sk_buff, segment: &Segment) -> bool {
     part * PART >= segment.len
 }
 
-/// Keeps what stands at this offset of a packet's segment. Returns 1 if that worked. A function of its own for the verifier,
-/// which walks through it once, however often it is called.
+/// Buffers the part at this offset of a packet's segment. Returns 1 if that worked.
+///
+/// A function of its own: the verifier checks it once, however often it is called.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn keep_part(skb: *mut __sk_buff, at: u32) -> u32 {
@@ -98,6 +100,7 @@ extern "C" fn keep_part(skb: *mut __sk_buff, at: u32) -> u32 {
     u32::from(keep_at(skb, &segment, at))
 }
 
+/// Buffers the part at this offset of a segment under its sender and sequence number.
 #[inline(always)]
 fn keep_at(skb: *mut __sk_buff, segment: &Segment, at: u32) -> bool {
     let Some((remote, remote_port)) = packet::sender(skb) else { return false };
@@ -106,7 +109,7 @@ fn keep_at(skb: *mut __sk_buff, segment: &Segment, at: u32) -> bool {
     if let Some(there) = KEPT.get_ptr(key) {
         // SAFETY: a live map value; single words.
         let (known, syn) = unsafe { ((*there).len, (*there).syn) };
-        // Sent again, in smaller pieces: what is known of the rest must not be lost.
+        // A retransmission in smaller pieces must not shorten the known segment.
         if known >= left && syn == u32::from(segment.syn) {
             return true;
         }
@@ -116,7 +119,7 @@ fn keep_at(skb: *mut __sk_buff, segment: &Segment, at: u32) -> bool {
         return false;
     }
     let Some(kept) = KEPT.get_ptr_mut(key) else { return false };
-    // Late: before 6.8 the verifier does not keep what it has learnt for long.
+    // Only now: before 6.8 the verifier soon loses the bounds that it has learnt.
     let Some(len) = packet::some(left, PART) else { return false };
     // SAFETY: a live map value with room for `KEPT_BYTES`, which `len` does not exceed.
     unsafe {
@@ -131,7 +134,7 @@ fn keep_at(skb: *mut __sk_buff, segment: &Segment, at: u32) -> bool {
     true
 }
 
-/// Notes that a kept segment waits. Returns whether there was room.
+/// Lists a buffered segment in the connection's storage. Returns true if there was room.
 #[inline(always)]
 pub(super) fn note(conn: &mut Conn, late: Late) -> bool {
     lock(conn);
@@ -139,7 +142,7 @@ pub(super) fn note(conn: &mut Conn, late: Late) -> bool {
     let mut index = 0;
     while index < abi::LATE_MAX {
         let there = conn.late[index];
-        // The same one again, or a free place.
+        // The same segment again, or a free place.
         if there.len == 0 || there.seq == late.seq {
             place = index;
         }
@@ -156,7 +159,7 @@ pub(super) fn note(conn: &mut Conn, late: Late) -> bool {
     found
 }
 
-/// Whether segments wait.
+/// Returns true if buffered segments are listed.
 #[inline(always)]
 pub(super) fn is_awaited(conn: &Conn) -> bool {
     let (mut any, mut index) = (0, 0);
@@ -167,11 +170,10 @@ pub(super) fn is_awaited(conn: &Conn) -> bool {
     any != 0
 }
 
-/// Address and port that a segment came from.
+/// Address and port of a segment's sender.
 pub(super) type Sender = ([u32; 4], u32);
 
-/// A waiting segment that holds the byte at `next`: one that is noted, or was kept all the same. Those that hold only older
-/// ones are forgotten.
+/// Returns a buffered segment that holds the byte at `next`, listed or not. Listed ones that are older are dropped.
 #[inline(always)]
 pub(super) fn due(conn: &mut Conn, sender: Sender, next: u32) -> Option<Late> {
     let mut due = Late { seq: 0, len: 0 };
@@ -193,8 +195,9 @@ pub(super) fn due(conn: &mut Conn, sender: Sender, next: u32) -> Option<Late> {
     if due.len > 0 { Some(due) } else { recalled(sender, next) }
 }
 
-/// A segment of this sender's that begins at `next` and was kept without being noted: before its connection was established,
-/// but not with the packet that did that, or while too many waited.
+/// Returns a segment of this sender that begins at `next` and was buffered without being listed.
+///
+/// It came before its connection was established, but not with the packet that established it; or too many were listed.
 #[inline(always)]
 fn recalled((remote, remote_port): Sender, next: u32) -> Option<Late> {
     let kept = KEPT.get_ptr(KeptKey { remote, remote_port, seq: next })?;
@@ -202,7 +205,7 @@ fn recalled((remote, remote_port): Sender, next: u32) -> Option<Late> {
     Some(Late { seq: next, len: unsafe { (*kept).len } })
 }
 
-/// The part with the byte at `next` of a waiting segment of this sender's.
+/// Returns the part of a buffered segment that has the byte at `next`.
 #[inline(always)]
 pub(super) fn kept((remote, remote_port): Sender, late: Late, next: u32) -> Option<Source> {
     let at = next.wrapping_sub(late.seq) / PART * PART;
@@ -210,7 +213,7 @@ pub(super) fn kept((remote, remote_port): Sender, late: Late, next: u32) -> Opti
     let kept = KEPT.get_ptr(KeptKey { remote, remote_port, seq })?;
     let left = late.len.wrapping_sub(at);
     let len = if left > PART { PART } else { left };
-    // In memory, where the verifier forgets the values.
+    // In memory, where the verifier forgets the values: it then follows one path.
     let part = *black_box(&Late { seq, len });
     Some(Source { skb: ptr::null_mut(), offset: 0, kept, seq: part.seq, len: part.len })
 }

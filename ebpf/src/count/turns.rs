@@ -1,4 +1,4 @@
-//! Connections that nobody can follow: an estimate by whose turn it is.
+//! Opaque estimates, for connections whose messages cannot be read: requests follow from alternating directions.
 
 use aya_ebpf::{
     EbpfContext as _, bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes,
@@ -16,8 +16,7 @@ use crate::{
     packet::{self, Segment},
 };
 
-/// The connection's requests are an estimate from here on. `first` is the client's first byte. To be called with the lock
-/// held.
+/// Switches a connection to an opaque estimate. `first` is the client's first byte. Call with the lock held.
 #[inline(always)]
 pub(super) fn begin(conn: &mut Conn, first: u8) {
     if conn.http.speaks == abi::SPEAKS_OTHER {
@@ -25,14 +24,14 @@ pub(super) fn begin(conn: &mut Conn, first: u8) {
     }
     conn.http.speaks = abi::SPEAKS_OTHER;
     conn.late = [Late::default(); abi::LATE_MAX];
-    // Reads nothing, and goes on where the connection stands.
+    // Heads and frames are no longer read; both directions continue at the bytes that were counted last.
     conn.http.h1.close(true);
     conn.http.h1.rx.next = conn.http.received;
     conn.http.h1.tx.next = conn.http.sent;
     conn.http.turns.open(first);
 }
 
-/// A segment of the client's.
+/// Handles a segment from the client: it may begin a request.
 #[inline(always)]
 pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
@@ -56,7 +55,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
-/// A segment of the server's.
+/// Handles a segment from the server: it may end a request, or prolong the one before.
 #[inline(always)]
 pub fn egress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
@@ -84,7 +83,7 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     PASS
 }
 
-/// Whether a segment brings bytes that have not gone by yet.
+/// Returns true if a segment brings bytes that have not been seen in this direction.
 #[inline(always)]
 fn is_new(side: &mut h1::Side, segment: &Segment) -> bool {
     let before = side.next;
@@ -92,7 +91,7 @@ fn is_new(side: &mut h1::Side, segment: &Segment) -> bool {
     seek == Seek::Done && side.next != before
 }
 
-/// The first byte of a segment; 0: none.
+/// Returns the first byte of a segment; 0 if there is none.
 #[inline(always)]
 fn first(skb: *mut __sk_buff, segment: &Segment) -> u8 {
     let mut byte = 0_u8;
@@ -100,7 +99,7 @@ fn first(skb: *mut __sk_buff, segment: &Segment) -> u8 {
         return 0;
     }
     let into = (&raw mut byte).cast();
-    // SAFETY: one byte is written to where one is.
+    // SAFETY: the helper writes one byte, and there is room for one.
     let failed = unsafe { bpf_skb_load_bytes(skb.cast(), segment.offset, into, 1) };
     if failed == 0 { byte } else { 0 }
 }
