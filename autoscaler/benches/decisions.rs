@@ -1,7 +1,7 @@
-//! Decisions a second and memory a sleeping service, without sockets.
+//! Decisions per second, and memory per sleeping Revision, without sockets.
 //!
-//! `cargo bench -p autoscaler`: 10,000 sleeping revisions, one waiting request for each; each report is a
-//! decision. Prints one JSON row a figure, as `cargo xtask bench` collects them.
+//! `cargo bench -p autoscaler`: 10,000 sleeping Revisions, one waiting request for each; each report causes one
+//! decision. Prints one JSON row for each figure, as `cargo xtask bench` collects them.
 
 use std::{
     collections::BTreeSet,
@@ -110,7 +110,7 @@ fn revision(name: Name) -> Revision {
     }
 }
 
-/// Memory of this process that is in RAM.
+/// Resident memory of this process in KiB, from `/proc/self/status`.
 fn resident_kib() -> std::io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

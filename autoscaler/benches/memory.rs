@@ -1,7 +1,7 @@
-//! Memory a sleeping service costs the autoscaler, counted by the allocator.
+//! Memory that one sleeping service costs the autoscaler, counted by the allocator.
 //!
-//! `cargo bench -p autoscaler --bench memory`: revisions as the controller sends them, told to the autoscaler in one
-//! batch; what it keeps of them and of its decisions is counted. Prints one JSON row a number of services.
+//! `cargo bench -p autoscaler --bench memory`: the autoscaler receives Revisions in one batch, as the controller sends
+//! them. Counted is all that it keeps of them and of its decisions. Prints one JSON row for each number of services.
 
 use std::{alloc::System, io::Write as _, num::NonZeroU16, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 fn main() -> std::io::Result<()> {
     for services in [1_000, 10_000] {
         let empty = live();
-        // As the shell makes it: outside a runtime nothing of it waits.
+        // The same constructor as in `run`; outside a runtime none of its timers starts.
         let brain = Brain::new(Duration::from_secs(2), 0);
         tell(&brain, services);
         let bytes = (live() - empty) / services;
@@ -39,7 +39,7 @@ fn tell(brain: &Brain, services: usize) {
     });
 }
 
-/// Bytes asked for and not given back.
+/// Bytes allocated and not yet freed.
 fn live() -> usize {
     let stats = HEAP.stats();
     stats.bytes_allocated - stats.bytes_deallocated

@@ -1,9 +1,9 @@
 //! Shell: health and metrics of the autoscaler.
 //!
-//! Knative's metrics of a revision (`kn.revision.*`, knative/serving `pkg/autoscaler/scaling/metrics.go` and
-//! `pkg/reconciler/autoscaling/kpa/metrics.go` at 98e5ef9) under the names an OpenTelemetry exporter gives them
-//! in Prometheus, so that dashboards keep working. They are computed when asked for, and only for revisions
-//! that are awake: a sleeping one has nothing to show and costs nothing.
+//! Knative's metrics of a Revision (`kn.revision.*`) have the names that an OpenTelemetry exporter gives them in
+//! Prometheus, so that dashboards keep working. Source: knative/serving `pkg/autoscaler/scaling/metrics.go` and
+//! `pkg/reconciler/autoscaling/kpa/metrics.go` at 98e5ef9. They are computed on each scrape, and only for Revisions
+//! that are awake. A Revision that is asleep has no values and costs nothing.
 
 use std::{fmt, sync::Arc};
 
@@ -24,7 +24,7 @@ use crate::{
     revision::{Figures, Revision},
 };
 
-/// The autoscaler's admin pages. It is ready while it follows the controller's routes.
+/// Builds the autoscaler's admin pages. The autoscaler is ready while it has a stream of routes from the controller.
 pub fn admin(brain: Arc<Brain>, routes: Arc<Link>) -> Admin {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Figured { brain }));
@@ -40,7 +40,7 @@ struct Figured {
     brain: Arc<Brain>,
 }
 
-/// One figure of a revision: name, help, and how it is read; `None` where it does not apply.
+/// One metric of a Revision: name, help, and the function that reads its value; `None` where it does not apply.
 type Row = (&'static str, &'static str, fn(&Revision, &Figures) -> Option<f64>);
 
 const ROWS: [Row; 17] = [
@@ -105,6 +105,7 @@ fn labels(name: &Name, revision: &Revision) -> Labels {
 
 impl Collector for Figured {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        // One lock for all values, so that they belong to one moment; encoding happens without it.
         let (all, awake, steps, agents, activators) = self.brain.look(|fleet| {
             let figures = |(name, it): (&Name, &Revision)| {
                 Some((labels(name, it), values(it)?, it.load.begun()))

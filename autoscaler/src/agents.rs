@@ -1,4 +1,4 @@
-//! Shell: the Usage service: every agent and activator reports on one stream of its own.
+//! Shell: the Usage service, on which each agent and activator reports by one stream of its own.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -22,7 +22,7 @@ use tracing::{info, warn};
 
 use crate::{controller::Brain, usage::Stream};
 
-/// Serves the Usage service at `endpoint` until `shutdown`; at `https://` to those whom `door` lets in.
+/// Serves the Usage service at `endpoint` until `shutdown`. At `https://`, `door` decides which clients may connect.
 pub async fn serve(
     endpoint: &str,
     brain: Arc<Brain>,
@@ -47,9 +47,10 @@ impl Usage for Reports {
     ) -> Result<Response<raw::Empty>, Status> {
         let peer = tls::peer(&request);
         let mut report = Report { brain: Arc::clone(&self.brain), peer, who: None, stream: None };
-        // Ends this stream alone, as soon as it says what its sender may not.
+        // A token of this stream alone: a denied message ends this stream, not the others.
         let (stop, mut denied) = (self.shutdown.child_token(), None);
         let each = |item| {
+            // Messages that arrived before the stream stops are ignored after the first denied one.
             if denied.is_none()
                 && let Err(why) = report.take(item)
             {
@@ -66,7 +67,7 @@ impl Usage for Reports {
     }
 }
 
-/// One stream of reports. Dropping it ends what its sender is known to have waiting.
+/// One stream of reports. Dropping it closes the stream; the last reported totals are kept until the sender returns.
 struct Report {
     brain: Arc<Brain>,
     peer: Peer,
@@ -77,6 +78,7 @@ struct Report {
 impl Report {
     fn take(&mut self, item: UsageItem) -> Result<(), Denied> {
         self.brain.usage().fetch_add(1, Ordering::Relaxed);
+        // The first message must name the sender; before it there is no stream to attribute usage to.
         let (Some(stream), Some(who)) = (self.stream, &self.who) else {
             return self.open(item);
         };
@@ -112,10 +114,11 @@ impl Report {
         Ok(())
     }
 
-    /// An agent counts the pods of its own node, an activator what waits with it.
+    /// Checks that an agent reports only pods of its own node, and an activator only its own waiting requests.
     fn check(&self, who: &Subscriber, key: &UsageKey) -> Result<(), Denied> {
         self.peer.may_count(who, key)?;
         let (Peer::Known(identity), Some(uid)) = (&self.peer, &key.pod) else { return Ok(()) };
+        // A pod that the RouteTable does not name yet passes: usage and routes arrive on streams of their own.
         if self.brain.look(|fleet| fleet.is_elsewhere(uid, &identity.node)) {
             let claimed = format!("the node of pod {uid}");
             return Err(Denied::Other { real: identity.to_string(), claimed });

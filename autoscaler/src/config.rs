@@ -1,28 +1,28 @@
-//! Pure: what the autoscaler is told at start.
+//! Pure: command-line settings of the autoscaler.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Args;
 use common::replicas;
 
-/// Settings of the autoscaler.
+/// Command-line settings of the autoscaler.
 #[derive(Args, Clone, Debug)]
 pub struct Config {
-    /// Where agents and activators report usage: `unix:/path`, `http://ip:port` or `https://ip:port`.
+    /// Endpoint at which agents and activators report usage: `unix:/path`, `http://ip:port` or `https://ip:port`.
     #[arg(long, env = "ROUSE_USAGE", default_value = "unix:/run/rouse/rouse/autoscaler.sock")]
     pub usage: String,
 
-    /// Where the controller serves routes and takes decisions: `unix:/path`, `dns:NAME:PORT`, or `http://ip:port` or
+    /// Endpoints of the controller, for routes and decisions: `unix:/path`, `dns:NAME:PORT`, or `http://ip:port` or
     /// `https://ip:port`, several joined by commas.
     #[arg(long, env = "ROUSE_CONTROLLER", default_value = "unix:/run/rouse/rouse/controller.sock")]
     pub controller: String,
 
-    /// Folder with `token` (projected, audience `rouse`) and `ca.pem` (the controller's authorities): with it, streams to
-    /// `dns:` and `https:` replicas go over mutual TLS. None: no TLS.
+    /// Folder with `token` (projected, audience `rouse`) and `ca.pem` (the controller's authorities): with it, streams
+    /// to `dns:` and `https:` replicas use mutual TLS. None: no TLS.
     #[arg(long, env = "ROUSE_IDENTITY")]
     pub identity: Option<PathBuf>,
 
-    /// Address of /healthz, /readyz and /metrics.
+    /// Address that serves /healthz, /readyz and /metrics.
     #[arg(long, env = "ROUSE_AUTOSCALER_ADMIN", default_value = "127.0.0.1:7102")]
     pub admin: SocketAddr,
 
@@ -32,12 +32,12 @@ pub struct Config {
 
     /// Milliseconds between two evaluations of a revision's load, 100 to 60000.
     ///
-    /// Knative: 2 s (`pkg/autoscaler/scaling/multiscaler.go` at 98e5ef9). What cannot wait is evaluated at once.
+    /// Knative: 2 s (`pkg/autoscaler/scaling/multiscaler.go` at 98e5ef9). Urgent load is evaluated at once.
     #[arg(long, env = "ROUSE_TICK_MS", default_value_t = 2000)]
     pub tick_ms: u64,
 }
 
-/// A setting out of its range.
+/// Error of a setting outside its range: its name, its value and the rule it breaks.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{name} is {value:?}: {rule}")]
 pub struct BadConfig {
@@ -47,7 +47,7 @@ pub struct BadConfig {
 }
 
 impl Config {
-    /// Checks every range.
+    /// Checks each setting against its range, and those that need an identity against `--identity`.
     pub fn validate(&self) -> Result<(), BadConfig> {
         let bad = |name, value: &str, rule| Err(BadConfig { name, value: value.to_owned(), rule });
         if !(100..=60_000).contains(&self.tick_ms) {
@@ -66,6 +66,7 @@ impl Config {
         let Ok(controller) = self.controller.parse::<replicas::Setting>() else {
             return bad("controller", &self.controller, replicas::RULE);
         };
+        // Without an identity there is no certificate, so addresses that demand TLS could never connect.
         if controller.needs_identity() && self.identity.is_none() {
             return bad("controller", &self.controller, "needs --identity");
         }
@@ -75,7 +76,7 @@ impl Config {
         Ok(())
     }
 
-    /// Between two evaluations of a revision's load.
+    /// Time between two evaluations of a Revision's load.
     pub fn tick(&self) -> Duration {
         Duration::from_millis(self.tick_ms)
     }

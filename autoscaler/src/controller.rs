@@ -1,7 +1,7 @@
-//! Shell: the controller's side: routes in, decisions out, and the clock.
+//! Shell: connection to the controller: routes in, decisions out, and the clock.
 //!
-//! News is decided in the task that receives it, under one lock held for microseconds; nothing is queued
-//! between a waiting request and the decision that wakes its revision.
+//! The task that receives a report also decides on it, under one lock held for microseconds. No queue lies between a
+//! waiting request and the decision that wakes its Revision.
 
 use std::{
     sync::{
@@ -28,7 +28,7 @@ use crate::{
     heart::{BEAT, Heart},
 };
 
-/// All revisions, the clock they are evaluated by, and what is said of them.
+/// All Revisions, the clock of their evaluation, and the outgoing decisions and heartbeats.
 #[derive(Debug)]
 pub struct Brain {
     fleet: Mutex<Fleet>,
@@ -36,14 +36,14 @@ pub struct Brain {
     start: Instant,
     heart: Mutex<Heart>,
     alive: watch::Sender<Alive>,
-    /// Told when something may be due earlier than the timer knows.
+    /// Notified when an evaluation may be due earlier than the timer's deadline.
     sooner: Notify,
     decisions: AtomicU64,
     usage: AtomicU64,
 }
 
 impl Brain {
-    /// No revisions; load is evaluated every `tick`. `since_ms`: now, in ms since 1970.
+    /// An empty state; load is evaluated every `tick`. `since_ms` is the current time in milliseconds since 1970.
     pub fn new(tick: Duration, since_ms: u64) -> Self {
         let mut heart = Heart::new(Duration::ZERO, since_ms);
         let first = heart.beat(Duration::ZERO, Duration::MAX, 0);
@@ -59,19 +59,20 @@ impl Brain {
         }
     }
 
-    /// Decisions, latest by revision.
+    /// Latest decision of each Revision, for the streams to the controllers.
     pub fn outbox(&self) -> &Outbox<Name, Decision> {
         &self.outbox
     }
 
-    /// The latest heartbeat.
+    /// Receiver of the latest heartbeat.
     pub fn alive(&self) -> watch::Receiver<Alive> {
         self.alive.subscribe()
     }
 
-    /// Says that this autoscaler lives, again and again, until `shutdown`.
+    /// Sends heartbeats every [`BEAT`] until `shutdown`.
     pub async fn beat(&self, shutdown: &CancellationToken) {
         let mut beats = tokio::time::interval(BEAT);
+        // After a stall, heartbeats continue at their interval: a burst of late ones would carry no information.
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while shutdown.run_until_cancelled(beats.tick()).await.is_some() {
             let (longest, reporters) = self.look(|fleet| {
@@ -89,37 +90,38 @@ impl Brain {
         self.heart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Decisions sent since the start.
+    /// Number of decisions sent since the start.
     pub fn decisions(&self) -> u64 {
         self.decisions.load(Ordering::Relaxed)
     }
 
-    /// Usage items received since the start.
+    /// Counter of usage items received since the start.
     pub fn usage(&self) -> &AtomicU64 {
         &self.usage
     }
 
-    /// Looks at the revisions.
+    /// Runs `look` with read access to the fleet.
     pub fn look<T>(&self, look: impl FnOnce(&Fleet) -> T) -> T {
         look(&self.fleet.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Tells the revisions news, and sends what is decided thereupon.
+    /// Applies `news` to the fleet, evaluates what is due, and sends the resulting decisions.
     pub fn tell<T>(&self, news: impl FnOnce(&mut Fleet, Duration) -> T) -> T {
-        // Every change leaves the fleet whole, so a panic elsewhere does not spoil it.
+        // Every change leaves the fleet consistent, so a lock poisoned by a panic elsewhere is safe to use.
         let mut fleet = self.fleet.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.start.elapsed();
         let before = fleet.next_due();
         let answer = news(&mut fleet, now);
         let steps = fleet.run(now);
         steps.into_iter().for_each(|step| self.send(step));
+        // The timer sleeps until the deadline that it has read, so it must be woken for an earlier one.
         if fleet.next_due() < before || before.is_none() {
             self.sooner.notify_one();
         }
         answer
     }
 
-    /// Sends one step, in order, since the fleet is locked.
+    /// Sends one step to the outbox. The caller holds the fleet's lock, so steps stay in order.
     pub fn send(&self, step: Step) {
         match step {
             Step::Gone(name) => self.outbox.remove(&name),
@@ -131,7 +133,7 @@ impl Brain {
         }
     }
 
-    /// Evaluates revisions when they are due, until `shutdown`.
+    /// Evaluates Revisions when they are due, until `shutdown`.
     pub async fn keep_time(&self, shutdown: &CancellationToken) {
         while !shutdown.is_cancelled() {
             let due = self.look(Fleet::next_due).map(|due| self.start + due);
@@ -150,7 +152,7 @@ impl Brain {
     }
 }
 
-/// Says in one line what is decided, and from what.
+/// Logs a decision and its inputs in one line.
 fn log(it: &Decision) {
     let inputs = it.inputs.as_ref();
     info!(
@@ -166,21 +168,21 @@ fn log(it: &Decision) {
     );
 }
 
-/// Follows the RouteTable until the link is shut down.
+/// Applies the RouteTable's batches until the link is shut down.
 pub async fn follow(link: &Link, brain: &Brain) {
     link.watch_batches(|RouteBatch { version, is_whole, changes }| {
         if let Some(RouteChange::Replicas(it)) = changes.get(&RouteKey::Replicas(Part::Autoscaler))
         {
             brain.heart().told(it.chosen.as_deref());
         }
-        // The fleet keeps what it needs of each subject; the rest of the table is let go.
+        // The fleet copies what it needs of each subject; the rest of the table is dropped.
         let mut view = RouteView::default();
         let items = changes.into_values().chain([RouteChange::Synced]);
         let changed = items.map(|change| view.absorb(RouteItem { version, change })).last();
         let mut changed = changed.flatten().unwrap_or_default();
         brain.tell(|fleet, now| {
             if is_whole {
-                // What a whole table does not name is gone.
+                // Subjects that a snapshot does not name are removed.
                 changed.extend(fleet.keys());
             }
             let gone = fleet.routes(now, &view.table, &changed);

@@ -1,7 +1,7 @@
-//! Pure: averages → wished pods and burst capacity, by Knative's formula.
+//! Pure: averages → desired pods and burst capacity, by Knative's formula.
 //!
-//! knative/serving `pkg/autoscaler/scaling/autoscaler.go` at 98e5ef9. Minimum, maximum and the way to zero
-//! come after it, in [`crate::zero`].
+//! Source: knative/serving `pkg/autoscaler/scaling/autoscaler.go` at 98e5ef9. Minimum, maximum and scale to zero are
+//! applied later, in [`crate::zero`].
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -12,96 +12,96 @@ use crate::window::Averages;
 /// Granularity of the scale-down delay: Knative's evaluation tick.
 const DELAY_BUCKET: Duration = Duration::from_secs(2);
 
-/// Fewest activators before a revision, as in Knative.
+/// Fewest activators of a Revision, as in Knative.
 const LEAST_ACTIVATORS: u32 = 2;
 
-/// Least load aimed at for one pod, as in Knative.
+/// Lower bound of the target load of one pod, as in Knative.
 const LEAST_TARGET: f64 = 0.01;
 
-/// One revision's scaler: what it remembers between two evaluations.
+/// Scaler of one Revision: state kept between two evaluations.
 #[derive(Clone, Debug)]
 pub struct Scaler {
     panic: Option<Panic>,
-    /// Capacity last computed, kept while load is not known.
+    /// Excess burst capacity last computed, kept while load is not known.
     capacity: Option<f64>,
-    /// Highest wish of each 2 s within the scale-down delay, oldest first.
+    /// Highest desired pods of each 2 s bucket within the scale-down delay, oldest first.
     delayed: VecDeque<(u64, u32)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Panic {
-    /// When load was last over the threshold.
+    /// Time at which load was last over the panic threshold.
     at: Duration,
     most_pods: u32,
 }
 
-/// What a scaler is told of the revision's pods.
+/// Pods of the Revision as an evaluation needs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pods {
     /// Pods that take requests.
     pub ready: u32,
-    /// Whether a route leads to the revision.
+    /// True if a Route sends requests to the Revision.
     pub is_reachable: bool,
 }
 
-/// What load asks for.
+/// Scale that load asks for, before minimum, maximum and scale to zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wish {
-    /// Pods; `None`: load is not known, keep what there is.
+    /// Desired pods; `None`: load is not known, and the present pods are kept.
     pub pods: Option<u32>,
-    /// Why this many.
+    /// Rule that determined the number of pods.
     pub why: Why,
-    /// Capacity left for a burst; negative: the activator stays in the path.
+    /// Spare capacity for a burst, in requests; if negative, the activator stays in the path.
     pub excess_burst_capacity: f64,
-    /// Activators that should stand before the revision.
+    /// Activators that should serve the Revision.
     pub activators: u32,
-    /// Load aimed at for one pod.
+    /// Load aimed at for one pod, in the unit of the metric.
     pub target: f64,
 }
 
-/// The rule that settled a wish.
+/// Rule that determined the desired pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// Load is not known.
     NoData,
-    /// Requests in flight at this moment, more than the average tells.
+    /// Requests in flight now need more pods than the average asks for.
     InFlight,
     /// Average load over the stable window.
     Stable,
-    /// Panic: only up.
+    /// Panic mode: pods are added, never removed.
     Panic,
-    /// Least pods under any load.
+    /// The lower bound of pods while there is any load.
     ActivationScale,
-    /// Bound of one step up.
+    /// The bound of one step up.
     UpRate,
-    /// Bound of one step down.
+    /// The bound of one step down.
     DownRate,
-    /// A higher wish is not old enough.
+    /// A higher number, still within the scale-down delay.
     DownDelay,
 }
 
 impl Scaler {
-    /// A scaler for a revision that has `ready` pods. More than one: it starts in panic and so keeps them until a
-    /// stable window of load is known.
+    /// A scaler for a Revision that has `ready` pods. With more than one it starts in panic mode. That keeps the pods
+    /// until a stable window of load is known.
     pub fn new(now: Duration, ready: u32) -> Self {
         let panic = (ready > 1).then_some(Panic { at: now, most_pods: ready });
         Self { panic, capacity: None, delayed: VecDeque::new() }
     }
 
-    /// Whether panic holds.
+    /// Returns true while panic mode is on.
     pub fn is_panicking(&self) -> bool {
         self.panic.is_some()
     }
 
-    /// When load was last over the panic threshold, while panic holds.
+    /// Time at which load was last over the panic threshold; `None` outside panic mode.
     pub fn panicked_at(&self) -> Option<Duration> {
         self.panic.map(|panic| panic.at)
     }
 
-    /// Evaluates `load` at `now`.
+    /// Computes the desired scale from `load` at `now`.
     ///
-    /// Example (defaults, target 70, 1 ready pod): stable 75 asks for `ceil(75 / 70) = 2`; panic 150 for
-    /// `ceil(150 / 70) = 3`, which is ≥ 200 % of the one ready pod, so panic begins and 3 are wished.
+    /// Example (defaults, target 70, 1 ready pod): stable 75 asks for `ceil(75 / 70) = 2`; panic 150 asks for
+    /// `ceil(150 / 70) = 3`. That is ≥ 200 % of the one ready pod, so panic mode begins with 3 desired pods.
     pub fn step(
         &mut self,
         now: Duration,
@@ -118,10 +118,12 @@ impl Scaler {
             target,
         };
         let Some(load) = load else {
+            // The last capacity is kept, so that the path does not change because load became unknown.
             let capacity = self.capacity.unwrap_or_else(|| first_capacity(policy));
             return wish(None, Why::NoData, capacity, pods.ready);
         };
         let (mut wanted, mut why) = self.by_load(now, policy, pods, load);
+        // As in Knative, an unreachable Revision needs no delay: no request can ask for its pods again.
         if !policy.scale_down_delay.is_zero() && pods.is_reachable {
             let highest = self.highest(now, policy.scale_down_delay, wanted);
             if highest > wanted {
@@ -144,6 +146,7 @@ impl Scaler {
         let raw_panic = (load.panic / target(policy)).ceil();
         let is_over =
             raw_panic / f64::from(pods.ready.max(1)) >= policy.panic_threshold_percent / 100.0;
+        // Each evaluation over the threshold extends panic mode; it ends a stable window after the last one.
         self.panic = match self.panic {
             Some(panic) if is_over => Some(Panic { at: now, ..panic }),
             Some(panic) if now > panic.at + policy.stable_window => None,
@@ -151,11 +154,12 @@ impl Scaler {
             None => is_over.then_some(Panic { at: now, most_pods: 0 }),
         };
         let Some(panic) = &mut self.panic else { return by_stable };
+        // Panic mode never lowers the number, so a dip within the stable window removes no pod.
         panic.most_pods = panic.most_pods.max(by_stable.0).max(by_panic.0);
         (panic.most_pods, Why::Panic)
     }
 
-    /// The highest wish within `delay`, `wish` at `now` included.
+    /// Returns the highest number within `delay`, after adding `wish` at `now`.
     fn highest(&mut self, now: Duration, delay: Duration, wish: u32) -> u32 {
         let bucket = now.as_secs() / DELAY_BUCKET.as_secs();
         let kept = delay.as_secs().div_ceil(DELAY_BUCKET.as_secs()).max(1);
@@ -175,17 +179,18 @@ pub fn target(policy: &ScalePolicy) -> f64 {
     (policy.total * policy.utilization).max(LEAST_TARGET)
 }
 
-/// Pods that carry `level`, the load at this moment, at their target: at most what one step up may reach.
+/// Pods that carry `level`, the load at this moment, at their target, within the bound of one step up.
 pub fn carriers(policy: &ScalePolicy, ready: u32, level: f64) -> u32 {
     let most = (policy.max_scale_up_rate * f64::from(ready.max(1))).ceil();
     let needed = (level / target(policy)).ceil().min(most).clamp(0.0, f64::from(i32::MAX));
     needed as u32
 }
 
-/// Pods that `load` asks for, within the rates, and the rule that settled it.
+/// Desired pods for `load`, within the rates, and the rule that determined them.
 fn ask(policy: &ScalePolicy, pods: Pods, load: f64) -> (u32, Why) {
     let ready = f64::from(pods.ready.max(1));
     let most = (policy.max_scale_up_rate * ready).ceil();
+    // As in Knative, the rate down protects only Revisions that can receive requests.
     let fewest = if pods.is_reachable { (ready / policy.max_scale_down_rate).floor() } else { 0.0 };
     let raw = (load / target(policy)).ceil();
     let (asked, why) = if raw > most {
@@ -195,7 +200,7 @@ fn ask(policy: &ScalePolicy, pods: Pods, load: f64) -> (u32, Why) {
     } else {
         (raw, Why::Stable)
     };
-    // A float casts saturating, so an absurd load is merely a lot of pods.
+    // A cast from float saturates, so even an absurd load gives a valid number.
     let asked = asked.min(f64::from(i32::MAX)) as u32;
     if policy.activation_scale > 1 && raw > 0.0 && policy.activation_scale > asked {
         return (policy.activation_scale, Why::ActivationScale);
@@ -203,9 +208,9 @@ fn ask(policy: &ScalePolicy, pods: Pods, load: f64) -> (u32, Why) {
     (asked, why)
 }
 
-/// What ready pods can carry beyond the panic window's load and the burst kept free for.
+/// Requests that ready pods can carry beyond the panic window's load and the burst capacity.
 ///
-/// Worked numbers (total 100, burst 211): idle, 3 pods leave 89; at 70 a pod it is `30·N − 211`, so from 8 pods on.
+/// Example (total 100, burst 211): 3 idle pods leave 89. At 70 per pod it is `30·N − 211`, positive from 8 pods on.
 fn excess_burst_capacity(policy: &ScalePolicy, pods: u32, panic: f64) -> f64 {
     let burst = policy.target_burst_capacity;
     if burst == 0.0 {
@@ -217,7 +222,8 @@ fn excess_burst_capacity(policy: &ScalePolicy, pods: u32, panic: f64) -> f64 {
     }
 }
 
-/// Capacity before any load is known: Knative's, which cuts the fraction off (`pkg/autoscaler/scaling/multiscaler.go`).
+/// Excess burst capacity before any load is known. As in Knative, the fraction is cut off
+/// (`pkg/autoscaler/scaling/multiscaler.go`).
 fn first_capacity(policy: &ScalePolicy) -> f64 {
     let burst = policy.target_burst_capacity;
     if burst > 0.0 {
@@ -227,7 +233,7 @@ fn first_capacity(policy: &ScalePolicy) -> f64 {
     }
 }
 
-/// Activators enough to carry all ready pods and the burst, at least two.
+/// Number of activators that carries all ready pods and the burst, at least two.
 fn activators(policy: &ScalePolicy, ready: u32) -> u32 {
     let burst = policy.target_burst_capacity;
     if burst == 0.0 {

@@ -1,9 +1,9 @@
-//! Pure: all revisions: who reports on them, which are due, and what is decided.
+//! Pure: all Revisions: the senders that report on them, due evaluations, and the decisions.
 //!
-//! A sleeping revision has no timer and is in no list; it costs its entry here until news of it arrives.
+//! A Revision that is asleep has no timer and is in no list; it costs only its entry here until a report of it arrives.
 //!
-//! Usage and routes come on streams of their own, so a request may be reported before its revision is known.
-//! What is reported is kept by revision until then: a sender says a thing once and not again until it changes.
+//! Usage and routes arrive on streams of their own, so a request may be reported before its Revision is known. Reports
+//! are kept by Revision until then: a sender reports a state once, and again only when it changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,31 +20,31 @@ use crate::{
     usage::{GAP, LATE, Load, Stream},
 };
 
-/// How long what waited at an activator whose stream has ended is taken to wait on: longer than its way back takes.
+/// Time for which requests that waited at a lost activator still count as waiting; longer than a reconnect takes.
 const HELD: Duration = Duration::from_secs(10);
 
-/// Every revision of the RouteTable and what is known of its load.
+/// Every Revision of the RouteTable, with its reported load.
 #[derive(Debug)]
 pub struct Fleet {
     tick: Duration,
-    /// Boxed, since there are many: half of a tree's slots are empty.
+    /// Revisions of the RouteTable, boxed because there are many and half of a B-tree's slots are empty.
     revisions: BTreeMap<Name, Box<Revision>>,
-    /// What streams that stand have reported of revisions not in the table; at most what those streams name.
+    /// Reported load of Revisions that are not in the RouteTable.
     strangers: BTreeMap<Name, Load>,
     policies: Policies,
     pods: BTreeMap<String, Pod>,
-    /// The pods of each revision that has any.
+    /// UIDs of the pods of each Revision that has any.
     pods_of: BTreeMap<Name, BTreeSet<String>>,
-    /// By the number that their streams carry. One that will not be back is let go.
+    /// Senders by the number that their streams carry. A sender that will not return is removed.
     senders: BTreeMap<u32, Sender>,
     next_sender: u32,
-    /// The agent of each node.
+    /// Number of the sender that is the agent of each node.
     agents: BTreeMap<String, u32>,
-    /// The activators that the RouteTable names: each may hold requests, whether or not it was ever heard.
+    /// Activators named in the RouteTable: each may hold requests, even before its first report.
     activators: BTreeSet<String>,
     due: BTreeSet<(Duration, Name)>,
     due_at: BTreeMap<Name, Duration>,
-    /// Evaluations made.
+    /// Number of evaluations since the start.
     pub steps: u64,
 }
 
@@ -61,21 +61,21 @@ struct Sender {
     who: Subscriber,
     stream: Stream,
     is_online: bool,
-    /// When it last said anything, or its stream ended. It speaks every second, also without news.
+    /// Time of the sender's last message, or of its stream's end. A sender sends every second, even without changes.
     heard: Duration,
 }
 
-/// What is said to the controller.
+/// Output for the controller, about one Revision.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// What is wanted of a revision now.
+    /// New decision on a Revision.
     Decided(Box<Decision>),
-    /// Nothing is wanted of the revision any more: it sleeps, or is no more.
+    /// Withdrawal of a Revision's decision: it is asleep or no longer in the RouteTable.
     Gone(Name),
 }
 
 impl Fleet {
-    /// No revisions. `tick`: how often the load of a revision that is awake is evaluated.
+    /// An empty fleet. `tick` is the time between two evaluations of a Revision that is awake.
     pub fn new(tick: Duration) -> Self {
         Self {
             tick,
@@ -94,7 +94,7 @@ impl Fleet {
         }
     }
 
-    /// Takes in what a batch changed in the RouteTable. Returns the revisions that are gone.
+    /// Applies the changes of one RouteTable batch. Returns a [`Step::Gone`] for each removed Revision.
     pub fn routes(
         &mut self,
         now: Duration,
@@ -102,7 +102,7 @@ impl Fleet {
         changed: &BTreeSet<RouteKey>,
     ) -> Vec<Step> {
         let mut out = Vec::new();
-        // Pods speak of revisions, so revisions come first, whatever the order of keys.
+        // Pods refer to Revisions, so Revisions come first, whatever the order of keys.
         for key in changed {
             if let RouteKey::Revision(name) = key {
                 out.extend(self.revision(now, table, name));
@@ -124,7 +124,7 @@ impl Fleet {
         out
     }
 
-    /// Every subject of the RouteTable that is kept.
+    /// Keys of all subjects of the RouteTable that are stored here.
     pub fn keys(&self) -> BTreeSet<RouteKey> {
         let revisions = self.revisions.keys().cloned().map(RouteKey::Revision);
         let pods = self.pods.keys().cloned().map(RouteKey::Pod);
@@ -138,6 +138,7 @@ impl Fleet {
         let Some((it, policy)) = told else {
             self.unschedule(name);
             let gone = self.revisions.remove(name)?;
+            // The Revision may return, and its senders will not repeat what they have already reported.
             self.keep_load(name, gone.load);
             return Some(Step::Gone(name.clone()));
         };
@@ -163,7 +164,7 @@ impl Fleet {
         None
     }
 
-    /// Keeps what is reported of a revision that is not in the table.
+    /// Stores the load of a Revision that is not in the RouteTable, unless it is empty.
     fn keep_load(&mut self, name: &Name, mut load: Load) {
         load.sleep();
         if !load.is_empty() {
@@ -171,7 +172,7 @@ impl Fleet {
         }
     }
 
-    /// What is known of the revision's load, whether or not it is in the table.
+    /// Returns the load of a Revision, whether or not the Revision is in the RouteTable.
     fn load(&mut self, name: &Name) -> Option<&mut Load> {
         match self.revisions.get_mut(name) {
             Some(revision) => Some(&mut revision.load),
@@ -179,7 +180,7 @@ impl Fleet {
         }
     }
 
-    /// Every load, those of revisions not in the table too.
+    /// Applies `change` to every load, including those of Revisions not in the RouteTable.
     fn each_load(&mut self, change: impl Fn(&mut Load)) {
         self.revisions.values_mut().for_each(|it| change(&mut it.load));
         self.strangers.retain(|_, load| {
@@ -229,11 +230,12 @@ impl Fleet {
                 self.schedule(&old.revision, now);
             }
             if let Some(load) = self.load(&old.revision) {
+                // Counted out even if it returns below: its phase or its Revision may differ.
                 load.count_pod(now, uid, false);
             }
         }
         if let Some(new) = new {
-            // Its usage may have been told before it.
+            // Usage of the pod may have been reported before the pod itself.
             if let Some(load) = self.load(&new.revision) {
                 load.count_pod(now, uid, new.counts());
             }
@@ -245,8 +247,8 @@ impl Fleet {
         }
     }
 
-    /// A sender's stream has opened. An older one of the same sender has thereby ended; agents of one node follow each
-    /// other and count in the same kernel, so they are one sender.
+    /// Opens a stream of `who`, which ends an older stream of the same sender. Agents of one node succeed each other
+    /// and read the counters of the same kernel, so they are one sender.
     pub fn open(&mut self, now: Duration, who: Subscriber) -> Stream {
         self.forget_lost_agents(now);
         let is_agent = who.role == Role::Agent;
@@ -258,6 +260,7 @@ impl Fleet {
         let stream = match known {
             Some((sender, stream)) => {
                 self.close(now, stream);
+                // The same sender keeps its totals, as the base of differences over the reconnect.
                 Stream { sender, number: stream.number + 1, synced: false }
             }
             None => {
@@ -275,14 +278,14 @@ impl Fleet {
         stream
     }
 
-    /// A stream has ended. What it said is kept for its return; what it does not say is not taken for zero.
+    /// Closes a stream. Its reported totals are kept for the sender's return; unreported load is not taken as zero.
     pub fn close(&mut self, now: Duration, stream: Stream) {
         let Some(sender) = self.sender(stream) else { return };
         (sender.is_online, sender.heard) = (false, now);
         self.each_load(|load| load.lost(now, stream.sender));
     }
 
-    /// Lets go of agents whose node has no pods any more.
+    /// Removes agents without a stream whose node has no pods any more.
     fn forget_lost_agents(&mut self, now: Duration) {
         let is_lost = |it: &Sender| !it.is_online && it.who.role == Role::Agent;
         if !self.senders.values().any(is_lost) {
@@ -294,8 +297,8 @@ impl Fleet {
         self.forget(now, gone.collect());
     }
 
-    /// Lets go of activators that the RouteTable names no more, and that have been away for so long that nothing waits
-    /// with them.
+    /// Removes activators that the RouteTable no longer names and that have had no stream for so long that no request
+    /// still waits at them.
     fn forget_lost_activators(&mut self, now: Duration) {
         let gone = |it: &Sender| {
             let is_away = !it.is_online && it.who.role == Role::Activator;
@@ -314,8 +317,8 @@ impl Fleet {
         self.each_load(|load| gone.iter().for_each(|&sender| load.forget(now, sender)));
     }
 
-    /// The stream has named every subject of a batch; after the first, what it did not name is gone. A batch of nothing
-    /// says that there is no news.
+    /// Completes a batch of the stream. After its first batch, subjects it did not name are removed. An empty batch
+    /// reports that nothing has changed.
     pub fn synced(&mut self, now: Duration, stream: Stream) -> Stream {
         if self.hear(now, stream)
             && let Some(sender) = self.sender(stream)
@@ -326,23 +329,25 @@ impl Fleet {
         Stream { synced: true, ..stream }
     }
 
-    /// Whether the pod is known to run on another node.
+    /// Returns true if the pod is known to run on another node.
     pub fn is_elsewhere(&self, uid: &str, node: &str) -> bool {
         self.pods.get(uid).is_some_and(|pod| pod.node != node)
     }
 
-    /// Takes in one subject's totals.
+    /// Applies the totals of one subject, and schedules an evaluation if they are urgent.
     pub fn seen(&mut self, now: Duration, stream: Stream, seen: &UsageSeen) {
         if !self.hear(now, stream) {
             return;
         }
         let pod = seen.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
+        // A pod that the RouteTable does not name yet may be ready in its next batch, so it counts.
         let counts = pod.is_none_or(Pod::counts);
         let name = &seen.key.revision;
         let Some(revision) = self.revisions.get_mut(name) else {
             let load = self.strangers.entry(name.clone()).or_default();
             return load.seen(now, stream, counts, seen);
         };
+        // Woken before the totals are added, so that the window exists to record them.
         if counts && revision.load.is_news(stream, seen) {
             revision.wake(now);
         }
@@ -353,7 +358,7 @@ impl Fleet {
         }
     }
 
-    /// A subject is gone from its sender.
+    /// Removes a subject that its sender no longer reports.
     pub fn gone(&mut self, now: Duration, stream: Stream, key: &UsageKey) {
         if !self.hear(now, stream) {
             return;
@@ -365,8 +370,8 @@ impl Fleet {
         }
     }
 
-    /// Notes that the sender speaks now; `false`: it may not. One that was silent for too long has told nothing of some
-    /// second.
+    /// Records that the sender has sent a message now; returns false if the stream is not its latest. After a silence
+    /// longer than [`GAP`], some second was never reported.
     fn hear(&mut self, now: Duration, stream: Stream) -> bool {
         let Some(sender) = self.sender(stream) else { return false };
         let was_silent = sender.stream.synced && now > sender.heard + GAP;
@@ -377,8 +382,8 @@ impl Fleet {
         true
     }
 
-    /// Some second may have held requests of which the sender told nothing: at an activator, of any revision; at an agent,
-    /// of those that have pods on its node. One node among many that stalls must not hold up all.
+    /// Marks load as missed where the silent sender may have held requests: for an activator in every Revision, for an
+    /// agent in those with pods on its node. One stalled node must not hold up the Revisions of other nodes.
     fn miss(&mut self, sender: u32) {
         let Some(who) = self.senders.get(&sender).map(|it| &it.who) else { return };
         if who.role == Role::Activator {
@@ -396,25 +401,27 @@ impl Fleet {
         });
     }
 
-    /// The sender, if `stream` is its latest and stands.
+    /// Returns the sender if `stream` is its latest one and is open.
     fn sender(&mut self, stream: Stream) -> Option<&mut Sender> {
         let sender = self.senders.get_mut(&stream.sender)?;
         (sender.is_online && sender.stream.number == stream.number).then_some(sender)
     }
 
-    /// Evaluates every revision that is due, and returns what is decided anew.
+    /// Evaluates every Revision that is due, and returns the decisions that changed.
     pub fn run(&mut self, now: Duration) -> Vec<Step> {
         let mut out = Vec::new();
         if self.next_due().is_none_or(|at| at > now) {
             return out;
         }
         self.forget_lost_activators(now);
+        // Computed once for all due Revisions: it does not depend on the Revision.
         let lines_are_known = self.lines_are_known(now);
         while let Some((_, name)) = self.due.first().filter(|(at, _)| *at <= now).cloned() {
             self.unschedule(&name);
             let sight = self.sight(now, &name, lines_are_known);
             let Some(revision) = self.revisions.get_mut(&name) else { continue };
             self.steps += 1;
+            // The schedule entry was removed above; only the step's outcome puts it back.
             let outcome = revision.step(now, self.tick, sight, &name);
             out.extend(outcome.decision.map(|decision| Step::Decided(Box::new(decision))));
             out.extend(outcome.is_withdrawn.then(|| Step::Gone(name.clone())));
@@ -425,22 +432,22 @@ impl Fleet {
         out
     }
 
-    /// When [`run`](Self::run) has something to do next.
+    /// Time of the next due evaluation; `None` if all Revisions are asleep.
     pub fn next_due(&self) -> Option<Duration> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// All revisions, for metrics.
+    /// All Revisions of the RouteTable, for metrics.
     pub fn revisions(&self) -> impl Iterator<Item = (&Name, &Revision)> {
         self.revisions.iter().map(|(name, it)| (name, &**it))
     }
 
-    /// Senders whose streams stand, by role.
+    /// Number of senders of `role` with an open stream.
     pub fn online(&self, role: Role) -> usize {
         self.senders.values().filter(|it| it.is_online && it.who.role == role).count()
     }
 
-    /// Whether every activator tells what waits with it.
+    /// Returns true if every activator currently reports its waiting requests.
     fn lines_are_known(&self, now: Duration) -> bool {
         let of_role = |it: &&Sender| it.who.role == Role::Activator;
         let mut named = self.activators.clone();
@@ -451,8 +458,9 @@ impl Fleet {
         }) && named.is_empty()
     }
 
-    /// How much of the load can be seen: every ready pod is on a node whose agent reports, every pod that was told of is
-    /// reported still, and every activator tells what waits. A pod that is not ready gets no requests.
+    /// Computes the load coverage of a Revision. It is whole under three conditions: each ready pod is on a node
+    /// whose agent reports, each reported pod is still reported, and each activator reports its waiting requests.
+    /// Other pods get no requests.
     fn sight(&self, now: Duration, name: &Name, lines_are_known: bool) -> Sight {
         let Some(revision) = self.revisions.get(name) else { return Sight::Blind };
         let (mut ready, mut seen) = (0, 0);
@@ -470,7 +478,7 @@ impl Fleet {
         }
     }
 
-    /// Lets the revision be looked at no later than `at`.
+    /// Schedules an evaluation of the Revision no later than `at`.
     fn schedule(&mut self, name: &Name, at: Duration) {
         match self.due_at.get(name) {
             Some(&earlier) if earlier <= at => return,
@@ -489,7 +497,7 @@ impl Fleet {
 }
 
 impl Sender {
-    /// Whether it stands, has named all it knows, and has not fallen silent.
+    /// Returns true if the stream is open, has completed its snapshot and is not silent.
     fn is_current(&self, now: Duration) -> bool {
         self.is_online && self.stream.synced && now < self.heard + LATE
     }

@@ -1,18 +1,18 @@
-//! Pure: what this autoscaler says of itself, so that controllers know whose decisions should count.
+//! Pure: heartbeats of this autoscaler, by which controllers choose the active autoscaler.
 
 use std::time::Duration;
 
 use common::wire::Alive;
 
-/// Between two heartbeats. Controllers pass over who has been silent for some three of them.
+/// Time between two heartbeats. Controllers ignore an autoscaler that misses about three of them.
 pub const BEAT: Duration = Duration::from_millis(200);
-/// A pause between two heartbeats that says that the process, or its node, stood still: what came meanwhile may be lost.
+/// Pause between two heartbeats from which the process, or its node, counts as stalled: reports may have been lost.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What the next heartbeat says. Times are those of a clock of this process, which no other host knows.
+/// State of the next heartbeat. Times are of this process's monotonic clock, which no other host shares.
 #[derive(Clone, Debug)]
 pub struct Heart {
-    /// When the process began, in ms since 1970.
+    /// Start of the process, in milliseconds since 1970.
     since_ms: u64,
     heard_since: Duration,
     last: Duration,
@@ -20,24 +20,24 @@ pub struct Heart {
 }
 
 impl Heart {
-    /// One that begins to hear usage now.
+    /// A heartbeat state whose record of usage begins at `now`.
     pub fn new(now: Duration, since_ms: u64) -> Self {
         Self { since_ms, heard_since: now, last: now, counts: None }
     }
 
-    /// The RouteTable calls this autoscaler the one that counts.
+    /// Records the active autoscaler as the RouteTable names it.
     ///
-    /// A controller that has just started calls none so, which changes nothing: the one that counted still stands.
+    /// A controller that has just started names none. That changes nothing: the last one named stays active.
     pub fn told(&mut self, counts: Option<&str>) {
         if let Some(counts) = counts {
             self.counts = Some(counts.to_owned());
         }
     }
 
-    /// The heartbeat of this moment. `longest`: over how long a time the load of any revision matters.
+    /// Heartbeat to send at `now`. `longest` is the longest time over which load of any Revision matters.
     pub fn beat(&mut self, now: Duration, longest: Duration, reporters: usize) -> Alive {
         if now.saturating_sub(self.last) > PAUSE {
-            // Another one may count by now.
+            // Controllers may have chosen another autoscaler during the stall, and usage of that time may be missing.
             (self.heard_since, self.counts) = (now, None);
         }
         self.last = now;

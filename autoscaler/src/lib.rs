@@ -1,4 +1,4 @@
-//! The autoscaler: usage → wanted pods and path, by Knative's KPA.
+//! The autoscaler: usage → requested pods and path, by Knative's KPA.
 //!
 //! ```text
 //! agents, activators ──UsageReport──▶ agents ─▶ usage ─▶ window ─▶ decide ─▶ zero ─▶ controller ──ScaleDecision──▶
@@ -9,16 +9,16 @@
 //! |---|---|---|
 //! | [`window`] | pure | load by the second → stable and panic averages |
 //! | [`usage`] | pure | running totals from many senders → load by the second |
-//! | [`decide`] | pure | averages → wished pods, panic, burst capacity |
-//! | [`zero`] | pure | bounds, `Active` condition, the way to zero |
-//! | [`revision`] | pure | one revision: the four above, and when to evaluate |
-//! | [`fleet`] | pure | all revisions: senders, routes, who is due |
-//! | [`heart`] | pure | what it says of itself, so that controllers know whose decisions count |
+//! | [`decide`] | pure | averages → desired pods, panic mode, burst capacity |
+//! | [`zero`] | pure | bounds, `Active` condition, scale to zero |
+//! | [`revision`] | pure | one Revision: the four above, and when to evaluate |
+//! | [`fleet`] | pure | all Revisions: senders, routes, due evaluations |
+//! | [`heart`] | pure | heartbeats, by which controllers choose the active autoscaler |
 //! | [`agents`] | shell | the Usage service |
 //! | [`controller`] | shell | routes in, decisions out |
 //!
-//! Nothing runs for a sleeping revision: it has no timer, and news of it is decided in the task that receives
-//! it. It never talks to Kubernetes; losing it leaves the last decisions in force.
+//! Nothing runs for a Revision that is asleep: it has no timer. The task that receives a report of such a Revision also
+//! decides on it. The autoscaler never talks to Kubernetes; when it fails, the last decisions stay in force.
 
 use std::{
     sync::Arc,
@@ -48,21 +48,21 @@ pub mod zero;
 
 pub use config::Config;
 
-/// Why the autoscaler could not go on.
+/// Error that ends the autoscaler.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A setting is out of range.
+    /// A setting is outside its permitted range.
     #[error("bad configuration")]
     Config(#[from] config::BadConfig),
-    /// The Usage service failed.
+    /// The Usage service could not listen or serve.
     #[error("cannot receive usage")]
     Usage(#[from] LinkError),
-    /// The admin port failed.
+    /// The admin port could not listen or serve.
     #[error("cannot serve admin endpoints")]
     Admin(#[from] AdminError),
 }
 
-/// Runs the autoscaler until `shutdown`.
+/// Runs the autoscaler until `shutdown` is cancelled or a server fails.
 pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
     config.validate()?;
     info!(?config, "autoscaler starts");
@@ -71,7 +71,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     let controllers =
         Finder::known_as(Holder::Controller, &config.controller, credentials.as_ref());
     let enrolled = enrolled(&config, credentials.as_ref(), &controllers, &shutdown);
-    // Whoever reports has a certificate: it had to ask the controller first.
+    // No client without a certificate: agents and activators get theirs from the controller before they report.
     let door =
         credentials.map(|credentials| Door { credentials, open: false, bounds: Bounds::default() });
     let link = || Link::to(Arc::clone(&controllers), who.clone(), shutdown.clone());
@@ -83,6 +83,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     let usage = async { Ok(usage.await?) };
     let pages = common::admin::serve(config.admin, admin, axum::Router::new(), shutdown.clone());
     let pages = async { Ok::<(), Error>(pages.await?) };
+    // The route stream and the decision stream are separate links, so a slow controller delays neither by the other.
     let streams = async {
         let (outbox, alive) = (brain.outbox(), brain.alive());
         tokio::join!(
@@ -94,12 +95,13 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
         );
         Ok(())
     };
+    // The streams end only at `shutdown`; a server that fails ends all of them at once.
     tokio::try_join!(usage, pages, streams)?;
     info!("autoscaler stopped");
     Ok(())
 }
 
-/// Keeps the certificate fresh, where there is to be one, until `shutdown`.
+/// Keeps the certificate fresh until `shutdown`, if the configuration names an identity folder.
 fn enrolled(
     config: &Config,
     credentials: Option<&Arc<Credentials>>,
@@ -117,7 +119,7 @@ fn enrolled(
     }
 }
 
-/// Milliseconds since 1970: by these, controllers of earlier releases tell replicas apart.
+/// Current time in milliseconds since 1970. Controllers of earlier releases order autoscaler replicas by it.
 fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)

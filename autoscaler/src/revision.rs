@@ -1,13 +1,14 @@
-//! Pure: one revision, from its load to the decision on its pods and path.
+//! Pure: one Revision, from its load to the decision on its pods and path.
 //!
-//! Load is evaluated every tick (2 s, as in Knative) by the averages. Out of turn comes what cannot wait: a request for
-//! a revision without pods, or more load at this moment than decided pods carry at their target. Such an event asks for
-//! as many as carry it, within one step up, and moves no tick.
+//! Load is evaluated every tick (2 s, as in Knative) by the averages. Urgent load is evaluated between ticks: a request
+//! for a Revision without pods, or more load at this moment than the requested pods carry at their target. Such an
+//! evaluation requests as many pods as carry the load, within one step up, and does not move the tick.
 //!
-//! **Scale falls only on knowledge.** Fewer pods are decided only at a tick, and only if every report that matters was
-//! there, in time, for the whole stable window; never fewer than what is in flight at that moment needs; and never none
-//! while anything is in flight or waits. So a report that is late, lost or repeated, a sender that is gone or never came
-//! and an autoscaler that has just begun can cost pods for a while, but never take one away.
+//! **Scale falls only on knowledge.** Fewer pods are decided only at a tick, and only if every report that matters
+//! arrived in time. That holds for all the time on which a decision depends: both windows, the delays and a tick.
+//! Pods never fall below what is in flight at that moment needs, and never to zero while anything is in flight or
+//! waits. So a late, lost or repeated report, an absent sender or a new autoscaler can keep pods for longer, but
+//! never removes one.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,52 +21,52 @@ use crate::{
     zero::{Bound, Facts, Verdict, Zero},
 };
 
-/// Pods of a revision by where they stand.
+/// Number of pods of a Revision in each phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Without an address yet.
+    /// Pods that have no address yet.
     pub pending: u32,
-    /// With an address, not ready.
+    /// Pods with an address that are not ready.
     pub starting: u32,
-    /// Taking requests.
+    /// Pods that take new requests.
     pub ready: u32,
-    /// Taking no new requests.
+    /// Pods that take no new requests.
     pub draining: u32,
 }
 
 impl Counts {
-    /// Pods that are, or will be, ready.
+    /// Number of pods that are ready or will be.
     pub fn coming(&self) -> u32 {
         self.pending + self.starting + self.ready
     }
 }
 
-/// One revision.
+/// Scaling state of one Revision.
 #[derive(Debug)]
 pub struct Revision {
-    /// How it scales.
+    /// Scaling policy of the Revision.
     pub policy: Arc<ScalePolicy>,
     owners: Owners,
-    /// Whether a route leads to it.
+    /// True if a Route sends requests to the Revision.
     pub is_reachable: bool,
-    /// Whether its initial scale was reached once.
+    /// True once the Revision has reached its initial scale.
     pub initial_scale_reached: bool,
-    /// Its pods.
+    /// Number of its pods in each phase.
     pub pods: Counts,
-    /// Its load.
+    /// Reported totals and recorded load of the Revision.
     pub load: Load,
     zero: Option<Zero>,
-    /// Absent while it sleeps.
+    /// State of evaluation; `None` while the Revision is asleep.
     awake: Option<Box<Awake>>,
     said: Option<Said>,
 }
 
-/// Owning service and configuration, for metrics.
+/// Owning Service and Configuration, for metrics.
 #[derive(Debug)]
 enum Owners {
-    /// Both have the name that the revision's begins with, so many bytes long: nearly always.
+    /// Length in bytes of the name of both owners, which begins the Revision's name: the usual case.
     Prefix(u8),
-    /// Their names.
+    /// Names of the Service and the Configuration.
     Named(Box<[Box<str>; 2]>),
 }
 
@@ -74,21 +75,21 @@ struct Awake {
     scaler: Scaler,
     wish: Wish,
     averages: Averages,
-    /// How much of the load was known at the last evaluation.
+    /// Load coverage at the last evaluation.
     sight: Sight,
-    /// Most pods that were ready, or would be, since it woke.
+    /// Highest number of ready and starting pods since the Revision woke.
     most_coming: u32,
-    /// When load was last not known, or not current.
+    /// Time at which load was last unknown or not current.
     unknown_at: Option<Duration>,
-    /// When load is evaluated next.
+    /// Time of the next tick, at which load is evaluated.
     tick_at: Duration,
-    /// When load was evaluated last.
+    /// Time of the last tick at which load was evaluated.
     ticked_at: Option<Duration>,
-    /// Whether load at this moment is to be looked at before that.
+    /// True if load of this moment must be evaluated before the next tick.
     is_urgent: bool,
 }
 
-/// The part of a decision whose change is worth a message.
+/// Part of a decision whose change is worth a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Said {
     pods: Option<u32>,
@@ -97,34 +98,34 @@ struct Said {
     activity: Activity,
 }
 
-/// What one [`Revision::step`] leads to.
+/// Result of one [`Revision::step`].
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// The decision, if it differs from the last.
+    /// New decision; `None` if it equals the last one sent.
     pub decision: Option<Decision>,
-    /// The last decision need not stand any more.
+    /// True if the last decision must be withdrawn from the controller.
     pub is_withdrawn: bool,
-    /// When to come again; `None`: it sleeps until something happens.
+    /// Time of the next step; `None`: the Revision is asleep until a report or update arrives.
     pub again_at: Option<Duration>,
 }
 
-/// What metrics show of a revision that is awake.
+/// Values that metrics show of a Revision that is awake.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
-    /// Wish of the last evaluation.
+    /// Desired scale of the last evaluation.
     pub wish: Wish,
-    /// Load of the last evaluation.
+    /// Averages of load at the last evaluation.
     pub averages: Averages,
-    /// Whether panic holds.
+    /// True while panic mode is on.
     pub is_panicking: bool,
-    /// Pods decided.
+    /// Requested pods; `None` before the first decision.
     pub requested: Option<u32>,
-    /// Way of new connections decided.
+    /// Decided path of new connections.
     pub path: Path,
 }
 
 impl Revision {
-    /// A revision as first met; nothing is decided yet.
+    /// A Revision first met in the RouteTable, without any decision yet.
     pub fn new(it: &common::wire::Revision, policy: Arc<ScalePolicy>) -> Self {
         Self {
             policy,
@@ -139,7 +140,7 @@ impl Revision {
         }
     }
 
-    /// Names of the owning service and configuration of the revision of this name.
+    /// Returns the names of the Service and the Configuration that own the Revision `name`.
     pub fn owners<'a>(&'a self, name: &'a str) -> [&'a str; 2] {
         match &self.owners {
             Owners::Prefix(length) => [name.get(..usize::from(*length)).unwrap_or_default(); 2],
@@ -147,12 +148,12 @@ impl Revision {
         }
     }
 
-    /// Whether it costs anything while nothing happens.
+    /// Returns true if the Revision is evaluated at each tick.
     pub fn is_awake(&self) -> bool {
         self.awake.is_some()
     }
 
-    /// Starts to keep load by the second.
+    /// Wakes the Revision: from now on its load is recorded by the second.
     pub fn wake(&mut self, now: Duration) {
         if self.awake.is_none() {
             self.load.wake(now, &self.policy);
@@ -171,7 +172,8 @@ impl Revision {
                 averages,
                 sight: Sight::Blind,
                 most_coming: 0,
-                // A revision that slept had no load. What pods did before they were met is not known.
+                // A Revision that was asleep had no load. Load of pods that ran before they were first met is not
+                // known.
                 unknown_at: (self.pods != Counts::default()).then_some(now),
                 tick_at: now,
                 ticked_at: None,
@@ -180,7 +182,7 @@ impl Revision {
         }
     }
 
-    /// Takes another policy; load is evaluated anew.
+    /// Replaces the policy and evaluates load in the next step.
     pub fn set_policy(&mut self, now: Duration, policy: Arc<ScalePolicy>) {
         self.policy = policy;
         if self.is_awake() {
@@ -189,7 +191,7 @@ impl Revision {
         self.hurry(now);
     }
 
-    /// Lets load of this moment be looked at in the next [`step`](Self::step), before its tick.
+    /// Makes the next [`step`](Self::step) evaluate load of this moment before its tick.
     pub fn hurry(&mut self, now: Duration) {
         self.wake(now);
         if let Some(awake) = &mut self.awake {
@@ -197,7 +199,7 @@ impl Revision {
         }
     }
 
-    /// Whether load cannot wait for the tick.
+    /// Returns true if load cannot wait for the next tick.
     pub fn is_urgent(&self, now: Duration) -> bool {
         let level = self.load.level(now);
         let asleep = self
@@ -208,26 +210,28 @@ impl Revision {
         }
         let decided = self.zero.and_then(|zero| zero.applied).unwrap_or_default();
         let can_grow = self.policy.max_scale == 0 || decided < self.policy.max_scale;
+        // Starting pods count as carrying, or each report during a cold start would ask for more.
         let carried = f64::from(self.pods.coming().max(decided)) * target(&self.policy);
         can_grow && level > carried
     }
 
-    /// Evaluates what is due at `now`.
+    /// Evaluates the Revision at `now` and returns a changed decision.
     ///
-    /// A revision that falls asleep withdraws its decision, and one that never woke makes none: without pods and
-    /// without load, zero is what holds anyway, and ten thousand decisions that say so need not be kept.
+    /// A Revision that falls asleep withdraws its decision, and one that never woke sends none. Without pods and
+    /// without load zero is the default, so thousands of decisions that repeat it need not be stored.
     pub fn step(&mut self, now: Duration, tick: Duration, sight: Sight, name: &Name) -> Outcome {
         self.wake(now);
         self.evaluate(now, tick, sight);
         let facts = self.facts();
         let (coming, policy) = (self.pods.coming(), &self.policy);
         let Some(awake) = &self.awake else { return Outcome::default() };
+        // By requests per second, a long request is no load in later seconds; it must keep its pod.
         let least = u32::from(self.load.may_hold_requests());
         let pods = awake.wish.pods.map(|pods| pods.max(least));
         let capacity = awake.wish.excess_burst_capacity;
         let zero = self.zero.get_or_insert_with(|| Zero::new(now, policy, facts, coming));
         let before = zero.activity;
-        // Before anything is decided, what there was is kept, not what is left while one that ended is replaced.
+        // Before the first decision the highest number seen is kept: a pod that is being replaced must not lower it.
         let held = zero.applied.unwrap_or(awake.most_coming);
         let hold = awake.held(now, memory(policy, tick)).map(|why| (held, why));
         let verdict = zero.step(now, policy, facts, pods, capacity, hold);
@@ -266,7 +270,8 @@ impl Revision {
     }
 
     fn evaluate(&mut self, now: Duration, tick: Duration, sight: Sight) {
-        // As in Knative nothing is recorded where no pod is: silence then does not thin what has waited.
+        // As in Knative nothing is recorded while no pod is ready: silence then must not dilute the load of waiting
+        // requests.
         self.load.settle(now, sight != Sight::Blind && self.pods.ready > 0);
         let has_gap = self.load.take_gap();
         let carriers = carriers(&self.policy, self.pods.ready, self.load.level(now));
@@ -274,9 +279,11 @@ impl Revision {
         awake.most_coming = awake.most_coming.max(self.pods.coming());
         let decided = self.zero.and_then(|zero| zero.applied).unwrap_or(awake.most_coming);
         awake.sight = sight;
+        // From here on nothing is lowered until everything has been known for a whole memory again.
         if has_gap || sight != Sight::Whole {
             awake.unknown_at = Some(now);
         }
+        // An ordinary tick keeps pods for what is in flight; only an urgent evaluation raises the number by it.
         let mut least = decided.min(carriers);
         if std::mem::take(&mut awake.is_urgent) {
             least = carriers;
@@ -286,14 +293,14 @@ impl Revision {
         if now >= awake.tick_at {
             awake.ticked_at = Some(now);
             awake.tick_at = after(awake.tick_at, now, tick);
-            // Where no pod is and nothing waits there is no load, whatever was or was not recorded.
+            // Without pods and without waiting requests there is no load, whatever was recorded.
             let is_empty = self.pods == Counts::default() && !self.load.may_hold_requests();
             let none = is_empty.then_some(Averages { stable: 0.0, panic: 0.0 });
             let seen = self.load.averages(now, self.pods.ready, &self.policy).or(none);
             let pods = Pods { ready: self.pods.ready, is_reachable: self.is_reachable };
             awake.wish = awake.scaler.step(now, &self.policy, pods, seen);
             awake.averages = seen.unwrap_or(Averages { stable: 0.0, panic: 0.0 });
-            // Panic remembers its highest wish for as long as it lasts, and that may have been missed.
+            // Panic mode keeps its highest number while it lasts, and a higher one may have been missed.
             if awake.scaler.panicked_at() == Some(now)
                 && awake.is_unknown(now, memory(&self.policy, tick))
             {
@@ -321,6 +328,7 @@ impl Revision {
             activators: awake.wish.activators,
             activity: verdict.activity,
         };
+        // Averages change at each tick; only a change of these fields is worth a message.
         if self.said.replace(said) == Some(said) {
             return None;
         }
@@ -341,7 +349,7 @@ impl Revision {
         })
     }
 
-    /// What the decision is made from.
+    /// Returns the inputs that the decision was made from, for the decision's record.
     fn inputs(&self, awake: &Awake, verdict: Verdict) -> Inputs {
         let policy = &self.policy;
         let loads = verdict.bound.is_none()
@@ -360,7 +368,7 @@ impl Revision {
         }
     }
 
-    /// What metrics show, while it is awake.
+    /// Returns the values for metrics; `None` while the Revision is asleep.
     pub fn figures(&self) -> Option<Figures> {
         let awake = self.awake.as_ref()?;
         Some(Figures {
@@ -372,14 +380,14 @@ impl Revision {
         })
     }
 
-    /// What is averaged.
+    /// Metric whose averages the policy uses.
     pub fn metric(&self) -> Metric {
         self.policy.metric
     }
 }
 
 impl Awake {
-    /// Why nothing may be lowered at `now`, if so.
+    /// Returns the bound that forbids lower pods at `now`, if any.
     fn held(&self, now: Duration, memory: Duration) -> Option<Bound> {
         if self.is_unknown(now, memory) {
             return Some(Bound::Unknown);
@@ -387,19 +395,19 @@ impl Awake {
         (self.ticked_at != Some(now)).then_some(Bound::Tick)
     }
 
-    /// Whether something in the last `memory` is not known.
+    /// Returns true if load was unknown at any time in the last `memory`.
     fn is_unknown(&self, now: Duration, memory: Duration) -> bool {
         self.unknown_at.is_some_and(|at| now < at + memory)
     }
 }
 
-/// How far back lies what a decision may depend on: the averages, panic that they began, and waits before going down.
+/// Time span that a decision may depend on: both windows, the delay and retention before pods are lowered, and a tick.
 fn memory(policy: &ScalePolicy, tick: Duration) -> Duration {
     let panic = panic_window(policy.stable_window, policy.panic_window_percent);
     policy.stable_window + panic + policy.scale_down_delay + policy.retention + tick
 }
 
-/// The first of the ticks that follow `tick_at` that is after `now`.
+/// Returns the first tick in the series of `tick_at` that is after `now`.
 fn after(tick_at: Duration, now: Duration, tick: Duration) -> Duration {
     let missed = now.saturating_sub(tick_at).as_nanos() / tick.as_nanos().max(1);
     tick_at + tick * u32::try_from(missed + 1).unwrap_or(u32::MAX)

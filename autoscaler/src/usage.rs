@@ -1,15 +1,15 @@
-//! Pure: running totals from many senders → one revision's load by the second.
+//! Pure: running totals from many senders → load of one Revision by the second.
 //!
-//! A request in flight is load for exactly the time the totals say. Between two reports the level last
-//! reported is taken to hold; the next report puts what the totals really gained in its place, over the time that
-//! the sender says has passed, so the sum is exact and nothing counts twice.
+//! A request in flight is load for exactly the time that the totals show. Between two reports the last reported level
+//! is assumed to hold. The next report replaces that assumption with what the totals really gained, over the time that
+//! has passed by the sender's clock. So the sum is exact and nothing counts twice.
 //!
-//! A pod is reported every second. A report that is overdue leaves the load not current, and one that comes after a
-//! longer pause tells the sum but not the seconds: [`Load::take_gap`] says so, and nothing is lowered on it.
+//! A pod is reported every second. While a report is overdue the load is not current. A report after a longer pause
+//! carries the sum but not the single seconds: [`Load::take_gap`] reports that, and nothing is lowered then.
 //!
-//! Two rules come from Knative's activator (`pkg/activator/handler/concurrency_reporter.go` at 98e5ef9): the
-//! first request after a quiet second counts as one for its whole second, however short it is; and a request
-//! counts once, where it waits or where it runs.
+//! Two rules come from Knative's activator (`pkg/activator/handler/concurrency_reporter.go` at 98e5ef9). The first
+//! request after a quiet second counts as one for its whole second, however short it is. A request counts once, where
+//! it waits or where it runs.
 
 use std::time::Duration;
 
@@ -17,76 +17,77 @@ use common::wire::{Metric, ScalePolicy, Totals, UsageSeen};
 
 use crate::window::{Averages, Window};
 
-/// Age from which the last report on a pod is not current: the next, due after a second, should have come.
+/// Age from which the last report on a pod is not current: the next one, due after a second, should have arrived.
 pub const LATE: Duration = Duration::from_millis(1500);
 
-/// Longest time between two reports on a pod that tells its seconds apart. One report that is lost leaves more.
+/// Longest time between two reports on a pod after which its seconds are still known. One lost report makes a longer
+/// gap.
 pub const GAP: Duration = Duration::from_millis(1900);
 
-/// One part in so many by which two hosts' clocks may drift apart.
+/// Bound of the drift between two hosts' clocks, as a divisor: one part in so many.
 const DRIFT: u32 = 1000;
 
-/// One stream of reports: which sender's, and its how manyeth.
+/// One stream of reports: its sender, and its number among that sender's streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
-    /// Index of the sender.
+    /// Number of the sender, given by the fleet.
     pub sender: u32,
-    /// Counts the sender's streams.
+    /// Number of the stream among the sender's streams, from 0.
     pub number: u32,
-    /// Whether the stream has named every subject; from then on a new subject is really new.
+    /// True once the stream has named every subject; from then on an unknown subject is really new.
     pub synced: bool,
 }
 
-/// One revision's load and the totals it is computed from.
+/// Load of one Revision and the totals it is computed from.
 #[derive(Debug)]
 pub struct Load {
-    /// Sorted by sender and pod. Kept while the revision sleeps, as the base of later differences.
+    /// Sources sorted by sender and pod. Kept while the Revision is asleep, as the base of later differences.
     sources: Vec<Source>,
-    /// Absent while the revision sleeps.
+    /// Window and its metric; `None` while the Revision is asleep.
     window: Option<Box<(Metric, Window)>>,
-    /// When the window was made; what came before is not its.
+    /// Creation time of the window; earlier load does not belong to it.
     woken: Duration,
-    /// Whether a report told of seconds that it does not tell apart.
+    /// True if some seconds of load are known only as a sum.
     has_gap: bool,
-    /// Requests that have begun at pods, as far as reports told.
+    /// Requests that have begun at pods, according to reports.
     begun: u64,
 }
 
 #[derive(Debug)]
 struct Source {
     sender: u32,
-    /// The pod; `None`: requests waiting at the sender.
+    /// UID of the pod; `None`: requests waiting at the sender.
     pod: Option<Box<str>>,
-    /// The sender's latest stream that spoke of it.
+    /// Number of the sender's latest stream that reported this source.
     stream: u32,
-    /// Whether that stream stands.
+    /// True while that stream is open.
     is_online: bool,
-    /// Whether it adds to the load; a draining pod's requests ask for no other pod.
+    /// True if the source adds to the load; requests of a draining pod need no other pod.
     counts: bool,
     totals: Totals,
     at_ns: u64,
-    /// When the totals were read, by our clock, as far as the sender's tells: never later than they arrived.
+    /// Time of the totals by the autoscaler's clock, estimated from the sender's; never later than their arrival.
     since: Duration,
-    /// Until when the level was added.
+    /// End of the time for which the level has been added to the window.
     until: Duration,
     /// Request-seconds added since `since`.
     added: f64,
 }
 
 impl Load {
-    /// No load and no totals.
+    /// An empty load: no window and no totals.
     pub fn new() -> Self {
         let (window, woken) = (None, Duration::ZERO);
         Self { sources: Vec::new(), window, woken, has_gap: false, begun: 0 }
     }
 
-    /// Makes the window as `policy` has it. Another metric starts from nothing.
+    /// Creates the window for `policy`, or resizes it. A change of the metric starts with an empty window.
     pub fn wake(&mut self, now: Duration, policy: &ScalePolicy) {
         let (stable, panic) = (policy.stable_window, policy.panic_window_percent);
         match kept(&mut self.window) {
             Some((metric, window)) if metric == policy.metric => window.resize(stable, panic),
             Some(_) | None => {
-                // Seconds of another metric say nothing of this one.
+                // Seconds recorded by another metric have another unit, so their load is unknown in this one.
                 self.has_gap |= self.window.is_some();
                 self.woken = now;
                 self.window = Some(Box::new((policy.metric, Window::new(stable, panic))));
@@ -94,31 +95,33 @@ impl Load {
         }
     }
 
-    /// Gives back the memory a sleeping revision does not need.
+    /// Frees the memory that a Revision needs only while awake.
     pub fn sleep(&mut self) {
         self.window = None;
+        // Pods of a closed stream need no base any more; waiting requests stay until their activator is forgotten.
         self.sources.retain(|source| source.is_online || source.waits());
         self.sources.shrink_to_fit();
     }
 
-    /// Whether no sender has told anything that is still kept.
+    /// Returns true if no sender's report is kept.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()
     }
 
-    /// Whether these totals mean load: requests in flight, or begun since the last news.
+    /// Returns true if these totals show load: requests in flight, or requests begun since the last report.
     pub fn is_news(&self, stream: Stream, seen: &UsageSeen) -> bool {
         if self.is_overtaken(stream, seen) {
             return false;
         }
         let begun = match self.find(stream.sender, seen.key.pod.as_deref()) {
             Ok(at) => seen.totals.started > self.sources[at].totals.started,
+            // A stream that begins names subjects with all their past, which is no new load.
             Err(_) => stream.synced && seen.totals.started > 0,
         };
         begun || seen.totals.in_flight() > 0
     }
 
-    /// Takes in one subject's totals. `counts` is false for a draining pod.
+    /// Adds the totals of one subject. `counts` is false for a draining pod.
     pub fn seen(&mut self, now: Duration, stream: Stream, counts: bool, seen: &UsageSeen) {
         let pod = seen.key.pod.as_deref();
         if self.is_overtaken(stream, seen) {
@@ -128,6 +131,7 @@ impl Load {
         let grew = match self.find(stream.sender, pod) {
             Ok(at) if self.sources[at].precedes(seen) => self.advance(at, now, stream, seen),
             Ok(at) => {
+                // A counter that went backwards was reset: what it counted between the two reports is lost.
                 self.has_gap |= pod.is_some();
                 self.sources.remove(at);
                 self.begin(at, now, stream, seen);
@@ -137,6 +141,7 @@ impl Load {
         };
         let source = self.find(stream.sender, pod).ok().map(|at| &mut self.sources[at]);
         source.into_iter().for_each(|source| source.counts = counts);
+        // Knative's rule: the first request after a quiet second counts for its whole second.
         if let (true, true, true, Some((Metric::Concurrency, window))) =
             (grew, counts, was_quiet, kept(&mut self.window))
         {
@@ -144,7 +149,7 @@ impl Load {
         }
     }
 
-    /// The subject is gone from its sender.
+    /// Removes a subject that its sender no longer reports.
     pub fn gone(&mut self, now: Duration, sender: u32, pod: Option<&str>) {
         if let Ok(at) = self.find(sender, pod) {
             self.settle_source(at, now);
@@ -152,8 +157,8 @@ impl Load {
         }
     }
 
-    /// The sender's stream ended: nothing new is known of its pods and of what waits there, so both are taken to go on as
-    /// they were last told, until the sender is back or [forgotten](Self::forget), or the pod is gone.
+    /// Marks a sender's stream as ended. Its pods and waiting requests keep their last reported level until the sender
+    /// returns or is [forgotten](Self::forget), or the pod is gone.
     pub fn lost(&mut self, now: Duration, sender: u32) {
         for at in 0..self.sources.len() {
             if self.sources[at].sender == sender {
@@ -163,35 +168,35 @@ impl Load {
         }
     }
 
-    /// The sender will not be back: what it told is let go.
+    /// Removes all totals of a sender that will not return.
     pub fn forget(&mut self, now: Duration, sender: u32) {
         let own = (0..self.sources.len()).filter(|&at| self.sources[at].sender == sender);
         own.collect::<Vec<_>>().into_iter().for_each(|at| self.settle_source(at, now));
         self.sources.retain(|source| source.sender != sender);
     }
 
-    /// Whether every pod that was told of and takes part in the load has been reported of late.
+    /// Returns true if every reported pod that counts has a current report.
     pub fn is_current(&self, now: Duration) -> bool {
         let mut pods = self.sources.iter().filter(|source| source.counts && !source.waits());
         pods.all(|source| source.is_online && now.saturating_sub(source.since) < LATE)
     }
 
-    /// Some second may have held what was not told.
+    /// Records that some second may have held load that was never reported.
     pub fn miss(&mut self) {
         self.has_gap |= self.window.is_some();
     }
 
-    /// Whether, since the last call, a report told of seconds that it does not tell apart.
+    /// Returns true if, since the last call, some seconds of load became known only as a sum.
     pub fn take_gap(&mut self) -> bool {
         std::mem::take(&mut self.has_gap)
     }
 
-    /// Whether requests may be in flight or waiting, as far as was ever told.
+    /// Returns true if requests may be in flight or waiting, according to the last reports.
     pub fn may_hold_requests(&self) -> bool {
         self.sources.iter().any(|source| source.counts && source.totals.in_flight() > 0)
     }
 
-    /// The stream has named every subject: what it did not name is gone.
+    /// Completes the snapshot of a stream: subjects of its sender that it did not name are removed.
     pub fn synced(&mut self, now: Duration, stream: Stream) {
         let gone = |it: &Source| it.sender == stream.sender && it.stream != stream.number;
         let gone = (0..self.sources.len()).filter(|&at| gone(&self.sources[at]));
@@ -200,7 +205,7 @@ impl Load {
             .retain(|source| source.sender != stream.sender || source.stream == stream.number);
     }
 
-    /// The pod takes part in the load, or does not any more.
+    /// Sets whether the pod counts as load.
     pub fn count_pod(&mut self, now: Duration, pod: &str, counts: bool) {
         for at in 0..self.sources.len() {
             if self.sources[at].pod.as_deref() == Some(pod) && self.sources[at].counts != counts {
@@ -210,20 +215,20 @@ impl Load {
         }
     }
 
-    /// Brings the window up to `now`. `known`: silence means no load; else nothing is known of it.
+    /// Brings the window up to `now`. With `known`, silence means no load; otherwise silence means unknown load.
     pub fn settle(&mut self, now: Duration, known: bool) {
         (0..self.sources.len()).for_each(|at| self.settle_source(at, now));
-        // The second before it woke is not known to have been quiet, and halves a burst's average.
+        // The second before the window was made may not have been quiet; as a zero it would halve a burst's average.
         let is_known = known && now.as_secs() > self.woken.as_secs();
         if let (true, Some((_, window))) = (is_known, kept(&mut self.window)) {
             window.known_until(now);
         }
     }
 
-    /// Averages at `now`; `None`: nothing is known.
+    /// Averages of load at `now`; `None`: nothing is known.
     ///
-    /// Requests that wait while no pod is `ready` cannot be served within this second, so they count as the
-    /// whole second's load at once: a burst of them is seen when it comes, not averaged a second later.
+    /// Requests that wait while no pod is `ready` cannot be served within this second. So they count at once as the
+    /// load of the whole second. A burst is thus visible when it arrives, and not averaged a second later.
     pub fn averages(&self, now: Duration, ready: u32, policy: &ScalePolicy) -> Option<Averages> {
         let (metric, window) = self.window.as_deref()?;
         let floor = match metric {
@@ -233,7 +238,7 @@ impl Load {
         window.averages(now, floor, policy.aggregation)
     }
 
-    /// Load at this moment, in the metric's unit: requests in flight, or requests begun in the running second.
+    /// Load at this moment in the metric's unit: requests in flight, or requests begun in the running second.
     pub fn level(&self, now: Duration) -> f64 {
         match self.window.as_deref() {
             Some((Metric::Rps, window)) => window.held(now),
@@ -241,34 +246,34 @@ impl Load {
         }
     }
 
-    /// Requests that have begun at pods since the revision was met, as far as reports told.
+    /// Requests that have begun at pods since the Revision was first met, according to reports.
     pub fn begun(&self) -> u64 {
         self.begun
     }
 
-    /// Requests in flight and waiting.
+    /// Requests in flight at pods and waiting at activators.
     pub fn in_flight(&self) -> u64 {
         let counted = self.sources.iter().filter(|source| source.counts);
         counted.map(|source| source.totals.in_flight()).sum()
     }
 
-    /// Requests waiting for a pod.
+    /// Requests waiting at activators for a pod.
     pub fn waiting(&self) -> u64 {
         let waiting = |source: &&Source| source.waits();
         self.sources.iter().filter(waiting).map(|source| source.totals.in_flight()).sum()
     }
 
-    /// Whether nothing is in flight, and no load in any second of the window that ends `now`.
+    /// Returns true if nothing is in flight and no second of the window that ends at `now` holds load.
     pub fn is_quiet(&self, now: Duration) -> bool {
         !self.may_hold_requests() && self.window.as_deref().is_none_or(|(_, it)| it.is_quiet(now))
     }
 
-    /// Whether the sender has told anything that is still kept.
+    /// Returns true if a report of the sender is kept.
     pub fn hears_from(&self, sender: u32) -> bool {
         self.sources.iter().any(|source| source.sender == sender)
     }
 
-    /// Whether some stream that stands speaks of the pod.
+    /// Returns true if an open stream reports the pod.
     pub fn hears_of(&self, pod: &str) -> bool {
         let of_pod = |source: &Source| source.is_online && source.pod.as_deref() == Some(pod);
         self.sources.iter().any(of_pod)
@@ -278,7 +283,7 @@ impl Load {
         self.sources.binary_search_by(|it| (it.sender, it.pod.as_deref()).cmp(&(sender, pod)))
     }
 
-    /// Whether something newer was told on the same stream: what is repeated or overtaken changes nothing.
+    /// Returns true if the same stream has already reported newer totals: a repeated or late report changes nothing.
     fn is_overtaken(&self, stream: Stream, seen: &UsageSeen) -> bool {
         let known = self.find(stream.sender, seen.key.pod.as_deref());
         let known = known.ok().map(|at| &self.sources[at]);
@@ -291,8 +296,8 @@ impl Load {
         self.in_flight() == 0 && window.held(now) <= 0.0 && window.held(before) <= 0.0
     }
 
-    /// First news of a subject, or of one that began anew: its past is not ours to count. Says whether requests
-    /// have begun since nobody looked.
+    /// Adds a subject first reported, or one whose counters were reset; requests of its past do not count. Returns true
+    /// if requests have begun since the last report.
     fn begin(&mut self, at: usize, now: Duration, stream: Stream, seen: &UsageSeen) -> bool {
         let source = Source {
             sender: stream.sender,
@@ -307,6 +312,7 @@ impl Load {
             added: 0.0,
         };
         self.sources.insert(at, source);
+        // Totals since the subject's start may span hours, so at most one finished request counts as new.
         let begun = seen.totals.in_flight().max(u64::from(seen.totals.started > 0));
         if let (true, Some((Metric::Rps, window))) = (stream.synced, kept(&mut self.window)) {
             window.add(now, float(begun));
@@ -314,7 +320,7 @@ impl Load {
         seen.totals.in_flight() > 0 || (stream.synced && begun > 0)
     }
 
-    /// Later news of a subject. Says whether requests have begun.
+    /// Applies a later report of a known subject. Returns true if requests have begun.
     fn advance(&mut self, at: usize, now: Duration, stream: Stream, seen: &UsageSeen) -> bool {
         self.settle_source(at, now);
         let source = &mut self.sources[at];
@@ -322,17 +328,19 @@ impl Load {
         let ended = seen.totals.finished - source.totals.finished;
         let left = seen.totals.left.saturating_sub(source.totals.left);
         let gained = signed(seen.totals.integral(seen.at_ns), source.totals.integral(source.at_ns));
-        // What was taken to hold by now, and how much of it before the totals were read.
+        // The assumed load is split at `read`, the moment when the totals were read: `ahead` is the part after it.
         let passed = Duration::from_nanos(seen.at_ns - source.at_ns);
+        // A sender's clock may run slow: without the drift `read` would fall behind a little more with each report.
         let read = (source.since + passed + passed / DRIFT).min(now);
         let level = float(source.totals.in_flight());
         let ahead = level * source.until.saturating_sub(read).as_secs_f64();
+        // Real gain minus what was assumed for the same time; negative if requests ended early.
         let excess = gained / 1e9 - (source.added - ahead);
         self.has_gap |= source.pod.is_some() && passed > GAP;
         let from = if source.stream == stream.number || source.waits() {
             read.saturating_sub(source.spread(seen, passed, -excess / level))
         } else {
-            // What an absent stream missed lies anywhere in its absence.
+            // Load that an absent stream could not report lies anywhere in its absence.
             source.since
         };
         let from = from.max(source.since);
@@ -340,6 +348,7 @@ impl Load {
         self.begun += if waits { 0 } else { begun };
         (source.totals, source.at_ns) = (seen.totals, seen.at_ns);
         let after = float(source.totals.in_flight());
+        // From `read` to `until` the old level was assumed; the difference to the new one corrects it.
         let (tail, until) = (after - level, source.until.max(read));
         source.added = after * until.saturating_sub(read).as_secs_f64();
         (source.since, source.until) = (read, until);
@@ -353,8 +362,8 @@ impl Load {
                 }
             }
             Some((Metric::Rps, window)) if counts => {
-                // A request that waited begins again at its pod; the end of its wait takes that back. One that no pod got
-                // has arrived as well.
+                // A request that waited begins again at its pod, so the end of its wait takes its arrival back. A
+                // request that left without a pod stays an arrival.
                 let again = if waits { float(ended.saturating_sub(left)) } else { 0.0 };
                 spread(window, (float(begun) - again) * share, from, read);
             }
@@ -363,7 +372,7 @@ impl Load {
         begun > 0
     }
 
-    /// Adds the level held since the last news.
+    /// Adds the level held since the last report, up to `now`.
     fn settle_source(&mut self, at: usize, now: Duration) {
         let source = &mut self.sources[at];
         let level = float(source.totals.in_flight());
@@ -386,21 +395,21 @@ impl Default for Load {
 }
 
 impl Source {
-    /// Whether `seen` continues these totals; a counter that went backwards began anew.
+    /// Returns true if `seen` continues these totals; a counter that went backwards was reset.
     fn precedes(&self, seen: &UsageSeen) -> bool {
         seen.totals.started >= self.totals.started
             && seen.totals.finished >= self.totals.finished
             && seen.at_ns >= self.at_ns
     }
 
-    /// Whether it counts requests that wait, not a pod's.
+    /// Returns true if the source counts waiting requests, not those of a pod.
     fn waits(&self) -> bool {
         self.pod.is_none()
     }
 
-    /// How long before `seen` the requests began and ended that it reports anew, of the time that `passed`: twice their
-    /// mean age, which is right for all at once and for evenly spread, and no less than `least` seconds, in which as much
-    /// was held as is taken back. After a gap in the reports on a pod: all of it.
+    /// Time before `seen` over which its requests began and ended, at most `passed`: twice their mean age. That is
+    /// right if all came at once and if they came evenly. It is at least `least` seconds, in which as much load was
+    /// assumed as is taken back. After a gap in the reports on a pod it is all of `passed`.
     fn spread(&self, seen: &UsageSeen, passed: Duration, least: f64) -> Duration {
         if !self.waits() && passed > GAP {
             return passed;
@@ -417,12 +426,13 @@ impl Source {
     }
 }
 
-/// The window that is kept, with what it holds.
+/// Returns the metric and the window, if the Revision is awake.
 fn kept(window: &mut Option<Box<(Metric, Window)>>) -> Option<(Metric, &mut Window)> {
     window.as_deref_mut().map(|(metric, window)| (*metric, window))
 }
 
-/// The part of `from` to `to` that is not before the second the window was made in, and its share of the whole.
+/// Returns the start of the part of `from` to `to` that is not before the window's first second, and its share of the
+/// whole.
 fn since_woken(woken: Duration, from: Duration, to: Duration) -> (Duration, f64) {
     let part = from.max(Duration::from_secs(woken.as_secs()));
     if part == from || to <= from {
@@ -444,12 +454,12 @@ fn spread(window: &mut Window, amount: f64, from: Duration, to: Duration) {
     }
 }
 
-/// Difference of two wrapping integrals; small against their range, so its sign is the top bit.
+/// Difference of two wrapping integrals. It is small against their range, so the top bit is its sign.
 fn signed(new: u64, old: u64) -> f64 {
     new.wrapping_sub(old).cast_signed() as f64
 }
 
-/// Counts as floats; exact below 2⁵³.
+/// Converts a count to a float; exact below 2⁵³.
 fn float(count: u64) -> f64 {
     count as f64
 }

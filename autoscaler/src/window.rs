@@ -1,42 +1,44 @@
 //! Pure: load by the second, and its averages over the stable and the panic window.
 //!
-//! Knative's rules (knative/serving `pkg/autoscaler/aggregation/bucketing.go` at 98e5ef9): a second that nobody
-//! wrote between two that were written counts as 0; silence before the first and after the last write does not
-//! dilute the average; silence longer than the window empties it.
+//! Knative's rules (knative/serving `pkg/autoscaler/aggregation/bucketing.go` at 98e5ef9): a second without a record
+//! between two recorded ones counts as 0; silence before the first and after the last record does not dilute the
+//! average; silence longer than the window empties it.
 //!
-//! One difference in phase: Knative's senders write whole seconds, here load trickles in. A second therefore
-//! counts once it is over; the running one counts too, with what it holds by now, if that *raises* the average.
-//! What it holds can only grow, so this never overstates it. And one in what silence means: seconds that nothing was
-//! reported of are not known to be quiet, so they never weigh a weighted average down; quiet that is reported is written.
+//! One difference in phase: Knative's senders record whole seconds, here load arrives in parts. A second therefore
+//! counts once it is over. The running second counts too, with the load recorded so far, if that *raises* the average.
+//! Its load can only grow, so this never overstates it.
+//!
+//! One difference in the meaning of silence: seconds without any report are not known to be quiet. They never lower a
+//! weighted average. Quiet seconds that are reported are recorded.
 
 use std::time::Duration;
 
 use common::wire::Aggregation;
 
-/// Digits a linear average is rounded to, as in Knative, so that float noise never asks for a pod.
+/// Inverse of the step to which a linear average is rounded, as in Knative, so that float noise never asks for a pod.
 const PRECISION: f64 = 1e6;
 
-/// Part of the load that the weights of a weighted-exponential average cover.
+/// Share of the load that the weights of a weighted-exponential average cover.
 const COVERED: f64 = 0.9999;
 
-/// Least weight of the newest second in a weighted-exponential average.
+/// Lower bound of the weight of the newest second in a weighted-exponential average.
 const LEAST_WEIGHT: f64 = 0.2;
 
-/// Sums below this are left over from floating point.
+/// Magnitude below which a sum is floating-point residue and counts as zero.
 const RESIDUE: f64 = 1e-9;
 
-/// One revision's load by the second, newest last, over the stable window and the running second.
+/// Load of one Revision by the second, newest last, over the stable window and the running second.
 #[derive(Clone, Debug)]
 pub struct Window {
-    /// Ring indexed by second; holds the stable window and the running second.
+    /// Ring of sums indexed by second; holds the stable window and the running second.
     sums: Box<[f64]>,
-    /// Seconds in the panic window.
+    /// Length of the panic window in seconds.
     panic_len: u64,
     written: Option<Written>,
     prepaid: Prepaid,
 }
 
-/// Load that was counted before it came to pass, and the second it was counted in.
+/// Load counted ahead of its time, and the second it was counted in.
 #[derive(Clone, Copy, Debug, Default)]
 struct Prepaid {
     second: u64,
@@ -44,27 +46,28 @@ struct Prepaid {
     used: f64,
 }
 
-/// Which seconds were written.
+/// Range of recorded seconds, in whole seconds of the autoscaler's clock.
 #[derive(Clone, Copy, Debug)]
 struct Written {
-    /// First since the stable window was last empty.
+    /// First second since the stable window was last empty.
     first: u64,
-    /// First since the panic window was last empty.
+    /// First second since the panic window was last empty.
     first_in_panic: u64,
     last: u64,
 }
 
-/// Averages over both windows.
+/// Averages of load over both windows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Averages {
-    /// Over the stable window.
+    /// Average over the stable window, in the unit of the metric.
     pub stable: f64,
-    /// Over the panic window.
+    /// Average over the panic window, in the unit of the metric.
     pub panic: f64,
 }
 
 impl Window {
-    /// An empty window. `stable` is whole seconds, at least one; panic is its share, rounded, at least a second.
+    /// An empty window. `stable` is whole seconds, at least one. The panic window is `panic_percent` of it, rounded, at
+    /// least one second.
     pub fn new(stable: Duration, panic_percent: f64) -> Self {
         let len = stable.as_secs().max(1);
         let sums = vec![0.0; usize::try_from(len).unwrap_or(usize::MAX) + 1].into_boxed_slice();
@@ -72,7 +75,7 @@ impl Window {
         Self { sums, panic_len, written: None, prepaid: Prepaid::default() }
     }
 
-    /// Takes other lengths, keeping the newest seconds.
+    /// Changes the lengths of the windows and keeps the newest seconds.
     pub fn resize(&mut self, stable: Duration, panic_percent: f64) {
         let len = stable.as_secs().max(1);
         self.panic_len = panic_seconds(len, panic_percent);
@@ -95,8 +98,9 @@ impl Window {
         *self = next;
     }
 
-    /// Counts `amount` in the second of `at` ahead of time; what is added to that second uses it up first.
+    /// Counts `amount` in the second of `at` ahead of time; later additions to that second use it up first.
     pub fn prepay(&mut self, at: Duration, amount: f64) {
+        // Cleared first, so that `add` does not charge the new amount to an older prepayment.
         self.prepaid = Prepaid::default();
         self.add(at, amount);
         self.prepaid = Prepaid { second: at.as_secs(), left: amount, used: 0.0 };
@@ -112,12 +116,12 @@ impl Window {
         if self.written.is_some_and(|written| second + self.len() >= written.last) {
             let index = self.index(second);
             let sum = self.sums[index] + amount;
-            // What is taken back exactly must leave nothing: a weighted average rounds up to a pod.
+            // An amount taken back exactly must leave zero: a weighted average would round the residue up to a pod.
             self.sums[index] = if sum.abs() < RESIDUE { 0.0 } else { sum };
         }
     }
 
-    /// Adds load of `height` held from `from` to `to`: each second gets its share of the area.
+    /// Adds a load of `height` held from `from` to `to`: each second gets its share of the area.
     pub fn add_level(&mut self, height: f64, from: Duration, to: Duration) {
         let oldest = Duration::from_secs(to.as_secs().saturating_sub(self.len()));
         let mut at = from.max(oldest);
@@ -128,12 +132,12 @@ impl Window {
         }
     }
 
-    /// Says that load is known up to `now`: seconds that are over and that nobody wrote held nothing.
+    /// Records that load is known up to `now`: seconds that are over and have no record held no load.
     pub fn known_until(&mut self, now: Duration) {
         self.touch(now.as_secs().saturating_sub(1));
     }
 
-    /// What the second of `at` holds.
+    /// Load recorded in the second of `at`; 0 outside the window.
     pub fn held(&self, at: Duration) -> f64 {
         let second = at.as_secs();
         let inside = |written: Written| {
@@ -142,13 +146,13 @@ impl Window {
         if self.written.is_some_and(inside) { self.sums[self.index(second)] } else { 0.0 }
     }
 
-    /// Whether no second of the window that ends `now` holds any load.
+    /// Returns true if no second of the window that ends at `now` holds any load.
     pub fn is_quiet(&self, now: Duration) -> bool {
         let Some(written) = self.written else { return true };
         now.as_secs() > written.last + self.len() || self.sums.iter().all(|&sum| sum <= 0.0)
     }
 
-    /// Averages at `now`, the running second holding at least `floor`; `None`: nothing is known.
+    /// Averages at `now`, with at least `floor` in the running second; `None`: nothing is known.
     pub fn averages(&self, now: Duration, floor: f64, how: Aggregation) -> Option<Averages> {
         let Some(written) = self.written else {
             return (floor > 0.0).then_some(Averages { stable: floor, panic: floor });
@@ -157,6 +161,7 @@ impl Window {
         if running > written.last.saturating_add(self.len() + 1) && floor <= 0.0 {
             return None;
         }
+        // The average without the running second, or with it if that is higher: a part of a second must not lower it.
         let over = |len, first| {
             let whole = running.checked_sub(1).map(|end| self.average(end, len, first, None, how));
             let holds = self.held(now).max(floor);
@@ -170,7 +175,7 @@ impl Window {
         })
     }
 
-    /// Average over the `len` seconds that end with `end`, written since `first`; `newest` replaces `end`'s sum.
+    /// Average over the `len` seconds that end with `end`, recorded since `first`; `newest` replaces the sum of `end`.
     fn average(
         &self,
         end: u64,
@@ -200,7 +205,7 @@ impl Window {
         average.max(0.0)
     }
 
-    /// Marks `second` as written; seconds skipped since the last write hold nothing.
+    /// Marks `second` as recorded; seconds skipped since the last record held no load.
     fn touch(&mut self, second: u64) {
         let Some(mut written) = self.written else {
             self.sums.fill(0.0);
@@ -209,7 +214,7 @@ impl Window {
             return;
         };
         if second <= written.last {
-            // Late news may reach back before the first write, within the window.
+            // A late report may reach back before the first record, within the window.
             if second + self.len() > written.last {
                 written.first = written.first.min(second);
             }
@@ -220,6 +225,7 @@ impl Window {
             return;
         }
         let silence = second - written.last;
+        // The ring still holds sums of an earlier turn in the skipped seconds, so they are cleared.
         if silence >= self.len() {
             self.sums.fill(0.0);
             written.first = second;
@@ -247,7 +253,7 @@ impl Window {
 }
 
 impl Prepaid {
-    /// The part of `amount` that was prepaid; a negative amount gives back what was used.
+    /// Deducts the prepaid part of `amount` and returns it; a negative amount gives back what was used.
     fn take(&mut self, amount: f64) -> f64 {
         let part = amount.clamp(-self.used, self.left);
         self.left -= part;
@@ -256,13 +262,13 @@ impl Prepaid {
     }
 }
 
-/// Length of the panic window: its share of the stable one.
+/// Length of the panic window as a share of the stable window, in whole seconds.
 pub fn panic_window(stable: Duration, percent: f64) -> Duration {
     Duration::from_secs(panic_seconds(stable.as_secs().max(1), percent))
 }
 
 fn panic_seconds(stable: u64, percent: f64) -> u64 {
-    // As bounded by the check on arrival the product is small; the cast saturates otherwise.
+    // The product is small, since the policy is checked on arrival; the cast saturates otherwise.
     ((count(stable) * percent / 100.0).round() as u64).clamp(1, stable)
 }
 
@@ -285,7 +291,7 @@ fn round(value: f64) -> f64 {
     (value * PRECISION).round() / PRECISION
 }
 
-/// Small counts as floats; exact below 2⁵³.
+/// Converts a small count to a float; exact below 2⁵³.
 fn count(value: u64) -> f64 {
     value as f64
 }

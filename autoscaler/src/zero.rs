@@ -1,95 +1,95 @@
-//! Pure: wished pods → pods to run: bounds, Knative's `Active` condition and the way to zero.
+//! Pure: desired pods → requested pods: bounds, Knative's `Active` condition and scale to zero.
 //!
-//! knative/serving `pkg/reconciler/autoscaling/kpa/{kpa,scaler}.go` at 98e5ef9.
+//! Source: knative/serving `pkg/reconciler/autoscaling/kpa/{kpa,scaler}.go` at 98e5ef9.
 //!
-//! **Where the probe falls away.** Before the last pod may go, Knative makes sure that new requests reach the
-//! activator: it probes the service until the activator answers, then waits until traffic has been proxied for
-//! `scale-to-zero-grace-period`, because Endpoints take an unknown time to reach every node. Here the switch is
-//! one store per node, and the controller stops no pod before every agent and activator has reported the table
-//! that leads away from it. So probe and grace period have nothing left to do: zero is decided when a revision
-//! turns inactive, and the way there is the controller's. Users of Knative see the same in the usual case, where
-//! the activator has been in the path for longer than the grace period, and its documents call that period an
-//! upper bound. Everything else keeps its time: active for a stable window, retention, progress deadline and
-//! its buffer.
+//! **No probe and no grace period.** Before the last pod may stop, Knative makes sure that new requests reach the
+//! activator. It probes the service until the activator answers. Then it waits until traffic has passed the activator
+//! for `scale-to-zero-grace-period`, because Endpoints take an unknown time to reach every node. In Rouse the switch is
+//! one store per node. The controller stops no pod before every agent and activator has acknowledged the RouteTable in
+//! which the pod drains. So the probe and the grace period have no purpose here: zero is decided when a Revision turns
+//! inactive, and the controller carries it out. Users of Knative see no difference in the usual case, where the
+//! activator has been in the path for longer than the grace period; Knative documents that period as an upper bound.
+//! All other times are Knative's: active for a stable window, retention, progress deadline and its buffer.
 
 use std::time::Duration;
 
 use common::wire::{Activity, Path, ScalePolicy};
 
-/// Time left to name the cause of a failed start after its deadline, before its pods go. As in Knative.
+/// Time between the progress deadline of a failed start and the removal of its pods, as in Knative. In it the cause of
+/// the failure can be reported.
 const DEADLINE_BUFFER: Duration = Duration::from_secs(30);
 
-/// What the machine is told of the revision at each step.
+/// Facts about the Revision that each step needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Pods that take requests.
     pub ready: u32,
-    /// Whether a route leads to the revision.
+    /// True if a Route sends requests to the Revision.
     pub is_reachable: bool,
-    /// Whether its initial scale was reached once.
+    /// True once the Revision has reached its initial scale.
     pub initial_scale_reached: bool,
 }
 
-/// Where a revision stands on its way up or down.
+/// State of one Revision between asleep and active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zero {
-    /// Knative's `Active` condition.
+    /// Knative's `Active` condition of the Revision.
     pub activity: Activity,
-    /// Since when.
+    /// Time of the last change of `activity`.
     since: Duration,
-    /// Pods last decided; `None`: none yet, what runs is kept.
+    /// Requested pods of the last decision; `None`: no decision yet, the present pods are kept.
     pub applied: Option<u32>,
 }
 
-/// What one step decides.
+/// Decision of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Pods to run; `None`: keep what there is.
+    /// Pods to run; `None`: the present pods are kept.
     pub pods: Option<u32>,
-    /// Way of new connections, as far as scale and burst capacity allow.
+    /// Path of new connections, as far as scale and burst capacity permit.
     pub path: Path,
-    /// Knative's `Active` condition.
+    /// Knative's `Active` condition after the step.
     pub activity: Activity,
-    /// The bound that settled it; `None`: the wish was taken as it is.
+    /// Bound that determined the pods; `None`: the desired pods were taken unchanged.
     pub bound: Option<Bound>,
-    /// When to look again though nothing changes.
+    /// Time of the next step even if nothing changes.
     pub again_at: Option<Duration>,
 }
 
-/// A rule of this machine that settled a verdict.
+/// Rule of this state machine that determined a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// Fewest pods.
+    /// The lower bound of pods, `min-scale`.
     MinScale,
-    /// Most pods.
+    /// The upper bound of pods, `max-scale`.
     MaxScale,
-    /// Pods a revision starts with.
+    /// The number of pods that a Revision starts with.
     InitialScale,
-    /// Zero pods are not allowed.
+    /// Scale to zero is switched off.
     NoScaleToZero,
-    /// Waits until its pods are there.
+    /// The first pods are still starting.
     Starting,
-    /// The start took too long.
+    /// The start exceeded its progress deadline.
     TimedOut,
-    /// Not active for a stable window yet.
+    /// The Revision has not been active for a stable window yet.
     StableWindow,
-    /// No load; its `Active` condition turns first.
+    /// No load; the `Active` condition changes first.
     TurningInactive,
-    /// The last pod stays a while.
+    /// The last pod stays for the retention period.
     Retention,
     /// No load for the stable window.
     Quiet,
-    /// Load is not known for the whole window: what was decided is not lowered.
+    /// Load is not known for the whole window, so pods are not lowered.
     Unknown,
-    /// What is lowered is lowered at a tick.
+    /// Pods are lowered only at a tick.
     Tick,
 }
 
-/// What the way to zero yields: pods wanted, whether to act on it, why, and when to look again.
+/// Result of [`Zero::toward_zero`]: requested pods, true if they take effect, the bound, and the time of the next step.
 type Way = (Option<u32>, bool, Option<Bound>, Option<Duration>);
 
 impl Zero {
-    /// A revision as first met. `pods` counts those that are ready or starting.
+    /// State of a Revision first met at `now`. `pods` counts those that are ready or starting.
     pub fn new(now: Duration, policy: &ScalePolicy, facts: Facts, pods: u32) -> Self {
         let starts = !facts.initial_scale_reached && policy.initial_scale > 0;
         let activity = if starts {
@@ -106,8 +106,8 @@ impl Zero {
         Self { activity, since: now, applied }
     }
 
-    /// Takes a wish (`None`: load is not known) and burst capacity at `now`. `hold`: fewer pods than these must not be
-    /// decided now, and why.
+    /// Applies desired pods (`wish`; `None`: load is not known) and excess burst capacity at `now`. `hold` is the
+    /// number below which pods must not be lowered now, and the bound that forbids it.
     pub fn step(
         &mut self,
         now: Duration,
@@ -121,17 +121,19 @@ impl Zero {
         if let (Some((held, why)), Some(wanted)) = (hold, want)
             && wanted < within(policy, facts, held)
         {
+            // What was decided stays, not `held`: the hold must never raise the number.
             let kept = self.applied.map(|pods| within(policy, facts, pods));
             (want, act, bound, again_at) = (kept, kept.is_some(), Some(why), None);
         }
         if act {
             self.applied = want;
         }
-        // A revision that is inactive stays so while its last pods are held.
+        // An inactive Revision stays inactive while its last pods are held: nothing has shown any load.
         let is_held = matches!(bound, Some(Bound::Unknown | Bound::Tick));
         if !(is_held && self.is_inactive()) {
             self.turn(now, want, policy, facts);
         }
+        // A Revision without pods needs the activator in its path, which makes clients wait instead of failing.
         let is_asleep = want == Some(0) || ((want.is_none() || is_held) && self.is_inactive());
         let is_direct = !is_asleep && excess_burst_capacity >= 0.0;
         Verdict {
@@ -147,18 +149,20 @@ impl Zero {
         matches!(self.activity, Activity::Inactive | Activity::TimedOut)
     }
 
-    /// Applies the bounds, then the way to zero.
+    /// Applies the bounds, then scale to zero.
     fn want(&self, now: Duration, policy: &ScalePolicy, facts: Facts, wish: Option<u32>) -> Way {
         let (fewest, most) = bounds(policy, facts);
         let wish = match wish {
             Some(wish) => wish,
+            // Unknown load during a start must still end at the progress deadline.
             None if self.activity == Activity::Activating => 0,
-            // Bounds are no load: they hold for what was decided before, as in Knative.
+            // Bounds do not depend on load: they apply to what was decided before, as in Knative.
             None => match self.applied.filter(|&pods| within(policy, facts, pods) != pods) {
                 Some(pods) => pods,
                 None => return (None, false, None, None),
             },
         };
+        // Where the bounds contradict each other the lower one wins, as in Knative.
         let (want, bound) = if wish >= fewest && wish > most {
             (most.max(fewest), Some(Bound::MaxScale))
         } else if wish >= fewest {
@@ -192,6 +196,8 @@ impl Zero {
                 let again_at = self.since + policy.stable_window;
                 (Some(1), true, Some(Bound::StableWindow), Some(again_at))
             }
+            // The condition turns first and moves the path to the activator; the next step, at once, requests zero
+            // pods.
             Activity::Active => (Some(0), false, Some(Bound::TurningInactive), Some(now)),
             Activity::Inactive | Activity::TimedOut => self.last_pod(now, policy, facts),
         }
@@ -206,9 +212,10 @@ impl Zero {
         (Some(0), true, Some(Bound::Quiet), None)
     }
 
-    /// Moves the `Active` condition. It is `TimedOut` only on the way from activating to zero.
+    /// Moves the `Active` condition. `TimedOut` follows only a start that ends at zero pods.
     fn turn(&mut self, now: Duration, want: Option<u32>, policy: &ScalePolicy, facts: Facts) {
         let threshold = threshold(policy, facts);
+        // An inactive Revision becomes active again only by requested pods, not by pods that are still there.
         let is_wanted = want.is_some_and(|pods| pods > 0);
         let rises = is_wanted || !self.is_inactive();
         let next = if want == Some(0) || (threshold == 0 && !is_wanted) {
@@ -230,13 +237,13 @@ impl Zero {
     }
 }
 
-/// `pods` within the bounds; where they contradict each other the fewest win, as in Knative.
+/// Limits `pods` to the bounds; where these contradict each other the lower bound wins, as in Knative.
 fn within(policy: &ScalePolicy, facts: Facts, pods: u32) -> u32 {
     let (fewest, most) = bounds(policy, facts);
     pods.min(most).max(fewest)
 }
 
-/// Fewest and most pods that may run. The fewest may be more: an initial scale above the maximum is reached first.
+/// Lower and upper bound of pods. The lower one may be higher: an initial scale above the maximum is reached first.
 fn bounds(policy: &ScalePolicy, facts: Facts) -> (u32, u32) {
     let mut fewest = if facts.is_reachable { policy.min_scale } else { 0 };
     if facts.is_reachable && !facts.initial_scale_reached && policy.initial_scale > 1 {
@@ -246,7 +253,7 @@ fn bounds(policy: &ScalePolicy, facts: Facts) -> (u32, u32) {
     (fewest, most)
 }
 
-/// Ready pods from which a revision is active.
+/// Number of ready pods from which a Revision is active.
 fn threshold(policy: &ScalePolicy, facts: Facts) -> u32 {
     let fewest = if facts.is_reachable { policy.min_scale } else { 0 };
     let first = if facts.initial_scale_reached { 1 } else { policy.initial_scale };

@@ -1,12 +1,12 @@
-//! Knative's own arithmetic, second by second: 300 series with what it decided (`knative.dev/serving v0.51.0`,
+//! Knative's own arithmetic, second by second: 300 series with Knative's results (`knative.dev/serving v0.51.0`,
 //! `pkg/autoscaler/aggregation` and `pkg/autoscaler/scaling`; made by a seeded generator).
 //!
-//! One JSON object a line. `series[i]` is the concurrency recorded in second i. Tick t is in second 2t − 1 at + 0.9 s, after
-//! that second's record, and has `ready[t]` (again from its start when it ends) and `reachable[t]`; index 0 is before the
-//! first tick. `knative[t − 1]` is `[valid, pods, excess burst capacity, stable average, panic average]`.
+//! One JSON object per line. `series[i]` is the concurrency recorded in second i. Tick t is in second 2t − 1 at + 0.9
+//! s, after that second's record. It has `ready[t]` (again from its start when it ends) and `reachable[t]`; index 0 is
+//! before the first tick. `knative[t − 1]` is `[valid, pods, excess burst capacity, stable average, panic average]`.
 //!
-//! Knative counts the running second as its newest; here a second counts whole once it is over. So what Knative says in a
-//! second is what is said here one second later, with the same seconds recorded.
+//! Knative counts the running second as its newest; here a second counts whole once it is over. So Knative's result of
+//! a second equals Rouse's result one second later, with the same seconds recorded.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -23,7 +23,7 @@ use serde_json::Value;
 
 const SERIES: &[u8] = include_bytes!("data/series.jsonl.gz");
 
-/// How far averages may be apart: both sides round.
+/// Largest permitted difference of two averages: both sides round.
 const CLOSE: f64 = 1.5e-6;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ fn policy(case: &Value) -> ScalePolicy {
     }
 }
 
-/// Pods at a tick.
+/// Pods of the Revision at tick number `tick`.
 fn pods(case: &Value, tick: usize) -> Pods {
     let ready = list(case, "ready");
     Pods {
@@ -72,7 +72,7 @@ fn pods(case: &Value, tick: usize) -> Pods {
     }
 }
 
-/// Ticks that come out equal; says which does not.
+/// Checks each tick of a series against Knative and returns their number; a panic names the tick that differs.
 fn equal_ticks(case: &Value) -> usize {
     let policy = policy(case);
     let mut window = Window::new(policy.stable_window, policy.panic_window_percent);

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::{Config, usage::tests::policy};
 
-/// A controller that serves one sleeping revision and hands on the decisions it is sent.
+/// A controller that serves one sleeping Revision and passes on the decisions it receives.
 struct Controller {
     routes: Outbox<RouteKey, RouteChange>,
     decisions: mpsc::Sender<Decision>,
@@ -77,7 +77,7 @@ fn waiting(revision: &Name, started: u64) -> UsageSeen {
     UsageSeen { key, at_ns: 5, totals, status: vec![], latency: vec![] }
 }
 
-/// Over real sockets: a waiting request becomes a decision, and the gone activator's line counts nothing.
+/// A waiting request, reported over real sockets, becomes a decision; a burst raises it at once.
 #[tokio::test]
 async fn a_waiting_request_is_decided_over_the_wire() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -109,7 +109,7 @@ async fn a_waiting_request_is_decided_over_the_wire() {
     let autoscaler = tokio::spawn(crate::run(config, shutdown.clone()));
 
     let wanted = |it: Option<Decision>| it.and_then(|it| it.wanted);
-    // Nothing is said of a revision that sleeps; what is said of the other one tells that both are known.
+    // A Revision that is asleep gets no decision; the decision on the other one shows that both are known.
     let first = decisions.recv().await.map(|it| (it.revision, it.wanted));
     assert_eq!(first, Some((kept, Some(1))));
     let who = Subscriber { role: Role::Activator, name: "a".into(), node: "n".into() };

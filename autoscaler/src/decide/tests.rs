@@ -16,7 +16,7 @@ fn pods(ready: u32) -> Pods {
     Pods { ready, is_reachable: true }
 }
 
-/// A scaler that is out of panic, whatever it started with.
+/// A scaler outside panic mode, whatever pods the test has.
 fn calm() -> Scaler {
     Scaler::new(at(0), 0)
 }
@@ -26,7 +26,7 @@ fn wished(policy: &ScalePolicy, ready: u32, stable: f64, panic: f64) -> (Option<
     (wish.pods, wish.why)
 }
 
-/// Reference §2.3.
+/// Table of the formula's cases, from Reference §2.3.
 #[test]
 fn wishes_follow_the_formula() {
     let plain = policy();
@@ -68,8 +68,9 @@ fn an_unreachable_revision_may_shrink_in_one_step() {
     assert_eq!(wish.pods, Some(0));
 }
 
-/// Reference §2.3: panic starts at the threshold, is extended while over it, never shrinks, and ends a stable
-/// window later.
+/// Reference §2.3: panic mode starts at the threshold, is extended while load is over it, and never lowers pods. It
+/// ends
+/// a stable window later.
 #[test]
 fn panic_only_rises_and_ends_after_a_stable_window() {
     let (policy, mut scaler) = (policy(), calm());
@@ -122,7 +123,7 @@ fn a_lower_wish_waits_for_the_delay() {
     assert_eq!(step(40, false, 70.0), Some(1), "nobody waits for an unreachable one");
 }
 
-/// In Knative a scaler that runs keeps the delay that it began with.
+/// A changed delay applies from the next evaluation on. In Knative a running scaler keeps its first delay.
 #[test]
 fn a_delay_that_changes_holds_from_the_next_evaluation_on() {
     let mut scaler = calm();
@@ -136,7 +137,7 @@ fn a_delay_that_changes_holds_from_the_next_evaluation_on() {
     assert_eq!(step(42, 2, 140.0), Some(2), "shorter");
 }
 
-/// Reference §2.4: `TBC == 0 ? 0 : TBC > 0 ? floor(ready·total − TBC − panic) : −1`.
+/// Reference §2.4 gives the formula `TBC == 0 ? 0 : TBC > 0 ? floor(ready·total − TBC − panic) : −1`.
 #[test]
 fn burst_capacity_and_activators_follow_the_formula() {
     let table = [
@@ -161,7 +162,7 @@ fn burst_capacity_and_activators_follow_the_formula() {
     }
 }
 
-/// Reference §2.4: before any data it is initialScale·total − TBC.
+/// Reference §2.4: excess burst capacity before any data is initialScale·total − TBC.
 #[test]
 fn burst_capacity_before_any_data_is_that_of_the_initial_scale() {
     for (burst, initial, capacity) in
@@ -173,7 +174,7 @@ fn burst_capacity_before_any_data_is_that_of_the_initial_scale() {
     }
 }
 
-/// Reference §2.4, 5 idle pods: 5 · 100 − 211. Load that becomes unknown takes nothing of it away, so the path stays.
+/// Reference §2.4, 5 idle pods: 5 · 100 − 211. Load that becomes unknown does not lower it, so the path stays.
 #[test]
 fn burst_capacity_is_kept_while_load_is_unknown() {
     let policy = ScalePolicy { target_burst_capacity: 211.0, ..policy() };
@@ -212,7 +213,7 @@ proptest! {
         prop_assert!(pods <= (up * ready).ceil() && pods >= (ready / down).floor());
     }
 
-    /// The same input at the same moment wishes the same again.
+    /// The same input at the same moment gives the same desired pods again.
     #[test]
     fn an_evaluation_repeated_changes_nothing(
         ready in 0u32..50, first in 0.0f64..5000.0, stable in 0.0f64..5000.0, panic in 0.0f64..5000.0, delay in 0u64..20,
@@ -224,7 +225,7 @@ proptest! {
         prop_assert_eq!(scaler.step(at(4), &policy, pods(ready), load(stable, panic)), once);
     }
 
-    /// With a burst capacity of 0 no load ever moves the path.
+    /// No load ever moves the path with a burst capacity of 0.
     #[test]
     fn a_burst_capacity_of_zero_never_flaps(ready in 0u32..100, panic in 0.0f64..1e6) {
         let wish = calm().step(at(9), &policy(), pods(ready), load(0.0, panic));

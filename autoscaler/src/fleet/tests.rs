@@ -9,7 +9,7 @@ use crate::usage::tests::policy;
 
 const MS: Duration = Duration::from_millis(1);
 const TICK: Duration = Duration::from_secs(2);
-/// How long a simulated pod takes to become ready.
+/// Time that a simulated pod takes to become ready.
 const START: Duration = Duration::from_millis(300);
 
 /// One service on one node, in simulated time: an activator that holds requests, a kernel that counts them,
@@ -22,10 +22,10 @@ struct Sim {
     agent: Stream,
     activator: Stream,
     line: Totals,
-    /// Totals of each pod, and when it will be ready.
+    /// Totals of each pod by UID, and the time at which it becomes ready.
     pods: BTreeMap<String, (Totals, Duration)>,
     made: u32,
-    /// Every decision, one line each.
+    /// Decisions so far, one line each.
     trace: Vec<String>,
     most_pods: usize,
 }
@@ -68,7 +68,7 @@ fn pod(uid: &str, revision: &Name, phase: PodPhase) -> RoutePod {
 }
 
 impl Sim {
-    /// A service that sleeps (initial scale 0) behind an agent and an activator that have nothing to report.
+    /// A sleeping service (initial scale 0) with an agent and an activator that have nothing to report.
     fn new(policy: ScalePolicy) -> Self {
         let name = Name::new("default", "hello-00001");
         let now = Duration::from_secs(10);
@@ -104,7 +104,7 @@ impl Sim {
         self.obey();
     }
 
-    /// Runs what is due and does what is decided.
+    /// Runs due evaluations and carries out the decisions.
     fn obey(&mut self) {
         for step in self.fleet.run(self.now) {
             let Step::Decided(it) = step else {
@@ -149,7 +149,7 @@ impl Sim {
         self.obey();
     }
 
-    /// `count` requests arrive: at ready pods in turn, or they wait.
+    /// Lets `count` requests arrive: at ready pods in turn, or in the wait queue if there is none.
     fn arrive(&mut self, count: usize) {
         let (now, at_ns) = (self.now, self.ns());
         let mut ready: Vec<_> = self.pods.values_mut().filter(|(_, at)| *at <= now).collect();
@@ -162,7 +162,7 @@ impl Sim {
         self.report(None, self.line);
     }
 
-    /// All requests that run end.
+    /// Ends all requests that run in pods.
     fn finish(&mut self) {
         let at_ns = self.ns();
         for (totals, _) in self.pods.values_mut() {
@@ -170,7 +170,7 @@ impl Sim {
         }
     }
 
-    /// Time passes: pods become ready and take what waits, reports come every second, timers fire.
+    /// Lets time pass: pods become ready and take waiting requests, reports arrive every second, timers fire.
     fn pass(&mut self, long: Duration) {
         let end = self.now + long;
         while self.now < end {
@@ -196,7 +196,7 @@ impl Sim {
                     self.fleet.synced(self.now, stream);
                 }
                 for uid in self.pods.keys().cloned().collect::<Vec<_>>() {
-                    // A report may have led to a decision that took the pod away.
+                    // A report may have caused a decision that removed the pod.
                     if let Some(&(totals, _)) = self.pods.get(&uid) {
                         self.report(Some(&uid), totals);
                     }
@@ -217,7 +217,7 @@ fn short() -> ScalePolicy {
     ScalePolicy { initial_scale: 0, stable_window: Duration::from_secs(6), ..policy() }
 }
 
-/// Wake, serve one request, sleep again: a golden trace with a 6 s window.
+/// A service wakes, serves one request and falls asleep again: a golden trace with a 6 s window.
 #[test]
 fn one_request_wakes_a_service_and_it_sleeps_again() {
     let mut sim = Sim::new(short());
@@ -241,7 +241,7 @@ const GOLDEN_ONE: [&str; 6] = [
     "asleep",
 ];
 
-/// The whole story: wake, burst, sustained load, decay to zero, and a second wake.
+/// A whole cycle: wake, burst, sustained load, decay to zero, and a second wake.
 #[test]
 fn a_burst_scales_out_and_decays_to_zero() {
     let mut sim = Sim::new(short());
@@ -260,10 +260,10 @@ fn a_burst_scales_out_and_decays_to_zero() {
 
 const GOLDEN_BURST: [&str; 10] = [
     "0.0 0→0 Activator Inactive: no load for the stable window",
-    // 300 requests wait at 70 a pod: five pods at once, not one and then four more.
+    // 300 requests wait at a target of 70: five pods at once, not one and then four more.
     "0.0 0→5 Direct Activating: panic",
     "0.3 1→5 Direct Active: panic",
-    // 200 at once need three; panic has held the five for a stable window.
+    // 200 at once need three; panic mode has kept the five for a stable window.
     "8.0 5→3 Direct Active: stable load",
     "14.0 3→2 Direct Active: stable load",
     "16.0 2→1 Direct Active: stable load",
@@ -273,7 +273,8 @@ const GOLDEN_BURST: [&str; 10] = [
     "41.0 0→1 Direct Activating: stable load",
 ];
 
-/// Default windows, 70 a pod: all that wait are decided on at once, not half of them and a second later the rest.
+/// Default windows, target 70: one decision covers all waiting requests, instead of half of them first and the rest
+/// later.
 #[test]
 fn a_first_burst_is_one_decision() {
     for (waiting, pods) in [(140, 2), (300, 5)] {
@@ -285,7 +286,7 @@ fn a_first_burst_is_one_decision() {
     }
 }
 
-/// Where no pod is, as in Knative, nothing is recorded: what waited and left is not thinned by the silence after it.
+/// Nothing is recorded while there is no pod, as in Knative: silence does not dilute the load of requests that left.
 #[test]
 fn a_burst_that_leaves_while_pods_start_keeps_them_for_a_window() {
     let patient = ScalePolicy { panic_threshold_percent: 1000.0, ..policy() };
@@ -301,7 +302,8 @@ fn a_burst_that_leaves_while_pods_start_keeps_them_for_a_window() {
     }
 }
 
-/// From one to fifty in flight between two ticks: all the pods that carry them, at the report, and the step up is bounded.
+/// In-flight requests grow from one to fifty between two ticks: the report requests all pods at once, within one step
+/// up.
 #[test]
 fn growth_of_what_is_in_flight_is_decided_when_it_is_told() {
     for (max_scale_up_rate, pods) in [(1000.0, 8), (3.0, 3)] {
@@ -316,8 +318,8 @@ fn growth_of_what_is_in_flight_is_decided_when_it_is_told() {
     }
 }
 
-/// The same growth in several reports, as agents tell of it: each decision asks for more, the last one for all, and what
-/// ends before the tick takes nothing back.
+/// The same growth in several reports, as agents send them: each decision asks for more, and the last one for all.
+/// Requests that end before the tick lower nothing.
 #[test]
 fn growth_that_is_told_bit_by_bit_only_raises() {
     let mut sim = Sim::new(ScalePolicy { total: 10.0, ..short() });
@@ -336,7 +338,7 @@ fn growth_that_is_told_bit_by_bit_only_raises() {
     assert_eq!(sim.pods.len(), 8, "lowered at a tick only");
 }
 
-/// More load than decided pods carry is evaluated when it is reported, whatever the tick.
+/// More load than the requested pods carry is evaluated when it is reported, whatever the tick.
 #[test]
 fn a_burst_while_pods_start_is_decided_at_once() {
     let mut sim = Sim::new(short());
@@ -365,7 +367,7 @@ fn pods_changing_between_ticks_do_not_hasten_the_way_down() {
     assert_eq!(heights, ["7", "3", "1"], "each step halves, one a tick: {downs:#?}");
 }
 
-/// With the agent gone nothing is known of load, so nothing changes; back again, it goes on.
+/// Load is unknown while the agent is gone, so nothing changes; after its return scaling continues.
 #[test]
 fn without_its_agent_a_service_keeps_its_pods() {
     let mut sim = Sim::new(short());
@@ -400,7 +402,7 @@ fn what_waits_at_an_activator_that_is_gone_is_not_zero_until_it_will_not_be_back
     assert_eq!(sim.fleet.senders.len(), 1, "it is forgotten");
 }
 
-/// A fresh autoscaler meets running pods before any report: it keeps them until it knows a stable window.
+/// A new autoscaler finds running pods before any report: it keeps them until it knows a stable window.
 #[test]
 fn a_restart_loses_no_pod() {
     let name = Name::new("default", "hello-00001");
@@ -426,13 +428,13 @@ fn a_restart_loses_no_pod() {
             wanted.push((second, it.wanted));
         }
     }
-    // Unknown at first; the four in panic once the agent is there; when all that a decision depends on was seen (stable
-    // and panic window and a tick after 2 s, when it last was not) it may shrink.
+    // Unknown at first; four by panic mode once the agent reports. Load was last unknown at 2 s; after a stable window,
+    // a panic window and a tick it may shrink.
     assert_eq!(wanted, [(0, None), (4, Some(4)), (12, Some(2))]);
 }
 
-/// Two services with four pods each, on a node of their own. One node's agent speaks only every third second: what it does
-/// not tell is not known, of the service there.
+/// Two services with four pods each, on nodes of their own. One node's agent reports only every third second, so the
+/// load of the service there is not known.
 #[test]
 fn a_node_that_stalls_holds_up_no_service_of_another() {
     let mut table = RouteTable::default();
@@ -465,11 +467,11 @@ fn a_node_that_stalls_holds_up_no_service_of_another() {
             *least = it.wanted.unwrap_or(*least).min(*least);
         }
     }
-    // Pods stay here, so that a step down asks for half of them.
+    // Pods stay ready in this test, so that each step down asks for half of them.
     assert_eq!(least, BTreeMap::from([("calm".into(), 2), ("stalls".into(), 4)]));
 }
 
-/// Nothing is decided yet when one of three pods ends: what there was is kept, not what is left until it is replaced.
+/// One of three pods ends before the first decision: the number before it ended is kept.
 #[test]
 fn a_restart_keeps_the_place_of_a_pod_that_ends() {
     let name = Name::new("default", "hello-00001");
@@ -545,7 +547,7 @@ fn a_whole_table_takes_along_what_it_does_not_name() {
     assert_eq!((gone, sim.fleet.keys()), (vec![Step::Gone(sim.name.clone())], BTreeSet::new()));
 }
 
-/// A service whose revision the controller has not told of yet.
+/// A simulation whose Revision the controller has not sent yet, and that Revision.
 fn untold() -> (Sim, RouteRevision) {
     let mut sim = Sim::new(short());
     let later = sim.table.revisions.remove(&sim.name).unwrap();

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The sender's clock runs an hour ahead of ours.
+/// Offset of the sender's clock, which runs an hour ahead of the autoscaler's.
 const AHEAD: Duration = Duration::from_secs(3600);
 const LIVE: Stream = Stream { sender: 0, number: 0, synced: true };
 
@@ -162,7 +162,7 @@ fn a_request_that_waited_is_one_arrival() {
     assert_eq!(total, 40.0);
 }
 
-/// 100 a second arrive, 10 of them reach a pod and 90 give up or take too long: 100 a second, as Knative's activator counts.
+/// 100 requests a second arrive. 10 of them reach a pod, 90 leave or time out. All count, as in Knative's activator.
 #[test]
 fn a_request_that_no_pod_got_is_an_arrival() {
     let mut load = awake(Metric::Rps);
@@ -207,7 +207,7 @@ fn a_sleeping_revision_keeps_little_but_the_base_of_differences() {
 }
 
 proptest! {
-    /// However reports are cut, lost or late, the load over all seconds is what the totals say.
+    /// The load over all seconds equals the totals, however reports are cut, lost or late.
     #[test]
     fn the_sum_of_load_is_exact(
         requests in proptest::collection::vec((0.0f64..20.0, 0.0f64..8.0), 1..40),

@@ -8,7 +8,7 @@ fn at(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
 }
 
-/// A one-minute window in which each second of `seconds` was written with `value`.
+/// A one-minute window with `value` recorded in each second of `seconds`.
 fn written(seconds: impl IntoIterator<Item = u32>, value: f64) -> Window {
     let mut window = Window::new(MINUTE, 10.0);
     seconds.into_iter().for_each(|second| window.add(at(second.into()), value));
@@ -40,9 +40,9 @@ fn silence_dilutes_an_average_only_between_two_writes() {
     assert_eq!(linear(&written(0..100, 12.0), 110.0), Some((12.0, 0.0)));
     // A gap of 5 s between two writes of 12 counts as 0.
     assert_eq!(linear(&written([0, 6], 12.0), 7.0), Some((round(24.0 / 7.0), 12.0)));
-    // A gap as long as the panic window starts that window anew.
+    // A gap as long as the panic window restarts that window.
     assert_eq!(linear(&written([0, 5], 12.0), 6.0), Some((4.0, 4.0)));
-    // Silence as long as the window empties it and starts anew.
+    // Silence as long as the window empties and restarts it.
     assert_eq!(linear(&written([0, 60], 12.0), 61.0), Some((12.0, 12.0)));
     assert_eq!(linear(&written([0, 59], 12.0), 60.0), Some((0.4, 12.0)));
 }
@@ -125,7 +125,7 @@ fn another_length_keeps_the_newest_seconds() {
 }
 
 proptest! {
-    /// An area is neither lost nor invented when it is cut into seconds.
+    /// The area under a level is preserved when it is cut into seconds.
     #[test]
     fn levels_keep_their_area(height in 0.1f64..500.0, from in 0.0f64..20.0, long in 0.01f64..30.0) {
         let mut window = Window::new(MINUTE, 10.0);
@@ -134,7 +134,7 @@ proptest! {
         prop_assert!((area - height * long).abs() < 1e-3 * height, "{area} of {}", height * long);
     }
 
-    /// Any history averages to something between its least and its greatest second.
+    /// The average of any history lies between its least and its greatest second.
     #[test]
     fn averages_stay_within_what_was_written(sums in proptest::collection::vec(0.0f64..1000.0, 1..150)) {
         let mut window = Window::new(MINUTE, 10.0);

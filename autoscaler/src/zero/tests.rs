@@ -11,7 +11,7 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A run of one machine; each step says pods, activity and the bound.
+/// A run of one state machine; each step returns pods, activity and the bound.
 struct Run {
     policy: ScalePolicy,
     zero: Zero,
@@ -38,7 +38,7 @@ impl Run {
     }
 }
 
-/// Reference §2.5: active for a stable window, then inactive and off the direct path, then zero.
+/// Reference §2.5: a Revision is active for a stable window, then inactive and off the direct path, then at zero.
 #[test]
 fn the_last_pod_goes_after_a_stable_window() {
     let mut run = Run::new(policy(), UP);
@@ -81,7 +81,7 @@ fn a_request_on_the_way_down_turns_it_back_up() {
     assert_eq!(run.step(100, UP, Some(0)).2, Some(Bound::StableWindow), "the window counts anew");
 }
 
-/// Reference §2.5: activating and without load, zero only after the progress deadline and its buffer of 30 s.
+/// Reference §2.5: a Revision that is activating without load goes to zero only after the progress deadline and 30 s.
 #[test]
 fn a_start_that_never_succeeds_times_out() {
     let mut run = Run::new(policy(), NEW);
@@ -145,8 +145,7 @@ fn bounds_hold_while_reachable() {
     assert_eq!(run.step(70, hidden, Some(0)).1, Activity::Inactive);
 }
 
-/// A least number of the installation above the most that a revision's annotation allows: Knative's bounds end with the
-/// least one.
+/// The installation's minimum is above the maximum of a Revision's annotation: as in Knative, the minimum wins.
 #[test]
 fn the_least_number_wins_over_the_most() {
     for wish in [Some(0), Some(1), Some(3), Some(9), None] {
@@ -175,7 +174,7 @@ fn unknown_load_keeps_what_there_is() {
     assert_eq!((verdict.pods, verdict.path), (None, Path::Activator));
 }
 
-/// Bounds are no load: those that change hold for what was decided before.
+/// Bounds do not depend on load: changed bounds apply to what was decided before.
 #[test]
 fn bounds_that_change_while_load_is_unknown_are_followed() {
     let mut run = Run::new(policy(), UP);
@@ -207,7 +206,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// Whatever happens, decided pods stay within the bounds that hold at the time.
+    /// Requested pods stay within the present bounds, whatever happens.
     #[test]
     fn decided_pods_stay_within_bounds(
         min_scale in 0u32..8, max_scale in 0u32..8, initial in 0u32..4,
@@ -220,14 +219,14 @@ proptest! {
             now += passed;
             let verdict = run.verdict(now, facts, wish);
             let pods = verdict.pods.unwrap_or(min_scale);
-            // The initial scale is reached once, and the least number always, whatever the maximum.
+            // The initial scale is reached once, and the minimum always, whatever the maximum.
             prop_assert!(max_scale == 0 || pods <= max_scale.max(min_scale).max(initial));
             prop_assert!(!(facts.is_reachable && wish.is_some_and(|wish| wish > 0)) || pods >= min_scale);
             prop_assert!(verdict.path == Path::Activator || verdict.activity != Activity::Inactive);
         }
     }
 
-    /// A step repeated at the same moment with the same facts settles.
+    /// Steps repeated at the same moment with the same facts reach a fixed point.
     #[test]
     fn steps_settle(facts in facts(), wish in proptest::option::of(0u32..9), now in 0u64..900) {
         let mut run = Run::new(policy(), facts);

@@ -1,4 +1,4 @@
-//! What reports lose never takes a pod away: one series of load, told in time and told with harm.
+//! Faults in reports never remove a pod: one series of load, reported in time and reported with faults.
 
 use std::ops::Range;
 
@@ -7,48 +7,49 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
-/// Ready pods; every second one is on the other node.
+/// Number of base pods; every second one is on the other node.
 const READY: usize = 6;
 const AGENTS: [&str; 2] = ["a", "b"];
-/// The sender of what waits, after the agents.
+/// Index of the sender of waiting requests, after the agents.
 const ACTIVATOR: usize = 2;
-/// Quiet seconds before any harm, in which a fresh decider comes to know all that it may depend on.
+/// Quiet seconds before any fault, in which a new autoscaler learns all that its decisions depend on.
 const CALM: usize = 40;
 
-/// Quiet seconds after all load, in which nothing of it is remembered any more.
+/// Quiet seconds after all load, long enough that no decision depends on that load any more.
 const END: usize = 60;
 
-/// Requests in flight at each pod, and those that wait.
+/// Requests in flight at each pod, and as last element the waiting ones.
 type Levels = [u64; READY + 1];
 
-/// Seconds in which a base pod that leaves ends its last requests.
+/// Seconds in which a draining base pod ends its last requests.
 const DRAINS: usize = 3;
 
-/// A second that never comes.
+/// Number of a second that no test reaches.
 const EVER: usize = usize::MAX - DRAINS;
 
-/// One run without harm: a revision and what happens to it.
+/// One run without faults: a Revision's policy, its load and the lives of its pods.
 #[derive(Clone, Debug)]
 struct Story {
     policy: ScalePolicy,
-    /// Second by second.
+    /// Load of each second, in order.
     load: Vec<Levels>,
-    /// The seconds in which each pod is ready. Before them it starts, after them it drains.
+    /// Seconds in which each pod is ready. Before them it starts, after them it drains.
     lives: [Range<usize>; READY],
 }
 
-/// What happens to a sender's reports.
+/// Fault in a sender's reports.
 #[derive(Clone, Copy, Debug)]
 enum Harm {
-    /// They come together when it is over.
+    /// Reports arrive together when the fault is over.
     Late,
-    /// They never come.
+    /// Reports of that time are lost.
     Lost,
-    /// Each comes twice, and then the one before it again.
+    /// Each report arrives twice, and then its predecessor again.
     Repeated,
-    /// Every second one comes after the one that follows it.
+    /// Every second report arrives after its successor.
     Reordered,
-    /// The stream ends; another one follows when it is over. From the first second on: it never came before.
+    /// The stream ends; another one follows when the fault is over. From the first second on: the sender is absent at
+    /// first.
     Gone,
 }
 
@@ -60,23 +61,23 @@ struct Harmed {
     long: usize,
 }
 
-/// All that befalls the reports of one run.
+/// All faults of one run.
 #[derive(Clone, Debug, Default)]
 struct Harms {
     all: Vec<Harmed>,
-    /// When another decider, that knows nothing, takes over.
+    /// Second in which a new autoscaler without any state takes over.
     renewed: Option<usize>,
-    /// How far the senders' clocks are ahead.
+    /// Offsets by which the senders' clocks are ahead.
     clocks_ns: [u64; 3],
-    /// Whether the senders' reports of a second come the other way round.
+    /// True if the senders' reports of a second arrive in reverse order.
     is_mixed: bool,
 }
 
-/// What came of a run.
+/// Result of one run.
 struct Outcome {
-    /// Pods that are to run after each quarter of a second.
+    /// Requested pods after each quarter of a second.
     pods: Vec<u32>,
-    /// From the first to the last quarter in which load was more than could be known.
+    /// First and last quarter in which the real load was higher than the reports could show.
     hidden: Option<(usize, usize)>,
 }
 
@@ -91,16 +92,16 @@ struct World<'a> {
     totals: [Totals; READY + 1],
     told: [Vec<UsageSeen>; 3],
     queued: [Vec<UsageSeen>; 3],
-    /// Pods that have gone, which a sender is still to tell.
+    /// Removed pods whose removal each sender has yet to report.
     ended: [Vec<usize>; 3],
-    /// The second in which a sender last told anything.
+    /// Second of each sender's last report.
     told_in: [Option<usize>; 3],
-    /// The totals that a sender told last.
+    /// Totals as last reported.
     known: [Totals; READY + 1],
-    /// Senders that had something to tell which would have raised the load, and have not told it.
+    /// True for each sender that has not reported a growth of load.
     hides: [bool; 3],
     made: usize,
-    /// What the controller does: the last decision that says a number.
+    /// Pods that the controller runs: the last decision that names a number.
     pods: u32,
 }
 
@@ -154,7 +155,7 @@ impl<'a> World<'a> {
         u64::try_from(self.now.as_nanos()).unwrap() + self.harms.clocks_ns[sender]
     }
 
-    /// Carries out what is decided: new pods start and never become ready, and only those are taken away again.
+    /// Carries out the decisions: new pods start and never become ready, and only those are removed again.
     fn obey(&mut self) {
         for step in self.fleet.run(self.now) {
             let Step::Decided(it) = step else { continue };
@@ -182,7 +183,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Pods become ready, drain and go.
+    /// Moves pods to ready, draining and removed, as their lives say.
     fn turn(&mut self, second: usize) {
         let mut changed = BTreeSet::new();
         for (at, life) in self.story.lives.iter().enumerate() {
@@ -208,7 +209,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Requests begin and end until so many are there. Where requests are counted and not held, all are new.
+    /// Starts and ends requests until each pod has its level. With the RPS metric all of them are new requests.
     fn reach(&mut self, second: usize) {
         for at in 0..=READY {
             let at_ns = self.ns(sender_of(at));
@@ -217,7 +218,7 @@ impl<'a> World<'a> {
             let kept = if self.story.policy.metric == Metric::Rps { 0 } else { level };
             while totals.in_flight() > kept {
                 totals.finish(at_ns);
-                // No pod gets what waits.
+                // Waiting requests end without a pod in this test.
                 totals.left += u64::from(at == READY);
             }
             while totals.in_flight() < level {
@@ -226,7 +227,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What a sender has to say.
+    /// Usage samples that a sender has to report in a second.
     fn items(&self, sender: usize, second: usize) -> Vec<UsageSeen> {
         let is_there = |at: usize| {
             let life = self.story.lives.get(at);
@@ -243,7 +244,7 @@ impl<'a> World<'a> {
         .collect()
     }
 
-    /// Takes note of what a sender has told by now, or of what it has not, or not in its second.
+    /// Records whether a sender has reported by now, and whether its report shows the second of the growth.
     fn note(&mut self, sender: usize, is_told: bool, is_dated: bool) {
         let is_rps = self.story.policy.metric == Metric::Rps;
         let mut grew = false;
@@ -280,10 +281,10 @@ impl<'a> World<'a> {
         let same = |(old, new): (&UsageSeen, &UsageSeen)| old.totals == new.totals;
         let told = &self.told[sender];
         let is_old = told.len() == items.len() && told.iter().zip(&items).all(same);
-        // An activator says nothing but that there is no news.
+        // An activator without changes sends only an empty batch.
         let news = if sender == ACTIVATOR && is_old { Vec::new() } else { items.clone() };
         let harm = self.harm(sender, second).filter(|it| {
-            // Before a stream stands, nothing is late on it.
+            // A stream that is not open yet cannot delay reports.
             self.streams[sender].is_some() || matches!(it, Harm::Gone)
         });
         let mut all = std::mem::take(&mut self.queued[sender]);
@@ -315,7 +316,7 @@ impl<'a> World<'a> {
             }
             None => all.extend(news),
         }
-        // Of growth that a first report tells, or one after a gap, nothing says in which second it was.
+        // A first report, or one after a gap, does not show in which second load grew.
         let follows = self.told_in[sender].replace(second) == second.checked_sub(1);
         let is_dated = follows && self.streams[sender].is_some_and(|stream| stream.synced);
         self.told[sender] = items;
@@ -354,7 +355,7 @@ fn play(story: &Story, harms: &Harms) -> Outcome {
             world.now = Duration::from_secs(10 + second as u64) + 250 * quarter * MS;
             match quarter {
                 0 => {
-                    // It cannot know of pods that ended a moment before and are not replaced yet.
+                    // A new autoscaler cannot know of pods that ended a moment before and are not replaced yet.
                     if harms.renewed == Some(second) {
                         world.renew();
                         world.obey();
@@ -378,18 +379,18 @@ fn play(story: &Story, harms: &Harms) -> Outcome {
     Outcome { pods, hidden }
 }
 
-/// Pods that are to run after each quarter of a second, where all that are ready stay so.
+/// Requested pods after each quarter of a second, with all base pods ready throughout.
 fn run(policy: &ScalePolicy, load: &[Levels], harms: &Harms) -> Vec<u32> {
     let lives = [const { 0..EVER }; READY];
     play(&Story { policy: policy.clone(), load: load.to_vec(), lives }, harms).pods
 }
 
 fn small() -> ScalePolicy {
-    // As few pods as load asks for in one step, whatever is ready here.
+    // Any number of pods may be removed in one step.
     ScalePolicy { total: 10.0, max_scale_down_rate: 1000.0, ..short() }
 }
 
-/// Load that stays for so many seconds.
+/// A constant level at each pod for `long` seconds.
 fn held(long: usize, level: u64) -> Vec<Levels> {
     vec![[level, level, level, level, level, level, 0]; long]
 }
@@ -398,7 +399,7 @@ fn harmed(sender: usize, harm: Harm, from: usize, long: usize) -> Harms {
     Harms { all: vec![Harmed { sender, harm, from, long }], ..Harms::default() }
 }
 
-/// The least that was to run from this second on.
+/// Lowest number of requested pods from second `from` on.
 fn least(pods: &[u32], from: usize) -> u32 {
     *pods[4 * from..].iter().min().expect("some seconds")
 }
@@ -410,7 +411,7 @@ fn quiet_that_is_known_lowers() {
     assert_eq!((pods[4 * 20], pods.last()), (9, Some(&0)), "60 at 7 a pod");
 }
 
-/// Reports that stall while most requests end: those that are left keep their pods, and the service is never at zero.
+/// Reports stall while most requests end: the remaining requests keep their pods, and the service is never at zero.
 #[test]
 fn a_report_that_comes_late_is_spread_over_the_time_that_it_tells_of() {
     for harm in [Harm::Late, Harm::Lost] {
@@ -422,7 +423,7 @@ fn a_report_that_comes_late_is_spread_over_the_time_that_it_tells_of() {
     }
 }
 
-/// The growth that a stall hides is no more than it was.
+/// Growth hidden by a stall counts once.
 #[test]
 fn a_stall_does_not_multiply_what_began_in_it() {
     let series = [held(30, 0), held(30, 10)].concat();
@@ -434,7 +435,7 @@ fn a_stall_does_not_multiply_what_began_in_it() {
 
 #[test]
 fn pods_of_an_agent_that_is_gone_are_kept() {
-    // All load is at the other node, and there it ends or goes on.
+    // All load is on the absent agent's node, where it ends or continues.
     let one = [0, 100, 0, 100, 0, 100, 0];
     for after in [held(60, 0), vec![one; 60]] {
         let series = [vec![one; 30], after].concat();
@@ -443,13 +444,13 @@ fn pods_of_an_agent_that_is_gone_are_kept() {
     }
     let all = |sender| Harmed { sender, harm: Harm::Gone, from: 40, long: 80 };
     let harms = Harms { all: vec![all(0), all(1)], ..Harms::default() };
-    // The last that was told was quiet, but the averages still fell.
+    // The last report was quiet, but the averages were still falling.
     let series = [held(39, 10), held(81, 0)].concat();
     let pods = run(&small(), &series, &harms);
     assert_eq!((pods[4 * 40], least(&pods, 40)), (8, 8), "nothing is known of the load");
 }
 
-/// While load rises elsewhere: what was told of the node that is out of sight is not zero.
+/// Load rises on another node: the last reported load of the absent agent's node still counts.
 #[test]
 fn what_an_agent_that_is_gone_told_goes_on() {
     let (one, both) = ([20, 0, 20, 0, 20, 0, 0], [20, 20, 20, 20, 20, 20, 0]);
@@ -458,7 +459,7 @@ fn what_an_agent_that_is_gone_told_goes_on() {
     assert_eq!((pods[4 * 30 + 1], pods[4 * 30 + 2]), (9, 18), "60 and 120 at 7 a pod");
 }
 
-/// All load moves to pods that became ready while their agent's stream stands still, and of which nothing was told yet.
+/// All load moves to pods that became ready while their agent's stream stalls, and that no report has named yet.
 #[test]
 fn an_agent_that_stalls_is_late_though_all_pods_it_told_of_have_gone() {
     let (before, after) = ([20, 0, 20, 0, 20, 0, 0], [0, 0, 0, 30, 0, 30, 0]);
@@ -469,13 +470,13 @@ fn an_agent_that_stalls_is_late_though_all_pods_it_told_of_have_gone() {
     assert_eq!(least(&pods, 20), 9, "60 at 7 a pod");
 }
 
-/// Its line was not told for a second, and at no tick it was late.
+/// The wait queue was not reported for one second, but was on time at each tick.
 #[test]
 fn a_second_that_an_activator_does_not_tell_is_not_quiet() {
     let series = [held(36, 10), held(40, 0)].concat();
     let lowered = |harms| run(&small(), &series, &harms).iter().rposition(|&it| it == 9);
     let [whole, lost] = [Harms::default(), harmed(ACTIVATOR, Harm::Lost, 36, 1)].map(lowered);
-    // At the tick that follows, or the first one that comes a stable window, a panic window and a tick later.
+    // At the next tick, or at the first one after a stable window, a panic window and a tick.
     assert_eq!((whole, lost), (Some(4 * 38 - 1), Some(4 * 48 - 1)), "60 at 7 a pod");
 }
 
@@ -496,7 +497,7 @@ fn what_waits_at_an_activator_that_is_gone_keeps_its_pods() {
     assert_eq!(least(&pods, 30), 10, "70 at 7 a pod");
 }
 
-/// It names all that waits with it once, and then says nothing for some seconds.
+/// An activator reports its waiting requests once, and then is silent for some seconds.
 #[test]
 fn an_activator_that_falls_silent_after_its_first_words_is_missed() {
     let one_waits = [0, 0, 0, 0, 0, 0, 1];
@@ -510,7 +511,7 @@ fn an_activator_that_falls_silent_after_its_first_words_is_missed() {
     assert_eq!((told[ends], harmed[ends]), (1, 6), "nothing is known of what waits");
 }
 
-/// Ten pods' worth of load, halved at a tick, and four times as much before the next one.
+/// Load falls at a tick and rises to a multiple before the next one: the burst is decided at once.
 #[test]
 fn a_burst_between_two_ticks_lowers_nothing() {
     let series = [held(20, 10), held(21, 3), held(4, 60), held(4, 3)].concat();
@@ -520,7 +521,7 @@ fn a_burst_between_two_ticks_lowers_nothing() {
     assert_eq!(falls(&pods).find(|it| it % 8 != 0), None, "only at a tick");
 }
 
-/// When fewer pods were decided.
+/// Indices at which fewer pods were decided.
 fn falls(pods: &[u32]) -> impl Iterator<Item = usize> {
     (1..pods.len()).filter(|&at| pods[at] < pods[at - 1])
 }
@@ -537,7 +538,7 @@ fn harms() -> impl Strategy<Value = Harms> {
         long,
     });
     let all = vec(prop_oneof![4 => later, 1 => never], 0..4);
-    // Another decider begins at a tick, so that both runs can be compared there.
+    // The new autoscaler begins at a tick, so that both runs can be compared there.
     let renewed = proptest::option::of((CALM / 2..CALM / 2 + 24).prop_map(|half| 2 * half));
     (all, renewed, any::<[u32; 3]>(), any::<bool>()).prop_map(|(all, renewed, clocks, is_mixed)| {
         Harms { all, renewed, clocks_ns: clocks.map(|it| u64::from(it) * 1_000_000), is_mixed }
@@ -578,7 +579,7 @@ fn policies() -> impl Strategy<Value = ScalePolicy> {
     })
 }
 
-/// When each pod is ready: most of them always.
+/// Lives of the base pods; most are always ready.
 fn lives() -> impl Strategy<Value = [Range<usize>; READY]> {
     let life = prop_oneof![
         2 => Just(0..EVER),
@@ -593,27 +594,27 @@ fn stories() -> impl Strategy<Value = Story> {
     (policies(), series(), lives()).prop_map(|(policy, load, lives)| Story { policy, load, lives })
 }
 
-/// How many quarters of a second back lies what a decision may depend on.
+/// Number of quarters of a second that a decision may depend on.
 fn memory(policy: &ScalePolicy) -> usize {
     let all = 2 * policy.stable_window + policy.scale_down_delay + policy.retention + 2 * TICK;
     4 * usize::try_from(all.as_secs()).unwrap()
 }
 
-/// When the revision sleeps next. It has no pods then, but here they never leave: it wakes with enough of them, and asks
-/// for none.
+/// Index at which the Revision next falls asleep. In reality it has no pods then. Here they stay: it wakes with enough
+/// of them and asks for none.
 fn asleep(pods: &[u32], from: usize) -> usize {
     (from..pods.len()).find(|&at| pods[at] == 0).unwrap_or(pods.len())
 }
 
 impl Story {
-    /// Requests at a pod, or those that wait: only what is ready gets any.
+    /// Requests at a pod in a second, or waiting ones: only ready pods get any.
     fn level(&self, at: usize, second: usize) -> u64 {
         let is_ready = self.lives.get(at).is_none_or(|it| it.contains(&second));
         if is_ready { self.load[second][at] } else { 0 }
     }
 
-    /// Whether so many pods carry what is in flight at this moment. A decider that asked for more than another before need
-    /// not take a step up between two ticks that the other one takes.
+    /// Returns true if `pods` carry what is in flight at this moment. An autoscaler that asked for more than another
+    /// before need not take a step up between two ticks that the other one takes.
     fn is_carried(&self, at: usize, pods: u32) -> bool {
         let level = |second: usize| (0..=READY).map(|at| self.level(at, second)).sum::<u64>();
         let most = level(at / 4).max(level((at / 4).saturating_sub(1)));
@@ -623,12 +624,12 @@ impl Story {
 }
 
 proptest! {
-    /// Whatever befalls the reports, nothing is lowered below what the same load asks for when all of it is told in time;
-    /// and nothing is lowered but at a tick.
+    /// Faults in reports never lower pods below what the same load asks for when all of it is reported in time. Pods
+    /// are lowered only at a tick.
     ///
-    /// Nor is less asked for at any moment, until load has grown and no report tells so in the same second. From then on the
-    /// decider cannot know; it is back once growth is told, nothing of what was hidden is remembered, and it asks for as
-    /// much.
+    /// Nor are fewer pods requested at any moment, until load has grown and no report shows it in the same second. From
+    /// then on the autoscaler cannot know. It recovers once the growth is reported, nothing hidden is remembered, and
+    /// it asks for as many pods again.
     #[test]
     fn scale_falls_only_on_knowledge(story in stories(), harms in harms()) {
         let told = play(&story, &Harms::default()).pods;
@@ -638,7 +639,7 @@ proptest! {
             prop_assert_eq!(at % 8, 0, "lowered between two ticks");
         }
         prop_assert!(falls(&told).all(|at| at % 8 == 0));
-        // What moves from one sender to another counts twice until both have told it, so their order is the same here.
+        // Load that moves between senders counts twice until both have reported it, so their order is the same here.
         let told = play(&story, &Harms { is_mixed: harms.is_mixed, ..Harms::default() }).pods;
         let is_less = |at: &usize| harmed[*at] < told[*at] && !story.is_carried(*at, harmed[*at]);
         let (first, last) = hidden.unwrap_or((told.len(), told.len()));
@@ -646,17 +647,17 @@ proptest! {
         let after = last + memory(&story.policy);
         let back = (after..told.len()).find(|at| !is_less(at)).unwrap_or(told.len());
         prop_assert_eq!((back..asleep(&harmed, back)).find(is_less), None, "all is known again");
-        // Without a pod, the number that was asked for first is waited for until the start has failed.
+        // Without a pod, the first number is kept until the start has failed.
         let has_pods = story.lives.iter().any(|it| it.end == EVER);
         prop_assert!(!has_pods || after >= told.len() || back < told.len(), "never back");
     }
 
-    /// Nothing is decided to zero while anything is in flight or waits that was ever told of.
+    /// Zero is never decided while any reported request is in flight or waits.
     #[test]
     fn what_is_in_flight_is_never_decided_to_zero(series in series(), harms in harms()) {
         let pods = run(&small(), &series, &harms);
         for at in falls(&pods).filter(|&at| pods[at] == 0) {
-            // At a tick the last report is of half a second before.
+            // At a tick the last report is half a second old.
             prop_assert_eq!(series[at / 4 - 1], [0; READY + 1], "at {}", at);
         }
     }
