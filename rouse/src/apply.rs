@@ -1,4 +1,4 @@
-//! Shell: `rouse apply`: manifests into the node's folder, one file an object.
+//! Shell: `rouse apply`: stores manifests in the node's folder, one file per object.
 
 use std::{io::Read as _, path::Path, process::ExitCode};
 
@@ -15,18 +15,18 @@ use crate::{
     store::{self, Store},
 };
 
-/// What applying one object did.
+/// Result of applying one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It is new.
+    /// The object did not exist before.
     Created,
-    /// It was there and is different now.
+    /// The object existed and has changed.
     Configured,
-    /// It was there just so.
+    /// The object existed in the same form.
     Unchanged,
 }
 
-/// Applies every object of the files; a bad one does not stop the others.
+/// Applies every object of the files; an invalid one does not stop the others.
 pub(crate) fn apply(store: &Store, args: &Apply) -> Result<ExitCode, Failure> {
     let (mut code, mut manifests) = (ExitCode::SUCCESS, store.manifests());
     for file in &args.files {
@@ -47,7 +47,7 @@ pub(crate) fn apply(store: &Store, args: &Apply) -> Result<ExitCode, Failure> {
     Ok(code)
 }
 
-/// The texts that `-f` names, each with what to call it.
+/// Reads the texts that `-f` names, each with its source for messages.
 pub(crate) fn read(file: &Path, recursive: bool) -> Result<Vec<(String, String)>, Failure> {
     if file == Path::new("-") {
         let mut text = String::new();
@@ -70,7 +70,7 @@ pub(crate) fn read(file: &Path, recursive: bool) -> Result<Vec<(String, String)>
     paths.into_iter().map(read).collect()
 }
 
-/// The services a text names, or why a document of it cannot be used.
+/// Services of a text, each with its name, or the reason why a document is invalid.
 pub(crate) fn documents(
     source: &str,
     text: &str,
@@ -84,11 +84,12 @@ pub(crate) fn documents(
     }
 }
 
-/// Checks what an object must have to be kept at all; the controller checks the rest and says so on the object.
+/// Checks what is needed to store an object; the controller checks the rest and reports it on the object.
 fn shape(mut it: Value, namespace: Option<&str>) -> Result<(Name, Value), String> {
     let field = |at: &str| it.pointer(at).and_then(Value::as_str).map(str::to_owned);
     let version = field("/apiVersion").unwrap_or_default();
     let kind = field("/kind").ok_or("kind is not set: apply a serving.knative.dev/v1 Service")?;
+    // Only Services are stored: the local node derives all other kinds from them.
     if version != controller::knative::API_VERSION || kind != "Service" {
         return Err(format!(
             "no matches for kind {kind:?} in version {version:?}: apply a serving.knative.dev/v1 Service; \
@@ -103,6 +104,7 @@ fn shape(mut it: Value, namespace: Option<&str>) -> Result<(Name, Value), String
              letter or digit"
         ));
     }
+    // As in kubectl, a contradiction is an error: the user may have meant either namespace.
     let own = field("/metadata/namespace");
     if let (Some(own), Some(asked)) = (&own, namespace)
         && own != asked
@@ -118,11 +120,12 @@ fn shape(mut it: Value, namespace: Option<&str>) -> Result<(Name, Value), String
             "metadata.namespace {namespace:?} is not a name: use a-z, 0-9 and inner '-'"
         ));
     }
+    // Written into the manifest, since its file alone must identify the service.
     it["metadata"]["namespace"] = json!(namespace);
     Ok((Name::new(namespace, name), it))
 }
 
-/// Keeps a service's manifest.
+/// Stores the manifest of a service, in place of an earlier one.
 pub(crate) fn keep(manifests: &mut Manifests, name: &Name, it: &Value) -> Result<Outcome, Failure> {
     let kept = manifests.find(name)?;
     let outcome = match kept.as_ref().map(Kept::value) {
@@ -141,12 +144,12 @@ fn report(outcome: Outcome, name: &Name, it: &Value) -> Result<(), Failure> {
         Outcome::Unchanged => "unchanged",
     };
     out::line(&format!("{}/{} {did}", kinds::singular(ObjectKind::Service), name.name))?;
-    // The controller refuses it on its own, as a condition; saying so now saves a look.
+    // The controller reports the same as a condition; the warning saves the user a `rouse get`.
     warnings(name, it).iter().for_each(|it| out::complain(&format!("Warning: {it}")));
     Ok(())
 }
 
-/// What there is to say of an object that is kept: why it will not become ready, or else what of it has no effect.
+/// Warnings on a stored object: the reason why it will not become ready, or else its fields without effect.
 fn warnings(name: &Name, it: &Value) -> Vec<String> {
     let config = AutoscalerConfig::default();
     match parse::service(it, &config) {

@@ -1,4 +1,4 @@
-//! Shell: what can be typed, and which file does it. Names, flags and words are kubectl's.
+//! Shell: the command line and its dispatch. Names, flags and words are kubectl's.
 
 use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode};
 
@@ -10,11 +10,11 @@ use crate::{apply, delete, describe, get, install, logs, out, run, store::Store,
 
 /// Services that sleep at zero pods and wake on the next request.
 ///
-/// `rouse up` runs a node on this machine; the other commands speak to it as kubectl does to a cluster.
+/// `rouse up` runs a node on this machine; the other commands use it as kubectl uses a cluster.
 #[derive(Debug, Parser)]
 #[command(name = "rouse", version, propagate_version = true)]
 pub(crate) struct Cli {
-    /// The node meant, where several run side by side
+    /// Name of the node, where several run side by side
     #[arg(long, global = true, env = "ROUSE_NODE", default_value = "rouse", value_name = "NAME")]
     node: String,
     #[command(subcommand)]
@@ -25,7 +25,7 @@ pub(crate) struct Cli {
 enum Command {
     /// Run a node on this machine until it is interrupted
     Up(up::Args),
-    /// End the node and remove what it left: processes, namespaces, cgroups, mounts, pins
+    /// End the node and remove its processes, namespaces, cgroups, mounts and pins
     Down(Down),
     /// Run a command inside the node, where services have their names and addresses
     Run(Run),
@@ -33,15 +33,15 @@ enum Command {
     Apply(Apply),
     /// List objects, or show one
     Get(Get),
-    /// Show an object with everything known of it
+    /// Show an object with all its fields and its status
     Describe(Describe),
-    /// Print what the containers of a pod or service wrote
+    /// Print the output of the containers of a pod or service
     Logs(Logs),
     /// Watch services, pods, requests and paths live
     Top(Top),
-    /// Delete services
+    /// Delete services by name or manifest
     Delete(Delete),
-    /// Print what runs Rouse on Kubernetes, or apply it
+    /// Print the manifests of Rouse on Kubernetes, or apply them
     Install(install::Args),
     /// Remove Rouse from a cluster and leave users' objects and pods
     Uninstall(install::Remove),
@@ -56,7 +56,7 @@ struct Down {
 
 #[derive(Debug, Args)]
 struct Run {
-    /// The command and its arguments
+    /// Command to run, with its arguments
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -66,10 +66,10 @@ struct Run {
     command: Vec<String>,
 }
 
-/// Where objects are looked for.
+/// Namespace in which objects are looked up.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Scope {
-    /// Namespace
+    /// Namespace of the objects
     #[arg(short, long, default_value = "default")]
     pub(crate) namespace: String,
 }
@@ -79,7 +79,7 @@ pub(crate) struct Apply {
     /// File or folder with manifests; `-` reads standard input. May be repeated
     #[arg(short, long = "filename", required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// Look into folders below a folder too
+    /// Read manifests in all folders below a folder too
     #[arg(short = 'R', long)]
     pub(crate) recursive: bool,
     /// Namespace of objects that name none
@@ -87,7 +87,7 @@ pub(crate) struct Apply {
     pub(crate) namespace: Option<String>,
 }
 
-/// How objects are printed.
+/// Format in which objects are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// The whole object as YAML
@@ -96,37 +96,37 @@ pub(crate) enum Format {
     Json,
     /// A table with more columns
     Wide,
-    /// Only resource and name
+    /// Resource and name only, one per line
     Name,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Get {
-    /// TYPE [NAME…] or TYPE/NAME…, where TYPE is ksvc, configuration, revision, route, pods, podautoscaler (pa), sks or all
+    /// TYPE [NAME…] or TYPE/NAME…; TYPE is ksvc, configuration, revision, route, pods, podautoscaler (pa), sks or all
     #[arg(required = true, value_name = "TYPE")]
     pub(crate) what: Vec<String>,
-    /// How to print
+    /// Output format; a table without it
     #[arg(short, long, value_enum)]
     pub(crate) output: Option<Format>,
     #[command(flatten)]
     pub(crate) scope: Scope,
-    /// All namespaces
+    /// Look in all namespaces
     #[arg(short = 'A', long)]
     pub(crate) all_namespaces: bool,
-    /// Only objects with these labels: `key=value,key!=value,key`
+    /// Select objects with these labels: `key=value,key!=value,key`
     #[arg(short = 'l', long, default_value = "")]
     pub(crate) selector: String,
-    /// Print changes as they come
+    /// Print changes as they happen
     #[arg(short, long)]
     pub(crate) watch: bool,
-    /// Leave out the line of column names
+    /// Omit the line of column names
     #[arg(long)]
     pub(crate) no_headers: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Describe {
-    /// TYPE [NAME…] or TYPE/NAME…
+    /// TYPE [NAME…] or TYPE/NAME… of the objects
     #[arg(required = true, value_name = "TYPE")]
     pub(crate) what: Vec<String>,
     #[command(flatten)]
@@ -135,43 +135,43 @@ pub(crate) struct Describe {
 
 #[derive(Debug, Args)]
 pub(crate) struct Logs {
-    /// A pod's name, or `ksvc/NAME` or `revision/NAME` for all its pods, ended ones too
+    /// Name of a pod, or `ksvc/NAME` or `revision/NAME` for all its pods, including ended ones
     #[arg(value_name = "POD")]
     pub(crate) of: String,
     #[command(flatten)]
     pub(crate) scope: Scope,
-    /// Go on as more is written
+    /// Continue as more is written
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// Only this container
+    /// Print only this container
     #[arg(short, long)]
     pub(crate) container: Option<String>,
-    /// Only the last lines
+    /// Print only this many last lines
     #[arg(long, value_name = "LINES")]
     pub(crate) tail: Option<usize>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Top {
-    /// Print once and end
+    /// Print once and exit
     #[arg(long)]
     pub(crate) once: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Delete {
-    /// TYPE NAME… or TYPE/NAME…
+    /// TYPE NAME… or TYPE/NAME… of the services
     #[arg(value_name = "TYPE", required_unless_present = "files")]
     pub(crate) what: Vec<String>,
-    /// Delete what these manifests name
+    /// Delete the services that these manifests name
     #[arg(short, long = "filename", value_name = "FILE", conflicts_with = "what")]
     pub(crate) files: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) scope: Scope,
-    /// Every service of the namespace
+    /// Delete every service of the namespace
     #[arg(long)]
     pub(crate) all: bool,
-    /// It is no error if there is none
+    /// Treat a missing object as success
     #[arg(long)]
     pub(crate) ignore_not_found: bool,
     /// Do not wait until the object is gone
@@ -180,10 +180,11 @@ pub(crate) struct Delete {
 }
 
 impl Cli {
-    /// Does what was asked.
+    /// Runs the command and returns its exit code.
     pub(crate) fn dispatch(self) -> anyhow::Result<ExitCode> {
         let layout = Layout::new(&self.node)?;
         let store = Store::new(&layout);
+        // Only `up` and `down` log: the output of the other commands is for the terminal and for scripts.
         match self.command {
             Command::Up(args) => {
                 log();
@@ -213,13 +214,13 @@ impl Cli {
     }
 }
 
-/// The parts log to standard error; `RUST_LOG` chooses what.
+/// Sets up logging of the components to standard error; `RUST_LOG` selects the levels.
 fn log() {
-    // The DNS library tells of each question.
+    // The DNS library logs each query at level info.
     let usual = |_| EnvFilter::new("info,hickory_server=warn");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(usual);
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // Colours are for people: a file or a pipe gets plain lines.
+    // Colours suit only a terminal: a file or a pipe gets plain lines.
     let plain = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
     log.with_ansi(!plain && std::io::stderr().is_terminal()).init();
 }

@@ -1,4 +1,4 @@
-//! Shell: `rouse delete`: takes manifests away and waits until the controller has let the objects go.
+//! Shell: `rouse delete`: removes manifests and waits until the controller has removed the objects.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -8,7 +8,7 @@ use local::layout::Layout;
 
 use crate::{apply, cli::Delete, failure::Failure, kinds, out, store::Store};
 
-/// Between two looks at an object that goes.
+/// Interval between two checks of an object that is being deleted.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Deletes services by name or manifest; one that is missing does not stop the others.
@@ -36,7 +36,7 @@ pub(crate) fn delete(layout: &Layout, store: &Store, args: &Delete) -> Result<Ex
             }
         }
     }
-    // Without a controller nobody lets go; it will see the missing manifest when it starts.
+    // Without a controller nothing removes the objects; it will miss the manifest when it starts.
     if !args.no_wait && layout.controller_socket().exists() {
         leaving.iter().try_for_each(|name| wait(layout, store, name))?;
     }
@@ -57,6 +57,7 @@ fn names(store: &Store, args: &Delete) -> Result<Vec<Name>, Failure> {
         return Ok(out);
     }
     for target in kinds::targets(&args.what)? {
+        // The controller would create any other object again.
         if target.kind != ObjectKind::Service {
             let singular = kinds::singular(target.kind);
             return Err(Failure::Usage(format!(
@@ -65,6 +66,7 @@ fn names(store: &Store, args: &Delete) -> Result<Vec<Name>, Failure> {
         }
         match target.name {
             Some(name) => out.push(Name::new(namespace, name)),
+            // Only `--all` deletes without names, as in kubectl: a forgotten name must not delete everything.
             None if args.all => {
                 let all = store.objects(ObjectKind::Service, Some(namespace))?;
                 let name =
@@ -84,6 +86,7 @@ fn names(store: &Store, args: &Delete) -> Result<Vec<Name>, Failure> {
 fn wait(layout: &Layout, store: &Store, name: &Name) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(async {
+        // The socket is checked each time, because the controller may stop during the wait.
         while store.object(ObjectKind::Service, name)?.is_some()
             && layout.controller_socket().exists()
         {

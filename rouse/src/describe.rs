@@ -1,10 +1,10 @@
-//! Shell: `rouse describe`: everything known of an object, for people.
+//! Shell: `rouse describe`: prints all fields of an object for reading.
 
 use serde_json::Value;
 
 use crate::{cli::Describe, failure::Failure, get, kinds, out, store::Store};
 
-/// Prints each object the words point at.
+/// Prints each object that the arguments name.
 pub(crate) fn describe(store: &Store, args: &Describe) -> Result<(), Failure> {
     let namespace = args.scope.namespace.as_str();
     let mut texts = Vec::new();
@@ -20,7 +20,7 @@ pub(crate) fn describe(store: &Store, args: &Describe) -> Result<(), Failure> {
     Ok(out::text(&texts.join("\n\n"))?)
 }
 
-/// An object as kubectl describes one it has no own words for: titles, indented by depth.
+/// Formats an object as kubectl does a kind it does not know: titles, indented by depth.
 fn text(it: &Value) -> String {
     let mut text = String::new();
     let meta = &it["metadata"];
@@ -48,6 +48,7 @@ fn text(it: &Value) -> String {
     for part in ["metadata", "spec", "status"] {
         let mut value = it.get(part).unwrap_or(&empty).clone();
         if let (Some(fields), "metadata") = (value.as_object_mut(), part) {
+            // These four are in the head already.
             fields.retain(|key, _| {
                 !["name", "namespace", "labels", "annotations"].contains(&key.as_str())
             });
@@ -61,6 +62,7 @@ fn branch(text: &mut String, key: &str, value: &Value, depth: usize) {
     let (indent, title) = ("  ".repeat(depth), title(key));
     match value {
         Value::Null => {}
+        // kubectl omits empty fields too.
         Value::Object(fields) if fields.is_empty() => {}
         Value::Object(fields) => {
             *text += &format!("{indent}{title}:\n");
@@ -78,7 +80,7 @@ fn branch(text: &mut String, key: &str, value: &Value, depth: usize) {
 fn item_of(text: &mut String, item: &Value, depth: usize) {
     match item.as_object() {
         Some(fields) => {
-            // A line of its own keeps two items of a list apart.
+            // A line of its own separates two items of a list.
             *text += &format!("{}-\n", "  ".repeat(depth));
             fields.iter().for_each(|(key, value)| branch(text, key, value, depth + 1));
         }
@@ -90,7 +92,7 @@ fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// `lastTransitionTime` → `Last Transition Time`.
+/// Splits a camel-case key into words: `lastTransitionTime` → `Last Transition Time`.
 fn title(key: &str) -> String {
     let mut title = String::new();
     for letter in key.chars() {

@@ -1,58 +1,57 @@
-//! Pure: what can go wrong for the person at the terminal, in kubectl's words.
+//! Pure: errors of the user's commands, in kubectl's words.
 
 use std::{io, path::PathBuf};
 
-/// Why a command ended without doing what was asked.
+/// Error that ended a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// There is no such object.
+    /// No object of that name exists.
     #[error("Error from server (NotFound): {resource} {name:?} not found")]
     NotFound {
-        /// `services.serving.knative.dev`
+        /// Plural of the kind with its group, such as `services.serving.knative.dev`.
         resource: &'static str,
-        /// Its name.
+        /// Name of the object, without its namespace.
         name: String,
     },
-    /// There is no such kind.
+    /// No kind of that name exists.
     #[error("error: the server doesn't have a resource type {0:?}")]
     Kind(String),
-    /// The words make no sense together.
+    /// The arguments contradict each other or are incomplete.
     #[error("error: {0}")]
     Usage(String),
-    /// A manifest cannot be used.
+    /// A manifest is invalid.
     #[error("error: {file}: {why}")]
     Manifest {
-        /// As given.
+        /// Path of the file, as given.
         file: String,
-        /// What is wrong and what to do.
+        /// Problem, and the way to fix it.
         why: String,
     },
-    /// A file cannot be used.
+    /// A file operation failed.
     #[error("error: cannot {attempt} {path}")]
     File {
-        /// What was tried.
+        /// Operation that failed, as a verb: `read`, `write`.
         attempt: &'static str,
-        /// On which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
         #[source]
         source: io::Error,
     },
-    /// The terminal cannot be used.
+    /// Standard output or the terminal failed.
     #[error("error: cannot print")]
     Print(#[from] io::Error),
-    /// The node is not there.
+    /// The node is not running.
     #[error("error: node {node:?} is not running: start it with `rouse up`{hint}")]
     Down {
-        /// Its name.
+        /// Name of the node.
         node: String,
-        /// More to try, or nothing.
+        /// Further advice, or nothing.
         hint: &'static str,
     },
 }
 
 impl Failure {
-    /// For `map_err` on a file operation.
+    /// Returns a function for `map_err` on an operation on `path`.
     pub(crate) fn file(
         attempt: &'static str,
         path: impl Into<PathBuf>,
@@ -62,7 +61,7 @@ impl Failure {
     }
 }
 
-/// An error with its causes, on one line that begins as kubectl's do.
+/// Formats an error and its causes on one line that begins like kubectl's.
 pub(crate) fn text(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
     if text.starts_with("error: ") || text.starts_with("Error from server") {

@@ -20,14 +20,15 @@ use crate::{
     view,
 };
 
-/// Between two looks with `--watch`.
+/// Polling interval of `--watch`.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Prints what is asked for.
+/// Prints the objects that the arguments name, and with `--watch` their changes.
 pub(crate) fn get(store: &Store, args: &Get) -> Result<(), Failure> {
     let targets = kinds::targets(&args.what)?;
     let found = find(store, args, &targets)?;
     out::text(&print(args, &targets, &found)?)?;
+    // To standard error and only with tables, so that scripts read valid YAML, JSON or names.
     if found.is_empty() && args.output.is_none_or(|format| format == Format::Wide) {
         let place = match args.all_namespaces {
             true => "No resources found".to_owned(),
@@ -38,7 +39,7 @@ pub(crate) fn get(store: &Store, args: &Get) -> Result<(), Failure> {
     if args.watch { follow(store, args, &targets, found) } else { Ok(()) }
 }
 
-/// The objects the targets point at, in their order.
+/// Objects that the targets name, in the order of the targets.
 pub(crate) fn find(
     store: &Store,
     args: &Get,
@@ -65,7 +66,7 @@ pub(crate) fn find(
     Ok(found)
 }
 
-/// One object, or the failure to find it.
+/// Returns one object, or `NotFound`.
 pub(crate) fn object(
     store: &Store,
     kind: ObjectKind,
@@ -76,10 +77,11 @@ pub(crate) fn object(
     store.object(kind, &Name::new(namespace, name))?.ok_or_else(missing)
 }
 
-/// Whether an object's labels fit a selector: `key=value`, `key==value`, `key!=value`, `key`, `!key`.
+/// Returns true if an object's labels match a selector: `key=value`, `key==value`, `key!=value`, `key`, `!key`.
 fn selected(it: &Value, selector: &str) -> bool {
     let label = |key: &str| it["metadata"]["labels"][key.trim()].as_str();
     selector.split(',').map(str::trim).filter(|one| !one.is_empty()).all(|one| {
+        // Tested before `=`, which `!=` and `==` contain too.
         if let Some((key, value)) = one.split_once("!=") {
             label(key) != Some(value.trim())
         } else if let Some((key, value)) = one.split_once('=') {
@@ -95,6 +97,7 @@ fn selected(it: &Value, selector: &str) -> bool {
 fn print(args: &Get, targets: &[Target], found: &[(ObjectKind, Value)]) -> Result<String, Failure> {
     let one = matches!(targets, [Target { name: Some(_), .. }]);
     let whole = || match found {
+        // As in kubectl: an object requested by name is printed alone, anything else as a List.
         [(_, it)] if one => it.clone(),
         all => {
             let items: Vec<&Value> = all.iter().map(|(_, it)| it).collect();
@@ -120,14 +123,14 @@ fn print(args: &Get, targets: &[Target], found: &[(ObjectKind, Value)]) -> Resul
     }
 }
 
-/// The time by this machine's clock.
+/// Current time of this machine's clock, in whole seconds.
 fn clock() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = i64::try_from(since.as_secs()).unwrap_or_default();
     Timestamp::from_second(seconds).unwrap_or_default()
 }
 
-/// One table a kind, a blank line between them.
+/// Formats one table per kind, with an empty line between two tables.
 fn tables(args: &Get, found: &[(ObjectKind, Value)], heads: bool, now: Timestamp) -> String {
     let wide = args.output == Some(Format::Wide);
     let mut kinds: Vec<ObjectKind> = Vec::new();
@@ -140,6 +143,7 @@ fn tables(args: &Get, found: &[(ObjectKind, Value)], heads: bool, now: Timestamp
     let table = |kind: &ObjectKind| {
         let row = |it: &Value| {
             let mut cells = view::cells(*kind, it, wide, now);
+            // As in kubectl, names carry their kind where several kinds are printed.
             if several {
                 cells[0] = format!("{}/{}", crate::kinds::singular(*kind), cells[0]);
             }
@@ -155,7 +159,7 @@ fn tables(args: &Get, found: &[(ObjectKind, Value)], heads: bool, now: Timestamp
     kinds.iter().map(table).collect::<Vec<_>>().join("\n")
 }
 
-/// Prints every object that changes, until it is interrupted.
+/// Prints every object that changes, until the process is interrupted.
 fn follow(
     store: &Store,
     args: &Get,
@@ -172,7 +176,7 @@ fn follow(
         loop {
             tokio::time::sleep(LOOK).await;
             let now = match find(store, args, targets) {
-                // What is watched by name may come yet, or again.
+                // An object watched by name may be created later, or again.
                 Err(Failure::NotFound { .. }) => Vec::new(),
                 found => found?,
             };
@@ -187,6 +191,7 @@ fn follow(
                 };
                 out::text(&text)?;
             }
+            // Rebuilt, not extended: a deleted object that is created again must be printed.
             known = now.iter().map(|it| (key(it), it.1.clone())).collect();
         }
     })

@@ -1,4 +1,4 @@
-//! Shell: `rouse install` and `rouse uninstall`: the parts on a Kubernetes.
+//! Shell: `rouse install` and `rouse uninstall`: the components on a Kubernetes cluster.
 
 use std::{
     collections::BTreeSet,
@@ -32,44 +32,44 @@ use self::{
 };
 use crate::out;
 
-/// What is installed, and where.
+/// Command-line options of `rouse install`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Apply it to the cluster of --kubeconfig; without this, print it as YAML
+    /// Apply the objects to the cluster of --kubeconfig; without this, print them as YAML
     #[arg(long, requires = "kubeconfig")]
     apply: bool,
-    /// Wait until every part is ready
+    /// Wait until every component is ready
     #[arg(long, requires = "apply")]
     wait: bool,
-    /// How long to wait, in seconds
+    /// Time to wait at most, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     timeout: u64,
-    /// The cluster: the one that FILE names; no other is ever touched
+    /// Kubeconfig of the cluster; no other cluster is ever touched
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Namespace of the parts and of config-*
+    /// Namespace of the components and of config-*
     #[arg(short, long, default_value = settings::NAMESPACE)]
     namespace: String,
-    /// How requests from outside reach the gateway
+    /// Way of requests from outside to the gateway
     #[arg(long, value_enum, default_value_t)]
     gateway: Gateway,
-    /// What each cold start includes
+    /// Set of options for cold starts
     #[arg(long, value_enum, default_value_t)]
     profile: Profile,
-    /// Image with all parts [default: that of this version]
+    /// Image with all components [default: that of this version]
     #[arg(long)]
     image: Option<String>,
-    /// Domain of URLs from outside; written to config-domain when that is made
+    /// Domain of URLs from outside; written to config-domain when that is created
     #[arg(long, default_value = "example.com")]
     domain: String,
-    /// The cluster's own domain
+    /// Domain of the cluster itself
     #[arg(long, default_value = "cluster.local")]
     cluster_domain: String,
-    /// Networks of the proxies or load balancers before the gateway, whose X-Forwarded-* and Forwarded count; written to
-    /// config-network when that is made
+    /// Networks of the proxies or load balancers before the gateway, whose X-Forwarded-* and Forwarded are trusted;
+    /// written to config-network when that is created
     #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',', value_parser = network)]
     trusted_proxies: Vec<IpNet>,
-    /// These begin each connection with a PROXY protocol header, version 1 or 2
+    /// Expect a PROXY protocol header, version 1 or 2, on each connection from the trusted proxies
     #[arg(long, requires = "trusted_proxies")]
     proxy_protocol: bool,
     /// Write the manifests of the source tree to DIR; used by `cargo xtask manifests`
@@ -77,16 +77,16 @@ pub(crate) struct Args {
     write: Option<PathBuf>,
 }
 
-/// What is removed, and from where.
+/// Command-line options of `rouse uninstall`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Remove {
-    /// The cluster: the one that FILE names; no other is ever touched
+    /// Kubeconfig of the cluster; no other cluster is ever touched
     #[arg(long, value_name = "FILE", required = true)]
     kubeconfig: PathBuf,
-    /// Namespace of the parts and of config-*
+    /// Namespace of the components and of config-*
     #[arg(short, long, default_value = settings::NAMESPACE)]
     namespace: String,
-    /// Image that removes what agents pinned on the nodes [default: that of this version]
+    /// Image that removes the agents' pins from the nodes [default: that of this version]
     #[arg(long)]
     image: Option<String>,
     /// Remove the CRDs too, and with them every service
@@ -118,12 +118,12 @@ impl Args {
     }
 }
 
-/// A network on the command line.
+/// Parses a network of the command line, in the form ADDRESS/LENGTH.
 pub(crate) fn network(text: &str) -> Result<IpNet, &'static str> {
     common::wire::network(text).ok_or("must be ADDRESS/LENGTH")
 }
 
-/// `rouse install`.
+/// Runs `rouse install`: applies the objects of an installation, or prints or writes them.
 pub(crate) fn install(args: &Args) -> Result<()> {
     let settings = args.settings()?;
     if let Some(root) = &args.write {
@@ -137,14 +137,14 @@ pub(crate) fn install(args: &Args) -> Result<()> {
             if args.wait {
                 wait(&cluster, &settings, Duration::from_secs(args.timeout)).await?;
             }
-            // Last: until what is new serves, what was there may still be needed.
+            // Last: objects of the earlier version may be needed until the new ones serve.
             remove_left(&cluster, &settings, &objects).await
         }),
         _ => Ok(out::text(&objects::yaml(&objects)?)?),
     }
 }
 
-/// `rouse uninstall`.
+/// Runs `rouse uninstall`, if Knative's own controllers are not in the namespace.
 pub(crate) fn uninstall(args: &Remove) -> Result<()> {
     let usual = Settings::default();
     let settings = Settings {
@@ -179,6 +179,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 
 async fn apply(cluster: &Cluster, settings: &Settings, objects: &[Value]) -> Result<()> {
     let namespace = &settings.namespace;
+    // Checked before the first write, so that a refused installation changes nothing.
     let there = cluster.list("apps/v1", "Deployment", Some(namespace), "").await?;
     guard::check(namespace, &there)?;
     let mut kinds = BTreeSet::new();
@@ -189,12 +190,15 @@ async fn apply(cluster: &Cluster, settings: &Settings, objects: &[Value]) -> Res
             out::line(&format!("apply {kind}s"))?;
         }
         let is_workload = ["Deployment", "DaemonSet"].contains(&kind.as_str());
+        // All other components mount the authorities' ConfigMap, which the controller writes once it runs.
         if is_workload && objects::name(&object) != "Deployment/controller" {
             authorities(cluster, settings).await?;
         }
         if objects::name(&object) == "Deployment/activator" {
+            // The manifest has no replicas, which would mean one: the HorizontalPodAutoscaler sets them later.
             object["spec"]["replicas"] = replicas(cluster, &object).await?.into();
         }
+        // Deleted first: server-side apply would merge the fields of both installations.
         if MERGED.contains(&kind.as_str())
             && cluster.get(&object).await?.is_some_and(|it| !is_ours(&it))
         {
@@ -205,7 +209,7 @@ async fn apply(cluster: &Cluster, settings: &Settings, objects: &[Value]) -> Res
     Ok(())
 }
 
-/// Removes what an earlier version had and this one has not.
+/// Removes objects that an earlier version installed and this one does not have.
 async fn remove_left(cluster: &Cluster, settings: &Settings, objects: &[Value]) -> Result<()> {
     let namespace = settings.namespace.as_str();
     for (api_version, kind, everywhere) in left::kinds(objects) {
@@ -222,14 +226,14 @@ async fn remove_left(cluster: &Cluster, settings: &Settings, objects: &[Value]) 
     Ok(())
 }
 
-/// Selects what is ours by its labels.
+/// Label selector of the objects of an installation.
 fn part_of_rouse() -> String {
     let (key, value) = settings::PART_OF;
     format!("{key}={value}")
 }
 
-/// Waits until the controller has said whose certificates to trust, which all other parts mount. A pod that is there
-/// sooner meets a mount that fails, and the kubelet tries again after ever longer waits.
+/// Waits until the controller has published its certificate authorities, which all other components mount. A pod
+/// created earlier fails to mount them, and the kubelet retries after ever longer waits.
 async fn authorities(cluster: &Cluster, settings: &Settings) -> Result<()> {
     let object = objects::object("v1", "ConfigMap", "rouse-authorities", "", settings);
     let started = Instant::now();
@@ -239,20 +243,20 @@ async fn authorities(cluster: &Cluster, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// A controller that takes longer has a trouble of its own, which waiting here does not end.
+/// Longest wait for the authorities; a controller that takes longer has an error that waiting does not fix.
 const AUTHORITIES: Duration = Duration::from_secs(20);
 
-/// Kinds of which Knative left objects with names that are ours now. What it wrote would stay beside what we write: a
-/// selector of both finds nobody.
+/// Kinds of which Knative left objects with the same names. Applying would merge the fields of both, and a merged
+/// selector matches no pod.
 const MERGED: [&str; 2] = ["Service", "HorizontalPodAutoscaler"];
 
-/// As many activators as there are: how many there should be is not ours to say, once there are some.
+/// Number of activators to apply: the present one, at least two. Later the HorizontalPodAutoscaler decides on it.
 async fn replicas(cluster: &Cluster, activator: &Value) -> Result<u64> {
     let there = cluster.get(activator).await?.unwrap_or_default();
     Ok(there["spec"]["replicas"].as_u64().unwrap_or(0).max(2))
 }
 
-/// Waits until every part is ready and admission is in force.
+/// Waits until every component is ready and admission is in force.
 async fn wait(cluster: &Cluster, settings: &Settings, limit: Duration) -> Result<()> {
     let started = Instant::now();
     let mut said = String::new();
@@ -261,6 +265,7 @@ async fn wait(cluster: &Cluster, settings: &Settings, limit: Duration) -> Result
         if missing.is_empty() {
             break;
         }
+        // Printed only when it changes: a wait of minutes should not fill the terminal.
         let text = missing.join("; ");
         if text != said {
             out::line(&format!("{:>3} s  {text}", started.elapsed().as_secs()))?;
@@ -292,14 +297,14 @@ async fn missing(cluster: &Cluster, settings: &Settings) -> Result<Vec<String>> 
         }
     }
     if missing.is_empty() {
-        // Kinds that are new are not stored, and webhooks that are new not asked, at once.
+        // The API server does not know new kinds, nor call new webhooks, at once; a dry run tests both.
         let refused = cluster.refuses(&sample(settings)).await?;
         missing.extend(refused.map(|why| format!("services are not taken yet: {why}")));
     }
     Ok(missing)
 }
 
-/// A service that is only ever tried.
+/// A Service for dry runs, which is never stored.
 fn sample(settings: &Settings) -> Value {
     let meta = json!({"name": "is-it-taken", "namespace": settings.namespace});
     let pod = json!({"containers": [{"image": settings.image}]});
@@ -314,7 +319,7 @@ async fn troubles(cluster: &Cluster, settings: &Settings) -> Result<Vec<String>>
     Ok(pods.iter().filter_map(ready::trouble).collect())
 }
 
-/// What the controller registers.
+/// Kind and name of each webhook configuration that the controller registers.
 const WEBHOOKS: [(&str, &str); 3] = [
     ("MutatingWebhookConfiguration", "webhook.serving.knative.dev"),
     ("ValidatingWebhookConfiguration", "validation.webhook.serving.knative.dev"),

@@ -1,19 +1,19 @@
-//! Pure: the many names of a kind, and what a command's words point at.
+//! Pure: names of kinds, and the objects that a command's arguments select.
 
 use controller::render::ObjectKind;
 
 use crate::failure::Failure;
 
-/// Something a command is about: every object of a kind, or one.
+/// Selection of objects by a command: all objects of a kind, or one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// Its kind.
+    /// Kind of the selected objects.
     pub(crate) kind: ObjectKind,
-    /// Its name; `None`: all.
+    /// Name of the object; `None`: all objects of the kind.
     pub(crate) name: Option<String>,
 }
 
-/// Singular with group, as in `service.serving.knative.dev/hello`.
+/// Singular of the kind with its group, as in `service.serving.knative.dev/hello`.
 pub(crate) fn singular(kind: ObjectKind) -> &'static str {
     match kind {
         ObjectKind::Service => "service.serving.knative.dev",
@@ -26,7 +26,7 @@ pub(crate) fn singular(kind: ObjectKind) -> &'static str {
     }
 }
 
-/// Plural with group, as in `services.serving.knative.dev "hello" not found`.
+/// Plural of the kind with its group, as in `services.serving.knative.dev "hello" not found`.
 pub(crate) fn plural(kind: ObjectKind) -> &'static str {
     match kind {
         ObjectKind::Service => "services.serving.knative.dev",
@@ -39,18 +39,19 @@ pub(crate) fn plural(kind: ObjectKind) -> &'static str {
     }
 }
 
-/// The API groups of our kinds: a name may end with its own.
+/// API groups of Rouse's kinds, as suffixes that a kind's name may have.
 const GROUPS: [&str; 3] = [
     ".serving.knative.dev",
     ".autoscaling.internal.knative.dev",
     ".networking.internal.knative.dev",
 ];
 
-/// The kind that `word` means: singular, plural, short name, with or without group.
+/// Finds the kind that `word` names: singular, plural or short name, with or without group.
 pub(crate) fn kind(word: &str) -> Result<ObjectKind, Failure> {
     let lower = word.to_ascii_lowercase();
     let bare = GROUPS.iter().find_map(|group| lower.strip_suffix(group)).unwrap_or(&lower);
     match bare {
+        // Unlike in kubectl, `svc` and `service` are Knative's: the local node has no other Services.
         "service" | "services" | "ksvc" | "kservice" | "kservices" | "svc" => {
             Ok(ObjectKind::Service)
         }
@@ -64,7 +65,7 @@ pub(crate) fn kind(word: &str) -> Result<ObjectKind, Failure> {
     }
 }
 
-/// Kinds that `all` means: Knative keeps those of its own working out of that category.
+/// Kinds that `all` selects; as in Knative, internal kinds do not belong to that category.
 const COMMON: [ObjectKind; 5] = [
     ObjectKind::Service,
     ObjectKind::Configuration,
@@ -73,11 +74,12 @@ const COMMON: [ObjectKind; 5] = [
     ObjectKind::Pod,
 ];
 
-/// What `TYPE[,TYPE…] [NAME…]` or `TYPE/NAME…` point at.
+/// Parses `TYPE[,TYPE…] [NAME…]` or `TYPE/NAME…` into selections.
 pub(crate) fn targets(words: &[String]) -> Result<Vec<Target>, Failure> {
     let [first, names @ ..] = words else {
         return Err(Failure::Usage("You must specify the type of resource.".to_owned()));
     };
+    // One slash makes all words TYPE/NAME; as in kubectl the two forms do not mix.
     if words.iter().any(|word| word.contains('/')) {
         return words.iter().map(|word| one(word)).collect();
     }

@@ -1,9 +1,10 @@
-//! Shell: the log of a part that is a process of its own: what it says, and how much of it.
+//! Shell: the log of a component in a process of its own: its format and its level.
 
 use common::{log, wire::Level};
 use tracing_subscriber::EnvFilter;
 
-/// Logs to standard error from now on: what `RUST_LOG` chooses, or else as much as the operator sets while the part runs.
+/// Logs to standard error from now on. `RUST_LOG` selects the level, or else the operator, also while the component
+/// runs.
 pub(crate) fn init() {
     let chosen = EnvFilter::try_from_default_env();
     let is_chosen = chosen.is_ok();
@@ -14,11 +15,12 @@ pub(crate) fn init() {
         .with_filter_reloading();
     let handle = builder.reload_handle();
     builder.init();
+    // RUST_LOG wins over the operator's config-logging for as long as the process runs.
     if is_chosen {
         return;
     }
     log::listen(move |levels| {
-        // One part runs here.
+        // Only one component runs in this process.
         let Some((speaker, level)) = levels.last() else { return };
         if let Err(error) = handle.reload(filter(speaker.name(), *level)) {
             tracing::warn!(%error, "cannot change the log level");
@@ -30,7 +32,7 @@ fn filter(part: &str, level: Level) -> EnvFilter {
     EnvFilter::new(directives(part, level))
 }
 
-/// Debugging is for our own crates: what libraries then say would bury it.
+/// Filter directives: level debug applies only to Rouse's own crates, because libraries would drown them.
 fn directives(part: &str, level: Level) -> String {
     match level {
         Level::Debug => format!("info,common=debug,{part}=debug"),

@@ -1,4 +1,4 @@
-//! Shell: `rouse logs`: what containers wrote, also those of pods that are gone.
+//! Shell: `rouse logs`: prints the output of containers, including those of ended pods.
 
 use std::{
     fs::{self, File},
@@ -12,19 +12,19 @@ use local::layout::Layout;
 
 use crate::{cli::Logs, failure::Failure, kinds, out, store::Store};
 
-/// Between two looks at files that may grow.
+/// Polling interval of `--follow`.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// One container's log and how far it was printed.
+/// Log of one container, and the number of bytes printed.
 #[derive(Debug)]
 struct Log {
     path: PathBuf,
-    /// Put before each line where several logs are printed together.
+    /// Prefix of each line where several logs are printed together.
     prefix: String,
     printed: u64,
 }
 
-/// Prints the logs, and goes on with `--follow`.
+/// Prints the logs, and with `--follow` continues as they grow.
 pub(crate) fn logs(layout: &Layout, store: &Store, args: &Logs) -> Result<(), Failure> {
     let mut logs = Vec::new();
     look(layout, args, &mut logs)?;
@@ -41,6 +41,7 @@ pub(crate) fn logs(layout: &Layout, store: &Store, args: &Logs) -> Result<(), Fa
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(async {
         loop {
+            // Pods of the service may be created while its logs are followed.
             tokio::time::sleep(LOOK).await;
             look(layout, args, &mut logs)?;
             for log in &mut logs {
@@ -51,10 +52,10 @@ pub(crate) fn logs(layout: &Layout, store: &Store, args: &Logs) -> Result<(), Fa
     })
 }
 
-/// Whether a pod of this name is meant.
+/// Predicate on pod names: true for the pods whose logs are printed.
 type Meant = Box<dyn Fn(&str) -> bool>;
 
-/// Which pods are meant: whether a pod's name is one of them.
+/// Returns the predicate for `of`: a pod's name, or `KIND/NAME`.
 fn is_meant(of: &str) -> Result<Meant, Failure> {
     let Some((kind, name)) = of.split_once('/') else {
         let name = of.to_owned();
@@ -63,11 +64,11 @@ fn is_meant(of: &str) -> Result<Meant, Failure> {
     let name = name.to_owned();
     Ok(match kinds::kind(kind)? {
         ObjectKind::Pod => Box::new(move |pod| pod == name),
-        // They bear their Revision's name.
+        // These objects have their Revision's name.
         ObjectKind::Revision | ObjectKind::PodAutoscaler | ObjectKind::ServerlessService => {
             Box::new(move |pod| revision(pod) == Some(&name))
         }
-        // A Revision is named after its Configuration, and that after its Service: `hello-00001`.
+        // A Revision is named after its Configuration, and a Configuration after its Service: `hello-00001`.
         ObjectKind::Service | ObjectKind::Configuration | ObjectKind::Route => {
             Box::new(move |pod| {
                 let rest = revision(pod).and_then(|it| it.strip_prefix(&name)?.strip_prefix('-'));
@@ -79,15 +80,16 @@ fn is_meant(of: &str) -> Result<Meant, Failure> {
     })
 }
 
-/// The revision a pod's name begins with.
+/// Name of the Revision with which a pod's name begins.
 fn revision(pod: &str) -> Option<&str> {
     pod.rsplit_once("-deployment-").map(|(revision, _)| revision)
 }
 
-/// Adds the logs that are new since the last look.
+/// Adds logs that were created since the last call.
 fn look(layout: &Layout, args: &Logs, logs: &mut Vec<Log>) -> Result<(), Failure> {
     let is_meant = is_meant(&args.of)?;
     let prefix = format!("{}_", args.scope.namespace);
+    // Folders are named NAMESPACE_POD, and an underscore cannot be in either name.
     let mut found = Vec::new();
     for folder in fs::read_dir(layout.logs()).into_iter().flatten().flatten() {
         let name = folder.file_name().to_string_lossy().into_owned();
@@ -104,6 +106,7 @@ fn look(layout: &Layout, args: &Logs, logs: &mut Vec<Log>) -> Result<(), Failure
         }
     }
     found.sort();
+    // A pod named by its own name is the only source, so its lines need no prefix.
     let several = found.len() + logs.len() > 1;
     for (path, prefix) in found {
         if !logs.iter().any(|log| log.path == path) {
@@ -114,7 +117,7 @@ fn look(layout: &Layout, args: &Logs, logs: &mut Vec<Log>) -> Result<(), Failure
     Ok(())
 }
 
-/// Why there is nothing to print.
+/// Returns the reason why there is nothing to print.
 fn missing(layout: &Layout, store: &Store, args: &Logs) -> Result<Failure, Failure> {
     let (kind, name) = match args.of.split_once('/') {
         Some((kind, name)) => (kinds::kind(kind)?, name),
@@ -133,7 +136,7 @@ fn missing(layout: &Layout, store: &Store, args: &Logs) -> Result<Failure, Failu
 }
 
 impl Log {
-    /// What was written since the last time. A file made anew is read from its beginning.
+    /// Reads the bytes written since the last call. A file that was replaced is read from its beginning.
     fn read(&mut self) -> Result<String, Failure> {
         let failed = || Failure::file("read", self.path.clone());
         let mut file = match File::open(&self.path) {
@@ -141,6 +144,7 @@ impl Log {
             file => file.map_err(failed())?,
         };
         let length = file.metadata().map_err(failed())?.len();
+        // A shorter file means that the log was rotated since, so this one is new.
         if length < self.printed {
             self.printed = 0;
         }
@@ -159,7 +163,7 @@ impl Log {
     }
 }
 
-/// The last `lines` lines.
+/// The last `lines` lines of a text; all of it for `None`.
 fn tail(text: &str, lines: Option<usize>) -> &str {
     let Some(lines) = lines else { return text };
     let body = text.strip_suffix('\n').unwrap_or(text);

@@ -1,4 +1,4 @@
-//! Shell: the `rouse` command: chooses what was asked for and reports how it ended.
+//! Shell: the `rouse` command: dispatches to a component or a subcommand and reports errors.
 
 use std::process::ExitCode;
 
@@ -24,8 +24,8 @@ mod top;
 mod up;
 mod view;
 
-/// A controller that starts takes half as long as with the C library's, which is slow where one thread frees what another
-/// one made. mimalloc is as fast and keeps three times as much memory for parts that have little to do.
+/// Allocator of the process. It halves the start time of a controller: the C library's is slow where one thread frees
+/// memory of another. The allocator mimalloc is as fast, but keeps three times as much memory for idle components.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -39,9 +39,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// A part of Rouse if the first word names one, else what a person asks for.
+/// Runs a component if the first word names one, and otherwise the user's subcommand.
 fn dispatch() -> anyhow::Result<ExitCode> {
     let mut words = std::env::args_os();
+    // Looked at before clap: a component has flags and variables of its own, which may clash with those of the user.
     let part = words.nth(1).and_then(|word| part::Part::named(word.to_str()?));
     match part {
         Some(part) => part.run(words).map(|()| ExitCode::SUCCESS),

@@ -1,7 +1,7 @@
-//! Shell: `manifests/`: which file holds which service, and what changes there.
+//! Shell: `manifests/`: the file of each service's manifest, and its changes.
 //!
-//! A service that was applied has a file of its own, which its name leads to. People also write files by hand, with
-//! several documents and under any name; only when a service has no file of its own are all files read, once.
+//! A service that was applied has a file of its own, whose name follows from the service's. Users also write files by
+//! hand, with several documents and under any name. Only if a service has no file of its own are all files read, once.
 
 use std::{
     collections::BTreeMap,
@@ -17,18 +17,18 @@ use crate::{
     store::{documents, name_of, replace, walk},
 };
 
-/// The manifests folder, as one command sees it.
+/// Manifests folder, with an index that lasts for one command.
 #[derive(Debug)]
 pub(crate) struct Manifests {
     folder: PathBuf,
-    /// The first file that names each service; made when it is asked for.
+    /// First file that names each service; built on first use.
     index: Option<BTreeMap<Name, PathBuf>>,
-    /// Files read.
+    /// Number of files read, for tests.
     #[cfg(test)]
     reads: usize,
 }
 
-/// Where a manifest is kept: its file, all documents of that file, and which is meant.
+/// Location of a manifest: its file, all documents of that file, and the manifest's index among them.
 #[derive(Debug)]
 pub(crate) struct Kept {
     path: PathBuf,
@@ -37,7 +37,7 @@ pub(crate) struct Kept {
 }
 
 impl Manifests {
-    /// The manifests in `folder`.
+    /// Returns the manifests in `folder`, without reading any.
     pub(crate) fn new(folder: PathBuf) -> Self {
         Self {
             folder,
@@ -47,8 +47,9 @@ impl Manifests {
         }
     }
 
-    /// The manifest of a service, wherever it is.
+    /// Finds the manifest of a service in any file.
     pub(crate) fn find(&mut self, name: &Name) -> Result<Option<Kept>, Failure> {
+        // The usual case reads one file, however many services there are.
         if let Some(kept) = self.in_file(self.own(name), name) {
             return Ok(Some(kept));
         }
@@ -56,12 +57,12 @@ impl Manifests {
         Ok(path.and_then(|path| self.in_file(path, name)))
     }
 
-    /// The names of all services that have a manifest, in order.
+    /// Names of all services that have a manifest, sorted.
     pub(crate) fn names(&mut self) -> Result<impl Iterator<Item = &Name>, Failure> {
         Ok(self.index()?.keys())
     }
 
-    /// Writes the manifest of a service in the place of `kept`, or in a file of its own.
+    /// Writes the manifest of a service in place of `kept`, or to a file of its own.
     pub(crate) fn write(
         &mut self,
         name: &Name,
@@ -82,13 +83,14 @@ impl Manifests {
     /// Removes a manifest; other documents of its file stay.
     pub(crate) fn remove(&mut self, mut kept: Kept) -> Result<(), Failure> {
         kept.documents.remove(kept.at);
+        // An empty file would stay as a manifest that names nothing.
         if kept.documents.is_empty() {
             return fs::remove_file(&kept.path).map_err(Failure::file("remove", &kept.path));
         }
         replace(&kept.path, &kept.documents)
     }
 
-    /// The file `apply` keeps a service in. An underscore cannot be in a name, so no two share one.
+    /// Path of the file in which `apply` stores a service. An underscore cannot be in a name, so paths are unique.
     fn own(&self, name: &Name) -> PathBuf {
         self.folder.join(format!("{}_{}.yaml", name.namespace, name.name))
     }
@@ -99,7 +101,7 @@ impl Manifests {
         at.map(|at| Kept { path, documents, at })
     }
 
-    /// The documents of a file. One that cannot be read names nothing; the controller says so on its own.
+    /// Reads the documents of a file. An unreadable file has none; the controller reports the error itself.
     fn read(&mut self, path: &Path) -> Vec<Value> {
         let Ok(text) = fs::read_to_string(path) else { return Vec::new() };
         #[cfg(test)]
@@ -115,6 +117,7 @@ impl Manifests {
             walk(&self.folder, &mut paths)?;
             for path in paths {
                 for name in self.read(&path).iter().filter_map(name_of) {
+                    // The first file wins, in sorted order, so that repeated commands find the same one.
                     index.entry(name).or_insert_with(|| path.clone());
                 }
             }
@@ -125,7 +128,7 @@ impl Manifests {
 }
 
 impl Kept {
-    /// The manifest itself.
+    /// The manifest itself, without its file's other documents.
     pub(crate) fn value(&self) -> &Value {
         &self.documents[self.at]
     }

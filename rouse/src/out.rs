@@ -1,8 +1,8 @@
-//! Shell: standard output and error. A reader that has gone (`rouse get ksvc | head -1`) is no failure.
+//! Shell: standard output and error. A closed reader (`rouse get ksvc | head -1`) is no error.
 
 use std::io::{self, ErrorKind, Write as _};
 
-/// Prints `text` as it is.
+/// Prints `text` unchanged to standard output.
 pub(crate) fn text(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -11,12 +11,12 @@ pub(crate) fn text(text: &str) -> io::Result<()> {
     }
 }
 
-/// Prints one line.
+/// Prints one line to standard output.
 pub(crate) fn line(line: &str) -> io::Result<()> {
     text(&format!("{line}\n"))
 }
 
-/// Says something to the person on standard error. Without one there is nobody to tell.
+/// Prints a message to standard error. A failure is ignored: there is no other place to report it.
 pub(crate) fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }

@@ -1,7 +1,7 @@
-//! Shell: `rouse agent|activator|autoscaler|controller`: one part as a process of its own, as pods of Kubernetes run it.
+//! Shell: `rouse agent|activator|autoscaler|controller`: one component in a process of its own, as in Kubernetes pods.
 //!
-//! The name comes before everything else, and what follows is the part's own: its flags and variables need not get on
-//! with those of the other commands.
+//! The component's name is the first word, and all later words are its own. So its flags and variables may clash with
+//! those of the other commands.
 
 use std::{ffi::OsString, future::Future, pin::Pin};
 
@@ -13,26 +13,26 @@ use tokio_util::sync::CancellationToken;
 
 use crate::logging;
 
-/// A part that a pod runs.
+/// Component that a pod runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// One on each node.
+    /// Agent, which runs on each node.
     Agent,
-    /// Waiting room and gateway.
+    /// Activator: requests that wait for a pod, and the gateway.
     Activator,
-    /// Usage → wanted pods.
+    /// Autoscaler: usage → requested pods.
     Autoscaler,
-    /// Objects → children, statuses and routes.
+    /// Controller: objects → child objects, statuses and routes.
     Controller,
-    /// Removes what the agent of this node pinned, for good.
+    /// Removal of the pins of this node's agent, for good.
     AgentRemove,
-    /// Stands there after that until it is told to end.
+    /// Idle process after the removal, until it is ended.
     AgentRemoved,
 }
 
 type Run = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
-/// The controller's settings on Kubernetes.
+/// Command-line settings of the controller on Kubernetes.
 #[derive(Debug, clap::Parser)]
 #[command(name = "rouse controller", version)]
 struct Controller {
@@ -42,7 +42,7 @@ struct Controller {
     cluster: controller::config::Cluster,
 }
 
-/// The autoscaler's settings.
+/// Command-line settings of the autoscaler.
 #[derive(Debug, clap::Parser)]
 #[command(name = "rouse autoscaler", version)]
 struct Autoscaler {
@@ -51,7 +51,7 @@ struct Autoscaler {
 }
 
 impl Part {
-    /// The part that the first word names.
+    /// Returns the component that the first word names.
     pub(crate) fn named(word: &str) -> Option<Self> {
         Some(match word {
             "agent" => Self::Agent,
@@ -64,18 +64,19 @@ impl Part {
         })
     }
 
-    /// Runs it until SIGTERM or Ctrl-C. `args` are the words after its name.
+    /// Runs the component until SIGTERM or Ctrl-C. `args` are the words after its name.
     pub(crate) fn run(self, args: impl Iterator<Item = OsString>) -> Result<()> {
         logging::init();
         let shutdown = CancellationToken::new();
         let run = self.prepare(args, shutdown.clone());
         let mut runtime = match self {
-            // Its work is one machine behind one lock.
+            // One thread, because the controller is one state machine behind one lock.
             Self::Controller => tokio::runtime::Builder::new_current_thread(),
             _ => tokio::runtime::Builder::new_multi_thread(),
         };
         let runtime = runtime.enable_all().build().context("cannot start a runtime")?;
         runtime.block_on(async {
+            // As PID 1 of its container a process ignores SIGTERM unless it handles it.
             let mut term = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
             tokio::spawn(async move {
                 tokio::select! {
@@ -84,12 +85,12 @@ impl Part {
                 }
                 shutdown.cancel();
             });
-            // Spawned, as this thread would otherwise be one more that tasks are handed to and fro with.
+            // Spawned, because tasks would otherwise move between the runtime's workers and this thread.
             tokio::spawn(run).await.context("the part panicked")?
         })
     }
 
-    /// Reads its settings; a word that is wrong ends the process with a line that says so.
+    /// Parses the component's settings; an invalid word ends the process with a message.
     fn prepare(self, args: impl Iterator<Item = OsString>, shutdown: CancellationToken) -> Run {
         let words = std::iter::once(OsString::from("rouse")).chain(args);
         match self {
@@ -111,6 +112,7 @@ impl Part {
                 })
             }
             Self::AgentRemove => {
+                // Missing pins are no error: the init container may run again after a restart of its pod.
                 let pins = agent::config::Config::parse_from(words).pins();
                 Box::pin(async move {
                     match std::fs::remove_dir_all(&pins) {
@@ -136,7 +138,8 @@ impl Part {
     }
 }
 
-/// Connections are as many as files may be open: runtimes of containers start processes with few, and let them have more.
+/// Raises the soft limit of open files to the hard limit. Container runtimes start processes with a low one, which
+/// would bound the connections.
 fn use_all_files() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));

@@ -1,8 +1,8 @@
-//! Shell: `rouse run -- CMD`: becomes the command, as a client inside the node.
+//! Shell: `rouse run -- CMD`: replaces this process by the command, as a client inside the node.
 //!
-//! The process enters the client's network namespace and the clients' cgroup, where the kernel programs see its
-//! connects, and a mount namespace of its own in which `/etc/resolv.conf` names the node's DNS. Files, user and
-//! terminal stay those of the caller, and the exit code is the command's.
+//! The process enters the clients' network namespace and the clients' cgroup, where the eBPF programs handle its
+//! connects. It also enters a mount namespace of its own, in which `/etc/resolv.conf` names the node's DNS. Files, user
+//! and terminal stay those of the caller, and the exit code is the command's.
 
 use std::{
     fs, io,
@@ -20,12 +20,12 @@ use nix::{
 use crate::{failure::Failure, out};
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// What a shell answers when a command is not found.
+/// Exit code of a shell for a command that is not found.
 const NOT_FOUND: u8 = 127;
-/// What a shell answers when a command cannot be executed.
+/// Exit code of a shell for a command that cannot be executed.
 const NOT_EXECUTABLE: u8 = 126;
 
-/// Replaces this process by the command. Returns only if that fails.
+/// Replaces this process by the command. Returns only on failure.
 pub(crate) fn exec(layout: &Layout, command: &[String]) -> Result<ExitCode, Failure> {
     let [program, args @ ..] = command else {
         return Err(Failure::Usage("a command is needed: rouse run -- CMD".to_owned()));
@@ -39,7 +39,7 @@ pub(crate) fn exec(layout: &Layout, command: &[String]) -> Result<ExitCode, Fail
     }))
 }
 
-/// Moves this process into the node. It has one thread, so that all of it moves.
+/// Moves this process into the node. The process has one thread, so all of it moves.
 fn enter(layout: &Layout) -> Result<(), Failure> {
     let namespace = layout.client_namespace();
     if !net::is_published(&namespace) {
@@ -48,7 +48,7 @@ fn enter(layout: &Layout) -> Result<(), Failure> {
     }
     let mounts = Mounts::find().map_err(|error| Failure::Usage(error.to_string()))?;
     let cgroup = layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
-    // 0 means the writer itself; what it starts is born there.
+    // PID 0 means the writing process; its children are created in the same cgroup.
     fs::write(&cgroup, "0").map_err(Failure::file("join the node through", &cgroup))?;
     name_server(&layout.resolv_conf())
         .map_err(Failure::file("put the node's names into", RESOLV_CONF))?;
@@ -59,9 +59,10 @@ fn enter(layout: &Layout) -> Result<(), Failure> {
     })
 }
 
-/// Puts `names` in the place of `/etc/resolv.conf`, for this process and what it starts only.
+/// Mounts `names` over `/etc/resolv.conf`, for this process and its children only.
 fn name_server(names: &Path) -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
+    // Private first: a shared mount would propagate the bind mount to the host.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
     mount(Some(names), RESOLV_CONF, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Shell: the folders of a node: `objects/`, which the controller writes, and, by [`Manifests`], `manifests/`.
+//! Shell: the folders of a node: `objects/`, written by the controller, and, by [`Manifests`], `manifests/`.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::{failure::Failure, manifests::Manifests};
 
-/// A node's folders.
+/// Folders of one node.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     objects: PathBuf,
@@ -23,12 +23,13 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// The folders of a node.
+    /// Returns the folders of the node with this layout.
     pub(crate) fn new(layout: &Layout) -> Self {
         Self { objects: layout.objects(), manifests: layout.manifests() }
     }
 
-    /// One object as the controller last wrote it; a service that it has not read yet is as its manifest says.
+    /// Reads one object as the controller last wrote it; a service not read by the controller yet is read from its
+    /// manifest.
     pub(crate) fn object(&self, kind: ObjectKind, name: &Name) -> Result<Option<Value>, Failure> {
         let folder = self.objects.join(kind.plural()).join(&name.namespace);
         match read_one(&folder.join(format!("{}.yaml", name.name)))? {
@@ -37,12 +38,12 @@ impl Store {
         }
     }
 
-    /// The manifest of a service, as an API server would show it before a controller has seen it.
+    /// Reads the manifest of a service, as an API server shows an object before a controller has seen it.
     fn applied(&self, name: &Name) -> Result<Option<Value>, Failure> {
         Ok(self.manifests().find(name)?.map(|kept| kept.value().clone()))
     }
 
-    /// Objects of a kind in a namespace, or (`None`) in all, sorted by name.
+    /// Reads the objects of a kind in a namespace, or (`None`) in all namespaces, sorted by name.
     pub(crate) fn objects(
         &self,
         kind: ObjectKind,
@@ -65,9 +66,10 @@ impl Store {
         Ok(out)
     }
 
-    /// Adds the services whose manifests the controller has not read yet, in their place by name.
+    /// Adds services whose manifests the controller has not read yet, and sorts all by name.
     fn add_unread(&self, namespace: Option<&str>, out: &mut Vec<Value>) -> Result<(), Failure> {
         let mut manifests = self.manifests();
+        // The controller's object wins: it has the status, and the manifest may be newer for a moment only.
         let known: BTreeSet<Name> = out.iter().filter_map(name_of).collect();
         let wanted = |name: &Name| namespace.is_none_or(|it| *name.namespace == *it);
         let unread: Vec<Name> = manifests.names()?.filter(|it| wanted(it)).cloned().collect();
@@ -78,13 +80,13 @@ impl Store {
         Ok(())
     }
 
-    /// The manifests, to be looked at and changed.
+    /// Returns the manifests, for reading and changes.
     pub(crate) fn manifests(&self) -> Manifests {
         Manifests::new(self.manifests.clone())
     }
 }
 
-/// Every document of a YAML or JSON text; empty ones are left out.
+/// Parses all documents of a YAML or JSON text, without empty ones; a List becomes its items.
 pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
     let mut out = Vec::new();
     for document in serde_norway::Deserializer::from_str(text) {
@@ -100,14 +102,14 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
     Ok(out)
 }
 
-/// The name a document bears.
+/// Name and namespace of a document; the default namespace if it names none.
 pub(crate) fn name_of(it: &Value) -> Option<Name> {
     let meta = it.get("metadata")?;
     let namespace = meta.get("namespace").and_then(Value::as_str).unwrap_or("default");
     Some(Name::new(namespace, meta.get("name")?.as_str()?))
 }
 
-/// Every manifest file in a folder, or below it where `recursive`.
+/// Paths of the manifest files in a folder, and below it if `recursive`.
 pub(crate) fn manifests(folder: &Path, recursive: bool) -> Result<Vec<PathBuf>, Failure> {
     let mut out = Vec::new();
     if recursive {
@@ -119,7 +121,7 @@ pub(crate) fn manifests(folder: &Path, recursive: bool) -> Result<Vec<PathBuf>, 
     Ok(out)
 }
 
-/// Every manifest file below a folder.
+/// Collects the manifest files in a folder and in all folders below it.
 pub(crate) fn walk(folder: &Path, into: &mut Vec<PathBuf>) -> Result<(), Failure> {
     for path in entries(folder)? {
         if path.is_dir() {
@@ -137,7 +139,7 @@ fn is_manifest(path: &Path) -> bool {
     !hidden && matches!(end, Some("yaml" | "yml" | "json"))
 }
 
-/// What a folder holds, sorted; nothing where there is none.
+/// Sorted entries of a folder; none if it does not exist.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let read = match fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -154,16 +156,17 @@ fn read_one(path: &Path) -> Result<Option<Value>, Failure> {
         read => read.map_err(Failure::file("read", path))?,
     };
     let bad = |error| Failure::file("understand", path)(std::io::Error::other(error));
-    // The controller writes JSON, which is YAML too and is read many times faster as what it is.
+    // The controller writes JSON, which is YAML too; the JSON parser is many times faster.
     let json = serde_json::from_str(&text);
     json.or_else(|_| serde_norway::from_str(&text)).map(Some).map_err(bad)
 }
 
-/// Replaces a file at once: readers see the old documents or the new ones.
+/// Replaces a file atomically: readers see either the old or the new documents.
 pub(crate) fn replace(path: &Path, documents: &[Value]) -> Result<(), Failure> {
     let bad = |error| Failure::file("write", path)(std::io::Error::other(error));
     let texts = documents.iter().map(serde_norway::to_string).collect::<Result<Vec<_>, _>>();
     let text = texts.map_err(bad)?.join("---\n");
+    // The extension keeps the draft out of `is_manifest`; the rename is atomic within one folder.
     let draft = path.with_extension("new");
     fs::write(&draft, text).map_err(Failure::file("write", &draft))?;
     fs::rename(&draft, path).map_err(Failure::file("write", path))
@@ -173,7 +176,7 @@ pub(crate) fn replace(path: &Path, documents: &[Value]) -> Result<(), Failure> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A node's folders in a folder of the test's own, removed at the end.
+    /// Folders of a node in a temporary folder, removed at the end of the test.
     pub(crate) struct Temp(PathBuf);
 
     impl Temp {

@@ -1,19 +1,19 @@
 //! Pure: rows of text → aligned columns, as kubectl prints them.
 
-/// Blanks between two columns.
+/// Number of spaces between two columns.
 const GAP: usize = 3;
 
-/// Rows under column names. Columns are as wide as their widest cell; the last is not padded.
+/// Table of text. Columns are as wide as their widest cell; the last is not padded.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
-    /// Column names; none: no line for them.
+    /// Column names; if empty, no line of names is printed.
     pub(crate) head: Vec<String>,
-    /// Cells by row.
+    /// Cells of each row, in the order of the columns.
     pub(crate) rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// The table as text, each row a line.
+    /// Formats the table as text, one line per row.
     pub(crate) fn text(&self) -> String {
         let head = Some(&self.head).filter(|head| !head.is_empty());
         let lines: Vec<&Vec<String>> = head.into_iter().chain(&self.rows).collect();

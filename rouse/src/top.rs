@@ -1,4 +1,4 @@
-//! Shell: `rouse top`: services, pods, requests and paths, live.
+//! Shell: `rouse top`: a live view of services, pods, requests and paths.
 
 use std::{
     io::{self, IsTerminal as _, Read as _, Write as _},
@@ -23,21 +23,22 @@ mod figures;
 
 use figures::{Service, Snapshot};
 
-/// Between two looks.
+/// Refresh interval of the view.
 const LOOK: Duration = Duration::from_millis(500);
-/// Where the autoscaler shows its metrics, inside the node.
+/// Address of the autoscaler's metrics, inside the node's network namespace.
 const METRICS: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7102);
-/// How long a part may take to answer.
+/// Timeout of a request for metrics.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Shows the node until `q`, or once with `--once` or without a terminal.
+/// Shows the node until `q`; prints it once with `--once` or without a terminal.
 pub(crate) fn top(layout: &Layout, store: &Store, args: &Top) -> Result<(), Failure> {
     if !local::net::is_published(&layout.node_namespace()) {
         return Err(Failure::Down { node: layout.name().to_owned(), hint: "" });
     }
     Node::enter(layout).map_err(|error| Failure::Usage(common::link::chain(&error)))?;
     let mut before = look(store, None)?;
+    // Without a terminal the output is a table for a pipe, like that of `rouse get`.
     if args.once || !io::stdout().is_terminal() {
         let rows = before.services.iter().map(|it| it.cells().to_vec()).collect();
         let head = figures::COLUMNS.map(str::to_owned).to_vec();
@@ -45,6 +46,7 @@ pub(crate) fn top(layout: &Layout, store: &Store, args: &Top) -> Result<(), Fail
     }
     let mut terminal = ratatui::init();
     let done = show(&mut terminal, layout, store, &mut before);
+    // Also after an error: the terminal would otherwise stay in raw mode.
     ratatui::restore();
     done
 }
@@ -67,25 +69,28 @@ fn show(
                 _ => {}
             }
         }
+        // A key press ends the poll early, but rates need a whole interval between two snapshots.
         if now.at.elapsed() >= LOOK {
             *now = look(store, Some(now))?;
         }
     }
 }
 
-/// The node at this moment; rates come from the difference to `before`.
+/// Takes a snapshot of the node; rates are differences to `before`.
 fn look(store: &Store, before: Option<&Snapshot>) -> Result<Snapshot, Failure> {
     let services = store.objects(ObjectKind::Service, None)?;
     let pods = store.objects(ObjectKind::Pod, None)?;
     let metrics = fetch(METRICS);
+    // Without the autoscaler the objects are still shown, and the error in the last line.
     let trouble = metrics.as_ref().err().map(|error| format!("autoscaler: {error}"));
     let metrics = metrics.unwrap_or_default();
     Ok(Snapshot::new(Instant::now(), &services, &pods, &metrics, trouble, before))
 }
 
-/// `GET /metrics`.
+/// Reads `GET /metrics` from a component, without its response head.
 fn fetch(address: SocketAddr) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    // A stalled autoscaler must not freeze the view.
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut text = String::new();
@@ -106,6 +111,7 @@ fn draw(frame: &mut Frame<'_>, node: &str, now: &Snapshot) {
         now.services.iter().filter_map(|it| it.rate).sum::<f64>(),
     );
     frame.render_widget(Line::from(title).bold(), head);
+    // Only the first column grows: names vary, the other values have a known width.
     let widths = [
         Constraint::Min(20),
         Constraint::Length(8),

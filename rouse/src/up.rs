@@ -1,4 +1,4 @@
-//! Shell: `rouse up`: the node with all its parts in this process, or one of its parts.
+//! Shell: `rouse up`: the local node with all its components in this process, or one of them.
 
 use std::{
     io::Write as _,
@@ -30,51 +30,52 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-/// Statuses of pods on their way to the controller. More than a node has pods that change at once.
+/// Capacity of the channel of pod statuses to the controller; more than a node has pods that change at once.
 const STATUSES: usize = 1024;
-/// Knative's own tick; see `autoscaler::Config`.
+/// Milliseconds between two evaluations of load: Knative's tick; see `autoscaler::Config`.
 const TICK_MS: u64 = 2000;
-/// Between two looks at a part that is not ready yet.
+/// Interval of readiness checks of a component.
 const READY_POLL: Duration = Duration::from_millis(10);
 
-/// What `rouse up` is told.
+/// Command-line options of `rouse up`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Folder of OCI image layouts, found by the names in their index
     #[arg(long, value_name = "DIR")]
     images: Option<PathBuf>,
-    /// Where the gateway listens for requests from outside the node
+    /// Address on which the gateway listens for requests from outside the node
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
     gateway: SocketAddr,
-    /// Networks of the proxies before the gateway, whose X-Forwarded-* and Forwarded count, besides those of config-network
+    /// Networks of the proxies before the gateway whose X-Forwarded-* and Forwarded are trusted, besides those of
+    /// config-network
     #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',', value_parser = crate::install::network)]
     trusted_proxies: Vec<IpNet>,
-    /// These begin each connection with a PROXY protocol header, version 1 or 2
+    /// Expect a PROXY protocol header, version 1 or 2, on each connection from the trusted proxies
     #[arg(long, requires = "trusted_proxies")]
     proxy_protocol: bool,
-    /// Run only this part; `rouse up` once for each makes a node whose parts can be restarted one by one
+    /// Run only this component; `rouse up` once for each makes a node whose components can be restarted one by one
     #[arg(long, value_enum)]
     part: Option<Part>,
-    /// Write this file once everything is ready
+    /// Write this file once all components are ready
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
 }
 
-/// A part of the node.
+/// Component of the node that this process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// Objects, routes and the pods themselves
     Controller,
-    /// Scale
+    /// Number of pods, from the load
     Autoscaler,
-    /// Waiting requests and the gateway
+    /// Requests that wait for a pod, and the gateway
     Activator,
-    /// The kernel's maps
+    /// eBPF programs and maps in the kernel
     Agent,
 }
 
 impl Part {
-    /// Every part, in the order in which the others need them.
+    /// All components in the order in which they depend on each other.
     const ALL: [Self; 4] = [Self::Controller, Self::Autoscaler, Self::Activator, Self::Agent];
 
     fn name(self) -> &'static str {
@@ -86,7 +87,7 @@ impl Part {
         }
     }
 
-    /// Where it serves health and metrics, inside the node's namespace.
+    /// Address of health and metrics of the component, inside the node's network namespace.
     fn admin(self) -> SocketAddr {
         let port = match self {
             Self::Controller => 7101,
@@ -98,11 +99,11 @@ impl Part {
     }
 }
 
-/// Runs the node until SIGINT or SIGTERM, then removes it. A single part leaves the rest of the node alone.
+/// Runs the node until SIGINT or SIGTERM, then removes it. A single component leaves the rest of the node alone.
 pub(crate) fn run(layout: &Layout, args: &Args) -> Result<()> {
     need_root()?;
     let parts = args.part.map_or_else(|| Part::ALL.to_vec(), |part| vec![part]);
-    // Parts may start at the same moment.
+    // Components may be started at the same moment; the lock orders their creation of the node.
     let lock = Node::lock(layout)?;
     refuse_twins(layout, args.part)?;
     let made = make(layout, args.part);
@@ -114,7 +115,7 @@ pub(crate) fn run(layout: &Layout, args: &Args) -> Result<()> {
     ran
 }
 
-/// Refuses what nobody else may do, before half of it is done.
+/// Returns an error without root rights, before half of the work is done.
 pub(crate) fn need_root() -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         bail!("a node needs root: it makes network namespaces, cgroups and BPF programs; try sudo");
@@ -122,14 +123,15 @@ pub(crate) fn need_root() -> Result<()> {
     Ok(())
 }
 
-/// Makes what is missing of the node and puts this process down as a part of it.
+/// Creates the missing pieces of the node and registers this process as one of its components.
 fn make(layout: &Layout, part: Option<Part>) -> Result<()> {
     Node::create(layout)?;
     Ok(Node::claim(layout, part.map_or("node", Part::name))?)
 }
 
-/// Refuses to run what runs already.
+/// Returns an error if a requested component, or the whole node, runs already.
 fn refuse_twins(layout: &Layout, part: Option<Part>) -> Result<()> {
+    // Components of one node may run in several processes, but the whole node excludes all of them.
     let others = Node::parts(layout);
     let clashes = |name: &str| match part {
         Some(part) => name == part.name() || name == "node",
@@ -144,9 +146,10 @@ fn refuse_twins(layout: &Layout, part: Option<Part>) -> Result<()> {
 }
 
 fn enter_and_run(layout: &Layout, args: &Args, parts: &[Part]) -> Result<()> {
-    // What belongs to the host's network is opened before this process leaves it.
+    // Sockets and the namespace of the host are opened before this process leaves the host's network.
     let host = net::current()?;
     let gateway = parts.contains(&Part::Activator).then(|| gateway(args.gateway)).transpose()?;
+    // Before the runtime exists: only this thread changes its namespace, and later threads inherit it.
     Node::enter(layout)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outside = Outside { host: Some(host), gateway };
@@ -164,13 +167,13 @@ fn gateway(address: SocketAddr) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// What a part may need that has to be opened before the node's namespace is entered.
+/// Handles that a component needs and that must be opened before the node's namespace is entered.
 struct Outside {
     host: Option<OwnedFd>,
     gateway: Option<TcpListener>,
 }
 
-/// The parts that run in this process.
+/// Components that run in this process.
 struct Running {
     parts: Vec<Part>,
     tasks: JoinSet<(&'static str, Result<()>)>,
@@ -195,8 +198,9 @@ impl Running {
         Ok(running)
     }
 
-    /// The controller and, since it alone tells what pods there should be, the local node's pods and names.
+    /// Starts the controller and, since it alone decides which pods run, the node's pods and DNS names.
     fn controller(&mut self, layout: &Layout, args: &Args, outside: &mut Outside) -> Result<()> {
+        // Only the latest orders matter, so a watch channel may skip older ones; each status counts.
         let (orders_in, orders) = watch::channel(Orders::default());
         let (statuses, statuses_out) = mpsc::channel(STATUSES);
         let config = controller::Config {
@@ -210,6 +214,7 @@ impl Running {
         let shutdown = self.shutdown.clone();
         self.spawn("controller", async { Ok(controller::run(config, node, shutdown).await?) });
 
+        // The node connects its bridge to the host's network, which this process has left.
         let host = outside.host.take().context("the host's network namespace is opened once")?;
         let config = local::Config {
             layout: layout.clone(),
@@ -284,12 +289,13 @@ impl Running {
         self.tasks.spawn(async move { (name, on_own_threads(name, part).await) });
     }
 
-    /// Waits for a signal or for a part to end, then lets all parts end.
+    /// Waits for a signal or for the end of a component, then stops all components.
     async fn until_stopped(mut self, layout: &Layout, ready_file: Option<&Path>) -> Result<()> {
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let announce = announce(layout.name().to_owned(), self.parts.clone(), ready_file);
         tokio::pin!(announce);
+        // A component that ends before the node is ready must stop the wait, so both are polled together.
         let mut announced = false;
         let ended = loop {
             tokio::select! {
@@ -301,6 +307,7 @@ impl Running {
         };
         info!(node = layout.name(), "node stops");
         self.shutdown.cancel();
+        // The first error is kept: later ones are usually its consequence.
         let mut result = ended.unwrap_or_else(|| Ok(()));
         while let Some(ended) = self.tasks.join_next().await {
             result = result.and_then(|()| of_task(ended));
@@ -309,8 +316,8 @@ impl Running {
     }
 }
 
-/// Runs a part on threads of its own, as it runs where it is a process of its own: on shared ones, a waiting request
-/// would wait for whatever another part does at that moment.
+/// Runs a component on threads of its own, as in a process of its own. On shared threads a waiting request would be
+/// delayed by the work of other components.
 async fn on_own_threads(
     name: &'static str,
     part: impl Future<Output = Result<()>> + Send + 'static,
@@ -322,17 +329,17 @@ async fn on_own_threads(
     let runtime = builder.enable_all().thread_name(name).build()?;
     let (ended, end) = oneshot::channel();
     let body = move || {
-        // Spawned, as this thread would otherwise be one more that tasks are handed to and fro with.
+        // Spawned, because tasks would otherwise move between the runtime's workers and this thread.
         let part = runtime.block_on(runtime.spawn(part)).context("it panicked");
-        // Nobody listens any more only when the whole process goes down.
+        // The receiver is gone only when the whole process ends.
         let _ = ended.send(part.flatten());
     };
     std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
     end.await.context("it panicked")?
 }
 
-/// Half of the processors, as the pods need the others: a thread that is woken where none is free only takes the place
-/// of the one that woke it, with the request in hand.
+/// Runtime with half of the processors; pods need the others. A thread that is woken when no processor is free only
+/// displaces the thread that woke it, which still has the request in hand.
 fn carrying_traffic() -> tokio::runtime::Builder {
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     match processors / 2 {
@@ -345,7 +352,7 @@ fn carrying_traffic() -> tokio::runtime::Builder {
     }
 }
 
-/// How a part ended, with its name.
+/// Adds the component's name to the error with which it ended.
 fn of_task(ended: Result<(&'static str, Result<()>), tokio::task::JoinError>) -> Result<()> {
     let (name, result) = ended.context("a part of the node panicked")?;
     result.with_context(|| format!("the {name} of the node failed"))
@@ -355,7 +362,7 @@ fn endpoint(socket: &Path) -> String {
     format!("unix:{}", socket.display())
 }
 
-/// Says once that every part is ready.
+/// Prints once that all components are ready, and writes the ready file.
 async fn announce(node: String, parts: Vec<Part>, ready_file: Option<&Path>) -> Result<()> {
     for part in parts {
         while !is_ready(part.admin()).await {
@@ -370,7 +377,7 @@ async fn announce(node: String, parts: Vec<Part>, ready_file: Option<&Path>) -> 
     Ok(())
 }
 
-/// Asks a part the way any other client would.
+/// Requests `/readyz` over TCP like any client; any error means not ready.
 async fn is_ready(admin: SocketAddr) -> bool {
     let ask = async {
         let mut stream = TcpStream::connect(admin).await?;

@@ -4,7 +4,7 @@ use controller::render::ObjectKind;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-/// Column names of a kind.
+/// Column names of a kind, with kubectl's additional ones if `wide`.
 pub(crate) fn columns(kind: ObjectKind, wide: bool) -> Vec<&'static str> {
     match kind {
         ObjectKind::Service => {
@@ -35,7 +35,7 @@ pub(crate) fn columns(kind: ObjectKind, wide: bool) -> Vec<&'static str> {
     }
 }
 
-/// The cells of one object's row.
+/// Cells of one object's row, in the order of [`columns`].
 pub(crate) fn cells(kind: ObjectKind, it: &Value, wide: bool, now: Timestamp) -> Vec<String> {
     let status = &it["status"];
     let latest =
@@ -90,11 +90,13 @@ fn pod(it: &Value, wide: bool, now: Timestamp) -> Vec<String> {
     cells
 }
 
-/// What kubectl shows as a pod's STATUS.
+/// STATUS of a pod as kubectl shows it.
 fn phase(it: &Value, containers: &[Value]) -> String {
+    // Deletion is no phase, but kubectl shows it before any other state.
     if it["metadata"]["deletionTimestamp"].is_string() {
         return "Terminating".to_owned();
     }
+    // A container's reason (CrashLoopBackOff) tells more than the phase, which stays Running or Pending.
     let reason = |one: &Value| {
         let state = &one["state"];
         let reason = |of: &str| state[of]["reason"].as_str().map(str::to_owned);
@@ -103,13 +105,13 @@ fn phase(it: &Value, containers: &[Value]) -> String {
     containers.iter().find_map(reason).unwrap_or_else(|| text(&it["status"]["phase"]))
 }
 
-/// A condition's field; empty where there is none.
+/// Field of a condition; empty if the object lacks the condition.
 pub(crate) fn condition(it: &Value, of: &str, field: &str) -> String {
     let all = it["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
     all.iter().find(|one| one["type"] == of).map(|one| text(&one[field])).unwrap_or_default()
 }
 
-/// A string as it is, a number in digits, anything else as nothing.
+/// Text of a scalar: strings unquoted, numbers in digits; empty for any other value.
 pub(crate) fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -119,7 +121,7 @@ pub(crate) fn text(value: &Value) -> String {
     }
 }
 
-/// How long ago a time stamp is, as kubectl says it.
+/// Age of a time stamp, in kubectl's notation.
 pub(crate) fn age(stamp: &Value, now: Timestamp) -> String {
     let then = stamp.as_str().and_then(|text| text.parse::<Timestamp>().ok());
     let Some(then) = then else { return "<unknown>".to_owned() };
@@ -130,6 +132,7 @@ pub(crate) fn age(stamp: &Value, now: Timestamp) -> String {
         rest => format!("{big}{unit}{rest}{small}"),
     };
     match () {
+        // The bounds are those of `HumanDuration` in k8s.io/apimachinery `pkg/util/duration`.
         () if seconds < 120 => format!("{seconds}s"),
         () if minutes < 10 => with(minutes, "m", seconds % 60, "s"),
         () if hours < 3 => format!("{minutes}m"),

@@ -1,8 +1,8 @@
-//! Shell: the program as a person or a script meets it: what it says, where, and how it ends.
+//! Shell: the program as users and scripts run it: its messages, their streams and its exit code.
 
 use std::process::Command;
 
-/// How it ended, and what it wrote to standard output and to standard error.
+/// Runs the program; returns its exit code, standard output and standard error.
 fn rouse(words: &[&str]) -> (Option<i32>, String, String) {
     let done = Command::new(env!("CARGO_BIN_EXE_rouse")).args(words).output().expect("it starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");

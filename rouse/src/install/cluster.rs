@@ -1,4 +1,4 @@
-//! Shell: the API server, as far as installing needs it.
+//! Shell: client of the API server for the installation.
 
 use std::{
     path::Path,
@@ -16,19 +16,19 @@ use serde_json::Value;
 
 use super::{configs, objects::name};
 
-/// Who we are in `managedFields`.
+/// Field manager of this command in `managedFields`.
 pub(super) const MANAGER: &str = "rouse-install";
-/// Between two looks at what is waited for.
+/// Interval between two reads of an awaited object.
 const LOOK: Duration = Duration::from_millis(300);
 
-/// How long an object is tried that the API server cannot take just now.
+/// Time for which an object is retried while the API server cannot accept it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A cluster that a file names.
+/// Client of the cluster that a kubeconfig file names.
 pub(super) struct Cluster(Client);
 
 impl Cluster {
-    /// Reaches the one that `kubeconfig` names. What the environment says of others is not looked at.
+    /// Connects to the cluster of `kubeconfig`. Clusters named by the environment are never used.
     pub(super) async fn of(kubeconfig: &Path) -> Result<Self> {
         Ok(Self(connect(Some(kubeconfig)).await?))
     }
@@ -48,7 +48,7 @@ impl Cluster {
         self.api(&text(&object["apiVersion"]), &text(&object["kind"]), namespace)
     }
 
-    /// The object of this name as it is there.
+    /// Reads the present state of an object.
     pub(super) async fn get(&self, object: &Value) -> Result<Option<Value>> {
         let short = object["metadata"]["name"].as_str().unwrap_or_default();
         let got = self.api_of(object).get_opt(short).await;
@@ -56,7 +56,7 @@ impl Cluster {
         got.map(serde_json::to_value).transpose().context("an object is JSON")
     }
 
-    /// All objects of a kind in a namespace, with these labels; without a namespace: of the whole cluster.
+    /// Lists all objects of a kind with these labels in a namespace; without a namespace, in the whole cluster.
     pub(super) async fn list(
         &self,
         api_version: &str,
@@ -70,7 +70,7 @@ impl Cluster {
         let list = list.with_context(|| format!("cannot list {kind}s of {of}"))?;
         let whole = |it: &DynamicObject| {
             let mut object = serde_json::to_value(it).context("an object is JSON")?;
-            // A list says it once for all.
+            // Items of a list omit both fields, which only the list itself has.
             object["apiVersion"] = api_version.into();
             object["kind"] = kind.into();
             Ok(object)
@@ -78,16 +78,18 @@ impl Cluster {
         list.items.iter().map(whole).collect()
     }
 
-    /// Brings an object about. One that is its operator's is only made where it is missing.
+    /// Applies an object. One that belongs to the operator is only created where it is missing.
     ///
-    /// The API server may be unable to for a moment: to ask admission of a controller that is just starting, for one. An
-    /// object of a former installation that is still on its way out takes what is applied to it along: it is waited for.
+    /// The API server may fail for a moment, for example while it calls the webhook of a controller that is just
+    /// starting. An object of an earlier installation may still be terminating: applied fields would be deleted with
+    /// it, so its end is awaited.
     pub(super) async fn apply(&self, object: &Value) -> Result<()> {
         let started = Instant::now();
         loop {
             let tried = self.try_to_apply(object).await;
             let is_late = started.elapsed() >= PATIENCE;
             match tried {
+                // Server errors are retried; client errors are final, since the object itself is wrong.
                 Err(kube::Error::Api(status)) if status.code >= 500 && !is_late => {}
                 Ok(there) if !is_going(&there) => return Ok(()),
                 Ok(_) if is_late => bail!(
@@ -103,11 +105,12 @@ impl Cluster {
         }
     }
 
-    /// Returns the object as it is there now.
+    /// Tries once to apply an object, and returns its state in the cluster.
     async fn try_to_apply(&self, object: &Value) -> Result<DynamicObject, kube::Error> {
         let api = self.api_of(object);
         let short = object["metadata"]["name"].as_str().unwrap_or_default();
         if !configs::is_operators(object) {
+            // Forced: fields that another manager took over belong to the installation again.
             let params = PatchParams::apply(MANAGER).force();
             return api.patch(short, &params, &Patch::Apply(object)).await;
         }
@@ -117,13 +120,13 @@ impl Cluster {
         let body = serde_json::from_value(object.clone()).map_err(kube::Error::SerdeError)?;
         let params = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
         match api.create(&params, &body).await {
-            // Somebody was faster.
+            // Another client created it between the two calls.
             Err(kube::Error::Api(status)) if status.code == 409 => api.get(short).await,
             made => made,
         }
     }
 
-    /// Why an object would not be taken now, by storage or by admission; nothing is kept of the attempt.
+    /// Tries to create an object as a dry run, and returns the error of storage or admission, if any.
     pub(super) async fn refuses(&self, object: &Value) -> Result<Option<String>> {
         let body = serde_json::from_value(object.clone()).context("an object is JSON")?;
         let params = PostParams { dry_run: true, ..PostParams::default() };
@@ -131,11 +134,12 @@ impl Cluster {
         Ok(tried.err().map(|why| why.to_string()))
     }
 
-    /// Removes all objects of a kind, wherever they are, each after what was made for it. Names those that there still are.
+    /// Deletes all objects of a kind in all namespaces, each after its dependents. Returns the names of those still
+    /// there.
     pub(super) async fn clear(&self, api_version: &str, kind: &str) -> Result<Vec<String>> {
         let failed = || format!("cannot delete {kind}s of {api_version}");
         let all = match self.api(api_version, kind, None).list(&ListParams::default()).await {
-            // There is no such kind.
+            // The kind does not exist, so there are no objects.
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
             all => all.with_context(failed)?,
         };
@@ -145,6 +149,7 @@ impl Cluster {
             let api = self.api(api_version, kind, namespace);
             let name = object.metadata.name.as_deref().unwrap_or_default();
             left.push(format!("{}/{name}", namespace.unwrap_or_default()));
+            // Foreground deletion keeps the owner until its dependents are gone, so the caller can wait for the pods.
             match api.delete(name, &DeleteParams::foreground()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
                 done => done.map(drop).with_context(failed)?,
@@ -153,7 +158,7 @@ impl Cluster {
         Ok(left)
     }
 
-    /// Removes all objects of a kind with these labels from a namespace.
+    /// Deletes all objects of a kind with these labels in a namespace.
     pub(super) async fn delete_all(
         &self,
         api_version: &str,
@@ -162,28 +167,30 @@ impl Cluster {
         labels: &str,
     ) -> Result<()> {
         let api = self.api(api_version, kind, Some(namespace));
+        // Slices have no dependents, so there is nothing to wait for.
         let labelled = ListParams::default().labels(labels);
         let deleted = api.delete_collection(&DeleteParams::background(), &labelled).await;
         deleted.map(drop).with_context(|| format!("cannot delete {kind}s of namespace {namespace}"))
     }
 
-    /// Removes an object; says whether there was one.
+    /// Deletes an object; returns false if there was none.
     pub(super) async fn delete(&self, object: &Value) -> Result<bool> {
         let short = object["metadata"]["name"].as_str().unwrap_or_default();
         match self.api_of(object).delete(short, &DeleteParams::background()).await {
             Ok(_) => Ok(true),
+            // An object that is already gone makes a repeated uninstall succeed.
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
             Err(error) => Err(error).with_context(|| format!("cannot delete {}", name(object))),
         }
     }
 }
 
-/// Whether it is deleted, though not gone yet.
+/// Returns true if the object is being deleted.
 fn is_going(object: &DynamicObject) -> bool {
     object.metadata.deletion_timestamp.is_some()
 }
 
-/// Waits before the next look at the cluster.
+/// Sleeps until the next read of an awaited object.
 pub(super) async fn pause() {
     tokio::time::sleep(LOOK).await;
 }

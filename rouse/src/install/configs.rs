@@ -1,7 +1,7 @@
-//! Pure: the `config-*` ConfigMaps, which belong to the operator from the moment they are there.
+//! Pure: the `config-*` ConfigMaps, which belong to the operator once they exist.
 //!
-//! Each is shipped without a setting, with an `_example` that names what may be set, as in Knative; an edit of the
-//! example is refused, because whoever makes one believes that it sets something.
+//! Each is shipped without a setting, with an `_example` that shows the possible settings, as in Knative. An edit of
+//! the example is refused, because it would have no effect.
 
 use controller::config_maps::example::{CHECKSUM, checksum};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use super::{
     settings::{Profile, Settings},
 };
 
-/// Name after `config-`, and what may be set.
+/// Suffix of each ConfigMap's name after `config-`, and its `_example`.
 const EXAMPLES: [(&str, &str); 12] = [
     ("autoscaler", AUTOSCALER),
     ("certmanager", "# Sets nothing: nothing is asked of cert-manager.\n"),
@@ -119,12 +119,12 @@ logging.request-log-template: '{"httpRequest": {"requestMethod": "{{.Request.Met
 logging.enable-probe-request-log: "false"
 "#;
 
-/// All of them.
+/// All `config-*` ConfigMaps of an installation.
 pub(crate) fn all(settings: &Settings) -> Vec<Value> {
     EXAMPLES.iter().map(|(name, example)| config_map(name, example, settings)).collect()
 }
 
-/// Whether an object is one that belongs to the operator once it is there.
+/// Returns true if an object is a ConfigMap that belongs to the operator once it exists.
 pub(crate) fn is_operators(object: &Value) -> bool {
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
     object["kind"] == "ConfigMap" && name.starts_with("config-")
@@ -135,6 +135,7 @@ fn config_map(name: &str, example: &str, settings: &Settings) -> Value {
     map["metadata"]["annotations"] = json!({CHECKSUM: checksum(example)});
     let mut data = json!({"_example": example});
     match name {
+        // Only what the command line chooses becomes data; the operator sets the rest.
         "domain" => data[&settings.domain] = "".into(),
         "defaults" if settings.profile == Profile::Fast => {
             data["automount-service-account-token"] = "false".into();

@@ -1,4 +1,4 @@
-//! Pure: what `deploy/` and `docs/rbac.md` hold, all of it from the objects that `rouse install` applies.
+//! Pure: contents of `deploy/` and `docs/rbac.md`, generated from the objects that `rouse install` applies.
 
 use std::fmt::Write as _;
 
@@ -9,11 +9,11 @@ use super::{
     settings::{Gateway, Profile, Settings},
 };
 
-/// First line of each file.
+/// First line of each generated file.
 const WRITTEN: &str =
     "# Written by `cargo xtask manifests` from rouse/src/install; changes here are lost.\n";
 
-/// Settings that the chart leaves to its user: what stands for each here, and in the chart.
+/// Settings that the chart leaves to its user: the placeholder in generated objects, and the expression in the chart.
 const CHOICES: [(&str, &str); 4] = [
     ("the-namespace", ".Release.Namespace"),
     ("the-image", ".Values.image"),
@@ -21,9 +21,10 @@ const CHOICES: [(&str, &str); 4] = [
     ("the-cluster-domain", ".Values.clusterDomain"),
 ];
 
-/// Files by their path below the checkout.
+/// Contents of all generated files, by path relative to the repository.
 pub(crate) fn all() -> Result<Vec<(&'static str, String)>, anyhow::Error> {
     let settings = Settings::default();
+    // CRDs are a file of their own: Helm installs them from `crds/`, before the templates.
     let (crds, rest): (Vec<Value>, Vec<Value>) =
         objects::all(&settings).into_iter().partition(is_crd);
     let crds = WRITTEN.to_owned() + &objects::yaml(&crds)?;
@@ -68,7 +69,8 @@ fn values(settings: &Settings) -> String {
     )
 }
 
-/// What Helm takes as values: the same as the flags. Without it, what is misspelt would count as the default.
+/// JSON schema of the chart's values, which are the flags of `rouse install`. Without it a misspelt value would
+/// silently count as the default.
 fn schema() -> Result<String, serde_json::Error> {
     let label = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
     let domain = json!({
@@ -85,14 +87,14 @@ fn schema() -> Result<String, serde_json::Error> {
             "profile": {"enum": ["standard", "fast"]},
             "domain": domain,
             "clusterDomain": domain,
-            // Helm's own, where another chart brings this one along.
+            // Helm itself sets this value where the chart is a dependency of another.
             "global": {"type": "object"},
         },
     });
     Ok(serde_json::to_string_pretty(&schema)? + "\n")
 }
 
-/// The chart's only template. The namespace is Helm's to make, and the CRDs stand where Helm looks for them.
+/// Generates the chart's only template. Helm creates the namespace, and reads the CRDs from a folder of their own.
 fn template() -> Result<String, serde_norway::Error> {
     let of = |gateway, profile| {
         let [namespace, image, domain, cluster_domain] = CHOICES.map(|(here, _)| here.to_owned());
@@ -103,12 +105,13 @@ fn template() -> Result<String, serde_norway::Error> {
             cluster_domain,
             gateway,
             profile,
-            // Who runs a proxy before the gateway writes it into `config-network`.
+            // An operator with a proxy before the gateway sets it in `config-network`.
             ..Settings::default()
         };
         let all = objects::all(&settings).into_iter();
         all.filter(|it| !is_crd(it) && it["kind"] != "Namespace").collect::<Vec<_>>()
     };
+    // Each choice changes objects in place, so objects of the same index are compared.
     let plain = of(Gateway::Loadbalancer, Profile::Standard);
     let others = [
         ("gateway", "nodeport", of(Gateway::Nodeport, Profile::Standard)),
@@ -117,7 +120,7 @@ fn template() -> Result<String, serde_norway::Error> {
     ];
     let mut text = String::new();
     for (at, object) in plain.iter().enumerate() {
-        // Objects that depend on a choice stand there once for each.
+        // An object that depends on a choice is written once for each value.
         let mut word = "if";
         for (name, choice, all) in &others {
             let Some(other) = all.get(at).filter(|other| *other != object) else { continue };
@@ -136,13 +139,13 @@ fn template() -> Result<String, serde_norway::Error> {
     Ok(text)
 }
 
-/// One object in Helm's language.
+/// Formats one object as a template of Helm.
 fn document(object: &Value) -> Result<String, serde_norway::Error> {
     let text = objects::yaml(std::slice::from_ref(object))?;
-    // Braces of ours (templates of names in config-network) are not Helm's.
+    // Braces in the object itself (name templates of config-network) must not be evaluated by Helm.
     let mut text = text.replace("{{", "\u{1}").replace('\u{1}', "{{ \"{{\" }}");
     for (here, there) in CHOICES {
-        // A namespace called 42 is text as well; as part of a longer text it is anyway.
+        // A value that is the whole text is quoted: a namespace called 42 would otherwise be a number.
         let quoted = format!("{{{{ {there} | quote }}}}");
         text = text.replace(&format!(": {here}\n"), &format!(": {quoted}\n"));
         text = text.replace(&format!(" {here}: "), &format!(" {quoted}: "));

@@ -1,10 +1,10 @@
-//! Pure: whether somebody else's controllers hold the namespace.
+//! Pure: detection of Knative's own controllers in the namespace.
 
 use serde_json::Value;
 
 use super::workloads::is_ours;
 
-/// The Deployments of Knative Serving, whose work Rouse does, and whose names it partly uses.
+/// Deployments of Knative Serving, which do the same work as Rouse and partly have the same names.
 const KNATIVE: [&str; 8] = [
     "activator",
     "autoscaler",
@@ -16,7 +16,7 @@ const KNATIVE: [&str; 8] = [
     "webhook",
 ];
 
-/// Another platform's controllers are there: two of them would undo each other's work.
+/// Error: Knative's controllers run in the namespace, and two sets of controllers would undo each other's work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "Knative's own controllers are in namespace {namespace}: Deployments {}. Remove them first: `kubectl delete deployment \
@@ -28,7 +28,7 @@ pub(crate) struct Taken {
     names: Vec<String>,
 }
 
-/// Refuses a namespace among whose Deployments are Knative's.
+/// Returns an error if Deployments of Knative are in the namespace.
 pub(crate) fn check(namespace: &str, deployments: &[Value]) -> Result<(), Taken> {
     let name = |it: &Value| it["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let others = deployments.iter().filter(|it| !is_ours(it)).map(name);

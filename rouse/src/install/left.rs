@@ -1,4 +1,4 @@
-//! Pure: what an earlier version installed and this one does not have any more.
+//! Pure: objects that an earlier version installed and this one does not have any more.
 
 use std::collections::BTreeSet;
 
@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::{configs, objects::name};
 
-/// Kinds that are never taken away: users' objects would go along.
+/// Kinds that are never removed, because users' objects would be deleted with them.
 const KEPT: [&str; 2] = ["Namespace", "CustomResourceDefinition"];
 
-/// Kinds whose objects are looked through, each with its API version and whether it is the whole cluster's.
+/// API version and kind of all objects that are checked; true if the kind is cluster-scoped.
 pub(super) fn kinds(objects: &[Value]) -> BTreeSet<(&str, &str, bool)> {
     let kinds = objects.iter().filter_map(|it| {
         let kind = it["kind"].as_str()?;
@@ -19,8 +19,8 @@ pub(super) fn kinds(objects: &[Value]) -> BTreeSet<(&str, &str, bool)> {
     kinds.collect()
 }
 
-/// Of what is there, what `manager` applied and does not want any more. What the operator may have changed stays, and
-/// so does what somebody else has made, whatever its labels say.
+/// Objects of `there` that `manager` applied and that are not in `wanted`. ConfigMaps of the operator stay. So do
+/// objects of other managers, whatever their labels.
 pub(super) fn left<'a>(there: &'a [Value], wanted: &[Value], manager: &str) -> Vec<&'a Value> {
     let wanted: BTreeSet<String> = wanted.iter().map(name).collect();
     let ours = |it: &Value| {

@@ -1,4 +1,4 @@
-//! Pure: an installation as a list of objects, in the order in which they can be made.
+//! Pure: an installation as a list of objects, in the order in which they can be created.
 
 use controller::crds;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ pub(crate) fn all(settings: &Settings) -> Vec<Value> {
     all
 }
 
-/// Labels that everything of ours has; `part` names one of the parts, or is empty.
+/// Labels of every object of an installation; `part` names a component, or is empty.
 pub(crate) fn labels(part: &str) -> Value {
     let mut labels = json!({PART_OF.0: PART_OF.1, NAME.0: NAME.1});
     if !part.is_empty() {
@@ -30,7 +30,7 @@ pub(crate) fn labels(part: &str) -> Value {
     labels
 }
 
-/// An object of the installation's namespace with nothing but its metadata.
+/// An object in the installation's namespace with only its metadata.
 pub(crate) fn object(api: &str, kind: &str, name: &str, part: &str, settings: &Settings) -> Value {
     json!({
         "apiVersion": api,
@@ -39,12 +39,12 @@ pub(crate) fn object(api: &str, kind: &str, name: &str, part: &str, settings: &S
     })
 }
 
-/// An object of the whole cluster.
+/// A cluster-scoped object with only its metadata.
 pub(crate) fn cluster_object(api: &str, kind: &str, name: &str) -> Value {
     json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "labels": labels("")}})
 }
 
-/// Puts the fields of `more` into an object.
+/// Adds the fields of `more` to an object.
 pub(crate) fn with(mut object: Value, more: Value) -> Value {
     if let (Value::Object(fields), Value::Object(more)) = (&mut object, more) {
         fields.extend(more);
@@ -54,7 +54,7 @@ pub(crate) fn with(mut object: Value, more: Value) -> Value {
 
 fn namespace(settings: &Settings) -> Value {
     let mut namespace = cluster_object("v1", "Namespace", &settings.namespace);
-    // The agent is on the host's network and enters pods' namespaces; everything else keeps to `restricted`.
+    // The agent uses the host's network and enters pods' namespaces; the other components meet `restricted`.
     for mode in ["enforce", "audit", "warn"] {
         namespace["metadata"]["labels"][format!("pod-security.kubernetes.io/{mode}")] =
             "privileged".into();
@@ -62,14 +62,15 @@ fn namespace(settings: &Settings) -> Value {
     namespace
 }
 
-/// What tells one object of an installation from another, for people and in messages: `Deployment/controller`.
+/// Kind and name of an object in the form `Deployment/controller`, for messages.
 pub(crate) fn name(object: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     format!("{}/{}", text(&object["kind"]), text(&object["metadata"]["name"]))
 }
 
-/// Objects as YAML documents.
+/// Formats objects as a stream of YAML documents.
 pub(crate) fn yaml(objects: &[Value]) -> Result<String, serde_norway::Error> {
+    // A separator before each document, so that files can be concatenated.
     let documents: Result<Vec<_>, _> = objects.iter().map(serde_norway::to_string).collect();
     Ok(documents?.iter().map(|document| format!("---\n{document}")).collect())
 }

@@ -1,7 +1,7 @@
-//! Pure: which packets may reach the parts.
+//! Pure: network policies: the packets that may reach the components.
 //!
-//! Agents are on the nodes' own networks, which no policy can name; so the two ports they report to take connections from
-//! anywhere, and mutual TLS decides. Everything that is not named is closed.
+//! Agents use the nodes' own networks, which no policy can name. So the two ports they report to accept connections
+//! from anywhere, and mutual TLS decides. All ports that are not named are closed.
 
 use serde_json::{Value, json};
 
@@ -11,15 +11,15 @@ use super::{
     workloads::{GATEWAY, INSIDE, PEERS, STREAMS, USAGE, WEBHOOK, admin},
 };
 
-/// Namespaces with this label may read metrics.
+/// Label of namespaces whose pods may read metrics.
 pub(crate) const MONITORING: &str = "rouse.dev/monitoring";
 
-/// One policy a part.
+/// One network policy for each component.
 pub(crate) fn all(settings: &Settings) -> Vec<Value> {
     let open = |port: u16| json!({"port": port, "protocol": "TCP"});
-    // Each service has a port of its own at the activators.
+    // Each service has a port of its own at the activators, from this range.
     let services = json!({"port": 20000, "endPort": 29999, "protocol": "TCP"});
-    // Activators are pods: of them alone a policy can say that they may meet.
+    // Activators are pods, so a policy can select them.
     let activators = json!([{"podSelector": {"matchLabels": {"app": "activator"}}}]);
     let peers = json!({"from": activators, "ports": [open(PEERS)]});
     vec![
@@ -29,7 +29,7 @@ pub(crate) fn all(settings: &Settings) -> Vec<Value> {
     ]
 }
 
-/// A part's policy: what is open to all, its metrics, and one rule more where it has one.
+/// Policy of one component: its public ports, its metrics, and `more` if it has a further rule.
 fn policy(app: &str, open: Value, more: Option<Value>, settings: &Settings) -> Value {
     let monitoring = json!({"namespaceSelector": {"matchLabels": {MONITORING: "true"}}});
     let metrics = json!({"from": [monitoring], "ports": [{"port": admin(app), "protocol": "TCP"}]});

@@ -1,7 +1,7 @@
-//! Pure: accounts and what each may do, every verb with its reason.
+//! Pure: service accounts and their permissions, each with its reason.
 //!
-//! Agent, activator and autoscaler talk to no API server: they have accounts, which tell them apart in the tokens that
-//! they show to the controller, and no rights at all.
+//! Agent, activator and autoscaler never talk to the API server. They have accounts without permissions, which identify
+//! them in the tokens that they present to the controller.
 
 use serde_json::{Value, json};
 
@@ -13,18 +13,18 @@ use super::{
 const RBAC: &str = "rbac.authorization.k8s.io/v1";
 const ROLES: &str = "rbac.authorization.k8s.io";
 
-/// Verbs on resources, and why.
+/// Permission: verbs on resources, and the reason.
 #[derive(Debug)]
 pub(crate) struct Rule {
-    /// API groups; empty for the oldest.
+    /// API groups; the empty name is the core group.
     pub(crate) groups: &'static [&'static str],
-    /// Resources.
+    /// Resource names in the plural, with subresources as `NAME/SUB`.
     pub(crate) resources: &'static [&'static str],
-    /// Only objects of these names; all where there is none.
+    /// Names of the only objects it applies to; all objects if empty.
     pub(crate) names: &'static [&'static str],
-    /// What may be done.
+    /// Verbs of the Kubernetes API.
     pub(crate) verbs: &'static [&'static str],
-    /// What for.
+    /// Reason, as printed in `docs/rbac.md`.
     pub(crate) why: &'static str,
 }
 
@@ -32,7 +32,7 @@ const SERVING: &[&str] = &["serving.knative.dev"];
 const FOLLOW: &[&str] = &["get", "list", "watch"];
 const OWN: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
 
-/// What the controller may do in every namespace: services are anywhere.
+/// Permissions of the controller in every namespace, because services may be in any of them.
 pub(crate) const CLUSTER: [Rule; 23] = [
     Rule {
         groups: SERVING,
@@ -202,7 +202,7 @@ pub(crate) const CLUSTER: [Rule; 23] = [
     },
 ];
 
-/// What it may do to the cluster itself.
+/// Permissions of the controller on cluster-scoped objects.
 pub(crate) const ADMISSION: [Rule; 3] = [
     Rule {
         groups: &["admissionregistration.k8s.io"],
@@ -231,7 +231,7 @@ pub(crate) const ADMISSION: [Rule; 3] = [
     },
 ];
 
-/// What it may do in its own namespace.
+/// Permissions of the controller in its own namespace.
 pub(crate) const OWN_NAMESPACE: [Rule; 6] = [
     Rule {
         groups: &[""],
@@ -277,10 +277,10 @@ pub(crate) const OWN_NAMESPACE: [Rule; 6] = [
     },
 ];
 
-/// The accounts of the parts.
+/// Names of the components' service accounts.
 pub(crate) const ACCOUNTS: [&str; 4] = ["controller", "autoscaler", "activator", "rouse-agent"];
 
-/// Accounts, roles and who has them.
+/// Service accounts, roles and their bindings.
 pub(crate) fn all(settings: &Settings) -> Vec<Value> {
     let mut all: Vec<Value> = ACCOUNTS.iter().map(|name| account(name, settings)).collect();
     let rules: Vec<Value> = CLUSTER.iter().chain(&ADMISSION).map(rule).collect();
@@ -293,6 +293,7 @@ pub(crate) fn all(settings: &Settings) -> Vec<Value> {
     let of = |kind: &str| json!({"apiGroup": ROLES, "kind": kind, "name": "rouse-controller"});
     let binding = json!({"roleRef": of("ClusterRole"), "subjects": [subject]});
     all.push(with(cluster_object(RBAC, "ClusterRoleBinding", "rouse-controller"), binding));
+    // A Role apart from the ClusterRole: the controller needs secrets and leases in this namespace only.
     let rules: Vec<Value> = OWN_NAMESPACE.iter().map(rule).collect();
     let role = object(RBAC, "Role", "rouse-controller", "controller", settings);
     all.push(with(role, json!({"rules": rules})));
@@ -304,7 +305,7 @@ pub(crate) fn all(settings: &Settings) -> Vec<Value> {
 
 fn account(name: &str, settings: &Settings) -> Value {
     let account = object("v1", "ServiceAccount", name, name.trim_start_matches("rouse-"), settings);
-    // The pods that need a token say so themselves.
+    // Pods that need a token mount it explicitly.
     with(account, json!({"automountServiceAccountToken": false}))
 }
 
@@ -317,7 +318,8 @@ fn rule(rule: &Rule) -> Value {
     it
 }
 
-/// What Kubernetes' own roles of users mean for our kinds. Names are Knative's, as users may have bound them.
+/// ClusterRoles that extend Kubernetes' default user roles to Rouse's kinds. The names are Knative's, because users may
+/// have bound them.
 fn users() -> Vec<Value> {
     let change = ["create", "update", "patch", "delete", "deletecollection"];
     let read = ["get", "list", "watch"];
@@ -337,6 +339,7 @@ fn users() -> Vec<Value> {
             "true".into();
         with(role, json!({"rules": rules}))
     };
+    // The aggregation labels add these rules to Kubernetes' own roles, so no binding of users changes.
     let all: Vec<&str> = read.iter().chain(&change).copied().collect();
     vec![
         role("knative-serving-namespaced-admin", "admin", json!([serving(&all), internal])),
@@ -345,7 +348,7 @@ fn users() -> Vec<Value> {
     ]
 }
 
-/// `docs/rbac.md`.
+/// Generates the contents of `docs/rbac.md`.
 pub(crate) fn table() -> String {
     let mut text = String::from(
         "# What the parts may do\n\n<!-- Written by `cargo xtask manifests` from rouse/src/install/rbac.rs. -->\n\n\

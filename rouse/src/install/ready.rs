@@ -1,12 +1,13 @@
-//! Pure: what an installation still waits for, from its objects as the API server has them.
+//! Pure: conditions that an installation still waits for, read from its objects in the API server.
 
 use serde_json::Value;
 
-/// Why a Deployment or DaemonSet is not ready yet; none when it is.
+/// Reason why a Deployment or DaemonSet is not ready yet; `None` when it is.
 pub(crate) fn waits_for(object: &Value) -> Option<String> {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let status = &object["status"];
     let name = super::objects::name(object);
+    // The status of an older generation still describes the pods before the change.
     if number(&status["observedGeneration"]) < number(&object["metadata"]["generation"]) {
         return Some(format!("{name}: not looked at yet"));
     }
@@ -17,13 +18,13 @@ pub(crate) fn waits_for(object: &Value) -> Option<String> {
         let want = object["spec"]["replicas"].as_u64().unwrap_or(1);
         (want, number(&status["updatedReplicas"]), number(&status["availableReplicas"]))
     };
-    // Old pods of a rollout that has not ended do not count as its success.
+    // Pods of the old template must be gone too: a rollout that has not ended is no success.
     let old = number(&status["replicas"]).saturating_sub(updated);
     let is_ready = want > 0 && updated >= want && ready >= want && old == 0;
     (!is_ready).then(|| format!("{name}: {} of {want} ready", ready.min(updated)))
 }
 
-/// The first reason that a pod gives for not being ready.
+/// First reason that a pod's status gives for not being ready.
 pub(crate) fn trouble(pod: &Value) -> Option<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let status = &pod["status"];
@@ -33,6 +34,7 @@ pub(crate) fn trouble(pod: &Value) -> Option<String> {
     let unscheduled =
         conditions.clone().find(|it| it["type"] == "PodScheduled" && it["status"] == "False");
     let unready = conditions.clone().find(|it| it["type"] == "Ready" && it["status"] == "False");
+    // The earlier cause comes first: a pod that is not scheduled has no containers, and both make it unready.
     let why = unscheduled.or(waiting).or(unready)?;
     let name = text(&pod["metadata"]["name"]);
     Some(

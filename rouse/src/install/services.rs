@@ -1,5 +1,4 @@
-//! Pure: the Services of an installation: how parts find each other, how the API server finds the webhook, how requests
-//! come in.
+//! Pure: the Kubernetes Services of an installation: discovery between components, the webhook and the gateway.
 
 use serde_json::{Value, json};
 
@@ -9,7 +8,7 @@ use super::{
     workloads::{GATEWAY, INSIDE, STREAMS, USAGE, WEBHOOK, admin},
 };
 
-/// All of them.
+/// All Kubernetes Services of an installation.
 pub(crate) fn all(settings: &Settings) -> Vec<Value> {
     vec![
         headless("rouse-controller", "controller", STREAMS, settings),
@@ -25,11 +24,12 @@ fn service(name: &str, app: &str, spec: Value, settings: &Settings) -> Value {
     with(service, json!({"spec": with(json!({"selector": {"app": app}}), spec)}))
 }
 
-/// Names the replicas of a part one by one. Those that are not ready too: the first must be found before anybody is.
+/// Headless Service that names each replica of a component. It includes replicas that are not ready, because no
+/// component becomes ready before it has found the first controller.
 fn headless(name: &str, app: &str, port: u16, settings: &Settings) -> Value {
     let spec = json!({
         "clusterIP": "None",
-        // One address a replica: by two it would be taken for two.
+        // One address per replica: two addresses would count as two replicas.
         "ipFamilyPolicy": "SingleStack",
         "publishNotReadyAddresses": true,
         "ports": [
@@ -46,7 +46,7 @@ fn webhook(settings: &Settings) -> Value {
     service("webhook", "controller", json!({"type": "ClusterIP", "ports": [port]}), settings)
 }
 
-/// What Knative calls the activators, for workloads that name a service by Host.
+/// Service under Knative's name for the activators, for workloads that select a service by Host.
 fn inside(settings: &Settings) -> Value {
     let port = |name: &str, port: u16| json!({"name": name, "port": port, "protocol": "TCP", "targetPort": INSIDE});
     let ports = [port("http", 80), port("http2", 81)];
@@ -63,7 +63,7 @@ fn gateway(settings: &Settings) -> Value {
     let kind = match settings.gateway {
         Gateway::Loadbalancer => "LoadBalancer",
         Gateway::Nodeport => "NodePort",
-        // Nodes' own ports lead in; the Service is for inside.
+        // The nodes' own port 80 is the way from outside; the Service serves clients in the cluster.
         Gateway::Hostport => "ClusterIP",
     };
     let spec = json!({"type": kind, "ipFamilyPolicy": "PreferDualStack", "ports": [port]});

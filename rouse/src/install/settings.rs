@@ -1,15 +1,15 @@
-//! Pure: what an installation may be told, and the names that others rely on.
+//! Pure: settings of an installation, and the names that other tools rely on.
 
 use ipnet::IpNet;
 
-/// The label that all objects of an installation carry: what upgrades and `rouse uninstall` know them by.
+/// Label of all objects of an installation, by which upgrades and `rouse uninstall` find them.
 pub(crate) const PART_OF: (&str, &str) = ("app.kubernetes.io/part-of", "rouse");
-/// Where admission asks about `config-*` ConfigMaps: those with this label.
+/// Label of the `config-*` ConfigMaps that admission checks.
 pub(crate) const NAME: (&str, &str) = ("app.kubernetes.io/name", "rouse");
-/// Users of Knative and their tools look for `config-*` here.
+/// Default namespace, in which users of Knative and their tools look for `config-*`.
 pub(crate) const NAMESPACE: &str = "knative-serving";
 
-/// How requests from outside reach the gateway.
+/// Way of requests from outside to the gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Gateway {
     /// A load balancer of the cluster's provider
@@ -21,34 +21,34 @@ pub(crate) enum Gateway {
     Hostport,
 }
 
-/// What kind of cold start services get.
+/// Set of defaults for cold starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Profile {
-    /// As Kubernetes does it
+    /// Same cold starts as on plain Kubernetes
     #[default]
     Standard,
     /// No account token in pods whose service names no account, which makes each start 0.3 s shorter
     Fast,
 }
 
-/// An installation.
+/// Settings of one installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// Where the parts run.
+    /// Namespace of the components.
     pub(crate) namespace: String,
-    /// The image with all parts.
+    /// Image with all components.
     pub(crate) image: String,
-    /// How requests come in.
+    /// Way of requests from outside to the gateway.
     pub(crate) gateway: Gateway,
-    /// Kind of cold start.
+    /// Set of defaults for cold starts.
     pub(crate) profile: Profile,
     /// Domain of URLs from outside.
     pub(crate) domain: String,
-    /// The cluster's own domain.
+    /// Domain of the cluster itself.
     pub(crate) cluster_domain: String,
-    /// Networks of proxies before the gateway whose word about a request's way counts.
+    /// Networks of proxies before the gateway whose forwarding headers are trusted.
     pub(crate) trusted_proxies: Vec<IpNet>,
-    /// Whether these begin each connection with a header of the PROXY protocol.
+    /// True if these proxies begin each connection with a header of the PROXY protocol.
     pub(crate) proxy_protocol: bool,
 }
 

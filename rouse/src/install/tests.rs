@@ -1,4 +1,4 @@
-//! What all objects of an installation have in common.
+//! Properties that all objects of an installation share.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ fn of(kind: &str) -> Vec<Value> {
     all().into_iter().filter(|it| it["kind"] == kind).collect()
 }
 
-/// Reads an object into its type and writes it again: a field that the API does not know, or that is misspelt, is lost.
+/// Reads an object into its type and writes it again: an unknown or misspelt field is lost.
 fn again<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
     let name = objects::name(object);
     let typed: T =
@@ -45,7 +45,7 @@ fn every_field_is_one_that_the_api_knows() {
         let same = match object["kind"].as_str().unwrap() {
             "Namespace" => again::<Namespace>(&object),
             "CustomResourceDefinition" => {
-                // Its schema holds values that the type writes in other words.
+                // The CRD's schema has values that the type writes in another form.
                 again::<CustomResourceDefinition>(&object);
                 continue;
             }
@@ -113,7 +113,7 @@ fn examples_show_what_holds_where_nothing_is_set() {
     }
     let unset = Configs::default();
     assert_eq!(told.autoscaler, unset.autoscaler);
-    // Where nothing is said, Kubernetes mounts it.
+    // Without the setting, Kubernetes mounts the token.
     let mut defaults = Defaults::default();
     defaults.automount_service_account_token = Some(true);
     assert_eq!(*told.defaults, defaults);

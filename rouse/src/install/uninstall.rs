@@ -1,4 +1,4 @@
-//! Shell: `rouse uninstall`: our parts go, users' objects and their pods stay.
+//! Shell: `rouse uninstall`: removes the components; users' objects and their pods stay.
 
 use std::{
     collections::BTreeSet,
@@ -17,14 +17,14 @@ use super::{
 };
 use crate::out;
 
-/// How long each wait may take.
+/// Time limit of each wait.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The same for users' objects. Kubernetes' garbage collector removes what was made for them first, looks every 30 s which
-/// kinds there are, and where some came or went stands still until it follows the others.
+/// Time limit of the wait for users' objects. Kubernetes' garbage collector first deletes their dependents. It
+/// discovers kinds only every 30 s, and pauses after a change until its caches are synchronised.
 const CLEAR_LIMIT: Duration = Duration::from_secs(300);
 
-/// What the controller made for itself.
+/// Objects that the controller creates for itself, beside those of the installation.
 const OWN: [(&str, &str, &str); 4] = [
     ("v1", "Secret", "rouse-authorities"),
     ("v1", "Secret", "webhook-certs"),
@@ -32,9 +32,9 @@ const OWN: [(&str, &str, &str); 4] = [
     ("coordination.k8s.io/v1", "Lease", "rouse-controller"),
 ];
 
-/// Removes an installation. CRDs, and with them every service, go only when `crds` says so.
+/// Removes an installation. CRDs, and with them every service, are removed only with `crds`.
 pub(super) async fn run(cluster: &Cluster, settings: &Settings, crds: bool) -> Result<()> {
-    // First, or it would register its webhooks again; and with them and without it no service could be changed.
+    // The controller first: it would register its webhooks again, and webhooks without it would block every change.
     remove(cluster, &object("apps/v1", "Deployment", "controller", settings)).await?;
     gone(cluster, "app=controller", settings).await?;
     for (kind, name) in super::WEBHOOKS {
@@ -43,9 +43,11 @@ pub(super) async fn run(cluster: &Cluster, settings: &Settings, crds: bool) -> R
     if crds {
         clear(cluster).await?;
     }
+    // Only now: with the controller gone nothing writes the EndpointSlices again.
     close_addresses(cluster).await?;
     clean_nodes(cluster, settings).await?;
     let mut all = objects::all(settings);
+    // In reverse order of creation, so that no object loses another that it depends on.
     all.reverse();
     for it in &all {
         let stays = configs::is_operators(it)
@@ -58,6 +60,7 @@ pub(super) async fn run(cluster: &Cluster, settings: &Settings, crds: bool) -> R
     if crds {
         kinds_gone(cluster, &all).await?;
     }
+    // Last: the components' certificates depend on these secrets.
     for (api, kind, name) in OWN {
         remove(cluster, &object(api, kind, name, settings)).await?;
     }
@@ -82,8 +85,8 @@ async fn remove(cluster: &Cluster, object: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Removes users' objects while their kinds are still known: of an owner whose kind is gone, Kubernetes cannot tell that
-/// it is gone, and its pods would stay for ever.
+/// Removes users' objects while their kinds still exist. Kubernetes cannot tell that an owner of a removed kind is
+/// gone, and its pods would stay forever.
 async fn clear(cluster: &Cluster) -> Result<()> {
     let (v1, v1beta1) = ("serving.knative.dev/v1", "serving.knative.dev/v1beta1");
     let kinds = [
@@ -112,8 +115,8 @@ async fn clear(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Removes the EndpointSlices that the controller wrote, so that services' addresses refuse connections. The addresses in
-/// them would lead to activators that can wake nothing any more, and later to whatever pods are given them next.
+/// Removes the EndpointSlices that the controller wrote, so that services' addresses refuse connections. Their
+/// endpoints would be activators that can wake nothing any more, and later arbitrary pods that get the same addresses.
 async fn close_addresses(cluster: &Cluster) -> Result<()> {
     let labels = format!("{MANAGED_BY}={MANAGER}");
     let slices = cluster.list("discovery.k8s.io/v1", "EndpointSlice", None, &labels).await?;
@@ -124,20 +127,21 @@ async fn close_addresses(cluster: &Cluster) -> Result<()> {
     Ok(out::line("removed the EndpointSlices of services' names")?)
 }
 
-/// Programs and maps are pinned, to be in force while no agent runs; whoever removes the agents for good must remove
-/// these too. Each node does it itself, in the agent's place and with its rights.
+/// Removes pinned programs and maps from all nodes. Pins stay in force without an agent, so an uninstall must remove
+/// them. Each node does it itself, in the agent's place and with the agent's rights.
 async fn clean_nodes(cluster: &Cluster, settings: &Settings) -> Result<()> {
     let agent = object("apps/v1", "DaemonSet", "rouse-agent", settings);
     if cluster.get(&agent).await?.is_none() {
         return Ok(());
     }
+    // The DaemonSet keeps its name: agents must end on a node before their pins are removed there.
     cluster.apply(&workloads::agent_remover(settings)).await?;
     let started = Instant::now();
     loop {
         let there = cluster.get(&agent).await?.unwrap_or_default();
         let Some(why) = ready::waits_for(&there) else { break };
         if started.elapsed() > LIMIT {
-            // A node that is away for good must not hold up the rest.
+            // A node that is permanently away must not block the rest.
             out::line(&format!(
                 "{why} to remove the programs of its node: what is pinned there stays"
             ))?;
@@ -149,7 +153,8 @@ async fn clean_nodes(cluster: &Cluster, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// The API server goes on removing a kind after it has taken the deletion in; what is installed meanwhile would go along.
+/// Waits until the CRDs are gone. Deletion continues after the API server has accepted it, and would delete objects of
+/// a new installation too.
 async fn kinds_gone(cluster: &Cluster, all: &[Value]) -> Result<()> {
     let started = Instant::now();
     for kind in all.iter().filter(|it| it["kind"] == "CustomResourceDefinition") {

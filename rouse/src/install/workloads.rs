@@ -1,4 +1,5 @@
-//! Pure: the pods of an installation: three Deployments and the agent's DaemonSet, and what keeps enough of them.
+//! Pure: the workloads of an installation: three Deployments, the agent's DaemonSet, disruption budgets and
+//! autoscaling.
 
 use serde_json::{Value, json};
 
@@ -7,34 +8,34 @@ use super::{
     settings::{Gateway, PART_OF, Settings},
 };
 
-/// Where the controller serves routes and takes reports.
+/// Port on which the controller serves routes and receives reports.
 pub(crate) const STREAMS: u16 = 7100;
-/// Where the autoscaler takes usage.
+/// Port on which the autoscaler receives usage.
 pub(crate) const USAGE: u16 = 7110;
-/// Where activators hand slots of services with a hard limit to each other.
+/// Port on which activators exchange slots of services with a hard limit.
 pub(crate) const PEERS: u16 = 7120;
-/// Where the controller answers the API server.
+/// Port on which the controller serves the API server's webhooks.
 pub(crate) const WEBHOOK: u16 = 8443;
-/// Where an activator takes requests from outside.
+/// Port on which an activator receives requests from outside.
 pub(crate) const GATEWAY: u16 = 8080;
-/// Where it takes those of workloads that name a service by Host; Knative's number.
+/// Port on which an activator receives requests of workloads that select a service by Host; Knative's number.
 pub(crate) const INSIDE: u16 = controller::children::slices::INSIDE;
-/// The projected token and the authorities that a part trusts.
+/// Mount path of the projected token and of the certificate authorities that a component trusts.
 const IDENTITY: &str = "/var/run/rouse";
-/// What an activator may take to hand over its connections: Knative's 600 s, and a little to end.
+/// Termination grace period of an activator, in seconds: Knative's 600 s for its connections, and a margin.
 const ACTIVATOR_GRACE_S: u32 = 620;
 
-/// What clients can make an activator take, by the bounds that it has where nothing else is said.
+/// Memory that clients can make an activator use, in MiB, by its default bounds.
 const ACTIVATOR_MIB: usize = {
     use activator::budget::{ANSWER_BYTES, BYTES, CONNECTIONS, memory_mib};
     memory_mib(BYTES, ANSWER_BYTES, CONNECTIONS)
 };
 
-/// What an agent may take to see off the pods that the kubelet is about to stop: Knative's default of 300 s a request,
-/// and a little to end. It ends at once where there are none.
+/// Termination grace period of an agent, in seconds: Knative's default of 300 s per request, and a margin. In it the
+/// agent lets pods drain that the kubelet is about to stop; without such pods it ends at once.
 const AGENT_GRACE_S: u32 = 320;
 
-/// Where a part serves health and metrics.
+/// Port on which a component serves health and metrics.
 pub(crate) fn admin(app: &str) -> u16 {
     match app {
         "controller" => 7101,
@@ -44,8 +45,9 @@ pub(crate) fn admin(app: &str) -> u16 {
     }
 }
 
-/// All of them.
+/// All workloads of an installation, with their disruption budgets and the activators' autoscaler.
 pub(crate) fn all(settings: &Settings) -> Vec<Value> {
+    // The controller first: all other components wait for its authorities.
     let mut all = vec![controller(settings), autoscaler(settings), activator(settings)];
     all.push(agent(settings));
     all.extend(["controller", "autoscaler", "activator"].map(|app| budget(app, settings)));
@@ -61,13 +63,14 @@ fn field(name: &str, path: &str) -> Value {
     json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}})
 }
 
-/// Replicas are found by the name of their headless Service; after the first contact they name each other.
+/// Address of the replicas of a component: the name of its headless Service. After the first contact they name each
+/// other.
 fn replicas(of: &str, port: u16, settings: &Settings) -> String {
     let Settings { namespace, cluster_domain, .. } = settings;
     format!("dns:rouse-{of}.{namespace}.svc.{cluster_domain}:{port}")
 }
 
-/// What each part that shows who it is must be told.
+/// Environment variables of a component that authenticates to the controller.
 fn identified(settings: &Settings) -> Vec<Value> {
     vec![
         env("ROUSE_IDENTITY", IDENTITY),
@@ -79,8 +82,8 @@ fn identity_mount() -> Value {
     json!({"name": "identity", "mountPath": IDENTITY, "readOnly": true})
 }
 
-/// A token that only the controller takes, and whose certificates to trust. The ConfigMap is the controller's own:
-/// until it is there the kubelet tries again, sooner than it would look for one that may be missing.
+/// Volume with a token that only the controller accepts, and the certificate authorities. The controller creates the
+/// ConfigMap. It is not optional: the kubelet retries a failed mount sooner than it refreshes an optional one.
 fn identity_volume() -> Value {
     let token = json!({"audience": "rouse", "expirationSeconds": 3600, "path": "token"});
     let ca = json!({"name": "rouse-authorities", "items": [{"key": "ca.pem", "path": "ca.pem"}]});
@@ -90,9 +93,10 @@ fn identity_volume() -> Value {
     })
 }
 
-/// A container that runs one part.
+/// Container that runs one component.
 fn container(app: &str, env: Vec<Value>, more: Value, settings: &Settings) -> Value {
     let mut probe = json!({"httpGet": {"path": "/readyz", "port": admin(app)}, "periodSeconds": 2});
+    // Readiness changes within seconds; only a minute without an answer restarts a component.
     probe["failureThreshold"] = 3.into();
     let mut live =
         json!({"httpGet": {"path": "/healthz", "port": admin(app)}, "periodSeconds": 10});
@@ -119,14 +123,14 @@ fn port(name: &str, number: u16) -> Value {
     json!({"name": name, "containerPort": number, "protocol": "TCP"})
 }
 
-/// What a pod's template says whichever part it runs.
+/// Pod template with the fields common to all components.
 fn template(app: &str, spec: Value) -> Value {
     let mut labels = super::objects::labels(app.trim_start_matches("rouse-"));
     labels["app"] = app.into();
     json!({"metadata": {"labels": labels}, "spec": with(json!({"serviceAccountName": app}), spec)})
 }
 
-/// Two replicas of a part that needs nothing of the node.
+/// Deployment with two replicas of a component that needs no access to its node.
 fn deployment(app: &str, container: Value, spec: Value, settings: &Settings) -> Value {
     let selector = json!({"app": app});
     let apart = json!({
@@ -142,7 +146,7 @@ fn deployment(app: &str, container: Value, spec: Value, settings: &Settings) -> 
             "runAsNonRoot": true,
             "runAsUser": 65532,
             "runAsGroup": 65532,
-            // So that the token may be read.
+            // Group of the mounted token, so that the unprivileged user can read it.
             "fsGroup": 65532,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -175,7 +179,7 @@ fn controller(settings: &Settings) -> Value {
         "ports": [port("grpc", STREAMS), port("https-webhook", WEBHOOK), port("metrics", admin(app))],
         "resources": requests("100m", "64Mi"),
     });
-    // The only part that talks to the API server.
+    // The controller is the only component that talks to the API server.
     let spec = json!({"automountServiceAccountToken": true});
     deployment(app, container(app, env, more, settings), spec, settings)
 }
@@ -184,7 +188,7 @@ fn autoscaler(settings: &Settings) -> Value {
     let app = "autoscaler";
     let mut vars = identified(settings);
     vars.extend([
-        // Its pod's name, under which its certificate is made out.
+        // Its certificate is issued for the pod's name.
         field("ROUSE_NAME", "metadata.name"),
         env("ROUSE_USAGE", &format!("https://[::]:{USAGE}")),
         env("ROUSE_AUTOSCALER_ADMIN", &format!("[::]:{}", admin(app))),
@@ -203,7 +207,7 @@ fn activator(settings: &Settings) -> Value {
     let mut vars = identified(settings);
     vars.extend([
         env("ROUSE_AUTOSCALER", &replicas("autoscaler", USAGE, settings)),
-        // Its pod's name, under which its certificate is made out.
+        // Its certificate is issued for the pod's name.
         field("ROUSE_ACTIVATOR_NAME", "metadata.name"),
         field("ROUSE_NODE", "spec.nodeName"),
         field("POD_IPS", "status.podIPs"),
@@ -234,12 +238,12 @@ fn activator(settings: &Settings) -> Value {
         "volumes": [identity_volume()],
     });
     let mut whole = deployment(app, container(app, vars, more, settings), spec, settings);
-    // The autoscaler of pods decides on these; a number here would undo that at each upgrade.
+    // The HorizontalPodAutoscaler sets the replicas; a number here would reset them at each upgrade.
     if let Some(Value::Object(spec)) = whole.get_mut("spec") {
         spec.remove("replicas");
     }
     if settings.gateway == Gateway::Hostport {
-        // A node has one port 80: the one that leaves makes room first.
+        // A node has one port 80, so the old pod must end before the new one starts.
         whole["spec"]["strategy"]["rollingUpdate"] = json!({"maxUnavailable": 1, "maxSurge": 0});
     }
     whole
@@ -255,7 +259,7 @@ fn agent(settings: &Settings) -> Value {
     ]);
     let needs: Vec<&str> = agent::CAPABILITIES.iter().map(|(name, _)| *name).collect();
     let mount = |name: &str, path: &str| {
-        // What the host mounts later below is seen too.
+        // Mounts that the host adds later must be visible in the pod too.
         json!({"name": name, "mountPath": path, "mountPropagation": "HostToContainer"})
     };
     let more = json!({
@@ -266,7 +270,7 @@ fn agent(settings: &Settings) -> Value {
             "allowPrivilegeEscalation": false,
             "capabilities": {"drop": ["ALL"], "add": needs},
             "readOnlyRootFilesystem": true,
-            // The usual profiles refuse bpf(2) and setns(2).
+            // The default profiles deny bpf(2) and setns(2).
             "seccompProfile": {"type": "Unconfined"},
             "appArmorProfile": {"type": "Unconfined"},
         },
@@ -276,7 +280,7 @@ fn agent(settings: &Settings) -> Value {
     let pod = json!({
         "hostNetwork": true,
         "hostPID": true,
-        // Names of Services from the host's network.
+        // A pod on the host's network still needs the names of Services.
         "dnsPolicy": "ClusterFirstWithHostNet",
         "priorityClassName": "system-node-critical",
         "tolerations": [{"operator": "Exists"}],
@@ -291,14 +295,15 @@ fn agent(settings: &Settings) -> Value {
     whole["metadata"]["annotations"] = json!({"rouse.dev/needs": reasons.join("\n")});
     let spec = json!({
         "selector": {"matchLabels": {"app": app}},
-        // Programs and maps are pinned and go on between two agents.
+        // Pinned programs and maps stay in force between two agents.
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
         "template": template(app, pod),
     });
     with(whole, json!({"spec": spec}))
 }
 
-/// In the agents' place: removes what they pinned, once, and then stands there so that one can see that it is done.
+/// DaemonSet that replaces the agents' to uninstall: it removes their pins once, and then idles to show that it is
+/// done.
 pub(crate) fn agent_remover(settings: &Settings) -> Value {
     let mut whole = agent(settings);
     let pod = &mut whole["spec"]["template"]["spec"];
@@ -308,7 +313,7 @@ pub(crate) fn agent_remover(settings: &Settings) -> Value {
         for field in ["readinessProbe", "livenessProbe", "ports"] {
             fields.remove(field);
         }
-        // Nobody is left to say whom to trust.
+        // The controller is already removed, so there are no authorities to mount.
         fields.remove("volumeMounts");
     }
     container["volumeMounts"] =
@@ -318,11 +323,12 @@ pub(crate) fn agent_remover(settings: &Settings) -> Value {
     container["name"] = "remove".into();
     pod["initContainers"] = json!([container]);
     pod["containers"] = json!([stays]);
+    // No agent serves any more, so all nodes can be cleaned at once.
     whole["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] = "100%".into();
     whole
 }
 
-/// What of the host the agent sees, and why.
+/// Access to the host that the agent has, and the reason for each.
 const HOST: [(&str, &str); 5] = [
     (
         "hostNetwork",
@@ -334,13 +340,13 @@ const HOST: [(&str, &str); 5] = [
     ("/sys/fs/cgroup", "attaches programs to the pods' cgroup"),
 ];
 
-/// However many nodes are emptied at once, one replica goes at a time.
+/// Disruption budget by which one replica goes at a time, however many nodes are drained at once.
 fn budget(app: &str, settings: &Settings) -> Value {
     let budget = object("policy/v1", "PodDisruptionBudget", app, app, settings);
     let spec = json!({
         "maxUnavailable": 1,
         "selector": {"matchLabels": {"app": app}},
-        // One that is not ready protects nobody.
+        // A replica that is not ready serves nothing, so its eviction costs nothing.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     });
     with(budget, json!({"spec": spec}))
@@ -359,7 +365,7 @@ fn more_activators(settings: &Settings) -> Value {
     with(scaler, json!({"spec": spec}))
 }
 
-/// Names of the pods' controllers, in the order in which they become ready: kind, name.
+/// Kind and name of each workload, in the order in which they become ready.
 pub(crate) const ALL: [(&str, &str); 4] = [
     ("Deployment", "controller"),
     ("Deployment", "autoscaler"),
@@ -367,7 +373,7 @@ pub(crate) const ALL: [(&str, &str); 4] = [
     ("DaemonSet", "rouse-agent"),
 ];
 
-/// Whether an object is of an installation of Rouse.
+/// Returns true if an object belongs to an installation of Rouse, by its label.
 pub(crate) fn is_ours(object: &Value) -> bool {
     object["metadata"]["labels"][PART_OF.0] == PART_OF.1
 }

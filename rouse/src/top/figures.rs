@@ -1,4 +1,4 @@
-//! Pure: objects and metrics → what `rouse top` shows.
+//! Pure: objects and metrics → the values that `rouse top` shows.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -6,41 +6,41 @@ use serde_json::Value;
 
 use crate::view;
 
-/// Column names.
+/// Column names of the table.
 pub(super) const COLUMNS: [&str; 8] =
     ["SERVICE", "READY", "PODS", "WANTED", "IN FLIGHT", "WAITING", "PATH", "REQ/S"];
 
-/// The node at one moment.
+/// Values of the whole node at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
-    /// When.
+    /// Time of the snapshot, from which rates are computed.
     pub(super) at: Instant,
-    /// Services by name.
+    /// Rows of all services, sorted by name.
     pub(super) services: Vec<Service>,
-    /// What keeps figures from being known.
+    /// Error that leaves values unknown, if any.
     pub(super) trouble: Option<String>,
 }
 
-/// One service's row.
+/// Row of one service.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Service {
     name: String,
     ready: String,
-    /// Pods that exist.
+    /// Pods of the service that exist.
     pub(super) pods: usize,
     wanted: u64,
     in_flight: u64,
     waiting: u64,
-    /// `direct`, `activator`, or `asleep`.
+    /// Path of new connections: `direct`, `activator`, or `asleep`.
     pub(super) path: String,
-    /// Requests begun at pods, in all.
+    /// Total of requests that began at pods.
     begun: u64,
-    /// Requests a second since the last look.
+    /// Requests per second since the last snapshot.
     pub(super) rate: Option<f64>,
 }
 
 impl Snapshot {
-    /// A look at services, pods and the autoscaler's metrics.
+    /// Combines services, pods and the autoscaler's metrics; `before` gives the rates.
     pub(super) fn new(
         at: Instant,
         services: &[Value],
@@ -58,7 +58,8 @@ impl Snapshot {
             for service in &mut services {
                 let old = before.services.iter().find(|it| it.name == service.name);
                 service.rate = old.filter(|_| seconds > 0.0).map(|old| {
-                    // A revision that slept in between counts from where it was; never backwards.
+                    // A Revision that was asleep continues its count. One of a restarted autoscaler begins at zero:
+                    // its rate is 0 then, never negative.
                     service.begun.saturating_sub(old.begun) as f64 / seconds
                 });
             }
@@ -82,6 +83,7 @@ impl Service {
             of.copied().unwrap_or_default()
         };
         let pods = pods.iter().filter(own).count();
+        // Without pods no path is in use, whatever the last decision was.
         let path = match (pods, sum("rouse_revision_direct") > 0.0) {
             (0, _) => "asleep",
             (_, true) => "direct",
@@ -100,7 +102,7 @@ impl Service {
         }
     }
 
-    /// The row's cells.
+    /// Cells of the row, in the order of [`COLUMNS`].
     pub(super) fn cells(&self) -> [String; COLUMNS.len()] {
         [
             self.name.clone(),
@@ -115,19 +117,20 @@ impl Service {
     }
 }
 
-/// A count that travelled as a float.
+/// Converts a count that was transmitted as a float.
 fn whole(value: f64) -> u64 {
     value.max(0.0) as u64
 }
 
-/// By metric, then by namespace and service: the sum over its revisions.
+/// Sums over a service's Revisions, by metric, then by namespace and service.
 type Figures = BTreeMap<String, BTreeMap<(String, String), f64>>;
 
-/// Reads the lines of a metrics text that speak of a service.
+/// Parses the lines of a metrics text that have a service's labels.
 fn parse(text: &str) -> Figures {
     let mut out = Figures::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let Some((name, rest)) = line.split_once('{') else { continue };
+        // From the right: a label's value may contain a brace.
         let Some((labels, value)) = rest.rsplit_once("} ") else { continue };
         let label = |wanted: &str| {
             let value =
@@ -135,6 +138,7 @@ fn parse(text: &str) -> Figures {
             value.map(|value| value.trim_matches('"').to_owned())
         };
         let key = (label("k8s_namespace_name"), label("kn_service_name"));
+        // A sample may carry a time stamp after its value.
         let value = value.split(' ').next().and_then(|value| value.parse::<f64>().ok());
         if let ((Some(namespace), Some(service)), Some(value)) = (key, value) {
             *out.entry(name.to_owned()).or_default().entry((namespace, service)).or_default() +=

@@ -1,7 +1,6 @@
-//! The fields of a pod in `docs/fields.md`: the local node reads each one that is accepted, or a warning says that it does
-//! not.
+//! Fields of a pod in `docs/fields.md`: the local node reads each accepted field, or a warning says that it does not.
 //!
-//! What the controller makes of a field is tried in `controller/src/machine/observe/tests/fields/local.rs`.
+//! The controller's use of these fields is tested in `controller/src/machine/observe/tests/fields/local.rs`.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -19,8 +18,8 @@ use super::*;
 
 const PAGE: &str = include_str!("../../../../docs/fields.md");
 
-/// Fields that others than the start of a container read: the route table has them, or the kubelet's probes, which
-/// `local/src/kubelet/probes.rs` tries.
+/// Fields that the start of a container does not read. They are in the RouteTable, or belong to probes, which
+/// `local/src/kubelet/probes.rs` tests.
 const READ_ELSEWHERE: [&str; 8] = [
     "containerConcurrency",
     "timeoutSeconds",
@@ -31,14 +30,14 @@ const READ_ELSEWHERE: [&str; 8] = [
     "startupProbe",
     "ports[].name",
 ];
-/// Fields with only one value that is accepted, and that holds without them.
+/// Fields with only one accepted value, which is also the default.
 const ONLY_AS_USUAL: [&str; 2] = ["securityContext.privileged", "ports[].protocol"];
 
 struct Row {
     on: String,
     field: String,
     value: Value,
-    /// What the page says of the local node.
+    /// Text of the page on the local node's use of the field.
     effect: String,
 }
 
@@ -52,7 +51,7 @@ fn tables() -> impl Iterator<Item = Vec<&'static str>> {
     PAGE.lines().filter_map(inner).map(|it| it.split(" | ").collect()).filter(of_a_pod)
 }
 
-/// The page's rows about pods; what it says of the local node stands in a table of its own.
+/// Rows of the page about pods; their effect on the local node is in a table of its own.
 fn rows() -> Vec<Row> {
     let mut here = BTreeMap::new();
     for cells in tables().filter(|it| it.len() == 3) {
@@ -74,7 +73,7 @@ fn rows() -> Vec<Row> {
     rows
 }
 
-/// A service whose pod has this field.
+/// A service whose pod has the row's field with `value`.
 fn service(row: &Row, value: Option<Value>) -> Value {
     let mut container = json!({"image": "hello:v1", "command": ["serve"]});
     let mut spec = json!({});
@@ -98,7 +97,7 @@ fn service(row: &Row, value: Option<Value>) -> Value {
     })
 }
 
-/// What a row's field stands in, its own name there, and the path to it.
+/// Returns the object that contains a row's field, and the field's name in it.
 fn inner<'a>(value: &'a mut Value, field: &str) -> Option<(&'a mut Value, String)> {
     let (path, own) = field.rsplit_once('.')?;
     let steps = path.split('.').enumerate();
@@ -109,7 +108,7 @@ fn inner<'a>(value: &'a mut Value, field: &str) -> Option<(&'a mut Value, String
     Some((parent, own.trim_end_matches("[]").to_owned()))
 }
 
-/// The row's value without its field, and with nothing beside it; none where it is the whole value.
+/// Variants of the row's value: without its field, and with that field alone. `None` if the field is the whole value.
 fn variants(row: &Row) -> Option<(Value, Value)> {
     let (mut without, mut alone) = (row.value.clone(), row.value.clone());
     let (parent, own) = inner(&mut without, &row.field)?;
@@ -119,7 +118,7 @@ fn variants(row: &Row) -> Option<(Value, Value)> {
     Some((without, alone))
 }
 
-/// A runtime spec, its sets of capabilities in an order.
+/// A runtime spec with its capabilities sorted.
 fn in_order(mut spec: Value) -> Value {
     for set in spec["process"]["capabilities"].as_object_mut().unwrap().values_mut() {
         set.as_array_mut().unwrap().sort_by_key(ToString::to_string);
@@ -127,7 +126,7 @@ fn in_order(mut spec: Value) -> Value {
     spec
 }
 
-/// How the node would start the containers of a service's pod, or why the service is refused.
+/// Formats the node's start of the containers of a service's pod; an error is the reason for its refusal.
 fn started(service: &Value) -> Result<String, String> {
     let read = parse::service(service, &AutoscalerConfig::default());
     let (name, manifest) = read.map_err(|problems| parse::line(&problems))?;
@@ -162,7 +161,7 @@ fn started(service: &Value) -> Result<String, String> {
     Ok(all.collect())
 }
 
-/// Whether pods start in another way by the row's field: beside the others of its value, or alone.
+/// Returns true if the row's field changes the start of a pod, beside the other fields of its value or alone.
 fn is_read(row: &Row) -> bool {
     let with = started(&service(row, Some(row.value.clone())));
     let base = || started(&service(row, None));
@@ -191,7 +190,7 @@ fn the_node_reads_every_field_of_a_pod_that_is_accepted_without_a_warning() {
     assert!(tried.len() > 20, "{} rows", tried.len());
 }
 
-/// A warning that is not true would make its reader take out what is needed.
+/// Warnings must be true, or users would remove fields that they need.
 #[test]
 fn the_node_reads_nothing_that_it_warns_of() {
     let rows = rows();
