@@ -1,36 +1,36 @@
-//! Pure: chance from a seed, the same on every machine.
+//! Pure: random numbers from a seed, the same on every machine.
 
-/// Draws numbers; a seed gives the same ones each time.
+/// Generator of random numbers; the same seed gives the same numbers.
 #[derive(Clone, Debug)]
 pub struct Dice {
     seed: u64,
-    /// Bytes that are drawn first, last one first.
+    /// Bytes to draw before the seed's numbers, in reverse order.
     script: Option<Vec<u8>>,
 }
 
 impl Dice {
-    /// Starts anew.
+    /// A generator that begins with `seed`.
     pub fn new(seed: u64) -> Self {
         Self { seed, script: None }
     }
 
-    /// A seed that any change of `bytes` changes (FNV-1a).
+    /// A generator whose seed is a hash (FNV-1a) of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         Self::new(bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix))
     }
 
-    /// Draws the bytes of a script, so that whoever changes one changes one decision; zeros when they are at an end.
+    /// A generator that draws the bytes of a script, and zeros after its end. So a changed byte changes one decision.
     pub fn script(bytes: &[u8]) -> Self {
         Self { seed: 0, script: Some(bytes.iter().rev().copied().collect()) }
     }
 
-    /// Whether a script is at an end.
+    /// Returns true if a script has been drawn to its end.
     pub fn is_over(&self) -> bool {
         self.script.as_ref().is_some_and(Vec::is_empty)
     }
 
-    /// Any number (SplitMix64).
+    /// Draws any 64-bit number, by SplitMix64.
     pub fn any(&mut self) -> u64 {
         if let Some(script) = &mut self.script {
             return u64::from(script.pop().unwrap_or(0)) * 0x0101_0101_0101_0101;
@@ -41,22 +41,22 @@ impl Dice {
         mixed ^ mixed >> 31
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Draws a number below `bound`, which must not be 0.
     pub fn below(&mut self, bound: usize) -> usize {
         ((self.any() >> 32) as usize) % bound
     }
 
-    /// Whether something happens that does so `percent` times of a hundred.
+    /// Draws true with a probability of `percent`.
     pub fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    /// One of a list that is not empty.
+    /// Draws an element of a list, which must not be empty.
     pub fn pick<'a, T: ?Sized>(&mut self, list: &[&'a T]) -> &'a T {
         list[self.below(list.len())]
     }
 
-    /// A length: mostly small, now and then up to `most`.
+    /// Draws a length: mostly small, sometimes up to `most`.
     pub fn length(&mut self, most: usize) -> usize {
         let bound = match self.below(8) {
             0..3 => 4,

@@ -1,4 +1,4 @@
-//! Pure: HTTP/1.1: made-up streams, and others' views of them.
+//! Pure: HTTP/1.1: generated streams, and their reading by other implementations.
 
 pub mod client;
 pub mod judge;

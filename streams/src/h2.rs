@@ -1,4 +1,4 @@
-//! Pure: HTTP/2: made-up frames, and others' views of them.
+//! Pure: HTTP/2: generated frames, and their reading by other implementations.
 
 mod application;
 pub mod frames;
@@ -13,30 +13,30 @@ use crate::{
     tap::{Event, Tap},
 };
 
-/// How many of each were seen: begun, cut, answered.
+/// Numbers of requests that have begun, were cut and were answered.
 type Totals = [usize; 3];
 
-/// Compares what was counted with the reference, again and again; looks at each event once.
+/// Incremental comparison of the model's events with the reference; each event is read once.
 #[derive(Clone, Debug, Default)]
 pub struct Comparison {
-    /// Events, and notes of the reference, that are in the totals.
+    /// Numbers of events and of reference records that are included in the totals.
     seen: [usize; 2],
     counted: Totals,
     wanted: Totals,
-    /// Something has come behind bytes that were missing.
+    /// True once bytes have arrived behind missing ones.
     pub has_had_gap: bool,
     is_crowded: bool,
-    /// A request had no place, so that another one was taken for it that had ended before, or a GOAWAY has not ended it:
-    /// nothing is compared any more.
+    /// True once a request had no place in the table of streams. Then its events may belong to an earlier request, or a
+    /// GOAWAY may not have ended it, and nothing is compared any more.
     is_unsure: bool,
 }
 
 impl Comparison {
-    /// What is wrong between what was counted and what the reference says, if both have read the same bytes.
+    /// Compares the model with the reference, if both have read the same bytes; the error describes the difference.
     ///
-    /// Behind a gap in a payload the one goes on to read, and the other does not. So once there has been one, a request may
-    /// have been cut by its client for the one, and been answered before that for the other; or have begun just before the
-    /// server went away.
+    /// Behind a gap in a payload the model continues to read, and the reference does not. So after a gap the two may
+    /// differ: a request cut by its client for one was answered before for the other, or began just before the server's
+    /// GOAWAY.
     pub fn compare(&mut self, tap: &Tap, reference: &Reference) -> Result<(), String> {
         for event in &tap.events()[self.seen[0]..] {
             match event {
@@ -81,12 +81,12 @@ impl Comparison {
         }
     }
 
-    /// Whether requests have ended in the same ways for both.
+    /// Returns true if requests have ended in the same ways in the model and in the reference.
     pub fn is_exact(&self) -> bool {
         self.counted == self.wanted
     }
 
-    /// What came of it.
+    /// Totals of this connection, with the number of requests that were given to the server.
     pub fn outcome(&self, requests: u64, is_refused: bool) -> Outcome {
         Outcome {
             requests,
@@ -96,7 +96,7 @@ impl Comparison {
         }
     }
 
-    /// Requests that were answered.
+    /// Number of requests that were answered according to the reference.
     pub fn answered(&self) -> u64 {
         self.wanted[2] as u64
     }

@@ -1,19 +1,19 @@
-//! Made-up streams of HTTP, and what the kernel's parsers and others make of them.
+//! Generated streams of HTTP, and a comparison of the eBPF parsers with other implementations.
 //!
-//! Tests only; nothing that is shipped links it. The tests of this crate play streams by the hundred thousand, other ones
-//! in each run, and the targets of `fuzz/` play what a fuzzer chose. A stream that ever failed stays in `fuzz/corpus`,
-//! from where the tests play it again.
+//! Tests only; nothing that is shipped links this crate. Its tests play hundreds of thousands of streams, different
+//! ones in each run. The targets of `fuzz/` play the inputs of a fuzzer. A stream that ever failed stays in
+//! `fuzz/corpus`, from where the tests play it again.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`dice`] | chance from a seed |
-//! | [`segments`] | cuts a stream, and has the pieces arrive late, twice, in another order |
-//! | [`tap`] | the kernel half's place: the one file that knows how the parsers are driven |
+//! | [`dice`] | random numbers from a seed |
+//! | [`segments`] | cuts a stream; pieces arrive late, twice, or in another order |
+//! | [`tap`] | model of the eBPF programs: the one file that drives the parsers |
 //! | [`memory`] | one end of a connection over memory |
-//! | [`h1`] | HTTP/1.1: streams, hyper's server and client, a reference straight from RFC 9112 |
-//! | [`h2`] | HTTP/2: frames, crate h2's server and client, a reference straight from RFC 9113 |
-//! | [`targets`] | what `fuzz/` calls, and the tests with it |
-//! | [`many`], [`shrink`] | a hundred thousand streams, and the one of them that fails, as short as can be |
+//! | [`h1`] | HTTP/1.1: streams, hyper's server and client, a reference written from RFC 9112 |
+//! | [`h2`] | HTTP/2: frames, crate h2's server and client, a reference written from RFC 9113 |
+//! | [`targets`] | functions that `fuzz/` and the tests call |
+//! | [`many`], [`shrink`] | a hundred thousand streams, and the shortest form of one that fails |
 #![warn(missing_docs)]
 #![forbid(unsafe_code)]
 
@@ -27,20 +27,20 @@ pub mod shrink;
 pub mod tap;
 pub mod targets;
 
-/// What came of streams on which all agreed.
+/// Totals of streams on which all implementations agreed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Requests answered.
+    /// Number of requests that were answered.
     pub requests: u64,
-    /// Streams that the other side broke off.
+    /// Number of streams that the other side broke off.
     pub refused: u64,
-    /// Streams of which others are known to read something in another way than this one; not compared.
+    /// Number of streams that were not compared, because implementations are known to read them differently.
     pub differing: u64,
-    /// Connections of HTTP/2 with more than [`CROWD`] requests in flight at once.
+    /// Number of HTTP/2 connections with more than [`CROWD`] requests in flight at once.
     pub crowded: u64,
 }
 
-/// Requests in flight at once that make a crowd: nearly as many as `common::h2` has places for.
+/// Requests in flight at once from which a connection is crowded: nearly as many as `common::h2` has places for.
 pub const CROWD: u32 = 200;
 
 impl std::ops::AddAssign for Outcome {

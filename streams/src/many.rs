@@ -1,9 +1,9 @@
-//! Shell: plays streams by the hundred thousand, other ones in each run.
+//! Shell: plays hundreds of thousands of streams, different ones in each run.
 //!
-//! | variable | says |
+//! | variable | meaning |
 //! |---|---|
-//! | `ROUSE_STREAMS` | how many streams a test plays |
-//! | `ROUSE_SEED` | where the seeds begin, to have the same streams again |
+//! | `ROUSE_STREAMS` | number of streams that a test plays |
+//! | `ROUSE_SEED` | first seed, to repeat the same streams |
 
 use std::{
     collections::hash_map::RandomState,
@@ -15,14 +15,14 @@ use std::{
 
 use crate::{Outcome, dice::Dice, shrink::shrunk};
 
-/// In how many ways a stream of the corpus is cut when it is played again.
+/// Number of ways in which a stream of the corpus is cut when it is played again.
 pub const WAYS: u64 = 100;
 
-/// Makes and plays streams, and says on standard error how many: the test's own output is not shown.
+/// Generates and plays streams, and prints totals to standard error, because the output of a passing test is hidden.
 ///
 /// # Panics
 ///
-/// With the first stream that fails, as short as it was found to fail.
+/// Panics with the first stream that fails, in its shortest form found.
 pub fn many(
     what: &str,
     streams: u64,
@@ -49,7 +49,7 @@ pub fn many(
     all
 }
 
-/// Plays one stream in [`WAYS`] ways.
+/// Plays one stream with [`WAYS`] different cuts.
 pub fn replay(
     stream: &[u8],
     play: impl Fn(&[u8], &mut Dice) -> Result<Outcome, String>,
@@ -57,7 +57,7 @@ pub fn replay(
     (0..WAYS).try_for_each(|seed| attempt(stream, &Dice::new(seed), &play).map(drop))
 }
 
-/// A panic is a failure like any other.
+/// Plays one stream; a panic becomes an error.
 fn attempt(
     stream: &[u8],
     dice: &Dice,
@@ -78,7 +78,7 @@ fn fail(
     dice: &Dice,
     play: impl Fn(&[u8], &mut Dice) -> Result<Outcome, String>,
 ) -> ! {
-    // In some of the ways in which the corpus is played again, if it fails in any.
+    // Prefer cuts that a replay of the corpus makes, so that the shortened stream fails there too.
     let corpus = (0..WAYS).map(Dice::new);
     let mut ways: Vec<Dice> =
         corpus.filter(|dice| attempt(stream, dice, &play).is_err()).take(6).collect();

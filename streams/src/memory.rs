@@ -1,4 +1,4 @@
-//! Shell: one end of a connection over memory, and a task that whoever holds it drives by hand.
+//! Shell: one end of a connection over memory, and a task that the test polls by hand.
 
 use std::{
     cell::RefCell,
@@ -16,7 +16,7 @@ use std::{
 
 use hyper::rt::ReadBufCursor;
 
-/// What lies between one end of a connection and whoever plays the network.
+/// Buffers between one end of a connection and the test, which plays the network.
 #[derive(Debug, Default)]
 struct Pipe {
     incoming: VecDeque<u8>,
@@ -24,22 +24,22 @@ struct Pipe {
     outgoing: Vec<u8>,
 }
 
-/// One end of a connection. Its copies are the same end.
+/// One end of a connection. Its clones share the same buffers.
 #[derive(Clone, Debug, Default)]
 pub struct Io(Rc<RefCell<Pipe>>);
 
 impl Io {
-    /// Bytes have come for this end.
+    /// Adds bytes for this end to read.
     pub fn deliver(&self, bytes: &[u8]) {
         self.0.borrow_mut().incoming.extend(bytes);
     }
 
-    /// Nothing more will come.
+    /// Marks the end of the bytes for this end.
     pub fn end(&self) {
         self.0.borrow_mut().is_ended = true;
     }
 
-    /// Hands over what has come, `room` bytes at most.
+    /// Passes readable bytes to `put`, at most `room` of them.
     fn receive(&self, room: usize, put: impl FnOnce(&[u8])) -> Poll<io::Result<()>> {
         let Pipe { incoming, is_ended, .. } = &mut *self.0.borrow_mut();
         if incoming.is_empty() && !*is_ended {
@@ -51,7 +51,7 @@ impl Io {
         Poll::Ready(Ok(()))
     }
 
-    /// What this end has sent since the last call.
+    /// Returns the bytes that this end has sent since the last call.
     pub fn sent(&self) -> Vec<u8> {
         std::mem::take(&mut self.0.borrow_mut().outgoing)
     }
@@ -114,7 +114,7 @@ impl tokio::io::AsyncWrite for Io {
     }
 }
 
-/// Polls by hand, and notes whether somebody asks for more of it.
+/// Polls by hand, and records wake-ups.
 #[derive(Clone, Debug, Default)]
 pub struct Poller(Arc<Woken>);
 
@@ -128,12 +128,12 @@ impl Wake for Woken {
 }
 
 impl Poller {
-    /// Whether somebody has asked for more since the last poll.
+    /// Returns true if there was a wake-up since the last poll.
     pub fn is_woken(&self) -> bool {
         self.0.0.load(Ordering::Relaxed)
     }
 
-    /// Polls until it is ready, or waits for somebody else.
+    /// Polls until the result is ready, or no wake-up is left.
     pub fn settle<T>(&self, mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option<T> {
         let waker = Waker::from(Arc::clone(&self.0));
         let mut context = Context::from_waker(&waker);
@@ -148,27 +148,27 @@ impl Poller {
     }
 }
 
-/// A future that is polled by hand until nothing more happens in it.
+/// Future that is polled by hand until it makes no more progress.
 #[allow(missing_debug_implementations, reason = "futures have none")]
 pub struct Task<F: Future> {
     future: Pin<Box<F>>,
     poller: Poller,
-    /// What it ended with.
+    /// Output of the future, once it has ended.
     pub output: Option<F::Output>,
 }
 
 impl<F: Future> Task<F> {
-    /// A task that has not begun.
+    /// A task that has not been polled yet.
     pub fn new(future: F) -> Self {
         Self { future: Box::pin(future), poller: Poller::default(), output: None }
     }
 
-    /// Whether somebody has asked it to go on since it last waited.
+    /// Returns true if the task was woken since it was last polled and has not ended.
     pub fn is_woken(&self) -> bool {
         self.output.is_none() && self.poller.is_woken()
     }
 
-    /// Lets it go on until it waits for somebody else.
+    /// Polls the task until it waits without a wake-up.
     pub fn settle(&mut self) {
         if self.output.is_none() {
             self.output = self.poller.settle(|context| self.future.as_mut().poll(context));

@@ -1,4 +1,4 @@
-//! Pure: how a stream comes over the wire: cut anywhere, some of it late, some of it twice.
+//! Pure: arrival of a stream over the network: cut anywhere, some segments late, some repeated.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use common::abi::LATE_MAX;
 
 use crate::dice::Dice;
 
-/// Longest segment of which all is kept when it comes too early: `common::abi::KEPT_BYTES` holds one packet.
+/// Longest segment that is buffered whole if it arrives early: `common::abi::KEPT_BYTES` holds one packet.
 const PACKET: usize = 1_448;
 
 /// Cuts `from..to` into segments, in order.
@@ -22,7 +22,7 @@ pub fn cut(from: usize, to: usize, dice: &mut Dice) -> Vec<Range<usize>> {
     let mut pieces = Vec::new();
     let mut at = from;
     while at < to {
-        // Byte by byte only where that stays short.
+        // Single bytes only in short streams: long ones would take too many steps.
         let piece = 1 + dice.below(most.max((to - from) / 400));
         let end = (at + piece).min(to);
         pieces.push(at..end);
@@ -31,9 +31,9 @@ pub fn cut(from: usize, to: usize, dice: &mut Dice) -> Vec<Range<usize>> {
     pieces
 }
 
-/// How the `len` bytes of a stream arrive. Each byte does at least once.
+/// Order in which the segments of a stream of `len` bytes arrive. Each byte arrives at least once.
 ///
-/// Retransmissions end where a segment has ended, as TCP's do. Where nothing is out of order, they begin anywhere.
+/// Retransmissions end where a segment has ended, as in TCP. If no segment is out of order, they begin anywhere.
 pub fn arrivals(len: usize, dice: &mut Dice) -> Vec<Range<usize>> {
     let mut order = cut(0, len, dice);
     let is_disturbed = dice.chance(35) && order.iter().all(|it| it.len() <= PACKET);
@@ -46,7 +46,7 @@ pub fn arrivals(len: usize, dice: &mut Dice) -> Vec<Range<usize>> {
     order
 }
 
-/// Lets some segments come behind some of those that follow, of which at most [`LATE_MAX`] have to wait at once.
+/// Delays some segments behind later ones, so that at most [`LATE_MAX`] segments wait at once.
 fn disturb(order: &mut [Range<usize>], dice: &mut Dice) {
     let mut index = 0;
     while index + 1 < order.len() {
@@ -59,14 +59,14 @@ fn disturb(order: &mut [Range<usize>], dice: &mut Dice) {
     }
 }
 
-/// Sends some segments again; unless `is_disturbed`, some with what stands before them.
+/// Repeats some segments; unless `is_disturbed`, some of them together with earlier bytes.
 fn repeat(order: &mut Vec<Range<usize>>, is_disturbed: bool, dice: &mut Dice) {
     let mut index = 0;
     while index < order.len() && order.len() < 4_000 {
         if dice.chance(15) {
             let Range { start, end } = order[dice.below(index + 1)];
             let again = match is_disturbed {
-                // What has come by then is no longer than this.
+                // A later end could contain bytes that have not arrived by then.
                 true if dice.chance(30) => start..start + 1 + dice.below(end - start),
                 true => start..end,
                 false => dice.below(start + 1)..end,
@@ -78,7 +78,7 @@ fn repeat(order: &mut Vec<Range<usize>>, is_disturbed: bool, dice: &mut Dice) {
     }
 }
 
-/// How much of a stream has arrived without a gap.
+/// Received part of a stream, up to the first gap.
 #[derive(Clone, Debug, Default)]
 pub struct Received {
     whole: usize,
@@ -86,17 +86,17 @@ pub struct Received {
 }
 
 impl Received {
-    /// How many bytes can be read.
+    /// Number of bytes before the first gap.
     pub fn whole(&self) -> usize {
         self.whole
     }
 
-    /// Whether something came behind bytes that are still missing.
+    /// Returns true if bytes have arrived behind missing ones.
     pub fn has_gap(&self) -> bool {
         !self.ahead.is_empty()
     }
 
-    /// Takes note of a segment; returns the bytes that can now be read, if any.
+    /// Records a segment; returns the range of bytes that became readable.
     pub fn take(&mut self, segment: &Range<usize>) -> Range<usize> {
         let before = self.whole;
         self.ahead.push(segment.clone());

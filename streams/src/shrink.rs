@@ -1,8 +1,8 @@
-//! Pure: makes a stream that fails as short as it can be and still fail.
+//! Pure: shortens a stream that fails to the shortest one found that still fails.
 
-/// The shortest found of the streams that are `bytes` with pieces left out, and that `fails` too.
+/// Removes pieces of `bytes` as long as `fails` stays true, and returns the shortest stream found.
 ///
-/// `fails` is asked a few thousand times at most.
+/// Calls `fails` a few thousand times at most.
 pub fn shrunk(bytes: &[u8], mut fails: impl FnMut(&[u8]) -> bool) -> Vec<u8> {
     let mut best = bytes.to_vec();
     let mut left = 6_000;
@@ -19,7 +19,7 @@ pub fn shrunk(bytes: &[u8], mut fails: impl FnMut(&[u8]) -> bool) -> Vec<u8> {
                 at += piece;
             }
         }
-        // What was taken out may have held other pieces in place.
+        // Removed bytes may have been the reason why other pieces had to stay.
         if piece > 1 || best.len() == before {
             piece /= 2;
         }

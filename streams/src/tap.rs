@@ -1,7 +1,7 @@
-//! Pure: stands where the kernel half stands, and does with segments what `ebpf/src/count.rs` does with them.
+//! Pure: model of the eBPF programs: processes segments as `ebpf/src/count.rs` does.
 //!
-//! The one file of this crate, with [`late`], that knows how the parsers are driven. Unlike the kernel half it reads as
-//! many windows of a segment as there are.
+//! Only this file and [`late`] drive the parsers. Unlike the eBPF programs, the model reads as many windows of a
+//! segment as it has.
 
 mod late;
 
@@ -13,37 +13,37 @@ use common::{
 use self::late::{Lates, Piece};
 use crate::segments::Received;
 
-/// Words of a window of HTTP/1: fewer than the kernel half's, so that more heads lie in several.
+/// Words of an HTTP/1 window: fewer than in the eBPF programs, so that more heads span several windows.
 const WORDS: usize = 29;
-/// Windows of a segment that are read without going byte by byte.
+/// Number of windows of a segment that are read on the fast path; later ones are read byte by byte.
 const FAST_ROUNDS: u32 = 2;
 
-/// What was seen to happen on a connection.
+/// Event that the parsers report on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A request is in flight from now on.
     Started,
-    /// The request in flight has ended with this status.
+    /// The request in flight has ended, with this status.
     Finished(u16),
-    /// A request that nobody had seen begin has ended with this status.
+    /// A request whose begin was not seen has ended, with this status.
     Missed(u16),
-    /// The request in flight has ended because the connection did, with a whole answer.
+    /// The request in flight has ended with the connection, after a whole response.
     Closed,
-    /// A request in flight has ended without a whole answer.
+    /// A request in flight has ended without a whole response.
     Cut,
-    /// A response that nobody had asked for went by.
+    /// A response without a request has passed.
     Stray,
-    /// Boundaries were lost.
+    /// Message boundaries were lost.
     Desync,
     /// The connection speaks neither HTTP/1 nor HTTP/2.
     Opaque,
-    /// The connection speaks HTTP/2.
+    /// The connection speaks HTTP/2 from here on.
     Http2,
-    /// A request of HTTP/2 has ended with a status of this class (0: not seen), and this outcome of a gRPC call.
+    /// A request of HTTP/2 has ended: its status class (0: not seen) and the outcome of a gRPC call.
     Answered(u16, u16),
 }
 
-/// What a connection speaks.
+/// Protocol that a connection speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Speaks {
     Http1,
@@ -51,34 +51,34 @@ enum Speaks {
     Other,
 }
 
-/// A connection as the kernel half sees it.
+/// State of a connection in the model of the eBPF programs.
 #[derive(Clone, Debug)]
 pub struct Tap {
     speaks: Speaks,
     h1: h1::Conn,
     h2: Box<h2::Conn>,
-    /// Sequence numbers of the first byte of requests and of responses.
+    /// Sequence numbers of the first request byte and of the first response byte.
     first: [u32; 2],
     draft: Draft<WORDS>,
-    /// What the socket has taken in.
+    /// Request bytes that the socket has received.
     received: Received,
     lates: Lates,
     now_ns: u64,
     events: Vec<Event>,
     has_spilled: bool,
-    /// How many of the events were checked, and what was in flight after them.
+    /// Number of events that were checked, and of requests in flight after them.
     checked: (usize, u32),
 }
 
-/// How the reading of a segment ended.
+/// Result of reading a segment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Done,
-    /// Bytes before it are missing.
+    /// Bytes before the segment are missing.
     Gap,
-    /// Its bytes were not kept that far.
+    /// The segment's bytes were not stored up to the place where reading continues.
     Budget,
-    /// From here on something else is spoken.
+    /// Another protocol is spoken from here on.
     Changed,
 }
 
@@ -91,11 +91,11 @@ impl Default for Tap {
 impl Tap {
     /// A connection that was just accepted.
     pub fn new() -> Self {
-        // Both wrap early.
+        // Close to the maximum, so that both sequence numbers wrap early.
         let first = [u32::MAX - 40, u32::MAX - 90];
         let mut h1 = h1::Conn::default();
         h1.open(first[0], first[1]);
-        // What an older window left behind looks like the end of a head.
+        // Stale bytes of an earlier window, which look like the end of a head: reading them would be an error.
         let mut draft = Draft::default();
         draft.window = [0x5a0a_0d0a_0d0a_0d0a; WORDS];
         Self {
@@ -113,32 +113,32 @@ impl Tap {
         }
     }
 
-    /// All that has happened so far.
+    /// All events so far, in order.
     pub fn events(&self) -> &[Event] {
         &self.events
     }
 
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub fn in_flight(&self) -> u32 {
         match self.speaks {
             Speaks::Http1 => u32::from(self.h1.is_busy()),
             Speaks::Http2 => self.h2.open,
-            // An estimate, not made here.
+            // Opaque connections have an estimate, which this model does not compute.
             Speaks::Other => 0,
         }
     }
 
-    /// Whether a request is in flight.
+    /// Returns true if a request is in flight.
     pub fn is_busy(&self) -> bool {
         self.in_flight() > 0
     }
 
-    /// Whether a request of HTTP/2 has ever found no place.
+    /// Returns true if an HTTP/2 request has ever found no free place in the table of streams.
     pub fn has_spilled(&self) -> bool {
         self.has_spilled
     }
 
-    /// A segment of the requests, that begins this many bytes behind their begin, has come in.
+    /// Receives a segment of the requests, `offset` bytes behind the first one.
     pub fn request(&mut self, offset: usize, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -153,7 +153,7 @@ impl Tap {
         }
         let mut end = self.take_request(&piece);
         if end == End::Gap && self.speaks == Speaks::Http2 && is_expected {
-            // What is missing came while boundaries were lost.
+            // The missing bytes passed while boundaries were lost, so they will not come again.
             self.lose_requests();
             self.resume_frames(&piece);
             end = self.take_request(&piece);
@@ -168,17 +168,17 @@ impl Tap {
         self.check();
     }
 
-    /// Whether it is known that HTTP/2 is spoken.
+    /// Returns true if the connection is known to speak HTTP/2.
     pub fn speaks_http2(&self) -> bool {
         self.speaks == Speaks::Http2
     }
 
-    /// So many bytes of the requests have come in, behind these many, which nobody has seen.
+    /// Records `len` received request bytes at `offset` that the parsers never see.
     pub fn skip_request(&mut self, offset: usize, len: usize) {
         self.received.take(&(offset..offset + len));
     }
 
-    /// A segment of the responses, that begins this many bytes behind their begin, goes out.
+    /// Sends a segment of the responses, `offset` bytes behind the first one.
     pub fn response(&mut self, offset: usize, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -201,7 +201,7 @@ impl Tap {
         self.check();
     }
 
-    /// Request bytes are given up.
+    /// Gives up reading request bytes until a known boundary.
     pub fn lose_requests(&mut self) {
         match self.speaks {
             Speaks::Http1 => {
@@ -218,7 +218,7 @@ impl Tap {
         self.check();
     }
 
-    /// Response bytes are given up.
+    /// Gives up reading response bytes.
     pub fn lose_responses(&mut self) {
         match self.speaks {
             Speaks::Http1 => {
@@ -231,7 +231,7 @@ impl Tap {
         self.check();
     }
 
-    /// The server sends nothing more (`in_order`), or the connection is gone.
+    /// Closes the connection: the server sends nothing more (`in_order`), or the connection is gone.
     pub fn close(&mut self, in_order: bool) {
         match self.speaks {
             Speaks::Http1 => {
@@ -263,7 +263,7 @@ impl Tap {
         if end == End::Changed { End::Done } else { end }
     }
 
-    /// Takes in segments that waited for this one.
+    /// Reads buffered segments that waited for the last one.
     fn take_lates(&mut self) {
         loop {
             let next = match self.speaks {
@@ -294,7 +294,7 @@ impl Tap {
                 Seek::Gap => return End::Gap,
             }
             happened = 0;
-            // None: what has ended was the last that is read.
+            // No offset: the message that has ended was the last one that is read.
             let begins = self.draft.begin(&self.h1.rx, piece.seq, piece.len);
             let Some(offset) = begins else { continue };
             let Some(len) = self.fill(piece, offset) else { return End::Budget };
@@ -329,7 +329,7 @@ impl Tap {
                 Seek::Gap => return End::Gap,
             }
             happened = 0;
-            // None: what has ended was the last that is read.
+            // No offset: the message that has ended was the last one that is read.
             let begins = self.draft.begin(&self.h1.tx, piece.seq, piece.len);
             let Some(offset) = begins else { continue };
             let Some(len) = self.fill(piece, offset) else { return End::Budget };
@@ -373,14 +373,14 @@ impl Tap {
         }
     }
 
-    /// Reads on where the client's next segment surely begins with a frame.
+    /// Resumes reading where the client's next segment certainly begins with a frame.
     fn resume_frames(&mut self, piece: &Piece) {
         let mut window = [0x5a5a_5a5a_5a5a_5a5a; PEEK_WORDS];
         let have = fill(&mut window, &piece.bytes, 0, PEEK).unwrap_or_default();
         self.h2.resume_requests(&window, have, piece.seq, piece.len);
     }
 
-    /// Frames cannot be followed any more: what is in flight has ended for us.
+    /// Gives up reading frames: requests in flight end, and the connection is opaque from here on.
     fn lose_frames(&mut self) {
         let cut = self.h2.close();
         self.cut(cut);
@@ -392,7 +392,7 @@ impl Tap {
         self.events.extend((0..cut).map(|_| Event::Cut));
     }
 
-    /// Takes note of what HTTP/1 says. Returns whether something else is spoken from here on.
+    /// Records the events of HTTP/1. Returns true if another protocol is spoken from here on.
     fn note(&mut self, happened: Happened, status: u16) -> bool {
         let bits = [
             (h1::FINISHED, Event::Finished(status)),
@@ -429,7 +429,7 @@ impl Tap {
         self.cut(change.cut);
     }
 
-    /// What holds at any time: what is in flight has begun and not ended, and with HTTP/1 that is one request at most.
+    /// Checks invariants: requests in flight have begun and not ended, and HTTP/1 has at most one of them.
     fn check(&mut self) {
         let (from, mut open) = self.checked;
         let mut most = 1;
@@ -452,7 +452,8 @@ impl Tap {
     }
 }
 
-/// Copies as the kernel half does: what lies behind stays as it was. `None`: there are no bytes at `offset`.
+/// Copies bytes as the eBPF programs do: the rest of the window stays unchanged. `None`: there are no bytes at
+/// `offset`.
 fn fill(window: &mut [u64], bytes: &[u8], offset: u32, most: usize) -> Option<u32> {
     let left = bytes.get(offset as usize..).filter(|left| !left.is_empty())?;
     let len = left.len().min(most);
@@ -464,7 +465,7 @@ fn fill(window: &mut [u64], bytes: &[u8], offset: u32, most: usize) -> Option<u3
     Some(len as u32)
 }
 
-/// A step consumes bytes, unless it leaves that to a slow one, and no more than there were.
+/// Checks that a step consumed no more bytes than it had, and at least one unless it deferred to a slow step.
 fn moved(from: u32, next: u32, is_slow: bool, len: u32) {
     let used = next.wrapping_sub(from);
     assert!((u32::from(is_slow)..=len).contains(&used), "{used} of {len}");

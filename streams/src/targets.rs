@@ -1,11 +1,12 @@
-//! Pure: what a fuzzer, and the test of its corpus, do with bytes.
+//! Pure: fuzz targets, shared by the fuzzer and the test of its corpus.
 
 use crate::{Outcome, dice::Dice, h1, h2, tap::Tap};
 
-/// A target: its name, which is its folder's in `fuzz/corpus`, and what it does with bytes, cut by the dice.
+/// Target: its name, which is also its folder in `fuzz/corpus`, and the function that plays bytes with a generator's
+/// cuts.
 pub type Target = (&'static str, fn(&[u8], &mut Dice) -> Result<Outcome, String>);
 
-/// All targets.
+/// All fuzz targets of this crate.
 pub const ALL: [Target; 4] = [
     ("h1", h1),
     ("h1_differential", h1_differential),
@@ -16,11 +17,11 @@ pub const ALL: [Target; 4] = [
 /// Targets of other crates, whose own tests play their corpus.
 pub const ELSEWHERE: [&str; 2] = ["answers", "proxy_protocol"];
 
-/// Plays `bytes` to a target in one way.
+/// Plays `bytes` to a target with one series of cuts.
 ///
 /// # Panics
 ///
-/// With what is wrong.
+/// Panics with the error of the target.
 pub fn check(name: &str, bytes: &[u8]) {
     let target = ALL.iter().find(|(it, _)| *it == name);
     let (_, play) = target.expect("a file of fuzz/targets names it");
@@ -29,15 +30,15 @@ pub fn check(name: &str, bytes: &[u8]) {
     }
 }
 
-/// Any bytes as segments, in any order: nothing but what always holds may be asked of them.
+/// Plays arbitrary bytes as segments in any order. Only the model's own invariants are checked.
 ///
-/// A segment begins with two bytes: what it is, and how long. Its bytes follow.
+/// A segment begins with two bytes: its kind and its length. Its bytes follow.
 pub fn h1(bytes: &[u8], _: &mut Dice) -> Result<Outcome, String> {
     segments(Tap::new(), [0; 2], bytes);
     Ok(Outcome::default())
 }
 
-/// The same behind the preface of HTTP/2.
+/// Plays arbitrary bytes as segments behind the preface of HTTP/2, with the same checks as [`h1()`].
 pub fn h2(bytes: &[u8], _: &mut Dice) -> Result<Outcome, String> {
     let mut tap = Tap::new();
     tap.request(0, h2::frames::PREFACE);
@@ -45,7 +46,7 @@ pub fn h2(bytes: &[u8], _: &mut Dice) -> Result<Outcome, String> {
     Ok(Outcome::default())
 }
 
-/// Plays segments that go on where requests and answers have come to.
+/// Plays segments that continue at the present ends of requests and responses, or near them.
 fn segments(mut tap: Tap, mut ends: [usize; 2], mut bytes: &[u8]) {
     while let [what, len, rest @ ..] = bytes {
         let len = usize::from(*len).min(rest.len());
@@ -75,7 +76,7 @@ fn segments(mut tap: Tap, mut ends: [usize; 2], mut bytes: &[u8]) {
     tap.close(true);
 }
 
-/// Behind `<` a conversation for hyper's client, behind any other byte requests for hyper's server and for a made-up one.
+/// Plays a conversation to hyper's client (first byte `<`), or requests to hyper's server and to a simulated one.
 pub fn h1_differential(bytes: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
     match bytes {
         [] => Ok(Outcome::default()),
@@ -87,8 +88,8 @@ pub fn h1_differential(bytes: &[u8], dice: &mut Dice) -> Result<Outcome, String>
     }
 }
 
-/// Behind `<` a conversation frame by frame, behind `:` a script for the client and the server of crate h2, behind any other
-/// byte a client's frames for the server of crate h2.
+/// Plays bytes by their first byte: `<` a conversation frame by frame, `:` a script for client and server of crate
+/// h2. Any other byte begins a client's frames to the server of crate h2.
 pub fn h2_differential(bytes: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
     match bytes {
         [] => Ok(Outcome::default()),

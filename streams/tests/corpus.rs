@@ -1,10 +1,10 @@
-//! Shell: what the fuzzer's corpus holds, and every input that ever failed.
+//! Shell: replays the fuzzer's corpus, with every input that ever failed.
 
 use std::{fs, path::Path};
 
 use streams::{many, targets};
 
-/// The corpus of a target: names and bytes.
+/// Corpus of a target: file names and bytes.
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
     let entries = fs::read_dir(&folder).expect("each target has a folder");

@@ -1,8 +1,8 @@
-//! Pure: HTTP/1.1 streams by the hundred thousand, valid and invalid, in any order of their segments.
+//! Pure: hundreds of thousands of HTTP/1.1 streams, valid and invalid, with segments in any order.
 
 use streams::{h1, many::many};
 
-/// Streams of each kind in each run.
+/// Number of streams of each kind in each run.
 const STREAMS: u64 = 100_000;
 
 #[test]

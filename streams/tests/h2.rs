@@ -1,8 +1,8 @@
-//! Pure: HTTP/2 conversations by the hundred thousand, in any order of their segments.
+//! Pure: hundreds of thousands of HTTP/2 conversations, with segments in any order.
 
 use streams::{h2, many::many};
 
-/// Connections of each kind in each run.
+/// Number of connections of each kind in each run.
 const CONNECTIONS: u64 = 100_000;
 
 #[test]

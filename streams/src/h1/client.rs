@@ -1,6 +1,6 @@
-//! Shell: hyper's HTTP/1.1 client over memory, fed the same answers: where it says that one ends, it must end for us.
+//! Shell: hyper's HTTP/1.1 client over memory: where the client sees the end of a response, the model must see it too.
 //!
-//! A conversation is a text: for each request a byte that tells its kind, the bytes that answer it, and [`END`].
+//! A conversation is a text: for each request a byte for its kind, the bytes of its response, and [`END`].
 
 use std::{cell::Cell, convert::Infallible, future::poll_fn, pin::pin, rc::Rc, task::Poll};
 
@@ -21,10 +21,10 @@ use crate::{
     tap::{Event, Tap},
 };
 
-/// Ends the answer to a request.
+/// Byte that ends the response to a request.
 pub const END: u8 = 0xff;
 
-/// A conversation. In half of them something is odd.
+/// Generates a conversation. In half of them something is unusual.
 pub fn conversation(dice: &mut Dice) -> Vec<u8> {
     let odd = *dice.pick(&[&0, &0, &0, &2, &2, &5, &15, &50, &200]);
     let mut text = Vec::new();
@@ -47,16 +47,16 @@ fn kind_of(letter: u8) -> Kind {
     }
 }
 
-/// The requests of a conversation, and what is answered.
+/// Parses a conversation: the kind of each request, and its response.
 fn records(conversation: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let records = conversation.split(|byte| *byte == END);
     records.map_while(|record| record.split_first().map(|(letter, answer)| (*letter, answer)))
 }
 
-/// Whether this client reads an answer differently than others, and than RFC 9112: it goes on in trailers behind an empty
-/// line that ends with a line feed alone, takes `chunked,` for another coding, and `close` CRLF ` x` for no `close`, and
-/// reads no list that has a byte beyond ASCII. It also breaks off at a 101 that it did not ask for, where a frame with settings
-/// begins HTTP/2 for us.
+/// Returns true if hyper reads a response differently from other clients and RFC 9112. It continues in trailers behind
+/// an empty line that ends with a bare line feed. It reads `chunked,` as another coding, `close` CRLF ` x` as no
+/// `close`, and no list that has a byte outside ASCII. It also breaks off at a 101 that it did not request, where a
+/// SETTINGS frame begins HTTP/2 for the model.
 fn is_differing(letter: u8, answer: &[u8]) -> bool {
     let differs = [
         Odd::Trailer,
@@ -69,7 +69,7 @@ fn is_differing(letter: u8, answer: &[u8]) -> bool {
     reference::answer(answer, kind_of(letter)).iter().any(|odd| differs.contains(odd))
 }
 
-/// The body of a request: sent in pieces, each when it is allowed.
+/// Body of a request, sent in pieces, and the number of pieces that may be sent.
 struct Pieces(Vec<Bytes>, Rc<Cell<usize>>);
 
 impl Body for Pieces {
@@ -115,7 +115,7 @@ fn request(letter: u8, steps: &Rc<Cell<usize>>, dice: &mut Dice) -> Request<Piec
     request
 }
 
-/// How far the answer to the request at hand has come.
+/// Progress of the response to the present request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Waiting,
@@ -125,7 +125,7 @@ enum State {
     Broken,
 }
 
-/// Sends a request and reads its answer to the end.
+/// Sends a request and reads its response to the end.
 async fn exchange(
     mut sender: SendRequest<Pieces>,
     request: Request<Pieces>,
@@ -156,7 +156,7 @@ async fn exchange(
     Some(sender)
 }
 
-/// Plays a conversation, cut by `dice`. An error says on what we and the client disagree.
+/// Plays a conversation, cut by `dice`. The error describes the difference between model and client.
 pub fn play(conversation: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
     if records(conversation).any(|(letter, answer)| is_differing(letter, answer)) {
         return Ok(Outcome { differing: 1, ..Outcome::default() });
@@ -191,11 +191,11 @@ struct Talk<F: Future> {
     connection: Task<F>,
     io: Io,
     tap: Tap,
-    /// Pieces of the request's body that may be sent.
+    /// Number of pieces of the request's body that may be sent.
     steps: Rc<Cell<usize>>,
     sent: Vec<u8>,
     received: Vec<u8>,
-    /// Statuses of the answers that came whole.
+    /// Statuses of the responses that arrived whole.
     heard: Vec<u16>,
     state: State,
 }
@@ -234,7 +234,7 @@ impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
         self.conclude()
     }
 
-    /// Bytes of an answer go out.
+    /// Sends bytes of a response to the model and the client.
     fn answer(&mut self, bytes: &[u8], dice: &mut Dice) {
         let from = self.received.len();
         self.received.extend(bytes);
@@ -243,7 +243,7 @@ impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
         self.io.deliver(bytes);
     }
 
-    /// Lets client and exchange go on until both wait, and compares.
+    /// Polls client and exchange until both wait, and compares the model with the client.
     fn settle<E>(
         &mut self,
         task: &mut Task<impl Future<Output = E>>,
@@ -279,7 +279,7 @@ impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
         }
     }
 
-    /// The server closes; an answer without a length is whole with that.
+    /// Closes the server's side, which completes a response without a length, and compares all events.
     fn conclude(&mut self) -> Result<Outcome, String> {
         self.tap.close(true);
         let refused = usize::from(self.state == State::Broken);
@@ -298,7 +298,7 @@ impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
                 Event::Started | Event::Closed | Event::Cut | Event::Stray | Event::Desync => {}
             }
         }
-        // What the client broke off may have looked whole.
+        // A response that the client broke off may have looked whole to the model.
         let is_whole = ended.len() <= answers + refused && ended.starts_with(&self.heard);
         if !is_whole {
             return Err("other answers".to_owned());

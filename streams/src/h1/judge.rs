@@ -1,20 +1,20 @@
-//! Pure: compares what was counted with what was served.
+//! Pure: comparison of the model's events with the served requests.
 
 use crate::tap::Event;
 
-/// What a server has done by now.
+/// Work of a server so far.
 #[derive(Clone, Copy, Debug)]
 pub struct Served<'a> {
-    /// Statuses of its answers, in order.
+    /// Statuses of the server's responses, in order.
     pub statuses: &'a [u16],
-    /// After the last of them it may have broken off: then one refusal may have been counted, and one request that came
-    /// whole behind it may have begun and been cut by the close.
+    /// True if the server may have broken off after the last of them. Then one refusal may have been counted, and one
+    /// request that arrived whole behind it may have begun and been cut by the close.
     pub may_refuse: bool,
-    /// Its last answer has made the connection a tunnel, which ends with it.
+    /// True if the last response has switched the connection to another protocol, which ends with the connection.
     pub is_tunnel: bool,
 }
 
-/// What is wrong with `events`, if this was served.
+/// Checks `events` against the served requests; the error names the difference.
 pub fn judge(events: &[Event], served: Served<'_>) -> Result<(), &'static str> {
     let Served { statuses, may_refuse, is_tunnel } = served;
     let mut answered = Vec::new();
@@ -26,7 +26,7 @@ pub fn judge(events: &[Event], served: Served<'_>) -> Result<(), &'static str> {
                 return Err("a served request was missed");
             }
             Event::Missed(status) => answered.push(*status),
-            // An answer without a length is whole when the connection ends.
+            // A response without a length is whole when the connection ends.
             Event::Closed if answered.len() + 1 == statuses.len() => {
                 answered.push(statuses[answered.len()]);
             }
@@ -45,22 +45,22 @@ pub fn judge(events: &[Event], served: Served<'_>) -> Result<(), &'static str> {
     if more.len() + strays > 1 || cut > 1 || !(more.is_empty() || is_refusal) {
         return Err("more requests were counted than served");
     }
-    // A refusal may have no length.
+    // A refusal may have no length and then ends with the connection.
     if tunnels > usize::from(is_tunnel || may_refuse) {
         return Err("an answer that is not whole was counted as whole");
     }
     Ok(())
 }
 
-/// Whether a stream does not begin as HTTP/1 does. A method may begin with any character of a token (RFC 9110 §5.6.2),
-/// but none in use begins without a letter; other protocols do.
+/// Returns true if a stream does not begin like HTTP/1. A method may begin with any character of a token (RFC 9110
+/// §5.6.2). But all methods in use begin with a letter, unlike other protocols.
 fn is_foreign(stream: &[u8]) -> bool {
     let begin = stream.iter().position(|byte| !b"\r\n".contains(byte));
     let first = begin.map_or(&b""[..], |begin| &stream[begin..]);
     first.starts_with(b"PRI * HT") || first.first().is_some_and(|byte| !byte.is_ascii_alphabetic())
 }
 
-/// Whether `events` are those of a connection that does not speak HTTP/1, as `stream` does not: nothing was counted.
+/// Returns true if neither `stream` nor `events` are HTTP/1: then nothing was counted.
 pub fn passes_for_foreign(stream: &[u8], events: &[Event]) -> bool {
     use Event::{Desync, Http2, Opaque};
     is_foreign(stream) && matches!(events, [Opaque] | [Http2] | [Http2, Desync, Opaque])

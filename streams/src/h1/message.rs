@@ -1,8 +1,8 @@
-//! Pure: writes messages, most of them as usual, some of them in ways that others differ on, some of them broken.
+//! Pure: generates messages: most of them usual, some in forms that implementations read differently, some broken.
 
 use crate::dice::Dice;
 
-/// Header lines that must not matter, some of them made to look as if they did.
+/// Header lines without effect on framing; some look as if they had one.
 const NOISE: [&str; 33] = [
     "Host: hello.default.example.com",
     "Host: a",
@@ -110,7 +110,7 @@ const CODINGS: [&str; 30] = [
     "chunked\r\n , gzip",
     "chun\r\n ked",
 ];
-/// Lengths, of which `5` is right: there are five bytes.
+/// Values of Content-Length for a body of five bytes, of which only `5` is correct in form.
 const LENGTHS: [&str; 24] = [
     "5",
     "5, 5",
@@ -137,7 +137,7 @@ const LENGTHS: [&str; 24] = [
     "4294967301",
     "5\r\n ",
 ];
-/// Sizes of a chunk of five bytes.
+/// Size lines of a chunk of five bytes, in correct and in broken forms.
 const SIZES: [&str; 24] = [
     "5",
     "05",
@@ -167,19 +167,19 @@ const SIZES: [&str; 24] = [
 const CHUNK_ENDS: [&str; 7] = ["\r\n", "\n", "", "\r", "\r\r\n", " \r\n", "x\r\n"];
 const LAST_CHUNKS: [&str; 8] = ["0", "0", "000", "0;last", "0 ", "00;a=b", "0x0", ""];
 
-/// Writes messages.
+/// Generator of messages, with the bytes written so far.
 pub(super) struct Writer<'a> {
     pub(super) out: Vec<u8>,
     pub(super) dice: &'a mut Dice,
-    /// How many times of a thousand something is not as usual.
+    /// Probability of unusual parts, in thousandths.
     pub(super) odd: usize,
-    /// How lines end.
+    /// Line end of the present message.
     end: &'static str,
-    /// A header asks to close the connection.
+    /// True if the message has a header that closes the connection.
     pub(super) closes: bool,
 }
 
-/// The body that a head announces.
+/// Framing of the body, as announced by the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body {
     None,
@@ -192,7 +192,7 @@ impl<'a> Writer<'a> {
         Self { out: Vec::new(), dice, odd, end: "\r\n", closes: false }
     }
 
-    /// How lines end from now on.
+    /// Chooses the line end of the next message.
     pub(super) fn choose_line_end(&mut self) {
         self.end = if self.is_odd() {
             self.dice.pick(&["\n", "\n", "\n", "\r", "\r\r\n", " \r\n", "\n\r"])
@@ -201,7 +201,7 @@ impl<'a> Writer<'a> {
         };
     }
 
-    /// Header lines with these among them, and the empty line.
+    /// Writes the given header lines among others, and the empty line.
     pub(super) fn headers(&mut self, mut framing: Vec<String>) {
         if self.closes {
             framing.push(self.dice.pick(&CLOSE).to_owned());
@@ -240,7 +240,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The header lines that tell how long the body is, and the body they tell of.
+    /// Generates the header lines that announce a body's length, and that length.
     pub(super) fn framing(&mut self) -> (Vec<String>, Body) {
         let mut lines = Vec::new();
         let body = match self.dice.below(5) {
@@ -251,7 +251,7 @@ impl<'a> Writer<'a> {
                 Body::Sized(len)
             }
             _ => {
-                // The first six are just that word.
+                // The first six elements are the plain word.
                 let coding = self.dice.pick(&CODINGS[..6]);
                 lines.push(self.field(&CODING_NAMES, coding));
                 Body::Chunked
@@ -293,7 +293,7 @@ impl<'a> Writer<'a> {
 
     pub(super) fn content(&mut self, len: usize) {
         let len = if self.is_odd() { len + 1 - self.dice.below(3).min(len + 1) } else { len };
-        // Looks like heads and chunks, to whoever has lost the boundary.
+        // The content looks like heads and chunks, to catch a parser that has lost a boundary.
         let bytes =
             b"\r\n\r\nGET / HTTP/1.1\r\nContent-Length: 3\r\n\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n\r\n";
         self.out.extend(bytes.iter().cycle().skip(self.dice.below(bytes.len())).take(len));
@@ -307,7 +307,7 @@ impl<'a> Writer<'a> {
                 self.content(5);
             } else {
                 let len = 1 + self.dice.length(700);
-                // The first eight are right in form, but for the length.
+                // The first eight forms are correct, apart from the size itself.
                 let (zeros, rest) = SIZES[self.dice.below(8)].split_once('5').unwrap_or_default();
                 let size =
                     if self.dice.chance(50) { format!("{len:x}") } else { format!("{len:X}") };
@@ -332,7 +332,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Changes a byte or a few somewhere.
+/// Changes one or a few bytes at a random place.
 pub(super) fn mutate(bytes: &mut Vec<u8>, dice: &mut Dice) {
     let at = dice.below(bytes.len() + 1);
     match dice.below(6) {

@@ -1,22 +1,22 @@
-//! Pure: where requests begin and end, straight from RFC 9112: slow, obvious, and written without a look at `common::h1`.
+//! Pure: reference for request boundaries, from RFC 9112: slow, obvious, and independent of `common::h1`.
 //!
-//! Servers differ. Each point on which they do is an [`Odd`]; a [`Server`] takes some of those, and refuses the rest: 400,
-//! or a like answer, and close. What the real ones take was found by asking each one that question.
+//! Servers differ. Each point of difference is an [`Odd`]. A [`Server`] accepts some of them and refuses the rest: with
+//! 400 or a similar response, and a close. The behaviour of real servers was measured, one request for each point.
 
 mod reader;
 
 use self::reader::Reader;
 
-/// Something that some servers take and some refuse.
+/// Form of a message that some servers accept and some refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Odd {
-    /// A method with lower-case letters, digits or symbols behind its first letter.
+    /// A method with lower-case letters, digits or symbols after its first letter.
     Method,
     /// A method that begins with no letter, or HTTP/2's own (RFC 9113 §11.6).
     Symbol,
     /// More than one space between the words of the request line, or one behind them.
     Spaces,
-    /// A tab there.
+    /// A tab between the words of the request line.
     Tabs,
     /// A target with bytes outside printable ASCII.
     Target,
@@ -26,17 +26,18 @@ pub enum Odd {
     LineFeed,
     /// A carriage return inside a line.
     Return,
-    /// A header line that goes on in the next.
+    /// A header line that continues in the next line.
     Fold,
-    /// The option `close` with more of its word in the next line.
+    /// The option `close`, continued in the next line by more text of the same element.
     FoldedClose,
-    /// A carriage return inside a line of connection options: nginx ends the line there, others read it as a letter.
+    /// A carriage return inside a line of connection options: nginx ends the line there, others read it as part of a
+    /// word.
     ReturnedClose,
     /// A blank between a header's name and its colon.
     Blank,
     /// A header line without a colon.
     Colon,
-    /// A header's name that is no token.
+    /// A header name that is not a token.
     Name,
     /// A control character in a header's value.
     Value,
@@ -44,11 +45,11 @@ pub enum Odd {
     Lengths,
     /// Content-Length as a list of the same numbers.
     LengthList,
-    /// Content-Length beside Transfer-Encoding.
+    /// Both Content-Length and Transfer-Encoding in one head.
     Both,
     /// A coding before `chunked`.
     Codings,
-    /// A byte beyond ASCII in a list of codings or of connection options.
+    /// A byte outside ASCII in a list of codings or of connection options.
     Letter,
     /// An empty element in the list of codings.
     NoCoding,
@@ -58,34 +59,35 @@ pub enum Odd {
     ChunkBlank,
     /// A chunk's size of more than 16 digits.
     ChunkZeros,
-    /// A line feed alone behind a chunk's size, or behind its data.
+    /// A bare line feed after a chunk's size or after its data.
     ChunkLineFeed,
-    /// A trailer line that is no header line, or that ends with a line feed alone.
+    /// A trailer line that is not a header line, or that ends with a bare line feed.
     Trailer,
-    /// What a server of HTTP/2 begins with, behind a 101.
+    /// The first frame of an HTTP/2 server, behind a 101.
     Frame,
 }
 
-/// Who reads.
+/// Server whose reading is imitated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server {
-    /// Takes nothing odd.
+    /// Accepts no unusual form at all.
     Strict,
-    /// nginx 1.22.
+    /// Behaves like nginx 1.22.
     Nginx,
-    /// `net/http` of Go 1.26.
+    /// Behaves like `net/http` of Go 1.26.
     Go,
-    /// Node 20.
+    /// Behaves like Node 20.
     Node,
-    /// Takes what anybody does.
+    /// Accepts each form that any server accepts.
     Lax,
 }
 
 impl Server {
-    /// All of them.
+    /// All servers that are imitated.
     pub const ALL: [Self; 5] = [Self::Strict, Self::Nginx, Self::Go, Self::Node, Self::Lax];
 
-    /// Whether it goes on where it meets this. What nobody sends and the kernel half does not follow is left out.
+    /// Returns true if the server accepts this form. Forms that no client sends and that the eBPF programs do not
+    /// follow are left out.
     fn takes(self, odd: Odd) -> bool {
         match self {
             Self::Strict => false,
@@ -120,27 +122,27 @@ impl Server {
     }
 }
 
-/// What the answer to a request depends on.
+/// Property of a request on which the framing of its response depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Nothing special.
+    /// The response is framed by its own headers.
     Plain,
-    /// The answer has no body.
+    /// The response has no body.
     Head,
-    /// A 2xx answer opens a tunnel.
+    /// A 2xx response switches the connection to another protocol.
     Connect,
 }
 
-/// The head of a request.
+/// Head of a request, as far as boundaries depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// Where it ends.
+    /// Offset in the stream at which the head ends.
     pub end: usize,
-    /// What its answer depends on.
+    /// Property on which the framing of the response depends.
     pub kind: Kind,
-    /// The server closes when it has answered.
+    /// True if the server closes the connection after its response.
     pub closes: bool,
-    /// The request says so itself.
+    /// True if the request itself contains the option `close`.
     pub says_close: bool,
     body: Body,
 }
@@ -151,29 +153,29 @@ enum Body {
     Chunked,
 }
 
-/// Why reading stopped.
+/// Reason why reading stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// More bytes are needed.
+    /// The message continues beyond the bytes that are there.
     Short,
     /// The server refuses what it has read.
     Refused,
-    /// The client wants no more than this (§9.6).
+    /// The client wants no further response on this connection (§9.6).
     Closed,
 }
 
-/// What came of a stream.
+/// Result of reading a stream of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requests {
-    /// Requests that came whole: their heads, and where their bodies end.
+    /// Requests that arrived whole: their heads, and the offsets at which their bodies end.
     pub whole: Vec<(Head, usize)>,
-    /// The head of one whose body did not.
+    /// Head of the last request, if its body is incomplete.
     pub part: Option<Head>,
-    /// Why there are no more.
+    /// Reason why there are no more requests.
     pub stop: Stop,
-    /// How far the server had read then.
+    /// Offset up to which the server had read by then.
     pub at: usize,
-    /// What was odd in what was taken.
+    /// Unusual forms that were met, in order.
     pub odd: Vec<Odd>,
 }
 
@@ -199,10 +201,10 @@ pub fn requests(bytes: &[u8], server: Server) -> Requests {
     Requests { whole, part, stop, at: reader.at, odd: reader.odd }
 }
 
-/// What is odd in the answer to a request of this kind, for whoever takes all of it.
+/// Returns the unusual forms in the responses to a request of this kind, read by a client that accepts all of them.
 pub fn answer(bytes: &[u8], kind: Kind) -> Vec<Odd> {
     let mut reader = Reader::new(bytes, Server::Lax);
-    // What is broken has been odd before.
+    // The form that breaks a response has been recorded before the error.
     let _whole_or_not = reader.answer(kind);
     reader.odd
 }

@@ -1,9 +1,9 @@
-//! Pure: made-up requests.
+//! Pure: generates streams of HTTP/1 requests.
 
 use super::message::{Writer, mutate};
 use crate::dice::Dice;
 
-/// What most stands first, so that most requests are served and what comes behind an odd one matters.
+/// Methods, of which common ones are frequent, so that most requests are served and bytes behind an unusual one matter.
 const METHODS: [&str; 24] = [
     "GET", "GET", "GET", "GET", "GET", "POST", "POST", "POST", "POST", "PUT", "HEAD", "HEAD",
     "HEAD", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE", "HEADS", "CONN", "PRIM", "M-SEARCH",
@@ -34,7 +34,7 @@ const ODD_VERSIONS: [&str; 9] = [
     "HTTP",
 ];
 
-/// A stream of one or several requests.
+/// Generates a stream of one or several requests.
 pub fn stream(dice: &mut Dice) -> Vec<u8> {
     let odd = *dice.pick(&[&0, &0, &0, &2, &2, &5, &15, &50, &200]);
     let mut writer = Writer::new(dice, odd);
@@ -46,7 +46,7 @@ pub fn stream(dice: &mut Dice) -> Vec<u8> {
             mutate(&mut writer.out, writer.dice);
         }
     }
-    // Whether boundaries were kept shows in what comes behind.
+    // Usual requests at the end show whether the boundaries were kept.
     writer.odd = 0;
     for _ in 0..writer.dice.below(3) {
         request(&mut writer);
@@ -62,7 +62,7 @@ fn request(writer: &mut Writer<'_>) {
     writer.choose_line_end();
     first_line(writer);
     let (framing, body) = writer.framing();
-    // Often would leave little behind it.
+    // Rare, because a server reads nothing behind it.
     writer.closes = writer.dice.chance(2);
     writer.headers(framing);
     writer.body(body);

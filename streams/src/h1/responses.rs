@@ -1,4 +1,4 @@
-//! Pure: made-up answers.
+//! Pure: generates HTTP/1 responses to given requests.
 
 use super::{
     message::{Body, Writer, mutate},
@@ -29,30 +29,30 @@ const ODD_STATUS_LINES: [&str; 18] = [
     "HTTP/1.1 200 \u{e9}",
 ];
 
-/// How an answer ends.
+/// End of a response, and of the connection with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
-    /// With its last byte.
+    /// The response ends with its last byte.
     Here,
-    /// With its last byte, and the connection with it.
+    /// The response ends with its last byte, and so does the connection.
     AndCloses,
-    /// With the connection.
+    /// The response ends with the connection.
     AtClose,
 }
 
-/// An answer, if it was made without anything odd.
+/// Generated response; its fields hold only if nothing in it is unusual.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Its bytes.
+    /// Bytes of the response, with interim responses before it.
     pub bytes: Vec<u8>,
-    /// Its status.
+    /// Status of the final response.
     pub status: u16,
-    /// How it ends.
+    /// End of the response, and of the connection.
     pub ends: Ends,
 }
 
-/// An answer to a request of this kind; `closes` if the connection is to end with it. Something in it is not as usual
-/// `odd` times of a thousand.
+/// Generates a response to a request of this kind; `closes` if the connection must end with it. Parts are unusual with
+/// a probability of `odd` thousandths.
 pub fn answer(kind: Kind, closes: bool, odd: usize, dice: &mut Dice) -> Answer {
     let mut writer = Writer::new(dice, odd);
     for _ in 0..writer.dice.length(2) {

@@ -1,14 +1,14 @@
-//! Shell: hyper's HTTP/1.1 server over memory, fed the same bytes: what it serves is what must be counted.
+//! Shell: hyper's HTTP/1.1 server over memory: the requests that it serves must be the ones that the model counts.
 //!
-//! Whoever plays a stream drives everything by hand, the server's task too, so that a seed tells all that happens.
+//! The test polls everything by hand, including the server's task, so that a seed determines all that happens.
 //!
-//! What must hold, whenever the server waits:
+//! Invariants whenever the server waits:
 //!
-//! - A request is in flight if the server has handed one to the application whose answer is not written.
-//! - Requests that have ended are those whose answers are written, in order and with their statuses.
+//! - A request is in flight if the server has given one to the application whose response is not written.
+//! - Requests that have ended are those whose responses are written, in order and with their statuses.
 //!
-//! And when it has closed: nothing is in flight. Beyond what was served, at most one refusal was counted (400, 431), and
-//! at most one request that had come whole behind the last answer was begun and ended by the close.
+//! After the close nothing is in flight. Beyond the served requests, at most one refusal was counted (400, 431). At
+//! most one request that arrived whole behind the last response began and was ended by the close.
 
 use std::{future::Future, rc::Rc};
 
@@ -27,7 +27,8 @@ use crate::{
     tap::Tap,
 };
 
-/// Plays the requests of `stream` to the server, cut by `dice`. An error says on what we and the server disagree.
+/// Plays the requests of `stream` to the server, cut by `dice`. The error describes the difference between model and
+/// server.
 pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
     if is_differing(stream) {
         return Ok(Outcome { differing: 1, ..Outcome::default() });
@@ -54,15 +55,16 @@ pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
     play.conclude(dice)
 }
 
-/// Whether this server reads something differently than others, or takes what nobody sends: it goes on in trailers behind
-/// an empty line that ends with a line feed alone, and takes methods that begin with no letter.
+/// Returns true if hyper reads something differently from other servers, or accepts forms that no client sends. It
+/// continues in trailers behind an empty line that ends with a bare line feed, and accepts methods that begin with no
+/// letter.
 fn is_differing(stream: &[u8]) -> bool {
     let odd = reference::requests(stream, reference::Server::Lax).odd;
-    // What follows HTTP/2's preface is not for this server.
+    // HTTP/2's preface counts as such a method; bytes behind it are not for this server.
     odd.contains(&Odd::Trailer) || odd.contains(&Odd::Symbol)
 }
 
-/// A connection, its server and its tap.
+/// A connection with its server and its model.
 struct Play<'a, F: Future> {
     stream: &'a [u8],
     task: Task<F>,
@@ -70,7 +72,7 @@ struct Play<'a, F: Future> {
     application: Rc<Application>,
     tap: Tap,
     received: Received,
-    /// All that the server has sent.
+    /// Bytes that the server has sent.
     sent: Vec<u8>,
 }
 
@@ -81,7 +83,7 @@ impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
             self.tap.request(segment.start, &stream[segment.clone()]);
             let now = self.received.take(&segment);
             self.io.deliver(&stream[now]);
-            // More may come while the server still sleeps.
+            // More segments may arrive before the server is polled.
             if dice.chance(70) {
                 self.settle(dice)?;
             }
@@ -92,7 +94,7 @@ impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
         self.settle(dice)
     }
 
-    /// Lets everything end that can.
+    /// Allows all remaining steps, closes the connection, and compares.
     fn conclude(mut self, dice: &mut Dice) -> Result<Outcome, String> {
         while self.application.allow_step() {
             self.settle(dice)?;
@@ -111,7 +113,7 @@ impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
         Ok(Outcome { requests, refused, ..Outcome::default() })
     }
 
-    /// Lets the server go on until it waits, and compares.
+    /// Polls the server until it waits, and compares the model with it.
     fn settle(&mut self, dice: &mut Dice) -> Result<(), String> {
         let was_open = self.task.output.is_none();
         self.task.settle();
@@ -131,7 +133,7 @@ impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
             self.tap.close(true);
         } else if self.task.output.is_none()
             && self.tap.is_busy() != is_open
-            // What has come behind a gap is seen already.
+            // The model has already read segments behind the gap, the server has not.
             && !self.received.has_gap()
         {
             return Err(self.says(&format!("in flight for the server: {is_open}")));
@@ -139,7 +141,7 @@ impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
         self.judge(&calls)
     }
 
-    /// Compares what was counted with what was served.
+    /// Compares the model's events with the served requests.
     fn judge(&self, calls: &[Call]) -> Result<(), String> {
         let done = calls.iter().filter(|it| it.is_done);
         let statuses: Vec<u16> = done.filter(|it| !it.is_tunnel).map(|it| it.status).collect();

@@ -1,4 +1,4 @@
-//! Shell: what a made-up application does with a request: reads its body or not, answers early or late, in pieces.
+//! Shell: a simulated application: reads a request's body or not, responds early or late, in pieces.
 
 use std::{
     cell::{Cell, RefCell},
@@ -17,30 +17,30 @@ use hyper::body::Incoming;
 
 use crate::dice::Dice;
 
-/// One request that the server has handed to the application.
+/// Request that the server has given to the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// What it is answered with.
+    /// Status of the response to it.
     pub status: u16,
-    /// The whole answer is written.
+    /// True once the whole response is written.
     pub is_done: bool,
-    /// From the answer on, the connection is a tunnel.
+    /// True if the response switches the connection to another protocol.
     pub is_tunnel: bool,
 }
 
-/// The application.
+/// Simulated application, and all requests it was given.
 #[derive(Debug)]
 pub struct Application {
     dice: RefCell<Dice>,
     calls: RefCell<Vec<Call>>,
-    /// Steps that may be taken before whoever plays the stream allows more.
+    /// Number of steps that the application may take before the test allows more.
     steps: Cell<usize>,
-    /// Whether somebody waits for a step.
+    /// True if a response waits for a step.
     is_waiting: Cell<bool>,
 }
 
 impl Application {
-    /// An application that has not been asked yet.
+    /// An application that was given no request yet.
     pub fn new(dice: &mut Dice) -> Rc<Self> {
         Rc::new(Self {
             dice: RefCell::new(Dice::new(dice.any())),
@@ -55,7 +55,7 @@ impl Application {
         self.calls.borrow().clone()
     }
 
-    /// Allows one more step. Returns whether somebody has waited for it.
+    /// Allows one more step. Returns true if a response waited for it.
     pub fn allow_step(&self) -> bool {
         self.steps.set(self.steps.get() + 1);
         self.is_waiting.replace(false)
@@ -74,7 +74,7 @@ impl Application {
         }
     }
 
-    /// Answers a request.
+    /// Responds to a request by a random plan.
     pub async fn answer(
         self: Rc<Self>,
         request: Request<Incoming>,
@@ -110,24 +110,24 @@ impl Application {
     }
 }
 
-/// When the application reads the body of a request.
+/// Time at which the application reads the body of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reading {
-    /// Before it answers.
+    /// The application reads the body before the response begins.
     First,
-    /// While it answers.
+    /// The application reads the body while it sends the response.
     Between,
-    /// Not at all.
+    /// The application drops the body unread.
     Never,
-    /// Not at all, but it holds it as long as it answers.
+    /// The application holds the body unread until the response ends.
     Held,
 }
 
-/// What is done with one request.
+/// Random plan for one request.
 #[derive(Debug)]
 struct Plan {
     reading: Reading,
-    /// Whether the head of the answer waits for a step, and whether each piece of its body does.
+    /// True if the head of the response waits for a step, and true if each piece of its body does.
     waits: (bool, bool),
     status: StatusCode,
     pieces: VecDeque<Bytes>,
@@ -185,7 +185,7 @@ impl Plan {
     }
 }
 
-/// Reads a body to its end, or to where it breaks.
+/// Reads a body to its end, or to the error that ends it.
 fn drained(body: &mut Option<Incoming>, context: &mut Context<'_>) -> Poll<()> {
     while let Some(incoming) = body {
         match pin!(incoming).poll_frame(context) {
@@ -197,7 +197,7 @@ fn drained(body: &mut Option<Incoming>, context: &mut Context<'_>) -> Poll<()> {
     Poll::Ready(())
 }
 
-/// The body of an answer.
+/// Body of a response, sent as its plan says.
 #[derive(Debug)]
 pub struct Answer {
     request: Option<Incoming>,

@@ -1,6 +1,7 @@
-//! Pure: a server made of [`super::reference`]: it answers what that one reads, early or late, and must be counted so.
+//! Pure: a simulated server that responds to the requests of [`super::reference`], early or late; all must be counted.
 //!
-//! Unlike hyper's it answers before it has read a body, goes on reading that afterwards, and differs in what it takes.
+//! Unlike hyper's server it responds before it has read a body, reads the body afterwards, and differs in the forms
+//! that it accepts.
 
 use super::{
     judge::{Served, judge, passes_for_foreign},
@@ -14,15 +15,15 @@ use crate::{
     tap::{Event, Tap},
 };
 
-/// How a server turns somebody away.
+/// Responses by which a server refuses a request; the empty one is a bare close.
 const REFUSALS: [&str; 3] = [
     "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno",
     "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request",
     "",
 ];
 
-/// Plays the requests of `stream` to a server that `dice` chooses, cut by it. An error says on what counts and server
-/// disagree.
+/// Plays the requests of `stream` to a server that `dice` chooses, cut by it. The error describes the difference
+/// between model and server.
 pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
     let server = Server::ALL[dice.below(Server::ALL.len())];
     let requests = reference::requests(stream, server);
@@ -58,21 +59,21 @@ pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
 struct Play<'a> {
     stream: &'a [u8],
     heads: Vec<Head>,
-    /// The last of them has a body that did not come whole.
+    /// True if the last head has a body that did not arrive whole.
     is_part: bool,
     refuses_at: Option<usize>,
-    /// All that was answered.
+    /// Bytes of all responses so far.
     answers: Vec<u8>,
-    /// Heads that have come.
+    /// Number of heads that have arrived whole.
     asked: usize,
-    /// What must have been seen.
+    /// Events that the model must report.
     log: Vec<Event>,
     served: Vec<u16>,
-    /// The server answers nothing more.
+    /// True if the server sends no further response.
     is_over: bool,
-    /// Its last answer ends with the connection.
+    /// True if the last response ends with the connection.
     is_at_close: bool,
-    /// When the connection went, something had come behind a gap.
+    /// True if bytes behind a gap had arrived when the connection ended.
     was_ahead: bool,
     tap: Tap,
     received: Received,
@@ -89,12 +90,12 @@ impl Play<'_> {
             while !self.is_over && dice.chance(60) && self.answer(dice)? {}
         }
         while !self.is_over && self.answer(dice)? {}
-        // Some are left without an answer, when the client or the server has gone.
+        // Some requests stay without a response, when the client or the server has closed.
         self.close();
         self.conclude()
     }
 
-    /// Takes note of the heads that have come whole.
+    /// Records the heads that have arrived whole.
     fn hear(&mut self) {
         while self.heads.get(self.asked).is_some_and(|head| head.end <= self.received.whole()) {
             if !self.is_over && self.asked == self.served.len() {
@@ -104,11 +105,11 @@ impl Play<'_> {
         }
     }
 
-    /// Answers the next request, or turns it away. Returns whether there was one to answer.
+    /// Responds to the next request, or refuses it. Returns true if there may be another one.
     fn answer(&mut self, dice: &mut Dice) -> Result<bool, &'static str> {
         let index = self.served.len();
         let refuses = self.refuses_at.is_some_and(|at| at <= self.received.whole());
-        // Of the last one, the body may be what is refused. An answer to HEAD would have none.
+        // The body of the last request may be the refused part. A response to HEAD would have no body.
         let is_refused =
             self.is_part && index + 1 == self.heads.len() && self.heads[index].kind != Kind::Head;
         if refuses && (index == self.heads.len() || is_refused && dice.chance(50)) {
@@ -131,7 +132,7 @@ impl Play<'_> {
         }
         self.served.push(status);
         self.log.push(Event::Finished(status));
-        // Of a server that will close without a word, what the client has sent behind seems to be begun.
+        // The model cannot know that the server will close, so the client's next bytes begin a request.
         if self.asked > self.served.len() && ends == Ends::Here {
             self.log.push(Event::Started);
         }
@@ -142,7 +143,7 @@ impl Play<'_> {
         Ok(!self.is_over)
     }
 
-    /// The connection is gone.
+    /// Ends the connection, and with it the request in flight.
     fn close(&mut self) {
         self.tap.close(true);
         self.was_ahead |= self.received.has_gap();
@@ -157,7 +158,7 @@ impl Play<'_> {
         }
     }
 
-    /// Sends bytes; the request they answer is in flight until the last.
+    /// Sends bytes of a response; the request stays in flight until the last one.
     fn send(&mut self, bytes: &[u8], dice: &mut Dice) -> Result<(), &'static str> {
         let from = self.answers.len();
         self.answers.extend(bytes);
@@ -169,7 +170,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Whether what the server refuses has come, so that the counts may have taken it one way or another.
+    /// Returns true if the refused bytes have arrived; the model may count them in more than one way.
     fn is_past_refusal(&self) -> bool {
         let seen = self.received.whole();
         self.refuses_at.is_some_and(|at| at <= seen)
@@ -184,15 +185,15 @@ impl Play<'_> {
             let is_open = self.asked.min(self.heads.len()) > self.served.len() && !self.is_over;
             return if is_open && !self.tap.is_busy() { Err("not in flight") } else { Ok(()) };
         }
-        // A head that has come behind a gap in a body is seen already.
+        // The model has already read a head behind a gap in a body.
         if !self.received.has_gap() && !self.agrees() {
             return Err("other events");
         }
         Ok(())
     }
 
-    /// Whether the events are those that must have been seen. What had come behind a gap in the last body when the
-    /// connection went seemed to begin, also if the gap closes after that.
+    /// Returns true if the model's events are the expected ones. A head behind a gap in the last body may have begun a
+    /// request when the connection ended, even if the gap closes later.
     fn agrees(&self) -> bool {
         let (events, ahead) = (self.tap.events(), [Event::Started, Event::Cut]);
         let before = events.strip_suffix(&ahead).filter(|_| self.was_ahead);

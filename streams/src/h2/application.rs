@@ -1,4 +1,4 @@
-//! Shell: crate h2's server over memory, and a made-up application on it.
+//! Shell: crate h2's server over memory, with a simulated application.
 
 use std::{collections::BTreeMap, future::Future as _, pin::Pin};
 
@@ -18,16 +18,16 @@ use crate::{
 
 const STATUSES: [u16; 9] = [200, 200, 200, 204, 304, 404, 429, 500, 503];
 
-/// What the application has said of a request.
+/// Status and outcome that the application has sent for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Said {
-    /// Its status; 0: none yet.
+    /// Status of the response; 0: none yet.
     pub(super) status: u16,
-    /// Its `grpc-status`.
+    /// Value of `grpc-status`, if the application has sent one.
     pub(super) grpc: Option<u16>,
 }
 
-/// A request that the application works on.
+/// Request that the application works on.
 struct Call {
     id: u32,
     request: Option<RecvStream>,
@@ -41,12 +41,12 @@ enum State {
     Over,
 }
 
-/// The server.
+/// Simulated server: crate h2's connection and the application's requests.
 pub(super) struct Server {
     state: State,
     poller: Poller,
     calls: Vec<Call>,
-    /// All requests that it was ever given, by stream.
+    /// All requests that the application was ever given, by stream.
     pub(super) said: BTreeMap<u32, Said>,
 }
 
@@ -62,12 +62,12 @@ impl Server {
         Self { state, poller: Poller::default(), calls: Vec::new(), said: BTreeMap::new() }
     }
 
-    /// Whether it has ended the connection.
+    /// Returns true if the server has ended the connection.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.state, State::Over)
     }
 
-    /// Lets it go on until it waits.
+    /// Polls the server until it waits.
     pub(super) fn settle(&mut self) {
         loop {
             match &mut self.state {
@@ -97,7 +97,7 @@ impl Server {
         self.calls.push(Call { id, request, respond: Some(respond), send: None });
     }
 
-    /// Does something with one of the requests at hand. `false`: there are none.
+    /// Takes a step with one of the open requests. Returns false if there are none.
     pub(super) fn step(&mut self, dice: &mut Dice) -> bool {
         if self.calls.is_empty() {
             return false;
@@ -114,7 +114,7 @@ impl Server {
         true
     }
 
-    /// Ends all that is at hand.
+    /// Ends all open requests.
     pub(super) fn finish(&mut self) {
         for mut call in std::mem::take(&mut self.calls) {
             call.read(usize::MAX, &self.poller);
@@ -128,7 +128,7 @@ impl Server {
         }
     }
 
-    /// Takes no further requests, or ends all of them.
+    /// Shuts the connection down: without further requests, or with an immediate end of all.
     pub(super) fn shut_down(&mut self, is_abrupt: bool) {
         let State::Open(connection) = &mut self.state else { return };
         if is_abrupt {
@@ -140,7 +140,7 @@ impl Server {
 }
 
 impl Call {
-    /// Reads the request's body, and lets the client send as much again.
+    /// Reads the request's body, and returns the flow-control window to the client.
     fn read(&mut self, most: usize, poller: &Poller) {
         let mut left = most;
         while let Some(request) = self.request.as_mut().filter(|_| left > 0) {
@@ -155,7 +155,7 @@ impl Call {
         }
     }
 
-    /// `None`: there is nothing more to do.
+    /// Takes a step with this request. `None`: there is nothing more to do.
     #[allow(clippy::too_many_lines, reason = "a list of what an application may do")]
     fn step(&mut self, said: &mut Said, dice: &mut Dice) -> Option<()> {
         match (&mut self.send, &mut self.respond) {
@@ -164,7 +164,7 @@ impl Call {
                     send.send_reset(Reason::INTERNAL_ERROR);
                     None
                 }
-                // Given up: h2 resets it.
+                // Dropped without an end: h2 resets the stream.
                 1 => None,
                 2..5 => {
                     let status = dice.below(3) as u16;

@@ -1,6 +1,6 @@
-//! Pure: frames, written by hand (RFC 9113 §4.1, §6).
+//! Pure: HTTP/2 frames, written by hand (RFC 9113 §4.1, §6).
 
-/// Frame types.
+/// Frame types of RFC 9113 §6.
 pub mod kind {
     #![allow(missing_docs, reason = "the RFC's names")]
     pub const DATA: u8 = 0;
@@ -15,7 +15,7 @@ pub mod kind {
     pub const CONTINUATION: u8 = 9;
 }
 
-/// Frame flags.
+/// Frame flags of RFC 9113 §6.
 pub mod flag {
     #![allow(missing_docs, reason = "the RFC's names")]
     pub const END_STREAM: u8 = 1;
@@ -25,10 +25,10 @@ pub mod flag {
     pub const PRIORITY: u8 = 32;
 }
 
-/// What a client sends first.
+/// Preface that a client sends first (RFC 9113 §3.4).
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// A frame.
+/// Encodes one frame: header and payload.
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut out = (payload.len() as u32).to_be_bytes()[1..].to_vec();
     out.extend([kind, flags]);

@@ -1,6 +1,6 @@
-//! Pure: conversations written frame by frame, with all that no library ever sends.
+//! Pure: conversations written frame by frame, with sequences that no library ever sends.
 //!
-//! A conversation is a text of turns: `>` or `<` (whose), how many bytes (two of them), and the bytes.
+//! A conversation is a text of turns: `>` or `<` for the sender, the number of bytes (in two bytes), and the bytes.
 
 use super::{
     Comparison,
@@ -20,7 +20,7 @@ const POST: &[u8] = &[0x83, 0x86, 0x84, 0x01, 1, b'a', 0x00, 1, b'x', 1, b'y'];
 /// CONNECT to another protocol (RFC 8441 §4).
 const CONNECT: &[u8] = b"\x02\x07CONNECT\x87\x84\x41\x01a\x00\x09:protocol\x09websocket";
 const TRAILERS: &[u8] = &[0x00, 1, b'x', 1, b'y'];
-/// Statuses.
+/// Status headers in HPACK: an interim response, and final ones.
 const INTERIM: &[u8] = &[0x08, 3, b'1', b'0', b'3'];
 const ANSWERS: [&[u8]; 8] = [
     &[0x88],
@@ -36,7 +36,7 @@ const ANSWERS: [&[u8]; 8] = [
     ],
 ];
 
-/// A stream as both sides see it.
+/// State of a stream, as both sides know it.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     id: u32,
@@ -45,20 +45,20 @@ struct Stream {
     server_is_done: bool,
 }
 
-/// Writes a conversation.
+/// Generates a conversation, turn by turn.
 struct Writer<'a> {
     dice: &'a mut Dice,
     turns: Vec<(bool, Vec<u8>)>,
     streams: Vec<Stream>,
     next: u32,
     pushed: u32,
-    /// Most streams that are open at once.
+    /// Upper bound of streams that are open at once.
     most: usize,
-    /// Whether streams that have ended are reset.
+    /// True if streams that have ended are reset later.
     has_late: bool,
 }
 
-/// A conversation; in a third of them something is broken.
+/// Generates a conversation; in a third of them something is broken.
 pub fn conversation(dice: &mut Dice) -> Vec<u8> {
     let mut out = whole_conversation(dice);
     if dice.chance(30) {
@@ -68,7 +68,7 @@ pub fn conversation(dice: &mut Dice) -> Vec<u8> {
     out
 }
 
-/// A conversation in which nothing is broken.
+/// Generates a conversation in which nothing is broken.
 pub fn whole_conversation(dice: &mut Dice) -> Vec<u8> {
     let mut out = Vec::new();
     for (is_server, bytes) in &turns(true, dice) {
@@ -81,7 +81,7 @@ pub fn whole_conversation(dice: &mut Dice) -> Vec<u8> {
     out
 }
 
-/// What a client sends that does not care for what the server answers; in a third of them something is broken.
+/// Generates the frames of a client that ignores the server's responses; in a third of them something is broken.
 pub fn requests(dice: &mut Dice) -> Vec<u8> {
     let mut out: Vec<u8> = turns(false, dice).into_iter().flat_map(|(_, bytes)| bytes).collect();
     if dice.chance(30) {
@@ -104,7 +104,7 @@ fn turns(with_server: bool, dice: &mut Dice) -> Vec<(bool, Vec<u8>)> {
     if writer.dice.chance(1) {
         writer.most = 600;
         writer.has_late = writer.dice.chance(20);
-        // Nearly as many as there are places, or more.
+        // Nearly as many as the table of streams has places, or more.
         let more = if writer.dice.chance(60) { 30 } else { 300 };
         for _ in 0..210 + writer.dice.below(more) {
             writer.ask();
@@ -152,7 +152,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A new request, its number now and then not the next one.
+    /// Opens a request; sometimes its stream is not the next one.
     fn ask(&mut self) {
         let id = self.next + if self.dice.chance(5) { 2 * self.dice.below(300) as u32 } else { 0 };
         self.next = id + 2;
@@ -206,7 +206,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Also one that has ended by itself.
+    /// Chooses a stream to reset; with `has_late`, its response may have ended already.
     fn stream_to_reset(&mut self) -> Option<Stream> {
         if self.has_late {
             self.any_stream(|_| true)
@@ -236,7 +236,7 @@ impl Writer<'_> {
         });
     }
 
-    /// A promise, and all that was promised.
+    /// Sends a promise and the promised response.
     fn push(&mut self) {
         let Some(stream) = self.any_stream(|it| !it.server_is_done) else { return };
         let id = self.pushed;
@@ -251,7 +251,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A header block in one frame or several, padded or not, with a priority or not.
+    /// Sends a header block in one frame or several, with or without padding and priority.
     fn head(&mut self, is_server: bool, stream: u32, block: &[u8], ends: bool) {
         let mut flags = if ends { flag::END_STREAM } else { 0 };
         let mut payload = Vec::new();
@@ -288,7 +288,7 @@ impl Writer<'_> {
             flags |= flag::PADDED;
             payload.push(padding as u8);
         }
-        // Looks like frames, to whoever has lost the boundary.
+        // The body looks like frames, to catch a parser that has lost a boundary.
         let fake = frame(kind::HEADERS, flag::END_STREAM | flag::END_HEADERS, 1_000_001, GET);
         let len = self.dice.length(most.min(16_000));
         payload.extend(fake.iter().cycle().take(len));
@@ -303,13 +303,13 @@ impl Writer<'_> {
 
     fn change(&mut self, id: u32, change: impl Fn(&mut Stream)) {
         self.streams.iter_mut().filter(|it| it.id == id).for_each(change);
-        // Some that have ended stay, to be reset late.
+        // Some ended streams are kept, to be reset late.
         let keeps = self.dice.chance(30);
         self.streams.retain(|it| keeps || !it.client_is_done || !it.server_is_done);
     }
 }
 
-/// The turns of a conversation, as far as they are whole.
+/// Parses the turns of a conversation, as far as they are whole.
 fn parsed(mut text: &[u8]) -> Vec<(bool, &[u8])> {
     let mut turns = Vec::new();
     while let [who, high, low, rest @ ..] = text {
@@ -321,7 +321,7 @@ fn parsed(mut text: &[u8]) -> Vec<(bool, &[u8])> {
     turns
 }
 
-/// Plays a conversation, cut by `dice`. An error says on what we and the reference disagree.
+/// Plays a conversation, cut by `dice`. The error describes the difference between model and reference.
 pub fn play(conversation: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
     let turns = parsed(conversation);
     let (mut tap, mut reference) = (Tap::new(), Reference::default());
@@ -357,7 +357,7 @@ fn judge(
     has_gap: bool,
 ) -> Result<(), String> {
     comparison.has_had_gap |= has_gap;
-    // What comes behind an error means nothing, and before the preface nobody knows.
+    // Bytes behind an error have no meaning, and before the preface the protocol is not known.
     if has_gap || reference.is_broken || !reference.has_begun() {
         return Ok(());
     }
@@ -366,8 +366,8 @@ fn judge(
     })
 }
 
-/// Plays a conversation of which the client's bytes are lost now and then, whole bursts of them: what the server answers is
-/// counted all the same. An error says what is wrong.
+/// Plays a conversation in which whole bursts of the client's bytes are lost; the server's responses must still be
+/// counted. The error describes the difference.
 pub fn play_with_losses(conversation: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
     let turns = parsed(conversation);
     let (mut tap, mut reference) = (Tap::new(), Reference::default());
@@ -380,12 +380,12 @@ pub fn play_with_losses(conversation: &[u8], dice: &mut Dice) -> Result<Outcome,
             answers += bytes.len();
             continue;
         }
-        // Not before it is known what is spoken.
+        // Nothing is lost before the protocol is known.
         if index > 1 && tap.speaks_http2() && dice.chance(30) {
             tap.lose_requests();
             tap.skip_request(requests, bytes.len());
         } else {
-            // As clients write: frame by frame.
+            // One frame per segment, as clients write them.
             let mut at = requests;
             for (_, frame) in burst {
                 tap.request(at, frame);
@@ -401,8 +401,8 @@ pub fn play_with_losses(conversation: &[u8], dice: &mut Dice) -> Result<Outcome,
         tap.events().iter().filter(answered).count(),
         reference.log.iter().filter(|it| matches!(it, What::Answered(_))).count(),
     );
-    // What the client resets unseen, what a GOAWAY has left out, and what was never asked for, the server may answer for us
-    // and not for the reference.
+    // The server may respond to streams that were reset unseen, left out by a GOAWAY or never opened; the reference
+    // does not count these.
     let is_plain = !reference.log.iter().any(|it| matches!(it, What::Cut(_)));
     let is_whole = !reference.is_broken && reference.last.is_none() && !tap.has_spilled();
     if is_plain && is_whole && ours < wanted {

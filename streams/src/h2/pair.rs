@@ -1,8 +1,8 @@
-//! Shell: crate h2's client and server with each other, the network between them played by hand.
+//! Shell: crate h2's client and server with each other; the test plays the network between them.
 //!
-//! A script of bytes decides what both do; see [`Pair::act`]. Whenever all that was sent has come and both wait, a request
-//! must be in flight if the server was given it, and the client has neither heard the whole answer nor that there will be
-//! none.
+//! A script of bytes decides the actions of both; see [`Pair::act`]. Whenever all sent bytes have arrived and both
+//! sides wait, a request must be in flight if two conditions hold: the server was given it, and the client has received
+//! neither the whole response nor an error.
 
 use std::{future::Future as _, pin::Pin, task::Poll};
 
@@ -28,7 +28,7 @@ use crate::{
     tap::{Event, Tap},
 };
 
-/// A script. Now and then one that asks for hundreds of things, before anything else happens.
+/// Generates a script. A few scripts start with hundreds of requests before anything else happens.
 pub fn script(dice: &mut Dice) -> Vec<u8> {
     let is_crowd = dice.chance(1);
     let begin = if is_crowd { crowd(dice) } else { Vec::new() };
@@ -36,36 +36,37 @@ pub fn script(dice: &mut Dice) -> Vec<u8> {
     begin.into_iter().chain((0..len).map(|_| dice.any() as u8)).collect()
 }
 
-/// The begin of a script that asks at once for about as much as it may.
+/// Generates the begin of a script that sends about as many requests at once as the limits permit.
 fn crowd(dice: &mut Dice) -> Vec<u8> {
-    // A byte that draws one of the last places: the highest limits.
+    // Bytes that draw the last element, which is the highest limit.
     let last = |of| (0..=255).rev().find(|byte| Dice::script(&[*byte]).below(of) == of - 1);
     let (client, server) = ([last(3), last(3)], [last(4), last(3)]);
     let mut script: Vec<u8> = client.into_iter().chain(server).chain([last(5)]).flatten().collect();
-    // Settings have to be known first.
+    // The client must know the server's settings first.
     let step = |wanted| (0..=255).find(|byte| Dice::script(&[*byte]).below(32) == wanted);
     script.extend(step(24));
     let more = if dice.chance(60) { 30 } else { 300 };
     for _ in 0..210 + dice.below(more) {
         script.extend(step(0));
-        // The body goes with it.
+        // Draws the end of the request with its head, without a body.
         script.push(0);
     }
     script.extend(step(24));
     script
 }
 
-/// How a request stands for the client.
+/// State of a request as the client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Open,
     Whole,
     Broken,
-    /// Nobody wants the answer. Its RST_STREAM comes behind the body that the server has no window for yet.
+    /// The client has dropped the response. Its RST_STREAM follows a body for which the server has not opened a
+    /// window yet.
     GivenUp,
 }
 
-/// A request of the client's.
+/// Request that the client has sent.
 struct Asked {
     id: u32,
     response: Option<ResponseFuture>,
@@ -75,7 +76,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Hears what there is to hear of the answer, but at most so many bytes.
+    /// Reads the response as far as it has arrived, at most `most` bytes of its body.
     fn hear(&mut self, most: usize, poller: &Poller) {
         if let Some(response) = &mut self.response {
             match poller.settle(|context| Pin::new(&mut *response).poll(context)) {
@@ -106,7 +107,7 @@ impl Asked {
         }
     }
 
-    /// Sends some of the request's body.
+    /// Sends a part of the request's body.
     fn tell(&mut self, dice: &mut Dice) {
         let Some(send) = &mut self.send else { return };
         let ends = dice.chance(40);
@@ -121,12 +122,12 @@ impl Asked {
         }
     }
 
-    /// Wants no answer any more.
+    /// Drops the response; `says_so` resets the stream explicitly.
     fn give_up(&mut self, says_so: bool) {
         if let (true, Some(send)) = (says_so, &mut self.send) {
             send.send_reset(Reason::CANCEL);
         }
-        // What is dropped, h2 resets.
+        // h2 resets the stream of dropped handles.
         (self.response, self.body, self.send) = (None, None, None);
         if self.state == State::Open {
             self.state = State::GivenUp;
@@ -134,7 +135,7 @@ impl Asked {
     }
 }
 
-/// Both, and what lies between them.
+/// Client, server and the network between them.
 struct Pair {
     client: Io,
     server_io: Io,
@@ -146,14 +147,14 @@ struct Pair {
     tap: Tap,
     reference: Reference,
     comparison: Comparison,
-    /// Bytes that client and server have sent.
+    /// Numbers of bytes that the client and the server have sent.
     sent: [usize; 2],
-    /// Bytes of the server's that the client has not received.
+    /// Bytes of the server that the client has not received yet.
     underway: Vec<u8>,
     most: usize,
 }
 
-/// Plays a script, the network cut by `dice`. An error says on what we and h2 disagree.
+/// Plays a script, with the network cut by `dice`. The error describes the difference between model and h2.
 pub fn play(script: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
     let mut script = Dice::script(script);
     let (client, server_io) = (Io::default(), Io::default());
@@ -201,7 +202,7 @@ impl Pair {
             self.act(script, dice)?;
         }
         self.server.finish();
-        // Windows open as the client hears more.
+        // The server's windows open as the client reads more.
         for _ in 0..100 {
             self.asked.iter_mut().for_each(|asked| asked.hear(usize::MAX, &self.poller));
             self.rest(dice)?;
@@ -217,7 +218,7 @@ impl Pair {
         Ok(outcome)
     }
 
-    /// One step of the script.
+    /// Takes one step of the script.
     fn act(&mut self, script: &mut Dice, dice: &mut Dice) -> Result<(), String> {
         let any = |script: &mut Dice, asked: &[Asked]| script.below(asked.len().max(1));
         match script.below(32) {
@@ -276,7 +277,7 @@ impl Pair {
         }
     }
 
-    /// What the client has sent comes to the server.
+    /// Delivers the client's bytes to the server.
     fn forth(&mut self, dice: &mut Dice) {
         self.connection.settle();
         let bytes = self.client.sent();
@@ -306,20 +307,20 @@ impl Pair {
         self.underway.extend(bytes);
     }
 
-    /// Some of what the server has sent comes to the client.
+    /// Delivers some of the server's bytes to the client.
     fn back(&mut self, len: usize) {
         let bytes: Vec<u8> = self.underway.drain(..len.min(self.underway.len())).collect();
         self.client.deliver(&bytes);
         self.connection.settle();
     }
 
-    /// All that was sent comes, and is answered, until both wait. Then everybody must agree.
+    /// Delivers all bytes until both sides wait; then client, server, model and reference must agree.
     fn rest(&mut self, dice: &mut Dice) -> Result<(), String> {
         loop {
             let before = self.sent;
             self.forth(dice);
             self.back(usize::MAX);
-            // An end is heard without a byte of a body.
+            // The end of a response is visible without reading its body.
             self.asked.iter_mut().for_each(|asked| asked.hear(1, &self.poller));
             if self.sent == before && !self.connection.is_woken() {
                 break;
@@ -333,7 +334,7 @@ impl Pair {
         for Asked { id, state, .. } in &self.asked {
             let is_given = self.server.said.contains_key(id);
             let is_open = self.reference.open.contains(id);
-            // Heard in part: the rest may have come as well.
+            // The client may not have read the rest of a response that has already arrived.
             let is_wanted = matches!(state, State::Open | State::GivenUp);
             if is_open && !(is_given && is_wanted) {
                 return Err(format!(
@@ -344,13 +345,14 @@ impl Pair {
         Ok(())
     }
 
-    /// One of them has ended the connection, or must: crate h2's client may reset a stream that it has never opened.
+    /// Returns true if one side has ended the connection, or must: crate h2's client may reset a stream it never
+    /// opened.
     fn is_over(&self) -> bool {
         let has_ended = self.server.is_over() || self.connection.output.is_some();
         has_ended || self.reference.is_broken
     }
 
-    /// Once all was heard, a request that the client waits for is in flight, if the server was given it.
+    /// Checks that each request the client still waits for, and that the server was given, is in flight.
     fn nobody_waits(&self) -> Result<(), String> {
         if self.is_over() {
             return Ok(());
@@ -367,7 +369,7 @@ impl Pair {
         }
     }
 
-    /// A status or an outcome that was seen is the one that the application gave.
+    /// Checks that each reported status and outcome is the one that the application sent.
     fn statuses(&self) -> Result<(), String> {
         if !self.comparison.is_exact() {
             return Ok(());

@@ -1,60 +1,60 @@
-//! Pure: which requests are in flight, straight from RFC 9113 §5.1: slow, obvious, and written without a look at
-//! `common::h2`.
+//! Pure: reference for requests in flight, from RFC 9113 §5.1: slow, obvious, and independent of `common::h2`.
 
 use std::collections::BTreeSet;
 
 use super::frames::{PREFACE, flag, kind};
 
-/// What happened to a request.
+/// Change of a request's state, with its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Its header block is complete.
+    /// The header block of the request is complete.
     Started(u32),
-    /// The server has sent all of its answer.
+    /// The server has sent its whole response.
     Answered(u32),
-    /// It ended without that.
+    /// The request ended without a whole response.
     Cut(u32),
 }
 
-/// One direction.
+/// One direction of a connection.
 #[derive(Clone, Debug, Default)]
 struct Side {
     bytes: Vec<u8>,
-    /// A header block that goes on in the next frame: its stream, whether that ends with it, and whether it is a promise.
+    /// Header block that continues in the next frame: its stream, true if that ends with it, and true if it is a
+    /// promise.
     block: Option<(u32, bool, bool)>,
 }
 
-/// A connection.
+/// State of a connection, computed from all bytes of both directions.
 #[derive(Clone, Debug, Default)]
 pub struct Reference {
     client: Side,
     server: Side,
     has_preface: bool,
     newest: u32,
-    /// The last stream of a GOAWAY that has come with what is being read.
+    /// Last stream of a GOAWAY in the bytes that are being read.
     goes_away: Option<u32>,
-    /// The last stream that the server works on.
+    /// Last stream that the server processes, by its GOAWAY.
     pub last: Option<u32>,
-    /// Frames that would have ended a request that had ended already.
+    /// Number of frames that would have ended a request that had ended already.
     pub late: u64,
-    /// Requests in flight.
+    /// Streams of the requests in flight.
     pub open: BTreeSet<u32>,
-    /// All that happened.
+    /// All changes so far, in order.
     pub log: Vec<What>,
-    /// Somebody has sent what ends the connection (§5.4.1). What is sent after that means nothing.
+    /// True after an error of the connection (§5.4.1). Later bytes have no meaning.
     pub is_broken: bool,
 }
 
-/// A frame: its type, flags, stream and payload.
+/// Frame: its type, flags, stream and payload.
 type Frame = (u8, u8, u32, Vec<u8>);
 
 impl Reference {
-    /// Whether the client's preface has come.
+    /// Returns true if the client's preface has arrived.
     pub fn has_begun(&self) -> bool {
         self.has_preface
     }
 
-    /// The client has sent these bytes, behind those before.
+    /// Adds the next bytes that the client has sent.
     pub fn client(&mut self, bytes: &[u8]) {
         self.client.bytes.extend(bytes);
         if !self.has_preface {
@@ -76,7 +76,7 @@ impl Reference {
         }
     }
 
-    /// The server has sent these bytes, behind those before.
+    /// Adds the next bytes that the server has sent.
     pub fn server(&mut self, bytes: &[u8]) {
         self.server.bytes.extend(bytes);
         while !self.is_broken {
@@ -87,7 +87,7 @@ impl Reference {
             let Some(frame) = next(&mut self.server.bytes) else { break };
             self.is_broken = self.server_frame(frame).is_none();
         }
-        // §6.8: what stands above the last stream was not and will not be acted on.
+        // §6.8: requests above the last stream were not and will not be processed.
         if let Some(last) = self.goes_away.take() {
             self.last = Some(last);
             for stream in self.open.split_off(&(last + 1)) {
@@ -96,7 +96,7 @@ impl Reference {
         }
     }
 
-    /// `None`: an error of the connection.
+    /// Applies a frame of the client. `None`: an error of the connection.
     fn client_frame(&mut self, (kind, flags, stream, payload): Frame) -> Option<()> {
         let block = self.client.block.take();
         let (stream, ends) = match header_block(block, kind, flags, stream, &payload)? {
@@ -110,12 +110,12 @@ impl Reference {
         };
         let _the_server_answers_all_the_same = ends;
         if stream > self.newest {
-            // §5.1.1: odd, and higher than any before.
+            // §5.1.1: a new stream is odd, and higher than any before.
             if stream.is_multiple_of(2) {
                 return None;
             }
             self.newest = stream;
-            // §6.8: ignored.
+            // §6.8: frames above the last stream are ignored.
             if self.last.is_none_or(|last| stream <= last) {
                 self.open.insert(stream);
                 self.log.push(What::Started(stream));
@@ -175,17 +175,18 @@ impl Reference {
     }
 }
 
-/// What a frame means for header blocks.
+/// Meaning of a frame for header blocks.
 enum Block {
-    /// Nothing.
+    /// The frame belongs to no header block.
     None,
-    /// One goes on in the next frame.
+    /// The block continues in the next frame.
     GoesOn((u32, bool, bool)),
-    /// One is complete: its stream, whether that ends with it, and whether it is a promise.
+    /// The block is complete: its stream, true if that ends with it, and true if it is a promise.
     Whole(u32, bool, bool),
 }
 
-/// §4.3: a header block is one frame and any number of CONTINUATIONs, with nothing between. `None`: an error.
+/// Follows header blocks (§4.3): one frame and any number of CONTINUATIONs, without other frames between. `None`: an
+/// error.
 fn header_block(
     before: Option<(u32, bool, bool)>,
     kind: u8,
@@ -218,7 +219,7 @@ fn header_block(
     })
 }
 
-/// §6: sizes, and whose frame it is. `None`: an error.
+/// Checks the size and the stream of a frame (§6). `None`: an error.
 fn check(kind: u8, stream: u32, payload: &[u8]) -> Option<()> {
     let has_size = match kind {
         kind::PRIORITY => payload.len() == 5,
@@ -231,7 +232,7 @@ fn check(kind: u8, stream: u32, payload: &[u8]) -> Option<()> {
     (has_size && !is_astray(kind, stream)).then_some(())
 }
 
-/// Whether a frame of this type may not be on this stream.
+/// Returns true if a frame of this type is not permitted on this stream.
 fn is_astray(kind: u8, stream: u32) -> bool {
     match kind {
         kind::SETTINGS | kind::PING | kind::GOAWAY => stream != 0,
@@ -240,13 +241,13 @@ fn is_astray(kind: u8, stream: u32) -> bool {
     }
 }
 
-/// Whether the frame at the front is [astray](is_astray), which its receiver may tell before the frame is whole.
+/// Returns true if the first frame is [astray](is_astray), which a receiver may detect before the frame is whole.
 fn is_misplaced(bytes: &[u8]) -> bool {
     let [_, _, _, kind, _, s0, s1, s2, s3, ..] = bytes else { return false };
     is_astray(*kind, u32::from_be_bytes([*s0, *s1, *s2, *s3]) & 0x7fff_ffff)
 }
 
-/// Takes the next whole frame off the front.
+/// Removes and returns the first frame, if it is whole.
 fn next(bytes: &mut Vec<u8>) -> Option<Frame> {
     let [a, b, c, kind, flags, s0, s1, s2, s3, rest @ ..] = &bytes[..] else { return None };
     let len = u32::from_be_bytes([0, *a, *b, *c]) as usize;

@@ -1,4 +1,4 @@
-//! Shell: requests written frame by frame, to crate h2's server: what it is given is what must be counted.
+//! Shell: plays requests, written frame by frame, to crate h2's server; its requests must be the counted ones.
 
 use super::{Comparison, application::Server, reference::Reference};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     tap::Tap,
 };
 
-/// Plays what a client sends to the server, cut by `dice`. An error says on what we and the server disagree.
+/// Plays a client's bytes to the server, cut by `dice`. The error describes the difference between model and server.
 pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
     let io = Io::default();
     let mut play = Play {
@@ -35,7 +35,7 @@ struct Play {
     reference: Reference,
     comparison: Comparison,
     received: Received,
-    /// Bytes that the server has sent.
+    /// Number of bytes that the server has sent.
     sent: usize,
 }
 
@@ -78,7 +78,7 @@ impl Play {
             return Ok(());
         }
         self.comparison.compare(&self.tap, &self.reference)?;
-        // The server has read all: what is in flight was given to the application.
+        // The server has read all bytes, so each request in flight was given to the application.
         match self.reference.open.iter().find(|id| !self.server.said.contains_key(id)) {
             None => Ok(()),
             Some(id) => Err(format!("{id} is in flight, but was not given to the application")),

@@ -1,10 +1,11 @@
-//! Pure: segments that came before the ones in front of them, as `ebpf/src/count/source.rs` keeps them.
+//! Pure: model of buffered segments, which arrived before the gap in front of them was filled, as in
+//! `ebpf/src/count/source.rs`.
 
 use std::collections::BTreeMap;
 
 use common::abi::{KEPT_BYTES, KEPT_PARTS, LATE_MAX, Late};
 
-/// A segment: its first bytes, and how many there are in all.
+/// Part of a segment: its first bytes, and its whole length.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) seq: u32,
@@ -18,17 +19,17 @@ impl Piece {
     }
 }
 
-/// The segments of a connection that wait.
+/// Buffered segments of a connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lates {
-    /// `KEPT`: by sequence number, the parts of segments, and how many bytes these have from there on.
+    /// Model of the map `KEPT`: parts of segments by sequence number, and the number of bytes from there on.
     kept: BTreeMap<u32, (Vec<u8>, u32)>,
-    /// `Conn::late`.
+    /// Model of the field `Conn::late`.
     late: [Late; LATE_MAX],
 }
 
 impl Lates {
-    /// Keeps a segment. Returns whether there was room.
+    /// Buffers a segment. Returns false if there is no room.
     pub(super) fn keep(&mut self, piece: &Piece) -> bool {
         if piece.len as usize > KEPT_BYTES * KEPT_PARTS {
             return false;
@@ -43,7 +44,7 @@ impl Lates {
             }
         }
         let fits = |late: &&mut Late| late.len == 0 || late.seq == piece.seq;
-        // The last one: the kernel half looks at all of them.
+        // The last fitting place, because the eBPF programs check all of them in order.
         let Some(place) = self.late.iter_mut().rfind(fits) else { return false };
         if place.len < piece.len || place.seq != piece.seq {
             *place = Late { seq: piece.seq, len: piece.len };
@@ -51,7 +52,7 @@ impl Lates {
         true
     }
 
-    /// A waiting segment that holds the byte at `next`. Those that hold only older ones are forgotten.
+    /// Returns a buffered segment that contains the byte at `next`. Segments with only older bytes are dropped.
     pub(super) fn due(&mut self, next: u32) -> Option<Piece> {
         let mut due = None;
         for late in &mut self.late {

@@ -1,8 +1,8 @@
-//! Pure: reads one message after another, as slowly as can be.
+//! Pure: reads one message after another, as simply as possible.
 
 use super::{Body, Head, Kind, Odd, Server, Stop};
 
-/// Reads on from `at`.
+/// Reader of messages that continues at offset `at`.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     pub(super) at: usize,
@@ -35,13 +35,13 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0, server, odd: Vec::new() }
     }
 
-    /// Something odd was read: goes on if the server takes it.
+    /// Records an unusual form; returns an error if the server refuses it.
     fn meets(&mut self, odd: Odd) -> Result<(), Stop> {
         self.odd.push(odd);
         if self.server.takes(odd) { Ok(()) } else { Err(Stop::Refused) }
     }
 
-    /// Something odd in a line for whose end nobody waits.
+    /// Records an unusual form that a server detects before the end of the line.
     fn early(&mut self, odd: Odd) -> Result<(), Stop> {
         self.at += 1;
         self.meets(odd)?;
@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// The next line without its end.
+    /// Reads the next line, without its end; `alone` is the form of a bare line feed.
     fn line(&mut self, alone: Odd) -> Result<&'a [u8], Stop> {
         let rest = &self.bytes[self.at..];
         let end = rest.iter().position(|byte| *byte == b'\n').ok_or(Stop::Short)?;
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// §2.2: empty lines before a request are passed over. §3: its first line. §5: its headers.
+    /// Reads the head of a request: empty lines before it (§2.2), its first line (§3), its headers (§5).
     pub(super) fn head(&mut self) -> Result<Head, Stop> {
         while matches!(self.bytes[self.at..], [b'\n', ..] | [b'\r', b'\n', ..]) {
             self.line(Odd::LineFeed)?;
@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
         Ok(Head { end: self.at, kind, closes, says_close: fields.closes, body })
     }
 
-    /// §5: header lines, up to the empty one.
+    /// Reads header lines up to the empty one (§5).
     fn fields(&mut self) -> Result<Fields, Stop> {
         let mut fields = Fields::default();
         let mut lines: Vec<Vec<u8>> = Vec::new();
@@ -102,7 +102,7 @@ impl<'a> Reader<'a> {
                 }
             }
             match lines.last_mut() {
-                // §5.2: a folded line stands for a blank.
+                // §5.2: the line break of a folded line counts as a blank.
                 Some(last) if is_blank(&line[0]) => {
                     self.meets(Odd::Fold)?;
                     let before = last.to_ascii_lowercase();
@@ -114,7 +114,7 @@ impl<'a> Reader<'a> {
                     last.push(b' ');
                     last.extend(line);
                 }
-                // A first line that begins with a blank has no name.
+                // Without a line before it, a line that begins with a blank has no name.
                 _ => lines.push(line.to_vec()),
             }
         }
@@ -124,7 +124,7 @@ impl<'a> Reader<'a> {
         Ok(fields)
     }
 
-    /// §4: a status line, headers, a body; interim ones before that.
+    /// Reads a response: interim ones, a status line (§4), headers and a body.
     pub(super) fn answer(&mut self, kind: Kind) -> Result<(), Stop> {
         let status = loop {
             let first = self.line(Odd::LineFeed)?;
@@ -146,7 +146,7 @@ impl<'a> Reader<'a> {
             return Ok(());
         }
         if !fields.codings.is_empty() {
-            // §6.3: they override a length, which clients then leave unread.
+            // §6.3: a coding overrides a length, which clients then ignore.
             fields.lengths.clear();
         }
         let body = self.length(&fields, false)?;
@@ -190,7 +190,7 @@ impl<'a> Reader<'a> {
         };
         let (name, value) = (&line[..colon], trimmed(&line[colon + 1..]));
         if name.last().is_some_and(is_blank) {
-            // Whoever takes it takes it for another name: the one without a blank is what the RFC warns of.
+            // Servers that accept it read another name; only a name without the blank would be what the RFC warns of.
             return self.meets(Odd::Blank);
         }
         if !is_token(name) {
@@ -220,7 +220,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// §6.3: how long the body is.
+    /// Computes the length of the body (§6.3).
     fn length(&mut self, fields: &Fields, is_old: bool) -> Result<Body, Stop> {
         if fields.lengths.len() > 1 {
             self.meets(Odd::Lengths)?;
@@ -278,7 +278,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// §7.1: sizes and data, then trailers.
+    /// Reads a chunked body: sizes and data, then trailers (§7.1).
     fn chunks(&mut self) -> Result<(), Stop> {
         loop {
             let size = self.size()?;
@@ -315,7 +315,7 @@ impl<'a> Reader<'a> {
         if rest.get(digits).is_some_and(is_odd)
             || digits > 0 && number_of(&rest[..digits], 16).is_none()
         {
-            // Nobody waits for the end of such a line.
+            // Servers refuse such a line before its end.
             self.at += 1;
             return Err(Stop::Refused);
         }
@@ -335,7 +335,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What the headers say that matter.
+/// Headers on which framing and persistence depend.
 #[derive(Default)]
 struct Fields {
     lengths: Vec<Vec<u8>>,
@@ -344,7 +344,7 @@ struct Fields {
     keeps: bool,
 }
 
-/// A number of digits only. A few of the highest are refused: nothing is that long.
+/// Parses a number of digits only. The few highest values are refused, since no body is that long.
 fn number_of(digits: &[u8], radix: u32) -> Option<u64> {
     let text = std::str::from_utf8(digits).ok()?;
     let is_plain = !text.is_empty() && text.chars().all(|letter| letter.is_digit(radix));
