@@ -1,15 +1,15 @@
-//! Pure: what a request asks for, read from its path and query.
+//! Pure: the response that a request asks for, parsed from its path and query.
 //!
-//! | path | answers |
+//! | path | response |
 //! |---|---|
 //! | `/counts` | the application's own counts as JSON |
-//! | `/headers` | the request's headers, one a line, as they arrived |
-//! | `/env` | arguments, working directory and environment, one a line |
+//! | `/headers` | the request's headers, one per line, as they arrived |
+//! | `/env` | arguments, working directory and environment, one per line |
 //! | `/echo` | the request's body |
-//! | `/protocol` | the version of HTTP that it was asked in |
-//! | `/files/NAME` | the file NAME of the folder `HELLO_FILES`, 404 where there is none |
-//! | `/upgrade` | 101 to any protocol asked for, then echoes bytes |
-//! | `/grpc.health.v1.Health/Check` | `SERVING`, as gRPC asks for health |
+//! | `/protocol` | the HTTP version of the request |
+//! | `/files/NAME` | the file NAME in the folder `HELLO_FILES`, or 404 if there is none |
+//! | `/upgrade` | 101 to the requested protocol, then an echo of all bytes |
+//! | `/grpc.health.v1.Health/Check` | `SERVING`, as gRPC health checks expect |
 //! | `/ready` | 200 once `HELLO_READY_AFTER_MS` has passed, 503 before |
 //! | any other | `Hello from POD` |
 
@@ -18,30 +18,30 @@ use std::time::Duration;
 /// Largest body the query may ask for: enough for any test, too little to fill a machine's memory.
 const MAX_BODY: u64 = 1 << 30;
 
-/// What one request asks for.
+/// Properties of the response that one request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wish {
-    /// Which answer.
+    /// Page that the path selects.
     pub(crate) page: Page,
-    /// `sleep=MS`: wait so long before answering.
+    /// `sleep=MS`: milliseconds to wait before the response.
     pub(crate) sleep: Duration,
-    /// `status=N`: answer with this status.
+    /// `status=N`: status of the response.
     pub(crate) status: u16,
-    /// `bytes=N`: answer a body of so many bytes instead of the page.
+    /// `bytes=N`: a body of this many bytes instead of the page.
     pub(crate) bytes: Option<u64>,
-    /// `chunks=N`: answer so many chunks of 1 KiB without a content-length, with a trailer.
+    /// `chunks=N`: this many chunks of 1 KiB without a content-length, and a trailer.
     pub(crate) chunks: Option<u64>,
-    /// `close`: end the connection after this answer.
+    /// `close`: end the connection after this response.
     pub(crate) close: bool,
-    /// `abort`: end the connection without an answer.
+    /// `abort`: end the connection without a response.
     pub(crate) abort: bool,
-    /// `exit=CODE`: end the whole process without an answer.
+    /// `exit=CODE`: end the whole process without a response.
     pub(crate) exit: Option<u8>,
-    /// `id=N`: what the client calls this request; kept where `HELLO_IDS` says.
+    /// `id=N`: name that the client gives this request; appended to the file of `HELLO_IDS`.
     pub(crate) id: Option<u64>,
 }
 
-/// Which answer.
+/// Page of the sample application, by path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Page {
     Hello,
@@ -57,7 +57,7 @@ pub(crate) enum Page {
 }
 
 impl Wish {
-    /// Reads a request target. An unknown or malformed wish is refused with one line.
+    /// Parses a request target. Unknown parameters are ignored; a malformed value gives a one-line error.
     pub(crate) fn parse(path: &str, query: Option<&str>) -> Result<Self, String> {
         let mut wish = Self {
             page: Page::of(path),
@@ -71,6 +71,7 @@ impl Wish {
             id: None,
         };
         for part in query.unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
+            // A parameter without a value is a flag, such as `close`.
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
             wish.set(key, value)?;
         }
@@ -89,7 +90,7 @@ impl Wish {
             "abort" => self.abort = true,
             "exit" => self.exit = Some(u8::try_from(number(key, value, 255)?).unwrap_or(1)),
             "id" => self.id = Some(number(key, value, u64::MAX)?),
-            // Clients add parameters of their own to keep requests apart.
+            // Clients may add parameters of their own to tell requests apart.
             _ => {}
         }
         Ok(())

@@ -6,56 +6,58 @@ use std::{
     time::Duration,
 };
 
-/// How this process should behave, from its environment.
+/// Behaviour of this process, read from its environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// Who answers: `HOSTNAME`, else `K_REVISION`, else `hello`.
+    /// Name in responses: `HOSTNAME`, else `K_REVISION`, else `hello`.
     pub(crate) pod: String,
-    /// `PORT`, default 8080.
+    /// `PORT`: the port to listen on, 8080 by default.
     pub(crate) port: u16,
     /// `HELLO_LISTEN`: `any` (default), `any4`, `loopback`, `loopback6` or `never`.
     pub(crate) listen: Listen,
-    /// `HELLO_LISTEN_DELAY_MS`: wait so long before listening.
+    /// `HELLO_LISTEN_DELAY_MS`: milliseconds to wait before listening.
     pub(crate) listen_delay: Duration,
-    /// `HELLO_EXIT`: leave at once with this code.
+    /// `HELLO_EXIT`: exit at once with this code.
     pub(crate) exit_at_start: Option<u8>,
-    /// `HELLO_EXIT_AFTER_MS`: leave with code 1 so long after the start.
+    /// `HELLO_EXIT_AFTER_MS`: exit with code 1 this many milliseconds after the start.
     pub(crate) exit_after: Option<Duration>,
-    /// `HELLO_READY_AFTER_MS`: `/ready` answers 503 until then; `never` for ever.
+    /// `HELLO_READY_AFTER_MS`: `/ready` responds with 503 until then; `never`: always.
     pub(crate) ready_after: Option<Duration>,
-    /// `HELLO_IGNORE_TERM=1`: go on as if SIGTERM had not come.
+    /// `HELLO_IGNORE_TERM=1`: continue in spite of SIGTERM.
     pub(crate) ignore_term: bool,
     /// `HELLO_WRITE=FILE:TEXT`: write this file first, as an init container does.
     pub(crate) write: Option<(PathBuf, String)>,
-    /// `HELLO_FILES`: the folder whose files `/files/NAME` answers; none without it.
+    /// `HELLO_FILES`: folder whose files `/files/NAME` returns; none by default.
     pub(crate) files: Option<PathBuf>,
-    /// `HELLO_EXIT_ON_TERM=1`: leave at once when SIGTERM comes, whatever is in flight.
+    /// `HELLO_EXIT_ON_TERM=1`: exit at once on SIGTERM, even with requests in flight.
     pub(crate) exit_on_term: bool,
-    /// `HELLO_IDS`: folder of a file, named after the pod, that gets the `id` of each request as it begins.
+    /// `HELLO_IDS`: folder of a file, named after the pod, to which the `id` of each request is appended as it begins.
     pub(crate) ids: Option<PathBuf>,
 }
 
-/// Where to listen.
+/// Addresses on which the server listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listen {
-    /// On every address of both families.
+    /// Every address of both families.
     Any,
-    /// On every IPv4 address only.
+    /// Every IPv4 address, no IPv6.
     Any4,
-    /// On 127.0.0.1 only, as many development servers do.
+    /// Address 127.0.0.1 only, as many development servers do.
     Loopback,
-    /// On ::1 only.
+    /// Address ::1 only, the IPv6 loopback.
     Loopback6,
-    /// Nowhere.
+    /// No address at all: the server never listens.
     Never,
 }
 
 impl Config {
     /// Reads the variables through `get`, so that tests need no process environment.
     pub(crate) fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+        // Manifests often set a variable to "" to clear it, so an empty one counts as unset.
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         let flag = |name: &str| get(name).is_some_and(|value| value != "0");
         let millis = |name: &str| number(name, get(name)).map(|ms| ms.map(Duration::from_millis));
+        // `never` is no number, so it is tested before the number is parsed.
         let ready_after = match get("HELLO_READY_AFTER_MS").as_deref() {
             Some("never") => None,
             _ => Some(millis("HELLO_READY_AFTER_MS")?.unwrap_or_default()),

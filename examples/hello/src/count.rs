@@ -1,8 +1,8 @@
-//! Pure: the application's own count of its requests, the truth that other counts are compared with.
+//! Pure: the application's own count of its requests, to which other counts are compared.
 
 use std::{cell::Cell, rc::Rc};
 
-/// Requests as this process saw them. Cheap to clone; all clones share the numbers.
+/// Request counts of this process. All clones share the numbers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts(Rc<Inner>);
 
@@ -15,7 +15,7 @@ struct Inner {
 }
 
 impl Counts {
-    /// One request began; it ends when the returned guard is dropped, also on a reset connection.
+    /// Counts the begin of a request; dropping the guard counts its end, even on a reset connection.
     pub(crate) fn begin(&self) -> InFlight {
         let inner = &self.0;
         inner.started.set(inner.started.get() + 1);
@@ -23,17 +23,17 @@ impl Counts {
         InFlight(self.clone())
     }
 
-    /// One connection was accepted.
+    /// Counts an accepted connection.
     pub(crate) fn connected(&self) {
         self.0.connections.set(self.0.connections.get() + 1);
     }
 
-    /// Requests that began and did not end yet.
+    /// Number of requests that began and have not ended.
     pub(crate) fn in_flight(&self) -> u64 {
         self.0.started.get() - self.0.finished.get()
     }
 
-    /// All numbers as one JSON object. The request that asks is counted too.
+    /// Formats all numbers as a JSON object, which includes the request that asks for them.
     pub(crate) fn to_json(&self, pod: &str) -> String {
         format!(
             r#"{{"pod":{pod:?},"started":{},"finished":{},"in_flight":{},"max_in_flight":{},"connections":{}}}"#,
@@ -46,7 +46,7 @@ impl Counts {
     }
 }
 
-/// A request that has not ended.
+/// Guard of a request that has not ended.
 #[derive(Debug)]
 pub(crate) struct InFlight(Counts);
 

@@ -1,4 +1,5 @@
-//! Shell: a file with the names that clients gave their requests, so that a test can tell which were served, and how often.
+//! Shell: a file of the ids that clients gave their requests, by which tests see the served requests, and repeated
+//! ones.
 
 use std::{
     fs::{File, OpenOptions},
@@ -6,19 +7,19 @@ use std::{
     path::Path,
 };
 
-/// Where they are written. Each stands there before the request is answered, also when the process is killed.
+/// File of the ids. An id is written before its request gets a response, so it survives a kill of the process.
 #[derive(Debug)]
 pub(crate) struct Ids(Option<File>);
 
 impl Ids {
-    /// Opens the file of `pod` in `folder`; none where no folder is given.
+    /// Opens the file of `pod` in `folder`; without a folder no ids are written.
     pub(crate) fn open(folder: Option<&Path>, pod: &str) -> io::Result<Self> {
         let open =
             |folder: &Path| OpenOptions::new().create(true).append(true).open(folder.join(pod));
         folder.map(open).transpose().map(Self)
     }
 
-    /// A request with this name has begun.
+    /// Appends the id of a request that has begun.
     pub(crate) fn note(&self, id: u64) -> io::Result<()> {
         let line = format!("{id}\n");
         self.0.as_ref().map_or(Ok(()), |mut file| file.write_all(line.as_bytes()))

@@ -1,9 +1,10 @@
-//! The sample application: a small server of HTTP/1.1 and of HTTP/2 by prior knowledge, that starts in under a millisecond.
+//! The sample application: a small server of HTTP/1.1 and of HTTP/2 by prior knowledge, which starts in under a
+//! millisecond.
 //!
-//! It answers `Hello from POD`, tells who it saw as its peer, counts its own requests (so that tests can compare
-//! the kernel's count with the application's), and misbehaves on request:
+//! It responds with `Hello from POD` and the address of its peer. It counts its own requests, so that tests can compare
+//! the kernel's count with the application's. It misbehaves on request:
 //!
-//! | where | what |
+//! | place | behaviour |
 //! |---|---|
 //! | query of any path | see [`answer::Wish`] |
 //! | `/counts`, `/headers`, `/env`, `/echo`, `/protocol`, `/files/NAME`, `/upgrade`, `/ready` | see [`answer`] |
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    // Written before anything else can exit, as an init container exits right afterwards.
     if let Some((file, text)) = &config.write
         && let Err(error) = std::fs::write(file, text)
     {
@@ -40,10 +42,10 @@ fn main() -> ExitCode {
         println!("hello: HELLO_EXIT asks for exit code {code}");
         return ExitCode::from(code);
     }
-    // Parsers ask what the processor can do. On a virtual machine the answer takes 50 µs, better spent before listening.
+    // HTTP parsers detect processor features. On a virtual machine this takes 50 µs, better spent before listening.
     #[cfg(target_arch = "x86_64")]
     let _ = std::is_x86_feature_detected!("avx2");
-    // One thread: a sample must start at once, and its own request count needs no care then.
+    // One thread: a sample must start at once, and its request count then needs no atomics.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime.and_then(|runtime| runtime.block_on(serve::run(config))) {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,4 +1,4 @@
-//! Shell: one request and its answer.
+//! Shell: handles one request and builds its response.
 
 use std::{
     io,
@@ -24,13 +24,13 @@ use crate::{
     serve::{App, pause},
 };
 
-/// Any body; this server has one thread, so it need not be `Send`.
+/// Body of any type; the server has one thread, so it need not be `Send`.
 type Body = Pin<Box<dyn HttpBody<Data = Bytes, Error = hyper::Error>>>;
 
-/// Size of one piece of a made-up body.
+/// Piece of a generated body, 1 KiB long.
 const PIECE: &[u8] = &[b'.'; 1024];
 
-/// Answers one request from `peer`; an error ends the connection without an answer.
+/// Responds to one request from `peer`; an error ends the connection without a response.
 pub(crate) async fn respond(
     request: Request<Incoming>,
     peer: SocketAddr,
@@ -41,6 +41,7 @@ pub(crate) async fn respond(
         Ok(wish) => wish,
         Err(reason) => return Ok(text(StatusCode::BAD_REQUEST, format!("{reason}\n"), guard)),
     };
+    // Before the sleep: a test counts a request as arrived even if the process is killed meanwhile.
     wish.id.map_or(Ok(()), |id| app.ids.note(id))?;
     pause(wish.sleep).await;
     if let Some(code) = wish.exit {
@@ -55,6 +56,7 @@ pub(crate) async fn respond(
         (None, Some(bytes)) => held(Filler::announced(bytes), guard),
         (None, None) => page(request, &wish, peer, &app, guard),
     };
+    // A page's own error or 101 must not be overwritten by the query's status.
     if response.status() == StatusCode::OK {
         *response.status_mut() = StatusCode::from_u16(wish.status).unwrap_or(StatusCode::OK);
     }
@@ -65,7 +67,7 @@ pub(crate) async fn respond(
     Ok(response)
 }
 
-/// Says who answered and whom it saw: the load generator tells the direct path by it.
+/// Adds headers that name the pod and its peer; load generators recognise the direct path by them.
 fn sign(headers: &mut HeaderMap, peer: SocketAddr, app: &App) {
     let mut put = |name: &'static str, value: String| {
         if let Ok(value) = HeaderValue::try_from(value) {
@@ -73,6 +75,7 @@ fn sign(headers: &mut HeaderMap, peer: SocketAddr, app: &App) {
         }
     };
     put("x-pod", app.config.pod.clone());
+    // A dual-stack socket shows IPv4 peers as mapped IPv6 addresses, which no client would recognise.
     put("x-peer", peer.ip().to_canonical().to_string());
     put("x-started-us", app.started_us.to_string());
     put("x-listening-us", app.listening_us.to_string());
@@ -98,6 +101,7 @@ fn page(
             Ok(content) => text(StatusCode::OK, content, guard),
             Err(reason) => text(StatusCode::NOT_FOUND, reason, guard),
         },
+        // Without a value (`never`) the pod stays unready.
         Page::Ready => match app.config.ready_after {
             Some(wait) if app.started.elapsed() >= wait => {
                 text(StatusCode::OK, "ready\n".into(), guard)
@@ -110,8 +114,9 @@ fn page(
     }
 }
 
-/// gRPC's answer to `grpc.health.v1.Health/Check`: one message, whose field 1 is `SERVING` (1), and status 0.
+/// gRPC response to `grpc.health.v1.Health/Check`: one message, whose field 1 is `SERVING` (1), and status 0.
 fn health(guard: InFlight) -> Response<Body> {
+    // gRPC framing: a flag byte (uncompressed), the length in four bytes, and the protobuf message.
     let message = Bytes::from_static(&[0, 0, 0, 0, 2, 0x08, 1]);
     let end = (HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"));
     let trailers = std::future::ready(Some(Ok(HeaderMap::from_iter([end]))));
@@ -122,10 +127,11 @@ fn health(guard: InFlight) -> Response<Body> {
     response
 }
 
-/// What the platform put into the folder of files, for tests of volumes; nothing outside of it.
+/// Reads a file of the folder `HELLO_FILES`, for tests of volumes; refuses paths outside the folder.
 fn file(config: &Config, path: &str) -> Result<String, String> {
     let folder = config.files.as_ref().ok_or("HELLO_FILES names no folder\n")?;
     let name = path.trim_start_matches("/files/");
+    // No separators and no `..`: the name cannot leave the folder.
     if name.starts_with('.') || name.contains('/') {
         return Err(format!("{name}: must be the name of a file\n"));
     }
@@ -133,13 +139,13 @@ fn file(config: &Config, path: &str) -> Result<String, String> {
     std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}\n", file.display()))
 }
 
-/// 101 to whatever protocol was asked for; the bytes that follow are echoed until the client ends.
+/// Switches to the requested protocol with a 101, and echoes all bytes until the client ends.
 fn upgrade(request: Request<Incoming>, guard: InFlight) -> Response<Body> {
     let Some(protocol) = request.headers().get(UPGRADE).cloned() else {
         return text(StatusCode::UPGRADE_REQUIRED, "ask with an Upgrade header\n".into(), guard);
     };
     tokio::task::spawn_local(async move {
-        // The request lasts as long as the upgraded connection.
+        // The request counts as in flight as long as the upgraded connection lasts.
         let _guard = guard;
         let Ok(upgraded) = hyper::upgrade::on(request).await else { return };
         let (mut reader, mut writer) = tokio::io::split(TokioIo::new(upgraded));
@@ -160,7 +166,7 @@ fn headers(headers: &HeaderMap) -> String {
     headers.iter().map(line).collect()
 }
 
-/// What the platform gave this process, for tests of the runtime contract.
+/// Arguments, working directory and environment of this process, for tests of the runtime contract.
 fn environment() -> String {
     let mut lines = vec![format!("args={:?}", std::env::args().collect::<Vec<_>>())];
     lines.push(format!("cwd={}", std::env::current_dir().unwrap_or_default().display()));
@@ -179,7 +185,7 @@ fn full(body: impl Into<Bytes>) -> Body {
     Box::pin(Full::new(body.into()).map_err(|never| match never {}))
 }
 
-/// A response whose request counts as in flight until the body's last byte left the application.
+/// Response whose request counts as in flight until the body's last byte has left the application.
 fn held<B>(body: B, guard: InFlight) -> Response<Body>
 where
     B: HttpBody<Data = Bytes, Error = hyper::Error> + Unpin + 'static,
@@ -187,7 +193,7 @@ where
     Response::new(Box::pin(Held { body, _guard: guard }))
 }
 
-/// A body that keeps its request's guard.
+/// Body that keeps its request's guard until it is dropped.
 #[derive(Debug)]
 struct Held<B> {
     body: B,
@@ -214,7 +220,7 @@ impl<B: HttpBody + Unpin> HttpBody for Held<B> {
     }
 }
 
-/// A made-up body: `left` bytes, with their number announced or in chunks with a trailer.
+/// Generated body of `left` bytes, with an announced length or in chunks with a trailer.
 #[derive(Debug)]
 struct Filler {
     left: u64,

@@ -1,4 +1,4 @@
-//! Shell: listens, hands each connection to hyper, and leaves on SIGTERM when the last request has its answer.
+//! Shell: listens, gives each connection to hyper, and exits on SIGTERM after the last response.
 
 use std::{
     io,
@@ -20,26 +20,27 @@ use tokio::{
 
 use crate::{config::Config, count::Counts, ids::Ids, respond::respond};
 
-/// Accept queue asked for; the kernel caps it at `net.core.somaxconn`.
+/// Requested length of the accept queue; the kernel caps it at `net.core.somaxconn`.
 const BACKLOG: u32 = 4096;
-/// A connection on which no request comes is not waited for longer than this when leaving.
+/// Longest wait for open connections and requests in flight after SIGTERM.
 const LEAVE_WITHIN: Duration = Duration::from_secs(30);
 
-/// What every connection shares.
+/// State shared by all connections.
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) config: Config,
     pub(crate) counts: Counts,
     pub(crate) ids: Ids,
     pub(crate) started: Instant,
-    /// Unix time in microseconds at the start of the process and right after `listen`, for cold-start figures.
+    /// Unix time in microseconds at the start of the process and right after `listen`, for cold-start measurements.
     pub(crate) started_us: u128,
     pub(crate) listening_us: u128,
 }
 
-/// Serves until SIGTERM, then finishes what is in flight.
+/// Serves until SIGTERM, then finishes the requests in flight.
 pub(crate) async fn run(config: Config) -> io::Result<()> {
     let (started, started_us) = (Instant::now(), unix_us());
+    // Before the delay: as PID 1 the process would otherwise ignore SIGTERM until it listens.
     let mut term = signal(SignalKind::terminate())?;
     pause(config.listen_delay).await;
     let ids = Ids::open(config.ids.as_deref(), &config.pod)?;
@@ -54,6 +55,7 @@ pub(crate) async fn run(config: Config) -> io::Result<()> {
         .run_until(async {
             loop {
                 tokio::select! {
+                    // An accept error (no file descriptors left) passes, so the server continues.
                     peer = accept(listener.as_ref()) => match peer {
                         Ok((stream, peer)) => {
                             app.counts.connected();
@@ -71,7 +73,7 @@ pub(crate) async fn run(config: Config) -> io::Result<()> {
     if exit_on_term {
         return Ok(());
     }
-    // Closed before anything else: new connections must go elsewhere from now on.
+    // The listener first, so that new connections go to other pods from now on.
     drop(listener);
     leave.send_replace(true);
     drop(leaving);
@@ -82,7 +84,7 @@ pub(crate) async fn run(config: Config) -> io::Result<()> {
     Ok(())
 }
 
-/// Sleeps, but not at all for zero: the timer's first tick alone would cost a millisecond.
+/// Sleeps for `wait`; returns at once for zero, because the timer's first tick alone takes a millisecond.
 pub(crate) async fn pause(wait: Duration) {
     if !wait.is_zero() {
         tokio::time::sleep(wait).await;
@@ -124,7 +126,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Runs the streams of a connection of HTTP/2 on the one thread there is.
+/// Executor that runs the streams of an HTTP/2 connection on the only thread.
 #[derive(Clone, Copy, Debug)]
 struct Local;
 
@@ -140,6 +142,7 @@ async fn serve(
     app: Rc<App>,
     mut leaving: watch::Receiver<bool>,
 ) {
+    // Small responses would otherwise wait for the client's delayed acknowledgement.
     let _ = stream.set_nodelay(true);
     let service = service_fn(|request| respond(request, peer, app.clone()));
     let mut builder = auto::Builder::new(Local);
@@ -150,6 +153,6 @@ async fn serve(
         _ = connection.as_mut() => return,
         _ = leaving.wait_for(|leaving| *leaving) => connection.as_mut().graceful_shutdown(),
     }
-    // An error here is the client's reset; there is nobody left to tell.
+    // An error here is the client's reset, and there is no connection to report it on.
     let _ = connection.await;
 }
